@@ -1,0 +1,1 @@
+//! Thin typed client of rocmforged.

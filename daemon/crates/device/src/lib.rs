@@ -1,0 +1,1 @@
+//! Operation vocabulary, the Device trait and its devices.

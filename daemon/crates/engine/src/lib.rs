@@ -1,0 +1,1 @@
+//! The actor that owns a device: scheduler, KV cache, sampler, staging.

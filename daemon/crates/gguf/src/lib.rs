@@ -1,0 +1,1 @@
+//! GGUF: bytes to a checked header and tensor table; mapped files.

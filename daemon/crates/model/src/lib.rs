@@ -1,0 +1,1 @@
+//! Hyperparameters, weight map and execution plan; one file per architecture.

@@ -1,0 +1,1 @@
+//! Kernels: SIMD for the CPU; HIP sources.

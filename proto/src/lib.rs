@@ -1,0 +1,1 @@
+//! Wire types of rocmforge.v1, generated from the .proto files.
