@@ -19,6 +19,8 @@
 )]
 
 mod guard;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
