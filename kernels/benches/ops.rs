@@ -104,7 +104,9 @@ fn main() {
 /// What it costs to start and finish an operation that does nothing.
 fn dispatch(bench: &Bench, pool: &Pool) {
     bench.measure("pool run, warm", 0, || {
-        pool.run(pool.threads() * 4, 1, |range| drop(black_box(range)))
+        pool.run(pool.threads() * 4, 1, |range| {
+            black_box(range);
+        })
     });
     bench.measure("pool broadcast, warm (all threads answer)", 0, || {
         pool.broadcast(|worker| {

@@ -70,11 +70,11 @@ struct Aligned(Vec<Line>);
 struct Line([f32; PAD]);
 
 impl Aligned {
-    /// At least `n` elements; what they hold is left over from before.
+    /// At least `n` elements; what they hold is left over from before, or NaN: nobody may count on it.
     fn reserve(&mut self, n: usize) {
         let lines = n.div_ceil(PAD);
         if self.0.len() < lines {
-            self.0.resize(lines, Line([0.0; PAD]));
+            self.0.resize(lines, Line([f32::NAN; PAD]));
         }
     }
 
@@ -192,6 +192,12 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
             tile.slots(first, page) == (0, SLOTS) && tile.slots(end - 1, page) == (0, SLOTS);
 
         let (keys, values) = tile.keys_values(page);
+        // Decoding is bound by memory, and the pages lie anywhere: no hardware looks ahead across them.
+        if page < *tile.page_range().end() {
+            let (keys, values) = tile.keys_values(page + 1);
+            s.prefetch(keys);
+            s.prefetch(values);
+        }
         transpose_keys(s, keys, dk, from, to, scratch.keys.all_mut());
         widen_values(
             s,

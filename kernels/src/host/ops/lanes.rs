@@ -63,6 +63,9 @@ pub(super) trait Lanes: Copy {
     /// The largest lane; some lane if one is NaN.
     fn largest(self, a: Self::V) -> f32;
 
+    /// Asks for the cache lines of `from`, without waiting for them.
+    fn prefetch(self, from: &[f16]);
+
     /// The first N elements of `from`.
     #[inline(always)]
     fn load(self, from: &[f32]) -> Self::V {

@@ -31,6 +31,14 @@ impl Avx512 {
     }
 }
 
+#[inline(always)]
+fn prefetch(from: &[f16]) {
+    for line in from.chunks(64 / size_of::<f16>()) {
+        // SAFETY: a prefetch reads nothing, and every x86-64 CPU has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+}
+
 /// An intrinsic whose only precondition is its instruction set.
 macro_rules! isa {
     ($call:expr) => {
@@ -40,6 +48,11 @@ macro_rules! isa {
 }
 
 impl Lanes for Avx2 {
+    #[inline(always)]
+    fn prefetch(self, from: &[f16]) {
+        prefetch(from);
+    }
+
     const N: usize = 8;
     type V = __m256;
 
@@ -217,6 +230,11 @@ impl Lanes for Avx2 {
 }
 
 impl Lanes for Avx512 {
+    #[inline(always)]
+    fn prefetch(self, from: &[f16]) {
+        prefetch(from);
+    }
+
     const N: usize = 16;
     type V = __m512;
 
