@@ -3,4 +3,5 @@
 pub mod ops;
 mod pool;
 
+use pool::SyncPtr;
 pub use pool::{MAX_POOL_THREADS, Pool, PoolError};
