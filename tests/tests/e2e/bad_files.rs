@@ -23,6 +23,22 @@ const F16_NAN: [u8; 2] = [0x00, 0x7e];
 const UINT64: u32 = 10;
 const IQ2_XXS: u32 = 16;
 
+/// What is no sound GGUF, what may not be opened, and what may be either damaged or of another time.
+const MALFORMED: &[Code] = &[Code::InvalidArgument];
+/// See [`MALFORMED`].
+const DENIED: &[Code] = &[Code::PermissionDenied];
+/// See [`MALFORMED`].
+const MALFORMED_OR_UNKNOWN: &[Code] = &[Code::InvalidArgument, Code::Unimplemented];
+
+/// The codes of a case by its name: a version or a type that nobody knows may be damage, or of another time.
+fn codes(what: &str) -> &'static [Code] {
+    if what.starts_with("version") || what == "an unknown tensor type" {
+        MALFORMED_OR_UNKNOWN
+    } else {
+        MALFORMED
+    }
+}
+
 /// A daemon that serves a temporary directory beside the fixtures.
 struct Ground {
     daemon: Daemon,
@@ -43,15 +59,20 @@ impl Ground {
     }
 
     /// Tries to load a file of these bytes; the refusal must have the code, and its message one of the words.
-    async fn refuses(&self, what: &str, bytes: &[u8], code: Code, words: &[&str]) {
+    async fn refuses(&self, what: &str, bytes: &[u8], codes: &[Code], words: &[&str]) {
         let path = self.models.path().join("bad.gguf");
         fs::write(&path, bytes).expect("a file");
-        self.refuses_path(what, &path, code, words).await;
+        self.refuses_path(what, &path, codes, words).await;
     }
 
-    async fn refuses_path(&self, what: &str, path: &Path, code: Code, words: &[&str]) {
+    async fn refuses_path(&self, what: &str, path: &Path, codes: &[Code], words: &[&str]) {
         let error = refused(what, try_load(&self.client, path, "bad").await);
-        assert_eq!(error.code, code, "{what}: {}", error.message);
+        assert!(
+            codes.contains(&error.code),
+            "{what}: {:?} {}",
+            error.code,
+            error.message
+        );
         let message = error.message.to_lowercase();
         let said = words.is_empty()
             || words
@@ -79,7 +100,7 @@ async fn a_file_cut_anywhere_is_refused() {
         .refuses(
             "an empty file",
             &[],
-            Code::InvalidArgument,
+            MALFORMED,
             &["empty", "0 bytes", "short", "GGUF"],
         )
         .await;
@@ -87,7 +108,7 @@ async fn a_file_cut_anywhere_is_refused() {
     for (part, at) in sound.cuts() {
         let what = format!("cut in {part}, after {at} bytes");
         ground
-            .refuses(&what, &sound.bytes[..at], Code::InvalidArgument, &[])
+            .refuses(&what, &sound.bytes[..at], MALFORMED, &[])
             .await;
     }
     ground.finish().await;
@@ -162,9 +183,7 @@ async fn a_wrong_header_is_refused() {
         ),
     ];
     for (what, bytes, words) in cases {
-        ground
-            .refuses(what, &bytes, Code::InvalidArgument, words)
-            .await;
+        ground.refuses(what, &bytes, codes(what), words).await;
     }
     ground.finish().await;
 }
@@ -251,9 +270,7 @@ async fn wrong_tensors_are_refused() {
         ),
     ];
     for (what, bytes, words) in cases {
-        ground
-            .refuses(what, &bytes, Code::InvalidArgument, words)
-            .await;
+        ground.refuses(what, &bytes, codes(what), words).await;
     }
     ground.finish().await;
 }
@@ -288,18 +305,13 @@ async fn wrong_hyperparameters_are_refused() {
         let short = key.rsplit('.').next().unwrap_or(key);
         let what = format!("{key} = {value}");
         ground
-            .refuses(&what, &forge.bytes, Code::InvalidArgument, &[short, "blk."])
+            .refuses(&what, &forge.bytes, MALFORMED, &[short, "blk."])
             .await;
     }
     let mut forge = sound.clone();
     forge.put_u32(sound.entry("llama.block_count").type_at, UINT64);
     ground
-        .refuses(
-            "a number of another width",
-            &forge.bytes,
-            Code::InvalidArgument,
-            &[],
-        )
+        .refuses("a number of another width", &forge.bytes, MALFORMED, &[])
         .await;
     ground.finish().await;
 }
@@ -316,7 +328,7 @@ async fn a_vocabulary_that_does_not_match_is_refused() {
         .refuses(
             "fewer rows than tokens",
             &forge.bytes,
-            Code::InvalidArgument,
+            MALFORMED,
             &["token_embd", "vocab"],
         )
         .await;
@@ -327,7 +339,7 @@ async fn a_vocabulary_that_does_not_match_is_refused() {
         .refuses(
             "EOS outside",
             &forge.bytes,
-            Code::InvalidArgument,
+            MALFORMED,
             &["eos_token_id", "1216"],
         )
         .await;
@@ -344,7 +356,7 @@ async fn what_is_not_supported_is_named() {
         .refuses(
             "an architecture",
             &forge.bytes,
-            Code::Unimplemented,
+            &[Code::Unimplemented],
             &["mamba"],
         )
         .await;
@@ -356,7 +368,7 @@ async fn what_is_not_supported_is_named() {
         .refuses(
             "a tensor type",
             &forge.bytes,
-            Code::Unimplemented,
+            &[Code::Unimplemented],
             &["IQ2_XXS"],
         )
         .await;
@@ -417,12 +429,11 @@ async fn only_regular_files_below_the_model_directories_are_opened() {
         .join(outside.path().file_name().expect("a name"))
         .join("outside.gguf");
 
-    let denied = Code::PermissionDenied;
     ground
         .refuses_path(
             "a path outside",
             &copy,
-            denied,
+            DENIED,
             &["model-dir", "model director"],
         )
         .await;
@@ -430,7 +441,7 @@ async fn only_regular_files_below_the_model_directories_are_opened() {
         .refuses_path(
             "a link to the outside",
             &dir.join("link.gguf"),
-            denied,
+            DENIED,
             &["model-dir", "model director"],
         )
         .await;
@@ -438,7 +449,7 @@ async fn only_regular_files_below_the_model_directories_are_opened() {
         .refuses_path(
             "dots to the outside",
             &dots,
-            denied,
+            DENIED,
             &["model-dir", "model director"],
         )
         .await;
@@ -446,7 +457,7 @@ async fn only_regular_files_below_the_model_directories_are_opened() {
         .refuses_path(
             "no file",
             &dir.join("absent.gguf"),
-            Code::NotFound,
+            &[Code::NotFound],
             &["absent.gguf"],
         )
         .await;
@@ -454,7 +465,7 @@ async fn only_regular_files_below_the_model_directories_are_opened() {
         .refuses_path(
             "a directory",
             &dir.join("directory.gguf"),
-            Code::InvalidArgument,
+            MALFORMED,
             &["directory", "regular"],
         )
         .await;
@@ -462,7 +473,7 @@ async fn only_regular_files_below_the_model_directories_are_opened() {
         .refuses_path(
             "a FIFO",
             &dir.join("fifo.gguf"),
-            Code::InvalidArgument,
+            MALFORMED,
             &["regular", "fifo"],
         )
         .await;
@@ -470,17 +481,12 @@ async fn only_regular_files_below_the_model_directories_are_opened() {
         .refuses_path(
             "a relative path",
             Path::new("tests/fixtures"),
-            Code::InvalidArgument,
+            MALFORMED,
             &["absolute"],
         )
         .await;
     ground
-        .refuses_path(
-            "an empty path",
-            Path::new(""),
-            Code::InvalidArgument,
-            &["path"],
-        )
+        .refuses_path("an empty path", Path::new(""), MALFORMED, &["path"])
         .await;
 
     if Uid::effective().is_root() {
@@ -490,7 +496,7 @@ async fn only_regular_files_below_the_model_directories_are_opened() {
         fs::copy(fixtures::path(TINY_LLAMA), &path).expect("a copy");
         fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("our own file");
         ground
-            .refuses_path("a file without permission", &path, denied, &["permission"])
+            .refuses_path("a file without permission", &path, DENIED, &["permission"])
             .await;
     }
     ground.finish().await;
