@@ -1,0 +1,645 @@
+//! All that anyone can ask of the engine: one closed enum of commands, and the handle that sends them.
+//!
+//! The engine is one OS thread that owns the device, the cache, the KV pages and the sequences. Everybody else holds a
+//! cloneable [`EngineHandle`]: a bounded channel of [`Command`]s in, and a `watch` of published [`Snapshot`]s out. A
+//! status call reads the snapshot and never enters the engine. Replies travel on channels that the asker made; the
+//! engine never blocks on one of them: a sequence whose reader is slow is left out of the schedule until it reads.
+//!
+//! *Invariant:* no lock is held anywhere here, across an await or otherwise.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::error::Error;
+use crate::loaded::{LoadedModel, PreparedModel};
+pub use crate::sampler::SamplingParams;
+
+/// Commands that may wait for the engine. Replies to waiting ones come within a step (one token of one sequence),
+/// so a short queue is enough; a full one is answered with RESOURCE_EXHAUSTED at once.
+pub const COMMAND_CAPACITY: usize = 256;
+
+/// Events of one request that may wait for a slow reader before its sequence is left out of the schedule.
+pub const EVENT_CAPACITY: usize = 64;
+
+/// What the engine can be asked to do.
+#[derive(Debug)]
+pub enum Command {
+    /// Registers a model. Uploads nothing.
+    Load {
+        /// The checked file, plan and tokenizer.
+        prepared: Box<PreparedModel>,
+        /// The model, which is the one already there if the same file is loaded under this name.
+        reply: oneshot::Sender<Result<Arc<LoadedModel>, Error>>,
+    },
+    /// Forgets a model and frees what it holds. With `force`, its running requests are cancelled; without, they make
+    /// it fail with `Precondition`.
+    Unload {
+        /// The model's name.
+        name: String,
+        /// Cancel its requests rather than fail.
+        force: bool,
+        /// Bytes that were freed.
+        reply: oneshot::Sender<Result<u64, Error>>,
+    },
+    /// Generates text. Events end with `Done` or `Failed`.
+    Generate {
+        /// What to generate.
+        request: Box<GenerateRequest>,
+        /// Where the events go; its capacity is the reader's credit.
+        events: mpsc::Sender<GenerateEvent>,
+    },
+    /// Computes log-probabilities of given tokens.
+    Score {
+        /// What to score.
+        request: Box<ScoreRequest>,
+        /// The scores.
+        reply: oneshot::Sender<Result<Scores, Error>>,
+    },
+    /// Uploads segments ahead of use.
+    Preload {
+        /// The model's name.
+        name: String,
+        /// Segment indices; all if `None`.
+        segments: Option<Vec<u32>>,
+        /// Progress, ended by `Done` or `Failed`.
+        events: mpsc::Sender<PreloadEvent>,
+    },
+    /// Pins (or unpins) segments: a pinned segment is never evicted. Pinning uploads nothing by itself.
+    Pin {
+        /// The model's name.
+        name: String,
+        /// Segment indices; all if `None`.
+        segments: Option<Vec<u32>>,
+        /// Pin or unpin.
+        pinned: bool,
+        /// Bytes of the model's segments that are pinned now.
+        reply: oneshot::Sender<Result<u64, Error>>,
+    },
+    /// Evicts everything that is neither pinned nor in use.
+    Clear {
+        /// One model's name, or all.
+        name: Option<String>,
+        /// What went and what stayed.
+        reply: oneshot::Sender<Result<Cleared, Error>>,
+    },
+    /// Changes the budget. Shrinking evicts, and never fails running work.
+    SetBudget {
+        /// The new budget.
+        budget: Budget,
+        /// What was reached.
+        reply: oneshot::Sender<Result<BudgetChange, Error>>,
+    },
+    /// Changes the eviction policy.
+    SetPolicy {
+        /// The new policy.
+        policy: Policy,
+        /// The one before.
+        reply: oneshot::Sender<Result<Policy, Error>>,
+    },
+    /// Takes no new work from now on; running requests may go on until `grace` has passed, then they fail with
+    /// `Unavailable`. The engine thread ends afterwards.
+    Drain {
+        /// How long running requests may go on.
+        grace: Duration,
+        /// Sent when the last request has ended.
+        reply: oneshot::Sender<()>,
+    },
+    /// A reader took an event from a full channel: schedule its sequence again.
+    Wake,
+}
+
+/// A request for text.
+#[derive(Debug)]
+pub struct GenerateRequest {
+    /// The model.
+    pub model: Arc<LoadedModel>,
+    /// Token ids of the prompt; at least one.
+    pub prompt: Vec<u32>,
+    /// How to choose tokens.
+    pub sampling: SamplingParams,
+    /// At most this many tokens; `None` is up to the context's end.
+    pub max_tokens: Option<u32>,
+    /// Context length in tokens for this request; `None` is the model's training length (within the daemon's limit).
+    pub n_ctx: Option<u32>,
+    /// Strings that end the text; they are not part of it.
+    pub stop: Vec<String>,
+    /// When to give up.
+    pub deadline: Option<Instant>,
+}
+
+/// An event of a generation.
+#[derive(Debug)]
+pub enum GenerateEvent {
+    /// Text, and the ids it came from. The text may be empty while a character is incomplete or a stop string possible.
+    Piece {
+        /// Complete UTF-8.
+        text: String,
+        /// Tokens generated since the last event.
+        ids: Vec<u32>,
+    },
+    /// The end.
+    Done(GenerateSummary),
+    /// The end, too early. What came before stays valid.
+    Failed(Error),
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end-of-generation token.
+    EndOfText,
+    /// A stop string.
+    StopString,
+    /// `max_tokens` was reached.
+    MaxTokens,
+    /// The context is full.
+    ContextFull,
+}
+
+/// Counts of one request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GenerateSummary {
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated, an end-of-generation token not counted.
+    pub generated_tokens: u32,
+    /// From the engine's receipt of the request to its first token.
+    pub ttft: Duration,
+    /// Tokens a second after the first one; 0 if there was only one.
+    pub decode_tokens_per_s: f64,
+    /// The request's use of the cache.
+    pub cache: RequestCacheUse,
+}
+
+/// What one request did to the cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RequestCacheUse {
+    /// Segments found resident (or already on their way).
+    pub hits: u64,
+    /// Segments that had to be uploaded.
+    pub misses: u64,
+    /// Bytes uploaded.
+    pub uploaded_bytes: u64,
+}
+
+/// A request for log-probabilities.
+#[derive(Debug)]
+pub struct ScoreRequest {
+    /// The model.
+    pub model: Arc<LoadedModel>,
+    /// Token ids; at least two, since the first has nothing before it.
+    pub ids: Vec<u32>,
+    /// How many of the most likely tokens to report at each position; 0 is none.
+    pub top_n: u32,
+    /// When to give up.
+    pub deadline: Option<Instant>,
+}
+
+/// Most alternatives that a score reports for a position.
+pub const TOP_N_MAX: u32 = 64;
+
+/// One token's score.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenScore {
+    /// The token.
+    pub id: u32,
+    /// Natural logarithm of its probability given the tokens before it.
+    pub logprob: f32,
+    /// The most likely tokens at its position with their log-probabilities, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// The scores of ids `1..n`, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scores {
+    /// A score for each id but the first.
+    pub tokens: Vec<TokenScore>,
+    /// The request's use of the cache.
+    pub cache: RequestCacheUse,
+}
+
+/// An event of a preload.
+#[derive(Debug)]
+pub enum PreloadEvent {
+    /// Bytes resident of the bytes asked for.
+    Progress {
+        /// Resident so far.
+        done_bytes: u64,
+        /// Asked for.
+        total_bytes: u64,
+    },
+    /// All of it is (or was, if others needed the room) resident.
+    Done {
+        /// Bytes that this call uploaded.
+        uploaded_bytes: u64,
+    },
+    /// It ended early.
+    Failed(Error),
+}
+
+/// What a clear did.
+#[derive(Debug, Clone, Default)]
+pub struct Cleared {
+    /// Bytes freed.
+    pub freed_bytes: u64,
+    /// Segments freed.
+    pub freed_segments: u32,
+    /// Segments that stayed: model, segment index and name, reason.
+    pub kept: Vec<KeptSegment>,
+}
+
+/// A segment that a clear left resident.
+#[derive(Debug, Clone)]
+pub struct KeptSegment {
+    /// The model's name.
+    pub model: String,
+    /// The segment's index.
+    pub index: u32,
+    /// The segment's name.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Why it stayed.
+    pub reason: KeptReason,
+}
+
+/// Why a clear left a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeptReason {
+    /// It is pinned.
+    Pinned,
+    /// A running request uses it, or its upload is under way.
+    InUse,
+}
+
+/// A budget as asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Budget {
+    /// Bytes.
+    Bytes(u64),
+    /// A share of the device's memory, in percent, above 0 and at most 100.
+    Percent(f64),
+}
+
+/// What a change of the budget did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BudgetChange {
+    /// The budget now in force.
+    pub budget_bytes: u64,
+    /// Bytes evicted at once.
+    pub evicted_bytes: u64,
+    /// Bytes still above the budget, freed as running work ends.
+    pub excess_bytes: u64,
+}
+
+/// Which segments go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// Farthest next use inside a pass, least recently used model first between models.
+    Belady,
+    /// Plain least recently used, for comparison.
+    Lru,
+}
+
+/// What the engine published last.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The device.
+    pub device: DeviceStatus,
+    /// Models in the order of their loading.
+    pub models: Vec<ModelStatus>,
+    /// The cache as a whole.
+    pub cache: CacheStatus,
+    /// The policy in force.
+    pub policy: Policy,
+    /// Requests that wait for admission.
+    pub queued: u32,
+    /// How many may wait.
+    pub queue_capacity: u32,
+    /// Requests that run.
+    pub running: u32,
+    /// No new work is taken.
+    pub draining: bool,
+    /// The device failed for good, and why.
+    pub device_lost: Option<String>,
+}
+
+/// The device, as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// `host`, `hip` or `cuda`.
+    pub kind: String,
+    /// The processor's or card's name, with the instruction set in use.
+    pub name: String,
+    /// Its memory in bytes.
+    pub memory_bytes: u64,
+    /// Allocations asked of the driver since start-up.
+    pub allocations: u64,
+}
+
+/// A model and where its segments are.
+#[derive(Debug, Clone)]
+pub struct ModelStatus {
+    /// The model.
+    pub model: Arc<LoadedModel>,
+    /// State of each segment, by index.
+    pub segments: Vec<SegmentStatus>,
+    /// The cache's counts for this model.
+    pub cache: CacheStatus,
+    /// Requests of it that run or wait.
+    pub requests: u32,
+}
+
+/// Where a segment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentState {
+    /// Only in the file.
+    Absent,
+    /// On its way.
+    InFlight,
+    /// On the device.
+    Resident,
+}
+
+/// A segment's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentStatus {
+    /// Where it is.
+    pub state: SegmentState,
+    /// It is pinned.
+    pub pinned: bool,
+    /// A running step uses it.
+    pub in_use: bool,
+}
+
+/// Counts of the cache, of one model or of all. `budget_bytes` is the same in both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheStatus {
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Bytes on the device: weights, KV and scratch. `resident + in flight <= budget`.
+    pub resident_bytes: u64,
+    /// Bytes on their way.
+    pub in_flight_bytes: u64,
+    /// Bytes of resident pinned segments.
+    pub pinned_bytes: u64,
+    /// Bytes of KV pages, part of `resident_bytes`.
+    pub kv_bytes: u64,
+    /// Bytes of scratch, part of `resident_bytes`.
+    pub scratch_bytes: u64,
+    /// Segments found resident when needed.
+    pub hits: u64,
+    /// Segments that were not.
+    pub misses: u64,
+    /// Segments evicted.
+    pub evictions: u64,
+    /// Uploads that were completed.
+    pub uploads: u64,
+    /// Bytes that these uploads moved.
+    pub uploaded_bytes: u64,
+}
+
+/// The way to the engine. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct EngineHandle {
+    commands: SyncSender<Command>,
+    snapshot: watch::Receiver<Arc<Snapshot>>,
+}
+
+impl EngineHandle {
+    pub(crate) fn new(
+        commands: SyncSender<Command>,
+        snapshot: watch::Receiver<Arc<Snapshot>>,
+    ) -> Self {
+        Self { commands, snapshot }
+    }
+
+    /// What the engine published last. Never waits.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot.borrow())
+    }
+
+    /// A receiver of snapshots, for those who want to wait for a change.
+    pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.snapshot.clone()
+    }
+
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`] with the names that exist.
+    pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Error> {
+        let snapshot = self.snapshot();
+        match snapshot.models.iter().find(|m| m.model.name() == name) {
+            Some(found) => Ok(Arc::clone(&found.model)),
+            None => Err(Error::UnknownModel {
+                name: name.to_owned(),
+                known: snapshot
+                    .models
+                    .iter()
+                    .map(|m| m.model.name().to_owned())
+                    .collect(),
+            }),
+        }
+    }
+
+    /// Registers a prepared model; see [`Command::Load`].
+    ///
+    /// # Errors
+    /// [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the budget, and those of sending.
+    pub async fn load(&self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Load {
+            prepared: Box::new(prepared),
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Forgets a model and returns the bytes freed; see [`Command::Unload`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`], [`Error::Precondition`] while requests of it run, and those of sending.
+    pub async fn unload(&self, name: &str, force: bool) -> Result<u64, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Unload {
+            name: name.to_owned(),
+            force,
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Starts a generation. Dropping the returned events cancels it within one layer's time.
+    ///
+    /// # Errors
+    /// Those of sending; everything else arrives as [`GenerateEvent::Failed`].
+    pub fn generate(&self, request: GenerateRequest) -> Result<Events<GenerateEvent>, Error> {
+        let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
+        self.send(Command::Generate {
+            request: Box::new(request),
+            events,
+        })?;
+        Ok(Events {
+            receiver,
+            commands: self.commands.clone(),
+        })
+    }
+
+    /// Scores tokens. Dropping the future cancels it.
+    ///
+    /// # Errors
+    /// Whatever a pass can meet, and those of sending.
+    pub async fn score(&self, request: ScoreRequest) -> Result<Scores, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Score {
+            request: Box::new(request),
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Starts a preload. Dropping the events stops it after the segment under way.
+    ///
+    /// # Errors
+    /// Those of sending; everything else arrives as [`PreloadEvent::Failed`].
+    pub fn preload(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+    ) -> Result<Events<PreloadEvent>, Error> {
+        let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
+        self.send(Command::Preload {
+            name: name.to_owned(),
+            segments,
+            events,
+        })?;
+        Ok(Events {
+            receiver,
+            commands: self.commands.clone(),
+        })
+    }
+
+    /// Pins or unpins segments and returns the model's pinned bytes.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`], [`Error::InvalidArgument`] for an index out of range, [`Error::Precondition`] if the
+    /// pinned segments would leave no room to run, and those of sending.
+    pub async fn pin(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+        pinned: bool,
+    ) -> Result<u64, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Pin {
+            name: name.to_owned(),
+            segments,
+            pinned,
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Evicts what is neither pinned nor in use.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`], and those of sending.
+    pub async fn clear(&self, name: Option<&str>) -> Result<Cleared, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Clear {
+            name: name.map(str::to_owned),
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Changes the budget.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it is out of range, and those of sending.
+    pub async fn set_budget(&self, budget: Budget) -> Result<BudgetChange, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::SetBudget { budget, reply })?;
+        answered(answer).await?
+    }
+
+    /// Changes the policy and returns the one before.
+    ///
+    /// # Errors
+    /// Those of sending.
+    pub async fn set_policy(&self, policy: Policy) -> Result<Policy, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::SetPolicy { policy, reply })?;
+        answered(answer).await?
+    }
+
+    /// Ends the engine; returns when the last request has ended or `grace` has passed.
+    pub async fn drain(&self, grace: Duration) {
+        let (reply, answer) = oneshot::channel();
+        let mut command = Command::Drain { grace, reply };
+        // A full queue delays a drain; it must not lose it.
+        while let Err(TrySendError::Full(back)) = self.commands.try_send(command) {
+            command = back;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // An error means that the engine has ended, which is what was asked for.
+        let _ = answer.await;
+    }
+
+    fn send(&self, command: Command) -> Result<(), Error> {
+        self.commands
+            .try_send(command)
+            .map_err(|error| match error {
+                TrySendError::Full(_) => Error::Exhausted {
+                    message: format!("{COMMAND_CAPACITY} commands already wait for the engine"),
+                    retry_after: Duration::from_millis(200),
+                },
+                TrySendError::Disconnected(_) => gone(),
+            })
+    }
+}
+
+/// Events of one request. Reading them is what lets a paused sequence go on; dropping them cancels it.
+#[derive(Debug)]
+pub struct Events<T> {
+    receiver: mpsc::Receiver<T>,
+    commands: SyncSender<Command>,
+}
+
+impl<T> Events<T> {
+    /// The next event, or `None` after the last (or if the engine ended).
+    pub async fn next(&mut self) -> Option<T> {
+        let was_full = self.receiver.len() + crate::task::STEP_EVENTS > EVENT_CAPACITY;
+        let event = self.receiver.recv().await;
+        if was_full {
+            // If the queue is full the engine is awake and looks at every sequence anyway.
+            let _ = self.commands.try_send(Command::Wake);
+        }
+        event
+    }
+}
+
+impl<T> Drop for Events<T> {
+    fn drop(&mut self) {
+        self.receiver.close();
+        // So that a sequence that waits for its reader is seen to be cancelled.
+        let _ = self.commands.try_send(Command::Wake);
+    }
+}
+
+fn gone() -> Error {
+    Error::Unavailable {
+        message: "the engine has stopped; the daemon is ending".to_owned(),
+        retry_after: Duration::from_secs(2),
+    }
+}
+
+async fn answered<T>(answer: oneshot::Receiver<T>) -> Result<T, Error> {
+    answer.await.map_err(|_| gone())
+}

@@ -1,0 +1,276 @@
+//! Rotary position embedding: the pair `(a, b)` at position `p` becomes
+//! `(a cos t - b sin t, a sin t + b cos t)` with `t = p * freq[pair]`, times the magnitude of a
+//! [`RopeTable`].
+//!
+//! cos and sin of a pass's positions are computed once into [`RopeAngles`] and used by every layer.
+
+use super::lanes::{Lanes, simd_fn};
+use super::{RopeTable, Simd, rows_of};
+
+/// Which elements form a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeOrder {
+    /// Adjacent ones: `(2 i, 2 i + 1)` (llama).
+    Norm,
+    /// Halves: `(i, i + n_rot / 2)` (qwen2, qwen3).
+    Neox,
+}
+
+/// cos and sin for the rows of one pass, laid out for one pair order. Computed once a pass, used by all layers.
+#[derive(Clone, Debug)]
+pub struct RopeAngles {
+    order: RopeOrder,
+    n_rot: usize,
+    /// `[rows][n_rot]`, what an element itself is multiplied by: cos of its pair.
+    cos: Vec<f32>,
+    /// `[rows][n_rot]`, what its partner is multiplied by: -sin for the first of a pair, sin for the second.
+    sin: Vec<f32>,
+}
+
+impl RopeAngles {
+    /// No rows yet, see [`RopeAngles::set`].
+    #[must_use]
+    pub fn new(order: RopeOrder) -> RopeAngles {
+        RopeAngles {
+            order,
+            n_rot: 0,
+            cos: Vec::new(),
+            sin: Vec::new(),
+        }
+    }
+
+    /// Computes the angles of `positions`, one a row; memory is kept between calls.
+    pub fn set(&mut self, table: &RopeTable, positions: impl IntoIterator<Item = u32>) {
+        self.n_rot = table.n_rot();
+        self.cos.clear();
+        self.sin.clear();
+        for position in positions {
+            let start = self.cos.len();
+            self.cos.resize(start + self.n_rot, 0.0);
+            self.sin.resize(start + self.n_rot, 0.0);
+            for pair in 0..self.n_rot / 2 {
+                let (cos, sin) = table.cos_sin(pair, position);
+                let (first, second) = match self.order {
+                    RopeOrder::Norm => (2 * pair, 2 * pair + 1),
+                    RopeOrder::Neox => (pair, pair + self.n_rot / 2),
+                };
+                self.cos[start + first] = cos;
+                self.cos[start + second] = cos;
+                self.sin[start + first] = -sin;
+                self.sin[start + second] = sin;
+            }
+        }
+    }
+
+    /// The number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.cos.len().checked_div(self.n_rot).unwrap_or(0)
+    }
+}
+
+/// Rotates the first n_rot elements of every head of `x`, `[rows][n_head][head_dim]`, in place. Row `i` of `x`
+/// is row `first_row + i` of `angles`.
+///
+/// # Panics
+/// When the shapes do not fit each other.
+pub fn rope(
+    simd: Simd,
+    angles: &RopeAngles,
+    first_row: usize,
+    x: &mut [f32],
+    n_head: usize,
+    head_dim: usize,
+) {
+    let n_rot = angles.n_rot;
+    let rows = rows_of(x.len(), n_head * head_dim);
+    assert!(
+        n_rot <= head_dim,
+        "rope: {n_rot} rotated elements in heads of {head_dim}"
+    );
+    assert!(
+        first_row + rows <= angles.rows(),
+        "rope: {rows} rows from {first_row} of {}",
+        angles.rows()
+    );
+    for (row, x) in x.chunks_exact_mut(n_head * head_dim).enumerate() {
+        let start = (first_row + row) * n_rot;
+        let (cos, sin) = (
+            &angles.cos[start..start + n_rot],
+            &angles.sin[start..start + n_rot],
+        );
+        for head in x.chunks_exact_mut(head_dim) {
+            rotate(simd, angles.order, &mut head[..n_rot], cos, sin);
+        }
+    }
+}
+
+simd_fn! {
+    fn rotate(order: RopeOrder, x: &mut [f32], cos: &[f32], sin: &[f32]);
+    simd rotate_lanes;
+    scalar rotate_scalar;
+}
+
+#[inline(always)]
+fn rotate_lanes<S: Lanes>(s: S, order: RopeOrder, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    match order {
+        RopeOrder::Norm => {
+            // A chunk is a whole number of pairs, and so is what is left.
+            for ((x, cos), sin) in x
+                .chunks_mut(S::N)
+                .zip(cos.chunks(S::N))
+                .zip(sin.chunks(S::N))
+            {
+                if x.len() == S::N {
+                    let v = s.load(x);
+                    s.store(
+                        x,
+                        s.fma(s.swap_pairs(v), s.load(sin), s.mul(v, s.load(cos))),
+                    );
+                } else {
+                    let v = s.load_part(x, 0.0);
+                    let (cos, sin) = (s.load_part(cos, 0.0), s.load_part(sin, 0.0));
+                    s.store_part(x, s.fma(s.swap_pairs(v), sin, s.mul(v, cos)));
+                }
+            }
+        }
+        RopeOrder::Neox => {
+            let half = x.len() / 2;
+            let (first, second) = x.split_at_mut(half);
+            // The second half of sin is the positive one.
+            let halves = first.chunks_mut(S::N).zip(second.chunks_mut(S::N));
+            for ((a, b), (cos, sin)) in halves.zip(cos.chunks(S::N).zip(sin[half..].chunks(S::N))) {
+                let n = a.len();
+                if n == S::N {
+                    let (va, vb, cos, sin) = (s.load(a), s.load(b), s.load(cos), s.load(sin));
+                    s.store(a, s.sub(s.mul(va, cos), s.mul(vb, sin)));
+                    s.store(b, s.fma(va, sin, s.mul(vb, cos)));
+                } else {
+                    rotate_pairs(a, b, &cos[..n], &sin[..n]);
+                }
+            }
+        }
+    }
+}
+
+fn rotate_pairs(first: &mut [f32], second: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(cos.iter().zip(sin)) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
+fn rotate_scalar(order: RopeOrder, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let half = x.len() / 2;
+    match order {
+        RopeOrder::Norm => {
+            for ((x, cos), sin) in x
+                .chunks_exact_mut(2)
+                .zip(cos.chunks_exact(2))
+                .zip(sin.chunks_exact(2))
+            {
+                (x[0], x[1]) = (x[0] * cos[0] + x[1] * sin[0], x[1] * cos[1] + x[0] * sin[1]);
+            }
+        }
+        RopeOrder::Neox => {
+            let (first, second) = x.split_at_mut(half);
+            rotate_pairs(first, second, &cos[..half], &sin[half..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::ops::testing::{Source, assert_close};
+    use crate::host::ops::{RopeParams, RopeScaling};
+
+    fn plain(n_rot: usize, freq_base: f64) -> RopeParams {
+        RopeParams {
+            n_rot,
+            freq_base,
+            scaling: RopeScaling::None,
+            freq_factors: None,
+        }
+    }
+
+    /// The rotation of one head straight from the definition, in f64.
+    fn reference(x: &[f32], n_rot: usize, base: f64, position: u32, order: RopeOrder) -> Vec<f64> {
+        let mut out: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+        for pair in 0..n_rot / 2 {
+            let t = f64::from(position) * base.powf(-2.0 * pair as f64 / n_rot as f64);
+            let (i, j) = match order {
+                RopeOrder::Norm => (2 * pair, 2 * pair + 1),
+                RopeOrder::Neox => (pair, pair + n_rot / 2),
+            };
+            out[i] = f64::from(x[i]) * t.cos() - f64::from(x[j]) * t.sin();
+            out[j] = f64::from(x[i]) * t.sin() + f64::from(x[j]) * t.cos();
+        }
+        out
+    }
+
+    #[test]
+    fn both_orders_agree_with_the_definition_up_to_a_million() {
+        let mut source = Source::new("rope");
+        for (head_dim, n_rot) in [
+            (64, 64),
+            (128, 128),
+            (80, 32),
+            (96, 96),
+            (20, 6),
+            (7, 2),
+            (50, 50),
+        ] {
+            for order in [RopeOrder::Norm, RopeOrder::Neox] {
+                let n_head = 1 + source.below(3);
+                let positions = [0, 1, 31, 5000, 131_071, 999_999, 1_000_000];
+                let x = source.normal(positions.len() * n_head * head_dim);
+                let mut angles = RopeAngles::new(order);
+                angles.set(
+                    &RopeTable::new(&plain(n_rot, 500_000.0)).unwrap(),
+                    positions,
+                );
+                let expected: Vec<f64> = x
+                    .chunks(head_dim)
+                    .enumerate()
+                    .flat_map(|(i, head)| {
+                        reference(head, n_rot, 500_000.0, positions[i / n_head], order)
+                    })
+                    .collect();
+                for simd in Simd::available() {
+                    let what = format!("{simd:?} {order:?} {head_dim} {n_rot}");
+                    let mut out = x.clone();
+                    rope(simd, &angles, 0, &mut out, n_head, head_dim);
+                    assert_close(&out, &expected, 2e-6, &what);
+                    // The rows from the third on by themselves: the same bits.
+                    let start = 2 * n_head * head_dim;
+                    let mut tail = x[start..].to_vec();
+                    rope(simd, &angles, 2, &mut tail, n_head, head_dim);
+                    assert_eq!(tail, out[start..], "{what}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shift_of_both_positions_keeps_the_product() {
+        let mut source = Source::new("rope shift");
+        let table = RopeTable::new(&plain(64, 10_000.0)).unwrap();
+        let (q, k) = (source.normal(64), source.normal(64));
+        let product = |position_q: u32, position_k: u32| {
+            let mut angles = RopeAngles::new(RopeOrder::Norm);
+            angles.set(&table, [position_q, position_k]);
+            let (mut q, mut k) = (q.clone(), k.clone());
+            rope(Simd::detect(), &angles, 0, &mut q, 1, 64);
+            rope(Simd::detect(), &angles, 1, &mut k, 1, 64);
+            q.iter()
+                .zip(&k)
+                .map(|(q, k)| f64::from(*q) * f64::from(*k))
+                .sum::<f64>()
+        };
+        assert!((product(17, 5) - product(100_017, 100_005)).abs() < 1e-4);
+        assert!(
+            (product(17, 5) - product(17, 6)).abs() > 1e-3,
+            "the position has no effect"
+        );
+    }
+}
