@@ -235,13 +235,14 @@ async fn without_a_daemon_it_says_what_to_start() {
 #[tokio::test]
 async fn a_closed_pipe_is_success_and_cancels_the_request() {
     let daemon = FakeDaemon::start();
-    let mut child = command(&daemon, &["generate", "tiny", "Tell"])
+    let mut child = command(&daemon, &["generate", "tiny", "hang"])
         .spawn()
         .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().await.unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
+    daemon.cancelled(1).await;
 }
 
 #[tokio::test]
