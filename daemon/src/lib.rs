@@ -1,0 +1,4 @@
+//! x
+pub mod config;
+pub mod model_files;
+pub mod socket;
