@@ -1,1 +1,3 @@
 //! Kernels: SIMD for the CPU; HIP sources.
+
+pub mod host;

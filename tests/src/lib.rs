@@ -1,1 +1,23 @@
-//! Workspace-level tests: end to end, parity, faults.
+//! What the workspace's tests share: the fixtures, a real daemon process to talk to, and Python where a test needs it.
+//!
+//! *Invariant:* a daemon that a test started never outlives the test, however the test ends.
+
+#![forbid(unsafe_code)]
+
+use std::io::Write;
+
+pub mod binaries;
+pub mod daemon;
+pub mod fixtures;
+pub mod python;
+
+/// Says on the terminal, past the test runner's capture, that a test or a part of it does not run here and why.
+pub fn skip(what: &str, reason: &str) {
+    // A closed terminal is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "SKIPPED {what}: {reason}");
+}
+
+/// Prints a figure that a person wants to see from a test that passes.
+pub fn report(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -1,1 +1,54 @@
-//! Decides which weight segments are resident. Pure: no clock, thread, file or device.
+//! Decides which weight segments are resident, and where in the device's arena they lie.
+//!
+//! Pure: no clock, thread, file or device. [`Cache`] is a value with methods; the engine thread owns it, asks it, and
+//! carries out the [`Action`]s that it appends, in the order in which they were appended. What a segment holds is not
+//! known here: a segment is a size, an index in the order of a pass, and a state.
+//!
+//! ```text
+//!             acquire, prefetch                uploaded
+//!   Absent ----------------------> InFlight ------------> Resident
+//!     ^                               |                       |
+//!     |          upload_failed        |                       |
+//!     +-------------------------------+                       |
+//!     +--------------------------------------------------------+
+//!                       evicted (idle and not pinned only)
+//! ```
+//!
+//! Invariants, asserted:
+//! - resident + in flight + blocks <= budget at every step; after the budget shrank below what cannot be evicted now,
+//!   the sum only falls until it is reached.
+//! - No two slabs overlap, and each lies inside the arena.
+//! - A segment that is in use, pinned or in flight is never a victim, and one in use or in flight is never moved.
+//! - At most one upload of a segment is under way.
+//! - An operation that fails has changed nothing and has emitted nothing.
+//!
+//! Cost: a hit is O(1) and touches no ordered structure but an expert's place in its model's score order, O(log n). A
+//! miss looks at every ordered segment of every model (layers, not experts) once, and at experts from the coldest up,
+//! as many as it must skip or evict. Only where no hole fits are the extents of the arena scanned.
+
+#![forbid(unsafe_code)]
+
+mod arena;
+mod cache;
+mod error;
+mod forecast;
+mod room;
+mod segment;
+mod stats;
+
+pub use cache::{Cache, CacheConfig};
+pub use error::Error;
+pub use segment::{
+    Acquired, Action, BlockId, BlockKind, Cleared, KeptBecause, ModelId, PassHint, Policy,
+    Residency, SegmentId, SegmentKind, SegmentSpec, SegmentStatus, SetBudget, Slab,
+};
+pub use stats::{Counters, ModelStats, Stats, Usage};
+
+/// The most models that may be registered at once.
+pub const MODELS_MAX: usize = 4096;
+/// The most segments that one model may have (a mixture of 128 layers of 512 experts and its dense part fits).
+pub const SEGMENTS_MAX: usize = 1 << 17;
+/// The most blocks that may be reserved at once.
+pub const BLOCKS_MAX: usize = 1 << 20;
+/// The largest budget, and so the largest segment, in bytes: sums of a few of them cannot overflow.
+pub const BYTES_MAX: u64 = 1 << 56;

@@ -1,0 +1,390 @@
+//! A parsed header: the metadata by key, the tensor table by name.
+//!
+//! *Invariant:* everything here was checked by [`parse`](crate::parse) against the length of the file; a [`Gguf`] owns
+//! a copy of the header's bytes and never refers to the file again.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::error::Described;
+use crate::parse::{Parser, Step};
+use crate::value::{Array, Strings, Value, ValueType, decode};
+use crate::{Error, MappedFile, TensorType};
+
+/// One row of the tensor table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// The name, such as `blk.0.attn_q.weight`.
+    pub name: String,
+    /// Elements along each dimension in ggml's order, the fastest (contiguous) first, padded with 1.
+    pub dims: [u64; 4],
+    /// How many of `dims` the file states.
+    pub n_dims: u32,
+    /// The type of the elements.
+    pub ty: TensorType,
+    /// Where the data begins, in bytes from the start of the file.
+    pub offset: u64,
+    /// Bytes of data.
+    pub bytes: u64,
+}
+
+impl TensorInfo {
+    /// The stated dimensions, fastest first.
+    pub fn shape(&self) -> &[u64] {
+        &self.dims[..self.n_dims as usize]
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        self.dims.iter().product()
+    }
+
+    /// The data's place in the file.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes
+    }
+}
+
+/// Where a key's value stands in the header.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: Box<str>,
+    pub(crate) ty: ValueType,
+    /// Of the value behind its type number; for arrays of the elements behind their type and count.
+    pub(crate) bytes: Range<usize>,
+    /// For arrays: element type and count.
+    pub(crate) array: Option<(ValueType, usize)>,
+    /// For arrays of strings: the elements' part of `Gguf::string_offsets`.
+    pub(crate) strings: Range<usize>,
+}
+
+/// The checked header of a GGUF file.
+#[derive(Clone, Debug)]
+pub struct Gguf {
+    pub(crate) version: u32,
+    pub(crate) alignment: u64,
+    pub(crate) data_start: u64,
+    pub(crate) header: Vec<u8>,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) by_key: HashMap<Box<str>, u32>,
+    pub(crate) string_offsets: Vec<u32>,
+    pub(crate) tensors: Vec<TensorInfo>,
+    pub(crate) by_name: HashMap<Box<str>, u32>,
+}
+
+impl Gguf {
+    /// Parses a header from `bytes`, the start of a file that is `file_len` bytes long. `bytes` needs to reach to the end
+    /// of the tensor table and may be the whole file.
+    ///
+    /// # Errors
+    /// Every [`Error`] of the header group; [`Error::Truncated`] also where `bytes` is too short.
+    pub fn parse(bytes: &[u8], file_len: u64) -> Result<Gguf, Error> {
+        let bytes = match usize::try_from(file_len) {
+            Ok(file_len) if file_len < bytes.len() => &bytes[..file_len],
+            _ => bytes,
+        };
+        let mut parser = Parser::new(file_len);
+        match parser.advance(bytes)? {
+            Step::Done => {
+                let end = parser.header_len();
+                parser.finish(bytes[..end].to_vec())
+            }
+            Step::More(need) => Err(parser.truncated(need, bytes.len() as u64)),
+        }
+    }
+
+    /// Parses the header of `file`. Reads the header's bytes and no others: the parser asks only for bytes that must
+    /// still belong to the header, judging by the counts and lengths read so far.
+    ///
+    /// # Errors
+    /// Every [`Error`] of the header group; [`Error::Changed`] and [`Error::Io`] from reading.
+    pub fn open(file: &MappedFile) -> Result<Gguf, Error> {
+        let mut parser = Parser::new(file.len());
+        let mut header = Vec::new();
+        loop {
+            match parser.advance(&header)? {
+                Step::Done => break,
+                Step::More(need) => {
+                    let have = header.len() as u64;
+                    file.with_range(have..need.max(have + 1), |bytes| {
+                        header.extend_from_slice(bytes)
+                    })?;
+                }
+            }
+        }
+        header.truncate(parser.header_len());
+        parser.finish(header)
+    }
+
+    /// The format's version, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// `general.alignment`, or its default of 32.
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// Bytes from the start of the file to the end of the tensor table.
+    pub fn header_bytes(&self) -> u64 {
+        self.header.len() as u64
+    }
+
+    /// Where the tensor data begins: the end of the header rounded up to the alignment.
+    pub fn data_start(&self) -> u64 {
+        self.data_start
+    }
+
+    /// The tensor table in the file's order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor called `name`.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.by_name.get(name).map(|&i| &self.tensors[i as usize])
+    }
+
+    /// The keys in the file's order.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| &*entry.key)
+    }
+
+    fn entry(&self, key: &str) -> Option<&Entry> {
+        self.by_key.get(key).map(|&i| &self.entries[i as usize])
+    }
+
+    /// The value of `key`, of whatever type it is.
+    pub fn value(&self, key: &str) -> Option<Value<'_>> {
+        self.entry(key).map(|entry| self.value_of(entry))
+    }
+
+    fn value_of(&self, entry: &Entry) -> Value<'_> {
+        let bytes = &self.header[entry.bytes.clone()];
+        match entry.array {
+            Some((ty, len)) => Value::Array(Array { ty, len, bytes }),
+            None => {
+                decode(entry.ty, bytes)
+                    .expect("the parser has walked this value")
+                    .0
+            }
+        }
+    }
+
+    fn wrong_type(&self, entry: &Entry, expected: &'static str) -> Error {
+        let found = match entry.array {
+            Some((ty, len)) => Described::Array(ty, len as u64),
+            None => Described::One(entry.ty),
+        };
+        Error::WrongType {
+            key: entry.key.to_string(),
+            expected,
+            found,
+        }
+    }
+
+    /// The text of `key`; `Ok(None)` where the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::WrongType`] where it is no string, [`Error::NotUtf8`] where it is no text.
+    pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
+        let Some(entry) = self.entry(key) else {
+            return Ok(None);
+        };
+        match self.value_of(entry) {
+            Value::String(bytes) => match std::str::from_utf8(bytes) {
+                Ok(text) => Ok(Some(text)),
+                Err(e) => Err(Error::NotUtf8 {
+                    key: key.to_owned(),
+                    valid_up_to: e.valid_up_to(),
+                }),
+            },
+            _ => Err(self.wrong_type(entry, "a string")),
+        }
+    }
+
+    fn integer<T: TryFrom<i128>>(
+        &self,
+        key: &str,
+        expected: &'static str,
+    ) -> Result<Option<T>, Error> {
+        let Some(entry) = self.entry(key) else {
+            return Ok(None);
+        };
+        let Some(value) = self.value_of(entry).as_integer() else {
+            return Err(self.wrong_type(entry, expected));
+        };
+        match T::try_from(value) {
+            Ok(value) => Ok(Some(value)),
+            Err(_) => Err(Error::ValueRange {
+                key: key.to_owned(),
+                value,
+                expected,
+            }),
+        }
+    }
+
+    /// The number at `key`, of any integer type whose value fits; `Ok(None)` where the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::WrongType`] where it is no integer, [`Error::ValueRange`] where it does not fit.
+    pub fn u64(&self, key: &str) -> Result<Option<u64>, Error> {
+        self.integer(key, "an unsigned 64-bit integer")
+    }
+
+    /// As [`u64`](Self::u64), in 32 bits.
+    ///
+    /// # Errors
+    /// As [`u64`](Self::u64).
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
+        self.integer(key, "an unsigned 32-bit integer")
+    }
+
+    /// As [`u64`](Self::u64), signed.
+    ///
+    /// # Errors
+    /// As [`u64`](Self::u64).
+    pub fn i64(&self, key: &str) -> Result<Option<i64>, Error> {
+        self.integer(key, "a signed 64-bit integer")
+    }
+
+    /// The number at `key`, an f32 or an f64 (rounded); `Ok(None)` where the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::WrongType`] where it is neither.
+    pub fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
+        let Some(entry) = self.entry(key) else {
+            return Ok(None);
+        };
+        match self.value_of(entry) {
+            Value::F32(x) => Ok(Some(x)),
+            Value::F64(x) => Ok(Some(x as f32)),
+            _ => Err(self.wrong_type(entry, "a floating-point number")),
+        }
+    }
+
+    /// The bool at `key`; `Ok(None)` where the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::WrongType`] where it is no bool.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+        let Some(entry) = self.entry(key) else {
+            return Ok(None);
+        };
+        match self.value_of(entry) {
+            Value::Bool(x) => Ok(Some(x)),
+            _ => Err(self.wrong_type(entry, "a bool")),
+        }
+    }
+
+    /// The array of strings at `key`; `Ok(None)` where the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::WrongType`] where it is no array of strings.
+    pub fn strings(&self, key: &str) -> Result<Option<Strings<'_>>, Error> {
+        let Some(entry) = self.entry(key) else {
+            return Ok(None);
+        };
+        match entry.array {
+            Some((ValueType::String, _)) => Ok(Some(Strings {
+                header: &self.header,
+                offsets: &self.string_offsets[entry.strings.clone()],
+            })),
+            _ => Err(self.wrong_type(entry, "an array of strings")),
+        }
+    }
+
+    fn integers<T: TryFrom<i128>>(
+        &self,
+        key: &str,
+        expected: &'static str,
+    ) -> Result<Option<Vec<T>>, Error> {
+        let Some(entry) = self.entry(key) else {
+            return Ok(None);
+        };
+        let Value::Array(array) = self.value_of(entry) else {
+            return Err(self.wrong_type(entry, expected));
+        };
+        let mut numbers = Vec::with_capacity(array.len());
+        for value in array.iter() {
+            let Some(value) = value.as_integer() else {
+                return Err(self.wrong_type(entry, expected));
+            };
+            match T::try_from(value) {
+                Ok(x) => numbers.push(x),
+                Err(_) => {
+                    return Err(Error::ValueRange {
+                        key: key.to_owned(),
+                        value,
+                        expected,
+                    });
+                }
+            }
+        }
+        Ok(Some(numbers))
+    }
+
+    /// The array of integers at `key`, of any integer type whose values fit; `Ok(None)` where the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::WrongType`] where it is no array of integers, [`Error::ValueRange`] where an element does not fit.
+    pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, Error> {
+        if let Some(array) = self.array_of(key, ValueType::I32) {
+            let (words, _) = array.bytes.as_chunks::<4>();
+            return Ok(Some(
+                words.iter().map(|word| i32::from_le_bytes(*word)).collect(),
+            ));
+        }
+        self.integers(key, "an array of signed 32-bit integers")
+    }
+
+    /// As [`i32s`](Self::i32s), unsigned.
+    ///
+    /// # Errors
+    /// As [`i32s`](Self::i32s).
+    pub fn u32s(&self, key: &str) -> Result<Option<Vec<u32>>, Error> {
+        self.integers(key, "an array of unsigned 32-bit integers")
+    }
+
+    /// The array of f32 or f64 (rounded) at `key`; `Ok(None)` where the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::WrongType`] where it is no array of floating-point numbers.
+    pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, Error> {
+        let Some(entry) = self.entry(key) else {
+            return Ok(None);
+        };
+        let Value::Array(array) = self.value_of(entry) else {
+            return Err(self.wrong_type(entry, "an array of f32"));
+        };
+        match array.ty {
+            ValueType::F32 => Ok(Some(
+                array
+                    .bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|word| f32::from_le_bytes(*word))
+                    .collect(),
+            )),
+            ValueType::F64 => Ok(Some(
+                array
+                    .bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|word| f64::from_le_bytes(*word) as f32)
+                    .collect(),
+            )),
+            _ => Err(self.wrong_type(entry, "an array of f32")),
+        }
+    }
+
+    fn array_of(&self, key: &str, ty: ValueType) -> Option<Array<'_>> {
+        match self.value(key) {
+            Some(Value::Array(array)) if array.ty == ty => Some(array),
+            _ => None,
+        }
+    }
+}

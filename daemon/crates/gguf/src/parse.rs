@@ -1,0 +1,684 @@
+//! The walk over a header's bytes (GGUF spec, "File Structure").
+//!
+//! The parser is handed the bytes there are and either finishes or says how long the header must at least be, judging by
+//! the counts and lengths it has seen. So a reader that follows it never touches a byte of tensor data, however
+//! large the file, and a lying count is refused before anything is read or allocated for it.
+//!
+//! ```text
+//! Start -> Keys -> (Elements -> Keys)* -> Tensors -> Done
+//! ```
+//!
+//! *Invariants:* `pos` never passes the end of the bytes given; a record is taken whole or not at all, so the walk
+//! resumes where it stopped and no byte is walked twice; what follows `pos` takes at least `least_rest` bytes.
+
+use std::collections::HashMap;
+
+use crate::gguf::{Entry, Gguf, TensorInfo};
+use crate::limits::{
+    DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_ARRAY_DEPTH, MAX_ARRAY_LEN, MAX_DIMS, MAX_HEADER_BYTES,
+    MAX_KEY_BYTES, MAX_KEYS, MAX_STRING_BYTES, MAX_TENSOR_NAME_BYTES, MAX_TENSORS, MIN_ALIGNMENT,
+};
+use crate::value::ValueType;
+use crate::{Error, TensorType};
+
+const MAGIC: [u8; 4] = *b"GGUF";
+/// Magic, version and the two counts.
+const START_BYTES: u64 = 24;
+/// Key length, one byte of key, value type, one byte of value.
+const LEAST_KEY_BYTES: u64 = 8 + 1 + 4 + 1;
+/// Name length, one byte of name, dimension count, type, offset.
+const LEAST_TENSOR_BYTES: u64 = 8 + 1 + 4 + 4 + 8;
+/// Type and count of an array.
+const ARRAY_HEAD_BYTES: u64 = 4 + 8;
+
+/// What [`Parser::advance`] came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The header is complete.
+    Done,
+    /// The header is at least this many bytes long, no more than the file, and more than were given.
+    More(u64),
+}
+
+/// Why the walk stopped: at an error, or at the end of the bytes given.
+enum Stop {
+    Bad(Error),
+    /// Bytes from the start of the file that the current record needs.
+    Need(u64),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Bad(error)
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Stage {
+    Start,
+    Keys,
+    Elements,
+    Tensors,
+    Done,
+}
+
+/// An array whose elements are being walked.
+#[derive(Debug)]
+struct Frame {
+    ty: ValueType,
+    left: u64,
+}
+
+/// A tensor's record as the file has it, before it is checked against the rest.
+#[derive(Debug)]
+struct Record {
+    name: Box<str>,
+    dims: [u64; 4],
+    n_dims: u32,
+    ty: TensorType,
+    /// From the start of the tensor data.
+    offset: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Parser {
+    file_len: u64,
+    pos: usize,
+    stage: Stage,
+    version: u32,
+    n_tensors: u64,
+    n_keys: u64,
+    entries: Vec<Entry>,
+    by_key: HashMap<Box<str>, u32>,
+    string_offsets: Vec<u32>,
+    /// Arrays open around `pos`, outermost first; they belong to the last entry.
+    frames: Vec<Frame>,
+    records: Vec<Record>,
+    by_name: HashMap<Box<str>, u32>,
+}
+
+/// `N` bytes at `at`, or what length they need.
+fn take<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Stop> {
+    match bytes.get(at..).and_then(|rest| rest.first_chunk()) {
+        Some(chunk) => Ok(*chunk),
+        None => Err(Stop::Need((at + N) as u64)),
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Result<u32, Stop> {
+    take(bytes, at).map(u32::from_le_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Result<u64, Stop> {
+    take(bytes, at).map(u64::from_le_bytes)
+}
+
+impl Parser {
+    pub(crate) fn new(file_len: u64) -> Parser {
+        Parser {
+            file_len,
+            pos: 0,
+            stage: Stage::Start,
+            version: 0,
+            n_tensors: 0,
+            n_keys: 0,
+            entries: Vec::new(),
+            by_key: HashMap::new(),
+            string_offsets: Vec::new(),
+            frames: Vec::new(),
+            records: Vec::new(),
+            by_name: HashMap::new(),
+        }
+    }
+
+    /// Bytes walked; the header's length once the walk is done.
+    pub(crate) fn header_len(&self) -> usize {
+        self.pos
+    }
+
+    /// Walks on. `bytes` is the start of the file and no shorter than in the call before.
+    pub(crate) fn advance(&mut self, bytes: &[u8]) -> Result<Step, Error> {
+        match self.walk(bytes) {
+            Ok(()) => Ok(Step::Done),
+            Err(Stop::Bad(error)) => Err(error),
+            Err(Stop::Need(need)) => {
+                let need = need.saturating_add(self.least_rest());
+                if need > self.file_len {
+                    return Err(self.truncated(need, self.file_len));
+                }
+                if need > MAX_HEADER_BYTES {
+                    return Err(Error::Limit {
+                        what: "the length of the header".into(),
+                        offset: self.pos as u64,
+                        found: need,
+                        max: MAX_HEADER_BYTES,
+                    });
+                }
+                Ok(Step::More(need))
+            }
+        }
+    }
+
+    /// The error for a header of which `need` bytes are needed and `available` are there.
+    pub(crate) fn truncated(&self, need: u64, available: u64) -> Error {
+        let what = match self.stage {
+            Stage::Start => "its first 24 bytes".to_owned(),
+            Stage::Keys => format!("metadata key {} of {}", self.entries.len() + 1, self.n_keys),
+            Stage::Elements => format!("the array of metadata key \"{}\"", self.current_key()),
+            Stage::Tensors | Stage::Done => format!(
+                "the record of tensor {} of {}",
+                self.records.len() + 1,
+                self.n_tensors
+            ),
+        };
+        Error::Truncated {
+            what,
+            offset: self.pos as u64,
+            need,
+            available,
+        }
+    }
+
+    fn current_key(&self) -> &str {
+        self.entries.last().map_or("", |entry| &entry.key)
+    }
+
+    /// The fewest bytes that must follow the record at `pos`.
+    fn least_rest(&self) -> u64 {
+        let (mut keys, mut tensors) = (
+            self.n_keys - self.entries.len() as u64,
+            self.n_tensors - self.records.len() as u64,
+        );
+        // The record at `pos` is counted by what it asked for.
+        match self.stage {
+            Stage::Keys => keys = keys.saturating_sub(1),
+            Stage::Tensors => tensors = tensors.saturating_sub(1),
+            Stage::Start | Stage::Elements | Stage::Done => {}
+        }
+        let mut least = keys * LEAST_KEY_BYTES + tensors * LEAST_TENSOR_BYTES;
+        if let Some((innermost, outer)) = self.frames.split_last() {
+            least += match innermost.ty.fixed_bytes() {
+                Some(_) => 0, // taken in one piece
+                None => innermost.left.saturating_sub(1) * innermost.ty.least_bytes(),
+            };
+            least += outer
+                .iter()
+                .map(|frame| frame.left * frame.ty.least_bytes())
+                .sum::<u64>();
+        }
+        least
+    }
+
+    fn walk(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        loop {
+            match self.stage {
+                Stage::Start => self.start(bytes)?,
+                Stage::Keys if (self.entries.len() as u64) < self.n_keys => self.key(bytes)?,
+                Stage::Keys => self.stage = Stage::Tensors,
+                Stage::Elements => self.elements(bytes)?,
+                Stage::Tensors if (self.records.len() as u64) < self.n_tensors => {
+                    self.tensor(bytes)?
+                }
+                Stage::Tensors => self.stage = Stage::Done,
+                Stage::Done => return Ok(()),
+            }
+        }
+    }
+
+    fn start(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        // A file too short for the rest still deserves to hear that it is no GGUF.
+        let first = if self.file_len < START_BYTES {
+            4
+        } else {
+            START_BYTES
+        };
+        let magic = take::<4>(bytes, 0).map_err(|_| Stop::Need(first))?;
+        if magic != MAGIC {
+            return Err(Error::BadMagic { found: magic }.into());
+        }
+        let version = u32_at(bytes, 4).map_err(|_| Stop::Need(START_BYTES))?;
+        match version {
+            2 | 3 => {}
+            _ if version & 0xffff == 0 && version != 0 => {
+                return Err(Error::BigEndian {
+                    version: version.swap_bytes(),
+                }
+                .into());
+            }
+            found => return Err(Error::Version { found }.into()),
+        }
+        let n_tensors = u64_at(bytes, 8).map_err(|_| Stop::Need(START_BYTES))?;
+        let n_keys = u64_at(bytes, 16)?;
+        limit(n_tensors, MAX_TENSORS, 8, || "the number of tensors".into())?;
+        limit(n_keys, MAX_KEYS, 16, || {
+            "the number of metadata keys".into()
+        })?;
+        (self.version, self.n_tensors, self.n_keys) = (version, n_tensors, n_keys);
+        self.pos = START_BYTES as usize;
+        self.stage = Stage::Keys;
+        Ok(())
+    }
+
+    /// A key, its value type, and its value; of an array the head only.
+    fn key(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        let index = self.entries.len() as u64;
+        let offset = self.pos as u64;
+        let len = u64_at(bytes, self.pos)?;
+        limit(len, MAX_KEY_BYTES, offset, || {
+            format!("the length of metadata key {index}")
+        })?;
+        let (key, at) = text(bytes, self.pos + 8, len, 4 + 1)?;
+        let key = match std::str::from_utf8(key) {
+            Ok("") => {
+                return Err(Error::BadKey {
+                    index,
+                    offset,
+                    reason: "empty",
+                }
+                .into());
+            }
+            Ok(key) => key,
+            Err(_) => {
+                return Err(Error::BadKey {
+                    index,
+                    offset,
+                    reason: "not UTF-8",
+                }
+                .into());
+            }
+        };
+        if self.by_key.contains_key(key) {
+            return Err(Error::DuplicateKey {
+                key: key.to_owned(),
+                offset,
+            }
+            .into());
+        }
+        let ty = value_type(key, bytes, at)?;
+        let at = at + 4;
+        let mut entry = Entry {
+            key: key.into(),
+            ty,
+            bytes: at..at,
+            array: None,
+            strings: 0..0,
+        };
+        let mut next = Stage::Keys;
+        match ty {
+            ValueType::String => {
+                let len = string_len(key, bytes, at)?;
+                entry.bytes.end = text(bytes, at + 8, len, 0)?.1;
+            }
+            ValueType::Array => {
+                let frame = array_head(key, bytes, at)?;
+                let start = at + ARRAY_HEAD_BYTES as usize;
+                entry.bytes = start..start;
+                entry.array = Some((frame.ty, frame.left as usize));
+                entry.strings = self.string_offsets.len()..self.string_offsets.len();
+                if frame.ty == ValueType::String {
+                    // No more than the file can hold, at 8 bytes of length each.
+                    self.string_offsets
+                        .reserve(frame.left.min(self.file_len / 8) as usize);
+                }
+                self.frames.push(frame);
+                next = Stage::Elements;
+            }
+            _ => {
+                let size = ty.fixed_bytes().unwrap_or(0);
+                let Some(value) = bytes.get(at..at + size) else {
+                    return Err(Stop::Need((at + size) as u64));
+                };
+                if ty == ValueType::Bool {
+                    check_bools(key, value, at)?;
+                }
+                entry.bytes.end = at + size;
+            }
+        }
+        self.pos = entry.bytes.end;
+        self.by_key.insert(entry.key.clone(), index as u32);
+        self.entries.push(entry);
+        self.stage = next;
+        Ok(())
+    }
+
+    /// The elements of the arrays in `frames`.
+    fn elements(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        let Some(entry) = self.entries.last_mut() else {
+            return Ok(());
+        };
+        while let Some(depth) = self.frames.len().checked_sub(1) {
+            let frame = &mut self.frames[depth];
+            if frame.left == 0 {
+                self.frames.pop();
+                continue;
+            }
+            match frame.ty {
+                ValueType::String => {
+                    let offsets = (depth == 0).then_some(&mut self.string_offsets);
+                    strings(&entry.key, bytes, &mut self.pos, &mut frame.left, offsets)?;
+                }
+                ValueType::Array => {
+                    let head = array_head(&entry.key, bytes, self.pos)?;
+                    if depth + 2 > MAX_ARRAY_DEPTH {
+                        return Err(Error::NestedTooDeep {
+                            key: entry.key.to_string(),
+                            offset: self.pos as u64,
+                        }
+                        .into());
+                    }
+                    frame.left -= 1;
+                    self.pos += ARRAY_HEAD_BYTES as usize;
+                    self.frames.push(head);
+                }
+                ty => {
+                    // At most 2^24 elements of 8 bytes: no overflow.
+                    let end = self.pos + frame.left as usize * ty.fixed_bytes().unwrap_or(0);
+                    let Some(values) = bytes.get(self.pos..end) else {
+                        return Err(Stop::Need(end as u64));
+                    };
+                    if ty == ValueType::Bool {
+                        check_bools(&entry.key, values, self.pos)?;
+                    }
+                    frame.left = 0;
+                    self.pos = end;
+                }
+            }
+        }
+        entry.bytes.end = self.pos;
+        entry.strings.end = self.string_offsets.len();
+        self.stage = Stage::Keys;
+        Ok(())
+    }
+
+    /// A tensor's record: name, dimensions, type, offset.
+    fn tensor(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        let index = self.records.len() as u64;
+        let offset = self.pos as u64;
+        let len = u64_at(bytes, self.pos)?;
+        limit(len, MAX_TENSOR_NAME_BYTES, offset, || {
+            format!("the length of the name of tensor {index}")
+        })?;
+        let (name, at) = text(bytes, self.pos + 8, len, 4 + 4 + 8)?;
+        let tensor = match std::str::from_utf8(name) {
+            Ok("") => {
+                return Err(Error::BadTensorName {
+                    index,
+                    offset,
+                    reason: "empty",
+                }
+                .into());
+            }
+            Ok(name) => name,
+            Err(_) => {
+                return Err(Error::BadTensorName {
+                    index,
+                    offset,
+                    reason: "not UTF-8",
+                }
+                .into());
+            }
+        };
+        if self.by_name.contains_key(tensor) {
+            return Err(Error::DuplicateTensor {
+                tensor: tensor.to_owned(),
+                offset,
+            }
+            .into());
+        }
+        let n_dims = u32_at(bytes, at)?;
+        if n_dims > MAX_DIMS {
+            return Err(Error::TooManyDims {
+                tensor: tensor.to_owned(),
+                offset: at as u64,
+                found: n_dims,
+            }
+            .into());
+        }
+        let at = at + 4;
+        let end = at + 8 * n_dims as usize + 4 + 8;
+        if bytes.len() < end {
+            return Err(Stop::Need(end as u64));
+        }
+        let mut dims = [1; 4];
+        for (i, dim) in dims.iter_mut().take(n_dims as usize).enumerate() {
+            *dim = u64_at(bytes, at + 8 * i)?;
+        }
+        if dims.contains(&0) {
+            return Err(Error::ZeroDim {
+                tensor: tensor.to_owned(),
+                dims,
+            }
+            .into());
+        }
+        let id = u32_at(bytes, end - 12)?;
+        let Some(ty) = TensorType::from_u32(id) else {
+            return Err(match TensorType::removed_name(id) {
+                Some(name) => Error::RemovedTensorType {
+                    tensor: tensor.to_owned(),
+                    found: id,
+                    name,
+                },
+                None => Error::UnknownTensorType {
+                    tensor: tensor.to_owned(),
+                    found: id,
+                },
+            }
+            .into());
+        };
+        let record = Record {
+            name: tensor.into(),
+            dims,
+            n_dims,
+            ty,
+            offset: u64_at(bytes, end - 8)?,
+        };
+        self.by_name.insert(record.name.clone(), index as u32);
+        self.records.push(record);
+        self.pos = end;
+        Ok(())
+    }
+
+    /// Checks the tensors against each other and the file, and puts everything together. `header` is the bytes walked.
+    pub(crate) fn finish(self, header: Vec<u8>) -> Result<Gguf, Error> {
+        assert!(
+            self.stage == Stage::Done && header.len() == self.pos,
+            "finish is called once the walk is done"
+        );
+        let mut gguf = Gguf {
+            version: self.version,
+            alignment: DEFAULT_ALIGNMENT,
+            data_start: 0,
+            header,
+            entries: self.entries,
+            by_key: self.by_key,
+            string_offsets: self.string_offsets,
+            tensors: Vec::new(),
+            by_name: self.by_name,
+        };
+        if let Some(alignment) = gguf.u64("general.alignment")? {
+            if !alignment.is_power_of_two() || !(MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&alignment)
+            {
+                return Err(Error::Alignment { found: alignment });
+            }
+            gguf.alignment = alignment;
+        }
+        gguf.data_start = (gguf.header.len() as u64).next_multiple_of(gguf.alignment);
+        let (alignment, data_start) = (gguf.alignment, gguf.data_start);
+        gguf.tensors = self
+            .records
+            .into_iter()
+            .map(|record| place(record, alignment, data_start, self.file_len))
+            .collect::<Result<_, _>>()?;
+        refuse_overlap(&gguf.tensors)?;
+        Ok(gguf)
+    }
+}
+
+/// A record with its size computed and its extent checked against the file.
+fn place(
+    record: Record,
+    alignment: u64,
+    data_start: u64,
+    file_len: u64,
+) -> Result<TensorInfo, Error> {
+    let Record {
+        name,
+        dims,
+        n_dims,
+        ty,
+        offset,
+    } = record;
+    let tensor = String::from(name);
+    if !dims[0].is_multiple_of(ty.block_size()) {
+        return Err(Error::PartialBlock {
+            tensor,
+            ty,
+            row: dims[0],
+        });
+    }
+    let elements = dims.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
+    let bytes = ty
+        .row_bytes(dims[0])
+        .and_then(|row| dims[1..].iter().try_fold(row, |n, &dim| n.checked_mul(dim)));
+    let bytes = match (elements, bytes) {
+        (Some(elements), Some(bytes))
+            if elements <= i64::MAX as u64 && bytes <= i64::MAX as u64 =>
+        {
+            bytes
+        }
+        _ => return Err(Error::SizeOverflow { tensor, dims, ty }),
+    };
+    if !offset.is_multiple_of(alignment) {
+        return Err(Error::UnalignedTensor {
+            tensor,
+            offset,
+            alignment,
+        });
+    }
+    match data_start
+        .checked_add(offset)
+        .and_then(|start| Some((start, start.checked_add(bytes)?)))
+    {
+        Some((start, end)) if end <= file_len => Ok(TensorInfo {
+            name: tensor,
+            dims,
+            n_dims,
+            ty,
+            offset: start,
+            bytes,
+        }),
+        _ => Err(Error::TensorPastEnd {
+            tensor,
+            offset,
+            bytes,
+            data_start,
+            file_len,
+        }),
+    }
+}
+
+fn refuse_overlap(tensors: &[TensorInfo]) -> Result<(), Error> {
+    let mut order: Vec<&TensorInfo> = tensors.iter().collect();
+    order.sort_by_key(|tensor| tensor.offset);
+    for pair in order.windows(2) {
+        let (first, second) = (pair[0], pair[1]);
+        if first.range().end > second.offset {
+            return Err(Error::Overlap {
+                first: first.name.clone(),
+                first_end: first.range().end,
+                second: second.name.clone(),
+                second_start: second.offset,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn limit(found: u64, max: u64, offset: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
+    if found > max {
+        Err(Error::Limit {
+            what: what(),
+            offset,
+            found,
+            max,
+        })
+    } else {
+        Ok(())
+    }
+}
+
+/// `len` bytes at `at` and the position behind them; `behind` bytes must follow and are asked for together with these.
+fn text(bytes: &[u8], at: usize, len: u64, behind: u64) -> Result<(&[u8], usize), Stop> {
+    let end = at + len as usize; // `len` was held against a limit far below 2^32
+    match bytes.get(at..end) {
+        Some(text) => Ok((text, end)),
+        None => Err(Stop::Need(end as u64 + behind)),
+    }
+}
+
+fn value_type(key: &str, bytes: &[u8], at: usize) -> Result<ValueType, Stop> {
+    let found = u32_at(bytes, at)?;
+    ValueType::from_u32(found).ok_or_else(|| {
+        Error::UnknownValueType {
+            key: key.to_owned(),
+            offset: at as u64,
+            found,
+        }
+        .into()
+    })
+}
+
+fn string_len(key: &str, bytes: &[u8], at: usize) -> Result<u64, Stop> {
+    let len = u64_at(bytes, at)?;
+    limit(len, MAX_STRING_BYTES, at as u64, || {
+        format!("the length of a string of metadata key \"{key}\"")
+    })?;
+    Ok(len)
+}
+
+fn array_head(key: &str, bytes: &[u8], at: usize) -> Result<Frame, Stop> {
+    let ty = value_type(key, bytes, at)?;
+    let left = u64_at(bytes, at + 4)?;
+    limit(left, MAX_ARRAY_LEN, at as u64 + 4, || {
+        format!("the length of an array of metadata key \"{key}\"")
+    })?;
+    Ok(Frame { ty, left })
+}
+
+fn check_bools(key: &str, values: &[u8], at: usize) -> Result<(), Error> {
+    match values.iter().position(|&byte| byte > 1) {
+        Some(i) => Err(Error::BadBool {
+            key: key.to_owned(),
+            offset: (at + i) as u64,
+            found: values[i],
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Walks up to `left` strings from `pos`; the hot loop of every large header.
+fn strings(
+    key: &str,
+    bytes: &[u8],
+    pos: &mut usize,
+    left: &mut u64,
+    mut offsets: Option<&mut Vec<u32>>,
+) -> Result<(), Stop> {
+    while *left > 0 {
+        let len = match bytes.get(*pos..).and_then(|rest| rest.first_chunk()) {
+            Some(chunk) => u64::from_le_bytes(*chunk),
+            None => return Err(Stop::Need(*pos as u64 + 8)),
+        };
+        // One comparison covers what is there and, since less is there than 2^64, overflow.
+        if len > (bytes.len() - *pos - 8) as u64 || len > MAX_STRING_BYTES {
+            string_len(key, bytes, *pos)?;
+            return Err(Stop::Need(*pos as u64 + 8 + len));
+        }
+        if let Some(offsets) = offsets.as_deref_mut() {
+            offsets.push(*pos as u32);
+        }
+        *pos += 8 + len as usize;
+        *left -= 1;
+    }
+    Ok(())
+}

@@ -1,0 +1,890 @@
+//! The cache: models, segments and blocks, and what the engine may ask. Making room is in `room.rs`.
+//!
+//! Owned by the engine thread. Each operation runs to its end or changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use lru::LruCache;
+
+use crate::arena::{Arena, Side, Tenant};
+use crate::forecast::{History, Score};
+use crate::room::Bar;
+use crate::{
+    Acquired, Action, BLOCKS_MAX, BYTES_MAX, BlockId, BlockKind, Cleared, Counters, Error,
+    KeptBecause, MODELS_MAX, ModelId, ModelStats, PassHint, Policy, Residency, SEGMENTS_MAX,
+    SegmentId, SegmentKind, SegmentSpec, SegmentStatus, SetBudget, Slab, Stats, Usage,
+};
+
+/// What a cache is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheConfig {
+    /// Bytes that weights, uploads and blocks may take together.
+    pub budget: u64,
+    /// Every slab begins at a multiple of this, and its length is one. A power of two.
+    pub align: u64,
+    /// How victims are chosen.
+    pub policy: Policy,
+    /// `prefetch` starts nothing while so many uploads are under way. `acquire` always may.
+    pub max_in_flight: u32,
+}
+
+impl CacheConfig {
+    /// A budget in bytes, slabs aligned to 256 bytes, the default policy and 4 uploads at a time.
+    pub fn new(budget: u64) -> CacheConfig {
+        CacheConfig {
+            budget,
+            align: 256,
+            policy: Policy::default(),
+            max_in_flight: 4,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub(crate) spec: SegmentSpec,
+    /// Length of its slab: `spec.bytes` rounded to the alignment.
+    pub(crate) bytes: u64,
+    pub(crate) state: Residency,
+    pub(crate) refs: u32,
+    pub(crate) pinned: bool,
+    /// A prefetch uploaded it and no acquire has used it yet.
+    pub(crate) fresh: bool,
+    /// Experts only.
+    pub(crate) score: Score,
+}
+
+impl Segment {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.refs == 0 && matches!(self.state, Residency::Resident(_))
+    }
+
+    pub(crate) fn is_evictable(&self) -> bool {
+        self.is_idle() && !self.pinned
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) segments: Vec<Segment>,
+    /// Indices of the segments that are not experts.
+    pub(crate) ordered: Vec<u32>,
+    /// Experts that hold a slab, the coldest first.
+    pub(crate) experts: BTreeSet<(u64, u32)>,
+    pub(crate) bytes: u64,
+    pub(crate) usage: Usage,
+    pub(crate) counters: Counters,
+    /// How many segments have references.
+    held: u32,
+    blocks: u32,
+    /// The next index that the pass under way will use.
+    pub(crate) cursor: Option<u32>,
+    /// The pass under way has used its tied segments for the second time.
+    pub(crate) tied_done: bool,
+    /// Another pass is expected soon.
+    pub(crate) more: bool,
+    /// A request began and has not ended: it is in a pass, or expects one.
+    in_request: bool,
+    requests: u64,
+    pub(crate) passes: u64,
+    /// The pass clock when the last pass began.
+    pub(crate) begun: u64,
+    pub(crate) history: History,
+}
+
+struct Block {
+    kind: BlockKind,
+    owner: Option<ModelId>,
+    slab: Slab,
+}
+
+/// Decides what is resident. See the crate's documentation for states and invariants.
+pub struct Cache {
+    pub(crate) config: CacheConfig,
+    pub(crate) arena: Arena,
+    /// The ledger may not exceed this: the budget, or what a shrink has reached so far.
+    limit: u64,
+    pub(crate) models: BTreeMap<ModelId, Model>,
+    blocks: HashMap<BlockId, Block>,
+    blocks_ever: u64,
+    /// Segments that hold a slab, the most recently used first.
+    pub(crate) recency: LruCache<SegmentId, ()>,
+    /// Counts requests of all models.
+    pub(crate) request_clock: u64,
+    /// Counts passes of all models.
+    pub(crate) pass_clock: u64,
+    usage: Usage,
+    counters: Counters,
+}
+
+impl Cache {
+    /// An empty cache. `config.align` must be a power of two: it is a constant of the device.
+    pub fn new(config: CacheConfig) -> Cache {
+        assert!(
+            config.align.is_power_of_two(),
+            "the alignment {} is not a power of two",
+            config.align
+        );
+        let end = config.budget.min(BYTES_MAX) & !(config.align - 1);
+        Cache {
+            arena: Arena::new(end),
+            limit: end,
+            config,
+            models: BTreeMap::new(),
+            blocks: HashMap::new(),
+            blocks_ever: 0,
+            recency: LruCache::unbounded(),
+            request_clock: 0,
+            pass_clock: 0,
+            usage: Usage::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Makes a model known. Loads nothing and evicts nothing.
+    ///
+    /// # Errors
+    /// `AlreadyRegistered`; `OutOfRange` for an empty list, an empty segment or too many; `NeverFits` if a segment is
+    /// larger than the budget.
+    pub fn register(&mut self, model: ModelId, segments: &[SegmentSpec]) -> Result<(), Error> {
+        if self.models.contains_key(&model) {
+            return Err(Error::AlreadyRegistered(model));
+        }
+        in_range(
+            "the number of models",
+            self.models.len() as u64 + 1,
+            MODELS_MAX as u64,
+        )?;
+        in_range(
+            "the number of segments",
+            segments.len() as u64,
+            SEGMENTS_MAX as u64,
+        )?;
+        let mut bytes = 0;
+        for spec in segments {
+            in_range("the size of a segment", spec.bytes, BYTES_MAX)?;
+            let need = self.rounded(spec.bytes);
+            if need > self.arena.end() {
+                return Err(Error::NeverFits {
+                    need,
+                    budget: self.config.budget,
+                    pinned: 0,
+                });
+            }
+            bytes += need;
+        }
+        let ordered = (0u32..)
+            .zip(segments)
+            .filter(|(_, spec)| spec.kind != SegmentKind::Expert)
+            .map(|(i, _)| i);
+        let model_state = Model {
+            ordered: ordered.collect(),
+            segments: segments
+                .iter()
+                .map(|&spec| Segment {
+                    spec,
+                    bytes: self.rounded(spec.bytes),
+                    state: Residency::Absent,
+                    refs: 0,
+                    pinned: false,
+                    fresh: false,
+                    score: Score::default(),
+                })
+                .collect(),
+            experts: BTreeSet::new(),
+            bytes,
+            usage: Usage::default(),
+            counters: Counters::default(),
+            held: 0,
+            blocks: 0,
+            cursor: None,
+            tied_done: false,
+            more: false,
+            in_request: false,
+            requests: 0,
+            passes: 0,
+            begun: self.pass_clock,
+            history: History::new(self.request_clock),
+        };
+        self.models.insert(model, model_state);
+        Ok(())
+    }
+
+    /// Forgets a model, and evicts what of it is resident.
+    ///
+    /// # Errors
+    /// `UnknownModel`; `Busy` while a segment is in use or in flight, or a block is owned by it; `Pinned` while a
+    /// segment is pinned.
+    pub fn unregister(&mut self, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Error> {
+        let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
+        let (in_use, in_flight) = (state.held, state.usage.segments_in_flight as u32);
+        if in_use > 0 || in_flight > 0 || state.blocks > 0 {
+            return Err(Error::Busy {
+                model,
+                in_use,
+                in_flight,
+                blocks: state.blocks,
+            });
+        }
+        if state.usage.segments_pinned > 0 {
+            return Err(Error::Pinned {
+                model,
+                segments: state.usage.segments_pinned as u32,
+            });
+        }
+        self.clear(Some(model), actions)?;
+        let state = self.models.remove(&model).expect("found above");
+        assert_eq!(
+            state.usage,
+            Usage::default(),
+            "a model that is forgotten holds nothing"
+        );
+        Ok(())
+    }
+
+    /// Takes a segment into use, and moves the pass under way past it. If it is absent, room is made and an upload
+    /// begins; wait for it (`uploaded`) before the bytes are read.
+    ///
+    /// # Errors
+    /// `UnknownModel`, `UnknownSegment`; `NoRoom` when what is in the way is in use or in flight now (retry after a
+    /// release or an upload); `NeverFits` when no release would help.
+    pub fn acquire(
+        &mut self,
+        segment: SegmentId,
+        actions: &mut Vec<Action>,
+    ) -> Result<Acquired, Error> {
+        let (state, bytes, fresh) = {
+            let found = self.segment(segment)?;
+            (found.state, found.bytes, found.fresh)
+        };
+        let acquired = match state {
+            Residency::Resident(slab) => Acquired::Resident(slab),
+            Residency::InFlight(slab) => Acquired::InFlight(slab),
+            Residency::Absent => {
+                let slab = self.make_room(bytes, Side::High, Bar::None, actions)?;
+                self.begin_upload(segment, slab, actions);
+                Acquired::Started(slab)
+            }
+        };
+        let missed = fresh || matches!(acquired, Acquired::Started(_));
+        self.count(segment.model, |counters| {
+            if missed {
+                counters.misses += 1;
+                counters.miss_bytes += bytes;
+                counters.prefetched += u64::from(fresh);
+            } else {
+                counters.hits += 1;
+                counters.hit_bytes += bytes;
+            }
+        });
+        self.change(segment, |found| {
+            found.refs = found.refs.checked_add(1).expect("fewer than 2^32 holders");
+            found.fresh = false;
+        });
+        self.recency.promote(&segment);
+        let model = self.models.get_mut(&segment.model).expect("found above");
+        let found = &mut model.segments[segment.index as usize];
+        if found.refs == 1 {
+            model.held += 1;
+        }
+        match (&mut model.cursor, found.spec.kind) {
+            (Some(cursor), SegmentKind::OrderedTied) if *cursor > segment.index => {
+                *cursor = model.segments.len() as u32;
+                model.tied_done = true;
+            }
+            (Some(cursor), SegmentKind::Ordered | SegmentKind::OrderedTied) => {
+                *cursor = (*cursor).max(segment.index + 1);
+            }
+            (_, SegmentKind::Expert) => {
+                model.experts.remove(&(found.score.key(), segment.index));
+                found.score = found.score.used(model.passes);
+                model.experts.insert((found.score.key(), segment.index));
+            }
+            (None, _) => {}
+        }
+        self.assert_ledger();
+        Ok(acquired)
+    }
+
+    /// Gives a segment back. It stays where it is until something else needs the room.
+    ///
+    /// # Panics
+    /// If it is not in use: the caller lost count.
+    pub fn release(&mut self, segment: SegmentId) {
+        self.change(segment, |found| {
+            found.refs = found.refs.checked_sub(1).expect("release without acquire");
+        });
+        let model = self.models.get_mut(&segment.model).expect("changed above");
+        if model.segments[segment.index as usize].refs == 0 {
+            model.held -= 1;
+        }
+    }
+
+    /// Begins an upload of a segment that will be needed, unless it is there or on its way, `max_in_flight` uploads
+    /// are under way, or room could only be made by evicting something that is needed sooner. Whether it began one.
+    pub fn prefetch(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let Ok(found) = self.segment(segment) else {
+            return false;
+        };
+        let bytes = found.bytes;
+        if found.state != Residency::Absent
+            || self.usage.segments_in_flight >= u64::from(self.config.max_in_flight)
+        {
+            return false;
+        }
+        let bar = match self.config.policy {
+            Policy::Belady => Bar::FartherThan(self.next_use(segment)),
+            Policy::Lru => Bar::NotFresh,
+        };
+        let Ok(slab) = self.make_room(bytes, Side::High, bar, actions) else {
+            return false;
+        };
+        self.begin_upload(segment, slab, actions);
+        self.change(segment, |found| found.fresh = true);
+        self.assert_ledger();
+        true
+    }
+
+    /// The upload of a segment is complete.
+    ///
+    /// # Panics
+    /// If none was under way.
+    pub fn uploaded(&mut self, segment: SegmentId) {
+        self.change(segment, |found| {
+            let Residency::InFlight(slab) = found.state else {
+                panic!("{segment} was not in flight")
+            };
+            found.state = Residency::Resident(slab);
+        });
+    }
+
+    /// The upload of a segment failed: its slab is free. Who holds it must still release it, and may acquire it anew.
+    ///
+    /// # Panics
+    /// If none was under way.
+    pub fn upload_failed(&mut self, segment: SegmentId) {
+        let slab = match self.segment(segment).map(|found| found.state) {
+            Ok(Residency::InFlight(slab)) => slab,
+            _ => panic!("{segment} was not in flight"),
+        };
+        self.arena.vacate(slab);
+        self.forget(segment);
+        self.count(segment.model, |counters| counters.upload_failures += 1);
+        self.assert_ledger();
+    }
+
+    /// A pass of a model begins at its first segment. A pass still under way counts as ended.
+    ///
+    /// # Errors
+    /// `UnknownModel`.
+    pub fn pass_begin(&mut self, model: ModelId, hint: PassHint) -> Result<(), Error> {
+        let state = self
+            .models
+            .get_mut(&model)
+            .ok_or(Error::UnknownModel(model))?;
+        if !state.in_request {
+            self.request_clock += 1;
+            state
+                .history
+                .request(self.request_clock, state.requests == 0);
+            state.requests += 1;
+            state.in_request = true;
+        }
+        self.pass_clock += 1;
+        state.begun = self.pass_clock;
+        state.passes += 1;
+        state.cursor = Some(0);
+        state.tied_done = false;
+        state.more = hint.more;
+        Ok(())
+    }
+
+    /// The pass of a model ended, complete or not. No effect if none is under way.
+    pub fn pass_end(&mut self, model: ModelId) {
+        if let Some(state) = self.models.get_mut(&model)
+            && state.cursor.take().is_some()
+        {
+            state.in_request = state.more;
+        }
+    }
+
+    /// No further pass of the model is expected for now, whatever the last hint said (an end-of-text token, a
+    /// cancelled request). After `pass_end`, or within the last pass as soon as it is known.
+    pub fn request_end(&mut self, model: ModelId) {
+        if let Some(state) = self.models.get_mut(&model) {
+            state.more = false;
+            state.in_request = state.cursor.is_some();
+        }
+    }
+
+    /// Reserves a block in the same ledger, evicting weights for it. It never moves and is never evicted.
+    ///
+    /// # Errors
+    /// `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom` and `NeverFits` as in
+    /// `acquire`.
+    pub fn reserve(
+        &mut self,
+        kind: BlockKind,
+        owner: Option<ModelId>,
+        bytes: u64,
+        actions: &mut Vec<Action>,
+    ) -> Result<BlockId, Error> {
+        if let Some(model) = owner.filter(|model| !self.models.contains_key(model)) {
+            return Err(Error::UnknownModel(model));
+        }
+        in_range("the size of a block", bytes, BYTES_MAX)?;
+        in_range(
+            "the number of blocks",
+            self.blocks.len() as u64 + 1,
+            BLOCKS_MAX as u64,
+        )?;
+        let slab = self.make_room(self.rounded(bytes), Side::Low, Bar::None, actions)?;
+        let id = BlockId(self.blocks_ever);
+        self.blocks_ever += 1;
+        self.arena.occupy(slab, Tenant::Block(id));
+        self.blocks.insert(id, Block { kind, owner, slab });
+        *kind_bytes(&mut self.usage, kind) += slab.bytes;
+        if let Some(model) = owner.and_then(|model| self.models.get_mut(&model)) {
+            model.blocks += 1;
+            *kind_bytes(&mut model.usage, kind) += slab.bytes;
+        }
+        self.assert_ledger();
+        Ok(id)
+    }
+
+    /// Where a block lies, for as long as it is reserved.
+    ///
+    /// # Panics
+    /// If it was freed.
+    pub fn block(&self, block: BlockId) -> Slab {
+        self.blocks
+            .get(&block)
+            .expect("a block is not used after it was freed")
+            .slab
+    }
+
+    /// Gives a block back.
+    ///
+    /// # Panics
+    /// If it was freed before.
+    pub fn free(&mut self, block: BlockId) {
+        let Block { kind, owner, slab } =
+            self.blocks.remove(&block).expect("a block is freed once");
+        self.arena.vacate(slab);
+        *kind_bytes(&mut self.usage, kind) -= slab.bytes;
+        if let Some(model) = owner.and_then(|model| self.models.get_mut(&model)) {
+            model.blocks -= 1;
+            *kind_bytes(&mut model.usage, kind) -= slab.bytes;
+        }
+        self.assert_ledger();
+    }
+
+    /// Keeps a segment from eviction once it is resident. Loads nothing. A second pin has no effect.
+    ///
+    /// # Errors
+    /// `UnknownModel`, `UnknownSegment`; `NeverFits` if the largest segment that is not pinned would no longer fit
+    /// beside all that are: nothing else could run.
+    pub fn pin(&mut self, segment: SegmentId) -> Result<(), Error> {
+        self.segment(segment)?;
+        self.may_pin(|id| id == segment)?;
+        self.change(segment, |found| found.pinned = true);
+        Ok(())
+    }
+
+    /// Pins every segment of a model, or none.
+    ///
+    /// # Errors
+    /// As `pin`.
+    pub fn pin_model(&mut self, model: ModelId) -> Result<(), Error> {
+        let segments = self
+            .models
+            .get(&model)
+            .ok_or(Error::UnknownModel(model))?
+            .segments
+            .len() as u32;
+        self.may_pin(|id| id.model == model)?;
+        for index in 0..segments {
+            self.change(SegmentId { model, index }, |found| found.pinned = true);
+        }
+        Ok(())
+    }
+
+    /// Allows eviction again. No effect if it was not pinned.
+    ///
+    /// # Errors
+    /// `UnknownModel`, `UnknownSegment`.
+    pub fn unpin(&mut self, segment: SegmentId) -> Result<(), Error> {
+        self.segment(segment)?;
+        self.change(segment, |found| found.pinned = false);
+        Ok(())
+    }
+
+    /// Unpins every segment of a model.
+    ///
+    /// # Errors
+    /// `UnknownModel`.
+    pub fn unpin_model(&mut self, model: ModelId) -> Result<(), Error> {
+        let segments = self
+            .models
+            .get(&model)
+            .ok_or(Error::UnknownModel(model))?
+            .segments
+            .len() as u32;
+        for index in 0..segments {
+            self.change(SegmentId { model, index }, |found| found.pinned = false);
+        }
+        Ok(())
+    }
+
+    /// Sets the budget. A smaller one evicts and relocates now what it may; what is in use, in flight, pinned or a
+    /// block stays, and `settle` does the rest later. Nothing that runs fails for it.
+    pub fn set_budget(&mut self, bytes: u64, actions: &mut Vec<Action>) -> SetBudget {
+        let bytes = bytes.min(BYTES_MAX);
+        let end = bytes & !(self.config.align - 1);
+        self.config.budget = bytes;
+        self.arena.set_end(end);
+        self.limit = end.max(self.arena.used());
+        let reached = self.settle(actions);
+        SetBudget {
+            reached,
+            used: self.arena.used(),
+            arena_end: self.arena_end(),
+        }
+    }
+
+    /// End of the highest slab: the memory of the arena beyond it is free to give back.
+    pub fn arena_end(&self) -> u64 {
+        self.arena.highest()
+    }
+
+    /// Whether everything lies inside the budget. Otherwise a shrink waits for releases: call `settle` after them.
+    pub fn budget_reached(&self) -> bool {
+        self.arena.used() <= self.arena.end() && self.arena.highest() <= self.arena.end()
+    }
+
+    /// Evicts everything that may be evicted, of one model or of all. Blocks are not touched.
+    ///
+    /// # Errors
+    /// `UnknownModel`.
+    pub fn clear(
+        &mut self,
+        model: Option<ModelId>,
+        actions: &mut Vec<Action>,
+    ) -> Result<Cleared, Error> {
+        if let Some(model) = model.filter(|model| !self.models.contains_key(model)) {
+            return Err(Error::UnknownModel(model));
+        }
+        let mut cleared = Cleared::default();
+        let chosen = self
+            .models
+            .iter()
+            .filter(|(id, _)| model.is_none_or(|model| model == **id));
+        let mut victims = Vec::new();
+        for (&model, state) in chosen {
+            for (index, found) in (0u32..).zip(&state.segments) {
+                let segment = SegmentId { model, index };
+                let because = match found.state {
+                    Residency::Absent => continue,
+                    Residency::InFlight(_) => KeptBecause::InFlight,
+                    Residency::Resident(_) if found.refs > 0 => KeptBecause::InUse,
+                    Residency::Resident(_) if found.pinned => KeptBecause::Pinned,
+                    Residency::Resident(slab) => {
+                        victims.push((segment, slab));
+                        continue;
+                    }
+                };
+                cleared.kept.push((segment, because));
+            }
+        }
+        for (segment, slab) in victims {
+            self.arena.vacate(slab);
+            self.evicted(segment, slab, actions);
+            cleared.freed += slab.bytes;
+            cleared.segments += 1;
+        }
+        self.assert_ledger();
+        Ok(cleared)
+    }
+
+    /// Changes how victims are chosen, from now on.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.config.policy = policy;
+    }
+
+    /// The counters and the ledger. O(models).
+    pub fn stats(&self) -> Stats {
+        let models = self.models.iter().map(|(&id, model)| {
+            let (segments, bytes) = (model.segments.len() as u64, model.bytes);
+            (
+                id,
+                ModelStats {
+                    counters: model.counters,
+                    usage: model.usage,
+                    segments,
+                    bytes,
+                },
+            )
+        });
+        let models: Vec<_> = models.collect();
+        Stats {
+            budget: self.config.budget,
+            budget_reached: self.budget_reached(),
+            policy: self.config.policy,
+            total: ModelStats {
+                counters: self.counters,
+                usage: self.usage,
+                segments: models.iter().map(|(_, model)| model.segments).sum(),
+                bytes: models.iter().map(|(_, model)| model.bytes).sum(),
+            },
+            models,
+        }
+    }
+
+    /// The state of every segment of a model, in their order.
+    ///
+    /// # Errors
+    /// `UnknownModel`.
+    pub fn residency(&self, model: ModelId) -> Result<Vec<SegmentStatus>, Error> {
+        let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
+        let status = |found: &Segment| SegmentStatus {
+            bytes: found.spec.bytes,
+            kind: found.spec.kind,
+            residency: found.state,
+            refs: found.refs,
+            pinned: found.pinned,
+        };
+        Ok(state.segments.iter().map(status).collect())
+    }
+
+    /// Checks every invariant from the ground up, O(everything): for tests and for a daemon that doubts itself.
+    ///
+    /// # Panics
+    /// If one does not hold.
+    pub fn assert_consistent(&self) {
+        self.arena.assert_consistent();
+        assert_eq!(
+            self.usage.total(),
+            self.arena.used(),
+            "the ledger and the arena disagree"
+        );
+        assert!(self.arena.used() <= self.limit);
+        let (mut total, mut extents) = (Usage::default(), 0);
+        for (&id, model) in &self.models {
+            let mut usage = Usage {
+                kv: model.usage.kv,
+                scratch: model.usage.scratch,
+                ..Usage::default()
+            };
+            usage.staging = model.usage.staging;
+            let mut experts = BTreeSet::new();
+            for (index, found) in (0u32..).zip(&model.segments) {
+                tally(&mut usage, found, 1);
+                let segment = SegmentId { model: id, index };
+                assert_eq!(
+                    self.recency.contains(&segment),
+                    found.state != Residency::Absent
+                );
+                if found.spec.kind == SegmentKind::Expert && found.state != Residency::Absent {
+                    experts.insert((found.score.key(), index));
+                }
+            }
+            assert_eq!(usage, model.usage, "the ledger of {id}");
+            assert_eq!(experts, model.experts, "the experts of {id}");
+            assert_eq!(
+                model.held as usize,
+                model.segments.iter().filter(|found| found.refs > 0).count()
+            );
+            total.resident += usage.resident;
+            total.in_flight += usage.in_flight;
+        }
+        assert_eq!(
+            (total.resident, total.in_flight),
+            (self.usage.resident, self.usage.in_flight)
+        );
+        for (slab, tenant) in self.arena.extents() {
+            extents += 1;
+            match tenant {
+                Tenant::Segment(id) => assert_eq!(
+                    self.segment(id).map(|found| found.state.slab()),
+                    Ok(Some(slab))
+                ),
+                Tenant::Block(id) => assert_eq!(self.block(id), slab),
+            }
+        }
+        let segments = self.usage.segments_resident + self.usage.segments_in_flight;
+        assert_eq!(extents, segments + self.blocks.len() as u64);
+    }
+
+    pub(crate) fn rounded(&self, bytes: u64) -> u64 {
+        bytes.next_multiple_of(self.config.align)
+    }
+
+    pub(crate) fn segment(&self, segment: SegmentId) -> Result<&Segment, Error> {
+        let model = self
+            .models
+            .get(&segment.model)
+            .ok_or(Error::UnknownModel(segment.model))?;
+        let segments = model.segments.len() as u32;
+        model
+            .segments
+            .get(segment.index as usize)
+            .ok_or(Error::UnknownSegment { segment, segments })
+    }
+
+    /// Changes a segment and keeps the sums in step. The caller has checked that it exists, or it is his bug.
+    pub(crate) fn change(&mut self, segment: SegmentId, how: impl FnOnce(&mut Segment)) {
+        let model = self
+            .models
+            .get_mut(&segment.model)
+            .expect("the model is registered");
+        let found = model
+            .segments
+            .get_mut(segment.index as usize)
+            .expect("the model has this segment");
+        tally(&mut model.usage, found, -1);
+        tally(&mut self.usage, found, -1);
+        how(found);
+        tally(&mut model.usage, found, 1);
+        tally(&mut self.usage, found, 1);
+    }
+
+    pub(crate) fn count(&mut self, model: ModelId, how: impl Fn(&mut Counters)) {
+        how(&mut self.counters);
+        how(&mut self
+            .models
+            .get_mut(&model)
+            .expect("the model is registered")
+            .counters);
+    }
+
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    fn begin_upload(&mut self, segment: SegmentId, slab: Slab, actions: &mut Vec<Action>) {
+        self.arena.occupy(slab, Tenant::Segment(segment));
+        self.change(segment, |found| {
+            assert_eq!(
+                found.state,
+                Residency::Absent,
+                "one upload of a segment at a time"
+            );
+            found.state = Residency::InFlight(slab);
+        });
+        self.recency.put(segment, ());
+        let model = self.models.get_mut(&segment.model).expect("changed above");
+        let found = &model.segments[segment.index as usize];
+        if found.spec.kind == SegmentKind::Expert {
+            model.experts.insert((found.score.key(), segment.index));
+        }
+        self.count(segment.model, |counters| {
+            counters.uploads += 1;
+            counters.uploaded_bytes += slab.bytes;
+        });
+        actions.push(Action::Upload { segment, slab });
+    }
+
+    /// Books an eviction; the arena has been told.
+    pub(crate) fn evicted(&mut self, segment: SegmentId, slab: Slab, actions: &mut Vec<Action>) {
+        assert!(
+            self.segment(segment).is_ok_and(Segment::is_evictable),
+            "{segment} may not be evicted"
+        );
+        self.forget(segment);
+        self.count(segment.model, |counters| {
+            counters.evictions += 1;
+            counters.evicted_bytes += slab.bytes;
+        });
+        actions.push(Action::Evict { segment, slab });
+    }
+
+    fn forget(&mut self, segment: SegmentId) {
+        self.change(segment, |found| {
+            found.state = Residency::Absent;
+            found.fresh = false;
+        });
+        self.recency.pop(&segment);
+        let model = self.models.get_mut(&segment.model).expect("changed above");
+        let score = model.segments[segment.index as usize].score;
+        model.experts.remove(&(score.key(), segment.index));
+    }
+
+    fn may_pin(&self, chosen: impl Fn(SegmentId) -> bool) -> Result<(), Error> {
+        let (mut pinned, mut largest) = (0, 0);
+        for (&model, state) in &self.models {
+            for (index, found) in (0u32..).zip(&state.segments) {
+                if found.pinned || chosen(SegmentId { model, index }) {
+                    pinned += found.bytes;
+                } else {
+                    largest = largest.max(found.bytes);
+                }
+            }
+        }
+        if pinned + largest > self.arena.end() {
+            return Err(Error::NeverFits {
+                need: largest,
+                budget: self.config.budget,
+                pinned,
+            });
+        }
+        Ok(())
+    }
+
+    /// The ledger on two paths, the sums of the segments and blocks and the extents of the arena; and the limit, which
+    /// follows a shrink downwards.
+    pub(crate) fn assert_ledger(&mut self) {
+        let used = self.arena.used();
+        assert_eq!(
+            self.usage.total(),
+            used,
+            "the ledger and the arena disagree"
+        );
+        assert!(
+            used <= self.limit,
+            "{used} bytes used of {} allowed",
+            self.limit
+        );
+        self.limit = self.arena.end().max(used);
+    }
+}
+
+fn in_range(what: &'static str, value: u64, max: u64) -> Result<(), Error> {
+    if value == 0 || value > max {
+        Err(Error::OutOfRange { what, value, max })
+    } else {
+        Ok(())
+    }
+}
+
+fn kind_bytes(usage: &mut Usage, kind: BlockKind) -> &mut u64 {
+    match kind {
+        BlockKind::Kv => &mut usage.kv,
+        BlockKind::Scratch => &mut usage.scratch,
+        BlockKind::Staging => &mut usage.staging,
+    }
+}
+
+/// Adds (`sign` 1) or takes away (-1) what a segment counts for.
+fn tally(usage: &mut Usage, found: &Segment, sign: i64) {
+    let add = |sum: &mut u64, value: u64| *sum = sum.wrapping_add_signed(sign * value as i64);
+    match found.state {
+        Residency::Absent => {}
+        Residency::InFlight(_) => {
+            add(&mut usage.in_flight, found.bytes);
+            add(&mut usage.segments_in_flight, 1);
+        }
+        Residency::Resident(_) => {
+            add(&mut usage.resident, found.bytes);
+            add(&mut usage.segments_resident, 1);
+            if found.refs > 0 {
+                add(&mut usage.in_use, found.bytes);
+            }
+            if found.pinned {
+                add(&mut usage.pinned, found.bytes);
+            }
+        }
+    }
+    if found.pinned {
+        add(&mut usage.segments_pinned, 1);
+    }
+}

@@ -1,0 +1,107 @@
+//! When is a segment used next? What is known (the order of a pass, the passes still expected) and what is predicted
+//! (when a model is asked again, which expert is routed to).
+//!
+//! A next use is a pair, compared in this order: how many requests ahead, and how far into the pass. A request is a
+//! run of passes of one model. Counting requests and not accesses makes the prediction independent of how long the
+//! requests are: of two models that alternate, the one that is idle is always one request ahead, and the one that
+//! runs its last pass two.
+
+/// When a segment is used next; the greater, the farther.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NextUse {
+    /// Requests until then, in 1/256; 0 within what runs now.
+    pub(crate) requests: u64,
+    /// Segments until then, counted from now or from the start of that request.
+    pub(crate) segments: u64,
+}
+
+/// Requests of one model so far: when the last was, and how far apart they are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct History {
+    /// The request clock at the last request, or at registration.
+    last: u64,
+    /// Distances seen.
+    samples: u32,
+    /// Mean distance, weighted towards the recent.
+    gap: f64,
+    /// Mean absolute deviation from it.
+    deviation: f64,
+}
+
+impl History {
+    pub(crate) fn new(now: u64) -> History {
+        History {
+            last: now,
+            ..History::default()
+        }
+    }
+
+    /// A request begins at `now` on the request clock.
+    pub(crate) fn request(&mut self, now: u64, is_first: bool) {
+        if !is_first {
+            let gap = now.saturating_sub(self.last) as f64;
+            if self.samples == 0 {
+                self.gap = gap;
+            } else {
+                self.deviation += ((gap - self.gap).abs() - self.deviation) / 4.0;
+                self.gap += (gap - self.gap) / 4.0;
+            }
+            self.samples = self.samples.saturating_add(1);
+        }
+        self.last = now;
+    }
+
+    /// Requests until the next one of this model, in 1/256, at least 1.
+    pub(crate) fn ahead(&self, now: u64) -> u64 {
+        let elapsed = now.saturating_sub(self.last) as f64;
+        let requests = if self.samples == 0 {
+            // Nothing is known: the longer ago, the farther, so the order is that of recency.
+            1.0 + elapsed
+        } else if self.deviation * 4.0 <= self.gap {
+            // Regular: it is due one gap after the last, and when it is overdue, ever less likely.
+            if elapsed < self.gap {
+                self.gap - elapsed
+            } else {
+                1.0 + elapsed - self.gap
+            }
+        } else {
+            // Irregular: how long ago says nothing until it is longer than usual.
+            self.gap.max(elapsed)
+        };
+        (requests.max(1.0) * 256.0) as u64
+    }
+}
+
+/// Recency and frequency of an expert in one number: the logarithm of the sum of 2^(t / HALF_LIFE) over its uses at
+/// passes t (LRFU: Lee et al., "LRFU: a spectrum of policies", IEEE ToC 2001). Scores decay alike, so their order
+/// changes only by a use, and a score can be the key of an ordered set.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Score(f64);
+
+/// After so many passes without a use, a use counts half.
+const HALF_LIFE_PASSES: f64 = 16.0;
+
+impl Score {
+    /// One more use, in pass number `pass` of its model.
+    pub(crate) fn used(self, pass: u64) -> Score {
+        let t = pass as f64 / HALF_LIFE_PASSES + 1.0;
+        if self.0 == 0.0 {
+            return Score(t);
+        }
+        let (high, low) = if t > self.0 { (t, self.0) } else { (self.0, t) };
+        Score(high + (low - high).exp2().ln_1p() / std::f64::consts::LN_2)
+    }
+
+    /// A key that orders as the score does (positive floats order as their bits do).
+    pub(crate) fn key(self) -> u64 {
+        self.0.to_bits()
+    }
+
+    /// Passes until the next use, if it is used in future as often as in the recent past.
+    pub(crate) fn passes_ahead(self, pass: u64) -> f64 {
+        let t = pass as f64 / HALF_LIFE_PASSES + 1.0;
+        let uses = (self.0 - t).exp2();
+        let uses_max = 1.0 / (1.0 - (-1.0 / HALF_LIFE_PASSES).exp2());
+        (uses_max / uses.max(1e-9)).clamp(1.0, 1e9)
+    }
+}

@@ -1,0 +1,405 @@
+//! Making room: which segments go, which move, and in what order that is decided.
+//!
+//! 1. A hole that fits, as it is.
+//! 2. If the free bytes suffice, the cheapest slide of idle segments that makes such a hole.
+//! 3. Otherwise the segment whose next use is farthest goes, and again from 1. At the end, victims that proved
+//!    unnecessary (a small one, before a large one went) are spared, the ones needed soonest first.
+//!
+//! Until the end only the arena is touched, so that a refusal can take everything back.
+
+use std::collections::BinaryHeap;
+use std::ops::Bound;
+
+use crate::arena::{Shift, Side, Tenant};
+use crate::cache::{Cache, Model, Segment};
+use crate::forecast::NextUse;
+use crate::{Action, Error, ModelId, Policy, Residency, SegmentId, SegmentKind, Slab};
+
+/// Which victims a request may claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bar {
+    /// Any that is evictable.
+    None,
+    /// Only what is needed later than this.
+    FartherThan(NextUse),
+    /// Only what some pass has used (for LRU, which knows nothing of the future).
+    NotFresh,
+    /// No victims.
+    All,
+}
+
+/// When the segments of one model are used next.
+pub(crate) struct Outlook {
+    segments: u64,
+    /// The next index of the pass under way.
+    cursor: Option<u64>,
+    tied_done: bool,
+    /// When the pass after that begins: a request, or segments from now.
+    next_pass: NextUse,
+    passes: u64,
+}
+
+impl Outlook {
+    pub(crate) fn next_use(&self, index: u32, segment: &Segment) -> NextUse {
+        let index = u64::from(index);
+        let soon = |segments| NextUse {
+            requests: 0,
+            segments,
+        };
+        let in_next_pass = |segments| NextUse {
+            segments: self.next_pass.segments + segments,
+            ..self.next_pass
+        };
+        match (segment.spec.kind, self.cursor) {
+            (SegmentKind::Expert, _) => {
+                let passes = segment.score.passes_ahead(self.passes) - 0.5;
+                in_next_pass((passes * self.segments as f64) as u64)
+            }
+            (_, Some(cursor)) if index >= cursor => soon(index - cursor),
+            (SegmentKind::OrderedTied, Some(cursor)) if !self.tied_done => {
+                soon(self.segments - cursor)
+            }
+            _ => in_next_pass(index),
+        }
+    }
+}
+
+/// What `choose` found: done as soon as it is committed.
+struct Plan {
+    victims: Vec<(SegmentId, Slab)>,
+    shifts: Vec<Shift>,
+    offset: u64,
+}
+
+/// A model that has been waiting for its next pass for so many passes, times the models that wait, is idle.
+const ROUNDS_MAX: u64 = 4;
+
+impl Cache {
+    /// Makes room and says where; the caller occupies it.
+    pub(crate) fn make_room(
+        &mut self,
+        bytes: u64,
+        side: Side,
+        bar: Bar,
+        actions: &mut Vec<Action>,
+    ) -> Result<Slab, Error> {
+        let (budget, pinned) = (self.config.budget, self.usage().pinned);
+        if bytes > self.arena.end().saturating_sub(pinned) {
+            return Err(Error::NeverFits {
+                need: bytes,
+                budget,
+                pinned,
+            });
+        }
+        if let Some(plan) = self.choose(bytes, 0, side, bar) {
+            let offset = plan.offset;
+            self.commit(plan, actions);
+            return Ok(Slab { offset, bytes });
+        }
+        let fixed = |tenant| match tenant {
+            Tenant::Segment(id) => !self.segment(id).is_ok_and(Segment::is_evictable),
+            Tenant::Block(_) => true,
+        };
+        let usage = self.usage();
+        Err(Error::NoRoom {
+            need: bytes,
+            available: self.arena.longest_without(fixed),
+            budget,
+            in_use: usage.in_use,
+            in_flight: usage.in_flight,
+            pinned,
+            blocks: usage.blocks(),
+        })
+    }
+
+    /// Continues a shrink of the budget with what has been released since. Whether it is reached.
+    pub fn settle(&mut self, actions: &mut Vec<Action>) -> bool {
+        if self.budget_reached() {
+            return true;
+        }
+        let mut victims = Victims::new(self);
+        let mut evict = Vec::new();
+        let mut excess = self.arena.used().saturating_sub(self.arena.end());
+        while excess > 0
+            && let Some((_, segment, slab)) = victims.next(self)
+        {
+            evict.push((segment, slab));
+            excess = excess.saturating_sub(slab.bytes);
+        }
+        for (segment, slab) in evict {
+            self.arena.vacate(slab);
+            self.evicted(segment, slab, actions);
+        }
+        let beyond: Vec<_> = self
+            .arena
+            .extents()
+            .rev()
+            .take_while(|(slab, _)| slab.end() > self.arena.end())
+            .collect();
+        for (slab, tenant) in beyond {
+            let Tenant::Segment(segment) = tenant else {
+                continue;
+            };
+            let (idle, pinned) = self
+                .segment(segment)
+                .map(|found| (found.is_idle(), found.pinned))
+                .expect("it has a slab");
+            if !idle
+                || self.segment(segment).map(|found| found.state) != Ok(Residency::Resident(slab))
+            {
+                continue;
+            }
+            let bar = match self.config.policy {
+                _ if pinned => Bar::None,
+                Policy::Belady => Bar::FartherThan(self.next_use(segment)),
+                Policy::Lru => Bar::All,
+            };
+            if let Some(plan) = self.choose(slab.bytes, slab.bytes, Side::High, bar) {
+                let to = Slab {
+                    offset: plan.offset,
+                    bytes: slab.bytes,
+                };
+                self.commit(plan, actions);
+                self.shift(
+                    Shift {
+                        segment,
+                        from: slab,
+                        to,
+                    },
+                    actions,
+                );
+            } else if !pinned {
+                self.arena.vacate(slab);
+                self.evicted(segment, slab, actions);
+            }
+        }
+        self.assert_ledger();
+        self.budget_reached()
+    }
+
+    /// When a segment is used next. It exists.
+    pub(crate) fn next_use(&self, segment: SegmentId) -> NextUse {
+        let model = &self.models[&segment.model];
+        self.outlook(segment.model, model)
+            .next_use(segment.index, &model.segments[segment.index as usize])
+    }
+
+    /// What is known of the next passes of a model: models that expect more passes take turns, the one first that
+    /// has waited longest, after the passes under way. O(models).
+    fn outlook(&self, id: ModelId, model: &Model) -> Outlook {
+        let waiting = |model: &Model| model.cursor.is_none() && model.more && !self.is_stale(model);
+        let length = |model: &Model| model.segments.len() as u64;
+        let mut ahead = 0;
+        let next_pass = if model.more && !self.is_stale(model) {
+            for (other_id, other) in &self.models {
+                if let Some(cursor) = other.cursor {
+                    ahead += length(other) - u64::from(cursor);
+                } else if *other_id != id && waiting(other) && other.begun < model.begun {
+                    ahead += length(other);
+                }
+            }
+            NextUse {
+                requests: 0,
+                segments: ahead,
+            }
+        } else {
+            NextUse {
+                requests: model.history.ahead(self.request_clock),
+                segments: 0,
+            }
+        };
+        let (cursor, tied_done) = (model.cursor.map(u64::from), model.tied_done);
+        Outlook {
+            segments: length(model),
+            cursor,
+            tied_done,
+            next_pass,
+            passes: model.passes,
+        }
+    }
+
+    fn is_stale(&self, model: &Model) -> bool {
+        let rounds = self.pass_clock - model.begun;
+        model.cursor.is_none() && rounds > ROUNDS_MAX * (self.models.len() as u64 + 1)
+    }
+
+    /// Decides how to make room for `bytes`, of which `credit` are in the ledger already, and leaves the arena
+    /// without the victims; or leaves it as it was.
+    fn choose(&mut self, bytes: u64, credit: u64, side: Side, bar: Bar) -> Option<Plan> {
+        let mut taken: Vec<(SegmentId, Slab)> = Vec::new();
+        let mut victims = None;
+        let mut place = loop {
+            if let Some(place) = self.place(bytes, credit, side) {
+                break place;
+            }
+            let next = match bar {
+                Bar::All => None,
+                _ => victims.get_or_insert_with(|| Victims::new(self)).next(self),
+            };
+            let allowed = next.filter(|(next_use, segment, _)| match bar {
+                Bar::FartherThan(least) => *next_use > least,
+                Bar::NotFresh => self.segment(*segment).is_ok_and(|found| !found.fresh),
+                Bar::None | Bar::All => true,
+            });
+            let Some((_, segment, slab)) = allowed else {
+                for (segment, slab) in taken {
+                    self.arena.occupy(slab, Tenant::Segment(segment));
+                }
+                return None;
+            };
+            self.arena.vacate(slab);
+            taken.push((segment, slab));
+        };
+        for at in (0..taken.len().saturating_sub(1)).rev() {
+            let (segment, slab) = taken[at];
+            if self.arena.used() + slab.bytes + bytes - credit > self.arena.end() {
+                continue;
+            }
+            self.arena.occupy(slab, Tenant::Segment(segment));
+            if let Some(better) = self.place(bytes, credit, side) {
+                place = better;
+                taken.remove(at);
+            } else {
+                self.arena.vacate(slab);
+            }
+        }
+        let (shifts, offset) = place;
+        Some(Plan {
+            victims: taken,
+            shifts,
+            offset,
+        })
+    }
+
+    /// A place for `bytes` without evicting anything.
+    fn place(&self, bytes: u64, credit: u64, side: Side) -> Option<(Vec<Shift>, u64)> {
+        if self.arena.used() + bytes - credit > self.arena.end() {
+            return None;
+        }
+        if let Some(offset) = self.arena.hole(bytes, side) {
+            return Some((Vec::new(), offset));
+        }
+        self.arena.slide(bytes, |segment| {
+            self.segment(segment).is_ok_and(Segment::is_idle)
+        })
+    }
+
+    fn commit(&mut self, plan: Plan, actions: &mut Vec<Action>) {
+        for (segment, slab) in plan.victims {
+            self.evicted(segment, slab, actions);
+        }
+        for shift in plan.shifts {
+            self.shift(shift, actions);
+        }
+    }
+
+    fn shift(&mut self, shift: Shift, actions: &mut Vec<Action>) {
+        let Shift { segment, from, to } = shift;
+        self.arena.vacate(from);
+        self.arena.occupy(to, Tenant::Segment(segment));
+        self.change(segment, |found| {
+            assert!(found.is_idle(), "{segment} may not be moved");
+            found.state = Residency::Resident(to);
+        });
+        self.count(segment.model, |counters| {
+            counters.moves += 1;
+            counters.moved_bytes += to.bytes;
+        });
+        actions.push(Action::Move { segment, from, to });
+    }
+}
+
+/// Evictable segments, the farthest next use (or the least recent) first.
+enum Victims {
+    Farthest {
+        heap: BinaryHeap<(NextUse, SegmentId)>,
+        outlooks: Vec<(ModelId, Outlook)>,
+    },
+    /// In reverse: the last is next.
+    LeastRecent(Vec<SegmentId>),
+}
+
+impl Victims {
+    fn new(cache: &Cache) -> Victims {
+        if cache.config.policy == Policy::Lru {
+            return Victims::LeastRecent(
+                cache.recency.iter().map(|(segment, ())| *segment).collect(),
+            );
+        }
+        let mut heap = Vec::new();
+        let mut outlooks = Vec::new();
+        for (&id, state) in cache
+            .models
+            .iter()
+            .filter(|(_, state)| state.usage.segments_resident > 0)
+        {
+            let outlook = cache.outlook(id, state);
+            for &index in &state.ordered {
+                let found = &state.segments[index as usize];
+                if found.is_evictable() {
+                    heap.push((
+                        outlook.next_use(index, found),
+                        SegmentId { model: id, index },
+                    ));
+                }
+            }
+            heap.extend(coldest(id, state, &outlook, Bound::Unbounded));
+            outlooks.push((id, outlook));
+        }
+        Victims::Farthest {
+            heap: heap.into(),
+            outlooks,
+        }
+    }
+
+    fn next(&mut self, cache: &Cache) -> Option<(NextUse, SegmentId, Slab)> {
+        let (next_use, segment) = match self {
+            Victims::LeastRecent(segments) => loop {
+                let segment = segments.pop()?;
+                if cache.segment(segment).is_ok_and(Segment::is_evictable) {
+                    break (
+                        NextUse {
+                            requests: 0,
+                            segments: 0,
+                        },
+                        segment,
+                    );
+                }
+            },
+            Victims::Farthest { heap, outlooks } => {
+                let (next_use, segment) = heap.pop()?;
+                let state = &cache.models[&segment.model];
+                let found = &state.segments[segment.index as usize];
+                if found.spec.kind == SegmentKind::Expert {
+                    let at = outlooks
+                        .binary_search_by_key(&segment.model, |(id, _)| *id)
+                        .expect("it has an outlook");
+                    let after = Bound::Excluded((found.score.key(), segment.index));
+                    heap.extend(coldest(segment.model, state, &outlooks[at].1, after));
+                }
+                (next_use, segment)
+            }
+        };
+        let slab = cache.segment(segment).ok()?.state.slab()?;
+        Some((next_use, segment, slab))
+    }
+}
+
+/// The coldest evictable expert of a model after a place in the order of scores.
+fn coldest(
+    model: ModelId,
+    state: &Model,
+    outlook: &Outlook,
+    after: Bound<(u64, u32)>,
+) -> Option<(NextUse, SegmentId)> {
+    let mut experts = state.experts.range((after, Bound::Unbounded));
+    let (_, index) = experts.find(|(_, index)| state.segments[*index as usize].is_evictable())?;
+    let next_use = outlook.next_use(*index, &state.segments[*index as usize]);
+    Some((
+        next_use,
+        SegmentId {
+            model,
+            index: *index,
+        },
+    ))
+}

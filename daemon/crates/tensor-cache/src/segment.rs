@@ -1,0 +1,235 @@
+//! The words of the cache: names of models, segments and blocks, what the caller says and what he is told.
+
+use std::fmt;
+
+/// A model, as the engine numbers it. A number may be used again after `unregister`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModelId(pub u32);
+
+/// A segment of a model: the unit that is uploaded and evicted whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId {
+    /// The model that it belongs to.
+    pub model: ModelId,
+    /// Its place in the order of a pass, and in the list given to `register`.
+    pub index: u32,
+}
+
+impl fmt::Display for ModelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "model {}", self.0)
+    }
+}
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "segment {} of {}", self.index, self.model)
+    }
+}
+
+/// A block of memory that is not weights, reserved in the same ledger. Never used twice in the life of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub(crate) u64);
+
+/// What a block is for; it decides only where it is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BlockKind {
+    /// Keys and values of sequences.
+    Kv,
+    /// Activations and other working memory.
+    Scratch,
+    /// Buffers on the way to the device.
+    Staging,
+}
+
+/// A contiguous range of the arena, `offset .. offset + bytes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slab {
+    /// First byte, counted from the start of the arena; a multiple of the alignment.
+    pub offset: u64,
+    /// Length: the size asked for, rounded up to the alignment.
+    pub bytes: u64,
+}
+
+impl Slab {
+    /// One past the last byte.
+    pub fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+}
+
+/// Whether the place of a segment in a pass is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SegmentKind {
+    /// Used once in every pass, in the order of the indices: a layer, the embedding, the output head.
+    #[default]
+    Ordered,
+    /// Used at its index, and once more after the last segment: an embedding that is also the output head.
+    OrderedTied,
+    /// Used in some passes, as the routing decides: judged by recency and frequency.
+    Expert,
+}
+
+/// One segment, as `register` takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentSpec {
+    /// Size on the device in bytes, before rounding to the alignment. Not 0.
+    pub bytes: u64,
+    /// How it is used.
+    pub kind: SegmentKind,
+}
+
+impl SegmentSpec {
+    /// A segment that every pass uses at its place.
+    pub fn ordered(bytes: u64) -> SegmentSpec {
+        SegmentSpec {
+            bytes,
+            kind: SegmentKind::Ordered,
+        }
+    }
+
+    /// A segment that some passes use.
+    pub fn expert(bytes: u64) -> SegmentSpec {
+        SegmentSpec {
+            bytes,
+            kind: SegmentKind::Expert,
+        }
+    }
+}
+
+/// How victims are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// The resident segment whose next use is farthest, by what is known of passes and predicted of requests.
+    #[default]
+    Belady,
+    /// The least recently used segment. For comparison: over a cycle larger than the cache it never hits.
+    Lru,
+}
+
+/// What the engine must do, in the order in which the actions were appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The segment is no longer on the device. Its slab is free once the event of its last use has passed.
+    Evict {
+        /// Which segment.
+        segment: SegmentId,
+        /// Where it was.
+        slab: Slab,
+    },
+    /// Copy an idle resident segment; the ranges may overlap (`memmove`). What ran before must have finished with
+    /// `from`, and what is written later to the bytes of `from` must come after the copy.
+    Move {
+        /// Which segment.
+        segment: SegmentId,
+        /// Where it was.
+        from: Slab,
+        /// Where it is from now on.
+        to: Slab,
+    },
+    /// Upload the segment into the slab, then call `uploaded` or `upload_failed`.
+    Upload {
+        /// Which segment.
+        segment: SegmentId,
+        /// Where it goes.
+        slab: Slab,
+    },
+}
+
+/// What `acquire` found. The segment counts as in use until `release`, in each of the three cases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// It is there.
+    Resident(Slab),
+    /// An upload that began earlier is under way: wait for it.
+    InFlight(Slab),
+    /// An `Action::Upload` was emitted by this call: carry it out, then wait for it.
+    Started(Slab),
+}
+
+impl Acquired {
+    /// Where the segment is, or will be when its upload is complete. Stays true until `release`.
+    pub fn slab(&self) -> Slab {
+        match *self {
+            Acquired::Resident(slab) | Acquired::InFlight(slab) | Acquired::Started(slab) => slab,
+        }
+    }
+}
+
+/// What the engine knows when it begins a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassHint {
+    /// Another pass of this model is expected soon after this one: a decode step that is not the last, a prompt's
+    /// chunk, another sequence of the same model. When that turns out wrong, call `request_end`.
+    pub more: bool,
+}
+
+/// Where a segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residency {
+    /// Not on the device.
+    Absent,
+    /// An upload is under way into this slab.
+    InFlight(Slab),
+    /// On the device.
+    Resident(Slab),
+}
+
+impl Residency {
+    /// The slab that it holds, whether or not it is complete.
+    pub fn slab(&self) -> Option<Slab> {
+        match *self {
+            Residency::Absent => None,
+            Residency::InFlight(slab) | Residency::Resident(slab) => Some(slab),
+        }
+    }
+}
+
+/// The state of one segment, for status calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentStatus {
+    /// Size as registered.
+    pub bytes: u64,
+    /// How it is used.
+    pub kind: SegmentKind,
+    /// Where it is.
+    pub residency: Residency,
+    /// How many hold it now.
+    pub refs: u32,
+    /// Whether it may not be evicted.
+    pub pinned: bool,
+}
+
+/// Why a segment stayed through `clear`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptBecause {
+    /// A pass holds it.
+    InUse,
+    /// Its upload is under way.
+    InFlight,
+    /// It is pinned.
+    Pinned,
+}
+
+/// What `clear` did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cleared {
+    /// Bytes of the slabs that were evicted.
+    pub freed: u64,
+    /// How many segments were evicted.
+    pub segments: u64,
+    /// What stayed, and why.
+    pub kept: Vec<(SegmentId, KeptBecause)>,
+}
+
+/// What `set_budget` could do at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetBudget {
+    /// Whether everything now lies inside the new budget. If not, the rest follows as segments and blocks are
+    /// released; call `settle` then.
+    pub reached: bool,
+    /// Bytes in the ledger now.
+    pub used: u64,
+    /// End of the highest slab: the arena may be cut to this now, and no lower.
+    pub arena_end: u64,
+}

@@ -1,0 +1,83 @@
+//! Operations on rows of f32, and the paged key/value store they attend to.
+//!
+//! Every operation is a function of slices that runs on the calling thread, except [`attention`], which
+//! takes a [`Pool`](crate::host::Pool) because its work items are its own affair; the others are divided by
+//! their caller, usually by [`Pool::run_rows`](crate::host::Pool::run_rows).
+//!
+//! Shapes are written `[rows][width]` with the last dimension contiguous. Lengths are checked with `assert!`:
+//! a mismatch is a bug of the caller, not bad input. NaN propagates unless an operation says otherwise.
+//!
+//! Each operation has a scalar form, which is the reference, and where it pays one generic SIMD form that is
+//! instantiated for every instruction set; [`Simd`] chooses. A result depends on the instruction set in
+//! the last bits, never on how rows are divided among calls or threads.
+
+mod add;
+mod argmax;
+mod attention;
+mod kv;
+mod rms_norm;
+mod rope;
+mod silu_mul;
+mod softmax;
+mod top_k;
+
+pub use add::{add, add_bias};
+pub use argmax::argmax;
+pub use attention::{AttentionShape, AttentionSpan, attention};
+pub use kv::{KV_PAGE_TOKENS, KvLayout, kv_append};
+pub use rms_norm::{add_rms_norm, rms_norm, rms_norm_in_place};
+pub use rope::{RopeAngles, RopeError, RopeOrder, RopeParams, RopeScaling, RopeTable, rope};
+pub use silu_mul::silu_mul;
+pub use softmax::{log_softmax, softmax};
+pub use top_k::top_k;
+
+/// The instruction set that an operation uses. Asking for one that the CPU lacks falls back to the next lower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Simd {
+    /// Plain Rust, the reference.
+    Scalar,
+    /// AVX2 with FMA and F16C, 8 lanes.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL, 16 lanes.
+    Avx512,
+}
+
+impl Simd {
+    /// The widest instruction set of this CPU.
+    #[must_use]
+    pub fn detect() -> Simd {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            match (avx2, avx512) {
+                (true, true) => return Simd::Avx512,
+                (true, false) => return Simd::Avx2,
+                (false, _) => {}
+            }
+        }
+        Simd::Scalar
+    }
+
+    /// The instruction sets that this CPU has, lowest first.
+    pub fn available() -> impl Iterator<Item = Simd> {
+        let widest = Simd::detect();
+        [Simd::Scalar, Simd::Avx2, Simd::Avx512]
+            .into_iter()
+            .filter(move |&simd| simd <= widest)
+    }
+}
+
+/// The number of rows of `width` in `len` elements.
+fn rows_of(len: usize, width: usize) -> usize {
+    assert!(
+        width > 0 && len.is_multiple_of(width),
+        "{len} elements are no rows of {width}"
+    );
+    len / width
+}

@@ -1,0 +1,357 @@
+//! Style checks as tests: what the workspace's texts must and must not have.
+//!
+//! Each test reads every text of the workspace and lists all the places that break its rule, as `path:line: text`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use rocmforge_tests::fixtures;
+
+/// Most lines of a source file. Past it, look for the second subject.
+const LINES_MAX: usize = 600;
+
+/// Longer files, each with the reason why it is one subject.
+const LONGER: [(&str, &str); 0] = [];
+
+/// Below these, and nowhere else, code may be unsafe.
+const UNSAFE: [&str; 5] = [
+    "daemon/crates/gguf/src/mapped.rs",
+    "daemon/crates/gguf/src/mapped/",
+    "daemon/crates/device/src/gpu/",
+    "daemon/crates/device/src/host/",
+    "kernels/src/host/",
+];
+
+/// Below these the wire types may be used; the daemon itself has types of its own.
+const WIRE_TYPES: [&str; 4] = ["proto/", "client/", "daemon/src/rpc/", "tests/"];
+
+/// How far above an unsafe block its SAFETY comment may begin.
+const SAFETY_LINES_ABOVE: usize = 8;
+
+/// Directories that are not the workspace's own text.
+const SKIPPED_DIRS: [&str; 5] = ["target", ".git", "fixtures", "__pycache__", ".venv"];
+
+/// A text of the workspace.
+struct Text {
+    /// Relative to the workspace's root, with forward slashes.
+    path: String,
+    content: String,
+}
+
+impl Text {
+    /// Line numbers from 1, with the lines.
+    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.content
+            .lines()
+            .enumerate()
+            .map(|(n, line)| (n + 1, line))
+    }
+
+    fn is_below(&self, places: &[&str]) -> bool {
+        places.iter().any(|place| self.path.starts_with(place))
+    }
+}
+
+/// Every text by its extension, sorted by path. This file is left out: it spells what it looks for.
+fn texts(extensions: &[&str]) -> Vec<Text> {
+    let root = fixtures::workspace();
+    let mut paths = Vec::new();
+    collect(&root, &mut paths);
+    paths.sort();
+    let own = root.join(file!());
+    let wanted = |path: &PathBuf| {
+        let extension = path
+            .extension()
+            .and_then(|e| e.to_str())
+            .unwrap_or_default();
+        extensions.contains(&extension) && *path != own
+    };
+    let texts: Vec<Text> = paths
+        .into_iter()
+        .filter(wanted)
+        .map(|path| Text {
+            content: std::fs::read_to_string(&path)
+                .unwrap_or_else(|error| panic!("{} is no text: {error}", path.display())),
+            path: path
+                .strip_prefix(&root)
+                .expect("below the root")
+                .display()
+                .to_string(),
+        })
+        .collect();
+    assert!(
+        !texts.is_empty(),
+        "no {extensions:?} below {}",
+        root.display()
+    );
+    texts
+}
+
+fn collect(dir: &Path, into: &mut Vec<PathBuf>) {
+    for entry in dir.read_dir().expect("a readable directory").flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let kind = entry.file_type().expect("an entry has a type");
+        if kind.is_dir() && !SKIPPED_DIRS.iter().any(|skipped| name == *skipped) {
+            collect(&path, into);
+        } else if kind.is_file() {
+            into.push(path);
+        }
+    }
+}
+
+/// Places that break a rule.
+#[derive(Default)]
+struct Broken(String);
+
+impl Broken {
+    fn at(&mut self, text: &Text, line: usize, what: &str) {
+        let _ = writeln!(self.0, "  {}:{line}: {}", text.path, what.trim());
+    }
+
+    #[track_caller]
+    fn check(self, rule: &str) {
+        assert!(self.0.is_empty(), "{rule}:\n{}", self.0);
+    }
+}
+
+/// The code of a line: what is before a `//`, with no regard for strings.
+fn code(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default()
+}
+
+fn has_unsafe(line: &str) -> bool {
+    [
+        "unsafe {",
+        "unsafe fn",
+        "unsafe impl",
+        "unsafe extern",
+        "unsafe trait",
+    ]
+    .iter()
+    .any(|form| code(line).contains(form))
+}
+
+#[test]
+fn every_module_says_what_it_is_for() {
+    let mut broken = Broken::default();
+    for text in texts(&["rs"]) {
+        if !text.content.starts_with("//! ") {
+            broken.at(&text, 1, text.content.lines().next().unwrap_or("(empty)"));
+        }
+    }
+    broken.check("a .rs file opens with //! and its purpose, invariants and owning thread");
+}
+
+#[test]
+fn no_file_outgrows_its_subject() {
+    let mut broken = Broken::default();
+    for text in texts(&["rs", "hip", "h", "py"]) {
+        let lines = text.content.lines().count();
+        let listed = LONGER.iter().any(|(path, _)| *path == text.path);
+        if lines > LINES_MAX && !listed {
+            broken.at(&text, lines, "lines");
+        }
+        if lines <= LINES_MAX && listed {
+            broken.at(&text, lines, "lines: take it off the list of longer files");
+        }
+    }
+    broken.check(
+        "past 600 lines a file has a second subject; split it, or list it here with a reason",
+    );
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let marks = [
+        "todo!(",
+        "unimplemented!(",
+        "dbg!(",
+        "#[ignore",
+        "FIXME",
+        "XXX",
+        "HACK",
+    ];
+    let mut broken = Broken::default();
+    for text in texts(&["rs", "py", "hip", "h", "proto", "toml"]) {
+        for (n, line) in text.lines() {
+            if marks.iter().any(|mark| line.contains(mark)) {
+                broken.at(&text, n, line);
+            }
+        }
+    }
+    broken.check("no placeholders and no tests that do not run");
+}
+
+#[test]
+fn unsafe_code_stays_in_its_rooms() {
+    let mut broken = Broken::default();
+    for text in texts(&["rs"]).iter().filter(|text| !text.is_below(&UNSAFE)) {
+        for (n, line) in text.lines().filter(|(_, line)| has_unsafe(line)) {
+            broken.at(text, n, line);
+        }
+    }
+    broken.check("unsafe is for the mapped files, the device backends and the SIMD kernels only");
+}
+
+/// The directory of the package that a source file belongs to.
+fn package(path: &str) -> &str {
+    path.rsplit_once("src/").map_or("", |(package, _)| package)
+}
+
+#[test]
+fn crates_without_unsafe_forbid_it() {
+    let mut broken = Broken::default();
+    let roots =
+        |text: &&Text| text.path.ends_with("src/lib.rs") || text.path.ends_with("src/main.rs");
+    for text in texts(&["rs"]).iter().filter(roots) {
+        let own = package(&text.path);
+        let may = UNSAFE.iter().any(|place| package(place) == own);
+        if !may && !text.content.contains("#![forbid(unsafe_code)]") {
+            broken.at(text, 1, "has no #![forbid(unsafe_code)]");
+        }
+    }
+    broken.check("a crate that needs no unsafe forbids it");
+}
+
+#[test]
+fn every_unsafe_block_says_why_it_is_sound() {
+    let mut broken = Broken::default();
+    for text in texts(&["rs"]) {
+        let lines: Vec<&str> = text.content.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            let code = code(line);
+            if !code.contains("unsafe {") && !code.contains("unsafe impl") {
+                continue;
+            }
+            let above = &lines[at.saturating_sub(SAFETY_LINES_ABOVE)..=at];
+            if !above.iter().any(|line| line.contains("SAFETY:")) {
+                broken.at(&text, at + 1, line);
+            }
+        }
+    }
+    broken.check("an unsafe block has a // SAFETY: comment close above");
+}
+
+#[test]
+fn exceptions_to_lints_have_a_reason() {
+    let mut broken = Broken::default();
+    for text in texts(&["rs"]) {
+        for start in ["#[allow(", "#[expect(", "#![allow(", "#![expect("] {
+            for (at, _) in text.content.match_indices(start) {
+                let rest = &text.content[at..];
+                let attribute = &rest[..rest.find(")]").unwrap_or(rest.len())];
+                if !attribute.contains("reason = ") {
+                    let line = text.content[..at].lines().count().max(1);
+                    broken.at(&text, line, attribute);
+                }
+            }
+        }
+    }
+    broken.check("an exception is #[expect(lint, reason = \"...\")]");
+}
+
+#[test]
+fn no_path_of_a_developer_is_left() {
+    let paths = ["/work/", "/home/", "/root/", "/Users/"];
+    let mut broken = Broken::default();
+    for text in texts(&[
+        "rs", "py", "toml", "md", "proto", "service", "socket", "conf", "hip", "h", "yml",
+    ]) {
+        for (n, line) in text.lines() {
+            if paths.iter().any(|path| line.contains(path)) {
+                broken.at(&text, n, line);
+            }
+        }
+    }
+    broken.check("paths are relative, or a user's choice");
+}
+
+#[test]
+fn the_cache_decides_without_clock_thread_or_file() {
+    let impure = [
+        "std::time",
+        "std::thread",
+        "std::fs",
+        "std::net",
+        "std::env",
+        "std::process",
+        "Instant",
+        "tokio",
+    ];
+    let mut broken = Broken::default();
+    let pure = |text: &&Text| text.path.starts_with("daemon/crates/tensor-cache/src/");
+    for text in texts(&["rs"]).iter().filter(pure) {
+        for (n, line) in text.lines() {
+            if impure.iter().any(|word| code(line).contains(word)) {
+                broken.at(text, n, line);
+            }
+        }
+    }
+    broken.check("tensor-cache is pure");
+}
+
+#[test]
+fn wire_types_stay_in_the_rpc_layer() {
+    let mut broken = Broken::default();
+    for text in texts(&["rs"])
+        .iter()
+        .filter(|text| !text.is_below(&WIRE_TYPES))
+    {
+        for (n, line) in text.lines() {
+            let code = code(line);
+            if code.contains("rocmforge_proto") || code.contains("prost::") {
+                broken.at(text, n, line);
+            }
+        }
+    }
+    broken.check("wire types never leave daemon/src/rpc");
+}
+
+#[test]
+fn modules_are_named_for_what_they_hold() {
+    let vague = [
+        "utils", "util", "manager", "helper", "helpers", "misc", "common",
+    ];
+    let mut broken = Broken::default();
+    for text in texts(&["rs", "py"]) {
+        let parts = text
+            .path
+            .trim_end_matches(".rs")
+            .trim_end_matches(".py")
+            .split('/');
+        if parts.into_iter().any(|part| vague.contains(&part)) {
+            broken.at(&text, 1, "a name that says nothing");
+        }
+    }
+    broken.check("names are the field's own words");
+}
+
+#[test]
+fn whitespace_is_plain() {
+    let mut broken = Broken::default();
+    for text in texts(&[
+        "rs", "py", "toml", "md", "proto", "service", "socket", "conf", "hip", "h",
+    ]) {
+        for (n, line) in text.lines() {
+            // An escaped tab in a string is two characters and passes.
+            if line.contains('\t') || line.ends_with(' ') || line.ends_with('\r') {
+                broken.at(&text, n, line);
+            }
+        }
+        if !text.content.is_empty() && !text.content.ends_with('\n') {
+            broken.at(&text, text.content.lines().count(), "no newline at the end");
+        }
+    }
+    broken.check("no tab, no space at a line's end, no carriage return, a newline at the end");
+}
+
+#[test]
+fn fixtures_are_as_they_were_committed() {
+    for (name, bytes) in fixtures::SIZES {
+        let path = fixtures::path(name);
+        let found = path
+            .metadata()
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert_eq!(found.len(), bytes, "{}", path.display());
+    }
+}
