@@ -86,16 +86,19 @@ pub enum ModelFileError {
         /// The path asked for.
         path: PathBuf,
     },
-    /// The mapping failed.
-    #[error(transparent)]
-    Map(rocmforge_gguf::Error),
+    /// Nothing in it.
+    #[error("{} is empty", path.display())]
+    Empty {
+        /// The path asked for.
+        path: PathBuf,
+    },
     /// A system call failed.
-    #[error("{} cannot be opened: {source}", path.display())]
+    #[error("{} cannot be opened: {message}", path.display())]
     Io {
         /// The path asked for.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        message: String,
     },
 }
 
@@ -178,7 +181,7 @@ impl ModelDirs {
 
     /// `None` if the file was replaced between the look and the mapping.
     fn open_once(&self, path: &Path) -> Result<Option<MappedFile>, ModelFileError> {
-        let io_error = |source| ModelFileError::Io { path: path.to_owned(), source };
+        let io_error = |error: io::Error| ModelFileError::Io { path: path.to_owned(), message: error.to_string() };
         let mut options = OpenOptions::new();
         options.read(true).custom_flags((OFlag::O_PATH | OFlag::O_CLOEXEC).bits());
         let reference = match options.open(path) {
@@ -213,7 +216,15 @@ impl ModelDirs {
                 _ => io_error(error),
             });
         }
-        let file = MappedFile::open(&real).map_err(ModelFileError::Map)?;
+        let file = match MappedFile::open(&real) {
+            Ok(file) => file,
+            Err(rocmforge_gguf::Error::Empty { .. }) => return Err(ModelFileError::Empty { path: path.to_owned() }),
+            // It was a regular file a moment ago, so that the name has been given to something else.
+            Err(rocmforge_gguf::Error::NotRegular { .. }) => return Ok(None),
+            Err(error) => {
+                return Err(ModelFileError::Io { path: path.to_owned(), message: error.to_string() });
+            }
+        };
         let mapped = file.identity();
         Ok((mapped.dev == found.dev() && mapped.inode == found.ino()).then_some(file))
     }
@@ -249,7 +260,7 @@ impl ModelDirs {
                             ModelFileError::NotFound { tried: vec![path.to_owned()] }
                         }
                         io::ErrorKind::PermissionDenied => self.unreadable(path),
-                        _ => ModelFileError::Io { path: path.to_owned(), source: step_error },
+                        _ => ModelFileError::Io { path: path.to_owned(), message: step_error.to_string() },
                     };
                 }
             }
@@ -260,7 +271,7 @@ impl ModelDirs {
                 ModelFileError::NotFound { tried: vec![path.to_owned()] }
             }
             io::ErrorKind::PermissionDenied => self.unreadable(path),
-            _ => ModelFileError::Io { path: path.to_owned(), source: error },
+            _ => ModelFileError::Io { path: path.to_owned(), message: error.to_string() },
         }
     }
 

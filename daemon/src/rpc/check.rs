@@ -207,6 +207,30 @@ pub(super) fn ids(field: &str, ids: &[u32], n_vocab: u32) -> Result<(), Status> 
     }
 }
 
+/// Checks how many tokens are to be scored.
+pub(super) fn score_length(field: &str, n_tokens: usize, n_ctx: u32, top_n: u32) -> Result<(), Status> {
+    if n_tokens < 2 {
+        return Err(status_code::invalid(
+            field,
+            &format!("{n_tokens} tokens; at least 2, since the first has nothing before it"),
+        ));
+    }
+    if n_tokens > n_ctx as usize {
+        return Err(status_code::invalid(
+            field,
+            &format!("{n_tokens} tokens, but the context of this request has {n_ctx}; score the text in windows"),
+        ));
+    }
+    let scores = n_tokens as u64 * (u64::from(top_n) + 1);
+    if scores > SCORES_MAX {
+        return Err(status_code::invalid(
+            "top_n",
+            &format!("{top_n} for {n_tokens} tokens makes {scores} scores; at most {SCORES_MAX} fit an answer"),
+        ));
+    }
+    Ok(())
+}
+
 /// Checks segment indexes and drops repeated ones. Empty is all.
 pub(super) fn segments(asked: Vec<u32>, n_segments: usize) -> Result<Option<Vec<u32>>, Status> {
     if asked.is_empty() {

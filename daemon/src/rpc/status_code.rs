@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use rocmforge_engine::Error;
+use rocmforge_engine::{Error, ModelStatus};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -142,8 +142,8 @@ pub(super) fn from_model_file(error: &ModelFileError) -> Status {
         ModelFileError::Replaced { path } => {
             file(Code::Unavailable, "FILE_BEING_REPLACED", path).retry(Duration::from_secs(1))
         }
-        ModelFileError::Map { name, path, error } => return from_engine(&Error::from_gguf(name, path, error)),
-        ModelFileError::Io { path, source: _ } => file(Code::FailedPrecondition, "FILE_NOT_READABLE", path)
+        ModelFileError::Empty { path } => file(Code::InvalidArgument, "BAD_MODEL_FILE", path),
+        ModelFileError::Io { path, message: _ } => file(Code::FailedPrecondition, "FILE_NOT_READABLE", path)
             .precondition("FILE", &path.display().to_string(), &text),
     };
     answer.status(&text)
@@ -173,6 +173,18 @@ pub(super) fn invalid_all(violations: &[(String, String)]) -> Status {
         text.push_str(&format!("; and {} more", violations.len() - VIOLATIONS_MAX));
     }
     answer.status(&text)
+}
+
+/// NOT_FOUND, naming the models that are loaded.
+pub(super) fn unknown_model(name: &str, models: &[ModelStatus]) -> Status {
+    let known = models.iter().map(|status| status.model.name().to_owned()).collect();
+    from_engine(&Error::UnknownModel { name: name.to_owned(), known })
+}
+
+/// NOT_FOUND: the model was loaded, and somebody unloaded it before the load was answered.
+pub(super) fn unloaded_meanwhile(name: &str) -> Status {
+    let message = format!("model '{name}' was loaded, and unloaded again by another client before this call ended");
+    Answer::new(Code::NotFound, "UNKNOWN_MODEL").with("model", name).resource("model", name, &message).status(&message)
 }
 
 /// FAILED_PRECONDITION about a model.
