@@ -6,7 +6,7 @@ use prost_types::{DescriptorProto, FileDescriptorProto, FileDescriptorSet};
 
 fn files() -> Vec<FileDescriptorProto> {
     FileDescriptorSet::decode(rocmforge_proto::FILE_DESCRIPTOR_SET)
-        .unwrap()
+        .expect("the build script encoded it")
         .file
 }
 

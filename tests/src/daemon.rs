@@ -87,10 +87,19 @@ impl Daemon {
     /// # Panics
     /// When it does not serve; its log is in the message.
     pub fn start(options: &Options) -> Daemon {
+        Daemon::start_with(options, |_| {})
+    }
+
+    /// Does `prepare` with the socket's path, then starts a daemon and waits until it serves.
+    ///
+    /// # Panics
+    /// When it does not serve; its log is in the message.
+    pub fn start_with(options: &Options, prepare: impl FnOnce(&Path)) -> Daemon {
         let dir = tempfile::Builder::new()
             .prefix("rocmforged-")
             .tempdir()
             .expect("a temporary directory");
+        prepare(&dir.path().join("socket"));
         let notify = UnixDatagram::bind(dir.path().join("notify")).expect("a notify socket");
         notify
             .set_read_timeout(Some(Duration::from_millis(50)))

@@ -9,7 +9,9 @@ use std::io::Write;
 pub mod binaries;
 pub mod daemon;
 pub mod fixtures;
+pub mod forge;
 pub mod python;
+pub mod session;
 
 /// Says on the terminal, past the test runner's capture, that a test or a part of it does not run here and why.
 pub fn skip(what: &str, reason: &str) {

@@ -1,6 +1,34 @@
-//! Kernels that run on the CPU.
+//! The host device's kernels: quantized matrix products, the other operations of a pass, and the threads that share them out.
+//!
+//! A weight matrix goes through three forms. In the *file* its rows lie one after the other, each a run of quantized
+//! blocks. [`PackedMatrix::pack`] rearranges it at upload, byte for byte of the same size, so that sixteen rows advance
+//! together through one vector register. [`mat_mul`] then multiplies the packed form with [`Activations`].
+//!
+//! *Invariant:* one scheme of arithmetic (see [`matmul`]) holds for every instruction set, every number of tokens and
+//! every division of the rows among workers; results are bit-identical across all of them.
+//!
+//! *Invariant:* `unsafe` appears only in `simd` (intrinsics behind a proof of detection) and in [`RowsOut`] (columns
+//! shared by workers).
+//!
+//! Nothing here but [`Pool`] owns a thread; every other function runs on its caller's.
 
+pub mod activations;
+mod error;
+mod formats;
+mod isa;
+pub mod matmul;
 pub mod ops;
+mod pack;
 mod pool;
+pub mod reference;
+mod simd;
+mod weight_type;
 
+pub use activations::{ActivationForm, Activations};
+pub use error::Error;
+pub use isa::Isa;
+pub use matmul::{RowsOut, mat_mul, mat_mul_all};
+pub use pack::{PackedMatrix, ROW_GROUP};
+use pool::SyncPtr;
 pub use pool::{MAX_POOL_THREADS, Pool, PoolError};
+pub use weight_type::WeightType;

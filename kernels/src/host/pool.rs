@@ -319,10 +319,10 @@ impl Drop for Pool {
 }
 
 /// A pointer that the closures of one job share; they use disjoint parts behind it.
-struct SyncPtr<T>(*mut T);
+pub(in crate::host) struct SyncPtr<T>(pub(in crate::host) *mut T);
 
 impl<T> SyncPtr<T> {
-    fn get(&self) -> *mut T {
+    pub(in crate::host) fn get(&self) -> *mut T {
         self.0
     }
 }

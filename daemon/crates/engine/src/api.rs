@@ -8,6 +8,7 @@
 //! *Invariant:* no lock is held anywhere here, across an await or otherwise.
 
 use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -406,12 +407,15 @@ pub struct CacheStatus {
 /// The way to the engine. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct EngineHandle {
-    commands: mpsc::Sender<Command>,
+    commands: SyncSender<Command>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
 }
 
 impl EngineHandle {
-    pub(crate) fn new(commands: mpsc::Sender<Command>, snapshot: watch::Receiver<Arc<Snapshot>>) -> Self {
+    pub(crate) fn new(
+        commands: SyncSender<Command>,
+        snapshot: watch::Receiver<Arc<Snapshot>>,
+    ) -> Self {
         Self { commands, snapshot }
     }
 
@@ -435,7 +439,11 @@ impl EngineHandle {
             Some(found) => Ok(Arc::clone(&found.model)),
             None => Err(Error::UnknownModel {
                 name: name.to_owned(),
-                known: snapshot.models.iter().map(|m| m.model.name().to_owned()).collect(),
+                known: snapshot
+                    .models
+                    .iter()
+                    .map(|m| m.model.name().to_owned())
+                    .collect(),
             }),
         }
     }
@@ -446,7 +454,10 @@ impl EngineHandle {
     /// [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the budget, and those of sending.
     pub async fn load(&self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Load { prepared: Box::new(prepared), reply })?;
+        self.send(Command::Load {
+            prepared: Box::new(prepared),
+            reply,
+        })?;
         answered(answer).await?
     }
 
@@ -456,7 +467,11 @@ impl EngineHandle {
     /// [`Error::UnknownModel`], [`Error::Precondition`] while requests of it run, and those of sending.
     pub async fn unload(&self, name: &str, force: bool) -> Result<u64, Error> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Unload { name: name.to_owned(), force, reply })?;
+        self.send(Command::Unload {
+            name: name.to_owned(),
+            force,
+            reply,
+        })?;
         answered(answer).await?
     }
 
@@ -466,8 +481,14 @@ impl EngineHandle {
     /// Those of sending; everything else arrives as [`GenerateEvent::Failed`].
     pub fn generate(&self, request: GenerateRequest) -> Result<Events<GenerateEvent>, Error> {
         let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
-        self.send(Command::Generate { request: Box::new(request), events })?;
-        Ok(Events { receiver, commands: self.commands.clone() })
+        self.send(Command::Generate {
+            request: Box::new(request),
+            events,
+        })?;
+        Ok(Events {
+            receiver,
+            commands: self.commands.clone(),
+        })
     }
 
     /// Scores tokens. Dropping the future cancels it.
@@ -476,7 +497,10 @@ impl EngineHandle {
     /// Whatever a pass can meet, and those of sending.
     pub async fn score(&self, request: ScoreRequest) -> Result<Scores, Error> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Score { request: Box::new(request), reply })?;
+        self.send(Command::Score {
+            request: Box::new(request),
+            reply,
+        })?;
         answered(answer).await?
     }
 
@@ -484,10 +508,21 @@ impl EngineHandle {
     ///
     /// # Errors
     /// Those of sending; everything else arrives as [`PreloadEvent::Failed`].
-    pub fn preload(&self, name: &str, segments: Option<Vec<u32>>) -> Result<Events<PreloadEvent>, Error> {
+    pub fn preload(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+    ) -> Result<Events<PreloadEvent>, Error> {
         let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
-        self.send(Command::Preload { name: name.to_owned(), segments, events })?;
-        Ok(Events { receiver, commands: self.commands.clone() })
+        self.send(Command::Preload {
+            name: name.to_owned(),
+            segments,
+            events,
+        })?;
+        Ok(Events {
+            receiver,
+            commands: self.commands.clone(),
+        })
     }
 
     /// Pins or unpins segments and returns the model's pinned bytes.
@@ -495,9 +530,19 @@ impl EngineHandle {
     /// # Errors
     /// [`Error::UnknownModel`], [`Error::InvalidArgument`] for an index out of range, [`Error::Precondition`] if the
     /// pinned segments would leave no room to run, and those of sending.
-    pub async fn pin(&self, name: &str, segments: Option<Vec<u32>>, pinned: bool) -> Result<u64, Error> {
+    pub async fn pin(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+        pinned: bool,
+    ) -> Result<u64, Error> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Pin { name: name.to_owned(), segments, pinned, reply })?;
+        self.send(Command::Pin {
+            name: name.to_owned(),
+            segments,
+            pinned,
+            reply,
+        })?;
         answered(answer).await?
     }
 
@@ -507,7 +552,10 @@ impl EngineHandle {
     /// [`Error::UnknownModel`], and those of sending.
     pub async fn clear(&self, name: Option<&str>) -> Result<Cleared, Error> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Clear { name: name.map(str::to_owned), reply })?;
+        self.send(Command::Clear {
+            name: name.map(str::to_owned),
+            reply,
+        })?;
         answered(answer).await?
     }
 
@@ -534,21 +582,26 @@ impl EngineHandle {
     /// Ends the engine; returns when the last request has ended or `grace` has passed.
     pub async fn drain(&self, grace: Duration) {
         let (reply, answer) = oneshot::channel();
+        let mut command = Command::Drain { grace, reply };
         // A full queue delays a drain; it must not lose it.
-        if self.commands.send(Command::Drain { grace, reply }).await.is_ok() {
-            // An error means that the engine has ended, which is what was asked for.
-            let _ = answer.await;
+        while let Err(TrySendError::Full(back)) = self.commands.try_send(command) {
+            command = back;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
+        // An error means that the engine has ended, which is what was asked for.
+        let _ = answer.await;
     }
 
     fn send(&self, command: Command) -> Result<(), Error> {
-        self.commands.try_send(command).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Error::Exhausted {
-                message: format!("{COMMAND_CAPACITY} commands already wait for the engine"),
-                retry_after: Duration::from_millis(200),
-            },
-            mpsc::error::TrySendError::Closed(_) => gone(),
-        })
+        self.commands
+            .try_send(command)
+            .map_err(|error| match error {
+                TrySendError::Full(_) => Error::Exhausted {
+                    message: format!("{COMMAND_CAPACITY} commands already wait for the engine"),
+                    retry_after: Duration::from_millis(200),
+                },
+                TrySendError::Disconnected(_) => gone(),
+            })
     }
 }
 
@@ -556,13 +609,13 @@ impl EngineHandle {
 #[derive(Debug)]
 pub struct Events<T> {
     receiver: mpsc::Receiver<T>,
-    commands: mpsc::Sender<Command>,
+    commands: SyncSender<Command>,
 }
 
 impl<T> Events<T> {
     /// The next event, or `None` after the last (or if the engine ended).
     pub async fn next(&mut self) -> Option<T> {
-        let was_full = self.receiver.len() >= EVENT_CAPACITY;
+        let was_full = self.receiver.len() + crate::task::STEP_EVENTS > EVENT_CAPACITY;
         let event = self.receiver.recv().await;
         if was_full {
             // If the queue is full the engine is awake and looks at every sequence anyway.

@@ -3,12 +3,16 @@
 //! The kinds follow the error table of the design: who acts on an error, and whether trying again helps, decides its
 //! kind. The daemon maps them to statuses once, in one exhaustive match.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use rocmforge_device::Error as DeviceError;
+use rocmforge_gguf::Error as GgufError;
+use rocmforge_model::Error as ModelError;
+use rocmforge_tensor_cache::Error as CacheError;
 
 /// An error of the engine. `Display` never repeats its source.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Error {
     /// A request's field has a value that can never work. INVALID_ARGUMENT.
     #[error("{field}: {message}")]
@@ -68,7 +72,9 @@ pub enum Error {
         retry_after: Duration,
     },
     /// The model's file changed or was cut short under us. DATA_LOSS.
-    #[error("the file of model '{name}' can no longer be read as it was loaded: {message}; unload it and load it again")]
+    #[error(
+        "the file of model '{name}' can no longer be read as it was loaded: {message}; unload it and load it again"
+    )]
     DataLoss {
         /// The model.
         name: String,
@@ -90,5 +96,110 @@ pub enum Error {
 }
 
 fn list(names: &[String]) -> String {
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
+    }
+}
+
+/// An error with its sources, for logs and messages.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+/// An error of reading a file's header.
+pub(crate) fn from_gguf(name: &str, path: &Path, error: GgufError) -> Error {
+    match error {
+        GgufError::Changed { .. } => Error::DataLoss {
+            name: name.to_owned(),
+            message: chain(&error),
+        },
+        GgufError::Io { .. } => Error::Internal(chain(&error)),
+        _ => Error::BadModel {
+            path: path.to_owned(),
+            message: chain(&error),
+        },
+    }
+}
+
+/// An error of reading a loaded model's tensors: its header was fine, so the file is not what it was.
+pub(crate) fn from_read(name: &str, path: &Path, error: GgufError) -> Error {
+    match error {
+        GgufError::Changed { .. } | GgufError::Io { .. } | GgufError::OutOfRange { .. } => {
+            Error::DataLoss {
+                name: name.to_owned(),
+                message: chain(&error),
+            }
+        }
+        _ => Error::BadModel {
+            path: path.to_owned(),
+            message: chain(&error),
+        },
+    }
+}
+
+/// An error of making a model from a header.
+pub(crate) fn from_model(path: &Path, error: ModelError) -> Error {
+    match error {
+        ModelError::UnknownArchitecture { .. } | ModelError::Unsupported(_) => {
+            Error::Unsupported(format!("{}: {error}", path.display()))
+        }
+        ModelError::MissingKey(_)
+        | ModelError::BadValue { .. }
+        | ModelError::MissingTensor(_)
+        | ModelError::WrongShape { .. }
+        | ModelError::Gguf(_) => Error::BadModel {
+            path: path.to_owned(),
+            message: chain(&error),
+        },
+    }
+}
+
+/// An error of the device, in the light of the model that it worked for.
+pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> Error {
+    let path = || model.map_or_else(PathBuf::new, |(_, path)| path.to_owned());
+    match error {
+        DeviceError::Unsupported { .. } => Error::Unsupported(error.to_string()),
+        DeviceError::Shape { .. } | DeviceError::NotFinite { .. } => Error::BadModel {
+            path: path(),
+            message: error.to_string(),
+        },
+        DeviceError::Read { source, .. } => {
+            let (name, path) = model.unwrap_or(("?", Path::new("")));
+            from_read(name, path, source)
+        }
+        DeviceError::Memory { .. } => Error::Exhausted {
+            message: error.to_string(),
+            retry_after: Duration::from_secs(1),
+        },
+        DeviceError::Config(message) => Error::InvalidArgument {
+            field: "device",
+            message,
+        },
+        DeviceError::Lost(_) => Error::Unavailable {
+            message: error.to_string(),
+            retry_after: Duration::from_secs(5),
+        },
+    }
+}
+
+/// An error of the cache.
+pub(crate) fn from_cache(error: CacheError) -> Error {
+    match error {
+        CacheError::NeverFits { .. } | CacheError::Pinned { .. } | CacheError::Busy { .. } => {
+            Error::Precondition(error.to_string())
+        }
+        CacheError::NoRoom { .. } => Error::Exhausted {
+            message: error.to_string(),
+            retry_after: Duration::from_secs(1),
+        },
+        other => Error::Internal(other.to_string()),
+    }
 }

@@ -1,1 +1,28 @@
-//! The actor that owns a device: scheduler, KV cache, sampler, staging.
+//! The actor that owns a device: it admits requests, runs them step by step, and keeps the cache's promises.
+//!
+//! [`start`] starts its thread and returns the [`EngineHandle`] through which everyone else speaks to it; [`api`] is
+//! all that can be asked. [`prepare`] makes a model of an open file, off the engine's thread.
+
+#![forbid(unsafe_code)]
+
+mod actor;
+mod admission;
+pub mod api;
+mod commands;
+mod embed;
+mod error;
+mod kv;
+mod loaded;
+mod pass;
+mod publish;
+mod residency;
+mod sampler;
+mod step;
+mod stop;
+mod task;
+
+pub use actor::{DeviceChoice, EngineConfig, EngineThread, start, start_on};
+pub use api::{EngineHandle, Events};
+pub use commands::{BUDGET_MIN, MODELS_MAX};
+pub use error::Error;
+pub use loaded::{LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, prepare};

@@ -83,7 +83,10 @@ pub fn prepare(
     progress: &mut dyn FnMut(PrepareStage),
 ) -> Result<PreparedModel, Error> {
     check_name(name)?;
-    let bad = |message: String| Error::BadModel { path: file.path().to_owned(), message };
+    let bad = |message: String| Error::BadModel {
+        path: file.path().to_owned(),
+        message,
+    };
     let gguf = Gguf::open(&file).map_err(|e| crate::error::from_gguf(name, file.path(), e))?;
     progress(PrepareStage::Header);
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf).map_err(|e| bad(e.to_string()))?);
@@ -98,7 +101,15 @@ pub fn prepare(
         )));
     }
     progress(PrepareStage::Plan);
-    Ok(PreparedModel { loaded: LoadedModel { name: name.to_owned(), file: Arc::new(file), model, tokenizer, template } })
+    Ok(PreparedModel {
+        loaded: LoadedModel {
+            name: name.to_owned(),
+            file: Arc::new(file),
+            model,
+            tokenizer,
+            template,
+        },
+    })
 }
 
 fn check_name(name: &str) -> Result<(), Error> {

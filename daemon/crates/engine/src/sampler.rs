@@ -1,5 +1,11 @@
 //! Choosing the next token from logits: penalties, temperature, top-k, top-p, min-p, seed.
 
+use std::collections::{HashMap, VecDeque};
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rocmforge_kernels::host::ops::{self, Simd};
+
 /// How tokens are chosen. The defaults are greedy-free, the field's usual ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
@@ -36,5 +42,247 @@ impl Default for SamplingParams {
             penalty_last_n: 64,
             seed: None,
         }
+    }
+}
+
+/// Why no token could be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotFinite;
+
+/// Chooses the tokens of one sequence.
+///
+/// The steps are those of the field in their usual order: penalties on the logits, then top-k, top-p and min-p on the
+/// distribution at temperature 1, then temperature, then a draw.
+#[derive(Debug)]
+pub(crate) struct Sampler {
+    params: SamplingParams,
+    rng: ChaCha8Rng,
+    counts: HashMap<u32, u32>,
+    recent: VecDeque<u32>,
+    candidates: Vec<(u32, f32)>,
+}
+
+impl Sampler {
+    pub(crate) fn new(params: SamplingParams) -> Self {
+        // ChaCha8's stream for a seed is part of its crate's promise, so a seed gives the same text after an upgrade.
+        let rng = ChaCha8Rng::seed_from_u64(params.seed.unwrap_or_else(rand::random));
+        Self {
+            params,
+            rng,
+            counts: HashMap::new(),
+            recent: VecDeque::new(),
+            candidates: Vec::new(),
+        }
+    }
+
+    /// Tells of a token of the prompt or a chosen one, for the penalties.
+    pub(crate) fn accept(&mut self, token: u32) {
+        let window = self.params.penalty_last_n as usize;
+        if window == 0 || !self.penalizes() {
+            return;
+        }
+        self.recent.push_back(token);
+        *self.counts.entry(token).or_default() += 1;
+        if self.recent.len() > window
+            && let Some(old) = self.recent.pop_front()
+            && let Some(count) = self.counts.get_mut(&old)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&old);
+            }
+        }
+    }
+
+    /// Chooses a token from `logits`, `[n_vocab]`, which the penalties change.
+    pub(crate) fn sample(&mut self, logits: &mut [f32]) -> Result<u32, NotFinite> {
+        if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
+            return Err(NotFinite);
+        }
+        self.penalize(logits);
+        if self.params.temperature == 0.0 {
+            return ops::argmax(Simd::detect(), logits)
+                .map(|i| i as u32)
+                .ok_or(NotFinite);
+        }
+        let k = match self.params.top_k as usize {
+            0 => logits.len(),
+            k => k.min(logits.len()),
+        };
+        ops::top_k(Simd::detect(), logits, k, &mut self.candidates);
+        self.draw().ok_or(NotFinite)
+    }
+
+    fn penalizes(&self) -> bool {
+        let p = &self.params;
+        p.repeat_penalty != 1.0 || p.presence_penalty != 0.0 || p.frequency_penalty != 0.0
+    }
+
+    fn penalize(&self, logits: &mut [f32]) {
+        let p = &self.params;
+        for (&token, &count) in &self.counts {
+            let Some(logit) = logits.get_mut(token as usize) else {
+                continue;
+            };
+            // A positive logit shrinks and a negative one grows in size, so that either becomes less likely.
+            *logit = if *logit > 0.0 {
+                *logit / p.repeat_penalty
+            } else {
+                *logit * p.repeat_penalty
+            };
+            *logit -= p.presence_penalty + p.frequency_penalty * count as f32;
+        }
+    }
+
+    /// Draws from the candidates, which are sorted by falling logit.
+    fn draw(&mut self) -> Option<u32> {
+        let best = self.candidates.first()?.1;
+        let probability = |logit: f32| f64::from(logit - best).exp();
+        let total: f64 = self.candidates.iter().map(|c| probability(c.1)).sum();
+        let mut keep = self.candidates.len();
+        if self.params.top_p < 1.0 {
+            let wanted = f64::from(self.params.top_p) * total;
+            let mut sum = 0.0;
+            keep = self
+                .candidates
+                .iter()
+                .position(|c| {
+                    sum += probability(c.1);
+                    sum >= wanted
+                })
+                .map_or(keep, |i| i + 1);
+        }
+        if self.params.min_p > 0.0 {
+            let least = f64::from(self.params.min_p);
+            let likely = self.candidates[..keep]
+                .iter()
+                .take_while(|c| probability(c.1) >= least)
+                .count();
+            keep = likely.max(1);
+        }
+        self.candidates.truncate(keep);
+        let inverse = 1.0 / f64::from(self.params.temperature);
+        let weight = |logit: f32| (f64::from(logit - best) * inverse).exp();
+        let total: f64 = self.candidates.iter().map(|c| weight(c.1)).sum();
+        let mut point = self.rng.random::<f64>() * total;
+        for &(token, logit) in &self.candidates {
+            point -= weight(logit);
+            if point < 0.0 {
+                return Some(token);
+            }
+        }
+        // Rounding can leave a rest behind the last one.
+        self.candidates.last().map(|c| c.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params(temperature: f32) -> SamplingParams {
+        SamplingParams {
+            temperature,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: Some(7),
+            ..SamplingParams::default()
+        }
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_among_equals() {
+        let mut sampler = Sampler::new(params(0.0));
+        assert_eq!(sampler.sample(&mut [0.5, 2.0, -1.0, 2.0]), Ok(1));
+    }
+
+    #[test]
+    fn nan_and_infinity_never_pass() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            assert_eq!(
+                Sampler::new(params(0.0)).sample(&mut [0.0, bad]),
+                Err(NotFinite)
+            );
+            assert_eq!(
+                Sampler::new(params(1.0)).sample(&mut [0.0, bad]),
+                Err(NotFinite)
+            );
+        }
+        assert_eq!(
+            Sampler::new(params(0.0)).sample(&mut [f32::NEG_INFINITY, 0.0]),
+            Ok(1)
+        );
+    }
+
+    #[test]
+    fn draws_follow_the_softmax() {
+        let mut sampler = Sampler::new(params(1.0));
+        let logits = [0.0f32, 1.0, 2.0];
+        let total: f32 = logits.iter().map(|l| l.exp()).sum();
+        let mut seen = [0u32; 3];
+        let n = 20_000;
+        for _ in 0..n {
+            seen[sampler.sample(&mut logits.clone()).unwrap() as usize] += 1;
+        }
+        for (seen, logit) in seen.iter().zip(logits) {
+            let expected = logit.exp() / total;
+            let found = *seen as f32 / n as f32;
+            assert!((found - expected).abs() < 0.02, "{found} of {expected}");
+        }
+    }
+
+    #[test]
+    fn one_seed_one_sequence() {
+        let run = |seed| {
+            let mut sampler = Sampler::new(SamplingParams {
+                seed: Some(seed),
+                ..params(1.0)
+            });
+            (0..50)
+                .map(|_| sampler.sample(&mut [0.0; 100]).unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(run(1), run(1));
+        assert_ne!(run(1), run(2));
+    }
+
+    #[test]
+    fn top_p_min_p_and_top_k_cut_the_tail() {
+        let logits = [3.0f32, 2.9, 0.0, -1.0];
+        let cuts = [
+            SamplingParams {
+                top_p: 0.6,
+                ..params(5.0)
+            },
+            SamplingParams {
+                min_p: 0.5,
+                ..params(5.0)
+            },
+            SamplingParams {
+                top_k: 2,
+                ..params(5.0)
+            },
+        ];
+        for cut in cuts {
+            let mut sampler = Sampler::new(cut.clone());
+            for _ in 0..300 {
+                assert!(sampler.sample(&mut logits.clone()).unwrap() < 2, "{cut:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn penalties_forget_what_leaves_the_window() {
+        let mut sampler = Sampler::new(SamplingParams {
+            presence_penalty: 10.0,
+            penalty_last_n: 2,
+            ..params(0.0)
+        });
+        sampler.accept(0);
+        assert_eq!(sampler.sample(&mut [1.0, 0.0]), Ok(1));
+        sampler.accept(5);
+        sampler.accept(6);
+        assert_eq!(sampler.sample(&mut [1.0, 0.0]), Ok(0));
     }
 }

@@ -1,4 +1,4 @@
-//! Parsing a header of the size that a 128k-token vocabulary with merges has.
+//! Parsing a header of the size that a 128k-token vocabulary with merges has, and copying tensor data out of a file.
 
 use std::hint::black_box;
 
@@ -64,5 +64,40 @@ fn parse(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, parse);
+/// Copies a file in the page cache to memory, in pieces of 4 MiB.
+fn read(c: &mut Criterion) {
+    const FILE_BYTES: usize = 256 << 20;
+    const CHUNK_BYTES: usize = 4 << 20;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("data");
+    std::fs::write(&path, vec![1; FILE_BYTES]).expect("the file is written");
+    let mut buffer = vec![0; CHUNK_BYTES];
+
+    let mut group = c.benchmark_group("read_4MiB_pieces");
+    group.throughput(Throughput::Bytes(FILE_BYTES as u64));
+    group.sample_size(10);
+    for (name, mode) in [("mapped", ReadMode::Map), ("pread", ReadMode::Pread)] {
+        let file = MappedFile::open_with(&path, mode).expect("the file opens");
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                for at in (0..FILE_BYTES).step_by(CHUNK_BYTES) {
+                    file.read_into(at as u64, &mut buffer)
+                        .expect("the file is there");
+                }
+            });
+        });
+    }
+    group.bench_function("mapped_first_touch", |b| {
+        b.iter(|| {
+            let file = MappedFile::open(&path).expect("the file opens");
+            for at in (0..FILE_BYTES).step_by(CHUNK_BYTES) {
+                file.read_into(at as u64, &mut buffer)
+                    .expect("the file is there");
+            }
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, parse, read);
 criterion_main!(benches);

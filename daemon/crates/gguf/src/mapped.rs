@@ -19,6 +19,8 @@
 )]
 
 mod guard;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -29,6 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use memmap2::{Advice, Mmap};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use crate::Error;
 
@@ -307,8 +310,15 @@ impl MappedFile {
         }
         if let Backing::Map(Guarded { map, .. }) = &self.backing {
             let _ = map.advise_range(Advice::WillNeed, start as usize, (end - start) as usize);
-        } else {
-            guard::will_need(&self.file, start, end - start);
+            return;
+        }
+        if let (Ok(start), Ok(len)) = (i64::try_from(start), i64::try_from(end - start)) {
+            let _ = posix_fadvise(
+                &self.file,
+                start,
+                len,
+                PosixFadviseAdvice::POSIX_FADV_WILLNEED,
+            );
         }
     }
 

@@ -11,15 +11,26 @@
 //! *Invariants:* `pos` never passes the end of the bytes given; a record is taken whole or not at all, so the walk
 //! resumes where it stopped and no byte is walked twice; what follows `pos` takes at least `least_rest` bytes.
 
+mod extent;
+mod read;
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
-use crate::gguf::{Entry, Gguf, TensorInfo};
+use crate::gguf::{Entry, Gguf};
 use crate::limits::{
-    DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_ARRAY_DEPTH, MAX_ARRAY_LEN, MAX_DIMS, MAX_HEADER_BYTES,
-    MAX_KEY_BYTES, MAX_KEYS, MAX_STRING_BYTES, MAX_TENSOR_NAME_BYTES, MAX_TENSORS, MIN_ALIGNMENT,
+    DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_ARRAY_DEPTH, MAX_DIMS, MAX_HEADER_BYTES, MAX_KEY_BYTES,
+    MAX_KEYS, MAX_TENSOR_NAME_BYTES, MAX_TENSORS, MIN_ALIGNMENT,
 };
 use crate::value::ValueType;
 use crate::{Error, TensorType};
+
+use extent::{Record, place, refuse_overlap};
+use read::{
+    Frame, Stop, array_head, check_bools, limit, string_len, strings, take, text, u32_at, u64_at,
+    value_type,
+};
 
 const MAGIC: [u8; 4] = *b"GGUF";
 /// Magic, version and the two counts.
@@ -40,19 +51,6 @@ pub(crate) enum Step {
     More(u64),
 }
 
-/// Why the walk stopped: at an error, or at the end of the bytes given.
-enum Stop {
-    Bad(Error),
-    /// Bytes from the start of the file that the current record needs.
-    Need(u64),
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
-        Stop::Bad(error)
-    }
-}
-
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
     Start,
@@ -60,24 +58,6 @@ enum Stage {
     Elements,
     Tensors,
     Done,
-}
-
-/// An array whose elements are being walked.
-#[derive(Debug)]
-struct Frame {
-    ty: ValueType,
-    left: u64,
-}
-
-/// A tensor's record as the file has it, before it is checked against the rest.
-#[derive(Debug)]
-struct Record {
-    name: Box<str>,
-    dims: [u64; 4],
-    n_dims: u32,
-    ty: TensorType,
-    /// From the start of the tensor data.
-    offset: u64,
 }
 
 #[derive(Debug)]
@@ -95,22 +75,6 @@ pub(crate) struct Parser {
     frames: Vec<Frame>,
     records: Vec<Record>,
     by_name: HashMap<Box<str>, u32>,
-}
-
-/// `N` bytes at `at`, or what length they need.
-fn take<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Stop> {
-    match bytes.get(at..).and_then(|rest| rest.first_chunk()) {
-        Some(chunk) => Ok(*chunk),
-        None => Err(Stop::Need((at + N) as u64)),
-    }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Result<u32, Stop> {
-    take(bytes, at).map(u32::from_le_bytes)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Result<u64, Stop> {
-    take(bytes, at).map(u64::from_le_bytes)
 }
 
 impl Parser {
@@ -138,6 +102,8 @@ impl Parser {
 
     /// Walks on. `bytes` is the start of the file and no shorter than in the call before.
     pub(crate) fn advance(&mut self, bytes: &[u8]) -> Result<Step, Error> {
+        // No position beyond the limit is ever reached, so every one fits 32 bits.
+        let bytes = &bytes[..bytes.len().min(MAX_HEADER_BYTES as usize)];
         match self.walk(bytes) {
             Ok(()) => Ok(Step::Done),
             Err(Stop::Bad(error)) => Err(error),
@@ -239,7 +205,7 @@ impl Parser {
         let version = u32_at(bytes, 4).map_err(|_| Stop::Need(START_BYTES))?;
         match version {
             2 | 3 => {}
-            _ if version & 0xffff == 0 && version != 0 => {
+            _ if matches!(version.swap_bytes(), 1..=255) => {
                 return Err(Error::BigEndian {
                     version: version.swap_bytes(),
                 }
@@ -253,6 +219,18 @@ impl Parser {
         limit(n_keys, MAX_KEYS, 16, || {
             "the number of metadata keys".into()
         })?;
+        let need = START_BYTES + n_keys * LEAST_KEY_BYTES + n_tensors * LEAST_TENSOR_BYTES;
+        if need > self.file_len {
+            let what = format!("its {n_keys} metadata keys and {n_tensors} tensor records");
+            let (offset, available) = (START_BYTES, self.file_len);
+            return Err(Error::Truncated {
+                what,
+                offset,
+                need,
+                available,
+            }
+            .into());
+        }
         (self.version, self.n_tensors, self.n_keys) = (version, n_tensors, n_keys);
         self.pos = START_BYTES as usize;
         self.stage = Stage::Keys;
@@ -512,173 +490,4 @@ impl Parser {
         refuse_overlap(&gguf.tensors)?;
         Ok(gguf)
     }
-}
-
-/// A record with its size computed and its extent checked against the file.
-fn place(
-    record: Record,
-    alignment: u64,
-    data_start: u64,
-    file_len: u64,
-) -> Result<TensorInfo, Error> {
-    let Record {
-        name,
-        dims,
-        n_dims,
-        ty,
-        offset,
-    } = record;
-    let tensor = String::from(name);
-    if !dims[0].is_multiple_of(ty.block_size()) {
-        return Err(Error::PartialBlock {
-            tensor,
-            ty,
-            row: dims[0],
-        });
-    }
-    let elements = dims.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
-    let bytes = ty
-        .row_bytes(dims[0])
-        .and_then(|row| dims[1..].iter().try_fold(row, |n, &dim| n.checked_mul(dim)));
-    let bytes = match (elements, bytes) {
-        (Some(elements), Some(bytes))
-            if elements <= i64::MAX as u64 && bytes <= i64::MAX as u64 =>
-        {
-            bytes
-        }
-        _ => return Err(Error::SizeOverflow { tensor, dims, ty }),
-    };
-    if !offset.is_multiple_of(alignment) {
-        return Err(Error::UnalignedTensor {
-            tensor,
-            offset,
-            alignment,
-        });
-    }
-    match data_start
-        .checked_add(offset)
-        .and_then(|start| Some((start, start.checked_add(bytes)?)))
-    {
-        Some((start, end)) if end <= file_len => Ok(TensorInfo {
-            name: tensor,
-            dims,
-            n_dims,
-            ty,
-            offset: start,
-            bytes,
-        }),
-        _ => Err(Error::TensorPastEnd {
-            tensor,
-            offset,
-            bytes,
-            data_start,
-            file_len,
-        }),
-    }
-}
-
-fn refuse_overlap(tensors: &[TensorInfo]) -> Result<(), Error> {
-    let mut order: Vec<&TensorInfo> = tensors.iter().collect();
-    order.sort_by_key(|tensor| tensor.offset);
-    for pair in order.windows(2) {
-        let (first, second) = (pair[0], pair[1]);
-        if first.range().end > second.offset {
-            return Err(Error::Overlap {
-                first: first.name.clone(),
-                first_end: first.range().end,
-                second: second.name.clone(),
-                second_start: second.offset,
-            });
-        }
-    }
-    Ok(())
-}
-
-fn limit(found: u64, max: u64, offset: u64, what: impl FnOnce() -> String) -> Result<(), Error> {
-    if found > max {
-        Err(Error::Limit {
-            what: what(),
-            offset,
-            found,
-            max,
-        })
-    } else {
-        Ok(())
-    }
-}
-
-/// `len` bytes at `at` and the position behind them; `behind` bytes must follow and are asked for together with these.
-fn text(bytes: &[u8], at: usize, len: u64, behind: u64) -> Result<(&[u8], usize), Stop> {
-    let end = at + len as usize; // `len` was held against a limit far below 2^32
-    match bytes.get(at..end) {
-        Some(text) => Ok((text, end)),
-        None => Err(Stop::Need(end as u64 + behind)),
-    }
-}
-
-fn value_type(key: &str, bytes: &[u8], at: usize) -> Result<ValueType, Stop> {
-    let found = u32_at(bytes, at)?;
-    ValueType::from_u32(found).ok_or_else(|| {
-        Error::UnknownValueType {
-            key: key.to_owned(),
-            offset: at as u64,
-            found,
-        }
-        .into()
-    })
-}
-
-fn string_len(key: &str, bytes: &[u8], at: usize) -> Result<u64, Stop> {
-    let len = u64_at(bytes, at)?;
-    limit(len, MAX_STRING_BYTES, at as u64, || {
-        format!("the length of a string of metadata key \"{key}\"")
-    })?;
-    Ok(len)
-}
-
-fn array_head(key: &str, bytes: &[u8], at: usize) -> Result<Frame, Stop> {
-    let ty = value_type(key, bytes, at)?;
-    let left = u64_at(bytes, at + 4)?;
-    limit(left, MAX_ARRAY_LEN, at as u64 + 4, || {
-        format!("the length of an array of metadata key \"{key}\"")
-    })?;
-    Ok(Frame { ty, left })
-}
-
-fn check_bools(key: &str, values: &[u8], at: usize) -> Result<(), Error> {
-    match values.iter().position(|&byte| byte > 1) {
-        Some(i) => Err(Error::BadBool {
-            key: key.to_owned(),
-            offset: (at + i) as u64,
-            found: values[i],
-        }),
-        None => Ok(()),
-    }
-}
-
-/// Walks up to `left` strings from `pos`; the hot loop of every large header.
-fn strings(
-    key: &str,
-    bytes: &[u8],
-    pos: &mut usize,
-    left: &mut u64,
-    mut offsets: Option<&mut Vec<u32>>,
-) -> Result<(), Stop> {
-    while *left > 0 {
-        let len = match bytes.get(*pos..).and_then(|rest| rest.first_chunk()) {
-            Some(chunk) => u64::from_le_bytes(*chunk),
-            None => return Err(Stop::Need(*pos as u64 + 8)),
-        };
-        // One comparison covers what is there and, since less is there than 2^64, overflow.
-        if len > (bytes.len() - *pos - 8) as u64 || len > MAX_STRING_BYTES {
-            string_len(key, bytes, *pos)?;
-            return Err(Stop::Need(*pos as u64 + 8 + len));
-        }
-        if let Some(offsets) = offsets.as_deref_mut() {
-            offsets.push(*pos as u32);
-        }
-        *pos += 8 + len as usize;
-        *left -= 1;
-    }
-    Ok(())
 }

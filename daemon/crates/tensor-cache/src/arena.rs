@@ -210,6 +210,7 @@ impl Arena {
     pub(crate) fn slide(
         &self,
         bytes: u64,
+        moved_max: u64,
         movable: impl Fn(SegmentId) -> bool,
     ) -> Option<(Vec<Shift>, u64)> {
         struct Hole {
@@ -248,7 +249,7 @@ impl Arena {
                 }
                 if sum >= bytes {
                     let cost = below - zone[first].below;
-                    if best.is_none_or(|(least, ..)| cost < least) {
+                    if cost <= moved_max && best.is_none_or(|(least, ..)| cost < least) {
                         best = Some((cost, zone[first].from, offset));
                     }
                 }
@@ -287,6 +288,60 @@ impl Arena {
             }
         }
         Some((shifts, to - bytes))
+    }
+
+    /// The lowest range of `bytes` that holds no `fixed` extent.
+    pub(crate) fn lowest_without(
+        &self,
+        bytes: u64,
+        fixed: impl Fn(Tenant) -> bool,
+    ) -> Option<Slab> {
+        let mut at = 0;
+        for (slab, tenant) in self.extents() {
+            if slab.offset >= at + bytes {
+                break;
+            }
+            if fixed(tenant) {
+                at = slab.end();
+            }
+        }
+        (at + bytes <= self.end).then_some(Slab { offset: at, bytes })
+    }
+
+    /// The extents that share a byte with `window`.
+    pub(crate) fn overlapping(&self, window: Slab) -> impl Iterator<Item = (Slab, Tenant)> + '_ {
+        let first = self
+            .extents
+            .range(..=window.offset)
+            .next_back()
+            .map_or(0, |(offset, _)| *offset);
+        let found = self.extents.range(first..window.end());
+        found
+            .map(|(&offset, extent)| {
+                (
+                    Slab {
+                        offset,
+                        bytes: extent.bytes,
+                    },
+                    extent.tenant,
+                )
+            })
+            .filter(move |(slab, _)| slab.end() > window.offset)
+    }
+
+    /// The high end of the tightest hole that has room for `bytes` outside `window`.
+    pub(crate) fn hole_outside(&self, bytes: u64, window: Slab) -> Option<u64> {
+        self.holes_by_length
+            .range((bytes, 0)..)
+            .find_map(|&(length, offset)| {
+                let end = offset + length;
+                let above = (end >= bytes + offset.max(window.end())).then(|| end - bytes);
+                let below = end
+                    .min(window.offset)
+                    .checked_sub(bytes)
+                    .filter(|at| *at >= offset);
+                above.or(below)
+            })
     }
 
     /// The longest range that would be free if everything but the `fixed` extents went, as far as the end.

@@ -91,6 +91,11 @@ impl Cache {
                 pinned,
             });
         }
+        if side == Side::Low
+            && let Some(slab) = self.clear_low_end(bytes, actions)
+        {
+            return Ok(slab);
+        }
         if let Some(plan) = self.choose(bytes, 0, side, bar) {
             let offset = plan.offset;
             self.commit(plan, actions);
@@ -223,13 +228,72 @@ impl Cache {
         model.cursor.is_none() && rounds > ROUNDS_MAX * (self.models.len() as u64 + 1)
     }
 
+    /// Makes room for a block at the lowest offset where nothing is that must stay: what lies there goes to holes
+    /// elsewhere, or is evicted if there is none. So blocks, which never move, gather at the low end, and large
+    /// segments keep an undivided range above them. `None`, and nothing done, if pins, uses, uploads or blocks leave no
+    /// such range, or not enough bytes.
+    fn clear_low_end(&mut self, bytes: u64, actions: &mut Vec<Action>) -> Option<Slab> {
+        let fixed = |tenant| match tenant {
+            Tenant::Segment(id) => !self.segment(id).is_ok_and(Segment::is_evictable),
+            Tenant::Block(_) => true,
+        };
+        let window = self.arena.lowest_without(bytes, fixed)?;
+        let mut excess = (self.arena.used() + bytes).saturating_sub(self.arena.end());
+        let mut taken = Vec::new();
+        if excess > 0 {
+            let mut victims = Victims::new(self);
+            while excess > 0 {
+                let (_, segment, slab) = victims.next(self)?;
+                taken.push((segment, slab));
+                excess = excess.saturating_sub(slab.bytes);
+            }
+        }
+        for &(segment, slab) in &taken {
+            self.arena.vacate(slab);
+            self.evicted(segment, slab, actions);
+        }
+        let inside: Vec<_> = self.arena.overlapping(window).collect();
+        for (from, tenant) in inside {
+            let Tenant::Segment(segment) = tenant else {
+                unreachable!("no block is in the window")
+            };
+            if let Some(offset) = self.arena.hole_outside(from.bytes, window) {
+                let to = Slab {
+                    offset,
+                    bytes: from.bytes,
+                };
+                self.shift(Shift { segment, from, to }, actions);
+            } else {
+                self.arena.vacate(from);
+                self.evicted(segment, from, actions);
+            }
+        }
+        Some(window)
+    }
+
     /// Decides how to make room for `bytes`, of which `credit` are in the ledger already, and leaves the arena
-    /// without the victims; or leaves it as it was.
+    /// without the victims; or leaves it as it was. Slides that are too expensive come last.
     fn choose(&mut self, bytes: u64, credit: u64, side: Side, bar: Bar) -> Option<Plan> {
+        let cheap = self.config.slide_max.saturating_mul(bytes);
+        let plan = self.choose_within(bytes, credit, side, bar, cheap);
+        if plan.is_none() && cheap < u64::MAX {
+            return self.choose_within(bytes, credit, side, bar, u64::MAX);
+        }
+        plan
+    }
+
+    fn choose_within(
+        &mut self,
+        bytes: u64,
+        credit: u64,
+        side: Side,
+        bar: Bar,
+        slide_max: u64,
+    ) -> Option<Plan> {
         let mut taken: Vec<(SegmentId, Slab)> = Vec::new();
         let mut victims = None;
         let mut place = loop {
-            if let Some(place) = self.place(bytes, credit, side) {
+            if let Some(place) = self.place(bytes, credit, side, slide_max) {
                 break place;
             }
             let next = match bar {
@@ -256,7 +320,7 @@ impl Cache {
                 continue;
             }
             self.arena.occupy(slab, Tenant::Segment(segment));
-            if let Some(better) = self.place(bytes, credit, side) {
+            if let Some(better) = self.place(bytes, credit, side, slide_max) {
                 place = better;
                 taken.remove(at);
             } else {
@@ -271,17 +335,22 @@ impl Cache {
         })
     }
 
-    /// A place for `bytes` without evicting anything.
-    fn place(&self, bytes: u64, credit: u64, side: Side) -> Option<(Vec<Shift>, u64)> {
+    /// A place for `bytes` without evicting anything, moving at most `slide_max` bytes.
+    fn place(
+        &self,
+        bytes: u64,
+        credit: u64,
+        side: Side,
+        slide_max: u64,
+    ) -> Option<(Vec<Shift>, u64)> {
         if self.arena.used() + bytes - credit > self.arena.end() {
             return None;
         }
         if let Some(offset) = self.arena.hole(bytes, side) {
             return Some((Vec::new(), offset));
         }
-        self.arena.slide(bytes, |segment| {
-            self.segment(segment).is_ok_and(Segment::is_idle)
-        })
+        let movable = |segment| self.segment(segment).is_ok_and(Segment::is_idle);
+        self.arena.slide(bytes, slide_max, movable)
     }
 
     fn commit(&mut self, plan: Plan, actions: &mut Vec<Action>) {

@@ -1,1 +1,35 @@
 //! Text to token ids and back; chat templates.
+//!
+//! - [`Tokenizer`]: the vocabulary of a GGUF file. Byte-level BPE (`gpt2`) with
+//!   the pre-tokenizers in use, and SentencePiece (`llama`).
+//! - [`StreamDecoder`]: ids to text one at a time, whole characters only.
+//! - [`ChatTemplate`]: messages to the text a model was trained on.
+//!
+//! Nothing here is trusted: vocabulary and template come from a file, text and
+//! ids from a client. Every size has a named maximum, and encoding takes time
+//! in proportion to the text (n log n inside one word).
+//!
+//! *Invariant:* no scanner or merge loop backtracks without bound. *Invariant:*
+//! the only thread started here builds tables and ends.
+#![forbid(unsafe_code)]
+
+mod bpe;
+mod byte_level;
+mod chat;
+mod error;
+#[cfg(test)]
+mod fixture;
+mod metadata;
+mod pre_tokenizer;
+mod special;
+mod spm;
+mod stream;
+mod texts;
+mod tokenizer;
+mod unicode;
+mod vocab;
+
+pub use chat::{ChatTemplate, MAX_CHAT_BYTES, MAX_CHAT_STEPS, MAX_TEMPLATE_BYTES, Message};
+pub use error::Error;
+pub use stream::{DecodeOptions, StreamDecoder};
+pub use tokenizer::{MAX_TEXT_BYTES, Tokenizer};

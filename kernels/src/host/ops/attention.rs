@@ -10,12 +10,23 @@
 //! rows in its span, the tile it falls into and the thread it runs on: bit for bit the same result.
 //! Slots of a page beyond the last position are read but never reach a result.
 
+use std::cell::RefCell;
 use std::num::NonZeroUsize;
 
 use half::f16;
 
+use super::attention_tile::{Scratch, Tile};
 use super::{KV_PAGE_TOKENS, KvLayout, Simd};
-use crate::host::Pool;
+use crate::host::{Pool, SyncPtr};
+
+/// Queries (rows times heads of a group) of one tile: enough that widening a page's K and V to f32 is a small
+/// part of the work, few enough that the tile stays in the second-level cache.
+const TILE_QUERIES: usize = 64;
+
+thread_local! {
+    /// What a tile works in; a few hundred KiB at most, kept from call to call.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
 
 /// What all spans of a call have in common.
 #[derive(Clone, Copy, Debug)]
@@ -49,32 +60,58 @@ pub struct AttentionSpan<'a> {
 /// When shapes do not fit each other or a page is missing.
 pub fn attention(
     pool: &Pool,
-    _simd: Simd,
+    simd: Simd,
     shape: &AttentionShape,
     spans: &[AttentionSpan<'_>],
     q: &[f32],
     out: &mut [f32],
 ) {
-    let (n_head, dk, dv) = (shape.n_head, shape.kv.head_dim_k, shape.kv.head_dim_v);
     check(shape, spans, q, out);
-    let mut rows = Vec::new();
+    let kv = &shape.kv;
+    let group = shape.n_head / kv.n_head_kv;
+    let (q_row, out_row) = (shape.n_head * kv.head_dim_k, shape.n_head * kv.head_dim_v);
+    let tile_rows = (TILE_QUERIES / group).clamp(1, KV_PAGE_TOKENS);
+
+    // Where each span's rows and work items begin.
+    let mut starts = Vec::with_capacity(spans.len());
+    let (mut n_rows, mut n_items) = (0, 0);
     for span in spans {
-        rows.extend((0..span.n_rows).map(|row| (span, span.pos0 + row)));
+        starts.push((n_rows, n_items));
+        n_rows += span.n_rows;
+        n_items += span.n_rows.div_ceil(tile_rows) * kv.n_head_kv;
     }
-    pool.run_rows(out, n_head * dv, 1, |range, out| {
-        for (row, out) in range.zip(out.chunks_exact_mut(n_head * dv)) {
-            let (span, pos) = rows[row];
-            for (head, out) in out.chunks_exact_mut(dv).enumerate() {
-                scalar_row(
+
+    let out = SyncPtr(out.as_mut_ptr());
+    pool.run(n_items, 1, |items| {
+        SCRATCH.with_borrow_mut(|scratch| {
+            for item in items {
+                let index = starts.partition_point(|&(_, first_item)| first_item <= item) - 1;
+                let (span, (first_row, first_item)) = (&spans[index], starts[index]);
+                let head_kv = (item - first_item) % kv.n_head_kv;
+                // The last tile first: it attends to the most positions.
+                let tile = span.n_rows.div_ceil(tile_rows) - 1 - (item - first_item) / kv.n_head_kv;
+                let rows = tile * tile_rows..span.n_rows.min((tile + 1) * tile_rows);
+                let tile = Tile {
                     shape,
-                    span,
-                    pos,
-                    head,
-                    &q[(row * n_head + head) * dk..][..dk],
-                    out,
-                );
+                    pages: span.pages,
+                    head_kv,
+                    pos0: span.pos0 + rows.start,
+                    n_rows: rows.len(),
+                    q: &q[(first_row + rows.start) * q_row..(first_row + rows.end) * q_row],
+                };
+                tile.attend(simd, scratch);
+                for (r, row) in rows.enumerate() {
+                    let start = (first_row + row) * out_row + head_kv * group * kv.head_dim_v;
+                    // SAFETY: row is one of the rows of out and head_kv one of its heads, so the piece lies
+                    // inside out, which stays borrowed until run returns; each item has its own pair of
+                    // tile and head_kv, so no two pieces overlap.
+                    let out = unsafe {
+                        std::slice::from_raw_parts_mut(out.get().add(start), group * kv.head_dim_v)
+                    };
+                    tile.result(scratch, r, out);
+                }
             }
-        }
+        });
     });
 }
 
@@ -120,52 +157,8 @@ fn check(shape: &AttentionShape, spans: &[AttentionSpan<'_>], q: &[f32], out: &[
 }
 
 /// The first position that a row at `pos` attends to.
-fn first_position(shape: &AttentionShape, pos: usize) -> usize {
+pub(super) fn first_position(shape: &AttentionShape, pos: usize) -> usize {
     shape
         .window
         .map_or(0, |window| (pos + 1).saturating_sub(window.get()))
-}
-
-fn scalar_row(
-    shape: &AttentionShape,
-    span: &AttentionSpan<'_>,
-    pos: usize,
-    head: usize,
-    q: &[f32],
-    out: &mut [f32],
-) {
-    let kv = &shape.kv;
-    let head_kv = head / (shape.n_head / kv.n_head_kv);
-    let (mut max, mut sum) = (f32::NEG_INFINITY, 0f32);
-    out.fill(0.0);
-    let first = first_position(shape, pos);
-    for page in first / KV_PAGE_TOKENS..=pos / KV_PAGE_TOKENS {
-        let start = page * KV_PAGE_TOKENS;
-        let slots = first.max(start) - start..(pos + 1).min(start + KV_PAGE_TOKENS) - start;
-        let keys = &span.pages[page][kv.k_offset(head_kv)..];
-        let values = &span.pages[page][kv.v_offset(head_kv)..];
-        let mut scores = [0f32; KV_PAGE_TOKENS];
-        for slot in slots.clone() {
-            let key = &keys[slot * kv.head_dim_k..][..kv.head_dim_k];
-            scores[slot] = q
-                .iter()
-                .zip(key)
-                .map(|(q, k)| q * shape.scale * k.to_f32())
-                .sum();
-        }
-        let new_max = scores[slots.clone()].iter().copied().fold(max, f32::max);
-        let keep = (max - new_max).exp();
-        max = new_max;
-        sum *= keep;
-        out.iter_mut().for_each(|out| *out *= keep);
-        for slot in slots {
-            let weight = (scores[slot] - max).exp();
-            sum += weight;
-            let value = &values[slot * kv.head_dim_v..][..kv.head_dim_v];
-            for (out, v) in out.iter_mut().zip(value) {
-                *out += weight * v.to_f32();
-            }
-        }
-    }
-    out.iter_mut().for_each(|out| *out /= sum);
 }

@@ -11,9 +11,9 @@
 //! `p % KV_PAGE_TOKENS` of its page `p / KV_PAGE_TOKENS`.
 
 use half::f16;
-use half::slice::HalfFloatSliceExt;
 
 use super::Simd;
+use super::lanes::{Lanes, simd_fn};
 
 /// Positions in one page.
 pub const KV_PAGE_TOKENS: usize = 32;
@@ -116,7 +116,7 @@ impl KvLayout {
 /// # Panics
 /// When a length differs from the layout or `slot` is not below [`KV_PAGE_TOKENS`].
 pub fn kv_append(
-    _simd: Simd,
+    simd: Simd,
     layout: &KvLayout,
     page_layer: &mut [f16],
     slot: usize,
@@ -142,11 +142,121 @@ pub fn kv_append(
         layout.n_head_kv * layout.head_dim_v,
         "kv_append: v has another shape"
     );
+    let (dk, dv) = (layout.head_dim_k, layout.head_dim_v);
     for head in 0..layout.n_head_kv {
-        let (dk, dv) = (layout.head_dim_k, layout.head_dim_v);
-        page_layer[layout.k_offset(head) + slot * dk..][..dk]
-            .convert_from_f32_slice(&k[head * dk..][..dk]);
-        page_layer[layout.v_offset(head) + slot * dv..][..dv]
-            .convert_from_f32_slice(&v[head * dv..][..dv]);
+        narrow(
+            simd,
+            &k[head * dk..][..dk],
+            &mut page_layer[layout.k_offset(head) + slot * dk..][..dk],
+        );
+        narrow(
+            simd,
+            &v[head * dv..][..dv],
+            &mut page_layer[layout.v_offset(head) + slot * dv..][..dv],
+        );
+    }
+}
+
+simd_fn! {
+    fn narrow(from: &[f32], to: &mut [f16]);
+    simd narrow_lanes;
+    scalar narrow_scalar;
+}
+
+#[inline(always)]
+fn narrow_lanes<S: Lanes>(s: S, from: &[f32], to: &mut [f16]) {
+    let mut froms = from.chunks_exact(S::N);
+    let mut tos = to.chunks_exact_mut(S::N);
+    for (from, to) in froms.by_ref().zip(tos.by_ref()) {
+        s.store_f16(to, s.load(from));
+    }
+    narrow_scalar(froms.remainder(), tos.into_remainder());
+}
+
+fn narrow_scalar(from: &[f32], to: &mut [f16]) {
+    for (from, to) in from.iter().zip(to) {
+        *to = f16::from_f32(*from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::ops::testing::Source;
+
+    #[test]
+    fn a_token_lands_in_its_slot_of_its_layer_and_nowhere_else() {
+        let mut source = Source::new("kv_append");
+        for (n_head_kv, head_dim_k, head_dim_v) in [(2, 64, 64), (3, 20, 7), (1, 33, 128)] {
+            let layout = KvLayout {
+                n_layer: 3,
+                n_head_kv,
+                head_dim_k,
+                head_dim_v,
+            };
+            assert_eq!(
+                layout.page_bytes(),
+                3 * n_head_kv * 32 * (head_dim_k + head_dim_v) * 2
+            );
+            let (k, mut v) = (
+                source.normal(n_head_kv * head_dim_k),
+                source.normal(n_head_kv * head_dim_v),
+            );
+            v[0] = 1e6;
+            v[1] = f32::NAN;
+            let slot = source.below(KV_PAGE_TOKENS);
+            for simd in Simd::available() {
+                let poison = f16::from_f32(-77.0);
+                let mut memory = vec![poison; layout.page_bytes() / 2];
+                // SAFETY: f16 has no padding, and bytes need no alignment.
+                let (_, page, _) = unsafe { memory.align_to_mut::<u8>() };
+                kv_append(simd, &layout, layout.layer_mut(page, 1), slot, &k, &v);
+                let mut written = 0;
+                let elements = layout.layer(page, 1);
+                for head in 0..n_head_kv {
+                    for i in 0..head_dim_k {
+                        let found = elements[layout.k_offset(head) + slot * head_dim_k + i];
+                        assert_eq!(found, f16::from_f32(k[head * head_dim_k + i]), "{simd:?}");
+                        written += 1;
+                    }
+                    for i in 0..head_dim_v {
+                        let found = elements[layout.v_offset(head) + slot * head_dim_v + i];
+                        let expected = f16::from_f32(v[head * head_dim_v + i]);
+                        assert!(
+                            found == expected || found.is_nan() && expected.is_nan(),
+                            "{simd:?}"
+                        );
+                        written += 1;
+                    }
+                }
+                assert_eq!(
+                    memory.iter().filter(|&&x| x != poison).count(),
+                    written,
+                    "{simd:?}"
+                );
+                assert_eq!(
+                    memory.iter().filter(|x| x.is_infinite()).count(),
+                    1,
+                    "{simd:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn offsets_tile_the_layer() {
+        let layout = KvLayout {
+            n_layer: 2,
+            n_head_kv: 4,
+            head_dim_k: 10,
+            head_dim_v: 6,
+        };
+        assert_eq!(layout.k_offset(3) + 32 * 10, layout.v_offset(0));
+        assert_eq!(layout.v_offset(3) + 32 * 6, layout.layer_elements());
+        assert_eq!(
+            layout.layer_offset_bytes(1) + layout.layer_bytes(),
+            layout.page_bytes()
+        );
+        assert_eq!([0, 1, 32, 33].map(|n| layout.pages_for(n)), [0, 1, 1, 2]);
     }
 }

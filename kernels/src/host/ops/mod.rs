@@ -14,12 +14,21 @@
 mod add;
 mod argmax;
 mod attention;
+#[cfg(test)]
+mod attention_tests;
+mod attention_tile;
+mod exp;
 mod kv;
+mod lanes;
 mod rms_norm;
 mod rope;
 mod silu_mul;
 mod softmax;
+#[cfg(test)]
+mod testing;
 mod top_k;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use add::{add, add_bias};
 pub use argmax::argmax;

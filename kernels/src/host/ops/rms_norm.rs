@@ -3,6 +3,7 @@
 //! The per-head form (QK-norm) is the same operation with a row a head: `[rows * n_head][head_dim]`.
 //! Bound by memory; a row is read twice, the second time from cache.
 
+use super::lanes::{Lanes, simd_fn};
 use super::{Simd, rows_of};
 
 /// Normalizes each row of `x`, `[rows][width]`, into `out` of the same shape; `weight` is `[width]`.
@@ -53,26 +54,206 @@ pub fn add_rms_norm(
         .zip(delta.chunks_exact(width))
         .zip(out.chunks_exact_mut(width));
     for ((x, delta), out) in rows {
-        super::add(simd, x, delta);
-        norm_row(simd, x, weight, eps, out);
+        add_norm_row(simd, x, delta, weight, eps, out);
     }
 }
 
-fn norm_row(_simd: Simd, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let scale = row_scale(x, eps);
+simd_fn! {
+    fn norm_row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
+    simd norm_row_lanes;
+    scalar norm_row_scalar;
+}
+
+simd_fn! {
+    fn norm_row_in_place(x: &mut [f32], weight: &[f32], eps: f32);
+    simd norm_row_in_place_lanes;
+    scalar norm_row_in_place_scalar;
+}
+
+simd_fn! {
+    fn add_norm_row(x: &mut [f32], delta: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
+    simd add_norm_row_lanes;
+    scalar add_norm_row_scalar;
+}
+
+#[inline(always)]
+fn norm_row_lanes<S: Lanes>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let scale = scale_of(sum_squares(s, x), x.len(), eps);
+    apply(s, x, scale, weight, out);
+}
+
+#[inline(always)]
+fn norm_row_in_place_lanes<S: Lanes>(s: S, x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = scale_of(sum_squares(s, x), x.len(), eps);
+    let scales = s.splat(scale);
+    let mut xs = x.chunks_exact_mut(S::N);
+    let mut ws = weight.chunks_exact(S::N);
+    for (x, w) in xs.by_ref().zip(ws.by_ref()) {
+        s.store(x, s.mul(s.mul(s.load(x), scales), s.load(w)));
+    }
+    for (x, w) in xs.into_remainder().iter_mut().zip(ws.remainder()) {
+        *x = *x * scale * w;
+    }
+}
+
+#[inline(always)]
+fn add_norm_row_lanes<S: Lanes>(
+    s: S,
+    x: &mut [f32],
+    delta: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) {
+    let mut xs = x.chunks_exact_mut(S::N);
+    let mut deltas = delta.chunks_exact(S::N);
+    for (x, delta) in xs.by_ref().zip(deltas.by_ref()) {
+        s.store(x, s.add(s.load(x), s.load(delta)));
+    }
+    for (x, delta) in xs.into_remainder().iter_mut().zip(deltas.remainder()) {
+        *x += delta;
+    }
+    // The row is in the first-level cache now.
+    norm_row_lanes(s, x, weight, eps, out);
+}
+
+#[inline(always)]
+fn sum_squares<S: Lanes>(s: S, x: &[f32]) -> f64 {
+    // Four sums, so that an addition does not wait for the one before it.
+    let mut sums = [s.splat(0.0); 4];
+    let mut blocks = x.chunks_exact(4 * S::N);
+    for block in blocks.by_ref() {
+        for (sum, x) in sums.iter_mut().zip(block.chunks_exact(S::N)) {
+            let x = s.load(x);
+            *sum = s.fma(x, x, *sum);
+        }
+    }
+    let mut rest = blocks.remainder().chunks_exact(S::N);
+    for x in rest.by_ref() {
+        let x = s.load(x);
+        sums[0] = s.fma(x, x, sums[0]);
+    }
+    let x = s.load_part(rest.remainder(), 0.0);
+    sums[1] = s.fma(x, x, sums[1]);
+    f64::from(s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]))))
+}
+
+#[inline(always)]
+fn apply<S: Lanes>(s: S, x: &[f32], scale: f32, weight: &[f32], out: &mut [f32]) {
+    let scales = s.splat(scale);
+    let mut outs = out.chunks_exact_mut(S::N);
+    let mut xs = x.chunks_exact(S::N);
+    let mut ws = weight.chunks_exact(S::N);
+    for ((out, x), w) in outs.by_ref().zip(xs.by_ref()).zip(ws.by_ref()) {
+        s.store(out, s.mul(s.mul(s.load(x), scales), s.load(w)));
+    }
+    for ((out, x), w) in outs
+        .into_remainder()
+        .iter_mut()
+        .zip(xs.remainder())
+        .zip(ws.remainder())
+    {
+        *out = x * scale * w;
+    }
+}
+
+fn norm_row_scalar(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let scale = scale_of(sum_squares_scalar(x), x.len(), eps);
     for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
         *out = x * scale * w;
     }
 }
 
-fn norm_row_in_place(_simd: Simd, x: &mut [f32], weight: &[f32], eps: f32) {
-    let scale = row_scale(x, eps);
+fn norm_row_in_place_scalar(x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = scale_of(sum_squares_scalar(x), x.len(), eps);
     for (x, w) in x.iter_mut().zip(weight) {
-        *x *= scale * w;
+        *x = *x * scale * w;
     }
 }
 
-fn row_scale(x: &[f32], eps: f32) -> f32 {
-    let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-    (1.0 / (squares / x.len() as f64 + f64::from(eps)).sqrt()) as f32
+fn add_norm_row_scalar(x: &mut [f32], delta: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    for (x, delta) in x.iter_mut().zip(delta) {
+        *x += delta;
+    }
+    norm_row_scalar(x, weight, eps, out);
+}
+
+fn sum_squares_scalar(x: &[f32]) -> f64 {
+    x.iter().map(|&x| f64::from(x) * f64::from(x)).sum()
+}
+
+#[inline(always)]
+fn scale_of(squares: f64, width: usize, eps: f32) -> f32 {
+    (1.0 / (squares / width as f64 + f64::from(eps)).sqrt()) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::ops::testing::{Source, assert_close};
+
+    fn reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
+        let mut out = Vec::new();
+        for row in x.chunks(weight.len()) {
+            let mean = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / row.len() as f64;
+            let scale = 1.0 / (mean + f64::from(eps)).sqrt();
+            out.extend(
+                row.iter()
+                    .zip(weight)
+                    .map(|(&x, &w)| f64::from(x) * scale * f64::from(w)),
+            );
+        }
+        out
+    }
+
+    #[test]
+    fn all_forms_agree_with_f64() {
+        let mut source = Source::new("rms_norm");
+        for width in [1, 5, 16, 31, 64, 65, 127, 128, 500, 2048] {
+            let rows = 1 + source.below(4);
+            let (x, delta) = (source.normal(rows * width), source.normal(rows * width));
+            let weight = source.normal(width);
+            let eps = 1e-5;
+            let expected = reference(&x, &weight, eps);
+            for simd in Simd::available() {
+                let mut out = vec![f32::NAN; x.len()];
+                rms_norm(simd, &x, &weight, eps, &mut out);
+                assert_close(
+                    &out,
+                    &expected,
+                    1e-6,
+                    &format!("{simd:?} rms_norm {rows}x{width}"),
+                );
+                let mut in_place = x.clone();
+                rms_norm_in_place(simd, &mut in_place, &weight, eps);
+                assert_eq!(in_place, out, "{simd:?} in place {rows}x{width}");
+                let mut sum = x.clone();
+                let mut fused = vec![f32::NAN; x.len()];
+                add_rms_norm(simd, &mut sum, &delta, &weight, eps, &mut fused);
+                let mut plain = x.clone();
+                super::super::add(simd, &mut plain, &delta);
+                assert_eq!(sum, plain, "{simd:?} residual {rows}x{width}");
+                rms_norm(simd, &plain, &weight, eps, &mut out);
+                assert_eq!(fused, out, "{simd:?} fused {rows}x{width}");
+            }
+        }
+    }
+
+    #[test]
+    fn nan_spoils_its_row_only() {
+        for simd in Simd::available() {
+            let mut x = vec![1.0; 3 * 40];
+            x[40 + 39] = f32::NAN;
+            let mut out = vec![7.0; 3 * 40];
+            rms_norm(simd, &x, &[1.0; 40], 1e-6, &mut out);
+            assert!(out[40..80].iter().all(|x| x.is_nan()), "{simd:?}");
+            assert!(
+                out[..40]
+                    .iter()
+                    .chain(&out[80..])
+                    .all(|&x| (x - 1.0).abs() < 1e-5),
+                "{simd:?}"
+            );
+        }
+    }
 }

@@ -13,6 +13,7 @@
 
 use std::f64::consts::PI;
 
+use super::lanes::{Lanes, simd_fn};
 use super::{Simd, rows_of};
 
 /// Which elements form a pair.
@@ -266,7 +267,7 @@ impl RopeAngles {
 /// # Panics
 /// When the shapes do not fit each other.
 pub fn rope(
-    _simd: Simd,
+    simd: Simd,
     angles: &RopeAngles,
     first_row: usize,
     x: &mut [f32],
@@ -291,20 +292,264 @@ pub fn rope(
             &angles.sin[start..start + n_rot],
         );
         for head in x.chunks_exact_mut(head_dim) {
-            rotate(angles.order, &mut head[..n_rot], cos, sin);
+            rotate(simd, angles.order, &mut head[..n_rot], cos, sin);
         }
     }
 }
 
-fn rotate(order: RopeOrder, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+simd_fn! {
+    fn rotate(order: RopeOrder, x: &mut [f32], cos: &[f32], sin: &[f32]);
+    simd rotate_lanes;
+    scalar rotate_scalar;
+}
+
+#[inline(always)]
+fn rotate_lanes<S: Lanes>(s: S, order: RopeOrder, x: &mut [f32], cos: &[f32], sin: &[f32]) {
+    match order {
+        RopeOrder::Norm => {
+            // A chunk is a whole number of pairs, and so is what is left.
+            for ((x, cos), sin) in x
+                .chunks_mut(S::N)
+                .zip(cos.chunks(S::N))
+                .zip(sin.chunks(S::N))
+            {
+                if x.len() == S::N {
+                    let v = s.load(x);
+                    s.store(
+                        x,
+                        s.fma(s.swap_pairs(v), s.load(sin), s.mul(v, s.load(cos))),
+                    );
+                } else {
+                    let v = s.load_part(x, 0.0);
+                    let (cos, sin) = (s.load_part(cos, 0.0), s.load_part(sin, 0.0));
+                    s.store_part(x, s.fma(s.swap_pairs(v), sin, s.mul(v, cos)));
+                }
+            }
+        }
+        RopeOrder::Neox => {
+            let half = x.len() / 2;
+            let (first, second) = x.split_at_mut(half);
+            // The second half of sin is the positive one.
+            let halves = first.chunks_mut(S::N).zip(second.chunks_mut(S::N));
+            for ((a, b), (cos, sin)) in halves.zip(cos.chunks(S::N).zip(sin[half..].chunks(S::N))) {
+                let n = a.len();
+                if n == S::N {
+                    let (va, vb, cos, sin) = (s.load(a), s.load(b), s.load(cos), s.load(sin));
+                    s.store(a, s.sub(s.mul(va, cos), s.mul(vb, sin)));
+                    s.store(b, s.fma(va, sin, s.mul(vb, cos)));
+                } else {
+                    rotate_pairs(a, b, &cos[..n], &sin[..n]);
+                }
+            }
+        }
+    }
+}
+
+fn rotate_pairs(first: &mut [f32], second: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(cos.iter().zip(sin)) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
+fn rotate_scalar(order: RopeOrder, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let half = x.len() / 2;
-    for pair in 0..half {
-        let (i, j) = match order {
-            RopeOrder::Norm => (2 * pair, 2 * pair + 1),
-            RopeOrder::Neox => (pair, pair + half),
+    match order {
+        RopeOrder::Norm => {
+            for ((x, cos), sin) in x
+                .chunks_exact_mut(2)
+                .zip(cos.chunks_exact(2))
+                .zip(sin.chunks_exact(2))
+            {
+                (x[0], x[1]) = (x[0] * cos[0] + x[1] * sin[0], x[1] * cos[1] + x[0] * sin[1]);
+            }
+        }
+        RopeOrder::Neox => {
+            let (first, second) = x.split_at_mut(half);
+            rotate_pairs(first, second, &cos[..half], &sin[half..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::ops::testing::{Source, assert_close};
+
+    fn plain(n_rot: usize, freq_base: f64) -> RopeParams {
+        RopeParams {
+            n_rot,
+            freq_base,
+            scaling: RopeScaling::None,
+            freq_factors: None,
+        }
+    }
+
+    /// The rotation of one head straight from the definition, in f64.
+    fn reference(x: &[f32], n_rot: usize, base: f64, position: u32, order: RopeOrder) -> Vec<f64> {
+        let mut out: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+        for pair in 0..n_rot / 2 {
+            let t = f64::from(position) * base.powf(-2.0 * pair as f64 / n_rot as f64);
+            let (i, j) = match order {
+                RopeOrder::Norm => (2 * pair, 2 * pair + 1),
+                RopeOrder::Neox => (pair, pair + n_rot / 2),
+            };
+            out[i] = f64::from(x[i]) * t.cos() - f64::from(x[j]) * t.sin();
+            out[j] = f64::from(x[i]) * t.sin() + f64::from(x[j]) * t.cos();
+        }
+        out
+    }
+
+    #[test]
+    fn both_orders_agree_with_the_definition_up_to_a_million() {
+        let mut source = Source::new("rope");
+        for (head_dim, n_rot) in [
+            (64, 64),
+            (128, 128),
+            (80, 32),
+            (96, 96),
+            (20, 6),
+            (7, 2),
+            (50, 50),
+        ] {
+            for order in [RopeOrder::Norm, RopeOrder::Neox] {
+                let n_head = 1 + source.below(3);
+                let positions = [0, 1, 31, 5000, 131_071, 999_999, 1_000_000];
+                let x = source.normal(positions.len() * n_head * head_dim);
+                let mut angles = RopeAngles::new(order);
+                angles.set(
+                    &RopeTable::new(&plain(n_rot, 500_000.0)).unwrap(),
+                    positions,
+                );
+                let expected: Vec<f64> = x
+                    .chunks(head_dim)
+                    .enumerate()
+                    .flat_map(|(i, head)| {
+                        reference(head, n_rot, 500_000.0, positions[i / n_head], order)
+                    })
+                    .collect();
+                for simd in Simd::available() {
+                    let what = format!("{simd:?} {order:?} {head_dim} {n_rot}");
+                    let mut out = x.clone();
+                    rope(simd, &angles, 0, &mut out, n_head, head_dim);
+                    assert_close(&out, &expected, 2e-6, &what);
+                    // The rows from the third on by themselves: the same bits.
+                    let start = 2 * n_head * head_dim;
+                    let mut tail = x[start..].to_vec();
+                    rope(simd, &angles, 2, &mut tail, n_head, head_dim);
+                    assert_eq!(tail, out[start..], "{what}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shift_of_both_positions_keeps_the_product() {
+        let mut source = Source::new("rope shift");
+        let table = RopeTable::new(&plain(64, 10_000.0)).unwrap();
+        let (q, k) = (source.normal(64), source.normal(64));
+        let product = |position_q: u32, position_k: u32| {
+            let mut angles = RopeAngles::new(RopeOrder::Norm);
+            angles.set(&table, [position_q, position_k]);
+            let (mut q, mut k) = (q.clone(), k.clone());
+            rope(Simd::detect(), &angles, 0, &mut q, 1, 64);
+            rope(Simd::detect(), &angles, 1, &mut k, 1, 64);
+            q.iter()
+                .zip(&k)
+                .map(|(q, k)| f64::from(*q) * f64::from(*k))
+                .sum::<f64>()
         };
-        let (a, b) = (x[i], x[j]);
-        x[i] = a * cos[i] + b * sin[i];
-        x[j] = b * cos[j] + a * sin[j];
+        assert!((product(17, 5) - product(100_017, 100_005)).abs() < 1e-4);
+        assert!(
+            (product(17, 5) - product(17, 6)).abs() > 1e-3,
+            "the position has no effect"
+        );
+    }
+
+    #[test]
+    fn factors_and_linear_scaling_divide_the_frequency() {
+        let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32 / 4.0).collect();
+        let params = RopeParams {
+            scaling: RopeScaling::Linear { factor: 4.0 },
+            freq_factors: Some(factors.clone()),
+            ..plain(64, 10_000.0)
+        };
+        let (table, bare) = (
+            RopeTable::new(&params).unwrap(),
+            RopeTable::new(&plain(64, 10_000.0)).unwrap(),
+        );
+        for ((freq, bare), factor) in table.freqs.iter().zip(&bare.freqs).zip(&factors) {
+            let expected = bare / (4.0 * f64::from(*factor));
+            assert!((freq / expected - 1.0).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn yarn_keeps_the_fast_pairs_and_stretches_the_slow_ones() {
+        let yarn = |ext_factor| RopeParams {
+            scaling: RopeScaling::Yarn {
+                factor: 4.0,
+                orig_ctx: 32_768,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                ext_factor,
+                attn_factor: 1.0,
+            },
+            ..plain(128, 1_000_000.0)
+        };
+        let bare = RopeTable::new(&plain(128, 1_000_000.0)).unwrap();
+        let table = RopeTable::new(&yarn(1.0)).unwrap();
+        // Pairs with 32 turns and 1 turn in 32,768 positions: 64 ln(32768 / (32 * 2 pi)) / ln 1e6 = 23.6 and
+        // 64 ln(32768 / 2 pi) / ln 1e6 = 39.65, rounded outwards to 23 and 40.
+        for pair in 0..64 {
+            let ratio = table.freqs[pair] / bare.freqs[pair];
+            let blend = ((pair as f64 - 23.0) / 17.0).clamp(0.0, 1.0);
+            assert!(
+                (ratio - (1.0 - blend * 0.75)).abs() < 1e-12,
+                "pair {pair}: {ratio}"
+            );
+        }
+        assert!((table.magnitude - 1.138_629_436_111_989).abs() < 1e-12);
+        // Without extrapolation: linear, and no magnitude.
+        let linear = RopeTable::new(&yarn(0.0)).unwrap();
+        assert!(
+            linear
+                .freqs
+                .iter()
+                .zip(&bare.freqs)
+                .all(|(a, b)| (a * 4.0 / b - 1.0).abs() < 1e-12)
+        );
+        assert_eq!(linear.cos_sin(5, 0), (1.0, 0.0));
+    }
+
+    #[test]
+    fn senseless_parameters_are_named() {
+        let refused = |params: RopeParams| RopeTable::new(&params).unwrap_err().to_string();
+        assert!(refused(plain(0, 1e4)).contains("dimension_count"));
+        assert!(refused(plain(7, 1e4)).contains("is 7"));
+        assert!(refused(plain(8, f64::NAN)).contains("freq_base"));
+        let scaling = RopeScaling::Linear { factor: 0.0 };
+        assert!(
+            refused(RopeParams {
+                scaling,
+                ..plain(8, 1e4)
+            })
+            .contains("scaling factor is 0")
+        );
+        let freq_factors = Some(vec![1.0; 3]);
+        assert!(
+            refused(RopeParams {
+                freq_factors,
+                ..plain(8, 1e4)
+            })
+            .contains("3 factors")
+        );
+        let freq_factors = Some(vec![1.0, 0.0, 1.0, 1.0]);
+        assert!(
+            refused(RopeParams {
+                freq_factors,
+                ..plain(8, 1e4)
+            })
+            .contains("frequency factor is 0")
+        );
     }
 }

@@ -13,8 +13,6 @@
 //! does.
 
 use std::ffi::{c_int, c_void};
-use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -203,17 +201,13 @@ fn zeros_from(address: usize, end: usize) -> bool {
 /// Gives a signal that is not ours to whoever handled it before.
 fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.load(Ordering::Relaxed);
+    let sent = code <= 0;
     match previous {
-        libc::SIG_IGN if code <= 0 => {}
-        // The kernel does not let a fault of its own be ignored: back to the default, under which the load is repeated
-        // and ends the process, with a core dump that shows where.
+        libc::SIG_IGN if sent => return,
+        // The kernel does not let a fault of its own be ignored.
         libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: `signal` is SIGBUS; signal() is async-signal-safe.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
-            if code <= 0 {
-                // SAFETY: raise() is async-signal-safe; the signal is delivered when this handler returns.
-                unsafe { libc::raise(signal) };
-            }
         }
         _ if PREVIOUS_FLAGS.load(Ordering::Relaxed) & libc::SA_SIGINFO as usize != 0 => {
             // SAFETY: the address came from sigaction with SA_SIGINFO set, so it is a function of this type.
@@ -227,13 +221,19 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
             handler(signal);
         }
     }
+    // Here the default may be in force: set above, or by a handler that gave up, as the Rust runtime's does on what is
+    // no stack overflow. A fault then repeats its load and ends the process, with a core dump that shows where. A signal
+    // that was sent does not repeat itself.
+    if sent && is_default(signal) {
+        // SAFETY: raise() is async-signal-safe; the signal is delivered when this handler returns.
+        unsafe { libc::raise(signal) };
+    }
 }
 
-/// Starts reading a range of `file` ahead, for files that are not mapped.
-pub(super) fn will_need(file: &File, start: u64, len: u64) {
-    let (Ok(start), Ok(len)) = (libc::off_t::try_from(start), libc::off_t::try_from(len)) else {
-        return;
-    };
-    // SAFETY: the descriptor is open for the call; the call touches no memory.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_WILLNEED) };
+fn is_default(signal: c_int) -> bool {
+    // SAFETY: all zero is a valid sigaction.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: no new action is given and `now` is a sigaction to write to; sigaction() is async-signal-safe.
+    let answered = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut now) } == 0;
+    answered && now.sa_sigaction == libc::SIG_DFL
 }

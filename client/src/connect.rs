@@ -1,0 +1,49 @@
+//! Finding the daemon's socket and putting a gRPC channel on it.
+
+use std::path::{Path, PathBuf};
+
+use hyper_util::rt::TokioIo;
+use rocmforge_proto::socket_candidates;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::service_fn;
+
+use crate::{Attempt, Error};
+
+/// Opens a channel to the daemon at `path`, or at the first of
+/// [`socket_candidates`] where one answers; returns where that was.
+pub(crate) async fn connect(path: Option<&Path>) -> Result<(Channel, PathBuf), Error> {
+    let candidates = match path {
+        Some(path) => vec![path.to_owned()],
+        None => socket_candidates(),
+    };
+    let mut tried = Vec::new();
+    for path in candidates {
+        match UnixStream::connect(&path).await {
+            Ok(stream) => return Ok((channel(path.clone(), stream).await?, path)),
+            Err(error) => tried.push(Attempt { path, error }),
+        }
+    }
+    Err(Error::NoDaemon { tried })
+}
+
+/// A channel that begins on `stream` and connects to `path` again if it breaks.
+async fn channel(path: PathBuf, stream: UnixStream) -> Result<Channel, Error> {
+    let mut stream = Some(stream);
+    let target = path.clone();
+    let connector = service_fn(move |_: Uri| {
+        let first = stream.take();
+        let target = target.clone();
+        async move {
+            match first {
+                Some(stream) => Ok(TokioIo::new(stream)),
+                None => UnixStream::connect(target).await.map(TokioIo::new),
+            }
+        }
+    });
+    // The authority is for HTTP/2's sake; the connector looks at the path only.
+    Endpoint::from_static("http://rocmforged")
+        .connect_with_connector(connector)
+        .await
+        .map_err(|source| Error::Handshake { path, source })
+}

@@ -1,0 +1,182 @@
+//! Everything that can go wrong between a caller and the daemon.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tonic::Code;
+use tonic_types::{ErrorDetails, StatusExt};
+
+/// An error of the connection, of the daemon, or of the stream between.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No daemon answered at any of the paths.
+    #[error(
+        "no daemon listens ({}); start one with `rocmforged`, or name its socket with --socket or \
+         ROCMFORGE_SOCKET",
+        Listed(.tried)
+    )]
+    NoDaemon {
+        /// The paths that were tried, in order; never empty.
+        tried: Vec<Attempt>,
+    },
+    /// Something answers at the path, but does not speak gRPC.
+    #[error("{} does not answer as a rocmforged; check the socket path", .path.display())]
+    Handshake {
+        /// The path of the socket.
+        path: PathBuf,
+        /// What the transport says.
+        source: tonic::transport::Error,
+    },
+    /// The connection broke while a request was on it.
+    #[error("{rpc}: the daemon closed the connection; see its log, restart it if need be")]
+    ConnectionLost {
+        /// Service and method, as "Models.Load".
+        rpc: &'static str,
+        /// What the transport says.
+        source: Box<tonic::Status>,
+    },
+    /// The daemon answered with an error.
+    #[error(transparent)]
+    Rpc(Box<RpcError>),
+    /// The answer breaks the protocol: a stream without its last event, or a
+    /// message without a required field.
+    #[error("{rpc}: the daemon's answer lacks {missing}; client and daemon may differ in version")]
+    Incomplete {
+        /// Service and method, as "Models.Load".
+        rpc: &'static str,
+        /// What is missing.
+        missing: &'static str,
+    },
+}
+
+impl Error {
+    /// Wraps the status of a call, telling the daemon's answers from failures of
+    /// the connection.
+    pub(crate) fn from_status(rpc: &'static str, status: tonic::Status) -> Error {
+        // A status that came over the wire has no source; one that the transport
+        // made up carries the failure that it stands for.
+        let from_transport = std::error::Error::source(&status).is_some();
+        if from_transport && matches!(status.code(), Code::Unavailable | Code::Unknown) {
+            let source = Box::new(status);
+            return Error::ConnectionLost { rpc, source };
+        }
+        Error::Rpc(Box::new(RpcError {
+            rpc,
+            code: status.code(),
+            details: status.get_error_details(),
+            message: status.message().to_owned(),
+        }))
+    }
+
+    /// The daemon's error, if it is one.
+    pub fn as_rpc(&self) -> Option<&RpcError> {
+        match self {
+            Error::Rpc(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// The gRPC code of the daemon's error, if it is one.
+    pub fn code(&self) -> Option<Code> {
+        self.as_rpc().map(|error| error.code)
+    }
+
+    /// How long the daemon asks to wait before the same request may succeed.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.as_rpc().and_then(RpcError::retry_after)
+    }
+}
+
+/// An error that the daemon answered with.
+#[derive(Debug, Clone)]
+pub struct RpcError {
+    /// Service and method, as "Models.Load".
+    pub rpc: &'static str,
+    /// Code, from which follows who has to act.
+    pub code: Code,
+    /// What is wrong and what to do, for people.
+    pub message: String,
+    /// The google.rpc details that came with it; empty if none did.
+    pub details: ErrorDetails,
+}
+
+impl RpcError {
+    /// How long to wait before the same request may succeed, from RetryInfo.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.details.retry_info().and_then(|info| info.retry_delay)
+    }
+
+    /// Fields of the request that are wrong, each with what is wrong about it,
+    /// from BadRequest.
+    pub fn field_violations(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.details
+            .bad_request()
+            .into_iter()
+            .flat_map(|bad| &bad.field_violations)
+            .map(|violation| (violation.field.as_str(), violation.description.as_str()))
+    }
+
+    /// What stands in the way, each as type, subject and description, from
+    /// PreconditionFailure.
+    pub fn precondition_violations(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        self.details
+            .precondition_failure()
+            .into_iter()
+            .flat_map(|failure| &failure.violations)
+            .map(|v| {
+                (
+                    v.r#type.as_str(),
+                    v.subject.as_str(),
+                    v.description.as_str(),
+                )
+            })
+    }
+
+    /// Machine-readable reason, from ErrorInfo.
+    pub fn reason(&self) -> Option<&str> {
+        self.details.error_info().map(|info| info.reason.as_str())
+    }
+}
+
+impl fmt::Display for RpcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.message.is_empty() {
+            write!(f, "{}: {}", self.rpc, self.code.description())
+        } else {
+            f.write_str(&self.message)
+        }
+    }
+}
+
+impl std::error::Error for RpcError {}
+
+/// A path at which no daemon answered.
+#[derive(Debug)]
+pub struct Attempt {
+    /// The path.
+    pub path: PathBuf,
+    /// Why it failed.
+    pub error: std::io::Error,
+}
+
+/// Shows attempts as "/a.sock: connection refused; /b.sock: no such file".
+struct Listed<'a>(&'a [Attempt]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, attempt) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { "; " };
+            let path = attempt.path.display();
+            match attempt.error.kind() {
+                std::io::ErrorKind::NotFound => write!(f, "{separator}{path}: no such socket")?,
+                std::io::ErrorKind::ConnectionRefused => {
+                    write!(f, "{separator}{path}: nobody behind it")?;
+                }
+                _ => write!(f, "{separator}{path}: {}", attempt.error)?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,654 @@
+//! A daemon without a model: the generated service traits over a real socket,
+//! with answers that tests can predict. The client's tests and rocmforgectl's
+//! share it.
+//!
+//! What it answers depends on the prompt: see [`Fake::generate_text`].
+
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
+#![expect(clippy::unwrap_used, reason = "only tests run this")]
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rocmforge_client::MAX_MESSAGE_BYTES;
+use rocmforge_client::proto::v1::cache_server::{Cache, CacheServer};
+use rocmforge_client::proto::v1::inference_server::{Inference, InferenceServer};
+use rocmforge_client::proto::v1::models_server::{Models, ModelsServer};
+use rocmforge_client::proto::v1::server_server::{Server, ServerServer};
+use rocmforge_client::proto::v1::*;
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::{Code, Request, Response, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+/// Longest prompt that the fake takes, in bytes.
+pub const PROMPT_BYTES_MAX: usize = 1 << 20;
+
+/// The words that the fake generates.
+pub const STORY: [&str; 5] = ["Once", " upon", " a", " time", ", héllo."];
+
+/// What the fake was asked, and what became of it.
+#[derive(Default)]
+pub struct Seen {
+    pub load: Mutex<Vec<LoadRequest>>,
+    pub generate: Mutex<Vec<GenerateRequest>>,
+    pub chat: Mutex<Vec<ChatRequest>>,
+    pub preload: Mutex<Vec<PreloadRequest>>,
+    pub budget: Mutex<Vec<SetBudgetRequest>>,
+    /// Streams whose client went away.
+    pub cancelled: AtomicUsize,
+    /// Streams that were read to their end.
+    pub completed: AtomicUsize,
+}
+
+/// A running fake daemon; it stops when it is dropped.
+pub struct FakeDaemon {
+    pub socket: PathBuf,
+    pub seen: Arc<Seen>,
+    task: tokio::task::JoinHandle<()>,
+    dir: Option<tempfile::TempDir>,
+}
+
+impl FakeDaemon {
+    /// Serves on a socket of its own.
+    pub fn start() -> FakeDaemon {
+        let dir = tempfile::tempdir().unwrap();
+        let mut daemon = FakeDaemon::start_at(&dir.path().join("fake.sock"));
+        daemon.dir = Some(dir);
+        daemon
+    }
+
+    /// Serves on the socket at `path`, which must not exist.
+    pub fn start_at(path: &Path) -> FakeDaemon {
+        let listener = UnixListener::bind(path).unwrap();
+        let seen = Arc::new(Seen::default());
+        let fake = Fake {
+            seen: Arc::clone(&seen),
+            models: Arc::new(Mutex::new(vec!["tiny".to_owned()])),
+        };
+        let router = tonic::transport::Server::builder()
+            .add_service(ModelsServer::new(fake.clone()))
+            .add_service(
+                InferenceServer::new(fake.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES),
+            )
+            .add_service(CacheServer::new(fake.clone()))
+            .add_service(ServerServer::new(fake));
+        let task = tokio::spawn(async move {
+            let incoming = UnixListenerStream::new(listener);
+            router.serve_with_incoming(incoming).await.unwrap();
+        });
+        FakeDaemon {
+            socket: path.to_owned(),
+            seen,
+            task,
+            dir: None,
+        }
+    }
+
+    /// Waits until `count` streams were cancelled; panics if that takes long.
+    pub async fn cancelled(&self, count: usize) {
+        for _ in 0..500 {
+            if self.seen.cancelled.load(Ordering::SeqCst) >= count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the request was not cancelled");
+    }
+}
+
+impl Drop for FakeDaemon {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[derive(Clone)]
+struct Fake {
+    seen: Arc<Seen>,
+    models: Arc<Mutex<Vec<String>>>,
+}
+
+type Events<T> = ReceiverStream<Result<T, Status>>;
+
+/// Sends `events` one by one from a task of its own.
+fn stream<T: Send + 'static>(events: Vec<Result<T, Status>>) -> Response<Events<T>> {
+    let (tx, rx) = mpsc::channel(1);
+    tokio::spawn(async move {
+        for event in events {
+            if tx.send(event).await.is_err() {
+                return;
+            }
+        }
+    });
+    Response::new(ReceiverStream::new(rx))
+}
+
+pub fn model(name: &str) -> Model {
+    let segment = |index: u32, name: &str, state: SegmentState, pinned| Segment {
+        index,
+        name: name.into(),
+        bytes: 1 << 20,
+        state: state.into(),
+        pinned,
+        in_use: false,
+    };
+    Model {
+        name: name.into(),
+        architecture: "llama".into(),
+        title: "Tiny Llama".into(),
+        n_params: 5_012_345,
+        file: Some(ModelFile {
+            path: format!("/models/{name}.gguf"),
+            size_bytes: 3 << 20,
+            mtime_unix_ms: 1_700_000_000_000,
+            gguf_version: 3,
+        }),
+        n_ctx_train: 512,
+        n_embd: 256,
+        n_layer: 2,
+        n_head: 8,
+        n_head_kv: 4,
+        n_embd_head: 32,
+        n_ff: 768,
+        n_vocab: 4096,
+        rope: Some(Rope {
+            freq_base: 10_000.0,
+            freq_scale: 1.0,
+            n_rot: 32,
+            scaling: "none".into(),
+        }),
+        tokenizer: "gpt2".into(),
+        has_chat_template: true,
+        bos_token_id: Some(1),
+        eos_token_id: Some(2),
+        quantization: vec![
+            TensorTypeShare {
+                r#type: "Q4_K".into(),
+                tensors: 14,
+                bytes: 2_500_000,
+            },
+            TensorTypeShare {
+                r#type: "F32".into(),
+                tensors: 5,
+                bytes: 5120,
+            },
+        ],
+        segments: vec![
+            segment(0, "token_embd", SegmentState::Resident, true),
+            segment(1, "blk.0", SegmentState::Uploading, false),
+            segment(2, "blk.1", SegmentState::Absent, false),
+        ],
+        weight_bytes: 3 << 20,
+        resident_bytes: 1 << 20,
+        kv_bytes_per_token: 1024,
+        ..Default::default()
+    }
+}
+
+pub fn summary(name: &str) -> ModelSummary {
+    ModelSummary {
+        name: name.into(),
+        architecture: "llama".into(),
+        path: format!("/models/{name}.gguf"),
+        n_params: 5_012_345,
+        quantization: "Q4_K".into(),
+        file_bytes: 3 << 20,
+        weight_bytes: 3 << 20,
+        resident_bytes: 1 << 20,
+        n_segments: 3,
+        n_segments_resident: 1,
+        n_segments_pinned: 1,
+        active_requests: 0,
+        n_ctx_train: 512,
+    }
+}
+
+impl Fake {
+    fn check(&self, name: &str) -> Result<(), Status> {
+        let models = self.models.lock().unwrap();
+        if models.iter().any(|model| model == name) {
+            return Ok(());
+        }
+        let loaded = models.join(", ");
+        Err(Status::not_found(format!(
+            "no model named {name:?}; loaded: {loaded}"
+        )))
+    }
+
+    /// Answers by the prompt:
+    /// - "hang": one piece, then nothing until the client goes away;
+    /// - "break": one piece, then the end of the stream without an outcome;
+    /// - "changed": one piece, then DATA_LOSS;
+    /// - "full": RESOURCE_EXHAUSTED, to be retried after 1.5 s;
+    /// - anything else: [`STORY`], and an outcome.
+    fn generate_text(
+        &self,
+        prompt: &str,
+        sampling: Option<SamplingParams>,
+    ) -> Result<Response<Events<GenerateEvent>>, Status> {
+        let sampling = sampling.unwrap_or_default();
+        if sampling.temperature.is_some_and(|t| t < 0.0) {
+            let details = ErrorDetails::with_bad_request_violation(
+                "sampling.temperature",
+                "must be at least 0",
+            );
+            return Err(Status::with_error_details(
+                Code::InvalidArgument,
+                "temperature must be at least 0",
+                details,
+            ));
+        }
+        if prompt.len() > PROMPT_BYTES_MAX {
+            let bytes = prompt.len();
+            return Err(Status::invalid_argument(format!(
+                "a prompt of {bytes} bytes is too long"
+            )));
+        }
+        if prompt == "full" {
+            let details = ErrorDetails::with_retry_info(Some(Duration::from_millis(1500)));
+            return Err(Status::with_error_details(
+                Code::ResourceExhausted,
+                "the queue is full",
+                details,
+            ));
+        }
+        let most = sampling.max_tokens.map_or(usize::MAX, |n| n as usize);
+        let events = script(prompt, most);
+        let hang = prompt == "hang";
+        let seen = Arc::clone(&self.seen);
+        let (tx, rx) = mpsc::channel(1);
+        tokio::spawn(async move {
+            for event in events {
+                if tx.send(event).await.is_err() {
+                    seen.cancelled.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
+            }
+            if hang {
+                tx.closed().await;
+                seen.cancelled.fetch_add(1, Ordering::SeqCst);
+            } else {
+                seen.completed.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(rx)))
+    }
+}
+
+fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
+    let piece = |id: u32, text: &str| {
+        Ok(GenerateEvent {
+            event: Some(generate_event::Event::Piece(GeneratePiece {
+                text: text.into(),
+                token_ids: vec![id],
+                logprobs: vec![],
+            })),
+        })
+    };
+    match prompt {
+        "hang" | "break" => return vec![piece(0, STORY[0])],
+        "changed" => {
+            let status = Status::data_loss("the file of \"tiny\" changed; load it again");
+            return vec![piece(0, STORY[0]), Err(status)];
+        }
+        _ => {}
+    }
+    let mut events: Vec<_> = (0..).zip(STORY).map(|(id, text)| piece(id, text)).collect();
+    events.truncate(most);
+    // A kind of event that this version of the client does not know.
+    events.insert(1, Ok(GenerateEvent { event: None }));
+    let reason = if most < STORY.len() {
+        FinishReason::MaxTokens
+    } else {
+        FinishReason::Stop
+    };
+    let done = GenerateDone {
+        finish_reason: reason.into(),
+        prompt_tokens: 3,
+        generated_tokens: most.min(STORY.len()) as u32,
+        ttft_ms: 12.5,
+        decode_tokens_per_s: 80.0,
+        cache_hits: 7,
+        cache_misses: 2,
+        uploaded_bytes: 2 << 20,
+        prefill_tokens_per_s: 240.0,
+        queue_ms: 0.5,
+        total_ms: 62.5,
+        seed: 42,
+        stop_string: String::new(),
+    };
+    events.push(Ok(GenerateEvent {
+        event: Some(generate_event::Event::Done(done)),
+    }));
+    events
+}
+
+#[tonic::async_trait]
+impl Models for Fake {
+    type LoadStream = Events<LoadEvent>;
+    type PreloadStream = Events<PreloadEvent>;
+
+    async fn load(
+        &self,
+        request: Request<LoadRequest>,
+    ) -> Result<Response<Self::LoadStream>, Status> {
+        let request = request.into_inner();
+        self.seen.load.lock().unwrap().push(request.clone());
+        if request.path.ends_with("missing.gguf") {
+            return Err(Status::not_found(format!("no file {}", request.path)));
+        }
+        if request.name == "taken" {
+            return Err(Status::already_exists(
+                "the name \"taken\" belongs to /models/a.gguf",
+            ));
+        }
+        self.models.lock().unwrap().push(request.name.clone());
+        let progress = |stage: LoadStage, done_bytes, total_bytes| LoadProgress {
+            stage: stage.into(),
+            done_bytes,
+            total_bytes,
+        };
+        let events = [
+            load_event::Event::Progress(progress(LoadStage::Metadata, 100, 100)),
+            load_event::Event::Progress(progress(LoadStage::Preload, 1 << 20, 3 << 20)),
+            load_event::Event::Loaded(model(&request.name)),
+        ];
+        Ok(stream(
+            events
+                .map(|event| Ok(LoadEvent { event: Some(event) }))
+                .into(),
+        ))
+    }
+
+    async fn unload(
+        &self,
+        request: Request<UnloadRequest>,
+    ) -> Result<Response<UnloadResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.name)?;
+        if !request.force {
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "PINNED",
+                request.name,
+                "3 segments are pinned",
+            );
+            return Err(Status::with_error_details(
+                Code::FailedPrecondition,
+                "the model is pinned",
+                details,
+            ));
+        }
+        self.models
+            .lock()
+            .unwrap()
+            .retain(|name| *name != request.name);
+        Ok(Response::new(UnloadResponse {
+            freed_bytes: 1 << 20,
+            cancelled_requests: 0,
+        }))
+    }
+
+    async fn list(
+        &self,
+        _: Request<ListModelsRequest>,
+    ) -> Result<Response<ListModelsResponse>, Status> {
+        let models = self.models.lock().unwrap();
+        let models = models.iter().map(|name| summary(name)).collect();
+        Ok(Response::new(ListModelsResponse { models }))
+    }
+
+    async fn get(
+        &self,
+        request: Request<GetModelRequest>,
+    ) -> Result<Response<GetModelResponse>, Status> {
+        let name = request.into_inner().name;
+        self.check(&name)?;
+        let model = Some(model(&name));
+        Ok(Response::new(GetModelResponse { model }))
+    }
+
+    async fn preload(
+        &self,
+        request: Request<PreloadRequest>,
+    ) -> Result<Response<Self::PreloadStream>, Status> {
+        let request = request.into_inner();
+        self.seen.preload.lock().unwrap().push(request.clone());
+        self.check(&request.name)?;
+        let events = [
+            preload_event::Event::Progress(PreloadProgress {
+                done_bytes: 1 << 20,
+                total_bytes: 3 << 20,
+                done_segments: 1,
+                total_segments: 3,
+            }),
+            preload_event::Event::Done(PreloadDone {
+                resident_segments: 2,
+                resident_bytes: 2 << 20,
+                skipped_segments: 1,
+                skipped_bytes: 1 << 20,
+            }),
+        ];
+        Ok(stream(
+            events
+                .map(|event| Ok(PreloadEvent { event: Some(event) }))
+                .into(),
+        ))
+    }
+
+    async fn pin(&self, request: Request<PinRequest>) -> Result<Response<PinResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.name)?;
+        let pinned_segments = match request.segments.len() {
+            0 => 3,
+            some => some as u32,
+        };
+        Ok(Response::new(PinResponse {
+            pinned_segments,
+            pinned_bytes: u64::from(pinned_segments) << 20,
+        }))
+    }
+
+    async fn unpin(
+        &self,
+        request: Request<UnpinRequest>,
+    ) -> Result<Response<UnpinResponse>, Status> {
+        self.check(&request.into_inner().name)?;
+        Ok(Response::new(UnpinResponse::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl Inference for Fake {
+    type GenerateStream = Events<GenerateEvent>;
+    type ChatStream = Events<GenerateEvent>;
+
+    async fn generate(
+        &self,
+        request: Request<GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        self.seen.generate.lock().unwrap().push(request.clone());
+        let prompt = match request.prompt {
+            Some(generate_request::Prompt::Text(text)) => text,
+            Some(generate_request::Prompt::Tokens(tokens)) => format!("{:?}", tokens.ids),
+            None => return Err(Status::invalid_argument("prompt is required")),
+        };
+        self.generate_text(&prompt, request.sampling)
+    }
+
+    async fn chat(
+        &self,
+        request: Request<ChatRequest>,
+    ) -> Result<Response<Self::ChatStream>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        self.seen.chat.lock().unwrap().push(request.clone());
+        let last = request
+            .messages
+            .last()
+            .map_or("", |message| &message.content);
+        self.generate_text(last, request.sampling)
+    }
+
+    /// One token a word.
+    async fn tokenize(
+        &self,
+        request: Request<TokenizeRequest>,
+    ) -> Result<Response<TokenizeResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        let pieces: Vec<Vec<u8>> = request.text.split_inclusive(' ').map(Into::into).collect();
+        let ids = (10..).take(pieces.len()).collect();
+        Ok(Response::new(TokenizeResponse { ids, pieces }))
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<DetokenizeRequest>,
+    ) -> Result<Response<DetokenizeResponse>, Status> {
+        let request = request.into_inner();
+        let words: Vec<String> = request.ids.iter().map(|id| format!("<{id}>")).collect();
+        let text = words.concat();
+        Ok(Response::new(DetokenizeResponse { text }))
+    }
+
+    async fn score(
+        &self,
+        request: Request<ScoreRequest>,
+    ) -> Result<Response<ScoreResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        let token = |id, logprob, piece: &str| TokenLogprob {
+            id,
+            logprob,
+            piece: piece.into(),
+            top: (0..request.top_n.unwrap_or(0) as u32)
+                .map(|id| TopLogprob {
+                    id,
+                    logprob: -0.5,
+                    piece: b"x".to_vec(),
+                })
+                .collect(),
+        };
+        Ok(Response::new(ScoreResponse {
+            tokens: vec![
+                token(1, None, "<s>"),
+                token(11, Some(-1.5), "Once"),
+                token(12, Some(-0.5), " upon"),
+            ],
+            sum_logprob: -2.0,
+            n_scored: 2,
+            perplexity: 1.0f64.exp(),
+            ..Default::default()
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Cache for Fake {
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
+        let usage = CacheUsage {
+            resident_bytes: 3 << 20,
+            in_flight_bytes: 1 << 20,
+            pinned_bytes: 1 << 20,
+            kv_bytes: 512 << 10,
+            scratch_bytes: 256 << 10,
+            hits: 75,
+            misses: 25,
+            evictions: 4,
+            uploads: 9,
+            uploaded_bytes: 9 << 20,
+        };
+        Ok(Response::new(StatsResponse {
+            budget_bytes: 2 << 30,
+            peak_bytes: 5 << 20,
+            policy: CachePolicy::PassAware.into(),
+            total: Some(usage),
+            models: vec![ModelCacheUsage {
+                name: "tiny".into(),
+                usage: Some(usage),
+            }],
+        }))
+    }
+
+    async fn clear(
+        &self,
+        request: Request<ClearRequest>,
+    ) -> Result<Response<ClearResponse>, Status> {
+        if let Some(name) = request.into_inner().model {
+            self.check(&name)?;
+        }
+        Ok(Response::new(ClearResponse {
+            freed_bytes: 2 << 20,
+            freed_segments: 2,
+            kept: vec![KeptSegment {
+                model: "tiny".into(),
+                index: 0,
+                name: "token_embd".into(),
+                bytes: 1 << 20,
+                reason: KeepReason::Pinned.into(),
+            }],
+        }))
+    }
+
+    async fn set_budget(
+        &self,
+        request: Request<SetBudgetRequest>,
+    ) -> Result<Response<SetBudgetResponse>, Status> {
+        let request = request.into_inner();
+        self.seen.budget.lock().unwrap().push(request);
+        let budget_bytes = match request.budget {
+            Some(set_budget_request::Budget::Bytes(bytes)) => bytes,
+            Some(set_budget_request::Budget::Percent(_)) => 8 << 30,
+            None => return Err(Status::invalid_argument("a budget is required")),
+        };
+        Ok(Response::new(SetBudgetResponse {
+            budget_bytes,
+            effective_budget_bytes: budget_bytes,
+            resident_bytes: 3 << 20,
+            ..Default::default()
+        }))
+    }
+
+    async fn set_policy(
+        &self,
+        request: Request<SetPolicyRequest>,
+    ) -> Result<Response<SetPolicyResponse>, Status> {
+        let policy = request.into_inner().policy;
+        let previous = CachePolicy::PassAware.into();
+        Ok(Response::new(SetPolicyResponse { previous, policy }))
+    }
+}
+
+#[tonic::async_trait]
+impl Server for Fake {
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let models = self.models.lock().unwrap();
+        Ok(Response::new(StatusResponse {
+            version: "0.1.0".into(),
+            device: Some(Device {
+                kind: DeviceKind::Host.into(),
+                name: "Test CPU".into(),
+                memory_bytes: 16 << 30,
+                isa: "avx2".into(),
+                threads: 2,
+            }),
+            uptime_ms: 3_723_000,
+            state: ServerState::Serving.into(),
+            models: models.iter().map(|name| summary(name)).collect(),
+            queue_depth: 0,
+            queue_capacity: 64,
+            running: 1,
+            running_capacity: 8,
+            budget_bytes: 2 << 30,
+            used_bytes: 4 << 20,
+            model_dirs: vec!["/models".into()],
+            pid: 1234,
+        }))
+    }
+}

@@ -1,0 +1,67 @@
+//! What a device can fail with.
+
+/// An error of a device. `Display` never repeats its source.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No kernel for this.
+    #[error(
+        "{operation}: tensor '{tensor}' has type {ty}, which this device cannot compute with; supported: {supported}"
+    )]
+    Unsupported {
+        /// What was asked.
+        operation: &'static str,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: String,
+        /// The types that work.
+        supported: String,
+    },
+    /// A shape that the tensor's type forbids.
+    #[error("tensor '{tensor}' [{cols}, {rows}] of type {ty}: {message}")]
+    Shape {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: String,
+        /// Elements a row.
+        cols: u64,
+        /// Rows.
+        rows: u64,
+        /// What is wrong.
+        message: String,
+    },
+    /// The file could not be read.
+    #[error("reading tensor '{tensor}'")]
+    Read {
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        #[source]
+        source: rocmforge_gguf::Error,
+    },
+    /// A tensor whose values are not finite.
+    #[error(
+        "tensor '{tensor}' has a scale or value that is NaN or infinite; the file is damaged or was converted wrongly"
+    )]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+    },
+    /// The system or the driver refused memory.
+    #[error("{bytes} bytes of {kind} memory were refused: {message}")]
+    Memory {
+        /// Which memory.
+        kind: &'static str,
+        /// How much was asked for.
+        bytes: u64,
+        /// What the system said.
+        message: String,
+    },
+    /// A setting of the environment that cannot be used.
+    #[error("{0}")]
+    Config(String),
+    /// The device has failed for good.
+    #[error("the device is lost: {0}")]
+    Lost(String),
+}

@@ -1,0 +1,195 @@
+//! The host device: the CPU with SIMD kernels over a bounded arena. The embedded default and the reference.
+//!
+//! "VRAM" is an anonymous mapping as large as the machine's memory of which only the budget's share is ever touched; an
+//! upload repacks a tensor into the layout that its kernel wants, so caching, eviction and reloading are as real here as
+//! on a card.
+//!
+//! Threads: the engine thread calls; a pool ([`Pool`]) shares out each operation; staging threads repack uploads. They
+//! touch disjoint ranges of the arena: the ledger hands out a slab to one use at a time.
+
+mod arena;
+mod run;
+mod staging;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use rocmforge_kernels::host::ops::Simd;
+use rocmforge_kernels::host::{Activations, Isa, PackedMatrix, Pool};
+
+use crate::error::Error;
+use crate::ops::{Batch, Buf, Op, PlacedBuf};
+use crate::{
+    Bound, Device, DeviceInfo, Role, Scratch, SegmentLayout, TensorDesc, Upload, UploadTicket,
+    weight_type,
+};
+use arena::Arena;
+use staging::Staging;
+
+/// How the host device is set up.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HostConfig {
+    /// Threads of an operation; `None` is one a core that this process may use.
+    pub threads: Option<NonZeroUsize>,
+}
+
+/// The CPU as a device.
+#[derive(Debug)]
+pub struct HostDevice {
+    arena: Arc<Arena>,
+    pool: Pool,
+    staging: Staging,
+    isa: Isa,
+    simd: Simd,
+    /// The quantized input of the product under way; kept for its memory.
+    activations: Activations,
+    name: String,
+}
+
+impl HostDevice {
+    /// Reserves the arena's addresses and starts the threads.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an unusable setting, [`Error::Memory`] if the system refuses addresses.
+    pub fn new(config: HostConfig) -> Result<Self, Error> {
+        let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let threads = config.threads.unwrap_or(cores);
+        let isa = Isa::detect().map_err(|e| Error::Config(e.to_string()))?;
+        let simd = match isa {
+            Isa::Scalar => Simd::Scalar,
+            _ => Simd::detect(),
+        };
+        let pool = Pool::new(threads).map_err(|e| Error::Config(e.to_string()))?;
+        let arena = Arc::new(Arena::reserve(arena::memory_bytes())?);
+        // One thread reads ahead while the others compute; more only where there are cores to spare.
+        let staging = Staging::start(Arc::clone(&arena), isa, (threads.get() / 4).clamp(1, 8))?;
+        let name = format!(
+            "{}, {} threads, {}",
+            arena::processor_name(),
+            threads,
+            isa.name()
+        );
+        Ok(Self {
+            arena,
+            pool,
+            staging,
+            isa,
+            simd,
+            activations: Activations::new(),
+            name,
+        })
+    }
+}
+
+/// The packed form of a matrix.
+fn packed(desc: &TensorDesc, isa: Isa) -> Result<PackedMatrix, Error> {
+    let ty = weight_type(desc.ty).ok_or_else(|| unsupported(desc))?;
+    PackedMatrix::new(ty, desc.rows as usize, desc.cols as usize, isa).map_err(|e| Error::Shape {
+        tensor: desc.name.clone(),
+        ty: desc.ty.name().to_owned(),
+        cols: desc.cols,
+        rows: desc.rows,
+        message: e.to_string(),
+    })
+}
+
+fn unsupported(desc: &TensorDesc) -> Error {
+    Error::Unsupported {
+        operation: "layout",
+        tensor: desc.name.clone(),
+        ty: desc.ty.name().to_owned(),
+        supported: crate::supported_types(),
+    }
+}
+
+impl Device for HostDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            kind: "host",
+            name: self.name.clone(),
+            memory_bytes: self.arena.reserved(),
+            allocations: 1,
+        }
+    }
+
+    fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
+        SegmentLayout::place(tensors, |desc| match desc.role {
+            Role::Matrix => {
+                let matrix = packed(desc, self.isa)?;
+                if matrix.ty().is_quantized() && desc.cols % 32 != 0 {
+                    return Err(Error::Shape {
+                        tensor: desc.name.clone(),
+                        ty: desc.ty.name().to_owned(),
+                        cols: desc.cols,
+                        rows: desc.rows,
+                        message: "rows must be a multiple of 32 elements".to_owned(),
+                    });
+                }
+                Ok(matrix.packed_bytes() as u64)
+            }
+            Role::Vector => {
+                weight_type(desc.ty).ok_or_else(|| unsupported(desc))?;
+                Ok(desc.cols * 4)
+            }
+        })
+    }
+
+    fn workspace_bytes(&self, rows: u64, cols: u64) -> u64 {
+        // The activations of one product, in the larger of their two forms.
+        (rows * (cols + 64) * 4).next_multiple_of(crate::ALIGNMENT)
+    }
+
+    fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {
+        self.arena.set_capacity(bytes)
+    }
+
+    fn begin_upload(&mut self, upload: Upload) -> Result<UploadTicket, Error> {
+        self.staging.begin(upload)
+    }
+
+    fn finished_uploads(&mut self) -> Vec<(UploadTicket, Result<(), Error>)> {
+        self.staging.finished()
+    }
+
+    fn wait_upload(&mut self, ticket: UploadTicket) -> Result<(), Error> {
+        self.staging.wait(ticket, &self.pool)
+    }
+
+    fn move_slab(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
+        self.arena.copy_within(from, to, bytes);
+        Ok(())
+    }
+
+    fn discard(&mut self, offset: u64, bytes: u64) {
+        self.arena.discard(offset, bytes);
+    }
+
+    fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error> {
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        assert!(
+            rows.len() as u64 <= scratch.layout.tokens * width,
+            "more rows than the buffer holds"
+        );
+        self.arena
+            .floats_mut(scratch.base + at, rows.len())
+            .copy_from_slice(rows);
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        ops: &[Op],
+        weights: Bound<'_>,
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<(), Error> {
+        ops.iter()
+            .try_for_each(|op| run::run(self, op, weights, scratch, batch))
+    }
+
+    fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error> {
+        let at = scratch.layout.bufs[buf.0 as usize].at;
+        out.copy_from_slice(self.arena.floats(scratch.base + at, out.len()));
+        Ok(())
+    }
+}

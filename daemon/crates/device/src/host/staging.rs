@@ -1,0 +1,306 @@
+//! Uploads of the host device: pieces of tensors are read from the file and repacked into the arena.
+//!
+//! An upload is cut into pieces of about [`PIECE_BYTES`]. Staging threads take them in order; when the engine waits for
+//! an upload, its thread and the compute pool take pieces of that one too, since nothing else is to be done meanwhile.
+//!
+//! ```text
+//!   queued --(pieces taken one by one)--> running --(last piece ends)--> finished --(result taken)--> gone
+//! ```
+//!
+//! *Invariant:* the queue's lock is held to look at it, never while a piece is worked on.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rocmforge_kernels::host::{Error as KernelError, Isa, Pool, reference};
+
+use crate::error::Error;
+use crate::segment::{Placed, Role};
+use crate::{Upload, UploadTicket, weight_type};
+
+use super::arena::Arena;
+
+/// Bytes of the file in one piece, about: large enough that a call of the system costs nothing beside it.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// A run of row groups of one tensor.
+#[derive(Debug)]
+struct Piece {
+    tensor: usize,
+    groups: Range<usize>,
+}
+
+#[derive(Debug)]
+struct Job {
+    ticket: UploadTicket,
+    upload: Upload,
+    pieces: Vec<Piece>,
+    next: AtomicUsize,
+    ended: AtomicUsize,
+    /// Set at the first error: the pieces left are skipped.
+    failed: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+impl Job {
+    fn is_finished(&self) -> bool {
+        self.ended.load(Ordering::Acquire) == self.pieces.len()
+    }
+
+    fn result(&self) -> Result<(), Error> {
+        lock(&self.error).take().map_or(Ok(()), Err)
+    }
+
+    /// Works on one piece; false if none is left to take.
+    fn work(&self, shared: &Shared) -> bool {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        let Some(piece) = self.pieces.get(index) else {
+            return false;
+        };
+        if !self.failed.load(Ordering::Relaxed)
+            && let Err(error) = self.bring(piece, shared)
+        {
+            self.failed.store(true, Ordering::Relaxed);
+            lock(&self.error).get_or_insert(error);
+        }
+        if self.ended.fetch_add(1, Ordering::AcqRel) + 1 == self.pieces.len() {
+            // The lock orders this with a waiter that has just looked.
+            drop(lock(&shared.queue));
+            shared.changed.notify_all();
+        }
+        true
+    }
+
+    fn bring(&self, piece: &Piece, shared: &Shared) -> Result<(), Error> {
+        let placed = &self.upload.layout.tensors[piece.tensor];
+        let at = self.upload.slab + placed.at;
+        let outcome = match placed.desc.role {
+            Role::Matrix => self.bring_matrix(placed, piece, at, shared)?,
+            Role::Vector => self.bring_vector(placed, at, shared)?,
+        };
+        outcome.map_err(|_| Error::NotFinite {
+            tensor: placed.desc.name.clone(),
+        })
+    }
+
+    fn bring_matrix(
+        &self,
+        placed: &Placed,
+        piece: &Piece,
+        at: u64,
+        shared: &Shared,
+    ) -> Result<Result<(), KernelError>, Error> {
+        let matrix = super::packed(&placed.desc, shared.isa)?;
+        let from = matrix.file_range(piece.groups.clone());
+        let to = matrix.packed_range(piece.groups.clone());
+        let target = shared.arena.bytes_mut(at + to.start as u64, to.len());
+        self.read(placed, from, |bytes| {
+            matrix.pack(bytes, piece.groups.clone(), target)
+        })
+    }
+
+    fn bring_vector(
+        &self,
+        placed: &Placed,
+        at: u64,
+        shared: &Shared,
+    ) -> Result<Result<(), KernelError>, Error> {
+        let ty = weight_type(placed.desc.ty).ok_or_else(|| super::unsupported(&placed.desc))?;
+        let target = shared.arena.floats_mut(at, placed.desc.cols as usize);
+        let name = placed.desc.name.clone();
+        let read = self.read(placed, 0..placed.desc.bytes as usize, |bytes| {
+            reference::dequantize(ty, bytes, target).map(|()| target.iter().all(|x| x.is_finite()))
+        })?;
+        match read {
+            Ok(true) => Ok(Ok(())),
+            Ok(false) => Err(Error::NotFinite { tensor: name }),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn read<R>(
+        &self,
+        placed: &Placed,
+        range: Range<usize>,
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, Error> {
+        let start = placed.desc.offset;
+        let range = start + range.start as u64..start + range.end as u64;
+        let read = self.upload.file.with_range(range, f);
+        read.map_err(|source| Error::Read {
+            tensor: placed.desc.name.clone(),
+            source,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Queue {
+    jobs: VecDeque<Arc<Job>>,
+    ending: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    arena: Arc<Arena>,
+    isa: Isa,
+    queue: Mutex<Queue>,
+    /// A job was queued, a job was finished, or the end.
+    changed: Condvar,
+}
+
+/// The staging threads and the uploads under way.
+#[derive(Debug)]
+pub(super) struct Staging {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    under_way: HashMap<UploadTicket, Arc<Job>>,
+    next_ticket: u64,
+}
+
+impl Staging {
+    pub(super) fn start(arena: Arc<Arena>, isa: Isa, threads: usize) -> Result<Self, Error> {
+        let queue = Mutex::new(Queue {
+            jobs: VecDeque::new(),
+            ending: false,
+        });
+        let shared = Arc::new(Shared {
+            arena,
+            isa,
+            queue,
+            changed: Condvar::new(),
+        });
+        let mut staging = Self {
+            shared,
+            threads: Vec::new(),
+            under_way: HashMap::new(),
+            next_ticket: 0,
+        };
+        for i in 0..threads {
+            let shared = Arc::clone(&staging.shared);
+            let thread = std::thread::Builder::new()
+                .name(format!("staging-{i}"))
+                .spawn(move || serve(&shared));
+            staging.threads.push(thread.map_err(|e| {
+                Error::Config(format!("a staging thread could not be started: {e}"))
+            })?);
+        }
+        Ok(staging)
+    }
+
+    pub(super) fn begin(&mut self, upload: Upload) -> Result<UploadTicket, Error> {
+        let mut pieces = Vec::new();
+        for (tensor, placed) in upload.layout.tensors.iter().enumerate() {
+            if placed.desc.role == Role::Vector {
+                pieces.push(Piece {
+                    tensor,
+                    groups: 0..1,
+                });
+                continue;
+            }
+            let matrix = super::packed(&placed.desc, self.shared.isa)?;
+            let step = (PIECE_BYTES / matrix.group_bytes().max(1)).max(1);
+            let groups = matrix.row_groups();
+            pieces.extend((0..groups).step_by(step).map(|g| Piece {
+                tensor,
+                groups: g..groups.min(g + step),
+            }));
+        }
+        let ticket = UploadTicket(self.next_ticket);
+        self.next_ticket += 1;
+        let job = Arc::new(Job {
+            ticket,
+            upload,
+            pieces,
+            next: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            error: Mutex::new(None),
+        });
+        lock(&self.shared.queue).jobs.push_back(Arc::clone(&job));
+        self.shared.changed.notify_all();
+        self.under_way.insert(ticket, job);
+        Ok(ticket)
+    }
+
+    pub(super) fn finished(&mut self) -> Vec<(UploadTicket, Result<(), Error>)> {
+        let done: Vec<_> = self
+            .under_way
+            .extract_if(|_, job| job.is_finished())
+            .collect();
+        done.into_iter()
+            .map(|(ticket, job)| (ticket, job.result()))
+            .collect()
+    }
+
+    pub(super) fn wait(&mut self, ticket: UploadTicket, pool: &Pool) -> Result<(), Error> {
+        let job = self
+            .under_way
+            .remove(&ticket)
+            .expect("a ticket is waited for once");
+        let shared = &self.shared;
+        pool.run(pool.threads(), 1, |_| while job.work(shared) {});
+        let mut queue = lock(&shared.queue);
+        while !job.is_finished() {
+            queue = shared
+                .changed
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(queue);
+        job.result()
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        lock(&self.shared.queue).ending = true;
+        self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a staging thread panicked");
+            }
+        }
+    }
+}
+
+/// A staging thread's life.
+fn serve(shared: &Shared) {
+    loop {
+        let job = {
+            let mut queue = lock(&shared.queue);
+            loop {
+                if queue.ending {
+                    return;
+                }
+                // Jobs whose pieces are all taken have nothing left for anyone.
+                while queue
+                    .jobs
+                    .front()
+                    .is_some_and(|j| j.next.load(Ordering::Relaxed) >= j.pieces.len())
+                {
+                    queue.jobs.pop_front();
+                }
+                match queue.jobs.front() {
+                    Some(job) => break Arc::clone(job),
+                    None => {
+                        queue = shared
+                            .changed
+                            .wait(queue)
+                            .unwrap_or_else(PoisonError::into_inner)
+                    }
+                }
+            }
+        };
+        tracing::trace!(ticket = job.ticket.0, "staging");
+        while job.work(shared) {}
+    }
+}
+
+/// Nothing is done under these locks that could leave a half-made state behind.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,394 @@
+//! The engine thread: it owns the device, the cache, the KV pages and the sequences, and nothing else does.
+//!
+//! ```text
+//!   command --> waiting --(admitted: its KV pages and a layer fit)--> running --> done
+//!                  |                                                    |
+//!                  +---- queue full: RESOURCE_EXHAUSTED                 +-- one chunk of a prompt or one token at a
+//!                                                                           time, in turn
+//! ```
+//!
+//! Each turn of the loop takes the commands that wait, admits what fits, and runs one step of one request: a chunk of
+//! its prompt or one token. So a long request delays another by one step, and a command waits for one step. A request
+//! whose reader is slow is passed over until the reader has taken an event.
+//!
+//! *Invariant:* nothing here waits for a client. Only an upload, and the absence of work, are waited for.
+
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rocmforge_device::host::{HostConfig, HostDevice};
+use rocmforge_device::{Device, SegmentLayout};
+use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeTable};
+use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
+use tokio::sync::{oneshot, watch};
+
+use crate::api::{Budget, COMMAND_CAPACITY, Command, EngineHandle, Policy, PreloadEvent, Snapshot};
+use crate::error::{Error, from_device};
+use crate::loaded::LoadedModel;
+use crate::residency::Residency;
+use crate::task::Task;
+
+/// Which device to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The best there is. Today that is the host.
+    Auto,
+    /// The CPU.
+    Host,
+}
+
+/// How the engine is set up.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// The device.
+    pub device: DeviceChoice,
+    /// Threads of the host device's operations; `None` is one a core.
+    pub threads: Option<NonZeroUsize>,
+    /// Budget of the cache: weights, KV pages and scratch.
+    pub budget: Budget,
+    /// Which segments go first.
+    pub policy: Policy,
+    /// Requests that run at the same time, in turn.
+    pub max_sequences: NonZeroUsize,
+    /// Requests that may wait for admission.
+    pub queue_capacity: usize,
+    /// Longest context of a request in tokens, whatever its model was trained for.
+    pub n_ctx_max: u32,
+    /// Tokens of a prompt that are computed in one pass.
+    pub prefill_chunk: NonZeroUsize,
+    /// Segments whose upload is started ahead of their turn.
+    pub prefetch: u32,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::Auto,
+            threads: None,
+            budget: Budget::Percent(80.0),
+            policy: Policy::Belady,
+            max_sequences: NonZeroUsize::new(16).expect("not zero"),
+            queue_capacity: 64,
+            n_ctx_max: 32_768,
+            prefill_chunk: NonZeroUsize::new(512).expect("not zero"),
+            prefetch: 2,
+        }
+    }
+}
+
+/// The engine's thread.
+#[derive(Debug)]
+pub struct EngineThread {
+    thread: JoinHandle<Result<(), Error>>,
+}
+
+impl EngineThread {
+    /// Waits for the engine to end.
+    ///
+    /// # Errors
+    /// Why it ended, if it was not asked to.
+    pub fn join(self) -> Result<(), Error> {
+        self.thread
+            .join()
+            .unwrap_or_else(|_| Err(Error::Internal("the engine thread panicked".to_owned())))
+    }
+}
+
+/// A registered model with what only the engine needs.
+pub(crate) struct Entry {
+    pub(crate) id: ModelId,
+    pub(crate) loaded: Arc<LoadedModel>,
+    pub(crate) kv: KvLayout,
+    /// Made at the first request, since it may need a tensor of the file.
+    pub(crate) rope: Option<Rope>,
+}
+
+/// A model's rotations.
+pub(crate) struct Rope {
+    pub(crate) table: RopeTable,
+    /// Those of the rows of the pass under way.
+    pub(crate) angles: RopeAngles,
+}
+
+/// A preload under way.
+pub(crate) struct Preloading {
+    pub(crate) model: ModelId,
+    pub(crate) segments: VecDeque<u32>,
+    pub(crate) done_bytes: u64,
+    pub(crate) total_bytes: u64,
+    pub(crate) uploaded_bytes: u64,
+    pub(crate) events: tokio::sync::mpsc::Sender<PreloadEvent>,
+}
+
+/// A drain under way.
+pub(crate) struct Draining {
+    pub(crate) until: Instant,
+    pub(crate) replies: Vec<oneshot::Sender<()>>,
+}
+
+/// The engine.
+pub(crate) struct Engine {
+    pub(crate) config: EngineConfig,
+    pub(crate) residency: Residency,
+    pub(crate) models: Vec<Entry>,
+    pub(crate) next_model: u32,
+    pub(crate) waiting: VecDeque<Task>,
+    pub(crate) running: VecDeque<Task>,
+    pub(crate) preloads: VecDeque<Preloading>,
+    pub(crate) draining: Option<Draining>,
+    /// The scratch block and its bytes; there is one, since one pass runs at a time.
+    pub(crate) scratch: Option<(BlockId, u64)>,
+    /// The budget asked for, while running work needs more than it.
+    pub(crate) budget_wanted: Option<u64>,
+    pub(crate) embeddings: Vec<f32>,
+    pub(crate) snapshot: watch::Sender<Arc<Snapshot>>,
+    pub(crate) published_at: Instant,
+    pub(crate) lost: Option<String>,
+}
+
+/// Starts the engine on a thread of its own.
+///
+/// # Errors
+/// The device cannot be used or the budget cannot be.
+pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
+    let (DeviceChoice::Auto | DeviceChoice::Host) = config.device;
+    let host = HostDevice::new(HostConfig {
+        threads: config.threads,
+    })
+    .map_err(|e| from_device(None, e))?;
+    start_on(Box::new(host), config)
+}
+
+/// Starts the engine on a given device.
+///
+/// # Errors
+/// The budget cannot be used.
+pub fn start_on(
+    mut device: Box<dyn Device>,
+    config: EngineConfig,
+) -> Result<(EngineHandle, EngineThread), Error> {
+    let budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
+    device
+        .set_capacity(budget)
+        .map_err(|e| from_device(None, e))?;
+    let cache = Cache::new(CacheConfig {
+        budget,
+        align: rocmforge_device::ALIGNMENT,
+        policy: crate::commands::policy(config.policy),
+        max_in_flight: config.prefetch + 1,
+    });
+    let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
+    let residency = Residency::new(device, cache);
+    let first = crate::publish::snapshot_of(&residency, &[], &config);
+    let (snapshot, watch) = watch::channel(Arc::new(first));
+    let engine = Engine {
+        config,
+        residency,
+        models: Vec::new(),
+        next_model: 0,
+        waiting: VecDeque::new(),
+        running: VecDeque::new(),
+        preloads: VecDeque::new(),
+        draining: None,
+        scratch: None,
+        budget_wanted: None,
+        embeddings: Vec::new(),
+        snapshot,
+        published_at: Instant::now(),
+        lost: None,
+    };
+    let thread = std::thread::Builder::new()
+        .name("engine".to_owned())
+        .spawn(move || guarded(engine, receiver))
+        .map_err(|e| Error::Internal(format!("the engine thread could not be started: {e}")))?;
+    Ok((EngineHandle::new(commands, watch), EngineThread { thread }))
+}
+
+/// Runs the engine; a panic in it is a bug of ours, and every request ends with an error instead of hanging.
+fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error> {
+    let ran = catch_unwind(AssertUnwindSafe(|| engine.run(&commands)));
+    let error = match ran {
+        Ok(None) => return Ok(()),
+        Ok(Some(lost)) => lost,
+        Err(payload) => {
+            let message = payload
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| payload.downcast_ref::<&str>().copied())
+                .unwrap_or("no message");
+            format!("the engine panicked: {message}")
+        }
+    };
+    tracing::error!(%error, "the engine ends");
+    engine.give_up(&error);
+    Err(Error::Internal(error))
+}
+
+impl Engine {
+    /// The loop. Returns `None` when asked to end, or why the device is lost.
+    fn run(&mut self, commands: &Receiver<Command>) -> Option<String> {
+        loop {
+            loop {
+                match commands.try_recv() {
+                    Ok(command) => self.handle(command),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return None,
+                }
+            }
+            if self.lost.is_some() {
+                return self.lost.take();
+            }
+            if self.drained() {
+                return None;
+            }
+            self.end_the_ended();
+            self.admit();
+            if self.step() || self.preload_step() {
+                self.publish(false);
+                continue;
+            }
+            self.rest();
+            match commands.recv_timeout(self.patience()) {
+                Ok(command) => self.handle(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// How long nothing can happen without a command.
+    fn patience(&self) -> Duration {
+        let deadlines = self
+            .running
+            .iter()
+            .chain(&self.waiting)
+            .filter_map(|t| t.deadline);
+        let deadline = deadlines
+            .chain(self.draining.as_ref().map(|d| d.until))
+            .min();
+        let idle = Duration::from_secs(60);
+        deadline.map_or(idle, |d| {
+            d.saturating_duration_since(Instant::now()).min(idle)
+        })
+    }
+
+    /// Before the engine sleeps: what only running work needs is given back.
+    fn rest(&mut self) {
+        self.residency.collect();
+        self.free_idle_scratch();
+        self.settle();
+        self.publish(true);
+    }
+
+    /// Scratch belongs to running work.
+    pub(crate) fn free_idle_scratch(&mut self) {
+        if self.running.is_empty()
+            && let Some((block, _)) = self.scratch.take()
+        {
+            self.residency.free(block);
+        }
+    }
+
+    /// Ends requests that nobody waits for or whose time is over.
+    fn end_the_ended(&mut self) {
+        let mut i = 0;
+        while i < self.running.len() {
+            match self.running[i].ended() {
+                Some(error) => {
+                    let task = self
+                        .running
+                        .remove(i)
+                        .expect("the index was just looked at");
+                    self.finish(task, Some(error));
+                }
+                None => i += 1,
+            }
+        }
+        let mut i = 0;
+        while i < self.waiting.len() {
+            match self.waiting[i].ended() {
+                Some(error) => {
+                    let task = self
+                        .waiting
+                        .remove(i)
+                        .expect("the index was just looked at");
+                    self.finish(task, Some(error));
+                }
+                None => i += 1,
+            }
+        }
+    }
+
+    /// Gives back what a request held, publishes, and tells its end if it failed.
+    pub(crate) fn finish(&mut self, mut task: Task, error: Option<Error>) {
+        task.kv.free(&mut self.residency);
+        self.release_rest(task.model);
+        if let Some(error) = error {
+            tracing::debug!(model = task.loaded.name(), %error, "a request ended early");
+            task.fail(error);
+        }
+    }
+
+    /// Whether a drain is complete.
+    fn drained(&mut self) -> bool {
+        let Some(draining) = &self.draining else {
+            return false;
+        };
+        if !self.running.is_empty() && Instant::now() < draining.until {
+            return false;
+        }
+        while let Some(task) = self.running.pop_front() {
+            self.finish(task, Some(crate::commands::draining()));
+        }
+        let draining = self.draining.take().expect("looked at above");
+        for reply in draining.replies {
+            // Nobody waiting is no reason to stay.
+            let _ = reply.send(());
+        }
+        true
+    }
+
+    /// Ends every request with the reason that the engine ends.
+    fn give_up(&mut self, reason: &str) {
+        self.lost = Some(reason.to_owned());
+        let error = || Error::Unavailable {
+            message: format!(
+                "the device is lost ({reason}); the daemon ends, its service manager starts it again"
+            ),
+            retry_after: Duration::from_secs(5),
+        };
+        for task in self.running.drain(..).chain(self.waiting.drain(..)) {
+            task.fail(error());
+        }
+        for preload in self.preloads.drain(..) {
+            let _ = preload.events.try_send(PreloadEvent::Failed(error()));
+        }
+        self.snapshot.send_modify(|snapshot| {
+            let mut last = Snapshot::clone(snapshot);
+            last.device_lost = Some(reason.to_owned());
+            last.running = 0;
+            last.queued = 0;
+            *snapshot = Arc::new(last);
+        });
+    }
+
+    pub(crate) fn entry(&self, model: ModelId) -> &Entry {
+        self.models
+            .iter()
+            .find(|e| e.id == model)
+            .expect("a request keeps its model registered")
+    }
+
+    pub(crate) fn layouts(&self, loaded: &LoadedModel) -> Result<Vec<Arc<SegmentLayout>>, Error> {
+        let segments = loaded.model().segments().iter();
+        segments
+            .map(|s| self.residency.device.layout(&s.tensors).map(Arc::new))
+            .collect::<Result<_, _>>()
+            .map_err(|e| from_device(Some((loaded.name(), loaded.path())), e))
+    }
+}

@@ -1,0 +1,164 @@
+//! Which requests may run: those whose KV pages, with scratch and the largest layer beside them, fit the budget.
+//!
+//! A request with `max_tokens` is promised all the positions that it can come to. One without is promised a while
+//! ([`PROMISE_TOKENS`] beyond its prompt), and more as it goes on. Promises are sums, nothing is reserved by them; the
+//! pages are taken as the sequence grows.
+
+use std::time::Duration;
+
+use rocmforge_device::ScratchLayout;
+use rocmforge_tensor_cache::ModelId;
+
+use crate::actor::Engine;
+use crate::error::Error;
+use crate::kv;
+use crate::task::{Task, Work};
+
+/// Positions beyond its prompt that a request without `max_tokens` is promised at a time.
+pub(crate) const PROMISE_TOKENS: usize = 256;
+
+/// Most rows of logits that a scoring computes at a time.
+const OUTPUT_ROWS_MAX: u64 = 16;
+
+/// Tokens of a prompt in one pass while other requests run too, so that they wait less.
+const SHARED_CHUNK: usize = 128;
+
+impl Engine {
+    /// Starts waiting requests, first come first served, while they fit.
+    pub(crate) fn admit(&mut self) {
+        while self.running.len() < self.config.max_sequences.get() {
+            let Some(task) = self.waiting.front() else {
+                return;
+            };
+            let (need, budget) = (self.need_with(task), self.budget());
+            if need > budget {
+                if !self.running.is_empty() {
+                    return;
+                }
+                let mut task = self.waiting.pop_front().expect("looked at above");
+                if !self.shrink_promise(&mut task) {
+                    let error = self.never_fits(&task, need, budget);
+                    self.finish(task, Some(error));
+                    continue;
+                }
+                self.running.push_back(task);
+                continue;
+            }
+            let task = self.waiting.pop_front().expect("looked at above");
+            self.running.push_back(task);
+        }
+    }
+
+    /// Promises a running request more positions, if they fit.
+    pub(crate) fn extend_promise(
+        &mut self,
+        task: &mut Task,
+        positions: usize,
+    ) -> Result<(), Error> {
+        if positions <= task.promised {
+            return Ok(());
+        }
+        let before = task.promised;
+        task.promised = (positions + PROMISE_TOKENS).min(task.n_ctx);
+        if self.need_with(task) > self.budget() {
+            task.promised = positions;
+        }
+        let (need, budget) = (self.need_with(task), self.budget());
+        if need > budget {
+            task.promised = before;
+            return Err(Error::Exhausted {
+                message: format!(
+                    "no room for the KV of position {positions}: running requests need {need} bytes of a budget of {budget}; \
+                     retry when others have ended, or ask for fewer tokens"
+                ),
+                retry_after: Duration::from_secs(1),
+            });
+        }
+        Ok(())
+    }
+
+    /// What the cache needs at the least for the running requests and one more.
+    fn need_with(&self, task: &Task) -> u64 {
+        self.need(self.running.iter().chain(std::iter::once(task)))
+    }
+
+    /// What the cache needs at the least for the running requests.
+    pub(crate) fn need_of_running(&self) -> u64 {
+        self.need(self.running.iter())
+    }
+
+    fn need<'a>(&'a self, tasks: impl Iterator<Item = &'a Task>) -> u64 {
+        let (mut kv_bytes, mut segment, mut scratch) = (0, 0, 0);
+        for task in tasks {
+            kv_bytes += kv::bytes_for(&self.entry(task.model).kv, task.promised);
+            segment = segment.max(self.residency.largest_unpinned(task.model));
+            scratch = scratch.max(self.scratch_need(task));
+        }
+        kv_bytes
+            + segment
+            + scratch.max(self.scratch.map_or(0, |s| s.1))
+            + self.residency.pinned_bytes()
+    }
+
+    /// Whether a request without `max_tokens`, alone, can run with fewer positions than it could come to.
+    fn shrink_promise(&self, task: &mut Task) -> bool {
+        let least = task.tokens.len() + usize::from(matches!(task.work, Work::Generate(_)));
+        let open_ended = matches!(&task.work, Work::Generate(g) if g.max_tokens.is_none());
+        task.promised = least.min(task.n_ctx);
+        open_ended && self.need_with(task) <= self.budget()
+    }
+
+    fn never_fits(&self, task: &Task, need: u64, budget: u64) -> Error {
+        let kv = kv::bytes_for(&self.entry(task.model).kv, task.promised);
+        Error::Precondition(format!(
+            "the request needs {need} bytes of the cache and its budget is {budget}: {kv} for the KV of {} tokens, {} for \
+             scratch, {} for the largest segment of '{}', {} pinned; ask for fewer tokens, unpin, or raise the budget \
+             (rocmforgectl cache budget)",
+            task.promised,
+            self.scratch_need(task),
+            self.residency.largest_unpinned(task.model),
+            task.loaded.name(),
+            self.residency.pinned_bytes(),
+        ))
+    }
+
+    pub(crate) fn budget(&self) -> u64 {
+        self.residency.budget()
+    }
+
+    /// Rows of a pass of this request, alone or beside others, and rows of logits.
+    pub(crate) fn rows(&self, task: &Task, shared: bool) -> (usize, u64) {
+        let budget = self.budget();
+        let outputs = match task.work {
+            Work::Generate(_) => 1,
+            Work::Score(_) => {
+                let row = u64::from(task.loaded.model().hparams().n_vocab) * 4;
+                (budget / 32 / row).clamp(1, OUTPUT_ROWS_MAX)
+            }
+        };
+        let most = self.config.prefill_chunk.get();
+        let mut rows = if shared { most.min(SHARED_CHUNK) } else { most };
+        while rows > 1 && self.scratch_bytes(task.model, rows, outputs) > budget / 8 {
+            rows /= 2;
+        }
+        (rows, outputs)
+    }
+
+    fn scratch_need(&self, task: &Task) -> u64 {
+        // What it would take alone; beside others it takes less.
+        let (rows, outputs) = self.rows(task, false);
+        self.scratch_bytes(task.model, rows.min(task.tokens.len().max(1)), outputs)
+    }
+
+    /// Bytes of the scratch block for passes of so many rows.
+    pub(crate) fn scratch_bytes(&self, model: ModelId, rows: usize, outputs: u64) -> u64 {
+        let model = self.entry(model).loaded.model();
+        let layout = ScratchLayout::new(model.bufs(), rows as u64, outputs);
+        let widest = model.bufs().iter().map(|b| b.width).max().unwrap_or(0);
+        layout.bytes
+            + self
+                .residency
+                .device
+                .workspace_bytes((rows as u64).max(outputs), widest)
+    }
+}

@@ -1,0 +1,600 @@
+//! What each command does.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_kernels::host::ops::KvLayout;
+use rocmforge_tensor_cache::{KeptBecause, ModelId, Policy as CachePolicy, SegmentId};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::actor::{Draining, Engine, Entry, Preloading};
+use crate::admission::PROMISE_TOKENS;
+use crate::api::{
+    Budget, BudgetChange, Cleared, Command, GenerateEvent, GenerateRequest, KeptReason,
+    KeptSegment, Policy, PreloadEvent, ScoreRequest, Scores,
+};
+use crate::error::Error;
+use crate::kv::KvPages;
+use crate::loaded::{LoadedModel, PreparedModel};
+use crate::residency::Source;
+use crate::sampler::Sampler;
+use crate::stop::StopStrings;
+use crate::task::{Generation, Scoring, Task, Work};
+
+/// Most models that can be registered at a time.
+pub const MODELS_MAX: usize = 1024;
+
+/// Smallest budget in bytes: below it no layer of any model fits.
+pub const BUDGET_MIN: u64 = 64 << 10;
+
+/// Most preloads under way.
+const PRELOADS_MAX: usize = 64;
+
+impl Engine {
+    /// Carries out a command.
+    pub(crate) fn handle(&mut self, command: Command) {
+        match command {
+            Command::Load { prepared, reply } => {
+                let result = self.load(*prepared);
+                self.answer(reply, result);
+            }
+            Command::Unload { name, force, reply } => {
+                let result = self.unload(&name, force);
+                self.answer(reply, result);
+            }
+            Command::Generate { request, events } => self.generate(*request, events),
+            Command::Score { request, reply } => self.score(*request, reply),
+            Command::Preload {
+                name,
+                segments,
+                events,
+            } => self.preload(&name, segments, events),
+            Command::Pin {
+                name,
+                segments,
+                pinned,
+                reply,
+            } => {
+                let result = self.pin(&name, segments, pinned);
+                self.answer(reply, result);
+            }
+            Command::Clear { name, reply } => {
+                let result = self.clear(name.as_deref());
+                self.answer(reply, result);
+            }
+            Command::SetBudget { budget, reply } => {
+                let result = self.set_budget(budget);
+                self.answer(reply, result);
+            }
+            Command::SetPolicy { policy: new, reply } => {
+                let before = match self.residency.cache.stats().policy {
+                    CachePolicy::Belady => Policy::Belady,
+                    CachePolicy::Lru => Policy::Lru,
+                };
+                self.residency.cache.set_policy(policy(new));
+                self.answer(reply, Ok(before));
+            }
+            Command::Drain { grace, reply } => self.drain(grace, reply),
+            Command::Wake => {}
+        }
+    }
+
+    /// Publishes, then replies: whoever has the answer sees a snapshot that knows of it.
+    fn answer<T>(&mut self, reply: oneshot::Sender<Result<T, Error>>, result: Result<T, Error>) {
+        self.publish(true);
+        // An asker that went away has its command done all the same.
+        let _ = reply.send(result);
+    }
+
+    fn find(&self, name: &str) -> Result<&Entry, Error> {
+        self.models
+            .iter()
+            .find(|e| e.loaded.name() == name)
+            .ok_or_else(|| Error::UnknownModel {
+                name: name.to_owned(),
+                known: self
+                    .models
+                    .iter()
+                    .map(|e| e.loaded.name().to_owned())
+                    .collect(),
+            })
+    }
+
+    fn load(&mut self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
+        if self.draining.is_some() {
+            return Err(draining());
+        }
+        let loaded = prepared.loaded;
+        if let Ok(there) = self.find(loaded.name()) {
+            let same = there.loaded.path() == loaded.path()
+                && there.loaded.file().identity() == loaded.file().identity();
+            return if same {
+                Ok(Arc::clone(&there.loaded))
+            } else {
+                Err(Error::NameTaken {
+                    name: loaded.name().to_owned(),
+                    path: there.loaded.path().to_owned(),
+                })
+            };
+        }
+        if self.models.len() >= MODELS_MAX {
+            return Err(Error::Precondition(format!(
+                "{MODELS_MAX} models are loaded, the most there can be; unload one"
+            )));
+        }
+        let layouts = self.layouts(&loaded)?;
+        if rocmforge_device::weight_type(loaded.model().embedding().ty).is_none() {
+            let table = loaded.model().embedding();
+            return Err(Error::Unsupported(format!(
+                "tensor '{}' has type {}, which is not supported; supported: {}",
+                table.name,
+                table.ty.name(),
+                rocmforge_device::supported_types(),
+            )));
+        }
+        let id = ModelId(self.next_model);
+        self.residency.register(
+            id,
+            Source::new(loaded.name().to_owned(), Arc::clone(loaded.file()), layouts),
+        )?;
+        self.next_model = self.next_model.wrapping_add(1);
+        let hparams = loaded.model().hparams();
+        let kv = KvLayout {
+            n_layer: hparams.n_layer as usize,
+            n_head_kv: hparams.heads.n_head_kv as usize,
+            head_dim_k: hparams.heads.head_dim as usize,
+            head_dim_v: hparams.heads.head_dim_v as usize,
+        };
+        let loaded = Arc::new(loaded);
+        self.models.push(Entry {
+            id,
+            loaded: Arc::clone(&loaded),
+            kv,
+            rope: None,
+        });
+        Ok(loaded)
+    }
+
+    fn unload(&mut self, name: &str, force: bool) -> Result<u64, Error> {
+        let (id, loaded) = self.find(name).map(|e| (e.id, Arc::clone(&e.loaded)))?;
+        let busy = self
+            .running
+            .iter()
+            .chain(&self.waiting)
+            .filter(|t| t.model == id)
+            .count();
+        if busy > 0 && !force {
+            return Err(Error::Precondition(format!(
+                "model '{name}' has {busy} requests that run or wait; let them end, or unload with force"
+            )));
+        }
+        for queue in [false, true] {
+            loop {
+                let tasks = if queue {
+                    &mut self.waiting
+                } else {
+                    &mut self.running
+                };
+                let Some(at) = tasks.iter().position(|t| t.model == id) else {
+                    break;
+                };
+                let task = tasks.remove(at).expect("the index was just looked at");
+                self.finish(
+                    task,
+                    Some(Error::Precondition(format!(
+                        "model '{name}' was unloaded by force"
+                    ))),
+                );
+            }
+        }
+        let (gone, stay) = self
+            .preloads
+            .drain(..)
+            .partition::<VecDeque<_>, _>(|p| p.model == id);
+        self.preloads = stay;
+        for preload in gone {
+            let _ = preload
+                .events
+                .try_send(PreloadEvent::Failed(Error::Precondition(format!(
+                    "model '{name}' was unloaded"
+                ))));
+        }
+        let all: Vec<u32> = (0..loaded.model().segments().len() as u32).collect();
+        self.residency.pin(id, &all, false)?;
+        let stats = self.residency.cache.stats();
+        let freed = stats
+            .models
+            .iter()
+            .find(|m| m.0 == id)
+            .map_or(0, |m| m.1.usage.total());
+        self.residency.unregister(id)?;
+        self.models.retain(|e| e.id != id);
+        Ok(freed)
+    }
+
+    fn generate(&mut self, request: GenerateRequest, events: mpsc::Sender<GenerateEvent>) {
+        let received = Instant::now();
+        let checked = self.check(&request.model, &request.prompt, request.n_ctx);
+        let (model, n_ctx) = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                // The channel is new and has room.
+                let _ = events.try_send(GenerateEvent::Failed(error));
+                return;
+            }
+        };
+        let mut sampler = Sampler::new(request.sampling);
+        request.prompt.iter().for_each(|&t| sampler.accept(t));
+        let n_prompt = request.prompt.len();
+        let promised = match request.max_tokens {
+            Some(max) => n_ctx.min(n_prompt + max as usize),
+            None => n_ctx.min(n_prompt + PROMISE_TOKENS),
+        };
+        let work = Work::Generate(Generation {
+            events,
+            sampler,
+            decoder: request.model.tokenizer().stream(),
+            stops: StopStrings::new(request.stop),
+            max_tokens: request.max_tokens,
+            n_prompt,
+            generated: 0,
+            first_token: None,
+            last_token: None,
+        });
+        self.enqueue(
+            model,
+            request.model,
+            request.prompt,
+            n_ctx,
+            promised,
+            received,
+            request.deadline,
+            work,
+        );
+    }
+
+    fn score(&mut self, request: ScoreRequest, reply: oneshot::Sender<Result<Scores, Error>>) {
+        let received = Instant::now();
+        let checked = match request.ids.len() {
+            0 | 1 => Err(Error::InvalidArgument {
+                field: "ids",
+                message: format!(
+                    "{} tokens cannot be scored: at least 2 are needed",
+                    request.ids.len()
+                ),
+            }),
+            // The last token is predicted and never computed with.
+            n => self.check(&request.model, &request.ids[..n - 1], None),
+        };
+        let (model, n_ctx) = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                let _ = reply.send(Err(error));
+                return;
+            }
+        };
+        let promised = request.ids.len();
+        let scores = Vec::with_capacity(request.ids.len());
+        let work = Work::Score(Scoring {
+            reply,
+            top_n: request.top_n as usize,
+            scores,
+        });
+        self.enqueue(
+            model,
+            request.model,
+            request.ids,
+            n_ctx + 1,
+            promised,
+            received,
+            request.deadline,
+            work,
+        );
+    }
+
+    /// Checks what a request is about, and returns its model's number and the length of its context.
+    fn check(
+        &self,
+        loaded: &Arc<LoadedModel>,
+        ids: &[u32],
+        n_ctx: Option<u32>,
+    ) -> Result<(ModelId, usize), Error> {
+        if self.draining.is_some() {
+            return Err(draining());
+        }
+        let entry = self.find(loaded.name())?;
+        if !Arc::ptr_eq(&entry.loaded, loaded) {
+            return Err(Error::Precondition(format!(
+                "model '{}' was unloaded and loaded again meanwhile; send the request again",
+                loaded.name()
+            )));
+        }
+        let hparams = loaded.model().hparams();
+        let longest = hparams.n_ctx_train.min(self.config.n_ctx_max);
+        let n_ctx = n_ctx.unwrap_or(longest);
+        if n_ctx == 0 || n_ctx > longest {
+            return Err(Error::InvalidArgument {
+                field: "n_ctx",
+                message: format!(
+                    "{n_ctx} is out of range 1..={longest} (trained for {}, the daemon allows {})",
+                    hparams.n_ctx_train, self.config.n_ctx_max
+                ),
+            });
+        }
+        if ids.is_empty() {
+            return Err(Error::InvalidArgument {
+                field: "prompt",
+                message: "has no tokens; give some text".to_owned(),
+            });
+        }
+        // Generating needs a position for the first new token; the last position can be generated into.
+        if ids.len() > n_ctx as usize {
+            return Err(Error::InvalidArgument {
+                field: "prompt",
+                message: format!(
+                    "has {} tokens, the context holds {n_ctx}; shorten it or raise n_ctx",
+                    ids.len()
+                ),
+            });
+        }
+        if let Some(id) = ids.iter().find(|&&id| id >= hparams.n_vocab) {
+            return Err(Error::InvalidArgument {
+                field: "ids",
+                message: format!(
+                    "token id {id} is not below the vocabulary's {}",
+                    hparams.n_vocab
+                ),
+            });
+        }
+        loaded
+            .file()
+            .check_unchanged()
+            .map_err(|e| crate::error::from_read(loaded.name(), loaded.path(), e))?;
+        Ok((entry.id, n_ctx as usize))
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the fields of the one struct that is made here"
+    )]
+    fn enqueue(
+        &mut self,
+        model: ModelId,
+        loaded: Arc<LoadedModel>,
+        tokens: Vec<u32>,
+        n_ctx: usize,
+        promised: usize,
+        received: Instant,
+        deadline: Option<Instant>,
+        work: Work,
+    ) {
+        let task = Task {
+            model,
+            loaded,
+            tokens,
+            n_past: 0,
+            n_ctx,
+            promised,
+            kv: KvPages::default(),
+            counts: crate::api::RequestCacheUse::default(),
+            received,
+            deadline,
+            work,
+        };
+        if self.waiting.len() >= self.config.queue_capacity {
+            task.fail(Error::Exhausted {
+                message: format!(
+                    "{} requests wait already and {} run; the queue is full",
+                    self.waiting.len(),
+                    self.running.len()
+                ),
+                retry_after: Duration::from_secs(1),
+            });
+            return;
+        }
+        self.waiting.push_back(task);
+    }
+
+    fn preload(
+        &mut self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+        events: mpsc::Sender<PreloadEvent>,
+    ) {
+        let checked = if self.draining.is_some() {
+            Err(draining())
+        } else if self.preloads.len() >= PRELOADS_MAX {
+            Err(Error::Exhausted {
+                message: format!("{PRELOADS_MAX} preloads are under way"),
+                retry_after: Duration::from_secs(1),
+            })
+        } else {
+            self.segments(name, segments)
+        };
+        match checked {
+            Ok((model, segments)) => {
+                let bytes = |&index: &u32| {
+                    let bytes = self.residency.segment_bytes(SegmentId { model, index });
+                    bytes.next_multiple_of(rocmforge_device::ALIGNMENT)
+                };
+                let total_bytes = segments.iter().map(bytes).sum();
+                self.preloads.push_back(Preloading {
+                    model,
+                    segments: segments.into(),
+                    done_bytes: 0,
+                    total_bytes,
+                    uploaded_bytes: 0,
+                    events,
+                });
+            }
+            Err(error) => {
+                // The channel is new and has room.
+                let _ = events.try_send(PreloadEvent::Failed(error));
+            }
+        }
+    }
+
+    /// A model's number and the segments meant, each once and in order.
+    fn segments(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+    ) -> Result<(ModelId, Vec<u32>), Error> {
+        let entry = self.find(name)?;
+        let count = entry.loaded.model().segments().len() as u32;
+        let Some(mut segments) = segments else {
+            return Ok((entry.id, (0..count).collect()));
+        };
+        if let Some(index) = segments.iter().find(|&&i| i >= count) {
+            return Err(Error::InvalidArgument {
+                field: "segments",
+                message: format!(
+                    "{index} is out of range: model '{name}' has segments 0 to {}",
+                    count - 1
+                ),
+            });
+        }
+        segments.sort_unstable();
+        segments.dedup();
+        Ok((entry.id, segments))
+    }
+
+    fn pin(&mut self, name: &str, segments: Option<Vec<u32>>, pinned: bool) -> Result<u64, Error> {
+        let (model, segments) = self.segments(name, segments)?;
+        let done = self.residency.pin(model, &segments, pinned);
+        if pinned {
+            // What runs must go on, and the next request must be able to begin.
+            let need = self
+                .need_of_running()
+                .max(self.residency.pinned_bytes() + self.residency.largest_unpinned(model));
+            let budget = self.residency.budget();
+            if done.is_err() || need > budget {
+                self.residency.pin(model, &segments, false)?;
+                done?;
+                return Err(Error::Precondition(format!(
+                    "pinning this of '{name}' would need {need} bytes of a budget of {budget}; pin less, or raise the budget"
+                )));
+            }
+        }
+        done?;
+        Ok(self.residency.model_pinned_bytes(model))
+    }
+
+    fn clear(&mut self, name: Option<&str>) -> Result<Cleared, Error> {
+        let model = name.map(|n| self.find(n).map(|e| e.id)).transpose()?;
+        let cleared = self.residency.clear(model)?;
+        let kept = cleared.kept.iter().filter_map(|&(segment, because)| {
+            let entry = self.models.iter().find(|e| e.id == segment.model)?;
+            Some(KeptSegment {
+                model: entry.loaded.name().to_owned(),
+                index: segment.index,
+                name: entry.loaded.model().segments()[segment.index as usize]
+                    .name
+                    .clone(),
+                bytes: self.residency.segment_bytes(segment),
+                reason: match because {
+                    KeptBecause::Pinned => KeptReason::Pinned,
+                    KeptBecause::InUse | KeptBecause::InFlight => KeptReason::InUse,
+                },
+            })
+        });
+        Ok(Cleared {
+            freed_bytes: cleared.freed,
+            freed_segments: cleared.segments as u32,
+            kept: kept.collect(),
+        })
+    }
+
+    fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {
+        let wanted = budget_bytes(budget, self.residency.device.info().memory_bytes)?;
+        let before = self.residency.cache.stats().total.counters.evicted_bytes;
+        // Running work keeps what it needs; the rest of the way is gone as it ends.
+        let now = wanted.max(self.need_of_running());
+        self.budget_wanted = (now > wanted).then_some(wanted);
+        let above = self.residency.set_budget(now)?;
+        let evicted = self.residency.cache.stats().total.counters.evicted_bytes - before;
+        Ok(BudgetChange {
+            budget_bytes: wanted,
+            evicted_bytes: evicted,
+            excess_bytes: now - wanted + above,
+        })
+    }
+
+    /// After releases: goes on with a shrink that running work held up.
+    pub(crate) fn settle(&mut self) {
+        if let Some(wanted) = self.budget_wanted {
+            let now = wanted.max(self.need_of_running());
+            if let Err(error) = self.residency.set_budget(now) {
+                self.lost = Some(error.to_string());
+            }
+            self.budget_wanted = (now > wanted).then_some(wanted);
+        } else if let Err(error) = self.residency.settle() {
+            self.lost = Some(error.to_string());
+        }
+    }
+
+    fn drain(&mut self, grace: Duration, reply: oneshot::Sender<()>) {
+        let until = Instant::now() + grace;
+        match &mut self.draining {
+            Some(draining) => {
+                draining.until = draining.until.min(until);
+                draining.replies.push(reply);
+            }
+            None => {
+                self.draining = Some(Draining {
+                    until,
+                    replies: vec![reply],
+                })
+            }
+        }
+        while let Some(task) = self.waiting.pop_front() {
+            self.finish(task, Some(draining()));
+        }
+        for preload in self.preloads.drain(..) {
+            let _ = preload.events.try_send(PreloadEvent::Failed(draining()));
+        }
+        self.publish(true);
+    }
+}
+
+/// The answer to new work while the daemon ends.
+pub(crate) fn draining() -> Error {
+    Error::Unavailable {
+        message: "the daemon is shutting down; try again when it has been started anew".to_owned(),
+        retry_after: Duration::from_secs(5),
+    }
+}
+
+/// A budget in bytes, checked against the device's memory.
+pub(crate) fn budget_bytes(budget: Budget, memory: u64) -> Result<u64, Error> {
+    let bytes = match budget {
+        Budget::Bytes(bytes) => bytes,
+        Budget::Percent(percent) if percent > 0.0 && percent <= 100.0 => {
+            (memory as f64 * percent / 100.0) as u64
+        }
+        Budget::Percent(percent) => {
+            return Err(Error::InvalidArgument {
+                field: "budget",
+                message: format!("{percent} % is out of range: above 0 and at most 100"),
+            });
+        }
+    };
+    let bytes = bytes - bytes % rocmforge_device::ALIGNMENT;
+    if bytes < BUDGET_MIN || bytes > memory {
+        return Err(Error::InvalidArgument {
+            field: "budget",
+            message: format!(
+                "{bytes} bytes is out of range {BUDGET_MIN}..={memory} (the device's memory)"
+            ),
+        });
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn policy(policy: Policy) -> CachePolicy {
+    match policy {
+        Policy::Belady => CachePolicy::Belady,
+        Policy::Lru => CachePolicy::Lru,
+    }
+}

@@ -1,0 +1,120 @@
+//! The published snapshot: what status calls read instead of asking the engine.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_tensor_cache::{
+    ModelId, ModelStats, Policy as CachePolicy, Residency as Place, Stats,
+};
+
+use crate::actor::{Engine, EngineConfig, Entry};
+use crate::api::{
+    CacheStatus, DeviceStatus, ModelStatus, Policy, SegmentState, SegmentStatus, Snapshot,
+};
+use crate::residency::Residency;
+
+/// Between two steps the snapshot is renewed at most this often; at the end of a request or a command, always.
+const RENEWAL: Duration = Duration::from_millis(5);
+
+impl Engine {
+    /// Publishes the state, now if `always`, else if the last one is old enough.
+    pub(crate) fn publish(&mut self, always: bool) {
+        let now = Instant::now();
+        if !always && now.duration_since(self.published_at) < RENEWAL {
+            return;
+        }
+        self.published_at = now;
+        let mut snapshot = snapshot_of(&self.residency, &self.models, &self.config);
+        for model in &mut snapshot.models {
+            let mine = |t: &&crate::task::Task| Arc::ptr_eq(&t.loaded, &model.model);
+            model.requests = self
+                .running
+                .iter()
+                .chain(&self.waiting)
+                .filter(mine)
+                .count() as u32;
+        }
+        snapshot.queued = self.waiting.len() as u32;
+        snapshot.running = self.running.len() as u32;
+        snapshot.draining = self.draining.is_some();
+        self.snapshot.send_replace(Arc::new(snapshot));
+    }
+}
+
+/// The state of the cache, the device and the models, without requests.
+pub(crate) fn snapshot_of(
+    residency: &Residency,
+    models: &[Entry],
+    config: &EngineConfig,
+) -> Snapshot {
+    let info = residency.device.info();
+    let stats = residency.cache.stats();
+    Snapshot {
+        device: DeviceStatus {
+            kind: info.kind.to_owned(),
+            name: info.name,
+            memory_bytes: info.memory_bytes,
+            allocations: info.allocations,
+        },
+        models: models
+            .iter()
+            .map(|entry| model_status(residency, entry, &stats))
+            .collect(),
+        cache: cache_status(&stats, &stats.total),
+        policy: match stats.policy {
+            CachePolicy::Belady => Policy::Belady,
+            CachePolicy::Lru => Policy::Lru,
+        },
+        queued: 0,
+        queue_capacity: config.queue_capacity as u32,
+        running: 0,
+        draining: false,
+        device_lost: None,
+    }
+}
+
+fn model_status(residency: &Residency, entry: &Entry, stats: &Stats) -> ModelStatus {
+    let segments = residency.cache.residency(entry.id).unwrap_or_default();
+    let state = |place| match place {
+        Place::Absent => SegmentState::Absent,
+        Place::InFlight(_) => SegmentState::InFlight,
+        Place::Resident(_) => SegmentState::Resident,
+    };
+    let own = |id: ModelId| {
+        stats
+            .models
+            .iter()
+            .find(|m| m.0 == id)
+            .map(|m| m.1)
+            .unwrap_or_default()
+    };
+    ModelStatus {
+        model: Arc::clone(&entry.loaded),
+        segments: segments
+            .iter()
+            .map(|s| SegmentStatus {
+                state: state(s.residency),
+                pinned: s.pinned,
+                in_use: s.refs > 0,
+            })
+            .collect(),
+        cache: cache_status(stats, &own(entry.id)),
+        requests: 0,
+    }
+}
+
+fn cache_status(stats: &Stats, of: &ModelStats) -> CacheStatus {
+    CacheStatus {
+        budget_bytes: stats.budget,
+        resident_bytes: of.usage.resident + of.usage.blocks(),
+        in_flight_bytes: of.usage.in_flight,
+        pinned_bytes: of.usage.pinned,
+        kv_bytes: of.usage.kv,
+        scratch_bytes: of.usage.scratch,
+        hits: of.counters.hits,
+        misses: of.counters.misses,
+        evictions: of.counters.evictions,
+        uploads: of.counters.uploads,
+        uploaded_bytes: of.counters.uploaded_bytes,
+    }
+}

@@ -1,0 +1,414 @@
+//! The cache's decisions, carried out on the device.
+//!
+//! The cache is pure and the device has no policy; this is the one place where they meet. Every action that the cache
+//! emits is executed here in order, and every upload that ends is reported back, so the cache's state and the device's
+//! memory say the same at every step.
+//!
+//! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rocmforge_device::{Bound, Device, SegmentLayout, Upload, UploadTicket};
+use rocmforge_gguf::MappedFile;
+use rocmforge_tensor_cache::{
+    Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
+    SegmentSpec, Slab,
+};
+
+use crate::api::RequestCacheUse;
+use crate::error::{Error, from_cache, from_device};
+
+/// Where a model's segments come from.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) name: String,
+    pub(crate) file: Arc<MappedFile>,
+    pub(crate) layouts: Vec<Arc<SegmentLayout>>,
+    pinned_bytes: u64,
+    largest_unpinned: u64,
+}
+
+impl Source {
+    pub(crate) fn new(
+        name: String,
+        file: Arc<MappedFile>,
+        layouts: Vec<Arc<SegmentLayout>>,
+    ) -> Self {
+        Self {
+            name,
+            file,
+            layouts,
+            pinned_bytes: 0,
+            largest_unpinned: 0,
+        }
+    }
+}
+
+/// The device, the cache, and what is between them.
+pub(crate) struct Residency {
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) cache: Cache,
+    sources: HashMap<ModelId, Source>,
+    tickets: HashMap<UploadTicket, SegmentId>,
+    under_way: HashMap<SegmentId, UploadTicket>,
+    actions: Vec<Action>,
+}
+
+impl Residency {
+    pub(crate) fn new(device: Box<dyn Device>, cache: Cache) -> Self {
+        Self {
+            device,
+            cache,
+            sources: HashMap::new(),
+            tickets: HashMap::new(),
+            under_way: HashMap::new(),
+            actions: Vec::new(),
+        }
+    }
+
+    /// Registers a model's segments. Uploads nothing.
+    pub(crate) fn register(&mut self, model: ModelId, source: Source) -> Result<(), Error> {
+        let specs: Vec<SegmentSpec> = source
+            .layouts
+            .iter()
+            .map(|l| SegmentSpec::ordered(l.bytes))
+            .collect();
+        self.cache.register(model, &specs).map_err(from_cache)?;
+        self.sources.insert(model, source);
+        self.count_pinned(model)
+    }
+
+    /// Forgets a model that nobody uses; waits for its uploads under way.
+    pub(crate) fn unregister(&mut self, model: ModelId) -> Result<(), Error> {
+        let waiting: Vec<SegmentId> = self
+            .under_way
+            .keys()
+            .copied()
+            .filter(|s| s.model == model)
+            .collect();
+        for segment in waiting {
+            // Whether it came or failed: it is no longer under way.
+            let _ = self.wait(segment);
+        }
+        self.cache
+            .unregister(model, &mut self.actions)
+            .map_err(from_cache)?;
+        self.execute_and_discard()?;
+        self.sources.remove(&model);
+        Ok(())
+    }
+
+    /// Makes a segment resident and holds it until [`Residency::release`].
+    pub(crate) fn acquire(
+        &mut self,
+        segment: SegmentId,
+        counts: &mut RequestCacheUse,
+    ) -> Result<Slab, Error> {
+        self.collect();
+        loop {
+            match self.cache.acquire(segment, &mut self.actions) {
+                Ok(Acquired::Resident(slab)) => {
+                    counts.hits += 1;
+                    return Ok(slab);
+                }
+                Ok(Acquired::InFlight(slab) | Acquired::Started(slab)) => {
+                    counts.misses += 1;
+                    counts.uploaded_bytes += slab.bytes;
+                    let arrived = self.execute().and_then(|()| self.wait(segment));
+                    if let Err(error) = arrived {
+                        self.cache.release(segment);
+                        return Err(error);
+                    }
+                    return Ok(slab);
+                }
+                // What is in the way may be uploads that were started ahead of need.
+                Err(CacheError::NoRoom { .. }) if !self.under_way.is_empty() => self.wait_any(),
+                Err(error) => return Err(from_cache(error)),
+            }
+        }
+    }
+
+    /// Gives an acquired segment back.
+    pub(crate) fn release(&mut self, segment: SegmentId) {
+        self.cache.release(segment);
+    }
+
+    /// Starts the upload of a segment that will be needed soon, if that costs nothing needed sooner.
+    pub(crate) fn prefetch(&mut self, segment: SegmentId) -> Result<(), Error> {
+        if self.cache.prefetch(segment, &mut self.actions) {
+            self.execute()?;
+        }
+        Ok(())
+    }
+
+    /// Device and weights together, since a pass needs the one mutable and the other not.
+    pub(crate) fn device_and_bound(
+        &mut self,
+        segment: SegmentId,
+        slab: Slab,
+    ) -> (&mut dyn Device, Bound<'_>) {
+        let layout = &self.sources[&segment.model].layouts[segment.index as usize];
+        (
+            self.device.as_mut(),
+            Bound {
+                layout,
+                slab: slab.offset,
+            },
+        )
+    }
+
+    /// Bytes of a segment on the device.
+    pub(crate) fn segment_bytes(&self, segment: SegmentId) -> u64 {
+        self.sources[&segment.model].layouts[segment.index as usize].bytes
+    }
+
+    /// Bytes of the largest segment of a model that is not pinned: what must be free for it to run.
+    pub(crate) fn largest_unpinned(&self, model: ModelId) -> u64 {
+        self.sources[&model].largest_unpinned
+    }
+
+    /// Bytes of all pinned segments, resident or not.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        self.sources.values().map(|s| s.pinned_bytes).sum()
+    }
+
+    /// Bytes of a model's pinned segments, resident or not.
+    pub(crate) fn model_pinned_bytes(&self, model: ModelId) -> u64 {
+        self.sources[&model].pinned_bytes
+    }
+
+    /// Pins or unpins segments.
+    pub(crate) fn pin(
+        &mut self,
+        model: ModelId,
+        segments: &[u32],
+        pinned: bool,
+    ) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for &index in segments {
+            let segment = SegmentId { model, index };
+            let done = if pinned {
+                self.cache.pin(segment)
+            } else {
+                self.cache.unpin(segment)
+            };
+            outcome = outcome.and(done.map_err(from_cache));
+        }
+        self.count_pinned(model)?;
+        outcome
+    }
+
+    fn count_pinned(&mut self, model: ModelId) -> Result<(), Error> {
+        let statuses = self.cache.residency(model).map_err(from_cache)?;
+        let source = self
+            .sources
+            .get_mut(&model)
+            .expect("the cache knows the same models");
+        let aligned = |bytes: u64| bytes.next_multiple_of(rocmforge_device::ALIGNMENT);
+        source.pinned_bytes = statuses
+            .iter()
+            .filter(|s| s.pinned)
+            .map(|s| aligned(s.bytes))
+            .sum();
+        source.largest_unpinned = statuses
+            .iter()
+            .filter(|s| !s.pinned)
+            .map(|s| aligned(s.bytes))
+            .max()
+            .unwrap_or(0);
+        Ok(())
+    }
+
+    /// Takes a block out of the budget; evicts weights for it.
+    pub(crate) fn reserve(
+        &mut self,
+        kind: BlockKind,
+        owner: Option<ModelId>,
+        bytes: u64,
+    ) -> Result<(BlockId, Slab), Error> {
+        self.collect();
+        loop {
+            match self.cache.reserve(kind, owner, bytes, &mut self.actions) {
+                Ok(block) => {
+                    self.execute()?;
+                    return Ok((block, self.cache.block(block)));
+                }
+                Err(CacheError::NoRoom { .. }) if !self.under_way.is_empty() => self.wait_any(),
+                Err(error) => return Err(from_cache(error)),
+            }
+        }
+    }
+
+    /// Gives a block back.
+    pub(crate) fn free(&mut self, block: BlockId) {
+        self.cache.free(block);
+    }
+
+    /// Evicts what may go, of one model or of all, and gives the memory back to the system.
+    pub(crate) fn clear(
+        &mut self,
+        model: Option<ModelId>,
+    ) -> Result<rocmforge_tensor_cache::Cleared, Error> {
+        self.collect();
+        let cleared = self
+            .cache
+            .clear(model, &mut self.actions)
+            .map_err(from_cache)?;
+        self.execute_and_discard()?;
+        Ok(cleared)
+    }
+
+    /// The budget in force.
+    pub(crate) fn budget(&self) -> u64 {
+        self.cache.stats().budget
+    }
+
+    /// Changes the budget of the cache and of the arena. Returns the bytes still above it.
+    pub(crate) fn set_budget(&mut self, bytes: u64) -> Result<u64, Error> {
+        self.collect();
+        if bytes > self.budget() {
+            self.device
+                .set_capacity(bytes)
+                .map_err(|e| self.device_error(None, e))?;
+        }
+        let change = self.cache.set_budget(bytes, &mut self.actions);
+        self.execute_and_discard()?;
+        self.device
+            .set_capacity(change.arena_end.max(bytes))
+            .map_err(|e| self.device_error(None, e))?;
+        Ok(change.used.saturating_sub(bytes))
+    }
+
+    /// After releases: finishes a shrink that could not be reached at once.
+    pub(crate) fn settle(&mut self) -> Result<(), Error> {
+        if self.cache.budget_reached() {
+            return Ok(());
+        }
+        self.cache.settle(&mut self.actions);
+        self.execute_and_discard()?;
+        let capacity = self.cache.arena_end().max(self.budget());
+        self.device
+            .set_capacity(capacity)
+            .map_err(|e| self.device_error(None, e))
+    }
+
+    /// Takes note of uploads that have ended. A failed one is forgotten: whoever needs the segment tries again and
+    /// meets the error himself.
+    pub(crate) fn collect(&mut self) {
+        for (ticket, result) in self.device.finished_uploads() {
+            let Some(segment) = self.tickets.remove(&ticket) else {
+                continue;
+            };
+            self.under_way.remove(&segment);
+            match result {
+                Ok(()) => self.cache.uploaded(segment),
+                Err(error) => {
+                    tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload ahead of need failed");
+                    self.cache.upload_failed(segment);
+                }
+            }
+        }
+    }
+
+    fn execute(&mut self) -> Result<(), Error> {
+        self.run_actions(false)
+    }
+
+    fn execute_and_discard(&mut self) -> Result<(), Error> {
+        self.run_actions(true)
+    }
+
+    /// Carries out the emitted actions in order. If one fails, the uploads behind it are reported as failed, so that
+    /// the cache does not wait for them.
+    fn run_actions(&mut self, discard: bool) -> Result<(), Error> {
+        let mut actions = std::mem::take(&mut self.actions);
+        let mut outcome = Ok(());
+        for action in actions.drain(..) {
+            match action {
+                Action::Evict { segment, slab } => {
+                    tracing::trace!(%segment, slab.offset, slab.bytes, "evict");
+                    if discard {
+                        self.device.discard(slab.offset, slab.bytes);
+                    }
+                }
+                Action::Move { segment, from, to } => {
+                    tracing::trace!(%segment, from.offset, to.offset, "move");
+                    if let Err(error) = self.device.move_slab(from.offset, to.offset, from.bytes) {
+                        outcome = outcome.and(Err(self.device_error(Some(segment.model), error)));
+                    }
+                }
+                Action::Upload { segment, slab } => {
+                    tracing::trace!(%segment, slab.offset, slab.bytes, "upload");
+                    let begun = match outcome {
+                        Ok(()) => self.begin_upload(segment, slab),
+                        Err(_) => None,
+                    };
+                    match begun {
+                        Some(Ok(ticket)) => {
+                            self.tickets.insert(ticket, segment);
+                            self.under_way.insert(segment, ticket);
+                        }
+                        Some(Err(error)) => {
+                            self.cache.upload_failed(segment);
+                            outcome = Err(error);
+                        }
+                        None => self.cache.upload_failed(segment),
+                    }
+                }
+            }
+        }
+        // Keeps the vector's memory for the next pass.
+        self.actions = actions;
+        outcome
+    }
+
+    fn begin_upload(
+        &mut self,
+        segment: SegmentId,
+        slab: Slab,
+    ) -> Option<Result<UploadTicket, Error>> {
+        let source = self.sources.get(&segment.model)?;
+        let upload = Upload {
+            file: Arc::clone(&source.file),
+            layout: Arc::clone(&source.layouts[segment.index as usize]),
+            slab: slab.offset,
+        };
+        let begun = self.device.begin_upload(upload);
+        Some(begun.map_err(|e| self.device_error(Some(segment.model), e)))
+    }
+
+    fn wait(&mut self, segment: SegmentId) -> Result<(), Error> {
+        let Some(ticket) = self.under_way.remove(&segment) else {
+            return Ok(());
+        };
+        self.tickets.remove(&ticket);
+        match self.device.wait_upload(ticket) {
+            Ok(()) => {
+                self.cache.uploaded(segment);
+                Ok(())
+            }
+            Err(error) => {
+                self.cache.upload_failed(segment);
+                Err(self.device_error(Some(segment.model), error))
+            }
+        }
+    }
+
+    fn wait_any(&mut self) {
+        if let Some(&segment) = self.under_way.keys().next()
+            && let Err(error) = self.wait(segment)
+        {
+            tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload ahead of need failed");
+        }
+    }
+
+    pub(crate) fn device_error(
+        &self,
+        model: Option<ModelId>,
+        error: rocmforge_device::Error,
+    ) -> Error {
+        let source = model.and_then(|m| self.sources.get(&m));
+        from_device(source.map(|s| (s.name.as_str(), s.file.path())), error)
+    }
+}

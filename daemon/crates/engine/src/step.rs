@@ -1,0 +1,435 @@
+//! One step of one request: a chunk of its prompt, or one token.
+
+use std::time::Instant;
+
+use rocmforge_device::ScratchLayout;
+use rocmforge_kernels::host::ops::{
+    self, RopeAngles, RopeOrder as KernelOrder, RopeParams, RopeScaling as KernelScaling,
+    RopeTable, Simd,
+};
+use rocmforge_model::{Hparams, RopeOrder, RopeScaling};
+use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId};
+
+use crate::actor::{Engine, Rope};
+use crate::api::{
+    FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores, TokenScore,
+};
+use crate::embed;
+use crate::error::Error;
+use crate::loaded::LoadedModel;
+use crate::pass::{self, Pass, Wanted};
+use crate::sampler::NotFinite;
+use crate::task::{Generation, Scoring, Task, Work};
+
+/// What a step did to its request.
+enum Stepped {
+    GoesOn,
+    Done(Option<FinishReason>),
+}
+
+impl Engine {
+    /// Runs a step of the next request whose reader has room. Whether there was one.
+    pub(crate) fn step(&mut self) -> bool {
+        let Some(at) = self.running.iter().position(Task::reader_has_room) else {
+            return false;
+        };
+        let mut task = self
+            .running
+            .remove(at)
+            .expect("the index was just looked at");
+        match self.step_of(&mut task) {
+            Ok(Stepped::GoesOn) => self.running.push_back(task),
+            Ok(Stepped::Done(finish)) => self.complete(task, finish),
+            Err(error) => self.finish(task, Some(error)),
+        }
+        true
+    }
+
+    fn step_of(&mut self, task: &mut Task) -> Result<Stepped, Error> {
+        // The request itself is out of the queue now.
+        let (rows, outputs) = self.rows(task, !self.running.is_empty());
+        let n_tokens = rows.min(task.tokens.len() - task.n_past);
+        let end = task.n_past + n_tokens;
+        self.extend_promise(task, end)?;
+        self.ensure_scratch(task.model, n_tokens, outputs)?;
+        let layout = ScratchLayout::new(task.loaded.model().bufs(), n_tokens as u64, outputs);
+        let kv_layout = self.entry(task.model).kv;
+        task.kv
+            .grow(&mut self.residency, task.model, &kv_layout, end)?;
+        self.set_angles(task.model, task.n_past as u32, n_tokens)?;
+        embed::rows(
+            &task.loaded,
+            &task.tokens[task.n_past..end],
+            &mut self.embeddings,
+        )?;
+
+        let complete = end == task.tokens.len();
+        let wanted = match &task.work {
+            Work::Generate(_) if complete => Wanted::Last,
+            Work::Generate(_) => Wanted::None,
+            Work::Score(_) => Wanted::All,
+        };
+        let last_pass = match &task.work {
+            Work::Generate(g) => complete && g.max_tokens.is_some_and(|max| g.generated + 1 >= max),
+            Work::Score(_) => complete,
+        };
+        let others = self.running.iter().any(|t| t.model == task.model);
+        let kv_pages = task.kv.offsets().to_vec();
+        let (block, _) = self.scratch.expect("ensured above");
+        let entry = self
+            .models
+            .iter()
+            .find(|e| e.id == task.model)
+            .expect("a request keeps its model registered");
+        let pass = Pass {
+            model: task.model,
+            segments: entry.loaded.model().segments(),
+            kv: &kv_layout,
+            angles: &entry.rope.as_ref().expect("set above").angles,
+            kv_pages: &kv_pages,
+            first_position: task.n_past as u32,
+            n_tokens,
+            wanted,
+            more: !last_pass || others,
+            scratch: &layout,
+            scratch_at: self.residency.cache.block(block).offset,
+            prefetch: self.config.prefetch,
+        };
+        let Task {
+            work,
+            tokens,
+            loaded,
+            counts,
+            n_past,
+            n_ctx,
+            deadline,
+            ..
+        } = task;
+        let expired = || deadline.is_some_and(|d| Instant::now() >= d);
+        let (residency, rows) = (&mut self.residency, &self.embeddings);
+        match work {
+            Work::Generate(g) => {
+                let Generation {
+                    events,
+                    sampler,
+                    generated,
+                    ..
+                } = &mut *g;
+                let ended = || match events.is_closed() {
+                    true => Some(Error::Cancelled),
+                    false => expired().then_some(Error::DeadlineExceeded {
+                        generated: *generated,
+                    }),
+                };
+                let mut chosen = None;
+                let mut choose = |_: usize, logits: &mut [f32]| {
+                    chosen = Some(
+                        sampler
+                            .sample(logits)
+                            .map_err(|NotFinite| not_finite(loaded))?,
+                    );
+                    Ok(())
+                };
+                pass::run(residency, &pass, rows, counts, &ended, &mut choose)?;
+                *n_past = end;
+                Ok(chosen.map_or(Stepped::GoesOn, |token| {
+                    accept(g, tokens, *n_ctx, loaded, token)
+                }))
+            }
+            Work::Score(s) => {
+                let Scoring {
+                    reply,
+                    scores,
+                    top_n,
+                } = s;
+                let ended = || match reply.is_closed() {
+                    true => Some(Error::Cancelled),
+                    false => expired().then_some(Error::DeadlineExceeded { generated: 0 }),
+                };
+                let first = *n_past;
+                let mut keep = |row: usize, logits: &mut [f32]| {
+                    if let Some(&next) = tokens.get(first + row + 1) {
+                        scores.push(score(logits, next, *top_n).ok_or_else(|| not_finite(loaded))?);
+                    }
+                    Ok(())
+                };
+                pass::run(residency, &pass, rows, counts, &ended, &mut keep)?;
+                *n_past = end;
+                Ok(if complete {
+                    Stepped::Done(None)
+                } else {
+                    Stepped::GoesOn
+                })
+            }
+        }
+    }
+
+    /// Ends a request that came to its end.
+    fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
+        task.kv.free(&mut self.residency);
+        let (loaded, counts, received) = (
+            std::sync::Arc::clone(&task.loaded),
+            task.counts,
+            task.received,
+        );
+        let generated = task.generated();
+        self.release_rest(task.model);
+        match task.work {
+            Work::Generate(mut g) => {
+                let ended = summary(&g, finish, counts, received);
+                let tail = g.decoder.finish();
+                let checked = g.stops.push(&tail);
+                let text = if checked.stopped {
+                    checked.text
+                } else {
+                    checked.text + &g.stops.finish()
+                };
+                let text = if finish == Some(FinishReason::StopString) {
+                    String::new()
+                } else {
+                    text
+                };
+                if !text.is_empty() {
+                    // Places are free: a step runs only if three are.
+                    let _ = g.events.try_send(GenerateEvent::Piece {
+                        text,
+                        ids: Vec::new(),
+                    });
+                }
+                let _ = g.events.try_send(GenerateEvent::Done(ended));
+            }
+            Work::Score(s) => {
+                let _ = s.reply.send(Ok(Scores {
+                    tokens: s.scores,
+                    cache: counts,
+                }));
+            }
+        }
+        tracing::debug!(model = loaded.name(), generated, "a request is done");
+    }
+
+    /// Gives back what only running requests need, and publishes, so that a client that reads the end of its request
+    /// and then asks for the status sees a state after it.
+    pub(crate) fn release_rest(&mut self, model: ModelId) {
+        if !self.running.iter().any(|t| t.model == model) {
+            self.residency.cache.request_end(model);
+        }
+        self.free_idle_scratch();
+        self.settle();
+        self.publish(true);
+    }
+
+    fn ensure_scratch(&mut self, model: ModelId, rows: usize, outputs: u64) -> Result<(), Error> {
+        let bytes = self.scratch_bytes(model, rows, outputs);
+        if let Some((block, has)) = self.scratch {
+            if has >= bytes {
+                return Ok(());
+            }
+            self.residency.free(block);
+            self.scratch = None;
+        }
+        let (block, _) = self.residency.reserve(BlockKind::Scratch, None, bytes)?;
+        self.scratch = Some((block, bytes));
+        Ok(())
+    }
+
+    fn set_angles(&mut self, model: ModelId, first: u32, n_tokens: usize) -> Result<(), Error> {
+        let entry = self
+            .models
+            .iter_mut()
+            .find(|e| e.id == model)
+            .expect("a request keeps its model registered");
+        if entry.rope.is_none() {
+            let order = match entry.loaded.model().hparams().rope.order {
+                RopeOrder::Norm => KernelOrder::Norm,
+                RopeOrder::Neox => KernelOrder::Neox,
+            };
+            entry.rope = Some(Rope {
+                table: rope_table(&entry.loaded)?,
+                angles: RopeAngles::new(order),
+            });
+        }
+        let rope = entry.rope.as_mut().expect("made above");
+        rope.angles.set(&rope.table, (first..).take(n_tokens));
+        Ok(())
+    }
+
+    /// Uploads the next segment of the first preload. Whether there was one.
+    pub(crate) fn preload_step(&mut self) -> bool {
+        let Some(mut preload) = self.preloads.pop_front() else {
+            return false;
+        };
+        if preload.events.is_closed() {
+            return true;
+        }
+        let Some(index) = preload.segments.pop_front() else {
+            self.publish(true);
+            let _ = preload.events.try_send(PreloadEvent::Done {
+                uploaded_bytes: preload.uploaded_bytes,
+            });
+            return true;
+        };
+        let mut counts = RequestCacheUse::default();
+        let id = SegmentId {
+            model: preload.model,
+            index,
+        };
+        match self.residency.acquire(id, &mut counts) {
+            Ok(slab) => {
+                self.residency.release(id);
+                preload.done_bytes += slab.bytes;
+                preload.uploaded_bytes += counts.uploaded_bytes;
+                if preload.events.capacity() >= 2 {
+                    // A slow reader misses steps of the progress and nothing else.
+                    let (done_bytes, total_bytes) = (preload.done_bytes, preload.total_bytes);
+                    let _ = preload.events.try_send(PreloadEvent::Progress {
+                        done_bytes,
+                        total_bytes,
+                    });
+                }
+                // Others' preloads go on in turn.
+                self.preloads.push_back(preload);
+            }
+            Err(error) => {
+                self.publish(true);
+                let _ = preload.events.try_send(PreloadEvent::Failed(error));
+            }
+        }
+        true
+    }
+}
+
+/// Takes a chosen token into a generation.
+fn accept(
+    g: &mut Generation,
+    tokens: &mut Vec<u32>,
+    n_ctx: usize,
+    loaded: &LoadedModel,
+    token: u32,
+) -> Stepped {
+    let now = Instant::now();
+    g.first_token.get_or_insert(now);
+    g.last_token = Some(now);
+    if g.max_tokens == Some(0) {
+        return Stepped::Done(Some(FinishReason::MaxTokens));
+    }
+    let tokenizer = loaded.tokenizer();
+    if tokenizer.is_end_of_generation(token) {
+        return Stepped::Done(Some(FinishReason::EndOfText));
+    }
+    g.generated += 1;
+    g.sampler.accept(token);
+    tokens.push(token);
+    let checked = g.stops.push(&g.decoder.push(tokenizer, token));
+    let piece = GenerateEvent::Piece {
+        text: checked.text,
+        ids: vec![token],
+    };
+    // The step ran because three places were free; if the reader is gone the next look ends the request.
+    let _ = g.events.try_send(piece);
+    if checked.stopped {
+        return Stepped::Done(Some(FinishReason::StopString));
+    }
+    if g.max_tokens.is_some_and(|max| g.generated >= max) {
+        return Stepped::Done(Some(FinishReason::MaxTokens));
+    }
+    // The last position can be generated but not continued from.
+    if tokens.len() >= n_ctx {
+        return Stepped::Done(Some(FinishReason::ContextFull));
+    }
+    Stepped::GoesOn
+}
+
+fn summary(
+    g: &Generation,
+    finish: Option<FinishReason>,
+    cache: RequestCacheUse,
+    received: Instant,
+) -> GenerateSummary {
+    let first = g.first_token.unwrap_or(received);
+    let decoding = g
+        .last_token
+        .unwrap_or(first)
+        .duration_since(first)
+        .as_secs_f64();
+    let after_first = f64::from(g.generated.saturating_sub(1));
+    GenerateSummary {
+        finish: finish.unwrap_or(FinishReason::MaxTokens),
+        prompt_tokens: g.n_prompt as u32,
+        generated_tokens: g.generated,
+        ttft: first.duration_since(received),
+        decode_tokens_per_s: if decoding > 0.0 {
+            after_first / decoding
+        } else {
+            0.0
+        },
+        cache,
+    }
+}
+
+/// The score of `next` in `logits`, which become log-probabilities. `None` if they are not finite.
+fn score(logits: &mut [f32], next: u32, top_n: usize) -> Option<TokenScore> {
+    if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
+        return None;
+    }
+    let width = logits.len();
+    ops::log_softmax(Simd::detect(), logits, width);
+    let mut top = Vec::new();
+    if top_n > 0 {
+        ops::top_k(Simd::detect(), logits, top_n, &mut top);
+    }
+    Some(TokenScore {
+        id: next,
+        logprob: *logits.get(next as usize)?,
+        top,
+    })
+}
+
+fn not_finite(loaded: &LoadedModel) -> Error {
+    Error::BadModel {
+        path: loaded.path().to_owned(),
+        message:
+            "the logits are not finite; a weight of the file is damaged, or the model overflows f32"
+                .to_owned(),
+    }
+}
+
+fn rope_table(loaded: &LoadedModel) -> Result<RopeTable, Error> {
+    let Hparams { rope, .. } = loaded.model().hparams();
+    let freq_factors = loaded
+        .model()
+        .rope_factors()
+        .map(|t| embed::vector(loaded, t))
+        .transpose()?;
+    let scaling = match rope.scaling {
+        RopeScaling::None => KernelScaling::None,
+        RopeScaling::Linear { factor } => KernelScaling::Linear {
+            factor: f64::from(factor),
+        },
+        RopeScaling::Yarn {
+            factor,
+            original_context,
+            beta_fast,
+            beta_slow,
+            ext_factor,
+            attn_factor,
+        } => KernelScaling::Yarn {
+            factor: f64::from(factor),
+            orig_ctx: original_context,
+            beta_fast: f64::from(beta_fast),
+            beta_slow: f64::from(beta_slow),
+            ext_factor: f64::from(ext_factor),
+            attn_factor: f64::from(attn_factor),
+        },
+    };
+    let params = RopeParams {
+        n_rot: rope.n_rot as usize,
+        freq_base: f64::from(rope.freq_base),
+        scaling,
+        freq_factors,
+    };
+    RopeTable::new(&params).map_err(|e| Error::BadModel {
+        path: loaded.path().to_owned(),
+        message: e.to_string(),
+    })
+}

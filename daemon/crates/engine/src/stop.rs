@@ -1,0 +1,140 @@
+//! Stop strings: text is held back while it may become one.
+
+/// Looks for stop strings in text that arrives in pieces.
+#[derive(Debug)]
+pub(crate) struct StopStrings {
+    stops: Vec<String>,
+    /// Text that is the beginning of a stop string.
+    held: String,
+}
+
+/// What to do after a piece.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Checked {
+    /// Text that can be sent.
+    pub(crate) text: String,
+    /// A stop string was found; what follows it is gone.
+    pub(crate) stopped: bool,
+}
+
+impl StopStrings {
+    pub(crate) fn new(stops: Vec<String>) -> Self {
+        Self {
+            stops,
+            held: String::new(),
+        }
+    }
+
+    /// Takes a piece of text.
+    pub(crate) fn push(&mut self, piece: &str) -> Checked {
+        if self.stops.is_empty() {
+            return Checked {
+                text: piece.to_owned(),
+                stopped: false,
+            };
+        }
+        self.held.push_str(piece);
+        if let Some(at) = self
+            .stops
+            .iter()
+            .filter_map(|s| self.held.find(s.as_str()))
+            .min()
+        {
+            self.held.truncate(at);
+            return Checked {
+                text: std::mem::take(&mut self.held),
+                stopped: true,
+            };
+        }
+        let keep = self.held.len() - self.possible_start();
+        let rest = self.held.split_off(keep);
+        Checked {
+            text: std::mem::replace(&mut self.held, rest),
+            stopped: false,
+        }
+    }
+
+    /// The text still held, when nothing more comes.
+    pub(crate) fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    /// Bytes at the end of the held text that begin a stop string.
+    fn possible_start(&self) -> usize {
+        let held = self.held.as_bytes();
+        let longest = |stop: &String| {
+            let stop = stop.as_bytes();
+            (1..stop.len().min(held.len() + 1))
+                .rev()
+                .find(|&n| held.ends_with(&stop[..n]))
+                .unwrap_or(0)
+        };
+        let mut n = self.stops.iter().map(longest).max().unwrap_or(0);
+        // A stop string may begin inside a character's bytes only if it is that character.
+        while !self.held.is_char_boundary(self.held.len() - n) {
+            n += 1;
+        }
+        n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        let mut s = StopStrings::new(stops.iter().map(|s| (*s).to_owned()).collect());
+        let mut text = String::new();
+        for piece in pieces {
+            let checked = s.push(piece);
+            text += &checked.text;
+            if checked.stopped {
+                return (text, true);
+            }
+        }
+        text += &s.finish();
+        (text, false)
+    }
+
+    #[test]
+    fn stop_across_pieces_is_found_and_cut() {
+        assert_eq!(
+            all(&["END"], &["abcE", "N", "Dxyz"]),
+            ("abc".to_owned(), true)
+        );
+        assert_eq!(all(&["END", "c"], &["abcEND"]), ("ab".to_owned(), true));
+        assert_eq!(all(&["aab"], &["a", "a", "a", "b"]), ("a".to_owned(), true));
+    }
+
+    #[test]
+    fn text_that_only_looked_like_a_stop_is_given_back() {
+        assert_eq!(
+            all(&["END"], &["E", "N", "E", "N", "T"]),
+            ("ENENT".to_owned(), false)
+        );
+        assert_eq!(all(&["END"], &["abcEN"]), ("abcEN".to_owned(), false));
+        assert_eq!(
+            all(&["\u{e9}x"], &["\u{e9}", "\u{e9}y"]),
+            ("\u{e9}\u{e9}y".to_owned(), false)
+        );
+    }
+
+    #[test]
+    fn nothing_is_held_that_cannot_become_a_stop() {
+        let mut s = StopStrings::new(vec!["###".to_owned()]);
+        assert_eq!(
+            s.push("ab#"),
+            Checked {
+                text: "ab".to_owned(),
+                stopped: false
+            }
+        );
+        assert_eq!(
+            s.push("c"),
+            Checked {
+                text: "#c".to_owned(),
+                stopped: false
+            }
+        );
+    }
+}

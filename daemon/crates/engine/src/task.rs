@@ -1,0 +1,114 @@
+//! A request that runs or waits to run: its tokens, its KV pages, and what it has produced.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rocmforge_tensor_cache::ModelId;
+use rocmforge_tokenizer::StreamDecoder;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::api::{GenerateEvent, RequestCacheUse, Scores, TokenScore};
+use crate::error::Error;
+use crate::kv::KvPages;
+use crate::loaded::LoadedModel;
+use crate::sampler::Sampler;
+use crate::stop::StopStrings;
+
+/// Most events of one step.
+pub(crate) const STEP_EVENTS: usize = 3;
+
+/// One request.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) model: ModelId,
+    pub(crate) loaded: Arc<LoadedModel>,
+    /// The prompt, then what was generated. Position `i` holds token `i`.
+    pub(crate) tokens: Vec<u32>,
+    /// Positions whose keys and values are in the pages.
+    pub(crate) n_past: usize,
+    /// Positions that there may be.
+    pub(crate) n_ctx: usize,
+    /// Positions whose pages are promised by the admission.
+    pub(crate) promised: usize,
+    pub(crate) kv: KvPages,
+    pub(crate) counts: RequestCacheUse,
+    pub(crate) received: Instant,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) work: Work,
+}
+
+/// What a request wants.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Text.
+    Generate(Generation),
+    /// Log-probabilities.
+    Score(Scoring),
+}
+
+/// The state of a generation.
+#[derive(Debug)]
+pub(crate) struct Generation {
+    pub(crate) events: mpsc::Sender<GenerateEvent>,
+    pub(crate) sampler: Sampler,
+    pub(crate) decoder: StreamDecoder,
+    pub(crate) stops: StopStrings,
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) n_prompt: usize,
+    pub(crate) generated: u32,
+    pub(crate) first_token: Option<Instant>,
+    pub(crate) last_token: Option<Instant>,
+}
+
+/// The state of a scoring.
+#[derive(Debug)]
+pub(crate) struct Scoring {
+    pub(crate) reply: oneshot::Sender<Result<Scores, Error>>,
+    pub(crate) top_n: usize,
+    pub(crate) scores: Vec<TokenScore>,
+}
+
+impl Task {
+    /// Why the request must end now, if it must: nobody waits for it, or its time is over.
+    pub(crate) fn ended(&self) -> Option<Error> {
+        let (closed, generated) = match &self.work {
+            Work::Generate(g) => (g.events.is_closed(), g.generated),
+            Work::Score(s) => (s.reply.is_closed(), 0),
+        };
+        if closed {
+            return Some(Error::Cancelled);
+        }
+        self.deadline
+            .filter(|d| Instant::now() >= *d)
+            .map(|_| Error::DeadlineExceeded { generated })
+    }
+
+    /// Tokens generated so far.
+    pub(crate) fn generated(&self) -> u32 {
+        match &self.work {
+            Work::Generate(g) => g.generated,
+            Work::Score(_) => 0,
+        }
+    }
+
+    /// Whether its reader has room for what a step may produce: a piece, the rest of the text, and the end.
+    pub(crate) fn reader_has_room(&self) -> bool {
+        match &self.work {
+            Work::Generate(g) => g.events.capacity() >= STEP_EVENTS,
+            Work::Score(_) => true,
+        }
+    }
+
+    /// Sends the end of a request that failed.
+    pub(crate) fn fail(self, error: Error) {
+        match self.work {
+            Work::Generate(g) => {
+                // There is room for the last event unless the reader is gone.
+                let _ = g.events.try_send(GenerateEvent::Failed(error));
+            }
+            Work::Score(s) => {
+                let _ = s.reply.send(Err(error));
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The engine with real models: answers, small budgets, two models, and the state it publishes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rocmforge_engine::api::{
+    Budget, FinishReason, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+    ScoreRequest,
+};
+use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, prepare, start};
+use rocmforge_gguf::MappedFile;
+use rocmforge_tokenizer::Message;
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../tests/fixtures")
+        .join(name)
+}
+
+fn engine(budget: Budget) -> EngineHandle {
+    start(EngineConfig {
+        budget,
+        ..EngineConfig::default()
+    })
+    .unwrap()
+    .0
+}
+
+async fn load(engine: &EngineHandle, file: &str, name: &str) -> Arc<LoadedModel> {
+    let file = MappedFile::open(&fixture(file)).unwrap();
+    engine
+        .load(prepare(name, file, &mut |_| {}).unwrap())
+        .await
+        .unwrap()
+}
+
+fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest {
+    let text = model
+        .template()
+        .unwrap()
+        .render(&[Message::new("user", question)], true)
+        .unwrap();
+    GenerateRequest {
+        model: Arc::clone(model),
+        prompt: model.tokenizer().encode(&text, true, true).unwrap(),
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(80),
+        n_ctx: None,
+        stop: Vec::new(),
+        deadline: None,
+    }
+}
+
+async fn run(
+    engine: &EngineHandle,
+    request: GenerateRequest,
+) -> (String, Vec<u32>, GenerateSummary) {
+    let mut events = engine.generate(request).unwrap();
+    let (mut text, mut ids) = (String::new(), Vec::new());
+    loop {
+        match events
+            .next()
+            .await
+            .expect("a generation ends with Done or Failed")
+        {
+            GenerateEvent::Piece {
+                text: piece,
+                ids: new,
+            } => {
+                text += &piece;
+                ids.extend(new);
+                let cache = engine.snapshot().cache;
+                assert!(cache.resident_bytes + cache.in_flight_bytes <= cache.budget_bytes);
+            }
+            GenerateEvent::Done(summary) => return (text, ids, summary),
+            GenerateEvent::Failed(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn questions(n: usize) -> Vec<(String, String)> {
+    let exam: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(fixture("exam.json")).unwrap()).unwrap();
+    let item = |q: &serde_json::Value| {
+        (
+            q["prompt"].as_str().unwrap().to_owned(),
+            q["answer"].as_str().unwrap().to_owned(),
+        )
+    };
+    exam.as_array().unwrap().iter().take(n).map(item).collect()
+}
+
+#[tokio::test]
+async fn right_answers_and_the_same_ones_in_a_small_budget() {
+    for file in ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"] {
+        let engine = engine(Budget::Bytes(64 << 20));
+        let model = load(&engine, file, "m").await;
+        let mut right = 0;
+        for (question, answer) in questions(30) {
+            let (text, ids, summary) = run(&engine, chat(&model, &question)).await;
+            right += usize::from(text.trim() == answer);
+            assert_eq!(summary.generated_tokens as usize, ids.len());
+            if text.trim() == answer {
+                assert_eq!(summary.finish, FinishReason::EndOfText);
+            } else {
+                println!("{file}: {question:.60} -> {text:?}, not {answer:?}");
+            }
+        }
+        println!("{file}: {right} of 30");
+        assert!(right >= 29, "{right} of 30");
+        assert_eq!(engine.snapshot().cache.evictions, 0);
+
+        let info = model.model().info();
+        let largest = info.segments.iter().map(|s| s.bytes).max().unwrap();
+        let small = self::engine(Budget::Bytes(info.tensor_bytes / 3 + largest));
+        let again = load(&small, file, "m").await;
+        for (question, _) in questions(6) {
+            let full = run(&engine, chat(&model, &question)).await.1;
+            assert_eq!(
+                run(&small, chat(&again, &question)).await.1,
+                full,
+                "{question}"
+            );
+        }
+        let cache = small.snapshot().cache;
+        println!("{file}: {cache:?}");
+        assert!(cache.evictions > 0);
+        assert_eq!(
+            cache.kv_bytes + cache.scratch_bytes,
+            0,
+            "nothing runs, nothing is held"
+        );
+    }
+}
+
+#[tokio::test]
+async fn scores_are_those_of_the_tokens_that_greedy_chooses() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let (question, _) = questions(1).remove(0);
+    let request = chat(&model, &question);
+    let prompt = request.prompt.clone();
+    let (_, ids, _) = run(&engine, request).await;
+    let all: Vec<u32> = prompt.iter().chain(&ids).copied().collect();
+    let score = ScoreRequest {
+        model: Arc::clone(&model),
+        ids: all.clone(),
+        top_n: 3,
+        deadline: None,
+    };
+    let scores = engine.score(score).await.unwrap();
+    assert_eq!(scores.tokens.len(), all.len() - 1);
+    for (i, score) in scores.tokens.iter().enumerate() {
+        assert_eq!(score.id, all[i + 1]);
+        assert!(score.logprob <= 0.0);
+        assert_eq!(score.top.len(), 3);
+        if i + 1 >= prompt.len() {
+            assert_eq!(score.top[0].0, score.id, "token {i}");
+            assert_eq!(score.top[0].1, score.logprob);
+        }
+    }
+}

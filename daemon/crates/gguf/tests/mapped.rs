@@ -1,0 +1,485 @@
+//! Files on disk: what is refused, what is read, and what happens when a file changes under a reader.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a failed unwrap is a failed test, in helpers too"
+)]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rocmforge_gguf::write::{GgufWriter, MetaValue};
+use rocmforge_gguf::{Error, Gguf, MappedFile, ReadMode, TensorType};
+
+const BOTH: [ReadMode; 2] = [ReadMode::Map, ReadMode::Pread];
+
+/// Byte `i` of every file of noise that these tests make.
+fn noise(i: u64) -> u8 {
+    (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 | 1
+}
+
+fn noise_file(dir: &Path, name: &str, len: u64) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, (0..len).map(noise).collect::<Vec<_>>()).unwrap();
+    path
+}
+
+fn dir() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn what_is_no_readable_file_is_refused_at_once() {
+    let dir = dir();
+    let started = Instant::now();
+    let open = |path: &Path| {
+        let error = MappedFile::open(path).expect_err("to be refused");
+        println!("{error}");
+        assert!(
+            error.to_string().contains(path.to_str().unwrap()),
+            "the error names the path"
+        );
+        error
+    };
+    assert!(matches!(
+        open(dir.path()),
+        Error::NotRegular {
+            kind: "directory",
+            ..
+        }
+    ));
+    assert!(matches!(
+        open(Path::new("/dev/zero")),
+        Error::NotRegular {
+            kind: "character device",
+            ..
+        }
+    ));
+
+    let fifo = dir.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(matches!(
+        open(&fifo),
+        Error::NotRegular { kind: "FIFO", .. }
+    ));
+    let socket = dir.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert!(matches!(
+        open(&socket),
+        Error::NotRegular { kind: "socket", .. }
+    ));
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&fifo, &link).unwrap();
+    assert!(matches!(
+        open(&link),
+        Error::NotRegular { kind: "FIFO", .. }
+    ));
+
+    let empty = dir.path().join("empty");
+    File::create(&empty).unwrap();
+    assert!(matches!(open(&empty), Error::Empty { .. }));
+    let absent = dir.path().join("absent");
+    assert!(
+        matches!(open(&absent), Error::Io { op: "open", source, .. } if source.kind() == ErrorKind::NotFound)
+    );
+
+    let secret = noise_file(dir.path(), "secret", 10);
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o000)).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    // Root may read everything, so a thread takes another identity for files; without root this changes nothing.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65_534));
+            let error = open(&secret);
+            assert!(matches!(error, Error::Io { op: "open", source, .. } if source.kind() == ErrorKind::PermissionDenied));
+        });
+    });
+    assert!(
+        started.elapsed() < Duration::from_secs(60),
+        "nothing blocked"
+    );
+}
+
+#[test]
+fn ranges_come_back_by_either_way() {
+    let dir = dir();
+    let len = 3 * 4096 + 17;
+    let path = noise_file(dir.path(), "noise", len);
+    for mode in BOTH {
+        let file = MappedFile::open_with(&path, mode).unwrap();
+        assert_eq!(
+            (file.len(), file.is_mapped(), file.path()),
+            (len, mode == ReadMode::Map, path.as_path())
+        );
+        let mut read = 0;
+        for range in [
+            0..len,
+            0..0,
+            len..len,
+            4095..4097,
+            1..2,
+            4096..8192,
+            12_288..len,
+        ] {
+            let want: Vec<u8> = range.clone().map(noise).collect();
+            assert_eq!(
+                file.with_range(range.clone(), <[u8]>::to_vec).unwrap(),
+                want
+            );
+            let mut into = vec![0; want.len()];
+            file.read_into(range.start, &mut into).unwrap();
+            assert_eq!(into, want);
+            for chunk in [1000, 4096, usize::MAX] {
+                let mut pieces = Vec::new();
+                file.for_each_chunk(range.clone(), chunk, |at, bytes| {
+                    assert_eq!(at, range.start + pieces.len() as u64);
+                    assert!(bytes.len() <= chunk);
+                    pieces.extend_from_slice(bytes);
+                })
+                .unwrap();
+                assert_eq!(pieces, want);
+            }
+            read += 5 * want.len() as u64;
+        }
+        assert_eq!(file.bytes_read(), read);
+        for range in [
+            0..len + 1,
+            len..len + 1,
+            len + 1..len + 1,
+            u64::MAX - 1..u64::MAX,
+        ] {
+            for error in [
+                file.with_range(range.clone(), |_| panic!("not to be read"))
+                    .unwrap_err(),
+                file.for_each_chunk(range.clone(), 1, |_, _| panic!("not to be read"))
+                    .unwrap_err(),
+                file.read_into(range.end - 1, &mut [0; 2]).unwrap_err(),
+            ] {
+                assert!(
+                    matches!(error, Error::OutOfRange { len: l, .. } if l == len),
+                    "{error}"
+                );
+            }
+        }
+        #[expect(clippy::reversed_empty_ranges, reason = "it is to be refused")]
+        let backwards = file.with_range(2..1, |_| ());
+        assert!(matches!(backwards, Err(Error::OutOfRange { .. })));
+        file.will_need(0..u64::MAX);
+        file.will_need(len..len);
+        file.check_unchanged().unwrap();
+    }
+}
+
+#[test]
+fn truncation_between_reads_is_a_change() {
+    for mode in BOTH {
+        let dir = dir();
+        let path = noise_file(dir.path(), "noise", 64 * 4096);
+        let file = MappedFile::open_with(&path, mode).unwrap();
+        file.with_range(0..file.len(), |bytes| bytes.len()).unwrap();
+        OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(5000)
+            .unwrap();
+        for range in [0..file.len(), 0..10, 60 * 4096..61 * 4096] {
+            let error = file.with_range(range.clone(), <[u8]>::to_vec).unwrap_err();
+            assert!(
+                matches!(&error, Error::Changed { was, now, .. } if was.size == 64 * 4096 && now.size == 5000),
+                "{error}"
+            );
+            let mut into = vec![0; (range.end - range.start) as usize];
+            assert!(matches!(
+                file.read_into(range.start, &mut into),
+                Err(Error::Changed { .. })
+            ));
+        }
+        assert!(matches!(file.check_unchanged(), Err(Error::Changed { .. })));
+        assert!(matches!(Gguf::open(&file), Err(Error::Changed { .. })));
+    }
+}
+
+/// The real SIGBUS: the range is populated, then the file is cut inside of the reader, then the reader reads.
+#[test]
+fn truncation_under_a_reader_is_an_error_of_that_read_only() {
+    let dir = dir();
+    let len = 64 * 4096;
+    let (cut, whole) = (
+        noise_file(dir.path(), "cut", len),
+        noise_file(dir.path(), "whole", len),
+    );
+    let (cut, other) = (
+        MappedFile::open(&cut).unwrap(),
+        MappedFile::open(&whole).unwrap(),
+    );
+    let mut seen = Vec::new();
+    let error = cut
+        .with_range(0..len, |bytes| {
+            OpenOptions::new()
+                .write(true)
+                .open(cut.path())
+                .unwrap()
+                .set_len(4096)
+                .unwrap();
+            seen = bytes.to_vec();
+            // Another mapping is read meanwhile and is none the worse.
+            assert_eq!(
+                other.with_range(0..len, <[u8]>::to_vec).unwrap()[4096..],
+                (4096..len).map(noise).collect::<Vec<_>>()
+            );
+        })
+        .unwrap_err();
+    assert!(
+        matches!(&error, Error::Changed { now, .. } if now.size == 4096),
+        "{error}"
+    );
+    assert!(
+        seen[..4096]
+            .iter()
+            .zip(0..)
+            .all(|(&byte, i)| byte == noise(i)),
+        "what the file still has is still there"
+    );
+    assert!(
+        seen[4096..].iter().all(|&byte| byte == 0),
+        "the hole reads as zeros"
+    );
+    assert!(matches!(
+        cut.with_range(0..1, |_| ()),
+        Err(Error::Changed { .. })
+    ));
+
+    // Even if the file gets back what it was, size and time included, the mapping stays broken.
+    let times =
+        fs::FileTimes::new().set_modified(fs::metadata(&whole).unwrap().modified().unwrap());
+    let restored = OpenOptions::new().write(true).open(cut.path()).unwrap();
+    restored.set_len(len).unwrap();
+    restored.set_times(times).unwrap();
+    assert!(cut.with_range(0..1, |_| ()).is_err());
+    other.with_range(0..len, |_| ()).unwrap();
+    // And a fresh one of the same file works.
+    drop(cut);
+    MappedFile::open(&dir.path().join("cut"))
+        .unwrap()
+        .with_range(0..len, |_| ())
+        .unwrap();
+}
+
+#[test]
+fn threads_that_read_while_the_file_is_cut_all_hear_of_it() {
+    let dir = dir();
+    let len = 256 * 4096;
+    let file = MappedFile::open(&noise_file(dir.path(), "cut", len)).unwrap();
+    let other = MappedFile::open(&noise_file(dir.path(), "whole", len)).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4u64)
+            .map(|i| {
+                let file = &file;
+                scope.spawn(move || {
+                    for at in (0..).map(|n| (n * 7919 + i * 4099) % (len - 8192)) {
+                        match file.with_range(at..at + 8192, |b| {
+                            b.iter().zip(at..).all(|(&b, i)| b == noise(i))
+                        }) {
+                            Ok(good) => assert!(good, "a range that counts is the file's"),
+                            Err(Error::Changed { .. }) => return,
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        let bystander = scope.spawn(|| {
+            let mut rounds = 0u64;
+            while !stop.load(Ordering::Relaxed) || rounds == 0 {
+                assert!(
+                    other
+                        .with_range(0..len, |b| b.iter().zip(0..).all(|(&b, i)| b == noise(i)))
+                        .unwrap()
+                );
+                rounds += 1;
+            }
+            rounds
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        OpenOptions::new()
+            .write(true)
+            .open(file.path())
+            .unwrap()
+            .set_len(0)
+            .unwrap();
+        readers
+            .into_iter()
+            .for_each(|reader| reader.join().unwrap());
+        stop.store(true, Ordering::Relaxed);
+        assert!(bystander.join().unwrap() > 0);
+    });
+}
+
+#[test]
+fn a_rewrite_in_place_is_a_change_and_an_unlink_or_rename_is_not() {
+    for mode in BOTH {
+        let dir = dir();
+        let path = noise_file(dir.path(), "noise", 8192);
+        let file = MappedFile::open_with(&path, mode).unwrap();
+        let moved = dir.path().join("moved");
+        fs::rename(&path, &moved).unwrap();
+        noise_file(dir.path(), "noise", 10);
+        assert_eq!(file.with_range(8191..8192, |b| b[0]).unwrap(), noise(8191));
+        fs::remove_file(&moved).unwrap();
+        assert_eq!(file.with_range(8191..8192, |b| b[0]).unwrap(), noise(8191));
+
+        let file = MappedFile::open_with(&noise_file(dir.path(), "other", 8192), mode).unwrap();
+        let rewritten = file.with_range(0..8192, |_| {
+            let writer = OpenOptions::new().write(true).open(file.path()).unwrap();
+            writer.write_all_at(&[7; 8192], 0).unwrap();
+            // The clock of file times may tick as slowly as every few milliseconds.
+            writer
+                .set_modified(std::time::SystemTime::now() + Duration::from_secs(1))
+                .unwrap();
+        });
+        assert!(matches!(rewritten, Err(Error::Changed { was, now, .. }) if was.size == now.size));
+        assert!(matches!(file.check_unchanged(), Err(Error::Changed { .. })));
+    }
+}
+
+/// A file with a header of some hundred kilobytes and 64 MiB of (sparse) tensor data.
+fn model(dir: &Path) -> (PathBuf, u64) {
+    let words = (0..30_000)
+        .map(|i| format!("{i:x}").repeat(1 + i % 5))
+        .collect::<MetaValue>();
+    let mut writer = GgufWriter::new()
+        .key("general.architecture", "llama")
+        .key("tokenizer.ggml.tokens", words);
+    for i in 0..8 {
+        let tensor = rocmforge_gguf::write::RawTensor {
+            name: format!("blk.{i}.weight").into(),
+            dims: vec![1024, 2048],
+            ty: TensorType::F32.id(),
+            offset: i * (8 << 20),
+        };
+        writer = writer.raw_tensor(tensor);
+    }
+    let header = writer.header();
+    let path = dir.join("model.gguf");
+    let mut file = File::create(&path).unwrap();
+    file.write_all(&header).unwrap();
+    file.set_len((header.len() as u64).next_multiple_of(32) + (64 << 20))
+        .unwrap();
+    (path, header.len() as u64)
+}
+
+/// Resident bytes of the mappings of `path`, from /proc/self/smaps.
+fn resident(path: &Path) -> Option<u64> {
+    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let (mut ours, mut sum, mut found) = (false, 0, false);
+    for line in smaps.lines() {
+        let first = line.split_whitespace().next().unwrap_or("");
+        if !first.ends_with(':') {
+            ours = line.ends_with(path.to_str()?);
+            found |= ours;
+        } else if ours && first == "Rss:" {
+            sum += line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024;
+        }
+    }
+    found.then_some(sum)
+}
+
+#[test]
+fn opening_a_model_reads_its_header_and_no_tensor() {
+    let dir = dir();
+    let (path, header) = model(dir.path());
+    for mode in BOTH {
+        let file = MappedFile::open_with(&path, mode).unwrap();
+        let gguf = Gguf::open(&file).unwrap();
+        assert_eq!(gguf.header_bytes(), header);
+        assert_eq!(
+            file.bytes_read(),
+            header,
+            "not one byte behind the header is read"
+        );
+        if mode == ReadMode::Map {
+            match resident(&path) {
+                // The kernel maps some pages around each that is asked for, where the page cache has them.
+                Some(bytes) => assert!(
+                    bytes < header + (1 << 20),
+                    "{bytes} bytes are resident, the header has {header}"
+                ),
+                None => println!("skipped: /proc/self/smaps does not list the mapping"),
+            }
+        }
+        assert_eq!(
+            file.with_range(gguf.tensor("blk.7.weight").unwrap().range(), |b| b.len())
+                .unwrap(),
+            8 << 20
+        );
+    }
+}
+
+/// Run as a child process by the tests below, which set the variable; does nothing otherwise.
+#[test]
+fn child() {
+    let Some(role) = std::env::var_os("ROCMFORGE_GGUF_CHILD") else {
+        return;
+    };
+    let dir = dir();
+    if role == "chain" {
+        // A handler of someone else, installed first: it is to get what is not ours.
+        extern "C" fn theirs(_: libc::c_int) {
+            // SAFETY: _exit is async-signal-safe.
+            unsafe { libc::_exit(42) };
+        }
+        let handler: extern "C" fn(libc::c_int) = theirs;
+        // SAFETY: the handler calls only what is async-signal-safe.
+        unsafe { libc::signal(libc::SIGBUS, handler as libc::sighandler_t) };
+    }
+    let ours = MappedFile::open(&noise_file(dir.path(), "ours", 8192)).unwrap();
+    assert!(ours.is_mapped());
+    if role == "sent" {
+        nix::sys::signal::raise(nix::sys::signal::Signal::SIGBUS).unwrap();
+    } else {
+        // A mapping that the guard knows nothing of.
+        let path = noise_file(dir.path(), "foreign", 8192);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        // SAFETY: a fresh shared mapping; the bytes are only read, and that the read fails is what is tested.
+        let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+        file.set_len(0).unwrap();
+        println!("{}", std::hint::black_box(&map)[4096]);
+    }
+    println!("still alive");
+    std::process::exit(0);
+}
+
+fn run_child(role: &str) -> std::process::ExitStatus {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "child", "--nocapture"])
+        .env("ROCMFORGE_GGUF_CHILD", role);
+    let output = command.output().unwrap();
+    assert!(
+        !String::from_utf8_lossy(&output.stdout).contains("still alive"),
+        "{role}: the signal was swallowed"
+    );
+    output.status
+}
+
+#[test]
+fn a_fault_that_is_not_ours_goes_to_the_handler_before_us() {
+    assert_eq!(run_child("chain").code(), Some(42));
+}
+
+#[test]
+fn a_fault_that_is_nobodys_still_ends_the_process() {
+    assert_eq!(run_child("foreign").signal(), Some(libc::SIGBUS));
+    assert_eq!(run_child("sent").signal(), Some(libc::SIGBUS));
+}

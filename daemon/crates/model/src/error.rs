@@ -1,0 +1,50 @@
+//! What can be wrong with a model.
+
+/// An error of making a model from a header. `Display` never repeats its source.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The architecture is not implemented.
+    #[error("architecture '{name}' is not supported; supported: {supported}")]
+    UnknownArchitecture {
+        /// The file's architecture.
+        name: String,
+        /// Those that work.
+        supported: String,
+    },
+    /// Something else that is not implemented.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A metadata key is absent.
+    #[error("metadata key '{0}' is missing")]
+    MissingKey(String),
+    /// A metadata value cannot be.
+    #[error("metadata key '{key}' is {value}: {message}")]
+    BadValue {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        message: String,
+    },
+    /// A tensor is absent.
+    #[error("tensor '{0}' is missing")]
+    MissingTensor(String),
+    /// A tensor's shape does not fit the hyperparameters.
+    #[error(
+        "tensor '{name}' has shape {found:?} but {arch} with these hyperparameters needs {expected:?}"
+    )]
+    WrongShape {
+        /// The tensor.
+        name: String,
+        /// Dimensions in the file, fastest first.
+        found: Vec<u64>,
+        /// Dimensions needed, fastest first.
+        expected: Vec<u64>,
+        /// The architecture.
+        arch: &'static str,
+    },
+    /// The header's metadata could not be read as asked.
+    #[error("the metadata cannot be read")]
+    Gguf(#[from] rocmforge_gguf::Error),
+}

@@ -1,0 +1,142 @@
+//! What clients are told about a model.
+
+use std::collections::BTreeMap;
+
+use rocmforge_gguf::Gguf;
+
+use crate::Segment;
+use crate::hparams::{Hparams, RopeOrder, RopeScaling};
+
+/// Bytes and tensors of one type in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuantizationShare {
+    /// The type's name, for example `Q4_K`.
+    pub ty: &'static str,
+    /// Tensors of it.
+    pub tensors: u32,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// A segment as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentInfo {
+    /// `blk.{i}` or `output`.
+    pub name: String,
+    /// Bytes in the file.
+    pub bytes: u64,
+}
+
+/// What clients are told about a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelInfo {
+    /// `general.architecture`.
+    pub architecture: &'static str,
+    /// `general.name`, if the file has one.
+    pub title: Option<String>,
+    /// Elements of all tensors.
+    pub n_params: u64,
+    /// Bytes of all tensors.
+    pub tensor_bytes: u64,
+    /// Context length of the training, in tokens.
+    pub n_ctx_train: u32,
+    /// Width of the residual stream.
+    pub n_embd: u32,
+    /// Layers.
+    pub n_layer: u32,
+    /// Query heads.
+    pub n_head: u32,
+    /// Key and value heads.
+    pub n_head_kv: u32,
+    /// Elements of a query or key head.
+    pub head_dim: u32,
+    /// Width of the feed-forward.
+    pub n_ff: u32,
+    /// Tokens.
+    pub n_vocab: u32,
+    /// Rotary positions in words.
+    pub rope: String,
+    /// Bytes of KV that one token needs.
+    pub kv_bytes_per_token: u64,
+    /// Types, largest share first.
+    pub quantization: Vec<QuantizationShare>,
+    /// Segments in the order of a pass.
+    pub segments: Vec<SegmentInfo>,
+}
+
+impl ModelInfo {
+    pub(crate) fn new(
+        gguf: &Gguf,
+        hparams: &Hparams,
+        rope_factors: bool,
+        segments: &[Segment],
+    ) -> Self {
+        let mut types: BTreeMap<&'static str, (u32, u64)> = BTreeMap::new();
+        let (mut n_params, mut tensor_bytes) = (0, 0);
+        for tensor in gguf.tensors() {
+            let share = types.entry(tensor.ty.name()).or_default();
+            share.0 += 1;
+            share.1 += tensor.bytes;
+            n_params += tensor.dims.iter().product::<u64>();
+            tensor_bytes += tensor.bytes;
+        }
+        let mut quantization: Vec<_> = types
+            .into_iter()
+            .map(|(ty, (tensors, bytes))| QuantizationShare { ty, tensors, bytes })
+            .collect();
+        quantization.sort_by_key(|q| std::cmp::Reverse(q.bytes));
+        let heads = hparams.heads;
+        Self {
+            architecture: hparams.arch,
+            title: gguf
+                .str("general.name")
+                .ok()
+                .flatten()
+                .map(|s| s.chars().take(256).collect()),
+            n_params,
+            tensor_bytes,
+            n_ctx_train: hparams.n_ctx_train,
+            n_embd: hparams.n_embd,
+            n_layer: hparams.n_layer,
+            n_head: heads.n_head,
+            n_head_kv: heads.n_head_kv,
+            head_dim: heads.head_dim,
+            n_ff: hparams.n_ff,
+            n_vocab: hparams.n_vocab,
+            rope: rope(hparams, rope_factors),
+            kv_bytes_per_token: u64::from(hparams.n_layer)
+                * u64::from(heads.n_head_kv)
+                * u64::from(heads.head_dim + heads.head_dim_v)
+                * 2,
+            quantization,
+            segments: segments
+                .iter()
+                .map(|s| SegmentInfo {
+                    name: s.name.clone(),
+                    bytes: s.file_bytes(),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn rope(hparams: &Hparams, factors: bool) -> String {
+    let order = match hparams.rope.order {
+        RopeOrder::Norm => "adjacent pairs",
+        RopeOrder::Neox => "half-split pairs",
+    };
+    let scaling = match hparams.rope.scaling {
+        RopeScaling::None => String::new(),
+        RopeScaling::Linear { factor } => format!(", linear scaling {factor}"),
+        RopeScaling::Yarn {
+            factor,
+            original_context,
+            ..
+        } => format!(", YaRN {factor} x {original_context}"),
+    };
+    let factors = if factors { ", frequency factors" } else { "" };
+    format!(
+        "{order}, {} of {} elements, base {}{scaling}{factors}",
+        hparams.rope.n_rot, hparams.heads.head_dim, hparams.rope.freq_base
+    )
+}

@@ -1,0 +1,209 @@
+//! What can go wrong with a vocabulary, an encode, a decode or a chat template.
+//!
+//! Errors are `Clone`, because the tables are built once and every later call
+//! reports the same failure.
+
+use std::sync::Arc;
+
+/// Everything this crate refuses, with what to do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The file's metadata could not be read.
+    #[error("the tokenizer's metadata cannot be read")]
+    Gguf(#[source] Arc<rocmforge_gguf::Error>),
+
+    /// A key without which there is no tokenizer.
+    #[error(
+        "the file has no {key}: it carries no usable tokenizer; convert the model again with its tokenizer files beside it"
+    )]
+    MissingKey {
+        /// The metadata key.
+        key: &'static str,
+    },
+
+    /// `tokenizer.ggml.model` names an algorithm that is not implemented.
+    #[error("tokenizer model {model:?} is not supported; supported are: {supported}")]
+    UnknownModel {
+        /// The name in the file.
+        model: String,
+        /// The names that are supported.
+        supported: &'static str,
+    },
+
+    /// `tokenizer.ggml.pre` names a pre-tokenizer that is not implemented.
+    #[error("pre-tokenizer {pre:?} is not supported; supported are: {supported}")]
+    UnknownPre {
+        /// The name in the file.
+        pre: String,
+        /// The names that are supported.
+        supported: String,
+    },
+
+    /// Arrays that describe the same tokens disagree in length.
+    #[error("{key} has {len} entries for {n_vocab} tokens; the file is damaged, convert it again")]
+    Length {
+        /// The metadata key.
+        key: &'static str,
+        /// Entries found.
+        len: usize,
+        /// Tokens in `tokenizer.ggml.tokens`.
+        n_vocab: usize,
+    },
+
+    /// An array is empty, or larger than any vocabulary.
+    #[error("{key} has {len} {unit}; between 1 and {max} are accepted")]
+    Size {
+        /// The metadata key.
+        key: &'static str,
+        /// Size found.
+        len: u64,
+        /// What is counted: entries or bytes.
+        unit: &'static str,
+        /// The largest size accepted.
+        max: u64,
+    },
+
+    /// `tokenizer.ggml.token_type` holds a number that is no token type.
+    #[error("token {id} has type {value}; token types are 0 to 6")]
+    TokenType {
+        /// The token.
+        id: u32,
+        /// The number found.
+        value: i32,
+    },
+
+    /// A score that cannot be ordered.
+    #[error("token {id} has a score that is not a number; the file is damaged, convert it again")]
+    Score {
+        /// The token.
+        id: u32,
+    },
+
+    /// A special token's id lies outside of the vocabulary.
+    #[error("{key} is {id}, but the vocabulary has {n_vocab} tokens")]
+    SpecialId {
+        /// The metadata key.
+        key: &'static str,
+        /// The id found.
+        id: i64,
+        /// Tokens in the vocabulary.
+        n_vocab: usize,
+    },
+
+    /// Two tokens have the same text, so that text has no single id.
+    #[error("tokens {first} and {second} have the same text {text:?}")]
+    DuplicateToken {
+        /// The lower id.
+        first: u32,
+        /// The higher id.
+        second: u32,
+        /// Their text.
+        text: String,
+    },
+
+    /// A merge rule that is not two tokens with a space between them.
+    #[error("merge {index} is {merge:?}; a merge is two tokens separated by one space")]
+    MergeForm {
+        /// Position in `tokenizer.ggml.merges`.
+        index: usize,
+        /// The rule.
+        merge: String,
+    },
+
+    /// A merge rule that names a token the vocabulary lacks.
+    #[error("merge {index} ({merge:?}) names {missing:?}, which is not in the vocabulary")]
+    MergeUnknown {
+        /// Position in `tokenizer.ggml.merges`.
+        index: usize,
+        /// The rule.
+        merge: String,
+        /// The token that is missing.
+        missing: String,
+    },
+
+    /// The table of special tokens could not be built.
+    #[error("the search table for special tokens cannot be built: {0}")]
+    SpecialTable(String),
+
+    /// The text is longer than [`MAX_TEXT_BYTES`](crate::MAX_TEXT_BYTES).
+    #[error("the text has {len} bytes; at most {max} are tokenized at once, send it in parts")]
+    TextTooLong {
+        /// Bytes given.
+        len: usize,
+        /// Bytes accepted.
+        max: usize,
+    },
+
+    /// The vocabulary has no token for a byte, and no unknown token either.
+    #[error(
+        "the vocabulary has no token for byte 0x{byte:02X} and no unknown token; leave the character out"
+    )]
+    Unencodable {
+        /// The byte.
+        byte: u8,
+    },
+
+    /// A token id that is not in the vocabulary.
+    #[error("token id {id} is outside of the vocabulary of {n_vocab} tokens")]
+    TokenId {
+        /// The id given.
+        id: u32,
+        /// Tokens in the vocabulary.
+        n_vocab: usize,
+    },
+
+    /// The chat template in the file does not parse.
+    #[error(
+        "the model's chat template does not parse (line {line}): {message}; generate from plain text instead"
+    )]
+    TemplateSyntax {
+        /// Line of the template, from 1; 0 if unknown.
+        line: usize,
+        /// The parser's words.
+        message: String,
+    },
+
+    /// The chat template failed on these messages.
+    #[error(
+        "the model's chat template failed (line {line}): {message}; check the roles and their order"
+    )]
+    TemplateRender {
+        /// Line of the template, from 1; 0 if unknown.
+        line: usize,
+        /// The engine's words.
+        message: String,
+    },
+
+    /// The chat template itself refused these messages (`raise_exception`).
+    #[error("the model's chat template refuses these messages: {message}")]
+    TemplateRaised {
+        /// The template's words.
+        message: String,
+    },
+
+    /// Rendering ran longer or wrote more than is allowed.
+    #[error(
+        "the model's chat template exceeds {max} {unit}; send fewer messages, or generate from plain text"
+    )]
+    TemplateLimit {
+        /// What is limited.
+        unit: &'static str,
+        /// The limit.
+        max: u64,
+    },
+}
+
+impl Error {
+    /// True if the file is well formed, but needs something that is not
+    /// implemented; false if the file or the request is at fault.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Error::UnknownModel { .. } | Error::UnknownPre { .. })
+    }
+}
+
+impl From<rocmforge_gguf::Error> for Error {
+    fn from(error: rocmforge_gguf::Error) -> Self {
+        Error::Gguf(Arc::new(error))
+    }
+}

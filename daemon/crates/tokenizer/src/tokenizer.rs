@@ -1,0 +1,388 @@
+//! The tokenizer of one model.
+//!
+//! States: *loaded* (the vocabulary is checked; ids can be decoded) ->
+//! *built* (the tables that encoding needs exist) or *refused* (they cannot
+//! be built; every encode says why). Loading is a few milliseconds; building
+//! is tens of them for a large vocabulary, so it runs on a thread of its own
+//! that loading starts, and the first encode waits for it.
+//!
+//! *Invariant:* nothing changes once built; any thread may call anything.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rocmforge_gguf::Gguf;
+
+use crate::bpe::{self, Bpe};
+use crate::special::{Part, Specials};
+use crate::spm::{self, Spm};
+use crate::stream::{self, DecodeOptions, StreamDecoder};
+use crate::texts::Texts;
+use crate::vocab::{Algorithm, MERGES, SPM_SPACE, TokenType, Vocab, VocabData};
+use crate::{Error, metadata};
+
+/// Bytes of text that one [`Tokenizer::encode`] takes: more than the longest
+/// contexts hold. It bounds the memory of one call, which is about 40 times
+/// the longest word at worst.
+pub const MAX_TEXT_BYTES: usize = 16 << 20;
+
+/// Tokens from which the tables are built on a thread of their own.
+const BACKGROUND_BUILD_MIN_TOKENS: usize = 8 << 10;
+
+/// Words that one encode remembers, and the longest of them in bytes.
+const CACHED_WORDS_MAX: usize = 32 << 10;
+const CACHED_WORD_BYTES_MAX: usize = 48;
+
+/// Turns text into token ids and back. Cheap to clone; share it freely.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    vocab: Vocab,
+    /// Consumed by the build.
+    merges: Mutex<Option<Texts>>,
+    tables: OnceLock<Result<Tables, Error>>,
+}
+
+#[derive(Debug)]
+struct Tables {
+    model: Model,
+    specials: Specials,
+}
+
+#[derive(Debug)]
+enum Model {
+    Bpe(Bpe),
+    Spm(Spm),
+}
+
+impl Shared {
+    fn tables(&self) -> Result<&Tables, Error> {
+        let built = self.tables.get_or_init(|| {
+            let mut merges = self.merges.lock().unwrap_or_else(PoisonError::into_inner);
+            let tables = Tables::build(&self.vocab, merges.as_ref());
+            *merges = None;
+            tables
+        });
+        built.as_ref().map_err(Error::clone)
+    }
+}
+
+impl Tables {
+    fn build(vocab: &Vocab, merges: Option<&Texts>) -> Result<Tables, Error> {
+        let model = match vocab.algorithm {
+            Algorithm::Spm => Model::Spm(Spm::build(vocab)?),
+            Algorithm::Bpe(pre) => {
+                let merges = merges.ok_or(Error::MissingKey { key: MERGES })?;
+                Model::Bpe(Bpe::build(vocab, merges, pre.ignore_merges)?)
+            }
+        };
+        Ok(Tables {
+            model,
+            specials: Specials::build(vocab)?,
+        })
+    }
+}
+
+impl Tokenizer {
+    /// Reads the vocabulary of a file: 5 ms for 128,000 tokens. The tables
+    /// for encoding are built in the background; see [`build`](Self::build).
+    ///
+    /// # Errors
+    ///
+    /// If the file has no vocabulary, one that contradicts itself, or one of
+    /// a kind that is not supported.
+    pub fn from_gguf(file: &Gguf) -> Result<Tokenizer, Error> {
+        Tokenizer::new(metadata::read(file)?)
+    }
+
+    pub(crate) fn new(mut data: VocabData) -> Result<Tokenizer, Error> {
+        let merges = data.merges.take();
+        let vocab = Vocab::new(data)?;
+        if merges.is_none() && vocab.algorithm != Algorithm::Spm {
+            return Err(Error::MissingKey { key: MERGES });
+        }
+        let large = vocab.n_vocab() >= BACKGROUND_BUILD_MIN_TOKENS;
+        let shared = Arc::new(Shared {
+            vocab,
+            merges: Mutex::new(merges),
+            tables: OnceLock::new(),
+        });
+        if large {
+            let background = Arc::clone(&shared);
+            // Without a thread the first encode builds. A failure is kept
+            // for that encode to report.
+            let _ = std::thread::Builder::new()
+                .name("tokenizer-build".to_owned())
+                .spawn(move || drop(background.tables()));
+        }
+        Ok(Tokenizer { shared })
+    }
+
+    /// Waits until the tables for encoding are built, building them if no
+    /// thread does. After it, [`encode`](Self::encode) fails only for its text.
+    ///
+    /// # Errors
+    ///
+    /// If two tokens have one text, or a merge names a token that is not there.
+    pub fn build(&self) -> Result<(), Error> {
+        self.shared.tables().map(drop)
+    }
+
+    /// Number of tokens; ids are below it.
+    #[must_use]
+    pub fn n_vocab(&self) -> usize {
+        self.vocab().n_vocab()
+    }
+
+    /// The token that begins a text.
+    #[must_use]
+    pub fn bos(&self) -> Option<u32> {
+        self.vocab().bos
+    }
+
+    /// The token that ends a text.
+    #[must_use]
+    pub fn eos(&self) -> Option<u32> {
+        self.vocab().eos
+    }
+
+    /// True if `add_special` puts [`bos`](Self::bos) in front.
+    #[must_use]
+    pub fn adds_bos(&self) -> bool {
+        self.vocab().add_bos && self.bos().is_some()
+    }
+
+    /// True if `add_special` puts [`eos`](Self::eos) behind.
+    #[must_use]
+    pub fn adds_eos(&self) -> bool {
+        self.vocab().add_eos && self.eos().is_some()
+    }
+
+    /// True if a model that emits `id` has finished: end of text, of turn or
+    /// of message.
+    #[must_use]
+    pub fn is_end_of_generation(&self, id: u32) -> bool {
+        self.vocab().ends.binary_search(&id).is_ok()
+    }
+
+    /// The tokens that end a generation, ascending.
+    #[must_use]
+    pub fn end_of_generation(&self) -> &[u32] {
+        &self.vocab().ends
+    }
+
+    /// True for control and unknown tokens, which are not text of their own.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        matches!(
+            self.vocab().token_type(id),
+            TokenType::Control | TokenType::Unknown
+        )
+    }
+
+    /// The bytes that `id` stands for, which need not be whole characters;
+    /// for special tokens their name, for unused ones nothing. `None` outside
+    /// of the vocabulary.
+    #[must_use]
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.vocab().pieces.get(id as usize)
+    }
+
+    /// Turns `text` into ids.
+    ///
+    /// `add_special` puts BOS and EOS around it where the model wants them.
+    /// `parse_special` takes the names of control tokens in the text for these
+    /// tokens; user-defined tokens are always recognised.
+    ///
+    /// # Errors
+    ///
+    /// If the text is too long, has a byte that the vocabulary cannot express,
+    /// or the tables cannot be built (see [`build`](Self::build)).
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, Error> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(Error::TextTooLong {
+                len: text.len(),
+                max: MAX_TEXT_BYTES,
+            });
+        }
+        let tables = self.shared.tables()?;
+        let vocab = self.vocab();
+        let mut out = Vec::with_capacity(text.len() / 4 + 2);
+        if add_special && vocab.add_bos {
+            out.extend(vocab.bos);
+        }
+        let mut encoder = Encoder::new(vocab, &tables.model);
+        let mut after_special = true;
+        tables.specials.split(text, parse_special, |part| {
+            match part {
+                Part::Token(id) => {
+                    out.push(id);
+                    after_special = true;
+                }
+                Part::Text(text) => {
+                    encoder.encode(text, after_special, &mut out)?;
+                    after_special = false;
+                }
+            }
+            Ok(())
+        })?;
+        if add_special && vocab.add_eos {
+            out.extend(vocab.eos);
+        }
+        Ok(out)
+    }
+
+    /// Turns a rendered chat template into ids: special tokens are parsed, and
+    /// BOS comes first where the model wants it, once, whether or not the
+    /// template wrote it. EOS is the template's affair.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, Error> {
+        let mut ids = self.encode(rendered, false, true)?;
+        if let Some(bos) = self.bos()
+            && self.adds_bos()
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// Turns ids into text. Special tokens are left out; bytes that are no
+    /// UTF-8 become U+FFFD. Undoes [`encode`](Self::encode).
+    ///
+    /// # Errors
+    ///
+    /// If an id is outside of the vocabulary.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, Error> {
+        let options = DecodeOptions {
+            special: false,
+            from_start: true,
+        };
+        self.decode_with(ids, options)
+    }
+
+    /// As [`decode`](Self::decode), with options.
+    ///
+    /// # Errors
+    ///
+    /// If an id is outside of the vocabulary.
+    pub fn decode_with(&self, ids: &[u32], options: DecodeOptions) -> Result<String, Error> {
+        stream::decode(self, ids, options)
+    }
+
+    /// A decoder for ids that a model generates after a prompt: special tokens
+    /// are left out, the first space is kept.
+    #[must_use]
+    pub fn stream(&self) -> StreamDecoder {
+        self.stream_with(DecodeOptions::default())
+    }
+
+    /// As [`stream`](Self::stream), with options.
+    #[must_use]
+    pub fn stream_with(&self, options: DecodeOptions) -> StreamDecoder {
+        StreamDecoder::new(options)
+    }
+
+    pub(crate) fn vocab(&self) -> &Vocab {
+        &self.shared.vocab
+    }
+
+    pub(crate) fn adds_space_prefix(&self) -> bool {
+        self.vocab().add_space_prefix
+    }
+
+    /// What `id` adds to a text.
+    pub(crate) fn rendered(&self, id: u32, special: bool) -> &[u8] {
+        if !special && self.is_special(id) {
+            return &[];
+        }
+        self.token_bytes(id).unwrap_or_default()
+    }
+}
+
+/// One call's state: buffers, and where words that were seen already lie in
+/// the ids, since most of a text is words that come again.
+struct Encoder<'a> {
+    vocab: &'a Vocab,
+    model: &'a Model,
+    bpe: bpe::Scratch,
+    spm: spm::Scratch,
+    /// Word to start and length in the ids.
+    seen: HashMap<Box<str>, (u32, u32), foldhash::fast::RandomState>,
+}
+
+impl<'a> Encoder<'a> {
+    fn new(vocab: &'a Vocab, model: &'a Model) -> Encoder<'a> {
+        Encoder {
+            vocab,
+            model,
+            bpe: bpe::Scratch::default(),
+            spm: spm::Scratch::default(),
+            seen: HashMap::default(),
+        }
+    }
+
+    fn encode(&mut self, text: &str, after_special: bool, out: &mut Vec<u32>) -> Result<(), Error> {
+        match (self.model, self.vocab.algorithm) {
+            (Model::Bpe(_), Algorithm::Bpe(pre)) => {
+                pre.split(text, &mut |word| self.word(word, out))
+            }
+            (Model::Spm(model), _) => {
+                let prefix = self.vocab.add_space_prefix && after_special;
+                let spaces = text.bytes().filter(|&b| b == b' ').count();
+                let mut marked = String::with_capacity(text.len() + 2 * spaces + SPM_SPACE.len());
+                if prefix {
+                    marked.push_str(SPM_SPACE);
+                }
+                for part in text.split_inclusive(' ') {
+                    match part.strip_suffix(' ') {
+                        Some(part) => {
+                            marked.push_str(part);
+                            marked.push_str(SPM_SPACE);
+                        }
+                        None => marked.push_str(part),
+                    }
+                }
+                if model.splits_at_spaces {
+                    spm::split(&marked, &mut |word| self.word(word, out))
+                } else {
+                    self.word(&marked, out)
+                }
+            }
+            (Model::Bpe(_), Algorithm::Spm) => unreachable!("the model is built for the algorithm"),
+        }
+    }
+
+    fn word(&mut self, word: &str, out: &mut Vec<u32>) -> Result<(), Error> {
+        let cacheable = (2..=CACHED_WORD_BYTES_MAX).contains(&word.len());
+        if cacheable && let Some(&(start, len)) = self.seen.get(word) {
+            out.extend_from_within(start as usize..(start + len) as usize);
+            return Ok(());
+        }
+        let start = out.len();
+        match self.model {
+            Model::Bpe(model) => model.encode_word(self.vocab, word, &mut self.bpe, out)?,
+            Model::Spm(model) => model.encode_word(self.vocab, word, &mut self.spm, out)?,
+        }
+        if cacheable && self.seen.len() < CACHED_WORDS_MAX {
+            let place = (start as u32, (out.len() - start) as u32);
+            self.seen.insert(word.into(), place);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

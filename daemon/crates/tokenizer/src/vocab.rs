@@ -1,0 +1,350 @@
+//! The vocabulary of a file, checked: tokens, their types and scores, special
+//! ids and flags.
+//!
+//! Everything here is one pass over the tokens, so that it can be done while a
+//! model loads. What needs a hash table (duplicates, merges) is checked when
+//! the tables are built.
+
+use crate::pre_tokenizer::PreTokenizer;
+use crate::texts::Texts;
+use crate::{Error, byte_level};
+
+/// Tokens a vocabulary may have.
+pub(crate) const MAX_TOKENS: usize = 1 << 22;
+/// Merges a vocabulary may have.
+pub(crate) const MAX_MERGES: usize = 1 << 23;
+
+pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";
+pub(crate) const SCORES: &str = "tokenizer.ggml.scores";
+pub(crate) const TYPES: &str = "tokenizer.ggml.token_type";
+pub(crate) const MERGES: &str = "tokenizer.ggml.merges";
+pub(crate) const MODEL: &str = "tokenizer.ggml.model";
+
+/// What a file says about its vocabulary, as read, unchecked.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct VocabData {
+    pub(crate) model: String,
+    pub(crate) pre: Option<String>,
+    /// `general.name`
+    pub(crate) name: Option<String>,
+    pub(crate) tokens: Texts,
+    pub(crate) scores: Option<Vec<f32>>,
+    pub(crate) types: Option<Vec<i32>>,
+    pub(crate) merges: Option<Texts>,
+    /// Value of each of [`SPECIAL_KEYS`].
+    pub(crate) special: [Option<i64>; SPECIAL_KEYS.len()],
+    pub(crate) add_bos: Option<bool>,
+    pub(crate) add_eos: Option<bool>,
+    pub(crate) add_space_prefix: Option<bool>,
+}
+
+/// Keys of special token ids; [`BOS`] and so on index it.
+pub(crate) const SPECIAL_KEYS: [&str; 9] = [
+    "tokenizer.ggml.bos_token_id",
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.unknown_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+    "tokenizer.ggml.fim_pad_token_id",
+    "tokenizer.ggml.fim_rep_token_id",
+    "tokenizer.ggml.fim_sep_token_id",
+    "tokenizer.ggml.padding_token_id",
+];
+pub(crate) const BOS: usize = 0;
+pub(crate) const EOS: usize = 1;
+pub(crate) const UNK: usize = 2;
+/// Of [`SPECIAL_KEYS`], those that end a generation.
+const ENDS: [usize; 6] = [EOS, 3, 4, 5, 6, 7];
+
+/// Names of tokens that end a generation, whatever the metadata says.
+fn is_end_name(text: &[u8]) -> bool {
+    matches!(
+        text,
+        b"<|eot_id|>"
+            | b"<|im_end|>"
+            | b"<|end|>"
+            | b"<|return|>"
+            | b"<|call|>"
+            | b"<|eom_id|>"
+            | b"<end_of_turn>"
+            | b"<|endoftext|>"
+            | b"<|end_of_text|>"
+            | b"<end_of_utterance>"
+            | b"<EOT>"
+            | b"_<EOT>"
+            | b"[EOT]"
+            | b"<|fim_pad|>"
+            | b"<|repo_name|>"
+            | b"<|file_sep|>"
+    ) || text == "<｜end▁of▁sentence｜>".as_bytes()
+}
+
+/// What kind of token it is; the numbers are the file format's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenType {
+    Undefined = 0,
+    Normal = 1,
+    Unknown = 2,
+    Control = 3,
+    UserDefined = 4,
+    Unused = 5,
+    Byte = 6,
+}
+
+impl TokenType {
+    fn from_i32(value: i32) -> Option<TokenType> {
+        Some(match value {
+            0 => TokenType::Undefined,
+            1 => TokenType::Normal,
+            2 => TokenType::Unknown,
+            3 => TokenType::Control,
+            4 => TokenType::UserDefined,
+            5 => TokenType::Unused,
+            6 => TokenType::Byte,
+            _ => return None,
+        })
+    }
+}
+
+/// The algorithm that turns text into tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Algorithm {
+    /// Byte-level BPE with the rules of a pre-tokenizer.
+    Bpe(PreTokenizer),
+    /// SentencePiece BPE: the pair with the highest score is merged first.
+    Spm,
+}
+
+/// SentencePiece's mark for a space.
+pub(crate) const SPM_SPACE: &str = "\u{2581}";
+
+/// A checked vocabulary. Ids index `texts`, `pieces` and `types` alike.
+#[derive(Debug)]
+pub(crate) struct Vocab {
+    pub(crate) algorithm: Algorithm,
+    /// Tokens as the file spells them.
+    pub(crate) texts: Texts,
+    /// The bytes that each token stands for.
+    pub(crate) pieces: Texts,
+    pub(crate) types: Vec<TokenType>,
+    /// Scores, for SentencePiece only.
+    pub(crate) scores: Vec<f32>,
+    pub(crate) bos: Option<u32>,
+    pub(crate) eos: Option<u32>,
+    pub(crate) unknown: Option<u32>,
+    pub(crate) add_bos: bool,
+    pub(crate) add_eos: bool,
+    pub(crate) add_space_prefix: bool,
+    /// Tokens that end a generation, ascending.
+    pub(crate) ends: Vec<u32>,
+    /// Special tokens take the white space that follows them.
+    pub(crate) special_rstrip: bool,
+}
+
+impl Vocab {
+    /// Checks `data`; its merges are left to the caller.
+    pub(crate) fn new(data: VocabData) -> Result<Vocab, Error> {
+        let algorithm = match data.model.as_str() {
+            "gpt2" => Algorithm::Bpe(PreTokenizer::by_name(data.pre.as_deref())?),
+            "llama" => Algorithm::Spm,
+            _ => {
+                return Err(Error::UnknownModel {
+                    model: data.model,
+                    supported: "gpt2, llama",
+                });
+            }
+        };
+        let n_vocab = check_size(TOKENS, data.tokens.len(), MAX_TOKENS)?;
+        let mut types = check_types(data.types, n_vocab)?;
+        let scores = match (algorithm, data.scores) {
+            (Algorithm::Spm, None) => return Err(Error::MissingKey { key: SCORES }),
+            (_, None) => Vec::new(),
+            (_, Some(scores)) => check_scores(scores, n_vocab)?,
+        };
+        let special = check_special(&data.special, n_vocab)?;
+        let mut ends = named_ends(&data.tokens, &mut types);
+        let default = |id: u32| {
+            let fits = matches!(
+                types.get(id as usize),
+                Some(TokenType::Control | TokenType::Unknown)
+            );
+            (algorithm == Algorithm::Spm && fits).then_some(id)
+        };
+        let eos = special[EOS].or_else(|| default(2));
+        ends.extend(ENDS.iter().filter_map(|&key| special[key]));
+        ends.extend(eos);
+        ends.sort_unstable();
+        ends.dedup();
+        let pieces = pieces(algorithm, &data.tokens, &types)?;
+        let (bos, unknown) = (
+            special[BOS].or_else(|| default(1)),
+            special[UNK].or_else(|| default(0)),
+        );
+        let (spm, pre_adds_bos) = match algorithm {
+            Algorithm::Bpe(pre) => (false, pre.add_bos),
+            Algorithm::Spm => (true, true),
+        };
+        let name = data.name.unwrap_or_default().to_ascii_lowercase();
+        Ok(Vocab {
+            algorithm,
+            texts: data.tokens,
+            pieces,
+            types,
+            scores: if spm { scores } else { Vec::new() },
+            bos,
+            eos,
+            unknown,
+            add_bos: data.add_bos.unwrap_or(pre_adds_bos),
+            add_eos: data.add_eos.unwrap_or(false),
+            add_space_prefix: spm && data.add_space_prefix.unwrap_or(true),
+            ends,
+            special_rstrip: name.contains("phi-3") || name.contains("phi3"),
+        })
+    }
+
+    pub(crate) fn n_vocab(&self) -> usize {
+        self.texts.len()
+    }
+
+    /// The type of `id`; tokens outside of the vocabulary are undefined.
+    pub(crate) fn token_type(&self, id: u32) -> TokenType {
+        self.types
+            .get(id as usize)
+            .copied()
+            .unwrap_or(TokenType::Undefined)
+    }
+}
+
+/// Tokens that end a generation by their name. Some files mark them as plain
+/// tokens; they are control tokens all the same.
+fn named_ends(texts: &Texts, types: &mut [TokenType]) -> Vec<u32> {
+    let mut ends = Vec::new();
+    let (mut harmony, mut harmony_end) = (0, None);
+    for (id, (text, token_type)) in texts.iter().zip(types).enumerate() {
+        // Names are long and bracketed; look at few bytes of the others.
+        if text.len() < 5 || !matches!(text[0], b'<' | b'[' | b'_') || !is_end_name(text) {
+            continue;
+        }
+        if matches!(token_type, TokenType::Normal | TokenType::UserDefined) {
+            *token_type = TokenType::Control;
+        }
+        match text {
+            b"<|return|>" | b"<|call|>" => harmony += 1,
+            b"<|end|>" => harmony_end = Some(id as u32),
+            _ => {}
+        }
+        ends.push(id as u32);
+    }
+    if harmony == 2 {
+        // In this format <|end|> closes one message of several in an answer.
+        ends.retain(|&id| Some(id) != harmony_end);
+    }
+    ends
+}
+
+pub(crate) fn check_size(key: &'static str, len: usize, max: usize) -> Result<usize, Error> {
+    if len == 0 || len > max {
+        return Err(Error::Size {
+            key,
+            len: len as u64,
+            unit: "entries",
+            max: max as u64,
+        });
+    }
+    Ok(len)
+}
+
+fn check_len(key: &'static str, len: usize, n_vocab: usize) -> Result<(), Error> {
+    if len == n_vocab {
+        Ok(())
+    } else {
+        Err(Error::Length { key, len, n_vocab })
+    }
+}
+
+fn check_types(types: Option<Vec<i32>>, n_vocab: usize) -> Result<Vec<TokenType>, Error> {
+    let Some(types) = types else {
+        return Ok(vec![TokenType::Normal; n_vocab]);
+    };
+    check_len(TYPES, types.len(), n_vocab)?;
+    let check = |(id, &value): (usize, &i32)| {
+        TokenType::from_i32(value).ok_or(Error::TokenType {
+            id: id as u32,
+            value,
+        })
+    };
+    types.iter().enumerate().map(check).collect()
+}
+
+fn check_scores(scores: Vec<f32>, n_vocab: usize) -> Result<Vec<f32>, Error> {
+    check_len(SCORES, scores.len(), n_vocab)?;
+    match scores.iter().position(|score| score.is_nan()) {
+        Some(id) => Err(Error::Score { id: id as u32 }),
+        None => Ok(scores),
+    }
+}
+
+fn check_special(
+    ids: &[Option<i64>; SPECIAL_KEYS.len()],
+    n_vocab: usize,
+) -> Result<[Option<u32>; SPECIAL_KEYS.len()], Error> {
+    let mut checked = [None; SPECIAL_KEYS.len()];
+    for ((key, &id), slot) in SPECIAL_KEYS.iter().zip(ids).zip(&mut checked) {
+        *slot = match id {
+            // Converters write -1 for "none", some of them as unsigned.
+            None | Some(-1 | 0xFFFF_FFFF) => None,
+            Some(id) if (0..n_vocab as i64).contains(&id) => Some(id as u32),
+            Some(id) => return Err(Error::SpecialId { key, id, n_vocab }),
+        };
+    }
+    Ok(checked)
+}
+
+/// `<0xXX>`, SentencePiece's spelling of a byte.
+fn parse_byte(text: &[u8]) -> Option<u8> {
+    let hex = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
+    if hex.len() != 2 || !hex.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()
+}
+
+/// The bytes each token stands for. Unused tokens stand for nothing, special
+/// ones for their name.
+fn pieces(algorithm: Algorithm, texts: &Texts, types: &[TokenType]) -> Result<Texts, Error> {
+    let mut pieces = Texts::with_capacity(texts.len(), texts.byte_len());
+    for (text, &token_type) in texts.iter().zip(types) {
+        pieces.push_with(TOKENS, |out| match (token_type, algorithm) {
+            (TokenType::Unused | TokenType::Undefined, _) => {}
+            (TokenType::Unknown | TokenType::Control, _) => out.extend_from_slice(text),
+            (TokenType::Normal, Algorithm::Bpe(_)) => byte_level::push_bytes(text, out),
+            (TokenType::UserDefined, Algorithm::Bpe(_)) => out.extend_from_slice(text),
+            (TokenType::Byte, _) => match parse_byte(text) {
+                Some(byte) => out.push(byte),
+                None => out.extend_from_slice(text),
+            },
+            (TokenType::Normal | TokenType::UserDefined, Algorithm::Spm) => {
+                push_with_spaces(text, out);
+            }
+        })?;
+    }
+    Ok(pieces)
+}
+
+/// Appends `text` with SentencePiece's marks turned into spaces.
+fn push_with_spaces(text: &[u8], out: &mut Vec<u8>) {
+    let mark = SPM_SPACE.as_bytes();
+    let mut rest = text;
+    while let Some((&first, tail)) = rest.split_first() {
+        match rest.strip_prefix(mark) {
+            Some(after) => {
+                out.push(b' ');
+                rest = after;
+            }
+            None => {
+                out.push(first);
+                rest = tail;
+            }
+        }
+    }
+}

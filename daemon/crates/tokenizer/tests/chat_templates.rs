@@ -1,0 +1,46 @@
+//! Templates in the style of the well-known families, against what Python's
+//! Jinja makes of them (`templates/expect.py` writes the expectations).
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+
+use rocmforge_tokenizer::{ChatTemplate, Error, Message};
+use serde_json::Value;
+
+#[test]
+fn rendering_agrees_with_jinja() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/templates");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(&read("cases.json")).unwrap();
+    for name in [
+        "chatml",
+        "llama3",
+        "mistral",
+        "gemma",
+        "deepseek",
+        "pythonisms",
+    ] {
+        let template = ChatTemplate::new(&read(&format!("{name}.jinja")), "<s>", "</s>").unwrap();
+        let expected: Vec<Value> =
+            serde_json::from_str(&read(&format!("{name}.expected.json"))).unwrap();
+        assert_eq!(cases.len(), expected.len());
+        for (i, (case, expected)) in cases.iter().zip(&expected).enumerate() {
+            let messages: Vec<Message> = case["messages"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|m| Message::new(m["role"].as_str().unwrap(), m["content"].as_str().unwrap()))
+                .collect();
+            let prompt = case["add_generation_prompt"].as_bool().unwrap();
+            match (template.render(&messages, prompt), &expected["raised"]) {
+                (Ok(text), Value::Null) => {
+                    assert_eq!(text, expected["text"].as_str().unwrap(), "{name}, case {i}");
+                }
+                (Err(Error::TemplateRaised { message }), Value::String(raised)) => {
+                    assert_eq!(message, *raised, "{name}, case {i}");
+                }
+                (ours, _) => panic!("{name}, case {i}: {ours:?} where Jinja gives {expected}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Attention against a naive f64 softmax, and the invariants of its module.
+
+use std::num::NonZeroUsize;
+
+use half::f16;
+
+use super::testing::{Source, assert_close};
+use super::{AttentionShape, AttentionSpan, KV_PAGE_TOKENS, KvLayout, Simd, attention, kv_append};
+use crate::host::Pool;
+
+fn pool(threads: usize) -> Pool {
+    Pool::new(NonZeroUsize::new(threads).unwrap()).unwrap()
+}
+
+/// One sequence: its pages, unused slots poisoned with NaN, and the same keys and values in f64.
+struct Sequence {
+    pages: Vec<Vec<f16>>,
+    /// `[n_tokens][n_head_kv][head_dim]`
+    keys: Vec<f64>,
+    values: Vec<f64>,
+}
+
+impl Sequence {
+    fn new(source: &mut Source, layout: &KvLayout, n_tokens: usize) -> Sequence {
+        let mut pages = vec![vec![f16::NAN; layout.layer_elements()]; layout.pages_for(n_tokens)];
+        let round =
+            |x: &[f32]| -> Vec<f64> { x.iter().map(|&x| f16::from_f32(x).to_f64()).collect() };
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for pos in 0..n_tokens {
+            let k = source.normal(layout.n_head_kv * layout.head_dim_k);
+            let v = source.normal(layout.n_head_kv * layout.head_dim_v);
+            let (page, slot) = (pos / KV_PAGE_TOKENS, pos % KV_PAGE_TOKENS);
+            kv_append(Simd::Scalar, layout, &mut pages[page], slot, &k, &v);
+            keys.extend(round(&k));
+            values.extend(round(&v));
+        }
+        Sequence {
+            pages,
+            keys,
+            values,
+        }
+    }
+
+    fn layers(&self) -> Vec<&[f16]> {
+        self.pages.iter().map(Vec::as_slice).collect()
+    }
+
+    /// The result of the rows at `pos0..`, `q` being `[rows][n_head][head_dim_k]`.
+    fn reference(&self, shape: &AttentionShape, pos0: usize, q: &[f32]) -> Vec<f64> {
+        let kv = &shape.kv;
+        let (dk, dv) = (kv.head_dim_k, kv.head_dim_v);
+        let mut out = Vec::new();
+        for (row, q) in q.chunks(shape.n_head * dk).enumerate() {
+            let pos = pos0 + row;
+            let first = shape
+                .window
+                .map_or(0, |w| (pos + 1).saturating_sub(w.get()));
+            for (head, q) in q.chunks(dk).enumerate() {
+                let head_kv = head * kv.n_head_kv / shape.n_head;
+                let at = |pos: usize, d: usize| (pos * kv.n_head_kv + head_kv) * d;
+                let scores: Vec<f64> = (first..=pos)
+                    .map(|p| {
+                        let key = &self.keys[at(p, dk)..][..dk];
+                        f64::from(shape.scale)
+                            * q.iter()
+                                .zip(key)
+                                .map(|(&q, &k)| f64::from(q) * k)
+                                .sum::<f64>()
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::MIN, f64::max);
+                let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                for i in 0..dv {
+                    let weighted = scores.iter().zip(first..);
+                    out.push(
+                        weighted
+                            .map(|(s, p)| (s - max).exp() * self.values[at(p, dv) + i])
+                            .sum::<f64>()
+                            / sum,
+                    );
+                }
+            }
+        }
+        out
+    }
+}
+
+/// (n_head, n_head_kv, head_dim_k, head_dim_v)
+const SHAPES: [(usize, usize, usize, usize); 9] = [
+    (8, 2, 64, 64),
+    (4, 4, 64, 64),
+    (6, 2, 128, 128),
+    (5, 1, 80, 80),
+    (7, 7, 20, 36),
+    (2, 1, 5, 3),
+    (64, 1, 17, 96),
+    (130, 2, 16, 16),
+    (2, 2, 192, 128),
+];
+
+fn shape(
+    (n_head, n_head_kv, head_dim_k, head_dim_v): (usize, usize, usize, usize),
+    window: Option<usize>,
+) -> AttentionShape {
+    AttentionShape {
+        kv: KvLayout {
+            n_layer: 1,
+            n_head_kv,
+            head_dim_k,
+            head_dim_v,
+        },
+        n_head,
+        scale: 1.0 / (head_dim_k as f32).sqrt(),
+        window: window.and_then(NonZeroUsize::new),
+    }
+}
+
+#[test]
+fn agrees_with_a_naive_softmax() {
+    let mut source = Source::new("attention");
+    let pool = pool(2);
+    for heads in SHAPES {
+        for window in [None, Some(1), Some(1 + source.below(70))] {
+            let shape = shape(heads, window);
+            let n_tokens = 1 + source.below(130);
+            let pos0 = source.below(n_tokens);
+            let sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
+            let q = source.normal((n_tokens - pos0) * shape.n_head * shape.kv.head_dim_k);
+            let expected = sequence.reference(&shape, pos0, &q);
+            let layers = sequence.layers();
+            let span = AttentionSpan {
+                n_rows: n_tokens - pos0,
+                pos0,
+                pages: &layers,
+            };
+            for simd in Simd::available() {
+                let mut out = vec![f32::NAN; expected.len()];
+                attention(&pool, simd, &shape, &[span], &q, &mut out);
+                let what = format!("{simd:?} {:?} window {window:?} {pos0}..{n_tokens}", heads);
+                assert_close(&out, &expected, 1e-5, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
+    let mut source = Source::new("attention division");
+    let pools = [pool(1), pool(2), pool(5)];
+    for heads in SHAPES {
+        for window in [None, Some(1 + source.below(60))] {
+            let shape = shape(heads, window);
+            let n_tokens = 40 + source.below(60);
+            let sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
+            let layers = sequence.layers();
+            let (q_row, out_row) = (
+                shape.n_head * shape.kv.head_dim_k,
+                shape.n_head * shape.kv.head_dim_v,
+            );
+            let q = source.normal(n_tokens * q_row);
+            for simd in Simd::available() {
+                let mut expected = vec![f32::NAN; n_tokens * out_row];
+                for pos in 0..n_tokens {
+                    let span = AttentionSpan {
+                        n_rows: 1,
+                        pos0: pos,
+                        pages: &layers,
+                    };
+                    let out = &mut expected[pos * out_row..][..out_row];
+                    attention(
+                        &pools[0],
+                        simd,
+                        &shape,
+                        &[span],
+                        &q[pos * q_row..][..q_row],
+                        out,
+                    );
+                }
+                for pool in &pools {
+                    // Cut at random places; all spans of the sequence in one call.
+                    let cut = source.below(n_tokens);
+                    let spans = [(0, cut), (cut, n_tokens)].map(|(pos0, end)| AttentionSpan {
+                        n_rows: end - pos0,
+                        pos0,
+                        pages: &layers,
+                    });
+                    let mut out = vec![f32::NAN; n_tokens * out_row];
+                    attention(pool, simd, &shape, &spans, &q, &mut out);
+                    assert!(
+                        out.iter()
+                            .zip(&expected)
+                            .all(|(a, b)| a.to_bits() == b.to_bits()),
+                        "{simd:?} {:?} window {window:?} cut at {cut} of {n_tokens}",
+                        heads
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn spans_of_several_sequences_go_to_their_own_rows() {
+    let mut source = Source::new("attention batch");
+    let shape = shape(SHAPES[0], None);
+    let pool = pool(3);
+    let row = shape.n_head * shape.kv.head_dim_k;
+    // Decoding rows of several sequences, an empty span, and a prefill.
+    let lengths = [(33, 1), (64, 1), (5, 0), (70, 40), (1, 1)];
+    let sequences: Vec<Sequence> = lengths
+        .iter()
+        .map(|&(n, _)| Sequence::new(&mut source, &shape.kv, n))
+        .collect();
+    let layers: Vec<Vec<&[f16]>> = sequences.iter().map(Sequence::layers).collect();
+    let spans: Vec<AttentionSpan<'_>> = lengths
+        .iter()
+        .zip(&layers)
+        .map(|(&(n, n_rows), pages)| AttentionSpan {
+            n_rows,
+            pos0: n - n_rows,
+            pages,
+        })
+        .collect();
+    let q = source.normal(43 * row);
+    let mut expected = Vec::new();
+    let mut rest = &q[..];
+    for (span, sequence) in spans.iter().zip(&sequences) {
+        let (own, others) = rest.split_at(span.n_rows * row);
+        expected.extend(sequence.reference(&shape, span.pos0, own));
+        rest = others;
+    }
+    for simd in Simd::available() {
+        let mut out = vec![f32::NAN; 43 * row];
+        attention(&pool, simd, &shape, &spans, &q, &mut out);
+        assert_close(&out, &expected, 1e-5, &format!("{simd:?}"));
+    }
+}
+
+#[test]
+fn nan_reaches_the_rows_that_attend_to_it_and_no_others() {
+    let mut source = Source::new("attention nan");
+    let pool = pool(2);
+    let shape = shape(SHAPES[0], Some(50));
+    let n_tokens = 100;
+    let mut sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
+    let out_row = shape.n_head * shape.kv.head_dim_v;
+    let q = source.normal(n_tokens * out_row);
+    let bad = 37;
+    for in_key in [true, false] {
+        let saved = sequence.pages[1].clone();
+        let (k, v) = (shape.kv.k_offset(1) + 5 * 64, shape.kv.v_offset(1) + 5 * 64);
+        sequence.pages[1][if in_key { k } else { v }] = f16::NAN;
+        let layers = sequence.layers();
+        let span = AttentionSpan {
+            n_rows: n_tokens,
+            pos0: 0,
+            pages: &layers,
+        };
+        for simd in Simd::available() {
+            let mut out = vec![7f32; n_tokens * out_row];
+            attention(&pool, simd, &shape, &[span], &q, &mut out);
+            for (pos, row) in out.chunks(out_row).enumerate() {
+                for (i, x) in row.iter().enumerate() {
+                    let (head, d) = (i / 64, i % 64);
+                    let attends = (bad..bad + 50).contains(&pos) && head >= 4 && (in_key || d == 0);
+                    assert_eq!(
+                        x.is_nan(),
+                        attends,
+                        "{simd:?} key {in_key} pos {pos} head {head} d {d}"
+                    );
+                }
+            }
+        }
+        sequence.pages[1] = saved;
+    }
+}
+
+#[test]
+fn pages_before_the_window_may_be_gone() {
+    let mut source = Source::new("attention window");
+    let shape = shape(SHAPES[0], Some(20));
+    let sequence = Sequence::new(&mut source, &shape.kv, 100);
+    let q = source.normal(shape.n_head * shape.kv.head_dim_k);
+    let expected = sequence.reference(&shape, 99, &q);
+    let mut layers = sequence.layers();
+    layers[0] = &[];
+    layers[1] = &[];
+    let span = AttentionSpan {
+        n_rows: 1,
+        pos0: 99,
+        pages: &layers,
+    };
+    let mut out = vec![f32::NAN; expected.len()];
+    attention(&pool(1), Simd::detect(), &shape, &[span], &q, &mut out);
+    assert_close(&out, &expected, 1e-5, "window");
+}

@@ -1,0 +1,234 @@
+//! AVX2 with FMA and F16C, with and without AVX-VNNI: half a line in a register.
+
+use std::arch::x86_64::*;
+
+use super::{Job, Line, ROWS, Simd};
+
+/// Proof that the CPU has AVX2, FMA and F16C.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// The proof, if the CPU and the operating system support these features.
+    pub(crate) fn detect() -> Option<Self> {
+        let has = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        has.then_some(Avx2(()))
+    }
+}
+
+/// Proof that the CPU has AVX2, FMA, F16C and AVX-VNNI.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AvxVnni(());
+
+impl AvxVnni {
+    /// The proof, if the CPU and the operating system support these features.
+    pub(crate) fn detect() -> Option<Self> {
+        (Avx2::detect().is_some() && is_x86_feature_detected!("avxvnni")).then_some(AvxVnni(()))
+    }
+}
+
+/// One intrinsic without memory operands.
+macro_rules! op {
+    ($e:expr) => {
+        // SAFETY: an `Avx2` or `AvxVnni` exists only where `detect` found the features of every intrinsic it uses.
+        unsafe { $e }
+    };
+}
+
+/// `acc` plus the sums of 4 products of unsigned `w` with signed `x`, through 16-bit pair sums, which saturate: `w` is at
+/// most 128 and `x` at least -127, so a pair is at most 2 * 128 * 127 = 32512.
+#[inline(always)]
+fn dot_pairs(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    let pairs = op!(_mm256_maddubs_epi16(w, x));
+    op!(_mm256_add_epi32(
+        acc,
+        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+    ))
+}
+
+#[inline(always)]
+fn avx2_dot<const WIDE: bool>(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    if !WIDE {
+        return dot_pairs(acc, w, x);
+    }
+    let low = op!(_mm256_and_si256(w, _mm256_set1_epi8(0x7f)));
+    let high = op!(_mm256_andnot_si256(_mm256_set1_epi8(0x7f), w));
+    dot_pairs(dot_pairs(acc, low, x), high, x)
+}
+
+#[inline(always)]
+fn vnni_dot(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    op!(_mm256_dpbusd_avx_epi32(acc, w, x))
+}
+
+macro_rules! eight_lanes {
+    ($name:ident, $features:literal, $dot:expr) => {
+        impl Simd for $name {
+            type I = __m256i;
+            type F = __m256;
+            const LANES: usize = 8;
+
+            #[inline(always)]
+            fn vectorize<J: Job>(self, job: J) -> J::Output {
+                #[target_feature(enable = $features)]
+                fn enabled<J: Job>(s: $name, job: J) -> J::Output {
+                    job.run(s)
+                }
+                op!(enabled(self, job))
+            }
+
+            #[inline(always)]
+            fn line(self, line: &Line, half: usize) -> __m256i {
+                let (halves, _) = line.as_chunks::<32>();
+                // SAFETY: the features as in `op!`; the reference covers the 32 bytes that are read, at any alignment.
+                unsafe { _mm256_loadu_si256(halves[half].as_ptr().cast()) }
+            }
+
+            #[inline(always)]
+            fn store_line(self, line: &mut Line, half: usize, v: __m256i) {
+                let (halves, _) = line.as_chunks_mut::<32>();
+                // SAFETY: the features as in `op!`; the reference covers the 32 bytes that are written.
+                unsafe { _mm256_storeu_si256(halves[half].as_mut_ptr().cast(), v) }
+            }
+
+            #[inline(always)]
+            fn floats(self, v: &[f32; ROWS], half: usize) -> __m256 {
+                let (halves, _) = v.as_chunks::<8>();
+                // SAFETY: the features as in `op!`; the reference covers the 8 floats that are read.
+                unsafe { _mm256_loadu_ps(halves[half].as_ptr()) }
+            }
+
+            #[inline(always)]
+            fn store_floats(self, out: &mut [f32; ROWS], half: usize, v: __m256) {
+                let (halves, _) = out.as_chunks_mut::<8>();
+                // SAFETY: the features as in `op!`; the reference covers the 8 floats that are written.
+                unsafe { _mm256_storeu_ps(halves[half].as_mut_ptr(), v) }
+            }
+
+            #[inline(always)]
+            fn f16(self, bytes: &[u8; 32], half: usize) -> __m256 {
+                let (halves, _) = bytes.as_chunks::<16>();
+                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+                let words = unsafe { _mm_loadu_si128(halves[half].as_ptr().cast()) };
+                op!(_mm256_cvtph_ps(words))
+            }
+
+            #[inline(always)]
+            fn bf16(self, bytes: &[u8; 32], half: usize) -> __m256 {
+                let (halves, _) = bytes.as_chunks::<16>();
+                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+                let words = unsafe { _mm_loadu_si128(halves[half].as_ptr().cast()) };
+                op!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(
+                    _mm256_cvtepu16_epi32(words)
+                )))
+            }
+
+            #[inline(always)]
+            fn e8m0_half(self, bytes: &[u8; 16], half: usize) -> __m256 {
+                let (halves, _) = bytes.as_chunks::<8>();
+                // SAFETY: the features as in `op!`; the reference covers the 8 bytes that are read, at any alignment.
+                let bytes = unsafe { _mm_loadl_epi64(halves[half].as_ptr().cast()) };
+                let e = op!(_mm256_cvtepu8_epi32(bytes));
+                let normal = op!(_mm256_slli_epi32::<23>(_mm256_sub_epi32(
+                    e,
+                    _mm256_set1_epi32(1)
+                )));
+                // 2^-128 and 2^-127 are subnormal.
+                let subnormal = op!(_mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e));
+                let is_subnormal = op!(_mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
+                op!(_mm256_castsi256_ps(_mm256_blendv_epi8(
+                    normal,
+                    subnormal,
+                    is_subnormal
+                )))
+            }
+
+            #[inline(always)]
+            fn bits_to_floats(self, v: __m256i) -> __m256 {
+                op!(_mm256_castsi256_ps(v))
+            }
+
+            #[inline(always)]
+            fn splat(self, v: i32) -> __m256i {
+                op!(_mm256_set1_epi32(v))
+            }
+
+            #[inline(always)]
+            fn splat_f(self, v: f32) -> __m256 {
+                op!(_mm256_set1_ps(v))
+            }
+
+            #[inline(always)]
+            fn and(self, a: __m256i, b: __m256i) -> __m256i {
+                op!(_mm256_and_si256(a, b))
+            }
+
+            #[inline(always)]
+            fn or(self, a: __m256i, b: __m256i) -> __m256i {
+                op!(_mm256_or_si256(a, b))
+            }
+
+            #[inline(always)]
+            fn add(self, a: __m256i, b: __m256i) -> __m256i {
+                op!(_mm256_add_epi32(a, b))
+            }
+
+            #[inline(always)]
+            fn shr(self, v: __m256i, n: u32) -> __m256i {
+                op!(_mm256_srl_epi32(v, _mm_cvtsi32_si128(n.cast_signed())))
+            }
+
+            #[inline(always)]
+            fn shl(self, v: __m256i, n: u32) -> __m256i {
+                op!(_mm256_sll_epi32(v, _mm_cvtsi32_si128(n.cast_signed())))
+            }
+
+            #[inline(always)]
+            fn sar(self, v: __m256i, n: u32) -> __m256i {
+                op!(_mm256_sra_epi32(v, _mm_cvtsi32_si128(n.cast_signed())))
+            }
+
+            #[inline(always)]
+            fn look_up(self, table: &[u8; 16], index: __m256i) -> __m256i {
+                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+                let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+                op!(_mm256_shuffle_epi8(
+                    _mm256_broadcastsi128_si256(table),
+                    index
+                ))
+            }
+
+            #[inline(always)]
+            fn dot<const WIDE: bool>(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+                $dot(acc, w, x)
+            }
+
+            #[inline(always)]
+            fn to_f(self, v: __m256i) -> __m256 {
+                op!(_mm256_cvtepi32_ps(v))
+            }
+
+            #[inline(always)]
+            fn mul(self, a: __m256, b: __m256) -> __m256 {
+                op!(_mm256_mul_ps(a, b))
+            }
+
+            #[inline(always)]
+            fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+                op!(_mm256_fmadd_ps(a, b, c))
+            }
+
+            #[inline(always)]
+            fn prefetch(self, at: &[u8], ahead: usize) {
+                op!(_mm_prefetch::<_MM_HINT_T0>(
+                    at.as_ptr().wrapping_add(ahead).cast()
+                ))
+            }
+        }
+    };
+}
+
+eight_lanes!(Avx2, "avx2,fma,f16c", avx2_dot::<WIDE>);
+eight_lanes!(AvxVnni, "avx2,fma,f16c,avxvnni", vnni_dot);

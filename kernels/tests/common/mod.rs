@@ -1,0 +1,88 @@
+//! Random matrices in the file's form.
+#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rocmforge_kernels::host::{Isa, PackedMatrix, WeightType};
+
+/// A printed seed: a failure can be run again.
+pub fn rng(seed: u64) -> StdRng {
+    println!("seed {seed}");
+    StdRng::seed_from_u64(seed)
+}
+
+/// The instruction sets of this machine; says which are missing.
+pub fn isas() -> Vec<Isa> {
+    Isa::ALL
+        .into_iter()
+        .filter(|isa| {
+            if !isa.is_available() {
+                println!("skipped: this CPU lacks {}", isa.name());
+            }
+            isa.is_available()
+        })
+        .collect()
+}
+
+/// Where a block of this type has half floats: scales first, then mins.
+pub fn half_floats(ty: WeightType) -> &'static [usize] {
+    match ty {
+        WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => &[0],
+        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => &[0, 2],
+        WeightType::Q2K => &[80, 82],
+        WeightType::Q3K => &[108],
+        WeightType::Q6K => &[208],
+        WeightType::MXFP4 | WeightType::F32 | WeightType::F16 | WeightType::BF16 => &[],
+    }
+}
+
+/// A value about as large as a weight.
+pub fn small(rng: &mut StdRng) -> f32 {
+    rng.random_range(-1.0f32..1.0)
+}
+
+/// `rows` by `cols` random weights as the file has them.
+pub fn random_matrix(rng: &mut StdRng, ty: WeightType, rows: usize, cols: usize) -> Vec<u8> {
+    let mut bytes = vec![0u8; rows * cols / ty.block_size() * ty.block_bytes()];
+    rng.fill(bytes.as_mut_slice());
+    for block in bytes.chunks_exact_mut(ty.block_bytes()) {
+        for &at in half_floats(ty) {
+            let value = half::f16::from_f32(small(rng) * 0.02);
+            block[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        }
+        match ty {
+            WeightType::F32 => block.copy_from_slice(&small(rng).to_le_bytes()),
+            WeightType::F16 => {
+                block.copy_from_slice(&half::f16::from_f32(small(rng)).to_le_bytes())
+            }
+            WeightType::BF16 => {
+                block.copy_from_slice(&half::bf16::from_f32(small(rng)).to_le_bytes())
+            }
+            WeightType::MXFP4 => block[0] = rng.random_range(118..126),
+            _ => {}
+        }
+    }
+    bytes
+}
+
+/// Activations, with an outlier now and then as real ones have.
+pub fn random_activations(rng: &mut StdRng, n: usize) -> Vec<f32> {
+    (0..n)
+        .map(|_| {
+            small(rng)
+                * if rng.random_range(0..200) == 0 {
+                    20.0
+                } else {
+                    1.0
+                }
+        })
+        .collect()
+}
+
+/// The whole matrix packed, into a buffer that was not zero before.
+pub fn pack_all(w: &PackedMatrix, file: &[u8]) -> Vec<u8> {
+    let mut packed = vec![0xa5; w.packed_bytes()];
+    w.pack(file, 0..w.row_groups(), &mut packed)
+        .expect("every scale is finite");
+    packed
+}

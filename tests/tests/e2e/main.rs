@@ -1,0 +1,11 @@
+//! End to end: a real daemon, its socket, and what clients, files and other processes do to it.
+
+mod bad_files;
+mod bad_requests;
+mod clients;
+mod exam;
+mod files_that_change;
+mod parity;
+mod python;
+mod residency;
+mod shutdown;
