@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use rocmforge_engine::{Budget, DeviceChoice, Policy};
+use rocmforge_engine::DeviceChoice;
+use rocmforge_engine::api::{Budget, Policy};
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
@@ -28,11 +29,11 @@ pub const N_CTX_MAX_DEFAULT: u32 = 131_072;
 /// Largest `--n-ctx-max`, in tokens.
 pub const N_CTX_MAX_LIMIT: u32 = 16 << 20;
 /// Default of `--max-sequences`.
-pub const MAX_SEQUENCES_DEFAULT: u32 = 16;
+pub const MAX_SEQUENCES_DEFAULT: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
 /// Largest `--max-sequences`.
 pub const MAX_SEQUENCES_LIMIT: u32 = 1024;
 /// Default of `--queue-capacity`.
-pub const QUEUE_CAPACITY_DEFAULT: u32 = 256;
+pub const QUEUE_CAPACITY_DEFAULT: usize = 256;
 /// Largest `--queue-capacity`.
 pub const QUEUE_CAPACITY_LIMIT: u32 = 4096;
 /// Default of `--drain-grace`.
@@ -113,9 +114,9 @@ pub struct Config {
     /// Longest context of a request in tokens.
     pub n_ctx_max: u32,
     /// Requests that run at once.
-    pub max_sequences: u32,
+    pub max_sequences: NonZeroUsize,
     /// Requests that may wait.
-    pub queue_capacity: u32,
+    pub queue_capacity: usize,
     /// How long running requests may go on once the daemon is told to end.
     pub drain_grace: Duration,
     /// Eviction policy at start.
@@ -256,10 +257,11 @@ impl Config {
                 .unwrap_or(N_CTX_MAX_DEFAULT),
             max_sequences: get("max_sequences", flags.max_sequences, text(file.max_sequences))
                 .parse(|t| integer_u32(t, MAX_SEQUENCES_LIMIT))?
+                .and_then(|n| NonZeroUsize::new(n as usize))
                 .unwrap_or(MAX_SEQUENCES_DEFAULT),
             queue_capacity: get("queue_capacity", flags.queue_capacity, text(file.queue_capacity))
                 .parse(|t| integer_u32(t, QUEUE_CAPACITY_LIMIT))?
-                .unwrap_or(QUEUE_CAPACITY_DEFAULT),
+                .map_or(QUEUE_CAPACITY_DEFAULT, |n| n as usize),
             drain_grace: get("drain_grace", flags.drain_grace, text(file.drain_grace))
                 .parse(seconds)?
                 .unwrap_or(DRAIN_GRACE_DEFAULT),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rocmforge_engine::{Engine, EngineConfig};
+use rocmforge_engine::EngineConfig;
 use rocmforged::config::{Config, Flags};
 use rocmforged::model_files::ModelDirs;
 use rocmforged::socket::Socket;
@@ -76,7 +76,7 @@ fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
     }
     // Before the engine, so that a second daemon is refused before it takes memory.
     let socket = Socket::acquire(&config.socket)?;
-    let (engine, thread) = Engine::start(EngineConfig {
+    let (engine, thread) = rocmforge_engine::start(EngineConfig {
         device: config.device,
         threads: config.threads,
         budget: config.vram_budget,
@@ -84,6 +84,7 @@ fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
         max_sequences: config.max_sequences,
         queue_capacity: config.queue_capacity,
         n_ctx_max: config.n_ctx_max,
+        ..EngineConfig::default()
     })
     .context("cannot start the engine")?;
 
@@ -110,7 +111,7 @@ fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
         model_dirs,
         limits: Limits {
             n_ctx_max: config.n_ctx_max,
-            max_sequences: config.max_sequences,
+            max_sequences: config.max_sequences.get() as u32,
             threads: threads.get() as u32,
         },
         drain_grace: config.drain_grace,
@@ -122,7 +123,7 @@ fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
     });
     runtime.shutdown_timeout(BLOCKING_WAIT_MAX);
     if matches!(end, Ok(End::Drained)) {
-        thread.join();
+        thread.join().context("the engine ended badly")?;
     }
     tracing::info!("ended");
     end

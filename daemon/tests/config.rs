@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use rocmforge_engine::{Budget, DeviceChoice, Policy};
+use rocmforge_engine::DeviceChoice;
+use rocmforge_engine::api::{Budget, Policy};
 use rocmforged::config::{Config, ConfigError, Flags, parse_budget};
 
 fn flags(arguments: &[&str]) -> Flags {
@@ -42,7 +43,7 @@ fn nothing_given_is_the_defaults() {
     assert_eq!(config.vram_budget, Budget::Percent(50.0));
     assert_eq!(config.model_dirs, Vec::<PathBuf>::new());
     assert_eq!((config.threads, config.log.as_str()), (None, "info"));
-    assert_eq!((config.n_ctx_max, config.max_sequences, config.queue_capacity), (131_072, 16, 256));
+    assert_eq!((config.n_ctx_max, config.max_sequences.get(), config.queue_capacity), (131_072, 16, 256));
     assert_eq!((config.drain_grace, config.policy), (Duration::from_secs(20), Policy::Belady));
 }
 
@@ -67,7 +68,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
     assert_eq!(config.vram_budget, Budget::Bytes(2 << 30));
     assert_eq!(config.model_dirs, [PathBuf::from("/a"), PathBuf::from("/b")]);
     assert_eq!(config.threads.map(|n| n.get()), Some(3));
-    assert_eq!((config.n_ctx_max, config.max_sequences, config.queue_capacity), (4096, 2, 7));
+    assert_eq!((config.n_ctx_max, config.max_sequences.get(), config.queue_capacity), (4096, 2, 7));
     assert_eq!((config.drain_grace, config.policy), (Duration::from_millis(500), Policy::Lru));
 
     let over = ["--socket", "relative.sock", "--vram-budget", "80%", "--model-dir", "c", "--model-dir", "d", "--threads", "9"];
@@ -76,7 +77,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
     assert_eq!(config.vram_budget, Budget::Percent(80.0));
     assert_eq!(config.model_dirs, [PathBuf::from("c"), PathBuf::from("d")]);
     assert_eq!(config.threads.map(|n| n.get()), Some(9));
-    assert_eq!(config.max_sequences, 2, "what no flag names stays the file's");
+    assert_eq!(config.max_sequences.get(), 2, "what no flag names stays the file's");
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use rocmforge_engine::{Budget, DeviceChoice, Engine, EngineConfig, Policy};
+use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::{DeviceChoice, EngineConfig};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::cache_client::CacheClient;
 use rocmforge_proto::v1::inference_client::InferenceClient;
@@ -48,14 +49,15 @@ impl Daemon {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let socket = Socket::bind(&path).unwrap();
-        let (engine, _thread) = Engine::start(EngineConfig {
+        let (engine, _thread) = rocmforge_engine::start(EngineConfig {
             device: DeviceChoice::Host,
             threads: std::num::NonZeroUsize::new(2),
             budget: Budget::Bytes(64 << 20),
             policy: Policy::Belady,
-            max_sequences: 4,
+            max_sequences: std::num::NonZeroUsize::new(4).unwrap(),
             queue_capacity: 16,
             n_ctx_max: 1024,
+            ..EngineConfig::default()
         })
         .unwrap();
         let options = ServeOptions {
@@ -135,6 +137,13 @@ fn greedy(model: &str, prompt: &str, max_tokens: i32) -> v1::GenerateRequest {
     }
 }
 
+/// Text up to the end of the context: the end of a text is never drawn.
+fn endless(model: &str) -> v1::GenerateRequest {
+    let mut request = greedy(model, "Once upon a time", 1);
+    request.sampling = Some(v1::SamplingParams { temperature: Some(5.0), top_k: Some(0), ..Default::default() });
+    request
+}
+
 #[track_caller]
 fn assert_status<T>(result: Result<T, Status>, code: Code, mentions: &[&str]) -> Status {
     let Err(status) = result else { panic!("no error, expected {code:?} about {mentions:?}") };
@@ -182,6 +191,9 @@ async fn status_health_and_reflection_answer() {
 #[tokio::test]
 async fn a_drain_refuses_new_work_says_so_in_health_and_answers_status() {
     let daemon = Daemon::start().await;
+    daemon.load("tiny-llama-Q4_K_M.gguf", "m").await.unwrap();
+    let mut running = daemon.inference().generate(endless("m")).await.unwrap().into_inner();
+    assert!(running.message().await.unwrap().is_some());
     // A watch that stays open must not hold the end up for long.
     let mut watch = HealthClient::new(daemon.channel.clone())
         .watch(tonic_health::pb::HealthCheckRequest { service: String::new() })
@@ -191,13 +203,14 @@ async fn a_drain_refuses_new_work_says_so_in_health_and_answers_status() {
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
     daemon.stops.send(()).await.unwrap();
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
-    let result = daemon.inference().generate(greedy("x", "y", 1)).await;
-    // The connection may be closed already; until then the refusal is a whole one.
-    if let Err(status) = result {
-        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
-    } else {
-        panic!("work was taken during a drain");
-    }
+    let refused = daemon.inference().generate(greedy("m", "x", 1)).await;
+    let status = assert_status(refused, Code::Unavailable, &["retry"]);
+    assert!(status.get_error_details().retry_info().is_some());
+    assert_status(daemon.load("tiny-qwen3-Q8_0.gguf", "").await, Code::Unavailable, &["retry"]);
+    let status = daemon.server().status(v1::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((status.state(), status.running), (v1::ServerState::Draining, 1));
+    assert!(running.message().await.unwrap().is_some(), "what runs goes on");
+    drop(running);
     assert_eq!(daemon.served.await.unwrap().unwrap(), End::Drained);
 }
 

@@ -4,7 +4,6 @@
 //! stamped before that timer is made, every handler waits no longer than the stamp's deadline (which fires no later), and
 //! the engine is told it.
 
-use std::future::Future;
 use std::time::{Duration, Instant};
 
 use tonic::metadata::MetadataMap;

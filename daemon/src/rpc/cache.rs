@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rocmforge_engine as engine;
+use rocmforge_engine::api as engine;
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::cache_server::Cache;
 use tonic::{Request, Response, Status};

@@ -1,7 +1,7 @@
 //! Request fields against their ranges. What is out of range is refused with the field, the value and the range; nothing
 //! is corrected silently. All violations of a request are reported together.
 
-use rocmforge_engine::{SamplingParams, TOP_N_MAX};
+use rocmforge_engine::api::{SamplingParams, TOP_N_MAX};
 use rocmforge_proto::v1;
 use tonic::Status;
 

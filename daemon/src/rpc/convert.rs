@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rocmforge_engine as engine;
-use rocmforge_engine::{CacheStatus, LoadedModel, ModelStatus, SegmentStatus};
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{self as engine, CacheStatus, ModelStatus, SegmentStatus};
 use rocmforge_model::RopeScaling;
 use rocmforge_proto::v1;
 

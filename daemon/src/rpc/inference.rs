@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::{Stream, stream};
-use rocmforge_engine::{self as engine, Events, LoadedModel};
+use rocmforge_engine::api as engine;
+use rocmforge_engine::{Events, LoadedModel};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
 use rocmforge_tokenizer::Message;

@@ -14,13 +14,13 @@ mod server;
 mod status_code;
 mod text_work;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::Stream;
-use rocmforge_engine::{EngineHandle, LoadedModel, Snapshot};
+use rocmforge_engine::api::Snapshot;
+use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_proto::v1::cache_server::CacheServer;
 use rocmforge_proto::v1::inference_server::InferenceServer;
 use rocmforge_proto::v1::models_server::ModelsServer;

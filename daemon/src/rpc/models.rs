@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, stream};
-use rocmforge_engine::{self as engine, Events, LoadedModel, PrepareStage};
+use rocmforge_engine::api as engine;
+use rocmforge_engine::{Events, LoadedModel, PrepareStage};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::models_server::Models;
 use tokio::sync::mpsc;
@@ -118,7 +119,7 @@ impl Context {
                 let _ = events.try_send(Ok(stage(at, 0, 0)));
             };
             tracing::debug!(path = %file.path().display(), bytes, "reading a model's header");
-            engine::prepare(&name, file, &mut progress).map_err(|error| status_code::from_engine(&error))
+            rocmforge_engine::prepare(&name, file, &mut progress).map_err(|error| status_code::from_engine(&error))
         });
         let prepared = match prepared.await {
             Ok(prepared) => prepared?,

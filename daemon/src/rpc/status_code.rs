@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use rocmforge_engine::{Error, ModelStatus};
+use rocmforge_engine::Error;
+use rocmforge_engine::api::ModelStatus;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
