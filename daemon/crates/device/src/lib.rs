@@ -50,6 +50,8 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
     /// Allocations asked of the driver or the system since start-up.
     pub allocations: u64,
+    /// Bytes that are worth moving inside the arena for each byte of a hole, before a segment is evicted instead.
+    pub slide_max: u64,
 }
 
 /// One upload under way.

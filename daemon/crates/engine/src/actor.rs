@@ -181,6 +181,7 @@ pub fn start_on(
         align: rocmforge_device::ALIGNMENT,
         policy: crate::commands::policy(config.policy),
         max_in_flight: config.prefetch + 1,
+        slide_max: device.info().slide_max,
     });
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
     let residency = Residency::new(device, cache);

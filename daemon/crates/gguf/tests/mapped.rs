@@ -7,9 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -420,66 +418,4 @@ fn opening_a_model_reads_its_header_and_no_tensor() {
             8 << 20
         );
     }
-}
-
-/// Run as a child process by the tests below, which set the variable; does nothing otherwise.
-#[test]
-fn child() {
-    let Some(role) = std::env::var_os("ROCMFORGE_GGUF_CHILD") else {
-        return;
-    };
-    let dir = dir();
-    if role == "chain" {
-        // A handler of someone else, installed first: it is to get what is not ours.
-        extern "C" fn theirs(_: libc::c_int) {
-            // SAFETY: _exit is async-signal-safe.
-            unsafe { libc::_exit(42) };
-        }
-        let handler: extern "C" fn(libc::c_int) = theirs;
-        // SAFETY: the handler calls only what is async-signal-safe.
-        unsafe { libc::signal(libc::SIGBUS, handler as libc::sighandler_t) };
-    }
-    let ours = MappedFile::open(&noise_file(dir.path(), "ours", 8192)).unwrap();
-    assert!(ours.is_mapped());
-    if role == "sent" {
-        nix::sys::signal::raise(nix::sys::signal::Signal::SIGBUS).unwrap();
-    } else {
-        // A mapping that the guard knows nothing of.
-        let path = noise_file(dir.path(), "foreign", 8192);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .unwrap();
-        // SAFETY: a fresh shared mapping; the bytes are only read, and that the read fails is what is tested.
-        let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
-        file.set_len(0).unwrap();
-        println!("{}", std::hint::black_box(&map)[4096]);
-    }
-    println!("still alive");
-    std::process::exit(0);
-}
-
-fn run_child(role: &str) -> std::process::ExitStatus {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "child", "--nocapture"])
-        .env("ROCMFORGE_GGUF_CHILD", role);
-    let output = command.output().unwrap();
-    assert!(
-        !String::from_utf8_lossy(&output.stdout).contains("still alive"),
-        "{role}: the signal was swallowed"
-    );
-    output.status
-}
-
-#[test]
-fn a_fault_that_is_not_ours_goes_to_the_handler_before_us() {
-    assert_eq!(run_child("chain").code(), Some(42));
-}
-
-#[test]
-fn a_fault_that_is_nobodys_still_ends_the_process() {
-    assert_eq!(run_child("foreign").signal(), Some(libc::SIGBUS));
-    assert_eq!(run_child("sent").signal(), Some(libc::SIGBUS));
 }

@@ -1,10 +1,14 @@
-//! What only the inside of the module can bring about: a kernel without `MADV_POPULATE_READ`.
+//! What only the inside of the module can bring about: a kernel without `MADV_POPULATE_READ`, and signals that are not
+//! the guard's. The latter end a process, so they are tested in children.
 #![allow(
     clippy::unwrap_used,
     reason = "a failed unwrap is a failed test, in helpers too"
 )]
 
 use std::fs::OpenOptions;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use super::{MappedFile, NO_POPULATE};
@@ -37,4 +41,72 @@ fn without_populate_the_guard_alone_holds() {
     assert!(matches!(&error, Error::Changed { .. }), "{error}");
     assert_eq!(zeros, 38 * 4096, "the reader ran, on zeros");
     NO_POPULATE.store(false, Ordering::Relaxed);
+}
+
+fn eights(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, [8; 8192]).unwrap();
+    path
+}
+
+/// Run as a child process by the tests below, which set the variable; does nothing otherwise.
+#[test]
+fn child() {
+    let Some(role) = std::env::var_os("ROCMFORGE_GGUF_CHILD") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    if role == "chain" {
+        // A handler of someone else, installed first: it is to get what is not ours.
+        extern "C" fn theirs(_: libc::c_int) {
+            // SAFETY: _exit is async-signal-safe.
+            unsafe { libc::_exit(42) };
+        }
+        let handler: extern "C" fn(libc::c_int) = theirs;
+        // SAFETY: the handler calls only what is async-signal-safe.
+        unsafe { libc::signal(libc::SIGBUS, handler as libc::sighandler_t) };
+    }
+    let ours = MappedFile::open(&eights(dir.path(), "ours")).unwrap();
+    assert!(ours.is_mapped());
+    if role == "sent" {
+        nix::sys::signal::raise(nix::sys::signal::Signal::SIGBUS).unwrap();
+    } else {
+        // A mapping that the guard knows nothing of.
+        let path = eights(dir.path(), "foreign");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        // SAFETY: a fresh shared mapping; the bytes are only read, and that the read fails is what is tested.
+        let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+        file.set_len(0).unwrap();
+        println!("{}", std::hint::black_box(&map)[4096]);
+    }
+    println!("still alive");
+    std::process::exit(0);
+}
+
+fn run_child(role: &str) -> std::process::ExitStatus {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "mapped::tests::child", "--nocapture"])
+        .env("ROCMFORGE_GGUF_CHILD", role);
+    let output = command.output().unwrap();
+    assert!(
+        !String::from_utf8_lossy(&output.stdout).contains("still alive"),
+        "{role}: the signal was swallowed"
+    );
+    output.status
+}
+
+#[test]
+fn a_fault_that_is_not_ours_goes_to_the_handler_before_us() {
+    assert_eq!(run_child("chain").code(), Some(42));
+}
+
+#[test]
+fn a_fault_that_is_nobodys_still_ends_the_process() {
+    assert_eq!(run_child("foreign").signal(), Some(libc::SIGBUS));
+    assert_eq!(run_child("sent").signal(), Some(libc::SIGBUS));
 }
