@@ -104,6 +104,7 @@ fn unsupported(desc: &TensorDesc) -> Error {
 
 impl Device for HostDevice {
     fn info(&self) -> DeviceInfo {
+        DeviceInfo {
             kind: "host",
             name: self.name.clone(),
             memory_bytes: self.arena.reserved(),
