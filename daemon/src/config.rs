@@ -243,7 +243,9 @@ impl Config {
         let get = |key, flag, scalar| settings.pick(key, flag, scalar);
         Ok(Self {
             socket,
-            device: get("device", flags.device, file.device).parse(device)?.unwrap_or(DeviceChoice::Auto),
+            device: get("device", flags.device, file.device)
+                .parse(device)?
+                .unwrap_or(DeviceChoice::Auto),
             vram_budget: get("vram_budget", flags.vram_budget, text(file.vram_budget))
                 .parse(parse_budget)?
                 .unwrap_or(Budget::Percent(BUDGET_DEFAULT_PERCENT)),
@@ -251,33 +253,54 @@ impl Config {
             threads: get("threads", flags.threads, text(file.threads))
                 .parse(|t| integer(t, 1, THREADS_MAX))?
                 .and_then(|n| NonZeroUsize::new(n as usize)),
-            log: get("log", flags.log, file.log).parse(log_filter)?.unwrap_or_else(|| LOG_DEFAULT.to_owned()),
+            log: get("log", flags.log, file.log)
+                .parse(log_filter)?
+                .unwrap_or_else(|| LOG_DEFAULT.to_owned()),
             n_ctx_max: get("n_ctx_max", flags.n_ctx_max, text(file.n_ctx_max))
                 .parse(|t| integer_u32(t, N_CTX_MAX_LIMIT))?
                 .unwrap_or(N_CTX_MAX_DEFAULT),
-            max_sequences: get("max_sequences", flags.max_sequences, text(file.max_sequences))
-                .parse(|t| integer_u32(t, MAX_SEQUENCES_LIMIT))?
-                .and_then(|n| NonZeroUsize::new(n as usize))
-                .unwrap_or(MAX_SEQUENCES_DEFAULT),
-            queue_capacity: get("queue_capacity", flags.queue_capacity, text(file.queue_capacity))
-                .parse(|t| integer_u32(t, QUEUE_CAPACITY_LIMIT))?
-                .map_or(QUEUE_CAPACITY_DEFAULT, |n| n as usize),
+            max_sequences: get(
+                "max_sequences",
+                flags.max_sequences,
+                text(file.max_sequences),
+            )
+            .parse(|t| integer_u32(t, MAX_SEQUENCES_LIMIT))?
+            .and_then(|n| NonZeroUsize::new(n as usize))
+            .unwrap_or(MAX_SEQUENCES_DEFAULT),
+            queue_capacity: get(
+                "queue_capacity",
+                flags.queue_capacity,
+                text(file.queue_capacity),
+            )
+            .parse(|t| integer_u32(t, QUEUE_CAPACITY_LIMIT))?
+            .map_or(QUEUE_CAPACITY_DEFAULT, |n| n as usize),
             drain_grace: get("drain_grace", flags.drain_grace, text(file.drain_grace))
                 .parse(seconds)?
                 .unwrap_or(DRAIN_GRACE_DEFAULT),
-            policy: get("policy", flags.policy, file.policy).parse(policy)?.unwrap_or(Policy::Belady),
+            policy: get("policy", flags.policy, file.policy)
+                .parse(policy)?
+                .unwrap_or(Policy::Belady),
         })
     }
 }
 
 fn read_file(path: &Path) -> Result<File, ConfigError> {
-    let read = |source| ConfigError::Read { path: path.to_owned(), source };
+    let read = |source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    };
     let bytes = std::fs::metadata(path).map_err(read)?.len();
     if bytes > CONFIG_FILE_MAX_BYTES {
-        return Err(ConfigError::TooLarge { path: path.to_owned(), bytes });
+        return Err(ConfigError::TooLarge {
+            path: path.to_owned(),
+            bytes,
+        });
     }
     let text = std::fs::read_to_string(path).map_err(read)?;
-    toml::from_str(&text).map_err(|source| ConfigError::Syntax { path: path.to_owned(), source: Box::new(source) })
+    toml::from_str(&text).map_err(|source| ConfigError::Syntax {
+        path: path.to_owned(),
+        source: Box::new(source),
+    })
 }
 
 /// Picks between flag and file, and knows the file's name for messages.
@@ -292,9 +315,20 @@ struct Given {
 }
 
 impl Given {
-    fn parse<T>(self, check: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, ConfigError> {
-        let Some((text, origin)) = self.value else { return Ok(None) };
-        check(text.trim()).map(Some).map_err(|message| ConfigError::Value { key: self.key, origin, message })
+    fn parse<T>(
+        self,
+        check: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some((text, origin)) = self.value else {
+            return Ok(None);
+        };
+        check(text.trim())
+            .map(Some)
+            .map_err(|message| ConfigError::Value {
+                key: self.key,
+                origin,
+                message,
+            })
     }
 }
 
@@ -320,7 +354,13 @@ impl Settings {
             (None, Some(path)) => (path, Origin::File(self.file.clone())),
             (None, None) => return Ok(None),
         };
-        let refuse = |message| Err(ConfigError::Value { key, origin: origin.clone(), message });
+        let refuse = |message| {
+            Err(ConfigError::Value {
+                key,
+                origin: origin.clone(),
+                message,
+            })
+        };
         let bytes = path.as_os_str().len();
         if bytes == 0 {
             return refuse("the path is empty".to_owned());
@@ -332,22 +372,44 @@ impl Settings {
             ));
         }
         if matches!(origin, Origin::File(_)) && !path.is_absolute() {
-            return refuse(format!("{} is relative; paths in the file are absolute", path.display()));
+            return refuse(format!(
+                "{} is relative; paths in the file are absolute",
+                path.display()
+            ));
         }
         Ok(Some(path))
     }
 
-    fn model_dirs(&self, flags: Vec<PathBuf>, file: Vec<PathBuf>) -> Result<Vec<PathBuf>, ConfigError> {
+    fn model_dirs(
+        &self,
+        flags: Vec<PathBuf>,
+        file: Vec<PathBuf>,
+    ) -> Result<Vec<PathBuf>, ConfigError> {
         let from_flags = !flags.is_empty();
         let given = if from_flags { flags } else { file };
         if given.len() > MODEL_DIRS_MAX {
-            let origin = if from_flags { Origin::Flag } else { Origin::File(self.file.clone()) };
-            let message = format!("{} directories are named; at most {MODEL_DIRS_MAX}", given.len());
-            return Err(ConfigError::Value { key: "model_dir", origin, message });
+            let origin = if from_flags {
+                Origin::Flag
+            } else {
+                Origin::File(self.file.clone())
+            };
+            let message = format!(
+                "{} directories are named; at most {MODEL_DIRS_MAX}",
+                given.len()
+            );
+            return Err(ConfigError::Value {
+                key: "model_dir",
+                origin,
+                message,
+            });
         }
         let mut dirs = Vec::with_capacity(given.len());
         for dir in given {
-            let (flag, file) = if from_flags { (Some(dir), None) } else { (None, Some(dir)) };
+            let (flag, file) = if from_flags {
+                (Some(dir), None)
+            } else {
+                (None, Some(dir))
+            };
             dirs.extend(self.path("model_dir", flag, file)?);
         }
         Ok(dirs)
@@ -383,7 +445,9 @@ fn log_filter(text: &str) -> Result<String, String> {
 fn integer(text: &str, min: u64, max: u64) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(n) if (min..=max).contains(&n) => Ok(n),
-        _ => Err(format!("'{text}' is not a whole number from {min} to {max}")),
+        _ => Err(format!(
+            "'{text}' is not a whole number from {min} to {max}"
+        )),
     }
 }
 
@@ -394,8 +458,12 @@ fn integer_u32(text: &str, max: u32) -> Result<u32, String> {
 fn seconds(text: &str) -> Result<Duration, String> {
     let max = DRAIN_GRACE_MAX.as_secs();
     match text.parse::<f64>() {
-        Ok(s) if s.is_finite() && (0.0..=DRAIN_GRACE_MAX.as_secs_f64()).contains(&s) => Ok(Duration::from_secs_f64(s)),
-        _ => Err(format!("'{text}' is not a number of seconds from 0 to {max}")),
+        Ok(s) if s.is_finite() && (0.0..=DRAIN_GRACE_MAX.as_secs_f64()).contains(&s) => {
+            Ok(Duration::from_secs_f64(s))
+        }
+        _ => Err(format!(
+            "'{text}' is not a number of seconds from 0 to {max}"
+        )),
     }
 }
 
@@ -413,9 +481,15 @@ pub fn parse_budget(text: &str) -> Result<Budget, String> {
     if let Some(share) = text.strip_suffix('%') {
         let percent: f64 = share.trim().parse().map_err(|_| wrong())?;
         // Also false for NaN.
-        return if percent > 0.0 && percent <= 100.0 { Ok(Budget::Percent(percent)) } else { Err(wrong()) };
+        return if percent > 0.0 && percent <= 100.0 {
+            Ok(Budget::Percent(percent))
+        } else {
+            Err(wrong())
+        };
     }
-    let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(text.len());
     let (number, unit) = (&text[..digits], text[digits..].trim());
     let factor: u64 = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -432,13 +506,18 @@ pub fn parse_budget(text: &str) -> Result<Budget, String> {
     let bytes = match number.parse::<u64>() {
         Ok(n) => n.checked_mul(factor),
         // A fraction of a byte is a typing error; 53 bits are exact far above the largest budget.
-        Err(_) if factor > 1 => number.parse::<f64>().ok().map(|x| (x * factor as f64) as u64),
+        Err(_) if factor > 1 => number
+            .parse::<f64>()
+            .ok()
+            .map(|x| (x * factor as f64) as u64),
         Err(_) => None,
     };
     match bytes {
         Some(bytes) if (1..=BUDGET_MAX_BYTES).contains(&bytes) => Ok(Budget::Bytes(bytes)),
         Some(0) => Err(wrong()),
-        Some(bytes) => Err(format!("'{text}' is {bytes} bytes; a budget has at most {BUDGET_MAX_BYTES}")),
+        Some(bytes) => Err(format!(
+            "'{text}' is {bytes} bytes; a budget has at most {BUDGET_MAX_BYTES}"
+        )),
         None => Err(wrong()),
     }
 }

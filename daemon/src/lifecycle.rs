@@ -73,9 +73,15 @@ pub async fn serve(
     options: ServeOptions,
     mut stops: mpsc::Receiver<()>,
 ) -> Result<End, ServeError> {
-    listener.set_nonblocking(true).map_err(ServeError::Listener)?;
+    listener
+        .set_nonblocking(true)
+        .map_err(ServeError::Listener)?;
     let listener = tokio::net::UnixListener::from_std(listener).map_err(ServeError::Listener)?;
-    let context = Arc::new(Context::new(engine.clone(), options.model_dirs, options.limits));
+    let context = Arc::new(Context::new(
+        engine.clone(),
+        options.model_dirs,
+        options.limits,
+    ));
     let (health, health_service) = Health::new();
     health.set(true).await;
 
@@ -85,7 +91,13 @@ pub async fn serve(
         async move {
             // A dropped sender closes, too.
             let closing = async { closing.await.unwrap_or_default() };
-            rpc::serve(&context, health_service, connection::accept(listener), closing).await
+            rpc::serve(
+                &context,
+                health_service,
+                connection::accept(listener),
+                closing,
+            )
+            .await
         }
     });
     notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
@@ -97,7 +109,10 @@ pub async fn serve(
     };
     context.drain();
     health.set(false).await;
-    notify(&[NotifyState::Stopping, NotifyState::Status("draining: running requests may end, new ones are refused")]);
+    notify(&[
+        NotifyState::Stopping,
+        NotifyState::Status("draining: running requests may end, new ones are refused"),
+    ]);
     if let Some(error) = cause {
         return Err(error);
     }
@@ -133,7 +148,9 @@ async fn follow(engine: &EngineHandle, context: &Context, health: &Health) -> Se
             lost = true;
             tracing::error!(cause, "the device is lost; restart the daemon");
             health.set(false).await;
-            notify(&[NotifyState::Status("the device is lost; restart the daemon")]);
+            notify(&[NotifyState::Status(
+                "the device is lost; restart the daemon",
+            )]);
         }
         if snapshots.changed().await.is_err() {
             return ServeError::EngineGone;

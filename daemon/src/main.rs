@@ -153,7 +153,11 @@ fn stop_signals() -> anyhow::Result<mpsc::Receiver<()>> {
 fn raise_descriptors() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
         let wanted = DESCRIPTORS_WANTED.min(hard);
-        if soft < wanted { setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) } else { Ok(()) }
+        if soft < wanted {
+            setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
+        } else {
+            Ok(())
+        }
     });
     if let Err(error) = raised {
         tracing::debug!(%error, "the limit of file descriptors stays as it is");

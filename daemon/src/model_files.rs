@@ -56,7 +56,9 @@ pub enum ModelFileError {
         dirs: Vec<PathBuf>,
     },
     /// No model directory is configured.
-    #[error("the daemon opens no files because it was started without a model directory; start it with --model-dir DIR (model_dir in the file)")]
+    #[error(
+        "the daemon opens no files because it was started without a model directory; start it with --model-dir DIR (model_dir in the file)"
+    )]
     NoModelDir,
     /// Nothing there.
     #[error("no such file; tried {}", List(tried))]
@@ -121,7 +123,10 @@ impl ModelDirs {
     /// [`ModelDirError`] for the first that is missing, unreadable or no directory.
     pub fn new(dirs: &[PathBuf]) -> Result<Self, ModelDirError> {
         let resolve = |dir: &PathBuf| {
-            let refuse = |message: String| ModelDirError { dir: dir.clone(), message };
+            let refuse = |message: String| ModelDirError {
+                dir: dir.clone(),
+                message,
+            };
             let given = std::path::absolute(dir).map_err(|e| refuse(e.to_string()))?;
             let real = dir.canonicalize().map_err(|e| refuse(e.to_string()))?;
             if !real.is_dir() {
@@ -129,7 +134,9 @@ impl ModelDirs {
             }
             Ok((given, real))
         };
-        Ok(Self { dirs: dirs.iter().map(resolve).collect::<Result<_, _>>()? })
+        Ok(Self {
+            dirs: dirs.iter().map(resolve).collect::<Result<_, _>>()?,
+        })
     }
 
     /// The directories, links resolved.
@@ -176,19 +183,27 @@ impl ModelDirs {
                 return Ok(file);
             }
         }
-        Err(ModelFileError::Replaced { path: path.to_owned() })
+        Err(ModelFileError::Replaced {
+            path: path.to_owned(),
+        })
     }
 
     /// `None` if the file was replaced between the look and the mapping.
     fn open_once(&self, path: &Path) -> Result<Option<MappedFile>, ModelFileError> {
-        let io_error = |error: io::Error| ModelFileError::Io { path: path.to_owned(), message: error.to_string() };
+        let io_error = |error: io::Error| ModelFileError::Io {
+            path: path.to_owned(),
+            message: error.to_string(),
+        };
         let mut options = OpenOptions::new();
-        options.read(true).custom_flags((OFlag::O_PATH | OFlag::O_CLOEXEC).bits());
+        options
+            .read(true)
+            .custom_flags((OFlag::O_PATH | OFlag::O_CLOEXEC).bits());
         let reference = match options.open(path) {
             Ok(reference) => reference,
             Err(error) => return Err(self.explain(path, error)),
         };
-        let real = std::fs::read_link(format!("/proc/self/fd/{}", reference.as_raw_fd())).map_err(io_error)?;
+        let real = std::fs::read_link(format!("/proc/self/fd/{}", reference.as_raw_fd()))
+            .map_err(io_error)?;
         if !self.holds(&real) {
             return Err(self.outside(path));
         }
@@ -207,10 +222,14 @@ impl ModelDirs {
             } else {
                 "a device"
             };
-            return Err(ModelFileError::NotAFile { path: path.to_owned(), kind });
+            return Err(ModelFileError::NotAFile {
+                path: path.to_owned(),
+                kind,
+            });
         }
         // Asked here, so that the answer rests on the error of the system and not on another crate's words for it.
-        if let Err(error) = std::fs::File::open(format!("/proc/self/fd/{}", reference.as_raw_fd())) {
+        if let Err(error) = std::fs::File::open(format!("/proc/self/fd/{}", reference.as_raw_fd()))
+        {
             return Err(match error.kind() {
                 io::ErrorKind::PermissionDenied => self.unreadable(path),
                 _ => io_error(error),
@@ -218,11 +237,18 @@ impl ModelDirs {
         }
         let file = match MappedFile::open(&real) {
             Ok(file) => file,
-            Err(rocmforge_gguf::Error::Empty { .. }) => return Err(ModelFileError::Empty { path: path.to_owned() }),
+            Err(rocmforge_gguf::Error::Empty { .. }) => {
+                return Err(ModelFileError::Empty {
+                    path: path.to_owned(),
+                });
+            }
             // It was a regular file a moment ago, so that the name has been given to something else.
             Err(rocmforge_gguf::Error::NotRegular { .. }) => return Ok(None),
             Err(error) => {
-                return Err(ModelFileError::Io { path: path.to_owned(), message: error.to_string() });
+                return Err(ModelFileError::Io {
+                    path: path.to_owned(),
+                    message: error.to_string(),
+                });
             }
         };
         let mapped = file.identity();
@@ -238,10 +264,15 @@ impl ModelDirs {
     /// as every step stays below one.
     fn explain(&self, path: &Path, error: io::Error) -> ModelFileError {
         let below = self.dirs.iter().find_map(|(given, real)| {
-            let rest = path.strip_prefix(real).or_else(|_| path.strip_prefix(given)).ok()?;
+            let rest = path
+                .strip_prefix(real)
+                .or_else(|_| path.strip_prefix(given))
+                .ok()?;
             Some((real, rest))
         });
-        let Some((dir, rest)) = below else { return self.outside(path) };
+        let Some((dir, rest)) = below else {
+            return self.outside(path);
+        };
         let mut at = dir.clone();
         for step in rest.components() {
             match step {
@@ -253,33 +284,49 @@ impl ModelDirs {
                 Ok(real) if self.holds(&real) => at = real,
                 Ok(_) => return self.outside(path),
                 // A link that cannot be followed may point anywhere.
-                Err(_) if at.symlink_metadata().is_ok_and(|found| found.is_symlink()) => return self.outside(path),
+                Err(_) if at.symlink_metadata().is_ok_and(|found| found.is_symlink()) => {
+                    return self.outside(path);
+                }
                 Err(step_error) => {
                     return match step_error.kind() {
                         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                            ModelFileError::NotFound { tried: vec![path.to_owned()] }
+                            ModelFileError::NotFound {
+                                tried: vec![path.to_owned()],
+                            }
                         }
                         io::ErrorKind::PermissionDenied => self.unreadable(path),
-                        _ => ModelFileError::Io { path: path.to_owned(), message: step_error.to_string() },
+                        _ => ModelFileError::Io {
+                            path: path.to_owned(),
+                            message: step_error.to_string(),
+                        },
                     };
                 }
             }
         }
         // Every step exists now; the error came from a race or from the last open.
         match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                ModelFileError::NotFound { tried: vec![path.to_owned()] }
-            }
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ModelFileError::NotFound {
+                tried: vec![path.to_owned()],
+            },
             io::ErrorKind::PermissionDenied => self.unreadable(path),
-            _ => ModelFileError::Io { path: path.to_owned(), message: error.to_string() },
+            _ => ModelFileError::Io {
+                path: path.to_owned(),
+                message: error.to_string(),
+            },
         }
     }
 
     fn outside(&self, path: &Path) -> ModelFileError {
-        ModelFileError::Outside { path: path.to_owned(), dirs: self.real().map(Path::to_owned).collect() }
+        ModelFileError::Outside {
+            path: path.to_owned(),
+            dirs: self.real().map(Path::to_owned).collect(),
+        }
     }
 
     fn unreadable(&self, path: &Path) -> ModelFileError {
-        ModelFileError::Unreadable { path: path.to_owned(), user: nix::unistd::geteuid().as_raw() }
+        ModelFileError::Unreadable {
+            path: path.to_owned(),
+            user: nix::unistd::geteuid().as_raw(),
+        }
     }
 }

@@ -23,7 +23,10 @@ use std::time::{Duration, Instant};
 
 use listenfd::ListenFd;
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen, socket, sockopt};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
+    socket, sockopt,
+};
 use nix::sys::stat::{Mode, fchmod};
 
 /// Mode of the socket file: owner and group may connect, nobody else.
@@ -77,7 +80,9 @@ pub enum SocketError {
         source: io::Error,
     },
     /// systemd handed over something else than one listening Unix socket.
-    #[error("socket activation: {message}; rocmforged.socket has exactly one ListenStream= with a path")]
+    #[error(
+        "socket activation: {message}; rocmforged.socket has exactly one ListenStream= with a path"
+    )]
     Activation {
         /// What came.
         message: String,
@@ -125,12 +130,21 @@ impl Socket {
         match passed.len() {
             0 => return Ok(None),
             1 => {}
-            n => return Err(SocketError::Activation { message: format!("{n} sockets were passed") }),
+            n => {
+                return Err(SocketError::Activation {
+                    message: format!("{n} sockets were passed"),
+                });
+            }
         }
         match passed.take_unix_listener(0) {
-            Ok(Some(listener)) => Ok(Some(Self { listener, file: None })),
+            Ok(Some(listener)) => Ok(Some(Self {
+                listener,
+                file: None,
+            })),
             Ok(None) => Ok(None),
-            Err(error) => Err(SocketError::Activation { message: error.to_string() }),
+            Err(error) => Err(SocketError::Activation {
+                message: error.to_string(),
+            }),
         }
     }
 
@@ -139,7 +153,13 @@ impl Socket {
     /// # Errors
     /// As [`Socket::acquire`].
     pub fn bind(path: &Path) -> Result<Self, SocketError> {
-        let failed = |action| move |source: io::Error| SocketError::Io { action, path: path.to_owned(), source };
+        let failed = |action| {
+            move |source: io::Error| SocketError::Io {
+                action,
+                path: path.to_owned(),
+                source,
+            }
+        };
         let path_at_start = std::path::absolute(path).map_err(failed("find the directory of"))?;
         let _lock = lock_directory(&path_at_start)?;
         remove_if_stale(&path_at_start)?;
@@ -158,7 +178,11 @@ impl Socket {
         listen(&fd, backlog).map_err(|e| failed("listen on")(e.into()))?;
         Ok(Self {
             listener: UnixListener::from(fd),
-            file: Some(SocketFile { path: path_at_start, dev: made.dev(), ino: made.ino() }),
+            file: Some(SocketFile {
+                path: path_at_start,
+                dev: made.dev(),
+                ino: made.ino(),
+            }),
         })
     }
 
@@ -182,7 +206,9 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         let Some(file) = &self.file else { return };
-        let Ok(now) = std::fs::symlink_metadata(&file.path) else { return };
+        let Ok(now) = std::fs::symlink_metadata(&file.path) else {
+            return;
+        };
         // Somebody may have replaced the file; what is not ours stays.
         if (now.dev(), now.ino()) == (file.dev, file.ino)
             && let Err(error) = std::fs::remove_file(&file.path)
@@ -194,9 +220,16 @@ impl Drop for Socket {
 
 fn lock_directory(path: &Path) -> Result<File, SocketError> {
     let dir = path.parent().unwrap_or(Path::new("/"));
-    let refuse = |message: String| SocketError::Directory { dir: dir.to_owned(), message };
+    let refuse = |message: String| SocketError::Directory {
+        dir: dir.to_owned(),
+        message,
+    };
     let handle = File::open(dir).map_err(|error| refuse(error.to_string()))?;
-    if !handle.metadata().map_err(|error| refuse(error.to_string()))?.is_dir() {
+    if !handle
+        .metadata()
+        .map_err(|error| refuse(error.to_string()))?
+        .is_dir()
+    {
         return Err(refuse("it is not a directory".to_owned()));
     }
     let give_up = Instant::now() + DIR_LOCK_WAIT_MAX;
@@ -206,7 +239,11 @@ fn lock_directory(path: &Path) -> Result<File, SocketError> {
             Err(TryLockError::WouldBlock) if Instant::now() < give_up => {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            Err(TryLockError::WouldBlock) => return Err(SocketError::Locked { dir: dir.to_owned() }),
+            Err(TryLockError::WouldBlock) => {
+                return Err(SocketError::Locked {
+                    dir: dir.to_owned(),
+                });
+            }
             Err(TryLockError::Error(error)) => return Err(refuse(error.to_string())),
         }
     }
@@ -216,7 +253,13 @@ fn remove_if_stale(path: &Path) -> Result<(), SocketError> {
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(SocketError::Io { action: "look at", path: path.to_owned(), source }),
+        Err(source) => {
+            return Err(SocketError::Io {
+                action: "look at",
+                path: path.to_owned(),
+                source,
+            });
+        }
     };
     let kind = found.file_type();
     if !kind.is_socket() {
@@ -229,20 +272,37 @@ fn remove_if_stale(path: &Path) -> Result<(), SocketError> {
         } else {
             "a special file"
         };
-        return Err(SocketError::Foreign { path: path.to_owned(), kind });
+        return Err(SocketError::Foreign {
+            path: path.to_owned(),
+            kind,
+        });
     }
-    let unknown = |errno: Errno| SocketError::Unknown { path: path.to_owned(), source: errno.into() };
+    let unknown = |errno: Errno| SocketError::Unknown {
+        path: path.to_owned(),
+        source: errno.into(),
+    };
     let fd = unbound()?;
     let address = UnixAddr::new(path).map_err(unknown)?;
     match connect(fd.as_raw_fd(), &address) {
         Ok(()) => {
             let peer = getsockopt(&fd, sockopt::PeerCredentials).map_err(unknown)?;
-            Err(SocketError::Live { path: path.to_owned(), pid: peer.pid(), uid: peer.uid() })
+            Err(SocketError::Live {
+                path: path.to_owned(),
+                pid: peer.pid(),
+                uid: peer.uid(),
+            })
         }
         // It listens, but its queue of connections is full: alive, if not well.
-        Err(Errno::EAGAIN) => Err(SocketError::Live { path: path.to_owned(), pid: 0, uid: found.uid() }),
-        Err(Errno::ECONNREFUSED) => std::fs::remove_file(path)
-            .map_err(|source| SocketError::Io { action: "remove the stale socket", path: path.to_owned(), source }),
+        Err(Errno::EAGAIN) => Err(SocketError::Live {
+            path: path.to_owned(),
+            pid: 0,
+            uid: found.uid(),
+        }),
+        Err(Errno::ECONNREFUSED) => std::fs::remove_file(path).map_err(|source| SocketError::Io {
+            action: "remove the stale socket",
+            path: path.to_owned(),
+            source,
+        }),
         Err(Errno::ENOENT) => Ok(()),
         Err(errno) => Err(unknown(errno)),
     }
@@ -250,6 +310,15 @@ fn remove_if_stale(path: &Path) -> Result<(), SocketError> {
 
 /// A socket that is bound to nothing. Non-blocking, so that a connect to a busy daemon returns.
 fn unbound() -> Result<OwnedFd, SocketError> {
-    socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
-        .map_err(|errno| SocketError::Io { action: "open a socket for", path: PathBuf::new(), source: errno.into() })
+    socket(
+        AddressFamily::Unix,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        None,
+    )
+    .map_err(|errno| SocketError::Io {
+        action: "open a socket for",
+        path: PathBuf::new(),
+        source: errno.into(),
+    })
 }

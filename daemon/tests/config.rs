@@ -43,8 +43,18 @@ fn nothing_given_is_the_defaults() {
     assert_eq!(config.vram_budget, Budget::Percent(50.0));
     assert_eq!(config.model_dirs, Vec::<PathBuf>::new());
     assert_eq!((config.threads, config.log.as_str()), (None, "info"));
-    assert_eq!((config.n_ctx_max, config.max_sequences.get(), config.queue_capacity), (131_072, 16, 256));
-    assert_eq!((config.drain_grace, config.policy), (Duration::from_secs(20), Policy::Belady));
+    assert_eq!(
+        (
+            config.n_ctx_max,
+            config.max_sequences.get(),
+            config.queue_capacity
+        ),
+        (131_072, 16, 256)
+    );
+    assert_eq!(
+        (config.drain_grace, config.policy),
+        (Duration::from_secs(20), Policy::Belady)
+    );
 }
 
 #[test]
@@ -66,31 +76,71 @@ fn the_file_sets_everything_and_flags_win_over_it() {
     assert_eq!(config.socket, Path::new("/run/file.sock"));
     assert_eq!(config.device, DeviceChoice::Host);
     assert_eq!(config.vram_budget, Budget::Bytes(2 << 30));
-    assert_eq!(config.model_dirs, [PathBuf::from("/a"), PathBuf::from("/b")]);
+    assert_eq!(
+        config.model_dirs,
+        [PathBuf::from("/a"), PathBuf::from("/b")]
+    );
     assert_eq!(config.threads.map(|n| n.get()), Some(3));
-    assert_eq!((config.n_ctx_max, config.max_sequences.get(), config.queue_capacity), (4096, 2, 7));
-    assert_eq!((config.drain_grace, config.policy), (Duration::from_millis(500), Policy::Lru));
+    assert_eq!(
+        (
+            config.n_ctx_max,
+            config.max_sequences.get(),
+            config.queue_capacity
+        ),
+        (4096, 2, 7)
+    );
+    assert_eq!(
+        (config.drain_grace, config.policy),
+        (Duration::from_millis(500), Policy::Lru)
+    );
 
-    let over = ["--socket", "relative.sock", "--vram-budget", "80%", "--model-dir", "c", "--model-dir", "d", "--threads", "9"];
+    let over = [
+        "--socket",
+        "relative.sock",
+        "--vram-budget",
+        "80%",
+        "--model-dir",
+        "c",
+        "--model-dir",
+        "d",
+        "--threads",
+        "9",
+    ];
     let config = file(text, &over).unwrap();
     assert_eq!(config.socket, Path::new("relative.sock"));
     assert_eq!(config.vram_budget, Budget::Percent(80.0));
     assert_eq!(config.model_dirs, [PathBuf::from("c"), PathBuf::from("d")]);
     assert_eq!(config.threads.map(|n| n.get()), Some(9));
-    assert_eq!(config.max_sequences.get(), 2, "what no flag names stays the file's");
+    assert_eq!(
+        config.max_sequences.get(),
+        2,
+        "what no flag names stays the file's"
+    );
 }
 
 #[test]
 fn a_number_in_the_file_may_be_a_string() {
-    assert_eq!(file("vram_budget = 1048576", &[]).unwrap().vram_budget, Budget::Bytes(1 << 20));
-    assert_eq!(file("threads = \"4\"", &[]).unwrap().threads.map(|n| n.get()), Some(4));
+    assert_eq!(
+        file("vram_budget = 1048576", &[]).unwrap().vram_budget,
+        Budget::Bytes(1 << 20)
+    );
+    assert_eq!(
+        file("threads = \"4\"", &[])
+            .unwrap()
+            .threads
+            .map(|n| n.get()),
+        Some(4)
+    );
 }
 
 #[test]
 fn the_packaged_configuration_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd/rocmforged.toml");
     let config = config(&["--config", path.to_str().unwrap()]).unwrap();
-    assert_eq!(config.model_dirs, [PathBuf::from("/var/lib/rocmforged/models")]);
+    assert_eq!(
+        config.model_dirs,
+        [PathBuf::from("/var/lib/rocmforged/models")]
+    );
 }
 
 #[test]
@@ -116,13 +166,20 @@ fn every_refusal_of_a_flag_names_it() {
         ("--socket", &long, "at most 107"),
     ];
     for (flag, value, range) in rows {
-        let error = config(&[&format!("{flag}={value}")]).expect_err(flag).to_string();
+        let error = config(&[&format!("{flag}={value}")])
+            .expect_err(flag)
+            .to_string();
         assert!(error.starts_with(&format!("{flag}: ")), "{error}");
         assert!(error.contains(range), "'{error}' lacks '{range}'");
     }
     let dirs: Vec<String> = (0..65).map(|i| format!("--model-dir=/{i}")).collect();
     let dirs: Vec<&str> = dirs.iter().map(String::as_str).collect();
-    assert!(config(&dirs).unwrap_err().to_string().contains("at most 64"));
+    assert!(
+        config(&dirs)
+            .unwrap_err()
+            .to_string()
+            .contains("at most 64")
+    );
 }
 
 #[test]
@@ -161,12 +218,23 @@ fn a_file_that_is_not_the_settings_is_refused_with_line_and_cause() {
     ];
     for (text, cause) in rows {
         let error = with_causes(&file(text, &[]).expect_err(text));
-        assert!(error.contains("--config") && error.contains(cause), "'{error}' lacks '{cause}'");
+        assert!(
+            error.contains("--config") && error.contains(cause),
+            "'{error}' lacks '{cause}'"
+        );
     }
     let error = with_causes(&config(&["--config", "/nonexistent/x.toml"]).unwrap_err());
-    assert!(error.contains("/nonexistent/x.toml") && error.contains("No such file"), "{error}");
+    assert!(
+        error.contains("/nonexistent/x.toml") && error.contains("No such file"),
+        "{error}"
+    );
     let large = format!("# {}", "x".repeat(2 << 20));
-    assert!(file(&large, &[]).unwrap_err().to_string().contains("at most"));
+    assert!(
+        file(&large, &[])
+            .unwrap_err()
+            .to_string()
+            .contains("at most")
+    );
 }
 
 #[test]
@@ -190,10 +258,32 @@ fn budgets_are_read_in_bytes_sizes_and_shares() {
         assert_eq!(parse_budget(text), Ok(expected), "{text}");
     }
     let refused = [
-        "", "0", "0%", "100.1%", "-1", "-5%", "NaN%", "inf%", "%", "G", "1.5", "1..5G", "1e9", "2XB", "0.0G",
-        "18446744073709551615", "18446744073709551616", "9999999999G", "99999999999999999999G", "1G G",
+        "",
+        "0",
+        "0%",
+        "100.1%",
+        "-1",
+        "-5%",
+        "NaN%",
+        "inf%",
+        "%",
+        "G",
+        "1.5",
+        "1..5G",
+        "1e9",
+        "2XB",
+        "0.0G",
+        "18446744073709551615",
+        "18446744073709551616",
+        "9999999999G",
+        "99999999999999999999G",
+        "1G G",
     ];
     for text in refused {
-        assert!(parse_budget(text).is_err(), "'{text}' was taken as {:?}", parse_budget(text));
+        assert!(
+            parse_budget(text).is_err(),
+            "'{text}' was taken as {:?}",
+            parse_budget(text)
+        );
     }
 }

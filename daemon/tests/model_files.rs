@@ -17,7 +17,13 @@ impl Ground {
         for dir in ["a/sub", "b", "outside/sub"] {
             std::fs::create_dir_all(root.path().join(dir)).unwrap();
         }
-        for file in ["a/one.gguf", "a/sub/two.gguf", "b/three.gguf", "outside/secret.gguf", "outside/sub/deep.gguf"] {
+        for file in [
+            "a/one.gguf",
+            "a/sub/two.gguf",
+            "b/three.gguf",
+            "outside/secret.gguf",
+            "outside/sub/deep.gguf",
+        ] {
             std::fs::write(root.path().join(file), file).unwrap();
         }
         let dirs = ModelDirs::new(&[root.path().join("a"), root.path().join("b")]).unwrap();
@@ -29,13 +35,19 @@ impl Ground {
     }
 
     fn open(&self, path: impl AsRef<Path>) -> Result<PathBuf, ModelFileError> {
-        self.dirs.open(path.as_ref()).map(|file| file.path().to_owned())
+        self.dirs
+            .open(path.as_ref())
+            .map(|file| file.path().to_owned())
     }
 
     fn assert_outside(&self, path: impl AsRef<Path>) {
         let path = path.as_ref();
         let error = self.open(path).unwrap_err();
-        assert!(matches!(error, ModelFileError::Outside { .. }), "{}: {error:?}", path.display());
+        assert!(
+            matches!(error, ModelFileError::Outside { .. }),
+            "{}: {error:?}",
+            path.display()
+        );
         assert!(error.to_string().contains("--model-dir"), "{error}");
     }
 }
@@ -43,12 +55,26 @@ impl Ground {
 #[test]
 fn files_below_are_opened_under_their_real_path() {
     let ground = Ground::new();
-    assert_eq!(ground.open(ground.path("a/one.gguf")).unwrap(), ground.path("a/one.gguf"));
-    assert_eq!(ground.open(ground.path("a/sub/../sub/./two.gguf")).unwrap(), ground.path("a/sub/two.gguf"));
+    assert_eq!(
+        ground.open(ground.path("a/one.gguf")).unwrap(),
+        ground.path("a/one.gguf")
+    );
+    assert_eq!(
+        ground.open(ground.path("a/sub/../sub/./two.gguf")).unwrap(),
+        ground.path("a/sub/two.gguf")
+    );
     assert_eq!(ground.open("one.gguf").unwrap(), ground.path("a/one.gguf"));
-    assert_eq!(ground.open("three.gguf").unwrap(), ground.path("b/three.gguf"), "the second directory is tried, too");
+    assert_eq!(
+        ground.open("three.gguf").unwrap(),
+        ground.path("b/three.gguf"),
+        "the second directory is tried, too"
+    );
     symlink(ground.path("b/three.gguf"), ground.path("a/link.gguf")).unwrap();
-    assert_eq!(ground.open("link.gguf").unwrap(), ground.path("b/three.gguf"), "links between model directories are fine");
+    assert_eq!(
+        ground.open("link.gguf").unwrap(),
+        ground.path("b/three.gguf"),
+        "links between model directories are fine"
+    );
 }
 
 #[test]
@@ -60,15 +86,26 @@ fn a_model_directory_behind_a_link_works_under_both_names() {
     for path in [link.join("one.gguf"), ground.path("a/one.gguf")] {
         assert_eq!(dirs.open(&path).unwrap().path(), ground.path("a/one.gguf"));
     }
-    assert!(matches!(dirs.open(&link.join("no.gguf")), Err(ModelFileError::NotFound { .. })));
+    assert!(matches!(
+        dirs.open(&link.join("no.gguf")),
+        Err(ModelFileError::NotFound { .. })
+    ));
 }
 
 #[test]
 fn links_and_dots_do_not_lead_out() {
     let ground = Ground::new();
-    symlink(ground.path("outside/secret.gguf"), ground.path("a/out.gguf")).unwrap();
+    symlink(
+        ground.path("outside/secret.gguf"),
+        ground.path("a/out.gguf"),
+    )
+    .unwrap();
     symlink(ground.path("outside"), ground.path("a/outdir")).unwrap();
-    symlink("../../outside/secret.gguf", ground.path("a/sub/relative.gguf")).unwrap();
+    symlink(
+        "../../outside/secret.gguf",
+        ground.path("a/sub/relative.gguf"),
+    )
+    .unwrap();
     ground.assert_outside("out.gguf");
     ground.assert_outside(ground.path("a/out.gguf"));
     ground.assert_outside("outdir/secret.gguf");
@@ -88,8 +125,16 @@ fn links_and_dots_do_not_lead_out() {
 #[test]
 fn what_exists_outside_and_what_does_not_look_the_same() {
     let ground = Ground::new();
-    symlink(ground.path("outside/secret.gguf"), ground.path("a/exists.gguf")).unwrap();
-    symlink(ground.path("outside/nothing.gguf"), ground.path("a/absent.gguf")).unwrap();
+    symlink(
+        ground.path("outside/secret.gguf"),
+        ground.path("a/exists.gguf"),
+    )
+    .unwrap();
+    symlink(
+        ground.path("outside/nothing.gguf"),
+        ground.path("a/absent.gguf"),
+    )
+    .unwrap();
     symlink(ground.path("outside"), ground.path("a/outdir")).unwrap();
     symlink(ground.path("nowhere"), ground.path("a/nodir")).unwrap();
     let pairs = [
@@ -101,7 +146,13 @@ fn what_exists_outside_and_what_does_not_look_the_same() {
         ("../outside/secret.gguf", "../outside/nothing.gguf"),
     ];
     for (there, absent) in pairs {
-        let text = |path: &str| ground.open(path).unwrap_err().to_string().replace(path, "PATH");
+        let text = |path: &str| {
+            ground
+                .open(path)
+                .unwrap_err()
+                .to_string()
+                .replace(path, "PATH")
+        };
         assert_eq!(text(there), text(absent), "{there} and {absent}");
     }
 }
@@ -109,11 +160,25 @@ fn what_exists_outside_and_what_does_not_look_the_same() {
 #[test]
 fn a_missing_file_lists_what_was_tried() {
     let ground = Ground::new();
-    let ModelFileError::NotFound { tried } = ground.open("no/such.gguf").unwrap_err() else { panic!() };
-    assert_eq!(tried, [ground.path("a/no/such.gguf"), ground.path("b/no/such.gguf")]);
-    let ModelFileError::NotFound { tried } = ground.open(ground.path("a/none.gguf")).unwrap_err() else { panic!() };
+    let ModelFileError::NotFound { tried } = ground.open("no/such.gguf").unwrap_err() else {
+        panic!()
+    };
+    assert_eq!(
+        tried,
+        [ground.path("a/no/such.gguf"), ground.path("b/no/such.gguf")]
+    );
+    let ModelFileError::NotFound { tried } = ground.open(ground.path("a/none.gguf")).unwrap_err()
+    else {
+        panic!()
+    };
     assert_eq!(tried, [ground.path("a/none.gguf")]);
-    assert!(matches!(ground.open("one.gguf/below"), Err(ModelFileError::NotFound { .. })), "a file is no directory");
+    assert!(
+        matches!(
+            ground.open("one.gguf/below"),
+            Err(ModelFileError::NotFound { .. })
+        ),
+        "a file is no directory"
+    );
 }
 
 #[test]
@@ -121,22 +186,39 @@ fn what_is_no_regular_file_is_refused_without_blocking() {
     let ground = Ground::new();
     nix::unistd::mkfifo(&ground.path("a/fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let _listener = std::os::unix::net::UnixListener::bind(ground.path("a/socket")).unwrap();
-    for (path, kind) in [("fifo", "a FIFO"), ("sub", "a directory"), (".", "a directory"), ("socket", "a socket")] {
+    for (path, kind) in [
+        ("fifo", "a FIFO"),
+        ("sub", "a directory"),
+        (".", "a directory"),
+        ("socket", "a socket"),
+    ] {
         let error = ground.open(path).unwrap_err();
-        assert!(matches!(error, ModelFileError::NotAFile { .. }), "{path}: {error:?}");
+        assert!(
+            matches!(error, ModelFileError::NotAFile { .. }),
+            "{path}: {error:?}"
+        );
         assert!(error.to_string().contains(kind), "{error}");
     }
     std::fs::write(ground.path("a/empty.gguf"), "").unwrap();
-    assert!(matches!(ground.open("empty.gguf"), Err(ModelFileError::Empty { .. })));
+    assert!(matches!(
+        ground.open("empty.gguf"),
+        Err(ModelFileError::Empty { .. })
+    ));
 }
 
 #[test]
 fn paths_that_cannot_be_are_refused() {
     let ground = Ground::new();
     for path in [String::new(), "x".repeat(5000), "a\0b".to_owned()] {
-        assert!(matches!(ground.open(&path), Err(ModelFileError::BadPath { .. })), "{path:?}");
+        assert!(
+            matches!(ground.open(&path), Err(ModelFileError::BadPath { .. })),
+            "{path:?}"
+        );
     }
-    assert!(ground.open("x".repeat(300)).is_err(), "a name above the file system's limit");
+    assert!(
+        ground.open("x".repeat(300)).is_err(),
+        "a name above the file system's limit"
+    );
 }
 
 #[test]
@@ -148,7 +230,10 @@ fn a_file_that_may_not_be_read_is_told_apart_from_a_missing_one() {
     let ground = Ground::new();
     std::fs::set_permissions(ground.path("a/one.gguf"), PermissionsExt::from_mode(0o000)).unwrap();
     let error = ground.open("one.gguf").unwrap_err();
-    assert!(matches!(error, ModelFileError::Unreadable { .. }), "{error:?}");
+    assert!(
+        matches!(error, ModelFileError::Unreadable { .. }),
+        "{error:?}"
+    );
     assert!(error.to_string().contains("change its mode"), "{error}");
 }
 
@@ -164,8 +249,13 @@ fn without_a_model_directory_nothing_is_opened() {
 fn a_model_directory_has_to_be_one() {
     let ground = Ground::new();
     for path in ["missing", "a/one.gguf"] {
-        let error = ModelDirs::new(&[ground.path(path)]).unwrap_err().to_string();
-        assert!(error.contains(path) && error.contains("--model-dir"), "{error}");
+        let error = ModelDirs::new(&[ground.path(path)])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(path) && error.contains("--model-dir"),
+            "{error}"
+        );
     }
 }
 
@@ -173,7 +263,11 @@ fn a_model_directory_has_to_be_one() {
 fn a_link_that_is_swapped_all_the_time_never_leads_out() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let ground = Ground::new();
-    let (link, inside, outside) = (ground.path("a/swap"), ground.path("b"), ground.path("outside"));
+    let (link, inside, outside) = (
+        ground.path("a/swap"),
+        ground.path("b"),
+        ground.path("outside"),
+    );
     std::fs::write(ground.path("b/secret.gguf"), "fine").unwrap();
     symlink(&inside, &link).unwrap();
     let stop = AtomicBool::new(false);
@@ -203,5 +297,8 @@ fn a_link_that_is_swapped_all_the_time_never_leads_out() {
         stop.store(true, Ordering::Relaxed);
     });
     println!("{opened} opened, {refused} refused");
-    assert!(opened > 0 && refused > 0, "{opened} opened, {refused} refused: the race was not run");
+    assert!(
+        opened > 0 && refused > 0,
+        "{opened} opened, {refused} refused: the race was not run"
+    );
 }

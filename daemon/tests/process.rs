@@ -36,21 +36,34 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(10));
         }
         let mut log = String::new();
-        self.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        self.0
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut log)
+            .unwrap();
         (self.0.wait().unwrap().code(), log)
     }
 }
 
 fn refused(arguments: &[&str]) -> Output {
-    Command::new(PROGRAM).args(arguments).env_remove("NOTIFY_SOCKET").output().unwrap()
+    Command::new(PROGRAM)
+        .args(arguments)
+        .env_remove("NOTIFY_SOCKET")
+        .output()
+        .unwrap()
 }
 
 /// Starts with a notify socket in `dir` and waits for READY=1.
 fn start(dir: &Path, command: &mut Command) -> (Daemon, UnixDatagram) {
     let notify = UnixDatagram::bind(dir.join("notify")).unwrap();
     notify.set_read_timeout(Some(PATIENCE)).unwrap();
-    let child =
-        command.env("NOTIFY_SOCKET", dir.join("notify")).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let child = command
+        .env("NOTIFY_SOCKET", dir.join("notify"))
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let daemon = Daemon(child);
     assert!(said(&notify).contains("READY=1"));
     (daemon, notify)
@@ -64,8 +77,21 @@ fn said(notify: &UnixDatagram) -> String {
 
 fn host(dir: &Path, socket: &Path) -> Command {
     let mut command = Command::new(PROGRAM);
-    command.args(["--device", "host", "--threads", "1", "--vram-budget", "64MiB", "--drain-grace", "1"]);
-    command.arg("--model-dir").arg(dir).arg("--socket").arg(socket);
+    command.args([
+        "--device",
+        "host",
+        "--threads",
+        "1",
+        "--vram-budget",
+        "64MiB",
+        "--drain-grace",
+        "1",
+    ]);
+    command
+        .arg("--model-dir")
+        .arg(dir)
+        .arg("--socket")
+        .arg(socket);
     command
 }
 
@@ -82,7 +108,11 @@ fn settings_that_cannot_be_used_end_with_2_and_name_the_flag() {
         let output = refused(arguments);
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
-        assert!(text.contains(arguments[0]), "'{text}' lacks {}", arguments[0]);
+        assert!(
+            text.contains(arguments[0]),
+            "'{text}' lacks {}",
+            arguments[0]
+        );
         assert!(output.stdout.is_empty(), "messages belong on stderr");
     }
 }
@@ -95,7 +125,10 @@ fn a_socket_that_cannot_be_had_ends_with_1_and_says_why() {
     let output = refused(&["--device", "host", "--socket", file.to_str().unwrap()]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("not a socket") && text.contains("--socket"), "{text}");
+    assert!(
+        text.contains("not a socket") && text.contains("--socket"),
+        "{text}"
+    );
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 
@@ -122,7 +155,10 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
     let output = host(dir.path(), &socket).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains(&format!("process {}", daemon.0.id())), "{text}");
+    assert!(
+        text.contains(&format!("process {}", daemon.0.id())),
+        "{text}"
+    );
     assert!(UnixStream::connect(&socket).is_ok());
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.ended().0, Some(0));
@@ -149,9 +185,21 @@ fn a_socket_passed_by_systemd_is_served_and_left_in_place() {
     let listener = UnixListener::bind(&passed).unwrap();
     // The first passed descriptor is 3; a shell moves it there and names its own process, which exec keeps.
     let mut command = Command::new("sh");
-    command.arg("-c").arg("exec 3<&0 0</dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" \"$@\"");
-    command.arg(PROGRAM).args(["--device", "host", "--threads", "1", "--vram-budget", "64MiB"]);
-    command.arg("--socket").arg(dir.path().join("unused")).stdin(Stdio::from(OwnedFd::from(listener)));
+    command
+        .arg("-c")
+        .arg("exec 3<&0 0</dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" \"$@\"");
+    command.arg(PROGRAM).args([
+        "--device",
+        "host",
+        "--threads",
+        "1",
+        "--vram-budget",
+        "64MiB",
+    ]);
+    command
+        .arg("--socket")
+        .arg(dir.path().join("unused"))
+        .stdin(Stdio::from(OwnedFd::from(listener)));
     let (daemon, _notify) = start(dir.path(), &mut command);
     assert!(UnixStream::connect(&passed).is_ok());
     assert!(!dir.path().join("unused").exists());

@@ -31,13 +31,21 @@ impl Arrival {
 
     fn now(metadata: &MetadataMap) -> Self {
         let at = Instant::now();
-        let timeout = metadata.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
+        let timeout = metadata
+            .get("grpc-timeout")
+            .and_then(|value| parse_timeout(value.to_str().ok()?));
         // A deadline beyond the clock's range is none.
-        Self { at, deadline: timeout.and_then(|timeout| at.checked_add(timeout)) }
+        Self {
+            at,
+            deadline: timeout.and_then(|timeout| at.checked_add(timeout)),
+        }
     }
 
     /// What `work` gives, or DEADLINE_EXCEEDED. `work` is dropped at the deadline, which cancels it.
-    pub(super) async fn limit<T>(&self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    pub(super) async fn limit<T>(
+        &self,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
         match self.deadline {
             None => work.await,
             Some(deadline) => match tokio::time::timeout_at(deadline.into(), work).await {
@@ -49,7 +57,10 @@ impl Arrival {
 }
 
 /// Stamps a request with its [`Arrival`]; runs before anything else sees the request.
-#[expect(clippy::result_large_err, reason = "the signature of tonic's interceptors")]
+#[expect(
+    clippy::result_large_err,
+    reason = "the signature of tonic's interceptors"
+)]
 pub(super) fn stamp(mut request: Request<()>) -> Result<Request<()>, Status> {
     let arrival = Arrival::now(request.metadata());
     request.extensions_mut().insert(arrival);
@@ -104,9 +115,18 @@ mod tests {
     #[tokio::test]
     async fn work_past_its_deadline_is_dropped_with_the_right_code() {
         let at = Instant::now();
-        let arrival = Arrival { at, deadline: Some(at + Duration::from_millis(5)) };
-        let status = arrival.limit(std::future::pending::<Result<(), Status>>()).await.unwrap_err();
+        let arrival = Arrival {
+            at,
+            deadline: Some(at + Duration::from_millis(5)),
+        };
+        let status = arrival
+            .limit(std::future::pending::<Result<(), Status>>())
+            .await
+            .unwrap_err();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
-        assert!(arrival.limit(async { Ok(()) }).await.is_ok(), "what is ready counts even after the deadline");
+        assert!(
+            arrival.limit(async { Ok(()) }).await.is_ok(),
+            "what is ready counts even after the deadline"
+        );
     }
 }

@@ -29,14 +29,23 @@ fn budget(wire: Option<v1::set_budget_request::Budget>) -> Result<engine::Budget
     use v1::set_budget_request::Budget;
 
     match wire {
-        Some(Budget::Bytes(0)) => Err(status_code::invalid("bytes", "0 is out of range: at least 1")),
+        Some(Budget::Bytes(0)) => Err(status_code::invalid(
+            "bytes",
+            "0 is out of range: at least 1",
+        )),
         Some(Budget::Bytes(bytes)) => Ok(engine::Budget::Bytes(bytes)),
         // False for NaN, too.
-        Some(Budget::Percent(percent)) if percent > 0.0 && percent <= 100.0 => Ok(engine::Budget::Percent(percent)),
-        Some(Budget::Percent(percent)) => {
-            Err(status_code::invalid("percent", &format!("{percent} is out of range: above 0, at most 100")))
+        Some(Budget::Percent(percent)) if percent > 0.0 && percent <= 100.0 => {
+            Ok(engine::Budget::Percent(percent))
         }
-        None => Err(status_code::invalid("budget", "missing; give bytes or percent")),
+        Some(Budget::Percent(percent)) => Err(status_code::invalid(
+            "percent",
+            &format!("{percent} is out of range: above 0, at most 100"),
+        )),
+        None => Err(status_code::invalid(
+            "budget",
+            "missing; give bytes or percent",
+        )),
     }
 }
 
@@ -52,7 +61,11 @@ fn policy(wire: i32) -> Result<engine::Policy, Status> {
 }
 
 impl Context {
-    async fn clear(&self, request: v1::ClearRequest, arrival: Arrival) -> Result<v1::ClearResponse, Status> {
+    async fn clear(
+        &self,
+        request: v1::ClearRequest,
+        arrival: Arrival,
+    ) -> Result<v1::ClearResponse, Status> {
         self.admit()?;
         let mut violations = Violations::default();
         if let Some(name) = &request.model {
@@ -79,7 +92,12 @@ impl Context {
         self.admit()?;
         let budget = budget(request.budget)?;
         let before = self.engine.snapshot().cache.evictions;
-        let work = async { self.engine.set_budget(budget).await.map_err(|error| status_code::from_engine(&error)) };
+        let work = async {
+            self.engine
+                .set_budget(budget)
+                .await
+                .map_err(|error| status_code::from_engine(&error))
+        };
         let change = arrival.limit(work).await?;
         let cache = self.engine.snapshot().cache;
         Ok(v1::SetBudgetResponse {
@@ -87,7 +105,8 @@ impl Context {
             effective_budget_bytes: change.budget_bytes.saturating_add(change.excess_bytes),
             resident_bytes: convert::usage(&cache).resident_bytes,
             in_flight_bytes: cache.in_flight_bytes,
-            evicted_segments: u32::try_from(cache.evictions.saturating_sub(before)).unwrap_or(u32::MAX),
+            evicted_segments: u32::try_from(cache.evictions.saturating_sub(before))
+                .unwrap_or(u32::MAX),
             evicted_bytes: change.evicted_bytes,
         })
     }
@@ -99,7 +118,12 @@ impl Context {
     ) -> Result<v1::SetPolicyResponse, Status> {
         self.admit()?;
         let policy = policy(request.policy)?;
-        let work = async { self.engine.set_policy(policy).await.map_err(|error| status_code::from_engine(&error)) };
+        let work = async {
+            self.engine
+                .set_policy(policy)
+                .await
+                .map_err(|error| status_code::from_engine(&error))
+        };
         let previous = arrival.limit(work).await?;
         Ok(v1::SetPolicyResponse {
             previous: convert::policy(previous).into(),
@@ -110,7 +134,10 @@ impl Context {
 
 #[tonic::async_trait]
 impl Cache for CacheService {
-    async fn stats(&self, _: Request<v1::StatsRequest>) -> Result<Response<v1::StatsResponse>, Status> {
+    async fn stats(
+        &self,
+        _: Request<v1::StatsRequest>,
+    ) -> Result<Response<v1::StatsResponse>, Status> {
         let snapshot = self.context.engine.snapshot();
         let mut models: Vec<_> = snapshot
             .models
@@ -130,10 +157,18 @@ impl Cache for CacheService {
         }))
     }
 
-    async fn clear(&self, request: Request<v1::ClearRequest>) -> Result<Response<v1::ClearResponse>, Status> {
+    async fn clear(
+        &self,
+        request: Request<v1::ClearRequest>,
+    ) -> Result<Response<v1::ClearResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let log = RequestLog::new("Clear", request.model.as_deref().unwrap_or_default(), arrival.at);
-        log.end(self.context.clear(request, arrival).await).map(Response::new)
+        let log = RequestLog::new(
+            "Clear",
+            request.model.as_deref().unwrap_or_default(),
+            arrival.at,
+        );
+        log.end(self.context.clear(request, arrival).await)
+            .map(Response::new)
     }
 
     async fn set_budget(
@@ -142,7 +177,8 @@ impl Cache for CacheService {
     ) -> Result<Response<v1::SetBudgetResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
         let log = RequestLog::new("SetBudget", "", arrival.at);
-        log.end(self.context.set_budget(request, arrival).await).map(Response::new)
+        log.end(self.context.set_budget(request, arrival).await)
+            .map(Response::new)
     }
 
     async fn set_policy(
@@ -151,7 +187,8 @@ impl Cache for CacheService {
     ) -> Result<Response<v1::SetPolicyResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
         let log = RequestLog::new("SetPolicy", "", arrival.at);
-        log.end(self.context.set_policy(request, arrival).await).map(Response::new)
+        log.end(self.context.set_policy(request, arrival).await)
+            .map(Response::new)
     }
 }
 
@@ -163,8 +200,14 @@ mod tests {
 
     #[test]
     fn a_budget_is_a_positive_number_of_bytes_or_a_share() {
-        assert_eq!(budget(Some(Budget::Bytes(7))).unwrap(), engine::Budget::Bytes(7));
-        assert_eq!(budget(Some(Budget::Percent(100.0))).unwrap(), engine::Budget::Percent(100.0));
+        assert_eq!(
+            budget(Some(Budget::Bytes(7))).unwrap(),
+            engine::Budget::Bytes(7)
+        );
+        assert_eq!(
+            budget(Some(Budget::Percent(100.0))).unwrap(),
+            engine::Budget::Percent(100.0)
+        );
         let refused = [
             None,
             Some(Budget::Bytes(0)),
@@ -175,7 +218,11 @@ mod tests {
             Some(Budget::Percent(f64::INFINITY)),
         ];
         for wire in refused {
-            assert_eq!(budget(wire).unwrap_err().code(), tonic::Code::InvalidArgument, "{wire:?}");
+            assert_eq!(
+                budget(wire).unwrap_err().code(),
+                tonic::Code::InvalidArgument,
+                "{wire:?}"
+            );
         }
     }
 
@@ -186,7 +233,11 @@ mod tests {
         for wire in [0, 3, -1, i32::MAX] {
             let status = policy(wire).unwrap_err();
             assert_eq!(status.code(), tonic::Code::InvalidArgument);
-            assert!(status.message().contains("CACHE_POLICY_LRU"), "{}", status.message());
+            assert!(
+                status.message().contains("CACHE_POLICY_LRU"),
+                "{}",
+                status.message()
+            );
         }
     }
 }

@@ -35,11 +35,22 @@ impl Violations {
 
     /// INVALID_ARGUMENT if anything was added.
     pub(super) fn result(self) -> Result<(), Status> {
-        if self.found.is_empty() { Ok(()) } else { Err(status_code::invalid_all(&self.found)) }
+        if self.found.is_empty() {
+            Ok(())
+        } else {
+            Err(status_code::invalid_all(&self.found))
+        }
     }
 
     /// A whole number in a range, or the default.
-    fn integer(&mut self, field: &str, value: Option<i32>, min: u32, max: u32, range: &str) -> Option<u32> {
+    fn integer(
+        &mut self,
+        field: &str,
+        value: Option<i32>,
+        min: u32,
+        max: u32,
+        range: &str,
+    ) -> Option<u32> {
         let value = value?;
         match u32::try_from(value) {
             Ok(n) if (min..=max).contains(&n) => Some(n),
@@ -51,7 +62,14 @@ impl Violations {
     }
 
     /// A number for which `fine` holds, or the default.
-    fn number(&mut self, field: &str, value: Option<f32>, default: f32, fine: impl Fn(f32) -> bool, range: &str) -> f32 {
+    fn number(
+        &mut self,
+        field: &str,
+        value: Option<f32>,
+        default: f32,
+        fine: impl Fn(f32) -> bool,
+        range: &str,
+    ) -> f32 {
         match value {
             None => default,
             // NaN fails every comparison, infinities are named in the ranges.
@@ -87,7 +105,13 @@ pub(super) fn sampling(wire: Option<v1::SamplingParams>, violations: &mut Violat
             "finite and at least 0, where 0 is greedy",
         ),
         top_k: v
-            .integer("sampling.top_k", wire.top_k, 0, max, "at least 0, where 0 keeps all")
+            .integer(
+                "sampling.top_k",
+                wire.top_k,
+                0,
+                max,
+                "at least 0, where 0 keeps all",
+            )
             .unwrap_or(default.top_k),
         top_p: v.number(
             "sampling.top_p",
@@ -125,7 +149,13 @@ pub(super) fn sampling(wire: Option<v1::SamplingParams>, violations: &mut Violat
             "from -100 to 100, where 0 does nothing",
         ),
         penalty_last_n: v
-            .integer("sampling.penalty_last_n", wire.penalty_last_n, 0, max, "at least 0, where 0 turns penalties off")
+            .integer(
+                "sampling.penalty_last_n",
+                wire.penalty_last_n,
+                0,
+                max,
+                "at least 0, where 0 turns penalties off",
+            )
             .unwrap_or(default.penalty_last_n),
         seed: wire.seed,
     };
@@ -137,40 +167,86 @@ pub(super) fn sampling(wire: Option<v1::SamplingParams>, violations: &mut Violat
         "at least 1; leave it unset to generate until the text ends or the context is full",
     );
     if wire.stop.len() > STOP_MAX {
-        v.add("sampling.stop", format!("{} stop strings; at most {STOP_MAX}", wire.stop.len()));
+        v.add(
+            "sampling.stop",
+            format!("{} stop strings; at most {STOP_MAX}", wire.stop.len()),
+        );
     }
-    if let Some(at) = wire.stop.iter().position(|stop| stop.is_empty() || stop.len() > STOP_MAX_BYTES) {
+    if let Some(at) = wire
+        .stop
+        .iter()
+        .position(|stop| stop.is_empty() || stop.len() > STOP_MAX_BYTES)
+    {
         let bytes = wire.stop[at].len();
-        v.add("sampling.stop", format!("string {at} has {bytes} bytes; 1 to {STOP_MAX_BYTES} are allowed"));
+        v.add(
+            "sampling.stop",
+            format!("string {at} has {bytes} bytes; 1 to {STOP_MAX_BYTES} are allowed"),
+        );
     }
-    Sampling { params, max_tokens, stop: wire.stop }
+    Sampling {
+        params,
+        max_tokens,
+        stop: wire.stop,
+    }
 }
 
 /// Checks that a model's name could be one.
 pub(super) fn model_name(field: &str, name: &str, violations: &mut Violations) {
     if name.is_empty() {
-        violations.add(field, "empty; give the name of a loaded model (List names them)");
+        violations.add(
+            field,
+            "empty; give the name of a loaded model (List names them)",
+        );
     } else if name.len() > MODEL_NAME_MAX {
-        violations.add(field, format!("{} bytes; a model's name has at most {MODEL_NAME_MAX}", name.len()));
+        violations.add(
+            field,
+            format!(
+                "{} bytes; a model's name has at most {MODEL_NAME_MAX}",
+                name.len()
+            ),
+        );
     }
 }
 
 /// Checks `n_ctx` for its sign; its upper end is the model's.
 pub(super) fn n_ctx(value: Option<i32>, violations: &mut Violations) -> Option<u32> {
-    violations.integer("n_ctx", value, 1, i32::MAX as u32, "at least 1, at most the model's training length")
+    violations.integer(
+        "n_ctx",
+        value,
+        1,
+        i32::MAX as u32,
+        "at least 1, at most the model's training length",
+    )
 }
 
 /// Checks `top_n`.
 pub(super) fn top_n(value: Option<i32>, violations: &mut Violations) -> u32 {
-    violations.integer("top_n", value, 0, TOP_N_MAX, &format!("from 0 to {TOP_N_MAX}")).unwrap_or(0)
+    violations
+        .integer(
+            "top_n",
+            value,
+            0,
+            TOP_N_MAX,
+            &format!("from 0 to {TOP_N_MAX}"),
+        )
+        .unwrap_or(0)
 }
 
 /// Checks a conversation.
 pub(super) fn messages(messages: &[v1::ChatMessage], violations: &mut Violations) {
     if messages.is_empty() || messages.len() > MESSAGES_MAX {
-        violations.add("messages", format!("{} messages; 1 to {MESSAGES_MAX} are allowed", messages.len()));
+        violations.add(
+            "messages",
+            format!(
+                "{} messages; 1 to {MESSAGES_MAX} are allowed",
+                messages.len()
+            ),
+        );
     }
-    if let Some(at) = messages.iter().position(|m| m.role.is_empty() || m.role.len() > ROLE_MAX_BYTES) {
+    if let Some(at) = messages
+        .iter()
+        .position(|m| m.role.is_empty() || m.role.len() > ROLE_MAX_BYTES)
+    {
         let bytes = messages[at].role.len();
         violations.add(
             &format!("messages[{at}].role"),
@@ -189,7 +265,10 @@ pub(super) fn context(asked: Option<u32>, n_ctx_train: u32, n_ctx_max: u32) -> R
             } else {
                 "the daemon's limit, --n-ctx-max"
             };
-            Err(status_code::invalid("n_ctx", &format!("{n} is out of range: at least 1, at most {most}, {whose}")))
+            Err(status_code::invalid(
+                "n_ctx",
+                &format!("{n} is out of range: at least 1, at most {most}, {whose}"),
+            ))
         }
         Some(n) => Ok(n),
         None => Ok(most),
@@ -202,13 +281,22 @@ pub(super) fn ids(field: &str, ids: &[u32], n_vocab: u32) -> Result<(), Status> 
         None => Ok(()),
         Some(at) => Err(status_code::invalid(
             field,
-            &format!("id {} at place {at} is out of range: the vocabulary has the ids 0 to {}", ids[at], n_vocab.max(1) - 1),
+            &format!(
+                "id {} at place {at} is out of range: the vocabulary has the ids 0 to {}",
+                ids[at],
+                n_vocab.max(1) - 1
+            ),
         )),
     }
 }
 
 /// Checks how many tokens are to be scored.
-pub(super) fn score_length(field: &str, n_tokens: usize, n_ctx: u32, top_n: u32) -> Result<(), Status> {
+pub(super) fn score_length(
+    field: &str,
+    n_tokens: usize,
+    n_ctx: u32,
+    top_n: u32,
+) -> Result<(), Status> {
     if n_tokens < 2 {
         return Err(status_code::invalid(
             field,
@@ -218,14 +306,18 @@ pub(super) fn score_length(field: &str, n_tokens: usize, n_ctx: u32, top_n: u32)
     if n_tokens > n_ctx as usize {
         return Err(status_code::invalid(
             field,
-            &format!("{n_tokens} tokens, but the context of this request has {n_ctx}; score the text in windows"),
+            &format!(
+                "{n_tokens} tokens, but the context of this request has {n_ctx}; score the text in windows"
+            ),
         ));
     }
     let scores = n_tokens as u64 * (u64::from(top_n) + 1);
     if scores > SCORES_MAX {
         return Err(status_code::invalid(
             "top_n",
-            &format!("{top_n} for {n_tokens} tokens makes {scores} scores; at most {SCORES_MAX} fit an answer"),
+            &format!(
+                "{top_n} for {n_tokens} tokens makes {scores} scores; at most {SCORES_MAX} fit an answer"
+            ),
         ));
     }
     Ok(())
@@ -239,11 +331,19 @@ pub(super) fn segments(asked: Vec<u32>, n_segments: usize) -> Result<Option<Vec<
     if let Some(&index) = asked.iter().find(|&&index| index as usize >= n_segments) {
         return Err(status_code::invalid(
             "segments",
-            &format!("index {index} is out of range: the model has the segments 0 to {}", n_segments.max(1) - 1),
+            &format!(
+                "index {index} is out of range: the model has the segments 0 to {}",
+                n_segments.max(1) - 1
+            ),
         ));
     }
     let mut seen = vec![false; n_segments];
-    Ok(Some(asked.into_iter().filter(|&index| !std::mem::replace(&mut seen[index as usize], true)).collect()))
+    Ok(Some(
+        asked
+            .into_iter()
+            .filter(|&index| !std::mem::replace(&mut seen[index as usize], true))
+            .collect(),
+    ))
 }
 
 #[cfg(test)]

@@ -66,7 +66,12 @@ fn rope(model: &LoadedModel) -> v1::Rope {
         RopeScaling::None if model.model().rope_factors().is_some() => (1.0, "llama3"),
         RopeScaling::None => (1.0, "none"),
     };
-    v1::Rope { freq_base: rope.freq_base, freq_scale, n_rot: rope.n_rot, scaling: scaling.to_owned() }
+    v1::Rope {
+        freq_base: rope.freq_base,
+        freq_scale,
+        n_rot: rope.n_rot,
+        scaling: scaling.to_owned(),
+    }
 }
 
 fn segments(model: &Arc<LoadedModel>, states: &[SegmentStatus]) -> Vec<v1::Segment> {
@@ -102,7 +107,11 @@ pub(super) fn summary(status: &ModelStatus) -> v1::ModelSummary {
         architecture: info.architecture.to_owned(),
         path: model.path().display().to_string(),
         n_params: info.n_params,
-        quantization: info.quantization.first().map(|share| share.ty.to_owned()).unwrap_or_default(),
+        quantization: info
+            .quantization
+            .first()
+            .map(|share| share.ty.to_owned())
+            .unwrap_or_default(),
         file_bytes: model.file().len(),
         weight_bytes: residency.weight_bytes,
         resident_bytes: residency.resident_bytes,
@@ -141,7 +150,13 @@ impl Residency {
     /// Of the segments named, or all.
     pub(super) fn of_segments(status: &ModelStatus, asked: Option<&[u32]>) -> Self {
         let mut sum = Self::default();
-        let described = status.model.model().info().segments.iter().zip(&status.segments);
+        let described = status
+            .model
+            .model()
+            .info()
+            .segments
+            .iter()
+            .zip(&status.segments);
         for (index, (segment, state)) in (0u32..).zip(described) {
             if asked.is_some_and(|asked| !asked.contains(&index)) {
                 continue;
@@ -164,7 +179,9 @@ impl Residency {
 /// Counts of the cache. The wire counts weights, KV and scratch apart, the engine's `resident_bytes` is their sum.
 pub(super) fn usage(cache: &CacheStatus) -> v1::CacheUsage {
     v1::CacheUsage {
-        resident_bytes: cache.resident_bytes.saturating_sub(cache.kv_bytes + cache.scratch_bytes),
+        resident_bytes: cache
+            .resident_bytes
+            .saturating_sub(cache.kv_bytes + cache.scratch_bytes),
         in_flight_bytes: cache.in_flight_bytes,
         pinned_bytes: cache.pinned_bytes,
         kv_bytes: cache.kv_bytes,

@@ -28,7 +28,11 @@ type GenerateStream = Pin<Box<dyn Stream<Item = Result<v1::GenerateEvent, Status
 /// What to continue, before it is ids.
 #[derive(Debug)]
 enum Prompt {
-    Text { text: String, add_special: bool, parse_special: bool },
+    Text {
+        text: String,
+        add_special: bool,
+        parse_special: bool,
+    },
     Ids(Vec<u32>),
     Chat(Vec<Message>),
 }
@@ -38,7 +42,10 @@ impl Prompt {
         match self {
             Self::Text { text, .. } => text.len(),
             Self::Ids(ids) => size_of_val(ids.as_slice()),
-            Self::Chat(messages) => messages.iter().map(|m| m.role.len() + m.content.len()).sum(),
+            Self::Chat(messages) => messages
+                .iter()
+                .map(|m| m.role.len() + m.content.len())
+                .sum(),
         }
     }
 
@@ -47,15 +54,23 @@ impl Prompt {
         let tokenizer = model.tokenizer();
         match self {
             Self::Ids(ids) => Ok(ids),
-            Self::Text { text, add_special, parse_special } => tokenizer
+            Self::Text {
+                text,
+                add_special,
+                parse_special,
+            } => tokenizer
                 .encode(&text, add_special, parse_special)
                 .map_err(|error| status_code::invalid("text", &error.to_string())),
             Self::Chat(messages) => {
-                let Some(template) = model.template() else { return Err(no_template(model)) };
+                let Some(template) = model.template() else {
+                    return Err(no_template(model));
+                };
                 let text = template
                     .render(&messages, true)
                     .map_err(|error| status_code::invalid("messages", &error.to_string()))?;
-                tokenizer.encode_chat(&text).map_err(|error| status_code::invalid("messages", &error.to_string()))
+                tokenizer
+                    .encode_chat(&text)
+                    .map_err(|error| status_code::invalid("messages", &error.to_string()))
             }
         }
     }
@@ -102,7 +117,10 @@ impl InferenceService {
             }),
             Some(Wire::Tokens(v1::TokenIds { ids })) if !ids.is_empty() => Some(Prompt::Ids(ids)),
             Some(_) | None => {
-                violations.add("prompt", "empty; give a text of at least one byte, or at least one token id");
+                violations.add(
+                    "prompt",
+                    "empty; give a text of at least one byte, or at least one token id",
+                );
                 None
             }
         };
@@ -110,11 +128,18 @@ impl InferenceService {
         refuse_logprobs(request.logprobs)?;
         let model = self.context.model(&request.model)?;
         let n_ctx = self.context.n_ctx(n_ctx, &model)?;
-        let Some(prompt) = prompt else { return Err(status_code::bug("a missing prompt was let through")) };
+        let Some(prompt) = prompt else {
+            return Err(status_code::bug("a missing prompt was let through"));
+        };
         if let Prompt::Ids(ids) = &prompt {
             check::ids("tokens.ids", ids, model.model().info().n_vocab)?;
         }
-        Ok(Wanted { model, prompt, sampling, n_ctx })
+        Ok(Wanted {
+            model,
+            prompt,
+            sampling,
+            n_ctx,
+        })
     }
 
     fn check_chat(&self, request: v1::ChatRequest) -> Result<Wanted, Status> {
@@ -131,8 +156,17 @@ impl InferenceService {
             return Err(no_template(&model));
         }
         let n_ctx = self.context.n_ctx(n_ctx, &model)?;
-        let messages = request.messages.into_iter().map(|m| Message::new(m.role, m.content)).collect();
-        Ok(Wanted { model, prompt: Prompt::Chat(messages), sampling, n_ctx })
+        let messages = request
+            .messages
+            .into_iter()
+            .map(|m| Message::new(m.role, m.content))
+            .collect();
+        Ok(Wanted {
+            model,
+            prompt: Prompt::Chat(messages),
+            sampling,
+            n_ctx,
+        })
     }
 
     /// Tokenizes and hands over to the engine.
@@ -142,16 +176,27 @@ impl InferenceService {
         arrival: Arrival,
         log: &mut RequestLog,
     ) -> Result<Running, Status> {
-        let Wanted { model, prompt, mut sampling, n_ctx } = wanted?;
+        let Wanted {
+            model,
+            prompt,
+            mut sampling,
+            n_ctx,
+        } = wanted?;
         let field = match &prompt {
             Prompt::Text { .. } => "text",
             Prompt::Ids(_) => "tokens.ids",
             Prompt::Chat(_) => "messages",
         };
-        let ids = self.context.ids(Arc::clone(&model), prompt, arrival).await?;
+        let ids = self
+            .context
+            .ids(Arc::clone(&model), prompt, arrival)
+            .await?;
         log.prompt_tokens = Some(ids.len() as u32);
         if ids.is_empty() {
-            return Err(status_code::invalid(field, "it has no tokens; give at least one"));
+            return Err(status_code::invalid(
+                field,
+                "it has no tokens; give at least one",
+            ));
         }
         if ids.len() >= n_ctx as usize {
             return Err(status_code::invalid(
@@ -179,8 +224,16 @@ impl InferenceService {
             stop: sampling.stop,
             deadline: arrival.deadline,
         };
-        let events = self.context.engine.generate(request).map_err(|error| status_code::from_engine(&error))?;
-        Ok(Running { events, seed, stop_string })
+        let events = self
+            .context
+            .engine
+            .generate(request)
+            .map_err(|error| status_code::from_engine(&error))?;
+        Ok(Running {
+            events,
+            seed,
+            stop_string,
+        })
     }
 
     async fn stream(
@@ -225,20 +278,39 @@ fn events(
 ) -> impl Stream<Item = Result<v1::GenerateEvent, Status>> + Send {
     stream::unfold(Some((running, log)), move |state| async move {
         let (mut running, mut log) = state?;
-        let next = arrival.limit(async { running.events.next().await.ok_or_else(status_code::engine_gone) }).await;
+        let next = arrival
+            .limit(async {
+                running
+                    .events
+                    .next()
+                    .await
+                    .ok_or_else(status_code::engine_gone)
+            })
+            .await;
         let (item, goes_on) = match next {
             Ok(engine::GenerateEvent::Piece { text, ids }) => {
                 log.generated_tokens = Some(log.generated_tokens.unwrap_or(0) + ids.len() as u32);
-                let piece = v1::GeneratePiece { text, token_ids: ids, logprobs: Vec::new() };
+                let piece = v1::GeneratePiece {
+                    text,
+                    token_ids: ids,
+                    logprobs: Vec::new(),
+                };
                 (Ok(v1::generate_event::Event::Piece(piece)), true)
             }
             Ok(engine::GenerateEvent::Done(summary)) => {
                 log.generated_tokens = Some(summary.generated_tokens);
                 log.tokens_per_s = Some(summary.decode_tokens_per_s);
                 log.uploaded_bytes = Some(summary.cache.uploaded_bytes);
-                (Ok(v1::generate_event::Event::Done(done(&summary, &running, arrival.at))), false)
+                (
+                    Ok(v1::generate_event::Event::Done(done(
+                        &summary, &running, arrival.at,
+                    ))),
+                    false,
+                )
             }
-            Ok(engine::GenerateEvent::Failed(error)) => (Err(status_code::from_engine(&error)), false),
+            Ok(engine::GenerateEvent::Failed(error)) => {
+                (Err(status_code::from_engine(&error)), false)
+            }
             Err(status) => (Err(status), false),
         };
         if !goes_on {
@@ -249,7 +321,11 @@ fn events(
     })
 }
 
-fn done(summary: &engine::GenerateSummary, running: &Running, arrived: Instant) -> v1::GenerateDone {
+fn done(
+    summary: &engine::GenerateSummary,
+    running: &Running,
+    arrived: Instant,
+) -> v1::GenerateDone {
     let ttft_s = summary.ttft.as_secs_f64();
     v1::GenerateDone {
         finish_reason: convert::finish(summary.finish).into(),
@@ -260,7 +336,11 @@ fn done(summary: &engine::GenerateSummary, running: &Running, arrived: Instant) 
         cache_hits: summary.cache.hits,
         cache_misses: summary.cache.misses,
         uploaded_bytes: summary.cache.uploaded_bytes,
-        prefill_tokens_per_s: if ttft_s > 0.0 { f64::from(summary.prompt_tokens) / ttft_s } else { 0.0 },
+        prefill_tokens_per_s: if ttft_s > 0.0 {
+            f64::from(summary.prompt_tokens) / ttft_s
+        } else {
+            0.0
+        },
         queue_ms: 0.0,
         total_ms: arrived.elapsed().as_secs_f64() * 1e3,
         seed: running.seed,
@@ -275,15 +355,28 @@ fn done(summary: &engine::GenerateSummary, running: &Running, arrived: Instant) 
 
 impl Context {
     /// The ids of a prompt, made on a blocking thread.
-    async fn ids(&self, model: Arc<LoadedModel>, prompt: Prompt, arrival: Arrival) -> Result<Vec<u32>, Status> {
+    async fn ids(
+        &self,
+        model: Arc<LoadedModel>,
+        prompt: Prompt,
+        arrival: Arrival,
+    ) -> Result<Vec<u32>, Status> {
         let bytes = prompt.bytes();
         match prompt {
             Prompt::Ids(ids) => Ok(ids),
-            prompt => arrival.limit(self.text.run(bytes, move || prompt.into_ids(&model))).await,
+            prompt => {
+                arrival
+                    .limit(self.text.run(bytes, move || prompt.into_ids(&model)))
+                    .await
+            }
         }
     }
 
-    async fn tokenize(&self, request: v1::TokenizeRequest, arrival: Arrival) -> Result<v1::TokenizeResponse, Status> {
+    async fn tokenize(
+        &self,
+        request: v1::TokenizeRequest,
+        arrival: Arrival,
+    ) -> Result<v1::TokenizeResponse, Status> {
         self.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
@@ -322,7 +415,11 @@ impl Context {
         arrival.limit(work).await
     }
 
-    async fn score(&self, request: v1::ScoreRequest, arrival: Arrival) -> Result<v1::ScoreResponse, Status> {
+    async fn score(
+        &self,
+        request: v1::ScoreRequest,
+        arrival: Arrival,
+    ) -> Result<v1::ScoreResponse, Status> {
         use v1::score_request::Input;
 
         self.admit()?;
@@ -333,7 +430,14 @@ impl Context {
         let (field, prompt) = match request.input {
             Some(Input::Text(text)) => {
                 let add_special = request.add_special.unwrap_or(true);
-                ("text", Prompt::Text { text, add_special, parse_special: request.parse_special.unwrap_or(true) })
+                (
+                    "text",
+                    Prompt::Text {
+                        text,
+                        add_special,
+                        parse_special: request.parse_special.unwrap_or(true),
+                    },
+                )
             }
             Some(Input::Tokens(v1::TokenIds { ids })) => ("tokens.ids", Prompt::Ids(ids)),
             None => {
@@ -351,17 +455,41 @@ impl Context {
         check::score_length(field, ids.len(), n_ctx, top_n)?;
 
         let first = ids[0];
-        let request = engine::ScoreRequest { model: Arc::clone(&model), ids, top_n, deadline: arrival.deadline };
-        let scoring = async { self.engine.score(request).await.map_err(|error| status_code::from_engine(&error)) };
+        let request = engine::ScoreRequest {
+            model: Arc::clone(&model),
+            ids,
+            top_n,
+            deadline: arrival.deadline,
+        };
+        let scoring = async {
+            self.engine
+                .score(request)
+                .await
+                .map_err(|error| status_code::from_engine(&error))
+        };
         let scores = arrival.limit(scoring).await?;
         Ok(score_response(&model, first, scores, arrival.at))
     }
 }
 
-fn score_response(model: &LoadedModel, first: u32, scores: engine::Scores, arrived: Instant) -> v1::ScoreResponse {
-    let sum_logprob: f64 = scores.tokens.iter().map(|token| f64::from(token.logprob)).sum();
+fn score_response(
+    model: &LoadedModel,
+    first: u32,
+    scores: engine::Scores,
+    arrived: Instant,
+) -> v1::ScoreResponse {
+    let sum_logprob: f64 = scores
+        .tokens
+        .iter()
+        .map(|token| f64::from(token.logprob))
+        .sum();
     let n_scored = scores.tokens.len() as u32;
-    let start = v1::TokenLogprob { id: first, logprob: None, piece: piece(model, first), top: Vec::new() };
+    let start = v1::TokenLogprob {
+        id: first,
+        logprob: None,
+        piece: piece(model, first),
+        top: Vec::new(),
+    };
     let rest = scores.tokens.into_iter().map(|token| v1::TokenLogprob {
         id: token.id,
         logprob: Some(token.logprob),
@@ -369,14 +497,22 @@ fn score_response(model: &LoadedModel, first: u32, scores: engine::Scores, arriv
         top: token
             .top
             .into_iter()
-            .map(|(id, logprob)| v1::TopLogprob { id, logprob, piece: piece(model, id) })
+            .map(|(id, logprob)| v1::TopLogprob {
+                id,
+                logprob,
+                piece: piece(model, id),
+            })
             .collect(),
     });
     v1::ScoreResponse {
         tokens: std::iter::once(start).chain(rest).collect(),
         sum_logprob,
         n_scored,
-        perplexity: if n_scored == 0 { 0.0 } else { (-sum_logprob / f64::from(n_scored)).exp() },
+        perplexity: if n_scored == 0 {
+            0.0
+        } else {
+            (-sum_logprob / f64::from(n_scored)).exp()
+        },
         cache_hits: scores.cache.hits,
         cache_misses: scores.cache.misses,
         uploaded_bytes: scores.cache.uploaded_bytes,
@@ -385,7 +521,11 @@ fn score_response(model: &LoadedModel, first: u32, scores: engine::Scores, arriv
 }
 
 fn piece(model: &LoadedModel, id: u32) -> Vec<u8> {
-    model.tokenizer().token_bytes(id).unwrap_or_default().to_vec()
+    model
+        .tokenizer()
+        .token_bytes(id)
+        .unwrap_or_default()
+        .to_vec()
 }
 
 #[tonic::async_trait]
@@ -399,13 +539,18 @@ impl Inference for InferenceService {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
         let model = request.model.clone();
-        self.stream("Generate", &model, arrival, self.check_generate(request)).await
+        self.stream("Generate", &model, arrival, self.check_generate(request))
+            .await
     }
 
-    async fn chat(&self, request: Request<v1::ChatRequest>) -> Result<Response<Self::ChatStream>, Status> {
+    async fn chat(
+        &self,
+        request: Request<v1::ChatRequest>,
+    ) -> Result<Response<Self::ChatStream>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
         let model = request.model.clone();
-        self.stream("Chat", &model, arrival, self.check_chat(request)).await
+        self.stream("Chat", &model, arrival, self.check_chat(request))
+            .await
     }
 
     async fn tokenize(
@@ -425,14 +570,21 @@ impl Inference for InferenceService {
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
         let log = RequestLog::new("Detokenize", &request.model, arrival.at);
-        log.end(self.context.detokenize(request, arrival).await).map(Response::new)
+        log.end(self.context.detokenize(request, arrival).await)
+            .map(Response::new)
     }
 
-    async fn score(&self, request: Request<v1::ScoreRequest>) -> Result<Response<v1::ScoreResponse>, Status> {
+    async fn score(
+        &self,
+        request: Request<v1::ScoreRequest>,
+    ) -> Result<Response<v1::ScoreResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
         let mut log = RequestLog::new("Score", &request.model, arrival.at);
         let result = self.context.score(request, arrival).await;
-        log.prompt_tokens = result.as_ref().ok().map(|answer| answer.tokens.len() as u32);
+        log.prompt_tokens = result
+            .as_ref()
+            .ok()
+            .map(|answer| answer.tokens.len() as u32);
         log.uploaded_bytes = result.as_ref().ok().map(|answer| answer.uploaded_bytes);
         log.end(result).map(Response::new)
     }

@@ -49,7 +49,8 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Headers that are read at once.
 const LOADS_AT_ONCE: usize = 4;
 /// Blocking threads that the services need at most.
-pub const BLOCKING_THREADS: usize = LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE;
+pub const BLOCKING_THREADS: usize =
+    LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE;
 
 /// What the services are told of the configuration.
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +101,10 @@ impl Context {
 
     /// Notes what the device holds, for the largest that was ever seen.
     pub(crate) fn note_bytes(&self, snapshot: &Snapshot) {
-        let bytes = snapshot.cache.resident_bytes.saturating_add(snapshot.cache.in_flight_bytes);
+        let bytes = snapshot
+            .cache
+            .resident_bytes
+            .saturating_add(snapshot.cache.in_flight_bytes);
         self.peak_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
 
@@ -111,15 +115,25 @@ impl Context {
 
     /// Lets work in, or not.
     fn admit(&self) -> Result<(), Status> {
-        if self.is_draining() { Err(status_code::draining()) } else { Ok(()) }
+        if self.is_draining() {
+            Err(status_code::draining())
+        } else {
+            Ok(())
+        }
     }
 
     fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Status> {
-        self.engine.model(name).map_err(|error| status_code::from_engine(&error))
+        self.engine
+            .model(name)
+            .map_err(|error| status_code::from_engine(&error))
     }
 
     fn n_ctx(&self, asked: Option<u32>, model: &LoadedModel) -> Result<u32, Status> {
-        check::context(asked, model.model().info().n_ctx_train, self.limits.n_ctx_max)
+        check::context(
+            asked,
+            model.model().info().n_ctx_train,
+            self.limits.n_ctx_max,
+        )
     }
 }
 
@@ -140,9 +154,18 @@ impl Health {
 
     /// Says the same of everything.
     pub(crate) async fn set(&self, serving: bool) {
-        let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-        for service in ["", "rocmforge.v1.Models", "rocmforge.v1.Inference", "rocmforge.v1.Cache", "rocmforge.v1.Server"]
-        {
+        let status = if serving {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        };
+        for service in [
+            "",
+            "rocmforge.v1.Models",
+            "rocmforge.v1.Inference",
+            "rocmforge.v1.Cache",
+            "rocmforge.v1.Server",
+        ] {
             self.0.set_service_status(service, status).await;
         }
     }
@@ -167,8 +190,10 @@ pub(crate) async fn serve(
         models::ModelsService::new(Arc::clone(context)),
         inference::InferenceService::new(Arc::clone(context)),
     );
-    let (cache, server) =
-        (cache::CacheService::new(Arc::clone(context)), server::ServerService::new(Arc::clone(context)));
+    let (cache, server) = (
+        cache::CacheService::new(Arc::clone(context)),
+        server::ServerService::new(Arc::clone(context)),
+    );
     let (most_in, most_out) = (REQUEST_MAX_BYTES, rocmforge_proto::MAX_MESSAGE_BYTES);
     Server::builder()
         .layer(InterceptorLayer::new(arrival::stamp as fn(_) -> _))
@@ -176,12 +201,26 @@ pub(crate) async fn serve(
         .http2_max_header_list_size(HEADERS_MAX_BYTES)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .add_service(ModelsServer::new(models).max_decoding_message_size(most_in).max_encoding_message_size(most_out))
         .add_service(
-            InferenceServer::new(inference).max_decoding_message_size(most_in).max_encoding_message_size(most_out),
+            ModelsServer::new(models)
+                .max_decoding_message_size(most_in)
+                .max_encoding_message_size(most_out),
         )
-        .add_service(CacheServer::new(cache).max_decoding_message_size(most_in).max_encoding_message_size(most_out))
-        .add_service(ServerServer::new(server).max_decoding_message_size(most_in).max_encoding_message_size(most_out))
+        .add_service(
+            InferenceServer::new(inference)
+                .max_decoding_message_size(most_in)
+                .max_encoding_message_size(most_out),
+        )
+        .add_service(
+            CacheServer::new(cache)
+                .max_decoding_message_size(most_in)
+                .max_encoding_message_size(most_out),
+        )
+        .add_service(
+            ServerServer::new(server)
+                .max_decoding_message_size(most_in)
+                .max_encoding_message_size(most_out),
+        )
         .add_service(health.0)
         .add_service(reflection)
         .serve_with_incoming_shutdown(incoming, shutdown)

@@ -31,7 +31,10 @@ fn device_kind(kind: &str) -> v1::DeviceKind {
 
 #[tonic::async_trait]
 impl Server for ServerService {
-    async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
+    async fn status(
+        &self,
+        _: Request<v1::StatusRequest>,
+    ) -> Result<Response<v1::StatusResponse>, Status> {
         let context = &self.context;
         let snapshot = context.engine.snapshot();
         let state = if snapshot.device_lost.is_some() {
@@ -60,8 +63,15 @@ impl Server for ServerService {
             running: snapshot.running,
             running_capacity: context.limits.max_sequences,
             budget_bytes: snapshot.cache.budget_bytes,
-            used_bytes: snapshot.cache.resident_bytes.saturating_add(snapshot.cache.in_flight_bytes),
-            model_dirs: context.dirs.real().map(|dir| dir.display().to_string()).collect(),
+            used_bytes: snapshot
+                .cache
+                .resident_bytes
+                .saturating_add(snapshot.cache.in_flight_bytes),
+            model_dirs: context
+                .dirs
+                .real()
+                .map(|dir| dir.display().to_string())
+                .collect(),
             pid: std::process::id(),
         }))
     }

@@ -35,16 +35,25 @@ struct Answer {
 
 impl Answer {
     fn new(code: Code, reason: &'static str) -> Self {
-        Self { code, reason, metadata: HashMap::new(), details: ErrorDetails::new() }
+        Self {
+            code,
+            reason,
+            metadata: HashMap::new(),
+            details: ErrorDetails::new(),
+        }
     }
 
     fn with(mut self, key: &str, value: impl AsRef<str>) -> Self {
-        self.metadata.insert(key.to_owned(), cut(value.as_ref(), DETAIL_MAX_BYTES));
+        self.metadata
+            .insert(key.to_owned(), cut(value.as_ref(), DETAIL_MAX_BYTES));
         self
     }
 
     fn field(mut self, field: &str, message: &str) -> Self {
-        self.details.add_bad_request_violation(cut(field, DETAIL_MAX_BYTES), cut(message, DETAIL_MAX_BYTES));
+        self.details.add_bad_request_violation(
+            cut(field, DETAIL_MAX_BYTES),
+            cut(message, DETAIL_MAX_BYTES),
+        );
         self
     }
 
@@ -55,8 +64,12 @@ impl Answer {
     }
 
     fn precondition(mut self, kind: &str, subject: &str, message: &str) -> Self {
-        let (subject, message) = (cut(subject, DETAIL_MAX_BYTES), cut(message, DETAIL_MAX_BYTES));
-        self.details.add_precondition_failure_violation(kind, subject, message);
+        let (subject, message) = (
+            cut(subject, DETAIL_MAX_BYTES),
+            cut(message, DETAIL_MAX_BYTES),
+        );
+        self.details
+            .add_precondition_failure_violation(kind, subject, message);
         self
     }
 
@@ -66,7 +79,8 @@ impl Answer {
     }
 
     fn status(mut self, message: &str) -> Status {
-        self.details.set_error_info(self.reason, DOMAIN, self.metadata);
+        self.details
+            .set_error_info(self.reason, DOMAIN, self.metadata);
         Status::with_error_details(self.code, cut(message, MESSAGE_MAX_BYTES), self.details)
     }
 }
@@ -76,11 +90,15 @@ pub(super) fn from_engine(error: &Error) -> Status {
     let text = error.to_string();
     let answer = match error {
         Error::InvalidArgument { field, message } => {
-            Answer::new(Code::InvalidArgument, "INVALID_FIELD").with("field", field).field(field, message)
+            Answer::new(Code::InvalidArgument, "INVALID_FIELD")
+                .with("field", field)
+                .field(field, message)
         }
         Error::BadModel { path, message } => {
             let path = path.display().to_string();
-            Answer::new(Code::InvalidArgument, "BAD_MODEL_FILE").with("path", &path).resource("gguf", &path, message)
+            Answer::new(Code::InvalidArgument, "BAD_MODEL_FILE")
+                .with("path", &path)
+                .resource("gguf", &path, message)
         }
         Error::Unsupported(message) => {
             Answer::new(Code::Unimplemented, "UNSUPPORTED").resource("feature", "", message)
@@ -93,21 +111,21 @@ pub(super) fn from_engine(error: &Error) -> Status {
             .with("model", name)
             .with("path", path.display().to_string())
             .resource("model", name, "another file has this name"),
-        Error::Precondition(message) => {
-            Answer::new(Code::FailedPrecondition, "PRECONDITION").precondition("STATE", "engine", message)
-        }
-        Error::Exhausted { message: _, retry_after } => {
-            Answer::new(Code::ResourceExhausted, "FULL_NOW").retry(*retry_after)
-        }
-        Error::Unavailable { message: _, retry_after } => {
-            Answer::new(Code::Unavailable, "NOT_SERVING").retry(*retry_after)
-        }
-        Error::DataLoss { name, message } => {
-            Answer::new(Code::DataLoss, "MODEL_FILE_CHANGED").with("model", name).resource("model", name, message)
-        }
-        Error::DeadlineExceeded { generated } => {
-            Answer::new(Code::DeadlineExceeded, "DEADLINE").with("generated_tokens", generated.to_string())
-        }
+        Error::Precondition(message) => Answer::new(Code::FailedPrecondition, "PRECONDITION")
+            .precondition("STATE", "engine", message),
+        Error::Exhausted {
+            message: _,
+            retry_after,
+        } => Answer::new(Code::ResourceExhausted, "FULL_NOW").retry(*retry_after),
+        Error::Unavailable {
+            message: _,
+            retry_after,
+        } => Answer::new(Code::Unavailable, "NOT_SERVING").retry(*retry_after),
+        Error::DataLoss { name, message } => Answer::new(Code::DataLoss, "MODEL_FILE_CHANGED")
+            .with("model", name)
+            .resource("model", name, message),
+        Error::DeadlineExceeded { generated } => Answer::new(Code::DeadlineExceeded, "DEADLINE")
+            .with("generated_tokens", generated.to_string()),
         Error::Cancelled => Answer::new(Code::Cancelled, "CANCELLED"),
         Error::Internal(_) => Answer::new(Code::Internal, "BUG"),
     };
@@ -119,12 +137,14 @@ pub(super) fn from_model_file(error: &ModelFileError) -> Status {
     let text = error.to_string();
     let file = |code, reason, path: &std::path::Path| {
         let path = path.display().to_string();
-        Answer::new(code, reason).with("path", &path).resource("file", &path, &text)
+        Answer::new(code, reason)
+            .with("path", &path)
+            .resource("file", &path, &text)
     };
     let answer = match error {
-        ModelFileError::BadPath { message } => {
-            Answer::new(Code::InvalidArgument, "INVALID_FIELD").with("field", "path").field("path", message)
-        }
+        ModelFileError::BadPath { message } => Answer::new(Code::InvalidArgument, "INVALID_FIELD")
+            .with("field", "path")
+            .field("path", message),
         ModelFileError::Outside { path, dirs: _ } => {
             file(Code::PermissionDenied, "OUTSIDE_MODEL_DIRS", path).with("flag", "--model-dir")
         }
@@ -132,20 +152,31 @@ pub(super) fn from_model_file(error: &ModelFileError) -> Status {
             Answer::new(Code::PermissionDenied, "NO_MODEL_DIR").with("flag", "--model-dir")
         }
         ModelFileError::NotFound { tried } => {
-            let tried: Vec<String> = tried.iter().map(|path| path.display().to_string()).collect();
+            let tried: Vec<String> = tried
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect();
             let tried = tried.join(", ");
-            Answer::new(Code::NotFound, "NO_SUCH_FILE").with("tried", &tried).resource("file", &tried, "no such file")
+            Answer::new(Code::NotFound, "NO_SUCH_FILE")
+                .with("tried", &tried)
+                .resource("file", &tried, "no such file")
         }
         ModelFileError::NotAFile { path, kind: _ } => {
             file(Code::InvalidArgument, "NOT_A_REGULAR_FILE", path).field("path", &text)
         }
-        ModelFileError::Unreadable { path, user: _ } => file(Code::PermissionDenied, "FILE_NOT_READABLE", path),
+        ModelFileError::Unreadable { path, user: _ } => {
+            file(Code::PermissionDenied, "FILE_NOT_READABLE", path)
+        }
         ModelFileError::Replaced { path } => {
             file(Code::Unavailable, "FILE_BEING_REPLACED", path).retry(Duration::from_secs(1))
         }
         ModelFileError::Empty { path } => file(Code::InvalidArgument, "BAD_MODEL_FILE", path),
-        ModelFileError::Io { path, message: _ } => file(Code::FailedPrecondition, "FILE_NOT_READABLE", path)
-            .precondition("FILE", &path.display().to_string(), &text),
+        ModelFileError::Io { path, message: _ } => file(
+            Code::FailedPrecondition,
+            "FILE_NOT_READABLE",
+            path,
+        )
+        .precondition("FILE", &path.display().to_string(), &text),
     };
     answer.status(&text)
 }
@@ -178,14 +209,25 @@ pub(super) fn invalid_all(violations: &[(String, String)]) -> Status {
 
 /// NOT_FOUND, naming the models that are loaded.
 pub(super) fn unknown_model(name: &str, models: &[ModelStatus]) -> Status {
-    let known = models.iter().map(|status| status.model.name().to_owned()).collect();
-    from_engine(&Error::UnknownModel { name: name.to_owned(), known })
+    let known = models
+        .iter()
+        .map(|status| status.model.name().to_owned())
+        .collect();
+    from_engine(&Error::UnknownModel {
+        name: name.to_owned(),
+        known,
+    })
 }
 
 /// NOT_FOUND: the model was loaded, and somebody unloaded it before the load was answered.
 pub(super) fn unloaded_meanwhile(name: &str) -> Status {
-    let message = format!("model '{name}' was loaded, and unloaded again by another client before this call ended");
-    Answer::new(Code::NotFound, "UNKNOWN_MODEL").with("model", name).resource("model", name, &message).status(&message)
+    let message = format!(
+        "model '{name}' was loaded, and unloaded again by another client before this call ended"
+    );
+    Answer::new(Code::NotFound, "UNKNOWN_MODEL")
+        .with("model", name)
+        .resource("model", name, &message)
+        .status(&message)
 }
 
 /// FAILED_PRECONDITION about a model.
@@ -206,7 +248,9 @@ pub(super) fn unsupported_field(field: &str, message: &str) -> Status {
 
 /// RESOURCE_EXHAUSTED with the delay after which to try again.
 pub(super) fn exhausted(message: &str, retry_after: Duration) -> Status {
-    Answer::new(Code::ResourceExhausted, "FULL_NOW").retry(retry_after).status(message)
+    Answer::new(Code::ResourceExhausted, "FULL_NOW")
+        .retry(retry_after)
+        .status(message)
 }
 
 /// UNAVAILABLE: the daemon takes no new work.
@@ -225,7 +269,8 @@ pub(super) fn engine_gone() -> Status {
 
 /// DEADLINE_EXCEEDED outside of the engine.
 pub(super) fn deadline() -> Status {
-    Answer::new(Code::DeadlineExceeded, "DEADLINE").status("the deadline passed before the answer was ready")
+    Answer::new(Code::DeadlineExceeded, "DEADLINE")
+        .status("the deadline passed before the answer was ready")
 }
 
 /// INTERNAL.

@@ -37,13 +37,19 @@ struct Lane {
 
 impl Lane {
     fn new(at_once: usize, waiting: usize) -> Self {
-        Self { admitted: Arc::new(Semaphore::new(at_once + waiting)), running: Arc::new(Semaphore::new(at_once)) }
+        Self {
+            admitted: Arc::new(Semaphore::new(at_once + waiting)),
+            running: Arc::new(Semaphore::new(at_once)),
+        }
     }
 }
 
 impl TextWork {
     pub(super) fn new() -> Self {
-        Self { short: Lane::new(SHORT_AT_ONCE, SHORT_WAITING_MAX), long: Lane::new(LONG_AT_ONCE, LONG_WAITING_MAX) }
+        Self {
+            short: Lane::new(SHORT_AT_ONCE, SHORT_WAITING_MAX),
+            long: Lane::new(LONG_AT_ONCE, LONG_WAITING_MAX),
+        }
     }
 
     /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future while it waits takes it
@@ -53,7 +59,11 @@ impl TextWork {
         bytes: usize,
         work: impl FnOnce() -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        let lane = if bytes <= SHORT_MAX_BYTES { &self.short } else { &self.long };
+        let lane = if bytes <= SHORT_MAX_BYTES {
+            &self.short
+        } else {
+            &self.long
+        };
         let Ok(admitted) = Arc::clone(&lane.admitted).try_acquire_owned() else {
             return Err(status_code::exhausted(
                 "too many texts already wait to be tokenized",
@@ -70,7 +80,9 @@ impl TextWork {
         });
         match job.await {
             Ok(result) => result,
-            Err(error) if error.is_panic() => Err(status_code::bug("the tokenizer or the template panicked")),
+            Err(error) if error.is_panic() => {
+                Err(status_code::bug("the tokenizer or the template panicked"))
+            }
             Err(_) => Err(status_code::draining()),
         }
     }
