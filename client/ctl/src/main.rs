@@ -1,3 +1,99 @@
 //! Command line of rocmforged.
+//!
+//! Data goes to the standard output and everything else to standard error. Exit
+//! codes: 0 success, a reader that closed the pipe included; 1 failure; 2 wrong
+//! usage; 128 + n when signal n ended it.
+//!
+//! The command runs as a task of its own, so that a signal is answered even
+//! while the command waits for a slow reader of its output. Ending the task
+//! drops its streams, which cancels the request in the daemon.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod budget;
+mod cli;
+mod commands;
+mod failure;
+mod human;
+mod json;
+mod output;
+mod private;
+mod progress;
+mod sampling;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::Cli;
+use crate::commands::Context;
+use crate::output::{Closed, Output};
+use crate::private::PrivateSlot;
+
+/// How long a command that was interrupted may take to cancel its request.
+const CANCEL_MS_MAX: u64 = 500;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse().checked().unwrap_or_else(|error| error.exit());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("rocmforgectl: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let private = PrivateSlot::default();
+    let code = runtime.block_on(run(cli, private.clone()));
+    // A thread may still wait for a line of input; it ends with the process.
+    runtime.shutdown_background();
+    private.stop();
+    code
+}
+
+async fn run(cli: Cli, private: PrivateSlot) -> ExitCode {
+    let output = Output::stdout(cli.json);
+    let context = Context::new(cli.socket, output, private);
+    let mut command = tokio::spawn(commands::run(context, cli.command));
+    let outcome = tokio::select! {
+        outcome = &mut command => outcome,
+        number = ended_by_signal() => {
+            command.abort();
+            let _ = tokio::time::timeout(Duration::from_millis(CANCEL_MS_MAX), command).await;
+            return ExitCode::from(128 + number);
+        }
+    };
+    match outcome {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) if error.is::<Closed>() => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            eprintln!("rocmforgectl: {}", failure::describe(&error));
+            ExitCode::FAILURE
+        }
+        // The panic has printed its message.
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Waits for a signal that asks the program to end, and gives its number.
+async fn ended_by_signal() -> u8 {
+    let wait = |kind: SignalKind, number: u8| async move {
+        match signal(kind) {
+            Ok(mut signals) => {
+                signals.recv().await;
+            }
+            Err(_) => std::future::pending().await,
+        }
+        number
+    };
+    tokio::select! {
+        number = wait(SignalKind::hangup(), 1) => number,
+        number = wait(SignalKind::interrupt(), 2) => number,
+        number = wait(SignalKind::terminate(), 15) => number,
+    }
+}

@@ -9,10 +9,11 @@ use lru::LruCache;
 use crate::arena::{Arena, Side, Tenant};
 use crate::forecast::{History, Score};
 use crate::room::Bar;
+use crate::state::{Block, Model, Segment, tally};
 use crate::{
-    Acquired, Action, BLOCKS_MAX, BYTES_MAX, BlockId, BlockKind, Cleared, Counters, Error,
-    KeptBecause, MODELS_MAX, ModelId, ModelStats, PassHint, Policy, Residency, SEGMENTS_MAX,
-    SegmentId, SegmentKind, SegmentSpec, SegmentStatus, SetBudget, Slab, Stats, Usage,
+    Acquired, Action, BYTES_MAX, BlockId, Cleared, Counters, Error, KeptBecause, MODELS_MAX,
+    ModelId, PassHint, Policy, Residency, SEGMENTS_MAX, SegmentId, SegmentKind, SegmentSpec,
+    SetBudget, Slab, Usage,
 };
 
 /// What a cache is made with.
@@ -45,81 +46,23 @@ impl CacheConfig {
     }
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct Segment {
-    pub(crate) spec: SegmentSpec,
-    /// Length of its slab: `spec.bytes` rounded to the alignment.
-    pub(crate) bytes: u64,
-    pub(crate) state: Residency,
-    pub(crate) refs: u32,
-    pub(crate) pinned: bool,
-    /// A prefetch uploaded it and no acquire has used it yet.
-    pub(crate) fresh: bool,
-    /// Experts only.
-    pub(crate) score: Score,
-}
-
-impl Segment {
-    pub(crate) fn is_idle(&self) -> bool {
-        self.refs == 0 && matches!(self.state, Residency::Resident(_))
-    }
-
-    pub(crate) fn is_evictable(&self) -> bool {
-        self.is_idle() && !self.pinned
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Model {
-    pub(crate) segments: Vec<Segment>,
-    /// Indices of the segments that are not experts.
-    pub(crate) ordered: Vec<u32>,
-    /// Experts that hold a slab, the coldest first.
-    pub(crate) experts: BTreeSet<(u64, u32)>,
-    pub(crate) bytes: u64,
-    pub(crate) usage: Usage,
-    pub(crate) counters: Counters,
-    /// How many segments have references.
-    held: u32,
-    blocks: u32,
-    /// The next index that the pass under way will use.
-    pub(crate) cursor: Option<u32>,
-    /// The pass under way has used its tied segments for the second time.
-    pub(crate) tied_done: bool,
-    /// Another pass is expected soon.
-    pub(crate) more: bool,
-    /// A request began and has not ended: it is in a pass, or expects one.
-    in_request: bool,
-    requests: u64,
-    pub(crate) passes: u64,
-    /// The pass clock when the last pass began.
-    pub(crate) begun: u64,
-    pub(crate) history: History,
-}
-
-struct Block {
-    kind: BlockKind,
-    owner: Option<ModelId>,
-    slab: Slab,
-}
-
 /// Decides what is resident. See the crate's documentation for states and invariants.
 pub struct Cache {
     pub(crate) config: CacheConfig,
     pub(crate) arena: Arena,
     /// The ledger may not exceed this: the budget, or what a shrink has reached so far.
-    limit: u64,
+    pub(crate) limit: u64,
     pub(crate) models: BTreeMap<ModelId, Model>,
-    blocks: HashMap<BlockId, Block>,
-    blocks_ever: u64,
+    pub(crate) blocks: HashMap<BlockId, Block>,
+    pub(crate) blocks_ever: u64,
     /// Segments that hold a slab, the most recently used first.
     pub(crate) recency: LruCache<SegmentId, ()>,
     /// Counts requests of all models.
     pub(crate) request_clock: u64,
     /// Counts passes of all models.
     pub(crate) pass_clock: u64,
-    usage: Usage,
-    counters: Counters,
+    pub(crate) usage: Usage,
+    pub(crate) counters: Counters,
 }
 
 impl Cache {
@@ -422,125 +365,6 @@ impl Cache {
         }
     }
 
-    /// Reserves a block in the same ledger, evicting weights for it. It never moves and is never evicted.
-    ///
-    /// # Errors
-    /// `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom` and `NeverFits` as in
-    /// `acquire`.
-    pub fn reserve(
-        &mut self,
-        kind: BlockKind,
-        owner: Option<ModelId>,
-        bytes: u64,
-        actions: &mut Vec<Action>,
-    ) -> Result<BlockId, Error> {
-        if let Some(model) = owner.filter(|model| !self.models.contains_key(model)) {
-            return Err(Error::UnknownModel(model));
-        }
-        in_range("the size of a block", bytes, BYTES_MAX)?;
-        in_range(
-            "the number of blocks",
-            self.blocks.len() as u64 + 1,
-            BLOCKS_MAX as u64,
-        )?;
-        let slab = self.make_room(self.rounded(bytes), Side::Low, Bar::None, actions)?;
-        let id = BlockId(self.blocks_ever);
-        self.blocks_ever += 1;
-        self.arena.occupy(slab, Tenant::Block(id));
-        self.blocks.insert(id, Block { kind, owner, slab });
-        *kind_bytes(&mut self.usage, kind) += slab.bytes;
-        if let Some(model) = owner.and_then(|model| self.models.get_mut(&model)) {
-            model.blocks += 1;
-            *kind_bytes(&mut model.usage, kind) += slab.bytes;
-        }
-        self.assert_ledger();
-        Ok(id)
-    }
-
-    /// Where a block lies, for as long as it is reserved.
-    ///
-    /// # Panics
-    /// If it was freed.
-    pub fn block(&self, block: BlockId) -> Slab {
-        self.blocks
-            .get(&block)
-            .expect("a block is not used after it was freed")
-            .slab
-    }
-
-    /// Gives a block back.
-    ///
-    /// # Panics
-    /// If it was freed before.
-    pub fn free(&mut self, block: BlockId) {
-        let Block { kind, owner, slab } =
-            self.blocks.remove(&block).expect("a block is freed once");
-        self.arena.vacate(slab);
-        *kind_bytes(&mut self.usage, kind) -= slab.bytes;
-        if let Some(model) = owner.and_then(|model| self.models.get_mut(&model)) {
-            model.blocks -= 1;
-            *kind_bytes(&mut model.usage, kind) -= slab.bytes;
-        }
-        self.assert_ledger();
-    }
-
-    /// Keeps a segment from eviction once it is resident. Loads nothing. A second pin has no effect.
-    ///
-    /// # Errors
-    /// `UnknownModel`, `UnknownSegment`; `NeverFits` if the largest segment that is not pinned would no longer fit
-    /// beside all that are: nothing else could run.
-    pub fn pin(&mut self, segment: SegmentId) -> Result<(), Error> {
-        self.segment(segment)?;
-        self.may_pin(|id| id == segment)?;
-        self.change(segment, |found| found.pinned = true);
-        Ok(())
-    }
-
-    /// Pins every segment of a model, or none.
-    ///
-    /// # Errors
-    /// As `pin`.
-    pub fn pin_model(&mut self, model: ModelId) -> Result<(), Error> {
-        let segments = self
-            .models
-            .get(&model)
-            .ok_or(Error::UnknownModel(model))?
-            .segments
-            .len() as u32;
-        self.may_pin(|id| id.model == model)?;
-        for index in 0..segments {
-            self.change(SegmentId { model, index }, |found| found.pinned = true);
-        }
-        Ok(())
-    }
-
-    /// Allows eviction again. No effect if it was not pinned.
-    ///
-    /// # Errors
-    /// `UnknownModel`, `UnknownSegment`.
-    pub fn unpin(&mut self, segment: SegmentId) -> Result<(), Error> {
-        self.segment(segment)?;
-        self.change(segment, |found| found.pinned = false);
-        Ok(())
-    }
-
-    /// Unpins every segment of a model.
-    ///
-    /// # Errors
-    /// `UnknownModel`.
-    pub fn unpin_model(&mut self, model: ModelId) -> Result<(), Error> {
-        let segments = self
-            .models
-            .get(&model)
-            .ok_or(Error::UnknownModel(model))?
-            .segments
-            .len() as u32;
-        for index in 0..segments {
-            self.change(SegmentId { model, index }, |found| found.pinned = false);
-        }
-        Ok(())
-    }
-
     /// Sets the budget. A smaller one evicts and relocates now what it may; what is in use, in flight, pinned or a
     /// block stays, and `settle` does the rest later. Nothing that runs fails for it.
     pub fn set_budget(&mut self, bytes: u64, actions: &mut Vec<Action>) -> SetBudget {
@@ -614,110 +438,6 @@ impl Cache {
     /// Changes how victims are chosen, from now on.
     pub fn set_policy(&mut self, policy: Policy) {
         self.config.policy = policy;
-    }
-
-    /// The counters and the ledger. O(models).
-    pub fn stats(&self) -> Stats {
-        let models = self.models.iter().map(|(&id, model)| {
-            let (segments, bytes) = (model.segments.len() as u64, model.bytes);
-            (
-                id,
-                ModelStats {
-                    counters: model.counters,
-                    usage: model.usage,
-                    segments,
-                    bytes,
-                },
-            )
-        });
-        let models: Vec<_> = models.collect();
-        Stats {
-            budget: self.config.budget,
-            budget_reached: self.budget_reached(),
-            policy: self.config.policy,
-            total: ModelStats {
-                counters: self.counters,
-                usage: self.usage,
-                segments: models.iter().map(|(_, model)| model.segments).sum(),
-                bytes: models.iter().map(|(_, model)| model.bytes).sum(),
-            },
-            models,
-        }
-    }
-
-    /// The state of every segment of a model, in their order.
-    ///
-    /// # Errors
-    /// `UnknownModel`.
-    pub fn residency(&self, model: ModelId) -> Result<Vec<SegmentStatus>, Error> {
-        let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
-        let status = |found: &Segment| SegmentStatus {
-            bytes: found.spec.bytes,
-            kind: found.spec.kind,
-            residency: found.state,
-            refs: found.refs,
-            pinned: found.pinned,
-        };
-        Ok(state.segments.iter().map(status).collect())
-    }
-
-    /// Checks every invariant from the ground up, O(everything): for tests and for a daemon that doubts itself.
-    ///
-    /// # Panics
-    /// If one does not hold.
-    pub fn assert_consistent(&self) {
-        self.arena.assert_consistent();
-        assert_eq!(
-            self.usage.total(),
-            self.arena.used(),
-            "the ledger and the arena disagree"
-        );
-        assert!(self.arena.used() <= self.limit);
-        let (mut total, mut extents) = (Usage::default(), 0);
-        for (&id, model) in &self.models {
-            let mut usage = Usage {
-                kv: model.usage.kv,
-                scratch: model.usage.scratch,
-                ..Usage::default()
-            };
-            usage.staging = model.usage.staging;
-            let mut experts = BTreeSet::new();
-            for (index, found) in (0u32..).zip(&model.segments) {
-                tally(&mut usage, found, 1);
-                let segment = SegmentId { model: id, index };
-                assert_eq!(
-                    self.recency.contains(&segment),
-                    found.state != Residency::Absent
-                );
-                if found.spec.kind == SegmentKind::Expert && found.state != Residency::Absent {
-                    experts.insert((found.score.key(), index));
-                }
-            }
-            assert_eq!(usage, model.usage, "the ledger of {id}");
-            assert_eq!(experts, model.experts, "the experts of {id}");
-            assert_eq!(
-                model.held as usize,
-                model.segments.iter().filter(|found| found.refs > 0).count()
-            );
-            total.resident += usage.resident;
-            total.in_flight += usage.in_flight;
-        }
-        assert_eq!(
-            (total.resident, total.in_flight),
-            (self.usage.resident, self.usage.in_flight)
-        );
-        for (slab, tenant) in self.arena.extents() {
-            extents += 1;
-            match tenant {
-                Tenant::Segment(id) => assert_eq!(
-                    self.segment(id).map(|found| found.state.slab()),
-                    Ok(Some(slab))
-                ),
-                Tenant::Block(id) => assert_eq!(self.block(id), slab),
-            }
-        }
-        let segments = self.usage.segments_resident + self.usage.segments_in_flight;
-        assert_eq!(extents, segments + self.blocks.len() as u64);
     }
 
     pub(crate) fn rounded(&self, bytes: u64) -> u64 {
@@ -814,27 +534,6 @@ impl Cache {
         model.experts.remove(&(score.key(), segment.index));
     }
 
-    fn may_pin(&self, chosen: impl Fn(SegmentId) -> bool) -> Result<(), Error> {
-        let (mut pinned, mut largest) = (0, 0);
-        for (&model, state) in &self.models {
-            for (index, found) in (0u32..).zip(&state.segments) {
-                if found.pinned || chosen(SegmentId { model, index }) {
-                    pinned += found.bytes;
-                } else {
-                    largest = largest.max(found.bytes);
-                }
-            }
-        }
-        if pinned + largest > self.arena.end() {
-            return Err(Error::NeverFits {
-                need: largest,
-                budget: self.config.budget,
-                pinned,
-            });
-        }
-        Ok(())
-    }
-
     /// The ledger on two paths, the sums of the segments and blocks and the extents of the arena; and the limit, which
     /// follows a shrink downwards.
     pub(crate) fn assert_ledger(&mut self) {
@@ -853,43 +552,10 @@ impl Cache {
     }
 }
 
-fn in_range(what: &'static str, value: u64, max: u64) -> Result<(), Error> {
+pub(crate) fn in_range(what: &'static str, value: u64, max: u64) -> Result<(), Error> {
     if value == 0 || value > max {
         Err(Error::OutOfRange { what, value, max })
     } else {
         Ok(())
-    }
-}
-
-fn kind_bytes(usage: &mut Usage, kind: BlockKind) -> &mut u64 {
-    match kind {
-        BlockKind::Kv => &mut usage.kv,
-        BlockKind::Scratch => &mut usage.scratch,
-        BlockKind::Staging => &mut usage.staging,
-    }
-}
-
-/// Adds (`sign` 1) or takes away (-1) what a segment counts for.
-fn tally(usage: &mut Usage, found: &Segment, sign: i64) {
-    let add = |sum: &mut u64, value: u64| *sum = sum.wrapping_add_signed(sign * value as i64);
-    match found.state {
-        Residency::Absent => {}
-        Residency::InFlight(_) => {
-            add(&mut usage.in_flight, found.bytes);
-            add(&mut usage.segments_in_flight, 1);
-        }
-        Residency::Resident(_) => {
-            add(&mut usage.resident, found.bytes);
-            add(&mut usage.segments_resident, 1);
-            if found.refs > 0 {
-                add(&mut usage.in_use, found.bytes);
-            }
-            if found.pinned {
-                add(&mut usage.pinned, found.bytes);
-            }
-        }
-    }
-    if found.pinned {
-        add(&mut usage.segments_pinned, 1);
     }
 }

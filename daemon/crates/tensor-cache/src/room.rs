@@ -11,9 +11,9 @@ use std::collections::BinaryHeap;
 use std::ops::Bound;
 
 use crate::arena::{Shift, Side, Tenant};
-use crate::cache::{Cache, Model, Segment};
 use crate::forecast::NextUse;
-use crate::{Action, Error, ModelId, Policy, Residency, SegmentId, SegmentKind, Slab};
+use crate::state::{Model, Segment};
+use crate::{Action, Cache, Error, ModelId, Policy, Residency, SegmentId, SegmentKind, Slab};
 
 /// Which victims a request may claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -76,3 +76,263 @@ fn an_idle_model_gives_up_its_tail_and_keeps_its_prefix() {
         .collect();
     assert_eq!(resident, [true, true, true, true, false, false]);
 }
+
+/// Sizes as in a Q4_K_M file of an 8B model, in MiB.
+fn dense(layers: usize) -> Vec<u64> {
+    let layer = |at: usize| if at.is_multiple_of(3) { 131 } else { 117 };
+    [282]
+        .into_iter()
+        .chain((0..layers).map(layer))
+        .chain([411])
+        .collect()
+}
+
+#[test]
+fn two_models_that_alternate_in_room_for_one_and_a_half_never_reload_a_whole_model() {
+    let (a, b) = (dense(32), dense(24));
+    let bytes = |sizes: &[u64]| sizes.iter().sum::<u64>();
+    for passes in [[1, 1], [1, 5], [5, 1], [3, 8], [40, 2]] {
+        for end_is_known in [true, false] {
+            let mut cache = cache((bytes(&a) + bytes(&b)) * 3 / 4);
+            cache.register(A, &ordered(&a)).unwrap();
+            cache.register(B, &ordered(&b)).unwrap();
+            for request in 0..40 {
+                let (model, sizes) = [(A, &a), (B, &b)][request % 2];
+                let uploaded = |cache: &Cache| cache.stats().total.counters.uploaded_bytes;
+                let before = uploaded(&cache);
+                for left in (0..passes[request % 2]).rev() {
+                    pass(
+                        &mut cache,
+                        model,
+                        sizes.len() as u32,
+                        !end_is_known || left > 0,
+                    );
+                }
+                cache.request_end(model);
+                if request >= 2 {
+                    let uploaded = uploaded(&cache) - before;
+                    assert!(
+                        uploaded * 10 < bytes(sizes) * 8,
+                        "{passes:?}: {uploaded} of {}",
+                        bytes(sizes)
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tied_embedding_stays_for_its_second_use_even_in_the_last_pass() {
+    let mut cache = cache(40);
+    let mut specs = ordered(&[10; 6]);
+    specs[0].kind = SegmentKind::OrderedTied;
+    cache.register(A, &specs).unwrap();
+    cache.register(B, &ordered(&[10; 2])).unwrap();
+    // B is asked in every other request: its next request is nearer than A's, but not nearer than A's own head.
+    for _ in 0..4 {
+        pass(&mut cache, B, 2, false);
+        let mut actions = Vec::new();
+        cache.pass_begin(A, PassHint { more: false }).unwrap();
+        (0..6).for_each(|index| _ = touch(&mut cache, segment(A, index), &mut actions));
+        assert!(
+            touch(&mut cache, segment(A, 0), &mut actions),
+            "the head is the embedding"
+        );
+        cache.pass_end(A);
+    }
+    assert!(
+        cache.stats().models[1].1.counters.hits > 0,
+        "what B needs first was kept"
+    );
+}
+
+#[test]
+fn a_prefetch_takes_the_room_of_what_is_needed_later_and_of_nothing_else() {
+    let mut cache = cache(40);
+    cache.register(A, &ordered(&[10; 8])).unwrap();
+    cache.pass_begin(A, PassHint { more: true }).unwrap();
+    let mut actions = Vec::new();
+    for index in [0, 1, 2] {
+        touch(&mut cache, segment(A, index), &mut actions);
+    }
+    cache.acquire(segment(A, 3), &mut actions).unwrap();
+    cache.uploaded(segment(A, 3));
+    actions.clear();
+    // 4 evicts 2, whose turn comes last; 5 evicts 1; 6 evicts 0; 7 would evict what comes before it.
+    for (next, victim) in [(4, Some(2)), (5, Some(1)), (6, Some(0)), (7, None)] {
+        assert_eq!(
+            cache.prefetch(segment(A, next), &mut actions),
+            victim.is_some()
+        );
+        let evicted: Vec<_> = actions
+            .drain(..)
+            .filter_map(|action| evicted(&action))
+            .collect();
+        assert_eq!(
+            evicted,
+            Vec::from_iter(victim.map(|index| segment(A, index)))
+        );
+        if victim.is_some() {
+            cache.uploaded(segment(A, next));
+        }
+    }
+}
+
+fn evicted(action: &Action) -> Option<SegmentId> {
+    if let Action::Evict { segment, .. } = action {
+        Some(*segment)
+    } else {
+        None
+    }
+}
+
+#[test]
+fn a_small_victim_is_spared_when_a_large_one_must_go_as_well() {
+    let mut cache = cache(100);
+    cache.register(A, &ordered(&[30, 50, 20])).unwrap();
+    cache.register(B, &ordered(&[50])).unwrap();
+    pass(&mut cache, A, 3, false);
+    let mut actions = Vec::new();
+    touch(&mut cache, segment(B, 0), &mut actions);
+    assert_eq!(
+        Vec::from_iter(actions.iter().filter_map(evicted)),
+        [segment(A, 1)]
+    );
+}
+
+#[test]
+fn a_hole_is_made_by_moving_before_more_is_evicted() {
+    let mut cache = cache(100);
+    cache.register(A, &ordered(&[20; 5])).unwrap();
+    cache.register(B, &ordered(&[40])).unwrap();
+    pass(&mut cache, A, 5, false);
+    let mut actions = Vec::new();
+    cache.pin(segment(A, 3)).unwrap();
+    touch(&mut cache, segment(B, 0), &mut actions);
+    assert_eq!(
+        Vec::from_iter(actions.iter().filter_map(evicted)),
+        [segment(A, 4), segment(A, 2)]
+    );
+    assert_eq!(
+        actions
+            .iter()
+            .filter(|action| matches!(action, Action::Move { .. }))
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn blocks_gather_at_the_low_end_of_a_full_arena() {
+    let mut cache = cache(1000);
+    cache.register(A, &ordered(&[100; 10])).unwrap();
+    cache.register(B, &ordered(&[700])).unwrap();
+    pass(&mut cache, A, 10, true);
+    let mut actions = Vec::new();
+    let blocks = [0; 6].map(|_| {
+        pass(&mut cache, A, 10, true);
+        let block = cache
+            .reserve(BlockKind::Kv, Some(A), 50, &mut actions)
+            .unwrap();
+        cache.assert_consistent();
+        block
+    });
+    assert_eq!(
+        blocks.map(|block| cache.block(block).offset),
+        [0, 50, 100, 150, 200, 250]
+    );
+    touch(&mut cache, segment(B, 0), &mut actions);
+}
+
+#[test]
+fn a_shrink_moves_what_fits_below_and_evicts_the_rest() {
+    let mut cache = cache(100);
+    cache.register(A, &ordered(&[10; 10])).unwrap();
+    pass(&mut cache, A, 10, false);
+    let mut actions = Vec::new();
+    let said = cache.set_budget(50, &mut actions);
+    assert!(said.reached && said.used == 50 && said.arena_end == 50);
+    let resident: Vec<_> = cache
+        .residency(A)
+        .unwrap()
+        .iter()
+        .map(|s| s.residency != Residency::Absent)
+        .collect();
+    assert_eq!(
+        resident,
+        [
+            true, true, true, true, true, false, false, false, false, false
+        ],
+        "the prefix stays"
+    );
+    cache.assert_consistent();
+}
+
+#[test]
+fn a_shrink_never_fails_what_runs_and_ends_when_that_does() {
+    let mut cache = cache(100);
+    cache.register(A, &ordered(&[40, 40])).unwrap();
+    let mut actions = Vec::new();
+    let held = cache.acquire(segment(A, 0), &mut actions).unwrap().slab();
+    cache.uploaded(segment(A, 0));
+    let said = cache.set_budget(30, &mut actions);
+    assert!(!said.reached && cache.residency(A).unwrap()[0].residency == Residency::Resident(held));
+    assert!(matches!(
+        cache.acquire(segment(A, 1), &mut actions),
+        Err(Error::NeverFits {
+            need: 40,
+            budget: 30,
+            ..
+        })
+    ));
+    cache.release(segment(A, 0));
+    assert!(cache.settle(&mut actions) && cache.stats().total.usage.total() == 0);
+}
+
+#[test]
+fn refusals_name_the_numbers() {
+    let mut cache = cache(100);
+    let error = cache
+        .register(A, &ordered(&[10, 101]))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("101") && error.contains("100"), "{error}");
+    cache.register(A, &ordered(&[60, 60])).unwrap();
+    let mut actions = Vec::new();
+    cache.acquire(segment(A, 0), &mut actions).unwrap();
+    let error = cache.acquire(segment(A, 1), &mut actions).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::NoRoom {
+                need: 60,
+                available: 40,
+                in_flight: 60,
+                in_use: 0,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(matches!(
+        cache.unregister(A, &mut actions),
+        Err(Error::Busy {
+            in_use: 1,
+            in_flight: 1,
+            ..
+        })
+    ));
+    assert!(matches!(
+        cache.pin_model(A),
+        Err(Error::NeverFits { pinned: 120, .. })
+    ));
+}
+
+#[test]
+#[should_panic(expected = "release without acquire")]
+fn a_release_too_many_is_our_bug() {
+    let mut cache = cache(100);
+    cache.register(A, &ordered(&[10])).unwrap();
+    cache.release(segment(A, 0));
+}

@@ -134,6 +134,15 @@ pub enum Error {
         max: usize,
     },
 
+    /// The text needs more tokens than the caller has room for.
+    #[error(
+        "the text needs more than {max} tokens; shorten it or load the model with a longer context"
+    )]
+    TooManyTokens {
+        /// Tokens there is room for.
+        max: usize,
+    },
+
     /// The vocabulary has no token for a byte, and no unknown token either.
     #[error(
         "the vocabulary has no token for byte 0x{byte:02X} and no unknown token; leave the character out"

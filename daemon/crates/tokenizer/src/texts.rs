@@ -70,6 +70,11 @@ impl Texts {
     pub(crate) fn byte_len(&self) -> usize {
         self.bytes.len()
     }
+
+    /// Bytes of the longest string.
+    pub(crate) fn max_len(&self) -> usize {
+        self.iter().map(<[u8]>::len).max().unwrap_or(0)
+    }
 }
 
 /// Finds the id of a text. Holds ids only; the texts stay where they are.

@@ -208,19 +208,39 @@ impl Tokenizer {
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, Error> {
+        self.encode_at_most(usize::MAX, text, add_special, parse_special)
+    }
+
+    /// As [`encode`](Self::encode), but gives up once the text needs more than
+    /// `max_tokens`: at once if the text is longer than that many of the
+    /// longest tokens, else after the word that exceeds it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooManyTokens`], and those of [`encode`](Self::encode).
+    pub fn encode_at_most(
+        &self,
+        max_tokens: usize,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, Error> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(Error::TextTooLong {
                 len: text.len(),
                 max: MAX_TEXT_BYTES,
             });
         }
-        let tables = self.shared.tables()?;
         let vocab = self.vocab();
-        let mut out = Vec::with_capacity(text.len() / 4 + 2);
+        if !vocab.special_rstrip && text.len() / vocab.max_token_bytes > max_tokens {
+            return Err(Error::TooManyTokens { max: max_tokens });
+        }
+        let tables = self.shared.tables()?;
+        let mut out = Vec::with_capacity(max_tokens.min(text.len() / 4) + 2);
         if add_special && vocab.add_bos {
             out.extend(vocab.bos);
         }
-        let mut encoder = Encoder::new(vocab, &tables.model);
+        let mut encoder = Encoder::new(vocab, &tables.model, max_tokens);
         let mut after_special = true;
         tables.specials.split(text, parse_special, |part| {
             match part {
@@ -238,22 +258,29 @@ impl Tokenizer {
         if add_special && vocab.add_eos {
             out.extend(vocab.eos);
         }
+        if out.len() > max_tokens {
+            return Err(Error::TooManyTokens { max: max_tokens });
+        }
         Ok(out)
     }
 
     /// Turns a rendered chat template into ids: special tokens are parsed, and
     /// BOS comes first where the model wants it, once, whether or not the
-    /// template wrote it. EOS is the template's affair.
+    /// template wrote it. EOS is the template's affair. Gives up as
+    /// [`encode_at_most`](Self::encode_at_most) does.
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode).
-    pub fn encode_chat(&self, rendered: &str) -> Result<Vec<u32>, Error> {
-        let mut ids = self.encode(rendered, false, true)?;
+    /// As [`encode_at_most`](Self::encode_at_most).
+    pub fn encode_chat(&self, max_tokens: usize, rendered: &str) -> Result<Vec<u32>, Error> {
+        let mut ids = self.encode_at_most(max_tokens, rendered, false, true)?;
         if let Some(bos) = self.bos()
             && self.adds_bos()
             && ids.first() != Some(&bos)
         {
+            if ids.len() >= max_tokens {
+                return Err(Error::TooManyTokens { max: max_tokens });
+            }
             ids.insert(0, bos);
         }
         Ok(ids)
@@ -317,6 +344,7 @@ impl Tokenizer {
 struct Encoder<'a> {
     vocab: &'a Vocab,
     model: &'a Model,
+    max_tokens: usize,
     bpe: bpe::Scratch,
     spm: spm::Scratch,
     /// Word to start and length in the ids.
@@ -324,10 +352,11 @@ struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    fn new(vocab: &'a Vocab, model: &'a Model) -> Encoder<'a> {
+    fn new(vocab: &'a Vocab, model: &'a Model, max_tokens: usize) -> Encoder<'a> {
         Encoder {
             vocab,
             model,
+            max_tokens,
             bpe: bpe::Scratch::default(),
             spm: spm::Scratch::default(),
             seen: HashMap::default(),
@@ -366,6 +395,11 @@ impl<'a> Encoder<'a> {
     }
 
     fn word(&mut self, word: &str, out: &mut Vec<u32>) -> Result<(), Error> {
+        if out.len() > self.max_tokens {
+            return Err(Error::TooManyTokens {
+                max: self.max_tokens,
+            });
+        }
         let cacheable = (2..=CACHED_WORD_BYTES_MAX).contains(&word.len());
         if cacheable && let Some(&(start, len)) = self.seen.get(word) {
             out.extend_from_within(start as usize..(start + len) as usize);

@@ -137,6 +137,8 @@ pub(crate) struct Vocab {
     pub(crate) add_space_prefix: bool,
     /// Tokens that end a generation, ascending.
     pub(crate) ends: Vec<u32>,
+    /// Bytes of text that one token takes at most; at least 1.
+    pub(crate) max_token_bytes: usize,
     /// Special tokens take the white space that follows them.
     pub(crate) special_rstrip: bool,
 }
@@ -175,6 +177,7 @@ impl Vocab {
         ends.extend(eos);
         ends.sort_unstable();
         ends.dedup();
+        let text_max = data.tokens.max_len();
         let pieces = pieces(algorithm, &data.tokens, &types)?;
         let (bos, unknown) = (
             special[BOS].or_else(|| default(1)),
@@ -187,6 +190,7 @@ impl Vocab {
         let name = data.name.unwrap_or_default().to_ascii_lowercase();
         Ok(Vocab {
             algorithm,
+            max_token_bytes: pieces.max_len().max(text_max).max(1),
             texts: data.tokens,
             pieces,
             types,

@@ -62,7 +62,7 @@ fn the_template_sees_the_names_of_bos_and_eos() {
     let template = ChatTemplate::from_gguf(&file, &tokenizer).unwrap().unwrap();
     let text = template.render(&[Message::new("user", "a")], true).unwrap();
     assert_eq!(text, "<s>a</s>");
-    assert_eq!(tokenizer.encode_chat(&text).unwrap(), [1, 3, 2]);
+    assert_eq!(tokenizer.encode_chat(99, &text).unwrap(), [1, 3, 2]);
 }
 
 #[test]

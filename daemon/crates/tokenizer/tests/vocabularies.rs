@@ -93,10 +93,10 @@ fn special_tokens_and_rules_of_real_vocabularies() {
         assert!(llama.is_end_of_generation(128_009) && llama.is_end_of_generation(128_001));
         assert!(!llama.is_end_of_generation(128_000));
         assert_eq!(
-            llama.encode_chat("<|begin_of_text|>a").unwrap(),
+            llama.encode_chat(99, "<|begin_of_text|>a").unwrap(),
             [128_000, 64]
         );
-        assert_eq!(llama.encode_chat("a").unwrap(), [128_000, 64]);
+        assert_eq!(llama.encode_chat(99, "a").unwrap(), [128_000, 64]);
         assert_eq!(llama.decode(&[128_000, 64, 128_009]).unwrap(), "a");
         let named = DecodeOptions {
             special: true,
@@ -135,7 +135,7 @@ fn chat_template_of_a_real_file() {
         text,
         "<|im_start|>system\nYou are a helpful assistant<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     );
-    let ids = tokenizer.encode_chat(&text).unwrap();
+    let ids = tokenizer.encode_chat(99, &text).unwrap();
     assert_eq!(
         (ids[0], ids.iter().filter(|&&id| id == 151_645).count()),
         (151_644, 2)
@@ -156,7 +156,7 @@ fn the_shipped_models() {
             text,
             "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n"
         );
-        let ids = tokenizer.encode_chat(&text).unwrap();
+        let ids = tokenizer.encode_chat(99, &text).unwrap();
         assert_eq!((ids[0], ids.contains(&2)), (1, true));
         let named = DecodeOptions {
             special: true,

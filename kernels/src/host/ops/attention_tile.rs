@@ -15,15 +15,17 @@
 use half::f16;
 
 use super::attention::{AttentionShape, first_position};
-use super::exp::exp;
+use super::attention_page::{
+    accumulate, largest_score, rescale, score, transpose_keys, weigh, widen_values,
+};
 use super::lanes::{Lanes, simd_fn};
 use super::{KV_PAGE_TOKENS, Simd};
 
 /// Slots of a page, the stride of transposed keys and of scores.
-const SLOTS: usize = KV_PAGE_TOKENS;
+pub(super) const SLOTS: usize = KV_PAGE_TOKENS;
 
 /// The widest vector, to which rows of scratch are padded.
-const PAD: usize = 16;
+pub(super) const PAD: usize = 16;
 
 /// One work item.
 pub(super) struct Tile<'a> {
@@ -42,28 +44,28 @@ pub(super) struct Tile<'a> {
 #[derive(Default)]
 pub(super) struct Scratch {
     /// Scaled queries, `[queries][head_dim_k]`.
-    q: Aligned,
+    pub(super) q: Aligned,
     /// Keys of a page, `[head_dim_k][SLOTS]`.
-    keys: Aligned,
+    pub(super) keys: Aligned,
     /// Values of a page, `[SLOTS][padded head_dim_v]`.
-    values: Aligned,
+    pub(super) values: Aligned,
     /// Scores, then weights, `[queries][SLOTS]`.
-    scores: Aligned,
+    pub(super) scores: Aligned,
     /// Weighted sums, at the end divided by the sums of weights, `[queries][padded head_dim_v]`.
-    out: Aligned,
+    pub(super) out: Aligned,
     /// Sums of weights, a vector a query, `[queries][PAD]`.
-    sums: Aligned,
+    pub(super) sums: Aligned,
     /// The largest score so far, `[queries]`.
-    max: Aligned,
+    pub(super) max: Aligned,
     /// The largest score with this page, `[queries]`.
-    new_max: Aligned,
+    pub(super) new_max: Aligned,
     /// What the sums so far are multiplied by, `[queries]`.
-    keep: Aligned,
+    pub(super) keep: Aligned,
 }
 
 /// f32 from a 64-byte boundary on.
 #[derive(Default)]
-struct Aligned(Vec<Line>);
+pub(super) struct Aligned(Vec<Line>);
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -78,12 +80,12 @@ impl Aligned {
         }
     }
 
-    fn all(&self) -> &[f32] {
+    pub(super) fn all(&self) -> &[f32] {
         // SAFETY: a Line is PAD f32 without padding, and the lines are contiguous.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * PAD) }
     }
 
-    fn all_mut(&mut self) -> &mut [f32] {
+    pub(super) fn all_mut(&mut self) -> &mut [f32] {
         // SAFETY: a Line is PAD f32 without padding, the lines are contiguous and mutably borrowed.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAD) }
     }
@@ -264,314 +266,6 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
         for out in scratch.out.all_mut()[i * dv..][..dv].chunks_exact_mut(S::N) {
             s.store(out, s.div(s.load(out), s.splat(sum)));
         }
-    }
-}
-
-/// `out[c][slot] = keys[slot][c]` in f32, for the blocks of slots that touch `from..to`.
-#[inline(always)]
-fn transpose_keys<S: Lanes>(
-    s: S,
-    keys: &[f16],
-    dk: usize,
-    from: usize,
-    to: usize,
-    out: &mut [f32],
-) {
-    assert!(keys.len() >= SLOTS * dk && out.len() >= dk * SLOTS);
-    for slot in (from / S::N * S::N..to).step_by(S::N) {
-        if dk < S::N {
-            for (r, key) in keys.chunks_exact(dk).enumerate().skip(slot).take(S::N) {
-                key.iter()
-                    .enumerate()
-                    .for_each(|(c, k)| out[c * SLOTS + r] = k.to_f32());
-            }
-            continue;
-        }
-        for c in (0..dk).step_by(S::N) {
-            // The last block may overlap the one before it and writes the same again.
-            let c = c.min(dk - S::N);
-            // SAFETY: reads N elements from column c <= dk - N of N rows from slot <= SLOTS - N on, inside
-            // SLOTS * dk; writes N elements from column slot of N rows from c on, inside dk * SLOTS.
-            unsafe {
-                s.transpose_f16(
-                    keys.as_ptr().add(slot * dk + c),
-                    dk,
-                    out.as_mut_ptr().add(c * SLOTS + slot),
-                    SLOTS,
-                );
-            }
-        }
-    }
-}
-
-/// `out[slot][c] = values[slot][c]` in f32 for the slots `from..to`; zero in the padding.
-#[inline(always)]
-fn widen_values<S: Lanes>(
-    s: S,
-    values: &[f16],
-    dv: usize,
-    padded: usize,
-    from: usize,
-    to: usize,
-    out: &mut [f32],
-) {
-    for slot in from..to {
-        let value = &values[slot * dv..][..dv];
-        let out = &mut out[slot * padded..][..padded];
-        let whole = dv / S::N * S::N;
-        for (out, value) in out.chunks_exact_mut(S::N).zip(value.chunks_exact(S::N)) {
-            s.store(out, s.load_f16(value));
-        }
-        if whole < padded {
-            let mut rest = [f16::ZERO; PAD];
-            rest[..dv - whole].copy_from_slice(&value[whole..]);
-            for (out, rest) in out[whole..]
-                .chunks_exact_mut(S::N)
-                .zip(rest.chunks_exact(S::N))
-            {
-                s.store(out, s.load_f16(rest));
-            }
-        }
-    }
-}
-
-/// `scores[i][slot] = sum_c q[i][c] * keys[c][slot]` for `n` queries.
-#[inline(always)]
-fn score<S: Lanes>(s: S, q: &[f32], n: usize, dk: usize, keys: &[f32], scores: &mut [f32]) {
-    assert!(q.len() >= n * dk && keys.len() >= dk * SLOTS && scores.len() >= n * SLOTS);
-    let (q, keys, scores) = (q.as_ptr(), keys.as_ptr(), scores.as_mut_ptr());
-    let mut i = 0;
-    while i < n {
-        // SAFETY: by the assertion, for the queries i..i + M that the branch has made sure of.
-        unsafe {
-            let (q, scores) = (q.add(i * dk), scores.add(i * SLOTS));
-            i += match n - i {
-                8.. if S::N == 16 => score_block::<S, 8>(s, q, dk, keys, scores),
-                4.. => score_block::<S, 4>(s, q, dk, keys, scores),
-                2.. => score_block::<S, 2>(s, q, dk, keys, scores),
-                _ => score_block::<S, 1>(s, q, dk, keys, scores),
-            };
-        }
-    }
-}
-
-/// [`score`] for M queries; returns M.
-///
-/// # Safety
-/// `q` is valid for reads of M * dk, `keys` of dk * SLOTS, `scores` for writes of M * SLOTS elements.
-#[inline(always)]
-unsafe fn score_block<S: Lanes, const M: usize>(
-    s: S,
-    q: *const f32,
-    dk: usize,
-    keys: *const f32,
-    scores: *mut f32,
-) -> usize {
-    for slot in (0..SLOTS).step_by(2 * S::N) {
-        let mut sums = [[s.splat(0.0); 2]; M];
-        for c in 0..dk {
-            // SAFETY: c < dk and slot + 2 N <= SLOTS, so these are inside dk * SLOTS.
-            let keys = unsafe {
-                let row = keys.add(c * SLOTS + slot);
-                [s.load_ptr(row), s.load_ptr(row.add(S::N))]
-            };
-            for (i, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: i < M and c < dk.
-                let q = s.splat(unsafe { *q.add(i * dk + c) });
-                sums[0] = s.fma(q, keys[0], sums[0]);
-                sums[1] = s.fma(q, keys[1], sums[1]);
-            }
-        }
-        for (i, sums) in sums.iter().enumerate() {
-            // SAFETY: i < M and slot + 2 N <= SLOTS, so these are inside M * SLOTS.
-            unsafe {
-                let row = scores.add(i * SLOTS + slot);
-                s.store_ptr(row, sums[0]);
-                s.store_ptr(row.add(S::N), sums[1]);
-            }
-        }
-    }
-    M
-}
-
-/// The largest of the scores `from..to` of one query, NaN left out.
-#[inline(always)]
-fn largest_score<S: Lanes>(s: S, scores: &[f32], from: usize, to: usize) -> f32 {
-    let least = s.splat(f32::NEG_INFINITY);
-    let mut most = least;
-    for (index, scores) in scores.chunks_exact(S::N).enumerate() {
-        let inside = s.keep_between(
-            s.load(scores),
-            least,
-            (index * S::N) as i32,
-            from as i32,
-            to as i32,
-        );
-        most = s.max(inside, most);
-    }
-    s.largest(most)
-}
-
-/// `keep = exp(max - new_max)`, then `max = new_max`.
-#[inline(always)]
-fn rescale<S: Lanes>(s: S, max: &mut [f32], new_max: &[f32], keep: &mut [f32]) {
-    let rows = max
-        .chunks_mut(S::N)
-        .zip(new_max.chunks(S::N))
-        .zip(keep.chunks_mut(S::N));
-    for ((max, new_max), keep) in rows {
-        let difference = s.sub(s.load_part(max, 0.0), s.load_part(new_max, 0.0));
-        s.store_part(keep, exp(s, difference));
-        max.copy_from_slice(new_max);
-    }
-}
-
-/// Turns the scores `from..to` of one query into weights and the rest into zeros, and adds them to `sums`.
-#[inline(always)]
-fn weigh<S: Lanes>(
-    s: S,
-    scores: &mut [f32],
-    (from, to): (usize, usize),
-    max: f32,
-    keep: f32,
-    sums: &mut [f32],
-) {
-    let mut sum = s.mul(s.load(sums), s.splat(keep));
-    for (index, scores) in scores.chunks_exact_mut(S::N).enumerate() {
-        let weights = exp(s, s.sub(s.load(scores), s.splat(max)));
-        let weights = s.keep_between(
-            weights,
-            s.splat(0.0),
-            (index * S::N) as i32,
-            from as i32,
-            to as i32,
-        );
-        s.store(scores, weights);
-        sum = s.add(sum, weights);
-    }
-    s.store(sums, sum);
-}
-
-/// `out[i] = out[i] * keep[i] + sum_slot weights[i][slot] * values[slot]` over the slots `from..to`, for the
-/// queries `range`.
-#[inline(always)]
-fn accumulate<S: Lanes>(
-    s: S,
-    scratch: &mut Scratch,
-    range: std::ops::Range<usize>,
-    dv: usize,
-    from: usize,
-    to: usize,
-) {
-    let n = range.len();
-    let weights = &scratch.scores.all()[range.start * SLOTS..range.end * SLOTS];
-    let keep = &scratch.keep.all()[range.clone()];
-    let values = &scratch.values.all()[..SLOTS * dv];
-    let out = &mut scratch.out.all_mut()[range.start * dv..range.end * dv];
-    assert!(to <= SLOTS && dv.is_multiple_of(PAD));
-    let mut i = 0;
-    while i < n {
-        // SAFETY: the slices above hold n queries, of which the branch has made sure of M from i on; dv is a
-        // multiple of PAD, and the slots are below SLOTS.
-        unsafe {
-            let block = Block {
-                weights: weights.as_ptr().add(i * SLOTS),
-                keep: keep.as_ptr().add(i),
-                values: values.as_ptr(),
-                out: out.as_mut_ptr().add(i * dv),
-                dv,
-                from,
-                to,
-            };
-            i += match n - i {
-                4.. => block.accumulate::<S, 4>(s),
-                2.. => block.accumulate::<S, 2>(s),
-                _ => block.accumulate::<S, 1>(s),
-            };
-        }
-    }
-}
-
-/// The operands of [`accumulate`] from one query on.
-#[derive(Clone, Copy)]
-struct Block {
-    /// `[M][SLOTS]`
-    weights: *const f32,
-    /// `[M]`
-    keep: *const f32,
-    /// `[SLOTS][dv]`
-    values: *const f32,
-    /// `[M][dv]`
-    out: *mut f32,
-    dv: usize,
-    from: usize,
-    to: usize,
-}
-
-impl Block {
-    /// For M queries; returns M.
-    ///
-    /// # Safety
-    /// The pointers are valid for the shapes above, `out` for writes; `dv` is a multiple of PAD and
-    /// `to <= SLOTS`.
-    #[inline(always)]
-    unsafe fn accumulate<S: Lanes, const M: usize>(self, s: S) -> usize {
-        let mut column = 0;
-        while column < self.dv {
-            // SAFETY: the caller's; the branches keep column + W * N <= dv.
-            unsafe {
-                column += match self.dv - column {
-                    64.. if S::N == 16 => self.columns::<S, M, 4>(s, column),
-                    32.. if S::N == 16 => self.columns::<S, M, 2>(s, column),
-                    _ if S::N == 16 => self.columns::<S, M, 1>(s, column),
-                    _ => self.columns::<S, M, 2>(s, column),
-                };
-            }
-        }
-        M
-    }
-
-    /// The W * N columns from `column` on; returns W * N.
-    ///
-    /// # Safety
-    /// As [`Block::accumulate`], and `column + W * N <= dv`.
-    #[inline(always)]
-    unsafe fn columns<S: Lanes, const M: usize, const W: usize>(
-        self,
-        s: S,
-        column: usize,
-    ) -> usize {
-        let mut sums = [[s.splat(0.0); W]; M];
-        for (i, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: i < M.
-            let keep = s.splat(unsafe { *self.keep.add(i) });
-            for (w, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: i < M and column + (w + 1) * N <= dv.
-                let out = unsafe { s.load_ptr(self.out.add(i * self.dv + column + w * S::N)) };
-                *sum = s.mul(out, keep);
-            }
-        }
-        for slot in self.from..self.to {
-            let mut values = [s.splat(0.0); W];
-            for (w, value) in values.iter_mut().enumerate() {
-                // SAFETY: slot < SLOTS and column + (w + 1) * N <= dv.
-                *value = unsafe { s.load_ptr(self.values.add(slot * self.dv + column + w * S::N)) };
-            }
-            for (i, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: i < M and slot < SLOTS.
-                let weight = s.splat(unsafe { *self.weights.add(i * SLOTS + slot) });
-                for (sum, value) in sums.iter_mut().zip(&values) {
-                    *sum = s.fma(weight, *value, *sum);
-                }
-            }
-        }
-        for (i, sums) in sums.iter().enumerate() {
-            for (w, sum) in sums.iter().enumerate() {
-                // SAFETY: i < M and column + (w + 1) * N <= dv.
-                unsafe { s.store_ptr(self.out.add(i * self.dv + column + w * S::N), *sum) };
-            }
-        }
-        W * S::N
     }
 }
 

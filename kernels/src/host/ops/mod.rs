@@ -1,6 +1,6 @@
 //! Operations on rows of f32, and the paged key/value store they attend to.
 //!
-//! Every operation is a function of slices that runs on the calling thread, except [`attention`], which
+//! Every operation is a function of slices that runs on the calling thread, except [`attention()`], which
 //! takes a [`Pool`](crate::host::Pool) because its work items are its own affair; the others are divided by
 //! their caller, usually by [`Pool::run_rows`](crate::host::Pool::run_rows).
 //!
@@ -14,6 +14,7 @@
 mod add;
 mod argmax;
 mod attention;
+mod attention_page;
 #[cfg(test)]
 mod attention_tests;
 mod attention_tile;
@@ -22,6 +23,7 @@ mod kv;
 mod lanes;
 mod rms_norm;
 mod rope;
+mod rope_table;
 mod silu_mul;
 mod softmax;
 #[cfg(test)]
@@ -35,7 +37,8 @@ pub use argmax::argmax;
 pub use attention::{AttentionShape, AttentionSpan, attention};
 pub use kv::{KV_PAGE_TOKENS, KvLayout, kv_append};
 pub use rms_norm::{add_rms_norm, rms_norm, rms_norm_in_place};
-pub use rope::{RopeAngles, RopeError, RopeOrder, RopeParams, RopeScaling, RopeTable, rope};
+pub use rope::{RopeAngles, RopeOrder, rope};
+pub use rope_table::{RopeError, RopeParams, RopeScaling, RopeTable};
 pub use silu_mul::silu_mul;
 pub use softmax::{log_softmax, softmax};
 pub use top_k::top_k;

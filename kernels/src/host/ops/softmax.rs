@@ -10,7 +10,7 @@ use super::lanes::{Lanes, simd_fn};
 use super::{Simd, rows_of};
 
 /// Elements whose exponentials are summed in f32 before f64 takes over.
-const BLOCK: usize = 1024;
+const BLOCK: usize = 256;
 
 /// Replaces each row of `x`, `[rows][width]`, by its softmax.
 ///
@@ -106,6 +106,9 @@ mod tests {
     use super::*;
     use crate::host::ops::testing::{Source, assert_close};
 
+    /// A lane adds at most 32 exponentials in f32, each step rounding by 6e-8.
+    const TOLERANCE: f64 = 2.5e-6;
+
     #[test]
     fn close_to_f64() {
         let mut source = Source::new("softmax");
@@ -125,10 +128,15 @@ mod tests {
             for simd in Simd::available() {
                 let mut out = x.clone();
                 softmax(simd, &mut out, width);
-                assert_close(&out, &p, 3e-7, &format!("{simd:?} softmax {width}"));
+                assert_close(&out, &p, TOLERANCE, &format!("{simd:?} softmax {width}"));
                 let mut out = x.clone();
                 log_softmax(simd, &mut out, width);
-                assert_close(&out, &log_p, 3e-7, &format!("{simd:?} log_softmax {width}"));
+                assert_close(
+                    &out,
+                    &log_p,
+                    TOLERANCE,
+                    &format!("{simd:?} log_softmax {width}"),
+                );
             }
         }
     }

@@ -117,8 +117,8 @@ fn a_chat_begins_with_one_bos() {
     data.special[crate::vocab::BOS] = Some(258);
     data.add_bos = Some(true);
     let tokenizer = Tokenizer::new(data).unwrap();
-    assert_eq!(tokenizer.encode_chat("he").unwrap(), [258, 256]);
-    assert_eq!(tokenizer.encode_chat("<tool>he").unwrap(), [258, 256]);
+    assert_eq!(tokenizer.encode_chat(99, "he").unwrap(), [258, 256]);
+    assert_eq!(tokenizer.encode_chat(99, "<tool>he").unwrap(), [258, 256]);
 }
 
 #[test]
@@ -381,6 +381,38 @@ fn a_stream_holds_half_characters_back() {
     assert_eq!(stream.push(&tokenizer, 0x80), "\u{FFFD}");
     assert_eq!(stream.push(&tokenizer, 0xE4), "");
     assert_eq!(stream.finish(), "\u{FFFD}");
+}
+
+#[test]
+fn encoding_gives_up_past_the_limit() {
+    let tokenizer = bpe();
+    let text = "hello hello hello";
+    assert_eq!(
+        tokenizer
+            .encode_at_most(3, text, false, false)
+            .unwrap()
+            .len(),
+        3
+    );
+    for (max, text) in [(2, text), (0, "h"), (1, "<|im_end|>h"), (1, "<tool><tool>")] {
+        let error = tokenizer.encode_at_most(max, text, true, true).unwrap_err();
+        assert!(
+            matches!(error, Error::TooManyTokens { max: found } if found == max),
+            "{error}"
+        );
+    }
+    assert!(
+        tokenizer
+            .encode_at_most(0, "", false, false)
+            .unwrap()
+            .is_empty()
+    );
+    // Refused by its length alone: the tables of this vocabulary cannot be built.
+    let broken = Tokenizer::new(bpe_data(&["he", "he"], &["h e"])).unwrap();
+    let error = broken
+        .encode_at_most(9, &"x".repeat(1000), false, false)
+        .unwrap_err();
+    assert!(matches!(error, Error::TooManyTokens { .. }), "{error}");
 }
 
 #[test]

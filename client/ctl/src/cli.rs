@@ -1,0 +1,339 @@
+//! The command line: what can be typed, and nothing of what it does.
+
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use rocmforge_client::proto::v1::CachePolicy;
+
+use crate::budget::{Budget, parse_budget};
+use crate::sampling::SamplingArgs;
+
+/// Loads models into a rocmforged, generates with them, and looks after its cache.
+#[derive(Debug, Parser)]
+#[command(name = "rocmforgectl", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// Socket of the daemon [default: $ROCMFORGE_SOCKET, else
+    /// $XDG_RUNTIME_DIR/rocmforged.sock, else /run/rocmforged/rocmforged.sock]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Print JSON: one object, or one a line while text is generated
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Refuses what clap cannot: conflicts of a command with a common flag, which
+    /// may stand before the command.
+    pub(crate) fn checked(self) -> Result<Cli, clap::Error> {
+        match &self.command {
+            Command::Run(args) if args.private && self.socket.is_some() => {
+                let message = "--private starts a daemon of its own; leave out --socket";
+                Err(Cli::command().error(ErrorKind::ArgumentConflict, message))
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Open a GGUF file under a name
+    Load(LoadArgs),
+    /// Close a model and free what it holds
+    Unload {
+        /// Name of the model
+        name: String,
+        /// Cancel its requests and lift its pins instead of refusing
+        #[arg(long)]
+        force: bool,
+    },
+    /// List the loaded models
+    Ls,
+    /// Describe one model: shape, file, quantization, residency
+    Show {
+        /// Name of the model
+        name: String,
+    },
+    /// Continue a text, taken as it is, special tokens included
+    Generate {
+        /// Name of the model
+        name: String,
+        /// The text; "-" reads it from the standard input
+        prompt: String,
+        #[command(flatten)]
+        sampling: SamplingArgs,
+    },
+    /// Talk to a model through its chat template
+    Chat {
+        /// Name of the model
+        name: String,
+        /// What to say; "-" reads it from the standard input; without it, a
+        /// conversation until Ctrl-D
+        message: Option<String>,
+        /// System message to begin with
+        #[arg(long, value_name = "TEXT")]
+        system: Option<String>,
+        #[command(flatten)]
+        sampling: SamplingArgs,
+    },
+    /// Load a file and answer one prompt through its chat template, in a running
+    /// daemon or one started for the occasion
+    Run(RunArgs),
+    /// Give the log-probability of each token of a text
+    Score {
+        /// Name of the model
+        name: String,
+        /// The text; "-" reads it from the standard input
+        text: String,
+        /// Also show the N most probable tokens at each place
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
+        top_n: Option<i32>,
+        /// Context length in tokens
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
+        n_ctx: Option<i32>,
+        #[command(flatten)]
+        special: SpecialArgs,
+    },
+    /// Turn a text into token ids
+    Tokenize {
+        /// Name of the model
+        name: String,
+        /// The text; "-" reads it from the standard input
+        text: String,
+        #[command(flatten)]
+        special: SpecialArgs,
+    },
+    /// Turn token ids into text
+    Detokenize {
+        /// Name of the model
+        name: String,
+        /// The ids
+        #[arg(required = true)]
+        ids: Vec<u32>,
+    },
+    /// Look after the tensor cache
+    #[command(subcommand)]
+    Cache(CacheCommand),
+    /// Upload segments ahead of their use
+    Preload(SegmentsArgs),
+    /// Keep segments from eviction
+    Pin(SegmentsArgs),
+    /// Let segments be evicted again
+    Unpin(SegmentsArgs),
+    /// Show the daemon: version, device, models, queue
+    Status,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    /// The GGUF file
+    pub(crate) file: PathBuf,
+    /// Name to load it under [default: the file's name without .gguf]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Pin all of its segments
+    #[arg(long)]
+    pub(crate) pin: bool,
+    /// Upload as much of it as fits at once
+    #[arg(long)]
+    pub(crate) preload: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The GGUF file
+    pub(crate) file: PathBuf,
+    /// What to say; "-" reads it from the standard input
+    pub(crate) prompt: String,
+    /// System message to begin with
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Start a daemon for the occasion even if one is running
+    #[arg(long)]
+    pub(crate) private: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SpecialArgs {
+    /// Do not put the tokens around the text that the vocabulary asks for
+    #[arg(long)]
+    pub(crate) no_add_special: bool,
+    /// Read the names of special tokens as plain text
+    #[arg(long)]
+    pub(crate) no_parse_special: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SegmentsArgs {
+    /// Name of the model
+    pub(crate) name: String,
+    /// Segment indexes as `show` lists them, as in 0,3-5 [default: all]
+    #[arg(long, value_name = "LIST", value_parser = parse_segments)]
+    pub(crate) segments: Option<Segments>,
+}
+
+impl SegmentsArgs {
+    /// The indexes; empty for all.
+    pub(crate) fn indexes(&self) -> &[u32] {
+        self.segments.as_ref().map_or(&[], |list| &list.0)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CacheCommand {
+    /// Show how the device's memory is used
+    Stats,
+    /// Evict everything, or one model; what is pinned or in use stays
+    Clear {
+        /// Name of the model
+        name: Option<String>,
+    },
+    /// Change the budget
+    Budget {
+        /// Bytes (2147483648), a size (2GiB, 1.5G, 512MiB; K, M, G, T count in
+        /// 1024, KB, MB, GB, TB in 1000) or a share of the device (80%)
+        #[arg(value_parser = parse_budget)]
+        budget: Budget,
+    },
+    /// Choose how victims are picked
+    Policy {
+        /// The policy
+        #[arg(value_enum)]
+        policy: Policy,
+    },
+}
+
+/// Policies by the names that users type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Policy {
+    /// Least recently used between models, farthest next use inside a pass
+    PassAware,
+    /// Plain least recently used
+    Lru,
+}
+
+impl From<Policy> for CachePolicy {
+    fn from(policy: Policy) -> CachePolicy {
+        match policy {
+            Policy::PassAware => CachePolicy::PassAware,
+            Policy::Lru => CachePolicy::Lru,
+        }
+    }
+}
+
+/// Segment indexes, in ascending order, each once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Segments(Vec<u32>);
+
+/// Highest segment index that a list may name, so that a range stays small.
+const SEGMENT_INDEX_MAX: u32 = 1 << 20;
+
+fn parse_segments(list: &str) -> Result<Segments, String> {
+    let index = |text: &str| match text.trim().parse::<u32>() {
+        Ok(index) if index <= SEGMENT_INDEX_MAX => Ok(index),
+        _ => Err(format!(
+            "{text:?} is not a segment index; write a list as in 0,3-5"
+        )),
+    };
+    let mut indexes = Vec::new();
+    for part in list.split(',') {
+        match part.split_once('-') {
+            None => indexes.push(index(part)?),
+            Some((first, last)) => {
+                let (first, last) = (index(first)?, index(last)?);
+                if first > last {
+                    return Err(format!("the range {part} runs backwards"));
+                }
+                indexes.extend(first..=last);
+            }
+        }
+    }
+    indexes.sort_unstable();
+    indexes.dedup();
+    Ok(Segments(indexes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())?.checked()
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn common_flags_work_before_and_after_the_command() {
+        for line in [
+            "rocmforgectl --json --socket /s ls",
+            "rocmforgectl ls --json --socket /s",
+        ] {
+            let cli = parse(line).unwrap();
+            assert!(cli.json);
+            assert_eq!(cli.socket.as_deref(), Some("/s".as_ref()));
+        }
+    }
+
+    #[test]
+    fn load_takes_its_flags() {
+        let cli = parse("rocmforgectl load m.gguf --name n --pin --preload").unwrap();
+        let Command::Load(args) = cli.command else {
+            panic!("{cli:?}")
+        };
+        assert_eq!(args.name.as_deref(), Some("n"));
+        assert!(args.pin && args.preload);
+    }
+
+    #[test]
+    fn a_prompt_may_be_a_dash() {
+        let cli = parse("rocmforgectl generate tiny - --max-tokens 5").unwrap();
+        let Command::Generate {
+            prompt, sampling, ..
+        } = cli.command
+        else {
+            panic!("{cli:?}")
+        };
+        assert_eq!(prompt, "-");
+        assert_eq!(sampling.params().max_tokens, Some(5));
+    }
+
+    #[test]
+    fn usage_errors_exit_with_2() {
+        for line in [
+            "rocmforgectl",
+            "rocmforgectl load",
+            "rocmforgectl frobnicate",
+            "rocmforgectl generate tiny",
+            "rocmforgectl generate tiny x --max-tokens many",
+            "rocmforgectl cache budget lots",
+            "rocmforgectl cache policy belady",
+            "rocmforgectl pin tiny --segments 5-3",
+            "rocmforgectl --socket /s run m.gguf x --private",
+        ] {
+            let error = parse(line).expect_err(line);
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn segment_lists_are_sorted_and_unique() {
+        assert_eq!(
+            parse_segments("7,0,3-5,4"),
+            Ok(Segments(vec![0, 3, 4, 5, 7]))
+        );
+        for bad in ["", "a", "1,", "-1", "3-", "0-99999999999", "0-4000000000"] {
+            assert!(parse_segments(bad).is_err(), "{bad:?}");
+        }
+    }
+}

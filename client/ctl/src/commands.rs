@@ -1,0 +1,115 @@
+//! What the commands do, one file a subject.
+
+mod cache;
+mod chat;
+mod generate;
+mod load;
+mod models;
+mod run;
+mod status;
+mod tokens;
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use rocmforge_client::{Client, MAX_MESSAGE_BYTES};
+
+use crate::cli::Command;
+use crate::output::Output;
+use crate::private::PrivateSlot;
+
+/// What every command works with.
+pub(crate) struct Context {
+    socket: Option<PathBuf>,
+    /// Where data goes.
+    pub(crate) output: Output,
+    /// Where the daemon that `run` starts is kept.
+    pub(crate) private: PrivateSlot,
+}
+
+impl Context {
+    /// A context for the daemon at `socket`, or at the usual places.
+    pub(crate) fn new(socket: Option<PathBuf>, output: Output, private: PrivateSlot) -> Context {
+        Context {
+            socket,
+            output,
+            private,
+        }
+    }
+
+    /// Connects to the daemon.
+    pub(crate) async fn connect(&self) -> Result<Client, rocmforge_client::Error> {
+        Client::connect(self.socket.as_deref()).await
+    }
+
+    /// Whether the user named a socket on the command line.
+    pub(crate) fn socket_is_given(&self) -> bool {
+        self.socket.is_some()
+    }
+}
+
+/// Carries out a command.
+pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Result<()> {
+    let context = &mut context;
+    match command {
+        Command::Load(args) => load::load(context, args).await,
+        Command::Unload { name, force } => models::unload(context, &name, force).await,
+        Command::Ls => models::ls(context).await,
+        Command::Show { name } => models::show(context, &name).await,
+        Command::Generate {
+            name,
+            prompt,
+            sampling,
+        } => generate::generate(context, name, prompt, &sampling).await,
+        Command::Chat {
+            name,
+            message,
+            system,
+            sampling,
+        } => chat::chat(context, name, message, system, &sampling).await,
+        Command::Run(args) => run::run(context, args).await,
+        Command::Score {
+            name,
+            text,
+            top_n,
+            n_ctx,
+            special,
+        } => tokens::score(context, name, text, top_n, n_ctx, &special).await,
+        Command::Tokenize {
+            name,
+            text,
+            special,
+        } => tokens::tokenize(context, name, text, &special).await,
+        Command::Detokenize { name, ids } => tokens::detokenize(context, &name, &ids).await,
+        Command::Cache(command) => cache::cache(context, command).await,
+        Command::Preload(args) => load::preload(context, &args).await,
+        Command::Pin(args) => models::pin(context, &args).await,
+        Command::Unpin(args) => models::unpin(context, &args).await,
+        Command::Status => status::status(context).await,
+    }
+}
+
+/// The text of an argument, read from the standard input where it is "-".
+async fn text_of(argument: String) -> anyhow::Result<String> {
+    if argument != "-" {
+        return Ok(argument);
+    }
+    let read = || {
+        let mut bytes = Vec::new();
+        std::io::stdin()
+            .lock()
+            .take(MAX_MESSAGE_BYTES as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map(|_| bytes)
+    };
+    let bytes = tokio::task::spawn_blocking(read)
+        .await?
+        .context("cannot read the standard input")?;
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        bail!(
+            "the standard input holds more than {MAX_MESSAGE_BYTES} bytes, the most a message has"
+        );
+    }
+    String::from_utf8(bytes).context("the standard input is not UTF-8 text")
+}

@@ -1,0 +1,116 @@
+//! cache stats, clear, budget and policy.
+
+use rocmforge_client::proto::v1::{CacheUsage, StatsResponse};
+use serde_json::json;
+
+use super::Context;
+use crate::cli::CacheCommand;
+use crate::human::{Align, Table, fields, percent, plural, size};
+use crate::json;
+
+pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyhow::Result<()> {
+    let client = context.connect().await?;
+    let output = &mut context.output;
+    match command {
+        CacheCommand::Stats => {
+            let stats = client.cache_stats().await?;
+            output.answer(|| json::stats(&stats), || stats_text(&stats))
+        }
+        CacheCommand::Clear { name } => {
+            let answer = client.cache_clear(name.as_deref()).await?;
+            output.answer(
+                || json::cleared(&answer),
+                || {
+                    let segments = plural(answer.freed_segments.into(), "segment");
+                    let mut text =
+                        format!("{segments} evicted, {} freed\n", size(answer.freed_bytes));
+                    for kept in &answer.kept {
+                        let (model, name, bytes) = (&kept.model, &kept.name, size(kept.bytes));
+                        let reason = json::keep_reason(kept.reason()).replace('_', " ");
+                        text.push_str(&format!("kept {model} {name} ({bytes}): {reason}\n"));
+                    }
+                    text
+                },
+            )
+        }
+        CacheCommand::Budget { budget } => {
+            let answer = client.cache_set_budget(budget.into()).await?;
+            output.answer(
+                || json::budget(&answer),
+                || {
+                    let mut text = format!("budget {}", size(answer.budget_bytes));
+                    if answer.evicted_segments > 0 {
+                        let segments = plural(answer.evicted_segments.into(), "segment");
+                        let bytes = size(answer.evicted_bytes);
+                        text.push_str(&format!(", {segments} evicted ({bytes})"));
+                    }
+                    if answer.effective_budget_bytes > answer.budget_bytes {
+                        let now = size(answer.effective_budget_bytes);
+                        text.push_str(&format!("; {now} until running work lets go"));
+                    }
+                    text
+                },
+            )
+        }
+        CacheCommand::Policy { policy } => {
+            let answer = client.cache_set_policy(policy.into()).await?;
+            let now = json::cache_policy(answer.policy());
+            let previous = json::cache_policy(answer.previous());
+            output.answer(
+                || json!({"policy": now, "previous": previous}),
+                || format!("policy {now}, was {previous}"),
+            )
+        }
+    }
+}
+
+fn stats_text(stats: &StatsResponse) -> String {
+    let total = stats.total.unwrap_or_default();
+    let held = total.resident_bytes + total.in_flight_bytes + total.kv_bytes + total.scratch_bytes;
+    let share = percent(held, stats.budget_bytes);
+    let head = fields(&[
+        ("budget", size(stats.budget_bytes)),
+        (
+            "held",
+            format!(
+                "{} ({share}), at most {}",
+                size(held),
+                size(stats.peak_bytes)
+            ),
+        ),
+        (
+            "kv, scratch",
+            format!("{}, {}", size(total.kv_bytes), size(total.scratch_bytes)),
+        ),
+        ("policy", json::cache_policy(stats.policy()).to_owned()),
+    ]);
+    let mut table = Table::new([
+        ("MODEL", Align::Left),
+        ("RESIDENT", Align::Right),
+        ("IN FLIGHT", Align::Right),
+        ("PINNED", Align::Right),
+        ("HITS", Align::Right),
+        ("MISSES", Align::Right),
+        ("HIT RATE", Align::Right),
+        ("EVICTIONS", Align::Right),
+        ("UPLOADED", Align::Right),
+    ]);
+    let mut row = |name: &str, usage: &CacheUsage| {
+        table.row([
+            name.to_owned(),
+            size(usage.resident_bytes),
+            size(usage.in_flight_bytes),
+            size(usage.pinned_bytes),
+            usage.hits.to_string(),
+            usage.misses.to_string(),
+            percent(usage.hits, usage.hits + usage.misses),
+            usage.evictions.to_string(),
+            size(usage.uploaded_bytes),
+        ]);
+    };
+    for model in &stats.models {
+        row(&model.name, &model.usage.unwrap_or_default());
+    }
+    row("(total)", &total);
+    format!("{head}\n{table}")
+}

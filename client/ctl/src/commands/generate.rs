@@ -1,0 +1,125 @@
+//! generate, and the printing of a generation that chat and run share.
+
+use std::io::IsTerminal;
+
+use anyhow::Context as _;
+use futures_util::StreamExt;
+use rocmforge_client::GenerateEvents;
+use rocmforge_client::proto::v1::{
+    GenerateDone, GenerateRequest, generate_event, generate_request,
+};
+
+use super::{Context, text_of};
+use crate::human::size;
+use crate::json;
+use crate::output::Output;
+use crate::sampling::SamplingArgs;
+
+pub(super) async fn generate(
+    context: &mut Context,
+    model: String,
+    prompt: String,
+    sampling: &SamplingArgs,
+) -> anyhow::Result<()> {
+    let prompt = text_of(prompt).await?;
+    let request = GenerateRequest {
+        model,
+        prompt: Some(generate_request::Prompt::Text(prompt)),
+        add_special: None,
+        parse_special: Some(true),
+        sampling: Some(sampling.params()),
+        n_ctx: sampling.n_ctx,
+        logprobs: None,
+    };
+    let events = context.connect().await?.generate(request).await?;
+    print(&mut context.output, events).await?;
+    Ok(())
+}
+
+/// Prints a generation as it comes, and gives its whole text.
+///
+/// As text: the pieces, ended with a newline. As JSON: an object a line for each
+/// piece and one for the outcome.
+pub(super) async fn print(
+    output: &mut Output,
+    mut events: GenerateEvents,
+) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let mut outcome = None;
+    while let Some(event) = events.next().await {
+        let event = match event {
+            Ok(event) => event,
+            Err(error) => {
+                // What has come so far stands; the error begins on its own line.
+                if !output.json && !text.is_empty() && !text.ends_with('\n') {
+                    output.text("\n")?;
+                }
+                return Err(error.into());
+            }
+        };
+        match event {
+            generate_event::Event::Piece(piece) => {
+                if output.json {
+                    output.line(json::generated(&piece))?;
+                } else if !piece.text.is_empty() {
+                    output.text(&piece.text)?;
+                }
+                text.push_str(&piece.text);
+            }
+            generate_event::Event::Done(done) => outcome = Some(done),
+        }
+    }
+    let done = outcome.context("the daemon did not say how the generation ended")?;
+    if output.json {
+        output.line(json::outcome(&done))?;
+    } else {
+        if !text.ends_with('\n') {
+            output.text("\n")?;
+        }
+        if std::io::stderr().is_terminal() {
+            eprintln!("{}", figures(&done));
+        }
+    }
+    Ok(text)
+}
+
+/// The figures of a generation on one line.
+fn figures(done: &GenerateDone) -> String {
+    let mut text = format!(
+        "[{} + {} tokens, first after {:.0} ms, {:.1} tokens/s, {}",
+        done.prompt_tokens,
+        done.generated_tokens,
+        done.ttft_ms,
+        done.decode_tokens_per_s,
+        json::finish_reason(done.finish_reason()).replace('_', " "),
+    );
+    if done.uploaded_bytes > 0 {
+        text.push_str(&format!(", {} uploaded", size(done.uploaded_bytes)));
+    }
+    text.push(']');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_client::proto::v1::FinishReason;
+
+    use super::*;
+
+    #[test]
+    fn figures_fit_a_line() {
+        let done = GenerateDone {
+            finish_reason: FinishReason::MaxTokens.into(),
+            prompt_tokens: 12,
+            generated_tokens: 80,
+            ttft_ms: 41.6,
+            decode_tokens_per_s: 25.04,
+            uploaded_bytes: 3 << 20,
+            ..Default::default()
+        };
+        assert_eq!(
+            figures(&done),
+            "[12 + 80 tokens, first after 42 ms, 25.0 tokens/s, max tokens, 3.0 MiB uploaded]"
+        );
+    }
+}

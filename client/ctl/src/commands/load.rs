@@ -1,0 +1,125 @@
+//! load and preload: what takes time and shows progress.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use futures_util::StreamExt;
+use rocmforge_client::Client;
+use rocmforge_client::proto::v1::{LoadRequest, Model, load_event, preload_event};
+use serde_json::json;
+
+use super::Context;
+use crate::cli::{LoadArgs, SegmentsArgs};
+use crate::human::{count, plural, size};
+use crate::json;
+use crate::progress::Progress;
+
+/// The request to load `file`, its path made absolute, as the daemon has another
+/// working directory. Links are left to the daemon, which sees the file system
+/// that counts.
+pub(super) fn request(file: &Path, name: Option<String>) -> anyhow::Result<LoadRequest> {
+    let path = std::path::absolute(file).context("cannot tell the current directory")?;
+    let path = path
+        .to_str()
+        .with_context(|| format!("{} is not UTF-8; rename the file", path.display()))?;
+    let stem = || {
+        file.file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
+    Ok(LoadRequest {
+        path: path.to_owned(),
+        name: name.unwrap_or_else(stem),
+        pin: false,
+        preload: false,
+    })
+}
+
+/// Loads with a progress bar and gives the loaded model.
+pub(super) async fn load_model(client: &Client, request: LoadRequest) -> anyhow::Result<Model> {
+    let progress = Progress::new(&request.name);
+    let mut events = client.load(request).await?;
+    let mut model = None;
+    while let Some(event) = events.next().await {
+        match event? {
+            load_event::Event::Progress(step) => progress.load(&step),
+            load_event::Event::Loaded(loaded) => model = Some(loaded),
+        }
+    }
+    model.context("the daemon did not say what it loaded")
+}
+
+pub(super) async fn load(context: &mut Context, args: LoadArgs) -> anyhow::Result<()> {
+    let mut request = request(&args.file, args.name)?;
+    request.pin = args.pin;
+    request.preload = args.preload;
+    let client = context.connect().await?;
+    let model = load_model(&client, request).await?;
+    context.output.answer(
+        || json::model(&model),
+        || {
+            format!(
+                "{}: {}, {} parameters, {} in {}, {} resident",
+                model.name,
+                model.architecture,
+                count(model.n_params),
+                size(model.weight_bytes),
+                plural(model.segments.len() as u64, "segment"),
+                size(model.resident_bytes),
+            )
+        },
+    )
+}
+
+pub(super) async fn preload(context: &mut Context, args: &SegmentsArgs) -> anyhow::Result<()> {
+    let client = context.connect().await?;
+    let progress = Progress::new(&args.name);
+    let mut events = client.preload(&args.name, args.indexes()).await?;
+    let mut done = None;
+    while let Some(event) = events.next().await {
+        match event? {
+            preload_event::Event::Progress(step) => progress.preload(&step),
+            preload_event::Event::Done(outcome) => done = Some(outcome),
+        }
+    }
+    drop(progress);
+    let done = done.context("the daemon did not say what it uploaded")?;
+    context.output.answer(
+        || {
+            json!({
+                "name": args.name,
+                "resident_segments": done.resident_segments,
+                "resident_bytes": done.resident_bytes,
+                "skipped_segments": done.skipped_segments,
+                "skipped_bytes": done.skipped_bytes,
+            })
+        },
+        || {
+            let resident = plural(done.resident_segments.into(), "segment");
+            let resident_size = size(done.resident_bytes);
+            let mut text = format!("{}: {resident} resident ({resident_size})", args.name);
+            if done.skipped_segments > 0 {
+                let skipped = plural(done.skipped_segments.into(), "segment");
+                let skipped_size = size(done.skipped_bytes);
+                text.push_str(&format!(", no room for {skipped} ({skipped_size})"));
+            }
+            text
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_is_absolute_and_the_name_is_the_files() {
+        let made = request(Path::new("models/tiny.Q4_K.gguf"), None).unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(Path::new(&made.path), here.join("models/tiny.Q4_K.gguf"));
+        assert_eq!(made.name, "tiny.Q4_K");
+        let made = request(Path::new("/m/a.gguf"), Some("b".into())).unwrap();
+        assert_eq!((made.path.as_str(), made.name.as_str()), ("/m/a.gguf", "b"));
+    }
+}

@@ -1,0 +1,213 @@
+//! ls, show, unload, pin and unpin.
+
+use std::path::Path;
+
+use rocmforge_client::proto::v1::{Model, ModelSummary};
+use serde_json::json;
+
+use super::Context;
+use crate::cli::SegmentsArgs;
+use crate::human::{Align, Table, count, fields, plural, size};
+use crate::json;
+
+pub(super) async fn ls(context: &mut Context) -> anyhow::Result<()> {
+    let models = context.connect().await?.list().await?;
+    context.output.answer(
+        || json!({"models": models.iter().map(json::summary).collect::<Vec<_>>()}),
+        || summaries(&models).to_string(),
+    )
+}
+
+/// One row a model.
+pub(super) fn summaries(models: &[ModelSummary]) -> Table {
+    let mut table = Table::new([
+        ("NAME", Align::Left),
+        ("ARCH", Align::Left),
+        ("PARAMS", Align::Right),
+        ("QUANT", Align::Left),
+        ("SIZE", Align::Right),
+        ("RESIDENT", Align::Right),
+        ("SEGMENTS", Align::Right),
+        ("PINNED", Align::Right),
+        ("BUSY", Align::Right),
+    ]);
+    for model in models {
+        table.row([
+            model.name.clone(),
+            model.architecture.clone(),
+            count(model.n_params),
+            model.quantization.clone(),
+            size(model.weight_bytes),
+            size(model.resident_bytes),
+            format!("{}/{}", model.n_segments_resident, model.n_segments),
+            model.n_segments_pinned.to_string(),
+            model.active_requests.to_string(),
+        ]);
+    }
+    table
+}
+
+pub(super) async fn show(context: &mut Context, name: &str) -> anyhow::Result<()> {
+    let model = context.connect().await?.get(name).await?;
+    context
+        .output
+        .answer(|| json::model(&model), || description(&model))
+}
+
+fn description(model: &Model) -> String {
+    let id = |id: Option<u32>| id.map_or("-".to_owned(), |id| id.to_string());
+    let mix: Vec<String> = model
+        .quantization
+        .iter()
+        .map(|share| {
+            let tensors = plural(share.tensors.into(), "tensor");
+            format!("{} ({tensors}, {})", share.r#type, size(share.bytes))
+        })
+        .collect();
+    let mut rows = vec![("name", model.name.clone())];
+    if !model.title.is_empty() {
+        rows.push(("title", model.title.clone()));
+    }
+    rows.push(("architecture", model.architecture.clone()));
+    rows.push((
+        "parameters",
+        format!("{} ({})", model.n_params, count(model.n_params)),
+    ));
+    rows.push(("quantization", mix.join(", ")));
+    if let Some(file) = &model.file {
+        rows.push(("file", file.path.clone()));
+        let bytes = size(file.size_bytes);
+        rows.push(("file size", format!("{bytes}, GGUF v{}", file.gguf_version)));
+    }
+    rows.extend([
+        ("n_ctx_train", model.n_ctx_train.to_string()),
+        ("n_layer", model.n_layer.to_string()),
+        ("n_embd", model.n_embd.to_string()),
+        (
+            "n_head",
+            format!("{} of {}", model.n_head, model.n_embd_head),
+        ),
+        ("n_head_kv", model.n_head_kv.to_string()),
+        ("n_ff", model.n_ff.to_string()),
+        ("n_vocab", model.n_vocab.to_string()),
+    ]);
+    if model.n_expert > 0 {
+        let experts = format!("{}, {} a token", model.n_expert, model.n_expert_used);
+        rows.push(("n_expert", experts));
+    }
+    if let Some(rope) = &model.rope {
+        let (base, n_rot, scaling) = (rope.freq_base, rope.n_rot, &rope.scaling);
+        rows.push((
+            "rope",
+            format!("base {base}, {n_rot} rotated, scaling {scaling}"),
+        ));
+    }
+    let template = if model.has_chat_template { "yes" } else { "no" };
+    let tokenizer = format!(
+        "{}, bos {}, eos {}",
+        model.tokenizer,
+        id(model.bos_token_id),
+        id(model.eos_token_id)
+    );
+    rows.extend([
+        ("tokenizer", tokenizer),
+        ("chat template", template.to_owned()),
+        (
+            "kv cache",
+            format!("{} a token", size(model.kv_bytes_per_token)),
+        ),
+        ("weights", size(model.weight_bytes)),
+        ("resident", size(model.resident_bytes)),
+        ("requests", model.active_requests.to_string()),
+    ]);
+    let mut table = Table::new([
+        ("SEGMENT", Align::Right),
+        ("NAME", Align::Left),
+        ("SIZE", Align::Right),
+        ("STATE", Align::Left),
+        ("", Align::Left),
+    ]);
+    for segment in &model.segments {
+        let marks = match (segment.pinned, segment.in_use) {
+            (false, false) => "",
+            (true, false) => "pinned",
+            (false, true) => "in use",
+            (true, true) => "pinned, in use",
+        };
+        table.row([
+            segment.index.to_string(),
+            segment.name.clone(),
+            size(segment.bytes),
+            json::segment_state(segment.state()).to_owned(),
+            marks.to_owned(),
+        ]);
+    }
+    format!("{}\n{table}", fields(&rows))
+}
+
+pub(super) async fn unload(context: &mut Context, name: &str, force: bool) -> anyhow::Result<()> {
+    let answer = context.connect().await?.unload(name, force).await?;
+    context.output.answer(
+        || {
+            json!({
+                "name": name,
+                "freed_bytes": answer.freed_bytes,
+                "cancelled_requests": answer.cancelled_requests,
+            })
+        },
+        || {
+            let mut text = format!("{name}: unloaded, {} freed", size(answer.freed_bytes));
+            if answer.cancelled_requests > 0 {
+                let requests = plural(answer.cancelled_requests.into(), "request");
+                text.push_str(&format!(", {requests} cancelled"));
+            }
+            text
+        },
+    )
+}
+
+pub(super) async fn pin(context: &mut Context, args: &SegmentsArgs) -> anyhow::Result<()> {
+    let answer = context
+        .connect()
+        .await?
+        .pin(&args.name, args.indexes())
+        .await?;
+    pinned(
+        context,
+        &args.name,
+        answer.pinned_segments,
+        answer.pinned_bytes,
+    )
+}
+
+pub(super) async fn unpin(context: &mut Context, args: &SegmentsArgs) -> anyhow::Result<()> {
+    let answer = context
+        .connect()
+        .await?
+        .unpin(&args.name, args.indexes())
+        .await?;
+    pinned(
+        context,
+        &args.name,
+        answer.pinned_segments,
+        answer.pinned_bytes,
+    )
+}
+
+fn pinned(context: &mut Context, name: &str, segments: u32, bytes: u64) -> anyhow::Result<()> {
+    context.output.answer(
+        || json!({"name": name, "pinned_segments": segments, "pinned_bytes": bytes}),
+        || {
+            format!(
+                "{name}: {} pinned ({})",
+                plural(segments.into(), "segment"),
+                size(bytes)
+            )
+        },
+    )
+}
+
+/// Whether the loaded model comes from `file`, links resolved.
+pub(super) fn is_of_file(model: &ModelSummary, file: &Path) -> bool {
+    std::fs::canonicalize(file).is_ok_and(|file| file == Path::new(&model.path))
+}

@@ -1,0 +1,74 @@
+//! run: a file and a prompt, with whichever daemon there is.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use rocmforge_client::{Client, Code, Error};
+
+use super::chat::{message, request};
+use super::generate::print;
+use super::models::is_of_file;
+use super::{Context, load, text_of};
+use crate::cli::RunArgs;
+use crate::private::find_daemon;
+
+pub(super) async fn run(context: &mut Context, args: RunArgs) -> anyhow::Result<()> {
+    // Before a daemon is started for it.
+    std::fs::metadata(&args.file)
+        .with_context(|| format!("cannot read {}", args.file.display()))?;
+    let prompt = text_of(args.prompt).await?;
+    let client = daemon(context, &args.file, args.private).await?;
+    let model = loaded(&client, &args.file).await?;
+
+    let mut messages = Vec::new();
+    messages.extend(args.system.map(|system| message("system", system)));
+    messages.push(message("user", prompt));
+    let events = client
+        .chat(request(&model, messages, &args.sampling))
+        .await?;
+    print(&mut context.output, events).await?;
+    // Here, not at the end of the program: the connection closes first, so that
+    // the daemon has nothing to wait for.
+    drop(client);
+    context.private.stop();
+    Ok(())
+}
+
+/// The running daemon, or one of our own where there is none.
+async fn daemon(context: &Context, file: &Path, private: bool) -> anyhow::Result<Client> {
+    if !private {
+        match context.connect().await {
+            Err(Error::NoDaemon { .. }) if !context.socket_is_given() => {}
+            other => return Ok(other?),
+        }
+    }
+    // The daemon resolves links before it looks at the directory; so does this.
+    let file =
+        std::fs::canonicalize(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let dir = file.parent().unwrap_or(Path::new("/"));
+    context.private.start(&find_daemon()?, dir).await
+}
+
+/// Loads the file, unless it is loaded, and gives the model's name. A model
+/// stays loaded in a daemon that was running, where it costs next to nothing and
+/// makes the next run faster.
+async fn loaded(client: &Client, file: &Path) -> anyhow::Result<String> {
+    let models = client.list().await?;
+    if let Some(model) = models.iter().find(|model| is_of_file(model, file)) {
+        return Ok(model.name.clone());
+    }
+    let wanted = load::request(file, None)?;
+    match load::load_model(client, wanted.clone()).await {
+        Ok(model) => Ok(model.name),
+        Err(error) if name_is_taken(&error) => {
+            let mut other = wanted;
+            other.name = format!("{}-{}", other.name, std::process::id());
+            Ok(load::load_model(client, other).await?.name)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn name_is_taken(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Error>().and_then(Error::code) == Some(Code::AlreadyExists)
+}

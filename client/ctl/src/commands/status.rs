@@ -1,0 +1,67 @@
+//! status: the daemon itself.
+
+use std::path::Path;
+
+use rocmforge_client::proto::v1::StatusResponse;
+
+use super::Context;
+use super::models::summaries;
+use crate::human::{fields, percent, size, span};
+use crate::json;
+
+pub(super) async fn status(context: &mut Context) -> anyhow::Result<()> {
+    let client = context.connect().await?;
+    let status = client.status().await?;
+    context.output.answer(
+        || json::status(&status, client.socket()),
+        || text(&status, client.socket()),
+    )
+}
+
+fn text(status: &StatusResponse, socket: &Path) -> String {
+    let state = json::server_state(status.state()).replace('_', " ");
+    let mut rows = vec![
+        (
+            "rocmforged",
+            format!("{}, {state}, process {}", status.version, status.pid),
+        ),
+        ("socket", socket.display().to_string()),
+        ("uptime", span(status.uptime_ms)),
+    ];
+    if let Some(device) = &status.device {
+        let kind = json::device_kind(device.kind());
+        let mut text = format!("{kind}: {}, {}", device.name, size(device.memory_bytes));
+        if !device.isa.is_empty() {
+            text.push_str(&format!(", {}", device.isa));
+        }
+        if device.threads > 0 {
+            text.push_str(&format!(", {} threads", device.threads));
+        }
+        rows.push(("device", text));
+    }
+    let (used, budget) = (status.used_bytes, status.budget_bytes);
+    let share = percent(used, budget);
+    rows.push((
+        "memory",
+        format!("{} of {} ({share})", size(used), size(budget)),
+    ));
+    rows.push((
+        "running",
+        format!("{} of {}", status.running, status.running_capacity),
+    ));
+    rows.push((
+        "waiting",
+        format!("{} of {}", status.queue_depth, status.queue_capacity),
+    ));
+    rows.extend(
+        status
+            .model_dirs
+            .iter()
+            .map(|dir| ("model dir", dir.clone())),
+    );
+    let head = fields(&rows);
+    if status.models.is_empty() {
+        return format!("{head}\nno models; `rocmforgectl load FILE` opens one\n");
+    }
+    format!("{head}\n{}", summaries(&status.models))
+}

@@ -1,0 +1,338 @@
+//! Answers as JSON. Keys are the field names of the `.proto` files, enums are
+//! lowercase words, and token bytes are text with U+FFFD for what is no UTF-8.
+
+use rocmforge_client::proto::v1::*;
+use serde_json::{Map, Value, json};
+
+/// "resident" of SegmentState and so on; "unknown" for values this program is
+/// too old to know.
+macro_rules! words {
+    ($function:ident, $type:ident, $($value:ident => $word:literal),+ $(,)?) => {
+        /// The value as a word.
+        pub(crate) fn $function(value: $type) -> &'static str {
+            match value {
+                $($type::$value => $word,)+
+                $type::Unspecified => "unknown",
+            }
+        }
+    };
+}
+
+words!(finish_reason, FinishReason,
+    Stop => "stop", StopString => "stop_string", MaxTokens => "max_tokens",
+    ContextFull => "context_full");
+words!(segment_state, SegmentState,
+    Absent => "absent", Uploading => "uploading", Resident => "resident");
+words!(keep_reason, KeepReason,
+    Pinned => "pinned", InUse => "in_use", Uploading => "uploading");
+words!(cache_policy, CachePolicy, PassAware => "pass-aware", Lru => "lru");
+words!(device_kind, DeviceKind, Host => "host", Hip => "hip", Cuda => "cuda");
+words!(server_state, ServerState,
+    Serving => "serving", Draining => "draining", DeviceLost => "device_lost");
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// One line about a model.
+pub(crate) fn summary(m: &ModelSummary) -> Value {
+    json!({
+        "name": m.name,
+        "architecture": m.architecture,
+        "path": m.path,
+        "n_params": m.n_params,
+        "quantization": m.quantization,
+        "file_bytes": m.file_bytes,
+        "weight_bytes": m.weight_bytes,
+        "resident_bytes": m.resident_bytes,
+        "n_segments": m.n_segments,
+        "n_segments_resident": m.n_segments_resident,
+        "n_segments_pinned": m.n_segments_pinned,
+        "active_requests": m.active_requests,
+        "n_ctx_train": m.n_ctx_train,
+    })
+}
+
+/// Everything about a model.
+pub(crate) fn model(m: &Model) -> Value {
+    let file = m.file.as_ref().map(|file| {
+        json!({
+            "path": file.path,
+            "size_bytes": file.size_bytes,
+            "mtime_unix_ms": file.mtime_unix_ms,
+            "gguf_version": file.gguf_version,
+        })
+    });
+    let rope = m.rope.as_ref().map(|rope| {
+        json!({
+            "freq_base": rope.freq_base,
+            "freq_scale": rope.freq_scale,
+            "n_rot": rope.n_rot,
+            "scaling": rope.scaling,
+        })
+    });
+    let quantization = m
+        .quantization
+        .iter()
+        .map(|share| json!({"type": share.r#type, "tensors": share.tensors, "bytes": share.bytes}));
+    let segments = m.segments.iter().map(|segment| {
+        json!({
+            "index": segment.index,
+            "name": segment.name,
+            "bytes": segment.bytes,
+            "state": segment_state(segment.state()),
+            "pinned": segment.pinned,
+            "in_use": segment.in_use,
+        })
+    });
+    json!({
+        "name": m.name,
+        "architecture": m.architecture,
+        "title": m.title,
+        "n_params": m.n_params,
+        "file": file,
+        "n_ctx_train": m.n_ctx_train,
+        "n_embd": m.n_embd,
+        "n_layer": m.n_layer,
+        "n_head": m.n_head,
+        "n_head_kv": m.n_head_kv,
+        "n_embd_head": m.n_embd_head,
+        "n_ff": m.n_ff,
+        "n_vocab": m.n_vocab,
+        "n_expert": m.n_expert,
+        "n_expert_used": m.n_expert_used,
+        "rope": rope,
+        "tokenizer": m.tokenizer,
+        "has_chat_template": m.has_chat_template,
+        "bos_token_id": m.bos_token_id,
+        "eos_token_id": m.eos_token_id,
+        "quantization": quantization.collect::<Vec<_>>(),
+        "segments": segments.collect::<Vec<_>>(),
+        "weight_bytes": m.weight_bytes,
+        "resident_bytes": m.resident_bytes,
+        "kv_bytes_per_token": m.kv_bytes_per_token,
+        "active_requests": m.active_requests,
+    })
+}
+
+/// A piece of generated text.
+pub(crate) fn generated(piece: &GeneratePiece) -> Value {
+    let mut value = json!({"text": piece.text, "token_ids": piece.token_ids});
+    if !piece.logprobs.is_empty() {
+        value["logprobs"] = piece.logprobs.iter().map(token).collect();
+    }
+    value
+}
+
+/// The outcome of a generation.
+pub(crate) fn outcome(done: &GenerateDone) -> Value {
+    let mut value = json!({
+        "finish_reason": finish_reason(done.finish_reason()),
+        "prompt_tokens": done.prompt_tokens,
+        "generated_tokens": done.generated_tokens,
+        "ttft_ms": done.ttft_ms,
+        "decode_tokens_per_s": done.decode_tokens_per_s,
+        "prefill_tokens_per_s": done.prefill_tokens_per_s,
+        "cache_hits": done.cache_hits,
+        "cache_misses": done.cache_misses,
+        "uploaded_bytes": done.uploaded_bytes,
+        "queue_ms": done.queue_ms,
+        "total_ms": done.total_ms,
+        "seed": done.seed,
+    });
+    if !done.stop_string.is_empty() {
+        value["stop_string"] = done.stop_string.clone().into();
+    }
+    value
+}
+
+fn token(token: &TokenLogprob) -> Value {
+    let mut value = json!({
+        "id": token.id,
+        "piece": text(&token.piece),
+        "logprob": token.logprob,
+    });
+    if !token.top.is_empty() {
+        let top = token
+            .top
+            .iter()
+            .map(|top| json!({"id": top.id, "piece": text(&top.piece), "logprob": top.logprob}));
+        value["top"] = top.collect();
+    }
+    value
+}
+
+/// The score of a text.
+pub(crate) fn score(score: &ScoreResponse) -> Value {
+    json!({
+        "sum_logprob": score.sum_logprob,
+        "n_scored": score.n_scored,
+        "perplexity": score.perplexity,
+        "cache_hits": score.cache_hits,
+        "cache_misses": score.cache_misses,
+        "uploaded_bytes": score.uploaded_bytes,
+        "total_ms": score.total_ms,
+        "tokens": score.tokens.iter().map(token).collect::<Vec<_>>(),
+    })
+}
+
+/// The token ids of a text.
+pub(crate) fn tokens(answer: &TokenizeResponse) -> Value {
+    let pieces: Vec<String> = answer.pieces.iter().map(|piece| text(piece)).collect();
+    json!({"ids": answer.ids, "pieces": pieces})
+}
+
+fn usage(usage: &CacheUsage) -> Map<String, Value> {
+    [
+        ("resident_bytes", usage.resident_bytes),
+        ("in_flight_bytes", usage.in_flight_bytes),
+        ("pinned_bytes", usage.pinned_bytes),
+        ("kv_bytes", usage.kv_bytes),
+        ("scratch_bytes", usage.scratch_bytes),
+        ("hits", usage.hits),
+        ("misses", usage.misses),
+        ("evictions", usage.evictions),
+        ("uploads", usage.uploads),
+        ("uploaded_bytes", usage.uploaded_bytes),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), value.into()))
+    .collect()
+}
+
+/// The counts of the cache: the totals at the top, and under "models" those of
+/// each model by its name.
+pub(crate) fn stats(stats: &StatsResponse) -> Value {
+    let mut value = Map::new();
+    value.insert("budget_bytes".into(), stats.budget_bytes.into());
+    value.insert("peak_bytes".into(), stats.peak_bytes.into());
+    value.insert("policy".into(), cache_policy(stats.policy()).into());
+    value.append(&mut usage(&stats.total.unwrap_or_default()));
+    let models: Map<String, Value> = stats
+        .models
+        .iter()
+        .map(|model| {
+            (
+                model.name.clone(),
+                usage(&model.usage.unwrap_or_default()).into(),
+            )
+        })
+        .collect();
+    value.insert("models".into(), models.into());
+    value.into()
+}
+
+/// What was cleared and what stayed.
+pub(crate) fn cleared(answer: &ClearResponse) -> Value {
+    let kept = answer.kept.iter().map(|kept| {
+        json!({
+            "model": kept.model,
+            "index": kept.index,
+            "name": kept.name,
+            "bytes": kept.bytes,
+            "reason": keep_reason(kept.reason()),
+        })
+    });
+    json!({
+        "freed_bytes": answer.freed_bytes,
+        "freed_segments": answer.freed_segments,
+        "kept": kept.collect::<Vec<_>>(),
+    })
+}
+
+/// What a new budget came to.
+pub(crate) fn budget(answer: &SetBudgetResponse) -> Value {
+    json!({
+        "budget_bytes": answer.budget_bytes,
+        "effective_budget_bytes": answer.effective_budget_bytes,
+        "resident_bytes": answer.resident_bytes,
+        "in_flight_bytes": answer.in_flight_bytes,
+        "evicted_segments": answer.evicted_segments,
+        "evicted_bytes": answer.evicted_bytes,
+    })
+}
+
+/// The daemon as it is now.
+pub(crate) fn status(status: &StatusResponse, socket: &std::path::Path) -> Value {
+    let device = status.device.as_ref().map(|device| {
+        json!({
+            "kind": device_kind(device.kind()),
+            "name": device.name,
+            "memory_bytes": device.memory_bytes,
+            "isa": device.isa,
+            "threads": device.threads,
+        })
+    });
+    json!({
+        "version": status.version,
+        "state": server_state(status.state()),
+        "pid": status.pid,
+        "socket": socket.to_string_lossy(),
+        "uptime_ms": status.uptime_ms,
+        "device": device,
+        "budget_bytes": status.budget_bytes,
+        "used_bytes": status.used_bytes,
+        "queue_depth": status.queue_depth,
+        "queue_capacity": status.queue_capacity,
+        "running": status.running,
+        "running_capacity": status.running_capacity,
+        "model_dirs": status.model_dirs,
+        "models": status.models.iter().map(summary).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stats_have_the_totals_on_top_and_each_model_by_name() {
+        let counts = |hits| CacheUsage {
+            hits,
+            resident_bytes: 10 * hits,
+            ..Default::default()
+        };
+        let value = stats(&StatsResponse {
+            budget_bytes: 100,
+            total: Some(counts(5)),
+            models: vec![ModelCacheUsage {
+                name: "a".into(),
+                usage: Some(counts(3)),
+            }],
+            ..Default::default()
+        });
+        for key in [
+            "resident_bytes",
+            "in_flight_bytes",
+            "pinned_bytes",
+            "hits",
+            "misses",
+            "evictions",
+            "uploaded_bytes",
+        ] {
+            assert!(value[key].is_u64(), "{key}");
+            assert!(value["models"]["a"][key].is_u64(), "{key}");
+        }
+        assert_eq!(value["budget_bytes"], 100);
+        assert_eq!(value["hits"], 5);
+        assert_eq!(value["models"]["a"]["hits"], 3);
+    }
+
+    #[test]
+    fn half_a_character_does_not_break_the_line() {
+        let value = tokens(&TokenizeResponse {
+            ids: vec![1],
+            pieces: vec![vec![0xc3]],
+        });
+        assert_eq!(value["pieces"][0], "\u{fffd}");
+    }
+
+    #[test]
+    fn a_token_without_a_probability_has_null() {
+        let first = TokenLogprob {
+            id: 7,
+            ..Default::default()
+        };
+        assert!(token(&first)["logprob"].is_null());
+    }
+}

@@ -1,0 +1,94 @@
+//! What goes to the standard output: data, and nothing else.
+//!
+//! Invariant: a reader that closes the pipe is no failure. It comes back as
+//! [`Closed`], which the program ends on with success.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use serde_json::Value;
+
+/// The reader of the standard output went away.
+#[derive(Debug, thiserror::Error)]
+#[error("the standard output was closed")]
+pub(crate) struct Closed;
+
+/// The standard output, in text or in JSON.
+pub(crate) struct Output {
+    writer: Box<dyn Write + Send + Sync>,
+    /// Whether to print JSON.
+    pub(crate) json: bool,
+}
+
+impl Output {
+    /// Writes to the standard output.
+    pub(crate) fn stdout(json: bool) -> Output {
+        Output::new(Box::new(io::stdout()), json)
+    }
+
+    /// Writes to `writer`.
+    pub(crate) fn new(writer: Box<dyn Write + Send + Sync>, json: bool) -> Output {
+        Output { writer, json }
+    }
+
+    /// Writes text as it is and makes it visible at once.
+    pub(crate) fn text(&mut self, text: &str) -> anyhow::Result<()> {
+        let written = self
+            .writer
+            .write_all(text.as_bytes())
+            .and_then(|()| self.writer.flush());
+        match written {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Closed.into()),
+            Err(error) => {
+                Err(anyhow::Error::new(error).context("cannot write to the standard output"))
+            }
+        }
+    }
+
+    /// Writes a line.
+    pub(crate) fn line(&mut self, line: impl Display) -> anyhow::Result<()> {
+        self.text(&format!("{line}\n"))
+    }
+
+    /// Writes one answer: `json` as an object on a line, or the text of `human`.
+    pub(crate) fn answer(
+        &mut self,
+        json: impl FnOnce() -> Value,
+        human: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
+        if self.json {
+            return self.line(json());
+        }
+        let text = human();
+        if text.is_empty() || text.ends_with('\n') {
+            self.text(&text)
+        } else {
+            self.line(text)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Pipe(io::ErrorKind);
+
+    impl Write for Pipe {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_is_told_from_a_full_disk() {
+        let mut out = Output::new(Box::new(Pipe(io::ErrorKind::BrokenPipe)), false);
+        assert!(out.line("x").unwrap_err().is::<Closed>());
+        let mut out = Output::new(Box::new(Pipe(io::ErrorKind::StorageFull)), false);
+        assert!(!out.line("x").unwrap_err().is::<Closed>());
+    }
+}

@@ -1,0 +1,430 @@
+//! The program itself against a daemon of the generated traits: what it prints
+//! where, and how it ends.
+
+#[path = "../../tests/fake/mod.rs"]
+mod fake;
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use fake::{FakeDaemon, STORY};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rocmforge_client::proto::v1::set_budget_request::Budget;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
+
+fn command(daemon: &FakeDaemon, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforgectl"));
+    command
+        .env_remove("ROCMFORGE_SOCKET")
+        .arg("--socket")
+        .arg(&daemon.socket)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+async fn ctl(daemon: &FakeDaemon, args: &[&str]) -> Output {
+    let run = command(daemon, args).output();
+    tokio::time::timeout(Duration::from_secs(30), run)
+        .await
+        .expect("rocmforgectl hangs")
+        .expect("rocmforgectl starts")
+}
+
+async fn with_input(daemon: &FakeDaemon, args: &[&str], input: &str) -> Output {
+    let mut child = command(daemon, args)
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("rocmforgectl starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    stdin.write_all(input.as_bytes()).await.expect("it reads");
+    drop(stdin);
+    child.wait_with_output().await.expect("it ends")
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).expect("UTF-8")
+}
+
+fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).expect("UTF-8")
+}
+
+/// The standard output of a success, on which nothing else was said.
+fn success(output: &Output) -> &str {
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
+    assert_eq!(stderr(output), "", "noise on standard error");
+    stdout(output)
+}
+
+/// The lines of the standard output of a success as JSON.
+fn json_lines(output: &Output) -> Vec<Value> {
+    let lines = success(output).lines();
+    lines
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect()
+}
+
+fn json(output: &Output) -> Value {
+    let mut lines = json_lines(output);
+    assert_eq!(lines.len(), 1, "not one object");
+    lines.remove(0)
+}
+
+#[tokio::test]
+async fn generate_prints_the_text_and_nothing_else() {
+    let daemon = FakeDaemon::start();
+    let output = ctl(&daemon, &["generate", "tiny", "Tell <|me|>"]).await;
+    assert_eq!(success(&output), format!("{}\n", STORY.concat()));
+    let seen = daemon.seen.generate.lock().unwrap();
+    assert_eq!(seen[0].parse_special, Some(true));
+    let sampling = seen[0].sampling.clone().unwrap();
+    assert_eq!(sampling, Default::default(), "flags that were not given");
+}
+
+#[tokio::test]
+async fn generate_json_has_an_object_a_line_and_the_outcome_last() {
+    let daemon = FakeDaemon::start();
+    let args = ["generate", "tiny", "Tell", "--max-tokens", "3", "--json"];
+    let lines = json_lines(&ctl(&daemon, &args).await);
+    let (last, pieces) = lines.split_last().unwrap();
+    let text: String = pieces
+        .iter()
+        .map(|piece| piece["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, STORY[..3].concat());
+    assert_eq!(last["finish_reason"], "max_tokens");
+    assert_eq!(last["prompt_tokens"], 3);
+    assert_eq!(last["generated_tokens"], 3);
+    assert_eq!(last["ttft_ms"], 12.5);
+    assert_eq!(last["decode_tokens_per_s"], 80.0);
+    assert_eq!(last["cache_hits"], 7);
+    assert_eq!(last["cache_misses"], 2);
+    assert_eq!(last["uploaded_bytes"], 2 << 20);
+}
+
+#[tokio::test]
+async fn sampling_flags_reach_the_daemon() {
+    let daemon = FakeDaemon::start();
+    let args = [
+        "generate",
+        "tiny",
+        "x",
+        "--temperature",
+        "0",
+        "--seed",
+        "7",
+        "--stop",
+        "END",
+        "--n-ctx",
+        "64",
+    ];
+    success(&ctl(&daemon, &args).await);
+    let seen = daemon.seen.generate.lock().unwrap();
+    let sampling = seen[0].sampling.clone().unwrap();
+    assert_eq!(sampling.temperature, Some(0.0));
+    assert_eq!(sampling.seed, Some(7));
+    assert_eq!(sampling.stop, ["END"]);
+    assert_eq!(sampling.top_k, None);
+    assert_eq!(seen[0].n_ctx, Some(64));
+}
+
+#[tokio::test]
+async fn a_dash_reads_the_prompt_from_standard_input() {
+    let daemon = FakeDaemon::start();
+    let prompt = "a long\nstory".repeat(20_000);
+    success(&with_input(&daemon, &["generate", "tiny", "-"], &prompt).await);
+    let seen = daemon.seen.generate.lock().unwrap();
+    let sent = seen[0].prompt.clone().unwrap();
+    assert_eq!(
+        sent,
+        rocmforge_client::proto::v1::generate_request::Prompt::Text(prompt)
+    );
+}
+
+#[tokio::test]
+async fn an_error_in_mid_stream_keeps_the_text_and_exits_with_1() {
+    let daemon = FakeDaemon::start();
+    let output = ctl(&daemon, &["generate", "tiny", "changed"]).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stdout(&output), "Once\n");
+    assert!(stderr(&output).contains("changed"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("rocmforgectl unload"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[tokio::test]
+async fn errors_name_the_flag_or_the_command_that_mends_them() {
+    let daemon = FakeDaemon::start();
+    for (args, parts) in [
+        (
+            &["generate", "nope", "x"][..],
+            &["\"nope\"", "loaded: tiny", "rocmforgectl ls"][..],
+        ),
+        (
+            &["generate", "tiny", "x", "--temperature", "-1"],
+            &["--temperature: must be at least 0"],
+        ),
+        (
+            &["generate", "tiny", "full"],
+            &["queue is full", "try again in 1.5 s"],
+        ),
+        (
+            &["load", "/m/missing.gguf"],
+            &["no file /m/missing.gguf", "check the path"],
+        ),
+        (&["load", "/m/x.gguf", "--name", "taken"], &["--name"]),
+        (&["unload", "tiny"], &["pinned", "--force"]),
+        (
+            &["run", "/nonexistent.gguf", "x"],
+            &["/nonexistent.gguf", "No such file"],
+        ),
+    ] {
+        let output = ctl(&daemon, args).await;
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert_eq!(stdout(&output), "", "{args:?}");
+        for part in parts {
+            assert!(
+                stderr(&output).contains(part),
+                "{args:?}: {}",
+                stderr(&output)
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn wrong_usage_exits_with_2() {
+    let daemon = FakeDaemon::start();
+    for args in [&["frobnicate"][..], &["load"], &["cache", "budget", "lots"]] {
+        let output = ctl(&daemon, args).await;
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert_eq!(stdout(&output), "");
+    }
+    let output = ctl(&daemon, &["--help"]).await;
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[tokio::test]
+async fn without_a_daemon_it_says_what_to_start() {
+    let daemon = FakeDaemon::start();
+    let socket = daemon.socket.clone();
+    drop(daemon);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforgectl"));
+    let output = command
+        .arg("ls")
+        .env("ROCMFORGE_SOCKET", &socket)
+        .output()
+        .await
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    for part in ["no daemon", "`rocmforged`", "--socket", "fake.sock"] {
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+}
+
+#[tokio::test]
+async fn a_closed_pipe_is_success_and_cancels_the_request() {
+    let daemon = FakeDaemon::start();
+    let mut child = command(&daemon, &["generate", "tiny", "Tell"])
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+}
+
+#[tokio::test]
+async fn an_interrupt_cancels_the_request_and_ends_with_130() {
+    let daemon = FakeDaemon::start();
+    let mut child = command(&daemon, &["generate", "tiny", "hang"])
+        .spawn()
+        .unwrap();
+    let mut first = [0; 4];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut first)
+        .await
+        .unwrap();
+    assert_eq!(&first, b"Once");
+    let pid = Pid::from_raw(child.id().unwrap() as i32);
+    kill(pid, Signal::SIGINT).unwrap();
+    let output = child.wait_with_output().await.unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    daemon.cancelled(1).await;
+}
+
+#[tokio::test]
+async fn a_conversation_keeps_its_history_until_the_input_ends() {
+    let daemon = FakeDaemon::start();
+    let args = ["chat", "tiny", "--system", "Be kind."];
+    let output = with_input(&daemon, &args, "Hello\n\nAnd you?\n").await;
+    let story = STORY.concat();
+    assert_eq!(success(&output), format!("{story}\n{story}\n"));
+    let seen = daemon.seen.chat.lock().unwrap();
+    let said: Vec<(&str, &str)> = seen[1]
+        .messages
+        .iter()
+        .map(|message| (message.role.as_str(), message.content.as_str()))
+        .collect();
+    assert_eq!(
+        said,
+        [
+            ("system", "Be kind."),
+            ("user", "Hello"),
+            ("assistant", &story),
+            ("user", "And you?"),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn chat_takes_one_message() {
+    let daemon = FakeDaemon::start();
+    let lines = json_lines(&ctl(&daemon, &["chat", "tiny", "Hello", "--json"]).await);
+    assert_eq!(lines.len(), STORY.len() + 1);
+    assert_eq!(lines.last().unwrap()["finish_reason"], "stop");
+    assert_eq!(daemon.seen.chat.lock().unwrap()[0].messages.len(), 1);
+}
+
+#[tokio::test]
+async fn load_sends_an_absolute_path_and_the_files_name() {
+    let daemon = FakeDaemon::start();
+    let output = ctl(&daemon, &["load", "some/model.Q4_K.gguf", "--pin"]).await;
+    let line = success(&output);
+    assert!(
+        line.starts_with("model.Q4_K: llama, 5.01 M parameters, 3.0 MiB in 3 segments"),
+        "{line}"
+    );
+    {
+        let seen = daemon.seen.load.lock().unwrap();
+        let path = std::env::current_dir()
+            .unwrap()
+            .join("some/model.Q4_K.gguf");
+        assert_eq!(seen[0].path, path.to_str().unwrap());
+        assert!(seen[0].pin && !seen[0].preload);
+    }
+    let model = json(&ctl(&daemon, &["load", "/m/b.gguf", "--name", "n", "--json"]).await);
+    assert_eq!(model["name"], "n");
+    assert_eq!(model["segments"][0]["state"], "resident");
+}
+
+#[tokio::test]
+async fn run_uses_a_running_daemon_and_the_chat_template() {
+    let daemon = FakeDaemon::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("story.gguf");
+    std::fs::write(&file, b"GGUF").unwrap();
+    let output = ctl(&daemon, &["run", file.to_str().unwrap(), "Tell me"]).await;
+    assert_eq!(success(&output), format!("{}\n", STORY.concat()));
+    assert_eq!(daemon.seen.load.lock().unwrap()[0].name, "story");
+    let seen = daemon.seen.chat.lock().unwrap();
+    assert_eq!(seen[0].model, "story");
+    assert_eq!(seen[0].messages[0].content, "Tell me");
+}
+
+#[tokio::test]
+async fn run_takes_another_name_where_the_files_is_taken() {
+    let daemon = FakeDaemon::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("taken.gguf");
+    std::fs::write(&file, b"GGUF").unwrap();
+    success(&ctl(&daemon, &["run", file.to_str().unwrap(), "x"]).await);
+    let name = daemon.seen.chat.lock().unwrap()[0].model.clone();
+    assert!(name.starts_with("taken-"), "{name}");
+}
+
+#[tokio::test]
+async fn tables_are_aligned() {
+    let daemon = FakeDaemon::start();
+    assert_eq!(
+        success(&ctl(&daemon, &["ls"]).await),
+        "NAME  ARCH   PARAMS  QUANT     SIZE  RESIDENT  SEGMENTS  PINNED  BUSY\n\
+         tiny  llama  5.01 M  Q4_K   3.0 MiB   1.0 MiB       1/3       1     0\n"
+    );
+    let stats = ctl(&daemon, &["cache", "stats"]).await;
+    assert_eq!(
+        success(&stats),
+        "budget       2.00 GiB\n\
+         held         4.8 MiB (0.2 %), at most 5.0 MiB\n\
+         kv, scratch  512.0 KiB, 256.0 KiB\n\
+         policy       pass-aware\n\
+         \n\
+         MODEL    RESIDENT  IN FLIGHT   PINNED  HITS  MISSES  HIT RATE  EVICTIONS  UPLOADED\n\
+         tiny      3.0 MiB    1.0 MiB  1.0 MiB    75      25    75.0 %          4   9.0 MiB\n\
+         (total)   3.0 MiB    1.0 MiB  1.0 MiB    75      25    75.0 %          4   9.0 MiB\n"
+    );
+    let show = ctl(&daemon, &["show", "tiny"]).await;
+    let show = success(&show);
+    assert!(
+        show.contains("quantization   Q4_K (14 tensors, 2.4 MiB), F32 (5 tensors, 5.0 KiB)\n"),
+        "{show}"
+    );
+    assert!(
+        show.contains("      0  token_embd  1.0 MiB  resident   pinned\n"),
+        "{show}"
+    );
+    let score = ctl(&daemon, &["score", "tiny", "Once upon"]).await;
+    assert_eq!(
+        success(&score),
+        "ID  LOGPROB  TOKEN\n \
+         1        -  \"<s>\"\n\
+         11  -1.5000  \"Once\"\n\
+         12  -0.5000  \" upon\"\n\
+         \n\
+         sum -2.0000 over 2 tokens, perplexity 2.7183\n"
+    );
+    let status = ctl(&daemon, &["status"]).await;
+    let status = success(&status);
+    assert!(
+        status.contains("device      host: Test CPU, 16.00 GiB, avx2, 2 threads\n"),
+        "{status}"
+    );
+    assert!(status.contains("uptime      1h 2m\n"), "{status}");
+}
+
+#[tokio::test]
+async fn every_command_answers_with_one_json_object() {
+    let daemon = FakeDaemon::start();
+    for (args, key) in [
+        (&["ls"][..], "models"),
+        (&["show", "tiny"], "n_layer"),
+        (&["status"], "uptime_ms"),
+        (
+            &["score", "tiny", "Once upon", "--top-n", "2"],
+            "perplexity",
+        ),
+        (&["tokenize", "tiny", "a b"], "ids"),
+        (&["detokenize", "tiny", "1", "2"], "text"),
+        (&["cache", "stats"], "budget_bytes"),
+        (&["cache", "clear"], "kept"),
+        (&["cache", "budget", "80%"], "budget_bytes"),
+        (&["cache", "policy", "lru"], "policy"),
+        (
+            &["preload", "tiny", "--segments", "0,2"],
+            "skipped_segments",
+        ),
+        (&["pin", "tiny"], "pinned_segments"),
+        (&["unpin", "tiny"], "pinned_segments"),
+        (&["unload", "tiny", "--force"], "freed_bytes"),
+    ] {
+        let args = [&["--json"], args].concat();
+        let value = json(&ctl(&daemon, &args).await);
+        assert!(value.get(key).is_some(), "{args:?}: {value}");
+    }
+    assert_eq!(daemon.seen.preload.lock().unwrap()[0].segments, [0, 2]);
+    let budget = daemon.seen.budget.lock().unwrap()[0].budget;
+    assert_eq!(budget, Some(Budget::Percent(80.0)));
+}

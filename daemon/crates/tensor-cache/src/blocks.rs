@@ -1,0 +1,81 @@
+//! Blocks: memory that is not weights, in the same ledger and the same arena.
+
+use crate::arena::{Side, Tenant};
+use crate::cache::in_range;
+use crate::room::Bar;
+use crate::state::Block;
+use crate::{
+    Action, BLOCKS_MAX, BYTES_MAX, BlockId, BlockKind, Cache, Error, ModelId, Slab, Usage,
+};
+
+impl Cache {
+    /// Reserves a block in the same ledger, evicting weights for it. It never moves and is never evicted.
+    ///
+    /// # Errors
+    /// `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom` and `NeverFits` as in
+    /// `acquire`.
+    pub fn reserve(
+        &mut self,
+        kind: BlockKind,
+        owner: Option<ModelId>,
+        bytes: u64,
+        actions: &mut Vec<Action>,
+    ) -> Result<BlockId, Error> {
+        if let Some(model) = owner.filter(|model| !self.models.contains_key(model)) {
+            return Err(Error::UnknownModel(model));
+        }
+        in_range("the size of a block", bytes, BYTES_MAX)?;
+        in_range(
+            "the number of blocks",
+            self.blocks.len() as u64 + 1,
+            BLOCKS_MAX as u64,
+        )?;
+        let slab = self.make_room(self.rounded(bytes), Side::Low, Bar::None, actions)?;
+        let id = BlockId(self.blocks_ever);
+        self.blocks_ever += 1;
+        self.arena.occupy(slab, Tenant::Block(id));
+        self.blocks.insert(id, Block { kind, owner, slab });
+        *kind_bytes(&mut self.usage, kind) += slab.bytes;
+        if let Some(model) = owner.and_then(|model| self.models.get_mut(&model)) {
+            model.blocks += 1;
+            *kind_bytes(&mut model.usage, kind) += slab.bytes;
+        }
+        self.assert_ledger();
+        Ok(id)
+    }
+
+    /// Where a block lies, for as long as it is reserved.
+    ///
+    /// # Panics
+    /// If it was freed.
+    pub fn block(&self, block: BlockId) -> Slab {
+        self.blocks
+            .get(&block)
+            .expect("a block is not used after it was freed")
+            .slab
+    }
+
+    /// Gives a block back.
+    ///
+    /// # Panics
+    /// If it was freed before.
+    pub fn free(&mut self, block: BlockId) {
+        let Block { kind, owner, slab } =
+            self.blocks.remove(&block).expect("a block is freed once");
+        self.arena.vacate(slab);
+        *kind_bytes(&mut self.usage, kind) -= slab.bytes;
+        if let Some(model) = owner.and_then(|model| self.models.get_mut(&model)) {
+            model.blocks -= 1;
+            *kind_bytes(&mut model.usage, kind) -= slab.bytes;
+        }
+        self.assert_ledger();
+    }
+}
+
+fn kind_bytes(usage: &mut Usage, kind: BlockKind) -> &mut u64 {
+    match kind {
+        BlockKind::Kv => &mut usage.kv,
+        BlockKind::Scratch => &mut usage.scratch,
+        BlockKind::Staging => &mut usage.staging,
+    }
+}

@@ -1,0 +1,89 @@
+//! What is kept of each segment, model and block, and what a segment counts for in the ledger.
+
+use std::collections::BTreeSet;
+
+use crate::forecast::{History, Score};
+use crate::{BlockKind, Counters, ModelId, Residency, SegmentSpec, Slab, Usage};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub(crate) spec: SegmentSpec,
+    /// Length of its slab: `spec.bytes` rounded to the alignment.
+    pub(crate) bytes: u64,
+    pub(crate) state: Residency,
+    pub(crate) refs: u32,
+    pub(crate) pinned: bool,
+    /// A prefetch uploaded it and no acquire has used it yet.
+    pub(crate) fresh: bool,
+    /// Experts only.
+    pub(crate) score: Score,
+}
+
+impl Segment {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.refs == 0 && matches!(self.state, Residency::Resident(_))
+    }
+
+    pub(crate) fn is_evictable(&self) -> bool {
+        self.is_idle() && !self.pinned
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) segments: Vec<Segment>,
+    /// Indices of the segments that are not experts.
+    pub(crate) ordered: Vec<u32>,
+    /// Experts that hold a slab, the coldest first.
+    pub(crate) experts: BTreeSet<(u64, u32)>,
+    pub(crate) bytes: u64,
+    pub(crate) usage: Usage,
+    pub(crate) counters: Counters,
+    /// How many segments have references.
+    pub(crate) held: u32,
+    pub(crate) blocks: u32,
+    /// The next index that the pass under way will use.
+    pub(crate) cursor: Option<u32>,
+    /// The pass under way has used its tied segments for the second time.
+    pub(crate) tied_done: bool,
+    /// Another pass is expected soon.
+    pub(crate) more: bool,
+    /// A request began and has not ended: it is in a pass, or expects one.
+    pub(crate) in_request: bool,
+    pub(crate) requests: u64,
+    pub(crate) passes: u64,
+    /// The pass clock when the last pass began.
+    pub(crate) begun: u64,
+    pub(crate) history: History,
+}
+
+pub(crate) struct Block {
+    pub(crate) kind: BlockKind,
+    pub(crate) owner: Option<ModelId>,
+    pub(crate) slab: Slab,
+}
+
+/// Adds (`sign` 1) or takes away (-1) what a segment counts for.
+pub(crate) fn tally(usage: &mut Usage, found: &Segment, sign: i64) {
+    let add = |sum: &mut u64, value: u64| *sum = sum.wrapping_add_signed(sign * value as i64);
+    match found.state {
+        Residency::Absent => {}
+        Residency::InFlight(_) => {
+            add(&mut usage.in_flight, found.bytes);
+            add(&mut usage.segments_in_flight, 1);
+        }
+        Residency::Resident(_) => {
+            add(&mut usage.resident, found.bytes);
+            add(&mut usage.segments_resident, 1);
+            if found.refs > 0 {
+                add(&mut usage.in_use, found.bytes);
+            }
+            if found.pinned {
+                add(&mut usage.pinned, found.bytes);
+            }
+        }
+    }
+    if found.pinned {
+        add(&mut usage.segments_pinned, 1);
+    }
+}

@@ -1,0 +1,116 @@
+//! What can be asked of a cache without changing it, and the check of everything that it keeps.
+
+use std::collections::BTreeSet;
+
+use crate::arena::Tenant;
+use crate::state::{Segment, tally};
+use crate::{
+    Cache, Error, ModelId, ModelStats, Residency, SegmentId, SegmentKind, SegmentStatus, Stats,
+    Usage,
+};
+
+impl Cache {
+    /// The counters and the ledger. O(models).
+    pub fn stats(&self) -> Stats {
+        let models = self.models.iter().map(|(&id, model)| {
+            let (segments, bytes) = (model.segments.len() as u64, model.bytes);
+            (
+                id,
+                ModelStats {
+                    counters: model.counters,
+                    usage: model.usage,
+                    segments,
+                    bytes,
+                },
+            )
+        });
+        let models: Vec<_> = models.collect();
+        Stats {
+            budget: self.config.budget,
+            budget_reached: self.budget_reached(),
+            policy: self.config.policy,
+            total: ModelStats {
+                counters: self.counters,
+                usage: self.usage,
+                segments: models.iter().map(|(_, model)| model.segments).sum(),
+                bytes: models.iter().map(|(_, model)| model.bytes).sum(),
+            },
+            models,
+        }
+    }
+
+    /// The state of every segment of a model, in their order.
+    ///
+    /// # Errors
+    /// `UnknownModel`.
+    pub fn residency(&self, model: ModelId) -> Result<Vec<SegmentStatus>, Error> {
+        let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
+        let status = |found: &Segment| SegmentStatus {
+            bytes: found.spec.bytes,
+            kind: found.spec.kind,
+            residency: found.state,
+            refs: found.refs,
+            pinned: found.pinned,
+        };
+        Ok(state.segments.iter().map(status).collect())
+    }
+
+    /// Checks every invariant from the ground up, O(everything): for tests and for a daemon that doubts itself.
+    ///
+    /// # Panics
+    /// If one does not hold.
+    pub fn assert_consistent(&self) {
+        self.arena.assert_consistent();
+        assert_eq!(
+            self.usage.total(),
+            self.arena.used(),
+            "the ledger and the arena disagree"
+        );
+        assert!(self.arena.used() <= self.limit);
+        let (mut total, mut extents) = (Usage::default(), 0);
+        for (&id, model) in &self.models {
+            let mut usage = Usage {
+                kv: model.usage.kv,
+                scratch: model.usage.scratch,
+                ..Usage::default()
+            };
+            usage.staging = model.usage.staging;
+            let mut experts = BTreeSet::new();
+            for (index, found) in (0u32..).zip(&model.segments) {
+                tally(&mut usage, found, 1);
+                let segment = SegmentId { model: id, index };
+                assert_eq!(
+                    self.recency.contains(&segment),
+                    found.state != Residency::Absent
+                );
+                if found.spec.kind == SegmentKind::Expert && found.state != Residency::Absent {
+                    experts.insert((found.score.key(), index));
+                }
+            }
+            assert_eq!(usage, model.usage, "the ledger of {id}");
+            assert_eq!(experts, model.experts, "the experts of {id}");
+            assert_eq!(
+                model.held as usize,
+                model.segments.iter().filter(|found| found.refs > 0).count()
+            );
+            total.resident += usage.resident;
+            total.in_flight += usage.in_flight;
+        }
+        assert_eq!(
+            (total.resident, total.in_flight),
+            (self.usage.resident, self.usage.in_flight)
+        );
+        for (slab, tenant) in self.arena.extents() {
+            extents += 1;
+            match tenant {
+                Tenant::Segment(id) => assert_eq!(
+                    self.segment(id).map(|found| found.state.slab()),
+                    Ok(Some(slab))
+                ),
+                Tenant::Block(id) => assert_eq!(self.block(id), slab),
+            }
+        }
+        let segments = self.usage.segments_resident + self.usage.segments_in_flight;
+        assert_eq!(extents, segments + self.blocks.len() as u64);
+    }
+}

@@ -1,0 +1,297 @@
+//! The frequencies of the rotary position embedding.
+//!
+//! RoFormer (arXiv 2104.09864) gives `freq[i] = base^(-2 i / n_rot)`; per-pair factors (the `rope_freqs` tensor
+//! of Llama 3) divide it; linear scaling divides it by the context's stretch; YaRN (arXiv 2309.00071) blends
+//! the stretched and the plain frequency by how many turns a pair makes within the original context, and
+//! multiplies cos and sin by a magnitude `0.1 ln(factor) + 1`. Conventions (rounding of the ramp's ends, what
+//! attn_factor and ext_factor multiply) are those of ggml's `ggml_rope_ext`.
+//!
+//! Frequencies do not depend on the position, so a [`RopeTable`] holds one f64 a pair, and the angle is one
+//! f64 product: exact to 1e-9 radians at position 1M.
+
+use std::f64::consts::PI;
+
+/// How the frequencies are stretched for a context longer than the one trained on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All alike.
+    Linear {
+        /// How many times longer.
+        factor: f64,
+    },
+    /// By the number of turns within the original context.
+    Yarn {
+        /// How many times longer.
+        factor: f64,
+        /// The context trained on, in tokens.
+        orig_ctx: u32,
+        /// Pairs with more turns than this keep their frequency (32 as published).
+        beta_fast: f64,
+        /// Pairs with fewer turns than this are stretched in full (1 as published).
+        beta_slow: f64,
+        /// How much of the blend is applied: 1, or 0 for linear scaling without the magnitude.
+        ext_factor: f64,
+        /// Multiplies the magnitude of cos and sin: 1 unless the model says otherwise.
+        attn_factor: f64,
+    },
+}
+
+/// The hyperparameters of the embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeParams {
+    /// Elements of a head that are rotated, from the first; even.
+    pub n_rot: usize,
+    /// The base of the frequencies (10,000; 500,000 for Llama 3).
+    pub freq_base: f64,
+    /// The stretch.
+    pub scaling: RopeScaling,
+    /// Divides each pair's frequency, `[n_rot / 2]`: the rope_freqs tensor.
+    pub freq_factors: Option<Vec<f32>>,
+}
+
+/// Why parameters were refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RopeError {
+    /// Odd or zero number of rotated elements.
+    #[error(
+        "rope dimension count is {n_rot}, it must be even and not zero: check the model's rope.dimension_count"
+    )]
+    OddDimensions {
+        /// The count.
+        n_rot: usize,
+    },
+    /// A parameter is zero, negative, or no number.
+    #[error("rope {name} is {value}, it must be a positive number: check the model's metadata")]
+    NotPositive {
+        /// Which.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// The factors do not match the pairs.
+    #[error("rope_freqs has {found} factors, {expected} pairs are rotated: check the model file")]
+    FactorCount {
+        /// In the tensor.
+        found: usize,
+        /// n_rot / 2.
+        expected: usize,
+    },
+}
+
+/// The frequency of every pair and the magnitude, for one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeTable {
+    /// Radians a position, `[n_rot / 2]`.
+    freqs: Vec<f64>,
+    /// Multiplies cos and sin.
+    magnitude: f64,
+}
+
+impl RopeTable {
+    /// The table of `params`.
+    ///
+    /// # Errors
+    /// A parameter that makes no sense; see [`RopeError`].
+    pub fn new(params: &RopeParams) -> Result<RopeTable, RopeError> {
+        let n_rot = params.n_rot;
+        if n_rot == 0 || !n_rot.is_multiple_of(2) {
+            return Err(RopeError::OddDimensions { n_rot });
+        }
+        positive("freq_base", params.freq_base)?;
+        if let Some(factors) = &params.freq_factors {
+            if factors.len() != n_rot / 2 {
+                return Err(RopeError::FactorCount {
+                    found: factors.len(),
+                    expected: n_rot / 2,
+                });
+            }
+            factors
+                .iter()
+                .try_for_each(|&f| positive("frequency factor", f64::from(f)))?;
+        }
+        let plain = |pair: usize| {
+            let divisor = params
+                .freq_factors
+                .as_ref()
+                .map_or(1.0, |f| f64::from(f[pair]));
+            params.freq_base.powf(-2.0 * pair as f64 / n_rot as f64) / divisor
+        };
+        let pairs = 0..n_rot / 2;
+        match params.scaling {
+            RopeScaling::None => Ok(RopeTable {
+                freqs: pairs.map(plain).collect(),
+                magnitude: 1.0,
+            }),
+            RopeScaling::Linear { factor } => {
+                positive("scaling factor", factor)?;
+                Ok(RopeTable {
+                    freqs: pairs.map(|i| plain(i) / factor).collect(),
+                    magnitude: 1.0,
+                })
+            }
+            RopeScaling::Yarn {
+                factor,
+                orig_ctx,
+                beta_fast,
+                beta_slow,
+                ext_factor,
+                attn_factor,
+            } => {
+                positive("scaling factor", factor)?;
+                positive("original context", f64::from(orig_ctx))?;
+                positive("beta_fast", beta_fast)?;
+                positive("beta_slow", beta_slow)?;
+                positive("attention factor", attn_factor)?;
+                // The pair that makes `turns` turns within the original context, as a real number.
+                let pair_of = |turns: f64| {
+                    n_rot as f64 * (f64::from(orig_ctx) / (turns * 2.0 * PI)).ln()
+                        / (2.0 * params.freq_base.ln())
+                };
+                let low = pair_of(beta_fast).floor().max(0.0);
+                let high = pair_of(beta_slow).ceil().min(n_rot as f64 - 1.0);
+                let freqs = pairs.map(|i| {
+                    let keep = 1.0 - ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    let keep = keep * ext_factor;
+                    plain(i) * (keep + (1.0 - keep) / factor)
+                });
+                let stretch = if ext_factor == 0.0 {
+                    1.0
+                } else {
+                    1.0 + 0.1 * factor.ln()
+                };
+                Ok(RopeTable {
+                    freqs: freqs.collect(),
+                    magnitude: attn_factor * stretch,
+                })
+            }
+        }
+    }
+
+    /// Elements of a head that are rotated.
+    #[must_use]
+    pub fn n_rot(&self) -> usize {
+        self.freqs.len() * 2
+    }
+
+    /// cos and sin of `pair` at `position`, the magnitude included.
+    ///
+    /// # Panics
+    /// When `pair` is not below n_rot / 2.
+    #[must_use]
+    pub fn cos_sin(&self, pair: usize, position: u32) -> (f32, f32) {
+        let (sin, cos) = (f64::from(position) * self.freqs[pair]).sin_cos();
+        ((cos * self.magnitude) as f32, (sin * self.magnitude) as f32)
+    }
+}
+
+fn positive(name: &'static str, value: f64) -> Result<(), RopeError> {
+    if value > 0.0 && value.is_finite() {
+        Ok(())
+    } else {
+        Err(RopeError::NotPositive { name, value })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(n_rot: usize, freq_base: f64) -> RopeParams {
+        RopeParams {
+            n_rot,
+            freq_base,
+            scaling: RopeScaling::None,
+            freq_factors: None,
+        }
+    }
+
+    #[test]
+    fn factors_and_linear_scaling_divide_the_frequency() {
+        let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32 / 4.0).collect();
+        let params = RopeParams {
+            scaling: RopeScaling::Linear { factor: 4.0 },
+            freq_factors: Some(factors.clone()),
+            ..plain(64, 10_000.0)
+        };
+        let (table, bare) = (
+            RopeTable::new(&params).unwrap(),
+            RopeTable::new(&plain(64, 10_000.0)).unwrap(),
+        );
+        for ((freq, bare), factor) in table.freqs.iter().zip(&bare.freqs).zip(&factors) {
+            let expected = bare / (4.0 * f64::from(*factor));
+            assert!((freq / expected - 1.0).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn yarn_keeps_the_fast_pairs_and_stretches_the_slow_ones() {
+        let yarn = |ext_factor| RopeParams {
+            scaling: RopeScaling::Yarn {
+                factor: 4.0,
+                orig_ctx: 32_768,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                ext_factor,
+                attn_factor: 1.0,
+            },
+            ..plain(128, 1_000_000.0)
+        };
+        let bare = RopeTable::new(&plain(128, 1_000_000.0)).unwrap();
+        let table = RopeTable::new(&yarn(1.0)).unwrap();
+        // Pairs with 32 turns and 1 turn in 32,768 positions: 64 ln(32768 / (32 * 2 pi)) / ln 1e6 = 23.6 and
+        // 64 ln(32768 / 2 pi) / ln 1e6 = 39.65, rounded outwards to 23 and 40.
+        for pair in 0..64 {
+            let ratio = table.freqs[pair] / bare.freqs[pair];
+            let blend = ((pair as f64 - 23.0) / 17.0).clamp(0.0, 1.0);
+            assert!(
+                (ratio - (1.0 - blend * 0.75)).abs() < 1e-12,
+                "pair {pair}: {ratio}"
+            );
+        }
+        assert!((table.magnitude - 1.138_629_436_111_989).abs() < 1e-12);
+        // Without extrapolation: linear, and no magnitude.
+        let linear = RopeTable::new(&yarn(0.0)).unwrap();
+        assert!(
+            linear
+                .freqs
+                .iter()
+                .zip(&bare.freqs)
+                .all(|(a, b)| (a * 4.0 / b - 1.0).abs() < 1e-12)
+        );
+        assert_eq!(linear.cos_sin(5, 0), (1.0, 0.0));
+    }
+
+    #[test]
+    fn senseless_parameters_are_named() {
+        let refused = |params: RopeParams| RopeTable::new(&params).unwrap_err().to_string();
+        assert!(refused(plain(0, 1e4)).contains("dimension_count"));
+        assert!(refused(plain(7, 1e4)).contains("is 7"));
+        assert!(refused(plain(8, f64::NAN)).contains("freq_base"));
+        let scaling = RopeScaling::Linear { factor: 0.0 };
+        assert!(
+            refused(RopeParams {
+                scaling,
+                ..plain(8, 1e4)
+            })
+            .contains("scaling factor is 0")
+        );
+        let freq_factors = Some(vec![1.0; 3]);
+        assert!(
+            refused(RopeParams {
+                freq_factors,
+                ..plain(8, 1e4)
+            })
+            .contains("3 factors")
+        );
+        let freq_factors = Some(vec![1.0, 0.0, 1.0, 1.0]);
+        assert!(
+            refused(RopeParams {
+                freq_factors,
+                ..plain(8, 1e4)
+            })
+            .contains("frequency factor is 0")
+        );
+    }
+}
