@@ -13,7 +13,7 @@
 use std::ffi::CStr;
 use std::fmt;
 
-pub use super::error::{Class, Error, Result};
+pub use super::error::{Attempt, Class, Error, Result};
 
 /// Whose driver it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,7 +51,7 @@ impl DevicePtr {
 
     /// The address `bytes` further on.
     #[must_use]
-    pub fn add(self, bytes: u64) -> DevicePtr {
+    pub fn offset(self, bytes: u64) -> DevicePtr {
         DevicePtr(self.0 + bytes)
     }
 }

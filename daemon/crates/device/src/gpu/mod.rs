@@ -15,5 +15,16 @@
 
 #![allow(unsafe_code)]
 
+pub mod context;
 pub mod driver;
 mod error;
+pub mod exec;
+pub mod memory;
+
+pub use context::{Context, Usage};
+pub use driver::{
+    Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,
+    Vendor,
+};
+pub use exec::{Event, Graph, Kernel, Module, Stream};
+pub use memory::{Buffer, PinnedBuffer, Registration};
