@@ -58,6 +58,6 @@ pub mod write;
 
 pub use error::{Described, Error};
 pub use gguf::{Gguf, TensorInfo};
-pub use mapped::{Identity, MappedFile, ReadMode};
+pub use mapped::{Identity, MappedFile, MappedRange, ReadMode};
 pub use tensor_type::TensorType;
 pub use value::{Array, Strings, Value, ValueType};

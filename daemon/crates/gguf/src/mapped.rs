@@ -28,6 +28,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use memmap2::{Advice, Mmap};
@@ -285,6 +286,39 @@ impl MappedFile {
         Ok(())
     }
 
+    /// The pages that hold `range`, for a reader that is not the CPU: a copy engine that a driver has been told about
+    /// them. `Ok(None)` where there is no mapping. Nothing is faulted in here; whoever pins the pages does that, and
+    /// is refused where a page cannot be had.
+    ///
+    /// What was copied counts only if [`MappedRange::check`] says so after the copy has ended.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::Changed`] or [`Error::Io`] where the mapping is known to be broken.
+    pub fn mapped_range(
+        self: &Arc<Self>,
+        range: Range<u64>,
+    ) -> Result<Option<MappedRange>, Error> {
+        self.check_range(&range)?;
+        let Backing::Map(Guarded { slot, .. }) = &self.backing else {
+            return Ok(None);
+        };
+        if slot.is_broken() {
+            return Err(self.unreadable(io::Error::from_raw_os_error(libc::EIO)));
+        }
+        let page = guard::page_bytes() as u64;
+        let start = range.start - range.start % page;
+        Ok(Some(MappedRange {
+            file: Arc::clone(self),
+            start: start as usize, // below the mapping's length, which is a usize
+            len: (range.end - start).next_multiple_of(page) as usize,
+        }))
+    }
+
+    /// Counts bytes that were read otherwise than through this file's own methods.
+    pub fn count_read(&self, bytes: u64) {
+        self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Asks the system whether the file is still the one that was opened: one fstat.
     ///
     /// # Errors
@@ -350,6 +384,55 @@ impl MappedFile {
             Err(changed) => changed,
             Ok(()) => self.failed("read", source),
         }
+    }
+}
+
+/// Whole pages of a mapping, kept mapped as long as this lives. See [`MappedFile::mapped_range`].
+#[derive(Clone, Debug)]
+pub struct MappedRange {
+    file: Arc<MappedFile>,
+    start: usize,
+    len: usize,
+}
+
+impl MappedRange {
+    /// The first page's address. Reading there is the holder's risk: the file may shrink.
+    pub fn as_ptr(&self) -> *const u8 {
+        match &self.file.backing {
+            Backing::Map(Guarded { map, .. }) => map.as_ptr().wrapping_add(self.start),
+            Backing::Pread => std::ptr::null(),
+        }
+    }
+
+    /// Offset of the first page in the file, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.start as u64
+    }
+
+    /// Bytes, whole pages; the last one may reach beyond the file's end, where it reads as zeros.
+    #[expect(clippy::len_without_is_empty, reason = "for symmetry with its file")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Arc<MappedFile> {
+        &self.file
+    }
+
+    /// Whether what was copied out of the pages until now is the file's content as it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] where the file was cut short or rewritten, [`Error::Io`] where a page could not be had.
+    pub fn check(&self) -> Result<(), Error> {
+        if let Backing::Map(Guarded { slot, .. }) = &self.file.backing
+            && slot.is_broken()
+        {
+            return Err(self
+                .file
+                .unreadable(io::Error::from_raw_os_error(libc::EIO)));
+        }
+        self.file.check_unchanged()
     }
 }
 

@@ -419,3 +419,32 @@ fn opening_a_model_reads_its_header_and_no_tensor() {
         );
     }
 }
+
+#[test]
+fn pages_are_lent_and_a_change_is_told_afterwards() {
+    let dir = dir();
+    let path = noise_file(dir.path(), "pages", 40_000);
+    let file = std::sync::Arc::new(MappedFile::open(&path).unwrap());
+    let pages = file.mapped_range(9_000..20_001).unwrap().expect("a mapping");
+    let page = pages.as_ptr() as usize;
+    assert!(page.is_power_of_two() || page.is_multiple_of(4096));
+    assert!(pages.offset() <= 9_000 && pages.offset().is_multiple_of(4096));
+    assert!(pages.offset() + pages.len() as u64 >= 20_001 && pages.len().is_multiple_of(4096));
+    pages.check().unwrap();
+    assert!(matches!(
+        file.mapped_range(39_999..40_001),
+        Err(Error::OutOfRange { .. })
+    ));
+    // The pages stay mapped without the file's other owners.
+    drop(file);
+    OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(1_000)
+        .unwrap();
+    assert!(matches!(pages.check(), Err(Error::Changed { .. })));
+
+    let file = std::sync::Arc::new(MappedFile::open_with(&path, ReadMode::Pread).unwrap());
+    assert!(file.mapped_range(0..10).unwrap().is_none());
+}

@@ -101,6 +101,11 @@ impl Drop for Registration {
     }
 }
 
+/// The system's page size, once a mapping is registered.
+pub(super) fn page_bytes() -> usize {
+    PAGE.load(Ordering::Relaxed)
+}
+
 /// Puts `map` under guard. `None` where the table is full or the handler cannot be installed.
 pub(super) fn register(map: &Mmap) -> Option<Registration> {
     if !install() {
