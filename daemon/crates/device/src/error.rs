@@ -61,6 +61,14 @@ pub enum Error {
     /// A setting of the environment that cannot be used.
     #[error("{0}")]
     Config(String),
+    /// A call of the driver failed and the device is sound: a bug of ours, or a driver that cannot do it.
+    #[error("{operation}: {message}")]
+    Driver {
+        /// What was being done.
+        operation: &'static str,
+        /// What the driver said.
+        message: String,
+    },
     /// The device has failed for good.
     #[error("the device is lost: {0}")]
     Lost(String),

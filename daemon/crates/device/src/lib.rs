@@ -102,13 +102,24 @@ pub trait Device: Send {
     /// [`Error::Unsupported`] for a tensor type without a kernel, [`Error::Shape`] for a shape that its type forbids.
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error>;
 
-    /// Bytes beyond the plan's own buffers that operations on `rows` rows of at most `cols` elements need.
-    fn workspace_bytes(&self, rows: u64, cols: u64) -> u64;
+    /// Bytes that operations on these buffers need behind them: the workspace begins where the layout's bytes end.
+    fn workspace_bytes(&self, layout: &ScratchLayout) -> u64;
 
-    /// Makes the arena usable up to `bytes`. Called with slabs beyond a smaller capacity already moved or evicted.
+    /// Bytes of the arena that the device wants for itself as long as it runs, for a given budget: staging of uploads,
+    /// what a pass brings along. A small share of the budget; 0 where nothing is wanted.
+    fn fixed_bytes(&self, _budget: u64) -> u64 {
+        0
+    }
+
+    /// Where [`Device::fixed_bytes`] bytes were reserved: an arena offset and their number. Called once, before the
+    /// first upload.
+    fn set_fixed(&mut self, _offset: u64, _bytes: u64) {}
+
+    /// Makes the arena usable up to `bytes`, keeping what it holds. Called with slabs beyond a smaller capacity already
+    /// moved or evicted.
     ///
     /// # Errors
-    /// [`Error::Memory`] with the numbers.
+    /// [`Error::Memory`] with the numbers, among them what could be had; the arena is then as it was.
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error>;
 
     /// Starts an upload.
@@ -117,10 +128,13 @@ pub trait Device: Send {
     /// [`Error::Lost`] if the device failed. Errors of reading the file come with the ticket.
     fn begin_upload(&mut self, upload: Upload) -> Result<UploadTicket, Error>;
 
-    /// The uploads that have ended since the last call, with their results.
+    /// The uploads that have ended since the last call, with their results. A device whose [`Device::wait_upload`] does
+    /// not wait for the copy's end names an upload here again if it turns out later that it failed; what it brought is
+    /// then not to be used.
     fn finished_uploads(&mut self) -> Vec<(UploadTicket, Result<(), Error>)>;
 
-    /// Waits for one upload and takes its result.
+    /// Makes the operations that follow wait for one upload, and takes its result as far as it is known. What shows later
+    /// comes with the next [`Device::read`] and [`Device::finished_uploads`].
     ///
     /// # Errors
     /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] if a tensor's scales are NaN or infinite.
@@ -153,9 +167,48 @@ pub trait Device: Send {
         batch: &Batch<'_>,
     ) -> Result<(), Error>;
 
-    /// Waits for the operations before and reads the first `out.len()` elements of a scratch buffer.
+    /// Runs the operations of several segments in order, all of them resident: a whole pass. A device may record it and
+    /// replay the record when the same comes again.
+    ///
+    /// # Errors
+    /// As [`Device::run`].
+    fn run_all(
+        &mut self,
+        steps: &[(&[Op], Bound<'_>)],
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<(), Error> {
+        steps
+            .iter()
+            .try_for_each(|(ops, weights)| self.run(ops, *weights, scratch, batch))
+    }
+
+    /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the index of
+    /// the largest element, the lowest among equals; `None` for a row with an element that is NaN or +infinity. Nothing
+    /// at all where the device leaves that to who reads the rows.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    fn argmax(
+        &mut self,
+        _scratch: Scratch<'_>,
+        _buf: Buf,
+        _rows: usize,
+    ) -> Result<Option<Vec<Option<u32>>>, Error> {
+        Ok(None)
+    }
+
+    /// Looks whether the device still works and still holds what was left on it. Called after the machine slept.
     ///
     /// # Errors
     /// [`Error::Lost`].
+    fn check(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Waits for the operations before and reads the first `out.len()` elements of a scratch buffer.
+    ///
+    /// # Errors
+    /// [`Error::Lost`]; [`Error::Read`] and [`Error::NotFinite`] of an upload that the operations before used.
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error>;
 }

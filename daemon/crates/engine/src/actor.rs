@@ -188,7 +188,8 @@ pub fn start_on(
         slide_max: u64::MAX,
     });
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
-    let residency = Residency::new(device, cache);
+    let mut residency = Residency::new(device, cache);
+    residency.reserve_fixed()?;
     let first = crate::publish::snapshot_of(&residency, &[], &config);
     let (snapshot, watch) = watch::channel(Arc::new(first));
     let engine = Engine {
@@ -246,8 +247,8 @@ impl Engine {
                     Err(TryRecvError::Disconnected) => return None,
                 }
             }
-            if self.lost.is_some() {
-                return self.lost.take();
+            if let Some(reason) = self.lost.take().or_else(|| self.residency.lost().map(str::to_owned)) {
+                return Some(reason);
             }
             if self.drained() {
                 return None;

@@ -98,6 +98,7 @@ impl Engine {
             + segment
             + scratch.max(self.scratch.map_or(0, |s| s.1))
             + self.residency.pinned_bytes()
+            + self.residency.fixed_bytes
     }
 
     /// Whether a request without `max_tokens`, alone, can run with fewer positions than it could come to.
@@ -154,11 +155,6 @@ impl Engine {
     pub(crate) fn scratch_bytes(&self, model: ModelId, rows: usize, outputs: u64) -> u64 {
         let model = self.entry(model).loaded.model();
         let layout = ScratchLayout::new(model.bufs(), rows as u64, outputs);
-        let widest = model.bufs().iter().map(|b| b.width).max().unwrap_or(0);
-        layout.bytes
-            + self
-                .residency
-                .device
-                .workspace_bytes((rows as u64).max(outputs), widest)
+        layout.bytes + self.residency.device.workspace_bytes(&layout)
     }
 }

@@ -183,6 +183,7 @@ pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> E
             field: "device",
             message,
         },
+        DeviceError::Driver { .. } => Error::Internal(error.to_string()),
         DeviceError::Lost(_) => Error::Unavailable {
             message: error.to_string(),
             retry_after: Duration::from_secs(5),

@@ -6,7 +6,7 @@
 use rocmforge_device::{Batch, Op, Scratch, ScratchLayout, Span};
 use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
 use rocmforge_model::bufs;
-use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId};
+use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
@@ -41,23 +41,33 @@ pub(crate) struct Pass<'a> {
     pub(crate) scratch_at: u64,
     /// Segments whose upload is started ahead of their turn.
     pub(crate) prefetch: u32,
+    /// Only the best token of each wanted row is of interest, not its logits.
+    pub(crate) best_only: bool,
 }
 
-/// Runs a pass. `embeddings` is `[n_tokens][n_embd]`; `logits` is called with each wanted row and its logits,
-/// `[n_vocab]`; `ended` tells between segments whether to give up.
+/// What a pass found for one wanted row.
+pub(crate) enum Found<'a> {
+    /// Its logits, `[n_vocab]`.
+    Logits(&'a mut [f32]),
+    /// Its best token, the lowest id among equals; `None` if the logits are not finite.
+    Best(Option<u32>),
+}
+
+/// Runs a pass. `embeddings` is `[n_tokens][n_embd]`; `found` is called with each wanted row and what was found
+/// for it; `ended` tells between segments whether to give up.
 pub(crate) fn run(
     residency: &mut Residency,
     pass: &Pass<'_>,
     embeddings: &[f32],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
-    logits: &mut dyn FnMut(usize, &mut [f32]) -> Result<(), Error>,
+    found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     residency
         .cache
         .pass_begin(pass.model, PassHint { more: pass.more })
         .map_err(from_cache)?;
-    let result = steps(residency, pass, embeddings, counts, ended, logits);
+    let result = steps(residency, pass, embeddings, counts, ended, found);
     residency.cache.pass_end(pass.model);
     result
 }
@@ -68,17 +78,26 @@ fn steps(
     embeddings: &[f32],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
-    logits: &mut dyn FnMut(usize, &mut [f32]) -> Result<(), Error>,
+    found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let scratch = Scratch {
-        layout: pass.scratch,
-        base: pass.scratch_at,
-    };
-    let lost = |residency: &Residency, e| residency.device_error(Some(pass.model), e);
     residency
         .device
-        .write(scratch, bufs::X, embeddings)
-        .map_err(|e| lost(residency, e))?;
+        .write(scratch(pass), bufs::X, embeddings)
+        .map_err(|e| residency.device_error(Some(pass.model), e))?;
+    let mut slabs = Vec::new();
+    if pass.n_tokens == 1
+        && pass.wanted == Wanted::Last
+        && residency.acquire_resident(pass.model, pass.segments.len() as u32, counts, &mut slabs)?
+    {
+        let ran = all_resident(residency, pass, &slabs, found);
+        for index in 0..pass.segments.len() as u32 {
+            residency.release(SegmentId {
+                model: pass.model,
+                index,
+            });
+        }
+        return ran;
+    }
     let (head, layers) = pass
         .segments
         .split_last()
@@ -102,7 +121,6 @@ fn steps(
         pass.n_tokens - 1
     };
     let rows: Vec<u32> = (first as u32..pass.n_tokens as u32).collect();
-    let n_vocab = pass.scratch.bufs[bufs::LOGITS.0 as usize].width as usize;
     with_segment(
         residency,
         pass,
@@ -110,17 +128,10 @@ fn steps(
         counts,
         ended,
         |residency, id, slab| {
-            let mut buffer = vec![0.0; n_vocab * rows.len().min(pass.scratch.outputs as usize)];
+            let mut buffer = Vec::new();
             for chunk in rows.chunks(pass.scratch.outputs as usize) {
                 run_ops(residency, pass, id, slab, &head.ops, chunk)?;
-                let out = &mut buffer[..chunk.len() * n_vocab];
-                residency
-                    .device
-                    .read(scratch, bufs::LOGITS, out)
-                    .map_err(|e| lost(residency, e))?;
-                for (&row, row_logits) in chunk.iter().zip(out.chunks_exact_mut(n_vocab)) {
-                    logits(row as usize, row_logits)?;
-                }
+                tell(residency, pass, chunk, &mut buffer, found)?;
                 if let Some(error) = ended() {
                     return Err(error);
                 }
@@ -130,6 +141,54 @@ fn steps(
     )
 }
 
+/// One token through a model of which everything is resident: the device gets the whole pass at once.
+fn all_resident(
+    residency: &mut Residency,
+    pass: &Pass<'_>,
+    slabs: &[Slab],
+    found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let outputs = [0];
+    let spans = spans(pass);
+    let (device, bound) = residency.device_and_all(pass.model, slabs);
+    let steps: Vec<(&[Op], _)> = pass
+        .segments
+        .iter()
+        .zip(bound)
+        .map(|(segment, bound)| (segment.ops.as_slice(), bound))
+        .collect();
+    let ran = device.run_all(&steps, scratch(pass), &batch(pass, &spans, &outputs));
+    ran.map_err(|e| residency.device_error(Some(pass.model), e))?;
+    tell(residency, pass, &outputs, &mut Vec::new(), found)
+}
+
+/// Reads what the head left for `rows` and tells it.
+fn tell(
+    residency: &mut Residency,
+    pass: &Pass<'_>,
+    rows: &[u32],
+    buffer: &mut Vec<f32>,
+    found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let device = &mut residency.device;
+    if pass.best_only {
+        let best = device.argmax(scratch(pass), bufs::LOGITS, rows.len());
+        if let Some(best) = best.map_err(|e| residency.device_error(Some(pass.model), e))? {
+            return rows
+                .iter()
+                .zip(best)
+                .try_for_each(|(&row, best)| found(row as usize, Found::Best(best)));
+        }
+    }
+    let n_vocab = pass.scratch.bufs[bufs::LOGITS.0 as usize].width as usize;
+    buffer.resize(n_vocab * rows.len(), 0.0);
+    let read = residency.device.read(scratch(pass), bufs::LOGITS, buffer);
+    read.map_err(|e| residency.device_error(Some(pass.model), e))?;
+    rows.iter()
+        .zip(buffer.chunks_exact_mut(n_vocab))
+        .try_for_each(|(&row, logits)| found(row as usize, Found::Logits(logits)))
+}
+
 /// Acquires a segment, starts the uploads of those behind it, runs `step`, and releases it whatever came of it.
 fn with_segment(
     residency: &mut Residency,
@@ -137,7 +196,7 @@ fn with_segment(
     index: u32,
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
-    step: impl FnOnce(&mut Residency, SegmentId, rocmforge_tensor_cache::Slab) -> Result<(), Error>,
+    step: impl FnOnce(&mut Residency, SegmentId, Slab) -> Result<(), Error>,
 ) -> Result<(), Error> {
     if let Some(error) = ended() {
         return Err(error);
@@ -166,28 +225,38 @@ fn run_ops(
     residency: &mut Residency,
     pass: &Pass<'_>,
     id: SegmentId,
-    slab: rocmforge_tensor_cache::Slab,
+    slab: Slab,
     ops: &[Op],
     outputs: &[u32],
 ) -> Result<(), Error> {
-    let spans = [Span {
+    let spans = spans(pass);
+    let (device, weights) = residency.device_and_bound(id, slab);
+    let ran = device.run(ops, weights, scratch(pass), &batch(pass, &spans, outputs));
+    ran.map_err(|e| residency.device_error(Some(pass.model), e))
+}
+
+fn scratch<'a>(pass: &Pass<'a>) -> Scratch<'a> {
+    Scratch {
+        layout: pass.scratch,
+        base: pass.scratch_at,
+    }
+}
+
+fn spans<'a>(pass: &Pass<'a>) -> [Span<'a>; 1] {
+    [Span {
         first_row: 0,
         n_rows: pass.n_tokens,
         first_position: pass.first_position,
         kv_pages: pass.kv_pages,
-    }];
-    let batch = Batch {
+    }]
+}
+
+fn batch<'a>(pass: &Pass<'a>, spans: &'a [Span<'a>], outputs: &'a [u32]) -> Batch<'a> {
+    Batch {
         n_tokens: pass.n_tokens,
-        spans: &spans,
+        spans,
         kv: pass.kv,
         rope: pass.angles,
         outputs,
-    };
-    let scratch = Scratch {
-        layout: pass.scratch,
-        base: pass.scratch_at,
-    };
-    let (device, weights) = residency.device_and_bound(id, slab);
-    let ran = device.run(ops, weights, scratch, &batch);
-    ran.map_err(|e| residency.device_error(Some(pass.model), e))
+    }
 }

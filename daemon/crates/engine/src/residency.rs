@@ -6,6 +6,7 @@
 //!
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -52,8 +53,19 @@ pub(crate) struct Residency {
     sources: HashMap<ModelId, Source>,
     tickets: HashMap<UploadTicket, SegmentId>,
     under_way: HashMap<SegmentId, UploadTicket>,
+    /// Uploads that were taken for done and whose end the device has not seen yet.
+    settling: HashMap<UploadTicket, SegmentId>,
+    /// Resident segments whose content turned out to be bad while they were in use.
+    spoiled: Vec<SegmentId>,
     actions: Vec<Action>,
+    /// Bytes of the block that the device keeps for itself.
+    pub(crate) fixed_bytes: u64,
+    /// Why the device is lost, once it is.
+    lost: OnceCell<String>,
 }
+
+/// Most uploads whose end is remembered as outstanding; older ones have long ended.
+const SETTLING_MAX: usize = 4096;
 
 impl Residency {
     pub(crate) fn new(device: Box<dyn Device>, cache: Cache) -> Self {
@@ -63,8 +75,28 @@ impl Residency {
             sources: HashMap::new(),
             tickets: HashMap::new(),
             under_way: HashMap::new(),
+            settling: HashMap::new(),
+            spoiled: Vec::new(),
             actions: Vec::new(),
+            fixed_bytes: 0,
+            lost: OnceCell::new(),
         }
+    }
+
+    /// Gives the device the block of the ledger that it wants for itself.
+    pub(crate) fn reserve_fixed(&mut self) -> Result<(), Error> {
+        let bytes = self.device.fixed_bytes(self.budget());
+        if bytes > 0 {
+            let (_, slab) = self.reserve(BlockKind::Staging, None, bytes)?;
+            self.fixed_bytes = slab.bytes;
+            self.device.set_fixed(slab.offset, slab.bytes);
+        }
+        Ok(())
+    }
+
+    /// Why the device is lost, if it is.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.get().map(String::as_str)
     }
 
     /// Registers a model's segments. Uploads nothing.
@@ -127,6 +159,53 @@ impl Residency {
                 Err(error) => return Err(from_cache(error)),
             }
         }
+    }
+
+    /// Holds the first `n` segments of a model if all of them are resident; else holds none. Their slabs go to `slabs`.
+    pub(crate) fn acquire_resident(
+        &mut self,
+        model: ModelId,
+        n: u32,
+        counts: &mut RequestCacheUse,
+        slabs: &mut Vec<Slab>,
+    ) -> Result<bool, Error> {
+        self.collect();
+        slabs.clear();
+        let all = self.cache.is_resident(model, n).map_err(from_cache)?;
+        if !all {
+            return Ok(false);
+        }
+        for index in 0..n {
+            let segment = SegmentId { model, index };
+            match self.cache.acquire(segment, &mut self.actions) {
+                Ok(Acquired::Resident(slab)) => slabs.push(slab),
+                other => {
+                    return Err(Error::Internal(format!(
+                        "{segment} was resident and then was {other:?}"
+                    )));
+                }
+            }
+        }
+        counts.hits += u64::from(n);
+        Ok(true)
+    }
+
+    /// Device and the weights of several segments.
+    pub(crate) fn device_and_all(
+        &mut self,
+        model: ModelId,
+        slabs: &[Slab],
+    ) -> (&mut dyn Device, Vec<Bound<'_>>) {
+        let layouts = &self.sources[&model].layouts;
+        let bound = layouts
+            .iter()
+            .zip(slabs)
+            .map(|(layout, slab)| Bound {
+                layout,
+                slab: slab.offset,
+            })
+            .collect();
+        (self.device.as_mut(), bound)
     }
 
     /// Gives an acquired segment back.
@@ -298,6 +377,11 @@ impl Residency {
     pub(crate) fn collect(&mut self) {
         for (ticket, result) in self.device.finished_uploads() {
             let Some(segment) = self.tickets.remove(&ticket) else {
+                let segment = self.settling.remove(&ticket);
+                if let (Some(segment), Err(error)) = (segment, result) {
+                    tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload turned out to have failed");
+                    self.spoiled.push(segment);
+                }
                 continue;
             };
             self.under_way.remove(&segment);
@@ -309,6 +393,12 @@ impl Residency {
                 }
             }
         }
+        let mut spoiled = std::mem::take(&mut self.spoiled);
+        spoiled.retain(|&segment| {
+            self.sources.contains_key(&segment.model)
+                && !self.cache.spoiled(segment, &mut self.actions)
+        });
+        self.spoiled = spoiled;
     }
 
     fn execute(&mut self) -> Result<(), Error> {
@@ -385,6 +475,10 @@ impl Residency {
         self.tickets.remove(&ticket);
         match self.device.wait_upload(ticket) {
             Ok(()) => {
+                if self.settling.len() >= SETTLING_MAX {
+                    self.settling.clear();
+                }
+                self.settling.insert(ticket, segment);
                 self.cache.uploaded(segment);
                 Ok(())
             }
@@ -408,6 +502,10 @@ impl Residency {
         model: Option<ModelId>,
         error: rocmforge_device::Error,
     ) -> Error {
+        if let rocmforge_device::Error::Lost(reason) = &error {
+            // The first reason is the one that counts.
+            let _ = self.lost.set(reason.clone());
+        }
         let source = model.and_then(|m| self.sources.get(&m));
         from_device(source.map(|s| (s.name.as_str(), s.file.path())), error)
     }

@@ -94,6 +94,11 @@ impl Sampler {
         }
     }
 
+    /// Whether it only ever takes the most likely token, whatever came before.
+    pub(crate) fn takes_best(&self) -> bool {
+        self.params.temperature == 0.0 && !self.penalizes()
+    }
+
     /// Chooses a token from `logits`, `[n_vocab]`, which the penalties change.
     pub(crate) fn sample(&mut self, logits: &mut [f32]) -> Result<u32, NotFinite> {
         if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {

@@ -17,8 +17,7 @@ use crate::api::{
 use crate::embed;
 use crate::error::Error;
 use crate::loaded::LoadedModel;
-use crate::pass::{self, Pass, Wanted};
-use crate::sampler::NotFinite;
+use crate::pass::{self, Found, Pass, Wanted};
 use crate::task::{Generation, Scoring, Task, Work};
 
 /// What a step did to its request.
@@ -94,6 +93,10 @@ impl Engine {
             scratch: &layout,
             scratch_at: self.residency.cache.block(block).offset,
             prefetch: self.prefetch,
+            best_only: match &task.work {
+                Work::Generate(g) => g.sampler.takes_best(),
+                Work::Score(_) => false,
+            },
         };
         let Task {
             work,
@@ -122,12 +125,12 @@ impl Engine {
                     }),
                 };
                 let mut chosen = None;
-                let mut choose = |_: usize, logits: &mut [f32]| {
-                    chosen = Some(
-                        sampler
-                            .sample(logits)
-                            .map_err(|NotFinite| not_finite(loaded))?,
-                    );
+                let mut choose = |_: usize, found: Found<'_>| {
+                    let token = match found {
+                        Found::Logits(logits) => sampler.sample(logits).ok(),
+                        Found::Best(best) => best,
+                    };
+                    chosen = Some(token.ok_or_else(|| not_finite(loaded))?);
                     Ok(())
                 };
                 pass::run(residency, &pass, rows, counts, &ended, &mut choose)?;
@@ -147,7 +150,10 @@ impl Engine {
                     false => expired().then_some(Error::DeadlineExceeded { generated: 0 }),
                 };
                 let first = *n_past;
-                let mut keep = |row: usize, logits: &mut [f32]| {
+                let mut keep = |row: usize, found: Found<'_>| {
+                    let Found::Logits(logits) = found else {
+                        return Err(Error::Internal("scores need logits".to_owned()));
+                    };
                     if let Some(&next) = tokens.get(first + row + 1) {
                         scores.push(score(logits, next, *top_n).ok_or_else(|| not_finite(loaded))?);
                     }

@@ -435,6 +435,27 @@ impl Cache {
         Ok(cleared)
     }
 
+    /// Takes a resident segment's room away because its content turned out to be bad, pinned or not. False, and nothing
+    /// happens, while it is in use; a segment that is not resident has nothing to lose.
+    ///
+    /// # Panics
+    /// If the segment does not exist.
+    pub fn spoiled(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let found = self
+            .segment(segment)
+            .expect("only what exists can be spoiled");
+        let Residency::Resident(slab) = found.state else {
+            return true;
+        };
+        if found.refs > 0 {
+            return false;
+        }
+        self.arena.vacate(slab);
+        self.evicted(segment, slab, actions);
+        self.assert_ledger();
+        true
+    }
+
     /// Changes how victims are chosen, from now on.
     pub fn set_policy(&mut self, policy: Policy) {
         self.config.policy = policy;

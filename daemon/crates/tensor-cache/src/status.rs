@@ -55,6 +55,16 @@ impl Cache {
         Ok(state.segments.iter().map(status).collect())
     }
 
+    /// Whether the first `n` segments of a model are all resident.
+    ///
+    /// # Errors
+    /// `UnknownModel`.
+    pub fn is_resident(&self, model: ModelId, n: u32) -> Result<bool, Error> {
+        let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
+        let mut first = state.segments.iter().take(n as usize);
+        Ok(first.all(|found| matches!(found.state, Residency::Resident(_))))
+    }
+
     /// Checks every invariant from the ground up, O(everything): for tests and for a daemon that doubts itself.
     ///
     /// # Panics

@@ -20,7 +20,7 @@ use rocmforge_kernels::host::{Activations, Isa, PackedMatrix, Pool};
 use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf};
 use crate::{
-    Bound, Device, DeviceInfo, Role, Scratch, SegmentLayout, TensorDesc, Upload, UploadTicket,
+    Bound, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload, UploadTicket,
     weight_type,
 };
 use arena::Arena;
@@ -137,8 +137,10 @@ impl Device for HostDevice {
         })
     }
 
-    fn workspace_bytes(&self, rows: u64, cols: u64) -> u64 {
+    fn workspace_bytes(&self, layout: &ScratchLayout) -> u64 {
         // The activations of one product, in the larger of their two forms.
+        let rows = layout.tokens.max(layout.outputs);
+        let cols = layout.bufs.iter().map(|b| b.width).max().unwrap_or(0);
         (rows * (cols + 64) * 4).next_multiple_of(crate::ALIGNMENT)
     }
 
