@@ -193,10 +193,10 @@ pub trait Driver: Send + Sync {
     /// What the driver says.
     fn versions(&self) -> Result<Versions>;
 
-    /// Devices that there are. Zero is not an error here, even where the driver makes it one.
+    /// Starts the driver and counts its devices.
     ///
     /// # Errors
-    /// What the driver says, other than that there is none.
+    /// What the driver says, which may be that there is no device.
     fn device_count(&self) -> Result<u32>;
 
     /// What device `ordinal` is. Needs no context and makes none.

@@ -11,20 +11,26 @@
 //!    (the device itself) one code for both vendors
 //! ```
 //!
-//! *Invariant:* the daemon starts with no runtime installed; `probe` says what was looked for.
+//! *Invariant:* the daemon starts with no runtime installed; [`probe()`] says what was looked for.
 
 #![allow(unsafe_code)]
 
 pub mod context;
+mod cuda;
 pub mod driver;
 mod error;
 pub mod exec;
+mod hip;
+mod image;
+mod library;
 pub mod memory;
+mod probe;
 
 pub use context::{Context, Usage};
 pub use driver::{
     Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,
-    Vendor,
+    Vendor, Versions,
 };
 pub use exec::{Event, Graph, Kernel, Module, Stream};
 pub use memory::{Buffer, PinnedBuffer, Registration};
+pub use probe::{Libraries, Report, open, probe};
