@@ -249,10 +249,11 @@ impl Engine {
             if self.lost.is_some() {
                 return self.lost.take();
             }
+            // In this order: a drain that waits for a reader who went away ends with it, not with its grace period.
+            self.end_the_ended();
             if self.drained() {
                 return None;
             }
-            self.end_the_ended();
             self.admit();
             if self.step() || self.preload_step() {
                 self.publish(false);
