@@ -1,7 +1,7 @@
 //! The services over a socket, in process.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use rocmforge_engine::api::{Budget, Policy};
@@ -22,6 +22,9 @@ use tonic::{Code, Request, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt;
+
+/// Far longer than any test runs.
+const GRACE: Duration = Duration::from_secs(300);
 
 /// A daemon in this process.
 struct Daemon {
@@ -72,7 +75,7 @@ impl Daemon {
                 max_sequences: 4,
                 threads: 2,
             },
-            drain_grace: Duration::from_secs(5),
+            drain_grace: GRACE,
         };
         let (stops, stopped) = mpsc::channel(2);
         let served = tokio::spawn(serve(socket.listener().unwrap(), engine, options, stopped));
@@ -326,7 +329,12 @@ async fn a_drain_refuses_new_work_says_so_in_health_and_answers_status() {
         );
     }
     drop(running);
+    let waiting = Instant::now();
     assert_eq!(daemon.served.await.unwrap().unwrap(), End::Drained);
+    assert!(
+        waiting.elapsed() < GRACE,
+        "a drain ends with its last reader, not with the grace period"
+    );
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ mod fake;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use fake::{FakeDaemon, STORY};
@@ -25,6 +25,16 @@ const SERVE_ENV: &str = "ROCMFORGECTL_TEST_SERVE";
 /// Held from the writing of a script to its start: a process that another test
 /// starts meanwhile would hold the script open for writing.
 static SCRIPT: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// A run that takes longer never ends.
+const HANGS: Duration = Duration::from_secs(30);
+
+async fn ended(mut command: Command) -> Output {
+    tokio::time::timeout(HANGS, command.output())
+        .await
+        .expect("rocmforgectl hangs")
+        .expect("rocmforgectl starts")
+}
 
 /// Not a test by itself: what the script starts.
 #[tokio::test]
@@ -96,7 +106,7 @@ impl Place {
 async fn a_private_daemon_serves_the_run_and_is_gone_after_it() {
     let _script = SCRIPT.lock().await;
     let place = Place::new();
-    let output = place.run("Tell me").output().await.unwrap();
+    let output = ended(place.run("Tell me")).await;
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert_eq!(
@@ -115,7 +125,7 @@ async fn a_private_daemon_serves_the_run_and_is_gone_after_it() {
 async fn a_private_daemon_is_gone_after_a_failure() {
     let _script = SCRIPT.lock().await;
     let place = Place::new();
-    let output = place.run("changed").output().await.unwrap();
+    let output = ended(place.run("changed")).await;
     assert_eq!(output.status.code(), Some(1));
     place.is_tidy();
 }
@@ -136,7 +146,10 @@ async fn a_private_daemon_is_gone_after_an_interrupt() {
             .unwrap();
         let pid = Pid::from_raw(child.id().unwrap() as i32);
         kill(pid, signal).unwrap();
-        let output = child.wait_with_output().await.unwrap();
+        let output = tokio::time::timeout(HANGS, child.wait_with_output())
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(output.status.code(), Some(code));
         place.is_tidy();
     }

@@ -104,18 +104,22 @@ pub fn usage() -> CacheUsage {
     }
 }
 
+/// A piece of one token.
+pub fn piece(id: u32, text: &str) -> GenerateEvent {
+    GenerateEvent {
+        event: Some(generate_event::Event::Piece(GeneratePiece {
+            text: text.into(),
+            token_ids: vec![id],
+            logprobs: vec![],
+        })),
+    }
+}
+
 /// The events of a generation; see `Fake::generate_text`.
 pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
-    let piece = |id: u32, text: &str| {
-        Ok(GenerateEvent {
-            event: Some(generate_event::Event::Piece(GeneratePiece {
-                text: text.into(),
-                token_ids: vec![id],
-                logprobs: vec![],
-            })),
-        })
-    };
+    let piece = |id, text| Ok(piece(id, text));
     match prompt {
+        "endless" => return vec![],
         "hang" | "break" => return vec![piece(0, STORY[0])],
         "changed" => {
             let status = Status::data_loss("the file of \"tiny\" changed; load it again");

@@ -27,7 +27,7 @@ use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 pub use answers::STORY;
-use answers::{model, script, summary, usage};
+use answers::{model, piece, script, summary, usage};
 
 /// Longest prompt that the fake takes, in bytes.
 pub const PROMPT_BYTES_MAX: usize = 1 << 20;
@@ -143,6 +143,7 @@ impl Fake {
 
     /// Answers by the prompt:
     /// - "hang": one piece, then nothing until the client goes away;
+    /// - "endless": pieces until the client goes away;
     /// - "break": one piece, then the end of the stream without an outcome;
     /// - "changed": one piece, then DATA_LOSS;
     /// - "full": RESOURCE_EXHAUSTED, to be retried after 1.5 s;
@@ -181,6 +182,7 @@ impl Fake {
         let most = sampling.max_tokens.map_or(usize::MAX, |n| n as usize);
         let events = script(prompt, most);
         let hang = prompt == "hang";
+        let endless = prompt == "endless";
         let seen = Arc::clone(&self.seen);
         let (tx, rx) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -190,7 +192,10 @@ impl Fake {
                     return;
                 }
             }
-            if hang {
+            if endless {
+                while tx.send(Ok(piece(0, STORY[0]))).await.is_ok() {}
+                seen.cancelled.fetch_add(1, Ordering::SeqCst);
+            } else if hang {
                 tx.closed().await;
                 seen.cancelled.fetch_add(1, Ordering::SeqCst);
             } else {

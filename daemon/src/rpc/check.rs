@@ -290,25 +290,12 @@ pub(super) fn ids(field: &str, ids: &[u32], n_vocab: u32) -> Result<(), Status> 
     }
 }
 
-/// Checks how many tokens are to be scored.
-pub(super) fn score_length(
-    field: &str,
-    n_tokens: usize,
-    n_ctx: u32,
-    top_n: u32,
-) -> Result<(), Status> {
+/// Checks that there is something to score, and that the scores fit an answer.
+pub(super) fn score_length(field: &str, n_tokens: usize, top_n: u32) -> Result<(), Status> {
     if n_tokens < 2 {
         return Err(status_code::invalid(
             field,
             &format!("{n_tokens} tokens; at least 2, since the first has nothing before it"),
-        ));
-    }
-    if n_tokens > n_ctx as usize {
-        return Err(status_code::invalid(
-            field,
-            &format!(
-                "{n_tokens} tokens, but the context of this request has {n_ctx}; score the text in windows"
-            ),
         ));
     }
     let scores = n_tokens as u64 * (u64::from(top_n) + 1);

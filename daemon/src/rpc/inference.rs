@@ -9,7 +9,7 @@ use rocmforge_engine::api as engine;
 use rocmforge_engine::{Events, LoadedModel};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
-use rocmforge_tokenizer::Message;
+use rocmforge_tokenizer::{Error as TokenizerError, Message};
 use tonic::{Request, Response, Status};
 
 use super::arrival::Arrival;
@@ -49,30 +49,96 @@ impl Prompt {
         }
     }
 
-    /// The ids. CPU-bound: for a blocking thread.
-    fn into_ids(self, model: &LoadedModel) -> Result<Vec<u32>, Status> {
-        let tokenizer = model.tokenizer();
+    /// The field that a refusal names.
+    fn field(&self) -> &'static str {
         match self {
+            Self::Text { .. } => "text",
+            Self::Ids(_) => "tokens.ids",
+            Self::Chat(_) => "messages",
+        }
+    }
+
+    /// The ids, of which there may be `room`; without, any number. CPU-bound: for a blocking thread.
+    fn into_ids(self, model: &LoadedModel, room: Option<Room>) -> Result<Vec<u32>, Status> {
+        let tokenizer = model.tokenizer();
+        let field = self.field();
+        let most = room.map_or(usize::MAX, |room| room.tokens);
+        let encoded = match self {
             Self::Ids(ids) => Ok(ids),
             Self::Text {
                 text,
                 add_special,
                 parse_special,
-            } => tokenizer
-                .encode(&text, add_special, parse_special)
-                .map_err(|error| status_code::invalid("text", &error.to_string())),
+            } => tokenizer.encode_at_most(most, &text, add_special, parse_special),
             Self::Chat(messages) => {
                 let Some(template) = model.template() else {
                     return Err(no_template(model));
                 };
                 let text = template
                     .render(&messages, true)
-                    .map_err(|error| status_code::invalid("messages", &error.to_string()))?;
-                tokenizer
-                    .encode_chat(&text)
-                    .map_err(|error| status_code::invalid("messages", &error.to_string()))
+                    .map_err(|error| status_code::invalid(field, &error.to_string()))?;
+                tokenizer.encode_chat(most, &text)
             }
+        };
+        match (encoded, room) {
+            (Ok(ids), Some(room)) if ids.len() > most => {
+                Err(room.refuse(field, &format!("{} tokens", ids.len())))
+            }
+            (Ok(ids), _) => Ok(ids),
+            (Err(TokenizerError::TooManyTokens { max }), Some(room)) => {
+                Err(room.refuse(field, &format!("more than {max} tokens")))
+            }
+            (Err(error), _) => Err(status_code::invalid(field, &error.to_string())),
         }
+    }
+}
+
+/// How many tokens a request may bring, and why no more.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    tokens: usize,
+    n_ctx: u32,
+    n_ctx_train: u32,
+    n_ctx_max: u32,
+    purpose: &'static str,
+}
+
+impl Room {
+    /// Room for a prompt: the context, less one token of the answer.
+    fn for_prompt(n_ctx: u32, context: &Context, model: &LoadedModel) -> Self {
+        Self {
+            tokens: n_ctx as usize - 1,
+            n_ctx,
+            n_ctx_train: model.model().info().n_ctx_train,
+            n_ctx_max: context.limits.n_ctx_max,
+            purpose: "prompt and answer together: shorten it, or raise n_ctx",
+        }
+    }
+
+    /// Room for what is scored: the context.
+    fn for_scores(n_ctx: u32, context: &Context, model: &LoadedModel) -> Self {
+        Self {
+            tokens: n_ctx as usize,
+            purpose: "score it in windows",
+            ..Self::for_prompt(n_ctx, context, model)
+        }
+    }
+
+    fn refuse(&self, field: &str, tokens: &str) -> Status {
+        let Self {
+            n_ctx,
+            n_ctx_train,
+            n_ctx_max,
+            purpose,
+            ..
+        } = self;
+        status_code::invalid(
+            field,
+            &format!(
+                "it has {tokens}, but the context of this request has n_ctx = {n_ctx}, {purpose} (the model was trained \
+                 with {n_ctx_train}, the daemon allows {n_ctx_max})"
+            ),
+        )
     }
 }
 
@@ -182,32 +248,17 @@ impl InferenceService {
             mut sampling,
             n_ctx,
         } = wanted?;
-        let field = match &prompt {
-            Prompt::Text { .. } => "text",
-            Prompt::Ids(_) => "tokens.ids",
-            Prompt::Chat(_) => "messages",
-        };
+        let field = prompt.field();
+        let room = Room::for_prompt(n_ctx, &self.context, &model);
         let ids = self
             .context
-            .ids(Arc::clone(&model), prompt, arrival)
+            .ids(Arc::clone(&model), prompt, room, arrival)
             .await?;
         log.prompt_tokens = Some(ids.len() as u32);
         if ids.is_empty() {
             return Err(status_code::invalid(
                 field,
                 "it has no tokens; give at least one",
-            ));
-        }
-        if ids.len() >= n_ctx as usize {
-            return Err(status_code::invalid(
-                field,
-                &format!(
-                    "the prompt has {} tokens, but the context of this request has {n_ctx}, prompt and answer together; \
-                     shorten the prompt, or raise n_ctx (the model was trained with {}, the daemon allows {})",
-                    ids.len(),
-                    model.model().info().n_ctx_train,
-                    self.context.limits.n_ctx_max
-                ),
             ));
         }
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
@@ -354,20 +405,20 @@ fn done(
 }
 
 impl Context {
-    /// The ids of a prompt, made on a blocking thread.
+    /// The ids of a prompt, at most as many as there is room for; made on a blocking thread.
     async fn ids(
         &self,
         model: Arc<LoadedModel>,
         prompt: Prompt,
+        room: Room,
         arrival: Arrival,
     ) -> Result<Vec<u32>, Status> {
         let bytes = prompt.bytes();
         match prompt {
-            Prompt::Ids(ids) => Ok(ids),
+            Prompt::Ids(_) => prompt.into_ids(&model, Some(room)),
             prompt => {
-                arrival
-                    .limit(self.text.run(bytes, move || prompt.into_ids(&model)))
-                    .await
+                let work = move || prompt.into_ids(&model, Some(room));
+                arrival.limit(self.text.run(bytes, work)).await
             }
         }
     }
@@ -388,7 +439,7 @@ impl Context {
             parse_special: request.parse_special.unwrap_or(true),
         };
         let work = self.text.run(prompt.bytes(), move || {
-            let ids = prompt.into_ids(&model)?;
+            let ids = prompt.into_ids(&model, None)?;
             let pieces = ids.iter().map(|&id| piece(&model, id)).collect();
             Ok(v1::TokenizeResponse { ids, pieces })
         });
@@ -451,8 +502,9 @@ impl Context {
         if let Prompt::Ids(ids) = &prompt {
             check::ids(field, ids, model.model().info().n_vocab)?;
         }
-        let ids = self.ids(Arc::clone(&model), prompt, arrival).await?;
-        check::score_length(field, ids.len(), n_ctx, top_n)?;
+        let room = Room::for_scores(n_ctx, self, &model);
+        let ids = self.ids(Arc::clone(&model), prompt, room, arrival).await?;
+        check::score_length(field, ids.len(), top_n)?;
 
         let first = ids[0];
         let request = engine::ScoreRequest {

@@ -250,10 +250,11 @@ impl Engine {
             if let Some(reason) = self.lost.take().or_else(|| self.residency.lost().map(str::to_owned)) {
                 return Some(reason);
             }
+            // In this order: a drain that waits for a reader who went away ends with it, not with its grace period.
+            self.end_the_ended();
             if self.drained() {
                 return None;
             }
-            self.end_the_ended();
             self.admit();
             if self.step() || self.preload_step() {
                 self.publish(false);
