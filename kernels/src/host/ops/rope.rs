@@ -62,6 +62,30 @@ impl RopeAngles {
         }
     }
 
+    /// Which elements form a pair.
+    #[must_use]
+    pub fn order(&self) -> RopeOrder {
+        self.order
+    }
+
+    /// Elements of a head that are rotated.
+    #[must_use]
+    pub fn n_rot(&self) -> usize {
+        self.n_rot
+    }
+
+    /// `[rows][n_rot]`: what an element itself is multiplied by.
+    #[must_use]
+    pub fn cos(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// `[rows][n_rot]`: what its partner is multiplied by, the sign folded in.
+    #[must_use]
+    pub fn sin(&self) -> &[f32] {
+        &self.sin
+    }
+
     /// The number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {

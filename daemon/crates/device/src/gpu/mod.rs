@@ -8,7 +8,7 @@
 //!    context.rs          Context: the card that is open, shared by all that lives on it
 //!    memory.rs  exec.rs  Buffer, PinnedBuffer, Registration / Stream, Event, Module, Kernel, Graph
 //!       |
-//!    (the device itself) one code for both vendors
+//!    device/             GpuDevice: arena, uploads, launches, graphs; one code for both vendors
 //! ```
 //!
 //! *Invariant:* the daemon starts with no runtime installed; [`probe()`] says what was looked for.
@@ -17,6 +17,7 @@
 
 pub mod context;
 mod cuda;
+pub mod device;
 pub mod driver;
 mod error;
 pub mod exec;
@@ -26,6 +27,7 @@ mod library;
 pub mod memory;
 mod probe;
 
+pub use device::{GpuConfig, GpuDevice};
 pub use context::{Context, Usage};
 pub use driver::{
     Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,

@@ -1,0 +1,122 @@
+//! The block of the arena that the device keeps for itself, and how it is divided.
+//!
+//! ```text
+//! flags | results | candidates | counters | page table | bounce | slot 0 .. slot SLOTS-1
+//! ```
+//!
+//! *Invariant:* `flags` and the slots belong to uploads, everything else to the compute stream.
+
+/// Slots that raw pieces of files pass through on their way into slabs.
+pub(super) const SLOTS: usize = 4;
+
+/// Uploads under way that can have a flag of their own.
+pub(super) const FLAGS: u64 = 1024;
+
+/// Bytes of results that are read back: argmax of rows.
+const RESULTS_BYTES: u64 = 4096;
+
+/// Bytes of the candidates of argmax.
+const CANDIDATES_BYTES: u64 = 16 << 10;
+
+/// Bytes of the counters of split attention.
+const COUNTERS_BYTES: u64 = 16 << 10;
+
+const SLOT_MIN: u64 = 16 << 10;
+const SLOT_MAX: u64 = 16 << 20;
+
+/// Budgets below this get a short page table.
+const LARGE_BUDGET: u64 = 256 << 20;
+
+/// Offsets in the arena.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Fixed {
+    pub(super) at: u64,
+    pub(super) bytes: u64,
+    pub(super) flags: u64,
+    pub(super) results: u64,
+    pub(super) candidates: u64,
+    pub(super) candidates_bytes: u64,
+    pub(super) counters: u64,
+    pub(super) counters_len: u64,
+    pub(super) table: u64,
+    /// Entries of the page table.
+    pub(super) table_len: u64,
+    pub(super) bounce: u64,
+    pub(super) slots: u64,
+    /// Bytes of a slot, and of the bounce buffer.
+    pub(super) slot_bytes: u64,
+}
+
+fn table_bytes(budget: u64) -> u64 {
+    if budget >= LARGE_BUDGET {
+        256 << 10
+    } else {
+        16 << 10
+    }
+}
+
+fn slot_bytes(budget: u64) -> u64 {
+    (budget / 128).next_power_of_two().clamp(SLOT_MIN, SLOT_MAX)
+}
+
+fn small_bytes() -> u64 {
+    FLAGS * 4 + RESULTS_BYTES + CANDIDATES_BYTES + COUNTERS_BYTES
+}
+
+/// Bytes for a budget.
+pub(super) fn bytes(budget: u64) -> u64 {
+    small_bytes() + table_bytes(budget) + (SLOTS as u64 + 1) * slot_bytes(budget)
+}
+
+impl Fixed {
+    /// Divides the block; `bytes` came from [`bytes`], rounded up.
+    pub(super) fn new(at: u64, bytes: u64) -> Self {
+        let table_bytes = if bytes >= self::bytes(LARGE_BUDGET) {
+            table_bytes(LARGE_BUDGET)
+        } else {
+            table_bytes(0)
+        };
+        let slot_bytes = (bytes - small_bytes() - table_bytes) / (SLOTS as u64 + 1);
+        let slot_bytes = slot_bytes - slot_bytes % crate::ALIGNMENT;
+        let mut cursor = at;
+        let mut take = |bytes: u64| {
+            let at = cursor;
+            cursor += bytes;
+            at
+        };
+        Self {
+            at,
+            bytes,
+            flags: take(FLAGS * 4),
+            results: take(RESULTS_BYTES),
+            candidates: take(CANDIDATES_BYTES),
+            candidates_bytes: CANDIDATES_BYTES,
+            counters: take(COUNTERS_BYTES),
+            counters_len: COUNTERS_BYTES / 4,
+            table: take(table_bytes),
+            table_len: table_bytes / 8,
+            bounce: take(slot_bytes),
+            slots: take(slot_bytes * SLOTS as u64),
+            slot_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_budget_has_a_division_that_fits() {
+        for shift in 16..40 {
+            for budget in [1u64 << shift, (1 << shift) + 12_345] {
+                let bytes = bytes(budget).next_multiple_of(crate::ALIGNMENT);
+                let fixed = Fixed::new(1 << 20, bytes);
+                assert!(fixed.slot_bytes >= SLOT_MIN, "{budget}: {fixed:?}");
+                let end = fixed.slots + fixed.slot_bytes * SLOTS as u64;
+                assert!(end <= (1 << 20) + bytes, "{budget}: {fixed:?}");
+                assert!(budget < 8 << 20 || bytes <= budget / 16, "{budget}: {bytes}");
+            }
+        }
+    }
+}

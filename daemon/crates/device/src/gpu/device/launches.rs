@@ -1,0 +1,587 @@
+//! Operations become launches: the builders of the kernels crate are given addresses, and which kernels do a product is
+//! decided by the number of its rows.
+//!
+//! | rows | product |
+//! |---|---|
+//! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
+//! | up to [`SMALL_BATCH`] | the input as 8 bits, then mat-mat |
+//! | more | tiles of the weights as f16, then the vendor's library; mat-mat where there is none |
+
+use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
+use rocmforge_kernels::gpu::ops::attention::{self, Partials};
+use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope};
+use rocmforge_kernels::gpu::ops::matmat::{self, Inputs};
+use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
+use rocmforge_kernels::gpu::ops::weights::{self, Weights};
+use rocmforge_kernels::gpu::ops::rows;
+use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
+use rocmforge_kernels::host::WeightType;
+
+use crate::error::Error;
+use crate::ops::{Batch, Buf, HeadShape, Op, PlacedBuf, Product, Rows, TensorIndex};
+use crate::{Bound, Scratch, weight_type};
+
+use super::fixed::Fixed;
+use super::fuse::{Fused, Input, fuse};
+use super::launch_error;
+use super::pass_data::PassShape;
+use super::workspace::{SMALL_BATCH, Workspace};
+
+/// One product of a tile by the vendor's library, row-major:
+/// `out[t][r] (+)= sum_k weights[r][k] * x[t][k]`, f16 in, f32 out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Gemm {
+    /// f16 `[rows][cols]`.
+    pub(super) weights: u64,
+    /// f16 `[tokens][cols]`.
+    pub(super) x: u64,
+    /// f32 `[tokens][stride]`, from the tile's first column.
+    pub(super) out: u64,
+    pub(super) rows: u64,
+    pub(super) cols: u64,
+    pub(super) tokens: u64,
+    pub(super) stride: u64,
+    /// Added to what is there.
+    pub(super) add: bool,
+}
+
+/// Something to queue.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Work {
+    Launch(Launch),
+    Gemm(Gemm),
+}
+
+/// What a pass's operations are turned into launches with.
+pub(super) struct Lowering<'a> {
+    pub(super) target: &'a GpuTarget,
+    /// Address of the arena.
+    pub(super) arena: u64,
+    /// Addresses of the fixed block's parts.
+    pub(super) fixed: &'a Fixed,
+    pub(super) workspace: Workspace,
+    pub(super) scratch: Scratch<'a>,
+    /// Address of the scratch block.
+    pub(super) scratch_base: u64,
+    pub(super) batch: &'a Batch<'a>,
+    pub(super) shape: PassShape,
+    /// Whether the vendor's products are there.
+    pub(super) vendor: bool,
+    /// What there is to queue, in order.
+    pub(super) work: Vec<Work>,
+}
+
+type Lowered<T = ()> = Result<T, Error>;
+
+impl Lowering<'_> {
+    /// Appends the launches of a segment's operations.
+    pub(super) fn lower(&mut self, ops: &[Op], bound: Bound<'_>) -> Lowered {
+        let types = |p: &Product| weight_type(bound.layout.tensors[p.weight].desc.ty);
+        let vector_rows = |p: &Product| self.count(p.out) == 1;
+        let fused = fuse(ops, |gate, up| match (types(gate), types(up)) {
+            (Some(a), Some(b)) => {
+                vector_rows(gate)
+                    && matvec::fuses_swiglu(a, b)
+                    && gate.bias.is_none()
+                    && up.bias.is_none()
+                    && bound.layout.tensors[gate.weight].desc.rows
+                        == bound.layout.tensors[up.weight].desc.rows
+                    && self.vector_fits(bound.layout.tensors[gate.weight].desc.cols)
+            }
+            _ => false,
+        });
+        for step in &fused {
+            self.step(step, bound)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Fused<'_>, bound: Bound<'_>) -> Lowered {
+        match step {
+            Fused::Products {
+                input,
+                products,
+                add,
+            } => self.products(*input, products, *add, bound),
+            Fused::SwiGlu { input, gate, up } => {
+                let input = self.vector_input(*input, true, bound)?;
+                let pair = [self.matrix(gate, bound, None)?, self.matrix(up, bound, None)?];
+                let launches = matvec::matvec(self.target, input, &pair, Epilogue::SwiGlu);
+                self.push_all(launches)
+            }
+            Fused::Attention {
+                q,
+                k,
+                v,
+                out,
+                heads,
+                q_norm,
+                k_norm,
+                layer,
+                scale,
+            } => {
+                let qkv = self.qkv(*q, *k, *v, heads);
+                let place = self.kv(*layer);
+                let rope = self.rope(*q_norm, *k_norm, bound);
+                let out = self.at(*out);
+                if self.shape.decode {
+                    return self.decode(qkv, out, &place, Some(&rope), *scale, heads);
+                }
+                let rotated = self.scratch_base + self.workspace.input;
+                self.push(kv::rope_kv(self.target, qkv, rotated, &place, &rope))?;
+                self.prefill(rotated, out, &place, *scale, heads)
+            }
+            Fused::Norm {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let source = Source::Norm {
+                    weight: self.vector(*weight, bound),
+                    eps: *eps,
+                };
+                self.rows_to(*x, source, Sink::F32(self.at(*out)))
+            }
+            Fused::Single(op) => self.single(op, bound),
+        }
+    }
+
+    fn single(&mut self, op: &Op, bound: Bound<'_>) -> Lowered {
+        match op {
+            Op::RmsNorm {
+                x,
+                weight,
+                eps,
+                out,
+            } => {
+                let source = Source::Norm {
+                    weight: self.vector(*weight, bound),
+                    eps: *eps,
+                };
+                self.rows_to(*x, source, Sink::F32(self.at(*out)))
+            }
+            Op::AddRmsNorm {
+                x,
+                y,
+                weight,
+                eps,
+                out,
+            } => {
+                let source = Source::AddNorm {
+                    other: self.at(*y),
+                    weight: self.vector(*weight, bound),
+                    eps: *eps,
+                };
+                self.rows_to(*x, source, Sink::F32(self.at(*out)))
+            }
+            Op::Add { x, y } => {
+                let source = Source::Add { other: self.at(*y) };
+                self.rows_to(*x, source, Sink::Stored)
+            }
+            Op::SiluMul { gate, up } => {
+                let source = Source::Silu {
+                    other: self.at(*up),
+                };
+                self.rows_to(*gate, source, Sink::F32(self.at(*gate)))
+            }
+            Op::MatMul { x, products } => self.products(Input::Plain(*x), products, None, bound),
+            Op::GatherOutputs { x, out } => {
+                let (x, out, width) = (self.at(*x), self.at(*out), self.width(*out));
+                let wanted = self.scratch_base + self.workspace.outputs;
+                self.push(rows::gather(
+                    x,
+                    wanted,
+                    self.batch.outputs.len() as u32,
+                    width,
+                    out,
+                ))
+            }
+            Op::RopeKv {
+                q,
+                k,
+                v,
+                heads,
+                q_norm,
+                k_norm,
+                layer,
+            } => {
+                let qkv = self.qkv(*q, *k, *v, heads);
+                let place = self.kv(*layer);
+                let rope = self.rope(*q_norm, *k_norm, bound);
+                let rotated = self.scratch_base + self.workspace.input;
+                self.push(kv::rope_kv(self.target, qkv, rotated, &place, &rope))?;
+                // The operation changes its queries in place, the kernel does not.
+                let width = u64::from(heads.n_head) * u64::from(heads.head_dim);
+                let tokens = self.batch.n_tokens as u64;
+                self.push(activations::activations(
+                    rotated,
+                    tokens,
+                    width,
+                    Source::Plain,
+                    Sink::F32(qkv.q),
+                ))
+            }
+            Op::Attention {
+                q,
+                out,
+                heads,
+                layer,
+                scale,
+            } => {
+                let (at, out) = (self.at(*q), self.at(*out));
+                let place = self.kv(*layer);
+                if self.shape.decode {
+                    let qkv = Qkv {
+                        q: at,
+                        k: 0,
+                        v: 0,
+                        n_head: heads.n_head,
+                        rows: self.batch.n_tokens as u32,
+                    };
+                    return self.decode(qkv, out, &place, None, *scale, heads);
+                }
+                self.prefill(at, out, &place, *scale, heads)
+            }
+        }
+    }
+
+    fn decode(
+        &mut self,
+        qkv: Qkv,
+        out: u64,
+        place: &Kv<'_>,
+        append: Option<&Rope>,
+        scale: f32,
+        heads: &HeadShape,
+    ) -> Lowered {
+        let rows = u64::from(qkv.rows);
+        let wanted = attention::n_split(
+            self.target,
+            qkv.rows,
+            heads.n_head_kv,
+            self.shape.positions_max,
+        );
+        let one = attention::partials_bytes(
+            rows,
+            u64::from(heads.n_head),
+            1,
+            u64::from(heads.head_dim_v),
+        );
+        let n_split = u64::from(wanted).min(self.workspace.partials_bytes / one.max(1));
+        let counters = rows * u64::from(heads.n_head_kv);
+        if counters > self.fixed.counters_len {
+            return Err(Error::Driver {
+                operation: "attention",
+                message: format!("{rows} sequences in one pass are more than there are counters for"),
+            });
+        }
+        let partials = Partials {
+            partials: self.scratch_base + self.workspace.partials,
+            counters: self.fixed.counters,
+        };
+        self.push(attention::decode(
+            qkv,
+            out,
+            place,
+            append,
+            scale,
+            n_split.max(1) as u32,
+            partials,
+        ))
+    }
+
+    fn prefill(
+        &mut self,
+        q: u64,
+        out: u64,
+        place: &Kv<'_>,
+        scale: f32,
+        heads: &HeadShape,
+    ) -> Lowered {
+        let tiles = self.scratch_base + self.workspace.tiles;
+        self.push(attention::prefill(
+            q,
+            heads.n_head,
+            out,
+            place,
+            scale,
+            tiles,
+            self.shape.n_tiles,
+        ))
+    }
+
+    /// Products of one input.
+    fn products(
+        &mut self,
+        input: Input,
+        products: &[Product],
+        add: Option<Buf>,
+        bound: Bound<'_>,
+    ) -> Lowered {
+        let x = input.reads();
+        let (tokens, cols) = (self.count(x), self.width(x));
+        let matrices = products
+            .iter()
+            .map(|p| self.matrix(p, bound, add))
+            .collect::<Lowered<Vec<Matrix>>>()?;
+        if tokens == 0 {
+            return Ok(());
+        }
+        if tokens == 1 && self.vector_fits(cols) {
+            let fuses = matrices.iter().all(|m| matvec::fuses_norm(m.ty));
+            let input = self.vector_input(input, fuses, bound)?;
+            let epilogue = if add.is_some() {
+                Epilogue::Add
+            } else {
+                Epilogue::Store
+            };
+            for some in matrices.chunks(matvec::MATRICES_MAX) {
+                let launches = matvec::matvec(self.target, input, some, epilogue);
+                self.push_all(launches)?;
+            }
+            return Ok(());
+        }
+        if tokens > SMALL_BATCH && self.vendor && self.workspace.tile_bytes > 0 {
+            return self.tiled(input, &matrices, add.is_some(), bound);
+        }
+        let quantized = matrices.iter().any(|m| m.ty.is_quantized());
+        let floats = matrices.iter().any(|m| !m.ty.is_quantized());
+        let bytes = self.scratch_base + self.workspace.input;
+        let scales =
+            (bytes + activations::q8_bytes(tokens, cols)).next_multiple_of(crate::ALIGNMENT);
+        let mut plain = self.at(x);
+        let mut input = input;
+        if floats {
+            // Float kernels read f32: what is computed on the way in is stored where it was meant to be.
+            plain = self.stored(input, bound)?;
+            input = Input::Plain(input.target());
+        }
+        if quantized {
+            self.prepare(input, Sink::Q8(bytes, scales), bound)?;
+        }
+        let inputs = Inputs {
+            x: plain,
+            q8: (bytes, scales),
+            cols,
+            n_tokens: tokens,
+        };
+        for matrix in &matrices {
+            self.push(matmat::matmat(self.target, inputs, matrix, add.is_some()))?;
+        }
+        Ok(())
+    }
+
+    /// Products by the vendor's library, on tiles of the weights as f16.
+    fn tiled(
+        &mut self,
+        input: Input,
+        matrices: &[Matrix],
+        add: bool,
+        bound: Bound<'_>,
+    ) -> Lowered {
+        let x = input.reads();
+        let (tokens, cols) = (self.count(x), self.width(x));
+        let half = self.scratch_base + self.workspace.input;
+        self.prepare(input, Sink::F16(half), bound)?;
+        let tile = self.scratch_base + self.workspace.tile;
+        let step = (self.workspace.tile_bytes / (cols * 2)).max(1);
+        // Whole blocks of the library's kernels.
+        let step = if step > 256 { step - step % 256 } else { step };
+        for m in matrices {
+            let mut row = 0;
+            while row < m.rows {
+                let n = step.min(m.rows - row);
+                let from = Weights {
+                    ty: m.ty,
+                    at: m.weights,
+                    rows: m.rows,
+                    cols,
+                };
+                self.push(weights::dequantize_f16(from, row, n, tile))?;
+                self.work.push(Work::Gemm(Gemm {
+                    weights: tile,
+                    x: half,
+                    out: m.out + row * 4,
+                    rows: n,
+                    cols,
+                    tokens,
+                    stride: m.rows,
+                    add,
+                }));
+                row += n;
+            }
+            if let Some(bias) = m.bias {
+                self.push(rows::add_bias(m.out, bias, m.rows, tokens as u32))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The input of a mat-vec; with `fuses` a norm is left to it.
+    fn vector_input(
+        &mut self,
+        input: Input,
+        fuses: bool,
+        bound: Bound<'_>,
+    ) -> Lowered<matvec::Input> {
+        let cols = self.width(input.reads());
+        let (x, norm) = match input {
+            Input::Norm { x, weight, eps, .. } if fuses => {
+                (self.at(x), Some((self.vector(weight, bound), eps)))
+            }
+            other => (self.stored(other, bound)?, None),
+        };
+        Ok(matvec::Input { x, cols, norm })
+    }
+
+    /// Computes an input to the buffer that it was meant for, as f32, and says where that is.
+    fn stored(&mut self, input: Input, bound: Bound<'_>) -> Lowered<u64> {
+        let to = self.at(input.target());
+        if !matches!(input, Input::Plain(_)) {
+            self.prepare(input, Sink::F32(to), bound)?;
+        }
+        Ok(to)
+    }
+
+    fn prepare(&mut self, input: Input, sink: Sink, bound: Bound<'_>) -> Lowered {
+        let source = match input {
+            Input::Plain(_) => Source::Plain,
+            Input::Norm { weight, eps, .. } => Source::Norm {
+                weight: self.vector(weight, bound),
+                eps,
+            },
+            Input::AddNorm { y, weight, eps, .. } => Source::AddNorm {
+                other: self.at(y),
+                weight: self.vector(weight, bound),
+                eps,
+            },
+            Input::Silu { up, .. } => Source::Silu {
+                other: self.at(up),
+            },
+        };
+        self.rows_to(input.reads(), source, sink)
+    }
+
+    fn rows_to(&mut self, x: Buf, source: Source, sink: Sink) -> Lowered {
+        let (at, rows, cols) = (self.at(x), self.count(x), self.width(x));
+        self.push(activations::activations(at, rows, cols, source, sink))
+    }
+
+    // ---- places ------------------------------------------------------------------------------------------------------
+
+    fn buf(&self, buf: Buf) -> PlacedBuf {
+        self.scratch.layout.bufs[buf.0 as usize]
+    }
+
+    fn at(&self, buf: Buf) -> u64 {
+        self.scratch_base + self.buf(buf).at
+    }
+
+    fn width(&self, buf: Buf) -> u64 {
+        self.buf(buf).width
+    }
+
+    fn count(&self, buf: Buf) -> u64 {
+        match self.buf(buf).rows {
+            Rows::Tokens => self.batch.n_tokens as u64,
+            Rows::Outputs => self.batch.outputs.len() as u64,
+        }
+    }
+
+    /// Whether a mat-vec's input of so many elements fits shared memory.
+    fn vector_fits(&self, cols: u64) -> bool {
+        cols / 32 * 40 + 1024 <= u64::from(self.target.shared_bytes_max)
+    }
+
+    fn vector(&self, tensor: TensorIndex, bound: Bound<'_>) -> u64 {
+        self.arena + bound.slab + bound.layout.tensors[tensor].at
+    }
+
+    fn matrix(&self, p: &Product, bound: Bound<'_>, add: Option<Buf>) -> Lowered<Matrix> {
+        let placed = &bound.layout.tensors[p.weight];
+        let ty: WeightType =
+            weight_type(placed.desc.ty).ok_or_else(|| super::unsupported(&placed.desc))?;
+        Ok(Matrix {
+            ty,
+            weights: self.arena + bound.slab + placed.at,
+            rows: placed.desc.rows,
+            out: self.at(add.unwrap_or(p.out)),
+            bias: p.bias.map(|b| self.vector(b, bound)),
+        })
+    }
+
+    fn kv(&self, layer: u32) -> Kv<'_> {
+        Kv {
+            layout: self.batch.kv,
+            layer: layer as usize,
+            base: self.arena,
+            table: self.fixed.table,
+            table_stride: self.shape.table_stride,
+            positions: self.scratch_base + self.workspace.positions,
+            sequences: (!self.shape.decode).then_some(self.scratch_base + self.workspace.sequences),
+        }
+    }
+
+    fn qkv(&self, q: Buf, k: Buf, v: Buf, heads: &HeadShape) -> Qkv {
+        Qkv {
+            q: self.at(q),
+            k: self.at(k),
+            v: self.at(v),
+            n_head: heads.n_head,
+            rows: self.batch.n_tokens as u32,
+        }
+    }
+
+    fn rope(
+        &self,
+        q_norm: Option<(TensorIndex, f32)>,
+        k_norm: Option<(TensorIndex, f32)>,
+        bound: Bound<'_>,
+    ) -> Rope {
+        let angles = self.batch.rope;
+        let cos = self.scratch_base + self.workspace.rope;
+        let norm = |n: Option<(TensorIndex, f32)>| n.map(|(weight, _)| self.vector(weight, bound));
+        Rope {
+            cos,
+            sin: cos + angles.cos().len() as u64 * 4,
+            n_rot: angles.n_rot() as u32,
+            order: angles.order(),
+            by_position: false,
+            q_norm: norm(q_norm),
+            k_norm: norm(k_norm),
+            eps: q_norm.or(k_norm).map_or(0.0, |(_, eps)| eps),
+        }
+    }
+
+    fn push(&mut self, launch: Result<Launch, KernelError>) -> Lowered {
+        let launch = launch.map_err(|e| launch_error(&e))?;
+        self.work.push(Work::Launch(launch));
+        Ok(())
+    }
+
+    fn push_all(&mut self, launches: Result<Vec<Launch>, KernelError>) -> Lowered {
+        let launches = launches.map_err(|e| launch_error(&e))?;
+        self.work.extend(launches.into_iter().map(Work::Launch));
+        Ok(())
+    }
+}
+
+impl Input {
+    /// The buffer whose rows it is computed of.
+    fn reads(self) -> Buf {
+        match self {
+            Input::Plain(x) | Input::Norm { x, .. } | Input::AddNorm { x, .. } => x,
+            Input::Silu { gate, .. } => gate,
+        }
+    }
+
+    /// The buffer that the product was to read.
+    fn target(self) -> Buf {
+        match self {
+            Input::Plain(x) => x,
+            Input::Norm { to, .. } | Input::AddNorm { to, .. } => to,
+            Input::Silu { gate, .. } => gate,
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What changes from pass to pass (positions, page tables, rotations, wanted rows), on its way to the device.
+//!
+//! The data of a pass is written to pinned memory and copied to fixed places before the pass's operations, so a recorded
+//! graph finds new values at the addresses that it knows.
+//!
+//! *Invariant:* what the device has is what [`PassData`] remembers having sent; [`PassData::forget`] is called whenever
+//! that may be wrong.
+
+use crate::error::Error;
+use crate::gpu::{DevicePtr, Stream};
+use crate::ops::Batch;
+
+use rocmforge_kernels::gpu::ops::attention::prefill_tiles;
+
+use super::fixed::Fixed;
+use super::ring::Ring;
+use super::workspace::Workspace;
+use super::{failed, stream_driver};
+
+/// What the device has now.
+#[derive(Debug, Default)]
+pub(super) struct PassData {
+    /// Set by a new pass: positions and rotations must be sent.
+    stale: bool,
+    scratch_base: u64,
+    positions: Vec<u32>,
+    sequences: Vec<u32>,
+    outputs: Vec<u32>,
+    tiles: Vec<[u32; 2]>,
+    table: Vec<u64>,
+    table_stride: u32,
+    bytes: Vec<u8>,
+}
+
+/// The shape of what was sent, which launches need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PassShape {
+    pub(super) table_stride: u32,
+    pub(super) n_tiles: u32,
+    /// Whether every sequence has one row.
+    pub(super) decode: bool,
+    /// No position is at or beyond this.
+    pub(super) positions_max: u32,
+}
+
+/// Entries of a sequence in the page table: a power of two, so that a growing sequence rarely changes it.
+fn stride_for(pages: usize) -> usize {
+    pages.next_power_of_two().max(8)
+}
+
+impl PassData {
+    /// Everything must be sent again.
+    pub(super) fn forget(&mut self) {
+        self.stale = true;
+        self.table.clear();
+        self.outputs.clear();
+    }
+
+    /// A pass begins.
+    pub(super) fn begin(&mut self) {
+        self.stale = true;
+    }
+
+    /// The shape of a batch, before anything is sent.
+    pub(super) fn shape(batch: &Batch<'_>) -> PassShape {
+        let pages = batch.spans.iter().map(|s| s.kv_pages.len()).max();
+        let last = batch
+            .spans
+            .iter()
+            .map(|s| s.first_position + s.n_rows as u32)
+            .max();
+        let tiles = batch
+            .spans
+            .iter()
+            .map(|s| (s.first_row as u32, s.n_rows as u32));
+        PassShape {
+            table_stride: stride_for(pages.unwrap_or(0)) as u32,
+            n_tiles: prefill_tiles(tiles).len() as u32,
+            decode: batch.spans.iter().all(|s| s.n_rows == 1),
+            positions_max: last.unwrap_or(1).next_power_of_two().max(256),
+        }
+    }
+
+    /// Sends what the device does not have yet. `scratch_base` is the scratch block's address.
+    pub(super) fn send(
+        &mut self,
+        batch: &Batch<'_>,
+        shape: PassShape,
+        workspace: &Workspace,
+        fixed: &Fixed,
+        scratch_base: u64,
+        ring: &Ring,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let mut positions = std::mem::take(&mut self.positions);
+        let mut sequences = std::mem::take(&mut self.sequences);
+        let changed = self.stale
+            || self.scratch_base != scratch_base
+            || !same_rows(batch, &positions, &sequences);
+        if changed {
+            positions.clear();
+            sequences.clear();
+            for (i, span) in (0u32..).zip(batch.spans) {
+                let first = span.first_position;
+                positions.extend(first..first + span.n_rows as u32);
+                sequences.extend(std::iter::repeat_n(i, span.n_rows));
+            }
+        }
+        (self.positions, self.sequences) = (positions, sequences);
+        if changed {
+            self.outputs.clear();
+            self.send_rows(batch, workspace, scratch_base, ring, stream)?;
+            self.scratch_base = scratch_base;
+            self.stale = false;
+        }
+        if !batch.outputs.is_empty() && self.outputs != batch.outputs {
+            self.outputs.clear();
+            let at = scratch_base + workspace.outputs;
+            send(ring, stream, at, batch.outputs, u32::to_le_bytes, &mut self.bytes)?;
+            self.outputs.extend_from_slice(batch.outputs);
+        }
+        self.send_table(batch, shape, fixed, ring, stream)
+    }
+
+    fn send_rows(
+        &mut self,
+        batch: &Batch<'_>,
+        workspace: &Workspace,
+        scratch_base: u64,
+        ring: &Ring,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let rope = batch.rope;
+        let room = (workspace.pass_end - workspace.rope) as usize;
+        if (rope.cos().len() + rope.sin().len()) * 4 > room {
+            return Err(Error::Driver {
+                operation: "rotations",
+                message: format!("{} elements a head are more than there is room for", rope.n_rot()),
+            });
+        }
+        let spans = batch
+            .spans
+            .iter()
+            .map(|s| (s.first_row as u32, s.n_rows as u32));
+        self.tiles = prefill_tiles(spans);
+        // One piece of memory from positions to the rotations' end, as it lies on the device.
+        let start = workspace.positions;
+        let end = workspace.rope + (rope.cos().len() + rope.sin().len()) as u64 * 4;
+        let bytes = &mut self.bytes;
+        bytes.clear();
+        bytes.resize((end - start) as usize, 0);
+        let place = |at: u64| (at - start) as usize;
+        put(&mut bytes[place(workspace.positions)..], &self.positions, u32::to_le_bytes);
+        put(&mut bytes[place(workspace.sequences)..], &self.sequences, u32::to_le_bytes);
+        if batch.outputs.len() * 4 <= (workspace.tiles - workspace.outputs) as usize {
+            put(&mut bytes[place(workspace.outputs)..], batch.outputs, u32::to_le_bytes);
+            self.outputs.extend_from_slice(batch.outputs);
+        }
+        let tiles = self.tiles.as_flattened();
+        put(&mut bytes[place(workspace.tiles)..], tiles, u32::to_le_bytes);
+        let rotations = &mut bytes[place(workspace.rope)..];
+        put(rotations, rope.cos(), f32::to_le_bytes);
+        put(&mut rotations[rope.cos().len() * 4..], rope.sin(), f32::to_le_bytes);
+        send_bytes(ring, stream, scratch_base + start, bytes)
+    }
+
+    fn send_table(
+        &mut self,
+        batch: &Batch<'_>,
+        shape: PassShape,
+        fixed: &Fixed,
+        ring: &Ring,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let stride = shape.table_stride as usize;
+        let mut fresh = vec![0u64; stride * batch.spans.len()];
+        for (row, span) in fresh.chunks_exact_mut(stride.max(1)).zip(batch.spans) {
+            row[..span.kv_pages.len()].copy_from_slice(span.kv_pages);
+        }
+        if self.table == fresh && self.table_stride == shape.table_stride {
+            return Ok(());
+        }
+        if fresh.len() as u64 > fixed.table_len {
+            return Err(Error::Driver {
+                operation: "page table",
+                message: format!(
+                    "{} entries are more than the {} that there is room for; ask for a shorter context",
+                    fresh.len(),
+                    fixed.table_len
+                ),
+            });
+        }
+        self.table.clear();
+        send(ring, stream, fixed.table, &fresh, u64::to_le_bytes, &mut self.bytes)?;
+        self.table = fresh;
+        self.table_stride = shape.table_stride;
+        Ok(())
+    }
+}
+
+fn same_rows(batch: &Batch<'_>, positions: &[u32], sequences: &[u32]) -> bool {
+    let rows: usize = batch.spans.iter().map(|s| s.n_rows).sum();
+    rows == positions.len()
+        && batch.spans.iter().enumerate().all(|(i, s)| {
+            let mine = s.first_row..s.first_row + s.n_rows;
+            positions.get(mine.clone()).is_some_and(|p| p.first() == Some(&s.first_position))
+                && sequences[mine].iter().all(|&q| q as usize == i)
+        })
+}
+
+fn put<T: Copy, const N: usize>(to: &mut [u8], values: &[T], bytes: impl Fn(T) -> [u8; N]) {
+    for (to, &value) in to.chunks_exact_mut(N).zip(values) {
+        to.copy_from_slice(&bytes(value));
+    }
+}
+
+/// Copies values to an address, through pinned memory.
+pub(super) fn send<T: Copy, const N: usize>(
+    ring: &Ring,
+    stream: &Stream,
+    at: u64,
+    values: &[T],
+    to_bytes: impl Fn(T) -> [u8; N],
+    room: &mut Vec<u8>,
+) -> Result<(), Error> {
+    room.clear();
+    room.resize(values.len() * N, 0);
+    put(room, values, to_bytes);
+    send_bytes(ring, stream, at, room)
+}
+
+/// Copies bytes to an address, through pinned memory.
+pub(super) fn send_bytes(ring: &Ring, stream: &Stream, at: u64, bytes: &[u8]) -> Result<(), Error> {
+    for (i, part) in bytes.chunks(ring.piece_bytes()).enumerate() {
+        let piece = ring.take()?;
+        // SAFETY: the piece is ours until it is given back, and as long as a part at least.
+        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.ptr, part.len()) };
+        let to = DevicePtr(at + (i * ring.piece_bytes()) as u64);
+        let driver = stream_driver(stream)?;
+        // SAFETY: the source is left alone until the piece's event has passed; the destination is the pass's own.
+        let queued =
+            unsafe { driver.copy_h2d_async(to, piece.ptr, part.len() as u64, stream.handle()) };
+        let given = ring.give(piece, stream);
+        queued
+            .map_err(|e| failed("sending a pass's data", e))
+            .and(given)?;
+    }
+    Ok(())
+}

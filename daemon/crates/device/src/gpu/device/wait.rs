@@ -1,0 +1,40 @@
+//! Waiting for the device, with a watchdog: work that has not ended in time means that the device hangs.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+use crate::gpu::Event;
+
+use super::failed;
+
+/// How long an event is asked for without a pause: most waits end in it.
+const SPIN: Duration = Duration::from_millis(20);
+
+/// Waits until the event has passed.
+///
+/// # Errors
+/// [`Error::Lost`] if it takes longer than `patience`, or the work before it failed for good.
+pub(super) fn until_passed(event: &Event, patience: Duration) -> Result<(), Error> {
+    let begin = Instant::now();
+    loop {
+        for _ in 0..16 {
+            if event
+                .is_passed()
+                .map_err(|e| failed("waiting for the device", e))?
+            {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        let waited = begin.elapsed();
+        if waited > patience {
+            return Err(Error::Lost(format!(
+                "a kernel or copy has not ended after {} s; the device hangs",
+                waited.as_secs()
+            )));
+        }
+        if waited > SPIN {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}

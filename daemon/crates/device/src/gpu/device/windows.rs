@@ -1,0 +1,280 @@
+//! Windows of file mappings that the driver has registered, so that a copy engine reads the page cache itself.
+//!
+//! A file is cut into windows of [`WINDOW_BYTES`]. A staging thread that is about to copy from one registers it if need
+//! be; it stays registered until others need the room, the one that was used longest ago first.
+//!
+//! ```text
+//!   absent --(a thread takes it up)--> being registered --> registered --(evicted, forgotten)--> absent
+//!                                            |
+//!                                            +--(refused)--> the file is read through pinned buffers from then on
+//! ```
+//!
+//! *Invariant:* registered bytes <= the bound. A window with users is never unregistered; a user is an upload whose
+//! copies the device may not have ended yet.
+//! *Threads:* staging threads and the engine thread; the lock is not held while the driver works.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use rocmforge_gguf::{MappedFile, MappedRange};
+
+use crate::error::Error;
+use crate::gpu::{Context, Registration};
+
+use super::failed;
+
+/// Bytes of a window: large enough that a registration's fixed cost is nothing beside the copy's time.
+pub(super) const WINDOW_BYTES: u64 = 32 << 20;
+
+/// A file's number among those that were seen: its address, which is its own as long as a window keeps it.
+fn key_of(file: &Arc<MappedFile>) -> usize {
+    Arc::as_ptr(file) as usize
+}
+
+/// A window: file and number in it.
+pub(super) type WindowKey = (usize, u64);
+
+enum State {
+    Registering,
+    Ready {
+        registration: Registration,
+        pages: MappedRange,
+        bytes: u64,
+        users: u32,
+        used_at: u64,
+    },
+}
+
+#[derive(Default)]
+struct Inner {
+    windows: HashMap<WindowKey, State>,
+    /// Files whose registration was refused; kept alive so that their numbers stay theirs.
+    refused: HashMap<usize, Arc<MappedFile>>,
+    forgotten: HashSet<usize>,
+    bytes: u64,
+    clock: u64,
+}
+
+/// The registered windows of all files.
+pub(super) struct Windows {
+    context: Context,
+    bytes_max: u64,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+impl std::fmt::Debug for Windows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Windows")
+            .field("bytes_max", &self.bytes_max)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Windows {
+    pub(super) fn new(context: &Context, bytes_max: u64) -> Self {
+        Self {
+            context: context.clone(),
+            bytes_max,
+            inner: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The address of `offset` in a registered window of the file and the bytes from there to the window's end; its key
+    /// goes to `used`, once, and the window has a user more. `None` where the file must be read otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub(super) fn address(
+        &self,
+        file: &Arc<MappedFile>,
+        offset: u64,
+        used: &mut Vec<WindowKey>,
+    ) -> Result<Option<(*const u8, u64)>, Error> {
+        let key = (key_of(file), offset / WINDOW_BYTES);
+        let start = key.1 * WINDOW_BYTES;
+        let end = (start + WINDOW_BYTES).min(file.len());
+        let mut inner = self.lock();
+        loop {
+            if self.bytes_max == 0 || inner.refused.contains_key(&key.0) {
+                return Ok(None);
+            }
+            let clock = inner.clock + 1;
+            match inner.windows.get_mut(&key) {
+                Some(State::Ready {
+                    registration,
+                    users,
+                    used_at,
+                    ..
+                }) => {
+                    *used_at = clock;
+                    if !used.contains(&key) {
+                        used.push(key);
+                        *users += 1;
+                    }
+                    let at = registration.as_ptr().wrapping_add((offset - start) as usize);
+                    inner.clock = clock;
+                    return Ok(Some((at, end - offset)));
+                }
+                Some(State::Registering) => {
+                    inner = self
+                        .changed
+                        .wait(inner)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+                None => {
+                    let Some(victims) = inner.make_room(self.bytes_max, end - start) else {
+                        return Ok(None);
+                    };
+                    inner.windows.insert(key, State::Registering);
+                    inner.bytes += end - start;
+                    drop(inner);
+                    drop(victims);
+                    let made = self.register(file, start, end);
+                    inner = self.lock();
+                    match made {
+                        Ok(Some((registration, pages))) => {
+                            let ready = State::Ready {
+                                registration,
+                                pages,
+                                bytes: end - start,
+                                users: 0,
+                                used_at: clock,
+                            };
+                            inner.windows.insert(key, ready);
+                            self.changed.notify_all();
+                        }
+                        other => {
+                            inner.windows.remove(&key);
+                            inner.bytes -= end - start;
+                            inner.refused.insert(key.0, Arc::clone(file));
+                            self.changed.notify_all();
+                            return other.map(|_| None);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn register(
+        &self,
+        file: &Arc<MappedFile>,
+        start: u64,
+        end: u64,
+    ) -> Result<Option<(Registration, MappedRange)>, Error> {
+        let pages = match file.mapped_range(start..end) {
+            Ok(Some(pages)) => pages,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                tracing::debug!(%error, "a range of a file cannot be registered");
+                return Ok(None);
+            }
+        };
+        // What is not in the page cache is read ahead while the pages before it are pinned.
+        file.will_need(start..end);
+        let (ptr, len) = (pages.as_ptr(), pages.len());
+        let kept = Arc::new(pages.clone());
+        // SAFETY: whole pages of a mapping that `kept` keeps; windows do not share pages, and one is registered once at
+        // a time (its state says so). It is dropped only without users, that is when its copies have ended.
+        match unsafe { Registration::new(&self.context, ptr, len, kept) } {
+            Ok(registration) => Ok(Some((registration, pages))),
+            Err(error) if error.is_lost() => Err(failed("registering a file", error)),
+            Err(error) => {
+                tracing::info!(
+                    file = %file.path().display(),
+                    %error,
+                    "the driver does not register this file; it goes through pinned buffers"
+                );
+                Ok(None)
+            }
+        }
+    }
+
+    /// The uses of an upload have ended.
+    pub(super) fn release(&self, used: &[WindowKey]) {
+        let mut inner = self.lock();
+        let mut gone = Vec::new();
+        for key in used {
+            if let Some(State::Ready { users, .. }) = inner.windows.get_mut(key) {
+                *users -= 1;
+                if *users == 0 && inner.forgotten.contains(&key.0) {
+                    gone.extend(inner.take(*key));
+                }
+            }
+        }
+        drop(inner);
+        drop(gone);
+    }
+
+    /// Unregisters a file that will not be read any more.
+    pub(super) fn forget(&self, file: &Arc<MappedFile>) {
+        let number = key_of(file);
+        let mut inner = self.lock();
+        inner.refused.remove(&number);
+        let idle: Vec<WindowKey> = inner
+            .windows
+            .iter()
+            .filter(|(key, state)| {
+                key.0 == number && matches!(state, State::Ready { users: 0, .. })
+            })
+            .map(|(key, _)| *key)
+            .collect();
+        let gone: Vec<_> = idle.into_iter().filter_map(|key| inner.take(key)).collect();
+        if inner.windows.keys().any(|key| key.0 == number) {
+            inner.forgotten.insert(number);
+        } else {
+            inner.forgotten.remove(&number);
+        }
+        drop(inner);
+        drop(gone);
+    }
+}
+
+impl Inner {
+    fn take(&mut self, key: WindowKey) -> Option<(Registration, MappedRange)> {
+        match self.windows.remove(&key) {
+            Some(State::Ready {
+                registration,
+                pages,
+                bytes,
+                ..
+            }) => {
+                self.bytes -= bytes;
+                if !self.windows.keys().any(|k| k.0 == key.0) {
+                    self.forgotten.remove(&key.0);
+                }
+                Some((registration, pages))
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes out idle windows, least recently used first, until `bytes` more fit; `None` if they cannot.
+    fn make_room(&mut self, max: u64, bytes: u64) -> Option<Vec<(Registration, MappedRange)>> {
+        let mut gone = Vec::new();
+        while self.bytes + bytes > max {
+            let oldest = self
+                .windows
+                .iter()
+                .filter_map(|(key, state)| match state {
+                    State::Ready {
+                        users: 0, used_at, ..
+                    } => Some((*used_at, *key)),
+                    _ => None,
+                })
+                .min();
+            let Some((_, key)) = oldest else {
+                // What was taken out goes back to the driver all the same.
+                return None;
+            };
+            gone.extend(self.take(key));
+        }
+        Some(gone)
+    }
+}

@@ -1,0 +1,117 @@
+//! The workspace behind a pass's buffers: where what only this device needs lies, and how large it is.
+//!
+//! ```text
+//! pass data | input of products (8 bits, f16, or rotated queries) | partials of attention | [tile of weights | vendor's]
+//! ```
+//!
+//! Everything is a function of the [`ScratchLayout`], so its size is known before and its places need not be kept.
+
+use crate::ALIGNMENT;
+use crate::ops::{Rows, ScratchLayout};
+
+/// Most rows that the kernels for small batches are given; more go through f16 tiles.
+pub(super) const SMALL_BATCH: u64 = 64;
+
+/// Most bytes of a tile of weights as f16.
+const TILE_MAX: u64 = 128 << 20;
+
+/// Bytes that the vendor's product library gets.
+const VENDOR_BYTES: u64 = 32 << 20;
+
+/// Most elements of a head that are rotated.
+const ROT_MAX: u64 = 256;
+
+/// Offsets from the scratch block's start, and sizes in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Workspace {
+    /// u32 `[tokens]`.
+    pub(super) positions: u64,
+    /// u32 `[tokens]`.
+    pub(super) sequences: u64,
+    /// u32 `[outputs]`.
+    pub(super) outputs: u64,
+    /// u32 `[tokens][2]`.
+    pub(super) tiles: u64,
+    /// f32 `[tokens][n_rot]`, cos and behind it sin; room for 2 * tokens * ROT_MAX.
+    pub(super) rope: u64,
+    /// One past the pass data.
+    pub(super) pass_end: u64,
+    /// Products' input: f16 `[rows][width]`, or 8 bits and behind them scales, or f32 rows of queries.
+    pub(super) input: u64,
+    pub(super) input_bytes: u64,
+    pub(super) partials: u64,
+    pub(super) partials_bytes: u64,
+    /// f16 `[tile rows][cols]`.
+    pub(super) tile: u64,
+    pub(super) tile_bytes: u64,
+    pub(super) vendor: u64,
+    pub(super) vendor_bytes: u64,
+    /// One past everything.
+    pub(super) end: u64,
+}
+
+impl Workspace {
+    /// The places for a layout. `units` is the card's number of compute units.
+    pub(super) fn new(layout: &ScratchLayout, units: u32) -> Self {
+        let rows = layout.tokens.max(layout.outputs);
+        let widest = layout
+            .bufs
+            .iter()
+            .filter(|b| b.rows == Rows::Tokens)
+            .map(|b| b.width)
+            .max()
+            .unwrap_or(0);
+        let mut cursor = layout.bytes;
+        let mut take = |bytes: u64| {
+            let at = cursor;
+            cursor = (cursor + bytes).next_multiple_of(ALIGNMENT);
+            at
+        };
+        let positions = take(layout.tokens * 4);
+        let sequences = take(layout.tokens * 4);
+        let outputs = take(layout.outputs * 4);
+        let tiles = take(layout.tokens * 8);
+        let rope = take(2 * layout.tokens * ROT_MAX.min(widest) * 4);
+        let pass_end = take(0);
+        let input_bytes = rows * widest * 4 + 2 * ALIGNMENT;
+        let input = take(input_bytes);
+        // Split attention is for few rows: every block of a grid that fills the card twice has its part.
+        let partials_bytes = if layout.tokens <= SMALL_BATCH {
+            (widest * 5 * (layout.tokens + u64::from(2 * units))).min(4 << 20)
+        } else {
+            0
+        };
+        let partials = take(partials_bytes);
+        let large = layout.tokens > SMALL_BATCH;
+        let tile_bytes = if large {
+            // A quarter of what the buffers take, but room for some rows of the widest matrix.
+            (layout.bytes * 2).clamp(widest * 2 * 128, TILE_MAX.max(widest * 2 * 128))
+        } else {
+            0
+        };
+        let tile = take(tile_bytes);
+        let vendor_bytes = if large {
+            VENDOR_BYTES.min(layout.bytes)
+        } else {
+            0
+        };
+        let vendor = take(vendor_bytes);
+        Self {
+            positions,
+            sequences,
+            outputs,
+            tiles,
+            rope,
+            pass_end,
+            input,
+            input_bytes,
+            partials,
+            partials_bytes,
+            tile,
+            tile_bytes,
+            vendor,
+            vendor_bytes,
+            end: cursor,
+        }
+    }
+}
