@@ -40,35 +40,49 @@ FORCE u32 quantize4(const F32x4& v, float& d, float& sum) {
     return bytes;
 }
 
-// Quantizes x [cols], normed where `norm` is given, by all threads of a block. Ends without block_sync.
-FORCE void quantize_to_shared(const float* x, const float* norm, float eps, u32 cols, u32 threads, XShared& to, float* room) {
-    float factor = 1.0f;
-    if (norm) {
-        float squares = 0.0f;
-        for (u32 i = thread_x() * 4; i < cols; i += threads * 4) {
-            F32x4 v = *(const F32x4*)(x + i);
-            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+// Quantizes x [cols], normed where `norm` is given, by the THREADS_ threads of a block: VECTORS times 4 values a thread are loaded at
+// once, so that a row of up to 4 VECTORS THREADS_ values costs one round trip to memory. `begin` loads the norm's weights, which
+// do not depend on the launch before. Ends without block_sync.
+template <u32 THREADS_, u32 VECTORS>
+struct Quantizer {
+    F32x4 v[VECTORS];
+
+    static FORCE F32x4 zero() { return F32x4{0.0f, 0.0f, 0.0f, 0.0f}; }
+
+    FORCE void load(const float* x, u32 cols, u32 base) {
+#pragma unroll
+        for (u32 j = 0; j < VECTORS; ++j) {
+            u32 i = base + (j * THREADS_ + thread_x()) * 4;
+            v[j] = i < cols ? *(const F32x4*)(x + i) : zero();
         }
-        factor = 1.0f / sqrt_of(block_sum(squares, threads, room) / (float)cols + eps);
+    }
+    FORCE float squares() const {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < VECTORS; ++j) sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+        return sum;
+    }
+    FORCE void scale(const Quantizer& weights, float factor) {
+#pragma unroll
+        for (u32 j = 0; j < VECTORS; ++j) {
+            const F32x4& w = weights.v[j];
+            v[j] = F32x4{v[j].x * factor * w.x, v[j].y * factor * w.y, v[j].z * factor * w.z, v[j].w * factor * w.w};
+        }
     }
     // All lanes of a wave stay together for the shuffles; those past the end work on zeros.
-    for (u32 base = 0; base < cols; base += threads * 4) {
-        u32 i = base + thread_x() * 4;
-        F32x4 v = F32x4{0.0f, 0.0f, 0.0f, 0.0f};
-        if (i < cols) {
-            v = *(const F32x4*)(x + i);
-            if (norm) {
-                F32x4 w = *(const F32x4*)(norm + i);
-                v = F32x4{v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w};
+    FORCE void store(XShared& to, u32 cols, u32 base) const {
+#pragma unroll
+        for (u32 j = 0; j < VECTORS; ++j) {
+            u32 i = base + (j * THREADS_ + thread_x()) * 4;
+            if (base + j * THREADS_ * 4 >= cols) break;
+            float d, sum;
+            u32 bytes = quantize4(v[j], d, sum);
+            if (i < cols) {
+                u32 c = i / 32, w = i / 4 % 8;
+                u32* half = (u32*)(w < 4 ? to.low : to.high);
+                half[c * 4 + w % 4] = bytes;
+                if (w == 0) to.scale[c] = F32x2{d, sum};
             }
         }
-        float d, sum;
-        u32 bytes = quantize4(v, d, sum);
-        if (i < cols) {
-            u32 c = i / 32, w = i / 4 % 8;
-            u32* half = (u32*)(w < 4 ? to.low : to.high);
-            half[c * 4 + w % 4] = bytes;
-            if (w == 0) to.scale[c] = F32x2{d, sum};
-        }
     }
-}
+};

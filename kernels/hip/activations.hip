@@ -40,6 +40,7 @@ FORCE float read(const ActivationsArgs& a, u64 row, u32 i) {
 template <In IN, Out OUT>
 FORCE void activations(const ActivationsArgs& a) {
     __shared__ float room[1024 / WAVE + 1];
+    let_next_start();
     wait_for_inputs();
     u64 row = (u64)block_x() * a.cols;
     float factor = 1.0f;
@@ -94,7 +95,6 @@ FORCE void activations(const ActivationsArgs& a) {
             }
         }
     }
-    let_next_start();
 }
 
 #define OUTS(name, in)                                                                                     \

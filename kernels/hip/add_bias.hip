@@ -14,8 +14,8 @@ struct AddBiasArgs {
 };
 
 ENTRY(THREADS, 1) add_bias(AddBiasArgs a) {
+    let_next_start();
     wait_for_inputs();
     u32 r = block_x() * THREADS + thread_x();
     if (r < a.rows) a.out[(u64)block_y() * a.rows + r] += a.bias[r];
-    let_next_start();
 }

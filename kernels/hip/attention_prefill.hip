@@ -27,6 +27,7 @@ ENTRY(THREADS, 1) UNIT(AttentionPrefillArgs a) {
     __shared__ alignas(16) u16 q[DIM][TILE_ROWS + 4];
     __shared__ alignas(16) u16 kv[PAGE][DIM + 4];
     __shared__ float weights[TILE_ROWS][PAGE + 1];
+    let_next_start();
     wait_for_inputs();
     const u32 t = thread_x(), head = block_x();
     const u32 first_row = a.tiles[2 * block_y()], n_rows = a.tiles[2 * block_y() + 1];
@@ -103,5 +104,4 @@ ENTRY(THREADS, 1) UNIT(AttentionPrefillArgs a) {
             for (u32 d = 0; d < DIM / 8; ++d) out[column + 8 * d] = acc[r][d] / total[r];
         }
     }
-    let_next_start();
 }

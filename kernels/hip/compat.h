@@ -75,14 +75,15 @@ FORCE u32 counter_add(u32* at, u32 by) {
 #endif
 }
 
-// Where the launch before this one may still run (programmatic dependent launch), waits for its results; a launch that
-// was made without that attribute passes at once. Weights may be read before, activations may not.
+// Programmatic dependent launch (NVIDIA): with that attribute a launch may begin while the one before still runs. Every kernel
+// lets the next one begin at once, and waits here until the launch before has ended and all that it wrote can be seen;
+// without the attribute, and on AMD, this passes at once. Before it, only that may be read which no launch of the chain writes:
+// weights, tables of pages and positions, keys and values of earlier passes. Nothing may be written.
 FORCE void wait_for_inputs() {
 #if defined(RF_CUDA) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the next launch begin where it was launched with that attribute.
 FORCE void let_next_start() {
 #if defined(RF_CUDA) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -69,7 +69,7 @@ FORCE void dequantize(const DequantizeArgs& a) {
 #define NAME(a, b) NAME2(a, b)
 ENTRY(THREADS, 1) NAME(dequantize_, TYPE)(DequantizeArgs a) { dequantize<true>(a); }
 ENTRY(THREADS, 1) NAME(rows_, TYPE)(DequantizeArgs a) {
+    let_next_start();
     wait_for_inputs();
     dequantize<false>(a);
-    let_next_start();
 }

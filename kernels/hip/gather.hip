@@ -15,6 +15,7 @@ struct GatherArgs {
 };
 
 ENTRY(THREADS, 1) gather(GatherArgs a) {
+    let_next_start();
     wait_for_inputs();
     const float* from = a.x + (u64)a.rows[block_y()] * a.cols;
     float* to = a.out + (u64)block_y() * a.cols;
@@ -23,5 +24,4 @@ ENTRY(THREADS, 1) gather(GatherArgs a) {
         u32 i = base + j * THREADS;
         if (i < a.cols) to[i] = from[i];
     }
-    let_next_start();
 }

@@ -39,28 +39,42 @@ FORCE u8* page_of(const KvPlace& kv, u32 sequence, u32 page) {
 FORCE u32 k_offset(const KvPlace& kv, u32 head) { return head * PAGE * kv.dim_k * 2; }
 FORCE u32 v_offset(const KvPlace& kv, u32 head) { return PAGE * (kv.n_head_kv * kv.dim_k + head * kv.dim_v) * 2; }
 
-// One head [dim] at `from`, normed where a weight is given and rotated, by one wave; element i = lane + WAVE j is handed to
-// `store`. Reads each element twice (the second time as a partner): from the first-level cache.
-template <class Store>
-FORCE void rotate_head(const float* from, u32 dim, const float* norm, const RopePlace& rope, u32 entry, Store store) {
+// One head [DIM_] at `from`, normed where a weight is given and rotated, by one wave; element i = lane + WAVE j is handed to
+// `store`. All loads come first. An element's partner is read again: from the first-level cache.
+template <u32 DIM_, class Store>
+FORCE void rotate_head(const float* from, const float* norm, const RopePlace& rope, u32 entry, Store store) {
+    constexpr u32 N = (DIM_ + WAVE - 1) / WAVE;
+    const float* cos = rope.cos + (u64)entry * rope.n_rot;
+    const float* sin = rope.sin + (u64)entry * rope.n_rot;
+    const u32 half = rope.n_rot / 2;
+    float x[N], y[N], c[N], s[N];
+#pragma unroll
+    for (u32 j = 0; j < N; ++j) {
+        u32 i = lane() + WAVE * j;
+        bool in = i < DIM_, turns = in && i < rope.n_rot;
+        u32 partner = turns ? (rope.neox ? (i < half ? i + half : i - half) : i ^ 1) : 0;
+        x[j] = in ? from[i] : 0.0f;
+        y[j] = from[partner];
+        c[j] = turns ? cos[i] : 1.0f;
+        s[j] = turns ? sin[i] : 0.0f;
+        if (norm) y[j] *= norm[partner];
+    }
     float factor = 1.0f;
     if (norm) {
         float squares = 0.0f;
-        for (u32 i = lane(); i < dim; i += WAVE) squares += from[i] * from[i];
-        factor = 1.0f / sqrt_of(wave_sum(squares) / (float)dim + rope.eps);
-    }
-    const float* cos = rope.cos + (u64)entry * rope.n_rot;
-    const float* sin = rope.sin + (u64)entry * rope.n_rot;
-    u32 half = rope.n_rot / 2;
-    for (u32 i = lane(); i < dim; i += WAVE) {
-        float v = from[i] * factor;
-        if (norm) v *= norm[i];
-        if (i < rope.n_rot) {
-            u32 partner = rope.neox ? (i < half ? i + half : i - half) : i ^ 1;
-            float w = from[partner] * factor;
-            if (norm) w *= norm[partner];
-            v = v * cos[i] + w * sin[i];
+#pragma unroll
+        for (u32 j = 0; j < N; ++j) squares += x[j] * x[j];
+        factor = 1.0f / sqrt_of(wave_sum(squares) / (float)DIM_ + rope.eps);
+#pragma unroll
+        for (u32 j = 0; j < N; ++j) {
+            u32 i = lane() + WAVE * j;
+            x[j] *= factor * (i < DIM_ ? norm[i] : 0.0f);
+            y[j] *= factor;
         }
-        store(i, v);
+    }
+#pragma unroll
+    for (u32 j = 0; j < N; ++j) {
+        u32 i = lane() + WAVE * j;
+        if (i < DIM_) store(i, x[j] * c[j] + y[j] * s[j]);
     }
 }

@@ -29,6 +29,7 @@ struct MatmatArgs {
 
 template <class T>
 FORCE void matmat(const MatmatArgs& a) {
+    let_next_start();
     wait_for_inputs();
     u32 nb = a.cols / 32, token0 = block_y() * COLUMNS;
     u32 groups = (a.rows + ROWS - 1) / ROWS;
@@ -67,7 +68,6 @@ FORCE void matmat(const MatmatArgs& a) {
             }
         }
     }
-    let_next_start();
 }
 
 ENTRY(THREADS, 1) UNIT(MatmatArgs a) { matmat<WEIGHT>(a); }

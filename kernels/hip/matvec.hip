@@ -168,10 +168,47 @@ struct Rows {
     }
 };
 
+// x -> shared memory, after the launch before has ended.
+FORCE void take_input(const MatvecArgs& a, XShared& x, float* room) {
+    if (a.norm) {
+        constexpr u32 VECTORS = 4;
+        constexpr u32 SPAN = 4 * VECTORS * THREADS;
+        Quantizer<THREADS, VECTORS> weights, part;
+        weights.load(a.norm, a.cols, 0);
+        wait_for_inputs();
+        part.load(a.x, a.cols, 0);
+        float squares = part.squares();
+        for (u32 base = SPAN; base < a.cols; base += SPAN) {
+            Quantizer<THREADS, VECTORS> more;
+            more.load(a.x, a.cols, base);
+            squares += more.squares();
+        }
+        float factor = 1.0f / sqrt_of(block_sum(squares, THREADS, room) / (float)a.cols + a.eps);
+        part.scale(weights, factor);
+        part.store(x, a.cols, 0);
+        for (u32 base = SPAN; base < a.cols; base += SPAN) {
+            part.load(a.x, a.cols, base);
+            weights.load(a.norm, a.cols, base);
+            part.scale(weights, factor);
+            part.store(x, a.cols, base);
+        }
+    } else {
+        constexpr u32 VECTORS = 8;
+        wait_for_inputs();
+        for (u32 base = 0; base < a.cols; base += 4 * VECTORS * THREADS) {
+            Quantizer<THREADS, VECTORS> part;
+            part.load(a.x, a.cols, base);
+            part.store(x, a.cols, base);
+        }
+    }
+    block_sync();
+}
+
 template <class A, class B>
 FORCE void matvec(const MatvecArgs& a, bool two) {
     extern __shared__ U32x4 shared_x[];
     __shared__ float room[1024 / WAVE + 1];
+    let_next_start();
     u32 nb = a.cols / 32;
     XShared x(shared_x, nb);
     u32 waves = THREADS / WAVE * a.n_blocks;
@@ -184,9 +221,7 @@ FORCE void matvec(const MatvecArgs& a, bool two) {
     }
     Rows<A> rows;
     rows.begin(a, RowList{0, n_first, a.epilogue == 2}, id, nb);
-    wait_for_inputs();
-    quantize_to_shared(a.x, a.norm, a.eps, a.cols, THREADS, x, room);
-    block_sync();
+    take_input(a, x, room);
     rows.run(a, waves, nb, x);
     if (two && n_first < a.n_matrices) {
         // Go on where the first type ended, so that no wave gets two more rows than another.
@@ -195,11 +230,8 @@ FORCE void matvec(const MatvecArgs& a, bool two) {
         others.begin(a, RowList{n_first, a.n_matrices, 0}, id >= past ? id - past : id + waves - past, nb);
         others.run(a, waves, nb, x);
     }
-    let_next_start();
 }
 
-#define NAME2(a, b) a##b
-#define NAME(a, b) NAME2(a, b)
 #ifdef SECOND
 ENTRY(THREADS, 1) UNIT(MatvecArgs a) { matvec<WEIGHT, SECOND>(a, true); }
 #else

@@ -47,6 +47,7 @@ struct BF16 {
 template <class T>
 FORCE void matvec(const MatvecFloatArgs& a) {
     constexpr u32 PER = 16 / T::BYTES;
+    let_next_start();
     wait_for_inputs();
     u32 waves = THREADS / WAVE * a.n_blocks, token0 = block_y() * COLUMNS;
     u32 n = least(COLUMNS, a.n_tokens - token0);
@@ -85,7 +86,6 @@ FORCE void matvec(const MatvecFloatArgs& a) {
             }
         }
     }
-    let_next_start();
 }
 
 ENTRY(THREADS, 1) UNIT(MatvecFloatArgs a) { matvec<WEIGHT>(a); }

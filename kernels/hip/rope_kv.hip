@@ -4,7 +4,7 @@
 // [rows][n_head_kv][dim_v] f32 -> pages (kv.h).
 // Geometry: grid (ceil((n_head + 2 n_head_kv) / WAVES), rows); a wave a head. Bound by memory: reads q, k, v, writes q and the
 // pages once.
-// Entry: rope_kv.
+// Entry: rope_kv_<dim> (DIM = dim_k).
 #include "compat.h"
 #include "kv.h"
 
@@ -21,7 +21,8 @@ struct RopeKvArgs {
     u32 q_half;
 };
 
-ENTRY(THREADS, 1) rope_kv(RopeKvArgs a) {
+ENTRY(THREADS, 1) UNIT(RopeKvArgs a) {
+    let_next_start();
     wait_for_inputs();
     u32 head = block_x() * (THREADS / WAVE) + wave(), row = block_y();
     u32 n_kv = a.kv.n_head_kv;
@@ -33,7 +34,7 @@ ENTRY(THREADS, 1) rope_kv(RopeKvArgs a) {
             float* to = (float*)a.q_out + at;
             u16* to_half = (u16*)a.q_out + at;
             bool half = a.q_half != 0;
-            rotate_head(a.q + at, a.kv.dim_k, a.rope.q_norm, a.rope, entry, [=](u32 i, float x) {
+            rotate_head<DIM>(a.q + at, a.rope.q_norm, a.rope, entry, [=](u32 i, float x) {
                 if (half) to_half[i] = f16_of_f32(x);
                 else to[i] = x;
             });
@@ -43,7 +44,7 @@ ENTRY(THREADS, 1) rope_kv(RopeKvArgs a) {
             if (head < a.n_head + n_kv) {
                 head -= a.n_head;
                 u16* to = (u16*)(page + k_offset(a.kv, head)) + slot * a.kv.dim_k;
-                rotate_head(a.k + ((u64)row * n_kv + head) * a.kv.dim_k, a.kv.dim_k, a.rope.k_norm, a.rope, entry,
+                rotate_head<DIM>(a.k + ((u64)row * n_kv + head) * DIM, a.rope.k_norm, a.rope, entry,
                             [=](u32 i, float x) { to[i] = f16_of_f32(x); });
             } else {
                 head -= a.n_head + n_kv;
@@ -53,5 +54,4 @@ ENTRY(THREADS, 1) rope_kv(RopeKvArgs a) {
             }
         }
     }
-    let_next_start();
 }

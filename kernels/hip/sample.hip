@@ -59,6 +59,7 @@ FORCE void best_of_block(float& v, u32& i, float* values, u32* ids) {
 ENTRY(THREADS, 1) top_k_part(TopKArgs a) {
     __shared__ float values[THREADS / WAVE];
     __shared__ u32 ids[THREADS / WAVE];
+    let_next_start();
     wait_for_inputs();
     const u32 part = block_x(), row = block_y();
     const u32 size = (a.n + a.n_parts - 1) / a.n_parts, begin = part * size, end = least(begin + size, a.n);
@@ -91,12 +92,12 @@ ENTRY(THREADS, 1) top_k_part(TopKArgs a) {
             out[2 * n + 1] = id;
         }
     }
-    let_next_start();
 }
 
 ENTRY(THREADS, 1) top_k_join(TopKArgs a) {
     __shared__ float values[THREADS / WAVE];
     __shared__ u32 ids[THREADS / WAVE];
+    let_next_start();
     wait_for_inputs();
     const u32 row = block_x(), n = a.n_parts * a.k;
     const u32* from = a.candidates + (u64)row * n * 2;
@@ -122,5 +123,4 @@ ENTRY(THREADS, 1) top_k_join(TopKArgs a) {
             if (taken == 0 && a.next) a.next[row] = id == 0xffffffffu ? 0 : id;
         }
     }
-    let_next_start();
 }

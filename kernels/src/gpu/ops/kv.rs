@@ -141,7 +141,7 @@ pub struct Qkv {
 /// Norms and rotates q into `q_out` (f32, not q itself), and k and v into the pages.
 ///
 /// # Errors
-/// [`Error::TooLarge`].
+/// [`Error::NoKernel`] for a head size that is not built, [`Error::TooLarge`].
 pub fn rope_kv(
     target: &GpuTarget,
     qkv: Qkv,
@@ -150,6 +150,18 @@ pub fn rope_kv(
     rope: &Rope,
 ) -> Result<Launch, Error> {
     let place = kv.place()?;
+    let kernel = match place.dim_k {
+        64 => "rope_kv_64.rope_kv_64",
+        80 => "rope_kv_80.rope_kv_80",
+        96 => "rope_kv_96.rope_kv_96",
+        128 => "rope_kv_128.rope_kv_128",
+        dim => {
+            return Err(Error::NoKernel {
+                what: format!("rotary embedding of heads of {dim}"),
+                built: "heads of 64, 80, 96 and 128",
+            });
+        }
+    };
     let heads = qkv.n_head + 2 * place.n_head_kv;
     let args = RopeKvArgs {
         q: qkv.q,
@@ -162,7 +174,7 @@ pub fn rope_kv(
         q_half: 0,
     };
     Ok(Launch {
-        kernel: "rope_kv.rope_kv",
+        kernel,
         grid: [heads.div_ceil(THREADS / target.wave), qkv.rows, 1],
         block: [THREADS, 1, 1],
         shared_bytes: 0,
