@@ -198,6 +198,9 @@ pub trait Device: Send {
         Ok(None)
     }
 
+    /// A file will not be read any more: what the device keeps for it can go. None of its uploads is under way.
+    fn forget_file(&mut self, _file: &Arc<MappedFile>) {}
+
     /// Looks whether the device still works and still holds what was left on it. Called after the machine slept.
     ///
     /// # Errors

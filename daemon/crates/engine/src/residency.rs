@@ -127,7 +127,9 @@ impl Residency {
             .unregister(model, &mut self.actions)
             .map_err(from_cache)?;
         self.execute_and_discard()?;
-        self.sources.remove(&model);
+        if let Some(source) = self.sources.remove(&model) {
+            self.device.forget_file(&source.file);
+        }
         Ok(())
     }
 

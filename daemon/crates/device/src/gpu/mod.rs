@@ -15,6 +15,7 @@
 
 #![allow(unsafe_code)]
 
+mod blas;
 pub mod context;
 mod cuda;
 pub mod device;

@@ -18,6 +18,7 @@ use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
 use rocmforge_kernels::host::WeightType;
 
 use crate::error::Error;
+use crate::gpu::blas::Gemm;
 use crate::ops::{Batch, Buf, HeadShape, Op, PlacedBuf, Product, Rows, TensorIndex};
 use crate::{Bound, Scratch, weight_type};
 
@@ -26,24 +27,6 @@ use super::fuse::{Fused, Input, fuse};
 use super::launch_error;
 use super::pass_data::PassShape;
 use super::workspace::{SMALL_BATCH, Workspace};
-
-/// One product of a tile by the vendor's library, row-major:
-/// `out[t][r] (+)= sum_k weights[r][k] * x[t][k]`, f16 in, f32 out.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Gemm {
-    /// f16 `[rows][cols]`.
-    pub(super) weights: u64,
-    /// f16 `[tokens][cols]`.
-    pub(super) x: u64,
-    /// f32 `[tokens][stride]`, from the tile's first column.
-    pub(super) out: u64,
-    pub(super) rows: u64,
-    pub(super) cols: u64,
-    pub(super) tokens: u64,
-    pub(super) stride: u64,
-    /// Added to what is there.
-    pub(super) add: bool,
-}
 
 /// Something to queue.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,7 +56,7 @@ pub(super) struct Lowering<'a> {
 
 type Lowered<T = ()> = Result<T, Error>;
 
-impl Lowering<'_> {
+impl<'a> Lowering<'a> {
     /// Appends the launches of a segment's operations.
     pub(super) fn lower(&mut self, ops: &[Op], bound: Bound<'_>) -> Lowered {
         let types = |p: &Product| weight_type(bound.layout.tensors[p.weight].desc.ty);
@@ -511,7 +494,7 @@ impl Lowering<'_> {
         })
     }
 
-    fn kv(&self, layer: u32) -> Kv<'_> {
+    fn kv(&self, layer: u32) -> Kv<'a> {
         Kv {
             layout: self.batch.kv,
             layer: layer as usize,

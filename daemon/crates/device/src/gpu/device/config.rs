@@ -1,0 +1,60 @@
+//! How a GPU is opened and set up.
+
+use std::time::Duration;
+
+use crate::gpu::{Libraries, Vendor};
+
+/// Settings of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuConfig {
+    /// Whose.
+    pub vendor: Vendor,
+    /// The driver's number of it.
+    pub ordinal: u32,
+    /// Libraries to open in place of the usual ones.
+    pub libraries: Libraries,
+    /// How long work may take before the device counts as hung.
+    pub watchdog: Duration,
+    /// Most bytes of file mappings that are registered with the driver at a time; 0 registers none. Registered pages
+    /// cannot leave the page cache.
+    pub registered_bytes_max: u64,
+    /// Threads that bring pieces of files to the device.
+    pub staging_threads: usize,
+    /// Pinned pieces for files that cannot be registered, and the bytes of one.
+    pub ring_pieces: usize,
+    /// See `ring_pieces`.
+    pub ring_piece_bytes: usize,
+    /// Whether decode steps are recorded and replayed.
+    pub graphs: bool,
+    /// Whether large products go to the vendor's library, where there is one.
+    pub vendor_products: bool,
+}
+
+impl GpuConfig {
+    /// The usual settings for a card.
+    pub fn new(vendor: Vendor, ordinal: u32) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            vendor,
+            ordinal,
+            libraries: Libraries::from_env(),
+            watchdog: Duration::from_secs(30),
+            registered_bytes_max: (memory_bytes() / 2).min(64 << 30),
+            staging_threads: cores.div_ceil(2).clamp(2, 8),
+            ring_pieces: 8,
+            ring_piece_bytes: 8 << 20,
+            graphs: true,
+            vendor_products: true,
+        }
+    }
+}
+
+/// Bytes of the machine's memory.
+fn memory_bytes() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = info.lines().find_map(|l| {
+        let rest = l.strip_prefix("MemTotal:")?;
+        rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    kib.unwrap_or(0) << 10
+}

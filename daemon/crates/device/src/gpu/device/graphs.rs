@@ -1,0 +1,82 @@
+//! Recorded passes: the launches of a decode step, captured once and replayed as long as the same comes again.
+//!
+//! ```text
+//!   unknown --(first time: launched one by one)--> seen --(second time: captured)--> recorded --> replayed
+//! ```
+//!
+//! *Invariant:* a recorded graph holds addresses; its key holds everything that they and the launches' shapes were made
+//! of. [`Graphs::clear`] is called when a model goes or the arena moves.
+
+use crate::gpu::Graph;
+
+/// Most recorded graphs; the one that was used longest ago goes first.
+const GRAPHS_MAX: usize = 16;
+
+/// What a recording was made of.
+pub(super) type Key = Vec<u64>;
+
+enum State {
+    Seen,
+    Recorded(Graph),
+    /// The driver could not record it: never tried again.
+    Refused,
+}
+
+/// What to do with a pass.
+pub(super) enum Plan<'a> {
+    Launch,
+    Record,
+    Replay(&'a Graph),
+}
+
+/// The recorded graphs of one device.
+#[derive(Default)]
+pub(super) struct Graphs {
+    // Few enough to look through; the most recently used last.
+    entries: Vec<(Key, State)>,
+}
+
+impl std::fmt::Debug for Graphs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Graphs")
+            .field("entries", &self.entries.len())
+            .finish()
+    }
+}
+
+impl Graphs {
+    /// What to do with a pass of this key.
+    pub(super) fn plan(&mut self, key: &Key) -> Plan<'_> {
+        let Some(at) = self.entries.iter().position(|(k, _)| k == key) else {
+            if self.entries.len() >= GRAPHS_MAX {
+                self.entries.remove(0);
+            }
+            self.entries.push((key.clone(), State::Seen));
+            return Plan::Launch;
+        };
+        if at + 1 < self.entries.len() {
+            let entry = self.entries.remove(at);
+            self.entries.push(entry);
+        }
+        match self.entries.last().map(|(_, state)| state) {
+            Some(State::Recorded(graph)) => Plan::Replay(graph),
+            Some(State::Seen) => Plan::Record,
+            _ => Plan::Launch,
+        }
+    }
+
+    /// Keeps a recording, or notes that there can be none. Returns it.
+    pub(super) fn keep(&mut self, key: &Key, graph: Option<Graph>) -> Option<&Graph> {
+        let entry = self.entries.iter_mut().find(|(k, _)| k == key)?;
+        entry.1 = graph.map_or(State::Refused, State::Recorded);
+        match &entry.1 {
+            State::Recorded(graph) => Some(graph),
+            _ => None,
+        }
+    }
+
+    /// Forgets all. Nothing of them may be under way.
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+    }
+}
