@@ -64,7 +64,7 @@ pub struct Flags {
     /// /run/rocmforged/rocmforged.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Device to compute on: auto or host [default: auto]
+    /// Device to compute on: auto, host, hip[:N] or cuda[:N] [default: auto]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Most device memory to hold: bytes, 2GiB, 1.5G (binary units), 2GB (decimal) or 80% [default: 50%]
@@ -420,7 +420,22 @@ fn device(text: &str) -> Result<DeviceChoice, String> {
     match text {
         "auto" => Ok(DeviceChoice::Auto),
         "host" => Ok(DeviceChoice::Host),
-        _ => Err(format!("'{text}' is no device: auto or host")),
+        _ => gpu(text).ok_or_else(|| {
+            format!("'{text}' is no device: auto, host, hip, hip:N, cuda or cuda:N")
+        }),
+    }
+}
+
+/// `hip`, `cuda`, each with or without `:N`.
+fn gpu(text: &str) -> Option<DeviceChoice> {
+    let (kind, ordinal) = match text.split_once(':') {
+        Some((kind, ordinal)) => (kind, ordinal.parse().ok()?),
+        None => (text, 0),
+    };
+    match kind {
+        "hip" => Some(DeviceChoice::Hip(ordinal)),
+        "cuda" => Some(DeviceChoice::Cuda(ordinal)),
+        _ => None,
     }
 }
 

@@ -21,6 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rocmforge_device::gpu::{self, GpuConfig, GpuDevice, Vendor};
 use rocmforge_device::host::{HostConfig, HostDevice};
 use rocmforge_device::{Device, SegmentLayout};
 use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeTable};
@@ -36,10 +37,14 @@ use crate::task::Task;
 /// Which device to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The best there is. Today that is the host.
+    /// The first AMD GPU, else the first NVIDIA GPU, else the host.
     Auto,
     /// The CPU.
     Host,
+    /// An AMD GPU by the runtime's number of it.
+    Hip(u32),
+    /// An NVIDIA GPU by the driver's number of it.
+    Cuda(u32),
 }
 
 /// How the engine is set up.
@@ -158,12 +163,40 @@ pub(crate) struct Engine {
 /// # Errors
 /// The device cannot be used or the budget cannot be.
 pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
-    let (DeviceChoice::Auto | DeviceChoice::Host) = config.device;
+    let device = open_device(&config)?;
+    start_on(device, config)
+}
+
+/// Opens the device that the configuration asks for.
+fn open_device(config: &EngineConfig) -> Result<Box<dyn Device>, Error> {
+    let gpu = |vendor, ordinal| -> Result<Box<dyn Device>, rocmforge_device::Error> {
+        let images = gpu::device::usual_images()?;
+        let device = GpuDevice::open(GpuConfig::new(vendor, ordinal), images)?;
+        Ok(Box::new(device))
+    };
+    let opened = match config.device {
+        DeviceChoice::Hip(ordinal) => gpu(Vendor::Hip, ordinal),
+        DeviceChoice::Cuda(ordinal) => gpu(Vendor::Cuda, ordinal),
+        DeviceChoice::Auto => match gpu(Vendor::Hip, 0).or_else(|hip| {
+            tracing::info!(reason = %hip, "no AMD GPU");
+            gpu(Vendor::Cuda, 0)
+        }) {
+            Ok(device) => Ok(device),
+            Err(error) => {
+                tracing::info!(reason = %error, "no NVIDIA GPU; the host computes");
+                host(config)
+            }
+        },
+        DeviceChoice::Host => host(config),
+    };
+    opened.map_err(|e| from_device(None, e))
+}
+
+fn host(config: &EngineConfig) -> Result<Box<dyn Device>, rocmforge_device::Error> {
     let host = HostDevice::new(HostConfig {
         threads: config.threads,
-    })
-    .map_err(|e| from_device(None, e))?;
-    start_on(Box::new(host), config)
+    })?;
+    Ok(Box::new(host))
 }
 
 /// Starts the engine on a given device.
@@ -175,10 +208,17 @@ pub fn start_on(
     config: EngineConfig,
 ) -> Result<(EngineHandle, EngineThread), Error> {
     let prefetch = config.prefetch.unwrap_or(device.info().prefetch);
-    let budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
-    device
-        .set_capacity(budget)
-        .map_err(|e| from_device(None, e))?;
+    let mut budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
+    while let Err(error) = device.set_capacity(budget) {
+        // Another process holds a part of it: take what is there, unless that is next to nothing.
+        let less = (budget / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
+        let refused = matches!(error, rocmforge_device::Error::Memory { .. });
+        if !refused || less < crate::commands::BUDGET_MIN.max(1 << 20) {
+            return Err(from_device(None, error));
+        }
+        tracing::warn!(%error, "the device has no room for a budget of {budget} bytes; trying {less}");
+        budget = less;
+    }
     let cache = Cache::new(CacheConfig {
         budget,
         align: rocmforge_device::ALIGNMENT,

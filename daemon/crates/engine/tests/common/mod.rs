@@ -13,9 +13,13 @@ use rocmforge_gguf::MappedFile;
 use rocmforge_tokenizer::Message;
 
 pub(crate) fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../../../tests/fixtures")
-        .join(name)
+    // A test binary that was carried to another machine is told where they are.
+    match std::env::var_os("ROCMFORGE_FIXTURES") {
+        Some(dir) => PathBuf::from(dir).join(name),
+        None => PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("../../../tests/fixtures")
+            .join(name),
+    }
 }
 
 pub(crate) fn engine(budget: Budget) -> EngineHandle {

@@ -41,6 +41,19 @@ impl Images for ImageFolder {
     }
 }
 
+/// Where images come from unless told otherwise: the folder that ROCMFORGE_KERNELS names.
+///
+/// # Errors
+/// [`Error::Config`] where it is not set.
+pub fn usual_images() -> Result<Box<dyn Images>, Error> {
+    match std::env::var_os("ROCMFORGE_KERNELS").filter(|v| !v.is_empty()) {
+        Some(dir) => Ok(Box::new(ImageFolder(dir.into()))),
+        None => Err(Error::Config(
+            "no compiled GPU kernels: set ROCMFORGE_KERNELS to the folder that has them".to_owned(),
+        )),
+    }
+}
+
 /// The kernels of one device.
 pub(super) struct Kernels {
     context: Context,

@@ -47,13 +47,13 @@ use fixed::Fixed;
 use graphs::{Graphs, Key, Plan};
 use kernels::Kernels;
 use launches::{Lowering, Work};
-use pass_data::{PassData, PassShape};
+use pass_data::{PassData, PassShape, Places};
 use ring::Ring;
 use uploads::{Uploads, UploadsConfig};
 use workspace::Workspace;
 
 pub use config::GpuConfig;
-pub use kernels::{ImageFolder, Images};
+pub use kernels::{ImageFolder, Images, usual_images};
 
 /// Bytes of one read from the device at a time.
 const READ_BYTES: usize = 4 << 20;
@@ -271,9 +271,11 @@ impl GpuDevice {
         self.pass.send(
             batch,
             shape,
-            &workspace,
-            &fixed,
-            base,
+            Places {
+                workspace: &workspace,
+                fixed: &fixed,
+                scratch_base: base,
+            },
             &self.pass_ring,
             &self.compute,
         )?;

@@ -32,6 +32,16 @@ pub(super) struct PassData {
     bytes: Vec<u8>,
 }
 
+/// Where the data goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Places<'a> {
+    pub(super) workspace: &'a Workspace,
+    /// Addresses of the fixed block's parts.
+    pub(super) fixed: &'a Fixed,
+    /// Address of the scratch block.
+    pub(super) scratch_base: u64,
+}
+
 /// The shape of what was sent, which launches need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PassShape {
@@ -81,17 +91,20 @@ impl PassData {
         }
     }
 
-    /// Sends what the device does not have yet. `scratch_base` is the scratch block's address.
+    /// Sends what the device does not have yet.
     pub(super) fn send(
         &mut self,
         batch: &Batch<'_>,
         shape: PassShape,
-        workspace: &Workspace,
-        fixed: &Fixed,
-        scratch_base: u64,
+        places: Places<'_>,
         ring: &Ring,
         stream: &Stream,
     ) -> Result<(), Error> {
+        let Places {
+            workspace,
+            fixed,
+            scratch_base,
+        } = places;
         let mut positions = std::mem::take(&mut self.positions);
         let mut sequences = std::mem::take(&mut self.sequences);
         let changed = self.stale

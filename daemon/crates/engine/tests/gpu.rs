@@ -1,0 +1,72 @@
+//! The engine on a GPU against the engine on the host: the same text, also when the model does not fit.
+//!
+//! Where no GPU can be opened the tests print why and pass.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{chat, load, questions, run};
+use rocmforge_engine::api::{Budget, EngineHandle};
+use rocmforge_engine::{DeviceChoice, EngineConfig, start};
+
+fn on(device: DeviceChoice, budget: Budget) -> Result<EngineHandle, String> {
+    let config = EngineConfig {
+        device,
+        budget,
+        ..EngineConfig::default()
+    };
+    start(config)
+        .map(|(engine, _)| engine)
+        .map_err(|e| e.to_string())
+}
+
+fn gpus() -> Vec<DeviceChoice> {
+    [DeviceChoice::Hip(0), DeviceChoice::Cuda(0)]
+        .into_iter()
+        .filter(|&choice| match on(choice, Budget::Bytes(64 << 20)) {
+            Ok(_) => true,
+            Err(error) => {
+                println!("skipped: {choice:?}: {error}");
+                false
+            }
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn greedy_text_is_the_hosts() {
+    for gpu in gpus() {
+        for file in ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"] {
+            let host = on(DeviceChoice::Host, Budget::Bytes(64 << 20)).unwrap();
+            let device = on(gpu, Budget::Bytes(64 << 20)).unwrap();
+            println!("{:?}", device.snapshot().device);
+            let on_host = load(&host, file, "m").await;
+            let on_gpu = load(&device, file, "m").await;
+            let info = on_host.model().info();
+            let largest = info.segments.iter().map(|s| s.bytes).max().unwrap();
+            let small = on(gpu, Budget::Bytes(info.tensor_bytes / 3 + largest + (1 << 20))).unwrap();
+            let on_small = load(&small, file, "m").await;
+            let (mut right, mut same, mut same_small, n) = (0, 0, 0, 40);
+            for (question, answer) in questions(n) {
+                let expected = run(&host, chat(&on_host, &question)).await;
+                let (text, ids, _) = run(&device, chat(&on_gpu, &question)).await;
+                right += usize::from(text.trim() == answer);
+                same += usize::from(ids == expected.1);
+                if ids != expected.1 {
+                    println!("{file}: {question:.60}: {text:?}, the host {:?}", expected.0);
+                }
+                let (_, ids, _) = run(&small, chat(&on_small, &question)).await;
+                same_small += usize::from(ids == expected.1);
+            }
+            println!(
+                "{gpu:?} {file}: {right} of {n} right, {same} as on the host, {same_small} in a small budget; {:?}; {:?}",
+                device.snapshot().device,
+                small.snapshot().cache
+            );
+            assert!(right + 2 >= n && same + 2 >= n && same_small + 2 >= n);
+            assert!(small.snapshot().cache.evictions > 0);
+            drop(Arc::clone(&on_small));
+        }
+    }
+}
