@@ -23,7 +23,13 @@ const UNSAFE: [&str; 5] = [
 ];
 
 /// Below these the wire types may be used; the daemon itself has types of its own.
-const WIRE_TYPES: [&str; 4] = ["proto/", "client/", "daemon/src/rpc/", "tests/"];
+const WIRE_TYPES: [&str; 5] = [
+    "proto/",
+    "client/",
+    "daemon/src/rpc/",
+    "daemon/tests/services/",
+    "tests/",
+];
 
 /// How far above an unsafe block its SAFETY comment may begin.
 const SAFETY_LINES_ABOVE: usize = 8;
