@@ -248,7 +248,9 @@ fn multiply(
     let bytes: usize = matrices.iter().map(PackedMatrix::packed_bytes).sum();
     let least = SHARE_BYTES.div_ceil(bytes.div_ceil(n_groups));
     // The kernels take groups two at a time.
-    let chunk = (n_groups / (pool.threads() * SHARES)).max(least).next_multiple_of(2);
+    let chunk = (n_groups / (pool.threads() * SHARES))
+        .max(least)
+        .next_multiple_of(2);
     pool.run(n_groups, chunk, |items| {
         let mut first = 0;
         for &(matrix, packed, out) in &work {
