@@ -231,7 +231,7 @@ impl Engine {
             Some(max) => n_ctx.min(n_prompt + max as usize),
             None => n_ctx.min(n_prompt + PROMISE_TOKENS),
         };
-        let work = Work::Generate(Generation {
+        let work = Work::Generate(Box::new(Generation {
             events,
             sampler,
             decoder: request.model.tokenizer().stream(),
@@ -241,7 +241,7 @@ impl Engine {
             generated: 0,
             first_token: None,
             last_token: None,
-        });
+        }));
         self.enqueue(
             model,
             request.model,

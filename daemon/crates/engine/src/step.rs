@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::loaded::LoadedModel;
 use crate::pass::{self, Pass, Wanted};
 use crate::sampler::NotFinite;
+use crate::stop::Checked;
 use crate::task::{Generation, Scoring, Task, Work};
 
 /// What a step did to its request.
@@ -114,7 +115,7 @@ impl Engine {
                     sampler,
                     generated,
                     ..
-                } = &mut *g;
+                } = &mut **g;
                 let ended = || match events.is_closed() {
                     true => Some(Error::Cancelled),
                     false => expired().then_some(Error::DeadlineExceeded {
@@ -175,28 +176,36 @@ impl Engine {
         let generated = task.generated();
         self.release_rest(task.model);
         match task.work {
-            Work::Generate(mut g) => {
+            Work::Generate(g) => {
                 let ended = summary(&g, finish, counts, received);
-                let tail = g.decoder.finish();
-                let checked = g.stops.push(&tail);
-                let text = if checked.stopped {
-                    checked.text
-                } else {
-                    checked.text + &g.stops.finish()
-                };
-                let text = if finish == Some(FinishReason::StopString) {
-                    String::new()
-                } else {
-                    text
+                let Generation {
+                    events,
+                    decoder,
+                    mut stops,
+                    ..
+                } = *g;
+                // Behind a stop string nothing is said; else what was held back is due now.
+                let text = match finish {
+                    Some(FinishReason::StopString) => String::new(),
+                    _ => match stops.push(&decoder.finish()) {
+                        Checked {
+                            text,
+                            stopped: true,
+                        } => text,
+                        Checked {
+                            text,
+                            stopped: false,
+                        } => text + &stops.finish(),
+                    },
                 };
                 if !text.is_empty() {
                     // Places are free: a step runs only if three are.
-                    let _ = g.events.try_send(GenerateEvent::Piece {
+                    let _ = events.try_send(GenerateEvent::Piece {
                         text,
                         ids: Vec::new(),
                     });
                 }
-                let _ = g.events.try_send(GenerateEvent::Done(ended));
+                let _ = events.try_send(GenerateEvent::Done(ended));
             }
             Work::Score(s) => {
                 let _ = s.reply.send(Ok(Scores {

@@ -41,7 +41,7 @@ pub(crate) struct Task {
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Text.
-    Generate(Generation),
+    Generate(Box<Generation>),
     /// Log-probabilities.
     Score(Scoring),
 }
