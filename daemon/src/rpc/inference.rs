@@ -135,10 +135,7 @@ impl InferenceService {
             ));
         }
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
-        let stop_string = match sampling.stop.as_slice() {
-            [only] => only.clone(),
-            _ => String::new(),
-        };
+        let stop = sampling.stop.clone();
         let request = engine::GenerateRequest {
             model,
             prompt: ids,
@@ -153,11 +150,7 @@ impl InferenceService {
             .engine
             .generate(request)
             .map_err(|error| status_code::from_engine(&error))?;
-        Ok(Running {
-            events,
-            seed,
-            stop_string,
-        })
+        Ok(Running { events, seed, stop })
     }
 
     async fn stream(
@@ -190,8 +183,8 @@ fn refuse_logprobs(asked: Option<i32>) -> Result<(), Status> {
 struct Running {
     events: Events<engine::GenerateEvent>,
     seed: u64,
-    /// The one stop string of the request; empty if it has none or several.
-    stop_string: String,
+    /// The request's stop strings.
+    stop: Vec<String>,
 }
 
 /// The wire's events. Dropping the stream drops the engine's, which cancels the generation.
@@ -251,6 +244,7 @@ fn done(
     arrived: Instant,
 ) -> v1::GenerateDone {
     let ttft_s = summary.ttft.as_secs_f64();
+    let prefill_s = summary.ttft.saturating_sub(summary.queued).as_secs_f64();
     v1::GenerateDone {
         finish_reason: convert::finish(summary.finish).into(),
         prompt_tokens: summary.prompt_tokens,
@@ -260,16 +254,20 @@ fn done(
         cache_hits: summary.cache.hits,
         cache_misses: summary.cache.misses,
         uploaded_bytes: summary.cache.uploaded_bytes,
-        prefill_tokens_per_s: if ttft_s > 0.0 {
-            f64::from(summary.prompt_tokens) / ttft_s
+        prefill_tokens_per_s: if prefill_s > 0.0 {
+            f64::from(summary.prompt_tokens) / prefill_s
         } else {
             0.0
         },
-        queue_ms: 0.0,
+        queue_ms: summary.queued.as_secs_f64() * 1e3,
         total_ms: arrived.elapsed().as_secs_f64() * 1e3,
         seed: running.seed,
         stop_string: match summary.finish {
-            engine::FinishReason::StopString => running.stop_string.clone(),
+            engine::FinishReason::StopString { index } => running
+                .stop
+                .get(index as usize)
+                .cloned()
+                .unwrap_or_default(),
             engine::FinishReason::EndOfText
             | engine::FinishReason::MaxTokens
             | engine::FinishReason::ContextFull => String::new(),

@@ -110,6 +110,7 @@ impl Engine {
         let (residency, rows) = (&mut self.residency, &self.embeddings);
         match work {
             Work::Generate(g) => {
+                g.started.get_or_insert_with(Instant::now);
                 let Generation {
                     events,
                     sampler,
@@ -186,15 +187,15 @@ impl Engine {
                 } = *g;
                 // Behind a stop string nothing is said; else what was held back is due now.
                 let text = match finish {
-                    Some(FinishReason::StopString) => String::new(),
+                    Some(FinishReason::StopString { .. }) => String::new(),
                     _ => match stops.push(&decoder.finish()) {
                         Checked {
                             text,
-                            stopped: true,
+                            stopped: Some(_),
                         } => text,
                         Checked {
                             text,
-                            stopped: false,
+                            stopped: None,
                         } => text + &stops.finish(),
                     },
                 };
@@ -336,8 +337,8 @@ fn accept(
     };
     // The step ran because three places were free; if the reader is gone the next look ends the request.
     let _ = g.events.try_send(piece);
-    if checked.stopped {
-        return Stepped::Done(Some(FinishReason::StopString));
+    if let Some(index) = checked.stopped {
+        return Stepped::Done(Some(FinishReason::StopString { index }));
     }
     if g.max_tokens.is_some_and(|max| g.generated >= max) {
         return Stepped::Done(Some(FinishReason::MaxTokens));
@@ -366,6 +367,7 @@ fn summary(
         finish: finish.unwrap_or(FinishReason::MaxTokens),
         prompt_tokens: g.n_prompt as u32,
         generated_tokens: g.generated,
+        queued: g.started.unwrap_or(first).duration_since(received),
         ttft: first.duration_since(received),
         decode_tokens_per_s: if decoding > 0.0 {
             after_first / decoding
