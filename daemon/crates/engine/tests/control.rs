@@ -1,5 +1,7 @@
 //! What the engine does while requests run: cancelling, slow readers, pins, budgets, unloading, draining.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
 mod requests;
 
 use std::sync::Arc;

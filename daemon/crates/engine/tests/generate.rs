@@ -1,5 +1,7 @@
 //! The engine with real models: answers, small budgets, two models, and the state it publishes.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
 mod requests;
 
 use std::sync::Arc;
