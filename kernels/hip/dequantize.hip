@@ -1,0 +1,75 @@
+// Rows of a matrix in the device's layout -> f16 (for the vendor's matrix library) or f32 (embedding rows, by token id).
+//
+// dequantize_<type>: out[r][k] = f16(W[first_row + r][k]) for `rows` rows, rows side by side. A weight beyond f16 becomes
+// infinite; sound models have none.
+// rows_<type>: out[i][k] = W[ids[i]][k] in f32, ids read from device memory; an id past the last row gives zeros.
+// Geometry: THREADS threads, a thread 32 weights (floats: 32 or what is left). Moves the packed bytes and 2 (4) bytes a weight.
+// Entries: as above, for WEIGHT.
+#include "compat.h"
+#include "formats.h"
+
+#define THREADS 256
+
+struct DequantizeArgs {
+    const u8* weights;
+    void* out;
+    const u32* ids;  // or null
+    u32 first_row;
+    u32 rows;        // to write
+    u32 total_rows;  // of the matrix
+    u32 cols;
+};
+
+#ifdef FLOATS
+FORCE float load_float(const u8* weights, u64 i) {
+#if FLOATS == 0
+    return ((const float*)weights)[i];
+#elif FLOATS == 1
+    return f32_of_f16(((const u16*)weights)[i]);
+#else
+    return f32_of_bf16(((const u16*)weights)[i]);
+#endif
+}
+#endif
+
+template <bool HALF>
+FORCE void put4(void* out, u64 at, const float* v) {
+    if (HALF) *(U32x2*)((u16*)out + at) = U32x2{pack_f16(v[0], v[1]), pack_f16(v[2], v[3])};
+    else *(F32x4*)((float*)out + at) = F32x4{v[0], v[1], v[2], v[3]};
+}
+
+template <bool HALF>
+FORCE void dequantize(const DequantizeArgs& a) {
+    u32 nb = (a.cols + 31) / 32;
+    u64 index = (u64)block_x() * THREADS + thread_x();
+    if (index >= (u64)a.rows * nb) return;
+    u32 r = (u32)(index / nb), c = (u32)(index % nb);
+    u32 row = a.ids ? a.ids[r] : a.first_row + r;
+    bool known = row < a.total_rows;
+    row = known ? row : 0;
+    u64 at = (u64)r * a.cols + (u64)c * 32;
+#ifdef FLOATS
+    for (u32 k = 0; k < 32 && c * 32 + k < a.cols; ++k) {
+        float v = known ? load_float(a.weights, (u64)row * a.cols + c * 32 + k) : 0.0f;
+        if (HALF) ((u16*)a.out)[at + k] = f16_of_f32(v);
+        else ((float*)a.out)[at + k] = v;
+    }
+#else
+    Codes codes;
+    WEIGHT::unpack(WEIGHT::load(WEIGHT::row(a.weights, a.total_rows, nb, row), c, nb), c, codes);
+    for (u32 w = 0; w < 8; ++w) {
+        float v[4];
+        for (u32 b = 0; b < 4; ++b) v[b] = known ? weight_of<WEIGHT>(codes, w, b) : 0.0f;
+        put4<HALF>(a.out, at + 4 * w, v);
+    }
+#endif
+}
+
+#define NAME2(a, b) a##b
+#define NAME(a, b) NAME2(a, b)
+ENTRY(THREADS, 1) NAME(dequantize_, TYPE)(DequantizeArgs a) { dequantize<true>(a); }
+ENTRY(THREADS, 1) NAME(rows_, TYPE)(DequantizeArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    dequantize<false>(a);
+}

@@ -1,0 +1,57 @@
+// Norms (where given) and rotates the heads of q and k; writes k and v of every row into its sequence's page as f16.
+//
+// q [rows][n_head][dim_k] f32 -> q_out, f32 or f16 (q_half), may not be q itself; k [rows][n_head_kv][dim_k] and v
+// [rows][n_head_kv][dim_v] f32 -> pages (kv.h).
+// Geometry: grid (ceil((n_head + 2 n_head_kv) / WAVES), rows); a wave a head. Bound by memory: reads q, k, v, writes q and the
+// pages once.
+// Entry: rope_kv_<dim> (DIM = dim_k).
+#include "compat.h"
+#include "kv.h"
+
+#define THREADS 128
+
+struct RopeKvArgs {
+    const float* q;
+    const float* k;
+    const float* v;
+    void* q_out;
+    KvPlace kv;
+    RopePlace rope;
+    u32 n_head;
+    u32 q_half;
+};
+
+ENTRY(THREADS, 1) UNIT(RopeKvArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    u32 head = block_x() * (THREADS / WAVE) + wave(), row = block_y();
+    u32 n_kv = a.kv.n_head_kv;
+    if (head < a.n_head + 2 * n_kv) {
+        u32 position = a.kv.positions[row];
+        u32 entry = a.rope.by_position ? position : row;
+        if (head < a.n_head) {
+            u64 at = ((u64)row * a.n_head + head) * a.kv.dim_k;
+            float* to = (float*)a.q_out + at;
+            u16* to_half = (u16*)a.q_out + at;
+            bool half = a.q_half != 0;
+            rotate_head<DIM>(a.q + at, a.rope.q_norm, a.rope, entry, [=](u32 i, float x) {
+                if (half) to_half[i] = f16_of_f32(x);
+                else to[i] = x;
+            });
+        } else {
+            u8* page = page_of(a.kv, sequence_of(a.kv, row), position / PAGE);
+            u32 slot = position % PAGE;
+            if (head < a.n_head + n_kv) {
+                head -= a.n_head;
+                u16* to = (u16*)(page + k_offset(a.kv, head)) + slot * a.kv.dim_k;
+                rotate_head<DIM>(a.k + ((u64)row * n_kv + head) * DIM, a.rope.k_norm, a.rope, entry,
+                            [=](u32 i, float x) { to[i] = f16_of_f32(x); });
+            } else {
+                head -= a.n_head + n_kv;
+                u16* to = (u16*)(page + v_offset(a.kv, head)) + slot * a.kv.dim_v;
+                const float* from = a.v + ((u64)row * n_kv + head) * a.kv.dim_v;
+                for (u32 i = lane(); i < a.kv.dim_v; i += WAVE) to[i] = f16_of_f32(from[i]);
+            }
+        }
+    }
+}

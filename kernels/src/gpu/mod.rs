@@ -1,0 +1,24 @@
+//! GPU kernels: their sources, the layout of weights on a device, and launches.
+//!
+//! Nothing here talks to a driver. A builder in [`ops`] turns an operation's shapes and device addresses into one or more
+//! [`Launch`]es: the entry, the geometry and one by-value argument struct. What changes from token to token (positions, page
+//! tables, ids) is behind addresses, so that a captured graph of launches can be replayed.
+//!
+//! *Invariant:* every struct of arguments here has the size and the field order of its twin in `hip/*.hip`; tests read the
+//! sources and compare.
+//!
+//! *Invariant:* every [`Launch`] names an entry that its unit's source defines; a test builds one of each.
+
+mod error;
+pub mod launch;
+pub mod layout;
+pub mod ops;
+mod target;
+#[cfg(test)]
+mod tests;
+pub mod units;
+
+pub use error::Error;
+pub use launch::{Address, ArgBytes, Launch};
+pub use layout::device_bytes;
+pub use target::{GpuTarget, Vendor};

@@ -1,0 +1,183 @@
+//! Where rows' keys and values are, how heads are rotated, and the launch that rotates and appends (`hip/kv.h`, `hip/rope_kv.hip`).
+
+use crate::gpu::error::count;
+use crate::gpu::launch::{ArgBytes, arg_struct};
+use crate::gpu::{Address, Error, GpuTarget, Launch};
+use crate::host::ops::{KvLayout, RopeOrder};
+
+const THREADS: u32 = 128;
+
+arg_struct! {
+    /// `KvPlace` of kv.h.
+    KvPlace: 56 {
+        kv_base: u64,
+        table: u64,
+        positions: u64,
+        sequences: u64,
+        table_stride: u32,
+        n_head_kv: u32,
+        dim_k: u32,
+        dim_v: u32,
+        layer_offset: u64,
+    }
+}
+
+arg_struct! {
+    /// `RopePlace` of kv.h.
+    RopePlace: 48 {
+        cos: u64,
+        sin: u64,
+        q_norm: u64,
+        k_norm: u64,
+        eps: f32,
+        n_rot: u32,
+        neox: u32,
+        by_position: u32,
+    }
+}
+
+arg_struct! {
+    /// Of `rope_kv`.
+    RopeKvArgs: 144 {
+        q: u64,
+        k: u64,
+        v: u64,
+        q_out: u64,
+        kv: KvPlace,
+        rope: RopePlace,
+        n_head: u32,
+        q_half: u32,
+    }
+}
+
+/// One layer's keys and values of a batch. All addresses are read by the kernels, so their contents may change between
+/// replays of a graph.
+#[derive(Debug, Clone, Copy)]
+pub struct Kv<'a> {
+    /// The layout of a page.
+    pub layout: &'a KvLayout,
+    /// The layer.
+    pub layer: usize,
+    /// Added to the offsets of the table: the arena's address, or 0 if the table has addresses.
+    pub base: Address,
+    /// u64 `[sequences][table_stride]`: each sequence's pages in order.
+    pub table: Address,
+    /// Entries a sequence.
+    pub table_stride: u32,
+    /// u32 `[rows]`: position of each row's token.
+    pub positions: Address,
+    /// u32 `[rows]`: the row's sequence in the table; `None`: row i is of sequence i.
+    pub sequences: Option<Address>,
+}
+
+impl Kv<'_> {
+    pub(super) fn place(&self) -> Result<KvPlace, Error> {
+        let size = |what, n: usize| count(what, n as u64);
+        Ok(KvPlace {
+            kv_base: self.base,
+            table: self.table,
+            positions: self.positions,
+            sequences: self.sequences.unwrap_or(0),
+            table_stride: self.table_stride,
+            n_head_kv: size("the number of key/value heads", self.layout.n_head_kv)?,
+            dim_k: size("the size of a key", self.layout.head_dim_k)?,
+            dim_v: size("the size of a value", self.layout.head_dim_v)?,
+            layer_offset: self.layout.layer_offset_bytes(self.layer) as u64,
+        })
+    }
+}
+
+/// How queries and keys are normed and rotated.
+#[derive(Debug, Clone, Copy)]
+pub struct Rope {
+    /// f32 `[entries][n_rot]`, as [`RopeAngles`](crate::host::ops::RopeAngles) has them: what an element itself is multiplied by.
+    pub cos: Address,
+    /// The same shape: what its partner is multiplied by, the sign folded in.
+    pub sin: Address,
+    /// Elements of a head that are rotated.
+    pub n_rot: u32,
+    /// Which elements are partners.
+    pub order: RopeOrder,
+    /// Whether the entry of a row is its position; else it is the row's number.
+    pub by_position: bool,
+    /// Weight `[head_dim_k]` of an RMSNorm over each query head.
+    pub q_norm: Option<Address>,
+    /// The same for keys.
+    pub k_norm: Option<Address>,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl Rope {
+    pub(super) fn place(&self) -> RopePlace {
+        RopePlace {
+            cos: self.cos,
+            sin: self.sin,
+            q_norm: self.q_norm.unwrap_or(0),
+            k_norm: self.k_norm.unwrap_or(0),
+            eps: self.eps,
+            n_rot: self.n_rot,
+            neox: u32::from(self.order == RopeOrder::Neox),
+            by_position: u32::from(self.by_position),
+        }
+    }
+}
+
+/// Queries, keys and values as the products left them, f32.
+#[derive(Debug, Clone, Copy)]
+pub struct Qkv {
+    /// `[rows][n_head][head_dim_k]`.
+    pub q: Address,
+    /// `[rows][n_head_kv][head_dim_k]`.
+    pub k: Address,
+    /// `[rows][n_head_kv][head_dim_v]`.
+    pub v: Address,
+    /// Query heads.
+    pub n_head: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// Norms and rotates q into `q_out` (f32, not q itself), and k and v into the pages.
+///
+/// # Errors
+/// [`Error::NoKernel`] for a head size that is not built, [`Error::TooLarge`].
+pub fn rope_kv(
+    target: &GpuTarget,
+    qkv: Qkv,
+    q_out: Address,
+    kv: &Kv<'_>,
+    rope: &Rope,
+) -> Result<Launch, Error> {
+    let place = kv.place()?;
+    let kernel = match place.dim_k {
+        64 => "rope_kv_64.rope_kv_64",
+        80 => "rope_kv_80.rope_kv_80",
+        96 => "rope_kv_96.rope_kv_96",
+        128 => "rope_kv_128.rope_kv_128",
+        dim => {
+            return Err(Error::NoKernel {
+                what: format!("rotary embedding of heads of {dim}"),
+                built: "heads of 64, 80, 96 and 128",
+            });
+        }
+    };
+    let heads = qkv.n_head + 2 * place.n_head_kv;
+    let args = RopeKvArgs {
+        q: qkv.q,
+        k: qkv.k,
+        v: qkv.v,
+        q_out,
+        kv: place,
+        rope: rope.place(),
+        n_head: qkv.n_head,
+        q_half: 0,
+    };
+    Ok(Launch {
+        kernel,
+        grid: [heads.div_ceil(THREADS / target.wave), qkv.rows, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(&args),
+    })
+}

@@ -1,0 +1,82 @@
+//! Products for a few tokens (`hip/matmat.hip`): 2 to 64, right for any number.
+
+use super::matvec::{Matrix, float_tokens};
+use super::per_type;
+use crate::gpu::error::count;
+use crate::gpu::launch::{ArgBytes, arg_struct};
+use crate::gpu::{Address, Error, GpuTarget, Launch};
+
+const THREADS: u32 = 256;
+const ROWS: u32 = 2;
+const COLUMNS: u32 = 8;
+
+arg_struct! {
+    /// Of `matmat_<type>`.
+    MatmatArgs: 64 {
+        weights: u64,
+        x_bytes: u64,
+        x_scales: u64,
+        out: u64,
+        bias: u64,
+        rows: u32,
+        cols: u32,
+        n_tokens: u32,
+        stride: u32,
+        epilogue: u32,
+        n_blocks: u32,
+    }
+}
+
+/// The input rows, in both forms that weights may want.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inputs {
+    /// f32 `[n_tokens][cols]`, for float weights; may be 0 if there are none.
+    pub x: Address,
+    /// 8 bits, from `activations` with [`Sink::Q8`](super::activations::Sink): bytes and scales; may be 0 if all weights are floats.
+    pub q8: (Address, Address),
+    /// Elements a row.
+    pub cols: u64,
+    /// Rows.
+    pub n_tokens: u64,
+}
+
+/// `out[t][r] = sum_k W[r][k] x[t][k] (+ bias)`, or added to out: `out` is f32 `[n_tokens][rows]`.
+///
+/// # Errors
+/// [`Error::Block`], [`Error::TooLarge`].
+pub fn matmat(
+    target: &GpuTarget,
+    inputs: Inputs,
+    matrix: &Matrix,
+    add: bool,
+) -> Result<Launch, Error> {
+    if !matrix.ty.is_quantized() {
+        return float_tokens(target, matrix, inputs.x, inputs.cols, inputs.n_tokens, add);
+    }
+    crate::gpu::device_bytes(matrix.ty, matrix.rows, inputs.cols)?;
+    let rows = count("the number of a matrix's rows", matrix.rows)?;
+    let groups = rows.div_ceil(ROWS);
+    let n_blocks = groups
+        .div_ceil(THREADS / target.wave)
+        .clamp(1, 4 * target.compute_units.max(1));
+    let args = MatmatArgs {
+        weights: matrix.weights,
+        x_bytes: inputs.q8.0,
+        x_scales: inputs.q8.1,
+        out: matrix.out,
+        bias: matrix.bias.unwrap_or(0),
+        rows,
+        cols: count("the number of a matrix's columns", inputs.cols)?,
+        n_tokens: count("the number of tokens", inputs.n_tokens)?,
+        stride: rows,
+        epilogue: u32::from(add),
+        n_blocks,
+    };
+    Ok(Launch {
+        kernel: per_type!(matrix.ty, "matmat_", ".matmat_"),
+        grid: [n_blocks, args.n_tokens.div_ceil(COLUMNS), 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(&args),
+    })
+}

@@ -1,0 +1,71 @@
+//! The GPU that launches are shaped for.
+
+/// Whose GPU it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Vendor {
+    /// AMD, through HIP.
+    Amd,
+    /// NVIDIA, through CUDA's driver API.
+    Nvidia,
+}
+
+/// What geometry depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuTarget {
+    /// Whose it is.
+    pub vendor: Vendor,
+    /// `gfx1100`, `gfx90a`, ... without feature flags, or `sm_90`.
+    pub arch: String,
+    /// Lanes of a wave: 32 or 64.
+    pub wave: u32,
+    /// Compute units or multiprocessors.
+    pub compute_units: u32,
+    /// Shared memory that a block may use without asking for more, in bytes.
+    pub shared_bytes_max: u32,
+}
+
+impl GpuTarget {
+    /// An AMD GPU: gfx9 has waves of 64 lanes, everything since of 32.
+    #[must_use]
+    pub fn amd(arch: &str, compute_units: u32) -> GpuTarget {
+        let arch = arch.split(':').next().unwrap_or_default();
+        GpuTarget {
+            vendor: Vendor::Amd,
+            arch: arch.to_owned(),
+            wave: if arch.starts_with("gfx9") { 64 } else { 32 },
+            compute_units,
+            shared_bytes_max: 64 << 10,
+        }
+    }
+
+    /// An NVIDIA GPU of compute capability `major.minor`.
+    #[must_use]
+    pub fn nvidia(major: u32, minor: u32, compute_units: u32) -> GpuTarget {
+        GpuTarget {
+            vendor: Vendor::Nvidia,
+            arch: format!("sm_{major}{minor}"),
+            wave: 32,
+            compute_units,
+            shared_bytes_max: 48 << 10,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wave_sizes_follow_the_architecture() {
+        for (arch, wave) in [
+            ("gfx906", 64),
+            ("gfx90a:sramecc+:xnack-", 64),
+            ("gfx1030", 32),
+            ("gfx1201", 32),
+        ] {
+            assert_eq!(GpuTarget::amd(arch, 60).wave, wave, "{arch}");
+        }
+        assert_eq!(GpuTarget::amd("gfx90a:sramecc+", 104).arch, "gfx90a");
+        assert_eq!(GpuTarget::nvidia(9, 0, 132).arch, "sm_90");
+    }
+}

@@ -1,0 +1,390 @@
+//! Launches against the sources: entries exist, structs agree, geometry covers the work.
+
+use std::collections::BTreeSet;
+
+use super::ops::activations::{Sink, Source, activations};
+use super::ops::attention::{self, Partials};
+use super::ops::kv::{Kv, Qkv, Rope, rope_kv};
+use super::ops::matmat::{Inputs, matmat};
+use super::ops::matvec::{Epilogue, Input, Matrix, fuses_swiglu, matvec};
+use super::ops::sample::{TopK, top_k};
+use super::ops::weights::{Weights, dequantize_f16, repack, rows_f32};
+use super::ops::{self, rows};
+use super::{Error, GpuTarget, Launch, units};
+use crate::host::WeightType;
+use crate::host::ops::{KvLayout, RopeOrder};
+
+fn targets() -> [GpuTarget; 3] {
+    [
+        GpuTarget::nvidia(9, 0, 132),
+        GpuTarget::amd("gfx90a", 104),
+        GpuTarget::amd("gfx1201", 64),
+    ]
+}
+
+fn matrix(ty: WeightType, rows: u64) -> Matrix {
+    Matrix {
+        ty,
+        weights: 0x1000,
+        rows,
+        out: 0x2000,
+        bias: None,
+    }
+}
+
+fn input(cols: u64) -> Input {
+    Input {
+        x: 0x3000,
+        cols,
+        norm: None,
+    }
+}
+
+/// One launch of every kind that can be built.
+fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
+    let mut all = Vec::new();
+    for ty in WeightType::ALL {
+        all.extend(matvec(target, input(512), &[matrix(ty, 100)], Epilogue::Store).unwrap());
+        let inputs = Inputs {
+            x: 1,
+            q8: (2, 3),
+            cols: 512,
+            n_tokens: 9,
+        };
+        all.push(matmat(target, inputs, &matrix(ty, 100), true).unwrap());
+        let weights = Weights {
+            ty,
+            at: 0x1000,
+            rows: 100,
+            cols: 512,
+        };
+        all.push(repack(weights, 5, 0, 100, 6).unwrap());
+        all.push(dequantize_f16(weights, 3, 7, 8).unwrap());
+        all.push(rows_f32(weights, 9, 3, 10).unwrap());
+        for other in WeightType::ALL {
+            let two = [matrix(ty, 64), matrix(other, 32)];
+            all.extend(matvec(target, input(512), &two, Epilogue::Add).unwrap());
+        }
+    }
+    let sources = [
+        Source::Plain,
+        Source::Norm {
+            weight: 1,
+            eps: 1e-5,
+        },
+        Source::AddNorm {
+            other: 2,
+            weight: 1,
+            eps: 1e-5,
+        },
+        Source::Silu { other: 2 },
+        Source::Add { other: 2 },
+    ];
+    for source in sources {
+        for sink in [Sink::F32(4), Sink::F16(4), Sink::Q8(4, 5)] {
+            all.push(activations(1, 3, 512, source, sink).unwrap());
+        }
+    }
+    all.push(activations(1, 3, 512, Source::Add { other: 2 }, Sink::Stored).unwrap());
+    let rope = Rope {
+        cos: 1,
+        sin: 2,
+        n_rot: 64,
+        order: RopeOrder::Neox,
+        by_position: false,
+        q_norm: None,
+        k_norm: Some(3),
+        eps: 1e-6,
+    };
+    for head_dim in [64, 80, 96, 128] {
+        for group in [1, 4, 8] {
+            let layout = KvLayout {
+                n_layer: 2,
+                n_head_kv: 2,
+                head_dim_k: head_dim,
+                head_dim_v: head_dim,
+            };
+            let kv = Kv {
+                layout: &layout,
+                layer: 1,
+                base: 1 << 40,
+                table: 2,
+                table_stride: 16,
+                positions: 3,
+                sequences: None,
+            };
+            let qkv = Qkv {
+                q: 1,
+                k: 2,
+                v: 3,
+                n_head: 2 * group,
+                rows: 5,
+            };
+            let partials = Partials {
+                partials: 1,
+                counters: 2,
+            };
+            all.push(rope_kv(target, qkv, 4, &kv, &rope).unwrap());
+            all.push(attention::prefill(1, 2 * group, 2, &kv, 0.1, 3, 4).unwrap());
+            match attention::decode(qkv, 4, &kv, Some(&rope), 0.1, 7, partials) {
+                Ok(launch) => all.push(launch),
+                Err(error) => assert!(group == 8 && (head_dim == 80 || head_dim == 96), "{error}"),
+            }
+        }
+    }
+    all.push(rows::gather(1, 2, 3, 1000, 4).unwrap());
+    all.push(rows::add_bias(1, 2, 1000, 3).unwrap());
+    let to = TopK {
+        candidates: 1,
+        values: None,
+        ids: 2,
+        next: None,
+    };
+    all.extend(top_k(1, 2, 128_256, 40, to).unwrap());
+    all
+}
+
+/// The entries that a unit's text defines, macros of one level expanded.
+fn entries(text: &str) -> BTreeSet<String> {
+    let mut definitions = Vec::new();
+    let mut found = BTreeSet::new();
+    let mut generators: Vec<(String, Vec<String>)> = Vec::new();
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        if let Some(rest) = line.strip_prefix("#define ") {
+            let mut whole = rest.to_owned();
+            while whole.ends_with('\\') {
+                whole.pop();
+                whole += lines.next().unwrap_or_default();
+            }
+            let (name, body) = whole.split_once([' ', '(']).unwrap_or((&whole, ""));
+            let made: Vec<String> = entry_names(body);
+            if !made.is_empty() {
+                generators.push((name.to_owned(), made));
+            }
+            definitions.push((name.to_owned(), body.trim().to_owned()));
+            continue;
+        }
+        found.extend(entry_names(line));
+        for (name, made) in &generators {
+            if let Some(argument) = line
+                .strip_prefix(name.as_str())
+                .and_then(|rest| rest.strip_prefix('('))
+            {
+                let argument = argument.split([',', ')']).next().unwrap_or_default();
+                found.extend(
+                    made.iter()
+                        .map(|m| m.replace("##name##", argument).replace("##name", argument)),
+                );
+            }
+        }
+    }
+    found
+        .into_iter()
+        .map(|entry| {
+            let value = |of: &str| {
+                definitions
+                    .iter()
+                    .find(|(name, _)| name == of)
+                    .map(|(_, value)| value.clone())
+            };
+            if let Some(joined) = entry.strip_prefix("NAME(") {
+                let (a, b) = joined.trim_end_matches(')').split_once(", ").unwrap();
+                return format!("{a}{}", value(b).unwrap());
+            }
+            value(&entry).unwrap_or(entry)
+        })
+        .collect()
+}
+
+/// Names after `ENTRY(...)` in a line.
+fn entry_names(line: &str) -> Vec<String> {
+    line.match_indices("ENTRY(THREADS")
+        .map(|(at, _)| {
+            let rest = &line[at..];
+            let rest = rest[rest.find(')').unwrap() + 1..].trim_start();
+            let end = if rest.starts_with("NAME(") {
+                rest.find(')').unwrap() + 1
+            } else {
+                rest.find('(').unwrap()
+            };
+            rest[..end].to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn every_launch_names_an_entry_of_its_unit() {
+    for target in targets() {
+        for launch in one_of_each(&target) {
+            let unit = units::unit(launch.unit())
+                .unwrap_or_else(|| panic!("{} is of no unit", launch.kernel));
+            let found = entries(&unit.text());
+            assert!(
+                found.contains(launch.entry()),
+                "{}: the unit has {found:?}",
+                launch.kernel
+            );
+        }
+    }
+}
+
+#[test]
+fn every_unit_is_used_and_stands_alone() {
+    let used: BTreeSet<&str> = one_of_each(&targets()[0])
+        .iter()
+        .map(Launch::unit)
+        .collect();
+    let listed: BTreeSet<&str> = units::units().map(|u| u.name).collect();
+    assert_eq!(used, listed);
+    for unit in units::units() {
+        let text = unit.text();
+        assert!(!text.contains("#include"), "{}", unit.name);
+        assert!(text.contains("ENTRY(THREADS"), "{}", unit.name);
+    }
+}
+
+/// Field names of a struct in a source, arrays without their length.
+fn fields(source: &str, name: &str) -> Vec<String> {
+    let start = format!("struct {name} {{");
+    let body = &source[source.find(&start).unwrap_or_else(|| panic!("no {name}")) + start.len()..];
+    let body = &body[..body.find("};").unwrap()];
+    body.lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .filter(|line| line.contains(';'))
+        .flat_map(|line| {
+            let line = line.split(';').next().unwrap_or_default();
+            line.split(',')
+                .map(|item| {
+                    let name = item.split_whitespace().last().unwrap_or_default();
+                    name.split('[').next().unwrap_or_default().to_owned()
+                })
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[test]
+fn structs_of_arguments_have_the_fields_of_the_source() {
+    macro_rules! check {
+        ($($file:literal: $($module:ident)::+),* $(,)?) => { $(
+            let source = units::file($file).unwrap();
+            let name = stringify!($($module)::+).rsplit("::").next().unwrap().trim();
+            assert_eq!(fields(source, name), $($module)::+::FIELDS, "{name}");
+        )* };
+    }
+    check!(
+        "matvec.hip": ops::matvec::MatvecMatrix,
+        "matvec.hip": ops::matvec::MatvecArgs,
+        "matvec_float.hip": ops::matvec::MatvecFloatArgs,
+        "matmat.hip": ops::matmat::MatmatArgs,
+        "activations.hip": ops::activations::ActivationsArgs,
+        "kv.h": ops::kv::KvPlace,
+        "kv.h": ops::kv::RopePlace,
+        "rope_kv.hip": ops::kv::RopeKvArgs,
+        "attention_decode.hip": ops::attention::AttentionDecodeArgs,
+        "attention_prefill.hip": ops::attention::AttentionPrefillArgs,
+        "gather.hip": ops::rows::GatherArgs,
+        "add_bias.hip": ops::rows::AddBiasArgs,
+        "sample.hip": ops::sample::TopKArgs,
+        "repack.hip": ops::weights::RepackArgs,
+        "dequantize.hip": ops::weights::DequantizeArgs,
+    );
+}
+
+/// The value of `#define name value` in a source.
+fn defined(source: &str, name: &str) -> u32 {
+    let line = source
+        .lines()
+        .find_map(|l| l.strip_prefix(&format!("#define {name} ")));
+    let value = line.unwrap_or_else(|| panic!("no {name}"));
+    value
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .trim_end_matches('u')
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn blocks_have_the_threads_that_the_source_counts_on() {
+    for target in targets() {
+        for launch in one_of_each(&target) {
+            let text = units::unit(launch.unit()).unwrap().text();
+            let threads = defined(&text, "THREADS");
+            assert_eq!(launch.block, [threads, 1, 1], "{}", launch.kernel);
+            assert!(launch.grid.iter().all(|&n| n > 0), "{}", launch.kernel);
+            assert!(launch.shared_bytes <= target.shared_bytes_max);
+        }
+    }
+    let prefill = units::file("attention_prefill.hip").unwrap();
+    assert_eq!(defined(prefill, "TILE_ROWS"), attention::PREFILL_TILE_ROWS);
+}
+
+#[test]
+fn products_that_share_an_input_share_a_launch_where_they_can() {
+    let target = &targets()[0];
+    let (q4, q6, q8) = (WeightType::Q4K, WeightType::Q6K, WeightType::Q8_0);
+    let n = |matrices: &[Matrix]| {
+        matvec(target, input(4096), matrices, Epilogue::Store)
+            .unwrap()
+            .len()
+    };
+    assert_eq!(
+        n(&[matrix(q4, 4096), matrix(q4, 1024), matrix(q4, 1024)]),
+        1
+    );
+    assert_eq!(
+        n(&[matrix(q4, 4096), matrix(q4, 1024), matrix(q6, 1024)]),
+        1
+    );
+    assert_eq!(
+        n(&[matrix(q6, 4096), matrix(q4, 1024), matrix(q6, 1024)]),
+        1
+    );
+    assert_eq!(
+        n(&[matrix(q4, 4096), matrix(q8, 1024), matrix(q6, 1024)]),
+        2
+    );
+    assert_eq!(n(&[matrix(q8, 64); 5]), 2);
+    assert_eq!(n(&[matrix(WeightType::F16, 64), matrix(q8, 64)]), 2);
+}
+
+#[test]
+fn what_is_not_fused_is_refused() {
+    let target = &targets()[0];
+    let normed = Input {
+        norm: Some((1, 1e-5)),
+        ..input(64)
+    };
+    let refused = |r: Result<Vec<Launch>, Error>| matches!(r, Err(Error::NoKernel { .. }));
+    let f16 = matrix(WeightType::F16, 64);
+    assert!(refused(matvec(target, normed, &[f16], Epilogue::Store)));
+    assert!(!fuses_swiglu(WeightType::Q4K, WeightType::Q6K));
+    assert!(refused(matvec(
+        target,
+        input(64),
+        &[f16, f16],
+        Epilogue::SwiGlu
+    )));
+    let wide = matvec(
+        target,
+        input(64 << 10),
+        &[matrix(WeightType::Q8_0, 64)],
+        Epilogue::Store,
+    );
+    assert!(matches!(wide, Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn contexts_are_split_to_fill_the_device_but_not_below_a_step() {
+    let h200 = &targets()[0];
+    assert_eq!(attention::n_split(h200, 1, 8, 8192), 33);
+    assert_eq!(attention::n_split(h200, 1, 8, 512), 8);
+    assert_eq!(attention::n_split(h200, 64, 8, 8192), 1);
+    assert_eq!(
+        attention::prefill_tiles([(0, 70), (70, 3)]),
+        [[0, 64], [64, 6], [70, 3]]
+    );
+}

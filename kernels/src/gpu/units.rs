@@ -1,0 +1,121 @@
+//! The units of compilation: one source with its definitions and headers, as one text.
+//!
+//! `hip/units.txt` lists them. A unit's text needs no include path and no definitions from outside, so it is also what a cache
+//! of compiled units is keyed by.
+
+/// The AMD targets that units are compiled for ahead of time, and that they are checked for.
+pub const AMD_TARGETS: [&str; 11] = [
+    "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1151",
+    "gfx1200", "gfx1201",
+];
+
+/// Options of clang for an AMD target without ROCm, beside `--offload-arch`, input and output.
+pub const CLANG_OPTIONS: [&str; 9] = [
+    "-x",
+    "hip",
+    "--offload-device-only",
+    "--no-gpu-bundle-output",
+    "-nogpuinc",
+    "-nogpulib",
+    "-mcode-object-version=5",
+    "-std=c++17",
+    "-O3",
+];
+
+const UNITS: &str = include_str!("../../hip/units.txt");
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        [$(($name, include_str!(concat!("../../hip/", $name)))),*]
+    };
+}
+
+/// Every source and header.
+const FILES: [(&str, &str); 16] = files![
+    "compat.h",
+    "formats.h",
+    "activations.h",
+    "kv.h",
+    "matvec.hip",
+    "matvec_float.hip",
+    "matmat.hip",
+    "activations.hip",
+    "repack.hip",
+    "dequantize.hip",
+    "rope_kv.hip",
+    "attention_decode.hip",
+    "attention_prefill.hip",
+    "gather.hip",
+    "add_bias.hip",
+    "sample.hip",
+];
+
+/// A unit of the list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unit {
+    /// Its name, the part of [`Launch::kernel`](super::Launch) before the dot.
+    pub name: &'static str,
+    source: &'static str,
+    definitions: &'static str,
+}
+
+impl Unit {
+    /// The whole text: definitions, headers, source.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for definition in self.definitions.split_whitespace() {
+            let (name, value) = definition.split_once('=').unwrap_or((definition, "1"));
+            text += &format!("#define {name} {value}\n");
+        }
+        let mut included = Vec::new();
+        expand(self.source, &mut included, &mut text);
+        text
+    }
+}
+
+/// All units, in the order of the list.
+pub fn units() -> impl Iterator<Item = Unit> {
+    UNITS
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(|line| {
+            let (name, rest) = line.split_once(' ').unwrap_or((line, ""));
+            let (source, definitions) = rest.split_once(' ').unwrap_or((rest, ""));
+            Unit {
+                name,
+                source,
+                definitions,
+            }
+        })
+}
+
+/// The unit of this name.
+#[must_use]
+pub fn unit(name: &str) -> Option<Unit> {
+    units().find(|unit| unit.name == name)
+}
+
+/// A source or header by its file name.
+pub(crate) fn file(name: &str) -> Option<&'static str> {
+    FILES
+        .iter()
+        .find(|(n, _)| *n == name)
+        .map(|(_, text)| *text)
+}
+
+/// Appends a file with the headers that it includes, each once.
+fn expand(name: &str, included: &mut Vec<String>, to: &mut String) {
+    for line in file(name).unwrap_or_default().lines() {
+        if let Some(header) = line.strip_prefix("#include \"") {
+            let header = header.trim_end_matches('"').to_owned();
+            if !included.contains(&header) {
+                included.push(header.clone());
+                expand(&header, included, to);
+            }
+        } else if line != "#pragma once" {
+            to.push_str(line);
+            to.push('\n');
+        }
+    }
+}
