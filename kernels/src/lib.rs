@@ -1,3 +1,4 @@
-//! Kernels: SIMD for the CPU; HIP sources.
+//! Kernels: SIMD for the CPU; HIP sources and their launches for GPUs.
 
+pub mod gpu;
 pub mod host;

@@ -1,0 +1,3 @@
+//! GPU kernels: how their sources become code objects.
+
+pub mod compile;
