@@ -19,9 +19,9 @@ fn compile(compiler: &Compiler, source: &str, target: &str) -> Result<Object, Er
     let request = Request {
         name: "scale",
         source,
-        headers: &[("scale.h", "#define SCALE 2.0f\n")],
+        headers: &[("scale.h", "#define SCALE SCALE_IS\n")],
         target,
-        options: &["-O3"],
+        options: &["-DSCALE_IS=2.0f"],
     };
     compiler.object(&request, |_, _| None)
 }
