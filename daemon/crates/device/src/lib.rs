@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 mod error;
+pub mod gpu;
 pub mod host;
 pub mod ops;
 mod segment;

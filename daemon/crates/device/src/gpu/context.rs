@@ -1,0 +1,167 @@
+//! The card that is open: a driver, its primary context, and the count of what was asked of it.
+//!
+//! Everything that lives on a card holds a [`Context`], so the context dies last whatever the order in which owners go.
+//! A context is bound to a thread on the first call there and whenever the thread used another one in between.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::driver::{ContextHandle, DeviceAttributes, Driver, MemoryInfo, Result};
+
+/// Numbers of contexts, never given twice, so that a stale note of a thread matches nothing.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// The context that this thread bound last.
+    static BOUND: Cell<u64> = const { Cell::new(0) };
+}
+
+/// An open card. Clones share it.
+#[derive(Clone)]
+pub struct Context(Arc<Inner>);
+
+struct Inner {
+    driver: Arc<dyn Driver>,
+    handle: ContextHandle,
+    id: u64,
+    attributes: DeviceAttributes,
+    counts: Counts,
+}
+
+/// What was asked of the driver.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) allocations: AtomicU64,
+    pub(super) device_bytes: AtomicU64,
+    pub(super) pinned_bytes: AtomicU64,
+    pub(super) registered_bytes: AtomicU64,
+}
+
+/// Memory that this process holds through a context, by its own count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Allocations of device or pinned memory since the context was opened, freed ones included.
+    pub allocations: u64,
+    /// Bytes of device memory held now.
+    pub device_bytes: u64,
+    /// Bytes of pinned host memory held now.
+    pub pinned_bytes: u64,
+    /// Bytes of host mappings registered now.
+    pub registered_bytes: u64,
+}
+
+impl Context {
+    /// Opens device `ordinal`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Context> {
+        let attributes = driver.device_attributes(ordinal)?;
+        let handle = driver.context_open(ordinal)?;
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        BOUND.set(id);
+        Ok(Context(Arc::new(Inner {
+            driver,
+            handle,
+            id,
+            attributes,
+            counts: Counts::default(),
+        })))
+    }
+
+    /// What the card is.
+    pub fn attributes(&self) -> &DeviceAttributes {
+        &self.0.attributes
+    }
+
+    /// The driver, with this context bound to the calling thread: for calls that no owner covers.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn driver(&self) -> Result<&dyn Driver> {
+        self.0.bound()
+    }
+
+    /// The driver as it was opened, for opening another card with it.
+    pub fn shared_driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.0.driver)
+    }
+
+    /// Free and total bytes by the driver's count.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn memory(&self) -> Result<MemoryInfo> {
+        self.driver()?.mem_info()
+    }
+
+    /// What this process holds by its own count.
+    pub fn usage(&self) -> Usage {
+        let counts = &self.0.counts;
+        Usage {
+            allocations: counts.allocations.load(Ordering::Relaxed),
+            device_bytes: counts.device_bytes.load(Ordering::Relaxed),
+            pinned_bytes: counts.pinned_bytes.load(Ordering::Relaxed),
+            registered_bytes: counts.registered_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Waits for all work on the card.
+    ///
+    /// # Errors
+    /// Failures of that work.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver()?.synchronize()
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.0.counts
+    }
+
+    /// Runs a destructor's call and logs what goes wrong; a lost device is logged once elsewhere, so only quietly here.
+    pub(super) fn release(&self, what: &'static str, call: impl FnOnce(&dyn Driver) -> Result<()>) {
+        report(what, self.driver().and_then(call));
+    }
+}
+
+impl Inner {
+    fn bound(&self) -> Result<&dyn Driver> {
+        if BOUND.get() != self.id {
+            self.driver.context_bind(self.handle)?;
+            BOUND.set(self.id);
+        }
+        Ok(&*self.driver)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let result = self.bound().map(|_| ()).and_then(|()| {
+            BOUND.set(0);
+            // SAFETY: every owner of something in this context holds a clone of the Arc that is ending here.
+            unsafe { self.driver.context_close(self.handle) }
+        });
+        report("context", result);
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("vendor", &self.0.driver.vendor())
+            .field("ordinal", &self.0.attributes.ordinal)
+            .field("name", &self.0.attributes.name)
+            .field("usage", &self.usage())
+            .finish()
+    }
+}
+
+fn report(what: &'static str, result: Result<()>) {
+    match result {
+        Ok(()) => {}
+        Err(error) if error.is_lost() => tracing::debug!(%error, "giving back a {what}"),
+        Err(error) => tracing::warn!(%error, "giving back a {what}"),
+    }
+}

@@ -1,0 +1,746 @@
+//! The CUDA table: NVIDIA's driver API, opened with dlopen. Declarations are our own, of the documented ABI; functions
+//! with a second version in the library (`_v2`) are taken by that name, as the vendor's header does.
+//!
+//! A context is the device's primary one, so that the vendor's own libraries (cuBLAS) work in the same.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use super::driver::{
+    Class, ContextHandle, DeviceAttributes, DevicePtr, Driver, Error, EventHandle,
+    FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, LaunchConfig, MemoryInfo,
+    ModuleHandle, Priority, Result, StreamHandle, Vendor, Versions,
+};
+use super::image::{AlignedImage, kernel_module_version};
+use super::library::{Library, table};
+
+/// Names of the driver's library.
+pub(super) const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+const HINT: &str = "install NVIDIA's driver, or name the library in ROCMFORGE_CUDA_LIBRARY";
+
+type Device = c_int;
+type Context = *mut c_void;
+type Stream = *mut c_void;
+type Event = *mut c_void;
+type Module = *mut c_void;
+type Function = *mut c_void;
+type Graph = *mut c_void;
+type GraphExec = *mut c_void;
+type Address = u64;
+
+/// CUresult, as far as we ask for it by name.
+mod code {
+    pub(super) const SUCCESS: u32 = 0;
+    pub(super) const OUT_OF_MEMORY: u32 = 2;
+    pub(super) const NOT_FOUND: u32 = 500;
+    pub(super) const NOT_READY: u32 = 600;
+    pub(super) const NOT_SUPPORTED: u32 = 801;
+    /// Deinitialized, uncorrectable ECC, NVLink; illegal address, launch timeout, context destroyed, assert; hardware
+    /// stack, illegal instruction, misaligned address, address space, program counter, launch failed; unknown.
+    pub(super) const LOST: [u32; 14] = [
+        4, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999,
+    ];
+}
+
+/// CUdevice_attribute.
+mod attribute {
+    pub(super) const MAX_THREADS_PER_BLOCK: u32 = 1;
+    pub(super) const MAX_SHARED_MEMORY_PER_BLOCK: u32 = 8;
+    pub(super) const WARP_SIZE: u32 = 10;
+    pub(super) const MULTIPROCESSOR_COUNT: u32 = 16;
+    pub(super) const INTEGRATED: u32 = 18;
+    pub(super) const MEMORY_CLOCK_RATE: u32 = 36;
+    pub(super) const GLOBAL_MEMORY_BUS_WIDTH: u32 = 37;
+    pub(super) const L2_CACHE_SIZE: u32 = 38;
+    pub(super) const MAX_THREADS_PER_MULTIPROCESSOR: u32 = 39;
+    pub(super) const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
+    pub(super) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
+    pub(super) const MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: u32 = 81;
+    pub(super) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
+}
+
+/// CUfunction_attribute.
+mod function_attribute {
+    pub(super) const MAX_THREADS_PER_BLOCK: u32 = 0;
+    pub(super) const SHARED_SIZE_BYTES: u32 = 1;
+    pub(super) const LOCAL_SIZE_BYTES: u32 = 3;
+    pub(super) const NUM_REGS: u32 = 4;
+    pub(super) const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
+}
+
+/// CU_STREAM_NON_BLOCKING.
+const STREAM_NON_BLOCKING: c_uint = 1;
+/// CU_EVENT_DISABLE_TIMING.
+const EVENT_DISABLE_TIMING: c_uint = 2;
+/// CU_MEMHOSTALLOC_PORTABLE.
+const HOST_ALLOC_PORTABLE: c_uint = 1;
+/// CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY: without the latter a read-only mapping is refused.
+const HOST_REGISTER: c_uint = 1 | 8;
+/// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL.
+const CAPTURE_THREAD_LOCAL: u32 = 1;
+/// CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END.
+const LAUNCH_PARAM: [usize; 3] = [1, 2, 0];
+
+table! {
+    struct Functions {
+        required {
+            cuInit(c_uint) -> u32;
+            cuGetErrorName(u32, *mut *const c_char) -> u32;
+            cuGetErrorString(u32, *mut *const c_char) -> u32;
+            cuDriverGetVersion(*mut c_int) -> u32;
+            cuDeviceGetCount(*mut c_int) -> u32;
+            cuDeviceGet(*mut Device, c_int) -> u32;
+            cuDeviceGetName(*mut c_char, c_int, Device) -> u32;
+            cuDeviceTotalMem_v2(*mut usize, Device) -> u32;
+            cuDeviceGetAttribute(*mut c_int, u32, Device) -> u32;
+            cuDeviceGetPCIBusId(*mut c_char, c_int, Device) -> u32;
+            cuDevicePrimaryCtxRetain(*mut Context, Device) -> u32;
+            cuDevicePrimaryCtxRelease_v2(Device) -> u32;
+            cuCtxSetCurrent(Context) -> u32;
+            cuCtxGetDevice(*mut Device) -> u32;
+            cuCtxSynchronize() -> u32;
+            cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int) -> u32;
+            cuMemAlloc_v2(*mut Address, usize) -> u32;
+            cuMemFree_v2(Address) -> u32;
+            cuMemGetInfo_v2(*mut usize, *mut usize) -> u32;
+            cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> u32;
+            cuMemFreeHost(*mut c_void) -> u32;
+            cuMemHostRegister_v2(*mut c_void, usize, c_uint) -> u32;
+            cuMemHostUnregister(*mut c_void) -> u32;
+            cuMemsetD8Async(Address, u8, usize, Stream) -> u32;
+            cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, Stream) -> u32;
+            cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, Stream) -> u32;
+            cuMemcpyDtoDAsync_v2(Address, Address, usize, Stream) -> u32;
+            cuStreamCreateWithPriority(*mut Stream, c_uint, c_int) -> u32;
+            cuStreamDestroy_v2(Stream) -> u32;
+            cuStreamSynchronize(Stream) -> u32;
+            cuStreamQuery(Stream) -> u32;
+            cuStreamWaitEvent(Stream, Event, c_uint) -> u32;
+            cuEventCreate(*mut Event, c_uint) -> u32;
+            cuEventDestroy_v2(Event) -> u32;
+            cuEventRecord(Event, Stream) -> u32;
+            cuEventQuery(Event) -> u32;
+            cuEventSynchronize(Event) -> u32;
+            cuEventElapsedTime(*mut f32, Event, Event) -> u32;
+            cuModuleLoadData(*mut Module, *const c_void) -> u32;
+            cuModuleUnload(Module) -> u32;
+            cuModuleGetFunction(*mut Function, Module, *const c_char) -> u32;
+            cuFuncGetAttribute(*mut c_int, u32, Function) -> u32;
+            cuFuncSetAttribute(Function, u32, c_int) -> u32;
+            cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Function, c_int, usize) -> u32;
+            cuLaunchKernel(Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
+                *mut *mut c_void, *mut *mut c_void) -> u32;
+        }
+        optional {
+            cuStreamBeginCapture_v2(Stream, u32) -> u32;
+            cuStreamEndCapture(Stream, *mut Graph) -> u32;
+            cuGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> u32;
+            cuGraphInstantiateWithFlags(*mut GraphExec, Graph, u64) -> u32;
+            cuGraphLaunch(GraphExec, Stream) -> u32;
+            cuGraphDestroy(Graph) -> u32;
+            cuGraphExecDestroy(GraphExec) -> u32;
+        }
+    }
+}
+
+/// NVIDIA's driver, opened.
+pub(super) struct CudaDriver {
+    library: Library,
+    cuda: Functions,
+    /// Devices of the contexts that are open: the primary context is given back by its device.
+    contexts: Mutex<HashMap<ContextHandle, Device>>,
+}
+
+/// `call!(self, function(args))` for a required function: one unsafe call, named as the vendor names it.
+macro_rules! call {
+    ($self:ident, $function:ident($($arg:expr),* $(,)?)) => {{
+        // SAFETY: the signature is the vendor's; out-pointers are to live locals of this method, handles and addresses
+        // are what the trait's contract promises.
+        let code = unsafe { ($self.cuda.$function)($($arg),*) };
+        $self.check(stringify!($function), code)
+    }};
+}
+
+/// The same for an optional function; one that is missing names itself.
+macro_rules! optional {
+    ($self:ident, $function:ident($($arg:expr),* $(,)?)) => {
+        match $self.cuda.$function {
+            Some(function) => {
+                // SAFETY: as for a required function.
+                let code = unsafe { function($($arg),*) };
+                $self.check(stringify!($function), code)
+            }
+            None => Err(Error::Symbols {
+                library: $self.library.name().to_owned(),
+                symbols: vec![stringify!($function)],
+            }),
+        }
+    };
+}
+
+impl CudaDriver {
+    /// Opens the first of `names` that the loader finds.
+    pub(super) fn open(names: &[String]) -> Result<CudaDriver> {
+        let library = Library::open("CUDA", names, HINT)?;
+        let cuda = Functions::load(&library)?;
+        Ok(CudaDriver {
+            library,
+            cuda,
+            contexts: Mutex::new(HashMap::new()),
+        })
+    }
+
+    fn check(&self, call: &'static str, result: u32) -> Result<()> {
+        if result == code::SUCCESS {
+            return Ok(());
+        }
+        let mut name: *const c_char = ptr::null();
+        let mut message: *const c_char = ptr::null();
+        // SAFETY: takes any code; the out-pointer is to a live local and stays null for a code it does not know.
+        let named = unsafe { (self.cuda.cuGetErrorName)(result, &raw mut name) };
+        // SAFETY: as above.
+        let worded = unsafe { (self.cuda.cuGetErrorString)(result, &raw mut message) };
+        if named != code::SUCCESS {
+            name = ptr::null();
+        }
+        if worded != code::SUCCESS {
+            message = ptr::null();
+        }
+        Err(Error::Call {
+            call,
+            code: result,
+            // SAFETY: null or a static string of the library.
+            name: unsafe { text(name) },
+            // SAFETY: as above.
+            text: unsafe { text(message) },
+            class: class(result),
+        })
+    }
+
+    fn device(&self, ordinal: u32) -> Result<Device> {
+        let mut device: Device = 0;
+        call!(self, cuDeviceGet(&raw mut device, ordinal as c_int))?;
+        Ok(device)
+    }
+
+    fn attribute(&self, attribute: u32, device: Device) -> Result<u32> {
+        let mut value: c_int = 0;
+        call!(
+            self,
+            cuDeviceGetAttribute(&raw mut value, attribute, device)
+        )?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    fn function_attribute(&self, attribute: u32, function: FunctionHandle) -> Result<u32> {
+        let mut value: c_int = 0;
+        call!(
+            self,
+            cuFuncGetAttribute(&raw mut value, attribute, function.0 as Function)
+        )?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+}
+
+/// A static string of the driver.
+///
+/// # Safety
+/// `pointer` is null or to a string that ends.
+unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return "unknown code".to_owned();
+    }
+    // SAFETY: not null; the rest is the caller's promise.
+    unsafe { CStr::from_ptr(pointer) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// What a code means.
+fn class(result: u32) -> Class {
+    match result {
+        code::OUT_OF_MEMORY => Class::OutOfMemory,
+        code::NOT_READY => Class::NotReady,
+        code::NOT_SUPPORTED => Class::NotSupported,
+        result if code::LOST.contains(&result) => Class::Lost,
+        _ => Class::Other,
+    }
+}
+
+/// `13020` as `13.2`.
+fn version(number: c_int) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+/// Turns [`Class::NotReady`] into false.
+fn ready(result: Result<()>) -> Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if error.class() == Class::NotReady => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+impl Driver for CudaDriver {
+    fn vendor(&self) -> Vendor {
+        Vendor::Cuda
+    }
+
+    fn library(&self) -> &str {
+        self.library.name()
+    }
+
+    fn versions(&self) -> Result<Versions> {
+        let mut api: c_int = 0;
+        call!(self, cuDriverGetVersion(&raw mut api))?;
+        Ok(Versions {
+            driver: kernel_module_version("nvidia").unwrap_or_else(|| version(api)),
+            runtime: version(api),
+        })
+    }
+
+    fn device_count(&self) -> Result<u32> {
+        call!(self, cuInit(0))?;
+        let mut count: c_int = 0;
+        call!(self, cuDeviceGetCount(&raw mut count))?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    fn device_attributes(&self, ordinal: u32) -> Result<DeviceAttributes> {
+        call!(self, cuInit(0))?;
+        let device = self.device(ordinal)?;
+        let mut name = [0 as c_char; 256];
+        call!(
+            self,
+            cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, device)
+        )?;
+        let mut pci = [0 as c_char; 64];
+        call!(
+            self,
+            cuDeviceGetPCIBusId(pci.as_mut_ptr(), pci.len() as c_int - 1, device)
+        )?;
+        let mut total_bytes: usize = 0;
+        call!(self, cuDeviceTotalMem_v2(&raw mut total_bytes, device))?;
+        let major = self.attribute(attribute::COMPUTE_CAPABILITY_MAJOR, device)?;
+        let minor = self.attribute(attribute::COMPUTE_CAPABILITY_MINOR, device)?;
+        let arch = format!("sm_{major}{minor}");
+        // SAFETY: zeroed beyond what the driver wrote, whose length left room for the end.
+        let name = unsafe { text(name.as_ptr()) };
+        // SAFETY: as above.
+        let pci_bus_id = unsafe { text(pci.as_ptr()) }.to_lowercase();
+        Ok(DeviceAttributes {
+            ordinal,
+            name,
+            arch_features: arch.clone(),
+            arch,
+            compute_units: self.attribute(attribute::MULTIPROCESSOR_COUNT, device)?,
+            wave: self.attribute(attribute::WARP_SIZE, device)?,
+            threads_per_block: self.attribute(attribute::MAX_THREADS_PER_BLOCK, device)?,
+            threads_per_unit: self.attribute(attribute::MAX_THREADS_PER_MULTIPROCESSOR, device)?,
+            shared_per_block: self.attribute(attribute::MAX_SHARED_MEMORY_PER_BLOCK, device)?,
+            shared_per_block_max: self
+                .attribute(attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)?,
+            shared_per_unit: self
+                .attribute(attribute::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, device)?,
+            l2_bytes: u64::from(self.attribute(attribute::L2_CACHE_SIZE, device)?),
+            total_bytes: total_bytes as u64,
+            memory_clock_khz: self
+                .attribute(attribute::MEMORY_CLOCK_RATE, device)
+                .unwrap_or(0),
+            memory_bus_bits: self
+                .attribute(attribute::GLOBAL_MEMORY_BUS_WIDTH, device)
+                .unwrap_or(0),
+            pci_bus_id,
+            integrated: self.attribute(attribute::INTEGRATED, device)? != 0,
+        })
+    }
+
+    fn context_open(&self, ordinal: u32) -> Result<ContextHandle> {
+        call!(self, cuInit(0))?;
+        let device = self.device(ordinal)?;
+        let mut context: Context = ptr::null_mut();
+        call!(self, cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+        let handle = ContextHandle(context as usize);
+        self.contexts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(handle, device);
+        if let Err(error) = self.context_bind(handle) {
+            // The bind's error is the one worth telling.
+            let _ = call!(self, cuDevicePrimaryCtxRelease_v2(device));
+            return Err(error);
+        }
+        Ok(handle)
+    }
+
+    fn context_bind(&self, context: ContextHandle) -> Result<()> {
+        call!(self, cuCtxSetCurrent(context.0 as Context))
+    }
+
+    unsafe fn context_close(&self, context: ContextHandle) -> Result<()> {
+        // The primary context is one a device, so the entry stays for another opener of the same.
+        let device = self
+            .contexts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&context)
+            .copied();
+        match device {
+            Some(device) => call!(self, cuDevicePrimaryCtxRelease_v2(device)),
+            None => Err(Error::Answer {
+                call: "cuDevicePrimaryCtxRelease_v2",
+                message: "the context was not opened here".to_owned(),
+            }),
+        }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        call!(self, cuCtxSynchronize())
+    }
+
+    /// The driver API keeps no last error; a damaged context says so to any call.
+    fn last_error(&self) -> Option<String> {
+        let mut device: Device = 0;
+        call!(self, cuCtxGetDevice(&raw mut device))
+            .err()
+            .map(|error| error.to_string())
+    }
+
+    fn mem_alloc(&self, bytes: u64) -> Result<DevicePtr> {
+        let mut address: Address = 0;
+        call!(self, cuMemAlloc_v2(&raw mut address, bytes as usize))?;
+        Ok(DevicePtr(address))
+    }
+
+    unsafe fn mem_free(&self, ptr: DevicePtr) -> Result<()> {
+        call!(self, cuMemFree_v2(ptr.0))
+    }
+
+    fn mem_info(&self) -> Result<MemoryInfo> {
+        let (mut free, mut total): (usize, usize) = (0, 0);
+        call!(self, cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
+        Ok(MemoryInfo {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    fn host_alloc(&self, bytes: usize) -> Result<*mut u8> {
+        let mut ptr: *mut c_void = ptr::null_mut();
+        call!(
+            self,
+            cuMemHostAlloc(&raw mut ptr, bytes, HOST_ALLOC_PORTABLE)
+        )?;
+        Ok(ptr.cast())
+    }
+
+    unsafe fn host_free(&self, ptr: *mut u8) -> Result<()> {
+        call!(self, cuMemFreeHost(ptr.cast()))
+    }
+
+    unsafe fn host_register_read_only(&self, ptr: *const u8, bytes: usize) -> Result<()> {
+        call!(
+            self,
+            cuMemHostRegister_v2(ptr.cast_mut().cast(), bytes, HOST_REGISTER)
+        )
+    }
+
+    unsafe fn host_unregister(&self, ptr: *const u8) -> Result<()> {
+        call!(self, cuMemHostUnregister(ptr.cast_mut().cast()))
+    }
+
+    unsafe fn memset_async(
+        &self,
+        dst: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        call!(
+            self,
+            cuMemsetD8Async(dst.0, value, bytes as usize, stream.0 as Stream)
+        )
+    }
+
+    unsafe fn copy_h2d_async(
+        &self,
+        dst: DevicePtr,
+        src: *const u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        call!(
+            self,
+            cuMemcpyHtoDAsync_v2(dst.0, src.cast(), bytes as usize, stream.0 as Stream)
+        )
+    }
+
+    unsafe fn copy_d2h_async(
+        &self,
+        dst: *mut u8,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        call!(
+            self,
+            cuMemcpyDtoHAsync_v2(dst.cast(), src.0, bytes as usize, stream.0 as Stream)
+        )
+    }
+
+    unsafe fn copy_d2d_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        call!(
+            self,
+            cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, stream.0 as Stream)
+        )
+    }
+
+    fn stream_create(&self, priority: Priority) -> Result<StreamHandle> {
+        let (mut least, mut greatest): (c_int, c_int) = (0, 0);
+        call!(
+            self,
+            cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
+        )?;
+        let priority = match priority {
+            Priority::Normal => 0,
+            Priority::High => greatest,
+        };
+        let mut stream: Stream = ptr::null_mut();
+        call!(
+            self,
+            cuStreamCreateWithPriority(&raw mut stream, STREAM_NON_BLOCKING, priority)
+        )?;
+        Ok(StreamHandle(stream as usize))
+    }
+
+    unsafe fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
+        call!(self, cuStreamDestroy_v2(stream.0 as Stream))
+    }
+
+    unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        call!(self, cuStreamSynchronize(stream.0 as Stream))
+    }
+
+    unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        ready(call!(self, cuStreamQuery(stream.0 as Stream)))
+    }
+
+    unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        call!(
+            self,
+            cuStreamWaitEvent(stream.0 as Stream, event.0 as Event, 0)
+        )
+    }
+
+    fn event_create(&self, timing: bool) -> Result<EventHandle> {
+        let flags = if timing { 0 } else { EVENT_DISABLE_TIMING };
+        let mut event: Event = ptr::null_mut();
+        call!(self, cuEventCreate(&raw mut event, flags))?;
+        Ok(EventHandle(event as usize))
+    }
+
+    unsafe fn event_destroy(&self, event: EventHandle) -> Result<()> {
+        call!(self, cuEventDestroy_v2(event.0 as Event))
+    }
+
+    unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        call!(self, cuEventRecord(event.0 as Event, stream.0 as Stream))
+    }
+
+    unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
+        ready(call!(self, cuEventQuery(event.0 as Event)))
+    }
+
+    unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        call!(self, cuEventSynchronize(event.0 as Event))
+    }
+
+    unsafe fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        let mut ms = 0.0_f32;
+        call!(
+            self,
+            cuEventElapsedTime(&raw mut ms, start.0 as Event, end.0 as Event)
+        )?;
+        Ok(ms)
+    }
+
+    fn module_load(&self, image: &[u8]) -> Result<ModuleHandle> {
+        let image = AlignedImage::new(image);
+        let mut module: Module = ptr::null_mut();
+        call!(
+            self,
+            cuModuleLoadData(&raw mut module, image.as_ptr().cast())
+        )?;
+        Ok(ModuleHandle(module as usize))
+    }
+
+    unsafe fn module_unload(&self, module: ModuleHandle) -> Result<()> {
+        call!(self, cuModuleUnload(module.0 as Module))
+    }
+
+    unsafe fn module_function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
+        let mut function: Function = ptr::null_mut();
+        let result = call!(
+            self,
+            cuModuleGetFunction(&raw mut function, module.0 as Module, name.as_ptr())
+        );
+        match result {
+            Ok(()) => Ok(FunctionHandle(function as usize)),
+            Err(Error::Call {
+                code: code::NOT_FOUND,
+                ..
+            }) => Err(Error::Kernel {
+                kernel: name.to_string_lossy().into_owned(),
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    unsafe fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
+        use function_attribute as a;
+        Ok(FunctionAttributes {
+            registers: self.function_attribute(a::NUM_REGS, function)?,
+            shared_bytes: self.function_attribute(a::SHARED_SIZE_BYTES, function)?,
+            local_bytes: self.function_attribute(a::LOCAL_SIZE_BYTES, function)?,
+            threads_per_block: self.function_attribute(a::MAX_THREADS_PER_BLOCK, function)?,
+        })
+    }
+
+    unsafe fn function_reserve_shared(&self, function: FunctionHandle, bytes: u32) -> Result<()> {
+        call!(
+            self,
+            cuFuncSetAttribute(
+                function.0 as Function,
+                function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                bytes as c_int
+            )
+        )
+    }
+
+    unsafe fn function_blocks_per_unit(
+        &self,
+        function: FunctionHandle,
+        block_threads: u32,
+        shared_bytes: u32,
+    ) -> Result<u32> {
+        let mut blocks: c_int = 0;
+        call!(
+            self,
+            cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut blocks,
+                function.0 as Function,
+                block_threads as c_int,
+                shared_bytes as usize
+            )
+        )?;
+        Ok(u32::try_from(blocks).unwrap_or(0))
+    }
+
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        config: LaunchConfig,
+        args: &[u8],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let [gx, gy, gz] = config.grid;
+        let [bx, by, bz] = config.block;
+        let mut bytes = args.len();
+        // As a buffer with its size, so that the driver knows where the bytes end.
+        let mut extra: [*mut c_void; 5] = [
+            LAUNCH_PARAM[0] as *mut c_void,
+            args.as_ptr().cast_mut().cast(),
+            LAUNCH_PARAM[1] as *mut c_void,
+            (&raw mut bytes).cast(),
+            LAUNCH_PARAM[2] as *mut c_void,
+        ];
+        call!(
+            self,
+            cuLaunchKernel(
+                function.0 as Function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                config.shared_bytes,
+                stream.0 as Stream,
+                ptr::null_mut(),
+                extra.as_mut_ptr()
+            )
+        )
+    }
+
+    unsafe fn capture_begin(&self, stream: StreamHandle) -> Result<()> {
+        optional!(
+            self,
+            cuStreamBeginCapture_v2(stream.0 as Stream, CAPTURE_THREAD_LOCAL)
+        )
+    }
+
+    unsafe fn capture_end(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        let mut graph: Graph = ptr::null_mut();
+        optional!(self, cuStreamEndCapture(stream.0 as Stream, &raw mut graph))?;
+        Ok(GraphHandle(graph as usize))
+    }
+
+    unsafe fn graph_nodes(&self, graph: GraphHandle) -> Result<usize> {
+        let mut nodes: usize = 0;
+        optional!(
+            self,
+            cuGraphGetNodes(graph.0 as Graph, ptr::null_mut(), &raw mut nodes)
+        )?;
+        Ok(nodes)
+    }
+
+    unsafe fn graph_instantiate(&self, graph: GraphHandle) -> Result<GraphExecHandle> {
+        let mut exec: GraphExec = ptr::null_mut();
+        optional!(
+            self,
+            cuGraphInstantiateWithFlags(&raw mut exec, graph.0 as Graph, 0)
+        )?;
+        Ok(GraphExecHandle(exec as usize))
+    }
+
+    unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
+        optional!(self, cuGraphDestroy(graph.0 as Graph))
+    }
+
+    unsafe fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
+        optional!(self, cuGraphLaunch(exec.0 as GraphExec, stream.0 as Stream))
+    }
+
+    unsafe fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
+        optional!(self, cuGraphExecDestroy(exec.0 as GraphExec))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_the_vendor_writes_them() {
+        assert_eq!(version(13_020), "13.2");
+        assert_eq!(version(12_080), "12.8");
+    }
+
+    #[test]
+    fn codes_have_the_class_that_their_reader_needs() {
+        assert_eq!(class(2), Class::OutOfMemory);
+        assert_eq!(class(600), Class::NotReady);
+        assert_eq!(class(700), Class::Lost);
+        assert_eq!(class(801), Class::NotSupported);
+        assert_eq!(class(1), Class::Other);
+    }
+}

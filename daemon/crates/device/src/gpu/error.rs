@@ -1,0 +1,130 @@
+//! What a driver can fail with, and who acts on it.
+
+/// Result of a driver's call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a failure means to the code above the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Memory, or a limit of it, was refused: free some, or ask for less. The context is sound.
+    OutOfMemory,
+    /// Not an error: work is still under way.
+    NotReady,
+    /// The context is damaged for good: every later call fails too. End the process.
+    Lost,
+    /// The driver, the kernel module or the device cannot do this: take the other way.
+    NotSupported,
+    /// Anything else: this call failed, the context is sound.
+    Other,
+}
+
+/// A library that could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// The name that was given to the loader.
+    pub library: String,
+    /// What the loader said.
+    pub message: String,
+}
+
+/// An error of a driver or of its library.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A call came back with a code.
+    #[error("{call}: {name} ({code}): {text}")]
+    Call {
+        /// The vendor's function.
+        call: &'static str,
+        /// The vendor's code.
+        code: u32,
+        /// The vendor's name of the code.
+        name: String,
+        /// The vendor's text.
+        text: String,
+        /// What it means.
+        class: Class,
+    },
+    /// No library of the driver could be opened.
+    #[error(
+        "no {vendor} library could be opened; tried {}; {hint}",
+        attempts(tried)
+    )]
+    Library {
+        /// `hip`, `cuda` and the like.
+        vendor: &'static str,
+        /// What was tried, in order.
+        tried: Vec<Attempt>,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// The library lacks functions.
+    #[error("{library} has no {}; install a newer version of it", symbols.join(", "))]
+    Symbols {
+        /// The library as it was opened.
+        library: String,
+        /// The functions that are missing.
+        symbols: Vec<&'static str>,
+    },
+    /// A module has no such kernel.
+    #[error("the module has no kernel '{kernel}'")]
+    Kernel {
+        /// The name that was asked for.
+        kernel: String,
+    },
+    /// A range that does not lie inside its buffer.
+    #[error("{operation}: bytes {offset}..+{bytes} of a buffer of {size}")]
+    Range {
+        /// What was asked.
+        operation: &'static str,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        bytes: u64,
+        /// The buffer's bytes.
+        size: u64,
+    },
+    /// The driver gave an answer that makes no sense.
+    #[error("{call}: unexpected answer: {message}")]
+    Answer {
+        /// The vendor's function.
+        call: &'static str,
+        /// What is odd about it.
+        message: String,
+    },
+}
+
+/// `a (why), b (why)`.
+fn attempts(tried: &[Attempt]) -> String {
+    let mut text = String::new();
+    for attempt in tried {
+        if !text.is_empty() {
+            text.push_str(", ");
+        }
+        text.push_str(&attempt.library);
+        text.push_str(" (");
+        text.push_str(&attempt.message);
+        text.push(')');
+    }
+    text
+}
+
+impl Error {
+    /// What it means to the code above the tables.
+    pub fn class(&self) -> Class {
+        match self {
+            Error::Call { class, .. } => *class,
+            Error::Library { .. } | Error::Symbols { .. } => Class::NotSupported,
+            Error::Kernel { .. } | Error::Range { .. } | Error::Answer { .. } => Class::Other,
+        }
+    }
+
+    /// Whether memory was refused.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.class() == Class::OutOfMemory
+    }
+
+    /// Whether the context is damaged for good.
+    pub fn is_lost(&self) -> bool {
+        self.class() == Class::Lost
+    }
+}

@@ -1,0 +1,788 @@
+//! The HIP table: AMD's runtime, opened with dlopen. Types and constants come from hip-runtime-sys, functions from dlsym.
+//!
+//! Codes are taken as plain integers: a newer runtime may return one that the crate's enum does not list, and such a value
+//! in a Rust enum would be undefined behaviour.
+//!
+//! A context is the device's ordinal, made current with hipSetDevice; there is nothing to close.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use hip_runtime_sys as sys;
+use sys::{hipDeviceAttribute_t as Attribute, hipError_t as Code};
+
+use super::driver::{
+    Class, ContextHandle, DeviceAttributes, DevicePtr, Driver, Error, EventHandle,
+    FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, LaunchConfig, MemoryInfo,
+    ModuleHandle, Priority, Result, StreamHandle, Vendor, Versions,
+};
+use super::image::{AlignedImage, kernel_module_version};
+use super::library::{Library, table};
+
+/// Names that the runtime has had, newest first.
+pub(super) const NAMES: [&str; 4] = [
+    "libamdhip64.so.7",
+    "libamdhip64.so.6",
+    "libamdhip64.so.5",
+    "libamdhip64.so",
+];
+
+const HINT: &str = "install ROCm's HIP runtime, or name the library in ROCMFORGE_HIP_LIBRARY";
+
+/// hipHostRegisterReadOnly, of HIP 5.7 and later.
+const HOST_REGISTER_READ_ONLY: c_uint = 0x8;
+/// HIP_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END.
+const LAUNCH_PARAM: [usize; 3] = [1, 2, 3];
+/// Offset and bytes of gcnArchName in what hipGetDevicePropertiesR0600 fills (1472 bytes).
+const R0600_ARCH_OFFSET: usize = 1160;
+const ARCH_BYTES: usize = 256;
+/// The same in what hipGetDeviceProperties fills up to HIP 5.
+const OLD_ARCH_OFFSET: usize = std::mem::offset_of!(sys::hipDeviceProp_t, gcnArchName);
+const _: () = assert!(OLD_ARCH_OFFSET == 396 && size_of::<sys::hipDeviceProp_t>() == 792);
+
+/// Room for any layout of the properties, present ones and some growth, aligned as C would align it.
+#[repr(C, align(16))]
+struct PropertiesBytes([u8; 8192]);
+
+type Stream = *mut c_void;
+type Event = *mut c_void;
+type Module = *mut c_void;
+type Function = *mut c_void;
+type Graph = *mut c_void;
+type GraphExec = *mut c_void;
+
+table! {
+    struct Functions {
+        required {
+            hipInit(c_uint) -> u32;
+            hipGetErrorName(u32) -> *const c_char;
+            hipGetErrorString(u32) -> *const c_char;
+            hipGetLastError() -> u32;
+            hipDriverGetVersion(*mut c_int) -> u32;
+            hipRuntimeGetVersion(*mut c_int) -> u32;
+            hipGetDeviceCount(*mut c_int) -> u32;
+            hipSetDevice(c_int) -> u32;
+            hipDeviceGetName(*mut c_char, c_int, c_int) -> u32;
+            hipDeviceTotalMem(*mut usize, c_int) -> u32;
+            hipDeviceGetAttribute(*mut c_int, u32, c_int) -> u32;
+            hipDeviceGetPCIBusId(*mut c_char, c_int, c_int) -> u32;
+            hipDeviceSynchronize() -> u32;
+            hipMalloc(*mut *mut c_void, usize) -> u32;
+            hipFree(*mut c_void) -> u32;
+            hipMemGetInfo(*mut usize, *mut usize) -> u32;
+            hipHostMalloc(*mut *mut c_void, usize, c_uint) -> u32;
+            hipHostFree(*mut c_void) -> u32;
+            hipHostRegister(*mut c_void, usize, c_uint) -> u32;
+            hipHostUnregister(*mut c_void) -> u32;
+            hipMemsetAsync(*mut c_void, c_int, usize, Stream) -> u32;
+            hipMemcpyAsync(*mut c_void, *const c_void, usize, u32, Stream) -> u32;
+            hipStreamCreateWithPriority(*mut Stream, c_uint, c_int) -> u32;
+            hipDeviceGetStreamPriorityRange(*mut c_int, *mut c_int) -> u32;
+            hipStreamDestroy(Stream) -> u32;
+            hipStreamSynchronize(Stream) -> u32;
+            hipStreamQuery(Stream) -> u32;
+            hipStreamWaitEvent(Stream, Event, c_uint) -> u32;
+            hipEventCreateWithFlags(*mut Event, c_uint) -> u32;
+            hipEventDestroy(Event) -> u32;
+            hipEventRecord(Event, Stream) -> u32;
+            hipEventQuery(Event) -> u32;
+            hipEventSynchronize(Event) -> u32;
+            hipEventElapsedTime(*mut f32, Event, Event) -> u32;
+            hipModuleLoadData(*mut Module, *const c_void) -> u32;
+            hipModuleUnload(Module) -> u32;
+            hipModuleGetFunction(*mut Function, Module, *const c_char) -> u32;
+            hipModuleLaunchKernel(Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
+                *mut *mut c_void, *mut *mut c_void) -> u32;
+        }
+        optional {
+            hipGetDevicePropertiesR0600(*mut PropertiesBytes, c_int) -> u32;
+            hipGetDeviceProperties(*mut PropertiesBytes, c_int) -> u32;
+            hipFuncGetAttribute(*mut c_int, u32, Function) -> u32;
+            hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Function, c_int, usize) -> u32;
+            hipStreamBeginCapture(Stream, u32) -> u32;
+            hipStreamEndCapture(Stream, *mut Graph) -> u32;
+            hipGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> u32;
+            hipGraphInstantiate(*mut GraphExec, Graph, *mut *mut c_void, *mut c_char, usize) -> u32;
+            hipGraphLaunch(GraphExec, Stream) -> u32;
+            hipGraphDestroy(Graph) -> u32;
+            hipGraphExecDestroy(GraphExec) -> u32;
+        }
+    }
+}
+
+/// The HIP runtime, opened.
+pub(super) struct HipDriver {
+    library: Library,
+    hip: Functions,
+    /// Images of loaded modules: the runtime does not say when it has read the last of one.
+    images: Mutex<HashMap<ModuleHandle, AlignedImage>>,
+}
+
+/// `self.call(name, code)` for a required function: one unsafe call, named as the vendor names it.
+macro_rules! call {
+    ($self:ident, $function:ident($($arg:expr),* $(,)?)) => {{
+        // SAFETY: the signature is the vendor's; out-pointers are to live locals of this method, handles and addresses
+        // are what the trait's contract promises.
+        let code = unsafe { ($self.hip.$function)($($arg),*) };
+        $self.check(stringify!($function), code)
+    }};
+}
+
+/// The same for an optional function; one that is missing names itself.
+macro_rules! optional {
+    ($self:ident, $function:ident($($arg:expr),* $(,)?)) => {
+        match $self.hip.$function {
+            Some(function) => {
+                // SAFETY: as for a required function.
+                let code = unsafe { function($($arg),*) };
+                $self.check(stringify!($function), code)
+            }
+            None => Err(Error::Symbols {
+                library: $self.library.name().to_owned(),
+                symbols: vec![stringify!($function)],
+            }),
+        }
+    };
+}
+
+impl HipDriver {
+    /// Opens the library, the override first and only if there is one, and starts the runtime.
+    pub(super) fn open(names: &[String]) -> Result<HipDriver> {
+        let library = Library::open("HIP", names, HINT)?;
+        let hip = Functions::load(&library)?;
+        Ok(HipDriver {
+            library,
+            hip,
+            images: Mutex::new(HashMap::new()),
+        })
+    }
+
+    fn check(&self, call: &'static str, code: u32) -> Result<()> {
+        if code == Code::hipSuccess as u32 {
+            return Ok(());
+        }
+        // SAFETY: the function takes any code and returns a static string or null.
+        let name = unsafe { text((self.hip.hipGetErrorName)(code)) };
+        // SAFETY: as above.
+        let message = unsafe { text((self.hip.hipGetErrorString)(code)) };
+        Err(Error::Call {
+            call,
+            code,
+            name,
+            text: message,
+            class: class(code),
+        })
+    }
+
+    fn attribute(&self, attribute: Attribute, ordinal: c_int) -> Result<u32> {
+        let mut value: c_int = 0;
+        call!(
+            self,
+            hipDeviceGetAttribute(&raw mut value, attribute as u32, ordinal)
+        )?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    /// An attribute that a runtime may not know: 0 then.
+    fn attribute_or_zero(&self, attribute: Attribute, ordinal: c_int) -> u32 {
+        self.attribute(attribute, ordinal).unwrap_or(0)
+    }
+
+    /// `gfx90a:sramecc+:xnack-`, which is to be had from the properties only.
+    fn arch(&self, ordinal: c_int) -> Result<String> {
+        let mut properties = Box::new(PropertiesBytes([0; 8192]));
+        let (call, offset) = if self.hip.hipGetDevicePropertiesR0600.is_some() {
+            optional!(
+                self,
+                hipGetDevicePropertiesR0600(&raw mut *properties, ordinal)
+            )?;
+            ("hipGetDevicePropertiesR0600", R0600_ARCH_OFFSET)
+        } else {
+            optional!(self, hipGetDeviceProperties(&raw mut *properties, ordinal))?;
+            ("hipGetDeviceProperties", OLD_ARCH_OFFSET)
+        };
+        let bytes = &properties.0[offset..offset + ARCH_BYTES];
+        let end = bytes.iter().position(|&b| b == 0).unwrap_or(ARCH_BYTES);
+        let arch = String::from_utf8_lossy(&bytes[..end]).into_owned();
+        if arch.starts_with("gfx") {
+            return Ok(arch);
+        }
+        Err(Error::Answer {
+            call,
+            message: format!("architecture '{arch}' where a gfx name was expected"),
+        })
+    }
+
+    fn function_attribute(
+        &self,
+        attribute: sys::hipFunction_attribute,
+        function: FunctionHandle,
+    ) -> Result<u32> {
+        let mut value: c_int = 0;
+        optional!(
+            self,
+            hipFuncGetAttribute(&raw mut value, attribute as u32, function.0 as Function)
+        )?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    fn copy(
+        &self,
+        dst: *mut c_void,
+        src: *const c_void,
+        bytes: u64,
+        kind: sys::hipMemcpyKind,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        call!(
+            self,
+            hipMemcpyAsync(dst, src, bytes as usize, kind as u32, stream.0 as Stream)
+        )
+    }
+}
+
+/// A static string of the runtime.
+///
+/// # Safety
+/// `pointer` is null or to a string that lives as long as the library.
+unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return "unknown code".to_owned();
+    }
+    // SAFETY: not null; the rest is the caller's promise.
+    unsafe { CStr::from_ptr(pointer) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// What a code means. hipErrorUnknown stays [`Class::Other`]: the runtime uses it for refusals too.
+fn class(code: u32) -> Class {
+    const OUT_OF_MEMORY: u32 = Code::hipErrorOutOfMemory as u32;
+    const NOT_READY: u32 = Code::hipErrorNotReady as u32;
+    const NOT_SUPPORTED: u32 = Code::hipErrorNotSupported as u32;
+    const LOST: [u32; 8] = [
+        Code::hipErrorDeinitialized as u32,
+        Code::hipErrorPriorLaunchFailure as u32,
+        Code::hipErrorECCNotCorrectable as u32,
+        Code::hipErrorIllegalAddress as u32,
+        Code::hipErrorLaunchTimeOut as u32,
+        Code::hipErrorContextIsDestroyed as u32,
+        Code::hipErrorAssert as u32,
+        Code::hipErrorLaunchFailure as u32,
+    ];
+    match code {
+        OUT_OF_MEMORY => Class::OutOfMemory,
+        NOT_READY => Class::NotReady,
+        NOT_SUPPORTED => Class::NotSupported,
+        code if LOST.contains(&code) => Class::Lost,
+        _ => Class::Other,
+    }
+}
+
+/// `60443482` as `6.4.43482`.
+fn version(number: c_int) -> String {
+    format!(
+        "{}.{}.{}",
+        number / 10_000_000,
+        number / 100_000 % 100,
+        number % 100_000
+    )
+}
+
+/// Turns [`Class::NotReady`] into false.
+fn ready(result: Result<()>) -> Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if error.class() == Class::NotReady => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+impl Driver for HipDriver {
+    fn vendor(&self) -> Vendor {
+        Vendor::Hip
+    }
+
+    fn library(&self) -> &str {
+        self.library.name()
+    }
+
+    fn versions(&self) -> Result<Versions> {
+        let (mut driver, mut runtime): (c_int, c_int) = (0, 0);
+        call!(self, hipDriverGetVersion(&raw mut driver))?;
+        call!(self, hipRuntimeGetVersion(&raw mut runtime))?;
+        Ok(Versions {
+            driver: kernel_module_version("amdgpu").unwrap_or_else(|| version(driver)),
+            runtime: version(runtime),
+        })
+    }
+
+    fn device_count(&self) -> Result<u32> {
+        call!(self, hipInit(0))?;
+        let mut count: c_int = 0;
+        call!(self, hipGetDeviceCount(&raw mut count))?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    fn device_attributes(&self, ordinal: u32) -> Result<DeviceAttributes> {
+        let device = ordinal as c_int;
+        let mut name = [0 as c_char; 256];
+        call!(
+            self,
+            hipDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, device)
+        )?;
+        let mut pci = [0 as c_char; 64];
+        call!(
+            self,
+            hipDeviceGetPCIBusId(pci.as_mut_ptr(), pci.len() as c_int - 1, device)
+        )?;
+        let mut total_bytes: usize = 0;
+        call!(self, hipDeviceTotalMem(&raw mut total_bytes, device))?;
+        let arch_features = self.arch(device)?;
+        let arch = arch_features
+            .split(':')
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        let shared =
+            self.attribute(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock, device)?;
+        // SAFETY: zeroed beyond what the runtime wrote, whose length left room for the end.
+        let name = unsafe { text(name.as_ptr()) };
+        // SAFETY: as above.
+        let pci_bus_id = unsafe { text(pci.as_ptr()) }.to_lowercase();
+        Ok(DeviceAttributes {
+            ordinal,
+            name: if name.is_empty() { arch.clone() } else { name },
+            arch,
+            arch_features,
+            compute_units: self
+                .attribute(Attribute::hipDeviceAttributeMultiprocessorCount, device)?,
+            wave: self.attribute(Attribute::hipDeviceAttributeWarpSize, device)?,
+            threads_per_block: self
+                .attribute(Attribute::hipDeviceAttributeMaxThreadsPerBlock, device)?,
+            threads_per_unit: self.attribute(
+                Attribute::hipDeviceAttributeMaxThreadsPerMultiProcessor,
+                device,
+            )?,
+            shared_per_block: shared,
+            shared_per_block_max: shared,
+            shared_per_unit: self
+                .attribute_or_zero(
+                    Attribute::hipDeviceAttributeMaxSharedMemoryPerMultiprocessor,
+                    device,
+                )
+                .max(shared),
+            l2_bytes: u64::from(
+                self.attribute_or_zero(Attribute::hipDeviceAttributeL2CacheSize, device),
+            ),
+            total_bytes: total_bytes as u64,
+            memory_clock_khz: self
+                .attribute_or_zero(Attribute::hipDeviceAttributeMemoryClockRate, device),
+            memory_bus_bits: self
+                .attribute_or_zero(Attribute::hipDeviceAttributeMemoryBusWidth, device),
+            pci_bus_id,
+            integrated: self.attribute_or_zero(Attribute::hipDeviceAttributeIntegrated, device)
+                != 0,
+        })
+    }
+
+    fn context_open(&self, ordinal: u32) -> Result<ContextHandle> {
+        call!(self, hipInit(0))?;
+        call!(self, hipSetDevice(ordinal as c_int))?;
+        Ok(ContextHandle(ordinal as usize))
+    }
+
+    fn context_bind(&self, context: ContextHandle) -> Result<()> {
+        call!(self, hipSetDevice(context.0 as c_int))
+    }
+
+    unsafe fn context_close(&self, _context: ContextHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        call!(self, hipDeviceSynchronize())
+    }
+
+    fn last_error(&self) -> Option<String> {
+        match call!(self, hipGetLastError()) {
+            Ok(()) => None,
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    fn mem_alloc(&self, bytes: u64) -> Result<DevicePtr> {
+        let mut ptr: *mut c_void = ptr::null_mut();
+        call!(self, hipMalloc(&raw mut ptr, bytes as usize))?;
+        Ok(DevicePtr(ptr as u64))
+    }
+
+    unsafe fn mem_free(&self, ptr: DevicePtr) -> Result<()> {
+        call!(self, hipFree(ptr.0 as *mut c_void))
+    }
+
+    fn mem_info(&self) -> Result<MemoryInfo> {
+        let (mut free, mut total): (usize, usize) = (0, 0);
+        call!(self, hipMemGetInfo(&raw mut free, &raw mut total))?;
+        Ok(MemoryInfo {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    fn host_alloc(&self, bytes: usize) -> Result<*mut u8> {
+        let mut ptr: *mut c_void = ptr::null_mut();
+        call!(
+            self,
+            hipHostMalloc(&raw mut ptr, bytes, sys::hipHostMallocPortable)
+        )?;
+        Ok(ptr.cast())
+    }
+
+    unsafe fn host_free(&self, ptr: *mut u8) -> Result<()> {
+        call!(self, hipHostFree(ptr.cast()))
+    }
+
+    unsafe fn host_register_read_only(&self, ptr: *const u8, bytes: usize) -> Result<()> {
+        let ptr = ptr.cast_mut().cast::<c_void>();
+        let flags = sys::hipHostRegisterPortable;
+        let result = call!(
+            self,
+            hipHostRegister(ptr, bytes, flags | HOST_REGISTER_READ_ONLY)
+        );
+        match result {
+            // A runtime that does not know the flag may still be able to lock the pages.
+            Err(Error::Call { code, .. }) if code == Code::hipErrorInvalidValue as u32 => {
+                call!(self, hipHostRegister(ptr, bytes, flags))
+            }
+            result => result,
+        }
+    }
+
+    unsafe fn host_unregister(&self, ptr: *const u8) -> Result<()> {
+        call!(self, hipHostUnregister(ptr.cast_mut().cast()))
+    }
+
+    unsafe fn memset_async(
+        &self,
+        dst: DevicePtr,
+        value: u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        call!(
+            self,
+            hipMemsetAsync(
+                dst.0 as *mut c_void,
+                c_int::from(value),
+                bytes as usize,
+                stream.0 as Stream
+            )
+        )
+    }
+
+    unsafe fn copy_h2d_async(
+        &self,
+        dst: DevicePtr,
+        src: *const u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let kind = sys::hipMemcpyKind::hipMemcpyHostToDevice;
+        self.copy(dst.0 as *mut c_void, src.cast(), bytes, kind, stream)
+    }
+
+    unsafe fn copy_d2h_async(
+        &self,
+        dst: *mut u8,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let kind = sys::hipMemcpyKind::hipMemcpyDeviceToHost;
+        self.copy(dst.cast(), src.0 as *const c_void, bytes, kind, stream)
+    }
+
+    unsafe fn copy_d2d_async(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let kind = sys::hipMemcpyKind::hipMemcpyDeviceToDevice;
+        self.copy(
+            dst.0 as *mut c_void,
+            src.0 as *const c_void,
+            bytes,
+            kind,
+            stream,
+        )
+    }
+
+    fn stream_create(&self, priority: Priority) -> Result<StreamHandle> {
+        let (mut least, mut greatest): (c_int, c_int) = (0, 0);
+        call!(
+            self,
+            hipDeviceGetStreamPriorityRange(&raw mut least, &raw mut greatest)
+        )?;
+        let priority = match priority {
+            Priority::Normal => 0,
+            Priority::High => greatest,
+        };
+        let mut stream: Stream = ptr::null_mut();
+        call!(
+            self,
+            hipStreamCreateWithPriority(&raw mut stream, sys::hipStreamNonBlocking, priority)
+        )?;
+        Ok(StreamHandle(stream as usize))
+    }
+
+    unsafe fn stream_destroy(&self, stream: StreamHandle) -> Result<()> {
+        call!(self, hipStreamDestroy(stream.0 as Stream))
+    }
+
+    unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        call!(self, hipStreamSynchronize(stream.0 as Stream))
+    }
+
+    unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
+        ready(call!(self, hipStreamQuery(stream.0 as Stream)))
+    }
+
+    unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        call!(
+            self,
+            hipStreamWaitEvent(stream.0 as Stream, event.0 as Event, 0)
+        )
+    }
+
+    fn event_create(&self, timing: bool) -> Result<EventHandle> {
+        let flags = if timing {
+            0
+        } else {
+            sys::hipEventDisableTiming
+        };
+        let mut event: Event = ptr::null_mut();
+        call!(self, hipEventCreateWithFlags(&raw mut event, flags))?;
+        Ok(EventHandle(event as usize))
+    }
+
+    unsafe fn event_destroy(&self, event: EventHandle) -> Result<()> {
+        call!(self, hipEventDestroy(event.0 as Event))
+    }
+
+    unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        call!(self, hipEventRecord(event.0 as Event, stream.0 as Stream))
+    }
+
+    unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
+        ready(call!(self, hipEventQuery(event.0 as Event)))
+    }
+
+    unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        call!(self, hipEventSynchronize(event.0 as Event))
+    }
+
+    unsafe fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32> {
+        let mut ms = 0.0_f32;
+        call!(
+            self,
+            hipEventElapsedTime(&raw mut ms, start.0 as Event, end.0 as Event)
+        )?;
+        Ok(ms)
+    }
+
+    fn module_load(&self, image: &[u8]) -> Result<ModuleHandle> {
+        let image = AlignedImage::new(image);
+        let mut module: Module = ptr::null_mut();
+        call!(
+            self,
+            hipModuleLoadData(&raw mut module, image.as_ptr().cast())
+        )?;
+        let handle = ModuleHandle(module as usize);
+        self.images
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(handle, image);
+        Ok(handle)
+    }
+
+    unsafe fn module_unload(&self, module: ModuleHandle) -> Result<()> {
+        let result = call!(self, hipModuleUnload(module.0 as Module));
+        if result.is_ok() {
+            self.images
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(&module);
+        }
+        result
+    }
+
+    unsafe fn module_function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle> {
+        let mut function: Function = ptr::null_mut();
+        let result = call!(
+            self,
+            hipModuleGetFunction(&raw mut function, module.0 as Module, name.as_ptr())
+        );
+        match result {
+            Ok(()) => Ok(FunctionHandle(function as usize)),
+            Err(Error::Call { code, .. }) if code == Code::hipErrorNotFound as u32 => {
+                Err(Error::Kernel {
+                    kernel: name.to_string_lossy().into_owned(),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    unsafe fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
+        use sys::hipFunction_attribute as A;
+        Ok(FunctionAttributes {
+            registers: self.function_attribute(A::HIP_FUNC_ATTRIBUTE_NUM_REGS, function)?,
+            shared_bytes: self
+                .function_attribute(A::HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)?,
+            local_bytes: self
+                .function_attribute(A::HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function)?,
+            threads_per_block: self
+                .function_attribute(A::HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function)?,
+        })
+    }
+
+    /// Nothing to ask for: a block may use all of the LDS.
+    unsafe fn function_reserve_shared(&self, _function: FunctionHandle, _bytes: u32) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn function_blocks_per_unit(
+        &self,
+        function: FunctionHandle,
+        block_threads: u32,
+        shared_bytes: u32,
+    ) -> Result<u32> {
+        let mut blocks: c_int = 0;
+        optional!(
+            self,
+            hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut blocks,
+                function.0 as Function,
+                block_threads as c_int,
+                shared_bytes as usize
+            )
+        )?;
+        Ok(u32::try_from(blocks).unwrap_or(0))
+    }
+
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        config: LaunchConfig,
+        args: &[u8],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let [gx, gy, gz] = config.grid;
+        let [bx, by, bz] = config.block;
+        let mut bytes = args.len();
+        // As a buffer with its size, so that the runtime knows where the bytes end.
+        let mut extra: [*mut c_void; 5] = [
+            LAUNCH_PARAM[0] as *mut c_void,
+            args.as_ptr().cast_mut().cast(),
+            LAUNCH_PARAM[1] as *mut c_void,
+            (&raw mut bytes).cast(),
+            LAUNCH_PARAM[2] as *mut c_void,
+        ];
+        call!(
+            self,
+            hipModuleLaunchKernel(
+                function.0 as Function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                config.shared_bytes,
+                stream.0 as Stream,
+                ptr::null_mut(),
+                extra.as_mut_ptr()
+            )
+        )
+    }
+
+    unsafe fn capture_begin(&self, stream: StreamHandle) -> Result<()> {
+        let mode = sys::hipStreamCaptureMode::hipStreamCaptureModeThreadLocal as u32;
+        optional!(self, hipStreamBeginCapture(stream.0 as Stream, mode))
+    }
+
+    unsafe fn capture_end(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        let mut graph: Graph = ptr::null_mut();
+        optional!(
+            self,
+            hipStreamEndCapture(stream.0 as Stream, &raw mut graph)
+        )?;
+        Ok(GraphHandle(graph as usize))
+    }
+
+    unsafe fn graph_nodes(&self, graph: GraphHandle) -> Result<usize> {
+        let mut nodes: usize = 0;
+        optional!(
+            self,
+            hipGraphGetNodes(graph.0 as Graph, ptr::null_mut(), &raw mut nodes)
+        )?;
+        Ok(nodes)
+    }
+
+    unsafe fn graph_instantiate(&self, graph: GraphHandle) -> Result<GraphExecHandle> {
+        let mut exec: GraphExec = ptr::null_mut();
+        optional!(
+            self,
+            hipGraphInstantiate(
+                &raw mut exec,
+                graph.0 as Graph,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                0
+            )
+        )?;
+        Ok(GraphExecHandle(exec as usize))
+    }
+
+    unsafe fn graph_destroy(&self, graph: GraphHandle) -> Result<()> {
+        optional!(self, hipGraphDestroy(graph.0 as Graph))
+    }
+
+    unsafe fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
+        optional!(
+            self,
+            hipGraphLaunch(exec.0 as GraphExec, stream.0 as Stream)
+        )
+    }
+
+    unsafe fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
+        optional!(self, hipGraphExecDestroy(exec.0 as GraphExec))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_the_vendor_writes_them() {
+        assert_eq!(version(60_443_482), "6.4.43482");
+        assert_eq!(version(50_213_601), "5.2.13601");
+    }
+
+    #[test]
+    fn codes_have_the_class_that_their_reader_needs() {
+        assert_eq!(class(2), Class::OutOfMemory);
+        assert_eq!(class(600), Class::NotReady);
+        assert_eq!(class(700), Class::Lost);
+        assert_eq!(class(719), Class::Lost);
+        assert_eq!(class(801), Class::NotSupported);
+        assert_eq!(class(1), Class::Other);
+        assert_eq!(class(4_000_000), Class::Other);
+    }
+}

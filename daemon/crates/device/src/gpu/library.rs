@@ -1,0 +1,109 @@
+//! Opening a vendor's library and resolving its functions.
+//!
+//! A library once opened stays: GPU runtimes start threads and register exit handlers, and do not survive being closed.
+
+use std::mem::ManuallyDrop;
+
+use super::driver::{Attempt, Error, Result};
+
+/// A vendor's library, opened for the rest of the process.
+pub(super) struct Library {
+    library: ManuallyDrop<libloading::Library>,
+    name: String,
+}
+
+impl Library {
+    /// Opens the first of `names` that the loader finds.
+    pub(super) fn open(vendor: &'static str, names: &[String], hint: &'static str) -> Result<Self> {
+        let mut tried = Vec::with_capacity(names.len());
+        for name in names {
+            // SAFETY: runs the library's initializers. The names are the vendors' own or one that the operator set, and
+            // a GPU runtime's initializers are made to be run from any thread of a program that does not link it.
+            match unsafe { libloading::Library::new(name) } {
+                Ok(library) => {
+                    return Ok(Library {
+                        library: ManuallyDrop::new(library),
+                        name: name.clone(),
+                    });
+                }
+                Err(error) => tried.push(Attempt {
+                    library: name.clone(),
+                    message: loader_message(&error),
+                }),
+            }
+        }
+        Err(Error::Library {
+            vendor,
+            tried,
+            hint,
+        })
+    }
+
+    /// The name that the loader found.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A function of the library; `None` if it has no such symbol.
+    ///
+    /// # Safety
+    /// `F` is a function pointer of the type that the vendor documents for `symbol`.
+    pub(super) unsafe fn function<F: Copy>(&self, symbol: &str) -> Option<F> {
+        // SAFETY: the type is the caller's promise; the library is never closed, so the copied pointer stays good.
+        unsafe { self.library.get::<F>(symbol) }.ok().map(|f| *f)
+    }
+}
+
+/// What the loader itself said: libloading keeps it in the source of its own error.
+fn loader_message(error: &libloading::Error) -> String {
+    let message = match std::error::Error::source(error) {
+        Some(source) => source.to_string(),
+        None => error.to_string(),
+    };
+    message.trim().to_owned()
+}
+
+/// Declares a vendor's functions as a struct of function pointers. A required one that is missing fails the load, with
+/// the names of all that are missing; an optional one is an `Option` whose user names it.
+macro_rules! table {
+    (
+        $(#[$meta:meta])*
+        struct $table:ident {
+            required { $($r:ident($($r_arg:ty),* $(,)?) -> $r_ret:ty;)* }
+            optional { $($o:ident($($o_arg:ty),* $(,)?) -> $o_ret:ty;)* }
+        }
+    ) => {
+        $(#[$meta])*
+        #[expect(non_snake_case, reason = "the vendor's names")]
+        struct $table {
+            $($r: unsafe extern "C" fn($($r_arg),*) -> $r_ret,)*
+            $($o: Option<unsafe extern "C" fn($($o_arg),*) -> $o_ret>,)*
+        }
+
+        impl $table {
+            #[expect(non_snake_case, reason = "the vendor's names")]
+            fn load(library: &$crate::gpu::library::Library) -> $crate::gpu::driver::Result<Self> {
+                let mut missing: Vec<&'static str> = Vec::new();
+                $(
+                    // SAFETY: the type in the table is the one that the vendor's header declares for this name.
+                    let $r = unsafe { library.function(stringify!($r)) };
+                    if $r.is_none() {
+                        missing.push(stringify!($r));
+                    }
+                )*
+                $(
+                    // SAFETY: as above.
+                    let $o = unsafe { library.function(stringify!($o)) };
+                )*
+                if let ($(Some($r),)*) = ($($r,)*) {
+                    return Ok($table { $($r,)* $($o,)* });
+                }
+                Err($crate::gpu::driver::Error::Symbols {
+                    library: library.name().to_owned(),
+                    symbols: missing,
+                })
+            }
+        }
+    };
+}
+pub(super) use table;

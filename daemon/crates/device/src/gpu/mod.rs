@@ -1,0 +1,36 @@
+//! GPUs: one driver trait, two tables of vendor functions, and the owners of what a driver gives out.
+//!
+//! ```text
+//! hip.rs  cuda.rs        vendor symbols, opened with dlopen (library.rs); nothing of them leaves these files
+//!      \  /
+//!    driver.rs           trait Driver: handles, calls, errors (error.rs) with a class
+//!       |
+//!    context.rs          Context: the card that is open, shared by all that lives on it
+//!    memory.rs  exec.rs  Buffer, PinnedBuffer, Registration / Stream, Event, Module, Kernel, Graph
+//!       |
+//!    (the device itself) one code for both vendors
+//! ```
+//!
+//! *Invariant:* the daemon starts with no runtime installed; [`probe()`] says what was looked for.
+
+#![allow(unsafe_code)]
+
+pub mod context;
+mod cuda;
+pub mod driver;
+mod error;
+pub mod exec;
+mod hip;
+mod image;
+mod library;
+pub mod memory;
+mod probe;
+
+pub use context::{Context, Usage};
+pub use driver::{
+    Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,
+    Vendor, Versions,
+};
+pub use exec::{Event, Graph, Kernel, Module, Stream};
+pub use memory::{Buffer, PinnedBuffer, Registration};
+pub use probe::{Libraries, Report, open, probe};
