@@ -123,7 +123,9 @@ def main():
         generate_stubs(o.proto, pathlib.Path(out))
         from rocmforge.v1 import inference_pb2, inference_pb2_grpc, models_pb2, models_pb2_grpc
 
-        with grpc.insecure_channel(f"unix:{o.socket}") as channel:
+        # gRPC's core sends the socket's percent-encoded path as :authority, which HTTP/2 servers that check it refuse.
+        options = [("grpc.default_authority", "localhost")]
+        with grpc.insecure_channel(f"unix:{o.socket}", options=options) as channel:
             grpc.channel_ready_future(channel).result(timeout=10)
             check_health(channel)
             check_reflection(channel)

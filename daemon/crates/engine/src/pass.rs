@@ -12,6 +12,9 @@ use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
 use crate::residency::Residency;
 
+/// Takes each wanted row and its logits, `[n_vocab]`.
+pub(crate) type OnLogits<'a> = &'a mut dyn FnMut(usize, &mut [f32]) -> Result<(), Error>;
+
 /// Whose logits a pass computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
@@ -61,7 +64,11 @@ pub(crate) fn run(
     embeddings: &[f32],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
+<<<<<<< HEAD
     found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
+=======
+    logits: OnLogits<'_>,
+>>>>>>> main
 ) -> Result<(), Error> {
     residency
         .cache
@@ -78,7 +85,11 @@ fn steps(
     embeddings: &[f32],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
+<<<<<<< HEAD
     found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
+=======
+    logits: OnLogits<'_>,
+>>>>>>> main
 ) -> Result<(), Error> {
     residency
         .device

@@ -1,7 +1,7 @@
 //! One surface over the drivers of both vendors.
 //!
 //! [`Driver`] is what `device::gpu` may ask of a card: memory, copies, streams, events, modules, launches, graphs.
-//! Two tables implement it ([`super::hip`], [`super::cuda`]); everything above them is one code and names no vendor.
+//! Two tables implement it (`hip.rs`, `cuda.rs`); everything above them is one code and names no vendor.
 //! Handles are plain numbers: who owns what, and in which order it dies, is the affair of the owners in
 //! [`super::context`], [`super::memory`] and [`super::exec`], which are what the rest of the crate uses.
 //!

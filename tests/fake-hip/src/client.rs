@@ -1,0 +1,177 @@
+//! The test's end: a copy of the shared library, opened, and its control functions.
+
+use std::ffi::{CString, c_char};
+use std::path::{Path, PathBuf};
+
+use crate::control::Number;
+use crate::exports::MARKER;
+
+/// Where cargo puts the shared library: beside the tests of the crates that depend on this one.
+///
+/// # Errors
+/// The places that were tried.
+pub fn library_path() -> Result<PathBuf, String> {
+    let exe = std::env::current_exe().map_err(|error| error.to_string())?;
+    let dirs = [exe.parent(), exe.parent().and_then(Path::parent)];
+    let tried: Vec<PathBuf> = dirs
+        .into_iter()
+        .flatten()
+        .flat_map(|dir| [dir.to_path_buf(), dir.join("deps")])
+        .map(|dir| dir.join("librocmforge_fake_hip.so"))
+        .collect();
+    match tried.iter().find(|path| path.exists()) {
+        Some(path) => Ok(path.clone()),
+        None => Err(format!("no fake runtime at any of {tried:?}")),
+    }
+}
+
+/// An image that `hipModuleLoadData` of the fake takes: a module with these kernels; `*` stands for all.
+pub fn marker_image(kernels: &[&str]) -> Vec<u8> {
+    let mut image = MARKER.to_vec();
+    image.extend(kernels.join("\n").bytes());
+    image.push(0);
+    image
+}
+
+/// What is alive in a fake runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Live {
+    /// Device allocations.
+    pub allocations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Pinned host allocations.
+    pub pinned: u64,
+    /// Registered host ranges.
+    pub registrations: u64,
+    /// Streams.
+    pub streams: u64,
+    /// Events.
+    pub events: u64,
+    /// Modules.
+    pub modules: u64,
+    /// Graphs, instantiated ones included.
+    pub graphs: u64,
+}
+
+/// A fake runtime of one test's own.
+pub struct Fake {
+    library: libloading::Library,
+    path: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Fake {
+    /// Copies the shared library, so that it has a state of its own, and opens the copy.
+    ///
+    /// # Panics
+    /// When there is no library to copy or it cannot be opened: a test cannot go on without.
+    pub fn new() -> Fake {
+        let from = library_path().unwrap_or_else(|message| panic!("{message}"));
+        let dir = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+        let path = dir.path().join("libamdhip64.so.6");
+        std::fs::copy(from, &path).unwrap_or_else(|error| panic!("{error}"));
+        // SAFETY: our own library; its initializers do nothing.
+        let library =
+            unsafe { libloading::Library::new(&path) }.unwrap_or_else(|error| panic!("{error}"));
+        Fake {
+            library,
+            path,
+            _dir: dir,
+        }
+    }
+
+    /// The library's file, for ROCMFORGE_HIP_LIBRARY and its like.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn control<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: every caller names a function of `control` with its own type.
+        match unsafe { self.library.get::<F>(name) } {
+            Ok(function) => *function,
+            Err(error) => panic!("{name}: {error}"),
+        }
+    }
+
+    /// Lets the `nth` call (from 1) of `call` from now on fail with `code`; see [`crate::when_run`] for queued work.
+    ///
+    /// # Panics
+    /// When `call` has a zero byte.
+    pub fn fail(&self, call: &str, nth: u64, code: u32) {
+        let call = CString::new(call).unwrap_or_else(|error| panic!("{error}"));
+        let fail: unsafe extern "C" fn(*const c_char, u64, u32) = self.control("fake_hip_fail");
+        // SAFETY: a string that ends.
+        unsafe { fail(call.as_ptr(), nth, code) };
+    }
+
+    /// Drops all orders to fail, and the loss of the device.
+    pub fn recover(&self) {
+        let recover: extern "C" fn() = self.control("fake_hip_recover");
+        recover();
+    }
+
+    /// Sets the card's memory, and what other processes hold of it, in bytes.
+    pub fn set_memory(&self, total: u64, others: u64) {
+        let set: extern "C" fn(u64, u64) = self.control("fake_hip_set_memory");
+        set(total, others);
+    }
+
+    /// Allows registration of host memory, or refuses it as not supported.
+    pub fn set_register(&self, allowed: bool) {
+        let set: extern "C" fn(bool) = self.control("fake_hip_set_register");
+        set(allowed);
+    }
+
+    /// Calls of a function so far.
+    ///
+    /// # Panics
+    /// When `call` has a zero byte.
+    pub fn calls(&self, call: &str) -> u64 {
+        let call = CString::new(call).unwrap_or_else(|error| panic!("{error}"));
+        let calls: unsafe extern "C" fn(*const c_char) -> u64 = self.control("fake_hip_calls");
+        // SAFETY: a string that ends.
+        unsafe { calls(call.as_ptr()) }
+    }
+
+    fn number(&self, which: Number) -> u64 {
+        let number: extern "C" fn(u32) -> u64 = self.control("fake_hip_number");
+        number(which as u32)
+    }
+
+    /// What is alive.
+    pub fn live(&self) -> Live {
+        Live {
+            allocations: self.number(Number::DeviceAllocations),
+            bytes: self.number(Number::DeviceBytes),
+            pinned: self.number(Number::PinnedAllocations),
+            registrations: self.number(Number::Registrations),
+            streams: self.number(Number::Streams),
+            events: self.number(Number::Events),
+            modules: self.number(Number::Modules),
+            graphs: self.number(Number::Graphs),
+        }
+    }
+
+    /// Works that are queued and not done.
+    pub fn queued(&self) -> u64 {
+        self.number(Number::Queued)
+    }
+
+    /// Takes what was noted: misuse, faults, reads of memory that nobody wrote.
+    pub fn violations(&self) -> Vec<String> {
+        let take: unsafe extern "C" fn(*mut u8, usize) -> usize =
+            self.control("fake_hip_take_violations");
+        let mut bytes = vec![0; 1 << 20];
+        // SAFETY: the buffer has the bytes that are told.
+        let n = unsafe { take(bytes.as_mut_ptr(), bytes.len()) };
+        let text = String::from_utf8_lossy(&bytes[..n]).into_owned();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+impl Default for Fake {
+    fn default() -> Fake {
+        Fake::new()
+    }
+}

@@ -1,0 +1,116 @@
+//! The `fake_hip_*` functions: what a test may tell and ask the runtime that was opened.
+
+use std::ffi::{CStr, c_char};
+
+use crate::state::{State, state};
+
+/// Numbers that can be asked for.
+#[repr(u32)]
+pub(crate) enum Number {
+    DeviceAllocations,
+    DeviceBytes,
+    PinnedAllocations,
+    Registrations,
+    Streams,
+    Events,
+    Modules,
+    Graphs,
+    Queued,
+}
+
+/// # Safety
+/// `text` is a string that ends in zero.
+unsafe fn owned(text: *const c_char) -> String {
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// Lets the `nth` call of `name` from now fail with `code`.
+///
+/// # Safety
+/// `name` is a string that ends in zero.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_hip_fail(name: *const c_char, nth: u64, code: u32) {
+    // SAFETY: the caller's promise.
+    let name = unsafe { owned(name) };
+    state().fail(&name, nth, code);
+}
+
+/// Drops all orders to fail, and the loss of the device.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_recover() {
+    let mut state = state();
+    state.fail_no_more();
+    state.lost = None;
+}
+
+/// Sets the card's memory and what other processes hold of it.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_set_memory(total: u64, others: u64) {
+    let mut state = state();
+    state.memory.total = total;
+    state.memory.others = others;
+}
+
+/// Allows registration of host memory, or refuses it.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_set_register(allowed: bool) {
+    state().register = allowed;
+}
+
+/// Calls of a function so far.
+///
+/// # Safety
+/// `name` is a string that ends in zero.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_hip_calls(name: *const c_char) -> u64 {
+    // SAFETY: the caller's promise.
+    let name = unsafe { owned(name) };
+    state().calls.get(&name).copied().unwrap_or(0)
+}
+
+/// One of the numbers.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_number(which: u32) -> u64 {
+    let state: &State = &state();
+    let queues = &state.queues;
+    [
+        state.memory.count(),
+        state.memory.used,
+        state.host.count(true),
+        state.host.count(false),
+        queues.streams.len() as u64,
+        queues.events.len() as u64,
+        state.modules.len() as u64,
+        (queues.graphs.len() + queues.execs.len()) as u64,
+        queues.streams.values().map(|s| s.queue.len() as u64).sum(),
+    ]
+    .get(which as usize)
+    .copied()
+    .unwrap_or(u64::MAX)
+}
+
+/// Takes what was noted, lines joined, into `to`; gives the bytes that it has, cut to `len`.
+///
+/// # Safety
+/// `to` is writable for `len` bytes.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_hip_take_violations(to: *mut u8, len: usize) -> usize {
+    let mut state = state();
+    let mut lines = std::mem::take(&mut state.violations);
+    lines.append(&mut state.memory.unwritten);
+    let text = lines.join("\n");
+    let bytes = text.len().min(len);
+    // SAFETY: the caller's promise, and `bytes` is at most `len`.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to, bytes) };
+    bytes
+}

@@ -1,0 +1,43 @@
+//! A HIP runtime over host memory, for tests of the real HIP path without a GPU.
+//!
+//! The shared library exports the functions that the daemon's HIP table needs, and `fake_hip_*` functions that control
+//! it. Tests use [`Fake`]: each has a copy of the library of its own, so their states do not meet.
+//!
+//! What it is strict about, beyond what HIP is:
+//! - device addresses are no host addresses, and every copy and kernel access is checked against the live allocations;
+//! - fresh memory is poisoned with [`POISON`], and a copy to the host or a kernel that reads bytes nobody wrote is noted;
+//! - queued work happens at synchronization only: a query does one step; pageable memory is read at once, pinned and
+//!   registered memory when the copy happens, so that a buffer reused too early shows;
+//! - giving back host memory that queued copies name, and handles that are unknown, are noted.
+//!
+//! What is noted comes back from [`Fake::violations`]. A fault of queued work loses the device, as on a card.
+//!
+//! Environment, read at the first call: FAKE_HIP_MEMORY (bytes), FAKE_HIP_ARCH, FAKE_HIP_WAVE, FAKE_HIP_DEVICES,
+//! FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_FAIL=`call:nth:code,...`.
+
+mod client;
+mod control;
+mod exports;
+mod kernels;
+mod memory;
+mod queue;
+mod state;
+
+pub use client::{Fake, Live, library_path, marker_image};
+
+/// What fresh device memory is filled with: NaN as f32 and f16, a huge index as an integer.
+pub const POISON: u8 = 0xFF;
+
+/// Pseudo-calls for [`Fake::fail`] that fail when queued work happens, not when it is queued.
+pub mod when_run {
+    /// A copy from host to device.
+    pub const H2D: &str = "run:h2d";
+    /// A copy from device to host.
+    pub const D2H: &str = "run:d2h";
+    /// A copy inside the device.
+    pub const D2D: &str = "run:d2d";
+    /// A fill.
+    pub const MEMSET: &str = "run:memset";
+    /// A kernel.
+    pub const KERNEL: &str = "run:kernel";
+}

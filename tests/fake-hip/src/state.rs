@@ -1,0 +1,166 @@
+//! All that the runtime knows, behind one lock: a fake needs no concurrency.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::kernels::Kernel;
+use crate::memory::{HostRanges, Memory};
+use crate::queue::Queues;
+
+pub(crate) const SUCCESS: u32 = 0;
+pub(crate) const INVALID_VALUE: u32 = 1;
+pub(crate) const OUT_OF_MEMORY: u32 = 2;
+pub(crate) const NO_DEVICE: u32 = 100;
+pub(crate) const INVALID_DEVICE: u32 = 101;
+pub(crate) const NO_BINARY: u32 = 209;
+pub(crate) const INVALID_HANDLE: u32 = 400;
+pub(crate) const NOT_FOUND: u32 = 500;
+pub(crate) const NOT_READY: u32 = 600;
+pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
+pub(crate) const ALREADY_REGISTERED: u32 = 712;
+pub(crate) const NOT_REGISTERED: u32 = 713;
+pub(crate) const NOT_SUPPORTED: u32 = 801;
+pub(crate) const CAPTURE_UNSUPPORTED: u32 = 900;
+pub(crate) const CAPTURE_INVALIDATED: u32 = 901;
+
+/// Codes after which nothing works any more.
+const FATAL: [u32; 5] = [700, 702, 709, 710, 719];
+
+/// An order to fail: the `nth` call from now, with `code`.
+struct Failure {
+    call: String,
+    nth: u64,
+    code: u32,
+}
+
+/// The runtime.
+pub(crate) struct State {
+    pub(crate) arch: String,
+    pub(crate) wave: i32,
+    pub(crate) devices: i32,
+    pub(crate) register: bool,
+    pub(crate) memory: Memory,
+    pub(crate) host: HostRanges,
+    pub(crate) queues: Queues,
+    /// Modules: the kernels that they have.
+    pub(crate) modules: HashMap<usize, Vec<&'static Kernel>>,
+    /// Functions: module and kernel.
+    pub(crate) functions: HashMap<usize, (usize, &'static Kernel)>,
+    pub(crate) violations: Vec<String>,
+    pub(crate) last_error: u32,
+    /// The code that every call gives from now on.
+    pub(crate) lost: Option<u32>,
+    pub(crate) calls: HashMap<String, u64>,
+    failures: Vec<Failure>,
+    next_handle: usize,
+}
+
+impl State {
+    fn from_env() -> State {
+        let text = |name: &str| std::env::var(name).ok();
+        let number = |name: &str| text(name).and_then(|v| v.parse::<u64>().ok());
+        let mut state = State {
+            arch: text("FAKE_HIP_ARCH").unwrap_or_else(|| "gfx1100".to_owned()),
+            wave: number("FAKE_HIP_WAVE").unwrap_or(32) as i32,
+            devices: number("FAKE_HIP_DEVICES").unwrap_or(1) as i32,
+            register: number("FAKE_HIP_REGISTER") != Some(0),
+            memory: Memory::new(number("FAKE_HIP_MEMORY").unwrap_or(1 << 30)),
+            host: HostRanges::default(),
+            queues: Queues::default(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            violations: Vec::new(),
+            last_error: SUCCESS,
+            lost: None,
+            calls: HashMap::new(),
+            failures: Vec::new(),
+            next_handle: 0x1000,
+        };
+        for order in text("FAKE_HIP_FAIL").unwrap_or_default().split(',') {
+            // `run:kernel:1:719`: the name may have a colon of its own.
+            let mut parts = order.rsplitn(3, ':');
+            let code = parts.next().and_then(|v| v.parse().ok());
+            let nth = parts.next().and_then(|v| v.parse().ok());
+            if let (Some(code), Some(nth), Some(call)) = (code, nth, parts.next()) {
+                state.fail(call, nth, code);
+            }
+        }
+        state
+    }
+
+    /// Orders a failure.
+    pub(crate) fn fail(&mut self, call: &str, nth: u64, code: u32) {
+        self.failures.push(Failure {
+            call: call.to_owned(),
+            nth,
+            code,
+        });
+    }
+
+    /// Drops all orders.
+    pub(crate) fn fail_no_more(&mut self) {
+        self.failures.clear();
+    }
+
+    /// Counts a call and gives the code that it is to fail with.
+    pub(crate) fn injected(&mut self, call: &str) -> Option<u32> {
+        *self.calls.entry(call.to_owned()).or_default() += 1;
+        let mut code = None;
+        self.failures.retain_mut(|failure| {
+            if failure.call != call || failure.nth == 0 {
+                return true;
+            }
+            failure.nth -= 1;
+            if failure.nth == 0 {
+                code = Some(failure.code);
+            }
+            failure.nth > 0
+        });
+        code
+    }
+
+    pub(crate) fn handle(&mut self) -> usize {
+        self.next_handle += 0x10;
+        self.next_handle
+    }
+
+    /// Notes a misuse and gives the code for it.
+    pub(crate) fn misuse(&mut self, code: u32, message: String) -> u32 {
+        self.violations.push(message);
+        code
+    }
+}
+
+/// The runtime, locked.
+pub(crate) fn state() -> MutexGuard<'static, State> {
+    static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+    STATE
+        .get_or_init(|| Mutex::new(State::from_env()))
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a call: counted, failed if so ordered, refused once the device is lost.
+pub(crate) fn call(name: &str, run: impl FnOnce(&mut State) -> u32) -> u32 {
+    let mut state = state();
+    let injected = state.injected(name);
+    // What gives back works on a lost device too, as far as the fake can tell.
+    let code = match (state.lost, injected) {
+        (Some(lost), _) => lost,
+        (None, Some(code)) => {
+            if FATAL.contains(&code) {
+                state.lost = Some(code);
+            }
+            code
+        }
+        (None, None) => {
+            let code = run(&mut state);
+            // Work that failed during the call shows in its result.
+            state.lost.unwrap_or(code)
+        }
+    };
+    if code != SUCCESS && code != NOT_READY {
+        state.last_error = code;
+    }
+    code
+}
