@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rocmforge_engine::EngineConfig;
+use rocmforge_engine::{EngineConfig, KERNEL_COMPILER_ARGUMENT, kernel_compiler_main};
 use rocmforged::config::{Config, Flags};
 use rocmforged::model_files::ModelDirs;
 use rocmforged::socket::Socket;
@@ -29,6 +29,10 @@ const DESCRIPTORS_WANTED: u64 = 4096;
 const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    // The daemon is also the child in which it compiles GPU kernels.
+    if std::env::args_os().nth(1).is_some_and(|a| a == KERNEL_COMPILER_ARGUMENT) {
+        return ExitCode::from(u8::try_from(kernel_compiler_main()).unwrap_or(1));
+    }
     let flags = Flags::parse();
     let config = match Config::new(flags, rocmforged::default_socket_path()) {
         Ok(config) => config,

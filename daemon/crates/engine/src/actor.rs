@@ -170,7 +170,7 @@ pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error
 /// Opens the device that the configuration asks for.
 fn open_device(config: &EngineConfig) -> Result<Box<dyn Device>, Error> {
     let gpu = |vendor, ordinal| -> Result<Box<dyn Device>, rocmforge_device::Error> {
-        let images = gpu::device::usual_images()?;
+        let images = gpu::device::usual_images(vendor);
         let device = GpuDevice::open(GpuConfig::new(vendor, ordinal), images)?;
         Ok(Box::new(device))
     };

@@ -25,4 +25,5 @@ pub use actor::{DeviceChoice, EngineConfig, EngineThread, start, start_on};
 pub use api::{EngineHandle, Events};
 pub use commands::{BUDGET_MIN, MODELS_MAX};
 pub use error::Error;
+pub use rocmforge_device::{KERNEL_COMPILER_ARGUMENT, kernel_compiler_main};
 pub use loaded::{LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, prepare};

@@ -12,8 +12,8 @@ use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
 use crate::residency::Residency;
 
-/// Takes each wanted row and its logits, `[n_vocab]`.
-pub(crate) type OnLogits<'a> = &'a mut dyn FnMut(usize, &mut [f32]) -> Result<(), Error>;
+/// What is told of a wanted row.
+type OnFound<'a> = &'a mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>;
 
 /// Whose logits a pass computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,11 +64,7 @@ pub(crate) fn run(
     embeddings: &[f32],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
-<<<<<<< HEAD
-    found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
-=======
-    logits: OnLogits<'_>,
->>>>>>> main
+    found: OnFound<'_>,
 ) -> Result<(), Error> {
     residency
         .cache
@@ -85,11 +81,7 @@ fn steps(
     embeddings: &[f32],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
-<<<<<<< HEAD
-    found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
-=======
-    logits: OnLogits<'_>,
->>>>>>> main
+    found: OnFound<'_>,
 ) -> Result<(), Error> {
     residency
         .device
@@ -157,7 +149,7 @@ fn all_resident(
     residency: &mut Residency,
     pass: &Pass<'_>,
     slabs: &[Slab],
-    found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
+    found: OnFound<'_>,
 ) -> Result<(), Error> {
     let outputs = [0];
     let spans = spans(pass);
@@ -179,7 +171,7 @@ fn tell(
     pass: &Pass<'_>,
     rows: &[u32],
     buffer: &mut Vec<f32>,
-    found: &mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>,
+    found: OnFound<'_>,
 ) -> Result<(), Error> {
     let device = &mut residency.device;
     if pass.best_only {

@@ -17,13 +17,8 @@ use crate::api::{
 use crate::embed;
 use crate::error::Error;
 use crate::loaded::LoadedModel;
-<<<<<<< HEAD
 use crate::pass::{self, Found, Pass, Wanted};
-=======
-use crate::pass::{self, Pass, Wanted};
-use crate::sampler::NotFinite;
 use crate::stop::Checked;
->>>>>>> main
 use crate::task::{Generation, Scoring, Task, Work};
 
 /// What a step did to its request.

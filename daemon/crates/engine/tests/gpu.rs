@@ -2,11 +2,11 @@
 //!
 //! Where no GPU can be opened the tests print why and pass.
 
-mod common;
+mod requests;
 
 use std::sync::Arc;
 
-use common::{chat, load, questions, run};
+use requests::{chat, load, questions, run};
 use rocmforge_engine::api::{Budget, EngineHandle};
 use rocmforge_engine::{DeviceChoice, EngineConfig, start};
 

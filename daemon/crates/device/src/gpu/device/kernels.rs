@@ -6,10 +6,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use rocmforge_kernels::gpu::Launch;
+use rocmforge_kernels::gpu::compile::{Compiler, Config, Language, Request};
+use rocmforge_kernels::gpu::{Launch, units};
 
 use crate::error::Error;
-use crate::gpu::{Context, Kernel, LaunchConfig, Module, Stream};
+use crate::gpu::{Context, Kernel, LaunchConfig, Module, Stream, Vendor};
 
 use super::failed;
 
@@ -41,16 +42,52 @@ impl Images for ImageFolder {
     }
 }
 
-/// Where images come from unless told otherwise: the folder that ROCMFORGE_KERNELS names.
-///
-/// # Errors
-/// [`Error::Config`] where it is not set.
-pub fn usual_images() -> Result<Box<dyn Images>, Error> {
+/// Images by the vendor's run-time compiler in a child process, kept on disk.
+#[derive(Debug)]
+pub struct CompiledImages(Compiler);
+
+impl CompiledImages {
+    /// The compiler of a vendor, set up as usual.
+    pub fn new(vendor: Vendor) -> Self {
+        let language = match vendor {
+            Vendor::Hip => Language::Hip,
+            Vendor::Cuda => Language::Cuda,
+        };
+        Self(Compiler::new(Config::new(language)))
+    }
+}
+
+impl Images for CompiledImages {
+    fn image(&self, arch: &str, unit: &str) -> Result<Vec<u8>, Error> {
+        let wrong = |message: String| Error::Config(message);
+        let text = units::unit(unit)
+            .ok_or_else(|| wrong(format!("there is no kernel unit '{unit}'")))?
+            .text();
+        let request = Request {
+            name: unit,
+            source: &text,
+            headers: &[],
+            target: arch,
+            options: &["-std=c++17"],
+        };
+        let begin = std::time::Instant::now();
+        let object = self.0.object(&request, |_, _| None).map_err(|error| {
+            let source = std::error::Error::source(&error).map(|s| format!(": {s}"));
+            wrong(format!("{error}{}", source.unwrap_or_default()))
+        })?;
+        tracing::debug!(unit, origin = ?object.origin, ms = begin.elapsed().as_millis(), "kernels");
+        if let Some(error) = object.cache_error {
+            tracing::warn!(%error, "compiled kernels cannot be kept");
+        }
+        Ok(object.bytes)
+    }
+}
+
+/// Where images come from unless told otherwise: the folder that ROCMFORGE_KERNELS names, else the vendor's compiler.
+pub fn usual_images(vendor: Vendor) -> Box<dyn Images> {
     match std::env::var_os("ROCMFORGE_KERNELS").filter(|v| !v.is_empty()) {
-        Some(dir) => Ok(Box::new(ImageFolder(dir.into()))),
-        None => Err(Error::Config(
-            "no compiled GPU kernels: set ROCMFORGE_KERNELS to the folder that has them".to_owned(),
-        )),
+        Some(dir) => Box::new(ImageFolder(dir.into())),
+        None => Box::new(CompiledImages::new(vendor)),
     }
 }
 

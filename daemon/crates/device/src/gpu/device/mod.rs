@@ -53,7 +53,7 @@ use uploads::{Uploads, UploadsConfig};
 use workspace::Workspace;
 
 pub use config::GpuConfig;
-pub use kernels::{ImageFolder, Images, usual_images};
+pub use kernels::{CompiledImages, ImageFolder, Images, usual_images};
 
 /// Bytes of one read from the device at a time.
 const READ_BYTES: usize = 4 << 20;
@@ -151,7 +151,7 @@ impl GpuDevice {
         } else {
             None
         };
-        let name = format!("{} ({})", attributes.name, attributes.arch);
+        let name = attributes.name.clone();
         Ok(Self {
             uploads,
             graphs: Graphs::default(),
@@ -415,6 +415,7 @@ impl Device for GpuDevice {
         DeviceInfo {
             kind: vendor_name(&self.context),
             name: self.name.clone(),
+            arch: self.target.arch.clone(),
             memory_bytes: self.context.attributes().total_bytes,
             allocations: self.context.usage().allocations,
             prefetch: 3,
