@@ -29,6 +29,12 @@ const DESCRIPTORS_WANTED: u64 = 4096;
 const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    // Run-time compilers may abort: they run in a process of their own, which is this binary again.
+    if std::env::args().nth(1).as_deref() == Some(rocmforge_kernels::gpu::compile::CHILD_ARGUMENT) {
+        return ExitCode::from(
+            u8::try_from(rocmforge_kernels::gpu::compile::rtc_child_main()).unwrap_or(1),
+        );
+    }
     let flags = Flags::parse();
     let config = match Config::new(flags, rocmforged::default_socket_path()) {
         Ok(config) => config,
