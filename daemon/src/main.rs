@@ -1,3 +1,165 @@
 //! The daemon: owns the device and serves rocmforge.v1.
+//!
+//! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2 for settings that
+//! cannot be used.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rocmforge_engine::EngineConfig;
+use rocmforged::config::{Config, Flags};
+use rocmforged::model_files::ModelDirs;
+use rocmforged::socket::Socket;
+use rocmforged::{End, Limits, ServeOptions};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tracing_subscriber::EnvFilter;
+
+/// Threads of the async runtime. They move messages only; the engine and the text work have threads of their own.
+const ASYNC_THREADS: usize = 2;
+/// File descriptors to ask for: one a connection, one a model file, and room.
+const DESCRIPTORS_WANTED: u64 = 4096;
+/// How long blocking work, which cannot be cancelled, may delay the end.
+const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let config = match Config::new(flags, rocmforge_proto::default_socket_path()) {
+        Ok(config) => config,
+        Err(error) => return fail(&error.into(), 2),
+    };
+    if let Err(error) = start_log(&config.log) {
+        return fail(&error, 2);
+    }
+    let model_dirs = match ModelDirs::new(&config.model_dirs) {
+        Ok(dirs) => dirs,
+        Err(error) => return fail(&error.into(), 2),
+    };
+    match run(&config, model_dirs) {
+        Ok(End::Drained) => ExitCode::SUCCESS,
+        Ok(End::Forced) => {
+            tracing::warn!("ended before the running requests did");
+            ExitCode::FAILURE
+        }
+        Err(error) => fail(&error, 1),
+    }
+}
+
+fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
+    eprintln!("rocmforged: {error:#}");
+    ExitCode::from(code)
+}
+
+fn start_log(filter: &str) -> anyhow::Result<()> {
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_new(filter)?)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal());
+    // The journal has its own clock.
+    let started = match std::env::var_os("JOURNAL_STREAM") {
+        Some(_) => log.without_time().try_init(),
+        None => log.try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
+}
+
+fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
+    raise_descriptors();
+    if model_dirs.real().next().is_none() {
+        tracing::warn!("no --model-dir is given: every load will be refused");
+    }
+    // Before the engine, so that a second daemon is refused before it takes memory.
+    let socket = Socket::acquire(&config.socket)?;
+    let (engine, thread) = rocmforge_engine::start(EngineConfig {
+        device: config.device,
+        threads: config.threads,
+        budget: config.vram_budget,
+        policy: config.policy,
+        max_sequences: config.max_sequences,
+        queue_capacity: config.queue_capacity,
+        n_ctx_max: config.n_ctx_max,
+        ..EngineConfig::default()
+    })
+    .context("cannot start the engine")?;
+
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(ASYNC_THREADS)
+        .max_blocking_threads(rocmforged::BLOCKING_THREADS)
+        .thread_name("rpc")
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
+    let snapshot = engine.snapshot();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        socket = socket.describe(),
+        device = snapshot.device.name,
+        budget_bytes = snapshot.cache.budget_bytes,
+        "serving"
+    );
+    let threads = match config.threads {
+        Some(threads) => threads,
+        None => std::thread::available_parallelism()?,
+    };
+    let options = ServeOptions {
+        model_dirs,
+        limits: Limits {
+            n_ctx_max: config.n_ctx_max,
+            max_sequences: config.max_sequences.get() as u32,
+            threads: threads.get() as u32,
+        },
+        drain_grace: config.drain_grace,
+    };
+    let listener = socket.listener().context("cannot share the socket")?;
+    let end = runtime.block_on(async {
+        let stops = stop_signals()?;
+        anyhow::Ok(rocmforged::serve(listener, engine, options, stops).await?)
+    });
+    runtime.shutdown_timeout(BLOCKING_WAIT_MAX);
+    if matches!(end, Ok(End::Drained)) {
+        thread.join().context("the engine ended badly")?;
+    }
+    tracing::info!("ended");
+    end
+}
+
+/// A message for each SIGTERM or SIGINT.
+fn stop_signals() -> anyhow::Result<mpsc::Receiver<()>> {
+    let mut term = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    // Only the first two matter.
+    let (sender, stops) = mpsc::channel(2);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if sender.send(()).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(stops)
+}
+
+/// Raises the soft limit of file descriptors towards what the connections and model files need.
+fn raise_descriptors() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
+        let wanted = DESCRIPTORS_WANTED.min(hard);
+        if soft < wanted {
+            setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
+        } else {
+            Ok(())
+        }
+    });
+    if let Err(error) = raised {
+        tracing::debug!(%error, "the limit of file descriptors stays as it is");
+    }
+}

@@ -225,6 +225,36 @@ fn read_bandwidth(arena: &Arena, threads: usize) -> f64 {
     best
 }
 
+/// Prints what quantizing activations and looking up embeddings costs.
+fn print_small_costs(isa: Isa) {
+    for (tokens, cols) in [(1, 2048), (PREFILL_TOKENS, 2048), (PREFILL_TOKENS, 8192)] {
+        let x: Vec<f32> = (0..tokens * cols)
+            .map(|i| ((i * 37) as f32).sin())
+            .collect();
+        let mut activations = Activations::new();
+        let us = best_us(|| activations.fill(isa, ActivationForm::Quantized, &x, tokens, cols));
+        println!("quantizing {tokens} x {cols} activations, 1 thread: {us:.2} us");
+    }
+    let matrix = PackedMatrix::new(WeightType::Q6K, 64, 2048, isa).expect("a valid shape");
+    let mut packed = vec![0; matrix.packed_bytes()];
+    matrix
+        .pack(&random_rows(&matrix, 64), 0..4, &mut packed)
+        .expect("finite scales");
+    let mut row = vec![0.0; 2048];
+    let us = best_us(|| matrix.unpack_row(&packed, 33, &mut row));
+    println!("unpacking a row of 2048 in Q6_K: {us:.2} us");
+}
+
+/// Microseconds of the fastest of 50 runs.
+fn best_us(mut run: impl FnMut()) -> f64 {
+    let times = (0..50).map(|_| {
+        let start = Instant::now();
+        run();
+        start.elapsed().as_secs_f64() * 1e6
+    });
+    times.fold(f64::MAX, f64::min)
+}
+
 fn main() {
     let args: Vec<String> = std::env::args()
         .skip(1)
@@ -239,6 +269,7 @@ fn main() {
         bandwidth[0],
         bandwidth[1]
     );
+    print_small_costs(isa);
     println!(
         "mix      GiB  pack GB/s | decode 1t GB/s  2t GB/s  of peak  tok/s | prefill 1t GOP/s  2t GOP/s  tok/s"
     );

@@ -22,10 +22,11 @@ mod progress;
 mod sampling;
 
 use std::process::ExitCode;
+use std::task::Poll;
 use std::time::Duration;
 
 use clap::Parser;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::Cli;
 use crate::commands::Context;
@@ -57,12 +58,19 @@ fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli, private: PrivateSlot) -> ExitCode {
+    let mut endings = match Endings::install() {
+        Ok(endings) => endings,
+        Err(error) => {
+            eprintln!("rocmforgectl: cannot watch for signals: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let output = Output::stdout(cli.json);
     let context = Context::new(cli.socket, output, private);
     let mut command = tokio::spawn(commands::run(context, cli.command));
     let outcome = tokio::select! {
         outcome = &mut command => outcome,
-        number = ended_by_signal() => {
+        number = endings.next() => {
             command.abort();
             let _ = tokio::time::timeout(Duration::from_millis(CANCEL_MS_MAX), command).await;
             return ExitCode::from(128 + number);
@@ -80,20 +88,30 @@ async fn run(cli: Cli, private: PrivateSlot) -> ExitCode {
     }
 }
 
-/// Waits for a signal that asks the program to end, and gives its number.
-async fn ended_by_signal() -> u8 {
-    let wait = |kind: SignalKind, number: u8| async move {
-        match signal(kind) {
-            Ok(mut signals) => {
-                signals.recv().await;
+/// The signals that ask the program to end. Installed before a command begins,
+/// so that none ends the program with a daemon or a request left behind.
+struct Endings([(u8, Signal); 3]);
+
+impl Endings {
+    fn install() -> std::io::Result<Endings> {
+        let of = |kind: SignalKind, number: u8| signal(kind).map(|signals| (number, signals));
+        Ok(Endings([
+            of(SignalKind::hangup(), 1)?,
+            of(SignalKind::interrupt(), 2)?,
+            of(SignalKind::terminate(), 15)?,
+        ]))
+    }
+
+    /// Waits for the first of them and gives its number.
+    async fn next(&mut self) -> u8 {
+        std::future::poll_fn(|cx| {
+            for (number, signals) in &mut self.0 {
+                if signals.poll_recv(cx).is_ready() {
+                    return Poll::Ready(*number);
+                }
             }
-            Err(_) => std::future::pending().await,
-        }
-        number
-    };
-    tokio::select! {
-        number = wait(SignalKind::hangup(), 1) => number,
-        number = wait(SignalKind::interrupt(), 2) => number,
-        number = wait(SignalKind::terminate(), 15) => number,
+            Poll::Pending
+        })
+        .await
     }
 }

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use rocmforge_client::proto::v1::set_budget_request::Budget;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 fn command(daemon: &FakeDaemon, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rocmforgectl"));
@@ -29,12 +29,16 @@ fn command(daemon: &FakeDaemon, args: &[&str]) -> Command {
     command
 }
 
-async fn ctl(daemon: &FakeDaemon, args: &[&str]) -> Output {
-    let run = command(daemon, args).output();
-    tokio::time::timeout(Duration::from_secs(30), run)
+/// Waits for the end, but not for ever.
+async fn ended(child: Child) -> Output {
+    tokio::time::timeout(Duration::from_secs(30), child.wait_with_output())
         .await
         .expect("rocmforgectl hangs")
-        .expect("rocmforgectl starts")
+        .expect("rocmforgectl was started")
+}
+
+async fn ctl(daemon: &FakeDaemon, args: &[&str]) -> Output {
+    ended(command(daemon, args).spawn().expect("rocmforgectl starts")).await
 }
 
 async fn with_input(daemon: &FakeDaemon, args: &[&str], input: &str) -> Output {
@@ -45,7 +49,7 @@ async fn with_input(daemon: &FakeDaemon, args: &[&str], input: &str) -> Output {
     let mut stdin = child.stdin.take().expect("piped");
     stdin.write_all(input.as_bytes()).await.expect("it reads");
     drop(stdin);
-    child.wait_with_output().await.expect("it ends")
+    ended(child).await
 }
 
 fn stdout(output: &Output) -> &str {
@@ -235,13 +239,14 @@ async fn without_a_daemon_it_says_what_to_start() {
 #[tokio::test]
 async fn a_closed_pipe_is_success_and_cancels_the_request() {
     let daemon = FakeDaemon::start();
-    let mut child = command(&daemon, &["generate", "tiny", "Tell"])
+    let mut child = command(&daemon, &["generate", "tiny", "endless"])
         .spawn()
         .unwrap();
     drop(child.stdout.take());
-    let output = child.wait_with_output().await.unwrap();
+    let output = ended(child).await;
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
+    daemon.cancelled(1).await;
 }
 
 #[tokio::test]
@@ -261,7 +266,7 @@ async fn an_interrupt_cancels_the_request_and_ends_with_130() {
     assert_eq!(&first, b"Once");
     let pid = Pid::from_raw(child.id().unwrap() as i32);
     kill(pid, Signal::SIGINT).unwrap();
-    let output = child.wait_with_output().await.unwrap();
+    let output = ended(child).await;
     assert_eq!(output.status.code(), Some(130));
     daemon.cancelled(1).await;
 }

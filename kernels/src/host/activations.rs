@@ -8,7 +8,8 @@
 //!
 //! A block with an activation that is NaN or infinite gets `d = NaN`, so that every output that depends on it is NaN.
 
-use super::simd::{Avx2, Avx512, AvxVnni, Job, Scalar, Simd};
+use super::matmul::dispatch::{WithIsa, with_isa};
+use super::simd::{Job, Simd};
 use super::{Isa, WeightType};
 
 /// Activations in a block.
@@ -203,19 +204,7 @@ impl ActivationsPart<'_> {
             .chunks_exact_mut(self.stride)
             .zip(x.chunks_exact(self.cols))
         {
-            let job = Quantize { x, blocks };
-            match isa {
-                Isa::Scalar => Scalar.vectorize(job),
-                Isa::Avx2 => Avx2::detect()
-                    .expect("the caller's Isa was detected")
-                    .vectorize(job),
-                Isa::AvxVnni => AvxVnni::detect()
-                    .expect("the caller's Isa was detected")
-                    .vectorize(job),
-                Isa::Avx512 => Avx512::detect()
-                    .expect("the caller's Isa was detected")
-                    .vectorize(job),
-            }
+            with_isa(isa, Quantize { x, blocks });
         }
     }
 }
@@ -223,6 +212,12 @@ impl ActivationsPart<'_> {
 struct Quantize<'a> {
     x: &'a [f32],
     blocks: &'a mut [XBlock],
+}
+
+impl WithIsa for Quantize<'_> {
+    fn run<S: Simd>(self, s: S) {
+        s.vectorize(self);
+    }
 }
 
 impl Job for Quantize<'_> {

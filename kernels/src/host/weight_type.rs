@@ -4,11 +4,7 @@ use std::fmt;
 
 /// A type of GGUF weights. Names and block sizes are ggml's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the variants are ggml's own type names")]
-#[allow(
-    non_camel_case_types,
-    reason = "the variants are ggml's own type names"
-)]
+#[expect(missing_docs, reason = "the variants are ggml's own type names")]
 pub enum WeightType {
     F32,
     F16,

@@ -101,8 +101,8 @@ pub(crate) fn make() -> Vocab {
     }
     beginnings.extend_from_slice(&endings[letters.len()..]);
     while words.tokens.len() < n_normal {
-        let beginning = &beginnings[rng.random_range(0..beginnings.len())];
-        let ending = &endings[rng.random_range(0..endings.len())];
+        let beginning = &beginnings[early(&mut rng, beginnings.len(), 5)];
+        let ending = &endings[early(&mut rng, endings.len(), 4)];
         let token = format!("{beginning}{ending}");
         if token.chars().count() <= LETTERS_MAX && words.add(token.clone()) {
             beginnings.push(token);
@@ -118,6 +118,12 @@ pub(crate) fn make() -> Vocab {
         types,
         merges,
     }
+}
+
+/// An index below `n`, the lower the likelier: words of frequent parts can be cut in several ways, as real ones can.
+fn early(rng: &mut StdRng, n: usize, power: u32) -> usize {
+    let u: f64 = rng.random();
+    ((0..power).fold(n as f64, |at, _| at * u)) as usize
 }
 
 /// Every cut of every token into two tokens, in the order of the tokens; of those past the maximum, the first cut of

@@ -50,8 +50,8 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
     /// Allocations asked of the driver or the system since start-up.
     pub allocations: u64,
-    /// Bytes that are worth moving inside the arena for each byte of a hole, before a segment is evicted instead.
-    pub slide_max: u64,
+    /// Segments whose upload should be started ahead of their turn, unless the configuration says otherwise.
+    pub prefetch: u32,
 }
 
 /// One upload under way.

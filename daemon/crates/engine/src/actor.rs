@@ -61,8 +61,8 @@ pub struct EngineConfig {
     pub n_ctx_max: u32,
     /// Tokens of a prompt that are computed in one pass.
     pub prefill_chunk: NonZeroUsize,
-    /// Segments whose upload is started ahead of their turn.
-    pub prefetch: u32,
+    /// Segments whose upload is started ahead of their turn; `None` is what the device prefers.
+    pub prefetch: Option<u32>,
 }
 
 impl Default for EngineConfig {
@@ -76,7 +76,7 @@ impl Default for EngineConfig {
             queue_capacity: 64,
             n_ctx_max: 32_768,
             prefill_chunk: NonZeroUsize::new(512).expect("not zero"),
-            prefetch: 2,
+            prefetch: None,
         }
     }
 }
@@ -148,6 +148,8 @@ pub(crate) struct Engine {
     pub(crate) embeddings: Vec<f32>,
     pub(crate) snapshot: watch::Sender<Arc<Snapshot>>,
     pub(crate) published_at: Instant,
+    /// Segments whose upload is started ahead of their turn.
+    pub(crate) prefetch: u32,
     pub(crate) lost: Option<String>,
 }
 
@@ -172,6 +174,7 @@ pub fn start_on(
     mut device: Box<dyn Device>,
     config: EngineConfig,
 ) -> Result<(EngineHandle, EngineThread), Error> {
+    let prefetch = config.prefetch.unwrap_or(device.info().prefetch);
     let budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
     device
         .set_capacity(budget)
@@ -180,8 +183,9 @@ pub fn start_on(
         budget,
         align: rocmforge_device::ALIGNMENT,
         policy: crate::commands::policy(config.policy),
-        max_in_flight: config.prefetch + 1,
-        slide_max: device.info().slide_max,
+        max_in_flight: prefetch + 1,
+        // Moving a slab is far cheaper than repacking or the host link, whatever the device.
+        slide_max: u64::MAX,
     });
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
     let residency = Residency::new(device, cache);
@@ -201,6 +205,7 @@ pub fn start_on(
         embeddings: Vec::new(),
         snapshot,
         published_at: Instant::now(),
+        prefetch,
         lost: None,
     };
     let thread = std::thread::Builder::new()
@@ -244,10 +249,11 @@ impl Engine {
             if self.lost.is_some() {
                 return self.lost.take();
             }
+            // In this order: a drain that waits for a reader who went away ends with it, not with its grace period.
+            self.end_the_ended();
             if self.drained() {
                 return None;
             }
-            self.end_the_ended();
             self.admit();
             if self.step() || self.preload_step() {
                 self.publish(false);

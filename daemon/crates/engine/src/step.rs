@@ -93,7 +93,7 @@ impl Engine {
             more: !last_pass || others,
             scratch: &layout,
             scratch_at: self.residency.cache.block(block).offset,
-            prefetch: self.config.prefetch,
+            prefetch: self.prefetch,
         };
         let Task {
             work,

@@ -1,97 +1,11 @@
 //! The engine with real models: answers, small budgets, two models, and the state it publishes.
 
-use std::path::PathBuf;
+mod common;
+
 use std::sync::Arc;
 
-use rocmforge_engine::api::{
-    Budget, FinishReason, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
-    ScoreRequest,
-};
-use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, prepare, start};
-use rocmforge_gguf::MappedFile;
-use rocmforge_tokenizer::Message;
-
-fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../../../tests/fixtures")
-        .join(name)
-}
-
-fn engine(budget: Budget) -> EngineHandle {
-    start(EngineConfig {
-        budget,
-        ..EngineConfig::default()
-    })
-    .unwrap()
-    .0
-}
-
-async fn load(engine: &EngineHandle, file: &str, name: &str) -> Arc<LoadedModel> {
-    let file = MappedFile::open(&fixture(file)).unwrap();
-    engine
-        .load(prepare(name, file, &mut |_| {}).unwrap())
-        .await
-        .unwrap()
-}
-
-fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest {
-    let text = model
-        .template()
-        .unwrap()
-        .render(&[Message::new("user", question)], true)
-        .unwrap();
-    GenerateRequest {
-        model: Arc::clone(model),
-        prompt: model.tokenizer().encode(&text, true, true).unwrap(),
-        sampling: SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
-        max_tokens: Some(80),
-        n_ctx: None,
-        stop: Vec::new(),
-        deadline: None,
-    }
-}
-
-async fn run(
-    engine: &EngineHandle,
-    request: GenerateRequest,
-) -> (String, Vec<u32>, GenerateSummary) {
-    let mut events = engine.generate(request).unwrap();
-    let (mut text, mut ids) = (String::new(), Vec::new());
-    loop {
-        match events
-            .next()
-            .await
-            .expect("a generation ends with Done or Failed")
-        {
-            GenerateEvent::Piece {
-                text: piece,
-                ids: new,
-            } => {
-                text += &piece;
-                ids.extend(new);
-                let cache = engine.snapshot().cache;
-                assert!(cache.resident_bytes + cache.in_flight_bytes <= cache.budget_bytes);
-            }
-            GenerateEvent::Done(summary) => return (text, ids, summary),
-            GenerateEvent::Failed(error) => panic!("{error}"),
-        }
-    }
-}
-
-fn questions(n: usize) -> Vec<(String, String)> {
-    let exam: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(fixture("exam.json")).unwrap()).unwrap();
-    let item = |q: &serde_json::Value| {
-        (
-            q["prompt"].as_str().unwrap().to_owned(),
-            q["answer"].as_str().unwrap().to_owned(),
-        )
-    };
-    exam.as_array().unwrap().iter().take(n).map(item).collect()
-}
+use common::{chat, engine, load, questions, run};
+use rocmforge_engine::api::{Budget, FinishReason, ScoreRequest};
 
 #[tokio::test]
 async fn right_answers_and_the_same_ones_in_a_small_budget() {
@@ -115,7 +29,7 @@ async fn right_answers_and_the_same_ones_in_a_small_budget() {
 
         let info = model.model().info();
         let largest = info.segments.iter().map(|s| s.bytes).max().unwrap();
-        let small = self::engine(Budget::Bytes(info.tensor_bytes / 3 + largest));
+        let small = common::engine(Budget::Bytes(info.tensor_bytes / 3 + largest));
         let again = load(&small, file, "m").await;
         for (question, _) in questions(6) {
             let full = run(&engine, chat(&model, &question)).await.1;

@@ -1,7 +1,8 @@
 //! The formats with blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4.
 
+use super::super::WeightType;
 use super::super::simd::{Line, Simd};
-use super::{Bias, Format, Offset, Operands, Tile, halves, lines};
+use super::{Bias, Format, Offset, Operands, TILE_BLOCKS, Tile, halves, lines, tile_bytes};
 
 /// ggml's Q4_0, packed.
 pub(crate) struct Q4_0;
@@ -62,8 +63,9 @@ fn bias<S: Simd>(s: S, bytes: &[u8], at: usize, half: usize) -> S::F {
 }
 
 macro_rules! format {
-    ($name:ident, $kind:ty, |$s:ident, $bytes:ident, $n:ident, $b:ident, $half:ident| ($w:expr, $scale:expr, $bias:expr)) => {
+    ($name:ident, $ty:ident, $kind:ty, |$s:ident, $bytes:ident, $n:ident, $b:ident, $half:ident| ($w:expr, $scale:expr, $bias:expr)) => {
         impl Format for $name {
+            const TILE_BYTES: usize = tile_bytes(WeightType::$ty, TILE_BLOCKS);
             type Kind = $kind;
             type State<S: Simd> = ();
 
@@ -90,19 +92,19 @@ macro_rules! format {
     };
 }
 
-format!(Q4_0, Offset<3>, |s, bytes, n, b, half| (
+format!(Q4_0, Q4_0, Offset<3>, |s, bytes, n, b, half| (
     nibbles(s, lines(bytes, 256 * b), half),
     halves(s, bytes, 256 * n + 32 * b, half),
     s.splat_f(0.0)
 ));
 
-format!(Q4_1, Bias, |s, bytes, n, b, half| (
+format!(Q4_1, Q4_1, Bias, |s, bytes, n, b, half| (
     nibbles(s, lines(bytes, 256 * b), half),
     halves(s, bytes, 256 * n + 32 * b, half),
     bias(s, bytes, 288 * n + 32 * b, half)
 ));
 
-format!(Q5_0, Offset<4>, |s, bytes, n, b, half| (
+format!(Q5_0, Q5_0, Offset<4>, |s, bytes, n, b, half| (
     {
         let mut w = nibbles(s, lines(bytes, 256 * b), half);
         fifth_bits(s, &mut w, &lines::<1>(bytes, 256 * n + 64 * b)[0], half);
@@ -112,7 +114,7 @@ format!(Q5_0, Offset<4>, |s, bytes, n, b, half| (
     s.splat_f(0.0)
 ));
 
-format!(Q5_1, Bias, |s, bytes, n, b, half| (
+format!(Q5_1, Q5_1, Bias, |s, bytes, n, b, half| (
     {
         let mut w = nibbles(s, lines(bytes, 256 * b), half);
         fifth_bits(s, &mut w, &lines::<1>(bytes, 256 * n + 64 * b)[0], half);
@@ -122,7 +124,7 @@ format!(Q5_1, Bias, |s, bytes, n, b, half| (
     bias(s, bytes, 352 * n + 32 * b, half)
 ));
 
-format!(Q8_0, Offset<7>, |s, bytes, n, b, half| (
+format!(Q8_0, Q8_0, Offset<7>, |s, bytes, n, b, half| (
     {
         let lines: &[Line; 8] = lines(bytes, 512 * b);
         let mut w = [s.splat(0); 8];
@@ -135,7 +137,7 @@ format!(Q8_0, Offset<7>, |s, bytes, n, b, half| (
     s.splat_f(0.0)
 ));
 
-format!(MxFp4, Offset<4>, |s, bytes, n, b, half| (
+format!(MxFp4, MXFP4, Offset<4>, |s, bytes, n, b, half| (
     {
         let mut w = nibbles(s, lines(bytes, 256 * b), half);
         for w in &mut w {

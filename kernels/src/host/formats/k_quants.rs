@@ -1,7 +1,10 @@
 //! The formats with blocks of 256 weights: Q2_K to Q6_K. A tile is one such block of each row.
 
+use super::super::WeightType;
 use super::super::simd::{Line, Simd};
-use super::{Bias, Format, HalfBias, HalfOffset, Operands, Tile, halves, lines};
+use super::{
+    Bias, Format, HalfBias, HalfOffset, Operands, TILE_BLOCKS, Tile, halves, lines, tile_bytes,
+};
 
 /// ggml's Q2_K, packed.
 pub(crate) struct Q2K;
@@ -111,6 +114,7 @@ impl<S: Simd> ScaleMin<S> {
 }
 
 impl Format for Q4K {
+    const TILE_BYTES: usize = tile_bytes(WeightType::Q4K, TILE_BLOCKS);
     type Kind = Bias;
     type State<S: Simd> = ScaleMin<S>;
 
@@ -139,6 +143,7 @@ impl Format for Q4K {
 }
 
 impl Format for Q5K {
+    const TILE_BYTES: usize = tile_bytes(WeightType::Q5K, TILE_BLOCKS);
     type Kind = Bias;
     type State<S: Simd> = ScaleMin<S>;
 
@@ -176,6 +181,7 @@ impl Format for Q5K {
 }
 
 impl Format for Q6K {
+    const TILE_BYTES: usize = tile_bytes(WeightType::Q6K, TILE_BLOCKS);
     type Kind = HalfOffset<5>;
     type State<S: Simd> = S::F;
 
@@ -226,6 +232,7 @@ pub(crate) struct Q3Scales<S: Simd> {
 }
 
 impl Format for Q3K {
+    const TILE_BYTES: usize = tile_bytes(WeightType::Q3K, TILE_BLOCKS);
     type Kind = HalfOffset<2>;
     type State<S: Simd> = Q3Scales<S>;
 
@@ -284,6 +291,7 @@ pub(crate) struct Q2Scales<S: Simd> {
 }
 
 impl Format for Q2K {
+    const TILE_BYTES: usize = tile_bytes(WeightType::Q2K, TILE_BLOCKS);
     type Kind = HalfBias;
     type State<S: Simd> = Q2Scales<S>;
 

@@ -190,6 +190,8 @@ impl Kind for HalfBias {
 pub(crate) trait Format: Send + Sync + 'static {
     /// Its kind of weights.
     type Kind: Kind;
+    /// Bytes of a full tile.
+    const TILE_BYTES: usize;
     /// What is read once a tile. Advances from block to block.
     type State<S: Simd>: Copy;
 

@@ -7,8 +7,9 @@ use super::super::formats::{Format, Group, Kind, Operands, TILE_BLOCKS};
 use super::super::simd::{Job, ROWS, Simd};
 use super::Product;
 
-/// How far ahead of the reads the prefetches go.
-const PREFETCH_BYTES: usize = 2048;
+/// How far ahead of the reads the prefetches go. A core needs some 4 KiB in flight to reach its share of the memory's
+/// bandwidth, more than its out-of-order window holds; every line must be prefetched, or the gaps stop the hardware's own.
+const PREFETCH_BYTES: usize = 8192;
 
 /// Runs a product.
 pub(super) fn run<F: Format, S: Simd>(s: S, p: &Product<'_>) {
@@ -66,10 +67,9 @@ impl<F: Format, const NT: usize> Job for GroupProduct<'_, F, NT> {
                 let mut state = F::open(s, tile, half);
                 for b in 0..tile.blocks {
                     let operands = F::block(s, tile, &mut state, b, half);
-                    if b % 2 == 0 {
-                        for line in 0..8 {
-                            s.prefetch(tile.bytes, PREFETCH_BYTES + b * 288 + line * 64);
-                        }
+                    let step = F::TILE_BYTES / TILE_BLOCKS;
+                    for line in 0..step.div_ceil(64) {
+                        s.prefetch(tile.bytes, PREFETCH_BYTES + b * step + line * 64);
                     }
                     for (acc, x) in acc.iter_mut().zip(&self.x) {
                         *acc = block_product::<F::Kind, S>(

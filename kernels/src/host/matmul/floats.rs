@@ -10,12 +10,17 @@ use std::marker::PhantomData;
 use super::super::simd::{Job, ROWS, Simd};
 use super::Product;
 
+/// How far ahead of the reads the prefetches go, in each of up to four groups that are read side by side.
+const PREFETCH_BYTES: usize = 4096;
+
 /// An unquantized format.
 pub(super) trait Float: Send + Sync + 'static {
     /// One column of 16 rows.
     type Column: Copy + Send + Sync + 'static;
     /// The columns of a packed group.
     fn columns(group: &[u8]) -> &[Self::Column];
+    /// Hints that the columns some way ahead will be read.
+    fn prefetch<S: Simd>(s: S, column: &Self::Column);
     /// Half a column as f32.
     fn load<S: Simd>(s: S, column: &Self::Column, half: usize) -> S::F;
 }
@@ -33,6 +38,10 @@ impl Float for F32 {
         group.as_chunks().0
     }
     #[inline(always)]
+    fn prefetch<S: Simd>(s: S, column: &[u8; 64]) {
+        s.prefetch(column, PREFETCH_BYTES);
+    }
+    #[inline(always)]
     fn load<S: Simd>(s: S, column: &[u8; 64], half: usize) -> S::F {
         s.bits_to_floats(s.line(column, half))
     }
@@ -44,6 +53,10 @@ impl Float for F16 {
         group.as_chunks().0
     }
     #[inline(always)]
+    fn prefetch<S: Simd>(s: S, column: &[u8; 32]) {
+        s.prefetch(column, PREFETCH_BYTES);
+    }
+    #[inline(always)]
     fn load<S: Simd>(s: S, column: &[u8; 32], half: usize) -> S::F {
         s.f16(column, half)
     }
@@ -53,6 +66,10 @@ impl Float for BF16 {
     type Column = [u8; 32];
     fn columns(group: &[u8]) -> &[[u8; 32]] {
         group.as_chunks().0
+    }
+    #[inline(always)]
+    fn prefetch<S: Simd>(s: S, column: &[u8; 32]) {
+        s.prefetch(column, PREFETCH_BYTES);
     }
     #[inline(always)]
     fn load<S: Simd>(s: S, column: &[u8; 32], half: usize) -> S::F {
@@ -126,7 +143,11 @@ impl<F: Float, const G: usize, const NT: usize> Job for FloatProduct<'_, F, G, N
         for half in 0..ROWS / S::LANES {
             let mut acc = [[s.splat_f(0.0); G]; NT];
             for k in 0..self.x[0].len() {
-                let w: [S::F; G] = self.groups.map(|group| F::load(s, &group[k], half));
+                let mut w = [s.splat_f(0.0); G];
+                for g in 0..G {
+                    w[g] = F::load(s, &self.groups[g][k], half);
+                    F::prefetch(s, &self.groups[g][k]);
+                }
                 for t in 0..NT {
                     let x = s.splat_f(self.x[t][k]);
                     for g in 0..G {

@@ -30,8 +30,9 @@ use super::simd::{ROWS, Simd};
 use super::{PackedMatrix, WeightType};
 use dispatch::{WithFormat, WithIsa, with_format, with_isa};
 
-/// From this many tokens on, unpacking to a panel pays.
-const PANEL_TOKENS: usize = 8;
+/// From this many tokens on, unpacking to a panel pays. Measured: with 24 from memory, Q4_0 is still 1.2 times as fast
+/// without.
+const PANEL_TOKENS: usize = 32;
 
 /// The output of a product, `[tokens][stride]` f32, open to several workers at once.
 #[derive(Debug, Clone, Copy)]

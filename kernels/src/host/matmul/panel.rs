@@ -19,8 +19,10 @@ const GROUPS: usize = 2;
 /// Tiles of a panel: 512 columns, so that its codes (16 KiB) and scales (8 KiB) leave room in an L1 cache of 32 KiB.
 const PANEL_TILES: usize = 2;
 const PANEL_BLOCKS: usize = PANEL_TILES * TILE_BLOCKS;
-/// Tokens between two unpackings: their sums take 16 KiB, their activations of a panel's width 96 KiB.
-const TOKENS: usize = 128;
+/// Most tokens between two unpackings: their sums take 17 KiB, their activations of a panel's width 99 KiB.
+const TOKENS: usize = 22 * WIDEST;
+/// Most tokens of one pass over a panel.
+const WIDEST: usize = 6;
 
 /// One block of one group.
 #[derive(Clone, Copy)]
@@ -44,45 +46,61 @@ type Sums = [[f32; ROWS]; GROUPS];
 /// Runs a product.
 pub(super) fn run<F: Format, S: Simd>(s: S, p: &Product<'_>) {
     let mut panel: Box<Panel> = Box::new([[EMPTY; PANEL_BLOCKS]; GROUPS]);
-    let mut sums = vec![[[0.0; ROWS]; GROUPS]; TOKENS.min(p.x.tokens())];
-    for first_token in (0..p.x.tokens()).step_by(TOKENS) {
-        let tokens = TOKENS.min(p.x.tokens() - first_token);
+    let all = p.x.tokens();
+    // Runs of about equal length, of whole passes where possible.
+    let tokens = all.div_ceil(all.div_ceil(TOKENS)).next_multiple_of(WIDEST);
+    let mut sums = vec![[[0.0; ROWS]; GROUPS]; tokens.min(all)];
+    for first_token in (0..all).step_by(tokens) {
+        let sums = &mut sums[..tokens.min(all - first_token)];
         for g in p.groups.clone().step_by(GROUPS) {
-            let n = GROUPS.min(p.groups.end - g);
-            let sums = &mut sums[..tokens];
-            sums.fill([[0.0; ROWS]; GROUPS]);
-            let groups: [Group<'_>; GROUPS] = std::array::from_fn(|i| {
-                Group::new(p.w.ty(), p.group_bytes(g + i.min(n - 1)), p.w.cols() / 32)
+            if g + 1 < p.groups.end {
+                pair::<F, S, 2>(s, p, g, first_token, &mut panel, sums);
+            } else {
+                pair::<F, S, 1>(s, p, g, first_token, &mut panel, sums);
+            }
+        }
+    }
+}
+
+/// Groups `g .. g + G` times the tokens from `first_token` on, one for each of `sums`.
+fn pair<F: Format, S: Simd, const G: usize>(
+    s: S,
+    p: &Product<'_>,
+    g: usize,
+    first_token: usize,
+    panel: &mut Panel,
+    sums: &mut [Sums],
+) {
+    sums.fill([[0.0; ROWS]; GROUPS]);
+    let groups: [Group<'_>; G] =
+        std::array::from_fn(|i| Group::new(p.w.ty(), p.group_bytes(g + i), p.w.cols() / 32));
+    for first_tile in (0..groups[0].tiles()).step_by(PANEL_TILES) {
+        let first_block = first_tile * TILE_BLOCKS;
+        let blocks = PANEL_BLOCKS.min(groups[0].blocks() - first_block);
+        for (group, panel) in groups.iter().zip(panel.iter_mut()) {
+            s.vectorize(Unpack::<F> {
+                group: *group,
+                first_tile,
+                blocks,
+                panel,
+                format: PhantomData,
             });
-            for first_tile in (0..groups[0].tiles()).step_by(PANEL_TILES) {
-                let blocks = PANEL_BLOCKS.min(groups[0].blocks() - first_tile * TILE_BLOCKS);
-                for (group, panel) in groups.iter().zip(panel.iter_mut()).take(n) {
-                    s.vectorize(Unpack::<F> {
-                        group: *group,
-                        first_tile,
-                        blocks,
-                        panel,
-                        format: PhantomData,
-                    });
-                }
-                let columns = Columns {
-                    p,
-                    panel: &panel,
-                    first_token,
-                    first_block: first_tile * TILE_BLOCKS,
-                    blocks,
-                };
-                if n == 1 {
-                    columns.multiply::<F::Kind, S, 1>(s, sums);
-                } else {
-                    columns.multiply::<F::Kind, S, 2>(s, sums);
-                }
-            }
-            for (t, sums) in sums.iter().enumerate() {
-                for (i, sums) in sums.iter().enumerate().take(n) {
-                    p.out.set(first_token + t, (g + i) * ROWS, sums);
-                }
-            }
+        }
+        let packed: [&[u8]; G] = std::array::from_fn(|i| groups[i].tile(first_tile).bytes);
+        Columns {
+            p,
+            panel,
+            first_token,
+            first_block,
+            blocks,
+            packed,
+            panel_bytes: PANEL_TILES * F::TILE_BYTES,
+        }
+        .multiply::<F::Kind, S>(s, sums);
+    }
+    for (t, sums) in sums.iter().enumerate() {
+        for (i, sums) in sums.iter().enumerate().take(G) {
+            p.out.set(first_token + t, (g + i) * ROWS, sums);
         }
     }
 }
@@ -126,36 +144,60 @@ impl<F: Format> Job for Unpack<'_, F> {
 }
 
 /// A panel and the activations that meet it.
-struct Columns<'a> {
+struct Columns<'a, const G: usize> {
     p: &'a Product<'a>,
     panel: &'a Panel,
     first_token: usize,
     first_block: usize,
     blocks: usize,
+    /// From where each group's share was unpacked, `panel_bytes` long.
+    packed: [&'a [u8]; G],
+    panel_bytes: usize,
 }
 
-impl Columns<'_> {
-    fn multiply<K: Kind, S: Simd, const G: usize>(&self, s: S, sums: &mut [Sums]) {
-        let (fours, rest) = sums.as_chunks_mut::<4>();
-        for (i, sums) in fours.iter_mut().enumerate() {
-            self.tokens::<K, S, G, 4>(s, 4 * i, sums);
-        }
-        let done = 4 * fours.len();
-        let (twos, one) = rest.as_chunks_mut::<2>();
-        for (i, sums) in twos.iter_mut().enumerate() {
-            self.tokens::<K, S, G, 2>(s, done + 2 * i, sums);
-        }
-        if let [sums] = one {
-            self.tokens::<K, S, G, 1>(s, done + 2 * twos.len(), std::array::from_mut(sums));
+impl<const G: usize> Columns<'_, G> {
+    /// Adds the panel's product with each token to its sums.
+    fn multiply<K: Kind, S: Simd>(&self, s: S, sums: &mut [Sums]) {
+        // What the registers hold: a sum in f32 and one in i32 for each token and group (two, for halves), and operands.
+        let widest = match (S::LANES, K::HALVES) {
+            (16, false) => WIDEST,
+            (16, true) => 4,
+            _ => 2,
+        };
+        // Meanwhile the next panel comes from memory, some lines a pass.
+        let lines_each = self
+            .panel_bytes
+            .div_ceil(64)
+            .div_ceil(sums.len().div_ceil(widest));
+        let mut ahead = self.panel_bytes;
+        let mut t = 0;
+        while t < sums.len() {
+            for packed in self.packed {
+                for line in 0..lines_each {
+                    s.prefetch(packed, ahead + 64 * line);
+                }
+            }
+            ahead += 64 * lines_each;
+            let left = &mut sums[t..];
+            t += match left.len().min(widest) {
+                6.. => self.tokens::<K, S, 6>(s, t, left),
+                4.. => self.tokens::<K, S, 4>(s, t, left),
+                2.. => self.tokens::<K, S, 2>(s, t, left),
+                _ => self.tokens::<K, S, 1>(s, t, left),
+            };
         }
     }
 
-    fn tokens<K: Kind, S: Simd, const G: usize, const NT: usize>(
+    /// The first `NT` of `sums`, which are token `t`'s and the following ones'; yields `NT`.
+    fn tokens<K: Kind, S: Simd, const NT: usize>(
         &self,
         s: S,
         t: usize,
-        sums: &mut [Sums; NT],
-    ) {
+        sums: &mut [Sums],
+    ) -> usize {
+        let sums = sums
+            .first_chunk_mut()
+            .expect("the caller counted the sums left");
         let x = std::array::from_fn(|i| {
             &self.p.x.blocks(self.first_token + t + i)[self.first_block..][..self.blocks]
         });
@@ -166,6 +208,7 @@ impl Columns<'_> {
             sums,
             kind: PhantomData,
         });
+        NT
     }
 }
 
@@ -190,22 +233,31 @@ impl<K: Kind, const G: usize, const NT: usize> Job for PanelProduct<'_, K, G, NT
                 }
             }
             for b in 0..self.x[0].len() {
-                let x: [&XBlock; NT] = self.x.map(|x| &x[b]);
-                let w: [&PanelBlock; G] = self.panel.map(|panel| &panel[b]);
+                let mut x = [&self.x[0][b]; NT];
+                for t in 0..NT {
+                    x[t] = &self.x[t][b];
+                }
+                let mut w = [&self.panel[0][b]; G];
+                for g in 0..G {
+                    w[g] = &self.panel[g][b];
+                }
                 let mut ints = [[[s.splat(0); 2]; G]; NT];
                 for t in 0..NT {
                     ints[t] = [start::<K, S>(s, x[t]); G];
                 }
                 for j in 0..8 {
                     let into = if K::HALVES { j / 4 } else { 0 };
-                    let w = w.map(|w| s.line(&w.codes[j], half));
+                    let mut codes = [s.splat(0); G];
+                    for g in 0..G {
+                        codes[g] = s.line(&w[g].codes[j], half);
+                    }
                     for t in 0..NT {
                         let x = s.splat(x[t].q[j]);
                         for g in 0..G {
                             ints[t][g][into] = if K::WIDE {
-                                s.dot::<true>(ints[t][g][into], w[g], x)
+                                s.dot::<true>(ints[t][g][into], codes[g], x)
                             } else {
-                                s.dot::<false>(ints[t][g][into], w[g], x)
+                                s.dot::<false>(ints[t][g][into], codes[g], x)
                             };
                         }
                     }

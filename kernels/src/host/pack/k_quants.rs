@@ -1,15 +1,7 @@
 //! Packs the formats with blocks of 256 weights: one block of a row is its share of a tile.
 
 use super::super::reference::{k_scale_min, q3_scale};
-use super::{put, put_half};
-
-/// Copies `src`, 4 bytes to a line from byte `at` on.
-#[inline(always)]
-fn put_words(src: &[u8], dst: &mut [u8], at: usize, r: usize) {
-    for (line, word) in src.as_chunks::<4>().0.iter().enumerate() {
-        put(dst, at, line, r, *word);
-    }
-}
+use super::{put_half, put_words};
 
 fn half(src: &[u8], at: usize) -> [u8; 2] {
     [src[at], src[at + 1]]
@@ -26,7 +18,7 @@ fn put_six_bits(pairs: impl Fn(usize) -> (u8, u8), dst: &mut [u8], at: usize, r:
         upper |= ((a >> 4) | ((b >> 4) << 2)) << (4 * s);
     }
     for (line, word) in [first, second, upper].into_iter().enumerate() {
-        put(dst, at, line, r, word.to_le_bytes());
+        put_words(&word.to_le_bytes(), dst, at + 64 * line, r);
     }
 }
 
@@ -40,7 +32,7 @@ pub(super) fn q2(src: &[u8], r: usize, dst: &mut [u8]) -> bool {
     };
     let words = [nibbles(0, 0), nibbles(1, 0), nibbles(0, 4), nibbles(1, 4)];
     for (line, word) in words.into_iter().enumerate() {
-        put(dst, 1024, line, r, word.to_le_bytes());
+        put_words(&word.to_le_bytes(), dst, 1024 + 64 * line, r);
     }
     put_half(dst, 1280, r, half(src, 80)) & put_half(dst, 1312, r, half(src, 82))
 }

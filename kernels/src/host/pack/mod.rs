@@ -169,51 +169,72 @@ impl PackedMatrix {
             } else {
                 dst[used..].fill(0);
             }
-            for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
-                let finite = if ty.is_quantized() {
-                    self.pack_row(row, r, dst)
-                } else {
-                    floats::pack(ty, row, r, dst)
-                };
-                if !finite {
-                    return Err(Error::NotFinite {
-                        ty,
-                        row: group * ROWS + r,
-                    });
-                }
+            let damaged = if ty.is_quantized() {
+                self.pack_group(rows, dst)
+            } else {
+                let mut rows = rows.chunks_exact(row_bytes).enumerate();
+                rows.find(|(r, row)| !floats::pack(ty, row, *r, dst))
+                    .map(|(r, _)| r)
+            };
+            if let Some(r) = damaged {
+                return Err(Error::NotFinite {
+                    ty,
+                    row: group * ROWS + r,
+                });
             }
         }
         Ok(())
     }
 
-    /// Packs row `r` of a group; false if a scale is not finite.
-    fn pack_row(&self, row: &[u8], r: usize, group: &mut [u8]) -> bool {
+    /// Packs the rows of a quantized group tile by tile, so that what is written stays in the L1 cache. Yields the first row
+    /// with a scale that is not finite.
+    fn pack_group(&self, rows: &[u8], group: &mut [u8]) -> Option<usize> {
         let ty = self.ty;
-        let (full, blocks) = (tile_bytes(ty, TILE_BLOCKS), self.cols / 32);
-        let (tiles, plane) = group.split_at_mut(if has_plane(ty) {
+        let (full, blocks, row_bytes) = (
+            tile_bytes(ty, TILE_BLOCKS),
+            self.cols / 32,
+            self.file_row_bytes(),
+        );
+        let plane_at = if has_plane(ty) {
             blocks / TILE_BLOCKS * full
         } else {
             group.len()
-        });
-        let row_tile = row.chunks(TILE_BLOCKS * 32 / ty.block_size() * ty.block_bytes());
-        let mut finite = true;
-        for (i, src) in row_tile.enumerate() {
-            let n = TILE_BLOCKS.min(blocks - i * TILE_BLOCKS);
+        };
+        let (tiles, plane) = group.split_at_mut(plane_at);
+        let mut damaged = None;
+        for first in (0..blocks).step_by(TILE_BLOCKS) {
+            let (i, n) = (first / TILE_BLOCKS, TILE_BLOCKS.min(blocks - first));
             let dst = &mut tiles[i * full..][..tile_bytes(ty, n)];
-            finite &= match ty {
-                WeightType::Q2K => k_quants::q2(src, r, dst),
-                WeightType::Q4K => k_quants::q4(src, r, dst),
-                WeightType::Q5K => k_quants::q5(src, r, dst),
-                WeightType::Q3K => {
-                    k_quants::q3(src, r, dst, &mut plane[i * PLANE_ENTRY..][..PLANE_ENTRY])
+            let plane = plane.as_chunks_mut::<PLANE_ENTRY>().0.get_mut(i);
+            let at = first * 32 / ty.block_size() * ty.block_bytes();
+            let bytes = n * 32 / ty.block_size() * ty.block_bytes();
+            let share = rows
+                .chunks_exact(row_bytes)
+                .map(|row| &row[at..at + bytes])
+                .enumerate();
+            let bad = match (ty, plane) {
+                (WeightType::Q4_0, _) => first_bad(share, |src, r| blocks32::q4_0(src, n, r, dst)),
+                (WeightType::Q4_1, _) => first_bad(share, |src, r| blocks32::q4_1(src, n, r, dst)),
+                (WeightType::Q5_0, _) => first_bad(share, |src, r| blocks32::q5_0(src, n, r, dst)),
+                (WeightType::Q5_1, _) => first_bad(share, |src, r| blocks32::q5_1(src, n, r, dst)),
+                (WeightType::Q8_0, _) => first_bad(share, |src, r| blocks32::q8_0(src, n, r, dst)),
+                (WeightType::MXFP4, _) => {
+                    first_bad(share, |src, r| blocks32::mxfp4(src, n, r, dst))
                 }
-                WeightType::Q6K => {
-                    k_quants::q6(src, r, dst, &mut plane[i * PLANE_ENTRY..][..PLANE_ENTRY])
+                (WeightType::Q2K, _) => first_bad(share, |src, r| k_quants::q2(src, r, dst)),
+                (WeightType::Q4K, _) => first_bad(share, |src, r| k_quants::q4(src, r, dst)),
+                (WeightType::Q5K, _) => first_bad(share, |src, r| k_quants::q5(src, r, dst)),
+                (WeightType::Q3K, Some(plane)) => {
+                    first_bad(share, |src, r| k_quants::q3(src, r, dst, plane))
                 }
-                _ => blocks32::pack(ty, src, n, r, dst),
+                (WeightType::Q6K, Some(plane)) => {
+                    first_bad(share, |src, r| k_quants::q6(src, r, dst, plane))
+                }
+                _ => unreachable!("{ty} is not packed in tiles, or lost its plane"),
             };
+            damaged = [damaged, bad].into_iter().flatten().min();
         }
-        finite
+        damaged
     }
 
     /// Dequantizes row `row` of the packed matrix: exactly the values that the format defines.
@@ -321,10 +342,27 @@ fn unpack_block<F: Format, S: Simd>(
     }
 }
 
-/// Puts the 4 bytes of `src` into row `r`'s word of line `line`, which starts at byte `at` plus 64 a line.
+/// Packs each row's share of a tile; yields the first whose scales are not finite.
 #[inline(always)]
-fn put(dst: &mut [u8], at: usize, line: usize, r: usize, src: [u8; 4]) {
-    dst[at + 64 * line + 4 * r..][..4].copy_from_slice(&src);
+fn first_bad<'a>(
+    share: impl Iterator<Item = (usize, &'a [u8])>,
+    mut pack: impl FnMut(&[u8], usize) -> bool,
+) -> Option<usize> {
+    share.fold(
+        None,
+        |bad, (r, src)| if pack(src, r) { bad } else { bad.or(Some(r)) },
+    )
+}
+
+/// Puts the words of `src` into row `r`'s words of the lines from byte `at` on.
+#[inline(always)]
+fn put_words(src: &[u8], dst: &mut [u8], at: usize, r: usize) {
+    assert!(r < ROWS, "a group has 16 rows");
+    let (words, _) = src.as_chunks::<4>();
+    let (lines, _) = dst[at..at + 64 * words.len()].as_chunks_mut::<64>();
+    for (line, word) in lines.iter_mut().zip(words) {
+        line.as_chunks_mut::<4>().0[r] = *word;
+    }
 }
 
 /// Copies the 2 bytes of a half float to row `r` of the 16 at byte `at`; false if it is not finite.

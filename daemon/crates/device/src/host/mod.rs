@@ -109,8 +109,9 @@ impl Device for HostDevice {
             name: self.name.clone(),
             memory_bytes: self.arena.reserved(),
             allocations: 1,
-            // A move costs about what an upload from the page cache does.
-            slide_max: 2,
+            // With few cores an upload ahead of need only takes time from the operations, and its slab from the
+            // prefix that stays resident (measured on the cache's traces: up to 7 points of hit ratio).
+            prefetch: u32::from(self.pool.threads() >= 4),
         }
     }
 

@@ -18,6 +18,9 @@ const SHARE_ELEMENTS: usize = 16 << 10;
 /// others by much.
 const SHARES: usize = 8;
 
+/// Bytes of weights that a share should have: each begins with a few kilobytes that no prefetch has fetched.
+const SHARE_BYTES: usize = 256 << 10;
+
 /// Runs one operation.
 pub(super) fn run(
     device: &mut HostDevice,
@@ -242,7 +245,10 @@ fn multiply(
         })
         .collect();
     let n_groups: usize = matrices.iter().map(PackedMatrix::row_groups).sum();
-    let chunk = (n_groups / (pool.threads() * SHARES)).max(1);
+    let bytes: usize = matrices.iter().map(PackedMatrix::packed_bytes).sum();
+    let least = SHARE_BYTES.div_ceil(bytes.div_ceil(n_groups));
+    // The kernels take groups two at a time.
+    let chunk = (n_groups / (pool.threads() * SHARES)).max(least).next_multiple_of(2);
     pool.run(n_groups, chunk, |items| {
         let mut first = 0;
         for &(matrix, packed, out) in &work {

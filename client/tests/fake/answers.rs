@@ -1,0 +1,158 @@
+//! What the fake daemon answers.
+
+use rocmforge_client::proto::v1::*;
+use tonic::Status;
+
+/// The words that the fake generates.
+pub const STORY: [&str; 5] = ["Once", " upon", " a", " time", ", héllo."];
+
+/// A model of three segments, each in another state.
+pub fn model(name: &str) -> Model {
+    let segment = |index: u32, name: &str, state: SegmentState, pinned| Segment {
+        index,
+        name: name.into(),
+        bytes: 1 << 20,
+        state: state.into(),
+        pinned,
+        in_use: false,
+    };
+    Model {
+        name: name.into(),
+        architecture: "llama".into(),
+        title: "Tiny Llama".into(),
+        n_params: 5_012_345,
+        file: Some(ModelFile {
+            path: format!("/models/{name}.gguf"),
+            size_bytes: 3 << 20,
+            mtime_unix_ms: 1_700_000_000_000,
+            gguf_version: 3,
+        }),
+        n_ctx_train: 512,
+        n_embd: 256,
+        n_layer: 2,
+        n_head: 8,
+        n_head_kv: 4,
+        n_embd_head: 32,
+        n_ff: 768,
+        n_vocab: 4096,
+        rope: Some(Rope {
+            freq_base: 10_000.0,
+            freq_scale: 1.0,
+            n_rot: 32,
+            scaling: "none".into(),
+        }),
+        tokenizer: "gpt2".into(),
+        has_chat_template: true,
+        bos_token_id: Some(1),
+        eos_token_id: Some(2),
+        quantization: vec![
+            TensorTypeShare {
+                r#type: "Q4_K".into(),
+                tensors: 14,
+                bytes: 2_500_000,
+            },
+            TensorTypeShare {
+                r#type: "F32".into(),
+                tensors: 5,
+                bytes: 5120,
+            },
+        ],
+        segments: vec![
+            segment(0, "token_embd", SegmentState::Resident, true),
+            segment(1, "blk.0", SegmentState::Uploading, false),
+            segment(2, "blk.1", SegmentState::Absent, false),
+        ],
+        weight_bytes: 3 << 20,
+        resident_bytes: 1 << 20,
+        kv_bytes_per_token: 1024,
+        ..Default::default()
+    }
+}
+
+/// The same model on one line.
+pub fn summary(name: &str) -> ModelSummary {
+    ModelSummary {
+        name: name.into(),
+        architecture: "llama".into(),
+        path: format!("/models/{name}.gguf"),
+        n_params: 5_012_345,
+        quantization: "Q4_K".into(),
+        file_bytes: 3 << 20,
+        weight_bytes: 3 << 20,
+        resident_bytes: 1 << 20,
+        n_segments: 3,
+        n_segments_resident: 1,
+        n_segments_pinned: 1,
+        active_requests: 0,
+        n_ctx_train: 512,
+    }
+}
+
+/// Counts of a cache.
+pub fn usage() -> CacheUsage {
+    CacheUsage {
+        resident_bytes: 3 << 20,
+        in_flight_bytes: 1 << 20,
+        pinned_bytes: 1 << 20,
+        kv_bytes: 512 << 10,
+        scratch_bytes: 256 << 10,
+        hits: 75,
+        misses: 25,
+        evictions: 4,
+        uploads: 9,
+        uploaded_bytes: 9 << 20,
+    }
+}
+
+/// A piece of one token.
+pub fn piece(id: u32, text: &str) -> GenerateEvent {
+    GenerateEvent {
+        event: Some(generate_event::Event::Piece(GeneratePiece {
+            text: text.into(),
+            token_ids: vec![id],
+            logprobs: vec![],
+        })),
+    }
+}
+
+/// The events of a generation; see `Fake::generate_text`.
+pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
+    let piece = |id, text| Ok(piece(id, text));
+    match prompt {
+        "endless" => return vec![],
+        "hang" | "break" => return vec![piece(0, STORY[0])],
+        "changed" => {
+            let status = Status::data_loss("the file of \"tiny\" changed; load it again");
+            return vec![piece(0, STORY[0]), Err(status)];
+        }
+        _ => {}
+    }
+    let mut events: Vec<_> = (0..).zip(STORY).map(|(id, text)| piece(id, text)).collect();
+    events.truncate(most);
+    // A kind of event that this version of the client does not know.
+    events.insert(1, Ok(GenerateEvent { event: None }));
+    let reason = if most < STORY.len() {
+        FinishReason::MaxTokens
+    } else {
+        FinishReason::Stop
+    };
+    let done = GenerateDone {
+        finish_reason: reason.into(),
+        prompt_tokens: 3,
+        generated_tokens: most.min(STORY.len()) as u32,
+        ttft_ms: 12.5,
+        decode_tokens_per_s: 80.0,
+        cache_hits: 7,
+        cache_misses: 2,
+        uploaded_bytes: 2 << 20,
+        prefill_tokens_per_s: 240.0,
+        queue_ms: 0.5,
+        total_ms: 62.5,
+        seed: 42,
+        stop_string: String::new(),
+    };
+    events.push(Ok(GenerateEvent {
+        event: Some(generate_event::Event::Done(done)),
+    }));
+    events
+}

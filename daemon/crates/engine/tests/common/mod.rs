@@ -1,0 +1,129 @@
+//! What the engine's tests share: fixtures, and requests run to their end.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rocmforge_engine::api::{
+    Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+};
+use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, prepare, start};
+use rocmforge_gguf::MappedFile;
+use rocmforge_tokenizer::Message;
+
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../tests/fixtures")
+        .join(name)
+}
+
+pub(crate) fn engine(budget: Budget) -> EngineHandle {
+    start(EngineConfig {
+        budget,
+        ..EngineConfig::default()
+    })
+    .unwrap()
+    .0
+}
+
+pub(crate) async fn load(engine: &EngineHandle, file: &str, name: &str) -> Arc<LoadedModel> {
+    let file = MappedFile::open(&fixture(file)).unwrap();
+    engine
+        .load(prepare(name, file, &mut |_| {}).unwrap())
+        .await
+        .unwrap()
+}
+
+pub(crate) fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest {
+    let text = model
+        .template()
+        .unwrap()
+        .render(&[Message::new("user", question)], true)
+        .unwrap();
+    GenerateRequest {
+        model: Arc::clone(model),
+        prompt: model.tokenizer().encode(&text, true, true).unwrap(),
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(80),
+        n_ctx: None,
+        stop: Vec::new(),
+        deadline: None,
+    }
+}
+
+pub(crate) async fn run(
+    engine: &EngineHandle,
+    request: GenerateRequest,
+) -> (String, Vec<u32>, GenerateSummary) {
+    let mut events = engine.generate(request).unwrap();
+    let (mut text, mut ids) = (String::new(), Vec::new());
+    loop {
+        match events
+            .next()
+            .await
+            .expect("a generation ends with Done or Failed")
+        {
+            GenerateEvent::Piece {
+                text: piece,
+                ids: new,
+            } => {
+                text += &piece;
+                ids.extend(new);
+                let cache = engine.snapshot().cache;
+                assert!(cache.resident_bytes + cache.in_flight_bytes <= cache.budget_bytes);
+            }
+            GenerateEvent::Done(summary) => return (text, ids, summary),
+            GenerateEvent::Failed(error) => panic!("{error}"),
+        }
+    }
+}
+
+pub(crate) fn questions(n: usize) -> Vec<(String, String)> {
+    let exam: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(fixture("exam.json")).unwrap()).unwrap();
+    let item = |q: &serde_json::Value| {
+        (
+            q["prompt"].as_str().unwrap().to_owned(),
+            q["answer"].as_str().unwrap().to_owned(),
+        )
+    };
+    exam.as_array().unwrap().iter().take(n).map(item).collect()
+}
+
+/// Loads a copy of tiny-llama that knows no end of text: its end tokens have other names, and no id is the end's.
+pub(crate) async fn load_endless(engine: &EngineHandle, name: &str) -> Arc<LoadedModel> {
+    let mut bytes = std::fs::read(fixture("tiny-llama-Q4_K_M.gguf")).unwrap();
+    for (from, to) in [
+        ("<|im_end|>", "<|im_enx|>"),
+        ("<|endoftext|>", "<|endoftexx|>"),
+    ] {
+        assert!(
+            replace(&mut bytes, from.as_bytes(), to.as_bytes()) > 0,
+            "{from}"
+        );
+    }
+    let key = b"tokenizer.ggml.eos_token_id";
+    let at = bytes.windows(key.len()).position(|w| w == key).unwrap() + key.len() + 4;
+    bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+    let copy = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(copy.path(), &bytes).unwrap();
+    let file = MappedFile::open(copy.path()).unwrap();
+    engine
+        .load(prepare(name, file, &mut |_| {}).unwrap())
+        .await
+        .unwrap()
+}
+
+fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) -> usize {
+    let found: Vec<usize> = (0..bytes.len() - from.len())
+        .filter(|&i| bytes[i..].starts_with(from))
+        .collect();
+    for &at in &found {
+        bytes[at..at + to.len()].copy_from_slice(to);
+    }
+    found.len()
+}

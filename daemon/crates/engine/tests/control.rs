@@ -1,0 +1,456 @@
+//! What the engine does while requests run: cancelling, slow readers, pins, budgets, unloading, draining.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{chat, engine, load, load_endless, questions, run};
+use rocmforge_engine::api::{
+    Budget, EVENT_CAPACITY, GenerateEvent, GenerateRequest, KeptReason, PreloadEvent,
+    SamplingParams, ScoreRequest, SegmentState,
+};
+use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel};
+
+const LLAMA: &str = "tiny-llama-Q4_K_M.gguf";
+const QWEN: &str = "tiny-qwen3-Q8_0.gguf";
+
+/// A request that goes on for as long as the context lasts, of a model without an end of text.
+fn long(model: &Arc<LoadedModel>) -> GenerateRequest {
+    GenerateRequest {
+        sampling: SamplingParams {
+            temperature: 50.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: Some(3),
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(3000),
+        ..chat(model, "Tell me a story.")
+    }
+}
+
+async fn end(events: &mut Events<GenerateEvent>) -> Result<u32, Error> {
+    loop {
+        match events.next().await.expect("an end") {
+            GenerateEvent::Piece { .. } => {}
+            GenerateEvent::Done(summary) => return Ok(summary.generated_tokens),
+            GenerateEvent::Failed(error) => return Err(error),
+        }
+    }
+}
+
+async fn until(engine: &EngineHandle, what: &str, condition: impl Fn(&EngineHandle) -> bool) {
+    let begin = Instant::now();
+    while !condition(engine) {
+        assert!(
+            begin.elapsed() < Duration::from_secs(30),
+            "{what} did not come: {:?}",
+            engine.snapshot()
+        );
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_request_ends_and_gives_everything_back() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    for _ in 0..20 {
+        let mut events = engine.generate(long(&model)).unwrap();
+        assert!(matches!(
+            events.next().await,
+            Some(GenerateEvent::Piece { .. })
+        ));
+        drop(events);
+    }
+    until(&engine, "the end of all", |e| e.snapshot().running == 0).await;
+    let snapshot = engine.snapshot();
+    assert_eq!(snapshot.cache.kv_bytes + snapshot.cache.scratch_bytes, 0);
+    run(&engine, chat(&model, "42 - 30 = ?")).await;
+}
+
+#[tokio::test]
+async fn a_slow_reader_holds_up_only_itself() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    let mut slow = engine.generate(long(&model)).unwrap();
+    until(&engine, "the slow one", |e| e.snapshot().running == 1).await;
+    for (question, _) in questions(5) {
+        run(&engine, chat(&model, &question)).await;
+    }
+    assert_eq!(engine.snapshot().running, 1);
+    let generated = end(&mut slow).await.unwrap();
+    assert!(generated as usize > EVENT_CAPACITY, "{generated}");
+}
+
+#[tokio::test]
+async fn two_requests_take_turns() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    let mut first = engine.generate(long(&model)).unwrap();
+    let mut second = engine.generate(long(&model)).unwrap();
+    let (mut a, mut b) = (0usize, 0usize);
+    while a < 300 && b < 300 {
+        tokio::select! {
+            Some(GenerateEvent::Piece { .. }) = first.next() => a += 1,
+            Some(GenerateEvent::Piece { .. }) = second.next() => b += 1,
+            else => panic!("an early end"),
+        }
+    }
+    assert!(a.abs_diff(b) <= 2 * EVENT_CAPACITY, "{a} and {b}");
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_request_that_runs_and_one_that_waits() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    let deadline = Some(Instant::now() + Duration::from_millis(60));
+    let mut events = engine
+        .generate(GenerateRequest {
+            deadline,
+            ..long(&model)
+        })
+        .unwrap();
+    assert!(matches!(
+        end(&mut events).await,
+        Err(Error::DeadlineExceeded { .. })
+    ));
+    let past = Some(Instant::now());
+    let mut events = engine
+        .generate(GenerateRequest {
+            deadline: past,
+            ..long(&model)
+        })
+        .unwrap();
+    assert!(matches!(
+        end(&mut events).await,
+        Err(Error::DeadlineExceeded { generated: 0 })
+    ));
+    let score = ScoreRequest {
+        model,
+        ids: vec![5; 100],
+        top_n: 0,
+        deadline: past,
+    };
+    assert!(matches!(
+        engine.score(score).await,
+        Err(Error::DeadlineExceeded { .. })
+    ));
+}
+
+#[tokio::test]
+async fn pins_hold_and_a_clear_says_what_it_left() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load(&engine, LLAMA, "m").await;
+    let mut events = engine.preload("m", None).unwrap();
+    let mut last = 0;
+    loop {
+        match events.next().await.expect("an end") {
+            PreloadEvent::Progress {
+                done_bytes,
+                total_bytes,
+            } => {
+                assert!(done_bytes > last && done_bytes <= total_bytes);
+                last = done_bytes;
+            }
+            PreloadEvent::Done { uploaded_bytes } => break assert_eq!(uploaded_bytes, last),
+            PreloadEvent::Failed(error) => panic!("{error}"),
+        }
+    }
+    let resident = |e: &EngineHandle| {
+        e.snapshot().models[0]
+            .segments
+            .iter()
+            .filter(|s| s.state == SegmentState::Resident)
+            .count()
+    };
+    let n = model.model().segments().len();
+    assert_eq!(resident(&engine), n);
+    let pinned = engine.pin("m", Some(vec![1, 3, 3]), true).await.unwrap();
+    assert_eq!(engine.snapshot().cache.pinned_bytes, pinned);
+    let cleared = engine.clear(None).await.unwrap();
+    assert_eq!(cleared.freed_segments as usize, n - 2);
+    let kept: Vec<_> = cleared.kept.iter().map(|k| (k.index, k.reason)).collect();
+    assert_eq!(kept, [(1, KeptReason::Pinned), (3, KeptReason::Pinned)]);
+    assert_eq!(engine.pin("m", None, false).await.unwrap(), 0);
+    engine.clear(Some("m")).await.unwrap();
+    assert_eq!(
+        (resident(&engine), engine.snapshot().cache.resident_bytes),
+        (0, 0)
+    );
+    assert!(matches!(
+        engine.pin("m", Some(vec![99]), true).await,
+        Err(Error::InvalidArgument {
+            field: "segments",
+            ..
+        })
+    ));
+    assert!(matches!(
+        engine.clear(Some("x")).await,
+        Err(Error::UnknownModel { .. })
+    ));
+}
+
+#[tokio::test]
+async fn a_shrinking_budget_never_fails_running_work() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    let mut events = engine
+        .generate(GenerateRequest {
+            max_tokens: Some(300),
+            ..long(&model)
+        })
+        .unwrap();
+    assert!(matches!(
+        events.next().await,
+        Some(GenerateEvent::Piece { .. })
+    ));
+    let change = engine.set_budget(Budget::Bytes(512 << 10)).await.unwrap();
+    assert_eq!(change.budget_bytes, 512 << 10);
+    assert!(change.evicted_bytes > 0);
+    end(&mut events).await.unwrap();
+    until(&engine, "the budget", |e| {
+        e.snapshot().cache.budget_bytes == 512 << 10
+    })
+    .await;
+    // A layer needs 453 kB; with the KV of 3000 tokens beside it this can never fit now.
+    let mut events = engine.generate(long(&model)).unwrap();
+    let error = end(&mut events).await.unwrap_err();
+    assert!(
+        matches!(&error, Error::Precondition(m) if m.contains("budget")),
+        "{error}"
+    );
+    engine.set_budget(Budget::Bytes(64 << 20)).await.unwrap();
+    run(&engine, chat(&model, "42 - 30 = ?")).await;
+    for bad in [
+        Budget::Bytes(0),
+        Budget::Percent(0.0),
+        Budget::Percent(f64::NAN),
+        Budget::Bytes(u64::MAX),
+    ] {
+        assert!(matches!(
+            engine.set_budget(bad).await,
+            Err(Error::InvalidArgument {
+                field: "budget",
+                ..
+            })
+        ));
+    }
+}
+
+#[tokio::test]
+async fn pinning_more_than_leaves_room_is_refused_whole() {
+    let engine = engine(Budget::Bytes(3 << 20));
+    let model = load(&engine, LLAMA, "m").await;
+    load(&engine, QWEN, "q").await;
+    let error = engine.pin("q", None, true).await.unwrap_err();
+    assert!(matches!(error, Error::Precondition(_)), "{error}");
+    assert!(
+        engine.snapshot().models[1]
+            .segments
+            .iter()
+            .all(|s| !s.pinned)
+    );
+    run(&engine, chat(&model, "42 - 30 = ?")).await;
+}
+
+#[tokio::test]
+async fn unloading_spares_running_requests_unless_forced() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    let mut events = engine.generate(long(&model)).unwrap();
+    assert!(matches!(
+        events.next().await,
+        Some(GenerateEvent::Piece { .. })
+    ));
+    assert!(matches!(
+        engine.unload("m", false).await,
+        Err(Error::Precondition(_))
+    ));
+    assert!(engine.unload("m", true).await.unwrap() > 0);
+    assert!(matches!(
+        end(&mut events).await,
+        Err(Error::Precondition(_))
+    ));
+    let snapshot = engine.snapshot();
+    assert!(snapshot.models.is_empty() && snapshot.cache.resident_bytes == 0);
+    // A request that was made for the model that is gone.
+    let mut events = engine.generate(long(&model)).unwrap();
+    assert!(matches!(
+        end(&mut events).await,
+        Err(Error::UnknownModel { .. })
+    ));
+    let again = load_endless(&engine, "m").await;
+    let mut events = engine.generate(long(&model)).unwrap();
+    assert!(matches!(
+        end(&mut events).await,
+        Err(Error::Precondition(_))
+    ));
+    run(&engine, chat(&again, "42 - 30 = ?")).await;
+}
+
+#[tokio::test]
+async fn names_belong_to_one_file() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let first = load(&engine, LLAMA, "m").await;
+    assert!(
+        Arc::ptr_eq(&first, &load(&engine, LLAMA, "m").await),
+        "the same file again is the same model"
+    );
+    let file = rocmforge_gguf::MappedFile::open(&common::fixture(QWEN)).unwrap();
+    let other = rocmforge_engine::prepare("m", file, &mut |_| {}).unwrap();
+    assert!(matches!(
+        engine.load(other).await,
+        Err(Error::NameTaken { .. })
+    ));
+}
+
+#[tokio::test]
+async fn two_models_with_room_for_one_and_a_half_never_reload_a_whole_one() {
+    let whole = |m: &Arc<LoadedModel>| {
+        m.model()
+            .info()
+            .segments
+            .iter()
+            .map(|s| s.bytes)
+            .sum::<u64>()
+    };
+    let engine = engine(Budget::Bytes(64 << 20));
+    let (a, b) = (
+        load(&engine, LLAMA, "a").await,
+        load(&engine, LLAMA, "b").await,
+    );
+    let room = whole(&a) * 3 / 2 + (600 << 10);
+    engine.set_budget(Budget::Bytes(room)).await.unwrap();
+    for (i, (question, _)) in questions(12).into_iter().enumerate() {
+        let model = if i % 2 == 0 { &a } else { &b };
+        let request = GenerateRequest {
+            max_tokens: Some(8),
+            ..chat(model, &question)
+        };
+        let uploaded = run(&engine, request).await.2.cache.uploaded_bytes;
+        if i >= 2 {
+            assert!(
+                uploaded < whole(model) * 9 / 10,
+                "request {i} uploaded {uploaded} of {}",
+                whole(model)
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_drain_lets_running_requests_end_and_takes_no_others() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    let mut short = engine
+        .generate(GenerateRequest {
+            max_tokens: Some(50),
+            ..long(&model)
+        })
+        .unwrap();
+    assert!(matches!(
+        short.next().await,
+        Some(GenerateEvent::Piece { .. })
+    ));
+    let draining = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.drain(Duration::from_secs(20)).await }
+    });
+    until(&engine, "draining", |e| e.snapshot().draining).await;
+    if let Ok(mut late) = engine.generate(chat(&model, "42 - 30 = ?")) {
+        // Either refused by the engine, or the engine ended before it looked.
+        assert!(matches!(
+            late.next().await,
+            None | Some(GenerateEvent::Failed(Error::Unavailable { .. }))
+        ));
+    }
+    assert!(end(&mut short).await.unwrap() > 0);
+    draining.await.unwrap();
+    assert!(matches!(
+        engine.unload("m", false).await,
+        Err(Error::Unavailable { .. })
+    ));
+}
+
+#[tokio::test]
+async fn a_drain_ends_what_outlasts_its_grace() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    // Nobody reads, so it stays in mid-air.
+    let mut stuck = engine.generate(long(&model)).unwrap();
+    until(&engine, "the stuck one", |e| e.snapshot().running == 1).await;
+    engine.drain(Duration::from_millis(100)).await;
+    assert!(matches!(
+        end(&mut stuck).await,
+        Err(Error::Unavailable { .. })
+    ));
+}
+
+#[tokio::test]
+async fn bad_requests_are_told_what_is_wrong() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load(&engine, LLAMA, "m").await;
+    let ask = |request: GenerateRequest| {
+        let mut events = engine.generate(request).unwrap();
+        async move { end(&mut events).await.unwrap_err().to_string() }
+    };
+    let request = || chat(&model, "42 - 30 = ?");
+    assert!(
+        ask(GenerateRequest {
+            prompt: Vec::new(),
+            ..request()
+        })
+        .await
+        .contains("no tokens")
+    );
+    assert!(
+        ask(GenerateRequest {
+            prompt: vec![5; 4097],
+            ..request()
+        })
+        .await
+        .contains("4097")
+    );
+    assert!(
+        ask(GenerateRequest {
+            prompt: vec![1 << 20],
+            ..request()
+        })
+        .await
+        .contains("vocabulary")
+    );
+    assert!(
+        ask(GenerateRequest {
+            n_ctx: Some(0),
+            ..request()
+        })
+        .await
+        .contains("n_ctx")
+    );
+    assert!(
+        ask(GenerateRequest {
+            n_ctx: Some(4097),
+            ..request()
+        })
+        .await
+        .contains("4096")
+    );
+    let score = ScoreRequest {
+        model: Arc::clone(&model),
+        ids: vec![1],
+        top_n: 0,
+        deadline: None,
+    };
+    assert!(
+        engine
+            .score(score)
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("at least 2")
+    );
+    run(&engine, request()).await;
+}

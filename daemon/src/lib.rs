@@ -1,0 +1,15 @@
+//! The daemon as a library: settings, socket, model directories, services and their life, so that tests can run it in
+//! process. The binary adds the command line, the log and the signals.
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+mod connection;
+mod lifecycle;
+pub mod model_files;
+mod rpc;
+pub mod socket;
+
+pub use connection::CONNECTIONS_MAX;
+pub use lifecycle::{End, ServeError, ServeOptions, serve};
+pub use rpc::{BLOCKING_THREADS, Limits, REQUEST_MAX_BYTES};

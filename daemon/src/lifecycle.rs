@@ -1,0 +1,165 @@
+//! From a listening socket to a drained daemon.
+//!
+//! ```text
+//! starting --READY=1--> serving --first stop--> draining --engine drained--> closing --> ended
+//!                          |                       |
+//!                          | engine or server died | second stop
+//!                          v                       v
+//!                        ended                   ended at once
+//! ```
+//!
+//! While draining, health says NOT_SERVING, new work is refused with UNAVAILABLE, status calls are answered, and running
+//! requests have the grace period to end in. Runs on tokio; the engine has its own thread.
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocmforge_engine::EngineHandle;
+use sd_notify::NotifyState;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::connection;
+use crate::model_files::ModelDirs;
+use crate::rpc::{self, Context, Health, Limits};
+
+/// How much longer than the grace period the engine may take to end: one pass of a large model.
+const DRAIN_MARGIN: Duration = Duration::from_secs(10);
+/// How long connections may take to close once the last request has ended, so that the last messages arrive.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// What to serve with.
+#[derive(Debug)]
+pub struct ServeOptions {
+    /// Where models may be loaded from.
+    pub model_dirs: ModelDirs,
+    /// What requests are held to.
+    pub limits: Limits,
+    /// How long running requests may go on after the first stop.
+    pub drain_grace: Duration,
+}
+
+/// How serving ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// After a stop, with every request ended.
+    Drained,
+    /// After a second stop, or because the engine did not end in time: requests were cut off.
+    Forced,
+}
+
+/// Why serving ended without having been asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The listening socket cannot be used.
+    #[error("cannot serve on the socket")]
+    Listener(#[source] io::Error),
+    /// The server gave up.
+    #[error("the server ended")]
+    Server(#[source] Option<tonic::transport::Error>),
+    /// The engine thread is gone.
+    #[error("the engine ended by itself; its last words are in the log")]
+    EngineGone,
+}
+
+/// Serves `engine` on `listener` until `stops` yields once (drain) or twice (end at once). A closed `stops` drains.
+///
+/// # Errors
+/// [`ServeError`], when the socket, the server or the engine fails.
+pub async fn serve(
+    listener: UnixListener,
+    engine: EngineHandle,
+    options: ServeOptions,
+    mut stops: mpsc::Receiver<()>,
+) -> Result<End, ServeError> {
+    listener
+        .set_nonblocking(true)
+        .map_err(ServeError::Listener)?;
+    let listener = tokio::net::UnixListener::from_std(listener).map_err(ServeError::Listener)?;
+    let context = Arc::new(Context::new(
+        engine.clone(),
+        options.model_dirs,
+        options.limits,
+    ));
+    let (health, health_service) = Health::new();
+    health.set(true).await;
+
+    let (close, closing) = oneshot::channel::<()>();
+    let mut server = tokio::spawn({
+        let context = Arc::clone(&context);
+        async move {
+            // A dropped sender closes, too.
+            let closing = async { closing.await.unwrap_or_default() };
+            rpc::serve(
+                &context,
+                health_service,
+                connection::accept(listener),
+                closing,
+            )
+            .await
+        }
+    });
+    notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
+
+    let cause = tokio::select! {
+        _ = stops.recv() => None,
+        error = follow(&engine, &context, &health) => Some(error),
+        ended = &mut server => Some(ServeError::Server(ended.ok().and_then(Result::err))),
+    };
+    context.drain();
+    health.set(false).await;
+    notify(&[
+        NotifyState::Stopping,
+        NotifyState::Status("draining: running requests may end, new ones are refused"),
+    ]);
+    if let Some(error) = cause {
+        return Err(error);
+    }
+
+    tracing::info!(grace_s = options.drain_grace.as_secs_f64(), "draining");
+    let end = tokio::select! {
+        () = engine.drain(options.drain_grace) => End::Drained,
+        // A closed channel is no second stop.
+        Some(()) = stops.recv() => End::Forced,
+        () = tokio::time::sleep(options.drain_grace.saturating_add(DRAIN_MARGIN)) => End::Forced,
+    };
+    let _ = close.send(());
+    if end == End::Drained {
+        tokio::select! {
+            _ = tokio::time::timeout(CLOSE_WAIT_MAX, &mut server) => {}
+            Some(()) = stops.recv() => {}
+        }
+    }
+    server.abort();
+    Ok(end)
+}
+
+/// Follows what the engine publishes for as long as it lives: the peak of memory, and the loss of the device.
+async fn follow(engine: &EngineHandle, context: &Context, health: &Health) -> ServeError {
+    let mut snapshots = engine.watch();
+    let mut lost = false;
+    loop {
+        let snapshot = Arc::clone(&snapshots.borrow_and_update());
+        context.note_bytes(&snapshot);
+        if let Some(cause) = &snapshot.device_lost
+            && !lost
+        {
+            lost = true;
+            tracing::error!(cause, "the device is lost; restart the daemon");
+            health.set(false).await;
+            notify(&[NotifyState::Status(
+                "the device is lost; restart the daemon",
+            )]);
+        }
+        if snapshots.changed().await.is_err() {
+            return ServeError::EngineGone;
+        }
+    }
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "cannot tell systemd how the daemon stands");
+    }
+}

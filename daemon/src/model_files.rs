@@ -1,0 +1,332 @@
+//! Which files a client may load: regular files below one of the model directories, after links are resolved.
+//!
+//! The file is opened first, as a bare reference that neither reads nor blocks (`O_PATH`), and judged by what was opened:
+//! its real path as the kernel knows it, its type, its inode. A link or directory swapped meanwhile can therefore not
+//! lead elsewhere. The mapping that follows has to be of the same inode.
+//!
+//! *Invariant:* no answer tells whether something outside of the model directories exists.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use rocmforge_gguf::MappedFile;
+
+/// Longest path of a request in bytes, the system's own limit.
+pub const MODEL_PATH_MAX: usize = 4096;
+/// Times that a file which is replaced while it is opened is tried.
+const OPEN_TRIES: u32 = 3;
+
+/// The model directories, links resolved.
+#[derive(Debug, Clone)]
+pub struct ModelDirs {
+    /// As configured, and as the kernel names them.
+    dirs: Vec<(PathBuf, PathBuf)>,
+}
+
+/// Why a model directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("the model directory {} (--model-dir) cannot be used: {message}", dir.display())]
+pub struct ModelDirError {
+    /// The directory.
+    pub dir: PathBuf,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+/// Why a file is not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelFileError {
+    /// The path cannot be one.
+    #[error("{message}")]
+    BadPath {
+        /// What is wrong, and what is allowed.
+        message: String,
+    },
+    /// It lies, or may lie, outside of the model directories.
+    #[error("{}: not below a model directory once links are resolved ({}); move the file there, or start the daemon with another --model-dir", path.display(), List(dirs))]
+    Outside {
+        /// The path asked for.
+        path: PathBuf,
+        /// The model directories.
+        dirs: Vec<PathBuf>,
+    },
+    /// No model directory is configured.
+    #[error(
+        "the daemon opens no files because it was started without a model directory; start it with --model-dir DIR (model_dir in the file)"
+    )]
+    NoModelDir,
+    /// Nothing there.
+    #[error("no such file; tried {}", List(tried))]
+    NotFound {
+        /// The paths that were tried.
+        tried: Vec<PathBuf>,
+    },
+    /// Not a regular file.
+    #[error("{} is {kind}, not a regular file", path.display())]
+    NotAFile {
+        /// The path asked for.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// The daemon's user may not read it.
+    #[error("{} may not be read by the daemon's user {user}; change its mode or owner", path.display())]
+    Unreadable {
+        /// The path asked for.
+        path: PathBuf,
+        /// The daemon's user.
+        user: u32,
+    },
+    /// It is replaced again and again.
+    #[error("{} is being replaced while it is opened; load it when it stays", path.display())]
+    Replaced {
+        /// The path asked for.
+        path: PathBuf,
+    },
+    /// Nothing in it.
+    #[error("{} is empty", path.display())]
+    Empty {
+        /// The path asked for.
+        path: PathBuf,
+    },
+    /// A system call failed.
+    #[error("{} cannot be opened: {message}", path.display())]
+    Io {
+        /// The path asked for.
+        path: PathBuf,
+        /// Why.
+        message: String,
+    },
+}
+
+struct List<'a>(&'a [PathBuf]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, path) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { ", " };
+            write!(f, "{separator}{}", path.display())?;
+        }
+        Ok(())
+    }
+}
+
+impl ModelDirs {
+    /// Resolves the directories.
+    ///
+    /// # Errors
+    /// [`ModelDirError`] for the first that is missing, unreadable or no directory.
+    pub fn new(dirs: &[PathBuf]) -> Result<Self, ModelDirError> {
+        let resolve = |dir: &PathBuf| {
+            let refuse = |message: String| ModelDirError {
+                dir: dir.clone(),
+                message,
+            };
+            let given = std::path::absolute(dir).map_err(|e| refuse(e.to_string()))?;
+            let real = dir.canonicalize().map_err(|e| refuse(e.to_string()))?;
+            if !real.is_dir() {
+                return Err(refuse("it is not a directory".to_owned()));
+            }
+            Ok((given, real))
+        };
+        Ok(Self {
+            dirs: dirs.iter().map(resolve).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The directories, links resolved.
+    pub fn real(&self) -> impl Iterator<Item = &Path> {
+        self.dirs.iter().map(|(_, real)| real.as_path())
+    }
+
+    /// Opens and maps the file. A relative path is looked for below each model directory in turn. Blocks on the file
+    /// system; call it on a blocking thread.
+    ///
+    /// # Errors
+    /// [`ModelFileError`].
+    pub fn open(&self, path: &Path) -> Result<MappedFile, ModelFileError> {
+        let bytes = path.as_os_str().as_encoded_bytes();
+        if bytes.is_empty() || bytes.len() > MODEL_PATH_MAX || bytes.contains(&0) {
+            return Err(ModelFileError::BadPath {
+                message: format!(
+                    "the path has {} bytes; 1 to {MODEL_PATH_MAX} without a zero byte are allowed",
+                    bytes.len()
+                ),
+            });
+        }
+        if self.dirs.is_empty() {
+            return Err(ModelFileError::NoModelDir);
+        }
+        if path.is_absolute() {
+            return self.open_absolute(path);
+        }
+        let mut tried = Vec::new();
+        let mut refused = None;
+        for (_, dir) in &self.dirs {
+            match self.open_absolute(&dir.join(path)) {
+                Ok(file) => return Ok(file),
+                Err(ModelFileError::NotFound { tried: one }) => tried.extend(one),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        Err(refused.unwrap_or(ModelFileError::NotFound { tried }))
+    }
+
+    fn open_absolute(&self, path: &Path) -> Result<MappedFile, ModelFileError> {
+        for _ in 0..OPEN_TRIES {
+            if let Some(file) = self.open_once(path)? {
+                return Ok(file);
+            }
+        }
+        Err(ModelFileError::Replaced {
+            path: path.to_owned(),
+        })
+    }
+
+    /// `None` if the file was replaced between the look and the mapping.
+    fn open_once(&self, path: &Path) -> Result<Option<MappedFile>, ModelFileError> {
+        let io_error = |error: io::Error| ModelFileError::Io {
+            path: path.to_owned(),
+            message: error.to_string(),
+        };
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .custom_flags((OFlag::O_PATH | OFlag::O_CLOEXEC).bits());
+        let reference = match options.open(path) {
+            Ok(reference) => reference,
+            Err(error) => return Err(self.explain(path, error)),
+        };
+        let real = std::fs::read_link(format!("/proc/self/fd/{}", reference.as_raw_fd()))
+            .map_err(io_error)?;
+        if !self.holds(&real) {
+            return Err(self.outside(path));
+        }
+        let found = reference.metadata().map_err(io_error)?;
+        if found.nlink() == 0 {
+            return Ok(None);
+        }
+        let kind = found.file_type();
+        if !kind.is_file() {
+            let kind = if kind.is_dir() {
+                "a directory"
+            } else if kind.is_fifo() {
+                "a FIFO"
+            } else if kind.is_socket() {
+                "a socket"
+            } else {
+                "a device"
+            };
+            return Err(ModelFileError::NotAFile {
+                path: path.to_owned(),
+                kind,
+            });
+        }
+        // Asked here, so that the answer rests on the error of the system and not on another crate's words for it.
+        if let Err(error) = std::fs::File::open(format!("/proc/self/fd/{}", reference.as_raw_fd()))
+        {
+            return Err(match error.kind() {
+                io::ErrorKind::PermissionDenied => self.unreadable(path),
+                _ => io_error(error),
+            });
+        }
+        let file = match MappedFile::open(&real) {
+            Ok(file) => file,
+            Err(rocmforge_gguf::Error::Empty { .. }) => {
+                return Err(ModelFileError::Empty {
+                    path: path.to_owned(),
+                });
+            }
+            // It was a regular file a moment ago, so that the name has been given to something else.
+            Err(rocmforge_gguf::Error::NotRegular { .. }) => return Ok(None),
+            Err(error) => {
+                return Err(ModelFileError::Io {
+                    path: path.to_owned(),
+                    message: error.to_string(),
+                });
+            }
+        };
+        let mapped = file.identity();
+        Ok((mapped.dev == found.dev() && mapped.inode == found.ino()).then_some(file))
+    }
+
+    fn holds(&self, real: &Path) -> bool {
+        // The directory itself counts, so that the answer is that it is a directory.
+        self.dirs.iter().any(|(_, dir)| real.starts_with(dir))
+    }
+
+    /// Why `path` cannot be opened, without a word about anything outside: walks down from the model directory as long
+    /// as every step stays below one.
+    fn explain(&self, path: &Path, error: io::Error) -> ModelFileError {
+        let below = self.dirs.iter().find_map(|(given, real)| {
+            let rest = path
+                .strip_prefix(real)
+                .or_else(|_| path.strip_prefix(given))
+                .ok()?;
+            Some((real, rest))
+        });
+        let Some((dir, rest)) = below else {
+            return self.outside(path);
+        };
+        let mut at = dir.clone();
+        for step in rest.components() {
+            match step {
+                Component::Normal(name) => at.push(name),
+                Component::ParentDir => at.push(".."),
+                Component::CurDir | Component::RootDir | Component::Prefix(_) => continue,
+            }
+            match at.canonicalize() {
+                Ok(real) if self.holds(&real) => at = real,
+                Ok(_) => return self.outside(path),
+                // A link that cannot be followed may point anywhere.
+                Err(_) if at.symlink_metadata().is_ok_and(|found| found.is_symlink()) => {
+                    return self.outside(path);
+                }
+                Err(step_error) => {
+                    return match step_error.kind() {
+                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                            ModelFileError::NotFound {
+                                tried: vec![path.to_owned()],
+                            }
+                        }
+                        io::ErrorKind::PermissionDenied => self.unreadable(path),
+                        _ => ModelFileError::Io {
+                            path: path.to_owned(),
+                            message: step_error.to_string(),
+                        },
+                    };
+                }
+            }
+        }
+        // Every step exists now; the error came from a race or from the last open.
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => ModelFileError::NotFound {
+                tried: vec![path.to_owned()],
+            },
+            io::ErrorKind::PermissionDenied => self.unreadable(path),
+            _ => ModelFileError::Io {
+                path: path.to_owned(),
+                message: error.to_string(),
+            },
+        }
+    }
+
+    fn outside(&self, path: &Path) -> ModelFileError {
+        ModelFileError::Outside {
+            path: path.to_owned(),
+            dirs: self.real().map(Path::to_owned).collect(),
+        }
+    }
+
+    fn unreadable(&self, path: &Path) -> ModelFileError {
+        ModelFileError::Unreadable {
+            path: path.to_owned(),
+            user: nix::unistd::geteuid().as_raw(),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! `rocmforge.v1.Cache`: how the device's memory is used, and the levers on it.
+
+use std::sync::Arc;
+
+use rocmforge_engine::api as engine;
+use rocmforge_proto::v1;
+use rocmforge_proto::v1::cache_server::Cache;
+use tonic::{Request, Response, Status};
+
+use super::arrival::Arrival;
+use super::check::{self, Violations};
+use super::request_log::RequestLog;
+use super::{Context, convert, status_code};
+
+/// The service.
+#[derive(Debug)]
+pub(super) struct CacheService {
+    context: Arc<Context>,
+}
+
+impl CacheService {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        Self { context }
+    }
+}
+
+/// Checks a budget for its form; whether it can be had is the engine's to say.
+fn budget(wire: Option<v1::set_budget_request::Budget>) -> Result<engine::Budget, Status> {
+    use v1::set_budget_request::Budget;
+
+    match wire {
+        Some(Budget::Bytes(0)) => Err(status_code::invalid(
+            "bytes",
+            "0 is out of range: at least 1",
+        )),
+        Some(Budget::Bytes(bytes)) => Ok(engine::Budget::Bytes(bytes)),
+        // False for NaN, too.
+        Some(Budget::Percent(percent)) if percent > 0.0 && percent <= 100.0 => {
+            Ok(engine::Budget::Percent(percent))
+        }
+        Some(Budget::Percent(percent)) => Err(status_code::invalid(
+            "percent",
+            &format!("{percent} is out of range: above 0, at most 100"),
+        )),
+        None => Err(status_code::invalid(
+            "budget",
+            "missing; give bytes or percent",
+        )),
+    }
+}
+
+fn policy(wire: i32) -> Result<engine::Policy, Status> {
+    match v1::CachePolicy::try_from(wire) {
+        Ok(v1::CachePolicy::PassAware) => Ok(engine::Policy::Belady),
+        Ok(v1::CachePolicy::Lru) => Ok(engine::Policy::Lru),
+        Ok(v1::CachePolicy::Unspecified) | Err(_) => Err(status_code::invalid(
+            "policy",
+            &format!("{wire} is no policy: CACHE_POLICY_PASS_AWARE (1) or CACHE_POLICY_LRU (2)"),
+        )),
+    }
+}
+
+impl Context {
+    async fn clear(
+        &self,
+        request: v1::ClearRequest,
+        arrival: Arrival,
+    ) -> Result<v1::ClearResponse, Status> {
+        self.admit()?;
+        let mut violations = Violations::default();
+        if let Some(name) = &request.model {
+            check::model_name("model", name, &mut violations);
+        }
+        violations.result()?;
+        let work = async {
+            let cleared = self.engine.clear(request.model.as_deref()).await;
+            cleared.map_err(|error| status_code::from_engine(&error))
+        };
+        let cleared = arrival.limit(work).await?;
+        Ok(v1::ClearResponse {
+            freed_bytes: cleared.freed_bytes,
+            freed_segments: cleared.freed_segments,
+            kept: cleared.kept.into_iter().map(convert::kept).collect(),
+        })
+    }
+
+    async fn set_budget(
+        &self,
+        request: v1::SetBudgetRequest,
+        arrival: Arrival,
+    ) -> Result<v1::SetBudgetResponse, Status> {
+        self.admit()?;
+        let budget = budget(request.budget)?;
+        let before = self.engine.snapshot().cache.evictions;
+        let work = async {
+            self.engine
+                .set_budget(budget)
+                .await
+                .map_err(|error| status_code::from_engine(&error))
+        };
+        let change = arrival.limit(work).await?;
+        let cache = self.engine.snapshot().cache;
+        Ok(v1::SetBudgetResponse {
+            budget_bytes: change.budget_bytes,
+            effective_budget_bytes: change.budget_bytes.saturating_add(change.excess_bytes),
+            resident_bytes: convert::usage(&cache).resident_bytes,
+            in_flight_bytes: cache.in_flight_bytes,
+            evicted_segments: u32::try_from(cache.evictions.saturating_sub(before))
+                .unwrap_or(u32::MAX),
+            evicted_bytes: change.evicted_bytes,
+        })
+    }
+
+    async fn set_policy(
+        &self,
+        request: v1::SetPolicyRequest,
+        arrival: Arrival,
+    ) -> Result<v1::SetPolicyResponse, Status> {
+        self.admit()?;
+        let policy = policy(request.policy)?;
+        let work = async {
+            self.engine
+                .set_policy(policy)
+                .await
+                .map_err(|error| status_code::from_engine(&error))
+        };
+        let previous = arrival.limit(work).await?;
+        Ok(v1::SetPolicyResponse {
+            previous: convert::policy(previous).into(),
+            policy: convert::policy(policy).into(),
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl Cache for CacheService {
+    async fn stats(
+        &self,
+        _: Request<v1::StatsRequest>,
+    ) -> Result<Response<v1::StatsResponse>, Status> {
+        let snapshot = self.context.engine.snapshot();
+        let mut models: Vec<_> = snapshot
+            .models
+            .iter()
+            .map(|status| v1::ModelCacheUsage {
+                name: status.model.name().to_owned(),
+                usage: Some(convert::usage(&status.cache)),
+            })
+            .collect();
+        models.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Response::new(v1::StatsResponse {
+            budget_bytes: snapshot.cache.budget_bytes,
+            peak_bytes: self.context.peak_bytes(&snapshot),
+            policy: convert::policy(snapshot.policy).into(),
+            total: Some(convert::usage(&snapshot.cache)),
+            models,
+        }))
+    }
+
+    async fn clear(
+        &self,
+        request: Request<v1::ClearRequest>,
+    ) -> Result<Response<v1::ClearResponse>, Status> {
+        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let log = RequestLog::new(
+            "Clear",
+            request.model.as_deref().unwrap_or_default(),
+            arrival.at,
+        );
+        log.end(self.context.clear(request, arrival).await)
+            .map(Response::new)
+    }
+
+    async fn set_budget(
+        &self,
+        request: Request<v1::SetBudgetRequest>,
+    ) -> Result<Response<v1::SetBudgetResponse>, Status> {
+        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let log = RequestLog::new("SetBudget", "", arrival.at);
+        log.end(self.context.set_budget(request, arrival).await)
+            .map(Response::new)
+    }
+
+    async fn set_policy(
+        &self,
+        request: Request<v1::SetPolicyRequest>,
+    ) -> Result<Response<v1::SetPolicyResponse>, Status> {
+        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let log = RequestLog::new("SetPolicy", "", arrival.at);
+        log.end(self.context.set_policy(request, arrival).await)
+            .map(Response::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use v1::set_budget_request::Budget;
+
+    use super::*;
+
+    #[test]
+    fn a_budget_is_a_positive_number_of_bytes_or_a_share() {
+        assert_eq!(
+            budget(Some(Budget::Bytes(7))).unwrap(),
+            engine::Budget::Bytes(7)
+        );
+        assert_eq!(
+            budget(Some(Budget::Percent(100.0))).unwrap(),
+            engine::Budget::Percent(100.0)
+        );
+        let refused = [
+            None,
+            Some(Budget::Bytes(0)),
+            Some(Budget::Percent(0.0)),
+            Some(Budget::Percent(-5.0)),
+            Some(Budget::Percent(100.1)),
+            Some(Budget::Percent(f64::NAN)),
+            Some(Budget::Percent(f64::INFINITY)),
+        ];
+        for wire in refused {
+            assert_eq!(
+                budget(wire).unwrap_err().code(),
+                tonic::Code::InvalidArgument,
+                "{wire:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn policies_are_named_and_nothing_else() {
+        assert_eq!(policy(1).unwrap(), engine::Policy::Belady);
+        assert_eq!(policy(2).unwrap(), engine::Policy::Lru);
+        for wire in [0, 3, -1, i32::MAX] {
+            let status = policy(wire).unwrap_err();
+            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            assert!(
+                status.message().contains("CACHE_POLICY_LRU"),
+                "{}",
+                status.message()
+            );
+        }
+    }
+}

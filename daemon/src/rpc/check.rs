@@ -1,0 +1,338 @@
+//! Request fields against their ranges. What is out of range is refused with the field, the value and the range; nothing
+//! is corrected silently. All violations of a request are reported together.
+
+use rocmforge_engine::api::{SamplingParams, TOP_N_MAX};
+use rocmforge_proto::v1;
+use tonic::Status;
+
+use super::status_code;
+
+/// Most stop strings of a request.
+pub(super) const STOP_MAX: usize = 16;
+/// Longest stop string in bytes.
+pub(super) const STOP_MAX_BYTES: usize = 256;
+/// Largest presence or frequency penalty, either sign.
+pub(super) const PENALTY_MAX: f32 = 100.0;
+/// Most messages of a conversation.
+pub(super) const MESSAGES_MAX: usize = 4096;
+/// Longest role in bytes.
+pub(super) const ROLE_MAX_BYTES: usize = 64;
+/// Longest name of a model in bytes.
+pub(super) const MODEL_NAME_MAX: usize = rocmforge_engine::MODEL_NAME_MAX;
+/// Most scores in an answer: tokens times one more than `top_n`.
+pub(super) const SCORES_MAX: u64 = 1 << 20;
+
+/// What is wrong with a request, field by field.
+#[derive(Debug, Default)]
+pub(super) struct Violations {
+    found: Vec<(String, String)>,
+}
+
+impl Violations {
+    pub(super) fn add(&mut self, field: &str, message: impl Into<String>) {
+        self.found.push((field.to_owned(), message.into()));
+    }
+
+    /// INVALID_ARGUMENT if anything was added.
+    pub(super) fn result(self) -> Result<(), Status> {
+        if self.found.is_empty() {
+            Ok(())
+        } else {
+            Err(status_code::invalid_all(&self.found))
+        }
+    }
+
+    /// A whole number in a range, or the default.
+    fn integer(
+        &mut self,
+        field: &str,
+        value: Option<i32>,
+        min: u32,
+        max: u32,
+        range: &str,
+    ) -> Option<u32> {
+        let value = value?;
+        match u32::try_from(value) {
+            Ok(n) if (min..=max).contains(&n) => Some(n),
+            _ => {
+                self.add(field, format!("{value} is out of range: {range}"));
+                None
+            }
+        }
+    }
+
+    /// A number for which `fine` holds, or the default.
+    fn number(
+        &mut self,
+        field: &str,
+        value: Option<f32>,
+        default: f32,
+        fine: impl Fn(f32) -> bool,
+        range: &str,
+    ) -> f32 {
+        match value {
+            None => default,
+            // NaN fails every comparison, infinities are named in the ranges.
+            Some(x) if x.is_finite() && fine(x) => x,
+            Some(x) => {
+                self.add(field, format!("{x} is out of range: {range}"));
+                default
+            }
+        }
+    }
+}
+
+/// The checked sampling fields.
+#[derive(Debug)]
+pub(super) struct Sampling {
+    pub(super) params: SamplingParams,
+    pub(super) max_tokens: Option<u32>,
+    pub(super) stop: Vec<String>,
+}
+
+/// Checks `sampling.*`.
+pub(super) fn sampling(wire: Option<v1::SamplingParams>, violations: &mut Violations) -> Sampling {
+    let wire = wire.unwrap_or_default();
+    let default = SamplingParams::default();
+    let v = violations;
+    let max = i32::MAX as u32;
+    let params = SamplingParams {
+        temperature: v.number(
+            "sampling.temperature",
+            wire.temperature,
+            default.temperature,
+            |x| x >= 0.0,
+            "finite and at least 0, where 0 is greedy",
+        ),
+        top_k: v
+            .integer(
+                "sampling.top_k",
+                wire.top_k,
+                0,
+                max,
+                "at least 0, where 0 keeps all",
+            )
+            .unwrap_or(default.top_k),
+        top_p: v.number(
+            "sampling.top_p",
+            wire.top_p,
+            default.top_p,
+            |x| x > 0.0 && x <= 1.0,
+            "above 0 and at most 1, where 1 keeps all",
+        ),
+        min_p: v.number(
+            "sampling.min_p",
+            wire.min_p,
+            default.min_p,
+            |x| (0.0..1.0).contains(&x),
+            "at least 0 and below 1, where 0 keeps all",
+        ),
+        repeat_penalty: v.number(
+            "sampling.repeat_penalty",
+            wire.repeat_penalty,
+            default.repeat_penalty,
+            |x| x > 0.0,
+            "finite and above 0, where 1 does nothing",
+        ),
+        presence_penalty: v.number(
+            "sampling.presence_penalty",
+            wire.presence_penalty,
+            default.presence_penalty,
+            |x| x.abs() <= PENALTY_MAX,
+            "from -100 to 100, where 0 does nothing",
+        ),
+        frequency_penalty: v.number(
+            "sampling.frequency_penalty",
+            wire.frequency_penalty,
+            default.frequency_penalty,
+            |x| x.abs() <= PENALTY_MAX,
+            "from -100 to 100, where 0 does nothing",
+        ),
+        penalty_last_n: v
+            .integer(
+                "sampling.penalty_last_n",
+                wire.penalty_last_n,
+                0,
+                max,
+                "at least 0, where 0 turns penalties off",
+            )
+            .unwrap_or(default.penalty_last_n),
+        seed: wire.seed,
+    };
+    let max_tokens = v.integer(
+        "sampling.max_tokens",
+        wire.max_tokens,
+        1,
+        max,
+        "at least 1; leave it unset to generate until the text ends or the context is full",
+    );
+    if wire.stop.len() > STOP_MAX {
+        v.add(
+            "sampling.stop",
+            format!("{} stop strings; at most {STOP_MAX}", wire.stop.len()),
+        );
+    }
+    if let Some(at) = wire
+        .stop
+        .iter()
+        .position(|stop| stop.is_empty() || stop.len() > STOP_MAX_BYTES)
+    {
+        let bytes = wire.stop[at].len();
+        v.add(
+            "sampling.stop",
+            format!("string {at} has {bytes} bytes; 1 to {STOP_MAX_BYTES} are allowed"),
+        );
+    }
+    Sampling {
+        params,
+        max_tokens,
+        stop: wire.stop,
+    }
+}
+
+/// Checks that a model's name could be one.
+pub(super) fn model_name(field: &str, name: &str, violations: &mut Violations) {
+    if name.is_empty() {
+        violations.add(
+            field,
+            "empty; give the name of a loaded model (List names them)",
+        );
+    } else if name.len() > MODEL_NAME_MAX {
+        violations.add(
+            field,
+            format!(
+                "{} bytes; a model's name has at most {MODEL_NAME_MAX}",
+                name.len()
+            ),
+        );
+    }
+}
+
+/// Checks `n_ctx` for its sign; its upper end is the model's.
+pub(super) fn n_ctx(value: Option<i32>, violations: &mut Violations) -> Option<u32> {
+    violations.integer(
+        "n_ctx",
+        value,
+        1,
+        i32::MAX as u32,
+        "at least 1, at most the model's training length",
+    )
+}
+
+/// Checks `top_n`.
+pub(super) fn top_n(value: Option<i32>, violations: &mut Violations) -> u32 {
+    violations
+        .integer(
+            "top_n",
+            value,
+            0,
+            TOP_N_MAX,
+            &format!("from 0 to {TOP_N_MAX}"),
+        )
+        .unwrap_or(0)
+}
+
+/// Checks a conversation.
+pub(super) fn messages(messages: &[v1::ChatMessage], violations: &mut Violations) {
+    if messages.is_empty() || messages.len() > MESSAGES_MAX {
+        violations.add(
+            "messages",
+            format!(
+                "{} messages; 1 to {MESSAGES_MAX} are allowed",
+                messages.len()
+            ),
+        );
+    }
+    if let Some(at) = messages
+        .iter()
+        .position(|m| m.role.is_empty() || m.role.len() > ROLE_MAX_BYTES)
+    {
+        let bytes = messages[at].role.len();
+        violations.add(
+            &format!("messages[{at}].role"),
+            format!("{bytes} bytes; a role has 1 to {ROLE_MAX_BYTES}, for example system, user or assistant"),
+        );
+    }
+}
+
+/// The context length in force for a request: what it asks for, within the model's and the daemon's.
+pub(super) fn context(asked: Option<u32>, n_ctx_train: u32, n_ctx_max: u32) -> Result<u32, Status> {
+    let most = n_ctx_train.min(n_ctx_max);
+    match asked {
+        Some(n) if n > most => {
+            let whose = if n_ctx_train <= n_ctx_max {
+                "the length that the model was trained with"
+            } else {
+                "the daemon's limit, --n-ctx-max"
+            };
+            Err(status_code::invalid(
+                "n_ctx",
+                &format!("{n} is out of range: at least 1, at most {most}, {whose}"),
+            ))
+        }
+        Some(n) => Ok(n),
+        None => Ok(most),
+    }
+}
+
+/// Checks token ids against the vocabulary.
+pub(super) fn ids(field: &str, ids: &[u32], n_vocab: u32) -> Result<(), Status> {
+    match ids.iter().position(|&id| id >= n_vocab) {
+        None => Ok(()),
+        Some(at) => Err(status_code::invalid(
+            field,
+            &format!(
+                "id {} at place {at} is out of range: the vocabulary has the ids 0 to {}",
+                ids[at],
+                n_vocab.max(1) - 1
+            ),
+        )),
+    }
+}
+
+/// Checks that there is something to score, and that the scores fit an answer.
+pub(super) fn score_length(field: &str, n_tokens: usize, top_n: u32) -> Result<(), Status> {
+    if n_tokens < 2 {
+        return Err(status_code::invalid(
+            field,
+            &format!("{n_tokens} tokens; at least 2, since the first has nothing before it"),
+        ));
+    }
+    let scores = n_tokens as u64 * (u64::from(top_n) + 1);
+    if scores > SCORES_MAX {
+        return Err(status_code::invalid(
+            "top_n",
+            &format!(
+                "{top_n} for {n_tokens} tokens makes {scores} scores; at most {SCORES_MAX} fit an answer"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Checks segment indexes and drops repeated ones. Empty is all.
+pub(super) fn segments(asked: Vec<u32>, n_segments: usize) -> Result<Option<Vec<u32>>, Status> {
+    if asked.is_empty() {
+        return Ok(None);
+    }
+    if let Some(&index) = asked.iter().find(|&&index| index as usize >= n_segments) {
+        return Err(status_code::invalid(
+            "segments",
+            &format!(
+                "index {index} is out of range: the model has the segments 0 to {}",
+                n_segments.max(1) - 1
+            ),
+        ));
+    }
+    let mut seen = vec![false; n_segments];
+    Ok(Some(
+        asked
+            .into_iter()
+            .filter(|&index| !std::mem::replace(&mut seen[index as usize], true))
+            .collect(),
+    ))
+}
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

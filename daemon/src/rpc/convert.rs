@@ -1,0 +1,228 @@
+//! What the engine published, in the wire's words.
+
+use std::sync::Arc;
+
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{self as engine, CacheStatus, ModelStatus, SegmentStatus};
+use rocmforge_model::RopeScaling;
+use rocmforge_proto::v1;
+
+/// Everything about a model.
+pub(super) fn model(status: &ModelStatus) -> v1::Model {
+    let model = &status.model;
+    let info = model.model().info();
+    let (file, tokenizer) = (model.file(), model.tokenizer());
+    let residency = Residency::of(status);
+    v1::Model {
+        name: model.name().to_owned(),
+        architecture: info.architecture.to_owned(),
+        title: info.title.clone().unwrap_or_default(),
+        n_params: info.n_params,
+        file: Some(v1::ModelFile {
+            path: model.path().display().to_string(),
+            size_bytes: file.len(),
+            mtime_unix_ms: i64::try_from(file.identity().mtime_ns / 1_000_000).unwrap_or(i64::MAX),
+            // The engine keeps no version of the format.
+            gguf_version: 0,
+        }),
+        n_ctx_train: info.n_ctx_train,
+        n_embd: info.n_embd,
+        n_layer: info.n_layer,
+        n_head: info.n_head,
+        n_head_kv: info.n_head_kv,
+        n_embd_head: info.head_dim,
+        n_ff: info.n_ff,
+        n_vocab: info.n_vocab,
+        n_expert: 0,
+        n_expert_used: 0,
+        rope: Some(rope(model)),
+        // The engine keeps no name of the tokenizer's model.
+        tokenizer: String::new(),
+        has_chat_template: model.template().is_some(),
+        bos_token_id: tokenizer.bos(),
+        eos_token_id: tokenizer.eos(),
+        quantization: info
+            .quantization
+            .iter()
+            .map(|share| v1::TensorTypeShare {
+                r#type: share.ty.to_owned(),
+                tensors: share.tensors,
+                bytes: share.bytes,
+            })
+            .collect(),
+        segments: segments(model, &status.segments),
+        weight_bytes: residency.weight_bytes,
+        resident_bytes: residency.resident_bytes,
+        kv_bytes_per_token: info.kv_bytes_per_token,
+        active_requests: status.requests,
+    }
+}
+
+fn rope(model: &LoadedModel) -> v1::Rope {
+    let rope = &model.model().hparams().rope;
+    let (freq_scale, scaling) = match rope.scaling {
+        RopeScaling::Linear { factor } => (1.0 / factor, "linear"),
+        RopeScaling::Yarn { factor, .. } => (1.0 / factor, "yarn"),
+        RopeScaling::None if model.model().rope_factors().is_some() => (1.0, "llama3"),
+        RopeScaling::None => (1.0, "none"),
+    };
+    v1::Rope {
+        freq_base: rope.freq_base,
+        freq_scale,
+        n_rot: rope.n_rot,
+        scaling: scaling.to_owned(),
+    }
+}
+
+fn segments(model: &Arc<LoadedModel>, states: &[SegmentStatus]) -> Vec<v1::Segment> {
+    let described = model.model().info().segments.iter().zip(states);
+    (0u32..)
+        .zip(described)
+        .map(|(index, (segment, status))| v1::Segment {
+            index,
+            name: segment.name.clone(),
+            bytes: segment.bytes,
+            state: segment_state(status.state).into(),
+            pinned: status.pinned,
+            in_use: status.in_use,
+        })
+        .collect()
+}
+
+fn segment_state(state: engine::SegmentState) -> v1::SegmentState {
+    match state {
+        engine::SegmentState::Absent => v1::SegmentState::Absent,
+        engine::SegmentState::InFlight => v1::SegmentState::Uploading,
+        engine::SegmentState::Resident => v1::SegmentState::Resident,
+    }
+}
+
+/// One line about a model.
+pub(super) fn summary(status: &ModelStatus) -> v1::ModelSummary {
+    let model = &status.model;
+    let info = model.model().info();
+    let residency = Residency::of(status);
+    v1::ModelSummary {
+        name: model.name().to_owned(),
+        architecture: info.architecture.to_owned(),
+        path: model.path().display().to_string(),
+        n_params: info.n_params,
+        quantization: info
+            .quantization
+            .first()
+            .map(|share| share.ty.to_owned())
+            .unwrap_or_default(),
+        file_bytes: model.file().len(),
+        weight_bytes: residency.weight_bytes,
+        resident_bytes: residency.resident_bytes,
+        n_segments: status.segments.len() as u32,
+        n_segments_resident: residency.n_resident,
+        n_segments_pinned: residency.n_pinned,
+        active_requests: status.requests,
+        n_ctx_train: info.n_ctx_train,
+    }
+}
+
+/// One line a model, by name.
+pub(super) fn summaries(models: &[ModelStatus]) -> Vec<v1::ModelSummary> {
+    let mut lines: Vec<_> = models.iter().map(summary).collect();
+    lines.sort_by(|a, b| a.name.cmp(&b.name));
+    lines
+}
+
+/// Sums over the segments of a model, or those of them that were asked for.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Residency {
+    pub(super) n_segments: u32,
+    pub(super) weight_bytes: u64,
+    pub(super) n_resident: u32,
+    pub(super) resident_bytes: u64,
+    pub(super) n_pinned: u32,
+    pub(super) pinned_bytes: u64,
+}
+
+impl Residency {
+    /// Of all segments.
+    pub(super) fn of(status: &ModelStatus) -> Self {
+        Self::of_segments(status, None)
+    }
+
+    /// Of the segments named, or all.
+    pub(super) fn of_segments(status: &ModelStatus, asked: Option<&[u32]>) -> Self {
+        let mut sum = Self::default();
+        let described = status
+            .model
+            .model()
+            .info()
+            .segments
+            .iter()
+            .zip(&status.segments);
+        for (index, (segment, state)) in (0u32..).zip(described) {
+            if asked.is_some_and(|asked| !asked.contains(&index)) {
+                continue;
+            }
+            sum.n_segments += 1;
+            sum.weight_bytes += segment.bytes;
+            if state.state == engine::SegmentState::Resident {
+                sum.n_resident += 1;
+                sum.resident_bytes += segment.bytes;
+            }
+            if state.pinned {
+                sum.n_pinned += 1;
+                sum.pinned_bytes += segment.bytes;
+            }
+        }
+        sum
+    }
+}
+
+/// Counts of the cache. The wire counts weights, KV and scratch apart, the engine's `resident_bytes` is their sum.
+pub(super) fn usage(cache: &CacheStatus) -> v1::CacheUsage {
+    v1::CacheUsage {
+        resident_bytes: cache
+            .resident_bytes
+            .saturating_sub(cache.kv_bytes + cache.scratch_bytes),
+        in_flight_bytes: cache.in_flight_bytes,
+        pinned_bytes: cache.pinned_bytes,
+        kv_bytes: cache.kv_bytes,
+        scratch_bytes: cache.scratch_bytes,
+        hits: cache.hits,
+        misses: cache.misses,
+        evictions: cache.evictions,
+        uploads: cache.uploads,
+        uploaded_bytes: cache.uploaded_bytes,
+    }
+}
+
+/// The policy, on the wire.
+pub(super) fn policy(policy: engine::Policy) -> v1::CachePolicy {
+    match policy {
+        engine::Policy::Belady => v1::CachePolicy::PassAware,
+        engine::Policy::Lru => v1::CachePolicy::Lru,
+    }
+}
+
+/// A segment that a clear left.
+pub(super) fn kept(kept: engine::KeptSegment) -> v1::KeptSegment {
+    v1::KeptSegment {
+        reason: match kept.reason {
+            engine::KeptReason::Pinned => v1::KeepReason::Pinned,
+            engine::KeptReason::InUse => v1::KeepReason::InUse,
+        }
+        .into(),
+        model: kept.model,
+        index: kept.index,
+        name: kept.name,
+        bytes: kept.bytes,
+    }
+}
+
+/// Why a generation ended.
+pub(super) fn finish(reason: engine::FinishReason) -> v1::FinishReason {
+    match reason {
+        engine::FinishReason::EndOfText => v1::FinishReason::Stop,
+        engine::FinishReason::StopString => v1::FinishReason::StopString,
+        engine::FinishReason::MaxTokens => v1::FinishReason::MaxTokens,
+        engine::FinishReason::ContextFull => v1::FinishReason::ContextFull,
+    }
+}

@@ -1,0 +1,643 @@
+//! `rocmforge.v1.Inference`: text and token ids in, text, ids and probabilities out.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::{Stream, stream};
+use rocmforge_engine::api as engine;
+use rocmforge_engine::{Events, LoadedModel};
+use rocmforge_proto::v1;
+use rocmforge_proto::v1::inference_server::Inference;
+use rocmforge_tokenizer::{Error as TokenizerError, Message};
+use tonic::{Request, Response, Status};
+
+use super::arrival::Arrival;
+use super::check::{self, Sampling, Violations};
+use super::request_log::RequestLog;
+use super::{Context, convert, status_code};
+
+/// The service.
+#[derive(Debug)]
+pub(super) struct InferenceService {
+    context: Arc<Context>,
+}
+
+type GenerateStream = Pin<Box<dyn Stream<Item = Result<v1::GenerateEvent, Status>> + Send>>;
+
+/// What to continue, before it is ids.
+#[derive(Debug)]
+enum Prompt {
+    Text {
+        text: String,
+        add_special: bool,
+        parse_special: bool,
+    },
+    Ids(Vec<u32>),
+    Chat(Vec<Message>),
+}
+
+impl Prompt {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text { text, .. } => text.len(),
+            Self::Ids(ids) => size_of_val(ids.as_slice()),
+            Self::Chat(messages) => messages
+                .iter()
+                .map(|m| m.role.len() + m.content.len())
+                .sum(),
+        }
+    }
+
+    /// The field that a refusal names.
+    fn field(&self) -> &'static str {
+        match self {
+            Self::Text { .. } => "text",
+            Self::Ids(_) => "tokens.ids",
+            Self::Chat(_) => "messages",
+        }
+    }
+
+    /// The ids, of which there may be `room`; without, any number. CPU-bound: for a blocking thread.
+    fn into_ids(self, model: &LoadedModel, room: Option<Room>) -> Result<Vec<u32>, Status> {
+        let tokenizer = model.tokenizer();
+        let field = self.field();
+        let most = room.map_or(usize::MAX, |room| room.tokens);
+        let encoded = match self {
+            Self::Ids(ids) => Ok(ids),
+            Self::Text {
+                text,
+                add_special,
+                parse_special,
+            } => tokenizer.encode_at_most(most, &text, add_special, parse_special),
+            Self::Chat(messages) => {
+                let Some(template) = model.template() else {
+                    return Err(no_template(model));
+                };
+                let text = template
+                    .render(&messages, true)
+                    .map_err(|error| status_code::invalid(field, &error.to_string()))?;
+                tokenizer.encode_chat(most, &text)
+            }
+        };
+        match (encoded, room) {
+            (Ok(ids), Some(room)) if ids.len() > most => {
+                Err(room.refuse(field, &format!("{} tokens", ids.len())))
+            }
+            (Ok(ids), _) => Ok(ids),
+            (Err(TokenizerError::TooManyTokens { max }), Some(room)) => {
+                Err(room.refuse(field, &format!("more than {max} tokens")))
+            }
+            (Err(error), _) => Err(status_code::invalid(field, &error.to_string())),
+        }
+    }
+}
+
+/// How many tokens a request may bring, and why no more.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    tokens: usize,
+    n_ctx: u32,
+    n_ctx_train: u32,
+    n_ctx_max: u32,
+    purpose: &'static str,
+}
+
+impl Room {
+    /// Room for a prompt: the context, less one token of the answer.
+    fn for_prompt(n_ctx: u32, context: &Context, model: &LoadedModel) -> Self {
+        Self {
+            tokens: n_ctx as usize - 1,
+            n_ctx,
+            n_ctx_train: model.model().info().n_ctx_train,
+            n_ctx_max: context.limits.n_ctx_max,
+            purpose: "prompt and answer together: shorten it, or raise n_ctx",
+        }
+    }
+
+    /// Room for what is scored: the context.
+    fn for_scores(n_ctx: u32, context: &Context, model: &LoadedModel) -> Self {
+        Self {
+            tokens: n_ctx as usize,
+            purpose: "score it in windows",
+            ..Self::for_prompt(n_ctx, context, model)
+        }
+    }
+
+    fn refuse(&self, field: &str, tokens: &str) -> Status {
+        let Self {
+            n_ctx,
+            n_ctx_train,
+            n_ctx_max,
+            purpose,
+            ..
+        } = self;
+        status_code::invalid(
+            field,
+            &format!(
+                "it has {tokens}, but the context of this request has n_ctx = {n_ctx}, {purpose} (the model was trained \
+                 with {n_ctx_train}, the daemon allows {n_ctx_max})"
+            ),
+        )
+    }
+}
+
+fn no_template(model: &LoadedModel) -> Status {
+    status_code::model_precondition(
+        model.name(),
+        &format!(
+            "the file of model '{}' carries no chat template, so that it cannot Chat; use Generate with a prompt in the \
+             model's own format",
+            model.name()
+        ),
+    )
+}
+
+/// A checked request for text.
+#[derive(Debug)]
+struct Wanted {
+    model: Arc<LoadedModel>,
+    prompt: Prompt,
+    sampling: Sampling,
+    n_ctx: u32,
+}
+
+impl InferenceService {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        Self { context }
+    }
+
+    fn check_generate(&self, request: v1::GenerateRequest) -> Result<Wanted, Status> {
+        use v1::generate_request::Prompt as Wire;
+
+        self.context.admit()?;
+        let mut violations = Violations::default();
+        check::model_name("model", &request.model, &mut violations);
+        let sampling = check::sampling(request.sampling, &mut violations);
+        let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
+        let prompt = match request.prompt {
+            Some(Wire::Text(text)) if !text.is_empty() => Some(Prompt::Text {
+                text,
+                add_special: request.add_special.unwrap_or(true),
+                parse_special: request.parse_special.unwrap_or(true),
+            }),
+            Some(Wire::Tokens(v1::TokenIds { ids })) if !ids.is_empty() => Some(Prompt::Ids(ids)),
+            Some(_) | None => {
+                violations.add(
+                    "prompt",
+                    "empty; give a text of at least one byte, or at least one token id",
+                );
+                None
+            }
+        };
+        violations.result()?;
+        refuse_logprobs(request.logprobs)?;
+        let model = self.context.model(&request.model)?;
+        let n_ctx = self.context.n_ctx(n_ctx, &model)?;
+        let Some(prompt) = prompt else {
+            return Err(status_code::bug("a missing prompt was let through"));
+        };
+        if let Prompt::Ids(ids) = &prompt {
+            check::ids("tokens.ids", ids, model.model().info().n_vocab)?;
+        }
+        Ok(Wanted {
+            model,
+            prompt,
+            sampling,
+            n_ctx,
+        })
+    }
+
+    fn check_chat(&self, request: v1::ChatRequest) -> Result<Wanted, Status> {
+        self.context.admit()?;
+        let mut violations = Violations::default();
+        check::model_name("model", &request.model, &mut violations);
+        check::messages(&request.messages, &mut violations);
+        let sampling = check::sampling(request.sampling, &mut violations);
+        let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
+        violations.result()?;
+        refuse_logprobs(request.logprobs)?;
+        let model = self.context.model(&request.model)?;
+        if model.template().is_none() {
+            return Err(no_template(&model));
+        }
+        let n_ctx = self.context.n_ctx(n_ctx, &model)?;
+        let messages = request
+            .messages
+            .into_iter()
+            .map(|m| Message::new(m.role, m.content))
+            .collect();
+        Ok(Wanted {
+            model,
+            prompt: Prompt::Chat(messages),
+            sampling,
+            n_ctx,
+        })
+    }
+
+    /// Tokenizes and hands over to the engine.
+    async fn start(
+        &self,
+        wanted: Result<Wanted, Status>,
+        arrival: Arrival,
+        log: &mut RequestLog,
+    ) -> Result<Running, Status> {
+        let Wanted {
+            model,
+            prompt,
+            mut sampling,
+            n_ctx,
+        } = wanted?;
+        let field = prompt.field();
+        let room = Room::for_prompt(n_ctx, &self.context, &model);
+        let ids = self
+            .context
+            .ids(Arc::clone(&model), prompt, room, arrival)
+            .await?;
+        log.prompt_tokens = Some(ids.len() as u32);
+        if ids.is_empty() {
+            return Err(status_code::invalid(
+                field,
+                "it has no tokens; give at least one",
+            ));
+        }
+        let seed = *sampling.params.seed.get_or_insert_with(rand::random);
+        let stop_string = match sampling.stop.as_slice() {
+            [only] => only.clone(),
+            _ => String::new(),
+        };
+        let request = engine::GenerateRequest {
+            model,
+            prompt: ids,
+            sampling: sampling.params,
+            max_tokens: sampling.max_tokens,
+            n_ctx: Some(n_ctx),
+            stop: sampling.stop,
+            deadline: arrival.deadline,
+        };
+        let events = self
+            .context
+            .engine
+            .generate(request)
+            .map_err(|error| status_code::from_engine(&error))?;
+        Ok(Running {
+            events,
+            seed,
+            stop_string,
+        })
+    }
+
+    async fn stream(
+        &self,
+        rpc: &'static str,
+        model: &str,
+        arrival: Arrival,
+        wanted: Result<Wanted, Status>,
+    ) -> Result<Response<GenerateStream>, Status> {
+        let mut log = RequestLog::new(rpc, model, arrival.at);
+        match self.start(wanted, arrival, &mut log).await {
+            Ok(running) => Ok(Response::new(Box::pin(events(running, arrival, log)))),
+            Err(status) => log.end(Err(status)),
+        }
+    }
+}
+
+fn refuse_logprobs(asked: Option<i32>) -> Result<(), Status> {
+    match asked {
+        None => Ok(()),
+        Some(_) => Err(status_code::unsupported_field(
+            "logprobs",
+            "not implemented for generated tokens; leave it unset, and use Score for log-probabilities",
+        )),
+    }
+}
+
+/// A generation that the engine has taken.
+#[derive(Debug)]
+struct Running {
+    events: Events<engine::GenerateEvent>,
+    seed: u64,
+    /// The one stop string of the request; empty if it has none or several.
+    stop_string: String,
+}
+
+/// The wire's events. Dropping the stream drops the engine's, which cancels the generation.
+fn events(
+    running: Running,
+    arrival: Arrival,
+    log: RequestLog,
+) -> impl Stream<Item = Result<v1::GenerateEvent, Status>> + Send {
+    stream::unfold(Some((running, log)), move |state| async move {
+        let (mut running, mut log) = state?;
+        let next = arrival
+            .limit(async {
+                running
+                    .events
+                    .next()
+                    .await
+                    .ok_or_else(status_code::engine_gone)
+            })
+            .await;
+        let (item, goes_on) = match next {
+            Ok(engine::GenerateEvent::Piece { text, ids }) => {
+                log.generated_tokens = Some(log.generated_tokens.unwrap_or(0) + ids.len() as u32);
+                let piece = v1::GeneratePiece {
+                    text,
+                    token_ids: ids,
+                    logprobs: Vec::new(),
+                };
+                (Ok(v1::generate_event::Event::Piece(piece)), true)
+            }
+            Ok(engine::GenerateEvent::Done(summary)) => {
+                log.generated_tokens = Some(summary.generated_tokens);
+                log.tokens_per_s = Some(summary.decode_tokens_per_s);
+                log.uploaded_bytes = Some(summary.cache.uploaded_bytes);
+                (
+                    Ok(v1::generate_event::Event::Done(done(
+                        &summary, &running, arrival.at,
+                    ))),
+                    false,
+                )
+            }
+            Ok(engine::GenerateEvent::Failed(error)) => {
+                (Err(status_code::from_engine(&error)), false)
+            }
+            Err(status) => (Err(status), false),
+        };
+        if !goes_on {
+            log.note(&item);
+        }
+        let item = item.map(|event| v1::GenerateEvent { event: Some(event) });
+        Some((item, goes_on.then_some((running, log))))
+    })
+}
+
+fn done(
+    summary: &engine::GenerateSummary,
+    running: &Running,
+    arrived: Instant,
+) -> v1::GenerateDone {
+    let ttft_s = summary.ttft.as_secs_f64();
+    v1::GenerateDone {
+        finish_reason: convert::finish(summary.finish).into(),
+        prompt_tokens: summary.prompt_tokens,
+        generated_tokens: summary.generated_tokens,
+        ttft_ms: ttft_s * 1e3,
+        decode_tokens_per_s: summary.decode_tokens_per_s,
+        cache_hits: summary.cache.hits,
+        cache_misses: summary.cache.misses,
+        uploaded_bytes: summary.cache.uploaded_bytes,
+        prefill_tokens_per_s: if ttft_s > 0.0 {
+            f64::from(summary.prompt_tokens) / ttft_s
+        } else {
+            0.0
+        },
+        queue_ms: 0.0,
+        total_ms: arrived.elapsed().as_secs_f64() * 1e3,
+        seed: running.seed,
+        stop_string: match summary.finish {
+            engine::FinishReason::StopString => running.stop_string.clone(),
+            engine::FinishReason::EndOfText
+            | engine::FinishReason::MaxTokens
+            | engine::FinishReason::ContextFull => String::new(),
+        },
+    }
+}
+
+impl Context {
+    /// The ids of a prompt, at most as many as there is room for; made on a blocking thread.
+    async fn ids(
+        &self,
+        model: Arc<LoadedModel>,
+        prompt: Prompt,
+        room: Room,
+        arrival: Arrival,
+    ) -> Result<Vec<u32>, Status> {
+        let bytes = prompt.bytes();
+        match prompt {
+            Prompt::Ids(_) => prompt.into_ids(&model, Some(room)),
+            prompt => {
+                let work = move || prompt.into_ids(&model, Some(room));
+                arrival.limit(self.text.run(bytes, work)).await
+            }
+        }
+    }
+
+    async fn tokenize(
+        &self,
+        request: v1::TokenizeRequest,
+        arrival: Arrival,
+    ) -> Result<v1::TokenizeResponse, Status> {
+        self.admit()?;
+        let mut violations = Violations::default();
+        check::model_name("model", &request.model, &mut violations);
+        violations.result()?;
+        let model = self.model(&request.model)?;
+        let prompt = Prompt::Text {
+            text: request.text,
+            add_special: request.add_special.unwrap_or(true),
+            parse_special: request.parse_special.unwrap_or(true),
+        };
+        let work = self.text.run(prompt.bytes(), move || {
+            let ids = prompt.into_ids(&model, None)?;
+            let pieces = ids.iter().map(|&id| piece(&model, id)).collect();
+            Ok(v1::TokenizeResponse { ids, pieces })
+        });
+        arrival.limit(work).await
+    }
+
+    async fn detokenize(
+        &self,
+        request: v1::DetokenizeRequest,
+        arrival: Arrival,
+    ) -> Result<v1::DetokenizeResponse, Status> {
+        self.admit()?;
+        let mut violations = Violations::default();
+        check::model_name("model", &request.model, &mut violations);
+        violations.result()?;
+        let model = self.model(&request.model)?;
+        check::ids("ids", &request.ids, model.model().info().n_vocab)?;
+        let ids = request.ids;
+        let work = self.text.run(size_of_val(ids.as_slice()), move || {
+            let decoded = model.tokenizer().decode(&ids);
+            let text = decoded.map_err(|error| status_code::invalid("ids", &error.to_string()))?;
+            Ok(v1::DetokenizeResponse { text })
+        });
+        arrival.limit(work).await
+    }
+
+    async fn score(
+        &self,
+        request: v1::ScoreRequest,
+        arrival: Arrival,
+    ) -> Result<v1::ScoreResponse, Status> {
+        use v1::score_request::Input;
+
+        self.admit()?;
+        let mut violations = Violations::default();
+        check::model_name("model", &request.model, &mut violations);
+        let top_n = check::top_n(request.top_n, &mut violations);
+        let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
+        let (field, prompt) = match request.input {
+            Some(Input::Text(text)) => {
+                let add_special = request.add_special.unwrap_or(true);
+                (
+                    "text",
+                    Prompt::Text {
+                        text,
+                        add_special,
+                        parse_special: request.parse_special.unwrap_or(true),
+                    },
+                )
+            }
+            Some(Input::Tokens(v1::TokenIds { ids })) => ("tokens.ids", Prompt::Ids(ids)),
+            None => {
+                violations.add("input", "missing; give a text or token ids");
+                ("input", Prompt::Ids(Vec::new()))
+            }
+        };
+        violations.result()?;
+        let model = self.model(&request.model)?;
+        let n_ctx = self.n_ctx(n_ctx, &model)?;
+        if let Prompt::Ids(ids) = &prompt {
+            check::ids(field, ids, model.model().info().n_vocab)?;
+        }
+        let room = Room::for_scores(n_ctx, self, &model);
+        let ids = self.ids(Arc::clone(&model), prompt, room, arrival).await?;
+        check::score_length(field, ids.len(), top_n)?;
+
+        let first = ids[0];
+        let request = engine::ScoreRequest {
+            model: Arc::clone(&model),
+            ids,
+            top_n,
+            deadline: arrival.deadline,
+        };
+        let scoring = async {
+            self.engine
+                .score(request)
+                .await
+                .map_err(|error| status_code::from_engine(&error))
+        };
+        let scores = arrival.limit(scoring).await?;
+        Ok(score_response(&model, first, scores, arrival.at))
+    }
+}
+
+fn score_response(
+    model: &LoadedModel,
+    first: u32,
+    scores: engine::Scores,
+    arrived: Instant,
+) -> v1::ScoreResponse {
+    let sum_logprob: f64 = scores
+        .tokens
+        .iter()
+        .map(|token| f64::from(token.logprob))
+        .sum();
+    let n_scored = scores.tokens.len() as u32;
+    let start = v1::TokenLogprob {
+        id: first,
+        logprob: None,
+        piece: piece(model, first),
+        top: Vec::new(),
+    };
+    let rest = scores.tokens.into_iter().map(|token| v1::TokenLogprob {
+        id: token.id,
+        logprob: Some(token.logprob),
+        piece: piece(model, token.id),
+        top: token
+            .top
+            .into_iter()
+            .map(|(id, logprob)| v1::TopLogprob {
+                id,
+                logprob,
+                piece: piece(model, id),
+            })
+            .collect(),
+    });
+    v1::ScoreResponse {
+        tokens: std::iter::once(start).chain(rest).collect(),
+        sum_logprob,
+        n_scored,
+        perplexity: if n_scored == 0 {
+            0.0
+        } else {
+            (-sum_logprob / f64::from(n_scored)).exp()
+        },
+        cache_hits: scores.cache.hits,
+        cache_misses: scores.cache.misses,
+        uploaded_bytes: scores.cache.uploaded_bytes,
+        total_ms: arrived.elapsed().as_secs_f64() * 1e3,
+    }
+}
+
+fn piece(model: &LoadedModel, id: u32) -> Vec<u8> {
+    model
+        .tokenizer()
+        .token_bytes(id)
+        .unwrap_or_default()
+        .to_vec()
+}
+
+#[tonic::async_trait]
+impl Inference for InferenceService {
+    type GenerateStream = GenerateStream;
+    type ChatStream = GenerateStream;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let model = request.model.clone();
+        self.stream("Generate", &model, arrival, self.check_generate(request))
+            .await
+    }
+
+    async fn chat(
+        &self,
+        request: Request<v1::ChatRequest>,
+    ) -> Result<Response<Self::ChatStream>, Status> {
+        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let model = request.model.clone();
+        self.stream("Chat", &model, arrival, self.check_chat(request))
+            .await
+    }
+
+    async fn tokenize(
+        &self,
+        request: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let mut log = RequestLog::new("Tokenize", &request.model, arrival.at);
+        let result = self.context.tokenize(request, arrival).await;
+        log.prompt_tokens = result.as_ref().ok().map(|answer| answer.ids.len() as u32);
+        log.end(result).map(Response::new)
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let log = RequestLog::new("Detokenize", &request.model, arrival.at);
+        log.end(self.context.detokenize(request, arrival).await)
+            .map(Response::new)
+    }
+
+    async fn score(
+        &self,
+        request: Request<v1::ScoreRequest>,
+    ) -> Result<Response<v1::ScoreResponse>, Status> {
+        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let mut log = RequestLog::new("Score", &request.model, arrival.at);
+        let result = self.context.score(request, arrival).await;
+        log.prompt_tokens = result
+            .as_ref()
+            .ok()
+            .map(|answer| answer.tokens.len() as u32);
+        log.uploaded_bytes = result.as_ref().ok().map(|answer| answer.uploaded_bytes);
+        log.end(result).map(Response::new)
+    }
+}

@@ -1,0 +1,292 @@
+//! The table of errors and statuses, row by row.
+
+use std::path::PathBuf;
+
+use super::*;
+
+fn second() -> Duration {
+    Duration::from_secs(1)
+}
+
+fn details_of(status: &Status) -> ErrorDetails {
+    status.get_error_details()
+}
+
+fn assert_row(status: &Status, code: Code, reason: &str, mentions: &[&str]) {
+    assert_eq!(status.code(), code, "{status:?}");
+    let details = details_of(status);
+    let info = details.error_info().expect("every status has an ErrorInfo");
+    assert_eq!(
+        (info.domain.as_str(), info.reason.as_str()),
+        (DOMAIN, reason)
+    );
+    for word in mentions {
+        assert!(
+            status.message().contains(word),
+            "'{}' lacks '{word}'",
+            status.message()
+        );
+    }
+}
+
+#[test]
+fn every_error_of_the_engine_has_its_code_reason_and_words() {
+    let path = PathBuf::from("/models/a.gguf");
+    let rows = [
+        (
+            Error::InvalidArgument {
+                field: "sampling.top_p",
+                message: "2 is out of range".into(),
+            },
+            Code::InvalidArgument,
+            "INVALID_FIELD",
+            vec!["sampling.top_p", "2 is out of range"],
+        ),
+        (
+            Error::BadModel {
+                path: path.clone(),
+                message: "magic".into(),
+            },
+            Code::InvalidArgument,
+            "BAD_MODEL_FILE",
+            vec!["/models/a.gguf", "magic"],
+        ),
+        (
+            Error::Unsupported("architecture 'gpt9'".into()),
+            Code::Unimplemented,
+            "UNSUPPORTED",
+            vec!["gpt9"],
+        ),
+        (
+            Error::UnknownModel {
+                name: "x".into(),
+                known: vec!["a".into(), "b".into()],
+            },
+            Code::NotFound,
+            "UNKNOWN_MODEL",
+            vec!["'x'", "a, b"],
+        ),
+        (
+            Error::NameTaken {
+                name: "x".into(),
+                path,
+            },
+            Code::AlreadyExists,
+            "NAME_TAKEN",
+            vec!["'x'", "unload"],
+        ),
+        (
+            Error::Precondition("pinned".into()),
+            Code::FailedPrecondition,
+            "PRECONDITION",
+            vec!["pinned"],
+        ),
+        (
+            Error::Exhausted {
+                message: "queue full".into(),
+                retry_after: second(),
+            },
+            Code::ResourceExhausted,
+            "FULL_NOW",
+            vec!["queue full"],
+        ),
+        (
+            Error::Unavailable {
+                message: "draining".into(),
+                retry_after: second(),
+            },
+            Code::Unavailable,
+            "NOT_SERVING",
+            vec!["draining"],
+        ),
+        (
+            Error::DataLoss {
+                name: "x".into(),
+                message: "shorter".into(),
+            },
+            Code::DataLoss,
+            "MODEL_FILE_CHANGED",
+            vec!["'x'", "shorter", "load it again"],
+        ),
+        (
+            Error::DeadlineExceeded { generated: 7 },
+            Code::DeadlineExceeded,
+            "DEADLINE",
+            vec!["7"],
+        ),
+        (Error::Cancelled, Code::Cancelled, "CANCELLED", vec![]),
+        (
+            Error::Internal("odd".into()),
+            Code::Internal,
+            "BUG",
+            vec!["odd", "report"],
+        ),
+    ];
+    for (error, code, reason, mentions) in rows {
+        assert_row(&from_engine(&error), code, reason, &mentions);
+    }
+}
+
+#[test]
+fn details_tell_programs_what_the_message_tells_people() {
+    let status = from_engine(&Error::InvalidArgument {
+        field: "n_ctx",
+        message: "0".into(),
+    });
+    let details = details_of(&status);
+    assert_eq!(
+        details.bad_request().unwrap().field_violations[0].field,
+        "n_ctx"
+    );
+
+    for error in [
+        Error::Exhausted {
+            message: String::new(),
+            retry_after: second(),
+        },
+        Error::Unavailable {
+            message: String::new(),
+            retry_after: second(),
+        },
+    ] {
+        let details = details_of(&from_engine(&error));
+        assert_eq!(
+            details.retry_info().unwrap().retry_delay,
+            Some(second()),
+            "{error:?}"
+        );
+    }
+    assert!(details_of(&draining()).retry_info().is_some());
+    assert!(details_of(&engine_gone()).retry_info().is_some());
+
+    let details = details_of(&from_engine(&Error::Precondition("too small".into())));
+    assert_eq!(
+        details.precondition_failure().unwrap().violations[0].description,
+        "too small"
+    );
+
+    let details = details_of(&from_engine(&Error::UnknownModel {
+        name: "x".into(),
+        known: vec!["a".into()],
+    }));
+    assert_eq!(details.resource_info().unwrap().resource_name, "x");
+    assert_eq!(details.error_info().unwrap().metadata["loaded"], "a");
+}
+
+#[test]
+fn every_refusal_of_a_file_has_its_code_and_words() {
+    let path = PathBuf::from("/models/a.gguf");
+    let rows = [
+        (
+            ModelFileError::BadPath {
+                message: "long".into(),
+            },
+            Code::InvalidArgument,
+            vec!["long"],
+        ),
+        (
+            ModelFileError::Outside {
+                path: path.clone(),
+                dirs: vec!["/models".into()],
+            },
+            Code::PermissionDenied,
+            vec!["--model-dir", "/models"],
+        ),
+        (
+            ModelFileError::NoModelDir,
+            Code::PermissionDenied,
+            vec!["--model-dir"],
+        ),
+        (
+            ModelFileError::NotFound {
+                tried: vec!["/models/a".into(), "/more/a".into()],
+            },
+            Code::NotFound,
+            vec!["/models/a", "/more/a"],
+        ),
+        (
+            ModelFileError::NotAFile {
+                path: path.clone(),
+                kind: "a FIFO",
+            },
+            Code::InvalidArgument,
+            vec!["FIFO"],
+        ),
+        (
+            ModelFileError::Unreadable {
+                path: path.clone(),
+                user: 7,
+            },
+            Code::PermissionDenied,
+            vec!["user 7"],
+        ),
+        (
+            ModelFileError::Replaced { path: path.clone() },
+            Code::Unavailable,
+            vec!["replaced"],
+        ),
+        (
+            ModelFileError::Empty { path: path.clone() },
+            Code::InvalidArgument,
+            vec!["empty"],
+        ),
+        (
+            ModelFileError::Io {
+                path,
+                message: "i/o".into(),
+            },
+            Code::FailedPrecondition,
+            vec!["i/o"],
+        ),
+    ];
+    for (error, code, mentions) in rows {
+        let status = from_model_file(&error);
+        assert_eq!(status.code(), code, "{error:?}");
+        assert!(details_of(&status).error_info().is_some(), "{error:?}");
+        for word in mentions {
+            assert!(
+                status.message().contains(word),
+                "'{}' lacks '{word}'",
+                status.message()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_status_fits_the_headers_of_any_client() {
+    let long = "\u{e9}".repeat(100_000);
+    let known: Vec<String> = (0..10_000).map(|i| format!("model-{i}")).collect();
+    let violations: Vec<_> = (0..1000)
+        .map(|i| (format!("field{i}"), long.clone()))
+        .collect();
+    let statuses = [
+        from_engine(&Error::UnknownModel {
+            name: long.clone(),
+            known,
+        }),
+        from_engine(&Error::Precondition(long.clone())),
+        from_model_file(&ModelFileError::Outside {
+            path: long.clone().into(),
+            dirs: vec![long.clone().into(); 64],
+        }),
+        invalid_all(&violations),
+    ];
+    for status in statuses {
+        // Text is percent-encoded, details are base64.
+        let bytes = status.message().len() * 3 + status.details().len() * 4 / 3;
+        assert!(
+            bytes < 15_000,
+            "{bytes} bytes of headers for {:?}",
+            status.code()
+        );
+    }
+}
+
+#[test]
+fn a_cut_keeps_whole_characters() {
+    assert_eq!(cut("abc", 3), "abc");
+    assert_eq!(cut("abcdefgh", 6), "abc...");
+    assert_eq!(cut("\u{e9}\u{e9}\u{e9}\u{e9}", 6), "\u{e9}...");
+    assert_eq!(cut("\u{1f600}\u{1f600}", 5), "...");
+}

@@ -1,0 +1,89 @@
+//! Tokenizing and rendering, off the async workers and bounded in number.
+//!
+//! Short texts and long ones wait in separate lanes, so that a chat message never stands behind an eight-megabyte
+//! prompt. Each lane runs a few at a time and lets a named number wait; more are refused with RESOURCE_EXHAUSTED.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tonic::Status;
+
+use super::status_code;
+
+/// Texts up to this many bytes are short: a few milliseconds of work.
+const SHORT_MAX_BYTES: usize = 64 << 10;
+/// Short texts that are worked on at once.
+pub(crate) const SHORT_AT_ONCE: usize = 4;
+/// Short texts that may wait; a client that sends more is not waiting for answers.
+const SHORT_WAITING_MAX: usize = 1024;
+/// Long texts that are worked on at once.
+pub(crate) const LONG_AT_ONCE: usize = 2;
+/// Long texts that may wait: at the largest message size, half a gigabyte.
+const LONG_WAITING_MAX: usize = 32;
+
+/// The two lanes.
+#[derive(Debug)]
+pub(super) struct TextWork {
+    short: Lane,
+    long: Lane,
+}
+
+#[derive(Debug)]
+struct Lane {
+    admitted: Arc<Semaphore>,
+    running: Arc<Semaphore>,
+}
+
+impl Lane {
+    fn new(at_once: usize, waiting: usize) -> Self {
+        Self {
+            admitted: Arc::new(Semaphore::new(at_once + waiting)),
+            running: Arc::new(Semaphore::new(at_once)),
+        }
+    }
+}
+
+impl TextWork {
+    pub(super) fn new() -> Self {
+        Self {
+            short: Lane::new(SHORT_AT_ONCE, SHORT_WAITING_MAX),
+            long: Lane::new(LONG_AT_ONCE, LONG_WAITING_MAX),
+        }
+    }
+
+    /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future while it waits takes it
+    /// out of the lane; once begun, work goes on and keeps its place until it ends.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let lane = if bytes <= SHORT_MAX_BYTES {
+            &self.short
+        } else {
+            &self.long
+        };
+        let Ok(admitted) = Arc::clone(&lane.admitted).try_acquire_owned() else {
+            return Err(status_code::exhausted(
+                "too many texts already wait to be tokenized",
+                Duration::from_millis(500),
+            ));
+        };
+        let Ok(running) = Arc::clone(&lane.running).acquire_owned().await else {
+            return Err(status_code::bug("a lane of text work was closed"));
+        };
+        let job = tokio::task::spawn_blocking(move || {
+            let result = work();
+            drop((running, admitted));
+            result
+        });
+        match job.await {
+            Ok(result) => result,
+            Err(error) if error.is_panic() => {
+                Err(status_code::bug("the tokenizer or the template panicked"))
+            }
+            Err(_) => Err(status_code::draining()),
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The Unix socket: taken over from systemd, or bound here.
+//!
+//! What may lie at the path when the daemon starts, and what happens:
+//!
+//! ```text
+//! nothing                                -> bind
+//! socket, nobody listens (a daemon died) -> remove, bind
+//! socket, somebody listens               -> refuse, naming the process
+//! anything else                          -> refuse, never delete
+//! ```
+//!
+//! *Invariants:* the socket is never open to others than its owner and group, not even between `bind` and `chmod`: the
+//! mode is set on the unbound socket, which the kernel copies to the file. Two daemons that start together cannot both
+//! take the path: the directory is locked from the look to the listen.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use listenfd::ListenFd;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
+    socket, sockopt,
+};
+use nix::sys::stat::{Mode, fchmod};
+
+/// Mode of the socket file: owner and group may connect, nobody else.
+pub const SOCKET_MODE: u32 = 0o660;
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 256;
+/// How long another process may hold the directory's lock before we give up.
+const DIR_LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The directory is missing or no directory.
+    #[error("cannot put a socket into {}: {message}; create it (systemd does so with RuntimeDirectory=) or choose another path with --socket", dir.display())]
+    Directory {
+        /// The directory.
+        dir: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// Another process holds the directory's lock.
+    #[error("{} stays locked by another process that starts there; stop it, or choose another path with --socket", dir.display())]
+    Locked {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// A live daemon serves it.
+    #[error("{} is served already, by process {pid} of user {uid}; stop that daemon, or choose another path with --socket", path.display())]
+    Live {
+        /// The socket.
+        path: PathBuf,
+        /// The process that listens, 0 if it lies outside of our namespace.
+        pid: i32,
+        /// Its user.
+        uid: u32,
+    },
+    /// Something else is there.
+    #[error("{} exists and is {kind}, not a socket; it is left alone: move it away, or choose another path with --socket", path.display())]
+    Foreign {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// It cannot be told whether somebody listens.
+    #[error("{} exists, and whether a daemon serves it cannot be found out; remove it if none does, or choose another path with --socket", path.display())]
+    Unknown {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// systemd handed over something else than one listening Unix socket.
+    #[error(
+        "socket activation: {message}; rocmforged.socket has exactly one ListenStream= with a path"
+    )]
+    Activation {
+        /// What came.
+        message: String,
+    },
+    /// A system call failed.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// A listening socket. Removes its file when dropped, if it made it and it is still its own.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    file: Option<SocketFile>,
+}
+
+/// The file that this process made: path, device and inode.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    dev: u64,
+    ino: u64,
+}
+
+impl Socket {
+    /// The socket that systemd passed, or one bound at `path`.
+    ///
+    /// # Errors
+    /// [`SocketError`], which says what lies at the path and what to do.
+    pub fn acquire(path: &Path) -> Result<Self, SocketError> {
+        match Self::from_activation(&mut ListenFd::from_env())? {
+            Some(socket) => Ok(socket),
+            None => Self::bind(path),
+        }
+    }
+
+    fn from_activation(passed: &mut ListenFd) -> Result<Option<Self>, SocketError> {
+        match passed.len() {
+            0 => return Ok(None),
+            1 => {}
+            n => {
+                return Err(SocketError::Activation {
+                    message: format!("{n} sockets were passed"),
+                });
+            }
+        }
+        match passed.take_unix_listener(0) {
+            Ok(Some(listener)) => Ok(Some(Self {
+                listener,
+                file: None,
+            })),
+            Ok(None) => Ok(None),
+            Err(error) => Err(SocketError::Activation {
+                message: error.to_string(),
+            }),
+        }
+    }
+
+    /// Binds `path`, in the place of a stale socket file if there is one.
+    ///
+    /// # Errors
+    /// As [`Socket::acquire`].
+    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+        let failed = |action| {
+            move |source: io::Error| SocketError::Io {
+                action,
+                path: path.to_owned(),
+                source,
+            }
+        };
+        let path_at_start = std::path::absolute(path).map_err(failed("find the directory of"))?;
+        let _lock = lock_directory(&path_at_start)?;
+        remove_if_stale(&path_at_start)?;
+
+        let fd = unbound()?;
+        let mode = Mode::from_bits_truncate(SOCKET_MODE);
+        // The kernel gives the file the mode of the unbound socket, less the umask: never more than we want.
+        fchmod(&fd, mode).map_err(|e| failed("set the mode of")(e.into()))?;
+        let address = UnixAddr::new(path).map_err(|e| failed("bind")(e.into()))?;
+        bind(fd.as_raw_fd(), &address).map_err(|e| failed("bind")(e.into()))?;
+        // A strict umask may have taken bits that clients in the group need.
+        std::fs::set_permissions(&path_at_start, PermissionsExt::from_mode(SOCKET_MODE))
+            .map_err(failed("set the mode of"))?;
+        let made = std::fs::symlink_metadata(&path_at_start).map_err(failed("look at"))?;
+        let backlog = Backlog::new(BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
+        listen(&fd, backlog).map_err(|e| failed("listen on")(e.into()))?;
+        Ok(Self {
+            listener: UnixListener::from(fd),
+            file: Some(SocketFile {
+                path: path_at_start,
+                dev: made.dev(),
+                ino: made.ino(),
+            }),
+        })
+    }
+
+    /// A second handle of the listening socket, for the server.
+    ///
+    /// # Errors
+    /// When the process has no file descriptors left.
+    pub fn listener(&self) -> io::Result<UnixListener> {
+        self.listener.try_clone()
+    }
+
+    /// Where it is, for messages.
+    pub fn describe(&self) -> String {
+        match &self.file {
+            Some(file) => file.path.display().to_string(),
+            None => "the socket passed by systemd".to_owned(),
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let Some(file) = &self.file else { return };
+        let Ok(now) = std::fs::symlink_metadata(&file.path) else {
+            return;
+        };
+        // Somebody may have replaced the file; what is not ours stays.
+        if (now.dev(), now.ino()) == (file.dev, file.ino)
+            && let Err(error) = std::fs::remove_file(&file.path)
+        {
+            tracing::warn!(path = %file.path.display(), %error, "the socket file stays behind");
+        }
+    }
+}
+
+fn lock_directory(path: &Path) -> Result<File, SocketError> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    let refuse = |message: String| SocketError::Directory {
+        dir: dir.to_owned(),
+        message,
+    };
+    let handle = File::open(dir).map_err(|error| refuse(error.to_string()))?;
+    if !handle
+        .metadata()
+        .map_err(|error| refuse(error.to_string()))?
+        .is_dir()
+    {
+        return Err(refuse("it is not a directory".to_owned()));
+    }
+    let give_up = Instant::now() + DIR_LOCK_WAIT_MAX;
+    loop {
+        match handle.try_lock() {
+            Ok(()) => return Ok(handle),
+            Err(TryLockError::WouldBlock) if Instant::now() < give_up => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(SocketError::Locked {
+                    dir: dir.to_owned(),
+                });
+            }
+            Err(TryLockError::Error(error)) => return Err(refuse(error.to_string())),
+        }
+    }
+}
+
+fn remove_if_stale(path: &Path) -> Result<(), SocketError> {
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => {
+            return Err(SocketError::Io {
+                action: "look at",
+                path: path.to_owned(),
+                source,
+            });
+        }
+    };
+    let kind = found.file_type();
+    if !kind.is_socket() {
+        let kind = if kind.is_dir() {
+            "a directory"
+        } else if kind.is_symlink() {
+            "a symbolic link"
+        } else if kind.is_file() {
+            "a file"
+        } else {
+            "a special file"
+        };
+        return Err(SocketError::Foreign {
+            path: path.to_owned(),
+            kind,
+        });
+    }
+    let unknown = |errno: Errno| SocketError::Unknown {
+        path: path.to_owned(),
+        source: errno.into(),
+    };
+    let fd = unbound()?;
+    let address = UnixAddr::new(path).map_err(unknown)?;
+    match connect(fd.as_raw_fd(), &address) {
+        Ok(()) => {
+            let peer = getsockopt(&fd, sockopt::PeerCredentials).map_err(unknown)?;
+            Err(SocketError::Live {
+                path: path.to_owned(),
+                pid: peer.pid(),
+                uid: peer.uid(),
+            })
+        }
+        // It listens, but its queue of connections is full: alive, if not well.
+        Err(Errno::EAGAIN) => Err(SocketError::Live {
+            path: path.to_owned(),
+            pid: 0,
+            uid: found.uid(),
+        }),
+        Err(Errno::ECONNREFUSED) => std::fs::remove_file(path).map_err(|source| SocketError::Io {
+            action: "remove the stale socket",
+            path: path.to_owned(),
+            source,
+        }),
+        Err(Errno::ENOENT) => Ok(()),
+        Err(errno) => Err(unknown(errno)),
+    }
+}
+
+/// A socket that is bound to nothing. Non-blocking, so that a connect to a busy daemon returns.
+fn unbound() -> Result<OwnedFd, SocketError> {
+    socket(
+        AddressFamily::Unix,
+        SockType::Stream,
+        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+        None,
+    )
+    .map_err(|errno| SocketError::Io {
+        action: "open a socket for",
+        path: PathBuf::new(),
+        source: errno.into(),
+    })
+}
