@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_engine::api::{
-    Budget, GenerateEvent, GenerateRequest, GenerateSummary, Policy, SamplingParams,
+    Budget, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent, SamplingParams,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -104,6 +104,28 @@ impl Session {
     pub(crate) fn clear(&self) -> Result<()> {
         self.runtime.block_on(self.engine.clear(None))?;
         Ok(())
+    }
+
+    /// Bytes on the device of a model's largest segment, without which it does not run. Clears the device.
+    ///
+    /// # Errors
+    /// The segment cannot be brought in.
+    pub(crate) fn largest_segment(&self, model: &LoadedModel) -> Result<u64> {
+        let segments = (0u32..).zip(model.model().segments());
+        let largest = segments.max_by_key(|(_, segment)| segment.file_bytes());
+        let (index, _) = largest.context("a model without segments")?;
+        self.clear()?;
+        self.runtime.block_on(async {
+            let mut events = self.engine.preload(model.name(), Some(vec![index]))?;
+            loop {
+                match events.next().await {
+                    Some(PreloadEvent::Progress { .. }) => {}
+                    Some(PreloadEvent::Done { uploaded_bytes }) => return Ok(uploaded_bytes),
+                    Some(PreloadEvent::Failed(error)) => return Err(error.into()),
+                    None => bail!("the engine ended in the middle of a preload"),
+                }
+            }
+        })
     }
 
     /// Sets the budget.

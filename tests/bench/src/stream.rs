@@ -18,7 +18,7 @@ pub(crate) struct Options {
     /// Type.
     #[arg(long = "type", value_enum, default_value = "q4_k_m")]
     mix: Mix,
-    /// Budgets in percent of the model's weights, separated by commas; what a request needs beside them is added.
+    /// Budgets in percent of the model's weights, separated by commas; what a request needs beside them is added, and what the largest segment needs is the least.
     #[arg(long, value_delimiter = ',', default_value = "100,75,50,25", value_parser = clap::value_parser!(u8).range(1..=100))]
     shares: Vec<u8>,
     /// Requests at each budget.
@@ -49,10 +49,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     session.generate(&model, 1, options.tokens)?;
     let outcome = session.generate(&model, 1, options.tokens)?;
     let weights = session.resident_bytes("stream");
+    let least = session.largest_segment(&model)?;
     let mut full = None;
     for &share in &options.shares {
+        // Less than the largest segment runs nothing.
+        let bytes = (weights * u64::from(share) / 100).max(least);
+        let share = (bytes * 100).div_ceil(weights);
         eprintln!("{name}, {share} %");
-        session.set_budget(weights * u64::from(share) / 100 + outcome.overhead_bytes)?;
+        session.set_budget(bytes + outcome.overhead_bytes)?;
         // The first request at a budget pays for the change.
         session.generate(&model, 1, options.tokens)?;
         let (mut speeds, mut uploads, mut hits) = (Vec::new(), Vec::new(), Vec::new());
