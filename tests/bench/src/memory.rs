@@ -8,35 +8,54 @@ use memmap2::{Advice, MmapMut};
 /// Bytes that a round reads: beyond any cache of a desktop or server core.
 const BYTES: usize = 1 << 30;
 
-/// Rounds, of which the best counts: a ceiling is what was reached once.
-const ROUNDS: usize = 7;
+/// Rounds of a measurement.
+const ROUNDS: usize = 3;
 
-/// Bytes a second that `threads` threads read from memory, each its own part, in order.
-///
-/// # Errors
-/// The system refuses the memory.
-pub(crate) fn read_bytes_per_s(threads: usize) -> Result<f64> {
-    let mut map = MmapMut::map_anon(BYTES).context("no memory to measure its bandwidth")?;
-    // Where huge pages are refused the figure is a little lower, as it is for the weights.
-    let _ = map.advise(Advice::HugePage);
-    map.fill(1);
-    let part = BYTES / threads;
-    let mut best: f64 = 0.0;
-    for _ in 0..ROUNDS {
-        let begin = Instant::now();
-        let sum: u64 = std::thread::scope(|scope| {
-            let running: Vec<_> = map
-                .chunks_exact(part)
-                .map(|part| scope.spawn(|| sum(part)))
-                .collect();
-            let sums = running.into_iter().map(|t| t.join().unwrap_or_default());
-            sums.fold(0, u64::wrapping_add)
-        });
-        let elapsed = begin.elapsed().as_secs_f64();
-        std::hint::black_box(sum);
-        best = best.max((part * threads) as f64 / elapsed);
+/// Memory to read, and the best rate so far: a ceiling is what was reached once.
+pub(crate) struct Bandwidth {
+    map: MmapMut,
+    threads: usize,
+    best: f64,
+}
+
+impl Bandwidth {
+    /// # Errors
+    /// The system refuses the memory.
+    pub(crate) fn new(threads: usize) -> Result<Self> {
+        let mut map =
+            MmapMut::map_anon(BYTES).context("no memory to measure its bandwidth with")?;
+        // Where huge pages are refused the figure is a little lower, as it is for the weights.
+        let _ = map.advise(Advice::HugePage);
+        map.fill(1);
+        Ok(Self {
+            map,
+            threads,
+            best: 0.0,
+        })
     }
-    Ok(best)
+
+    /// Reads the memory a few times with all threads, each its own part, in order. Called between other measurements,
+    /// so that the ceiling is that of the same minutes.
+    pub(crate) fn measure(&mut self) {
+        let part = BYTES / self.threads;
+        for _ in 0..ROUNDS {
+            let begin = Instant::now();
+            let sum: u64 = std::thread::scope(|scope| {
+                let parts = self.map.chunks_exact(part);
+                let running: Vec<_> = parts.map(|part| scope.spawn(|| sum(part))).collect();
+                let sums = running.into_iter().map(|t| t.join().unwrap_or_default());
+                sums.fold(0, u64::wrapping_add)
+            });
+            let elapsed = begin.elapsed().as_secs_f64();
+            std::hint::black_box(sum);
+            self.best = self.best.max((part * self.threads) as f64 / elapsed);
+        }
+    }
+
+    /// Bytes a second at best.
+    pub(crate) fn bytes_per_s(&self) -> f64 {
+        self.best
+    }
 }
 
 /// The sum of the words, in eight chains so that only memory is waited for.

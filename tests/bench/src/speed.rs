@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use rocmforge_engine::api::Policy;
 
+use crate::Common;
 use crate::generate;
 use crate::llama_bench::{Gathered, LlamaBench};
+use crate::memory::Bandwidth;
 use crate::presets::{Mix, Preset};
 use crate::report::{Ceiling, Report, Row};
 use crate::session::Session;
-use crate::{Common, memory};
 
 /// Tokens of the prompts.
 const PREFILL: [usize; 2] = [128, 512];
@@ -72,20 +73,27 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             files.push((format!("{} {}", preset.name(), mix.name()), path));
         }
     }
-    let bandwidth = memory::read_bytes_per_s(threads.get())?;
+    let mut bandwidth = Bandwidth::new(threads.get())?;
     let mut session = Session::start(common.device, Some(threads), Policy::Belady)?;
     let mut report = Report::new(&session.engine.snapshot().device);
-    report.ceilings.push(Ceiling {
-        name: format!("memory read, {threads} threads"),
-        value: bandwidth / 1e9,
-        unit: "GB/s",
-    });
     for (name, path) in &files {
         eprintln!("{name}");
         let runs = options.runs.into();
-        let rows = one(&mut session, name, path, runs, bandwidth, compare.as_ref())?;
+        let rows = one(
+            &mut session,
+            name,
+            path,
+            runs,
+            &mut bandwidth,
+            compare.as_ref(),
+        )?;
         report.rows.extend(rows);
     }
+    report.ceilings.push(Ceiling {
+        name: format!("memory read, {threads} threads"),
+        value: bandwidth.bytes_per_s() / 1e9,
+        unit: "GB/s",
+    });
     session.end()?;
     Ok(report.print(common.json)?)
 }
@@ -95,7 +103,7 @@ fn one(
     name: &str,
     path: &Path,
     runs: usize,
-    bandwidth: f64,
+    bandwidth: &mut Bandwidth,
     compare: Option<&LlamaBench>,
 ) -> Result<Vec<Row>> {
     let mut loads = Vec::new();
@@ -122,6 +130,7 @@ fn one(
     let rounds = ROUNDS.min(runs);
     for round in 0..rounds {
         let part = (runs + round) / rounds;
+        bandwidth.measure();
         for i in 0..part {
             let summary = session.generate(&model, 1, DECODE)?.summary;
             decode.push(summary.decode_tokens_per_s);
@@ -138,6 +147,7 @@ fn one(
     }
     session.unload("speed")?;
 
+    let bandwidth = bandwidth.bytes_per_s();
     let unit = "tokens/s";
     let mut short = Row::new(name, format!("prefill {}", PREFILL[0]), unit, &prefill[0]);
     let mut decoded =
