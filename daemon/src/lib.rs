@@ -12,4 +12,4 @@ pub mod socket;
 
 pub use connection::CONNECTIONS_MAX;
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
-pub use rpc::{BLOCKING_THREADS, Limits, REQUEST_MAX_BYTES};
+pub use rpc::{BLOCKING_THREADS, Limits, REQUEST_MAX_BYTES, default_socket_path};

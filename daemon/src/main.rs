@@ -30,7 +30,7 @@ const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    let config = match Config::new(flags, rocmforge_proto::default_socket_path()) {
+    let config = match Config::new(flags, rocmforged::default_socket_path()) {
         Ok(config) => config,
         Err(error) => return fail(&error.into(), 2),
     };

@@ -1,5 +1,10 @@
 //! Settings: what wins, what is refused, and that a refusal names the place.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test may panic, and so may its helpers"
+)]
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

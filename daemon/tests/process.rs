@@ -1,5 +1,10 @@
 //! The program as systemd and a shell see it: exit codes, readiness, a passed socket, signals.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test may panic, and so may its helpers"
+)]
+
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+mod matrices;
 
-use common::{half_floats, isas, pack_all, random_matrix, rng};
+use matrices::{half_floats, isas, pack_all, random_matrix, rng};
 use rocmforge_kernels::host::{Error, Isa, PackedMatrix, ROW_GROUP, WeightType, reference};
 
 fn bits(values: &[f32]) -> Vec<u32> {

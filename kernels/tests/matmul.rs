@@ -1,8 +1,8 @@
 //! Products: against exact ones, and bit for bit between instruction sets, batch sizes and divisions of the rows.
 
-mod common;
+mod matrices;
 
-use common::{isas, pack_all, random_activations, random_matrix, rng};
+use matrices::{isas, pack_all, random_activations, random_matrix, rng};
 use rand::RngExt;
 use rocmforge_kernels::host::{
     ActivationForm, Activations, Isa, PackedMatrix, ROW_GROUP, RowsOut, WeightType, mat_mul,

@@ -64,10 +64,6 @@ impl Arrival {
 }
 
 /// Stamps a request with its [`Arrival`]; runs before anything else sees the request.
-#[expect(
-    clippy::result_large_err,
-    reason = "the signature of tonic's interceptors"
-)]
 pub(super) fn stamp(mut request: Request<()>) -> Result<Request<()>, Status> {
     let arrival = Arrival::now(request.metadata());
     request.extensions_mut().insert(arrival);

@@ -22,8 +22,7 @@ pub(super) fn model(status: &ModelStatus) -> v1::Model {
             path: model.path().display().to_string(),
             size_bytes: file.len(),
             mtime_unix_ms: i64::try_from(file.identity().mtime_ns / 1_000_000).unwrap_or(i64::MAX),
-            // The engine keeps no version of the format.
-            gguf_version: 0,
+            gguf_version: info.gguf_version,
         }),
         n_ctx_train: info.n_ctx_train,
         n_embd: info.n_embd,
@@ -36,8 +35,7 @@ pub(super) fn model(status: &ModelStatus) -> v1::Model {
         n_expert: 0,
         n_expert_used: 0,
         rope: Some(rope(model)),
-        // The engine keeps no name of the tokenizer's model.
-        tokenizer: String::new(),
+        tokenizer: info.tokenizer.clone(),
         has_chat_template: model.template().is_some(),
         bos_token_id: tokenizer.bos(),
         eos_token_id: tokenizer.eos(),
@@ -221,7 +219,7 @@ pub(super) fn kept(kept: engine::KeptSegment) -> v1::KeptSegment {
 pub(super) fn finish(reason: engine::FinishReason) -> v1::FinishReason {
     match reason {
         engine::FinishReason::EndOfText => v1::FinishReason::Stop,
-        engine::FinishReason::StopString => v1::FinishReason::StopString,
+        engine::FinishReason::StopString { .. } => v1::FinishReason::StopString,
         engine::FinishReason::MaxTokens => v1::FinishReason::MaxTokens,
         engine::FinishReason::ContextFull => v1::FinishReason::ContextFull,
     }

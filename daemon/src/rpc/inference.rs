@@ -9,11 +9,12 @@ use rocmforge_engine::api as engine;
 use rocmforge_engine::{Events, LoadedModel};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
-use rocmforge_tokenizer::{Error as TokenizerError, Message};
+use rocmforge_tokenizer::Message;
 use tonic::{Request, Response, Status};
 
 use super::arrival::Arrival;
 use super::check::{self, Sampling, Violations};
+use super::prompt::{Prompt, Room, no_template};
 use super::request_log::RequestLog;
 use super::{Context, convert, status_code};
 
@@ -24,134 +25,6 @@ pub(super) struct InferenceService {
 }
 
 type GenerateStream = Pin<Box<dyn Stream<Item = Result<v1::GenerateEvent, Status>> + Send>>;
-
-/// What to continue, before it is ids.
-#[derive(Debug)]
-enum Prompt {
-    Text {
-        text: String,
-        add_special: bool,
-        parse_special: bool,
-    },
-    Ids(Vec<u32>),
-    Chat(Vec<Message>),
-}
-
-impl Prompt {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Text { text, .. } => text.len(),
-            Self::Ids(ids) => size_of_val(ids.as_slice()),
-            Self::Chat(messages) => messages
-                .iter()
-                .map(|m| m.role.len() + m.content.len())
-                .sum(),
-        }
-    }
-
-    /// The field that a refusal names.
-    fn field(&self) -> &'static str {
-        match self {
-            Self::Text { .. } => "text",
-            Self::Ids(_) => "tokens.ids",
-            Self::Chat(_) => "messages",
-        }
-    }
-
-    /// The ids, of which there may be `room`; without, any number. CPU-bound: for a blocking thread.
-    fn into_ids(self, model: &LoadedModel, room: Option<Room>) -> Result<Vec<u32>, Status> {
-        let tokenizer = model.tokenizer();
-        let field = self.field();
-        let most = room.map_or(usize::MAX, |room| room.tokens);
-        let encoded = match self {
-            Self::Ids(ids) => Ok(ids),
-            Self::Text {
-                text,
-                add_special,
-                parse_special,
-            } => tokenizer.encode_at_most(most, &text, add_special, parse_special),
-            Self::Chat(messages) => {
-                let Some(template) = model.template() else {
-                    return Err(no_template(model));
-                };
-                let text = template
-                    .render(&messages, true)
-                    .map_err(|error| status_code::invalid(field, &error.to_string()))?;
-                tokenizer.encode_chat(most, &text)
-            }
-        };
-        match (encoded, room) {
-            (Ok(ids), Some(room)) if ids.len() > most => {
-                Err(room.refuse(field, &format!("{} tokens", ids.len())))
-            }
-            (Ok(ids), _) => Ok(ids),
-            (Err(TokenizerError::TooManyTokens { max }), Some(room)) => {
-                Err(room.refuse(field, &format!("more than {max} tokens")))
-            }
-            (Err(error), _) => Err(status_code::invalid(field, &error.to_string())),
-        }
-    }
-}
-
-/// How many tokens a request may bring, and why no more.
-#[derive(Debug, Clone, Copy)]
-struct Room {
-    tokens: usize,
-    n_ctx: u32,
-    n_ctx_train: u32,
-    n_ctx_max: u32,
-    purpose: &'static str,
-}
-
-impl Room {
-    /// Room for a prompt: the context, less one token of the answer.
-    fn for_prompt(n_ctx: u32, context: &Context, model: &LoadedModel) -> Self {
-        Self {
-            tokens: n_ctx as usize - 1,
-            n_ctx,
-            n_ctx_train: model.model().info().n_ctx_train,
-            n_ctx_max: context.limits.n_ctx_max,
-            purpose: "prompt and answer together: shorten it, or raise n_ctx",
-        }
-    }
-
-    /// Room for what is scored: the context.
-    fn for_scores(n_ctx: u32, context: &Context, model: &LoadedModel) -> Self {
-        Self {
-            tokens: n_ctx as usize,
-            purpose: "score it in windows",
-            ..Self::for_prompt(n_ctx, context, model)
-        }
-    }
-
-    fn refuse(&self, field: &str, tokens: &str) -> Status {
-        let Self {
-            n_ctx,
-            n_ctx_train,
-            n_ctx_max,
-            purpose,
-            ..
-        } = self;
-        status_code::invalid(
-            field,
-            &format!(
-                "it has {tokens}, but the context of this request has n_ctx = {n_ctx}, {purpose} (the model was trained \
-                 with {n_ctx_train}, the daemon allows {n_ctx_max})"
-            ),
-        )
-    }
-}
-
-fn no_template(model: &LoadedModel) -> Status {
-    status_code::model_precondition(
-        model.name(),
-        &format!(
-            "the file of model '{}' carries no chat template, so that it cannot Chat; use Generate with a prompt in the \
-             model's own format",
-            model.name()
-        ),
-    )
-}
 
 /// A checked request for text.
 #[derive(Debug)]
@@ -262,10 +135,7 @@ impl InferenceService {
             ));
         }
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
-        let stop_string = match sampling.stop.as_slice() {
-            [only] => only.clone(),
-            _ => String::new(),
-        };
+        let stop = sampling.stop.clone();
         let request = engine::GenerateRequest {
             model,
             prompt: ids,
@@ -280,11 +150,7 @@ impl InferenceService {
             .engine
             .generate(request)
             .map_err(|error| status_code::from_engine(&error))?;
-        Ok(Running {
-            events,
-            seed,
-            stop_string,
-        })
+        Ok(Running { events, seed, stop })
     }
 
     async fn stream(
@@ -317,8 +183,8 @@ fn refuse_logprobs(asked: Option<i32>) -> Result<(), Status> {
 struct Running {
     events: Events<engine::GenerateEvent>,
     seed: u64,
-    /// The one stop string of the request; empty if it has none or several.
-    stop_string: String,
+    /// The request's stop strings.
+    stop: Vec<String>,
 }
 
 /// The wire's events. Dropping the stream drops the engine's, which cancels the generation.
@@ -378,6 +244,7 @@ fn done(
     arrived: Instant,
 ) -> v1::GenerateDone {
     let ttft_s = summary.ttft.as_secs_f64();
+    let prefill_s = summary.ttft.saturating_sub(summary.queued).as_secs_f64();
     v1::GenerateDone {
         finish_reason: convert::finish(summary.finish).into(),
         prompt_tokens: summary.prompt_tokens,
@@ -387,16 +254,20 @@ fn done(
         cache_hits: summary.cache.hits,
         cache_misses: summary.cache.misses,
         uploaded_bytes: summary.cache.uploaded_bytes,
-        prefill_tokens_per_s: if ttft_s > 0.0 {
-            f64::from(summary.prompt_tokens) / ttft_s
+        prefill_tokens_per_s: if prefill_s > 0.0 {
+            f64::from(summary.prompt_tokens) / prefill_s
         } else {
             0.0
         },
-        queue_ms: 0.0,
+        queue_ms: summary.queued.as_secs_f64() * 1e3,
         total_ms: arrived.elapsed().as_secs_f64() * 1e3,
         seed: running.seed,
         stop_string: match summary.finish {
-            engine::FinishReason::StopString => running.stop_string.clone(),
+            engine::FinishReason::StopString { index } => running
+                .stop
+                .get(index as usize)
+                .cloned()
+                .unwrap_or_default(),
             engine::FinishReason::EndOfText
             | engine::FinishReason::MaxTokens
             | engine::FinishReason::ContextFull => String::new(),
@@ -405,24 +276,6 @@ fn done(
 }
 
 impl Context {
-    /// The ids of a prompt, at most as many as there is room for; made on a blocking thread.
-    async fn ids(
-        &self,
-        model: Arc<LoadedModel>,
-        prompt: Prompt,
-        room: Room,
-        arrival: Arrival,
-    ) -> Result<Vec<u32>, Status> {
-        let bytes = prompt.bytes();
-        match prompt {
-            Prompt::Ids(_) => prompt.into_ids(&model, Some(room)),
-            prompt => {
-                let work = move || prompt.into_ids(&model, Some(room));
-                arrival.limit(self.text.run(bytes, work)).await
-            }
-        }
-    }
-
     async fn tokenize(
         &self,
         request: v1::TokenizeRequest,

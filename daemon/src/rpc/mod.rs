@@ -9,11 +9,13 @@ mod check;
 mod convert;
 mod inference;
 mod models;
+mod prompt;
 mod request_log;
 mod server;
 mod status_code;
 mod text_work;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -51,6 +53,11 @@ const LOADS_AT_ONCE: usize = 4;
 /// Blocking threads that the services need at most.
 pub const BLOCKING_THREADS: usize =
     LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE;
+
+/// The socket that is served when none is named: the one that clients look for first.
+pub fn default_socket_path() -> PathBuf {
+    rocmforge_proto::default_socket_path()
+}
 
 /// What the services are told of the configuration.
 #[derive(Debug, Clone, Copy)]

@@ -52,7 +52,7 @@ impl Server for ServerService {
                 kind: device_kind(&device.kind).into(),
                 name: device.name.clone(),
                 memory_bytes: device.memory_bytes,
-                isa: String::new(),
+                isa: device.arch.clone(),
                 threads: if on_host { context.limits.threads } else { 0 },
             }),
             uptime_ms: context.started.elapsed().as_millis() as u64,

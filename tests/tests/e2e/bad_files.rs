@@ -308,7 +308,12 @@ async fn wrong_hyperparameters_are_refused() {
         let short = key.rsplit('.').next().unwrap_or(key);
         let what = format!("{key} = {value}");
         ground
-            .refuses(&what, &forge.bytes, MALFORMED, &[short, "blk."])
+            .refuses(
+                &what,
+                &forge.bytes,
+                MALFORMED,
+                &[short, "blk.", "token_embd"],
+            )
             .await;
     }
     let mut forge = sound.clone();

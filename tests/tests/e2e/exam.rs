@@ -5,10 +5,12 @@ use rocmforge_client::proto::v1::set_budget_request::Budget;
 use rocmforge_tests::daemon::{Daemon, Options};
 use rocmforge_tests::fixtures::{self, TINY_LLAMA, TINY_QWEN3};
 use rocmforge_tests::report;
-use rocmforge_tests::session::{Answer, BudgetWatch, ask, connect, is_right, load};
+use rocmforge_tests::session::{
+    Answer, BudgetWatch, EXAM_MAX_TOKENS, ask, connect, is_right, load,
+};
 
-/// Key-value pages are rounded up: this many tokens more than a sequence has are enough for its pages.
-const KV_SLACK_TOKENS: u64 = 256;
+/// Keys and values are held in pages of this many tokens.
+const KV_PAGE_TOKENS: u64 = 32;
 
 /// llama.cpp gets 119 of 120 with tiny-llama and 120 with tiny-qwen3. One more may go either way with other rounding.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -52,13 +54,6 @@ async fn a_third_of_the_layers_gives_the_same_tokens() {
         for asked in &exam {
             roomy.push(ask(&client, fixture, asked).await);
         }
-        let scratch = client
-            .cache_stats()
-            .await
-            .expect("stats")
-            .total
-            .expect("a total")
-            .scratch_bytes;
         let ample = client.cache_stats().await.expect("stats").budget_bytes;
 
         let before = client
@@ -68,9 +63,15 @@ async fn a_third_of_the_layers_gives_the_same_tokens() {
             .total
             .expect("a total")
             .evictions;
+        client
+            .cache_set_budget(Budget::Bytes(
+                third_of_the_layers(&model) + kv_bytes(&model, &roomy[0]),
+            ))
+            .await
+            .expect("a third of the layers is enough to run");
         let watch = BudgetWatch::start(&daemon).await;
         for (asked, expected) in exam.iter().zip(&roomy) {
-            let budget = third_of_the_layers(&model) + scratch + kv_bytes(&model, expected);
+            let budget = third_of_the_layers(&model) + kv_bytes(&model, expected);
             client
                 .cache_set_budget(Budget::Bytes(budget))
                 .await
@@ -126,6 +127,6 @@ fn third_of_the_layers(model: &Model) -> u64 {
 }
 
 fn kv_bytes(model: &Model, answer: &Answer) -> u64 {
-    let tokens = u64::from(answer.done.prompt_tokens) + u64::from(answer.done.generated_tokens);
-    model.kv_bytes_per_token * (tokens + KV_SLACK_TOKENS)
+    let tokens = u64::from(answer.done.prompt_tokens) + EXAM_MAX_TOKENS as u64;
+    model.kv_bytes_per_token * tokens.next_multiple_of(KV_PAGE_TOKENS)
 }

@@ -46,6 +46,8 @@ pub struct DeviceInfo {
     pub kind: &'static str,
     /// The processor's or card's name with the instruction set or architecture in use.
     pub name: String,
+    /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
+    pub arch: String,
     /// Its memory in bytes: the most that a budget can be.
     pub memory_bytes: u64,
     /// Allocations asked of the driver or the system since start-up.

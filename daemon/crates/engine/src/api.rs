@@ -152,7 +152,10 @@ pub enum FinishReason {
     /// An end-of-generation token.
     EndOfText,
     /// A stop string.
-    StopString,
+    StopString {
+        /// Its index in the request.
+        index: u32,
+    },
     /// `max_tokens` was reached.
     MaxTokens,
     /// The context is full.
@@ -168,6 +171,8 @@ pub struct GenerateSummary {
     pub prompt_tokens: u32,
     /// Tokens generated, an end-of-generation token not counted.
     pub generated_tokens: u32,
+    /// From the engine's receipt of the request to its first pass.
+    pub queued: Duration,
     /// From the engine's receipt of the request to its first token.
     pub ttft: Duration,
     /// Tokens a second after the first one; 0 if there was only one.
@@ -336,6 +341,8 @@ pub struct DeviceStatus {
     pub kind: String,
     /// The processor's or card's name, with the instruction set in use.
     pub name: String,
+    /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
+    pub arch: String,
     /// Its memory in bytes.
     pub memory_bytes: u64,
     /// Allocations asked of the driver since start-up.

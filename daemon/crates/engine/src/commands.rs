@@ -231,7 +231,7 @@ impl Engine {
             Some(max) => n_ctx.min(n_prompt + max as usize),
             None => n_ctx.min(n_prompt + PROMISE_TOKENS),
         };
-        let work = Work::Generate(Generation {
+        let work = Work::Generate(Box::new(Generation {
             events,
             sampler,
             decoder: request.model.tokenizer().stream(),
@@ -239,9 +239,10 @@ impl Engine {
             max_tokens: request.max_tokens,
             n_prompt,
             generated: 0,
+            started: None,
             first_token: None,
             last_token: None,
-        });
+        }));
         self.enqueue(
             model,
             request.model,
@@ -569,6 +570,12 @@ pub(crate) fn draining() -> Error {
 /// A budget in bytes, checked against the device's memory.
 pub(crate) fn budget_bytes(budget: Budget, memory: u64) -> Result<u64, Error> {
     let bytes = match budget {
+        Budget::Bytes(0) => {
+            return Err(Error::InvalidArgument {
+                field: "budget",
+                message: "0 bytes hold nothing".to_owned(),
+            });
+        }
         Budget::Bytes(bytes) => bytes,
         Budget::Percent(percent) if percent > 0.0 && percent <= 100.0 => {
             (memory as f64 * percent / 100.0) as u64
@@ -582,12 +589,9 @@ pub(crate) fn budget_bytes(budget: Budget, memory: u64) -> Result<u64, Error> {
     };
     let bytes = bytes - bytes % rocmforge_device::ALIGNMENT;
     if bytes < BUDGET_MIN || bytes > memory {
-        return Err(Error::InvalidArgument {
-            field: "budget",
-            message: format!(
-                "{bytes} bytes is out of range {BUDGET_MIN}..={memory} (the device's memory)"
-            ),
-        });
+        return Err(Error::Precondition(format!(
+            "a budget of {bytes} bytes cannot be had: the least is {BUDGET_MIN}, and the device's memory is {memory}"
+        )));
     }
     Ok(bytes)
 }

@@ -12,6 +12,9 @@ use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
 use crate::residency::Residency;
 
+/// Takes each wanted row and its logits, `[n_vocab]`.
+pub(crate) type OnLogits<'a> = &'a mut dyn FnMut(usize, &mut [f32]) -> Result<(), Error>;
+
 /// Whose logits a pass computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
@@ -51,7 +54,7 @@ pub(crate) fn run(
     embeddings: &[f32],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
-    logits: &mut dyn FnMut(usize, &mut [f32]) -> Result<(), Error>,
+    logits: OnLogits<'_>,
 ) -> Result<(), Error> {
     residency
         .cache
@@ -68,7 +71,7 @@ fn steps(
     embeddings: &[f32],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
-    logits: &mut dyn FnMut(usize, &mut [f32]) -> Result<(), Error>,
+    logits: OnLogits<'_>,
 ) -> Result<(), Error> {
     let scratch = Scratch {
         layout: pass.scratch,

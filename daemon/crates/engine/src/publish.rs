@@ -53,6 +53,7 @@ pub(crate) fn snapshot_of(
         device: DeviceStatus {
             kind: info.kind.to_owned(),
             name: info.name,
+            arch: info.arch,
             memory_bytes: info.memory_bytes,
             allocations: info.allocations,
         },

@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::loaded::LoadedModel;
 use crate::pass::{self, Pass, Wanted};
 use crate::sampler::NotFinite;
+use crate::stop::Checked;
 use crate::task::{Generation, Scoring, Task, Work};
 
 /// What a step did to its request.
@@ -109,12 +110,13 @@ impl Engine {
         let (residency, rows) = (&mut self.residency, &self.embeddings);
         match work {
             Work::Generate(g) => {
+                g.started.get_or_insert_with(Instant::now);
                 let Generation {
                     events,
                     sampler,
                     generated,
                     ..
-                } = &mut *g;
+                } = &mut **g;
                 let ended = || match events.is_closed() {
                     true => Some(Error::Cancelled),
                     false => expired().then_some(Error::DeadlineExceeded {
@@ -175,28 +177,36 @@ impl Engine {
         let generated = task.generated();
         self.release_rest(task.model);
         match task.work {
-            Work::Generate(mut g) => {
+            Work::Generate(g) => {
                 let ended = summary(&g, finish, counts, received);
-                let tail = g.decoder.finish();
-                let checked = g.stops.push(&tail);
-                let text = if checked.stopped {
-                    checked.text
-                } else {
-                    checked.text + &g.stops.finish()
-                };
-                let text = if finish == Some(FinishReason::StopString) {
-                    String::new()
-                } else {
-                    text
+                let Generation {
+                    events,
+                    decoder,
+                    mut stops,
+                    ..
+                } = *g;
+                // Behind a stop string nothing is said; else what was held back is due now.
+                let text = match finish {
+                    Some(FinishReason::StopString { .. }) => String::new(),
+                    _ => match stops.push(&decoder.finish()) {
+                        Checked {
+                            text,
+                            stopped: Some(_),
+                        } => text,
+                        Checked {
+                            text,
+                            stopped: None,
+                        } => text + &stops.finish(),
+                    },
                 };
                 if !text.is_empty() {
                     // Places are free: a step runs only if three are.
-                    let _ = g.events.try_send(GenerateEvent::Piece {
+                    let _ = events.try_send(GenerateEvent::Piece {
                         text,
                         ids: Vec::new(),
                     });
                 }
-                let _ = g.events.try_send(GenerateEvent::Done(ended));
+                let _ = events.try_send(GenerateEvent::Done(ended));
             }
             Work::Score(s) => {
                 let _ = s.reply.send(Ok(Scores {
@@ -327,8 +337,8 @@ fn accept(
     };
     // The step ran because three places were free; if the reader is gone the next look ends the request.
     let _ = g.events.try_send(piece);
-    if checked.stopped {
-        return Stepped::Done(Some(FinishReason::StopString));
+    if let Some(index) = checked.stopped {
+        return Stepped::Done(Some(FinishReason::StopString { index }));
     }
     if g.max_tokens.is_some_and(|max| g.generated >= max) {
         return Stepped::Done(Some(FinishReason::MaxTokens));
@@ -357,6 +367,7 @@ fn summary(
         finish: finish.unwrap_or(FinishReason::MaxTokens),
         prompt_tokens: g.n_prompt as u32,
         generated_tokens: g.generated,
+        queued: g.started.unwrap_or(first).duration_since(received),
         ttft: first.duration_since(received),
         decode_tokens_per_s: if decoding > 0.0 {
             after_first / decoding

@@ -13,8 +13,8 @@ pub(crate) struct StopStrings {
 pub(crate) struct Checked {
     /// Text that can be sent.
     pub(crate) text: String,
-    /// A stop string was found; what follows it is gone.
-    pub(crate) stopped: bool,
+    /// The index of the stop string that was found; what follows it is gone.
+    pub(crate) stopped: Option<u32>,
 }
 
 impl StopStrings {
@@ -30,27 +30,25 @@ impl StopStrings {
         if self.stops.is_empty() {
             return Checked {
                 text: piece.to_owned(),
-                stopped: false,
+                stopped: None,
             };
         }
         self.held.push_str(piece);
-        if let Some(at) = self
-            .stops
-            .iter()
-            .filter_map(|s| self.held.find(s.as_str()))
-            .min()
-        {
+        let found = (0..)
+            .zip(&self.stops)
+            .filter_map(|(i, s)| Some((self.held.find(s.as_str())?, i)));
+        if let Some((at, index)) = found.min() {
             self.held.truncate(at);
             return Checked {
                 text: std::mem::take(&mut self.held),
-                stopped: true,
+                stopped: Some(index),
             };
         }
         let keep = self.held.len() - self.possible_start();
         let rest = self.held.split_off(keep);
         Checked {
             text: std::mem::replace(&mut self.held, rest),
-            stopped: false,
+            stopped: None,
         }
     }
 
@@ -88,7 +86,7 @@ mod tests {
         for piece in pieces {
             let checked = s.push(piece);
             text += &checked.text;
-            if checked.stopped {
+            if checked.stopped.is_some() {
                 return (text, true);
             }
         }
@@ -126,14 +124,14 @@ mod tests {
             s.push("ab#"),
             Checked {
                 text: "ab".to_owned(),
-                stopped: false
+                stopped: None
             }
         );
         assert_eq!(
             s.push("c"),
             Checked {
                 text: "#c".to_owned(),
-                stopped: false
+                stopped: None
             }
         );
     }

@@ -41,7 +41,7 @@ pub(crate) struct Task {
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Text.
-    Generate(Generation),
+    Generate(Box<Generation>),
     /// Log-probabilities.
     Score(Scoring),
 }
@@ -56,6 +56,8 @@ pub(crate) struct Generation {
     pub(crate) max_tokens: Option<u32>,
     pub(crate) n_prompt: usize,
     pub(crate) generated: u32,
+    /// When its first pass began.
+    pub(crate) started: Option<Instant>,
     pub(crate) first_token: Option<Instant>,
     pub(crate) last_token: Option<Instant>,
 }

@@ -1,10 +1,12 @@
 //! The engine with real models: answers, small budgets, two models, and the state it publishes.
 
-mod common;
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod requests;
 
 use std::sync::Arc;
 
-use common::{chat, engine, load, questions, run};
+use requests::{chat, engine, load, questions, run};
 use rocmforge_engine::api::{Budget, FinishReason, ScoreRequest};
 
 #[tokio::test]
@@ -29,7 +31,7 @@ async fn right_answers_and_the_same_ones_in_a_small_budget() {
 
         let info = model.model().info();
         let largest = info.segments.iter().map(|s| s.bytes).max().unwrap();
-        let small = common::engine(Budget::Bytes(info.tensor_bytes / 3 + largest));
+        let small = requests::engine(Budget::Bytes(info.tensor_bytes / 3 + largest));
         let again = load(&small, file, "m").await;
         for (question, _) in questions(6) {
             let full = run(&engine, chat(&model, &question)).await.1;

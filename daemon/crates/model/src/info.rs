@@ -32,6 +32,10 @@ pub struct SegmentInfo {
 pub struct ModelInfo {
     /// `general.architecture`.
     pub architecture: &'static str,
+    /// Version of the file's format.
+    pub gguf_version: u32,
+    /// The tokenizer's model and pre-tokenizer as the file names them, for example `gpt2, qwen2`.
+    pub tokenizer: String,
     /// `general.name`, if the file has one.
     pub title: Option<String>,
     /// Elements of all tensors.
@@ -88,6 +92,13 @@ impl ModelInfo {
         let heads = hparams.heads;
         Self {
             architecture: hparams.arch,
+            gguf_version: gguf.version(),
+            tokenizer: ["tokenizer.ggml.model", "tokenizer.ggml.pre"]
+                .iter()
+                .filter_map(|key| gguf.str(key).ok().flatten())
+                .map(|name| name.chars().take(64).collect::<String>())
+                .collect::<Vec<_>>()
+                .join(", "),
             title: gguf
                 .str("general.name")
                 .ok()

@@ -1,7 +1,7 @@
 //! Real vocabularies against the ids that other engines give.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+mod files;
 
 use rocmforge_tokenizer::{ChatTemplate, DecodeOptions, Message, Tokenizer};
 
@@ -9,12 +9,12 @@ const CASE_SEPARATOR: &str = "\n__ggml_vocab_test__\n";
 const NAMES: [&str; 4] = ["gpt-2", "llama-bpe", "llama-spm", "qwen2"];
 
 fn load(name: &str) -> Option<Tokenizer> {
-    common::shared(&format!("vocab/ggml-vocab-{name}.gguf")).map(|path| common::tokenizer(&path))
+    files::shared(&format!("vocab/ggml-vocab-{name}.gguf")).map(|path| files::tokenizer(&path))
 }
 
 fn cases(name: &str) -> Vec<(String, Vec<u32>)> {
     let read = |suffix| {
-        let path = common::shared(&format!("vocab/ggml-vocab-{name}.gguf.{suffix}")).unwrap();
+        let path = files::shared(&format!("vocab/ggml-vocab-{name}.gguf.{suffix}")).unwrap();
         std::fs::read_to_string(path).unwrap()
     };
     let (inputs, outputs) = (read("inp"), read("out"));
@@ -122,10 +122,10 @@ fn special_tokens_and_rules_of_real_vocabularies() {
 
 #[test]
 fn chat_template_of_a_real_file() {
-    let Some(path) = common::shared("vocab/ggml-vocab-qwen2.gguf") else {
+    let Some(path) = files::shared("vocab/ggml-vocab-qwen2.gguf") else {
         return;
     };
-    let file = common::open(&path);
+    let file = files::open(&path);
     let tokenizer = Tokenizer::from_gguf(&file).unwrap();
     let template = ChatTemplate::from_gguf(&file, &tokenizer).unwrap().unwrap();
     let text = template
@@ -145,7 +145,7 @@ fn chat_template_of_a_real_file() {
 #[test]
 fn the_shipped_models() {
     for name in ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"] {
-        let file = common::fixture(name);
+        let file = files::fixture(name);
         let tokenizer = Tokenizer::from_gguf(&file).unwrap();
         assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(0), Some(2)));
         assert_eq!(tokenizer.end_of_generation(), [0, 2]);
@@ -163,8 +163,7 @@ fn the_shipped_models() {
             from_start: true,
         };
         assert_eq!(tokenizer.decode_with(&ids, named).unwrap(), text);
-        let story =
-            std::fs::read_to_string(common::root().join("tests/fixtures/text.txt")).unwrap();
+        let story = std::fs::read_to_string(files::root().join("tests/fixtures/text.txt")).unwrap();
         let ids = tokenizer.encode(&story, true, false).unwrap();
         assert_eq!(tokenizer.decode(&ids).unwrap(), story);
         assert!(tokenizer.encode("Grüße, 世界 👋", false, false).is_ok());

@@ -4,7 +4,7 @@
 //! that; the ledger does: every slab, page and buffer was handed out to one use. All unsafe code of the host device that
 //! makes references is here.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "views of one mapping")]
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -107,6 +107,7 @@ impl Device for HostDevice {
         DeviceInfo {
             kind: "host",
             name: self.name.clone(),
+            arch: self.isa.name().to_owned(),
             memory_bytes: self.arena.reserved(),
             allocations: 1,
             // With few cores an upload ahead of need only takes time from the operations, and its slab from the

@@ -1,6 +1,9 @@
 //! Operations on the host: each finds its rows and weights in the arena and shares the work out over the pool.
 
-#![allow(unsafe_code)]
+#![expect(
+    unsafe_code,
+    reason = "products write disjoint columns of one buffer from several threads"
+)]
 
 use rocmforge_kernels::host::ops::{self, AttentionShape, AttentionSpan, KV_PAGE_TOKENS, KvLayout};
 use rocmforge_kernels::host::{ActivationForm, PackedMatrix, RowsOut, mat_mul};
@@ -248,7 +251,9 @@ fn multiply(
     let bytes: usize = matrices.iter().map(PackedMatrix::packed_bytes).sum();
     let least = SHARE_BYTES.div_ceil(bytes.div_ceil(n_groups));
     // The kernels take groups two at a time.
-    let chunk = (n_groups / (pool.threads() * SHARES)).max(least).next_multiple_of(2);
+    let chunk = (n_groups / (pool.threads() * SHARES))
+        .max(least)
+        .next_multiple_of(2);
     pool.run(n_groups, chunk, |items| {
         let mut first = 0;
         for &(matrix, packed, out) in &work {

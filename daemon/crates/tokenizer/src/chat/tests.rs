@@ -1,3 +1,5 @@
+//! Templates: what they render, and what they refuse.
+
 use super::*;
 
 fn compile(source: &str) -> ChatTemplate {

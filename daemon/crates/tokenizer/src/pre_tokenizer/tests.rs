@@ -1,3 +1,5 @@
+//! The hand-written splitters against the published expressions.
+
 use super::*;
 use fancy_regex::Regex;
 use proptest::prelude::*;

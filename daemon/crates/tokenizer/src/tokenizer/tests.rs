@@ -1,3 +1,5 @@
+//! Tokenizers over small vocabularies: special tokens, refusals, round trips.
+
 use super::*;
 use crate::fixture::{bpe_data, spm_data, texts};
 use proptest::prelude::*;

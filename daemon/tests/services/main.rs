@@ -1,0 +1,11 @@
+//! The services over a socket, in process.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test may panic, and so may its helpers"
+)]
+
+mod daemon;
+mod life;
+mod models;
+mod refusals;

@@ -1,0 +1,217 @@
+//! A model from its load to its unload.
+
+use rocmforge_proto::v1;
+use rocmforged::End;
+use tonic::Code;
+
+use crate::daemon::{Daemon, assert_status, fixtures, greedy};
+
+#[tokio::test]
+async fn a_model_is_loaded_described_run_and_unloaded() {
+    let daemon = Daemon::start().await;
+    let model = daemon.load("tiny-llama-Q4_K_M.gguf", "").await.unwrap();
+    assert_eq!(
+        model.name, "tiny-llama-Q4_K_M",
+        "the file's name, without .gguf"
+    );
+    assert_eq!(model.architecture, "llama");
+    assert!(model.has_chat_template && model.n_layer > 0 && !model.segments.is_empty());
+    let again = daemon
+        .load(
+            fixtures()
+                .join("tiny-llama-Q4_K_M.gguf")
+                .display()
+                .to_string(),
+            &model.name,
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        again.segments.len(),
+        model.segments.len(),
+        "the same file under the same name is no error"
+    );
+    let taken = daemon.load("tiny-qwen3-Q8_0.gguf", &model.name).await;
+    assert_status(taken, Code::AlreadyExists, &[&model.name, "another name"]);
+
+    let (text, done) = daemon
+        .generate(greedy(&model.name, "Once upon a time", 16))
+        .await
+        .unwrap();
+    assert!(!text.is_empty());
+    assert!(
+        done.generated_tokens <= 16 && done.prompt_tokens > 0 && done.ttft_ms > 0.0,
+        "{done:?}"
+    );
+    let again = daemon
+        .generate(greedy(&model.name, "Once upon a time", 16))
+        .await
+        .unwrap();
+    assert_eq!(again.0, text, "greedy text is the same each time");
+
+    let chat = v1::ChatRequest {
+        model: model.name.clone(),
+        messages: vec![v1::ChatMessage {
+            role: "user".into(),
+            content: "Hello".into(),
+        }],
+        sampling: Some(v1::SamplingParams {
+            max_tokens: Some(4),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let mut events = daemon.inference().chat(chat).await.unwrap().into_inner();
+    let mut last = None;
+    while let Some(event) = events.message().await.unwrap() {
+        last = event.event;
+    }
+    assert!(matches!(last, Some(v1::generate_event::Event::Done(_))));
+
+    let input = Some(v1::score_request::Input::Text("Once upon a time".into()));
+    let score = v1::ScoreRequest {
+        model: model.name.clone(),
+        input,
+        top_n: Some(3),
+        ..Default::default()
+    };
+    let score = daemon.inference().score(score).await.unwrap().into_inner();
+    assert_eq!(score.tokens.len(), score.n_scored as usize + 1);
+    assert!(
+        score.perplexity.is_finite() && score.perplexity >= 1.0,
+        "{}",
+        score.perplexity
+    );
+    assert!(score.tokens[0].logprob.is_none() && score.tokens[1].top.len() == 3);
+
+    let tokenize = v1::TokenizeRequest {
+        model: model.name.clone(),
+        text: "Once upon".into(),
+        ..Default::default()
+    };
+    let ids = daemon
+        .inference()
+        .tokenize(tokenize)
+        .await
+        .unwrap()
+        .into_inner()
+        .ids;
+    let detokenize = v1::DetokenizeRequest {
+        model: model.name.clone(),
+        ids,
+    };
+    assert_eq!(
+        daemon
+            .inference()
+            .detokenize(detokenize)
+            .await
+            .unwrap()
+            .into_inner()
+            .text,
+        "Once upon"
+    );
+
+    let (mut models, mut cache) = (daemon.models(), daemon.cache());
+    let pinned = models
+        .pin(v1::PinRequest {
+            name: model.name.clone(),
+            segments: vec![0],
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(pinned.pinned_segments, 1);
+    let stats = cache.stats(v1::StatsRequest {}).await.unwrap().into_inner();
+    let total = stats.total.unwrap();
+    assert!(total.misses > 0 && total.uploads > 0, "{total:?}");
+    assert!(
+        stats.peak_bytes <= stats.budget_bytes,
+        "{} of {}",
+        stats.peak_bytes,
+        stats.budget_bytes
+    );
+    let cleared = cache
+        .clear(v1::ClearRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(
+        cleared.freed_segments > 0 && cleared.kept.iter().all(|kept| kept.index == 0),
+        "{cleared:?}"
+    );
+    models
+        .unpin(v1::UnpinRequest {
+            name: model.name.clone(),
+            segments: vec![],
+        })
+        .await
+        .unwrap();
+    models
+        .unload(v1::UnloadRequest {
+            name: model.name.clone(),
+            force: false,
+        })
+        .await
+        .unwrap();
+    assert!(
+        models
+            .list(v1::ListModelsRequest {})
+            .await
+            .unwrap()
+            .into_inner()
+            .models
+            .is_empty()
+    );
+    assert_eq!(daemon.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_load_preloads_and_pins_where_it_is_asked_to() {
+    let daemon = Daemon::start().await;
+    let request = v1::LoadRequest {
+        path: "tiny-qwen3-Q8_0.gguf".into(),
+        name: "q".into(),
+        pin: true,
+        preload: true,
+    };
+    let mut events = daemon.models().load(request).await.unwrap().into_inner();
+    let (mut stages, mut last) = (Vec::new(), None);
+    while let Some(event) = events.message().await.unwrap() {
+        match event.event.unwrap() {
+            v1::load_event::Event::Progress(progress) => stages.push(progress.stage()),
+            v1::load_event::Event::Loaded(model) => last = Some(model),
+        }
+    }
+    assert!(stages.is_sorted(), "{stages:?}");
+    for stage in [
+        v1::LoadStage::Metadata,
+        v1::LoadStage::Tokenizer,
+        v1::LoadStage::Plan,
+        v1::LoadStage::Preload,
+    ] {
+        assert!(stages.contains(&stage), "{stages:?} lacks {stage:?}");
+    }
+    let model = last.expect("the model is the last message");
+    let resident = |s: &v1::Segment| s.state() == v1::SegmentState::Resident && s.pinned;
+    assert!(model.segments.iter().all(resident), "{:?}", model.segments);
+    assert_eq!(model.resident_bytes, model.weight_bytes);
+
+    let preload = v1::PreloadRequest {
+        name: "q".into(),
+        segments: vec![1, 1],
+    };
+    let mut events = daemon.models().preload(preload).await.unwrap().into_inner();
+    let mut done = None;
+    while let Some(event) = events.message().await.unwrap() {
+        if let Some(v1::preload_event::Event::Done(outcome)) = event.event {
+            done = Some(outcome);
+        }
+    }
+    let done = done.expect("the outcome is the last message");
+    assert_eq!((done.resident_segments, done.skipped_segments), (1, 0));
+
+    let cleared = daemon.cache().clear(v1::ClearRequest::default()).await;
+    let kept = cleared.unwrap().into_inner().kept;
+    assert_eq!(kept.len(), model.segments.len(), "what is pinned stays");
+    assert_eq!(daemon.stop().await, End::Drained);
+}
