@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rocmforge_engine::{EngineConfig, KERNEL_COMPILER_ARGUMENT, kernel_compiler_main};
+use rocmforge_engine::EngineConfig;
 use rocmforged::config::{Config, Flags};
 use rocmforged::model_files::ModelDirs;
 use rocmforged::socket::Socket;
@@ -29,9 +29,11 @@ const DESCRIPTORS_WANTED: u64 = 4096;
 const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    // The daemon is also the child in which it compiles GPU kernels.
-    if std::env::args_os().nth(1).is_some_and(|a| a == KERNEL_COMPILER_ARGUMENT) {
-        return ExitCode::from(u8::try_from(kernel_compiler_main()).unwrap_or(1));
+    // Run-time compilers may abort: they run in a process of their own, which is this binary again.
+    if std::env::args().nth(1).as_deref() == Some(rocmforge_kernels::gpu::compile::CHILD_ARGUMENT) {
+        return ExitCode::from(
+            u8::try_from(rocmforge_kernels::gpu::compile::rtc_child_main()).unwrap_or(1),
+        );
     }
     let flags = Flags::parse();
     let config = match Config::new(flags, rocmforged::default_socket_path()) {

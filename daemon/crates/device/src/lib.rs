@@ -23,10 +23,6 @@ use rocmforge_gguf::TensorType;
 use rocmforge_kernels::host::WeightType;
 
 pub use error::Error;
-/// The hidden first argument that makes a binary the child in which GPU kernels are compiled, and what `main` calls then.
-pub use rocmforge_kernels::gpu::compile::{
-    CHILD_ARGUMENT as KERNEL_COMPILER_ARGUMENT, rtc_child_main as kernel_compiler_main,
-};
 pub use ops::{Batch, Buf, BufSpec, HeadShape, Op, Rows, ScratchLayout, Span};
 pub use segment::{Placed, Role, SegmentLayout, TensorDesc};
 

@@ -28,8 +28,9 @@ use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeTable};
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
 
-use crate::api::{Budget, COMMAND_CAPACITY, Command, EngineHandle, Policy, PreloadEvent, Snapshot};
+use crate::api::{Budget, COMMAND_CAPACITY, Command, Policy, PreloadEvent, Snapshot};
 use crate::error::{Error, from_device};
+use crate::handle::EngineHandle;
 use crate::loaded::LoadedModel;
 use crate::residency::Residency;
 use crate::task::Task;

@@ -1,23 +1,20 @@
 //! What each command does.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_kernels::host::ops::KvLayout;
-use rocmforge_tensor_cache::{KeptBecause, ModelId, Policy as CachePolicy, SegmentId};
+use rocmforge_tensor_cache::{ModelId, Policy as CachePolicy};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::actor::{Draining, Engine, Entry, Preloading};
+use crate::actor::{Draining, Engine, Entry};
 use crate::admission::PROMISE_TOKENS;
 use crate::api::{
-    Budget, BudgetChange, Cleared, Command, GenerateEvent, GenerateRequest, KeptReason,
-    KeptSegment, Policy, PreloadEvent, ScoreRequest, Scores,
+    Budget, BudgetChange, Command, GenerateEvent, GenerateRequest, Policy, PreloadEvent,
+    ScoreRequest, Scores,
 };
 use crate::error::Error;
 use crate::kv::KvPages;
-use crate::loaded::{LoadedModel, PreparedModel};
-use crate::residency::Source;
+use crate::loaded::LoadedModel;
 use crate::sampler::Sampler;
 use crate::stop::StopStrings;
 use crate::task::{Generation, Scoring, Task, Work};
@@ -29,7 +26,7 @@ pub const MODELS_MAX: usize = 1024;
 pub const BUDGET_MIN: u64 = 64 << 10;
 
 /// Most preloads under way.
-const PRELOADS_MAX: usize = 64;
+pub(crate) const PRELOADS_MAX: usize = 64;
 
 impl Engine {
     /// Carries out a command.
@@ -87,7 +84,7 @@ impl Engine {
         let _ = reply.send(result);
     }
 
-    fn find(&self, name: &str) -> Result<&Entry, Error> {
+    pub(crate) fn find(&self, name: &str) -> Result<&Entry, Error> {
         self.models
             .iter()
             .find(|e| e.loaded.name() == name)
@@ -99,118 +96,6 @@ impl Engine {
                     .map(|e| e.loaded.name().to_owned())
                     .collect(),
             })
-    }
-
-    fn load(&mut self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
-        if self.draining.is_some() {
-            return Err(draining());
-        }
-        let loaded = prepared.loaded;
-        if let Ok(there) = self.find(loaded.name()) {
-            let same = there.loaded.path() == loaded.path()
-                && there.loaded.file().identity() == loaded.file().identity();
-            return if same {
-                Ok(Arc::clone(&there.loaded))
-            } else {
-                Err(Error::NameTaken {
-                    name: loaded.name().to_owned(),
-                    path: there.loaded.path().to_owned(),
-                })
-            };
-        }
-        if self.models.len() >= MODELS_MAX {
-            return Err(Error::Precondition(format!(
-                "{MODELS_MAX} models are loaded, the most there can be; unload one"
-            )));
-        }
-        let layouts = self.layouts(&loaded)?;
-        if rocmforge_device::weight_type(loaded.model().embedding().ty).is_none() {
-            let table = loaded.model().embedding();
-            return Err(Error::Unsupported(format!(
-                "tensor '{}' has type {}, which is not supported; supported: {}",
-                table.name,
-                table.ty.name(),
-                rocmforge_device::supported_types(),
-            )));
-        }
-        let id = ModelId(self.next_model);
-        self.residency.register(
-            id,
-            Source::new(loaded.name().to_owned(), Arc::clone(loaded.file()), layouts),
-        )?;
-        self.next_model = self.next_model.wrapping_add(1);
-        let hparams = loaded.model().hparams();
-        let kv = KvLayout {
-            n_layer: hparams.n_layer as usize,
-            n_head_kv: hparams.heads.n_head_kv as usize,
-            head_dim_k: hparams.heads.head_dim as usize,
-            head_dim_v: hparams.heads.head_dim_v as usize,
-        };
-        let loaded = Arc::new(loaded);
-        self.models.push(Entry {
-            id,
-            loaded: Arc::clone(&loaded),
-            kv,
-            rope: None,
-        });
-        Ok(loaded)
-    }
-
-    fn unload(&mut self, name: &str, force: bool) -> Result<u64, Error> {
-        let (id, loaded) = self.find(name).map(|e| (e.id, Arc::clone(&e.loaded)))?;
-        let busy = self
-            .running
-            .iter()
-            .chain(&self.waiting)
-            .filter(|t| t.model == id)
-            .count();
-        if busy > 0 && !force {
-            return Err(Error::Precondition(format!(
-                "model '{name}' has {busy} requests that run or wait; let them end, or unload with force"
-            )));
-        }
-        for queue in [false, true] {
-            loop {
-                let tasks = if queue {
-                    &mut self.waiting
-                } else {
-                    &mut self.running
-                };
-                let Some(at) = tasks.iter().position(|t| t.model == id) else {
-                    break;
-                };
-                let task = tasks.remove(at).expect("the index was just looked at");
-                self.finish(
-                    task,
-                    Some(Error::Precondition(format!(
-                        "model '{name}' was unloaded by force"
-                    ))),
-                );
-            }
-        }
-        let (gone, stay) = self
-            .preloads
-            .drain(..)
-            .partition::<VecDeque<_>, _>(|p| p.model == id);
-        self.preloads = stay;
-        for preload in gone {
-            let _ = preload
-                .events
-                .try_send(PreloadEvent::Failed(Error::Precondition(format!(
-                    "model '{name}' was unloaded"
-                ))));
-        }
-        let all: Vec<u32> = (0..loaded.model().segments().len() as u32).collect();
-        self.residency.pin(id, &all, false)?;
-        let stats = self.residency.cache.stats();
-        let freed = stats
-            .models
-            .iter()
-            .find(|m| m.0 == id)
-            .map_or(0, |m| m.1.usage.total());
-        self.residency.unregister(id)?;
-        self.models.retain(|e| e.id != id);
-        Ok(freed)
     }
 
     fn generate(&mut self, request: GenerateRequest, events: mpsc::Sender<GenerateEvent>) {
@@ -395,116 +280,6 @@ impl Engine {
             return;
         }
         self.waiting.push_back(task);
-    }
-
-    fn preload(
-        &mut self,
-        name: &str,
-        segments: Option<Vec<u32>>,
-        events: mpsc::Sender<PreloadEvent>,
-    ) {
-        let checked = if self.draining.is_some() {
-            Err(draining())
-        } else if self.preloads.len() >= PRELOADS_MAX {
-            Err(Error::Exhausted {
-                message: format!("{PRELOADS_MAX} preloads are under way"),
-                retry_after: Duration::from_secs(1),
-            })
-        } else {
-            self.segments(name, segments)
-        };
-        match checked {
-            Ok((model, segments)) => {
-                let bytes = |&index: &u32| {
-                    let bytes = self.residency.segment_bytes(SegmentId { model, index });
-                    bytes.next_multiple_of(rocmforge_device::ALIGNMENT)
-                };
-                let total_bytes = segments.iter().map(bytes).sum();
-                self.preloads.push_back(Preloading {
-                    model,
-                    segments: segments.into(),
-                    done_bytes: 0,
-                    total_bytes,
-                    uploaded_bytes: 0,
-                    events,
-                });
-            }
-            Err(error) => {
-                // The channel is new and has room.
-                let _ = events.try_send(PreloadEvent::Failed(error));
-            }
-        }
-    }
-
-    /// A model's number and the segments meant, each once and in order.
-    fn segments(
-        &self,
-        name: &str,
-        segments: Option<Vec<u32>>,
-    ) -> Result<(ModelId, Vec<u32>), Error> {
-        let entry = self.find(name)?;
-        let count = entry.loaded.model().segments().len() as u32;
-        let Some(mut segments) = segments else {
-            return Ok((entry.id, (0..count).collect()));
-        };
-        if let Some(index) = segments.iter().find(|&&i| i >= count) {
-            return Err(Error::InvalidArgument {
-                field: "segments",
-                message: format!(
-                    "{index} is out of range: model '{name}' has segments 0 to {}",
-                    count - 1
-                ),
-            });
-        }
-        segments.sort_unstable();
-        segments.dedup();
-        Ok((entry.id, segments))
-    }
-
-    fn pin(&mut self, name: &str, segments: Option<Vec<u32>>, pinned: bool) -> Result<u64, Error> {
-        let (model, segments) = self.segments(name, segments)?;
-        let done = self.residency.pin(model, &segments, pinned);
-        if pinned {
-            // What runs must go on, and the next request must be able to begin.
-            let need = self
-                .need_of_running()
-                .max(self.residency.pinned_bytes() + self.residency.largest_unpinned(model));
-            let budget = self.residency.budget();
-            if done.is_err() || need > budget {
-                self.residency.pin(model, &segments, false)?;
-                done?;
-                return Err(Error::Precondition(format!(
-                    "pinning this of '{name}' would need {need} bytes of a budget of {budget}; pin less, or raise the budget"
-                )));
-            }
-        }
-        done?;
-        Ok(self.residency.model_pinned_bytes(model))
-    }
-
-    fn clear(&mut self, name: Option<&str>) -> Result<Cleared, Error> {
-        let model = name.map(|n| self.find(n).map(|e| e.id)).transpose()?;
-        let cleared = self.residency.clear(model)?;
-        let kept = cleared.kept.iter().filter_map(|&(segment, because)| {
-            let entry = self.models.iter().find(|e| e.id == segment.model)?;
-            Some(KeptSegment {
-                model: entry.loaded.name().to_owned(),
-                index: segment.index,
-                name: entry.loaded.model().segments()[segment.index as usize]
-                    .name
-                    .clone(),
-                bytes: self.residency.segment_bytes(segment),
-                reason: match because {
-                    KeptBecause::Pinned => KeptReason::Pinned,
-                    KeptBecause::InUse | KeptBecause::InFlight => KeptReason::InUse,
-                },
-            })
-        });
-        Ok(Cleared {
-            freed_bytes: cleared.freed,
-            freed_segments: cleared.segments as u32,
-            kept: kept.collect(),
-        })
     }
 
     fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {

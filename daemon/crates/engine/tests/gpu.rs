@@ -5,8 +5,8 @@
 mod requests;
 
 use requests::{chat, load, questions, run};
-use rocmforge_engine::api::{Budget, EngineHandle};
-use rocmforge_engine::{DeviceChoice, EngineConfig, EngineThread, start};
+use rocmforge_engine::api::Budget;
+use rocmforge_engine::{DeviceChoice, EngineConfig, EngineHandle, EngineThread, start};
 
 /// An engine whose thread is waited for: a driver does not survive a process that ends while it is in use.
 struct Running(Option<EngineHandle>, Option<EngineThread>);

@@ -1,0 +1,256 @@
+//! The handle through which everyone else speaks to the engine, and the events of its requests.
+//!
+//! *Invariant:* nothing here holds a lock or blocks a thread.
+
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::api::{
+    Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, GenerateEvent,
+    GenerateRequest, Policy, PreloadEvent, ScoreRequest, Scores, Snapshot,
+};
+use crate::error::Error;
+use crate::loaded::{LoadedModel, PreparedModel};
+
+/// The way to the engine. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct EngineHandle {
+    commands: SyncSender<Command>,
+    snapshot: watch::Receiver<Arc<Snapshot>>,
+}
+
+impl EngineHandle {
+    pub(crate) fn new(
+        commands: SyncSender<Command>,
+        snapshot: watch::Receiver<Arc<Snapshot>>,
+    ) -> Self {
+        Self { commands, snapshot }
+    }
+
+    /// What the engine published last. Never waits.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot.borrow())
+    }
+
+    /// A receiver of snapshots, for those who want to wait for a change.
+    pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.snapshot.clone()
+    }
+
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`] with the names that exist.
+    pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Error> {
+        let snapshot = self.snapshot();
+        match snapshot.models.iter().find(|m| m.model.name() == name) {
+            Some(found) => Ok(Arc::clone(&found.model)),
+            None => Err(Error::UnknownModel {
+                name: name.to_owned(),
+                known: snapshot
+                    .models
+                    .iter()
+                    .map(|m| m.model.name().to_owned())
+                    .collect(),
+            }),
+        }
+    }
+
+    /// Registers a prepared model; see [`Command::Load`].
+    ///
+    /// # Errors
+    /// [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the budget, and those of sending.
+    pub async fn load(&self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Load {
+            prepared: Box::new(prepared),
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Forgets a model and returns the bytes freed; see [`Command::Unload`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`], [`Error::Precondition`] while requests of it run, and those of sending.
+    pub async fn unload(&self, name: &str, force: bool) -> Result<u64, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Unload {
+            name: name.to_owned(),
+            force,
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Starts a generation. Dropping the returned events cancels it within one layer's time.
+    ///
+    /// # Errors
+    /// Those of sending; everything else arrives as [`GenerateEvent::Failed`].
+    pub fn generate(&self, request: GenerateRequest) -> Result<Events<GenerateEvent>, Error> {
+        let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
+        self.send(Command::Generate {
+            request: Box::new(request),
+            events,
+        })?;
+        Ok(Events {
+            receiver,
+            commands: self.commands.clone(),
+        })
+    }
+
+    /// Scores tokens. Dropping the future cancels it.
+    ///
+    /// # Errors
+    /// Whatever a pass can meet, and those of sending.
+    pub async fn score(&self, request: ScoreRequest) -> Result<Scores, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Score {
+            request: Box::new(request),
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Starts a preload. Dropping the events stops it after the segment under way.
+    ///
+    /// # Errors
+    /// Those of sending; everything else arrives as [`PreloadEvent::Failed`].
+    pub fn preload(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+    ) -> Result<Events<PreloadEvent>, Error> {
+        let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
+        self.send(Command::Preload {
+            name: name.to_owned(),
+            segments,
+            events,
+        })?;
+        Ok(Events {
+            receiver,
+            commands: self.commands.clone(),
+        })
+    }
+
+    /// Pins or unpins segments and returns the model's pinned bytes.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`], [`Error::InvalidArgument`] for an index out of range, [`Error::Precondition`] if the
+    /// pinned segments would leave no room to run, and those of sending.
+    pub async fn pin(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+        pinned: bool,
+    ) -> Result<u64, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Pin {
+            name: name.to_owned(),
+            segments,
+            pinned,
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Evicts what is neither pinned nor in use.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`], and those of sending.
+    pub async fn clear(&self, name: Option<&str>) -> Result<Cleared, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Clear {
+            name: name.map(str::to_owned),
+            reply,
+        })?;
+        answered(answer).await?
+    }
+
+    /// Changes the budget.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it is out of range, and those of sending.
+    pub async fn set_budget(&self, budget: Budget) -> Result<BudgetChange, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::SetBudget { budget, reply })?;
+        answered(answer).await?
+    }
+
+    /// Changes the policy and returns the one before.
+    ///
+    /// # Errors
+    /// Those of sending.
+    pub async fn set_policy(&self, policy: Policy) -> Result<Policy, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::SetPolicy { policy, reply })?;
+        answered(answer).await?
+    }
+
+    /// Ends the engine; returns when the last request has ended or `grace` has passed.
+    pub async fn drain(&self, grace: Duration) {
+        let (reply, answer) = oneshot::channel();
+        let mut command = Command::Drain { grace, reply };
+        // A full queue delays a drain; it must not lose it.
+        while let Err(TrySendError::Full(back)) = self.commands.try_send(command) {
+            command = back;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // An error means that the engine has ended, which is what was asked for.
+        let _ = answer.await;
+    }
+
+    fn send(&self, command: Command) -> Result<(), Error> {
+        self.commands
+            .try_send(command)
+            .map_err(|error| match error {
+                TrySendError::Full(_) => Error::Exhausted {
+                    message: format!("{COMMAND_CAPACITY} commands already wait for the engine"),
+                    retry_after: Duration::from_millis(200),
+                },
+                TrySendError::Disconnected(_) => gone(),
+            })
+    }
+}
+
+/// Events of one request. Reading them is what lets a paused sequence go on; dropping them cancels it.
+#[derive(Debug)]
+pub struct Events<T> {
+    receiver: mpsc::Receiver<T>,
+    commands: SyncSender<Command>,
+}
+
+impl<T> Events<T> {
+    /// The next event, or `None` after the last (or if the engine ended).
+    pub async fn next(&mut self) -> Option<T> {
+        let was_full = self.receiver.len() + crate::task::STEP_EVENTS > EVENT_CAPACITY;
+        let event = self.receiver.recv().await;
+        if was_full {
+            // If the queue is full the engine is awake and looks at every sequence anyway.
+            let _ = self.commands.try_send(Command::Wake);
+        }
+        event
+    }
+}
+
+impl<T> Drop for Events<T> {
+    fn drop(&mut self) {
+        self.receiver.close();
+        // So that a sequence that waits for its reader is seen to be cancelled.
+        let _ = self.commands.try_send(Command::Wake);
+    }
+}
+
+fn gone() -> Error {
+    Error::Unavailable {
+        message: "the engine has stopped; the daemon is ending".to_owned(),
+        retry_after: Duration::from_secs(2),
+    }
+}
+
+async fn answered<T>(answer: oneshot::Receiver<T>) -> Result<T, Error> {
+    answer.await.map_err(|_| gone())
+}

@@ -1,0 +1,268 @@
+//! Writes a model of a preset's shape with random weights: a GGUF file that any engine can load.
+//!
+//! The header is made in memory and the tensor data is written from a few pools of random blocks by several threads,
+//! each at its own place of the file. A file appears under its name only when it is complete.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rocmforge_gguf::write::{GgufWriter, MetaValue, RawTensor};
+use rocmforge_gguf::{Gguf, MappedFile, TensorType};
+
+use crate::presets::{Mix, Preset, Shape, TensorSpec, tensors};
+use crate::{vocab, weights};
+
+/// Raised when a preset's file changes, so that files made before are made again.
+const VERSION: u32 = 1;
+
+/// Under this key a file says which [`VERSION`] made it.
+const VERSION_KEY: &str = "rocmforge.bench.version";
+
+/// Context length that the files claim, in tokens.
+const N_CTX: u32 = 32_768;
+
+/// Alignment of tensor data in bytes, the format's default.
+const ALIGNMENT: u64 = 32;
+
+/// Bytes that a thread writes at a time.
+const PIECE_BYTES: u64 = 8 << 20;
+
+/// A chat template in Llama 3's form, so that loading compiles one.
+const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}\
+<|end_header_id|>\n\n{{ message.content | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}\
+<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}";
+
+/// What was written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Written {
+    pub(crate) bytes: u64,
+    pub(crate) tensors: usize,
+}
+
+fn title(preset: Preset, mix: Mix, seed: u64) -> String {
+    format!("{}-{}-random-{seed}", preset.name(), mix.name())
+}
+
+/// The title of the file at `path` and the version that made it; `None` if it is no model of this program.
+fn made(path: &Path) -> Option<(String, u32)> {
+    let gguf = Gguf::open(&MappedFile::open(path).ok()?).ok()?;
+    let title = gguf.str("general.name").ok()??.to_owned();
+    Some((title, gguf.u32(VERSION_KEY).ok()??))
+}
+
+/// Writes the model of `preset` and `mix` to `path`; the same seed gives the same bytes.
+///
+/// # Errors
+/// What creating or writing the file gives; nothing is left under `path` then.
+pub(crate) fn write(path: &Path, preset: Preset, mix: Mix, seed: u64) -> Result<Written> {
+    let file_name = path.file_name().context("the path names no file")?;
+    let mut part = file_name.to_owned();
+    part.push(".part");
+    let part = path.with_file_name(part);
+    let written = write_part(&part, preset, mix, seed)
+        .and_then(|written| std::fs::rename(&part, path).map(|()| written));
+    if written.is_err() {
+        // There may be nothing to remove; the first error is the one to tell.
+        let _ = std::fs::remove_file(&part);
+    }
+    written.with_context(|| format!("{} could not be written", path.display()))
+}
+
+fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Written> {
+    let shape = preset.shape();
+    let specs = tensors(&shape, mix, vocab::N_VOCAB);
+    let mut writer = metadata(&title(preset, mix, seed), &shape, mix);
+    let mut at = 0u64;
+    let mut places = Vec::with_capacity(specs.len());
+    for spec in &specs {
+        writer = writer.raw_tensor(RawTensor {
+            name: spec.name.as_bytes().into(),
+            dims: spec.dims.clone(),
+            ty: spec.ty.id(),
+            offset: at,
+        });
+        places.push(at);
+        at = (at + spec.bytes()).next_multiple_of(ALIGNMENT);
+    }
+    let header = writer.header();
+    let start = (header.len() as u64).next_multiple_of(ALIGNMENT);
+    let file = File::create(path)?;
+    file.set_len(start + at)?;
+    file.write_all_at(&header, 0)?;
+
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut pools: HashMap<(TensorType, u64), Vec<u8>> = HashMap::new();
+    for spec in &specs {
+        pools
+            .entry((spec.ty, spec.dims[0]))
+            .or_insert_with(|| pool(spec, &mut rng));
+    }
+    let mut pieces = Vec::new();
+    for (spec, place) in specs.iter().zip(places) {
+        let pool = &pools[&(spec.ty, spec.dims[0])];
+        // Each tensor begins at another block of the pool, so that no two are the same.
+        let block = spec.ty.block_bytes();
+        let shift = rng.random_range(0..pool.len() as u64 / block) * block;
+        let (bytes, base) = (spec.bytes(), start + place);
+        pieces.extend(
+            (0..bytes)
+                .step_by(PIECE_BYTES as usize)
+                .map(|from| (base, from..bytes.min(from + PIECE_BYTES), pool, shift)),
+        );
+    }
+    let next = AtomicUsize::new(0);
+    let work = || -> io::Result<()> {
+        while let Some((base, range, pool, shift)) =
+            pieces.get(next.fetch_add(1, Ordering::Relaxed))
+        {
+            let mut from = range.start;
+            while from < range.end {
+                let in_pool = ((from + shift) % pool.len() as u64) as usize;
+                let len = ((range.end - from) as usize).min(pool.len() - in_pool);
+                file.write_all_at(&pool[in_pool..in_pool + len], base + from)?;
+                from += len as u64;
+            }
+        }
+        Ok(())
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        let joined = others.into_iter().map(|t| {
+            t.join()
+                .unwrap_or_else(|_| Err(io::Error::other("a writing thread panicked")))
+        });
+        joined.fold(own, Result::and)
+    })?;
+    Ok(Written {
+        bytes: start + at,
+        tensors: specs.len(),
+    })
+}
+
+fn pool(spec: &TensorSpec, rng: &mut StdRng) -> Vec<u8> {
+    if spec.ty == TensorType::F32 {
+        // Norms: ones.
+        return 1f32.to_le_bytes().repeat(spec.dims[0] as usize);
+    }
+    weights::pool(spec.ty, spec.dims[0], rng)
+}
+
+fn metadata(title: &str, shape: &Shape, mix: Mix) -> GgufWriter {
+    let vocab = vocab::make();
+    let arch = shape.arch;
+    let key = |name: &str| format!("{arch}.{name}");
+    GgufWriter::new()
+        .key("general.architecture", arch)
+        .key("general.type", "model")
+        .key("general.name", title)
+        .key("general.file_type", mix.file_type())
+        .key("general.quantization_version", 2u32)
+        .key(VERSION_KEY, VERSION)
+        .key(&key("vocab_size"), vocab::N_VOCAB)
+        .key(&key("context_length"), N_CTX)
+        .key(&key("embedding_length"), shape.n_embd)
+        .key(&key("block_count"), shape.n_layer)
+        .key(&key("feed_forward_length"), shape.n_ff)
+        .key(&key("attention.head_count"), shape.n_head)
+        .key(&key("attention.head_count_kv"), shape.n_head_kv)
+        .key(&key("attention.key_length"), shape.head_dim)
+        .key(&key("attention.value_length"), shape.head_dim)
+        .key(&key("attention.layer_norm_rms_epsilon"), shape.rms_eps)
+        .key(&key("rope.dimension_count"), shape.head_dim)
+        .key(&key("rope.freq_base"), shape.rope_freq_base)
+        .key("tokenizer.ggml.model", "gpt2")
+        .key("tokenizer.ggml.pre", "llama-bpe")
+        .key("tokenizer.ggml.tokens", MetaValue::from_iter(&vocab.tokens))
+        .key("tokenizer.ggml.token_type", vocab.types.as_slice())
+        .key("tokenizer.ggml.merges", MetaValue::from_iter(&vocab.merges))
+        .key("tokenizer.ggml.bos_token_id", vocab::BOS)
+        .key("tokenizer.ggml.eos_token_id", vocab::EOS)
+        .key("tokenizer.ggml.add_bos_token", true)
+        .key("tokenizer.chat_template", CHAT_TEMPLATE)
+}
+
+/// The file of a model in `dir`, made if it is not there, and read once so that it lies in the page cache.
+///
+/// # Errors
+/// What writing or reading the file gives.
+pub(crate) fn provide(dir: &Path, preset: Preset, mix: Mix, seed: u64) -> Result<PathBuf> {
+    std::fs::create_dir_all(dir).with_context(|| format!("--dir {}", dir.display()))?;
+    let name = match seed {
+        1 => format!("{}-{}.gguf", preset.name(), mix.name()),
+        other => format!("{}-{}-{other}.gguf", preset.name(), mix.name()),
+    };
+    let path = dir.join(name);
+    let found = made(&path);
+    if found != Some((title(preset, mix, seed), VERSION)) {
+        // Someone's own file is not ours to replace.
+        ensure!(
+            found.is_some() || !path.exists(),
+            "{} was not made by this program and is in the way: choose another --dir",
+            path.display()
+        );
+        eprintln!("making {}", path.display());
+        write(&path, preset, mix, seed)?;
+    }
+    let warm = File::open(&path).and_then(|mut file| io::copy(&mut file, &mut io::sink()));
+    warm.with_context(|| format!("{} could not be read", path.display()))?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocmforge_tokenizer::Tokenizer;
+
+    #[test]
+    fn a_file_is_whole_and_the_same_for_a_seed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a.gguf"), dir.path().join("b.gguf"));
+        let written = write(&a, Preset::Mini, Mix::Q4KM, 3).unwrap();
+        write(&b, Preset::Mini, Mix::Q4KM, 3).unwrap();
+        let bytes = std::fs::read(&a).unwrap();
+        assert_eq!(bytes.len() as u64, written.bytes);
+        assert!(bytes == std::fs::read(&b).unwrap(), "same seed, same bytes");
+        let gguf = Gguf::open(&MappedFile::open(&a).unwrap()).unwrap();
+        assert_eq!(gguf.tensors().len(), written.tensors);
+        let types: std::collections::HashSet<_> = gguf.tensors().iter().map(|t| t.ty).collect();
+        let wanted = [TensorType::F32, TensorType::Q4K, TensorType::Q6K];
+        assert_eq!(types, wanted.into_iter().collect());
+        let leftovers = dir.path().read_dir().unwrap().count();
+        assert_eq!(leftovers, 2, "no partial file stays");
+    }
+
+    #[test]
+    fn text_goes_through_the_vocabulary_and_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mini.gguf");
+        write(&path, Preset::Mini, Mix::Q8_0, 1).unwrap();
+        let gguf = Gguf::open(&MappedFile::open(&path).unwrap()).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        let text = " the number 128 and \u{e9}t\u{e9}, <|eot_id|>";
+        let ids = tokenizer.encode(text, false, true).unwrap();
+        assert_eq!(ids.last(), Some(&vocab::EOS));
+        assert!(ids.len() < text.len(), "merges were applied: {ids:?}");
+        // Special tokens have no text of their own.
+        let plain = text.trim_end_matches("<|eot_id|>");
+        assert_eq!(tokenizer.decode(&ids).unwrap(), plain);
+    }
+
+    #[test]
+    fn another_programs_file_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mini-q8_0.gguf");
+        std::fs::write(&path, "a file of someone").unwrap();
+        let error = provide(dir.path(), Preset::Mini, Mix::Q8_0, 1).unwrap_err();
+        assert!(error.to_string().contains("--dir"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"a file of someone");
+    }
+}

@@ -1,0 +1,218 @@
+//! The engine in this process, and requests of random tokens to it.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rocmforge_engine::api::{
+    Budget, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent, SamplingParams,
+};
+use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, LoadedModel, prepare, start};
+use rocmforge_gguf::MappedFile;
+
+use crate::device::DeviceArg;
+use crate::vocab;
+
+/// Context of a request in tokens.
+const N_CTX: u32 = 4096;
+
+/// Attempts at a generation of full length: a random model may end its text, which times nothing.
+const ATTEMPTS: usize = 16;
+
+/// A running engine.
+pub(crate) struct Session {
+    runtime: tokio::runtime::Runtime,
+    pub(crate) engine: EngineHandle,
+    thread: EngineThread,
+    rng: StdRng,
+}
+
+/// What a request gave.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outcome {
+    pub(crate) summary: GenerateSummary,
+    /// Most bytes of KV and scratch that were seen while it ran.
+    pub(crate) overhead_bytes: u64,
+}
+
+impl Session {
+    /// Starts the engine.
+    ///
+    /// # Errors
+    /// The device or the budget cannot be used.
+    pub(crate) fn start(
+        device: DeviceArg,
+        threads: Option<NonZeroUsize>,
+        policy: Policy,
+    ) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()?;
+        let (engine, thread) = start(EngineConfig {
+            device: device.choice(),
+            threads,
+            budget: Budget::Percent(80.0),
+            policy,
+            ..EngineConfig::default()
+        })?;
+        Ok(Self {
+            runtime,
+            engine,
+            thread,
+            rng: StdRng::seed_from_u64(1),
+        })
+    }
+
+    /// Ends the engine and waits for it.
+    ///
+    /// # Errors
+    /// Why it ended before.
+    pub(crate) fn end(self) -> Result<()> {
+        self.runtime.block_on(self.engine.drain(Duration::ZERO));
+        Ok(self.thread.join()?)
+    }
+
+    /// Registers a file and tells how long that took, from opening it to the engine's answer.
+    ///
+    /// # Errors
+    /// What loading gives.
+    pub(crate) fn load(&self, name: &str, path: &Path) -> Result<(Arc<LoadedModel>, Duration)> {
+        let begin = Instant::now();
+        let prepared = prepare(name, MappedFile::open(path)?, &mut |_| {})?;
+        let model = self.runtime.block_on(self.engine.load(prepared));
+        let model = model.with_context(|| format!("{} does not load", path.display()))?;
+        let took = begin.elapsed();
+        // The tables for encoding are built in the background; what is timed next must not share the machine with that.
+        model.tokenizer().encode("a", false, false)?;
+        Ok((model, took))
+    }
+
+    /// Forgets a model.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub(crate) fn unload(&self, name: &str) -> Result<()> {
+        self.runtime.block_on(self.engine.unload(name, false))?;
+        Ok(())
+    }
+
+    /// Takes everything off the device.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    pub(crate) fn clear(&self) -> Result<()> {
+        self.runtime.block_on(self.engine.clear(None))?;
+        Ok(())
+    }
+
+    /// Bytes on the device of a model's largest segment, without which it does not run. Clears the device.
+    ///
+    /// # Errors
+    /// The segment cannot be brought in.
+    pub(crate) fn largest_segment(&self, model: &LoadedModel) -> Result<u64> {
+        let segments = (0u32..).zip(model.model().segments());
+        let largest = segments.max_by_key(|(_, segment)| segment.file_bytes());
+        let (index, _) = largest.context("a model without segments")?;
+        self.clear()?;
+        self.runtime.block_on(async {
+            let mut events = self.engine.preload(model.name(), Some(vec![index]))?;
+            loop {
+                match events.next().await {
+                    Some(PreloadEvent::Progress { .. }) => {}
+                    Some(PreloadEvent::Done { uploaded_bytes }) => return Ok(uploaded_bytes),
+                    Some(PreloadEvent::Failed(error)) => return Err(error.into()),
+                    None => bail!("the engine ended in the middle of a preload"),
+                }
+            }
+        })
+    }
+
+    /// Sets the budget.
+    ///
+    /// # Errors
+    /// It is out of range, or running work keeps it from being reached.
+    pub(crate) fn set_budget(&self, bytes: u64) -> Result<()> {
+        let budget = Budget::Bytes(bytes);
+        let change = self.runtime.block_on(self.engine.set_budget(budget))?;
+        if change.excess_bytes > 0 {
+            bail!(
+                "{} bytes stay above a budget of {bytes}",
+                change.excess_bytes
+            );
+        }
+        Ok(())
+    }
+
+    /// Greedy generation of exactly `n` tokens after `n_prompt` random ones.
+    ///
+    /// # Errors
+    /// The request fails, or every attempt ends early.
+    pub(crate) fn generate(
+        &mut self,
+        model: &Arc<LoadedModel>,
+        n_prompt: usize,
+        n: u32,
+    ) -> Result<Outcome> {
+        for _ in 0..ATTEMPTS {
+            let prompt = (0..n_prompt)
+                .map(|_| self.rng.random_range(0..vocab::BOS))
+                .collect();
+            let outcome = self
+                .runtime
+                .block_on(request(&self.engine, model, prompt, n))?;
+            if outcome.summary.generated_tokens == n {
+                return Ok(outcome);
+            }
+        }
+        bail!(
+            "{ATTEMPTS} generations of {n} tokens ended early: make the model with another --seed"
+        )
+    }
+
+    /// Bytes of a model's segments on the device; 0 if it is not registered.
+    pub(crate) fn resident_bytes(&self, name: &str) -> u64 {
+        let snapshot = self.engine.snapshot();
+        let model = snapshot.models.iter().find(|m| m.model.name() == name);
+        model.map_or(0, |m| m.cache.resident_bytes - m.cache.kv_bytes)
+    }
+}
+
+async fn request(
+    engine: &EngineHandle,
+    model: &Arc<LoadedModel>,
+    prompt: Vec<u32>,
+    n: u32,
+) -> Result<Outcome> {
+    let mut events = engine.generate(GenerateRequest {
+        model: Arc::clone(model),
+        prompt,
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(n),
+        n_ctx: Some(N_CTX),
+        stop: Vec::new(),
+        deadline: None,
+    })?;
+    let mut overhead_bytes = 0;
+    while let Some(event) = events.next().await {
+        let cache = engine.snapshot().cache;
+        overhead_bytes = overhead_bytes.max(cache.kv_bytes + cache.scratch_bytes);
+        match event {
+            GenerateEvent::Piece { .. } => {}
+            GenerateEvent::Done(summary) => {
+                return Ok(Outcome {
+                    summary,
+                    overhead_bytes,
+                });
+            }
+            GenerateEvent::Failed(error) => return Err(error.into()),
+        }
+    }
+    bail!("the engine ended in the middle of a request")
+}

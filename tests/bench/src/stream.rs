@@ -1,0 +1,83 @@
+//! `stream`: a model under budgets that hold a share of it; what decode costs when layers must come in at every token.
+
+use anyhow::Result;
+
+use crate::presets::{Mix, Preset};
+use crate::report::{Report, Row};
+use crate::session::Session;
+use crate::{Common, PolicyArg, generate};
+
+/// Options of `stream`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// Shape.
+    #[arg(long, value_enum, default_value = "llama-1b")]
+    preset: Preset,
+    /// Type.
+    #[arg(long = "type", value_enum, default_value = "q4_k_m")]
+    mix: Mix,
+    /// Budgets in percent of the model's weights, separated by commas; what a request needs beside them is added, and what the largest segment needs is the least.
+    #[arg(long, value_delimiter = ',', default_value = "100,75,50,25", value_parser = clap::value_parser!(u8).range(1..=100))]
+    shares: Vec<u8>,
+    /// Requests at each budget.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    runs: u16,
+    /// Tokens of a request.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..=1024))]
+    tokens: u32,
+    /// Which segments go first.
+    #[arg(long, value_enum, default_value = "belady")]
+    policy: PolicyArg,
+}
+
+/// Runs it and prints the table.
+///
+/// # Errors
+/// The model cannot be made or run.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let common = &options.common;
+    let dir = common.dir()?;
+    let path = generate::provide(dir.path(), options.preset, options.mix, 1)?;
+    let name = format!("{} {}", options.preset.name(), options.mix.name());
+    let threads = Some(common.threads()?);
+    let mut session = Session::start(common.device, threads, options.policy.policy())?;
+    let mut report = Report::new(&session.engine.snapshot().device);
+    let (model, _) = session.load("stream", &path)?;
+    // Everything resident once: how much there is, and what a request needs beside it.
+    session.generate(&model, 1, options.tokens)?;
+    let outcome = session.generate(&model, 1, options.tokens)?;
+    let weights = session.resident_bytes("stream");
+    let least = session.largest_segment(&model)?;
+    let mut full = None;
+    for &share in &options.shares {
+        // Less than the largest segment runs nothing.
+        let bytes = (weights * u64::from(share) / 100).max(least);
+        let share = (bytes * 100).div_ceil(weights);
+        eprintln!("{name}, {share} %");
+        session.set_budget(bytes + outcome.overhead_bytes)?;
+        // The first request at a budget pays for the change.
+        session.generate(&model, 1, options.tokens)?;
+        let (mut speeds, mut uploads, mut hits) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..options.runs {
+            let summary = session.generate(&model, 1, options.tokens)?.summary;
+            speeds.push(summary.decode_tokens_per_s);
+            // With a prompt of one token every token is one pass.
+            let passes = f64::from(summary.generated_tokens);
+            uploads.push(summary.cache.uploaded_bytes as f64 / 1e6 / passes);
+            let uses = summary.cache.hits + summary.cache.misses;
+            hits.push(summary.cache.hits as f64 / uses as f64 * 100.0);
+        }
+        let figure = |what: &str| format!("{what}, {share} % of {:.2} GB", weights as f64 / 1e9);
+        let speed = Row::new(&name, figure("decode"), "tokens/s", &speeds);
+        let all = *full.get_or_insert(speed.value.median);
+        report.rows.extend([
+            speed.share_of(all),
+            Row::new(&name, figure("uploaded"), "MB/token", &uploads),
+            Row::new(&name, figure("segments hit"), "%", &hits),
+        ]);
+    }
+    session.end()?;
+    Ok(report.print(common.json)?)
+}

@@ -1,0 +1,91 @@
+//! `swap`: two models that share a budget for one and a half of them, asked in turn; what the first token costs then.
+
+use anyhow::Result;
+
+use crate::presets::{Mix, Preset};
+use crate::report::{Report, Row};
+use crate::session::Session;
+use crate::{Common, PolicyArg, generate};
+
+/// Requests that are not counted: the first ones fill the budget.
+const WARM_UP: usize = 2;
+
+/// Options of `swap`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// Shape of both.
+    #[arg(long, value_enum, default_value = "llama-1b")]
+    preset: Preset,
+    /// Type of both.
+    #[arg(long = "type", value_enum, default_value = "q4_k_m")]
+    mix: Mix,
+    /// Budget in models; what a request needs beside weights is added.
+    #[arg(long, default_value_t = 1.5)]
+    models: f64,
+    /// Requests that are counted, to one and the other in turn.
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u16).range(2..=1000))]
+    requests: u16,
+    /// Tokens of a request's prompt.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    prompt: u16,
+    /// Tokens that a request generates.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    tokens: u32,
+    /// Which segments go first.
+    #[arg(long, value_enum, default_value = "belady")]
+    policy: PolicyArg,
+}
+
+/// Runs it and prints the table.
+///
+/// # Errors
+/// A model cannot be made or run.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let common = &options.common;
+    let dir = common.dir()?;
+    let name = format!("2 x {} {}", options.preset.name(), options.mix.name());
+    let threads = Some(common.threads()?);
+    let mut session = Session::start(common.device, threads, options.policy.policy())?;
+    let mut report = Report::new(&session.engine.snapshot().device);
+    let mut models = Vec::new();
+    for (seed, model) in [(1, "one"), (2, "two")] {
+        let path = generate::provide(dir.path(), options.preset, options.mix, seed)?;
+        models.push(session.load(model, &path)?.0);
+    }
+    let n_prompt = usize::from(options.prompt);
+    session.generate(&models[0], n_prompt, options.tokens)?;
+    let outcome = session.generate(&models[0], n_prompt, options.tokens)?;
+    let weights = session.resident_bytes("one") as f64;
+    let resident = outcome.summary.ttft.as_secs_f64() * 1e3;
+    session.set_budget((weights * options.models) as u64 + outcome.overhead_bytes)?;
+
+    let (mut ttfts, mut reloads) = (Vec::new(), Vec::new());
+    for i in 0..WARM_UP + usize::from(options.requests) {
+        let model = &models[(i + 1) % 2];
+        let summary = session.generate(model, n_prompt, options.tokens)?.summary;
+        if i >= WARM_UP {
+            ttfts.push(summary.ttft.as_secs_f64() * 1e3);
+            reloads.push(summary.cache.uploaded_bytes as f64 / weights * 100.0);
+        }
+    }
+    let budget = format!("budget {} models", options.models);
+    report.rows = vec![
+        Row::new(&name, "first token, resident", "ms", &[resident]),
+        Row::new(
+            &name,
+            format!("first token, alternate, {budget}"),
+            "ms",
+            &ttfts,
+        ),
+        Row::new(
+            &name,
+            format!("reloaded by a request, {budget}"),
+            "% of the model",
+            &reloads,
+        ),
+    ];
+    session.end()?;
+    Ok(report.print(common.json)?)
+}
