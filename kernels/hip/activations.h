@@ -20,68 +20,91 @@ struct XShared {
     }
 };
 
-// Quantizes four values of a block whose other values are with the 7 neighbouring lanes of the same aligned 8. Returns the
-// bytes; d and sum are the block's.
-FORCE u32 quantize4(const F32x4& v, float& d, float& sum) {
-    float amax = max_of(max_of(abs_of(v.x), abs_of(v.y)), max_of(abs_of(v.z), abs_of(v.w)));
-    // Comparisons lose NaN; the product with zero keeps it and infinity.
-    float poison = (v.x + v.y + v.z + v.w) * 0.0f;
-    for (u32 m = 4; m > 0; m /= 2) {
-        amax = max_of(amax, shuffle_xor(amax, m));
-        poison += shuffle_xor(poison, m);
-    }
-    float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+// Bits of the largest magnitude of `n` values: of NaN and infinity they are larger than of any number, so none is lost.
+FORCE u32 magnitude(const F32x4& v) {
+    u32 a = bits_of_f32(v.x) & 0x7fffffffu, b = bits_of_f32(v.y) & 0x7fffffffu;
+    u32 c = bits_of_f32(v.z) & 0x7fffffffu, d = bits_of_f32(v.w) & 0x7fffffffu;
+    a = a > b ? a : b;
+    c = c > d ? c : d;
+    return a > c ? a : c;
+}
+FORCE u32 bytes_of(const F32x4& v, float inverse) {
     i32 q0 = round_even(v.x * inverse), q1 = round_even(v.y * inverse);
     i32 q2 = round_even(v.z * inverse), q3 = round_even(v.w * inverse);
-    u32 bytes = (q0 & 255) | (q1 & 255) << 8 | (q2 & 255) << 16 | (u32)(q3 & 255) << 24;
-    i32 total = lanes_sum(q0 + q1 + q2 + q3, 8);
-    d = is_finite(poison) && is_finite(amax) ? amax * (1.0f / 127.0f) : QUIET_NAN;
+    return (q0 & 255) | (q1 & 255) << 8 | (q2 & 255) << 16 | (u32)(q3 & 255) << 24;
+}
+
+// Quantizes eight values of a block whose others are with the 3 neighbouring lanes of the same aligned 4. d and sum are the
+// block's.
+FORCE U32x2 quantize8(const F32x4& v, const F32x4& w, float& d, float& sum) {
+    u32 bits = magnitude(v), other = magnitude(w);
+    bits = bits > other ? bits : other;
+#pragma unroll
+    for (u32 m = 2; m > 0; m /= 2) {
+        other = shuffle_xor(bits, m);
+        bits = bits > other ? bits : other;
+    }
+    float amax = f32_of_bits(bits);
+    float inverse = bits > 0 ? 127.0f / amax : 0.0f;
+    U32x2 bytes = U32x2{bytes_of(v, inverse), bytes_of(w, inverse)};
+    i32 total = dot4(bytes.y, 0x01010101u, dot4(bytes.x, 0x01010101u, 0));
+#pragma unroll
+    for (u32 m = 2; m > 0; m /= 2) total += shuffle_xor(total, m);
+    d = bits < 0x7f800000u ? amax * (1.0f / 127.0f) : QUIET_NAN;
     sum = d * (float)total;
     return bytes;
 }
 
-// Quantizes x [cols], normed where `norm` is given, by the THREADS_ threads of a block: VECTORS times 4 values a thread are loaded at
-// once, so that a row of up to 4 VECTORS THREADS_ values costs one round trip to memory. `begin` loads the norm's weights, which
-// do not depend on the launch before. Ends without block_sync.
+// Quantizes x [cols], normed where wanted, by the THREADS_ threads of a block: VECTORS times 8 values a thread are loaded at once, so
+// that a row of up to 8 VECTORS THREADS_ values costs one round trip to memory. Ends without block_sync.
 template <u32 THREADS_, u32 VECTORS>
 struct Quantizer {
-    F32x4 v[VECTORS];
+    static constexpr u32 SPAN = 8 * VECTORS * THREADS_;
+    F32x4 v[VECTORS], w[VECTORS];
 
     static FORCE F32x4 zero() { return F32x4{0.0f, 0.0f, 0.0f, 0.0f}; }
+    static FORCE float squares_of(const F32x4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+    static FORCE F32x4 product(const F32x4& v, const F32x4& w, float f) {
+        return F32x4{v.x * f * w.x, v.y * f * w.y, v.z * f * w.z, v.w * f * w.w};
+    }
 
     FORCE void load(const float* x, u32 cols, u32 base) {
 #pragma unroll
         for (u32 j = 0; j < VECTORS; ++j) {
-            u32 i = base + (j * THREADS_ + thread_x()) * 4;
-            v[j] = i < cols ? *(const F32x4*)(x + i) : zero();
+            u32 i = base + (j * THREADS_ + thread_x()) * 8;
+            v[j] = w[j] = zero();
+            if (i < cols) {
+                v[j] = *(const F32x4*)(x + i);
+                w[j] = *(const F32x4*)(x + i + 4);
+            }
         }
     }
     FORCE float squares() const {
         float sum = 0.0f;
 #pragma unroll
-        for (u32 j = 0; j < VECTORS; ++j) sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
+        for (u32 j = 0; j < VECTORS; ++j) sum += squares_of(v[j]) + squares_of(w[j]);
         return sum;
     }
-    FORCE void scale(const Quantizer& weights, float factor) {
+    FORCE void scale(const Quantizer& by, float factor) {
 #pragma unroll
         for (u32 j = 0; j < VECTORS; ++j) {
-            const F32x4& w = weights.v[j];
-            v[j] = F32x4{v[j].x * factor * w.x, v[j].y * factor * w.y, v[j].z * factor * w.z, v[j].w * factor * w.w};
+            v[j] = product(v[j], by.v[j], factor);
+            w[j] = product(w[j], by.w[j], factor);
         }
     }
     // All lanes of a wave stay together for the shuffles; those past the end work on zeros.
     FORCE void store(XShared& to, u32 cols, u32 base) const {
 #pragma unroll
         for (u32 j = 0; j < VECTORS; ++j) {
-            u32 i = base + (j * THREADS_ + thread_x()) * 4;
-            if (base + j * THREADS_ * 4 >= cols) break;
+            if (base + j * THREADS_ * 8 >= cols) break;
+            u32 i = base + (j * THREADS_ + thread_x()) * 8;
             float d, sum;
-            u32 bytes = quantize4(v[j], d, sum);
+            U32x2 bytes = quantize8(v[j], w[j], d, sum);
             if (i < cols) {
-                u32 c = i / 32, w = i / 4 % 8;
-                u32* half = (u32*)(w < 4 ? to.low : to.high);
-                half[c * 4 + w % 4] = bytes;
-                if (w == 0) to.scale[c] = F32x2{d, sum};
+                u32 c = i / 32, quarter = i / 8 % 4;
+                U32x2* half = (U32x2*)(quarter < 2 ? to.low : to.high);
+                half[c * 2 + quarter % 2] = bytes;
+                if (quarter == 0) to.scale[c] = F32x2{d, sum};
             }
         }
     }

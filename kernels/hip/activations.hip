@@ -75,23 +75,24 @@ FORCE void activations(const ActivationsArgs& a) {
     }
     if (OUT == TO_Q8) {
         u32 nb = a.cols / 32;
-        u32* words = (u32*)a.out + row / 4;
+        U32x2* words = (U32x2*)a.out + row / 8;
         F32x2* scales = a.scales + (u64)block_x() * nb;
-        for (u32 base = 0; base < a.cols; base += THREADS * 4) {
-            u32 i = base + thread_x() * 4;
-            float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (u32 base = 0; base < a.cols; base += THREADS * 8) {
+            u32 i = base + thread_x() * 8;
+            float v[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
             if (i < a.cols) {
-                for (u32 j = 0; j < 4; ++j) {
+#pragma unroll
+                for (u32 j = 0; j < 8; ++j) {
                     v[j] = read<AGAIN>(a, row, i + j);
                     if (norm) v[j] *= factor * a.weight[i + j];
                 }
             }
             float d, sum;
-            u32 bytes = quantize4(F32x4{v[0], v[1], v[2], v[3]}, d, sum);
+            U32x2 bytes = quantize8(F32x4{v[0], v[1], v[2], v[3]}, F32x4{v[4], v[5], v[6], v[7]}, d, sum);
             if (i < a.cols) {
-                u32 c = i / 32, w = i / 4 % 8;
-                words[(w < 4 ? c : nb + c) * 4 + w % 4] = bytes;
-                if (w == 0) scales[c] = F32x2{d, sum};
+                u32 c = i / 32, quarter = i / 8 % 4;
+                words[(quarter < 2 ? c : nb + c) * 2 + quarter % 2] = bytes;
+                if (quarter == 0) scales[c] = F32x2{d, sum};
             }
         }
     }

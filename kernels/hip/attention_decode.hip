@@ -49,6 +49,11 @@ struct AttentionDecodeArgs {
 
 FORCE F32x2 halves(u32 pair) { return F32x2{f32_of_f16(pair & 0xffffu), f32_of_f16(pair >> 16)}; }
 
+// A choice by fields: one between structs may be made between their places, which keeps them in scratch memory.
+FORCE U32x4 either(bool first, U32x4 a, U32x4 b) {
+    return U32x4{first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
+}
+
 // A thread's keys and values of a step.
 struct Step {
     U32x4 keys[PIECES_LANE], values[VALUES_TEAM];
@@ -133,6 +138,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     block_sync();
 
     float acc[GROUP][8];
+#pragma unroll
     for (u32 g = 0; g < GROUP; ++g) {
         for (u32 i = 0; i < 8; ++i) acc[g][i] = 0.0f;
     }
@@ -143,15 +149,16 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         if (base + STEP < end) next.load(a, sequence, head_kv, base + STEP, stop);
         const u32 p = base + slot_k;
         float dot[GROUP];
+#pragma unroll
         for (u32 g = 0; g < GROUP; ++g) dot[g] = 0.0f;
         if (p < end) {
 #pragma unroll
             for (u32 i = 0; i < PIECES_LANE; ++i) {
                 u32 at = part + i * LANES_K;
                 if (at < PIECES) {
-                    U32x4 key = now.keys[i];
-                    if (p >= stop) key = ((const U32x4*)own_k)[at];
+                    U32x4 key = either(p >= stop, ((const U32x4*)own_k)[at], now.keys[i]);
                     F32x2 k0 = halves(key.x), k1 = halves(key.y), k2 = halves(key.z), k3 = halves(key.w);
+#pragma unroll
                     for (u32 g = 0; g < GROUP; ++g) {
                         const F32x4* w = (const F32x4*)&q[g][at * 8];
                         F32x4 w0 = w[0], w1 = w[1];
@@ -161,6 +168,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
                 }
             }
         }
+#pragma unroll
         for (u32 g = 0; g < GROUP; ++g) {
             float s = lanes_sum(dot[g], LANES_K);
             if (part == 0) scores[g][slot_k] = p < end ? s : NEG_INF;
@@ -187,6 +195,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
             }
         }
         block_sync();
+#pragma unroll
         for (u32 g = 0; g < GROUP; ++g) {
             float r = rescale[g];
             for (u32 i = 0; i < 8; ++i) acc[g][i] *= r;
@@ -195,9 +204,9 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         for (u32 j = 0; j < VALUES_TEAM; ++j) {
             u32 slot = team + j * TEAMS;
             if (team < TEAMS && slot < STEP && base + slot < end) {
-                U32x4 value = now.values[j];
-                if (base + slot >= stop) value = ((const U32x4*)own_v)[piece];
+                U32x4 value = either(base + slot >= stop, ((const U32x4*)own_v)[piece], now.values[j]);
                 F32x2 v0 = halves(value.x), v1 = halves(value.y), v2 = halves(value.z), v3 = halves(value.w);
+#pragma unroll
                 for (u32 g = 0; g < GROUP; ++g) {
                     float w = scores[g][slot];
                     acc[g][0] += w * v0.x;
@@ -219,6 +228,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     // Add up the teams, WAVES of them at a time, in rounds.
     for (u32 first = 0; first < TEAMS; first += WAVES) {
         if (team < TEAMS && team >= first && team < first + WAVES) {
+#pragma unroll
             for (u32 g = 0; g < GROUP; ++g) {
                 float* to = &sums[team - first][g][piece * 8];
                 for (u32 i = 0; i < 8; ++i) to[i] = first == 0 ? acc[g][i] : to[i] + acc[g][i];

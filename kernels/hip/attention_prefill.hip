@@ -40,9 +40,11 @@ ENTRY(THREADS, 1) UNIT(AttentionPrefillArgs a) {
     }
     const u32 rows4 = t / 8 * 4, column = t % 8;
     float largest[4], total[4], acc[4][DIM / 8];
+#pragma unroll
     for (u32 r = 0; r < 4; ++r) {
         largest[r] = NEG_INF;
         total[r] = 0.0f;
+#pragma unroll
         for (u32 d = 0; d < DIM / 8; ++d) acc[r][d] = 0.0f;
     }
     const u32 n_pages = (first_position + n_rows - 1) / PAGE + 1;
@@ -54,26 +56,35 @@ ENTRY(THREADS, 1) UNIT(AttentionPrefillArgs a) {
         for (u32 i = t; i < PAGE * DIM / 2; i += THREADS) *(u32*)&kv[i / (DIM / 2)][i % (DIM / 2) * 2] = keys[i];
         block_sync();
         float s[4][4];
+#pragma unroll
         for (u32 r = 0; r < 4; ++r) {
+#pragma unroll
             for (u32 j = 0; j < 4; ++j) s[r][j] = 0.0f;
         }
         for (u32 d = 0; d < DIM; ++d) {
             float x[4], y[4];
+#pragma unroll
             for (u32 r = 0; r < 4; ++r) x[r] = f32_of_f16(q[d][rows4 + r]);
+#pragma unroll
             for (u32 j = 0; j < 4; ++j) y[j] = f32_of_f16(kv[column + 8 * j][d]);
+#pragma unroll
             for (u32 r = 0; r < 4; ++r) {
+#pragma unroll
                 for (u32 j = 0; j < 4; ++j) s[r][j] += x[r] * y[j];
             }
         }
+#pragma unroll
         for (u32 r = 0; r < 4; ++r) {
             u32 visible = first_position + rows4 + r + 1;  // positions below this
             float m = largest[r];
+#pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 if (page * PAGE + column + 8 * j >= visible) s[r][j] = NEG_INF;
                 m = max_of(m, s[r][j]);
             }
             m = lanes_max(m, 8);
             float sum = 0.0f;
+#pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 float w = exp2_of(s[r][j] - m);
                 weights[rows4 + r][column + 8 * j] = w;
@@ -82,6 +93,7 @@ ENTRY(THREADS, 1) UNIT(AttentionPrefillArgs a) {
             float rescale = exp2_of(largest[r] - m);
             total[r] = total[r] * rescale + lanes_sum(sum, 8);
             largest[r] = m;
+#pragma unroll
             for (u32 d = 0; d < DIM / 8; ++d) acc[r][d] *= rescale;
         }
         block_sync();
@@ -91,17 +103,23 @@ ENTRY(THREADS, 1) UNIT(AttentionPrefillArgs a) {
         const u32 n_slots = least(PAGE, first_position + n_rows - page * PAGE);
         for (u32 p = 0; p < n_slots; ++p) {
             float w[4];
+#pragma unroll
             for (u32 r = 0; r < 4; ++r) w[r] = weights[rows4 + r][p];
+#pragma unroll
             for (u32 d = 0; d < DIM / 8; ++d) {
                 float v = f32_of_f16(kv[p][column + 8 * d]);
+#pragma unroll
                 for (u32 r = 0; r < 4; ++r) acc[r][d] += w[r] * v;
             }
         }
     }
+#pragma unroll
     for (u32 r = 0; r < 4; ++r) {
         if (rows4 + r < n_rows) {
             float* out = a.out + ((u64)(first_row + rows4 + r) * a.n_head + head) * DIM;
-            for (u32 d = 0; d < DIM / 8; ++d) out[column + 8 * d] = acc[r][d] / total[r];
+            const float share = 1.0f / total[r];
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; ++d) out[column + 8 * d] = acc[r][d] * share;
         }
     }
 }

@@ -26,7 +26,6 @@ typedef long long i64;
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))
-#define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))
 #endif
 #endif
 #ifdef __GFX9__
@@ -40,8 +39,14 @@ typedef long long i64;
 #define FORCE __device__ __forceinline__
 #endif
 
-// An entry: C name, at most `threads` threads a block; `min_blocks` blocks a multiprocessor are hoped for.
+// An entry: C name, exactly `threads` threads a block; `min_blocks` blocks a multiprocessor are hoped for. AMD is told by its
+// own attribute: from launch_bounds alone the compiler takes 1024 threads, keeps to 128 registers and spills the rest.
+#ifdef RF_CUDA
 #define ENTRY(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
+#else
+#define ENTRY(threads, min_blocks) \
+    extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(threads, threads)))
+#endif
 
 // ---- places in the launch ----
 #ifdef RF_CUDA

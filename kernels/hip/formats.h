@@ -92,6 +92,7 @@ struct Q4_0 : Planes<16, 0, 0, 1, 2, 1> {
     };
     static FORCE Chunk load(const RowAt& at, u32 c, u32) { return Chunk{stream16(at.q + c * 16), stream2(at.d + c * 2)}; }
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) o.v[w] = nibbles_shifted(k.q, w, 4);
         o.scale[0] = f32_of_f16(k.d) * 0.0625f;
     }
@@ -105,6 +106,7 @@ struct Q4_1 : Planes<16, 0, 0, 1, 4, 1> {
     };
     static FORCE Chunk load(const RowAt& at, u32 c, u32) { return Chunk{stream16(at.q + c * 16), stream4(at.d + c * 4)}; }
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) o.v[w] = nibbles(k.q, w);
         o.scale[0] = f32_of_f16(k.dm);
         o.min[0] = -f32_of_f16(k.dm >> 16);
@@ -121,6 +123,7 @@ struct Q5_0 : Planes<16, 4, 0, 1, 2, 1> {
         return Chunk{stream16(at.q + c * 16), stream4(at.h + c * 4), stream2(at.d + c * 2)};
     }
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) o.v[w] = nibbles_shifted(k.q, w, 3) | bit_plane(k.h, w, 7);
         o.scale[0] = f32_of_f16(k.d) * 0.125f;
     }
@@ -136,6 +139,7 @@ struct Q5_1 : Planes<16, 4, 0, 1, 4, 1> {
         return Chunk{stream16(at.q + c * 16), stream4(at.h + c * 4), stream4(at.d + c * 4)};
     }
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) o.v[w] = nibbles(k.q, w) | bit_plane(k.h, w, 4);
         o.scale[0] = f32_of_f16(k.dm);
         o.min[0] = -f32_of_f16(k.dm >> 16);
@@ -152,6 +156,7 @@ struct Q8_0 : Planes<32, 0, 0, 1, 2, 1> {
         return Chunk{stream16(at.q + c * 16), stream16(at.q + (nb + c) * 16), stream2(at.d + c * 2)};
     }
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 4; ++w) {
             o.v[w] = word(k.low, w);
             o.v[4 + w] = word(k.high, w);
@@ -168,6 +173,7 @@ struct MXFP4 : Planes<16, 0, 0, 1, 1, 1> {
     };
     static FORCE Chunk load(const RowAt& at, u32 c, u32) { return Chunk{stream16(at.q + c * 16), stream1(at.d + c)}; }
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) {
             u32 n = nibbles(k.q, w);
             u32 sel = n & 0x07070707u;
@@ -191,6 +197,7 @@ struct Q2_K : Planes<8, 0, 2, 1, 4, 8> {
         return Chunk{stream8(at.q + c * 8), stream2(at.s + c * 2), stream4(at.d + c / 8 * 4)};
     }
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) o.v[w] = ((w < 4 ? k.q.x : k.q.y) >> (2 * (w % 4))) & 0x03030303u;
         float d = f32_of_f16(k.dm), dmin = f32_of_f16(k.dm >> 16);
         for (u32 i = 0; i < 2; ++i) {
@@ -211,6 +218,7 @@ struct Q3_K : Planes<8, 4, 12, 8, 2, 8> {
         return Chunk{stream8(at.q + c * 8), stream4(at.h + c * 4), stream1(s + c % 8), stream4(s + 8), stream2(at.d + c / 8 * 2)};
     }
     static FORCE void unpack(const Chunk& k, u32 c, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) {
             u32 q = w < 4 ? k.q.x : k.q.y, i = w % 4;
             o.v[w] = ((i < 3 ? q << (5 - 2 * i) : q >> 1) & 0x60606060u) | bit_plane(k.h, w, 7);
@@ -223,7 +231,9 @@ struct Q3_K : Planes<8, 4, 12, 8, 2, 8> {
 
 FORCE void head_scales(const U32x4& head, u32 c, Codes& o) {
     u32 j = c % 8;
-    u32 s = (j < 4 ? head.y : head.z) >> (8 * (j % 4));
+    // Of values, not of fields: a choice between places in memory keeps the struct in scratch memory on AMD.
+    u32 low = head.y, high = head.z;
+    u32 s = (j < 4 ? low : high) >> (8 * (j % 4));
     u32 m = ((head.w >> (4 * j)) & 15) << 2 | ((s >> 6) & 3);
     o.scale[0] = f32_of_f16(head.x) * (float)(s & 63);
     o.min[0] = f32_of_f16(head.x >> 16) * (float)m;
@@ -238,6 +248,7 @@ struct Q4_K : Planes<16, 0, 0, 1, 16, 8> {
         return Chunk{stream16(at.q + c * 16), shared16(at.d + c / 8 * 16)};
     }
     static FORCE void unpack(const Chunk& k, u32 c, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) o.v[w] = nibbles(k.q, w);
         head_scales(k.head, c, o);
     }
@@ -253,6 +264,7 @@ struct Q5_K : Planes<16, 4, 0, 1, 16, 8> {
         return Chunk{stream16(at.q + c * 16), shared16(at.d + c / 8 * 16), stream4(at.h + c * 4)};
     }
     static FORCE void unpack(const Chunk& k, u32 c, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) o.v[w] = nibbles(k.q, w) | bit_plane(k.h, w, 4);
         head_scales(k.head, c, o);
     }
@@ -269,6 +281,7 @@ struct Q6_K : Planes<16, 8, 2, 1, 2, 8> {
         return Chunk{stream16(at.q + c * 16), stream8(at.h + c * 8), stream2(at.s + c * 2), stream2(at.d + c / 8 * 2)};
     }
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
+#pragma unroll
         for (u32 w = 0; w < 8; ++w) {
             u32 h = w < 4 ? k.h.x : k.h.y;
             o.v[w] = nibbles_shifted(k.q, w, 2) | ((h << (6 - 2 * (w % 4))) & 0xc0c0c0c0u);
@@ -283,7 +296,9 @@ struct Q6_K : Planes<16, 8, 2, 1, 2, 8> {
 template <class T>
 FORCE float dot_chunk(const Codes& k, const XChunk& x) {
     i32 first = 0, second = 0;
+#pragma unroll
     for (u32 w = 0; w < 4; ++w) first = dot4(k.v[w], word(x.low, w), first);
+#pragma unroll
     for (u32 w = 0; w < 4; ++w) second = dot4(k.v[4 + w], word(x.high, w), second);
     if (!T::HALVES) {
         float p = k.scale[0] * (float)(first + second) * x.d;
@@ -292,6 +307,7 @@ FORCE float dot_chunk(const Codes& k, const XChunk& x) {
     float p = k.scale[0] * (float)first + k.scale[1] * (float)second;
     if (T::MIN) {
         i32 sum_first = 0, sum_second = 0;
+#pragma unroll
         for (u32 w = 0; w < 4; ++w) {
             sum_first = dot4(0x01010101u, word(x.low, w), sum_first);
             sum_second = dot4(0x01010101u, word(x.high, w), sum_second);

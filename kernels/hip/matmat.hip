@@ -35,6 +35,7 @@ FORCE void matmat(const MatmatArgs& a) {
     u32 groups = (a.rows + ROWS - 1) / ROWS;
     const U32x4* low[COLUMNS];
     const F32x2* scale[COLUMNS];
+#pragma unroll
     for (u32 t = 0; t < COLUMNS; ++t) {
         u32 token = least(token0 + t, a.n_tokens - 1);
         low[t] = (const U32x4*)a.x_bytes + (u64)token * nb * 2;
@@ -43,20 +44,27 @@ FORCE void matmat(const MatmatArgs& a) {
     for (u32 g = wave() * a.n_blocks + block_x(); g < groups; g += THREADS / WAVE * a.n_blocks) {
         RowAt at[ROWS];
         float acc[ROWS][COLUMNS];
+#pragma unroll
         for (u32 r = 0; r < ROWS; ++r) {
             at[r] = T::row(a.weights, a.rows, nb, least(g * ROWS + r, a.rows - 1));
+#pragma unroll
             for (u32 t = 0; t < COLUMNS; ++t) acc[r][t] = 0.0f;
         }
         for (u32 c = lane(); c < nb; c += WAVE) {
             Codes codes[ROWS];
+#pragma unroll
             for (u32 r = 0; r < ROWS; ++r) T::unpack(T::load(at[r], c, nb), c, codes[r]);
+#pragma unroll
             for (u32 t = 0; t < COLUMNS; ++t) {
                 F32x2 s = scale[t][c];
                 XChunk x = XChunk{low[t][c], low[t][nb + c], s.x, s.y};
+#pragma unroll
                 for (u32 r = 0; r < ROWS; ++r) acc[r][t] += dot_chunk<T>(codes[r], x);
             }
         }
+#pragma unroll
         for (u32 r = 0; r < ROWS; ++r) {
+#pragma unroll
             for (u32 t = 0; t < COLUMNS; ++t) {
                 float v = wave_sum(acc[r][t]);
                 u32 row = g * ROWS + r, token = token0 + t;

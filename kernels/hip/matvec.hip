@@ -42,6 +42,7 @@ struct Tile {
     typename T::Chunk chunk[UNROLL];
 
     FORCE void load(const RowAt& at, u32 first, u32 nb) {
+#pragma unroll
         for (u32 i = 0; i < UNROLL; ++i) {
             u32 c = first + lane() + i * WAVE;
             if (c < nb) chunk[i] = T::load(at, c, nb);
@@ -49,6 +50,7 @@ struct Tile {
     }
     FORCE float dot(u32 first, u32 nb, const XShared& x) const {
         float acc = 0.0f;
+#pragma unroll
         for (u32 i = 0; i < UNROLL; ++i) {
             u32 c = first + lane() + i * WAVE;
             if (c < nb) {
@@ -171,32 +173,29 @@ struct Rows {
 // x -> shared memory, after the launch before has ended.
 FORCE void take_input(const MatvecArgs& a, XShared& x, float* room) {
     if (a.norm) {
-        constexpr u32 VECTORS = 4;
-        constexpr u32 SPAN = 4 * VECTORS * THREADS;
-        Quantizer<THREADS, VECTORS> weights, part;
+        Quantizer<THREADS, 2> weights, part;
         weights.load(a.norm, a.cols, 0);
         wait_for_inputs();
         part.load(a.x, a.cols, 0);
         float squares = part.squares();
-        for (u32 base = SPAN; base < a.cols; base += SPAN) {
-            Quantizer<THREADS, VECTORS> more;
+        for (u32 base = part.SPAN; base < a.cols; base += part.SPAN) {
+            Quantizer<THREADS, 2> more;
             more.load(a.x, a.cols, base);
             squares += more.squares();
         }
         float factor = 1.0f / sqrt_of(block_sum(squares, THREADS, room) / (float)a.cols + a.eps);
         part.scale(weights, factor);
         part.store(x, a.cols, 0);
-        for (u32 base = SPAN; base < a.cols; base += SPAN) {
+        for (u32 base = part.SPAN; base < a.cols; base += part.SPAN) {
             part.load(a.x, a.cols, base);
             weights.load(a.norm, a.cols, base);
             part.scale(weights, factor);
             part.store(x, a.cols, base);
         }
     } else {
-        constexpr u32 VECTORS = 8;
         wait_for_inputs();
-        for (u32 base = 0; base < a.cols; base += 4 * VECTORS * THREADS) {
-            Quantizer<THREADS, VECTORS> part;
+        Quantizer<THREADS, 4> part;
+        for (u32 base = 0; base < a.cols; base += part.SPAN) {
             part.load(a.x, a.cols, base);
             part.store(x, a.cols, base);
         }

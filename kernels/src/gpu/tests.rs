@@ -230,6 +230,21 @@ fn every_launch_names_an_entry_of_its_unit() {
 }
 
 #[test]
+fn a_launch_that_overlaps_waits_for_its_inputs() {
+    for launch in one_of_each(&targets()[0]) {
+        let waits = units::unit(launch.unit()).unwrap().text();
+        let waits = waits.matches("wait_for_inputs();").count();
+        assert!(!launch.overlaps || waits > 0, "{}", launch.kernel);
+        assert_eq!(
+            launch.overlaps,
+            !launch.entry().starts_with("repack_") && !launch.entry().starts_with("dequantize_"),
+            "{}",
+            launch.kernel
+        );
+    }
+}
+
+#[test]
 fn every_unit_is_used_and_stands_alone() {
     let used: BTreeSet<&str> = one_of_each(&targets()[0])
         .iter()

@@ -78,6 +78,7 @@ fn kernel_and_graph(card: &Context, stream: &Stream) {
         grid: [(N as u32).div_ceil(256), 1, 1],
         block: [256, 1, 1],
         shared_bytes: 0,
+        overlaps: false,
     };
     // SAFETY: the struct is add_step's; the buffers outlive the reads below.
     let launch = || unsafe { kernel.launch(config, &args, stream) };

@@ -247,6 +247,7 @@ const CONFIG: LaunchConfig = LaunchConfig {
     grid: [1, TAKEN.len() as u32, 1],
     block: [256, 1, 1],
     shared_bytes: 0,
+    overlaps: false,
 };
 
 /// Five rows of floats on the card, three of them to be gathered.

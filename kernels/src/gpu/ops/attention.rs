@@ -138,6 +138,7 @@ pub fn decode(
         block: [DECODE_THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
+        overlaps: true,
     })
 }
 
@@ -181,6 +182,7 @@ pub fn prefill(
         block: [PREFILL_THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
+        overlaps: true,
     })
 }
 

@@ -179,5 +179,6 @@ pub fn rope_kv(
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
+        overlaps: true,
     })
 }

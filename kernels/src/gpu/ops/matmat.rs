@@ -78,5 +78,6 @@ pub fn matmat(
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
+        overlaps: true,
     })
 }

@@ -238,6 +238,7 @@ fn quantized_launch(
         block: [THREADS, 1, 1],
         shared_bytes: shared as u32,
         args: ArgBytes::of(&args),
+        overlaps: true,
     })
 }
 
@@ -293,6 +294,7 @@ pub(super) fn float_tokens(
         block: [THREADS_FLOAT, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
+        overlaps: true,
     })
 }
 

@@ -46,6 +46,7 @@ pub fn gather(x: Address, rows: Address, n: u32, cols: u64, out: Address) -> Res
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
+        overlaps: true,
     })
 }
 
@@ -67,5 +68,6 @@ pub fn add_bias(out: Address, bias: Address, rows: u64, tokens: u32) -> Result<L
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
+        overlaps: true,
     })
 }

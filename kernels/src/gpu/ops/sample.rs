@@ -79,6 +79,7 @@ pub fn top_k(logits: Address, rows: u32, n: u64, k: u32, to: TopK) -> Result<[La
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
+        overlaps: true,
     };
     Ok([
         launch("sample.top_k_part", [args.n_parts, rows, 1]),

@@ -88,6 +88,7 @@ pub fn repack(
         block: [THREADS as u32, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
+        overlaps: false,
     })
 }
 
@@ -122,12 +123,11 @@ pub fn rows_f32(weights: Weights, ids: Address, n: u64, out: Address) -> Result<
         ids,
         ..arguments(weights, n, out)?
     };
-    launch(
-        per_type!(weights.ty, "dequantize_", ".rows_"),
-        &args,
-        weights,
-        n,
-    )
+    let kernel = per_type!(weights.ty, "dequantize_", ".rows_");
+    Ok(Launch {
+        overlaps: true,
+        ..launch(kernel, &args, weights, n)?
+    })
 }
 
 fn arguments(weights: Weights, rows: u64, out: Address) -> Result<DequantizeArgs, Error> {
@@ -155,5 +155,6 @@ fn launch(
         block: [THREADS as u32, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(args),
+        overlaps: false,
     })
 }

@@ -45,6 +45,32 @@ mod code {
     ];
 }
 
+/// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
+
+/// CUlaunchAttribute: an id, and a union of 64 bytes of which we set the first number.
+#[repr(C)]
+struct LaunchAttribute {
+    id: u32,
+    padding: u32,
+    value: [u32; 16],
+}
+
+const _: () = assert!(size_of::<LaunchAttribute>() == 72);
+
+/// CUlaunchConfig.
+#[repr(C)]
+struct LaunchDescription {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: Stream,
+    attributes: *const LaunchAttribute,
+    n_attributes: c_uint,
+}
+
+const _: () = assert!(size_of::<LaunchDescription>() == 56);
+
 /// CUdevice_attribute.
 mod attribute {
     pub(super) const MAX_THREADS_PER_BLOCK: u32 = 1;
@@ -135,6 +161,7 @@ table! {
                 *mut *mut c_void, *mut *mut c_void) -> u32;
         }
         optional {
+            cuLaunchKernelEx(*const LaunchDescription, Function, *mut *mut c_void, *mut *mut c_void) -> u32;
             cuStreamBeginCapture_v2(Stream, u32) -> u32;
             cuStreamEndCapture(Stream, *mut Graph) -> u32;
             cuGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> u32;
@@ -663,6 +690,32 @@ impl Driver for CudaDriver {
             (&raw mut bytes).cast(),
             LAUNCH_PARAM[2] as *mut c_void,
         ];
+        if config.overlaps && self.cuda.cuLaunchKernelEx.is_some() {
+            let mut value = [0; 16];
+            value[0] = 1;
+            let attribute = LaunchAttribute {
+                id: PROGRAMMATIC_STREAM_SERIALIZATION,
+                padding: 0,
+                value,
+            };
+            let description = LaunchDescription {
+                grid: config.grid,
+                block: config.block,
+                shared_bytes: config.shared_bytes,
+                stream: stream.0 as Stream,
+                attributes: &raw const attribute,
+                n_attributes: 1,
+            };
+            return optional!(
+                self,
+                cuLaunchKernelEx(
+                    &raw const description,
+                    function.0 as Function,
+                    ptr::null_mut(),
+                    extra.as_mut_ptr()
+                )
+            );
+        }
         call!(
             self,
             cuLaunchKernel(

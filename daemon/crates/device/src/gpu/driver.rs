@@ -157,6 +157,9 @@ pub struct LaunchConfig {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
+    /// Whether the kernel may begin before the one before it on the stream has ended; it then waits itself before it
+    /// reads what that one wrote. Of no effect where the driver does not know it.
+    pub overlaps: bool,
 }
 
 /// What the compiler made of a kernel.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use rocmforge_kernels::gpu::compile::{Compiler, Config, Language, Request};
-use rocmforge_kernels::gpu::{Launch, units};
+use rocmforge_kernels::gpu::{Launch, aot, units};
 
 use crate::error::Error;
 use crate::gpu::{Context, Kernel, LaunchConfig, Module, Stream, Vendor};
@@ -71,7 +71,7 @@ impl Images for CompiledImages {
             options: &["-std=c++17"],
         };
         let begin = std::time::Instant::now();
-        let object = self.0.object(&request, |_, _| None).map_err(|error| {
+        let object = self.0.object(&request, |unit, target| aot::object(target, unit)).map_err(|error| {
             let source = std::error::Error::source(&error).map(|s| format!(": {s}"));
             wrong(format!("{error}{}", source.unwrap_or_default()))
         })?;
@@ -142,11 +142,25 @@ impl Kernels {
         Ok(kernel)
     }
 
-    /// Queues a launch.
+    /// Queues a launch, behind what the stream has.
     ///
     /// # Safety
     /// The addresses in its arguments meet the kernel's contract until the stream has passed it.
     pub(super) unsafe fn launch(&self, launch: &Launch, stream: &Stream) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_after(launch, false, stream) }
+    }
+
+    /// Queues a launch; with `overlaps` it may begin while the launch before it runs.
+    ///
+    /// # Safety
+    /// As [`Kernels::launch`]; `overlaps` only as [`Launch::overlaps`] allows.
+    pub(super) unsafe fn launch_after(
+        &self,
+        launch: &Launch,
+        overlaps: bool,
+        stream: &Stream,
+    ) -> Result<(), Error> {
         if launch.grid.contains(&0) {
             return Ok(());
         }
@@ -155,6 +169,7 @@ impl Kernels {
             grid: launch.grid,
             block: launch.block,
             shared_bytes: launch.shared_bytes,
+            overlaps,
         };
         let words = launch.args.words();
         // SAFETY: the words hold at least `len` initialized bytes, and any byte is a u8.

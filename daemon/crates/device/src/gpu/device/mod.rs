@@ -311,16 +311,26 @@ impl GpuDevice {
     }
 
     fn queue(&self, work: &[Work], vendor_room: (u64, u64)) -> Result<(), Error> {
+        // Launches that wait for their inputs themselves may overlap, in chains of such. What is before the first one (a
+        // copy of the pass's data, an upload) is waited for.
+        let mut chained = false;
         for item in work {
             match item {
-                // SAFETY: addresses were made of places that the ledger gave to this pass, of sizes that the builders
-                // and the layouts agree on; the compute stream orders them.
-                Work::Launch(launch) => unsafe { self.kernels.launch(launch, &self.compute)? },
-                Work::Gemm(gemm) => self
-                    .blas
-                    .as_ref()
-                    .expect("products are tiled only where there is a library")
-                    .gemm(gemm, vendor_room)?,
+                Work::Launch(launch) => {
+                    let overlaps = launch.overlaps && chained;
+                    // SAFETY: addresses were made of places that the ledger gave to this pass, of sizes that the
+                    // builders and the layouts agree on; the compute stream orders them, and what overlaps reads
+                    // before it waits only weights and the pass's data, which no launch writes.
+                    unsafe { self.kernels.launch_after(launch, overlaps, &self.compute)? };
+                    chained = launch.overlaps;
+                }
+                Work::Gemm(gemm) => {
+                    self.blas
+                        .as_ref()
+                        .expect("products are tiled only where there is a library")
+                        .gemm(gemm, vendor_room)?;
+                    chained = false;
+                }
             }
         }
         Ok(())
