@@ -241,6 +241,7 @@ mod tests {
         let device = DeviceStatus {
             kind: "host".to_owned(),
             name: "a processor".to_owned(),
+            arch: "scalar".to_owned(),
             memory_bytes: 8 << 30,
             allocations: 1,
         };

@@ -246,7 +246,9 @@ fn run(device: &mut dyn Device, case: &Case, seed: u64) -> Outcome {
         .collect();
     let mut first = 0;
     while first < case.first_position && !append.is_empty() {
-        let n = (case.first_position - first).min(64).min(case.tokens as u32);
+        let n = (case.first_position - first)
+            .min(64)
+            .min(case.tokens as u32);
         angles.set(&table, first..first + n);
         fill(device, case, scratch, n as usize, &mut rng);
         let spans = [Span {
@@ -354,13 +356,21 @@ fn compare(cases: &[Case]) {
                 let d = difference(got, expected);
                 let right = d <= case.tolerance && got.iter().all(|x| x.is_finite());
                 let mark = if right { "ok" } else { "WRONG" };
-                println!("{mark:5} {:60} {name:6} {d:.2e} (<= {:.0e})", case.name, case.tolerance);
+                println!(
+                    "{mark:5} {:60} {name:6} {d:.2e} (<= {:.0e})",
+                    case.name, case.tolerance
+                );
                 if !right {
                     wrong.push(format!("{} {name}: {d:.3e}, seed {seed}", case.name));
                 }
             }
         }
-        assert!(wrong.is_empty(), "{}:\n{}", gpu.info().name, wrong.join("\n"));
+        assert!(
+            wrong.is_empty(),
+            "{}:\n{}",
+            gpu.info().name,
+            wrong.join("\n")
+        );
     }
 }
 

@@ -288,7 +288,11 @@ impl Engine {
                     Err(TryRecvError::Disconnected) => return None,
                 }
             }
-            if let Some(reason) = self.lost.take().or_else(|| self.residency.lost().map(str::to_owned)) {
+            if let Some(reason) = self
+                .lost
+                .take()
+                .or_else(|| self.residency.lost().map(str::to_owned))
+            {
                 return Some(reason);
             }
             // In this order: a drain that waits for a reader who went away ends with it, not with its grace period.

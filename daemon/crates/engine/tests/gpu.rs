@@ -63,7 +63,11 @@ async fn greedy_text_is_the_hosts() {
             let on_gpu = load(&device, file, "m").await;
             let info = on_host.model().info();
             let largest = info.segments.iter().map(|s| s.bytes).max().unwrap();
-            let small = on(gpu, Budget::Bytes(info.tensor_bytes / 3 + largest + (2 << 20))).unwrap();
+            let small = on(
+                gpu,
+                Budget::Bytes(info.tensor_bytes / 3 + largest + (2 << 20)),
+            )
+            .unwrap();
             let on_small = load(&small, file, "m").await;
             let (mut right, mut same, mut same_small, n) = (0, 0, 0, 40);
             for (question, answer) in questions(n) {
@@ -72,7 +76,10 @@ async fn greedy_text_is_the_hosts() {
                 right += usize::from(text.trim() == answer);
                 same += usize::from(ids == expected.1);
                 if ids != expected.1 {
-                    println!("{file}: {question:.60}: {text:?}, the host {:?}", expected.0);
+                    println!(
+                        "{file}: {question:.60}: {text:?}, the host {:?}",
+                        expected.0
+                    );
                 }
                 let (_, ids, _) = run(&small, chat(&on_small, &question)).await;
                 same_small += usize::from(ids == expected.1);

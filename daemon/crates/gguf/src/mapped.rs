@@ -294,10 +294,7 @@ impl MappedFile {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Changed`] or [`Error::Io`] where the mapping is known to be broken.
-    pub fn mapped_range(
-        self: &Arc<Self>,
-        range: Range<u64>,
-    ) -> Result<Option<MappedRange>, Error> {
+    pub fn mapped_range(self: &Arc<Self>, range: Range<u64>) -> Result<Option<MappedRange>, Error> {
         self.check_range(&range)?;
         let Backing::Map(Guarded { slot, .. }) = &self.backing else {
             return Ok(None);

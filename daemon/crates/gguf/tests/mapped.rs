@@ -425,7 +425,10 @@ fn pages_are_lent_and_a_change_is_told_afterwards() {
     let dir = dir();
     let path = noise_file(dir.path(), "pages", 40_000);
     let file = std::sync::Arc::new(MappedFile::open(&path).unwrap());
-    let pages = file.mapped_range(9_000..20_001).unwrap().expect("a mapping");
+    let pages = file
+        .mapped_range(9_000..20_001)
+        .unwrap()
+        .expect("a mapping");
     let page = pages.as_ptr() as usize;
     assert!(page.is_power_of_two() || page.is_multiple_of(4096));
     assert!(pages.offset() <= 9_000 && pages.offset().is_multiple_of(4096));

@@ -182,7 +182,10 @@ impl Blas {
         // SAFETY: the out-pointer is to a live local; the context is bound to this thread.
         let code = unsafe { create(&raw mut handle) };
         if code != 0 || handle.is_null() {
-            return Err(refused(format!("{} gives no handle: {code}", library.name())));
+            return Err(refused(format!(
+                "{} gives no handle: {code}",
+                library.name()
+            )));
         }
         let blas = Self {
             handle,
@@ -195,7 +198,10 @@ impl Blas {
         // SAFETY: handle and stream are alive; the owner keeps the stream as long as this.
         let code = unsafe { set_stream(handle, stream.handle().0 as *mut c_void) };
         if code != 0 {
-            return Err(refused(format!("{} refuses the stream: {code}", blas.library.name())));
+            return Err(refused(format!(
+                "{} refuses the stream: {code}",
+                blas.library.name()
+            )));
         }
         Ok(blas)
     }
@@ -223,9 +229,13 @@ impl Blas {
         self.context.driver().map_err(|e| failed(e.to_string()))?;
         if let Some(set_workspace) = self.set_workspace {
             // SAFETY: the room is the pass's own until the stream has passed the product.
-            let code = unsafe { set_workspace(self.handle, room.0 as *mut c_void, room.1 as usize) };
+            let code =
+                unsafe { set_workspace(self.handle, room.0 as *mut c_void, room.1 as usize) };
             if code != 0 {
-                return Err(failed(format!("{} refuses its workspace: {code}", self.library.name())));
+                return Err(failed(format!(
+                    "{} refuses its workspace: {code}",
+                    self.library.name()
+                )));
             }
         }
         let code = match self.call {

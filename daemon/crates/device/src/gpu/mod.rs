@@ -28,8 +28,8 @@ mod library;
 pub mod memory;
 mod probe;
 
-pub use device::{GpuConfig, GpuDevice};
 pub use context::{Context, Usage};
+pub use device::{GpuConfig, GpuDevice};
 pub use driver::{
     Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,
     Vendor, Versions,

@@ -20,8 +20,8 @@ use rocmforge_kernels::host::{Activations, Isa, PackedMatrix, Pool};
 use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf};
 use crate::{
-    Bound, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload, UploadTicket,
-    weight_type,
+    Bound, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload,
+    UploadTicket, weight_type,
 };
 use arena::Arena;
 use staging::Staging;

@@ -115,7 +115,10 @@ mod tests {
                 assert!(fixed.slot_bytes >= SLOT_MIN, "{budget}: {fixed:?}");
                 let end = fixed.slots + fixed.slot_bytes * SLOTS as u64;
                 assert!(end <= (1 << 20) + bytes, "{budget}: {fixed:?}");
-                assert!(budget < 8 << 20 || bytes <= budget / 16, "{budget}: {bytes}");
+                assert!(
+                    budget < 8 << 20 || bytes <= budget / 16,
+                    "{budget}: {bytes}"
+                );
             }
         }
     }

@@ -150,7 +150,9 @@ pub(super) fn fuse<'a>(
                     continue;
                 }
                 match (&products[..], rest.first()) {
-                    ([one], Some(Op::Add { x, y })) if one.out == *y && !read_later(*y, &rest[1..]) => {
+                    ([one], Some(Op::Add { x, y }))
+                        if one.out == *y && !read_later(*y, &rest[1..]) =>
+                    {
                         fused.push(Fused::Products {
                             input: taken,
                             products,

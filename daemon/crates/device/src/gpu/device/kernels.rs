@@ -71,10 +71,13 @@ impl Images for CompiledImages {
             options: &["-std=c++17"],
         };
         let begin = std::time::Instant::now();
-        let object = self.0.object(&request, |unit, target| aot::object(target, unit)).map_err(|error| {
-            let source = std::error::Error::source(&error).map(|s| format!(": {s}"));
-            wrong(format!("{error}{}", source.unwrap_or_default()))
-        })?;
+        let object = self
+            .0
+            .object(&request, |unit, target| aot::object(target, unit))
+            .map_err(|error| {
+                let source = std::error::Error::source(&error).map(|s| format!(": {s}"));
+                wrong(format!("{error}{}", source.unwrap_or_default()))
+            })?;
         tracing::debug!(unit, origin = ?object.origin, ms = begin.elapsed().as_millis(), "kernels");
         if let Some(error) = object.cache_error {
             tracing::warn!(%error, "compiled kernels cannot be kept");

@@ -12,8 +12,8 @@ use rocmforge_kernels::gpu::ops::attention::{self, Partials};
 use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope};
 use rocmforge_kernels::gpu::ops::matmat::{self, Inputs};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
-use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 use rocmforge_kernels::gpu::ops::rows;
+use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
 use rocmforge_kernels::host::WeightType;
 
@@ -88,7 +88,10 @@ impl<'a> Lowering<'a> {
             } => self.products(*input, products, *add, bound),
             Fused::SwiGlu { input, gate, up } => {
                 let input = self.vector_input(*input, true, bound)?;
-                let pair = [self.matrix(gate, bound, None)?, self.matrix(up, bound, None)?];
+                let pair = [
+                    self.matrix(gate, bound, None)?,
+                    self.matrix(up, bound, None)?,
+                ];
                 let launches = matvec::matvec(self.target, input, &pair, Epilogue::SwiGlu);
                 self.push_all(launches)
             }
@@ -256,7 +259,9 @@ impl<'a> Lowering<'a> {
         if counters > self.fixed.counters_len {
             return Err(Error::Driver {
                 operation: "attention",
-                message: format!("{rows} sequences in one pass are more than there are counters for"),
+                message: format!(
+                    "{rows} sequences in one pass are more than there are counters for"
+                ),
             });
         }
         let partials = Partials {
@@ -356,13 +361,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Products by the vendor's library, on tiles of the weights as f16.
-    fn tiled(
-        &mut self,
-        input: Input,
-        matrices: &[Matrix],
-        add: bool,
-        bound: Bound<'_>,
-    ) -> Lowered {
+    fn tiled(&mut self, input: Input, matrices: &[Matrix], add: bool, bound: Bound<'_>) -> Lowered {
         let x = input.reads();
         let (tokens, cols) = (self.count(x), self.width(x));
         let half = self.scratch_base + self.workspace.input;
@@ -439,9 +438,7 @@ impl<'a> Lowering<'a> {
                 weight: self.vector(weight, bound),
                 eps,
             },
-            Input::Silu { up, .. } => Source::Silu {
-                other: self.at(up),
-            },
+            Input::Silu { up, .. } => Source::Silu { other: self.at(up) },
         };
         self.rows_to(input.reads(), source, sink)
     }

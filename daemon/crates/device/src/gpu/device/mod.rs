@@ -112,11 +112,7 @@ impl GpuDevice {
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::Config`].
-    pub fn on(
-        context: Context,
-        config: GpuConfig,
-        images: Box<dyn Images>,
-    ) -> Result<Self, Error> {
+    pub fn on(context: Context, config: GpuConfig, images: Box<dyn Images>) -> Result<Self, Error> {
         let attributes = context.attributes().clone();
         let target = GpuTarget {
             vendor: match config.vendor {
@@ -260,11 +256,7 @@ impl GpuDevice {
     }
 
     /// Sends a pass's data where the device lacks it.
-    fn send(
-        &mut self,
-        scratch: Scratch<'_>,
-        batch: &Batch<'_>,
-    ) -> Result<PassShape, Error> {
+    fn send(&mut self, scratch: Scratch<'_>, batch: &Batch<'_>) -> Result<PassShape, Error> {
         let (workspace, base) = self.place(scratch);
         let shape = PassData::shape(batch);
         let fixed = self.fixed_addresses()?;
@@ -544,9 +536,8 @@ impl Device for GpuDevice {
         let to = self.arena.at(scratch.base + at, rows.len() as u64 * 4);
         self.pass.begin();
         // SAFETY: f32 has no padding, and any byte is a u8.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows))
-        };
+        let bytes =
+            unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows)) };
         pass_data::send_bytes(&self.pass_ring, &self.compute, to, bytes)
     }
 
@@ -622,7 +613,9 @@ impl Device for GpuDevice {
         let n = width as u32;
         let room = sample::candidates_bytes(rows as u64, n, 1);
         // The sentinel has the first word of the results.
-        if room > fixed.candidates_bytes || rows * 8 + 8 > (fixed.candidates - fixed.results) as usize {
+        if room > fixed.candidates_bytes
+            || rows * 8 + 8 > (fixed.candidates - fixed.results) as usize
+        {
             return Ok(None);
         }
         let logits = self.arena.at(scratch.base + at, rows as u64 * width * 4);
@@ -633,8 +626,8 @@ impl Device for GpuDevice {
             ids,
             next: None,
         };
-        let launches = sample::top_k(logits, rows as u32, width, 1, to)
-            .map_err(|e| launch_error(&e))?;
+        let launches =
+            sample::top_k(logits, rows as u32, width, 1, to).map_err(|e| launch_error(&e))?;
         for launch in &launches {
             // SAFETY: the logits are the pass's, the rest is the fixed block's.
             unsafe { self.kernels.launch(launch, &self.compute)? };

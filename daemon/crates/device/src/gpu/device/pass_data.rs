@@ -129,7 +129,14 @@ impl PassData {
         if !batch.outputs.is_empty() && self.outputs != batch.outputs {
             self.outputs.clear();
             let at = scratch_base + workspace.outputs;
-            send(ring, stream, at, batch.outputs, u32::to_le_bytes, &mut self.bytes)?;
+            send(
+                ring,
+                stream,
+                at,
+                batch.outputs,
+                u32::to_le_bytes,
+                &mut self.bytes,
+            )?;
             self.outputs.extend_from_slice(batch.outputs);
         }
         self.send_table(batch, shape, fixed, ring, stream)
@@ -148,7 +155,10 @@ impl PassData {
         if (rope.cos().len() + rope.sin().len()) * 4 > room {
             return Err(Error::Driver {
                 operation: "rotations",
-                message: format!("{} elements a head are more than there is room for", rope.n_rot()),
+                message: format!(
+                    "{} elements a head are more than there is room for",
+                    rope.n_rot()
+                ),
             });
         }
         let spans = batch
@@ -163,17 +173,37 @@ impl PassData {
         bytes.clear();
         bytes.resize((end - start) as usize, 0);
         let place = |at: u64| (at - start) as usize;
-        put(&mut bytes[place(workspace.positions)..], &self.positions, u32::to_le_bytes);
-        put(&mut bytes[place(workspace.sequences)..], &self.sequences, u32::to_le_bytes);
+        put(
+            &mut bytes[place(workspace.positions)..],
+            &self.positions,
+            u32::to_le_bytes,
+        );
+        put(
+            &mut bytes[place(workspace.sequences)..],
+            &self.sequences,
+            u32::to_le_bytes,
+        );
         if batch.outputs.len() * 4 <= (workspace.tiles - workspace.outputs) as usize {
-            put(&mut bytes[place(workspace.outputs)..], batch.outputs, u32::to_le_bytes);
+            put(
+                &mut bytes[place(workspace.outputs)..],
+                batch.outputs,
+                u32::to_le_bytes,
+            );
             self.outputs.extend_from_slice(batch.outputs);
         }
         let tiles = self.tiles.as_flattened();
-        put(&mut bytes[place(workspace.tiles)..], tiles, u32::to_le_bytes);
+        put(
+            &mut bytes[place(workspace.tiles)..],
+            tiles,
+            u32::to_le_bytes,
+        );
         let rotations = &mut bytes[place(workspace.rope)..];
         put(rotations, rope.cos(), f32::to_le_bytes);
-        put(&mut rotations[rope.cos().len() * 4..], rope.sin(), f32::to_le_bytes);
+        put(
+            &mut rotations[rope.cos().len() * 4..],
+            rope.sin(),
+            f32::to_le_bytes,
+        );
         send_bytes(ring, stream, scratch_base + start, bytes)
     }
 
@@ -204,7 +234,14 @@ impl PassData {
             });
         }
         self.table.clear();
-        send(ring, stream, fixed.table, &fresh, u64::to_le_bytes, &mut self.bytes)?;
+        send(
+            ring,
+            stream,
+            fixed.table,
+            &fresh,
+            u64::to_le_bytes,
+            &mut self.bytes,
+        )?;
         self.table = fresh;
         self.table_stride = shape.table_stride;
         Ok(())
@@ -216,7 +253,9 @@ fn same_rows(batch: &Batch<'_>, positions: &[u32], sequences: &[u32]) -> bool {
     rows == positions.len()
         && batch.spans.iter().enumerate().all(|(i, s)| {
             let mine = s.first_row..s.first_row + s.n_rows;
-            positions.get(mine.clone()).is_some_and(|p| p.first() == Some(&s.first_position))
+            positions
+                .get(mine.clone())
+                .is_some_and(|p| p.first() == Some(&s.first_position))
                 && sequences[mine].iter().all(|&q| q as usize == i)
         })
 }

@@ -535,10 +535,7 @@ fn finish_piece(shared: &Shared, job: &Job) {
 fn close(shared: &Shared, job: &Job, lane: &Lane) -> Result<(), Error> {
     let flags = lock(&shared.fixed).flags;
     let driver = shared.flags_driver(lane)?;
-    let to = shared
-        .flags
-        .as_ptr()
-        .wrapping_add(job.flag as usize * 4);
+    let to = shared.flags.as_ptr().wrapping_add(job.flag as usize * 4);
     // SAFETY: both places lie in memory that lives as long as the streams; each upload under way has its own flag.
     unsafe {
         driver.copy_d2h_async(
@@ -683,15 +680,8 @@ fn queue_rows(
     for &(ptr, bytes) in parts {
         // SAFETY: the source is registered or pinned and stays so until the job has settled, respectively the piece's
         // event has passed; the slot is drained and `bytes` fit it (the pieces were cut so).
-        unsafe {
-            driver.copy_h2d_async(
-                crate::gpu::DevicePtr(at),
-                ptr,
-                bytes,
-                lane.copy.handle(),
-            )
-        }
-        .map_err(wrong)?;
+        unsafe { driver.copy_h2d_async(crate::gpu::DevicePtr(at), ptr, bytes, lane.copy.handle()) }
+            .map_err(wrong)?;
         at += bytes;
     }
     lane.filled[slot].record(&lane.copy).map_err(wrong)?;
@@ -739,19 +729,12 @@ fn bring_vectors(shared: &Shared, job: &Job) -> Result<(), Error> {
             });
         }
         // A vector may be longer than a piece of a small ring.
-        for (i, part) in values
-            .chunks(shared.ring.piece_bytes() / 4)
-            .enumerate()
-        {
+        for (i, part) in values.chunks(shared.ring.piece_bytes() / 4).enumerate() {
             let at = job.slab + placed.at + (i * shared.ring.piece_bytes()) as u64;
             let piece = shared.ring.take()?;
             // SAFETY: the piece is this thread's, and long enough.
             unsafe {
-                std::ptr::copy_nonoverlapping(
-                    part.as_ptr().cast(),
-                    piece.ptr,
-                    size_of_val(part),
-                );
+                std::ptr::copy_nonoverlapping(part.as_ptr().cast(), piece.ptr, size_of_val(part));
             }
             let lane = lock(&shared.lane);
             let driver = shared.flags_driver(&lane)?;

@@ -117,7 +117,9 @@ impl Windows {
                         used.push(key);
                         *users += 1;
                     }
-                    let at = registration.as_ptr().wrapping_add((offset - start) as usize);
+                    let at = registration
+                        .as_ptr()
+                        .wrapping_add((offset - start) as usize);
                     inner.clock = clock;
                     return Ok(Some((at, end - offset)));
                 }
