@@ -2,6 +2,8 @@
 //!
 //! Where no GPU can be opened the tests print why and pass.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
 mod requests;
 
 use requests::{chat, load, questions, run};
