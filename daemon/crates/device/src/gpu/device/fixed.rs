@@ -56,7 +56,7 @@ fn table_bytes(budget: u64) -> u64 {
 }
 
 fn slot_bytes(budget: u64) -> u64 {
-    (budget / 128).next_power_of_two().clamp(SLOT_MIN, SLOT_MAX)
+    (budget / 128).next_multiple_of(4096).clamp(SLOT_MIN, SLOT_MAX)
 }
 
 fn small_bytes() -> u64 {
