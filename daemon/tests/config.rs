@@ -152,7 +152,7 @@ fn the_packaged_configuration_is_valid() {
 fn every_refusal_of_a_flag_names_it() {
     let long = format!("/{}", "s".repeat(107));
     let rows = [
-        ("--device", "gpu", "auto or host"),
+        ("--device", "gpu", "auto, host, hip"),
         ("--vram-budget", "0", "80%"),
         ("--vram-budget", "-1", "80%"),
         ("--vram-budget", "2 bananas", "2GiB"),
