@@ -56,7 +56,9 @@ fn table_bytes(budget: u64) -> u64 {
 }
 
 fn slot_bytes(budget: u64) -> u64 {
-    (budget / 128).next_multiple_of(4096).clamp(SLOT_MIN, SLOT_MAX)
+    (budget / 128)
+        .next_multiple_of(4096)
+        .clamp(SLOT_MIN, SLOT_MAX)
 }
 
 fn small_bytes() -> u64 {
