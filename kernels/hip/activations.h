@@ -12,8 +12,9 @@ struct XShared {
     U32x4* low;
     U32x4* high;
     F32x2* scale;
+    float factor;  // what every product is to be multiplied by
 
-    FORCE XShared(U32x4* at, u32 nb) : low(at), high(at + nb), scale((F32x2*)(at + 2 * nb)) {}
+    FORCE XShared(U32x4* at, u32 nb) : low(at), high(at + nb), scale((F32x2*)(at + 2 * nb)), factor(1.0f) {}
     FORCE XChunk chunk(u32 c) const {
         F32x2 s = scale[c];
         return XChunk{low[c], high[c], s.x, s.y};
@@ -28,10 +29,11 @@ FORCE u32 magnitude(const F32x4& v) {
     c = c > d ? c : d;
     return a > c ? a : c;
 }
+// v * inverse, at most 127 in magnitude, rounded to nearest even: 1.5 * 2^23 leaves no bit after the point, and the low byte of
+// the sum is the integer.
+FORCE u32 rounded(float v, float inverse) { return bits_of_f32(multiply_add(v, inverse, 12582912.0f)); }
 FORCE u32 bytes_of(const F32x4& v, float inverse) {
-    i32 q0 = round_even(v.x * inverse), q1 = round_even(v.y * inverse);
-    i32 q2 = round_even(v.z * inverse), q3 = round_even(v.w * inverse);
-    return (q0 & 255) | (q1 & 255) << 8 | (q2 & 255) << 16 | (u32)(q3 & 255) << 24;
+    return low_bytes(rounded(v.x, inverse), rounded(v.y, inverse), rounded(v.z, inverse), rounded(v.w, inverse));
 }
 
 // Quantizes eight values of a block whose others are with the 3 neighbouring lanes of the same aligned 4. d and sum are the
@@ -64,9 +66,7 @@ struct Quantizer {
 
     static FORCE F32x4 zero() { return F32x4{0.0f, 0.0f, 0.0f, 0.0f}; }
     static FORCE float squares_of(const F32x4& v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
-    static FORCE F32x4 product(const F32x4& v, const F32x4& w, float f) {
-        return F32x4{v.x * f * w.x, v.y * f * w.y, v.z * f * w.z, v.w * f * w.w};
-    }
+    static FORCE F32x4 product(const F32x4& v, const F32x4& w) { return F32x4{v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w}; }
 
     FORCE void load(const float* x, u32 cols, u32 base) {
 #pragma unroll
@@ -85,11 +85,11 @@ struct Quantizer {
         for (u32 j = 0; j < VECTORS; ++j) sum += squares_of(v[j]) + squares_of(w[j]);
         return sum;
     }
-    FORCE void scale(const Quantizer& by, float factor) {
+    FORCE void multiply(const Quantizer& by) {
 #pragma unroll
         for (u32 j = 0; j < VECTORS; ++j) {
-            v[j] = product(v[j], by.v[j], factor);
-            w[j] = product(w[j], by.w[j], factor);
+            v[j] = product(v[j], by.v[j]);
+            w[j] = product(w[j], by.w[j]);
         }
     }
     // All lanes of a wave stay together for the shuffles; those past the end work on zeros.

@@ -220,11 +220,19 @@ FORCE u32 pick_bytes(u32 low, u32 high, u32 sel) {
     return __builtin_amdgcn_perm(high, low, sel);
 #endif
 }
-FORCE i32 round_even(float x) {
+// Bytes 0 of a, b, c and d, in this order.
+FORCE u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
 #ifdef RF_CUDA
-    return __float2int_rn(x);
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 #else
-    return (i32)__builtin_rintf(x);
+    return __builtin_amdgcn_perm(__builtin_amdgcn_perm(d, c, 0x0c0c0400u), __builtin_amdgcn_perm(b, a, 0x0c0c0400u), 0x05040100u);
+#endif
+}
+FORCE float multiply_add(float a, float b, float c) {
+#ifdef RF_CUDA
+    return __fmaf_rn(a, b, c);
+#else
+    return __builtin_fmaf(a, b, c);
 #endif
 }
 FORCE float exp2_of(float x) {

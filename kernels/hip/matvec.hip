@@ -151,7 +151,7 @@ struct Rows {
             if (item < n_items) tile.load(at, first, nb);
             acc += now.dot(now_first, nb, x);
             if (row_ends) {
-                float v = wave_sum(acc);
+                float v = wave_sum(acc) * x.factor;
                 acc = 0.0f;
                 if (list.pairs && now_m == 0) {
                     gate = v;
@@ -170,37 +170,32 @@ struct Rows {
     }
 };
 
-// x -> shared memory, after the launch before has ended.
+// x -> shared memory, after the launch before has ended. A norm's factor does not change the bytes, so it is applied to the sums
+// of the rows: quantizing does not wait for it.
 FORCE void take_input(const MatvecArgs& a, XShared& x, float* room) {
+    constexpr u32 VECTORS = 1024 / THREADS;
     if (a.norm) {
-        Quantizer<THREADS, 2> weights, part;
+        Quantizer<THREADS, VECTORS> weights, part;
         weights.load(a.norm, a.cols, 0);
         wait_for_inputs();
-        part.load(a.x, a.cols, 0);
-        float squares = part.squares();
-        for (u32 base = part.SPAN; base < a.cols; base += part.SPAN) {
-            Quantizer<THREADS, 2> more;
-            more.load(a.x, a.cols, base);
-            squares += more.squares();
-        }
-        float factor = 1.0f / sqrt_of(block_sum(squares, THREADS, room) / (float)a.cols + a.eps);
-        part.scale(weights, factor);
-        part.store(x, a.cols, 0);
-        for (u32 base = part.SPAN; base < a.cols; base += part.SPAN) {
+        float squares = 0.0f;
+        for (u32 base = 0; base < a.cols; base += part.SPAN) {
             part.load(a.x, a.cols, base);
-            weights.load(a.norm, a.cols, base);
-            part.scale(weights, factor);
+            if (base > 0) weights.load(a.norm, a.cols, base);
+            squares += part.squares();
+            part.multiply(weights);
             part.store(x, a.cols, base);
         }
+        x.factor = 1.0f / sqrt_of(block_sum(squares, THREADS, room) / (float)a.cols + a.eps);
     } else {
         wait_for_inputs();
-        Quantizer<THREADS, 4> part;
+        Quantizer<THREADS, 2 * VECTORS> part;
         for (u32 base = 0; base < a.cols; base += part.SPAN) {
             part.load(a.x, a.cols, base);
             part.store(x, a.cols, base);
         }
+        block_sync();
     }
-    block_sync();
 }
 
 template <class A, class B>
