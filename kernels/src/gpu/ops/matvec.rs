@@ -3,11 +3,10 @@
 use super::{per_type, type_name};
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
-use crate::gpu::{Address, Error, GpuTarget, Launch, units};
+use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor, units};
 use crate::host::WeightType;
 
-/// Threads of a block, of quantized and of float products.
-const THREADS: u32 = 512;
+/// Threads of a block for float products.
 const THREADS_FLOAT: u32 = 256;
 
 /// Matrices of one launch.
@@ -229,17 +228,26 @@ fn quantized_launch(
         };
         rows += m.rows;
     }
-    let waves = u64::from(THREADS / target.wave);
+    let threads = threads(target, list.iter().any(|&(_, second)| second == 1));
+    let waves = u64::from(threads / target.wave);
     let n_blocks = rows.div_ceil(waves).clamp(1, blocks_max(target));
     args.n_blocks = n_blocks as u32;
     Ok(Launch {
         kernel,
         grid: [args.n_blocks, 1, 1],
-        block: [THREADS, 1, 1],
+        block: [threads, 1, 1],
         shared_bytes: shared as u32,
         args: ArgBytes::of(&args),
         overlaps: true,
     })
+}
+
+/// Threads of a block for quantized products: as matvec.hip has it.
+fn threads(target: &GpuTarget, two_types: bool) -> u32 {
+    match target.vendor {
+        Vendor::Nvidia if !two_types => 1024,
+        Vendor::Nvidia | Vendor::Amd => 512,
+    }
 }
 
 /// Blocks of the grid that fill the device once.
