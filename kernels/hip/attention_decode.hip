@@ -284,12 +284,24 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         for (u32 s = lane(); s < n_parts; s += WAVE) part_weight[s][g] = exp2_of(part_max[s][g] - m) * factor;
     }
     block_sync();
-    for (u32 i = t; i < group * DIM; i += THREADS) {
+    // Two elements a thread and BATCH parts at once, so that a dozen parts cost one round trip to memory.
+    constexpr u32 BATCH = 12;
+    for (u32 i = t * 2; i < group * DIM; i += THREADS * 2) {
         u32 g = i / DIM;
         const float* from = parts + g * (DIM + 2) + 2 + i % DIM;
-        float v = 0.0f;
-#pragma unroll 8
-        for (u32 s = 0; s < n_parts; ++s) v += part_weight[s][g] * from[s * stride];
-        out[i] = v;
+        float first = 0.0f, second = 0.0f;
+        for (u32 base = 0; base < n_parts; base += BATCH) {
+            F32x2 v[BATCH];
+#pragma unroll
+            for (u32 j = 0; j < BATCH; ++j) v[j] = *(const F32x2*)(from + least(base + j, n_parts - 1) * stride);
+#pragma unroll
+            for (u32 j = 0; j < BATCH; ++j) {
+                float w = base + j < n_parts ? part_weight[least(base + j, n_parts - 1)][g] : 0.0f;
+                first += w * v[j].x;
+                second += w * v[j].y;
+            }
+        }
+        out[i] = first;
+        out[i + 1] = second;
     }
 }
