@@ -14,8 +14,8 @@ use crate::presets::{Mix, Preset};
 use crate::report::{Ceiling, Report, Row};
 use crate::session::Session;
 
-/// Tokens of the prompts.
-const PREFILL: [usize; 2] = [128, 512];
+/// Tokens of the short prompt.
+const SHORT: usize = 128;
 
 /// Tokens of a decode.
 const DECODE: u32 = 32;
@@ -49,6 +49,9 @@ pub(crate) struct Options {
     /// Runs of each figure; a third of them for the long prompt.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: u16,
+    /// Tokens of the long prompt.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..4096))]
+    long: u16,
     /// A llama-bench binary to run in alternation on the same files, with the same number of threads.
     #[arg(long, value_name = "LLAMA_BENCH")]
     compare: Option<PathBuf>,
@@ -83,7 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             &mut session,
             name,
             path,
-            runs,
+            (runs, options.long.into()),
             &mut bandwidth,
             compare.as_ref(),
         )?;
@@ -102,7 +105,7 @@ fn one(
     session: &mut Session,
     name: &str,
     path: &Path,
-    runs: usize,
+    (runs, long): (usize, usize),
     bandwidth: &mut Bandwidth,
     compare: Option<&LlamaBench>,
 ) -> Result<Vec<Row>> {
@@ -134,22 +137,22 @@ fn one(
         for i in 0..part {
             let summary = session.generate(&model, 1, DECODE)?.summary;
             decode.push(summary.decode_tokens_per_s);
-            for (n, figures) in PREFILL.into_iter().zip(&mut prefill) {
-                if n == PREFILL[0] || i % 3 == 0 {
+            for (n, figures) in [SHORT, long].into_iter().zip(&mut prefill) {
+                if n == SHORT || i % 3 == 0 {
                     let ttft = session.generate(&model, n, 1)?.summary.ttft;
                     figures.push(n as f64 / ttft.as_secs_f64());
                 }
             }
         }
         if let Some(bench) = compare {
-            bench.run(path, PREFILL[0] as u32, DECODE, part, &mut theirs)?;
+            bench.run(path, SHORT as u32, DECODE, part, &mut theirs)?;
         }
     }
     session.unload("speed")?;
 
     let bandwidth = bandwidth.bytes_per_s();
     let unit = "tokens/s";
-    let mut short = Row::new(name, format!("prefill {}", PREFILL[0]), unit, &prefill[0]);
+    let mut short = Row::new(name, format!("prefill {SHORT}"), unit, &prefill[0]);
     let mut decoded =
         Row::new(name, format!("decode {DECODE}"), unit, &decode).share_of(bandwidth / weights);
     if let Some(bench) = compare {
@@ -163,7 +166,7 @@ fn one(
         Row::new(name, "first use", "ms", &first_uses),
         Row::new(name, "first use, weights", "GB/s", &uploads).share_of(bandwidth / 1e9),
         short,
-        Row::new(name, format!("prefill {}", PREFILL[1]), unit, &prefill[1]),
+        Row::new(name, format!("prefill {long}"), unit, &prefill[1]),
         decoded,
     ])
 }

@@ -55,6 +55,8 @@ pub struct DeviceInfo {
     pub allocations: u64,
     /// Segments whose upload should be started ahead of their turn, unless the configuration says otherwise.
     pub prefetch: u32,
+    /// Tokens of a prompt that are best computed in one pass, unless the configuration says otherwise.
+    pub prefill_chunk: u32,
 }
 
 /// One upload under way.

@@ -66,7 +66,9 @@ pub struct EngineConfig {
     /// Longest context of a request in tokens, whatever its model was trained for.
     pub n_ctx_max: u32,
     /// Tokens of a prompt that are computed in one pass.
-    pub prefill_chunk: NonZeroUsize,
+    ///
+    /// `None` is what the device prefers.
+    pub prefill_chunk: Option<NonZeroUsize>,
     /// Segments whose upload is started ahead of their turn; `None` is what the device prefers.
     pub prefetch: Option<u32>,
 }
@@ -81,7 +83,7 @@ impl Default for EngineConfig {
             max_sequences: NonZeroUsize::new(16).expect("not zero"),
             queue_capacity: 64,
             n_ctx_max: 32_768,
-            prefill_chunk: NonZeroUsize::new(512).expect("not zero"),
+            prefill_chunk: None,
             prefetch: None,
         }
     }
@@ -156,6 +158,8 @@ pub(crate) struct Engine {
     pub(crate) published_at: Instant,
     /// Segments whose upload is started ahead of their turn.
     pub(crate) prefetch: u32,
+    /// Tokens of a prompt that are computed in one pass, at most.
+    pub(crate) prefill_chunk: NonZeroUsize,
     pub(crate) lost: Option<String>,
 }
 
@@ -209,6 +213,11 @@ pub fn start_on(
     config: EngineConfig,
 ) -> Result<(EngineHandle, EngineThread), Error> {
     let prefetch = config.prefetch.unwrap_or(device.info().prefetch);
+    let preferred = NonZeroUsize::new(device.info().prefill_chunk as usize);
+    let prefill_chunk = config
+        .prefill_chunk
+        .or(preferred)
+        .unwrap_or(NonZeroUsize::MIN);
     let mut budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
     while let Err(error) = device.set_capacity(budget) {
         // Another process holds a part of it: take what is there, unless that is next to nothing.
@@ -248,6 +257,7 @@ pub fn start_on(
         snapshot,
         published_at: Instant::now(),
         prefetch,
+        prefill_chunk,
         lost: None,
     };
     let thread = std::thread::Builder::new()

@@ -137,7 +137,7 @@ impl Engine {
                 (budget / 32 / row).clamp(1, OUTPUT_ROWS_MAX)
             }
         };
-        let most = self.config.prefill_chunk.get();
+        let most = self.prefill_chunk.get();
         let mut rows = if shared { most.min(SHARED_CHUNK) } else { most };
         while rows > 1 && self.scratch_bytes(task.model, rows, outputs) > budget / 8 {
             rows /= 2;

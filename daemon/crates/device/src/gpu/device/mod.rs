@@ -421,6 +421,7 @@ impl Device for GpuDevice {
             memory_bytes: self.context.attributes().total_bytes,
             allocations: self.context.usage().allocations,
             prefetch: 3,
+            prefill_chunk: 2048,
         }
     }
 
