@@ -72,6 +72,9 @@ struct Common {
     /// Threads of the host's operations [default: one a core].
     #[arg(long)]
     threads: Option<NonZeroUsize>,
+    /// Segments whose upload is started ahead of their turn [default: what the device prefers].
+    #[arg(long)]
+    prefetch: Option<u32>,
     /// Where models are made, and found if they are there [default: a temporary directory].
     #[arg(long)]
     dir: Option<PathBuf>,

@@ -48,6 +48,7 @@ impl Session {
         device: DeviceArg,
         threads: Option<NonZeroUsize>,
         policy: Policy,
+        prefetch: Option<u32>,
     ) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -57,6 +58,7 @@ impl Session {
             threads,
             budget: Budget::Percent(80.0),
             policy,
+            prefetch,
             ..EngineConfig::default()
         })?;
         Ok(Self {

@@ -77,7 +77,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     }
     let mut bandwidth = Bandwidth::new(threads.get())?;
-    let mut session = Session::start(common.device, Some(threads), Policy::Belady)?;
+    let mut session = Session::start(
+        common.device,
+        Some(threads),
+        Policy::Belady,
+        common.prefetch,
+    )?;
     let mut report = Report::new(&session.engine.snapshot().device);
     for (name, path) in &files {
         eprintln!("{name}");

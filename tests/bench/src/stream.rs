@@ -42,7 +42,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let path = generate::provide(dir.path(), options.preset, options.mix, 1)?;
     let name = format!("{} {}", options.preset.name(), options.mix.name());
     let threads = Some(common.threads()?);
-    let mut session = Session::start(common.device, threads, options.policy.policy())?;
+    let mut session = Session::start(
+        common.device,
+        threads,
+        options.policy.policy(),
+        common.prefetch,
+    )?;
     let mut report = Report::new(&session.engine.snapshot().device);
     let (model, _) = session.load("stream", &path)?;
     // Everything resident once: how much there is, and what a request needs beside it.

@@ -47,7 +47,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let dir = common.dir()?;
     let name = format!("2 x {} {}", options.preset.name(), options.mix.name());
     let threads = Some(common.threads()?);
-    let mut session = Session::start(common.device, threads, options.policy.policy())?;
+    let mut session = Session::start(
+        common.device,
+        threads,
+        options.policy.policy(),
+        common.prefetch,
+    )?;
     let mut report = Report::new(&session.engine.snapshot().device);
     let mut models = Vec::new();
     for (seed, model) in [(1, "one"), (2, "two")] {

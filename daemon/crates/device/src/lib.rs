@@ -159,6 +159,29 @@ pub trait Device: Send {
     /// [`Error::Lost`].
     fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error>;
 
+    /// Writes quantized rows into a scratch buffer as f32, starting at its row 0: rows of an embedding as the file has
+    /// them, one after another.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] where a value is NaN or infinite, if that is seen here; [`Error::Lost`].
+    fn write_rows(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        ty: WeightType,
+        rows: &[u8],
+    ) -> Result<(), Error> {
+        let mut values = vec![0.0; rows.len() / ty.block_bytes() * ty.block_size()];
+        let wrong = |e: rocmforge_kernels::host::Error| Error::Config(e.to_string());
+        rocmforge_kernels::host::reference::dequantize(ty, rows, &mut values).map_err(wrong)?;
+        if values.iter().any(|v| !v.is_finite()) {
+            return Err(Error::NotFinite {
+                tensor: "token_embd.weight".to_owned(),
+            });
+        }
+        self.write(scratch, buf, &values)
+    }
+
     /// Runs operations in order.
     ///
     /// # Errors

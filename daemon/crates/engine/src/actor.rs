@@ -153,7 +153,7 @@ pub(crate) struct Engine {
     pub(crate) scratch: Option<(BlockId, u64)>,
     /// The budget asked for, while running work needs more than it.
     pub(crate) budget_wanted: Option<u64>,
-    pub(crate) embeddings: Vec<f32>,
+    pub(crate) embeddings: Vec<u8>,
     pub(crate) snapshot: watch::Sender<Arc<Snapshot>>,
     pub(crate) published_at: Instant,
     /// Segments whose upload is started ahead of their turn.

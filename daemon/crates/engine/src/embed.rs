@@ -1,7 +1,7 @@
 //! Embedding rows, read from the file.
 //!
 //! A pass needs one row a token of a matrix of `[n_embd, n_vocab]`. Keeping that matrix on the device would cost as
-//! much as several layers, so the rows are read where they lie and dequantized here.
+//! much as several layers, so the rows are read where they lie; the device dequantizes them.
 
 use rocmforge_device::{TensorDesc, weight_type};
 use rocmforge_gguf::{Error as GgufError, MappedFile};
@@ -10,25 +10,43 @@ use rocmforge_kernels::host::reference;
 use crate::error::Error;
 use crate::loaded::LoadedModel;
 
-/// Writes the rows of `ids` to `out`, `[ids][n_embd]`.
-pub(crate) fn rows(model: &LoadedModel, ids: &[u32], out: &mut Vec<f32>) -> Result<(), Error> {
+/// Rows in one share of a thread: below it another thread costs more than it brings.
+const SHARE_ROWS: usize = 128;
+
+/// Most threads that read rows.
+const THREADS_MAX: usize = 4;
+
+/// Reads the rows of `ids` as the file has them, one after another.
+pub(crate) fn rows(model: &LoadedModel, ids: &[u32], out: &mut Vec<u8>) -> Result<(), Error> {
     let table = model.model().embedding();
-    let width = table.cols as usize;
-    out.resize(ids.len() * width, 0.0);
-    for (&id, row) in ids.iter().zip(out.chunks_exact_mut(width)) {
-        read_row(model.file(), table, id, row)
-            .map_err(|e| crate::error::from_read(model.name(), model.path(), e))?;
-        if row.iter().any(|x| !x.is_finite()) {
-            return Err(Error::BadModel {
-                path: model.path().to_owned(),
-                message: format!(
-                    "tensor '{}' has a value that is not finite in row {id}; the file is damaged",
-                    table.name
-                ),
-            });
-        }
-    }
-    Ok(())
+    let row_bytes = (table.bytes / table.rows) as usize;
+    out.resize(ids.len() * row_bytes, 0);
+    let read = |ids: &[u32], out: &mut [u8]| {
+        ids.iter()
+            .zip(out.chunks_exact_mut(row_bytes))
+            .try_for_each(|(&id, row)| {
+                let at = table.offset + u64::from(id) * row_bytes as u64;
+                model.file().read_into(at, row)
+            })
+    };
+    let shares = ids.len().div_ceil(SHARE_ROWS).min(THREADS_MAX);
+    let result = if shares <= 1 {
+        read(ids, out)
+    } else {
+        let share = ids.len().div_ceil(shares);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = ids
+                .chunks(share)
+                .zip(out.chunks_mut(share * row_bytes))
+                .map(|(ids, out)| scope.spawn(move || read(ids, out)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().expect("reading does not panic"))
+                .collect::<Result<(), GgufError>>()
+        })
+    };
+    result.map_err(|e| crate::error::from_read(model.name(), model.path(), e))
 }
 
 /// Reads a small tensor of f32 (or a type that converts) whole.

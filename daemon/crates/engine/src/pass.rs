@@ -4,6 +4,7 @@
 //! segments the request is looked at: one that nobody waits for ends within a layer's time.
 
 use rocmforge_device::{Batch, Op, Scratch, ScratchLayout, Span};
+use rocmforge_kernels::host::WeightType;
 use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
 use rocmforge_model::bufs;
 use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
@@ -46,6 +47,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) prefetch: u32,
     /// Only the best token of each wanted row is of interest, not its logits.
     pub(crate) best_only: bool,
+    /// Type of the embedding's rows.
+    pub(crate) embedding: WeightType,
 }
 
 /// What a pass found for one wanted row.
@@ -56,12 +59,12 @@ pub(crate) enum Found<'a> {
     Best(Option<u32>),
 }
 
-/// Runs a pass. `embeddings` is `[n_tokens][n_embd]`; `found` is called with each wanted row and what was found
+/// Runs a pass. `embeddings` has `n_tokens` rows of `embedding`'s type; `found` is called with each wanted row and what was found
 /// for it; `ended` tells between segments whether to give up.
 pub(crate) fn run(
     residency: &mut Residency,
     pass: &Pass<'_>,
-    embeddings: &[f32],
+    embeddings: &[u8],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
     found: OnFound<'_>,
@@ -78,14 +81,14 @@ pub(crate) fn run(
 fn steps(
     residency: &mut Residency,
     pass: &Pass<'_>,
-    embeddings: &[f32],
+    embeddings: &[u8],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
     found: OnFound<'_>,
 ) -> Result<(), Error> {
     residency
         .device
-        .write(scratch(pass), bufs::X, embeddings)
+        .write_rows(scratch(pass), bufs::X, pass.embedding, embeddings)
         .map_err(|e| residency.device_error(Some(pass.model), e))?;
     let mut slabs = Vec::new();
     if pass.n_tokens == 1

@@ -94,6 +94,8 @@ impl Engine {
             scratch: &layout,
             scratch_at: self.residency.cache.block(block).offset,
             prefetch: self.prefetch,
+            embedding: rocmforge_device::weight_type(task.loaded.model().embedding().ty)
+                .expect("a model whose embedding has no kernel is not loaded"),
             best_only: match &task.work {
                 Work::Generate(g) => g.sampler.takes_best(),
                 Work::Score(_) => false,

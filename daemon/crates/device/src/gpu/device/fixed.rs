@@ -7,7 +7,7 @@
 //! *Invariant:* `flags` and the slots belong to uploads, everything else to the compute stream.
 
 /// Slots that raw pieces of files pass through on their way into slabs.
-pub(super) const SLOTS: usize = 4;
+pub(super) const SLOTS: usize = 3;
 
 /// Uploads under way that can have a flag of their own.
 pub(super) const FLAGS: u64 = 1024;
@@ -22,7 +22,7 @@ const CANDIDATES_BYTES: u64 = 16 << 10;
 const COUNTERS_BYTES: u64 = 16 << 10;
 
 const SLOT_MIN: u64 = 16 << 10;
-const SLOT_MAX: u64 = 16 << 20;
+const SLOT_MAX: u64 = 8 << 20;
 
 /// Budgets below this get a short page table.
 const LARGE_BUDGET: u64 = 256 << 20;

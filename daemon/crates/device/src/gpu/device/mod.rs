@@ -31,7 +31,9 @@ use std::sync::Arc;
 
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::gpu::ops::sample::{self, TopK};
+use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
+use rocmforge_kernels::host::{WeightType, reference};
 
 use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf, ScratchLayout};
@@ -62,6 +64,9 @@ const READ_BYTES: usize = 4 << 20;
 const PASS_PIECES: usize = 16;
 const PASS_PIECE_BYTES: usize = 1 << 20;
 
+/// Rows of an embedding from which on the device dequantizes them.
+const DEVICE_ROWS_MIN: u64 = 32;
+
 /// What is written to the arena's first bytes of the fixed block's bounce buffer to see whether memory survived.
 const SENTINEL: u32 = 0x5EA1_1A57;
 
@@ -84,6 +89,8 @@ pub struct GpuDevice {
     /// Offsets of the fixed block's parts; none before it is given.
     fixed: Option<Fixed>,
     pass: PassData,
+    /// Rows under way to the device; kept for its memory.
+    embeddings: Vec<f32>,
     name: String,
 }
 
@@ -164,6 +171,7 @@ impl GpuDevice {
             target,
             fixed: None,
             pass: PassData::default(),
+            embeddings: Vec::new(),
             name,
         })
     }
@@ -540,6 +548,70 @@ impl Device for GpuDevice {
         let bytes =
             unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows)) };
         pass_data::send_bytes(&self.pass_ring, &self.compute, to, bytes)
+    }
+
+    fn write_rows(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        ty: WeightType,
+        rows: &[u8],
+    ) -> Result<(), Error> {
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let n = (rows.len() / ty.block_bytes() * ty.block_size()) as u64 / width.max(1);
+        let (workspace, base) = self.place(scratch);
+        let planes = gpu_kernels::device_bytes(ty, n, width).map_err(|e| launch_error(&e))?;
+        let raw = base + workspace.input;
+        let repacked = (raw + rows.len() as u64).next_multiple_of(crate::ALIGNMENT);
+        // Few rows are dequantized here as fast as two launches are made.
+        let fits = repacked + planes <= raw + workspace.input_bytes;
+        if n < DEVICE_ROWS_MIN || n > scratch.layout.tokens || !fits {
+            let values = &mut std::mem::take(&mut self.embeddings);
+            values.resize((n * width) as usize, 0.0);
+            reference::dequantize(ty, rows, values).map_err(|e| Error::Config(e.to_string()))?;
+            let finite = values.iter().all(|v| v.is_finite());
+            let written = if finite {
+                self.write(scratch, buf, values)
+            } else {
+                Err(Error::NotFinite {
+                    tensor: "token_embd.weight".to_owned(),
+                })
+            };
+            self.embeddings = std::mem::take(values);
+            return written;
+        }
+        let to = self.arena.at(scratch.base + at, n * width * 4);
+        self.pass.begin();
+        pass_data::send_bytes(&self.pass_ring, &self.compute, raw, rows)?;
+        let ids: Vec<u32> = (0..n as u32).collect();
+        // The pass's own positions come after this on the same stream.
+        let ids_at = base + workspace.positions;
+        pass_data::send(
+            &self.pass_ring,
+            &self.compute,
+            ids_at,
+            &ids,
+            u32::to_le_bytes,
+            &mut Vec::new(),
+        )?;
+        let weights = Weights {
+            ty,
+            at: repacked,
+            rows: n,
+            cols: width,
+        };
+        // What is not finite shows in the logits; this flag is nobody's.
+        let flag = self.fixed_addresses()?.results + 4;
+        let launches = [
+            weights::repack(weights, raw, 0, n, flag),
+            weights::rows_f32(weights, ids_at, n, to),
+        ];
+        for launch in launches {
+            let launch = launch.map_err(|e| launch_error(&e))?;
+            // SAFETY: all places are the pass's own, as large as checked above; the stream orders them.
+            unsafe { self.kernels.launch(&launch, &self.compute)? };
+        }
+        Ok(())
     }
 
     fn run(
