@@ -42,8 +42,7 @@ pub(crate) fn rows(model: &LoadedModel, ids: &[u32], out: &mut Vec<u8>) -> Resul
                 .collect();
             threads
                 .into_iter()
-                .map(|t| t.join().expect("reading does not panic"))
-                .collect::<Result<(), GgufError>>()
+                .try_for_each(|t| t.join().expect("reading does not panic"))
         })
     };
     result.map_err(|e| crate::error::from_read(model.name(), model.path(), e))
