@@ -1,7 +1,7 @@
 //! The daemon: owns the device and serves rocmforge.v1.
 //!
 //! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2 for settings that
-//! cannot be used.
+//! cannot be used, 3 when the device that was asked for cannot be used, 4 when the device was lost while serving.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +13,9 @@ use anyhow::Context as _;
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rocmforge_engine::EngineConfig;
+use rocmforge_engine::api::{Libraries, probe};
 use rocmforged::config::{Config, Flags};
+use rocmforged::devices::FoundDriver;
 use rocmforged::model_files::ModelDirs;
 use rocmforged::socket::Socket;
 use rocmforged::{End, Limits, ServeOptions};
@@ -35,7 +37,15 @@ fn main() -> ExitCode {
             u8::try_from(rocmforge_kernels::gpu::compile::rtc_child_main()).unwrap_or(1),
         );
     }
+    // Vendors' libraries may crash or hang while they look for cards: likewise.
+    if let Some(rocmforged::devices::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
+        let vendor = std::env::args().nth(2).unwrap_or_default();
+        return ExitCode::from(rocmforged::devices::child_main(&vendor));
+    }
     let flags = Flags::parse();
+    if flags.list_devices {
+        return list_devices();
+    }
     let config = match Config::new(flags, rocmforged::default_socket_path()) {
         Ok(config) => config,
         Err(error) => return fail(&error.into(), 2),
@@ -53,8 +63,25 @@ fn main() -> ExitCode {
             tracing::warn!("ended before the running requests did");
             ExitCode::FAILURE
         }
-        Err(error) => fail(&error, 1),
+        Err(error) => fail(&error, exit_code(&error)),
     }
+}
+
+/// What a failure of the daemon ends with.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref() {
+        Some(rocmforge_engine::Error::NoDevice(_)) => 3,
+        _ => 1,
+    }
+}
+
+/// Prints what there is, without a daemon.
+fn list_devices() -> ExitCode {
+    let reports = probe(&Libraries::from_env());
+    for report in &reports {
+        print!("{}", FoundDriver::from(report));
+    }
+    ExitCode::SUCCESS
 }
 
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
@@ -90,6 +117,7 @@ fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
         max_sequences: config.max_sequences,
         queue_capacity: config.queue_capacity,
         n_ctx_max: config.n_ctx_max,
+        watchdog: config.watchdog,
         ..EngineConfig::default()
     })
     .context("cannot start the engine")?;

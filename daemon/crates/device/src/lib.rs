@@ -49,6 +49,12 @@ pub struct DeviceInfo {
     pub name: String,
     /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
     pub arch: String,
+    /// The driver's number of it; 0 for the host.
+    pub ordinal: u32,
+    /// Version of its driver in the vendor's notation; empty for the host or where the driver does not say.
+    pub driver: String,
+    /// Compute units or streaming multiprocessors; 0 for the host.
+    pub compute_units: u32,
     /// Its memory in bytes: the most that a budget can be.
     pub memory_bytes: u64,
     /// Allocations asked of the driver or the system since start-up.
@@ -57,6 +63,17 @@ pub struct DeviceInfo {
     pub prefetch: u32,
     /// Tokens of a prompt that are best computed in one pass, unless the configuration says otherwise.
     pub prefill_chunk: u32,
+}
+
+/// What a device's driver gave, to be held against the ledger.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Bytes free by the driver's own count, other processes' shares taken off.
+    pub free_bytes: u64,
+    /// Bytes of the allocations that this process holds.
+    pub allocated_bytes: u64,
+    /// Bytes of them that the arena makes usable: what slabs, pages and scratch may take.
+    pub capacity_bytes: u64,
 }
 
 /// One upload under way.
@@ -99,6 +116,12 @@ pub struct Scratch<'a> {
 pub trait Device: Send {
     /// What it is.
     fn info(&self) -> DeviceInfo;
+
+    /// What the driver counts of its memory; `None` where there is no such count, as on the host. Asks the driver, so not
+    /// for every step.
+    fn memory_use(&self) -> Option<MemoryUse> {
+        None
+    }
 
     /// The places that this device wants for a segment's tensors. Pure; touches no memory.
     ///

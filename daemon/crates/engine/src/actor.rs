@@ -21,8 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::{self, GpuConfig, GpuDevice, Vendor};
-use rocmforge_device::host::{HostConfig, HostDevice};
+use rocmforge_device::gpu::Report;
 use rocmforge_device::{Device, SegmentLayout};
 use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeTable};
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
@@ -32,6 +31,7 @@ use crate::api::{Budget, COMMAND_CAPACITY, Command, Policy, PreloadEvent, Snapsh
 use crate::error::{Error, from_device};
 use crate::handle::EngineHandle;
 use crate::loaded::LoadedModel;
+use crate::open::{Opened, no_device};
 use crate::residency::Residency;
 use crate::task::Task;
 
@@ -47,6 +47,9 @@ pub enum DeviceChoice {
     /// An NVIDIA GPU by the driver's number of it.
     Cuda(u32),
 }
+
+/// Usual value of [`EngineConfig::watchdog`].
+pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
 
 /// How the engine is set up.
 #[derive(Debug, Clone)]
@@ -71,6 +74,8 @@ pub struct EngineConfig {
     pub prefill_chunk: Option<NonZeroUsize>,
     /// Segments whose upload is started ahead of their turn; `None` is what the device prefers.
     pub prefetch: Option<u32>,
+    /// How long work of a GPU may take before the device counts as hung.
+    pub watchdog: Duration,
 }
 
 impl Default for EngineConfig {
@@ -85,6 +90,7 @@ impl Default for EngineConfig {
             n_ctx_max: 32_768,
             prefill_chunk: None,
             prefetch: None,
+            watchdog: WATCHDOG_DEFAULT,
         }
     }
 }
@@ -139,9 +145,17 @@ pub(crate) struct Draining {
     pub(crate) replies: Vec<oneshot::Sender<()>>,
 }
 
+/// What was found when the device was opened.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) drivers: Arc<[Report]>,
+    pub(crate) passed_over: Arc<[String]>,
+}
+
 /// The engine.
 pub(crate) struct Engine {
     pub(crate) config: EngineConfig,
+    pub(crate) found: Found,
     pub(crate) residency: Residency,
     pub(crate) models: Vec<Entry>,
     pub(crate) next_model: u32,
@@ -168,40 +182,8 @@ pub(crate) struct Engine {
 /// # Errors
 /// The device cannot be used or the budget cannot be.
 pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
-    let device = open_device(&config)?;
-    start_on(device, config)
-}
-
-/// Opens the device that the configuration asks for.
-fn open_device(config: &EngineConfig) -> Result<Box<dyn Device>, Error> {
-    let gpu = |vendor, ordinal| -> Result<Box<dyn Device>, rocmforge_device::Error> {
-        let images = gpu::device::usual_images(vendor);
-        let device = GpuDevice::open(GpuConfig::new(vendor, ordinal), images)?;
-        Ok(Box::new(device))
-    };
-    let opened = match config.device {
-        DeviceChoice::Hip(ordinal) => gpu(Vendor::Hip, ordinal),
-        DeviceChoice::Cuda(ordinal) => gpu(Vendor::Cuda, ordinal),
-        DeviceChoice::Auto => match gpu(Vendor::Hip, 0).or_else(|hip| {
-            tracing::info!(reason = %hip, "no AMD GPU");
-            gpu(Vendor::Cuda, 0)
-        }) {
-            Ok(device) => Ok(device),
-            Err(error) => {
-                tracing::info!(reason = %error, "no NVIDIA GPU; the host computes");
-                host(config)
-            }
-        },
-        DeviceChoice::Host => host(config),
-    };
-    opened.map_err(|e| from_device(None, e))
-}
-
-fn host(config: &EngineConfig) -> Result<Box<dyn Device>, rocmforge_device::Error> {
-    let host = HostDevice::new(HostConfig {
-        threads: config.threads,
-    })?;
-    Ok(Box::new(host))
+    let opened = crate::open::open(&config)?;
+    launch(opened, config)
 }
 
 /// Starts the engine on a given device.
@@ -209,9 +191,23 @@ fn host(config: &EngineConfig) -> Result<Box<dyn Device>, rocmforge_device::Erro
 /// # Errors
 /// The budget cannot be used.
 pub fn start_on(
-    mut device: Box<dyn Device>,
+    device: Box<dyn Device>,
     config: EngineConfig,
 ) -> Result<(EngineHandle, EngineThread), Error> {
+    let opened = Opened {
+        device,
+        drivers: Vec::new(),
+        passed_over: Vec::new(),
+    };
+    launch(opened, config)
+}
+
+fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
+    let Opened {
+        mut device,
+        drivers,
+        passed_over,
+    } = opened;
     let prefetch = config.prefetch.unwrap_or(device.info().prefetch);
     let preferred = NonZeroUsize::new(device.info().prefill_chunk as usize);
     let prefill_chunk = config
@@ -224,7 +220,7 @@ pub fn start_on(
         let less = (budget / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
         let refused = matches!(error, rocmforge_device::Error::Memory { .. });
         if !refused || less < crate::commands::BUDGET_MIN.max(1 << 20) {
-            return Err(from_device(None, error));
+            return Err(no_device(&error));
         }
         tracing::warn!(%error, "the device has no room for a budget of {budget} bytes; trying {less}");
         budget = less;
@@ -240,10 +236,15 @@ pub fn start_on(
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
     let mut residency = Residency::new(device, cache);
     residency.reserve_fixed()?;
-    let first = crate::publish::snapshot_of(&residency, &[], &config);
+    let found = Found {
+        drivers: drivers.into(),
+        passed_over: passed_over.into(),
+    };
+    let first = crate::publish::snapshot_of(&residency, &[], &config, &found);
     let (snapshot, watch) = watch::channel(Arc::new(first));
     let engine = Engine {
         config,
+        found,
         residency,
         models: Vec::new(),
         next_model: 0,

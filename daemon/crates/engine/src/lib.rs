@@ -15,6 +15,7 @@ mod handle;
 mod kv;
 mod loaded;
 mod models;
+mod open;
 mod pass;
 mod publish;
 mod residency;
@@ -23,7 +24,7 @@ mod step;
 mod stop;
 mod task;
 
-pub use actor::{DeviceChoice, EngineConfig, EngineThread, start, start_on};
+pub use actor::{DeviceChoice, EngineConfig, EngineThread, WATCHDOG_DEFAULT, start, start_on};
 pub use commands::{BUDGET_MIN, MODELS_MAX};
 pub use error::Error;
 pub use handle::{EngineHandle, Events};

@@ -7,7 +7,7 @@ use rocmforge_tensor_cache::{
     ModelId, ModelStats, Policy as CachePolicy, Residency as Place, Stats,
 };
 
-use crate::actor::{Engine, EngineConfig, Entry};
+use crate::actor::{Engine, EngineConfig, Entry, Found};
 use crate::api::{
     CacheStatus, DeviceStatus, ModelStatus, Policy, SegmentState, SegmentStatus, Snapshot,
 };
@@ -24,7 +24,8 @@ impl Engine {
             return;
         }
         self.published_at = now;
-        let mut snapshot = snapshot_of(&self.residency, &self.models, &self.config);
+        self.residency.count_memory(false);
+        let mut snapshot = snapshot_of(&self.residency, &self.models, &self.config, &self.found);
         for model in &mut snapshot.models {
             let mine = |t: &&crate::task::Task| Arc::ptr_eq(&t.loaded, &model.model);
             model.requests = self
@@ -46,6 +47,7 @@ pub(crate) fn snapshot_of(
     residency: &Residency,
     models: &[Entry],
     config: &EngineConfig,
+    found: &Found,
 ) -> Snapshot {
     let info = residency.device.info();
     let stats = residency.cache.stats();
@@ -54,9 +56,15 @@ pub(crate) fn snapshot_of(
             kind: info.kind.to_owned(),
             name: info.name,
             arch: info.arch,
+            ordinal: info.ordinal,
+            driver: info.driver,
+            compute_units: info.compute_units,
             memory_bytes: info.memory_bytes,
             allocations: info.allocations,
+            memory: residency.memory,
         },
+        drivers: Arc::clone(&found.drivers),
+        passed_over: Arc::clone(&found.passed_over),
         models: models
             .iter()
             .map(|entry| model_status(residency, entry, &stats))

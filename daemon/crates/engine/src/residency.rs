@@ -9,8 +9,9 @@
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use rocmforge_device::{Bound, Device, SegmentLayout, Upload, UploadTicket};
+use rocmforge_device::{Bound, Device, MemoryUse, SegmentLayout, Upload, UploadTicket};
 use rocmforge_gguf::MappedFile;
 use rocmforge_tensor_cache::{
     Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
@@ -60,9 +61,15 @@ pub(crate) struct Residency {
     actions: Vec<Action>,
     /// Bytes of the block that the device keeps for itself.
     pub(crate) fixed_bytes: u64,
+    /// What the driver counted last.
+    pub(crate) memory: Option<MemoryUse>,
+    counted_at: Instant,
     /// Why the device is lost, once it is.
     lost: OnceCell<String>,
 }
+
+/// The driver is asked for its count of memory at most this often while there is work.
+const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
 
 /// Most uploads whose end is remembered as outstanding; older ones have long ended.
 const SETTLING_MAX: usize = 4096;
@@ -70,6 +77,8 @@ const SETTLING_MAX: usize = 4096;
 impl Residency {
     pub(crate) fn new(device: Box<dyn Device>, cache: Cache) -> Self {
         Self {
+            memory: device.memory_use(),
+            counted_at: Instant::now(),
             device,
             cache,
             sources: HashMap::new(),
@@ -92,6 +101,14 @@ impl Residency {
             self.device.set_fixed(slab.offset, slab.bytes);
         }
         Ok(())
+    }
+
+    /// Asks the driver for its count of memory, unless it was asked a moment ago and `always` is not set.
+    pub(crate) fn count_memory(&mut self, always: bool) {
+        if always || self.counted_at.elapsed() >= MEMORY_RENEWAL {
+            self.memory = self.device.memory_use();
+            self.counted_at = Instant::now();
+        }
     }
 
     /// Why the device is lost, if it is.

@@ -36,4 +36,4 @@ pub use driver::{
 };
 pub use exec::{Event, Graph, Kernel, Module, Stream};
 pub use memory::{Buffer, PinnedBuffer, Registration};
-pub use probe::{Libraries, Report, open, probe};
+pub use probe::{Libraries, Report, open, probe, report};

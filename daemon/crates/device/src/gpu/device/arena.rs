@@ -35,6 +35,11 @@ impl Arena {
         self.generation
     }
 
+    /// Bytes that may be used.
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
     /// The address of `bytes` bytes at an offset.
     pub(super) fn at(&self, offset: u64, bytes: u64) -> u64 {
         let end = offset.checked_add(bytes);

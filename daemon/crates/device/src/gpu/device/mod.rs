@@ -38,8 +38,8 @@ use rocmforge_kernels::host::{WeightType, reference};
 use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf, ScratchLayout};
 use crate::{
-    Bound, Device, DeviceInfo, Role, Scratch, SegmentLayout, TensorDesc, Upload, UploadTicket,
-    weight_type,
+    Bound, Device, DeviceInfo, MemoryUse, Role, Scratch, SegmentLayout, TensorDesc, Upload,
+    UploadTicket, weight_type,
 };
 
 use super::blas::Blas;
@@ -92,6 +92,8 @@ pub struct GpuDevice {
     /// Rows under way to the device; kept for its memory.
     embeddings: Vec<f32>,
     name: String,
+    /// As the vendor writes it; empty if the driver does not say.
+    driver_version: String,
 }
 
 impl GpuDevice {
@@ -102,16 +104,25 @@ impl GpuDevice {
     pub fn open(config: GpuConfig, images: Box<dyn Images>) -> Result<Self, Error> {
         let refused = |e: super::Error| Error::Config(format!("device {}: {e}", config.vendor));
         let driver = super::open(config.vendor, &config.libraries).map_err(refused)?;
-        let count = driver.device_count().map_err(refused)?;
+        let library = driver.library().to_owned();
+        // The runtime is there and does not work, or finds nothing to work on.
+        let no_card = |e: super::Error| {
+            Error::Config(format!(
+                "device {}: {library} was opened, but {e}; {}",
+                config.vendor,
+                what_to_look_at(config.vendor)
+            ))
+        };
+        let count = driver.device_count().map_err(no_card)?;
         if config.ordinal >= count {
             return Err(Error::Config(format!(
-                "there is no device {}:{}; {} has {count} (rocmforgectl devices lists them)",
+                "there is no device {}:{}; {library} has {count}; {} (`rocmforged --list-devices` lists them)",
                 config.vendor,
                 config.ordinal,
-                driver.library()
+                what_to_look_at(config.vendor)
             )));
         }
-        let context = Context::open(driver, config.ordinal).map_err(refused)?;
+        let context = Context::open(driver, config.ordinal).map_err(no_card)?;
         Self::on(context, config, images)
     }
 
@@ -155,6 +166,7 @@ impl GpuDevice {
             None
         };
         let name = attributes.name.clone();
+        let versions = context.shared_driver().versions();
         Ok(Self {
             uploads,
             graphs: Graphs::default(),
@@ -173,6 +185,7 @@ impl GpuDevice {
             pass: PassData::default(),
             embeddings: Vec::new(),
             name,
+            driver_version: versions.map(|v| v.driver).unwrap_or_default(),
         })
     }
 
@@ -381,6 +394,20 @@ fn stream_driver(stream: &Stream) -> Result<&dyn Driver, Error> {
         .map_err(|e| failed("binding the device", e))
 }
 
+/// What to do where a vendor's runtime finds no card.
+fn what_to_look_at(vendor: Vendor) -> &'static str {
+    match vendor {
+        Vendor::Hip => {
+            "is the amdgpu kernel driver loaded, is the card one that this runtime supports, and may this user open \
+             /dev/kfd and /dev/dri/renderD* (groups render and video)? --device host computes on the CPU"
+        }
+        Vendor::Cuda => {
+            "is the NVIDIA kernel driver loaded (nvidia-smi), and may this user open /dev/nvidia*? --device host \
+             computes on the CPU"
+        }
+    }
+}
+
 fn vendor_name(context: &Context) -> &'static str {
     context.shared_driver().vendor().name()
 }
@@ -426,11 +453,22 @@ impl Device for GpuDevice {
             kind: vendor_name(&self.context),
             name: self.name.clone(),
             arch: self.target.arch.clone(),
+            ordinal: self.config.ordinal,
+            driver: self.driver_version.clone(),
+            compute_units: self.target.compute_units,
             memory_bytes: self.context.attributes().total_bytes,
             allocations: self.context.usage().allocations,
             prefetch: 3,
             prefill_chunk: 2048,
         }
+    }
+
+    fn memory_use(&self) -> Option<MemoryUse> {
+        Some(MemoryUse {
+            free_bytes: self.context.memory().ok()?.free,
+            allocated_bytes: self.held_bytes(),
+            capacity_bytes: self.arena.capacity(),
+        })
     }
 
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
