@@ -65,6 +65,9 @@ pub struct DeviceInfo {
     pub prefill_chunk: u32,
 }
 
+/// Tells, from any thread, why the device counts as hung, if it does.
+pub type Watch = Box<dyn Fn() -> Option<String> + Send>;
+
 /// What a device's driver gave, to be held against the ledger.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryUse {
@@ -120,6 +123,12 @@ pub trait Device: Send {
     /// What the driver counts of its memory; `None` where there is no such count, as on the host. Asks the driver, so not
     /// for every step.
     fn memory_use(&self) -> Option<MemoryUse> {
+        None
+    }
+
+    /// A look at the device from another thread: whether it hangs so that a call of its driver does not come back, and
+    /// since when. `None` for a device that cannot.
+    fn watch(&self) -> Option<Watch> {
         None
     }
 

@@ -28,7 +28,7 @@ mod library;
 pub mod memory;
 mod probe;
 
-pub use context::{Context, Usage};
+pub use context::{Call, Context, Usage};
 pub use device::{GpuConfig, GpuDevice};
 pub use driver::{
     Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,

@@ -39,11 +39,11 @@ use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf, ScratchLayout};
 use crate::{
     Bound, Device, DeviceInfo, MemoryUse, Role, Scratch, SegmentLayout, TensorDesc, Upload,
-    UploadTicket, weight_type,
+    UploadTicket, Watch, weight_type,
 };
 
 use super::blas::Blas;
-use super::{Context, DevicePtr, Driver, Event, PinnedBuffer, Priority, Stream, Vendor};
+use super::{Call, Context, DevicePtr, Event, PinnedBuffer, Priority, Stream, Vendor};
 use arena::Arena;
 use fixed::Fixed;
 use graphs::{Graphs, Key, Plan};
@@ -262,6 +262,7 @@ impl GpuDevice {
                 )
             }
             .map_err(|e| failed("reading from the device", e))?;
+            drop(driver);
             self.finish()?;
             // SAFETY: the copy into it has ended.
             let bytes = unsafe { self.readback.as_slice() };
@@ -387,7 +388,7 @@ impl GpuDevice {
 }
 
 /// The driver with a stream's context bound to this thread.
-fn stream_driver(stream: &Stream) -> Result<&dyn Driver, Error> {
+fn stream_driver(stream: &Stream) -> Result<Call<'_>, Error> {
     stream
         .context()
         .driver()
@@ -461,6 +462,19 @@ impl Device for GpuDevice {
             prefetch: 3,
             prefill_chunk: 2048,
         }
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        let oldest_call = self.context.watch_calls();
+        // Waits have the watchdog's patience and are themselves calls; what takes longer than that is stuck.
+        let patience = self.config.watchdog * 2;
+        Some(Box::new(move || {
+            let stuck = oldest_call().filter(|age| *age > patience)?;
+            Some(format!(
+                "a call of the driver has not come back after {} s; the device hangs",
+                stuck.as_secs()
+            ))
+        }))
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {
