@@ -208,7 +208,8 @@ impl State {
             }
             Work::D2d { to, from, bytes } => memory.copy(to, from, bytes),
             Work::Memset { to, value, bytes } => memory.write(to, &vec![value; bytes]),
-            Work::Kernel { kernel, launch } => (kernel.run)(memory, &launch)
+            Work::Kernel { kernel, launch } => kernel
+                .run(memory, &launch)
                 .map_err(|Fault(message)| Fault(format!("{}: {message}", kernel.name))),
             Work::Wait { .. } => Ok(()),
             Work::Mark { event } => {

@@ -60,7 +60,7 @@ impl State {
         let text = |name: &str| std::env::var(name).ok();
         let number = |name: &str| text(name).and_then(|v| v.parse::<u64>().ok());
         let mut state = State {
-            arch: text("FAKE_HIP_ARCH").unwrap_or_else(|| "gfx1100".to_owned()),
+            arch: text("FAKE_HIP_ARCH").unwrap_or_else(|| crate::ARCH.to_owned()),
             wave: number("FAKE_HIP_WAVE").unwrap_or(32) as i32,
             devices: number("FAKE_HIP_DEVICES").unwrap_or(1) as i32,
             register: number("FAKE_HIP_REGISTER") != Some(0),
