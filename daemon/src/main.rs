@@ -12,13 +12,15 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rocmforge_engine::EngineConfig;
 use rocmforge_engine::api::{Libraries, probe};
 use rocmforged::config::{Config, Flags};
 use rocmforged::devices::FoundDriver;
 use rocmforged::model_files::ModelDirs;
 use rocmforged::socket::Socket;
-use rocmforged::{End, Limits, ServeOptions};
+use rocmforged::{End, Limits, ServeError, ServeOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
@@ -29,6 +31,9 @@ const ASYNC_THREADS: usize = 2;
 const DESCRIPTORS_WANTED: u64 = 4096;
 /// How long blocking work, which cannot be cancelled, may delay the end.
 const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// How long the end of a daemon that failed may take.
+const END_WAIT_MAX: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     // Run-time compilers may abort: they run in a process of their own, which is this binary again.
@@ -63,14 +68,35 @@ fn main() -> ExitCode {
             tracing::warn!("ended before the running requests did");
             ExitCode::FAILURE
         }
-        Err(error) => fail(&error, exit_code(&error)),
+        Err(error) => {
+            end_for_certain();
+            fail(&error, exit_code(&error))
+        }
+    }
+}
+
+/// Ends the process within [`END_WAIT_MAX`], whatever happens: the exit handlers of a vendor's library may wait for a
+/// device that does not answer.
+fn end_for_certain() {
+    let thread = std::thread::Builder::new().name("end".to_owned());
+    let started = thread.spawn(|| {
+        std::thread::sleep(END_WAIT_MAX);
+        tracing::error!("the process does not end by itself; it is killed");
+        // There is no more to be done if even that fails.
+        let _ = kill(Pid::this(), Signal::SIGKILL);
+    });
+    if let Err(error) = started {
+        tracing::debug!(%error, "nothing watches over the end");
     }
 }
 
 /// What a failure of the daemon ends with.
 fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(rocmforge_engine::Error::NoDevice(_)) = error.downcast_ref() {
+        return 3;
+    }
     match error.downcast_ref() {
-        Some(rocmforge_engine::Error::NoDevice(_)) => 3,
+        Some(ServeError::DeviceLost(_)) => 4,
         _ => 1,
     }
 }

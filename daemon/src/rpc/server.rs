@@ -37,7 +37,7 @@ fn device(context: &Context, snapshot: &Snapshot) -> v1::Device {
         compute_units: device.compute_units,
         allocations: device.allocations,
         memory: device.memory.map(|memory| v1::DeviceMemory {
-            free_bytes: memory.free_bytes,
+            free_bytes: device.free_bytes.unwrap_or_default(),
             allocated_bytes: memory.allocated_bytes,
             capacity_bytes: memory.capacity_bytes,
         }),
@@ -53,7 +53,7 @@ fn driver(found: &FoundDriver, in_use: &DeviceStatus) -> v1::GpuDriver {
             name: device.name.clone(),
             arch: device.arch.clone(),
             memory_bytes: device.memory_bytes,
-            free_bytes: in_use.memory.filter(|_| used).map(|m| m.free_bytes),
+            free_bytes: in_use.free_bytes.filter(|_| used),
             compute_units: device.compute_units,
             wave_size: device.wave_size,
             pci_address: device.pci_address.clone(),

@@ -71,8 +71,6 @@ pub type Watch = Box<dyn Fn() -> Option<String> + Send>;
 /// What a device's driver gave, to be held against the ledger.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Bytes free by the driver's own count, other processes' shares taken off.
-    pub free_bytes: u64,
     /// Bytes of the allocations that this process holds.
     pub allocated_bytes: u64,
     /// Bytes of them that the arena makes usable: what slabs, pages and scratch may take.
@@ -120,9 +118,13 @@ pub trait Device: Send {
     /// What it is.
     fn info(&self) -> DeviceInfo;
 
-    /// What the driver counts of its memory; `None` where there is no such count, as on the host. Asks the driver, so not
-    /// for every step.
+    /// What the driver gave; `None` where there is no such count, as on the host.
     fn memory_use(&self) -> Option<MemoryUse> {
+        None
+    }
+
+    /// Bytes free by the driver's own count, other processes' shares taken off. Asks the driver, so not for every step.
+    fn free_bytes(&self) -> Option<u64> {
         None
     }
 
@@ -157,6 +159,16 @@ pub trait Device: Send {
     /// # Errors
     /// [`Error::Memory`] with the numbers, among them what could be had; the arena is then as it was.
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error>;
+
+    /// Gives the arena's memory back to the driver and takes it anew: `most` bytes, or less down to `least` where the driver
+    /// refuses. Of what the arena held only the ranges in `keep` (offset and bytes) stay, and what the device has for
+    /// itself. Called with no segment resident or under way; returns the capacity.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if not even `least` can be had: the arena has no memory then. [`Error::Lost`].
+    fn renew(&mut self, most: u64, _least: u64, _keep: &[(u64, u64)]) -> Result<u64, Error> {
+        self.set_capacity(most).map(|()| most)
+    }
 
     /// Starts an upload.
     ///

@@ -33,7 +33,9 @@ use crate::handle::EngineHandle;
 use crate::loaded::LoadedModel;
 use crate::open::{Opened, no_device};
 use crate::residency::Residency;
+use crate::suspend::{Clocks, SleepClock};
 use crate::task::Task;
+use crate::watchdog::{self, Loss};
 
 /// Which device to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +78,8 @@ pub struct EngineConfig {
     pub prefetch: Option<u32>,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
+    /// What tells that the machine slept.
+    pub clocks: Clocks,
 }
 
 impl Default for EngineConfig {
@@ -91,6 +95,7 @@ impl Default for EngineConfig {
             prefill_chunk: None,
             prefetch: None,
             watchdog: WATCHDOG_DEFAULT,
+            clocks: Clocks::default(),
         }
     }
 }
@@ -175,6 +180,10 @@ pub(crate) struct Engine {
     /// Tokens of a prompt that are computed in one pass, at most.
     pub(crate) prefill_chunk: NonZeroUsize,
     pub(crate) lost: Option<String>,
+    /// Sees the machine sleep.
+    sleep: SleepClock,
+    /// How everyone is told that the engine ends by itself.
+    loss: Loss,
 }
 
 /// Starts the engine on a thread of its own.
@@ -242,6 +251,9 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     };
     let first = crate::publish::snapshot_of(&residency, &[], &config, &found);
     let (snapshot, watch) = watch::channel(Arc::new(first));
+    let loss = Loss::new(snapshot.clone());
+    let lost = loss.subscribe();
+    let sleep = SleepClock::new(config.clocks.clone());
     let engine = Engine {
         config,
         found,
@@ -260,16 +272,20 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         prefetch,
         prefill_chunk,
         lost: None,
+        sleep,
+        loss,
     };
     let thread = std::thread::Builder::new()
         .name("engine".to_owned())
         .spawn(move || guarded(engine, receiver))
         .map_err(|e| Error::Internal(format!("the engine thread could not be started: {e}")))?;
-    Ok((EngineHandle::new(commands, watch), EngineThread { thread }))
+    let handle = EngineHandle::new(commands, watch, lost);
+    Ok((handle, EngineThread { thread }))
 }
 
 /// Runs the engine; a panic in it is a bug of ours, and every request ends with an error instead of hanging.
 fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error> {
+    let watchdog = watchdog::start(engine.residency.device.watch(), engine.loss.clone());
     let ran = catch_unwind(AssertUnwindSafe(|| engine.run(&commands)));
     let error = match ran {
         Ok(None) => return Ok(()),
@@ -285,7 +301,20 @@ fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error>
     };
     tracing::error!(%error, "the engine ends");
     engine.give_up(&error);
-    Err(Error::Internal(error))
+    drop(watchdog);
+    // Giving a device back waits for it, and this one may never answer: the process ends with it.
+    let Engine { residency, .. } = engine;
+    std::mem::forget(residency);
+    Err(device_lost(&error))
+}
+
+fn device_lost(reason: &str) -> Error {
+    Error::Unavailable {
+        message: format!(
+            "the device is lost ({reason}); the daemon ends, its service manager starts it again"
+        ),
+        retry_after: Duration::from_secs(5),
+    }
 }
 
 impl Engine {
@@ -306,6 +335,9 @@ impl Engine {
             {
                 return Some(reason);
             }
+            if self.check_after_sleep() {
+                continue;
+            }
             // In this order: a drain that waits for a reader who went away ends with it, not with its grace period.
             self.end_the_ended();
             if self.drained() {
@@ -321,6 +353,28 @@ impl Engine {
                 Ok(command) => self.handle(command),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// Has the device checked if the machine slept: a card's memory may be gone although every call works. Whether it
+    /// was lost; what it holds is kept if not.
+    fn check_after_sleep(&mut self) -> bool {
+        let Some(slept) = self.sleep.slept() else {
+            return false;
+        };
+        match self.residency.device.check() {
+            Ok(()) => {
+                tracing::info!(
+                    seconds = slept.as_secs(),
+                    "the machine slept; the device holds what it held"
+                );
+                false
+            }
+            Err(error) => {
+                let reason = format!("after {} s of sleep: {error}", slept.as_secs());
+                self.lost = Some(reason);
+                true
             }
         }
     }
@@ -420,25 +474,14 @@ impl Engine {
     /// Ends every request with the reason that the engine ends.
     fn give_up(&mut self, reason: &str) {
         self.lost = Some(reason.to_owned());
-        let error = || Error::Unavailable {
-            message: format!(
-                "the device is lost ({reason}); the daemon ends, its service manager starts it again"
-            ),
-            retry_after: Duration::from_secs(5),
-        };
+        let error = || device_lost(reason);
         for task in self.running.drain(..).chain(self.waiting.drain(..)) {
             task.fail(error());
         }
         for preload in self.preloads.drain(..) {
             let _ = preload.events.try_send(PreloadEvent::Failed(error()));
         }
-        self.snapshot.send_modify(|snapshot| {
-            let mut last = Snapshot::clone(snapshot);
-            last.device_lost = Some(reason.to_owned());
-            last.running = 0;
-            last.queued = 0;
-            *snapshot = Arc::new(last);
-        });
+        self.loss.tell(reason);
     }
 
     pub(crate) fn entry(&self, model: ModelId) -> &Entry {

@@ -359,8 +359,10 @@ pub struct DeviceStatus {
     pub memory_bytes: u64,
     /// Allocations asked of the driver since start-up.
     pub allocations: u64,
-    /// What its driver counts; `None` on the host.
+    /// What its driver gave; `None` on the host.
     pub memory: Option<MemoryUse>,
+    /// Bytes free by its driver's count, at most half a second old while there is work; `None` on the host.
+    pub free_bytes: Option<u64>,
 }
 
 /// A model and where its segments are.

@@ -1,59 +1,63 @@
 //! Whether the machine slept: what the clock that counts sleep gained on the one that does not.
 //!
-//! After a sleep a card's memory may be gone although every call works. So the engine asks [`SleepClock::slept`] before it
-//! works after a rest, and from time to time while it works, and has the device checked if it did.
+//! After a sleep a card's memory may be gone although every call works. So the engine asks before every step and after every
+//! rest, which costs two readings of a clock, and has the device checked if the machine slept.
 
-use std::time::{Duration, Instant};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// A gain above this is a sleep; below it the two clocks are only read at different moments.
 const GAIN_MIN: Duration = Duration::from_millis(200);
 
-/// While there is work, the clocks are compared at most this often.
-const PERIOD: Duration = Duration::from_secs(1);
+/// What the two clocks say: time with sleep counted, and without. The system's, unless a test has its own.
+#[derive(Clone)]
+pub struct Clocks(Arc<dyn Fn() -> (Duration, Duration) + Send + Sync>);
 
-/// Reads both clocks: time with sleep counted, and without.
-type ReadClocks = Box<dyn FnMut() -> (Duration, Duration) + Send>;
-
-/// The two clocks.
-pub(crate) struct SleepClock {
-    read: ReadClocks,
-    /// What the clock that counts sleep was ahead when it was looked at last.
-    ahead: Duration,
-    looked_at: Instant,
+impl Clocks {
+    /// Clocks that read as `read` says.
+    pub fn reading(read: impl Fn() -> (Duration, Duration) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(read))
+    }
 }
 
-impl SleepClock {
-    /// The system's clocks.
-    pub(crate) fn system() -> Self {
-        Self::reading(Box::new(|| {
+impl Default for Clocks {
+    fn default() -> Self {
+        Self::reading(|| {
             let read = |clock| {
                 let time = nix::time::clock_gettime(clock).map(Duration::from);
                 time.unwrap_or_default()
             };
-            // In this order: a delay in between makes a gain smaller, never larger.
+            // A delay between the two at worst asks for a check that finds nothing wrong.
             let with_sleep = read(nix::time::ClockId::CLOCK_BOOTTIME);
             (with_sleep, read(nix::time::ClockId::CLOCK_MONOTONIC))
-        }))
+        })
+    }
+}
+
+impl fmt::Debug for Clocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clocks")
+    }
+}
+
+/// Sees the machine sleep.
+#[derive(Debug)]
+pub(crate) struct SleepClock {
+    clocks: Clocks,
+    /// How much the clock that counts sleep was ahead when a sleep was seen last.
+    ahead: Duration,
+}
+
+impl SleepClock {
+    pub(crate) fn new(clocks: Clocks) -> Self {
+        let ahead = ahead(&clocks);
+        Self { clocks, ahead }
     }
 
-    fn reading(mut read: ReadClocks) -> Self {
-        let (with_sleep, without) = read();
-        Self {
-            read,
-            ahead: with_sleep.saturating_sub(without),
-            looked_at: Instant::now(),
-        }
-    }
-
-    /// How long the machine slept since the last look, if it did. `always` looks even if the last look is only a moment
-    /// ago.
-    pub(crate) fn slept(&mut self, always: bool) -> Option<Duration> {
-        if !always && self.looked_at.elapsed() < PERIOD {
-            return None;
-        }
-        self.looked_at = Instant::now();
-        let (with_sleep, without) = (self.read)();
-        let ahead = with_sleep.saturating_sub(without);
+    /// How long the machine slept since the last look, if it did.
+    pub(crate) fn slept(&mut self) -> Option<Duration> {
+        let ahead = ahead(&self.clocks);
         let gain = ahead.saturating_sub(self.ahead);
         if gain < GAIN_MIN {
             return None;
@@ -63,17 +67,25 @@ impl SleepClock {
     }
 }
 
+fn ahead(clocks: &Clocks) -> Duration {
+    let (with_sleep, without) = (clocks.0)();
+    with_sleep.saturating_sub(without)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::sync::Mutex;
 
     use super::*;
 
     /// A clock that has been told what to read, in milliseconds.
     fn clock(readings: &[(u64, u64)]) -> SleepClock {
-        let mut readings: VecDeque<_> = readings.iter().copied().collect();
-        SleepClock::reading(Box::new(move || {
-            let (with_sleep, without) = readings.pop_front().expect("a reading is left");
+        let readings: VecDeque<_> = readings.iter().copied().collect();
+        let readings = Mutex::new(readings);
+        SleepClock::new(Clocks::reading(move || {
+            let next = readings.lock().unwrap().pop_front();
+            let (with_sleep, without) = next.expect("a reading is left");
             (
                 Duration::from_millis(with_sleep),
                 Duration::from_millis(without),
@@ -90,18 +102,23 @@ mod tests {
             (3_613_000, 10_000),
             (3_614_500, 11_000),
         ]);
-        assert_eq!(clock.slept(true), None);
-        assert_eq!(clock.slept(true), Some(Duration::from_secs(3600)));
-        assert_eq!(clock.slept(true), None);
-        assert_eq!(clock.slept(true), Some(Duration::from_millis(500)));
+        assert_eq!(clock.slept(), None);
+        assert_eq!(clock.slept(), Some(Duration::from_secs(3600)));
+        assert_eq!(clock.slept(), None);
+        assert_eq!(clock.slept(), Some(Duration::from_millis(500)));
     }
 
     #[test]
     fn reading_the_clocks_one_after_the_other_is_no_sleep() {
         // A preempted reader sees the second clock later, or an earlier reading was the late one.
-        let mut clock = clock(&[(1_000, 1_050), (2_000, 2_000), (3_000, 3_090), (4_000, 3_900)]);
+        let mut clock = clock(&[
+            (1_000, 1_050),
+            (2_000, 2_000),
+            (3_000, 3_090),
+            (4_000, 3_900),
+        ]);
         for _ in 0..3 {
-            assert_eq!(clock.slept(true), None);
+            assert_eq!(clock.slept(), None);
         }
     }
 
@@ -109,20 +126,13 @@ mod tests {
     fn many_small_gains_add_up_to_a_sleep() {
         let readings: Vec<(u64, u64)> = (0..10).map(|i| (1_000 + i * 100, 1_000)).collect();
         let mut clock = clock(&readings);
-        let told = (0..9).filter_map(|_| clock.slept(true)).count();
+        let told = (0..9).filter_map(|_| clock.slept()).count();
         assert!(told > 0);
     }
 
     #[test]
-    fn work_looks_only_now_and_then() {
-        let mut clock = clock(&[(0, 0), (5_000, 0)]);
-        assert_eq!(clock.slept(false), None);
-        assert_eq!(clock.slept(true), Some(Duration::from_secs(5)));
-    }
-
-    #[test]
     fn the_systems_clocks_run_together_here() {
-        let mut clock = SleepClock::system();
-        assert_eq!(clock.slept(true), None);
+        let mut clock = SleepClock::new(Clocks::default());
+        assert_eq!(clock.slept(), None);
     }
 }

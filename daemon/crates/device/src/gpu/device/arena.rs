@@ -4,12 +4,17 @@
 //! below the smaller of the two ends, and gives the old one back; so the arena's address changes, and whoever keeps
 //! addresses asks for [`Arena::generation`].
 //!
+//! Behind the capacity lie [`TAIL_BYTES`] that the ledger does not know: a mark at the very end of the allocation.
+//!
 //! *Invariant:* only the engine thread uses it. Every offset is checked against the capacity.
 
 use crate::error::Error;
 use crate::gpu::{Buffer, Context, Stream};
 
 use super::failed;
+
+/// Bytes behind the arena's end: all that is allocated beyond the capacity.
+pub(super) const TAIL_BYTES: u64 = crate::ALIGNMENT;
 
 /// The arena.
 #[derive(Debug)]
@@ -56,14 +61,55 @@ impl Arena {
         self.buffer.as_ref().map_or(0, |b| b.ptr().0)
     }
 
+    /// The address of the allocation's last bytes, [`TAIL_BYTES`] of them.
+    pub(super) fn tail(&self) -> Option<u64> {
+        self.buffer
+            .as_ref()
+            .map(|b| b.ptr().0 + b.bytes() - TAIL_BYTES)
+    }
+
+    /// Gives all memory back and takes `most` bytes anew, or less, down to `least`. Nothing may be under way.
+    pub(super) fn renew(&mut self, most: u64, least: u64) -> Result<u64, Error> {
+        self.buffer = None;
+        self.capacity = 0;
+        self.generation += 1;
+        let mut bytes = most;
+        loop {
+            match Buffer::new(&self.context, bytes + TAIL_BYTES) {
+                Ok(buffer) => {
+                    self.buffer = Some(buffer);
+                    self.capacity = bytes;
+                    return Ok(bytes);
+                }
+                Err(error) if error.is_out_of_memory() && bytes > least => {
+                    bytes = least.max((bytes / 8 * 7) & !(crate::ALIGNMENT - 1));
+                }
+                Err(error) => return Err(self.refused(bytes, &error)),
+            }
+        }
+    }
+
+    fn refused(&self, bytes: u64, error: &crate::gpu::Error) -> Error {
+        if error.is_lost() {
+            return failed("allocating the arena", error.clone());
+        }
+        let free = self.context.memory().map_or(0, |m| m.free);
+        let held = self.capacity;
+        Error::Memory {
+            kind: super::vendor_name(&self.context),
+            bytes,
+            message: format!("{error}; {free} bytes are free and {held} are held"),
+        }
+    }
+
     /// Makes `bytes` usable. `stream` carries the copy; nothing else may be under way on the device.
     pub(super) fn set_capacity(&mut self, bytes: u64, stream: &Stream) -> Result<(), Error> {
-        let held = self.buffer.as_ref().map_or(0, Buffer::bytes);
+        let held = self.buffer.as_ref().map_or(0, |b| b.bytes() - TAIL_BYTES);
         if bytes == held {
             self.capacity = bytes;
             return Ok(());
         }
-        let fresh = match Buffer::new(&self.context, bytes) {
+        let fresh = match Buffer::new(&self.context, bytes + TAIL_BYTES) {
             Ok(fresh) => fresh,
             // A smaller arena needs no memory: the rest is simply not used.
             Err(error) if bytes < held => {
@@ -71,15 +117,7 @@ impl Arena {
                 self.capacity = bytes;
                 return Ok(());
             }
-            Err(error) if error.is_lost() => return Err(failed("allocating the arena", error)),
-            Err(error) => {
-                let free = self.context.memory().map_or(0, |m| m.free);
-                return Err(Error::Memory {
-                    kind: super::vendor_name(&self.context),
-                    bytes,
-                    message: format!("{error}; {free} bytes are free and {held} are held"),
-                });
-            }
+            Err(error) => return Err(self.refused(bytes, &error)),
         };
         if let Some(old) = &self.buffer {
             let kept = self.capacity.min(bytes);

@@ -67,7 +67,7 @@ const PASS_PIECE_BYTES: usize = 1 << 20;
 /// Rows of an embedding from which on the device dequantizes them.
 const DEVICE_ROWS_MIN: u64 = 32;
 
-/// What is written to the arena's first bytes of the fixed block's bounce buffer to see whether memory survived.
+/// What is written to a few places of the arena to see whether memory survived.
 const SENTINEL: u32 = 0x5EA1_1A57;
 
 /// A GPU.
@@ -226,6 +226,30 @@ impl GpuDevice {
             slots: base + fixed.slots,
             ..fixed
         })
+    }
+
+    /// Addresses of the words that tell whether memory survived: in the fixed block, and behind the arena's end.
+    fn sentinels(&self) -> Vec<u64> {
+        let inside = self.fixed_addresses().ok().map(|fixed| fixed.results);
+        inside.into_iter().chain(self.arena.tail()).collect()
+    }
+
+    fn put_sentinels(&mut self) -> Result<(), Error> {
+        for at in self.sentinels() {
+            pass_data::send_bytes(&self.pass_ring, &self.compute, at, &SENTINEL.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Clears the fixed block and puts the sentinels.
+    fn prepare_fixed(&mut self) -> Result<(), Error> {
+        if let Some(fixed) = self.fixed {
+            self.arena
+                .zero(fixed.flags, fixed.slots - fixed.flags, &self.compute)?;
+        }
+        self.put_sentinels()?;
+        self.addresses_changed()?;
+        self.finish()
     }
 
     fn addresses_changed(&mut self) -> Result<(), Error> {
@@ -479,10 +503,13 @@ impl Device for GpuDevice {
 
     fn memory_use(&self) -> Option<MemoryUse> {
         Some(MemoryUse {
-            free_bytes: self.context.memory().ok()?.free,
             allocated_bytes: self.held_bytes(),
             capacity_bytes: self.arena.capacity(),
         })
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        Some(self.context.memory().ok()?.free)
     }
 
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
@@ -518,25 +545,8 @@ impl Device for GpuDevice {
 
     fn set_fixed(&mut self, offset: u64, bytes: u64) {
         self.arena.at(offset, bytes);
-        let fixed = Fixed::new(offset, bytes);
-        self.fixed = Some(fixed);
-        let cleared = self
-            .arena
-            .zero(fixed.flags, fixed.slots - fixed.flags, &self.compute)
-            .and_then(|()| {
-                let sentinel = self.arena.base() + fixed.results;
-                pass_data::send(
-                    &self.pass_ring,
-                    &self.compute,
-                    sentinel,
-                    &[SENTINEL],
-                    u32::to_le_bytes,
-                    &mut Vec::new(),
-                )
-            })
-            .and_then(|()| self.addresses_changed())
-            .and_then(|()| self.finish());
-        if let Err(error) = cleared {
+        self.fixed = Some(Fixed::new(offset, bytes));
+        if let Err(error) = self.prepare_fixed() {
             // The next call meets it too, and can say so.
             tracing::error!(%error, "the device's own memory could not be cleared");
         }
@@ -549,8 +559,33 @@ impl Device for GpuDevice {
         let set = self.arena.set_capacity(bytes, &self.compute);
         if self.arena.generation() != before {
             self.addresses_changed()?;
+            self.put_sentinels()?;
         }
         set
+    }
+
+    fn renew(&mut self, most: u64, least: u64, keep: &[(u64, u64)]) -> Result<u64, Error> {
+        self.uploads.settle_all()?;
+        let mut kept = Vec::with_capacity(keep.len());
+        for &(offset, bytes) in keep {
+            let mut range = vec![0; bytes as usize];
+            self.fetch(self.arena.at(offset, bytes), &mut range)?;
+            kept.push(range);
+        }
+        self.finish()?;
+        // Recordings take memory of the driver's own.
+        self.graphs.clear();
+        let capacity = self.arena.renew(most, least)?;
+        self.addresses_changed()?;
+        if self.fixed.is_some() {
+            self.prepare_fixed()?;
+        }
+        for (&(offset, bytes), range) in keep.iter().zip(&kept) {
+            let to = self.arena.at(offset, bytes);
+            pass_data::send_bytes(&self.pass_ring, &self.compute, to, range)?;
+        }
+        self.finish()?;
+        Ok(capacity)
     }
 
     fn begin_upload(&mut self, upload: Upload) -> Result<UploadTicket, Error> {
@@ -778,16 +813,15 @@ impl Device for GpuDevice {
     }
 
     fn check(&mut self) -> Result<(), Error> {
-        let Ok(fixed) = self.fixed_addresses() else {
-            return Ok(());
-        };
-        let mut word = [0; 4];
-        self.fetch(fixed.results, &mut word)?;
-        if u32::from_le_bytes(word) != SENTINEL {
-            return Err(Error::Lost(
-                "the device's memory does not hold what was left there; it was reset or lost power"
-                    .to_owned(),
-            ));
+        for at in self.sentinels() {
+            let mut word = [0; 4];
+            self.fetch(at, &mut word)?;
+            if u32::from_le_bytes(word) != SENTINEL {
+                return Err(Error::Lost(
+                    "the device's memory does not hold what was left there; it was reset or lost power"
+                        .to_owned(),
+                ));
+            }
         }
         Ok(())
     }
