@@ -23,12 +23,13 @@ use crate::task::Task;
 /// Most times that a request's step is done again.
 const REFUSALS_MAX: u32 = 12;
 
-/// The part of the budget that goes at a time, at the least.
+/// The part of the budget that goes the first time, at the least; twice as much the next time, up to half.
 const STEP: u64 = 16;
 
-/// What is left of a budget when the driver refused so many bytes (0 if it did not say).
-fn less(budget: u64, refused: u64) -> u64 {
-    let step = refused.max(budget / STEP).max(1);
+/// What is left of a budget when the driver refused so many bytes (0 if it did not say), after `refusals` before.
+fn less(budget: u64, refused: u64, refusals: u32) -> u64 {
+    let part = (STEP >> refusals.min(3)).max(2);
+    let step = refused.max(budget / part).max(1);
     let step = step.next_multiple_of(rocmforge_device::ALIGNMENT);
     budget.saturating_sub(step)
 }
@@ -46,7 +47,7 @@ impl Engine {
         };
         self.free_scratch();
         let (before, need) = (self.budget(), self.need_with(task));
-        let after = less(before, refused);
+        let after = less(before, refused, task.refusals);
         let (alone, name) = (self.need_alone(task), task.loaded.name());
         let free = self.residency.device.free_bytes().unwrap_or(0);
         let numbers = format!(
@@ -84,7 +85,7 @@ impl Engine {
         };
         self.free_scratch();
         let (before, need) = (self.budget(), self.need_of_running());
-        let after = less(before, refused);
+        let after = less(before, refused, 0);
         if after < need.max(before / 2) {
             return Err(Error::Precondition(format!(
                 "the driver refuses memory ({error}); of the budget of {before} bytes {after} would be left, too little \
@@ -177,26 +178,28 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::less;
+    use super::{REFUSALS_MAX, less};
 
     #[test]
     fn a_budget_shrinks_by_what_was_refused_but_not_by_crumbs() {
-        assert_eq!(less(16 << 20, 0), 15 << 20);
-        assert_eq!(less(16 << 20, 1000), 15 << 20);
-        assert_eq!(less(16 << 20, 3 << 20), 13 << 20);
-        assert_eq!(less(16 << 20, (3 << 20) + 1), (13 << 20) - 256);
-        assert_eq!(less(1 << 20, 1 << 30), 0);
-        assert_eq!(less(0, 0), 0);
+        assert_eq!(less(16 << 20, 0, 0), 15 << 20);
+        assert_eq!(less(16 << 20, 1000, 0), 15 << 20);
+        assert_eq!(less(16 << 20, 3 << 20, 0), 13 << 20);
+        assert_eq!(less(16 << 20, (3 << 20) + 1, 0), (13 << 20) - 256);
+        assert_eq!(less(16 << 20, 0, 1), 14 << 20);
+        assert_eq!(less(16 << 20, 0, 100), 8 << 20);
+        assert_eq!(less(1 << 20, 1 << 30, 0), 0);
+        assert_eq!(less(0, 0, 0), 0);
     }
 
     #[test]
     fn shrinking_ends() {
-        let mut budget = u64::MAX / 2;
-        let mut steps = 0;
-        while budget > 64 << 10 {
-            budget = less(budget, 0);
-            steps += 1;
-            assert!(steps < 1000);
+        let mut budget = 1 << 40;
+        for refusals in 0..REFUSALS_MAX {
+            let after = less(budget, 0, refusals);
+            assert!(after < budget, "{refusals}");
+            budget = after;
         }
+        assert!(budget < 1 << 32, "{budget}");
     }
 }

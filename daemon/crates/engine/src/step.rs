@@ -37,6 +37,8 @@ impl Engine {
             .running
             .remove(at)
             .expect("the index was just looked at");
+        // What an upload ahead of need was refused is not this step's affair.
+        self.residency.take_refused();
         match self.step_of(&mut task) {
             Ok(Stepped::GoesOn) => self.running.push_back(task),
             Ok(Stepped::Done(finish)) => self.complete(task, finish),
