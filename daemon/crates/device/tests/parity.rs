@@ -54,7 +54,7 @@ fn ready(mut device: Box<dyn Device>) -> Box<dyn Device> {
     device.set_capacity(ARENA).unwrap();
     let fixed = device.fixed_bytes(ARENA);
     assert!(fixed < SLAB);
-    device.set_fixed(0, fixed);
+    device.set_fixed(0, fixed).unwrap();
     device
 }
 
