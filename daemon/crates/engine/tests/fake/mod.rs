@@ -141,7 +141,8 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, text: &str, n: u32) -> GenerateRe
     }
 }
 
-fn ended() -> Error {
+/// What a request gets that was sent as the engine ended.
+pub(crate) fn ended() -> Error {
     Error::Unavailable {
         message: "the engine has ended".to_owned(),
         retry_after: Duration::ZERO,
