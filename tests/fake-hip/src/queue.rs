@@ -160,8 +160,10 @@ impl State {
     pub(crate) fn finish(&mut self, place: (usize, u64)) {
         while self.step(place) {
             // Whoever waits for work that never ends never comes back, and holds the runtime's lock.
-            while self.hung {
-                std::thread::park();
+            if self.hung {
+                loop {
+                    std::thread::park();
+                }
             }
         }
     }

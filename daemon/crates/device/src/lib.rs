@@ -151,7 +151,12 @@ pub trait Device: Send {
 
     /// Where [`Device::fixed_bytes`] bytes were reserved: an arena offset and their number. Called once, before the
     /// first upload.
-    fn set_fixed(&mut self, _offset: u64, _bytes: u64) {}
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`]: the device cannot be used.
+    fn set_fixed(&mut self, _offset: u64, _bytes: u64) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Makes the arena usable up to `bytes`, keeping what it holds. Called with slabs beyond a smaller capacity already
     /// moved or evicted.
@@ -160,14 +165,14 @@ pub trait Device: Send {
     /// [`Error::Memory`] with the numbers, among them what could be had; the arena is then as it was.
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error>;
 
-    /// Gives the arena's memory back to the driver and takes it anew: `most` bytes, or less down to `least` where the driver
-    /// refuses. Of what the arena held only the ranges in `keep` (offset and bytes) stay, and what the device has for
+    /// Gives the arena's memory back to the driver and takes it anew: the first of `sizes` that the driver does not refuse. Of what the arena held only the ranges in `keep` (offset and bytes) stay, and what the device has for
     /// itself. Called with no segment resident or under way; returns the capacity.
     ///
     /// # Errors
-    /// [`Error::Memory`] if not even `least` can be had: the arena has no memory then. [`Error::Lost`].
-    fn renew(&mut self, most: u64, _least: u64, _keep: &[(u64, u64)]) -> Result<u64, Error> {
-        self.set_capacity(most).map(|()| most)
+    /// [`Error::Memory`] if none can be had: the arena has no memory then. [`Error::Lost`].
+    fn renew(&mut self, sizes: &[u64], _keep: &[(u64, u64)]) -> Result<u64, Error> {
+        let bytes = sizes.first().copied().unwrap_or(0);
+        self.set_capacity(bytes).map(|()| bytes)
     }
 
     /// Starts an upload.

@@ -1,4 +1,5 @@
-//! Every operation and weight type on every GPU that can be opened, against the host device.
+//! Every operation and weight type on every GPU that can be opened, and through the HIP path on a fake one, against the
+//! host device. The fake carries kernels out with the host's code: with it, the launches are what is tested.
 //!
 //! Tolerances: both devices round a product's input to 8 bits a block of 32 (the GPU to f16 instead where the vendor's
 //! library multiplies), each with its own scale, so two right results differ by a small share of the result's size.
@@ -12,14 +13,15 @@ use std::sync::Arc;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use rocmforge_device::gpu::device::usual_images;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice, Vendor};
+use rocmforge_device::gpu::device::{ImageFolder, Images, usual_images};
+use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
 use rocmforge_device::host::{HostConfig, HostDevice};
 use rocmforge_device::ops::{HeadShape, Product};
 use rocmforge_device::{
     Batch, Bound, Buf, BufSpec, Device, Op, Role, Rows, Scratch, ScratchLayout, SegmentLayout,
     Span, TensorDesc, Upload,
 };
+use rocmforge_fake_hip::{Fake, Live};
 use rocmforge_gguf::{MappedFile, TensorType};
 use rocmforge_kernels::host::WeightType;
 use rocmforge_kernels::host::ops::{
@@ -27,34 +29,53 @@ use rocmforge_kernels::host::ops::{
 };
 
 /// Arena of each device.
-const ARENA: u64 = 512 << 20;
-const SLAB: u64 = 128 << 20;
-const SCRATCH: u64 = 256 << 20;
-const KV: u64 = 480 << 20;
+const ARENA: u64 = 128 << 20;
+const SLAB: u64 = 16 << 20;
+const SCRATCH: u64 = 48 << 20;
+const KV: u64 = 112 << 20;
 
-fn gpus() -> Vec<Box<dyn Device>> {
-    let open = |vendor: Vendor| {
-        let opened = GpuDevice::open(GpuConfig::new(vendor, 0), usual_images(vendor));
-        match opened {
-            Ok(device) => Some(Box::new(device) as Box<dyn Device>),
-            Err(error) => {
-                println!("skipped: {vendor}: {error}");
-                None
-            }
-        }
+/// A device that is compared with the host, and the runtime behind it if that is a fake.
+struct Gpu {
+    device: Box<dyn Device>,
+    fake: Option<Fake>,
+}
+
+fn gpus() -> Vec<Gpu> {
+    let open = |config: GpuConfig, images: Box<dyn Images>| {
+        let opened = GpuDevice::open(config, images);
+        opened.map(|device| ready(Box::new(device)))
     };
-    [Vendor::Hip, Vendor::Cuda]
-        .into_iter()
-        .filter_map(open)
-        .map(ready)
-        .collect()
+    let mut found = Vec::new();
+    for vendor in [Vendor::Hip, Vendor::Cuda] {
+        match open(GpuConfig::new(vendor, 0), usual_images(vendor)) {
+            Ok(device) => found.push(Gpu { device, fake: None }),
+            Err(error) => println!("skipped: {vendor}: {error}"),
+        }
+    }
+    let fake = Fake::new();
+    let config = GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        // A vendor's library on this machine knows nothing of the fake's memory.
+        vendor_products: false,
+        ring_pieces: 2,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    };
+    let device = open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    found.push(Gpu {
+        device,
+        fake: Some(fake),
+    });
+    found
 }
 
 fn ready(mut device: Box<dyn Device>) -> Box<dyn Device> {
     device.set_capacity(ARENA).unwrap();
     let fixed = device.fixed_bytes(ARENA);
     assert!(fixed < SLAB);
-    device.set_fixed(0, fixed);
+    device.set_fixed(0, fixed).unwrap();
     device
 }
 
@@ -354,7 +375,11 @@ fn difference(got: &[f32], expected: &[f32]) -> f64 {
 
 fn compare(cases: &[Case]) {
     let mut host = ready(Box::new(HostDevice::new(HostConfig::default()).unwrap()));
-    for mut gpu in gpus() {
+    for Gpu {
+        device: mut gpu,
+        fake,
+    } in gpus()
+    {
         println!("{:?}", gpu.info());
         let mut wrong = Vec::new();
         for (i, case) in cases.iter().enumerate() {
@@ -381,6 +406,11 @@ fn compare(cases: &[Case]) {
             gpu.info().name,
             wrong.join("\n")
         );
+        drop(gpu);
+        if let Some(fake) = fake {
+            assert_eq!(fake.violations(), Vec::<String>::new());
+            assert_eq!(fake.live(), Live::default());
+        }
     }
 }
 

@@ -100,6 +100,9 @@ impl Default for EngineConfig {
     }
 }
 
+/// How long the end of an engine waits for a lost device to take back what it gave.
+const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
+
 /// The engine's thread.
 #[derive(Debug)]
 pub struct EngineThread {
@@ -302,9 +305,18 @@ fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error>
     tracing::error!(%error, "the engine ends");
     engine.give_up(&error);
     drop(watchdog);
-    // Giving a device back waits for it, and this one may never answer: the process ends with it.
+    // Giving a device back waits for it, and this one may never answer: then the process ends with it.
     let Engine { residency, .. } = engine;
-    std::mem::forget(residency);
+    let (given, back) = sync_channel(1);
+    let giver = std::thread::Builder::new().name("give-back".to_owned());
+    let started = giver.spawn(move || {
+        drop(residency);
+        // Whoever waited may have given up.
+        let _ = given.send(());
+    });
+    if started.is_ok() && back.recv_timeout(GIVE_BACK_MAX).is_err() {
+        tracing::warn!("the device does not take its memory back; the end of the process does");
+    }
     Err(device_lost(&error))
 }
 
@@ -325,14 +337,10 @@ impl Engine {
                 match commands.try_recv() {
                     Ok(command) => self.handle(command),
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return None,
+                    Err(TryRecvError::Disconnected) => return self.lost(),
                 }
             }
-            if let Some(reason) = self
-                .lost
-                .take()
-                .or_else(|| self.residency.lost().map(str::to_owned))
-            {
+            if let Some(reason) = self.lost() {
                 return Some(reason);
             }
             if self.check_after_sleep() {
@@ -352,7 +360,7 @@ impl Engine {
             match commands.recv_timeout(self.patience()) {
                 Ok(command) => self.handle(command),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Disconnected) => return self.lost(),
             }
         }
     }
@@ -377,6 +385,12 @@ impl Engine {
                 true
             }
         }
+    }
+
+    /// Why the device is lost, if it is.
+    fn lost(&self) -> Option<String> {
+        let seen = || self.residency.lost().map(str::to_owned);
+        self.lost.clone().or_else(seen)
     }
 
     /// How long nothing can happen without a command.

@@ -290,7 +290,10 @@ impl Engine {
         let now = wanted.max(self.need_of_running());
         self.budget_wanted = (now > wanted).then_some(wanted);
         let above = match self.residency.set_budget(now) {
-            Err(_) if self.residency.take_refused().is_some() => self.grow_anew(now)?,
+            Err(_) if self.residency.take_refused().is_some() => {
+                self.grow_anew(now)?;
+                0
+            }
             set => set?,
         };
         self.give_back_unused()?;

@@ -252,14 +252,15 @@ pub struct Events<T> {
 impl<T> Events<T> {
     /// The next event, or `None` after the last (or if the engine ended).
     pub async fn next(&mut self) -> Option<T> {
-        let was_full = self.receiver.len() + crate::task::STEP_EVENTS > EVENT_CAPACITY;
         let event = tokio::select! {
             // In this order: what was sent before the loss is read before it.
             biased;
             event = self.receiver.recv() => event,
             _ = until_lost(&mut self.lost) => None,
         };
-        if was_full {
+        // Looked at after the event was taken: one that the engine sent just before would be missed otherwise, and the
+        // engine would sleep with its sequence left out.
+        if self.receiver.len() + 1 + crate::task::STEP_EVENTS > EVENT_CAPACITY {
             // If the queue is full the engine is awake and looks at every sequence anyway.
             let _ = self.commands.try_send(Command::Wake);
         }

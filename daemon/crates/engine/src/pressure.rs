@@ -112,7 +112,7 @@ impl Engine {
 
     fn shrink(&mut self, after: u64, keep: &[Slab], why: &Error) -> Result<(), Error> {
         let before = self.budget();
-        let budget = self.renew(after, keep)?;
+        let budget = self.renew(after, after, keep)?;
         self.budget_wanted = None;
         tracing::warn!(
             reason = %why,
@@ -126,8 +126,8 @@ impl Engine {
     }
 
     /// Takes the arena anew. An arena that cannot be had again is the device's loss.
-    fn renew(&mut self, bytes: u64, keep: &[Slab]) -> Result<u64, Error> {
-        let renewed = self.residency.renew(bytes, keep);
+    fn renew(&mut self, bytes: u64, otherwise: u64, keep: &[Slab]) -> Result<u64, Error> {
+        let renewed = self.residency.renew(bytes, otherwise, keep);
         self.residency.take_refused();
         renewed.inspect_err(|error| {
             self.lost = Some(format!("the arena cannot be taken again: {error}"));
@@ -135,25 +135,32 @@ impl Engine {
     }
 
     /// Raises the budget where the driver had no room for the new arena beside the old one: gives the old one back
-    /// first. Returns the bytes above the budget.
+    /// first, if that would help.
     ///
     /// # Errors
-    /// [`Error::Precondition`] with what can be had; the budget is then what it was, or what there is.
-    pub(crate) fn grow_anew(&mut self, wanted: u64) -> Result<u64, Error> {
+    /// [`Error::Exhausted`] with the numbers; the budget is then what it was, or what there is.
+    pub(crate) fn grow_anew(&mut self, wanted: u64) -> Result<(), Error> {
         let before = self.budget();
+        let free = self.residency.device.free_bytes().unwrap_or(0);
+        let held = self.residency.device.memory_use().unwrap_or_default();
+        let refused = |now: u64| Error::Exhausted {
+            message: format!(
+                "a budget of {wanted} bytes cannot be had now: {free} bytes are free on the device and {} are held; it is \
+                 {now} bytes now",
+                held.allocated_bytes
+            ),
+            retry_after: Duration::from_secs(1),
+        };
+        if free + held.allocated_bytes < wanted {
+            return Err(refused(before));
+        }
         self.free_scratch();
         let keep = self.kept_of_running();
-        let had = self.renew(wanted, &keep)?;
-        if had >= wanted {
-            return Ok(0);
+        let had = self.renew(wanted, before, &keep)?;
+        if had < wanted {
+            return Err(refused(had));
         }
-        let back = before.min(had);
-        let set = self.residency.set_budget(back);
-        self.give_back_unused()?;
-        set?;
-        Err(Error::Precondition(format!(
-            "a budget of {wanted} bytes cannot be had now: the driver gives {had}; it is {back} now"
-        )))
+        Ok(())
     }
 
     /// Where a smaller arena could not be made beside the old one, and so the old one is still held: gives it back and
@@ -167,7 +174,7 @@ impl Engine {
         }
         self.free_scratch();
         let keep = self.kept_of_running();
-        let budget = self.renew(self.budget(), &keep)?;
+        let budget = self.renew(self.budget(), self.budget(), &keep)?;
         tracing::info!(
             budget_bytes = budget,
             "memory above the budget went back to the driver; weights are loaded anew"

@@ -101,7 +101,9 @@ impl Residency {
         if bytes > 0 {
             let (_, slab) = self.reserve(BlockKind::Staging, None, bytes)?;
             self.fixed_bytes = slab.bytes;
-            self.device.set_fixed(slab.offset, slab.bytes);
+            self.device
+                .set_fixed(slab.offset, slab.bytes)
+                .map_err(|e| self.device_error(None, e))?;
         }
         Ok(())
     }
@@ -386,10 +388,15 @@ impl Residency {
         self.refused.take()
     }
 
-    /// Gives all memory back to the driver and takes `bytes` of it anew, or as much less as there is: that is the new
-    /// budget, which is returned. All weights go, to come again as they are needed; blocks stay, and of what they hold
-    /// the slabs in `keep`. Nothing may be in use.
-    pub(crate) fn renew(&mut self, bytes: u64, keep: &[Slab]) -> Result<u64, Error> {
+    /// Gives all memory back to the driver and takes `bytes` of it anew; if it refuses, `otherwise`, and then as much less
+    /// as there is. That is the new budget, which is returned. All weights go, to come again as they are needed; blocks
+    /// stay, and of what they hold the slabs in `keep`. Nothing may be in use.
+    pub(crate) fn renew(
+        &mut self,
+        bytes: u64,
+        otherwise: u64,
+        keep: &[Slab],
+    ) -> Result<u64, Error> {
         while !self.under_way.is_empty() {
             self.wait_any();
         }
@@ -407,12 +414,19 @@ impl Residency {
             }
         }
         self.execute()?;
-        let blocks_end = self.cache.arena_end();
+        // Blocks do not move.
+        let least = self.cache.arena_end().max(crate::commands::BUDGET_MIN);
+        let mut sizes = vec![bytes.max(least)];
+        let mut size = otherwise.max(least);
+        while size > least {
+            sizes.push(size);
+            size = (size / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
+        }
+        sizes.push(least);
         let keep: Vec<(u64, u64)> = keep.iter().map(|s| (s.offset, s.bytes)).collect();
-        let least = blocks_end.max(crate::commands::BUDGET_MIN);
         let capacity = self
             .device
-            .renew(bytes.max(least), least, &keep)
+            .renew(&sizes, &keep)
             .map_err(|e| self.device_error(None, e))?;
         let budget = bytes.min(capacity);
         self.cache.set_budget(budget, &mut self.actions);
@@ -424,10 +438,9 @@ impl Residency {
     /// Whether the driver's allocations are larger than what the capacity makes of them: it had no room to make a
     /// smaller one beside the old.
     pub(crate) fn holds_unused(&self) -> bool {
-        let slack = rocmforge_device::ALIGNMENT;
         self.device
             .memory_use()
-            .is_some_and(|m| m.allocated_bytes > m.capacity_bytes + slack)
+            .is_some_and(|m| m.allocated_bytes > m.capacity_bytes)
     }
 
     /// After releases: finishes a shrink that could not be reached at once.
@@ -498,6 +511,8 @@ impl Residency {
                 Action::Move { segment, from, to } => {
                     tracing::trace!(%segment, from.offset, to.offset, "move");
                     if let Err(error) = self.device.move_slab(from.offset, to.offset, from.bytes) {
+                        // What lies at its new place is not what the ledger believes.
+                        self.spoiled.push(segment);
                         outcome = outcome.and(Err(self.device_error(Some(segment.model), error)));
                     }
                 }

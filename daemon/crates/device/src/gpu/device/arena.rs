@@ -4,17 +4,12 @@
 //! below the smaller of the two ends, and gives the old one back; so the arena's address changes, and whoever keeps
 //! addresses asks for [`Arena::generation`].
 //!
-//! Behind the capacity lie [`TAIL_BYTES`] that the ledger does not know: a mark at the very end of the allocation.
-//!
 //! *Invariant:* only the engine thread uses it. Every offset is checked against the capacity.
 
 use crate::error::Error;
 use crate::gpu::{Buffer, Context, Stream};
 
 use super::failed;
-
-/// Bytes behind the arena's end: all that is allocated beyond the capacity.
-pub(super) const TAIL_BYTES: u64 = crate::ALIGNMENT;
 
 /// The arena.
 #[derive(Debug)]
@@ -61,32 +56,23 @@ impl Arena {
         self.buffer.as_ref().map_or(0, |b| b.ptr().0)
     }
 
-    /// The address of the allocation's last bytes, [`TAIL_BYTES`] of them.
-    pub(super) fn tail(&self) -> Option<u64> {
-        self.buffer
-            .as_ref()
-            .map(|b| b.ptr().0 + b.bytes() - TAIL_BYTES)
-    }
-
-    /// Gives all memory back and takes `most` bytes anew, or less, down to `least`. Nothing may be under way.
-    pub(super) fn renew(&mut self, most: u64, least: u64) -> Result<u64, Error> {
+    /// Gives all memory back and takes the first of `sizes` that the driver does not refuse. Nothing may be under way.
+    pub(super) fn renew(&mut self, sizes: &[u64]) -> Result<u64, Error> {
         self.buffer = None;
         self.capacity = 0;
         self.generation += 1;
-        let mut bytes = most;
-        loop {
-            match Buffer::new(&self.context, bytes + TAIL_BYTES) {
+        let mut refused = Error::Config("an arena is renewed with some size".to_owned());
+        for &bytes in sizes {
+            match Buffer::new(&self.context, bytes) {
                 Ok(buffer) => {
                     self.buffer = Some(buffer);
                     self.capacity = bytes;
                     return Ok(bytes);
                 }
-                Err(error) if error.is_out_of_memory() && bytes > least => {
-                    bytes = least.max((bytes / 8 * 7) & !(crate::ALIGNMENT - 1));
-                }
-                Err(error) => return Err(self.refused(bytes, &error)),
+                Err(error) => refused = self.refused(bytes, &error),
             }
         }
+        Err(refused)
     }
 
     fn refused(&self, bytes: u64, error: &crate::gpu::Error) -> Error {
@@ -104,12 +90,12 @@ impl Arena {
 
     /// Makes `bytes` usable. `stream` carries the copy; nothing else may be under way on the device.
     pub(super) fn set_capacity(&mut self, bytes: u64, stream: &Stream) -> Result<(), Error> {
-        let held = self.buffer.as_ref().map_or(0, |b| b.bytes() - TAIL_BYTES);
+        let held = self.buffer.as_ref().map_or(0, Buffer::bytes);
         if bytes == held {
             self.capacity = bytes;
             return Ok(());
         }
-        let fresh = match Buffer::new(&self.context, bytes + TAIL_BYTES) {
+        let fresh = match Buffer::new(&self.context, bytes) {
             Ok(fresh) => fresh,
             // A smaller arena needs no memory: the rest is simply not used.
             Err(error) if bytes < held => {

@@ -224,14 +224,18 @@ impl GpuDevice {
             table: base + fixed.table,
             bounce: base + fixed.bounce,
             slots: base + fixed.slots,
+            tail: base + fixed.tail,
             ..fixed
         })
     }
 
-    /// Addresses of the words that tell whether memory survived: in the fixed block, and behind the arena's end.
+    /// Addresses of the words that tell whether memory survived, at both ends of the fixed block.
     fn sentinels(&self) -> Vec<u64> {
-        let inside = self.fixed_addresses().ok().map(|fixed| fixed.results);
-        inside.into_iter().chain(self.arena.tail()).collect()
+        let fixed = self.fixed_addresses().ok();
+        fixed
+            .into_iter()
+            .flat_map(|f| [f.results, f.tail])
+            .collect()
     }
 
     fn put_sentinels(&mut self) -> Result<(), Error> {
@@ -543,13 +547,11 @@ impl Device for GpuDevice {
         fixed::bytes(budget)
     }
 
-    fn set_fixed(&mut self, offset: u64, bytes: u64) {
+    fn set_fixed(&mut self, offset: u64, bytes: u64) -> Result<(), Error> {
         self.arena.at(offset, bytes);
         self.fixed = Some(Fixed::new(offset, bytes));
-        if let Err(error) = self.prepare_fixed() {
-            // The next call meets it too, and can say so.
-            tracing::error!(%error, "the device's own memory could not be cleared");
-        }
+        // What is not cleared would be taken for flags, counters and a sentinel.
+        self.prepare_fixed()
     }
 
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {
@@ -559,12 +561,11 @@ impl Device for GpuDevice {
         let set = self.arena.set_capacity(bytes, &self.compute);
         if self.arena.generation() != before {
             self.addresses_changed()?;
-            self.put_sentinels()?;
         }
         set
     }
 
-    fn renew(&mut self, most: u64, least: u64, keep: &[(u64, u64)]) -> Result<u64, Error> {
+    fn renew(&mut self, sizes: &[u64], keep: &[(u64, u64)]) -> Result<u64, Error> {
         self.uploads.settle_all()?;
         let mut kept = Vec::with_capacity(keep.len());
         for &(offset, bytes) in keep {
@@ -575,7 +576,7 @@ impl Device for GpuDevice {
         self.finish()?;
         // Recordings take memory of the driver's own.
         self.graphs.clear();
-        let capacity = self.arena.renew(most, least)?;
+        let capacity = self.arena.renew(sizes)?;
         self.addresses_changed()?;
         if self.fixed.is_some() {
             self.prepare_fixed()?;
