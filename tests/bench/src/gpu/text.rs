@@ -1,0 +1,289 @@
+//! Greedy text on the device against the host's: the exam of the two small trained models, and random prompts to a random
+//! model.
+//!
+//! Where a token differs, the host is asked how much more likely it finds its own token than the device's: two right
+//! devices differ only where that is little. The text then goes on from the host's token, so that all of it is compared.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::Policy;
+use rocmforge_tokenizer::Message;
+use serde::Deserialize;
+
+use super::Bench;
+use super::plan::title;
+use crate::check::Check;
+use crate::device::DeviceArg;
+use crate::session::{Session, random_prompt};
+
+/// Most that the host's token may be likelier than the device's, as the difference of their logits. Products of 8-bit
+/// inputs err by a part in a hundred, and a logit of these models is of the order of ten.
+const MARGIN_MAX: f32 = 0.5;
+
+/// Most tokens of an answer.
+const ANSWER_MAX: u32 = 80;
+
+/// Texts that differ at more places are not followed further.
+const DIFFERENCES_MAX: usize = 16;
+
+/// The trained models and the questions, in one folder.
+const TRAINED: [&str; 2] = ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"];
+const EXAM: &str = "exam.json";
+
+/// Device memory that holds all of a trained model.
+const ROOM: u64 = 256 << 20;
+
+/// A question of the exam.
+#[derive(Debug, Clone, Deserialize)]
+struct Question {
+    prompt: String,
+    answer: String,
+}
+
+/// A place at which the texts differ.
+#[derive(Debug)]
+struct Difference {
+    place: usize,
+    host: Option<u32>,
+    device: Option<u32>,
+    /// Difference of the host's logits of the two; `None` if the device's is not even among its likeliest ones.
+    margin: Option<f32>,
+}
+
+/// The folder of the trained models: as given, as the environment says, or beside the sources.
+pub(crate) fn fixtures(given: Option<&Path>) -> Result<PathBuf, String> {
+    let mut places: Vec<PathBuf> = given.map(Path::to_owned).into_iter().collect();
+    if given.is_none() {
+        let from = |name| std::env::var_os(name).map(PathBuf::from);
+        places.extend(from("ROCMFORGE_FIXTURES"));
+        let data = from("ROCMFORGE_TEST_DATA");
+        places.extend(data.into_iter().flat_map(|dir| [dir.join("models"), dir]));
+        places.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures"));
+    }
+    let whole = |dir: &&PathBuf| dir.join(EXAM).exists() && dir.join(TRAINED[0]).exists();
+    let found = places.iter().find(whole).cloned();
+    found.ok_or_else(|| {
+        let tried: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
+        format!(
+            "no {EXAM} with {} in {}; --fixtures names their folder",
+            TRAINED[0],
+            tried.join(", ")
+        )
+    })
+}
+
+/// The exam of both trained models, and the random model.
+///
+/// # Errors
+/// A model does not load or run.
+pub(crate) fn run(bench: &Bench, fixtures: Result<PathBuf, String>) -> Result<Vec<Check>> {
+    let mut checks = Vec::new();
+    match fixtures {
+        Ok(dir) => {
+            for file in TRAINED {
+                checks.push(exam(bench, &dir, file)?);
+            }
+        }
+        Err(why) => checks.push(Check::skipped("Text of the trained models", why)),
+    }
+    checks.push(random(bench)?);
+    Ok(checks)
+}
+
+/// Where a device's text stands to the host's.
+struct Texts<'a> {
+    host: &'a Session,
+    device: &'a Session,
+    on_host: Arc<LoadedModel>,
+    on_device: Arc<LoadedModel>,
+}
+
+impl Texts<'_> {
+    /// The host's text of at most `n` tokens, and where the device's differs.
+    fn compare(&self, prompt: &[u32], n: u32) -> Result<(Vec<u32>, Vec<Difference>)> {
+        let (expected, _) = self.host.greedy(&self.on_host, prompt.to_vec(), n)?;
+        let mut differences = Vec::new();
+        let mut agreed = 0;
+        while differences.len() < DIFFERENCES_MAX {
+            let left = n - agreed as u32;
+            if left == 0 {
+                break;
+            }
+            let mut so_far = prompt.to_vec();
+            so_far.extend(&expected[..agreed]);
+            let (got, _) = self.device.greedy(&self.on_device, so_far, left)?;
+            let rest = &expected[agreed..];
+            let same = rest.iter().zip(&got).take_while(|(a, b)| a == b).count();
+            let place = agreed + same;
+            let (host, device) = (expected.get(place).copied(), got.get(same).copied());
+            if host.is_none() && device.is_none() {
+                break;
+            }
+            let mut before = prompt.to_vec();
+            before.extend(&expected[..place]);
+            differences.push(Difference {
+                place,
+                host,
+                device,
+                margin: self.margin(before, host, device)?,
+            });
+            if host.is_none() {
+                break;
+            }
+            agreed = place + 1;
+        }
+        Ok((expected, differences))
+    }
+
+    /// How much larger the host's logit of `host` is than that of `device`; no token is any that ends the text.
+    fn margin(
+        &self,
+        before: Vec<u32>,
+        host: Option<u32>,
+        device: Option<u32>,
+    ) -> Result<Option<f32>> {
+        let likely = self.host.likely(&self.on_host, before)?;
+        let tokenizer = self.on_host.tokenizer();
+        let of = |token: Option<u32>| {
+            let is = |id: u32| match token {
+                Some(token) => id == token,
+                None => tokenizer.is_end_of_generation(id),
+            };
+            likely
+                .iter()
+                .find(|(id, _)| is(*id))
+                .map(|(_, logit)| logit)
+        };
+        Ok(of(host).zip(of(device)).map(|(host, device)| host - device))
+    }
+}
+
+/// Adds the differences of one text to a check; returns how many there are.
+fn judge(check: &mut Check, what: &str, texts: &Texts<'_>, differences: &[Difference]) -> usize {
+    let piece = |token: Option<u32>| match token {
+        Some(id) => {
+            let bytes = texts.on_host.tokenizer().token_bytes(id);
+            format!("{:?}", String::from_utf8_lossy(bytes.unwrap_or_default()))
+        }
+        None => "the end".to_owned(),
+    };
+    for d in differences {
+        let told = format!(
+            "{what}, token {}: the host {}, the device {}, margin {}",
+            d.place,
+            piece(d.host),
+            piece(d.device),
+            d.margin.map_or("unknown".to_owned(), |m| format!("{m:.3}"))
+        );
+        match d.margin {
+            Some(margin) if margin <= MARGIN_MAX => check.note(told),
+            _ => check.fail(format!("{told}, at most {MARGIN_MAX}")),
+        }
+    }
+    differences.len()
+}
+
+fn exam(bench: &Bench, dir: &Path, file: &str) -> Result<Check> {
+    let mut check = Check::new(format!("Text of {file}"));
+    let questions = std::fs::read(dir.join(EXAM)).context(EXAM)?;
+    let questions: Vec<Question> = serde_json::from_slice(&questions).context(EXAM)?;
+    let path = dir.join(file);
+    let host = Session::start_within(DeviceArg::Host, ROOM)?;
+    let device = Session::start_within(bench.device, ROOM)?;
+    let (on_host, _) = host.load("text", &path)?;
+    let (on_device, _) = device.load("text", &path)?;
+    // So small that layers come and go with every token.
+    let info = on_host.model().info();
+    let largest = info.segments.iter().map(|s| s.bytes).max().unwrap_or(0);
+    let small = info.tensor_bytes / 3 + largest + (2 << 20);
+    let streamed = Session::start_within(bench.device, small)?;
+    let (on_streamed, _) = streamed.load("text", &path)?;
+
+    let template = on_host.template().context("a model without a template")?;
+    let (mut right, mut tokens, mut differing, mut differing_streamed) = (0, 0, 0, 0);
+    let mut asked_streamed = 0;
+    let whole = Texts {
+        host: &host,
+        device: &device,
+        on_host: Arc::clone(&on_host),
+        on_device,
+    };
+    let part = Texts {
+        device: &streamed,
+        on_host: Arc::clone(&on_host),
+        on_device: on_streamed,
+        ..whole
+    };
+    for (i, question) in questions.iter().enumerate() {
+        let text = template.render(&[Message::new("user", &question.prompt)], true)?;
+        let prompt = on_host.tokenizer().encode(&text, true, true)?;
+        let (expected, differences) = whole.compare(&prompt, ANSWER_MAX)?;
+        let what = format!("{:.40}", question.prompt);
+        differing += judge(&mut check, &what, &whole, &differences);
+        tokens += expected.len();
+        let answer = whole.on_host.tokenizer().decode(&expected)?;
+        right += usize::from(differences.is_empty() && answer.trim() == question.answer);
+        if i < bench.plan.questions_streamed {
+            asked_streamed += 1;
+            let (_, differences) = part.compare(&prompt, ANSWER_MAX)?;
+            let what = format!("{what}, small budget");
+            differing_streamed += judge(&mut check, &what, &part, &differences);
+        }
+    }
+    let evictions = streamed.engine.snapshot().cache.evictions;
+    if evictions == 0 {
+        check.fail(format!("a budget of {small} bytes evicted nothing"));
+    }
+    drop((whole, part));
+    for session in [host, device, streamed] {
+        session.end()?;
+    }
+    check.note(format!(
+        "{right} of {} answers right; {differing} of {tokens} tokens differ from the host's",
+        questions.len()
+    ));
+    check.note(format!(
+        "in a budget of {:.1} MB ({evictions} evictions): {differing_streamed} tokens of {asked_streamed} answers differ",
+        small as f64 / 1e6
+    ));
+    Ok(check)
+}
+
+/// Random prompts to a random model, whose likeliest tokens lie close together.
+fn random(bench: &Bench) -> Result<Check> {
+    let kind = bench.plan.small;
+    let mut check = Check::new(format!("Text of a random {}", title(kind)));
+    let path = bench.models.get(kind, 1)?;
+    let host = Session::start(DeviceArg::Host, None, Policy::Belady, None)?;
+    let device = Session::start(bench.device, None, Policy::Belady, None)?;
+    let texts = Texts {
+        host: &host,
+        device: &device,
+        on_host: host.load("text", &path)?.0,
+        on_device: device.load("text", &path)?.0,
+    };
+    let (prompts, n_prompt, n) = bench.plan.prompts;
+    let seed = bench.seed;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (mut tokens, mut differing) = (0, 0);
+    for i in 0..prompts {
+        let length = rng.random_range(1..=n_prompt);
+        let prompt = random_prompt(&mut rng, length);
+        let (expected, differences) = texts.compare(&prompt, n)?;
+        tokens += expected.len();
+        differing += judge(&mut check, &format!("prompt {i}"), &texts, &differences);
+    }
+    drop(texts);
+    ensure!(tokens > 0, "every text was empty, seed {seed}");
+    host.end()?;
+    device.end()?;
+    check.note(format!(
+        "{differing} of {tokens} tokens after {prompts} prompts differ from the host's; seed {seed}"
+    ));
+    Ok(check)
+}
