@@ -63,10 +63,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let per_token = |rate: f64| row.value.median * weights / rate;
         let share = rates.memory.map(per_token);
         let row = row.share(share, "memory");
-        bench
-            .report
-            .rows
-            .push(row.judged(bench.plan.decode_goal(kind)));
+        bench.add(row.judged(bench.plan.decode_goal(kind)));
         if kind != bench.plan.small && !bench.plan.mixed.contains(&kind) {
             bench.models.done(&path);
         }
@@ -215,20 +212,19 @@ fn whole(bench: &mut Bench, path: &Path, rates: Rates) -> Result<u64> {
             prefill_row(bench, &name, figures, figure, flops, rates.product)
         })
         .collect();
-    let rows = &mut bench.report.rows;
-    rows.push(load.judged(plan.goal(Figure::Load)));
-    rows.push(count.judged(plan.goal(Figure::Allocations)));
-    rows.push(
+    bench.add(load.judged(plan.goal(Figure::Load)));
+    bench.add(count.judged(plan.goal(Figure::Allocations)));
+    bench.add(
         first
             .share(share, "link")
             .judged(plan.goal(Figure::FirstToken)),
     );
-    rows.push(
+    bench.add(
         decode
             .share(decode_share, "memory")
             .judged(plan.goal(Figure::Decode)),
     );
-    rows.extend(prefills);
+    prefills.into_iter().for_each(|row| bench.add(row));
     Ok(weights)
 }
 
@@ -246,17 +242,16 @@ fn first(bench: &mut Bench, path: &Path, weights: u64, rates: Rates) -> Result<(
     let first = Row::new(&name, figure, "ms", &ttfts);
     let moved = |rate: f64| weights as f64 / (first.value.median / 1e3) / rate;
     let share = rates.link.map(moved);
-    let rows = &mut bench.report.rows;
-    rows.push(
+    bench.add(
         first
             .share(share, "link")
             .judged(bench.plan.goal(Figure::FirstToken)),
     );
-    rows.push(
+    bench.add(
         Row::new(&name, "load, a process's first", "ms", &loads)
             .judged(bench.plan.goal(Figure::Load)),
     );
-    rows.push(Row::new(&name, "start of the engine", "ms", &starts));
+    bench.add(Row::new(&name, "start of the engine", "ms", &starts));
     Ok(())
 }
 
@@ -311,14 +306,13 @@ fn budget(bench: &mut Bench, path: &Path, weights: u64, rates: Rates) -> Result<
         flops,
         product,
     );
-    let rows = &mut bench.report.rows;
-    rows.push(
+    bench.add(
         decode
             .share(share, "link")
             .judged(plan.goal(Figure::DecodeStreamed)),
     );
-    rows.push(uploads);
-    rows.push(prefill);
+    bench.add(uploads);
+    bench.add(prefill);
     Ok(())
 }
 
@@ -353,12 +347,11 @@ fn alternate(bench: &mut Bench, path: &Path, weights: u64, rates: Rates) -> Resu
     );
     let moved = |rate: f64| uploads.value.median * 1e6 / (first.value.median / 1e3) / rate;
     let share = rates.link.map(moved);
-    let rows = &mut bench.report.rows;
-    rows.push(
+    bench.add(
         first
             .share(share, "link")
             .judged(plan.goal(Figure::Alternating)),
     );
-    rows.push(uploads);
+    bench.add(uploads);
     Ok(())
 }

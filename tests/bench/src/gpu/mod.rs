@@ -28,7 +28,7 @@ use clap::ValueEnum;
 
 use crate::check::Check;
 use crate::device::DeviceArg;
-use crate::report::Report;
+use crate::report::{Report, Row, figure};
 use crate::session::Session;
 use card::Card;
 use models::Models;
@@ -145,6 +145,18 @@ impl Bench {
         })
     }
 
+    /// Adds a row, and says on stderr what was measured.
+    pub(crate) fn add(&mut self, row: Row) {
+        eprintln!(
+            "{}, {}: {} {}",
+            row.model,
+            row.figure,
+            figure(row.value.median),
+            row.unit
+        );
+        self.report.rows.push(row);
+    }
+
     /// Runs a part; an error of it is a failed check, so that the other parts are run and all is printed.
     fn part(&mut self, part: Part, options: &Options) {
         let begin = Instant::now();
@@ -182,13 +194,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for part in Part::value_variants() {
         if options.parts.contains(part) {
             bench.part(*part, options);
+            // After each part, so that a run that is cut short leaves what it had.
+            if let Some(out) = &options.out {
+                let text = bench.report.markdown();
+                std::fs::write(out, text).with_context(|| format!("--out {}", out.display()))?;
+            }
         }
     }
     bench.report.print(options.json)?;
-    if let Some(out) = &options.out {
-        let text = bench.report.markdown();
-        std::fs::write(out, text).with_context(|| format!("--out {}", out.display()))?;
-    }
     let failed = bench.report.checks.iter().filter(|check| !check.passed());
     let failed: Vec<&str> = failed.map(|check| check.name.as_str()).collect();
     ensure!(failed.is_empty(), "failed: {}", failed.join("; "));

@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) questions_streamed: usize,
     /// Clients of the mixed load, and tokens of their longest prompts.
     pub(crate) clients: (usize, usize),
+    /// Bytes beside the largest segment in the mixed load's least budget, for KV, scratch and the device's own.
+    pub(crate) room: u64,
     /// Whether the figures are those that goals were set for.
     judged: bool,
 }
@@ -85,6 +87,7 @@ impl Plan {
             prompts: (8, 200, 32),
             questions_streamed: 40,
             clients: (8, 1500),
+            room: 512 << 20,
             judged: true,
         }
     }
@@ -107,6 +110,7 @@ impl Plan {
             prompts: (2, 24, 6),
             questions_streamed: 4,
             clients: (3, 40),
+            room: 32 << 20,
             judged: false,
         }
     }

@@ -38,6 +38,12 @@ const EXAM: &str = "exam.json";
 /// Device memory that holds all of a trained model.
 const ROOM: u64 = 256 << 20;
 
+/// Room beside weights that the smallest budget may need for KV, scratch and what the device takes for itself.
+const ROOMS: [u64; 7] = [0, 1 << 18, 1 << 19, 1 << 20, 2 << 20, 4 << 20, 8 << 20];
+
+/// About the tokens of the longest question.
+const PROMPT_MAX: usize = 200;
+
 /// A question of the exam.
 #[derive(Debug, Clone, Deserialize)]
 struct Question {
@@ -197,11 +203,7 @@ fn exam(bench: &Bench, dir: &Path, file: &str) -> Result<Check> {
     let device = Session::start_within(bench.device, ROOM)?;
     let (on_host, _) = host.load("text", &path)?;
     let (on_device, _) = device.load("text", &path)?;
-    // So small that layers come and go with every token.
-    let info = on_host.model().info();
-    let largest = info.segments.iter().map(|s| s.bytes).max().unwrap_or(0);
-    let small = info.tensor_bytes / 3 + largest + (2 << 20);
-    let streamed = Session::start_within(bench.device, small)?;
+    let (streamed, small) = smallest(bench, &path, &on_host)?;
     let (on_streamed, _) = streamed.load("text", &path)?;
 
     let template = on_host.template().context("a model without a template")?;
@@ -252,6 +254,36 @@ fn exam(bench: &Bench, dir: &Path, file: &str) -> Result<Check> {
         small as f64 / 1e6
     ));
     Ok(check)
+}
+
+/// An engine whose budget is so small that layers come and go with every token: the least of a few that a request runs in.
+fn smallest(bench: &Bench, path: &Path, model: &LoadedModel) -> Result<(Session, u64)> {
+    let info = model.model().info();
+    let largest = info.segments.iter().map(|s| s.bytes).max().unwrap_or(0);
+    let mut last = None;
+    for room in ROOMS {
+        let budget = info.tensor_bytes / 3 + largest + room;
+        let session = match Session::start_within(bench.device, budget) {
+            Ok(session) => session,
+            Err(error) => {
+                last = Some(error);
+                continue;
+            }
+        };
+        let ran = session.load("text", path).and_then(|(model, _)| {
+            session.greedy(&model, vec![0; PROMPT_MAX], 1)?;
+            session.unload("text")
+        });
+        match ran {
+            Ok(()) => return Ok((session, budget)),
+            Err(error) => {
+                session.end()?;
+                last = Some(error);
+            }
+        }
+    }
+    let error = last.context("no budget was tried")?;
+    Err(error.context("no budget below the model's size runs it"))
 }
 
 /// Random prompts to a random model, whose likeliest tokens lie close together.

@@ -46,7 +46,10 @@ pub(super) async fn probes(soak: &Soak, seed: u64) -> Result<Vec<Probe>> {
         let loaded = soak.engine.model(name)?;
         // A long prompt first, so that the largest kernels and the vendor's library have been used.
         let long = random_prompt(&mut rng, soak.n_prompt_max);
-        run(&soak.engine, greedy(&loaded, long, 2), |_| {}).await?;
+        run(&soak.engine, greedy(&loaded, long.clone(), 2), |_| {}).await?;
+        let mut sampled = greedy(&loaded, long, 2);
+        sampled.sampling = SamplingParams::default();
+        run(&soak.engine, sampled, |_| {}).await?;
         let text = ask(soak, &loaded, &prompt)
             .await
             .with_context(|| format!("the first probe of {name}"))?;

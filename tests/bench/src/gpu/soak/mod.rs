@@ -37,9 +37,6 @@ use watch::Watch;
 const BUDGET: u64 = 60;
 const BUDGET_BOUNDS: (u64, u64) = (35, 90);
 
-/// Room beside weights that the smallest budget has, for KV, scratch and what the device takes for itself.
-const ROOM: u64 = 256 << 20;
-
 /// A load shorter than this may happen to evict nothing.
 const EVICTS_AFTER: Duration = Duration::from_secs(2);
 
@@ -91,7 +88,7 @@ pub(crate) fn run(bench: &Bench, lasts: Duration) -> Result<Check> {
         models.push((name, bench.models.get(kind, 1)?));
     }
     let (weights, largest) = sizes(&bench.plan.mixed);
-    let least = (weights * BUDGET_BOUNDS.0 / 100).max(2 * largest + ROOM);
+    let least = (weights * BUDGET_BOUNDS.0 / 100).max(largest + bench.plan.room);
     let most = (weights * BUDGET_BOUNDS.1 / 100).max(least);
     let start = (weights * BUDGET / 100).clamp(least, most);
 

@@ -10,7 +10,7 @@ use rocmforge_engine::api::{Budget, Policy, PreloadEvent};
 use super::Soak;
 
 /// Longest wait between two actions.
-const PERIOD_MS_MAX: u64 = 400;
+const PERIOD_MS_MAX: u64 = 250;
 
 /// Does something random, again and again, until the end.
 pub(super) async fn operator(soak: Arc<Soak>, seed: u64) {

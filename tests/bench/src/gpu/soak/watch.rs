@@ -107,7 +107,8 @@ impl<'a> Watch<'a> {
     fn look(&mut self, snapshot: &Snapshot) {
         self.looks += 1;
         let cache = &snapshot.cache;
-        self.failures.extend(broken(snapshot));
+        let models: Vec<CacheStatus> = snapshot.models.iter().map(|m| m.cache).collect();
+        self.failures.extend(broken(cache, &models));
         let used = cache.resident_bytes + cache.in_flight_bytes;
         self.used_most = self.used_most.max(used);
         let share = used as f64 / cache.budget_bytes as f64;
@@ -169,9 +170,8 @@ impl DriverCount<'_> {
     }
 }
 
-/// What a snapshot says against the promises.
-fn broken(snapshot: &Snapshot) -> Vec<String> {
-    let cache = &snapshot.cache;
+/// What the published counts say against the promises: those of the whole and of the models.
+fn broken(cache: &CacheStatus, models: &[CacheStatus]) -> Vec<String> {
     let mut broken = Vec::new();
     let mut must = |holds: bool, what: &str| {
         if !holds {
@@ -190,8 +190,7 @@ fn broken(snapshot: &Snapshot) -> Vec<String> {
         cache.pinned_bytes <= cache.resident_bytes,
         "more is pinned than resident",
     );
-    let sum =
-        |of: fn(&CacheStatus) -> u64| snapshot.models.iter().map(|m| of(&m.cache)).sum::<u64>();
+    let sum = |of: fn(&CacheStatus) -> u64| models.iter().map(of).sum::<u64>();
     must(
         sum(|cache| cache.resident_bytes) <= cache.resident_bytes,
         "the models hold more than the whole",
@@ -206,27 +205,6 @@ fn broken(snapshot: &Snapshot) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocmforge_engine::api::{DeviceStatus, Policy};
-
-    fn snapshot(cache: CacheStatus) -> Snapshot {
-        Snapshot {
-            device: DeviceStatus {
-                kind: "host".to_owned(),
-                name: "a processor".to_owned(),
-                arch: "scalar".to_owned(),
-                memory_bytes: 1 << 30,
-                allocations: 0,
-            },
-            models: Vec::new(),
-            cache,
-            policy: Policy::Belady,
-            queued: 0,
-            queue_capacity: 1,
-            running: 0,
-            draining: false,
-            device_lost: None,
-        }
-    }
 
     #[test]
     fn a_broken_promise_is_seen() {
@@ -238,7 +216,7 @@ mod tests {
             scratch_bytes: 30,
             ..CacheStatus::default()
         };
-        assert!(broken(&snapshot(sound)).is_empty());
+        assert!(broken(&sound, &[sound]).is_empty());
         for (wrong, part) in [
             (
                 CacheStatus {
@@ -262,7 +240,7 @@ mod tests {
                 "pinned",
             ),
         ] {
-            let found = broken(&snapshot(wrong));
+            let found = broken(&wrong, &[]);
             assert!(found.len() == 1 && found[0].contains(part), "{found:?}");
         }
     }
