@@ -31,6 +31,18 @@ impl Check {
         }
     }
 
+    /// A check that `run` makes; an error of it is a failure.
+    pub(crate) fn ran(
+        name: impl Into<String>,
+        run: impl FnOnce(&mut Self) -> anyhow::Result<()>,
+    ) -> Self {
+        let mut check = Self::new(name);
+        if let Err(error) = run(&mut check) {
+            check.fail(format!("could not be run to its end: {error:#}"));
+        }
+        check
+    }
+
     /// A check that was not made.
     pub(crate) fn skipped(name: impl Into<String>, why: impl Into<String>) -> Self {
         Self {

@@ -14,7 +14,8 @@ use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::Policy;
 
 use super::Bench;
-use super::plan::{Figure, title};
+use super::plan::{Figure, Kind, title};
+use crate::check::Check;
 use crate::memory::Bandwidth;
 use crate::report::{Ceiling, Row};
 use crate::session::Session;
@@ -35,38 +36,49 @@ struct Rates {
     product: Option<f64>,
 }
 
-/// Measures everything; rows that were measured before an error stay in the report.
+/// Measures everything. What cannot be measured is named in the check, and the rest is measured all the same.
 ///
 /// # Errors
-/// A model cannot be made or run.
-pub(crate) fn run(bench: &mut Bench) -> Result<()> {
+/// The main model cannot be made or run at all.
+pub(crate) fn run(bench: &mut Bench, check: &mut Check) -> Result<()> {
     let main = bench.plan.main;
     let path = bench.models.get(main, 1)?;
     let rates = ceilings(bench, &path)?;
-    eprintln!("{}", title(main));
     let weights = whole(bench, &path, rates)?;
-    first(bench, &path, weights, rates)?;
-    budget(bench, &path, weights, rates)?;
-    alternate(bench, &path, weights, rates)?;
+    let mut noted = |what: &str, measured: Result<()>| {
+        if let Err(error) = measured {
+            check.fail(format!("{what}: {error:#}"));
+        }
+    };
+    noted("first requests", first(bench, &path, weights, rates));
+    noted("part of the model", budget(bench, &path, weights, rates));
+    noted("two models", alternate(bench, &path, weights, rates));
     if !bench.plan.mixed.contains(&main) {
         bench.models.done(&path);
     }
     for kind in bench.plan.others.clone() {
-        let path = bench.models.get(kind, 1)?;
-        eprintln!("{}", title(kind));
-        let mut session = Session::start(bench.device, None, Policy::Belady, None)?;
-        let (model, _) = session.load("other", &path)?;
-        let decode = decode(bench, &mut session, &model)?;
-        let weights = session.resident_bytes("other") as f64;
-        session.end()?;
-        let row = Row::new(&title(kind), decode_name(bench), "tokens/s", &decode);
-        let per_token = |rate: f64| row.value.median * weights / rate;
-        let share = rates.memory.map(per_token);
-        let row = row.share(share, "memory");
-        bench.add(row.judged(bench.plan.decode_goal(kind)));
-        if kind != bench.plan.small && !bench.plan.mixed.contains(&kind) {
-            bench.models.done(&path);
-        }
+        noted(&title(kind), other(bench, kind, rates));
+    }
+    Ok(())
+}
+
+/// The decode of another model.
+fn other(bench: &mut Bench, kind: Kind, rates: Rates) -> Result<()> {
+    let path = bench.models.get(kind, 1)?;
+    let mut session = Session::start(bench.device, None, Policy::Belady, None)?;
+    let (model, _) = session.load("other", &path)?;
+    let decode = decode(bench, &mut session, &model)?;
+    let weights = session.resident_bytes("other") as f64;
+    session.end()?;
+    let row = Row::new(&title(kind), decode_name(bench), "tokens/s", &decode);
+    let read = |rate: f64| row.value.median * weights / rate;
+    let share = rates.memory.map(read);
+    bench.add(
+        row.share(share, "memory")
+            .judged(bench.plan.decode_goal(kind)),
+    );
+    if kind != bench.plan.small && !bench.plan.mixed.contains(&kind) {
+        bench.models.done(&path);
     }
     Ok(())
 }

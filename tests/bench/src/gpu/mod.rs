@@ -162,21 +162,26 @@ impl Bench {
         let begin = Instant::now();
         let name = format!("{part:?}").to_lowercase();
         eprintln!("== {name}");
-        let ran = match part {
-            Part::Table => figures::run(self).map(|()| Vec::new()),
-            Part::Parity => parity::run(self).map(|check| vec![check]),
+        let checks = match part {
+            Part::Table => {
+                let check = Check::ran("Figures", |check| figures::run(self, check));
+                // Rows speak for themselves: only what could not be measured is told.
+                (!check.passed()).then_some(check).into_iter().collect()
+            }
+            Part::Parity => vec![Check::ran(parity::name(self), |check| {
+                parity::run(self, check)
+            })],
             Part::Text => text::run(self, text::fixtures(options.fixtures.as_deref())),
             Part::Soak => {
+                let name = format!("A mixed load of {} minutes", options.soak_minutes);
                 let lasts = Duration::from_secs_f64(options.soak_minutes * 60.0);
-                soak::run(self, lasts).map(|check| vec![check])
+                vec![Check::ran(name, |check| soak::run(self, lasts, check))]
             }
-            Part::Rounds => rounds::run(self, options.rounds).map(|check| vec![check]),
+            Part::Rounds => {
+                let (n, name) = (options.rounds, rounds::name(self, options.rounds));
+                vec![Check::ran(name, |check| rounds::run(self, n, check))]
+            }
         };
-        let checks = ran.unwrap_or_else(|error| {
-            let mut check = Check::new(format!("The {name}"));
-            check.fail(format!("could not be run to its end: {error:#}"));
-            vec![check]
-        });
         for check in checks.iter().filter(|check| !check.passed()) {
             eprintln!("{}", check.lines().join("\n"));
         }

@@ -4,6 +4,7 @@
 //! Where a token differs, the host is asked how much more likely it finds its own token than the device's: two right
 //! devices differ only where that is little. The text then goes on from the host's token, so that all of it is compared.
 
+use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,8 +42,8 @@ const ROOM: u64 = 256 << 20;
 /// Room beside weights that the smallest budget may need for KV, scratch and what the device takes for itself.
 const ROOMS: [u64; 7] = [0, 1 << 18, 1 << 19, 1 << 20, 2 << 20, 4 << 20, 8 << 20];
 
-/// About the tokens of the longest question.
-const PROMPT_MAX: usize = 200;
+/// Differences of a random model's text that are told, those of the largest margins.
+const TOLD_MAX: usize = 5;
 
 /// A question of the exam.
 #[derive(Debug, Clone, Deserialize)]
@@ -83,22 +84,20 @@ pub(crate) fn fixtures(given: Option<&Path>) -> Result<PathBuf, String> {
     })
 }
 
-/// The exam of both trained models, and the random model.
-///
-/// # Errors
-/// A model does not load or run.
-pub(crate) fn run(bench: &Bench, fixtures: Result<PathBuf, String>) -> Result<Vec<Check>> {
+/// The exam of both trained models, and the random model; what does not run is a failed check.
+pub(crate) fn run(bench: &Bench, fixtures: Result<PathBuf, String>) -> Vec<Check> {
     let mut checks = Vec::new();
     match fixtures {
-        Ok(dir) => {
-            for file in TRAINED {
-                checks.push(exam(bench, &dir, file)?);
-            }
-        }
+        Ok(dir) => checks.extend(TRAINED.map(|file| {
+            Check::ran(format!("Text of {file}"), |check| {
+                exam(bench, &dir, file, check)
+            })
+        })),
         Err(why) => checks.push(Check::skipped("Text of the trained models", why)),
     }
-    checks.push(random(bench)?);
-    Ok(checks)
+    let name = format!("Text of a random {}", title(bench.plan.small));
+    checks.push(Check::ran(name, |check| random(bench, check)));
+    checks
 }
 
 /// Where a device's text stands to the host's.
@@ -169,33 +168,46 @@ impl Texts<'_> {
     }
 }
 
-/// Adds the differences of one text to a check; returns how many there are.
-fn judge(check: &mut Check, what: &str, texts: &Texts<'_>, differences: &[Difference]) -> usize {
-    let piece = |token: Option<u32>| match token {
-        Some(id) => {
-            let bytes = texts.on_host.tokenizer().token_bytes(id);
-            format!("{:?}", String::from_utf8_lossy(bytes.unwrap_or_default()))
-        }
-        None => "the end".to_owned(),
-    };
-    for d in differences {
-        let told = format!(
-            "{what}, token {}: the host {}, the device {}, margin {}",
+impl Texts<'_> {
+    /// A difference in words.
+    fn told(&self, what: &str, d: &Difference) -> String {
+        let piece = |token: Option<u32>| match token {
+            Some(id) => {
+                let bytes = self.on_host.tokenizer().token_bytes(id);
+                format!("{:?}", String::from_utf8_lossy(bytes.unwrap_or_default()))
+            }
+            None => "the end".to_owned(),
+        };
+        let margin = d.margin.map_or("unknown".to_owned(), |m| format!("{m:.3}"));
+        format!(
+            "{what}, token {}: the host {}, the device {}, margin {margin} of {MARGIN_MAX}",
             d.place,
             piece(d.host),
-            piece(d.device),
-            d.margin.map_or("unknown".to_owned(), |m| format!("{m:.3}"))
-        );
-        match d.margin {
-            Some(margin) if margin <= MARGIN_MAX => check.note(told),
-            _ => check.fail(format!("{told}, at most {MARGIN_MAX}")),
+            piece(d.device)
+        )
+    }
+
+    /// Adds the differences of a text to a check: failures where the host is sure of its token, notes of the others, the
+    /// first `told_max` of the largest margins.
+    fn judge(&self, check: &mut Check, mut found: Vec<(String, Difference)>, told_max: usize) {
+        let right = |d: &Difference| d.margin.is_some_and(|margin| margin <= MARGIN_MAX);
+        for (what, d) in found.iter().filter(|(_, d)| !right(d)) {
+            check.fail(self.told(what, d));
+        }
+        found.retain(|(_, d)| right(d));
+        found.sort_by(|(_, a), (_, b)| b.margin.partial_cmp(&a.margin).unwrap_or(Ordering::Equal));
+        for (what, d) in found.iter().take(told_max) {
+            check.note(self.told(what, d));
         }
     }
-    differences.len()
 }
 
-fn exam(bench: &Bench, dir: &Path, file: &str) -> Result<Check> {
-    let mut check = Check::new(format!("Text of {file}"));
+/// The differences of one text, with its name.
+fn named(what: String, differences: Vec<Difference>) -> impl Iterator<Item = (String, Difference)> {
+    differences.into_iter().map(move |d| (what.clone(), d))
+}
+
+fn exam(bench: &Bench, dir: &Path, file: &str, check: &mut Check) -> Result<()> {
     let questions = std::fs::read(dir.join(EXAM)).context(EXAM)?;
     let questions: Vec<Question> = serde_json::from_slice(&questions).context(EXAM)?;
     let path = dir.join(file);
@@ -203,12 +215,19 @@ fn exam(bench: &Bench, dir: &Path, file: &str) -> Result<Check> {
     let device = Session::start_within(bench.device, ROOM)?;
     let (on_host, _) = host.load("text", &path)?;
     let (on_device, _) = device.load("text", &path)?;
-    let (streamed, small) = smallest(bench, &path, &on_host)?;
+    let template = on_host.template().context("a model without a template")?;
+    let mut prompts = Vec::new();
+    for question in &questions {
+        let text = template.render(&[Message::new("user", &question.prompt)], true)?;
+        prompts.push(on_host.tokenizer().encode(&text, true, true)?);
+    }
+    let longest = prompts.iter().max_by_key(|prompt| prompt.len());
+    let longest = longest.context("an exam without questions")?;
+    let (streamed, small) = smallest(bench, &path, &on_host, longest)?;
     let (on_streamed, _) = streamed.load("text", &path)?;
 
-    let template = on_host.template().context("a model without a template")?;
-    let (mut right, mut tokens, mut differing, mut differing_streamed) = (0, 0, 0, 0);
-    let mut asked_streamed = 0;
+    let (mut right, mut tokens) = (0, 0);
+    let (mut differing, mut differing_streamed) = (Vec::new(), Vec::new());
     let whole = Texts {
         host: &host,
         device: &device,
@@ -221,43 +240,50 @@ fn exam(bench: &Bench, dir: &Path, file: &str) -> Result<Check> {
         on_device: on_streamed,
         ..whole
     };
-    for (i, question) in questions.iter().enumerate() {
-        let text = template.render(&[Message::new("user", &question.prompt)], true)?;
-        let prompt = on_host.tokenizer().encode(&text, true, true)?;
-        let (expected, differences) = whole.compare(&prompt, ANSWER_MAX)?;
-        let what = format!("{:.40}", question.prompt);
-        differing += judge(&mut check, &what, &whole, &differences);
+    for (i, (question, prompt)) in questions.iter().zip(&prompts).enumerate() {
+        let (expected, differences) = whole.compare(prompt, ANSWER_MAX)?;
         tokens += expected.len();
-        let answer = whole.on_host.tokenizer().decode(&expected)?;
+        let answer = on_host.tokenizer().decode(&expected)?;
         right += usize::from(differences.is_empty() && answer.trim() == question.answer);
+        let what = format!("{:.40}", question.prompt);
+        differing.extend(named(what.clone(), differences));
         if i < bench.plan.questions_streamed {
-            asked_streamed += 1;
-            let (_, differences) = part.compare(&prompt, ANSWER_MAX)?;
-            let what = format!("{what}, small budget");
-            differing_streamed += judge(&mut check, &what, &part, &differences);
+            let (_, differences) = part.compare(prompt, ANSWER_MAX)?;
+            differing_streamed.extend(named(format!("{what}, small budget"), differences));
         }
     }
+    check.note(format!(
+        "{right} of {} answers right; {} of {tokens} tokens differ from the host's",
+        questions.len(),
+        differing.len()
+    ));
     let evictions = streamed.engine.snapshot().cache.evictions;
     if evictions == 0 {
         check.fail(format!("a budget of {small} bytes evicted nothing"));
     }
+    check.note(format!(
+        "in a budget of {:.1} MB ({evictions} evictions): {} tokens of {} answers differ",
+        small as f64 / 1e6,
+        differing_streamed.len(),
+        bench.plan.questions_streamed.min(questions.len())
+    ));
+    whole.judge(check, differing, usize::MAX);
+    part.judge(check, differing_streamed, usize::MAX);
     drop((whole, part));
     for session in [host, device, streamed] {
         session.end()?;
     }
-    check.note(format!(
-        "{right} of {} answers right; {differing} of {tokens} tokens differ from the host's",
-        questions.len()
-    ));
-    check.note(format!(
-        "in a budget of {:.1} MB ({evictions} evictions): {differing_streamed} tokens of {asked_streamed} answers differ",
-        small as f64 / 1e6
-    ));
-    Ok(check)
+    Ok(())
 }
 
-/// An engine whose budget is so small that layers come and go with every token: the least of a few that a request runs in.
-fn smallest(bench: &Bench, path: &Path, model: &LoadedModel) -> Result<(Session, u64)> {
+/// An engine whose budget is so small that layers come and go with every token: the least of a few that
+/// a prompt runs in.
+fn smallest(
+    bench: &Bench,
+    path: &Path,
+    model: &LoadedModel,
+    prompt: &[u32],
+) -> Result<(Session, u64)> {
     let info = model.model().info();
     let largest = info.segments.iter().map(|s| s.bytes).max().unwrap_or(0);
     let mut last = None;
@@ -271,7 +297,7 @@ fn smallest(bench: &Bench, path: &Path, model: &LoadedModel) -> Result<(Session,
             }
         };
         let ran = session.load("text", path).and_then(|(model, _)| {
-            session.greedy(&model, vec![0; PROMPT_MAX], 1)?;
+            session.greedy(&model, prompt.to_vec(), ANSWER_MAX)?;
             session.unload("text")
         });
         match ran {
@@ -287,10 +313,8 @@ fn smallest(bench: &Bench, path: &Path, model: &LoadedModel) -> Result<(Session,
 }
 
 /// Random prompts to a random model, whose likeliest tokens lie close together.
-fn random(bench: &Bench) -> Result<Check> {
-    let kind = bench.plan.small;
-    let mut check = Check::new(format!("Text of a random {}", title(kind)));
-    let path = bench.models.get(kind, 1)?;
+fn random(bench: &Bench, check: &mut Check) -> Result<()> {
+    let path = bench.models.get(bench.plan.small, 1)?;
     let host = Session::start(DeviceArg::Host, None, Policy::Belady, None)?;
     let device = Session::start(bench.device, None, Policy::Belady, None)?;
     let texts = Texts {
@@ -302,20 +326,21 @@ fn random(bench: &Bench) -> Result<Check> {
     let (prompts, n_prompt, n) = bench.plan.prompts;
     let seed = bench.seed;
     let mut rng = StdRng::seed_from_u64(seed);
-    let (mut tokens, mut differing) = (0, 0);
+    let (mut tokens, mut differing) = (0, Vec::new());
     for i in 0..prompts {
         let length = rng.random_range(1..=n_prompt);
         let prompt = random_prompt(&mut rng, length);
         let (expected, differences) = texts.compare(&prompt, n)?;
         tokens += expected.len();
-        differing += judge(&mut check, &format!("prompt {i}"), &texts, &differences);
+        differing.extend(named(format!("prompt {i}"), differences));
     }
-    drop(texts);
     ensure!(tokens > 0, "every text was empty, seed {seed}");
-    host.end()?;
-    device.end()?;
     check.note(format!(
-        "{differing} of {tokens} tokens after {prompts} prompts differ from the host's; seed {seed}"
+        "{} of {tokens} tokens after {prompts} prompts differ from the host's; seed {seed}",
+        differing.len()
     ));
-    Ok(check)
+    texts.judge(check, differing, TOLD_MAX);
+    drop(texts);
+    host.end()?;
+    device.end()
 }

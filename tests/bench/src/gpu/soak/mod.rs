@@ -80,7 +80,7 @@ impl Soak {
 ///
 /// # Errors
 /// The engine does not start, a model does not load, a task panics.
-pub(crate) fn run(bench: &Bench, lasts: Duration) -> Result<Check> {
+pub(crate) fn run(bench: &Bench, lasts: Duration, check: &mut Check) -> Result<()> {
     let seed = bench.seed;
     let mut models = Vec::new();
     for (i, &kind) in bench.plan.mixed.iter().enumerate() {
@@ -127,10 +127,6 @@ pub(crate) fn run(bench: &Bench, lasts: Duration) -> Result<Check> {
     tasks.push(runtime.spawn(clients::probe(Arc::clone(&soak), probes)));
     watch.watch(&soak.engine, begin, lasts);
     soak.ending.store(true, Ordering::Relaxed);
-    let mut check = Check::new(format!(
-        "A mixed load of {:.1} min",
-        begin.elapsed().as_secs_f64() / 60.0
-    ));
     runtime.block_on(async {
         for task in tasks {
             match tokio::time::timeout(PATIENCE, task).await {
@@ -172,9 +168,9 @@ pub(crate) fn run(bench: &Bench, lasts: Duration) -> Result<Check> {
         snapshot.cache.uploads,
         snapshot.cache.uploaded_bytes as f64 / 1e9
     ));
-    watch.report(&mut check);
-    soak.tally.report(&mut check);
-    Ok(check)
+    watch.report(check);
+    soak.tally.report(check);
+    Ok(())
 }
 
 /// Bytes of all models' weights that go to the device, and of the largest segment.
