@@ -289,6 +289,7 @@ impl<'a> Lowering<'a> {
     ) -> Lowered {
         let tiles = self.scratch_base + self.workspace.tiles;
         self.push(attention::prefill(
+            self.target,
             q,
             heads.n_head,
             out,
