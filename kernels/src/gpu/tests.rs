@@ -344,6 +344,13 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
 }
 
 #[test]
+fn swiglu_is_scaled_as_the_source_scales_it() {
+    let source = units::file("activations.hip").unwrap();
+    let scale = ops::activations::SWIGLU_F16_SCALE;
+    assert!(source.contains(&format!("#define SWIGLU_SCALE {scale}f\n")));
+}
+
+#[test]
 fn products_that_share_an_input_share_a_launch_where_they_can() {
     let target = &targets()[0];
     let (q4, q6, q8) = (WeightType::Q4K, WeightType::Q6K, WeightType::Q8_0);

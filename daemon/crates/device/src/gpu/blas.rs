@@ -10,7 +10,7 @@ use crate::error::Error;
 use super::library::Library;
 use super::{Context, Stream, Vendor};
 
-/// One product of f16 matrices into f32, row-major: `out[t][r] (+)= sum_k weights[r][k] * x[t][k]`.
+/// One product of f16 matrices into f32, row-major: `out[t][r] (+)= factor * sum_k weights[r][k] * x[t][k]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Gemm {
     /// f16 `[rows][cols]`.
@@ -23,6 +23,7 @@ pub(super) struct Gemm {
     pub(super) cols: u64,
     pub(super) tokens: u64,
     pub(super) stride: u64,
+    pub(super) factor: f32,
     /// Added to what is there.
     pub(super) add: bool,
 }
@@ -218,9 +219,9 @@ impl Blas {
         let int = |n: u64| c_int::try_from(n).map_err(|e| failed(format!("{n}: {e}")));
         let (m, n, k) = (int(gemm.rows)?, int(gemm.tokens)?, int(gemm.cols)?);
         let (lda, ldb, ldc) = (k, k, int(gemm.stride)?);
-        let one = 1.0f32;
+        let alpha = gemm.factor;
         let beta = if gemm.add { 1.0f32 } else { 0.0 };
-        let (alpha, beta) = ((&raw const one).cast(), (&raw const beta).cast());
+        let (alpha, beta) = ((&raw const alpha).cast(), (&raw const beta).cast());
         let (a, b, c) = (
             gemm.weights as *const c_void,
             gemm.x as *const c_void,

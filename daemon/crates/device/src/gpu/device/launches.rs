@@ -367,6 +367,10 @@ impl<'a> Lowering<'a> {
         let (tokens, cols) = (self.count(x), self.width(x));
         let half = self.scratch_base + self.workspace.input;
         self.prepare(input, Sink::F16(half), bound)?;
+        let factor = match input {
+            Input::Silu { .. } => 1.0 / activations::SWIGLU_F16_SCALE,
+            _ => 1.0,
+        };
         let tile = self.scratch_base + self.workspace.tile;
         let step = (self.workspace.tile_bytes / (cols * 2)).max(1);
         // Whole blocks of the library's kernels.
@@ -390,6 +394,7 @@ impl<'a> Lowering<'a> {
                     cols,
                     tokens,
                     stride: m.rows,
+                    factor,
                     add,
                 }));
                 row += n;
