@@ -563,6 +563,49 @@ fn attention_over_pages() {
     compare(&cases);
 }
 
+/// silu(gate) * up may be far beyond f16, which the products of many rows get their input in.
+#[test]
+fn gated_values_beyond_f16() {
+    let mut cases = Vec::new();
+    for ty in [WeightType::Q8_0, WeightType::Q4K] {
+        for tokens in [1, 9, 100] {
+            let (embd, ff) = (512, 1024);
+            let (p, g, u) = (Buf(1), Buf(2), Buf(3));
+            let mut case = plain(
+                format!("large gated values {ty} * {tokens}"),
+                vec![
+                    matrix(ty, ff, embd),
+                    matrix(ty, ff, embd),
+                    matrix(WeightType::Q8_0, embd, ff),
+                ],
+                vec![
+                    token_buf("x", embd),
+                    token_buf("p", embd),
+                    token_buf("g", ff),
+                    token_buf("u", ff),
+                ],
+                vec![
+                    Op::MatMul {
+                        x: X,
+                        products: vec![product(0, None, g), product(1, None, u)],
+                    },
+                    Op::SiluMul { gate: g, up: u },
+                    Op::MatMul {
+                        x: g,
+                        products: vec![product(2, None, p)],
+                    },
+                ],
+            );
+            case.tokens = tokens;
+            case.compared = vec![p];
+            case.tolerance = 3e-2;
+            case.size = if ty == WeightType::Q8_0 { 0.4 } else { 0.08 };
+            cases.push(case);
+        }
+    }
+    compare(&cases);
+}
+
 /// A layer's operations together, so that they are fused, and recorded where the rows are few.
 #[test]
 fn a_whole_layer_fused_and_recorded() {
