@@ -70,6 +70,7 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         rows(),
         argmax(),
         attention(),
+        gated(),
         layers(),
     ]
     .concat();
@@ -349,6 +350,49 @@ fn attention() -> Vec<Case> {
                 case.tolerance = 5e-3;
                 cases.push(case);
             }
+        }
+    }
+    cases
+}
+
+/// silu(gate) * up may be far beyond f16, which the products of many rows get their input in.
+fn gated() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ty in [WeightType::Q8_0, WeightType::Q4K] {
+        for tokens in [1, 9, 100] {
+            let (embd, ff) = (512, 1024);
+            let (p, g, u) = (Buf(1), Buf(2), Buf(3));
+            let mut case = plain(
+                "large gated values".to_owned(),
+                format!("{ty} * {tokens}"),
+                vec![
+                    matrix(ty, ff, embd),
+                    matrix(ty, ff, embd),
+                    matrix(WeightType::Q8_0, embd, ff),
+                ],
+                vec![
+                    token_buf("x", embd),
+                    token_buf("p", embd),
+                    token_buf("g", ff),
+                    token_buf("u", ff),
+                ],
+                vec![
+                    Op::MatMul {
+                        x: X,
+                        products: vec![product(0, None, g), product(1, None, u)],
+                    },
+                    Op::SiluMul { gate: g, up: u },
+                    Op::MatMul {
+                        x: g,
+                        products: vec![product(2, None, p)],
+                    },
+                ],
+            );
+            case.tokens = tokens;
+            case.compared = vec![p];
+            case.tolerance = 3e-2;
+            case.size = if ty == WeightType::Q8_0 { 0.4 } else { 0.08 };
+            cases.push(case);
         }
     }
     cases
