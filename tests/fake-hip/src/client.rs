@@ -142,6 +142,13 @@ impl Fake {
         recover();
     }
 
+    /// Forgets all that is alive and queued, orders to fail and the loss of the device: as if the process that held it had
+    /// ended. Whoever still has a handle must not use it.
+    pub fn reset(&self) {
+        let reset: extern "C" fn() = self.control("fake_hip_reset");
+        reset();
+    }
+
     /// Sets the card's memory, and what other processes hold of it, in bytes.
     pub fn set_memory(&self, total: u64, others: u64) {
         let set: extern "C" fn(u64, u64) = self.control("fake_hip_set_memory");

@@ -48,6 +48,13 @@ pub(crate) extern "C" fn fake_hip_recover() {
     state.lost = None;
 }
 
+/// Forgets all that is alive and queued, orders to fail and the loss of the device: as if the process had ended.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_reset() {
+    state().reset();
+}
+
 /// Sets the card's memory and what other processes hold of it.
 // SAFETY: a name of our own.
 #[unsafe(no_mangle)]

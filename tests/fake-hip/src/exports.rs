@@ -136,8 +136,11 @@ fn host_copy(
     }
 }
 
-/// Whether queued or recorded work names this host range.
+/// Whether queued work names this host range; a lost device does none of it any more.
 fn host_in_use(state: &State, at: usize, bytes: usize) -> bool {
+    if state.lost.is_some() {
+        return false;
+    }
     let queued = state.queues.streams.values().flat_map(|s| &s.queue);
     queued.into_iter().any(|work| work.names_host(at, bytes))
 }

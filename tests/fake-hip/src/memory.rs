@@ -93,6 +93,12 @@ impl Memory {
         }
     }
 
+    pub(crate) fn reset(&mut self) {
+        self.allocations.clear();
+        self.derived.clear();
+        self.used = 0;
+    }
+
     fn find(&mut self, address: u64, bytes: usize) -> Result<(&mut Allocation, usize), Fault> {
         let fault = || Fault(format!("no allocation holds {address:#x}..+{bytes}"));
         let (&base, allocation) = self

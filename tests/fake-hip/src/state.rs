@@ -26,6 +26,18 @@ pub(crate) const CAPTURE_INVALIDATED: u32 = 901;
 /// Codes after which nothing works any more.
 const FATAL: [u32; 5] = [700, 702, 709, 710, 719];
 
+/// Calls that give something back: on a lost device they do, and still say that it is lost.
+const GIVING_BACK: [&str; 8] = [
+    "hipFree",
+    "hipHostFree",
+    "hipHostUnregister",
+    "hipStreamDestroy",
+    "hipEventDestroy",
+    "hipModuleUnload",
+    "hipGraphDestroy",
+    "hipGraphExecDestroy",
+];
+
 /// An order to fail: the `nth` call from now, with `code`.
 struct Failure {
     call: String,
@@ -97,6 +109,17 @@ impl State {
         });
     }
 
+    /// Forgets all that is alive and queued, orders and loss. Addresses and handles are never given twice.
+    pub(crate) fn reset(&mut self) {
+        self.queues = Queues::default();
+        self.modules.clear();
+        self.functions.clear();
+        self.host = HostRanges::default();
+        self.memory.reset();
+        self.fail_no_more();
+        self.lost = None;
+    }
+
     /// Drops all orders.
     pub(crate) fn fail_no_more(&mut self) {
         self.failures.clear();
@@ -104,7 +127,12 @@ impl State {
 
     /// Counts a call and gives the code that it is to fail with.
     pub(crate) fn injected(&mut self, call: &str) -> Option<u32> {
-        *self.calls.entry(call.to_owned()).or_default() += 1;
+        match self.calls.get_mut(call) {
+            Some(count) => *count += 1,
+            None => {
+                self.calls.insert(call.to_owned(), 1);
+            }
+        }
         let mut code = None;
         self.failures.retain_mut(|failure| {
             if failure.call != call || failure.nth == 0 {
@@ -144,12 +172,20 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
 pub(crate) fn call(name: &str, run: impl FnOnce(&mut State) -> u32) -> u32 {
     let mut state = state();
     let injected = state.injected(name);
-    // What gives back works on a lost device too, as far as the fake can tell.
     let code = match (state.lost, injected) {
-        (Some(lost), _) => lost,
+        (Some(lost), _) => {
+            if GIVING_BACK.contains(&name) {
+                run(&mut state);
+            }
+            lost
+        }
         (None, Some(code)) => {
             if FATAL.contains(&code) {
                 state.lost = Some(code);
+            }
+            if name == "hipStreamEndCapture" {
+                // However it ends, it ends.
+                state.queues.capturing().map(|stream| stream.capture.take());
             }
             code
         }

@@ -95,7 +95,7 @@ impl Pair {
                 fixed < run::SLAB,
                 "the device wants {fixed} bytes for itself"
             );
-            device.set_fixed(0, fixed);
+            device.set_fixed(0, fixed)?;
         }
         Ok(Self { reference, device })
     }

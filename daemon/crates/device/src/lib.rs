@@ -117,7 +117,12 @@ pub trait Device: Send {
 
     /// Where [`Device::fixed_bytes`] bytes were reserved: an arena offset and their number. Called once, before the
     /// first upload.
-    fn set_fixed(&mut self, _offset: u64, _bytes: u64) {}
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`]: the device cannot be used.
+    fn set_fixed(&mut self, _offset: u64, _bytes: u64) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Makes the arena usable up to `bytes`, keeping what it holds. Called with slabs beyond a smaller capacity already
     /// moved or evicted.

@@ -1,12 +1,14 @@
-//! Every operation and weight type on every GPU that can be opened, against the host device; the table and its tolerances
-//! are the crate `rocmforge-parity`.
+//! Every operation and weight type on every GPU that can be opened, and through the HIP path on a fake one, against the
+//! host device; the table and its tolerances are the crate `rocmforge-parity`. The fake carries kernels out with the
+//! host's code: with it, the launches are what is tested.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use rocmforge_device::Device;
-use rocmforge_device::gpu::device::usual_images;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice, Vendor};
+use rocmforge_device::gpu::device::{ImageFolder, usual_images};
+use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
 use rocmforge_device::host::{HostConfig, HostDevice};
+use rocmforge_fake_hip::{Fake, Live};
 use rocmforge_parity::{Extent, Pair, cases};
 
 fn gpus() -> Vec<Box<dyn Device>> {
@@ -26,29 +28,51 @@ fn gpus() -> Vec<Box<dyn Device>> {
         .collect()
 }
 
-#[test]
-fn every_operation_and_type_is_the_hosts() {
-    for gpu in gpus() {
-        let info = gpu.info();
-        println!("{info:?}");
-        let host = Box::new(HostDevice::new(HostConfig::default()).unwrap());
-        let mut pair = Pair::new(host, gpu).unwrap();
-        let mut wrong = Vec::new();
-        for (i, case) in cases(Extent::Full).iter().enumerate() {
-            for c in pair.compare(case, 1000 + i as u64).unwrap() {
-                let mark = if c.right { "ok" } else { "WRONG" };
-                println!(
-                    "{mark:5} {:26} {:50} {:6} {:.2e} (<= {:.0e})",
-                    c.operation, c.case, c.buffer, c.error, c.tolerance
-                );
-                if !c.right {
-                    wrong.push(format!(
-                        "{} {} {}: {:.3e}, seed {}",
-                        c.operation, c.case, c.buffer, c.error, c.seed
-                    ));
-                }
+#[track_caller]
+fn compare_all(gpu: Box<dyn Device>) {
+    let info = gpu.info();
+    println!("{info:?}");
+    let host = Box::new(HostDevice::new(HostConfig::default()).unwrap());
+    let mut pair = Pair::new(host, gpu).unwrap();
+    let mut wrong = Vec::new();
+    for (i, case) in cases(Extent::Full).iter().enumerate() {
+        for c in pair.compare(case, 1000 + i as u64).unwrap() {
+            let mark = if c.right { "ok" } else { "WRONG" };
+            println!(
+                "{mark:5} {:26} {:50} {:6} {:.2e} (<= {:.0e})",
+                c.operation, c.case, c.buffer, c.error, c.tolerance
+            );
+            if !c.right {
+                wrong.push(format!(
+                    "{} {} {}: {:.3e}, seed {}",
+                    c.operation, c.case, c.buffer, c.error, c.seed
+                ));
             }
         }
-        assert!(wrong.is_empty(), "{}:\n{}", info.name, wrong.join("\n"));
     }
+    assert!(wrong.is_empty(), "{}:\n{}", info.name, wrong.join("\n"));
+}
+
+#[test]
+fn every_operation_and_type_on_a_card_is_the_hosts() {
+    gpus().into_iter().for_each(compare_all);
+}
+
+#[test]
+fn every_operation_and_type_through_the_fake_runtime_is_the_hosts() {
+    let fake = Fake::new();
+    let config = GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        // A vendor's library on this machine knows nothing of the fake's memory.
+        vendor_products: false,
+        ring_pieces: 2,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    };
+    let device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    compare_all(Box::new(device));
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    assert_eq!(fake.live(), Live::default());
 }

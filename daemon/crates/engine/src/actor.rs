@@ -295,14 +295,10 @@ impl Engine {
                 match commands.try_recv() {
                     Ok(command) => self.handle(command),
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return None,
+                    Err(TryRecvError::Disconnected) => return self.loss(),
                 }
             }
-            if let Some(reason) = self
-                .lost
-                .take()
-                .or_else(|| self.residency.lost().map(str::to_owned))
-            {
+            if let Some(reason) = self.loss() {
                 return Some(reason);
             }
             // In this order: a drain that waits for a reader who went away ends with it, not with its grace period.
@@ -319,9 +315,15 @@ impl Engine {
             match commands.recv_timeout(self.patience()) {
                 Ok(command) => self.handle(command),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Disconnected) => return self.loss(),
             }
         }
+    }
+
+    /// Why the device is lost, if it is.
+    fn loss(&self) -> Option<String> {
+        let seen = || self.residency.lost().map(str::to_owned);
+        self.lost.clone().or_else(seen)
     }
 
     /// How long nothing can happen without a command.

@@ -89,7 +89,9 @@ impl Residency {
         if bytes > 0 {
             let (_, slab) = self.reserve(BlockKind::Staging, None, bytes)?;
             self.fixed_bytes = slab.bytes;
-            self.device.set_fixed(slab.offset, slab.bytes);
+            self.device
+                .set_fixed(slab.offset, slab.bytes)
+                .map_err(|e| self.device_error(None, e))?;
         }
         Ok(())
     }
@@ -427,6 +429,8 @@ impl Residency {
                 Action::Move { segment, from, to } => {
                     tracing::trace!(%segment, from.offset, to.offset, "move");
                     if let Err(error) = self.device.move_slab(from.offset, to.offset, from.bytes) {
+                        // What lies at its new place is not what the ledger believes.
+                        self.spoiled.push(segment);
                         outcome = outcome.and(Err(self.device_error(Some(segment.model), error)));
                     }
                 }

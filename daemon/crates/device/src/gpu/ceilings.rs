@@ -159,6 +159,9 @@ fn product(context: &Context, stream: &Stream, bytes: u64) -> Result<Option<f64>
         cols: n,
         tokens: n,
         stride: n,
+        batch: 1,
+        out_step: 0,
+        factor: 1.0,
         add: false,
     };
     let room = (at(all - ROOM_BYTES), ROOM_BYTES);

@@ -2,13 +2,22 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod tiny;
+
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
-use rocmforge_engine::api::Budget;
-use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, Error, start_on};
+use rocmforge_engine::api::{
+    Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+};
+use rocmforge_engine::{
+    EngineConfig, EngineHandle, EngineThread, Error, LoadedModel, prepare, start_on,
+};
 use rocmforge_fake_hip::Fake;
+use rocmforge_gguf::MappedFile;
 
 /// An engine whose thread is waited for, so that what it held is given back when it is gone.
 pub(crate) struct Running {
@@ -58,20 +67,102 @@ pub(crate) fn gpu_config(fake: &Fake) -> GpuConfig {
     }
 }
 
-/// Starts an engine on the fake.
-pub(crate) fn start(fake: &Fake, config: GpuConfig, budget: u64) -> Result<Running, Error> {
-    let images = ImageFolder(fake.images());
-    let device = GpuDevice::open(config, Box::new(images)).map_err(|e| Error::InvalidArgument {
-        field: "device",
-        message: e.to_string(),
-    })?;
-    let config = EngineConfig {
-        budget: Budget::Bytes(budget),
-        ..EngineConfig::default()
-    };
-    let (handle, thread) = start_on(Box::new(device), config)?;
-    Ok(Running {
-        handle: Some(handle),
-        thread: Some(thread),
-    })
+/// A fake runtime with its images.
+pub(crate) struct Runtime {
+    pub(crate) fake: Fake,
+    images: std::path::PathBuf,
+}
+
+impl std::ops::Deref for Runtime {
+    type Target = Fake;
+
+    fn deref(&self) -> &Fake {
+        &self.fake
+    }
+}
+
+impl Runtime {
+    pub(crate) fn new() -> Runtime {
+        let fake = Fake::new();
+        let images = fake.images();
+        Runtime { fake, images }
+    }
+
+    /// Starts an engine on it.
+    pub(crate) fn start(&self, budget: u64) -> Result<Running, Error> {
+        self.start_with(gpu_config(&self.fake), budget)
+    }
+
+    /// Starts an engine on it, the device set up in another way.
+    pub(crate) fn start_with(&self, config: GpuConfig, budget: u64) -> Result<Running, Error> {
+        let images = ImageFolder(self.images.clone());
+        let device = GpuDevice::open(config, Box::new(images)).map_err(|e| {
+            // As the engine says it of a device that it opens itself.
+            Error::Unavailable {
+                message: e.to_string(),
+                retry_after: Duration::ZERO,
+            }
+        })?;
+        let config = EngineConfig {
+            budget: Budget::Bytes(budget),
+            ..EngineConfig::default()
+        };
+        let (handle, thread) = start_on(Box::new(device), config)?;
+        Ok(Running {
+            handle: Some(handle),
+            thread: Some(thread),
+        })
+    }
+}
+
+/// Opens and loads a file.
+pub(crate) async fn load(
+    engine: &EngineHandle,
+    path: &Path,
+    name: &str,
+) -> Result<Arc<LoadedModel>, Error> {
+    let file = MappedFile::open(path).unwrap();
+    engine.load(prepare(name, file, &mut |_| {})?).await
+}
+
+/// A greedy request for up to `n` tokens behind a text.
+pub(crate) fn greedy(model: &Arc<LoadedModel>, text: &str, n: u32) -> GenerateRequest {
+    GenerateRequest {
+        model: Arc::clone(model),
+        prompt: model.tokenizer().encode(text, true, true).unwrap(),
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(n),
+        n_ctx: None,
+        stop: Vec::new(),
+        deadline: None,
+    }
+}
+
+/// What a request gets that was sent as the engine ended.
+pub(crate) fn ended() -> Error {
+    Error::Unavailable {
+        message: "the engine has ended".to_owned(),
+        retry_after: Duration::ZERO,
+    }
+}
+
+/// Runs a request to its end.
+pub(crate) async fn run(
+    engine: &EngineHandle,
+    request: GenerateRequest,
+) -> Result<(Vec<u32>, GenerateSummary), Error> {
+    let mut events = engine.generate(request)?;
+    let mut ids = Vec::new();
+    loop {
+        match events.next().await {
+            Some(GenerateEvent::Piece { ids: new, .. }) => ids.extend(new),
+            Some(GenerateEvent::Done(summary)) => return Ok((ids, summary)),
+            Some(GenerateEvent::Failed(error)) => return Err(error),
+            // Sent when the engine had ended and before that was known.
+            None => return Err(ended()),
+        }
+    }
 }

@@ -464,30 +464,23 @@ impl Device for GpuDevice {
         fixed::bytes(budget)
     }
 
-    fn set_fixed(&mut self, offset: u64, bytes: u64) {
+    fn set_fixed(&mut self, offset: u64, bytes: u64) -> Result<(), Error> {
         self.arena.at(offset, bytes);
         let fixed = Fixed::new(offset, bytes);
         self.fixed = Some(fixed);
-        let cleared = self
-            .arena
-            .zero(fixed.flags, fixed.slots - fixed.flags, &self.compute)
-            .and_then(|()| {
-                let sentinel = self.arena.base() + fixed.results;
-                pass_data::send(
-                    &self.pass_ring,
-                    &self.compute,
-                    sentinel,
-                    &[SENTINEL],
-                    u32::to_le_bytes,
-                    &mut Vec::new(),
-                )
-            })
-            .and_then(|()| self.addresses_changed())
-            .and_then(|()| self.finish());
-        if let Err(error) = cleared {
-            // The next call meets it too, and can say so.
-            tracing::error!(%error, "the device's own memory could not be cleared");
-        }
+        // What is not cleared would be taken for flags, counters and a sentinel.
+        self.arena
+            .zero(fixed.flags, fixed.slots - fixed.flags, &self.compute)?;
+        pass_data::send(
+            &self.pass_ring,
+            &self.compute,
+            self.arena.base() + fixed.results,
+            &[SENTINEL],
+            u32::to_le_bytes,
+            &mut Vec::new(),
+        )?;
+        self.addresses_changed()?;
+        self.finish()
     }
 
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {

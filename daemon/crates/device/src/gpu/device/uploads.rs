@@ -379,12 +379,8 @@ impl Uploads {
         };
         self.shared.windows.release(&lock(&job.windows));
         if result.is_ok() {
-            result = job
-                .done
-                .is_passed()
-                .map(|_| ())
-                .map_err(|e| failed("an upload", e))
-                .and_then(|()| self.verify(job));
+            // It has passed, unless the driver failed to say so when it was asked before.
+            result = wait::until_passed(&job.done, self.patience).and_then(|()| self.verify(job));
         }
         result
     }
