@@ -155,6 +155,12 @@ impl Fake {
         set(total, others);
     }
 
+    /// Fills all device memory with something else, as a loss of power does.
+    pub fn forget_memory(&self) {
+        let forget: extern "C" fn() = self.control("fake_hip_forget_memory");
+        forget();
+    }
+
     /// Allows registration of host memory, or refuses it as not supported.
     pub fn set_register(&self, allowed: bool) {
         let set: extern "C" fn(bool) = self.control("fake_hip_set_register");

@@ -64,6 +64,13 @@ pub(crate) extern "C" fn fake_hip_set_memory(total: u64, others: u64) {
     state.memory.others = others;
 }
 
+/// Fills all device memory with something else, as a loss of power does.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_forget_memory() {
+    state().memory.forget();
+}
+
 /// Allows registration of host memory, or refuses it.
 // SAFETY: a name of our own.
 #[unsafe(no_mangle)]

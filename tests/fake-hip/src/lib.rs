@@ -48,6 +48,9 @@ pub use client::{Fake, Live, library_path, marker_image, unit_image, write_image
 /// The architecture that it announces unless FAKE_HIP_ARCH says otherwise.
 pub const ARCH: &str = "gfx1100";
 
+/// A code of [`Fake::fail`] that is none of HIP's: work that is to fail with it never ends, and a call never comes back.
+pub const HANG: u32 = 9999;
+
 /// What fresh device memory is filled with: NaN as f32 and f16, a huge index as an integer.
 pub const POISON: u8 = 0xFF;
 

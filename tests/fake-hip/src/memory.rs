@@ -61,6 +61,14 @@ impl Memory {
         self.total.saturating_sub(self.used + self.others)
     }
 
+    /// What was written reads as something else from now on.
+    pub(crate) fn forget(&mut self) {
+        for allocation in self.allocations.values_mut() {
+            allocation.bytes.fill(!POISON);
+        }
+        self.derived.clear();
+    }
+
     pub(crate) fn count(&self) -> u64 {
         self.allocations.len() as u64
     }

@@ -23,6 +23,9 @@ pub(crate) const NOT_SUPPORTED: u32 = 801;
 pub(crate) const CAPTURE_UNSUPPORTED: u32 = 900;
 pub(crate) const CAPTURE_INVALIDATED: u32 = 901;
 
+/// Not HIP's: work that is to fail with it never ends, and neither does a call.
+pub(crate) const HANG: u32 = crate::HANG;
+
 /// Codes after which nothing works any more.
 const FATAL: [u32; 5] = [700, 702, 709, 710, 719];
 
@@ -62,6 +65,8 @@ pub(crate) struct State {
     pub(crate) last_error: u32,
     /// The code that every call gives from now on.
     pub(crate) lost: Option<u32>,
+    /// No queued work ends any more.
+    pub(crate) hung: bool,
     pub(crate) calls: HashMap<String, u64>,
     failures: Vec<Failure>,
     next_handle: usize,
@@ -84,6 +89,7 @@ impl State {
             violations: Vec::new(),
             last_error: SUCCESS,
             lost: None,
+            hung: false,
             calls: HashMap::new(),
             failures: Vec::new(),
             next_handle: 0x1000,
@@ -172,6 +178,13 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
 pub(crate) fn call(name: &str, run: impl FnOnce(&mut State) -> u32) -> u32 {
     let mut state = state();
     let injected = state.injected(name);
+    if injected == Some(HANG) {
+        // The caller alone; a driver's other calls may go on.
+        drop(state);
+        loop {
+            std::thread::park();
+        }
+    }
     let code = match (state.lost, injected) {
         (Some(lost), _) => {
             if GIVING_BACK.contains(&name) {

@@ -14,6 +14,7 @@ mod cublas {
     pub(super) const R_16F: u32 = 2;
     pub(super) const COMPUTE_32F: u32 = 68;
     pub(super) const DEFAULT: i32 = -1;
+    pub(super) const ALLOC_FAILED: i32 = 3;
     pub(super) const NAMES: [&str; 4] = [
         "libcublas.so.13",
         "libcublas.so.12",
@@ -28,6 +29,7 @@ mod rocblas {
     pub(super) const F16_R: u32 = 150;
     pub(super) const F32_R: u32 = 151;
     pub(super) const STANDARD: u32 = 0;
+    pub(super) const MEMORY_ERROR: i32 = 5;
     pub(super) const NAMES: [&str; 4] = [
         "librocblas.so.5",
         "librocblas.so.4",
@@ -280,6 +282,20 @@ impl Classic {
                 )
             },
         };
+        let no_memory = match self.call {
+            Call::Cublas(_) => cublas::ALLOC_FAILED,
+            Call::Rocblas(_) => rocblas::MEMORY_ERROR,
+        };
+        if code == no_memory {
+            return Err(Error::Memory {
+                kind: "device",
+                bytes: 0,
+                message: format!(
+                    "{} has no room for what it allocates itself",
+                    self.library.name()
+                ),
+            });
+        }
         if code != 0 {
             return Err(failed(format!(
                 "{}: code {code} for {} x {} x {}",

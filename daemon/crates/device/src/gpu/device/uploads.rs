@@ -557,7 +557,7 @@ fn close(shared: &Shared, job: &Job, lane: &Lane) -> Result<(), Error> {
 }
 
 impl Shared {
-    fn flags_driver<'a>(&self, lane: &'a Lane) -> Result<&'a dyn crate::gpu::Driver, Error> {
+    fn flags_driver<'a>(&self, lane: &'a Lane) -> Result<crate::gpu::Call<'a>, Error> {
         lane.copy
             .context()
             .driver()
@@ -680,6 +680,8 @@ fn queue_rows(
             .map_err(wrong)?;
         at += bytes;
     }
+    // A launch may have to compile its kernel first, which is no call of the driver.
+    drop(driver);
     lane.filled[slot].record(&lane.copy).map_err(wrong)?;
     lane.repack.wait(&lane.filled[slot]).map_err(wrong)?;
     lane.repack.wait(&job.before).map_err(wrong)?;
