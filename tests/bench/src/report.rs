@@ -8,6 +8,10 @@ use serde::Serialize;
 use crate::check::Check;
 use crate::goal::Goal;
 
+/// Where bounds and llama.cpp's figures come from.
+const GOALS: &str = "Medians. Must and aim were set for one NVIDIA H200; llama.cpp's figures are of one, of November 2026, \
+                     not of this run. A ratio above 1 is in our favour.";
+
 /// Median and extremes of repeated measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
@@ -235,6 +239,9 @@ impl Report {
         if !self.rows.is_empty() {
             lines.extend([head, rule]);
             lines.extend(self.rows.iter().map(|row| line(row, columns)));
+        }
+        if columns.goal {
+            lines.extend([String::new(), GOALS.to_owned()]);
         }
         for check in &self.checks {
             lines.push(String::new());

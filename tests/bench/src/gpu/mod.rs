@@ -66,7 +66,7 @@ pub(crate) struct Options {
         default_value = "table,parity,text,soak,rounds"
     )]
     parts: Vec<Part>,
-    /// Where models are made, found if they are there, and kept [default: a temporary folder; 12 GB at most at a time].
+    /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 14 GB at a time].
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
     /// How long the mixed load lasts.
