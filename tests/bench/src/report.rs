@@ -329,8 +329,13 @@ mod tests {
             kind: "host".to_owned(),
             name: "a processor".to_owned(),
             arch: "scalar".to_owned(),
+            ordinal: 0,
+            driver: String::new(),
+            compute_units: 0,
             memory_bytes: 8 << 30,
             allocations: 1,
+            memory: None,
+            free_bytes: None,
         };
         let mut report = Report::new(&device);
         let plain = Row::new("m", "decode", "tokens/s", &[10.0]).share_of(40.0);
