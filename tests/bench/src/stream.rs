@@ -1,6 +1,9 @@
 //! `stream`: a model under budgets that hold a share of it; what decode costs when layers must come in at every token.
 
+use std::sync::Arc;
+
 use anyhow::Result;
+use rocmforge_engine::LoadedModel;
 
 use crate::presets::{Mix, Preset};
 use crate::report::{Report, Row};
@@ -30,6 +33,42 @@ pub(crate) struct Options {
     /// Which segments go first.
     #[arg(long, value_enum, default_value = "belady")]
     policy: PolicyArg,
+}
+
+/// What requests at one budget gave, one figure each.
+#[derive(Debug, Default)]
+pub(crate) struct Streamed {
+    /// Tokens a second of decode.
+    pub(crate) speeds: Vec<f64>,
+    /// Bytes uploaded a token.
+    pub(crate) uploads: Vec<f64>,
+    /// Segments found resident, in percent.
+    pub(crate) hits: Vec<f64>,
+}
+
+/// Requests of `tokens` tokens after a prompt of one. One before them, which pays for the change of the budget, is not
+/// counted.
+pub(crate) fn decode(
+    session: &mut Session,
+    model: &Arc<LoadedModel>,
+    tokens: u32,
+    runs: usize,
+) -> Result<Streamed> {
+    session.generate(model, 1, tokens)?;
+    let mut streamed = Streamed::default();
+    for _ in 0..runs {
+        let summary = session.generate(model, 1, tokens)?.summary;
+        streamed.speeds.push(summary.decode_tokens_per_s);
+        // With a prompt of one token every token is one pass.
+        let passes = f64::from(summary.generated_tokens);
+        let uploaded = summary.cache.uploaded_bytes as f64;
+        streamed.uploads.push(uploaded / passes);
+        let uses = summary.cache.hits + summary.cache.misses;
+        streamed
+            .hits
+            .push(summary.cache.hits as f64 / uses as f64 * 100.0);
+    }
+    Ok(streamed)
 }
 
 /// Runs it and prints the table.
@@ -62,25 +101,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let share = (bytes * 100).div_ceil(weights);
         eprintln!("{name}, {share} %");
         session.set_budget(bytes + outcome.overhead_bytes)?;
-        // The first request at a budget pays for the change.
-        session.generate(&model, 1, options.tokens)?;
-        let (mut speeds, mut uploads, mut hits) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..options.runs {
-            let summary = session.generate(&model, 1, options.tokens)?.summary;
-            speeds.push(summary.decode_tokens_per_s);
-            // With a prompt of one token every token is one pass.
-            let passes = f64::from(summary.generated_tokens);
-            uploads.push(summary.cache.uploaded_bytes as f64 / 1e6 / passes);
-            let uses = summary.cache.hits + summary.cache.misses;
-            hits.push(summary.cache.hits as f64 / uses as f64 * 100.0);
-        }
+        let streamed = decode(&mut session, &model, options.tokens, options.runs.into())?;
+        let uploads: Vec<f64> = streamed.uploads.iter().map(|bytes| bytes / 1e6).collect();
         let figure = |what: &str| format!("{what}, {share} % of {:.2} GB", weights as f64 / 1e9);
-        let speed = Row::new(&name, figure("decode"), "tokens/s", &speeds);
+        let speed = Row::new(&name, figure("decode"), "tokens/s", &streamed.speeds);
         let all = *full.get_or_insert(speed.value.median);
         report.rows.extend([
             speed.share_of(all),
             Row::new(&name, figure("uploaded"), "MB/token", &uploads),
-            Row::new(&name, figure("segments hit"), "%", &hits),
+            Row::new(&name, figure("segments hit"), "%", &streamed.hits),
         ]);
     }
     session.end()?;

@@ -1,7 +1,7 @@
 //! Rows of f32: moved, biased, normed, summed, and brought to 8 bits or f16 (`gather.hip`, `add_bias.hip`,
 //! `activations.hip`).
 
-use rocmforge_kernels::gpu::ops::activations::ActivationsArgs;
+use rocmforge_kernels::gpu::ops::activations::{ActivationsArgs, SWIGLU_F16_SCALE};
 use rocmforge_kernels::gpu::ops::rows::{AddBiasArgs, GatherArgs};
 use rocmforge_kernels::host::ops::{self, Simd};
 
@@ -101,6 +101,9 @@ pub(super) fn activations(
         }
         In::Silu => ops::silu_mul(simd, &mut x, &other),
         In::Plain | In::Add => {}
+    }
+    if output == Out::F16 && input == In::Silu {
+        x.iter_mut().for_each(|v| *v *= SWIGLU_F16_SCALE);
     }
     match output {
         Out::F32 => store(memory, a.out, &x),

@@ -16,6 +16,7 @@
 #![expect(unsafe_code, reason = "drivers are called through pointers")]
 
 mod blas;
+pub mod ceilings;
 pub mod context;
 mod cuda;
 pub mod device;
