@@ -124,6 +124,7 @@ impl State {
         self.memory.reset();
         self.fail_no_more();
         self.lost = None;
+        self.hung = false;
     }
 
     /// Drops all orders.

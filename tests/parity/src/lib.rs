@@ -80,7 +80,7 @@ impl std::fmt::Debug for Pair {
 }
 
 impl Pair {
-    /// Gives both devices, which must be fresh, their memory: half a GiB each.
+    /// Gives both devices, which must be fresh, their memory: 128 MiB each.
     ///
     /// # Errors
     /// A device refuses it.

@@ -20,10 +20,10 @@ use crate::weights::random_matrix;
 use crate::{Error, rows};
 
 /// Arena of each device: the device's own block, then the weights, scratch, and KV pages.
-pub(crate) const ARENA: u64 = 512 << 20;
-pub(crate) const SLAB: u64 = 128 << 20;
-const SCRATCH: u64 = 256 << 20;
-const KV: u64 = 480 << 20;
+pub(crate) const ARENA: u64 = 128 << 20;
+pub(crate) const SLAB: u64 = 16 << 20;
+const SCRATCH: u64 = 48 << 20;
+const KV: u64 = 112 << 20;
 
 /// Most rows of a chunk of the context before.
 const CHUNK: u32 = 64;
