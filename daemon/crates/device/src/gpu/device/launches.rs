@@ -5,7 +5,7 @@
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
 //! | up to [`SMALL_BATCH`] | the input as 8 bits, then mat-mat |
-//! | more | tiles of the weights as f16, then the vendor's library; mat-mat where there is none |
+//! | more | tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 
 use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials};
@@ -361,7 +361,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Products by the vendor's library, on tiles of the weights as f16.
+    /// Products by the vendor's library, on tiles of the weights as f16, or on the weights where they are f16.
     fn tiled(&mut self, input: Input, matrices: &[Matrix], add: bool, bound: Bound<'_>) -> Lowered {
         let x = input.reads();
         let (tokens, cols) = (self.count(x), self.width(x));
@@ -394,6 +394,14 @@ impl<'a> Lowering<'a> {
         };
         let mut rest = matrices;
         while let Some((first, others)) = rest.split_first() {
+            if first.ty == WeightType::F16 {
+                self.work.push(Work::Gemm(Gemm {
+                    weights: first.weights,
+                    ..product(first)
+                }));
+                rest = others;
+                continue;
+            }
             // Small matrices of one shape side by side: each by itself would leave much of the card idle.
             let batch = same_steps(first, others).min(tile_rows / first.rows.max(1));
             if batch > 1 {
@@ -586,9 +594,9 @@ fn same_steps(first: &Matrix, others: &[Matrix]) -> u64 {
     if step == 0 {
         return 1;
     }
-    let like = (1..)
-        .zip(others)
-        .take_while(|(i, m)| m.rows == first.rows && m.out == first.out + i * step);
+    let like = (1..).zip(others).take_while(|(i, m)| {
+        m.rows == first.rows && m.ty != WeightType::F16 && m.out == first.out + i * step
+    });
     1 + like.count() as u64
 }
 
