@@ -4,13 +4,13 @@
 //! | rows | product |
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
-//! | up to [`SMALL_BATCH`] | the input as 8 bits, then mat-mat |
+//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA); else as 8 bits, then mat-mat |
 //! | more | tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 
 use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials};
 use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope};
-use rocmforge_kernels::gpu::ops::matmat::{self, Inputs};
+use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
 use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
@@ -334,6 +334,13 @@ impl<'a> Lowering<'a> {
         if tokens > SMALL_BATCH && self.vendor && self.workspace.tile_bytes > 0 {
             return self.tiled(input, &matrices, add.is_some(), bound);
         }
+        if self.target.has_mma() && matrices.iter().all(|m| m.ty.is_quantized()) {
+            let half = self.half(input, bound)?;
+            for matrix in &matrices {
+                self.push(matmat::matmat_f16(self.target, half, matrix, add.is_some()))?;
+            }
+            return Ok(());
+        }
         let quantized = matrices.iter().any(|m| m.ty.is_quantized());
         let floats = matrices.iter().any(|m| !m.ty.is_quantized());
         let bytes = self.scratch_base + self.workspace.input;
@@ -361,16 +368,30 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
+    /// An input as f16.
+    fn half(&mut self, input: Input, bound: Bound<'_>) -> Lowered<HalfInputs> {
+        let x = self.scratch_base + self.workspace.input;
+        self.prepare(input, Sink::F16(x), bound)?;
+        let reads = input.reads();
+        Ok(HalfInputs {
+            x,
+            cols: self.width(reads),
+            n_tokens: self.count(reads),
+            factor: match input {
+                Input::Silu { .. } => 1.0 / activations::SWIGLU_F16_SCALE,
+                _ => 1.0,
+            },
+        })
+    }
+
     /// Products by the vendor's library, on tiles of the weights as f16, or on the weights where they are f16.
     fn tiled(&mut self, input: Input, matrices: &[Matrix], add: bool, bound: Bound<'_>) -> Lowered {
-        let x = input.reads();
-        let (tokens, cols) = (self.count(x), self.width(x));
-        let half = self.scratch_base + self.workspace.input;
-        self.prepare(input, Sink::F16(half), bound)?;
-        let factor = match input {
-            Input::Silu { .. } => 1.0 / activations::SWIGLU_F16_SCALE,
-            _ => 1.0,
-        };
+        let HalfInputs {
+            x: half,
+            cols,
+            n_tokens: tokens,
+            factor,
+        } = self.half(input, bound)?;
         let tile = self.scratch_base + self.workspace.tile;
         let tile_rows = (self.workspace.tile_bytes / (cols * 2)).max(1);
         // Whole blocks of the library's kernels.
