@@ -12,7 +12,7 @@ const COLUMNS: u32 = 8;
 
 /// Rows and tokens of a block of `matmat_f16_<type>`.
 const F16_ROWS: u32 = 32;
-const F16_TOKENS: u32 = 64;
+const F16_TOKENS: u32 = 32;
 
 arg_struct! {
     /// Of `matmat_<type>`.

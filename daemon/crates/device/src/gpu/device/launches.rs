@@ -4,7 +4,8 @@
 //! | rows | product |
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
-//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA); else as 8 bits, then mat-mat |
+//! | up to [`DOT_BATCH`] | the input as 8 bits, then mat-mat |
+//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA); else as above |
 //! | more | tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 
 use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
@@ -26,7 +27,7 @@ use super::fixed::Fixed;
 use super::fuse::{Fused, Input, fuse};
 use super::launch_error;
 use super::pass_data::PassShape;
-use super::workspace::{SMALL_BATCH, Workspace};
+use super::workspace::{DOT_BATCH, SMALL_BATCH, Workspace};
 
 /// Something to queue.
 #[derive(Debug, Clone, PartialEq)]
@@ -334,7 +335,10 @@ impl<'a> Lowering<'a> {
         if tokens > SMALL_BATCH && self.vendor && self.workspace.tile_bytes > 0 {
             return self.tiled(input, &matrices, add.is_some(), bound);
         }
-        if self.target.has_mma() && matrices.iter().all(|m| m.ty.is_quantized()) {
+        if self.target.has_mma()
+            && tokens > DOT_BATCH
+            && matrices.iter().all(|m| m.ty.is_quantized())
+        {
             let half = self.half(input, bound)?;
             for matrix in &matrices {
                 self.push(matmat::matmat_f16(self.target, half, matrix, add.is_some()))?;
