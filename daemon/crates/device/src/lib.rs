@@ -21,6 +21,7 @@ use rocmforge_gguf::MappedFile;
 
 use rocmforge_gguf::TensorType;
 use rocmforge_kernels::host::WeightType;
+use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
 
 pub use error::Error;
 pub use ops::{Batch, Buf, BufSpec, HeadShape, Op, Rows, ScratchLayout, Span};
@@ -83,6 +84,23 @@ pub struct Bound<'a> {
     pub slab: u64,
 }
 
+/// A model as a device may get ready for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Outline<'a> {
+    /// Its file.
+    pub file: &'a Arc<MappedFile>,
+    /// The operations of each segment and their weights' layout, in the order of a pass.
+    pub segments: &'a [(&'a [Op], &'a SegmentLayout)],
+    /// The buffers that the operations name.
+    pub bufs: &'a [BufSpec],
+    /// Its KV pages.
+    pub kv: &'a KvLayout,
+    /// The order of its rotations; there need be no rows.
+    pub rope: &'a RopeAngles,
+    /// Type of its embedding's rows.
+    pub embedding: WeightType,
+}
+
 /// Scratch as the operations of one pass find it.
 #[derive(Debug, Clone, Copy)]
 pub struct Scratch<'a> {
@@ -125,6 +143,10 @@ pub trait Device: Send {
     /// # Errors
     /// [`Error::Memory`] with the numbers, among them what could be had; the arena is then as it was.
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error>;
+
+    /// Starts getting ready for a model in the background, as far as that takes none of the arena: what its passes need
+    /// to be there, and its file to be readable. Returns at once; passes and uploads do not wait for the rest.
+    fn prepare(&mut self, _model: &Outline<'_>) {}
 
     /// Starts an upload.
     ///

@@ -10,8 +10,11 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use rocmforge_device::{Bound, Device, SegmentLayout, Upload, UploadTicket};
+use rocmforge_device::{Bound, Device, Op, Outline, SegmentLayout, Upload, UploadTicket};
 use rocmforge_gguf::MappedFile;
+use rocmforge_kernels::host::WeightType;
+use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
+use rocmforge_model::Model;
 use rocmforge_tensor_cache::{
     Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
     SegmentSpec, Slab,
@@ -109,6 +112,32 @@ impl Residency {
         self.cache.register(model, &specs).map_err(from_cache)?;
         self.sources.insert(model, source);
         self.count_pinned(model)
+    }
+
+    /// Lets the device get ready for a registered model in the background.
+    pub(crate) fn prepare(
+        &mut self,
+        id: ModelId,
+        model: &Model,
+        kv: &KvLayout,
+        rope: &RopeAngles,
+        embedding: WeightType,
+    ) {
+        let source = &self.sources[&id];
+        let segments: Vec<(&[Op], &SegmentLayout)> = model
+            .segments()
+            .iter()
+            .zip(&source.layouts)
+            .map(|(segment, layout)| (segment.ops.as_slice(), &**layout))
+            .collect();
+        self.device.prepare(&Outline {
+            file: &source.file,
+            segments: &segments,
+            bufs: model.bufs(),
+            kv,
+            rope,
+            embedding,
+        });
     }
 
     /// Forgets a model that nobody uses; waits for its uploads under way.

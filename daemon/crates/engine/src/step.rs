@@ -50,6 +50,7 @@ impl Engine {
         let (rows, outputs) = self.rows(task, !self.running.is_empty());
         let n_tokens = rows.min(task.tokens.len() - task.n_past);
         let end = task.n_past + n_tokens;
+        tracing::trace!(n_tokens, position = task.n_past, "a step");
         self.extend_promise(task, end)?;
         self.ensure_scratch(task.model, n_tokens, outputs)?;
         let layout = ScratchLayout::new(task.loaded.model().bufs(), n_tokens as u64, outputs);
@@ -258,13 +259,9 @@ impl Engine {
             .find(|e| e.id == model)
             .expect("a request keeps its model registered");
         if entry.rope.is_none() {
-            let order = match entry.loaded.model().hparams().rope.order {
-                RopeOrder::Norm => KernelOrder::Norm,
-                RopeOrder::Neox => KernelOrder::Neox,
-            };
             entry.rope = Some(Rope {
                 table: rope_table(&entry.loaded)?,
-                angles: RopeAngles::new(order),
+                angles: no_angles(&entry.loaded),
             });
         }
         let rope = entry.rope.as_mut().expect("made above");
@@ -326,6 +323,9 @@ fn accept(
     token: u32,
 ) -> Stepped {
     let now = Instant::now();
+    if g.first_token.is_none() {
+        tracing::debug!(model = loaded.name(), "a first token");
+    }
     g.first_token.get_or_insert(now);
     g.last_token = Some(now);
     if g.max_tokens == Some(0) {
@@ -411,6 +411,14 @@ fn not_finite(loaded: &LoadedModel) -> Error {
             "the logits are not finite; a weight of the file is damaged, or the model overflows f32"
                 .to_owned(),
     }
+}
+
+/// The rotations of no rows, in the model's order.
+pub(crate) fn no_angles(loaded: &LoadedModel) -> RopeAngles {
+    RopeAngles::new(match loaded.model().hparams().rope.order {
+        RopeOrder::Norm => KernelOrder::Norm,
+        RopeOrder::Neox => KernelOrder::Neox,
+    })
 }
 
 fn rope_table(loaded: &LoadedModel) -> Result<RopeTable, Error> {

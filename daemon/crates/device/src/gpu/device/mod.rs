@@ -5,6 +5,7 @@
 //!                   graphs.rs (recorded decode steps)          on the compute stream
 //! staging threads --> uploads.rs, windows.rs (registered mappings), ring.rs (pinned memory)
 //!                                                              on the copy and repack streams
+//! kernel threads --> warmup.rs (a model's kernels, ahead of its first request)
 //! ```
 //!
 //! Nothing here waits for the device but [`Device::read`], [`Device::argmax`] and changes of the capacity; everything
@@ -24,6 +25,7 @@ mod pass_data;
 mod ring;
 mod uploads;
 mod wait;
+mod warmup;
 mod windows;
 mod workspace;
 
@@ -38,8 +40,8 @@ use rocmforge_kernels::host::{WeightType, reference};
 use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf, ScratchLayout};
 use crate::{
-    Bound, Device, DeviceInfo, Role, Scratch, SegmentLayout, TensorDesc, Upload, UploadTicket,
-    weight_type,
+    Bound, Device, DeviceInfo, Outline, Role, Scratch, SegmentLayout, TensorDesc, Upload,
+    UploadTicket, weight_type,
 };
 
 use super::blas::Blas;
@@ -52,6 +54,7 @@ use launches::{Lowering, Work};
 use pass_data::{PassData, PassShape, Places};
 use ring::Ring;
 use uploads::{Uploads, UploadsConfig};
+use warmup::WarmUp;
 use workspace::Workspace;
 
 pub use config::GpuConfig;
@@ -74,6 +77,7 @@ const SENTINEL: u32 = 0x5EA1_1A57;
 #[derive(Debug)]
 pub struct GpuDevice {
     // Fields drop in this order: what has work under way first, memory after it, the context last.
+    warm_up: WarmUp,
     uploads: Uploads,
     graphs: Graphs,
     blas: Option<Blas>,
@@ -156,6 +160,7 @@ impl GpuDevice {
         };
         let name = attributes.name.clone();
         Ok(Self {
+            warm_up: WarmUp::new(Arc::clone(&kernels)),
             uploads,
             graphs: Graphs::default(),
             blas,
@@ -499,6 +504,15 @@ impl Device for GpuDevice {
             self.addresses_changed()?;
         }
         set
+    }
+
+    fn prepare(&mut self, model: &Outline<'_>) {
+        match warmup::launches(&self.target, self.blas.is_some(), model) {
+            Ok(launches) => self.warm_up.add(launches),
+            // A request that needs what cannot be had says so.
+            Err(error) => tracing::debug!(%error, "kernels are not loaded ahead of need"),
+        }
+        self.uploads.register_ahead(model);
     }
 
     fn begin_upload(&mut self, upload: Upload) -> Result<UploadTicket, Error> {

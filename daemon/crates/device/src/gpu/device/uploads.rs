@@ -26,18 +26,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 use rocmforge_kernels::host::reference;
 
 use crate::error::Error;
 use crate::gpu::{Context, Event, PinnedBuffer, Stream};
 use crate::segment::{Placed, Role};
-use crate::{Upload, UploadTicket, weight_type};
+use crate::{Outline, Upload, UploadTicket, weight_type};
 
 use super::fixed::{FLAGS, Fixed, SLOTS};
 use super::kernels::Kernels;
 use super::ring::Ring;
-use super::windows::{WindowKey, Windows};
+use super::windows::{WINDOW_BYTES, WindowKey, Windows};
 use super::{failed, wait};
 
 /// What one staging thread does at a time.
@@ -98,8 +99,15 @@ struct Lane {
 #[derive(Debug)]
 struct Queue {
     jobs: VecDeque<Arc<Job>>,
+    /// Windows of files that threads register while there are no jobs, by number.
+    ahead: VecDeque<(Arc<MappedFile>, u64)>,
+    /// Whether a thread is at that.
+    registering: bool,
     ending: bool,
 }
+
+/// Most windows that wait to be registered ahead of need.
+const AHEAD_MAX: usize = 4096;
 
 #[derive(Debug)]
 struct Shared {
@@ -172,6 +180,8 @@ impl Uploads {
             lane: Mutex::new(lane),
             queue: Mutex::new(Queue {
                 jobs: VecDeque::new(),
+                ahead: VecDeque::new(),
+                registering: false,
                 ending: false,
             }),
             changed: Condvar::new(),
@@ -285,6 +295,7 @@ impl Uploads {
             .remove(&ticket)
             .expect("a ticket is waited for once");
         self.until_enqueued(&job);
+        tracing::trace!(ticket = ticket.0, "an upload is queued");
         if job.failed.load(Ordering::Relaxed) {
             return self.settle(&job);
         }
@@ -331,8 +342,30 @@ impl Uploads {
         Ok(())
     }
 
+    /// Lets idle threads register the windows that a model's uploads will read, in their order.
+    pub(super) fn register_ahead(&mut self, model: &Outline<'_>) {
+        let tensors = model.segments.iter().flat_map(|(_, l)| &l.tensors);
+        let matrices = tensors.filter(|t| t.desc.role == Role::Matrix);
+        let mut next = 0;
+        let mut queue = lock(&self.shared.queue);
+        for Placed { desc, .. } in matrices {
+            let first = desc.offset / WINDOW_BYTES;
+            let end = (desc.offset + desc.bytes).div_ceil(WINDOW_BYTES);
+            for number in first.max(next)..end {
+                if queue.ahead.len() < AHEAD_MAX {
+                    queue.ahead.push_back((Arc::clone(model.file), number));
+                }
+            }
+            next = next.max(end);
+        }
+        drop(queue);
+        self.shared.changed.notify_all();
+    }
+
     /// A file will not be read any more.
-    pub(super) fn forget(&mut self, file: &Arc<rocmforge_gguf::MappedFile>) {
+    pub(super) fn forget(&mut self, file: &Arc<MappedFile>) {
+        let others = |(of, _): &(Arc<MappedFile>, u64)| !Arc::ptr_eq(of, file);
+        lock(&self.shared.queue).ahead.retain(others);
         self.shared.windows.forget(file);
     }
 
@@ -496,6 +529,9 @@ fn serve(shared: &Shared) {
                         }
                         queue.jobs.pop_front();
                     }
+                    None if !queue.registering && !queue.ahead.is_empty() => {
+                        queue = register_one(shared, queue);
+                    }
                     None => {
                         queue = shared
                             .changed
@@ -512,6 +548,19 @@ fn serve(shared: &Shared) {
         }
         finish_piece(shared, &job);
     }
+}
+
+/// Registers the first window of those that may be registered ahead of need.
+fn register_one<'a>(shared: &'a Shared, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    let Some((file, number)) = queue.ahead.pop_front() else {
+        return queue;
+    };
+    queue.registering = true;
+    drop(queue);
+    shared.windows.register_ahead(&file, number);
+    let mut queue = lock(&shared.queue);
+    queue.registering = false;
+    queue
 }
 
 /// Counts a piece as ended, and closes the upload with the last one: before it counts, so that whoever sees the upload
@@ -594,6 +643,16 @@ fn bring(shared: &Shared, job: &Job, piece: &Piece) -> Result<(), Error> {
                 let n = left.min(start + bytes - at);
                 parts.push((ptr, n));
                 at += n;
+            }
+            if at < start + bytes && shared.windows.takes(&job.upload.file) {
+                // Later uploads shall find it registered.
+                let mut queue = lock(&shared.queue);
+                let window = (Arc::clone(&job.upload.file), at / WINDOW_BYTES);
+                if queue.ahead.len() < AHEAD_MAX
+                    && queue.ahead.back().is_none_or(|last| last.1 != window.1)
+                {
+                    queue.ahead.push_back(window);
+                }
             }
             if at == start + bytes {
                 shared.bytes_direct.fetch_add(bytes, Ordering::Relaxed);
