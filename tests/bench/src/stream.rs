@@ -27,6 +27,12 @@ pub(crate) struct Options {
     /// Tokens of a request.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..=1024))]
     tokens: u32,
+    /// Tokens of a prompt whose prefill is measured too; 0 measures none.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..4096))]
+    prompt: u16,
+    /// Add nothing to the budgets: what a request needs beside weights has to fit inside the share.
+    #[arg(long)]
+    inside: bool,
     /// Which segments go first.
     #[arg(long, value_enum, default_value = "belady")]
     policy: PolicyArg,
@@ -61,10 +67,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let bytes = (weights * u64::from(share) / 100).max(least);
         let share = (bytes * 100).div_ceil(weights);
         eprintln!("{name}, {share} %");
-        session.set_budget(bytes + outcome.overhead_bytes)?;
+        let beside = if options.inside {
+            0
+        } else {
+            outcome.overhead_bytes
+        };
+        session.set_budget(bytes + beside)?;
         // The first request at a budget pays for the change.
         session.generate(&model, 1, options.tokens)?;
         let (mut speeds, mut uploads, mut hits) = (Vec::new(), Vec::new(), Vec::new());
+        let mut speeds_after = Vec::new();
         for _ in 0..options.runs {
             let summary = session.generate(&model, 1, options.tokens)?.summary;
             speeds.push(summary.decode_tokens_per_s);
@@ -74,6 +86,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             let uses = summary.cache.hits + summary.cache.misses;
             hits.push(summary.cache.hits as f64 / uses as f64 * 100.0);
         }
+        let mut prefills = Vec::new();
+        let n_prompt = usize::from(options.prompt);
+        for _ in 0..if n_prompt > 0 { options.runs } else { 0 } {
+            let ttft = session.generate(&model, n_prompt, options.tokens)?;
+            prefills.push(n_prompt as f64 / ttft.summary.ttft.as_secs_f64());
+            speeds_after.push(ttft.summary.decode_tokens_per_s);
+        }
         let figure = |what: &str| format!("{what}, {share} % of {:.2} GB", weights as f64 / 1e9);
         let speed = Row::new(&name, figure("decode"), "tokens/s", &speeds);
         let all = *full.get_or_insert(speed.value.median);
@@ -82,6 +101,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Row::new(&name, figure("uploaded"), "MB/token", &uploads),
             Row::new(&name, figure("segments hit"), "%", &hits),
         ]);
+        if n_prompt > 0 {
+            let prefill = figure(&format!("prefill {n_prompt}"));
+            report.rows.extend([
+                Row::new(&name, prefill, "tokens/s", &prefills),
+                Row::new(&name, figure("decode after it"), "tokens/s", &speeds_after),
+            ]);
+        }
     }
     session.end()?;
     Ok(report.print(common.json)?)

@@ -16,6 +16,7 @@ pub mod ops;
 mod segment;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
 
@@ -63,6 +64,17 @@ pub struct DeviceInfo {
 /// One upload under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UploadTicket(pub u64);
+
+/// What a device has measured of its own work.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// How long a segment's operations take.
+    pub segment: Duration,
+    /// Bytes a second of uploads.
+    pub upload_bytes_per_s: f64,
+    /// Bytes of an upload that are on the device before its slab must be free.
+    pub ahead_bytes: u64,
+}
 
 /// A segment to be brought from its file to a place in the arena.
 #[derive(Debug, Clone)]
@@ -215,6 +227,11 @@ pub trait Device: Send {
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error>;
+
+    /// How fast segments are computed, for a pass of so many rows, and uploaded; `None` while it is not known.
+    fn pace(&mut self, _rows: usize) -> Option<Pace> {
+        None
+    }
 
     /// Runs the operations of several segments in order, all of them resident: a whole pass. A device may record it and
     /// replay the record when the same comes again.

@@ -28,6 +28,7 @@ pub(crate) enum Wanted {
 }
 
 /// What a pass works on.
+#[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) model: ModelId,
     pub(crate) segments: &'a [rocmforge_model::Segment],
@@ -43,7 +44,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) scratch: &'a ScratchLayout,
     /// Arena offset of the scratch block.
     pub(crate) scratch_at: u64,
-    /// Segments whose upload is started ahead of their turn.
+    /// Segments whose upload is started ahead of their turn, at most.
     pub(crate) prefetch: u32,
     /// Only the best token of each wanted row is of interest, not its logits.
     pub(crate) best_only: bool,
@@ -104,6 +105,11 @@ fn steps(
         }
         return ran;
     }
+    let ahead = residency.lookahead(pass.model, pass.n_tokens, pass.prefetch);
+    let pass = &Pass {
+        prefetch: ahead,
+        ..*pass
+    };
     let (head, layers) = pass
         .segments
         .split_last()
@@ -211,6 +217,7 @@ fn with_segment(
         model: pass.model,
         index,
     };
+    let misses = counts.misses;
     let slab = residency.acquire(id, counts)?;
     let last = pass.segments.len() as u32 - u32::from(pass.wanted == Wanted::None);
     let mut result = Ok(());
@@ -224,6 +231,9 @@ fn with_segment(
     }
     let result = result.and_then(|()| step(residency, id, slab));
     residency.release(id);
+    if pass.prefetch == 0 && counts.misses > misses {
+        return result.and_then(|()| residency.hand_on(id));
+    }
     result
 }
 

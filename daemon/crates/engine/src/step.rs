@@ -241,7 +241,9 @@ impl Engine {
     fn ensure_scratch(&mut self, model: ModelId, rows: usize, outputs: u64) -> Result<(), Error> {
         let bytes = self.scratch_bytes(model, rows, outputs);
         if let Some((block, has)) = self.scratch {
-            if has >= bytes {
+            // What a long prompt took would be uploaded again for every token of a model that does not fit.
+            let spare = has / 2 > bytes && !self.residency.fits(model) && !self.prompts_go_on();
+            if has >= bytes && !spare {
                 return Ok(());
             }
             self.residency.free(block);
@@ -250,6 +252,11 @@ impl Engine {
         let (block, _) = self.residency.reserve(BlockKind::Scratch, None, bytes)?;
         self.scratch = Some((block, bytes));
         Ok(())
+    }
+
+    /// Whether a request other than the one under way has more than a token to compute.
+    fn prompts_go_on(&self) -> bool {
+        self.running.iter().any(|t| t.tokens.len() > t.n_past + 1)
     }
 
     fn set_angles(&mut self, model: ModelId, first: u32, n_tokens: usize) -> Result<(), Error> {

@@ -21,6 +21,7 @@ mod fuse;
 mod graphs;
 mod kernels;
 mod launches;
+mod pace;
 mod pass_data;
 mod ring;
 mod uploads;
@@ -30,6 +31,7 @@ mod windows;
 mod workspace;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::gpu::ops::sample::{self, TopK};
@@ -40,17 +42,18 @@ use rocmforge_kernels::host::{WeightType, reference};
 use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf, ScratchLayout};
 use crate::{
-    Bound, Device, DeviceInfo, Outline, Role, Scratch, SegmentLayout, TensorDesc, Upload,
+    Bound, Device, DeviceInfo, Outline, Pace, Role, Scratch, SegmentLayout, TensorDesc, Upload,
     UploadTicket, weight_type,
 };
 
 use super::blas::Blas;
 use super::{Context, DevicePtr, Driver, Event, PinnedBuffer, Priority, Stream, Vendor};
 use arena::Arena;
-use fixed::Fixed;
+use fixed::{Fixed, SLOTS};
 use graphs::{Graphs, Key, Plan};
 use kernels::Kernels;
 use launches::{Lowering, Work};
+use pace::Runs;
 use pass_data::{PassData, PassShape, Places};
 use ring::Ring;
 use uploads::{Uploads, UploadsConfig};
@@ -93,6 +96,7 @@ pub struct GpuDevice {
     /// Offsets of the fixed block's parts; none before it is given.
     fixed: Option<Fixed>,
     pass: PassData,
+    runs: Runs,
     /// Rows under way to the device; kept for its memory.
     embeddings: Vec<f32>,
     name: String,
@@ -159,8 +163,12 @@ impl GpuDevice {
             None
         };
         let name = attributes.name.clone();
+        let mut warm_up = WarmUp::new(Arc::clone(&kernels));
+        if config.warm_up {
+            warm_up.add(warmup::always());
+        }
         Ok(Self {
-            warm_up: WarmUp::new(Arc::clone(&kernels)),
+            warm_up,
             uploads,
             graphs: Graphs::default(),
             blas,
@@ -171,6 +179,7 @@ impl GpuDevice {
             read_done: Event::new(&context, false).map_err(|e| failed("making an event", e))?,
             compute,
             arena: Arena::new(&context),
+            runs: Runs::new(&context)?,
             context,
             config,
             target,
@@ -319,6 +328,7 @@ impl GpuDevice {
         // Launches that wait for their inputs themselves may overlap, in chains of such. What is before the first one (a
         // copy of the pass's data, an upload) is waited for.
         let mut chained = false;
+        let _held = self.uploads.hold();
         for item in work {
             match item {
                 Work::Launch(launch) => {
@@ -507,6 +517,9 @@ impl Device for GpuDevice {
     }
 
     fn prepare(&mut self, model: &Outline<'_>) {
+        if !self.config.warm_up {
+            return;
+        }
         match warmup::launches(&self.target, self.blas.is_some(), model) {
             Ok(launches) => self.warm_up.add(launches),
             // A request that needs what cannot be had says so.
@@ -637,7 +650,21 @@ impl Device for GpuDevice {
     ) -> Result<(), Error> {
         let shape = self.send(scratch, batch)?;
         let work = self.work(&[(ops, weights)], scratch, batch, shape)?;
-        self.queue(&work, self.vendor_room(scratch))
+        let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
+        self.queue(&work, self.vendor_room(scratch))?;
+        if timed {
+            self.runs.of(batch.n_tokens).end(&self.compute, 1);
+        }
+        Ok(())
+    }
+
+    fn pace(&mut self, rows: usize) -> Option<Pace> {
+        let fixed = self.fixed?;
+        Some(Pace {
+            segment: Duration::from_secs_f64(self.runs.of(rows).seconds()?),
+            upload_bytes_per_s: self.uploads.bytes_per_s()?,
+            ahead_bytes: SLOTS as u64 * fixed.slot_bytes,
+        })
     }
 
     fn run_all(
@@ -655,6 +682,7 @@ impl Device for GpuDevice {
         let key = self.key(steps, scratch, batch, shape);
         let record = match self.graphs.plan(&key) {
             Plan::Replay(graph) => {
+                let _held = self.uploads.hold();
                 // SAFETY: the key says that the addresses are those of the recording, and the pass's data lies there.
                 return unsafe { graph.launch(&self.compute) }
                     .map_err(|e| failed("replaying a pass", e));

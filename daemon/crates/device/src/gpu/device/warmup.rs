@@ -15,9 +15,12 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
+use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::ops::sample::{self, TopK};
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 use rocmforge_kernels::gpu::{GpuTarget, Launch};
+use rocmforge_kernels::host::WeightType;
 
 use crate::error::Error;
 use crate::ops::{Batch, ScratchLayout, Span};
@@ -126,6 +129,29 @@ fn serve(kernels: &Kernels, queue: &Mutex<Queue>) {
 
 fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A launch of a kernel of each unit that every model's passes need.
+pub(super) fn always() -> Vec<Launch> {
+    let weights = Weights {
+        ty: WeightType::Q8_0,
+        at: NOWHERE,
+        rows: 256,
+        cols: 256,
+    };
+    let to = TopK {
+        candidates: NOWHERE,
+        values: None,
+        ids: NOWHERE,
+        next: None,
+    };
+    let launches = [
+        weights::repack(weights, NOWHERE, 0, 1, NOWHERE),
+        activations::activations(NOWHERE, 1, 256, Source::Plain, Sink::F32(NOWHERE)),
+        rows::gather(NOWHERE, NOWHERE, 1, 256, NOWHERE),
+    ];
+    let sampling = sample::top_k(NOWHERE, 1, 256, 1, to).into_iter().flatten();
+    launches.into_iter().flatten().chain(sampling).collect()
 }
 
 /// One launch of each kernel that passes of a model come to, and of those that its uploads need, in the order in which a
@@ -240,7 +266,6 @@ impl Launches {
 #[cfg(test)]
 mod tests {
     use rocmforge_gguf::{MappedFile, TensorType};
-    use rocmforge_kernels::host::WeightType;
     use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeOrder};
 
     use super::*;
@@ -257,6 +282,13 @@ mod tests {
             bytes: ty.row_bytes(cols).unwrap() * rows,
             role: Role::Matrix,
         }
+    }
+
+    #[test]
+    fn each_unit_that_every_model_needs_is_there() {
+        let units: HashSet<_> = always().iter().map(Launch::unit).collect();
+        let expected = ["repack", "activations", "gather", "sample"];
+        assert_eq!(units, expected.into_iter().collect());
     }
 
     #[test]

@@ -18,7 +18,9 @@
 //! *Threads:* staging threads and the engine thread; the lock is not held while the driver works.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rocmforge_gguf::{MappedFile, MappedRange};
 
@@ -29,6 +31,18 @@ use super::failed;
 
 /// Bytes of a window: large enough that a registration's fixed cost is nothing beside the copy's time.
 pub(super) const WINDOW_BYTES: u64 = 32 << 20;
+
+/// How long others' calls may keep a registration waiting.
+const HOLD_MAX: Duration = Duration::from_millis(1);
+
+/// See [`Windows::hold`].
+pub(super) struct Held<'a>(&'a AtomicUsize);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// A file's number among those that were seen: its address, which is its own as long as a window keeps it.
 fn key_of(file: &Arc<MappedFile>) -> usize {
@@ -73,6 +87,10 @@ pub(super) struct Windows {
     bytes_max: u64,
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// Threads that have something to queue on the device.
+    queueing: AtomicUsize,
+    /// Times that a thread had.
+    queued: AtomicU64,
 }
 
 impl std::fmt::Debug for Windows {
@@ -90,7 +108,22 @@ impl Windows {
             bytes_max,
             inner: Mutex::default(),
             changed: Condvar::new(),
+            queueing: AtomicUsize::new(0),
+            queued: AtomicU64::new(0),
         }
+    }
+
+    /// A number that changes whenever something was queued on the device.
+    pub(super) fn queued(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    /// Lets registrations wait while what is returned lives. A driver keeps other calls waiting while it registers, and
+    /// does not see to it that they have their turn between two registrations.
+    pub(super) fn hold(&self) -> Held<'_> {
+        self.queueing.fetch_add(1, Ordering::Relaxed);
+        self.queued.fetch_add(1, Ordering::Relaxed);
+        Held(&self.queueing)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -252,7 +285,11 @@ impl Windows {
         // What is not in the page cache is read ahead while the pages before it are pinned.
         file.will_need(start..end);
         let (ptr, len) = (pages.as_ptr(), pages.len());
-        let begin = std::time::Instant::now();
+        let begin = Instant::now();
+        while self.queueing.load(Ordering::Relaxed) > 0 && begin.elapsed() < HOLD_MAX {
+            std::thread::yield_now();
+        }
+        let begin = Instant::now();
         let kept = Arc::new(pages.clone());
         // SAFETY: whole pages of a mapping that `kept` keeps; windows do not share pages, and one is registered once at
         // a time (its state says so). It is dropped only without users, that is when its copies have ended.
