@@ -61,6 +61,9 @@ pub struct DeviceInfo {
     pub prefill_chunk: u32,
 }
 
+/// Elements of a row with their indices, largest first.
+pub type Candidates = Vec<(u32, f32)>;
+
 /// One upload under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UploadTicket(pub u64);
@@ -261,6 +264,22 @@ pub trait Device: Send {
         _buf: Buf,
         _rows: usize,
     ) -> Result<Option<Vec<Option<u32>>>, Error> {
+        Ok(None)
+    }
+
+    /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the `k` largest
+    /// elements with their indices, largest first, the lowest index first among equals; fewer if a row has fewer. `None`
+    /// for a row whose largest is NaN or infinite. Nothing at all where the device leaves that to who reads the rows.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    fn top_k(
+        &mut self,
+        _scratch: Scratch<'_>,
+        _buf: Buf,
+        _rows: usize,
+        _k: usize,
+    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
         Ok(None)
     }
 

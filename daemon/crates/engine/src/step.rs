@@ -17,7 +17,7 @@ use crate::api::{
 use crate::embed;
 use crate::error::Error;
 use crate::loaded::LoadedModel;
-use crate::pass::{self, Found, Pass, Wanted};
+use crate::pass::{self, Found, Interest, Pass, Wanted};
 use crate::stop::Checked;
 use crate::task::{Generation, Scoring, Task, Work};
 
@@ -97,9 +97,13 @@ impl Engine {
             prefetch: self.prefetch,
             embedding: rocmforge_device::weight_type(task.loaded.model().embedding().ty)
                 .expect("a model whose embedding has no kernel is not loaded"),
-            best_only: match &task.work {
-                Work::Generate(g) => g.sampler.takes_best(),
-                Work::Score(_) => false,
+            interest: match &task.work {
+                Work::Generate(g) if g.sampler.takes_best() => Interest::Best,
+                Work::Generate(g) => g
+                    .sampler
+                    .takes_top()
+                    .map_or(Interest::Logits, Interest::Top),
+                Work::Score(_) => Interest::Logits,
             },
         };
         let Task {
@@ -134,6 +138,7 @@ impl Engine {
                     let token = match found {
                         Found::Logits(logits) => sampler.sample(logits).ok(),
                         Found::Best(best) => best,
+                        Found::Top(top) => top.and_then(|top| sampler.sample_from(top).ok()),
                     };
                     chosen = Some(token.ok_or_else(|| not_finite(loaded))?);
                     Ok(())

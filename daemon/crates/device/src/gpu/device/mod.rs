@@ -42,8 +42,8 @@ use rocmforge_kernels::host::{WeightType, reference};
 use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf, ScratchLayout};
 use crate::{
-    Bound, Device, DeviceInfo, Outline, Pace, Role, Scratch, SegmentLayout, TensorDesc, Upload,
-    UploadTicket, weight_type,
+    Bound, Candidates, Device, DeviceInfo, Outline, Pace, Role, Scratch, SegmentLayout, TensorDesc,
+    Upload, UploadTicket, weight_type,
 };
 
 use super::blas::Blas;
@@ -723,48 +723,65 @@ impl Device for GpuDevice {
         buf: Buf,
         rows: usize,
     ) -> Result<Option<Vec<Option<u32>>>, Error> {
+        let best = self.top_k(scratch, buf, rows, 1)?;
+        let id = |row: Option<Candidates>| row.and_then(|best| best.first().map(|b| b.0));
+        Ok(best.map(|rows| rows.into_iter().map(id).collect()))
+    }
+
+    fn top_k(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+        k: usize,
+    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
         let fixed = self.fixed_addresses()?;
         let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
         let n = width as u32;
-        let room = sample::candidates_bytes(rows as u64, n, 1);
+        let k = k.min(width as usize);
+        if rows == 0 || k == 0 || k > sample::K_MAX as usize {
+            return Ok(None);
+        }
+        let room = sample::candidates_bytes(rows as u64, n, k as u32);
+        let part = rows * k * 4;
         // The sentinel has the first word of the results.
         if room > fixed.candidates_bytes
-            || rows * 8 + 8 > (fixed.candidates - fixed.results) as usize
+            || part * 2 + 8 > (fixed.candidates - fixed.results) as usize
         {
             return Ok(None);
         }
         let logits = self.arena.at(scratch.base + at, rows as u64 * width * 4);
-        let (ids, values) = (fixed.results + 8, fixed.results + 8 + rows as u64 * 4);
+        let (ids, values) = (fixed.results + 8, fixed.results + 8 + part as u64);
         let to = TopK {
             candidates: fixed.candidates,
             values: Some(values),
             ids,
             next: None,
         };
-        let launches =
-            sample::top_k(logits, rows as u32, width, 1, to).map_err(|e| launch_error(&e))?;
+        let launches = sample::top_k(logits, rows as u32, width, k as u32, to)
+            .map_err(|e| launch_error(&e))?;
         for launch in &launches {
             // SAFETY: the logits are the pass's, the rest is the fixed block's.
             unsafe { self.kernels.launch(launch, &self.compute)? };
         }
-        let mut bytes = vec![0; rows * 8];
+        let mut bytes = vec![0; part * 2];
         self.fetch(ids, &mut bytes)?;
         self.uploads.settle_used()?;
-        let (ids, values) = bytes.split_at(rows * 4);
         let words = |bytes: &[u8]| -> Vec<u32> {
-            bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|w| u32::from_le_bytes(*w))
-                .collect()
+            let (words, _) = bytes.as_chunks::<4>();
+            words.iter().map(|w| u32::from_le_bytes(*w)).collect()
         };
-        let best = words(ids)
-            .into_iter()
-            .zip(words(values))
-            .map(|(id, value)| f32::from_bits(value).is_finite().then_some(id))
-            .collect();
-        Ok(Some(best))
+        let (ids, values) = (words(&bytes[..part]), words(&bytes[part..]));
+        let found = ids.chunks_exact(k).zip(values.chunks_exact(k));
+        let found = found.map(|(ids, values)| {
+            let row = ids
+                .iter()
+                .zip(values)
+                .map(|(&i, &v)| (i, f32::from_bits(v)));
+            let row: Candidates = row.collect();
+            row[0].1.is_finite().then_some(row)
+        });
+        Ok(Some(found.collect()))
     }
 
     fn check(&mut self) -> Result<(), Error> {

@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
@@ -118,6 +118,8 @@ struct Queue {
     registering: bool,
     /// What [`Windows::queued`] said when that thread last looked.
     queued_before: u64,
+    /// Until when it waits after that changed.
+    rest_until: Instant,
     ending: bool,
 }
 
@@ -203,6 +205,7 @@ impl Uploads {
                 ahead: VecDeque::new(),
                 registering: false,
                 queued_before: 0,
+                rest_until: Instant::now(),
                 ending: false,
             }),
             changed: Condvar::new(),
@@ -584,7 +587,11 @@ fn register_one<'a>(shared: &'a Shared, mut queue: MutexGuard<'a, Queue>) -> Mut
     let queued = shared.windows.queued();
     if queued != queue.queued_before {
         queue.queued_before = queued;
-        let waited = shared.changed.wait_timeout(queue, REST);
+        queue.rest_until = Instant::now() + REST;
+    }
+    let rest = queue.rest_until.saturating_duration_since(Instant::now());
+    if !rest.is_zero() {
+        let waited = shared.changed.wait_timeout(queue, rest);
         queue = waited.unwrap_or_else(PoisonError::into_inner).0;
     } else if let Some((file, number)) = queue.ahead.pop_front() {
         drop(queue);
