@@ -195,4 +195,13 @@ impl Client {
     pub async fn status(&self) -> Result<StatusResponse, Error> {
         call!(self.server.status(StatusRequest {}), "Server.Status")
     }
+
+    /// The GPU drivers and devices of the daemon's machine, and the device in
+    /// use.
+    pub async fn list_devices(&self) -> Result<ListDevicesResponse, Error> {
+        call!(
+            self.server.list_devices(ListDevicesRequest {}),
+            "Server.ListDevices"
+        )
+    }
 }

@@ -74,6 +74,15 @@ async fn a_generation_streams_its_pieces_and_then_the_outcome() {
 }
 
 #[tokio::test]
+async fn devices_come_with_what_was_looked_for() {
+    let (_daemon, client) = start().await;
+    let found = client.list_devices().await.unwrap();
+    assert_eq!(found.in_use.unwrap().name, "Test CPU");
+    assert_eq!(found.drivers[0].tried[0].library, "libamdhip64.so.7");
+    assert_eq!(found.drivers[1].devices.len(), 2);
+}
+
+#[tokio::test]
 async fn dropping_the_stream_cancels_the_request() {
     let (daemon, client) = start().await;
     let mut events = client.generate(prompt("hang")).await.unwrap();

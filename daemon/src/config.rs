@@ -40,6 +40,10 @@ pub const QUEUE_CAPACITY_LIMIT: u32 = 4096;
 pub const DRAIN_GRACE_DEFAULT: Duration = Duration::from_secs(20);
 /// Largest `--drain-grace`.
 pub const DRAIN_GRACE_MAX: Duration = Duration::from_secs(3600);
+/// Smallest `--watchdog`: a large model's pass over a long prompt takes about this long.
+pub const WATCHDOG_MIN: Duration = Duration::from_millis(500);
+/// Largest `--watchdog`.
+pub const WATCHDOG_MAX: Duration = Duration::from_secs(3600);
 /// Default of `--log`.
 pub const LOG_DEFAULT: &str = "info";
 /// Longest path of a Unix socket in bytes: `sun_path` with its closing zero.
@@ -53,7 +57,7 @@ pub const CONFIG_FILE_MAX_BYTES: u64 = 1 << 20;
     name = "rocmforged",
     version,
     about = "Owns the device and serves GGUF models to local clients over a Unix socket.",
-    after_help = "Every flag but --config is also a key of the file, with _ for -; a flag wins over the file.\n\
+    after_help = "Every flag but --config and --list-devices is also a key of the file, with _ for -; a flag wins over the file.\n\
                   With no --model-dir every load is refused: the daemon opens nothing that it was not told to."
 )]
 pub struct Flags {
@@ -94,6 +98,12 @@ pub struct Flags {
     /// Eviction policy: pass-aware or lru [default: pass-aware]
     #[arg(long, value_name = "POLICY")]
     pub policy: Option<String>,
+    /// Seconds that work of a GPU may take before the GPU counts as hung and the daemon ends [default: 30]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    pub watchdog: Option<String>,
+    /// List the GPU drivers and devices that are found, and end
+    #[arg(long)]
+    pub list_devices: bool,
 }
 
 /// The settings in force.
@@ -121,6 +131,8 @@ pub struct Config {
     pub drain_grace: Duration,
     /// Eviction policy at start.
     pub policy: Policy,
+    /// How long work of a GPU may take.
+    pub watchdog: Duration,
 }
 
 /// Where a value came from.
@@ -219,6 +231,7 @@ struct File {
     queue_capacity: Option<Scalar>,
     drain_grace: Option<Scalar>,
     policy: Option<String>,
+    watchdog: Option<Scalar>,
 }
 
 impl Config {
@@ -280,6 +293,9 @@ impl Config {
             policy: get("policy", flags.policy, file.policy)
                 .parse(policy)?
                 .unwrap_or(Policy::Belady),
+            watchdog: get("watchdog", flags.watchdog, text(file.watchdog))
+                .parse(watchdog)?
+                .unwrap_or(rocmforge_engine::WATCHDOG_DEFAULT),
         })
     }
 }
@@ -468,6 +484,19 @@ fn integer(text: &str, min: u64, max: u64) -> Result<u64, String> {
 
 fn integer_u32(text: &str, max: u32) -> Result<u32, String> {
     integer(text, 1, u64::from(max)).map(|n| n as u32)
+}
+
+/// Reads the watchdog's patience.
+fn watchdog(text: &str) -> Result<Duration, String> {
+    let range = WATCHDOG_MIN.as_secs_f64()..=WATCHDOG_MAX.as_secs_f64();
+    match text.parse::<f64>() {
+        Ok(s) if range.contains(&s) => Ok(Duration::from_secs_f64(s)),
+        _ => Err(format!(
+            "'{text}' is not a number of seconds from {} to {}",
+            range.start(),
+            range.end()
+        )),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

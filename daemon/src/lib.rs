@@ -5,6 +5,7 @@
 
 pub mod config;
 mod connection;
+pub mod devices;
 mod lifecycle;
 pub mod model_files;
 mod rpc;

@@ -8,6 +8,9 @@
 //!                        ended                   ended at once
 //! ```
 //!
+//! When the device is lost, health says NOT_SERVING, everyone who waits is told UNAVAILABLE, and the daemon ends, so that
+//! its service manager starts it again.
+//!
 //! While draining, health says NOT_SERVING, new work is refused with UNAVAILABLE, status calls are answered, and running
 //! requests have the grace period to end in. Runs on tokio; the engine has its own thread.
 
@@ -28,6 +31,10 @@ use crate::rpc::{self, Context, Health, Limits};
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
 /// How long connections may take to close once the last request has ended, so that the last messages arrive.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// How long a daemon whose device is lost goes on answering, with UNAVAILABLE and NOT_SERVING, so that those who ask just
+/// then learn why.
+const LOST_WAIT: Duration = Duration::from_millis(500);
 
 /// What to serve with.
 #[derive(Debug)]
@@ -58,6 +65,9 @@ pub enum ServeError {
     /// The server gave up.
     #[error("the server ended")]
     Server(#[source] Option<tonic::transport::Error>),
+    /// The device failed for good.
+    #[error("the device is lost: {0}; a daemon that is started again takes it anew")]
+    DeviceLost(String),
     /// The engine thread is gone.
     #[error("the engine ended by itself; its last words are in the log")]
     EngineGone,
@@ -104,7 +114,7 @@ pub async fn serve(
 
     let cause = tokio::select! {
         _ = stops.recv() => None,
-        error = follow(&engine, &context, &health) => Some(error),
+        error = follow(&engine, &context) => Some(error),
         ended = &mut server => Some(ServeError::Server(ended.ok().and_then(Result::err))),
     };
     context.drain();
@@ -114,6 +124,14 @@ pub async fn serve(
         NotifyState::Status("draining: running requests may end, new ones are refused"),
     ]);
     if let Some(error) = cause {
+        // The engine has told everyone who waits; that still has to reach them.
+        if matches!(error, ServeError::DeviceLost(_)) {
+            tracing::error!(%error, "ending, so that the service manager starts the daemon again");
+            let _ = tokio::time::timeout(LOST_WAIT, &mut server).await;
+            let _ = close.send(());
+            let _ = tokio::time::timeout(CLOSE_WAIT_MAX, &mut server).await;
+            server.abort();
+        }
         return Err(error);
     }
 
@@ -136,21 +154,13 @@ pub async fn serve(
 }
 
 /// Follows what the engine publishes for as long as it lives: the peak of memory, and the loss of the device.
-async fn follow(engine: &EngineHandle, context: &Context, health: &Health) -> ServeError {
+async fn follow(engine: &EngineHandle, context: &Context) -> ServeError {
     let mut snapshots = engine.watch();
-    let mut lost = false;
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
         context.note_bytes(&snapshot);
-        if let Some(cause) = &snapshot.device_lost
-            && !lost
-        {
-            lost = true;
-            tracing::error!(cause, "the device is lost; restart the daemon");
-            health.set(false).await;
-            notify(&[NotifyState::Status(
-                "the device is lost; restart the daemon",
-            )]);
+        if let Some(reason) = &snapshot.device_lost {
+            return ServeError::DeviceLost(reason.clone());
         }
         if snapshots.changed().await.is_err() {
             return ServeError::EngineGone;

@@ -1,7 +1,7 @@
 //! The daemon: owns the device and serves rocmforge.v1.
 //!
 //! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2 for settings that
-//! cannot be used.
+//! cannot be used, 3 when the device that was asked for cannot be used, 4 when the device was lost while serving.
 
 #![forbid(unsafe_code)]
 
@@ -12,11 +12,15 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rocmforge_engine::EngineConfig;
+use rocmforge_engine::api::{Libraries, probe};
 use rocmforged::config::{Config, Flags};
+use rocmforged::devices::FoundDriver;
 use rocmforged::model_files::ModelDirs;
 use rocmforged::socket::Socket;
-use rocmforged::{End, Limits, ServeOptions};
+use rocmforged::{End, Limits, ServeError, ServeOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
@@ -28,6 +32,9 @@ const DESCRIPTORS_WANTED: u64 = 4096;
 /// How long blocking work, which cannot be cancelled, may delay the end.
 const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
 
+/// How long the end of a daemon that failed may take.
+const END_WAIT_MAX: Duration = Duration::from_secs(5);
+
 fn main() -> ExitCode {
     // Run-time compilers may abort: they run in a process of their own, which is this binary again.
     if std::env::args().nth(1).as_deref() == Some(rocmforge_kernels::gpu::compile::CHILD_ARGUMENT) {
@@ -35,7 +42,15 @@ fn main() -> ExitCode {
             u8::try_from(rocmforge_kernels::gpu::compile::rtc_child_main()).unwrap_or(1),
         );
     }
+    // Vendors' libraries may crash or hang while they look for cards: likewise.
+    if let Some(rocmforged::devices::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
+        let vendor = std::env::args().nth(2).unwrap_or_default();
+        return ExitCode::from(rocmforged::devices::child_main(&vendor));
+    }
     let flags = Flags::parse();
+    if flags.list_devices {
+        return list_devices();
+    }
     let config = match Config::new(flags, rocmforged::default_socket_path()) {
         Ok(config) => config,
         Err(error) => return fail(&error.into(), 2),
@@ -53,8 +68,46 @@ fn main() -> ExitCode {
             tracing::warn!("ended before the running requests did");
             ExitCode::FAILURE
         }
-        Err(error) => fail(&error, 1),
+        Err(error) => {
+            end_for_certain();
+            fail(&error, exit_code(&error))
+        }
     }
+}
+
+/// Ends the process within [`END_WAIT_MAX`], whatever happens: the exit handlers of a vendor's library may wait for a
+/// device that does not answer.
+fn end_for_certain() {
+    let thread = std::thread::Builder::new().name("end".to_owned());
+    let started = thread.spawn(|| {
+        std::thread::sleep(END_WAIT_MAX);
+        tracing::error!("the process does not end by itself; it is killed");
+        // There is no more to be done if even that fails.
+        let _ = kill(Pid::this(), Signal::SIGKILL);
+    });
+    if let Err(error) = started {
+        tracing::debug!(%error, "nothing watches over the end");
+    }
+}
+
+/// What a failure of the daemon ends with.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(rocmforge_engine::Error::NoDevice(_)) = error.downcast_ref() {
+        return 3;
+    }
+    match error.downcast_ref() {
+        Some(ServeError::DeviceLost(_)) => 4,
+        _ => 1,
+    }
+}
+
+/// Prints what there is, without a daemon.
+fn list_devices() -> ExitCode {
+    let reports = probe(&Libraries::from_env());
+    for report in &reports {
+        print!("{}", FoundDriver::from(report));
+    }
+    ExitCode::SUCCESS
 }
 
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
@@ -90,6 +143,7 @@ fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
         max_sequences: config.max_sequences,
         queue_capacity: config.queue_capacity,
         n_ctx_max: config.n_ctx_max,
+        watchdog: config.watchdog,
         ..EngineConfig::default()
     })
     .context("cannot start the engine")?;

@@ -8,8 +8,12 @@
 //
 // Layout: x and other [rows][cols] f32; out [rows][cols] f32 or f16, or 8 bits as activations.h says: bytes [rows][2][NB][16]
 // (cols a multiple of 32) and scales [rows][NB].
-// Geometry: a block of THREADS a row. Bound by latency in decode, by memory in prefill: each row is read twice at most
-// (the second time from the first-level cache) and written once.
+// f16: finite values beyond its range become its largest, since one infinity would make a whole row of products NaN. SwiGLU is the one
+// input that gets that large in sound models (a product of two, 1e4 and more): as f16 it is SWIGLU_SCALE times what it is, which
+// the product's factor takes back, so values up to 4e6 are exact to f16's 11 bits, and those below 0.004 to 2e-6.
+// Geometry: a block of THREADS a row, or, without a norm, each SPAN elements of it. Bound by latency in decode, by memory in prefill:
+// each row is read twice at most (the second time from the first-level cache or, its first KEPT * SPAN elements, from registers) and
+// written once.
 // Entries: activations_<plain|norm|add_norm|silu|add>_<f32|f16|q8>, activations_add_none.
 #include "compat.h"
 #include "activations.h"
@@ -29,72 +33,141 @@ struct ActivationsArgs {
 enum In { PLAIN, NORM, ADD_NORM, SILU, ADD };
 enum Out { TO_F32, TO_F16, TO_Q8, TO_NONE };
 
+// Elements that the threads of a block take at once: 8 neighbours each.
+#define SPAN (THREADS * 8)
+#define KEPT 2
+#define SWIGLU_SCALE 0.015625f
+#define F16_MAX 65504.0f
+
+struct Eight {
+    float v[8];
+};
+
+// Elements i to i + 7 of a row (i a multiple of 8), zeros past its end. Rows of a multiple of 8 are read 16 bytes at a time.
+FORCE Eight load8(const float* row, u32 i, u32 cols) {
+    Eight e;
+    if (cols % 8 == 0) {
+        F32x4 x = F32x4{0.0f, 0.0f, 0.0f, 0.0f}, y = x;
+        if (i < cols) {
+            x = *(const F32x4*)(row + i);
+            y = *(const F32x4*)(row + i + 4);
+        }
+        return Eight{{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w}};
+    }
+#pragma unroll
+    for (u32 j = 0; j < 8; ++j) e.v[j] = i + j < cols ? row[i + j] : 0.0f;
+    return e;
+}
+FORCE void store8(float* row, u32 i, u32 cols, const Eight& e) {
+    if (cols % 8 == 0) {
+        if (i < cols) {
+            *(F32x4*)(row + i) = F32x4{e.v[0], e.v[1], e.v[2], e.v[3]};
+            *(F32x4*)(row + i + 4) = F32x4{e.v[4], e.v[5], e.v[6], e.v[7]};
+        }
+        return;
+    }
+#pragma unroll
+    for (u32 j = 0; j < 8; ++j) {
+        if (i + j < cols) row[i + j] = e.v[j];
+    }
+}
+FORCE float in_f16(float v) {
+    const float a = abs_of(v);
+    return a > F16_MAX && is_finite(v) ? (v > 0.0f ? F16_MAX : -F16_MAX) : v;
+}
+FORCE void store8(u16* row, u32 i, u32 cols, const Eight& e) {
+    u32 two[4];
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) two[j] = pack_f16(in_f16(e.v[2 * j]), in_f16(e.v[2 * j + 1]));
+    if (cols % 8 == 0) {
+        if (i < cols) *(U32x4*)(row + i) = U32x4{two[0], two[1], two[2], two[3]};
+        return;
+    }
+#pragma unroll
+    for (u32 j = 0; j < 8; ++j) {
+        if (i + j < cols) row[i + j] = (u16)(two[j / 2] >> (16 * (j % 2)));
+    }
+}
+
+// What is made of 8 elements; a sum is stored on the way.
 template <In IN>
-FORCE float read(const ActivationsArgs& a, u64 row, u32 i) {
-    float v = a.x[row + i];
-    if (IN == ADD_NORM || IN == ADD) v += a.other[row + i];
-    if (IN == SILU) v = silu(v) * a.other[row + i];
-    return v;
+FORCE Eight read8(const ActivationsArgs& a, u64 row, u32 i) {
+    Eight e = load8(a.x + row, i, a.cols);
+    if (IN == ADD_NORM || IN == ADD || IN == SILU) {
+        const Eight other = load8(a.other + row, i, a.cols);
+#pragma unroll
+        for (u32 j = 0; j < 8; ++j) e.v[j] = IN == SILU ? silu(e.v[j]) * other.v[j] : e.v[j] + other.v[j];
+    }
+    if (IN == ADD_NORM || IN == ADD) store8(a.x + row, i, a.cols, e);
+    return e;
+}
+FORCE float squares_of(const Eight& e) {
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < 8; ++j) sum += e.v[j] * e.v[j];
+    return sum;
+}
+
+// Every lane of a wave gets here, also with i past the end.
+template <In IN, Out OUT>
+FORCE void write8(const ActivationsArgs& a, u64 row, u32 i, const Eight& e) {
+    if (OUT == TO_F32) store8((float*)a.out + row, i, a.cols, e);
+    if (OUT == TO_F16) {
+        Eight scaled = e;
+        if (IN == SILU) {
+#pragma unroll
+            for (u32 j = 0; j < 8; ++j) scaled.v[j] *= SWIGLU_SCALE;
+        }
+        store8((u16*)a.out + row, i, a.cols, scaled);
+    }
+    if (OUT == TO_Q8) {
+        const u32 nb = a.cols / 32;
+        float d, sum;
+        U32x2 bytes = quantize8(F32x4{e.v[0], e.v[1], e.v[2], e.v[3]}, F32x4{e.v[4], e.v[5], e.v[6], e.v[7]}, d, sum);
+        if (i < a.cols) {
+            u32 c = i / 32, quarter = i / 8 % 4;
+            U32x2* words = (U32x2*)a.out + row / 8;
+            words[(quarter < 2 ? c : nb + c) * 2 + quarter % 2] = bytes;
+            if (quarter == 0) (a.scales + (u64)block_x() * nb)[c] = F32x2{d, sum};
+        }
+    }
 }
 
 template <In IN, Out OUT>
 FORCE void activations(const ActivationsArgs& a) {
-    __shared__ float room[1024 / WAVE + 1];
     let_next_start();
     wait_for_inputs();
-    u64 row = (u64)block_x() * a.cols;
-    float factor = 1.0f;
-    const bool norm = IN == NORM || IN == ADD_NORM;
-    if (IN == ADD || IN == ADD_NORM) {
-        float squares = 0.0f;
-        for (u32 i = thread_x(); i < a.cols; i += THREADS) {
-            float v = read<IN>(a, row, i);
-            a.x[row + i] = v;
-            squares += v * v;
-        }
-        // From here on x holds the sum; each thread reads what other threads wrote.
-        float sum = block_sum(squares, THREADS, room);
-        block_sync();
-        if (norm) factor = 1.0f / sqrt_of(sum / (float)a.cols + a.eps);
-    } else if (norm) {
-        float squares = 0.0f;
-        for (u32 i = thread_x(); i < a.cols; i += THREADS) {
-            float v = a.x[row + i];
-            squares += v * v;
-        }
-        factor = 1.0f / sqrt_of(block_sum(squares, THREADS, room) / (float)a.cols + a.eps);
+    const u64 row = (u64)block_x() * a.cols;
+    if (IN != NORM && IN != ADD_NORM) {
+        const u32 i = block_y() * SPAN + thread_x() * 8;
+        write8<IN, OUT>(a, row, i, read8<IN>(a, row, i));
+        return;
     }
-    constexpr In AGAIN = IN == SILU ? SILU : PLAIN;
-    if (OUT == TO_F32 || OUT == TO_F16) {
-        for (u32 i = thread_x(); i < a.cols; i += THREADS) {
-            float v = read<AGAIN>(a, row, i);
-            if (norm) v *= factor * a.weight[i];
-            if (OUT == TO_F32) ((float*)a.out)[row + i] = v;
-            else ((u16*)a.out)[row + i] = f16_of_f32(v);
-        }
-    }
-    if (OUT == TO_Q8) {
-        u32 nb = a.cols / 32;
-        U32x2* words = (U32x2*)a.out + row / 8;
-        F32x2* scales = a.scales + (u64)block_x() * nb;
-        for (u32 base = 0; base < a.cols; base += THREADS * 8) {
-            u32 i = base + thread_x() * 8;
-            float v[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-            if (i < a.cols) {
+    __shared__ float room[1024 / WAVE + 1];
+    Eight kept[KEPT];
+    float squares = 0.0f;
 #pragma unroll
-                for (u32 j = 0; j < 8; ++j) {
-                    v[j] = read<AGAIN>(a, row, i + j);
-                    if (norm) v[j] *= factor * a.weight[i + j];
-                }
-            }
-            float d, sum;
-            U32x2 bytes = quantize8(F32x4{v[0], v[1], v[2], v[3]}, F32x4{v[4], v[5], v[6], v[7]}, d, sum);
-            if (i < a.cols) {
-                u32 c = i / 32, quarter = i / 8 % 4;
-                words[(quarter < 2 ? c : nb + c) * 2 + quarter % 2] = bytes;
-                if (quarter == 0) scales[c] = F32x2{d, sum};
-            }
-        }
+    for (u32 k = 0; k < KEPT; ++k) {
+        kept[k] = read8<IN>(a, row, k * SPAN + thread_x() * 8);
+        squares += squares_of(kept[k]);
+    }
+    for (u32 base = KEPT * SPAN; base < a.cols; base += SPAN) squares += squares_of(read8<IN>(a, row, base + thread_x() * 8));
+    const float factor = 1.0f / sqrt_of(block_sum(squares, THREADS, room) / (float)a.cols + a.eps);
+    auto write = [&](u32 i, const Eight& e) {
+        const Eight weight = load8(a.weight, i, a.cols);
+        Eight y;
+#pragma unroll
+        for (u32 j = 0; j < 8; ++j) y.v[j] = e.v[j] * (factor * weight.v[j]);
+        write8<IN, OUT>(a, row, i, y);
+    };
+#pragma unroll
+    for (u32 k = 0; k < KEPT; ++k) {
+        if (k * SPAN < a.cols) write(k * SPAN + thread_x() * 8, kept[k]);
+    }
+    // From here on x holds a sum already; a thread reads what it has written itself.
+    for (u32 base = KEPT * SPAN; base < a.cols; base += SPAN) {
+        const u32 i = base + thread_x() * 8;
+        write(i, load8(a.x + row, i, a.cols));
     }
 }
 

@@ -130,7 +130,15 @@ FORCE u16 f16_of_f32(float f) {
 }
 #endif
 FORCE float f32_of_bf16(u32 bits) { return f32_of_bits(bits << 16); }
-FORCE u32 pack_f16(float low, float high) { return (u32)f16_of_f32(low) | ((u32)f16_of_f32(high) << 16); }
+FORCE u32 pack_f16(float low, float high) {
+#if defined(RF_CUDA) && __CUDA_ARCH__ >= 800
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    return (u32)f16_of_f32(low) | ((u32)f16_of_f32(high) << 16);
+#endif
+}
 
 // ---- memory ----
 struct alignas(8) U32x2 {

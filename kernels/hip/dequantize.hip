@@ -32,12 +32,8 @@ FORCE float load_float(const u8* weights, u64 i) {
 }
 #endif
 
-template <bool HALF>
-FORCE void put4(void* out, u64 at, const float* v) {
-    if (HALF) *(U32x2*)((u16*)out + at) = U32x2{pack_f16(v[0], v[1]), pack_f16(v[2], v[3])};
-    else *(F32x4*)((float*)out + at) = F32x4{v[0], v[1], v[2], v[3]};
-}
-
+#ifdef FLOATS
+// Blocks of 32, the last one of a row may be shorter.
 template <bool HALF>
 FORCE void dequantize(const DequantizeArgs& a) {
     u32 nb = (a.cols + 31) / 32;
@@ -48,28 +44,73 @@ FORCE void dequantize(const DequantizeArgs& a) {
     bool known = row < a.total_rows;
     row = known ? row : 0;
     u64 at = (u64)r * a.cols + (u64)c * 32;
-#ifdef FLOATS
     for (u32 k = 0; k < 32 && c * 32 + k < a.cols; ++k) {
         float v = known ? load_float(a.weights, (u64)row * a.cols + c * 32 + k) : 0.0f;
         if (HALF) ((u16*)a.out)[at + k] = f16_of_f32(v);
         else ((float*)a.out)[at + k] = v;
     }
+}
 #else
+// A block of 32 as f16 is 64 bytes: written as they are, 16 bytes a lane would be 64 apart. So a wave's blocks, which lie side by side
+// in the output, pass through shared memory, and a wave writes WAVE * 16 bytes in a row.
+FORCE void dequantize_f16(const DequantizeArgs& a) {
+    // 4 x 16 bytes a lane, and 16 to keep lanes off each other's banks.
+    __shared__ U32x4 room[THREADS][5];
+    const u32 nb = a.cols / 32;
+    const u64 n = (u64)a.rows * nb, index = (u64)block_x() * THREADS + thread_x();
+    if (index < n) {
+        const u32 r = (u32)index / nb, c = (u32)index - r * nb;
+        Codes codes;
+        WEIGHT::unpack(WEIGHT::load(WEIGHT::row(a.weights, a.total_rows, nb, a.first_row + r), c, nb), c, codes);
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            float v[8];
+#pragma unroll
+            for (u32 j = 0; j < 8; ++j) v[j] = weight_of<WEIGHT>(codes, 2 * i + j / 4, j % 4);
+            room[thread_x()][i] = U32x4{pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7])};
+        }
+    }
+    block_sync();
+    const u32 first = thread_x() - lane();
+    U32x4* to = (U32x4*)a.out + (index - lane()) * 4;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 k = i * WAVE + lane();
+        if (index - lane() + k / 4 < n) to[k] = room[first + k / 4][k % 4];
+    }
+}
+
+FORCE void dequantize_f32(const DequantizeArgs& a) {
+    const u32 nb = a.cols / 32;
+    const u64 index = (u64)block_x() * THREADS + thread_x();
+    if (index >= (u64)a.rows * nb) return;
+    u32 r = (u32)(index / nb), c = (u32)(index % nb);
+    u32 row = a.ids ? a.ids[r] : a.first_row + r;
+    bool known = row < a.total_rows;
+    row = known ? row : 0;
     Codes codes;
     WEIGHT::unpack(WEIGHT::load(WEIGHT::row(a.weights, a.total_rows, nb, row), c, nb), c, codes);
+    float* out = (float*)a.out + index * 32;
     for (u32 w = 0; w < 8; ++w) {
         float v[4];
         for (u32 b = 0; b < 4; ++b) v[b] = known ? weight_of<WEIGHT>(codes, w, b) : 0.0f;
-        put4<HALF>(a.out, at + 4 * w, v);
+        *(F32x4*)(out + 4 * w) = F32x4{v[0], v[1], v[2], v[3]};
     }
-#endif
 }
+#endif
 
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)
-ENTRY(THREADS, 1) NAME(dequantize_, TYPE)(DequantizeArgs a) { dequantize<true>(a); }
+#ifdef FLOATS
+#define TO_F16 dequantize<true>
+#define TO_F32 dequantize<false>
+#else
+#define TO_F16 dequantize_f16
+#define TO_F32 dequantize_f32
+#endif
+ENTRY(THREADS, 6) NAME(dequantize_, TYPE)(DequantizeArgs a) { TO_F16(a); }
 ENTRY(THREADS, 1) NAME(rows_, TYPE)(DequantizeArgs a) {
     let_next_start();
     wait_for_inputs();
-    dequantize<false>(a);
+    TO_F32(a);
 }

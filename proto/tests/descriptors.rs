@@ -42,6 +42,7 @@ fn every_service_and_rpc_is_there() {
             "Models.Preload *",
             "Models.Unload",
             "Models.Unpin",
+            "Server.ListDevices",
             "Server.Status",
         ]
     );

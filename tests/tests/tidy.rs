@@ -11,7 +11,7 @@ use rocmforge_tests::fixtures;
 const LINES_MAX: usize = 600;
 
 /// Longer files, each with the reason why it is one subject.
-const LONGER: [(&str, &str); 7] = [
+const LONGER: [(&str, &str); 6] = [
     (
         "daemon/crates/device/src/gpu/device/mod.rs",
         "the device's state and the one trait over it",
@@ -19,10 +19,6 @@ const LONGER: [(&str, &str); 7] = [
     (
         "daemon/crates/device/src/gpu/device/uploads.rs",
         "an upload's way from the file to its slab",
-    ),
-    (
-        "daemon/crates/device/tests/parity.rs",
-        "one table of operations",
     ),
     (
         "daemon/crates/device/src/gpu/cuda.rs",

@@ -127,6 +127,8 @@ pub(crate) enum Command {
     Unpin(SegmentsArgs),
     /// Show the daemon: version, device, models, queue
     Status,
+    /// List the GPU drivers and devices of the daemon's machine
+    Devices,
 }
 
 #[derive(Debug, Args)]

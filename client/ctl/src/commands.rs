@@ -2,6 +2,7 @@
 
 mod cache;
 mod chat;
+mod devices;
 mod generate;
 mod load;
 mod models;
@@ -87,6 +88,7 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Pin(args) => models::pin(context, &args).await,
         Command::Unpin(args) => models::unpin(context, &args).await,
         Command::Status => status::status(context).await,
+        Command::Devices => devices::devices(context).await,
     }
 }
 

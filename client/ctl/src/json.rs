@@ -252,24 +252,78 @@ pub(crate) fn budget(answer: &SetBudgetResponse) -> Value {
     })
 }
 
-/// The daemon as it is now.
-pub(crate) fn status(status: &StatusResponse, socket: &std::path::Path) -> Value {
-    let device = status.device.as_ref().map(|device| {
+fn device(device: &Device) -> Value {
+    let memory = device.memory.as_ref().map(|memory| {
         json!({
-            "kind": device_kind(device.kind()),
-            "name": device.name,
-            "memory_bytes": device.memory_bytes,
-            "isa": device.isa,
-            "threads": device.threads,
+            "free_bytes": memory.free_bytes,
+            "allocated_bytes": memory.allocated_bytes,
+            "capacity_bytes": memory.capacity_bytes,
         })
     });
+    json!({
+        "kind": device_kind(device.kind()),
+        "name": device.name,
+        "memory_bytes": device.memory_bytes,
+        "isa": device.isa,
+        "threads": device.threads,
+        "ordinal": device.ordinal,
+        "driver_version": device.driver_version,
+        "compute_units": device.compute_units,
+        "allocations": device.allocations,
+        "memory": memory,
+    })
+}
+
+fn driver(driver: &GpuDriver) -> Value {
+    let tried = driver
+        .tried
+        .iter()
+        .map(|attempt| json!({"library": attempt.library, "message": attempt.message}));
+    let devices = driver.devices.iter().map(|device| {
+        json!({
+            "ordinal": device.ordinal,
+            "name": device.name,
+            "arch": device.arch,
+            "memory_bytes": device.memory_bytes,
+            "free_bytes": device.free_bytes,
+            "compute_units": device.compute_units,
+            "wave_size": device.wave_size,
+            "pci_address": device.pci_address,
+            "integrated": device.integrated,
+            "in_use": device.in_use,
+        })
+    });
+    json!({
+        "kind": device_kind(driver.kind()),
+        "tried": tried.collect::<Vec<_>>(),
+        "library": driver.library,
+        "driver_version": driver.driver_version,
+        "runtime_version": driver.runtime_version,
+        "devices": devices.collect::<Vec<_>>(),
+        "errors": driver.errors,
+    })
+}
+
+/// The GPU drivers and devices.
+pub(crate) fn devices(found: &ListDevicesResponse) -> Value {
+    json!({
+        "in_use": found.in_use.as_ref().map(device),
+        "drivers": found.drivers.iter().map(driver).collect::<Vec<_>>(),
+        "passed_over": found.passed_over,
+    })
+}
+
+/// The daemon as it is now.
+pub(crate) fn status(status: &StatusResponse, socket: &std::path::Path) -> Value {
     json!({
         "version": status.version,
         "state": server_state(status.state()),
         "pid": status.pid,
         "socket": socket.to_string_lossy(),
         "uptime_ms": status.uptime_ms,
-        "device": device,
+        "device": status.device.as_ref().map(device),
+        "drivers": status.drivers.iter().map(driver).collect::<Vec<_>>(),
+        "passed_over": status.passed_over,
         "budget_bytes": status.budget_bytes,
         "used_bytes": status.used_bytes,
         "queue_depth": status.queue_depth,

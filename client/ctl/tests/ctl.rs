@@ -398,6 +398,22 @@ async fn tables_are_aligned() {
         "{status}"
     );
     assert!(status.contains("uptime      1h 2m\n"), "{status}");
+    assert!(
+        status.contains("found       cuda: libcuda.so.1 (driver 13.0, runtime 13.0): 2 devices\n"),
+        "{status}"
+    );
+    let devices = ctl(&daemon, &["devices"]).await;
+    assert_eq!(
+        success(&devices),
+        "DEVICE  NAME      ARCH   UNITS     MEMORY  FREE  DRIVER  IN USE\n\
+         host    Test CPU  avx2       2  16.00 GiB     -  -       yes\n\
+         cuda:0  Card A    sm_90    132  80.00 GiB     -  13.0\n\
+         cuda:1  Card B    sm_90    132  80.00 GiB     -  13.0\n\
+         \n\
+         hip: libamdhip64.so.7: no such file\n\
+         hip: it was looked for in vain\n\
+         cuda: libcuda.so.1 (driver 13.0, runtime 13.0): 2 devices\n"
+    );
 }
 
 #[tokio::test]
@@ -407,6 +423,7 @@ async fn every_command_answers_with_one_json_object() {
         (&["ls"][..], "models"),
         (&["show", "tiny"], "n_layer"),
         (&["status"], "uptime_ms"),
+        (&["devices"], "drivers"),
         (
             &["score", "tiny", "Once upon", "--top-n", "2"],
             "perplexity",

@@ -88,6 +88,51 @@ pub fn summary(name: &str) -> ModelSummary {
     }
 }
 
+/// The device that the fake says it computes on.
+pub fn device() -> Device {
+    Device {
+        kind: DeviceKind::Host.into(),
+        name: "Test CPU".into(),
+        memory_bytes: 16 << 30,
+        isa: "avx2".into(),
+        threads: 2,
+        ..Default::default()
+    }
+}
+
+/// A HIP runtime without a card, and two NVIDIA cards.
+pub fn drivers() -> Vec<GpuDriver> {
+    let card = |ordinal, name: &str| GpuDevice {
+        ordinal,
+        name: name.into(),
+        arch: "sm_90".into(),
+        memory_bytes: 80 << 30,
+        compute_units: 132,
+        wave_size: 32,
+        pci_address: format!("0000:0{ordinal}:00.0"),
+        ..Default::default()
+    };
+    vec![
+        GpuDriver {
+            kind: DeviceKind::Hip.into(),
+            tried: vec![LibraryAttempt {
+                library: "libamdhip64.so.7".into(),
+                message: "no such file".into(),
+            }],
+            errors: vec!["it was looked for in vain".into()],
+            ..Default::default()
+        },
+        GpuDriver {
+            kind: DeviceKind::Cuda.into(),
+            library: "libcuda.so.1".into(),
+            driver_version: "13.0".into(),
+            runtime_version: "13.0".into(),
+            devices: vec![card(0, "Card A"), card(1, "Card B")],
+            ..Default::default()
+        },
+    ]
+}
+
 /// Counts of a cache.
 pub fn usage() -> CacheUsage {
     CacheUsage {

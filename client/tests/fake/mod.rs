@@ -27,7 +27,7 @@ use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 pub use answers::STORY;
-use answers::{model, piece, script, summary, usage};
+use answers::{device, drivers, model, piece, script, summary, usage};
 
 /// Longest prompt that the fake takes, in bytes.
 pub const PROMPT_BYTES_MAX: usize = 1 << 20;
@@ -499,13 +499,7 @@ impl Server for Fake {
         let models = self.models.lock().unwrap();
         Ok(Response::new(StatusResponse {
             version: "0.1.0".into(),
-            device: Some(Device {
-                kind: DeviceKind::Host.into(),
-                name: "Test CPU".into(),
-                memory_bytes: 16 << 30,
-                isa: "avx2".into(),
-                threads: 2,
-            }),
+            device: Some(device()),
             uptime_ms: 3_723_000,
             state: ServerState::Serving.into(),
             models: models.iter().map(|name| summary(name)).collect(),
@@ -517,6 +511,19 @@ impl Server for Fake {
             used_bytes: 4 << 20,
             model_dirs: vec!["/models".into()],
             pid: 1234,
+            drivers: drivers(),
+            passed_over: vec!["device hip: no card".into()],
+        }))
+    }
+
+    async fn list_devices(
+        &self,
+        _: Request<ListDevicesRequest>,
+    ) -> Result<Response<ListDevicesResponse>, Status> {
+        Ok(Response::new(ListDevicesResponse {
+            in_use: Some(device()),
+            drivers: drivers(),
+            passed_over: vec!["device hip: no card".into()],
         }))
     }
 }

@@ -36,6 +36,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthReporter;
 
 use crate::connection::Connection;
+use crate::devices::{self, Devices};
 use crate::model_files::ModelDirs;
 
 /// Largest request message: room for an eight-megabyte prompt and more, so that it arrives and is judged by its tokens.
@@ -52,7 +53,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const LOADS_AT_ONCE: usize = 4;
 /// Blocking threads that the services need at most.
 pub const BLOCKING_THREADS: usize =
-    LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE;
+    LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE + devices::AT_ONCE;
 
 /// The socket that is served when none is named: the one that clients look for first.
 pub fn default_socket_path() -> PathBuf {
@@ -81,6 +82,7 @@ pub(crate) struct Context {
     peak_bytes: AtomicU64,
     loads: Arc<Semaphore>,
     text: text_work::TextWork,
+    devices: Arc<Devices>,
 }
 
 impl Context {
@@ -94,6 +96,7 @@ impl Context {
             peak_bytes: AtomicU64::new(0),
             loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
             text: text_work::TextWork::new(),
+            devices: Arc::default(),
         }
     }
 

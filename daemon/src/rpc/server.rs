@@ -1,12 +1,14 @@
-//! `rocmforge.v1.Server`: the daemon itself. Answers from the published snapshot, and while the daemon drains.
+//! `rocmforge.v1.Server`: the daemon itself and its devices. Answers from the published snapshot, and while the daemon drains.
 
 use std::sync::Arc;
 
+use rocmforge_engine::api::{DeviceStatus, Snapshot};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::server_server::Server;
 use tonic::{Request, Response, Status};
 
 use super::{Context, convert};
+use crate::devices::FoundDriver;
 
 /// The service.
 #[derive(Debug)]
@@ -17,6 +19,63 @@ pub(super) struct ServerService {
 impl ServerService {
     pub(super) fn new(context: Arc<Context>) -> Self {
         Self { context }
+    }
+}
+
+/// The device in use.
+fn device(context: &Context, snapshot: &Snapshot) -> v1::Device {
+    let device = &snapshot.device;
+    let on_host = device.kind == "host";
+    v1::Device {
+        kind: device_kind(&device.kind).into(),
+        name: device.name.clone(),
+        memory_bytes: device.memory_bytes,
+        isa: device.arch.clone(),
+        threads: if on_host { context.limits.threads } else { 0 },
+        ordinal: device.ordinal,
+        driver_version: device.driver.clone(),
+        compute_units: device.compute_units,
+        allocations: device.allocations,
+        memory: device.memory.map(|memory| v1::DeviceMemory {
+            free_bytes: device.free_bytes.unwrap_or_default(),
+            allocated_bytes: memory.allocated_bytes,
+            capacity_bytes: memory.capacity_bytes,
+        }),
+    }
+}
+
+/// A vendor's driver; `in_use` is the device that the daemon computes on.
+fn driver(found: &FoundDriver, in_use: &DeviceStatus) -> v1::GpuDriver {
+    let devices = found.devices.iter().map(|device| {
+        let used = in_use.kind == found.kind && in_use.ordinal == device.ordinal;
+        v1::GpuDevice {
+            ordinal: device.ordinal,
+            name: device.name.clone(),
+            arch: device.arch.clone(),
+            memory_bytes: device.memory_bytes,
+            free_bytes: in_use.free_bytes.filter(|_| used),
+            compute_units: device.compute_units,
+            wave_size: device.wave_size,
+            pci_address: device.pci_address.clone(),
+            integrated: device.integrated,
+            in_use: used,
+        }
+    });
+    v1::GpuDriver {
+        kind: device_kind(&found.kind).into(),
+        tried: found
+            .tried
+            .iter()
+            .map(|(library, message)| v1::LibraryAttempt {
+                library: library.clone(),
+                message: message.clone(),
+            })
+            .collect(),
+        library: found.library.clone().unwrap_or_default(),
+        driver_version: found.driver_version.clone().unwrap_or_default(),
+        runtime_version: found.runtime_version.clone().unwrap_or_default(),
+        devices: devices.collect(),
+        errors: found.errors.clone(),
     }
 }
 
@@ -44,17 +103,9 @@ impl Server for ServerService {
         } else {
             v1::ServerState::Serving
         };
-        let device = &snapshot.device;
-        let on_host = device.kind == "host";
         Ok(Response::new(v1::StatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            device: Some(v1::Device {
-                kind: device_kind(&device.kind).into(),
-                name: device.name.clone(),
-                memory_bytes: device.memory_bytes,
-                isa: device.arch.clone(),
-                threads: if on_host { context.limits.threads } else { 0 },
-            }),
+            device: Some(device(context, &snapshot)),
             uptime_ms: context.started.elapsed().as_millis() as u64,
             state: state.into(),
             models: convert::summaries(&snapshot.models),
@@ -73,6 +124,26 @@ impl Server for ServerService {
                 .map(|dir| dir.display().to_string())
                 .collect(),
             pid: std::process::id(),
+            drivers: snapshot
+                .drivers
+                .iter()
+                .map(|report| driver(&FoundDriver::from(report), &snapshot.device))
+                .collect(),
+            passed_over: snapshot.passed_over.to_vec(),
+        }))
+    }
+
+    async fn list_devices(
+        &self,
+        _: Request<v1::ListDevicesRequest>,
+    ) -> Result<Response<v1::ListDevicesResponse>, Status> {
+        let found = self.context.devices.list().await;
+        let snapshot = self.context.engine.snapshot();
+        let drivers = found.iter().map(|found| driver(found, &snapshot.device));
+        Ok(Response::new(v1::ListDevicesResponse {
+            in_use: Some(device(&self.context, &snapshot)),
+            drivers: drivers.collect(),
+            passed_over: snapshot.passed_over.to_vec(),
         }))
     }
 }

@@ -127,6 +127,8 @@ pub(super) fn from_engine(error: &Error) -> Status {
         Error::DeadlineExceeded { generated } => Answer::new(Code::DeadlineExceeded, "DEADLINE")
             .with("generated_tokens", generated.to_string()),
         Error::Cancelled => Answer::new(Code::Cancelled, "CANCELLED"),
+        Error::NoDevice(message) => Answer::new(Code::FailedPrecondition, "NO_DEVICE")
+            .precondition("DEVICE", "engine", message),
         Error::Internal(_) => Answer::new(Code::Internal, "BUG"),
     };
     answer.status(&text)

@@ -116,6 +116,12 @@ fn every_error_of_the_engine_has_its_code_reason_and_words() {
         ),
         (Error::Cancelled, Code::Cancelled, "CANCELLED", vec![]),
         (
+            Error::NoDevice("device hip: no card".into()),
+            Code::FailedPrecondition,
+            "NO_DEVICE",
+            vec!["no card"],
+        ),
+        (
             Error::Internal("odd".into()),
             Code::Internal,
             "BUG",

@@ -28,6 +28,18 @@ async fn status_health_and_reflection_answer() {
     assert_eq!(status.model_dirs.len(), 2);
     assert_eq!(status.device.unwrap().kind(), v1::DeviceKind::Host);
 
+    let devices = daemon
+        .server()
+        .list_devices(v1::ListDevicesRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(devices.in_use.unwrap().kind(), v1::DeviceKind::Host);
+    let kinds: Vec<_> = devices.drivers.iter().map(|d| d.kind()).collect();
+    assert_eq!(kinds, [v1::DeviceKind::Hip, v1::DeviceKind::Cuda]);
+    // The running program is this test, which knows nothing of probing: that is told, and nothing worse happens.
+    assert!(devices.drivers.iter().all(|d| !d.errors.is_empty()));
+
     for service in [
         "",
         "rocmforge.v1.Models",

@@ -92,6 +92,9 @@ impl Launch {
 pub(crate) trait ArgField {
     /// Writes itself into `size_of::<Self>()` bytes.
     fn put(&self, to: &mut [u8]);
+
+    /// What [`ArgField::put`] wrote into these `size_of::<Self>()` bytes.
+    fn take(from: &[u8]) -> Self;
 }
 
 macro_rules! numbers {
@@ -99,6 +102,12 @@ macro_rules! numbers {
         impl ArgField for $ty {
             fn put(&self, to: &mut [u8]) {
                 to.copy_from_slice(&self.to_le_bytes());
+            }
+
+            fn take(from: &[u8]) -> Self {
+                let mut bytes = [0; size_of::<$ty>()];
+                bytes.copy_from_slice(from);
+                <$ty>::from_le_bytes(bytes)
             }
         }
     )* };
@@ -111,15 +120,25 @@ impl<T: ArgField, const N: usize> ArgField for [T; N] {
             item.put(to);
         }
     }
+
+    fn take(from: &[u8]) -> Self {
+        std::array::from_fn(|i| T::take(&from[i * size_of::<T>()..][..size_of::<T>()]))
+    }
 }
 
-/// Declares a `#[repr(C)]` struct of arguments of a known size and how it becomes bytes.
+/// Declares a `#[repr(C)]` struct of arguments of a known size, how it becomes bytes, and how whoever carries a launch out reads
+/// them again.
 macro_rules! arg_struct {
     ($(#[$meta:meta])* $name:ident: $size:literal { $($(#[$field_meta:meta])* $field:ident: $ty:ty,)* }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Default)]
         #[repr(C)]
-        pub(crate) struct $name { $($(#[$field_meta])* pub(crate) $field: $ty,)* }
+        #[allow(
+            missing_docs,
+            unreachable_pub,
+            reason = "public where its module is; the fields are documented at the twin in hip/"
+        )]
+        pub struct $name { $($(#[$field_meta])* pub $field: $ty,)* }
 
         const _: () = assert!(size_of::<$name>() == $size);
 
@@ -129,6 +148,28 @@ macro_rules! arg_struct {
                     let at = std::mem::offset_of!($name, $field);
                     $crate::gpu::launch::ArgField::put(&self.$field, &mut to[at..at + size_of::<$ty>()]);
                 )*
+            }
+
+            fn take(from: &[u8]) -> Self {
+                Self { $(
+                    $field: {
+                        let at = std::mem::offset_of!($name, $field);
+                        $crate::gpu::launch::ArgField::take(&from[at..at + size_of::<$ty>()])
+                    },
+                )* }
+            }
+        }
+
+        impl $name {
+            /// The struct of a launch's bytes; `None` if they are not as many as it has.
+            #[must_use]
+            #[allow(
+                dead_code,
+                unreachable_pub,
+                reason = "public where its module is; parts of other structs are not read by themselves"
+            )]
+            pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+                (bytes.len() == size_of::<Self>()).then(|| $crate::gpu::launch::ArgField::take(bytes))
             }
         }
 
@@ -172,6 +213,9 @@ mod tests {
         expected.extend([4, 0, 0, 0]);
         expected.extend([255; 8]);
         assert_eq!(args.to_bytes(), expected);
+        let back = Example::from_bytes(&expected).unwrap();
+        assert_eq!((back.b, back.d, back.e), ([2, 3], 4, u64::MAX));
+        assert_eq!(Example::from_bytes(&expected[1..]), None);
         assert_eq!((args.len(), args.words().len()), (32, 4));
         assert_eq!(Example::FIELDS, ["a", "b", "c", "d", "e"]);
     }

@@ -31,11 +31,14 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 16] = files![
+const FILES: [(&str, &str); 19] = files![
     "compat.h",
     "formats.h",
     "activations.h",
     "kv.h",
+    "attention_mma.h",
+    "attention_wmma.h",
+    "attention_plain.h",
     "matvec.hip",
     "matvec_float.hip",
     "matmat.hip",

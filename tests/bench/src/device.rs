@@ -17,6 +17,19 @@ pub(crate) enum DeviceArg {
 }
 
 impl DeviceArg {
+    /// Its value on the command line.
+    pub(crate) fn name(self) -> String {
+        let value = self.to_possible_value().expect("no value is hidden");
+        value.get_name().to_owned()
+    }
+
+    /// The device of the engine's name for its kind.
+    pub(crate) fn of_kind(kind: &str) -> Self {
+        let mut all = [DeviceArg::Hip, DeviceArg::Cuda].into_iter();
+        let gpu = all.find(|device| device.name() == kind);
+        gpu.unwrap_or(DeviceArg::Host)
+    }
+
     /// The engine's word for it.
     pub(crate) fn choice(self) -> DeviceChoice {
         match self {

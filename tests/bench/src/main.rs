@@ -6,8 +6,12 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
+mod date;
 mod device;
 mod generate;
+mod goal;
+mod gpu;
 mod llama_bench;
 mod memory;
 mod presets;
@@ -61,6 +65,12 @@ enum Command {
     Stream(stream::Options),
     /// Two models in turn under a budget for one and a half.
     Swap(swap::Options),
+    /// All that a GPU is judged by: figures beside its ceilings, parity, text, a mixed load, rounds. Exit code 1 if one
+    /// of the checks fails.
+    Gpu(gpu::Options),
+    /// The first request of a process: what `gpu` runs again and again.
+    #[command(hide = true)]
+    FirstToken(gpu::first::Options),
 }
 
 /// What every measurement takes.
@@ -152,6 +162,8 @@ fn main() -> ExitCode {
         Command::Host(options) => speed::run(&options),
         Command::Stream(options) => stream::run(&options),
         Command::Swap(options) => swap::run(&options),
+        Command::Gpu(options) => gpu::run(&options),
+        Command::FirstToken(options) => gpu::first::child(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,6 +5,13 @@ use std::io::{self, Write};
 use rocmforge_engine::api::DeviceStatus;
 use serde::Serialize;
 
+use crate::check::Check;
+use crate::goal::Goal;
+
+/// Where bounds and llama.cpp's figures come from.
+const GOALS: &str = "Medians. Must and aim were set for one NVIDIA H200; llama.cpp's figures are of one, of November 2026, \
+                     not of this run. A ratio above 1 is in our favour.";
+
 /// Median and extremes of repeated measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
@@ -50,6 +57,12 @@ pub(crate) struct Row {
     /// Part of the machine's ceiling, where it has one for this figure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ceiling_share: Option<f64>,
+    /// Which ceiling that is, where there are several.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub(crate) ceiling: &'static str,
+    /// What the figure is judged by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) goal: Option<Goal>,
     /// The same figure of llama.cpp, and how this one stands to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) llama_cpp: Option<Compared>,
@@ -62,7 +75,7 @@ pub(crate) struct Compared {
     pub(crate) value: Spread,
     /// The options that gave it.
     pub(crate) options: String,
-    /// Our median over its.
+    /// Our median over its, or its over ours where less is better.
     pub(crate) ratio: f64,
 }
 
@@ -79,6 +92,8 @@ impl Row {
             unit,
             value: Spread::of(figures),
             ceiling_share: None,
+            ceiling: "",
+            goal: None,
             llama_cpp: None,
         }
     }
@@ -86,6 +101,30 @@ impl Row {
     /// Says that the median is this part of `ceiling`.
     pub(crate) fn share_of(mut self, ceiling: f64) -> Self {
         self.ceiling_share = Some(self.value.median / ceiling);
+        self
+    }
+
+    /// Says that the median is this part of the ceiling of that name; `None` is no ceiling.
+    pub(crate) fn share(mut self, part: Option<f64>, ceiling: &'static str) -> Self {
+        self.ceiling_share = part.filter(|part| part.is_finite());
+        if self.ceiling_share.is_some() {
+            self.ceiling = ceiling;
+        }
+        self
+    }
+
+    /// Sets what it is judged by beside it, and llama.cpp's figure, if there is one.
+    pub(crate) fn judged(mut self, goal: Option<Goal>) -> Self {
+        if let Some(theirs) = goal.and_then(|goal| goal.llama_cpp) {
+            self = self.against(Spread::of(&[theirs]), "");
+        }
+        if goal.is_some_and(|goal| goal.least_is_best) {
+            self.llama_cpp = self.llama_cpp.map(|other| Compared {
+                ratio: other.ratio.recip(),
+                ..other
+            });
+        }
+        self.goal = goal;
         self
     }
 
@@ -108,11 +147,19 @@ pub(crate) struct Report {
     /// Processor or card, with the instruction set or driver in use.
     pub(crate) device_name: String,
     pub(crate) memory_bytes: u64,
+    /// The driver's library and version, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) driver: Option<String>,
     pub(crate) system: String,
     pub(crate) commit: &'static str,
+    /// The day in UTC.
+    pub(crate) date: String,
     /// What all else is measured against.
     pub(crate) ceilings: Vec<Ceiling>,
     pub(crate) rows: Vec<Row>,
+    /// What must hold besides.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) checks: Vec<Check>,
 }
 
 /// A limit of the machine.
@@ -130,10 +177,13 @@ impl Report {
             device: device.kind.clone(),
             device_name: device.name.clone(),
             memory_bytes: device.memory_bytes,
+            driver: None,
             system: format!("{} {}", std::env::consts::OS, kernel.trim()),
             commit: env!("ROCMFORGE_COMMIT"),
+            date: crate::date::today(),
             ceilings: Vec::new(),
             rows: Vec::new(),
+            checks: Vec::new(),
         }
     }
 
@@ -154,12 +204,14 @@ impl Report {
         }
     }
 
-    fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let gib = self.memory_bytes as f64 / f64::from(1 << 30);
+        let driver = self.driver.as_ref();
+        let driver = driver.map_or_else(String::new, |driver| format!("; driver {driver}"));
         let mut lines = vec![
             format!(
-                "{}: {}, {gib:.1} GiB; {}; commit {}",
-                self.device, self.device_name, self.system, self.commit
+                "{}: {}, {gib:.1} GiB{driver}; {}; commit {}; {}",
+                self.device, self.device_name, self.system, self.commit, self.date
             ),
             String::new(),
         ];
@@ -170,26 +222,52 @@ impl Report {
         if !self.ceilings.is_empty() {
             lines.push(String::new());
         }
-        let compared = self.rows.iter().any(|row| row.llama_cpp.is_some());
+        let columns = Columns {
+            goal: self.rows.iter().any(|row| row.goal.is_some()),
+            llama_cpp: self.rows.iter().any(|row| row.llama_cpp.is_some()),
+        };
         let mut head = "| model | figure | median | min | max | unit | of ceiling |".to_owned();
         let mut rule = "|---|---|---:|---:|---:|---|---:|".to_owned();
-        if compared {
+        if columns.goal {
+            head += " must | aim | met |";
+            rule += "---:|---:|---|";
+        }
+        if columns.llama_cpp {
             head += " llama.cpp | ratio |";
             rule += "---:|---:|";
         }
-        lines.extend([head, rule]);
-        lines.extend(self.rows.iter().map(|row| line(row, compared)));
+        if !self.rows.is_empty() {
+            lines.extend([head, rule]);
+            lines.extend(self.rows.iter().map(|row| line(row, columns)));
+        }
+        if columns.goal {
+            lines.extend([String::new(), GOALS.to_owned()]);
+        }
+        for check in &self.checks {
+            lines.push(String::new());
+            lines.extend(check.lines());
+        }
         lines.join("\n") + "\n"
     }
 }
 
-fn line(row: &Row, compared: bool) -> String {
+/// Columns that a table has where a row fills them.
+#[derive(Debug, Clone, Copy)]
+struct Columns {
+    goal: bool,
+    llama_cpp: bool,
+}
+
+fn line(row: &Row, columns: Columns) -> String {
     let Spread {
         median, min, max, ..
     } = row.value;
-    let share = row
-        .ceiling_share
-        .map_or_else(String::new, |s| format!("{:.0} %", s * 100.0));
+    let share = row.ceiling_share.map_or_else(String::new, |share| {
+        let name = row.ceiling;
+        format!("{:.0} % {name}", share * 100.0)
+            .trim_end()
+            .to_owned()
+    });
     let mut line = format!(
         "| {} | {} | {} | {} | {} | {} | {share} |",
         row.model,
@@ -199,6 +277,15 @@ fn line(row: &Row, compared: bool) -> String {
         figure(max),
         row.unit
     );
+    match &row.goal {
+        Some(goal) => {
+            let bound = |bound: Option<f64>| bound.map_or_else(String::new, figure);
+            let met = goal.met(median);
+            line += &format!(" {} | {} | {met} |", bound(goal.must), bound(goal.aim));
+        }
+        None if columns.goal => line += " | | |",
+        None => {}
+    }
     match &row.llama_cpp {
         Some(other) => {
             let options = match other.options.as_str() {
@@ -208,14 +295,14 @@ fn line(row: &Row, compared: bool) -> String {
             let value = figure(other.value.median);
             line += &format!(" {value}{options} | {:.2} |", other.ratio);
         }
-        None if compared => line += " | |",
+        None if columns.llama_cpp => line += " | |",
         None => {}
     }
     line
 }
 
 /// Three digits that count.
-fn figure(value: f64) -> String {
+pub(crate) fn figure(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 99.95 || v == 0.0 => 0,
         v if v >= 9.995 => 1,
@@ -242,8 +329,13 @@ mod tests {
             kind: "host".to_owned(),
             name: "a processor".to_owned(),
             arch: "scalar".to_owned(),
+            ordinal: 0,
+            driver: String::new(),
+            compute_units: 0,
             memory_bytes: 8 << 30,
             allocations: 1,
+            memory: None,
+            free_bytes: None,
         };
         let mut report = Report::new(&device);
         let plain = Row::new("m", "decode", "tokens/s", &[10.0]).share_of(40.0);

@@ -10,6 +10,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_engine::api::{
     Budget, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent, SamplingParams,
+    ScoreRequest, TOP_N_MAX,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -50,17 +51,37 @@ impl Session {
         policy: Policy,
         prefetch: Option<u32>,
     ) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()?;
-        let (engine, thread) = start(EngineConfig {
+        Self::start_as(EngineConfig {
             device: device.choice(),
             threads,
             budget: Budget::Percent(80.0),
             policy,
             prefetch,
             ..EngineConfig::default()
-        })?;
+        })
+    }
+
+    /// Starts the engine with a budget that all must fit in, what the device takes for itself included.
+    ///
+    /// # Errors
+    /// As [`Session::start`].
+    pub(crate) fn start_within(device: DeviceArg, bytes: u64) -> Result<Self> {
+        Self::start_as(EngineConfig {
+            device: device.choice(),
+            budget: Budget::Bytes(bytes),
+            ..EngineConfig::default()
+        })
+    }
+
+    /// Starts the engine.
+    ///
+    /// # Errors
+    /// As [`Session::start`].
+    pub(crate) fn start_as(config: EngineConfig) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()?;
+        let (engine, thread) = start(config)?;
         Ok(Self {
             runtime,
             engine,
@@ -84,13 +105,21 @@ impl Session {
     /// What loading gives.
     pub(crate) fn load(&self, name: &str, path: &Path) -> Result<(Arc<LoadedModel>, Duration)> {
         let begin = Instant::now();
-        let prepared = prepare(name, MappedFile::open(path)?, &mut |_| {})?;
-        let model = self.runtime.block_on(self.engine.load(prepared));
-        let model = model.with_context(|| format!("{} does not load", path.display()))?;
+        let model = self.register(name, path)?;
         let took = begin.elapsed();
         // The tables for encoding are built in the background; what is timed next must not share the machine with that.
         model.tokenizer().encode("a", false, false)?;
         Ok((model, took))
+    }
+
+    /// Registers a file.
+    ///
+    /// # Errors
+    /// What loading gives.
+    pub(crate) fn register(&self, name: &str, path: &Path) -> Result<Arc<LoadedModel>> {
+        let prepared = prepare(name, MappedFile::open(path)?, &mut |_| {})?;
+        let model = self.runtime.block_on(self.engine.load(prepared));
+        model.with_context(|| format!("{} does not load", path.display()))
     }
 
     /// Forgets a model.
@@ -160,9 +189,7 @@ impl Session {
         n: u32,
     ) -> Result<Outcome> {
         for _ in 0..ATTEMPTS {
-            let prompt = (0..n_prompt)
-                .map(|_| self.rng.random_range(0..vocab::BOS))
-                .collect();
+            let prompt = random_prompt(&mut self.rng, n_prompt);
             let outcome = self
                 .runtime
                 .block_on(request(&self.engine, model, prompt, n))?;
@@ -173,6 +200,47 @@ impl Session {
         bail!(
             "{ATTEMPTS} generations of {n} tokens ended early: make the model with another --seed"
         )
+    }
+
+    /// The tokens of a greedy generation of at most `n`, an end of generation not among them.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub(crate) fn greedy(
+        &self,
+        model: &Arc<LoadedModel>,
+        prompt: Vec<u32>,
+        n: u32,
+    ) -> Result<(Vec<u32>, GenerateSummary)> {
+        self.runtime.block_on(async {
+            let mut tokens = Vec::new();
+            let summary = run(&self.engine, greedy(model, prompt, n), |ids| {
+                tokens.extend_from_slice(ids);
+            });
+            let summary = summary.await?;
+            Ok((tokens, summary))
+        })
+    }
+
+    /// The most likely tokens after a text and their log-probabilities, best first.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub(crate) fn likely(
+        &self,
+        model: &Arc<LoadedModel>,
+        mut ids: Vec<u32>,
+    ) -> Result<Vec<(u32, f32)>> {
+        // Scores are of given tokens; which one follows does not matter.
+        ids.push(0);
+        let scores = self.runtime.block_on(self.engine.score(ScoreRequest {
+            model: Arc::clone(model),
+            ids,
+            top_n: TOP_N_MAX,
+            deadline: None,
+        }))?;
+        let last = scores.tokens.into_iter().last();
+        Ok(last.context("a score without tokens")?.top)
     }
 
     /// Bytes of a model's segments on the device; 0 if it is not registered.
@@ -189,7 +257,26 @@ async fn request(
     prompt: Vec<u32>,
     n: u32,
 ) -> Result<Outcome> {
-    let mut events = engine.generate(GenerateRequest {
+    let mut overhead_bytes = 0;
+    let ran = run(engine, greedy(model, prompt, n), |_| {
+        let cache = engine.snapshot().cache;
+        overhead_bytes = overhead_bytes.max(cache.kv_bytes + cache.scratch_bytes);
+    });
+    let summary = ran.await?;
+    Ok(Outcome {
+        summary,
+        overhead_bytes,
+    })
+}
+
+/// Random tokens, none of them special.
+pub(crate) fn random_prompt(rng: &mut StdRng, n: usize) -> Vec<u32> {
+    (0..n).map(|_| rng.random_range(0..vocab::BOS)).collect()
+}
+
+/// A request for the likeliest tokens.
+pub(crate) fn greedy(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> GenerateRequest {
+    GenerateRequest {
         model: Arc::clone(model),
         prompt,
         sampling: SamplingParams {
@@ -200,18 +287,22 @@ async fn request(
         n_ctx: Some(N_CTX),
         stop: Vec::new(),
         deadline: None,
-    })?;
-    let mut overhead_bytes = 0;
+    }
+}
+
+/// Runs a request to its end; `each` is called with the tokens of each event, and once more at the end.
+pub(crate) async fn run(
+    engine: &EngineHandle,
+    request: GenerateRequest,
+    mut each: impl FnMut(&[u32]),
+) -> Result<GenerateSummary> {
+    let mut events = engine.generate(request)?;
     while let Some(event) = events.next().await {
-        let cache = engine.snapshot().cache;
-        overhead_bytes = overhead_bytes.max(cache.kv_bytes + cache.scratch_bytes);
         match event {
-            GenerateEvent::Piece { .. } => {}
+            GenerateEvent::Piece { ids, .. } => each(&ids),
             GenerateEvent::Done(summary) => {
-                return Ok(Outcome {
-                    summary,
-                    overhead_bytes,
-                });
+                each(&[]);
+                return Ok(summary);
             }
             GenerateEvent::Failed(error) => return Err(error.into()),
         }

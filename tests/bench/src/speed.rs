@@ -2,8 +2,10 @@
 //! if asked for, beside llama.cpp in alternation.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
+use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::Policy;
 
 use crate::Common;
@@ -106,6 +108,55 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(report.print(common.json)?)
 }
 
+/// Loads a model some times over, and keeps it: milliseconds of each.
+pub(crate) fn loads(
+    session: &Session,
+    name: &str,
+    path: &Path,
+    times: usize,
+) -> Result<(Arc<LoadedModel>, Vec<f64>)> {
+    let mut took = Vec::new();
+    loop {
+        let (model, load) = session.load(name, path)?;
+        took.push(load.as_secs_f64() * 1e3);
+        if took.len() >= times {
+            return Ok((model, took));
+        }
+        session.unload(name)?;
+    }
+}
+
+/// Seconds to the first token after a short prompt when nothing of the model is on the device.
+pub(crate) fn first_uses(
+    session: &mut Session,
+    model: &Arc<LoadedModel>,
+    times: usize,
+) -> Result<Vec<f64>> {
+    let mut took = Vec::new();
+    for _ in 0..times {
+        session.clear()?;
+        let summary = session.generate(model, 4, 1)?.summary;
+        took.push(summary.ttft.as_secs_f64());
+    }
+    Ok(took)
+}
+
+/// Tokens a second of a decode of `n` tokens after a prompt of one.
+pub(crate) fn decode_rate(session: &mut Session, model: &Arc<LoadedModel>, n: u32) -> Result<f64> {
+    let summary = session.generate(model, 1, n)?.summary;
+    Ok(summary.decode_tokens_per_s)
+}
+
+/// Tokens a second of a prompt of `n`, up to the first token after it.
+pub(crate) fn prefill_rate(
+    session: &mut Session,
+    model: &Arc<LoadedModel>,
+    n: usize,
+) -> Result<f64> {
+    let ttft = session.generate(model, n, 1)?.summary.ttft;
+    Ok(n as f64 / ttft.as_secs_f64())
+}
+
 fn one(
     session: &mut Session,
     name: &str,
@@ -114,20 +165,8 @@ fn one(
     bandwidth: &mut Bandwidth,
     compare: Option<&LlamaBench>,
 ) -> Result<Vec<Row>> {
-    let mut loads = Vec::new();
-    for _ in 1..LOADS {
-        loads.push(session.load("speed", path)?.1.as_secs_f64() * 1e3);
-        session.unload("speed")?;
-    }
-    let (model, last) = session.load("speed", path)?;
-    loads.push(last.as_secs_f64() * 1e3);
-
-    let mut first_uses = Vec::new();
-    for _ in 0..FIRST_USES {
-        session.clear()?;
-        let summary = session.generate(&model, 4, 1)?.summary;
-        first_uses.push(summary.ttft.as_secs_f64());
-    }
+    let (model, loads) = loads(session, "speed", path, LOADS)?;
+    let first_uses = first_uses(session, &model, FIRST_USES)?;
     let weights = session.resident_bytes("speed") as f64;
     let uploads: Vec<f64> = first_uses.iter().map(|s| weights / 1e9 / s).collect();
     let first_uses: Vec<f64> = first_uses.iter().map(|s| s * 1e3).collect();
@@ -140,12 +179,10 @@ fn one(
         let part = (runs + round) / rounds;
         bandwidth.measure();
         for i in 0..part {
-            let summary = session.generate(&model, 1, DECODE)?.summary;
-            decode.push(summary.decode_tokens_per_s);
+            decode.push(decode_rate(session, &model, DECODE)?);
             for (n, figures) in [SHORT, long].into_iter().zip(&mut prefill) {
                 if n == SHORT || i % 3 == 0 {
-                    let ttft = session.generate(&model, n, 1)?.summary.ttft;
-                    figures.push(n as f64 / ttft.as_secs_f64());
+                    figures.push(prefill_rate(session, &model, n)?);
                 }
             }
         }

@@ -1,6 +1,9 @@
 //! `stream`: a model under budgets that hold a share of it; what decode costs when layers must come in at every token.
 
+use std::sync::Arc;
+
 use anyhow::Result;
+use rocmforge_engine::LoadedModel;
 
 use crate::presets::{Mix, Preset};
 use crate::report::{Report, Row};
@@ -19,8 +22,8 @@ pub(crate) struct Options {
     #[arg(long = "type", value_enum, default_value = "q4_k_m")]
     mix: Mix,
     /// Budgets in percent of the model's weights, separated by commas; what a request needs beside them is added, and what the largest segment needs is the least.
-    #[arg(long, value_delimiter = ',', default_value = "100,75,50,25", value_parser = clap::value_parser!(u8).range(1..=100))]
-    shares: Vec<u8>,
+    #[arg(long, value_delimiter = ',', default_value = "100,75,50,25", value_parser = percent)]
+    shares: Vec<f64>,
     /// Requests at each budget.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: u16,
@@ -36,6 +39,49 @@ pub(crate) struct Options {
     /// Which segments go first.
     #[arg(long, value_enum, default_value = "belady")]
     policy: PolicyArg,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    let fine = (1.0..=100.0).contains(&value);
+    fine.then_some(value)
+        .ok_or_else(|| "not between 1 and 100".to_owned())
+}
+
+/// What requests at one budget gave, one figure each.
+#[derive(Debug, Default)]
+pub(crate) struct Streamed {
+    /// Tokens a second of decode.
+    pub(crate) speeds: Vec<f64>,
+    /// Bytes uploaded a token.
+    pub(crate) uploads: Vec<f64>,
+    /// Segments found resident, in percent.
+    pub(crate) hits: Vec<f64>,
+}
+
+/// Requests of `tokens` tokens after a prompt of one. One before them, which pays for the change of the budget, is not
+/// counted.
+pub(crate) fn decode(
+    session: &mut Session,
+    model: &Arc<LoadedModel>,
+    tokens: u32,
+    runs: usize,
+) -> Result<Streamed> {
+    session.generate(model, 1, tokens)?;
+    let mut streamed = Streamed::default();
+    for _ in 0..runs {
+        let summary = session.generate(model, 1, tokens)?.summary;
+        streamed.speeds.push(summary.decode_tokens_per_s);
+        // With a prompt of one token every token is one pass.
+        let passes = f64::from(summary.generated_tokens);
+        let uploaded = summary.cache.uploaded_bytes as f64;
+        streamed.uploads.push(uploaded / passes);
+        let uses = summary.cache.hits + summary.cache.misses;
+        streamed
+            .hits
+            .push(summary.cache.hits as f64 / uses as f64 * 100.0);
+    }
+    Ok(streamed)
 }
 
 /// Runs it and prints the table.
@@ -64,8 +110,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut full = None;
     for &share in &options.shares {
         // Less than the largest segment runs nothing.
-        let bytes = (weights * u64::from(share) / 100).max(least);
-        let share = (bytes * 100).div_ceil(weights);
+        let bytes = ((weights as f64 * share / 100.0) as u64).max(least);
+        let share = (bytes as f64 / weights as f64 * 1e4).round() / 1e2;
         eprintln!("{name}, {share} %");
         let beside = if options.inside {
             0
@@ -73,33 +119,23 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             outcome.overhead_bytes
         };
         session.set_budget(bytes + beside)?;
-        // The first request at a budget pays for the change.
-        session.generate(&model, 1, options.tokens)?;
-        let (mut speeds, mut uploads, mut hits) = (Vec::new(), Vec::new(), Vec::new());
-        let mut speeds_after = Vec::new();
-        for _ in 0..options.runs {
-            let summary = session.generate(&model, 1, options.tokens)?.summary;
-            speeds.push(summary.decode_tokens_per_s);
-            // With a prompt of one token every token is one pass.
-            let passes = f64::from(summary.generated_tokens);
-            uploads.push(summary.cache.uploaded_bytes as f64 / 1e6 / passes);
-            let uses = summary.cache.hits + summary.cache.misses;
-            hits.push(summary.cache.hits as f64 / uses as f64 * 100.0);
-        }
-        let mut prefills = Vec::new();
+        let runs = usize::from(options.runs);
+        let streamed = decode(&mut session, &model, options.tokens, runs)?;
+        let uploads: Vec<f64> = streamed.uploads.iter().map(|bytes| bytes / 1e6).collect();
+        let (mut prefills, mut speeds_after) = (Vec::new(), Vec::new());
         let n_prompt = usize::from(options.prompt);
-        for _ in 0..if n_prompt > 0 { options.runs } else { 0 } {
-            let ttft = session.generate(&model, n_prompt, options.tokens)?;
-            prefills.push(n_prompt as f64 / ttft.summary.ttft.as_secs_f64());
-            speeds_after.push(ttft.summary.decode_tokens_per_s);
+        for _ in 0..if n_prompt > 0 { runs } else { 0 } {
+            let summary = session.generate(&model, n_prompt, options.tokens)?.summary;
+            prefills.push(n_prompt as f64 / summary.ttft.as_secs_f64());
+            speeds_after.push(summary.decode_tokens_per_s);
         }
         let figure = |what: &str| format!("{what}, {share} % of {:.2} GB", weights as f64 / 1e9);
-        let speed = Row::new(&name, figure("decode"), "tokens/s", &speeds);
+        let speed = Row::new(&name, figure("decode"), "tokens/s", &streamed.speeds);
         let all = *full.get_or_insert(speed.value.median);
         report.rows.extend([
             speed.share_of(all),
             Row::new(&name, figure("uploaded"), "MB/token", &uploads),
-            Row::new(&name, figure("segments hit"), "%", &hits),
+            Row::new(&name, figure("segments hit"), "%", &streamed.hits),
         ]);
         if n_prompt > 0 {
             let prefill = figure(&format!("prefill {n_prompt}"));

@@ -1,6 +1,9 @@
 //! `swap`: two models that share a budget for one and a half of them, asked in turn; what the first token costs then.
 
+use std::sync::Arc;
+
 use anyhow::Result;
+use rocmforge_engine::LoadedModel;
 
 use crate::presets::{Mix, Preset};
 use crate::report::{Report, Row};
@@ -38,6 +41,35 @@ pub(crate) struct Options {
     policy: PolicyArg,
 }
 
+/// What requests in turn gave, one figure each.
+#[derive(Debug, Default)]
+pub(crate) struct Swapped {
+    /// Seconds to the first token.
+    pub(crate) ttfts: Vec<f64>,
+    /// Bytes uploaded for the request.
+    pub(crate) uploads: Vec<f64>,
+}
+
+/// Requests to the models in turn, of a prompt and a text of these lengths in tokens. The first ones, which fill the
+/// budget, are not counted.
+pub(crate) fn alternate(
+    session: &mut Session,
+    models: &[Arc<LoadedModel>],
+    (n_prompt, tokens): (usize, u32),
+    requests: usize,
+) -> Result<Swapped> {
+    let mut swapped = Swapped::default();
+    for i in 0..WARM_UP + requests {
+        let model = &models[(i + 1) % models.len()];
+        let summary = session.generate(model, n_prompt, tokens)?.summary;
+        if i >= WARM_UP {
+            swapped.ttfts.push(summary.ttft.as_secs_f64());
+            swapped.uploads.push(summary.cache.uploaded_bytes as f64);
+        }
+    }
+    Ok(swapped)
+}
+
 /// Runs it and prints the table.
 ///
 /// # Errors
@@ -66,15 +98,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let resident = outcome.summary.ttft.as_secs_f64() * 1e3;
     session.set_budget((weights * options.models) as u64 + outcome.overhead_bytes)?;
 
-    let (mut ttfts, mut reloads) = (Vec::new(), Vec::new());
-    for i in 0..WARM_UP + usize::from(options.requests) {
-        let model = &models[(i + 1) % 2];
-        let summary = session.generate(model, n_prompt, options.tokens)?.summary;
-        if i >= WARM_UP {
-            ttfts.push(summary.ttft.as_secs_f64() * 1e3);
-            reloads.push(summary.cache.uploaded_bytes as f64 / weights * 100.0);
-        }
-    }
+    let lengths = (n_prompt, options.tokens);
+    let swapped = alternate(&mut session, &models, lengths, options.requests.into())?;
+    let ttfts: Vec<f64> = swapped.ttfts.iter().map(|s| s * 1e3).collect();
+    let share = |bytes: &f64| bytes / weights * 100.0;
+    let reloads: Vec<f64> = swapped.uploads.iter().map(share).collect();
     let budget = format!("budget {} models", options.models);
     report.rows = vec![
         Row::new(&name, "first token, resident", "ms", &[resident]),

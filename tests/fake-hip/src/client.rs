@@ -3,8 +3,12 @@
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 
+use rocmforge_kernels::gpu::units;
+
+use crate::ARCH;
 use crate::control::Number;
 use crate::exports::MARKER;
+use crate::kernels;
 
 /// Where cargo puts the shared library: beside the tests of the crates that depend on this one.
 ///
@@ -33,6 +37,27 @@ pub fn marker_image(kernels: &[&str]) -> Vec<u8> {
     image
 }
 
+/// The image of a unit of the kernels crate's list: a module with that unit's kernels. `None` for an unknown unit.
+pub fn unit_image(unit: &str) -> Option<Vec<u8>> {
+    let names = kernels::of_unit(unit);
+    (!names.is_empty()).then(|| marker_image(&names))
+}
+
+/// Writes the image of every unit to `<dir>/<arch>/<unit>.hsaco`: a folder for ROCMFORGE_KERNELS.
+///
+/// # Errors
+/// What writing gives.
+pub fn write_images(dir: &Path, arch: &str) -> std::io::Result<()> {
+    let dir = dir.join(arch);
+    std::fs::create_dir_all(&dir)?;
+    for unit in units::units() {
+        if let Some(image) = unit_image(unit.name) {
+            std::fs::write(dir.join(format!("{}.hsaco", unit.name)), image)?;
+        }
+    }
+    Ok(())
+}
+
 /// What is alive in a fake runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Live {
@@ -58,7 +83,7 @@ pub struct Live {
 pub struct Fake {
     library: libloading::Library,
     path: PathBuf,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Fake {
@@ -74,16 +99,22 @@ impl Fake {
         // SAFETY: our own library; its initializers do nothing.
         let library =
             unsafe { libloading::Library::new(&path) }.unwrap_or_else(|error| panic!("{error}"));
-        Fake {
-            library,
-            path,
-            _dir: dir,
-        }
+        Fake { library, path, dir }
     }
 
     /// The library's file, for ROCMFORGE_HIP_LIBRARY and its like.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A folder with the image of every unit, for ROCMFORGE_KERNELS and its like; it goes with the fake.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn images(&self) -> PathBuf {
+        let dir = self.dir.path().join("kernels");
+        write_images(&dir, ARCH).unwrap_or_else(|error| panic!("{error}"));
+        dir
     }
 
     fn control<F: Copy>(&self, name: &str) -> F {
@@ -111,10 +142,23 @@ impl Fake {
         recover();
     }
 
+    /// Forgets all that is alive and queued, orders to fail and the loss of the device: as if the process that held it had
+    /// ended. Whoever still has a handle must not use it.
+    pub fn reset(&self) {
+        let reset: extern "C" fn() = self.control("fake_hip_reset");
+        reset();
+    }
+
     /// Sets the card's memory, and what other processes hold of it, in bytes.
     pub fn set_memory(&self, total: u64, others: u64) {
         let set: extern "C" fn(u64, u64) = self.control("fake_hip_set_memory");
         set(total, others);
+    }
+
+    /// Fills all device memory with something else, as a loss of power does.
+    pub fn forget_memory(&self) {
+        let forget: extern "C" fn() = self.control("fake_hip_forget_memory");
+        forget();
     }
 
     /// Allows registration of host memory, or refuses it as not supported.

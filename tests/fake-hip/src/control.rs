@@ -48,6 +48,13 @@ pub(crate) extern "C" fn fake_hip_recover() {
     state.lost = None;
 }
 
+/// Forgets all that is alive and queued, orders to fail and the loss of the device: as if the process had ended.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_reset() {
+    state().reset();
+}
+
 /// Sets the card's memory and what other processes hold of it.
 // SAFETY: a name of our own.
 #[unsafe(no_mangle)]
@@ -55,6 +62,13 @@ pub(crate) extern "C" fn fake_hip_set_memory(total: u64, others: u64) {
     let mut state = state();
     state.memory.total = total;
     state.memory.others = others;
+}
+
+/// Fills all device memory with something else, as a loss of power does.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_forget_memory() {
+    state().memory.forget();
 }
 
 /// Allows registration of host memory, or refuses it.

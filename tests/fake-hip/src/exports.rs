@@ -9,7 +9,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use crate::kernels::{KERNELS, Launch};
+use crate::kernels::{self, Launch};
 use crate::memory::{HostRange, Locked};
 use crate::queue::{Event, Stream, Work};
 use crate::state::{
@@ -136,8 +136,11 @@ fn host_copy(
     }
 }
 
-/// Whether queued or recorded work names this host range.
+/// Whether queued work names this host range; a lost device does none of it any more.
 fn host_in_use(state: &State, at: usize, bytes: usize) -> bool {
+    if state.lost.is_some() {
+        return false;
+    }
     let queued = state.queues.streams.values().flat_map(|s| &s.queue);
     queued.into_iter().any(|work| work.names_host(at, bytes))
 }
@@ -508,13 +511,13 @@ exports! {
                 return INVALID_VALUE;
             }
             let names: Vec<&[u8]> = names.split(|&b| b == b'\n').collect();
-            KERNELS
+            kernels::all()
                 .iter()
                 .filter(|k| names.iter().any(|&n| n == b"*" || n == k.name.as_bytes()))
                 .collect()
         } else if begins.starts_with(b"\x7fELF") {
             // A real code object: all kernels by name, since there is no symbol table to read without trusting it.
-            KERNELS.iter().collect()
+            kernels::all().iter().collect()
         } else {
             return NO_BINARY;
         };

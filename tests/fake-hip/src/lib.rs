@@ -10,10 +10,30 @@
 //!   registered memory when the copy happens, so that a buffer reused too early shows;
 //! - giving back host memory that queued copies name, and handles that are unknown, are noted.
 //!
+//! Kernels (`kernels/`) are carried out by the host's own code, all of those in `kernels/hip/units.txt`, so that whole models
+//! run: with no card, and with the host device's text.
+//!
 //! What is noted comes back from [`Fake::violations`]. A fault of queued work loses the device, as on a card.
 //!
 //! Environment, read at the first call: FAKE_HIP_MEMORY (bytes), FAKE_HIP_ARCH, FAKE_HIP_WAVE, FAKE_HIP_DEVICES,
-//! FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_FAIL=`call:nth:code,...`.
+//! FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_FAIL=`call:nth:code,...` (`run:kernel:40:719` is a pseudo-call of
+//! [`when_run`]: the 40th kernel faults).
+//!
+//! # The daemon on it
+//!
+//! The daemon takes it like any runtime, with images that hold names in place of code:
+//!
+//! ```text
+//! cargo build --release -p rocmforge-fake-hip -p rocmforged
+//! cargo run --release -p rocmforge-fake-hip --example fake_images -- /tmp/fake-kernels
+//! ROCMFORGE_HIP_LIBRARY=target/release/librocmforge_fake_hip.so ROCMFORGE_KERNELS=/tmp/fake-kernels \
+//!     target/release/rocmforged --device hip --vram-budget 64MiB ...
+//! ```
+//!
+//! A test writes the folder with [`write_images`] and finds the library with [`library_path`], or gives the daemon
+//! [`Fake::path`] and [`Fake::images`]; what happens in the daemon's process is told by FAKE_HIP_* alone, since a
+//! [`Fake`] is in the test's. FAKE_HIP_MEMORY bounds what a budget in percent becomes: all of it is real memory. Where a
+//! real rocBLAS is installed the daemon would hand it addresses that are none; this is for machines without one.
 
 mod client;
 mod control;
@@ -23,7 +43,13 @@ mod memory;
 mod queue;
 mod state;
 
-pub use client::{Fake, Live, library_path, marker_image};
+pub use client::{Fake, Live, library_path, marker_image, unit_image, write_images};
+
+/// The architecture that it announces unless FAKE_HIP_ARCH says otherwise.
+pub const ARCH: &str = "gfx1100";
+
+/// A code of [`Fake::fail`] that is none of HIP's: work that is to fail with it never ends, and a call never comes back.
+pub const HANG: u32 = 9999;
 
 /// What fresh device memory is filled with: NaN as f32 and f16, a huge index as an integer.
 pub const POISON: u8 = 0xFF;

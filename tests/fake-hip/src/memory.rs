@@ -1,13 +1,18 @@
 //! Device memory: live allocations over host memory, which bytes were written, and host ranges that copies may name.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::POISON;
+use crate::kernels::Prepared;
 
 /// Where device addresses begin: no host address of a Linux process lies there.
 const BASE: u64 = 0x00A0_0000_0000_0000;
 /// Allocations are aligned to this and kept apart by it, so that running past an end hits nothing.
 const GRAIN: u64 = 4096;
+
+/// Most reads of unwritten bytes that are kept as text.
+const UNWRITTEN_MAX: usize = 100;
 
 /// Why an access failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +20,14 @@ pub(crate) struct Fault(pub(crate) String);
 
 struct Allocation {
     bytes: Vec<u8>,
-    written: Vec<bool>,
+    /// 1 where something was written, a byte a byte.
+    written: Vec<u8>,
+}
+
+/// What was made of a range of device memory, for as long as nobody writes there.
+struct Derived {
+    bytes: usize,
+    prepared: Arc<Prepared>,
 }
 
 /// A card's memory.
@@ -28,6 +40,8 @@ pub(crate) struct Memory {
     pub(crate) others: u64,
     /// Reads of bytes that nobody wrote.
     pub(crate) unwritten: Vec<String>,
+    /// By first address; no two overlap.
+    derived: BTreeMap<u64, Derived>,
 }
 
 impl Memory {
@@ -39,11 +53,20 @@ impl Memory {
             total,
             others: 0,
             unwritten: Vec::new(),
+            derived: BTreeMap::new(),
         }
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
         self.total.saturating_sub(self.used + self.others)
+    }
+
+    /// What was written reads as something else from now on.
+    pub(crate) fn forget(&mut self) {
+        for allocation in self.allocations.values_mut() {
+            allocation.bytes.fill(!POISON);
+        }
+        self.derived.clear();
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -61,7 +84,7 @@ impl Memory {
             address,
             Allocation {
                 bytes: vec![POISON; bytes as usize],
-                written: vec![false; bytes as usize],
+                written: vec![0; bytes as usize],
             },
         );
         Some(address)
@@ -71,10 +94,17 @@ impl Memory {
         match self.allocations.remove(&address) {
             Some(allocation) => {
                 self.used -= allocation.bytes.len() as u64;
+                self.changed(address, allocation.bytes.len());
                 true
             }
             None => false,
         }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.allocations.clear();
+        self.derived.clear();
+        self.used = 0;
     }
 
     fn find(&mut self, address: u64, bytes: usize) -> Result<(&mut Allocation, usize), Fault> {
@@ -102,10 +132,16 @@ impl Memory {
     pub(crate) fn read(&mut self, address: u64, bytes: usize, who: &str) -> Result<Vec<u8>, Fault> {
         let (allocation, at) = self.find(address, bytes)?;
         let read = allocation.bytes[at..at + bytes].to_vec();
-        let unwritten = allocation.written[at..at + bytes].iter().position(|w| !w);
-        if let Some(first) = unwritten {
+        let written = &allocation.written[at..at + bytes];
+        // All at once, which is quick; the place only if there is one.
+        if written.iter().fold(1, |all, w| all & w) == 0 && self.unwritten.len() < UNWRITTEN_MAX {
+            let first = self
+                .find(address, bytes)
+                .ok()
+                .and_then(|(a, at)| a.written[at..at + bytes].iter().position(|&w| w == 0));
             self.unwritten.push(format!(
-                "{who} reads {first:#x} of {address:#x}..+{bytes}, never written"
+                "{who} reads {:#x} of {address:#x}..+{bytes}, never written",
+                first.unwrap_or(0)
             ));
         }
         Ok(read)
@@ -114,7 +150,17 @@ impl Memory {
     pub(crate) fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Fault> {
         let (allocation, at) = self.find(address, from.len())?;
         allocation.bytes[at..at + from.len()].copy_from_slice(from);
-        allocation.written[at..at + from.len()].fill(true);
+        allocation.written[at..at + from.len()].fill(1);
+        self.changed(address, from.len());
+        Ok(())
+    }
+
+    /// Spoils a range that a kernel may use as it likes: what was there must not be read by anyone.
+    pub(crate) fn spoil(&mut self, address: u64, bytes: usize) -> Result<(), Fault> {
+        let (allocation, at) = self.find(address, bytes)?;
+        allocation.bytes[at..at + bytes].fill(POISON);
+        allocation.written[at..at + bytes].fill(0);
+        self.changed(address, bytes);
         Ok(())
     }
 
@@ -131,7 +177,30 @@ impl Memory {
         let (target, at) = self.find(to, bytes)?;
         target.bytes[at..at + bytes].copy_from_slice(&read);
         target.written[at..at + bytes].copy_from_slice(&written);
+        self.changed(to, bytes);
         Ok(())
+    }
+
+    /// What was made of these bytes and still holds.
+    pub(crate) fn derived(&self, address: u64, bytes: usize) -> Option<Arc<Prepared>> {
+        let found = self.derived.get(&address).filter(|d| d.bytes == bytes)?;
+        Some(Arc::clone(&found.prepared))
+    }
+
+    /// Keeps what was made of these bytes until somebody writes there.
+    pub(crate) fn keep(&mut self, address: u64, bytes: usize, prepared: Arc<Prepared>) {
+        self.changed(address, bytes);
+        self.derived.insert(address, Derived { bytes, prepared });
+    }
+
+    fn changed(&mut self, address: u64, bytes: usize) {
+        let end = address + bytes as u64;
+        while let Some((&at, derived)) = self.derived.range(..end).next_back() {
+            if at + derived.bytes as u64 <= address {
+                break;
+            }
+            self.derived.remove(&at);
+        }
     }
 }
 

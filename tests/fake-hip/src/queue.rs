@@ -127,6 +127,9 @@ impl State {
         if self.queues.passed((stream, place)) {
             return false;
         }
+        if self.hung {
+            return true;
+        }
         let front = self.queues.streams.get(&stream);
         if let Some(&Work::Wait {
             stream: on,
@@ -145,12 +148,24 @@ impl State {
         front.done += 1;
         self.queues.clock += 1;
         self.run(work);
+        if self.hung
+            && let Some(front) = self.queues.streams.get_mut(&stream)
+        {
+            front.done -= 1;
+        }
         true
     }
 
     /// Does all work before a place.
     pub(crate) fn finish(&mut self, place: (usize, u64)) {
-        while self.step(place) {}
+        while self.step(place) {
+            // Whoever waits for work that never ends never comes back, and holds the runtime's lock.
+            if self.hung {
+                loop {
+                    std::thread::park();
+                }
+            }
+        }
     }
 
     /// Does all work of a stream.
@@ -181,6 +196,10 @@ impl State {
             Work::Wait { .. } | Work::Mark { .. } => None,
         };
         if let Some(code) = pseudo.and_then(|call| self.injected(call)) {
+            if code == crate::HANG {
+                self.hung = true;
+                return;
+            }
             self.lost = Some(code);
             return;
         }
@@ -208,7 +227,8 @@ impl State {
             }
             Work::D2d { to, from, bytes } => memory.copy(to, from, bytes),
             Work::Memset { to, value, bytes } => memory.write(to, &vec![value; bytes]),
-            Work::Kernel { kernel, launch } => (kernel.run)(memory, &launch)
+            Work::Kernel { kernel, launch } => kernel
+                .run(memory, &launch)
                 .map_err(|Fault(message)| Fault(format!("{}: {message}", kernel.name))),
             Work::Wait { .. } => Ok(()),
             Work::Mark { event } => {

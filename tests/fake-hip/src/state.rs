@@ -23,8 +23,23 @@ pub(crate) const NOT_SUPPORTED: u32 = 801;
 pub(crate) const CAPTURE_UNSUPPORTED: u32 = 900;
 pub(crate) const CAPTURE_INVALIDATED: u32 = 901;
 
+/// Not HIP's: work that is to fail with it never ends, and neither does a call.
+pub(crate) const HANG: u32 = crate::HANG;
+
 /// Codes after which nothing works any more.
 const FATAL: [u32; 5] = [700, 702, 709, 710, 719];
+
+/// Calls that give something back: on a lost device they do, and still say that it is lost.
+const GIVING_BACK: [&str; 8] = [
+    "hipFree",
+    "hipHostFree",
+    "hipHostUnregister",
+    "hipStreamDestroy",
+    "hipEventDestroy",
+    "hipModuleUnload",
+    "hipGraphDestroy",
+    "hipGraphExecDestroy",
+];
 
 /// An order to fail: the `nth` call from now, with `code`.
 struct Failure {
@@ -50,6 +65,8 @@ pub(crate) struct State {
     pub(crate) last_error: u32,
     /// The code that every call gives from now on.
     pub(crate) lost: Option<u32>,
+    /// No queued work ends any more.
+    pub(crate) hung: bool,
     pub(crate) calls: HashMap<String, u64>,
     failures: Vec<Failure>,
     next_handle: usize,
@@ -60,7 +77,7 @@ impl State {
         let text = |name: &str| std::env::var(name).ok();
         let number = |name: &str| text(name).and_then(|v| v.parse::<u64>().ok());
         let mut state = State {
-            arch: text("FAKE_HIP_ARCH").unwrap_or_else(|| "gfx1100".to_owned()),
+            arch: text("FAKE_HIP_ARCH").unwrap_or_else(|| crate::ARCH.to_owned()),
             wave: number("FAKE_HIP_WAVE").unwrap_or(32) as i32,
             devices: number("FAKE_HIP_DEVICES").unwrap_or(1) as i32,
             register: number("FAKE_HIP_REGISTER") != Some(0),
@@ -72,6 +89,7 @@ impl State {
             violations: Vec::new(),
             last_error: SUCCESS,
             lost: None,
+            hung: false,
             calls: HashMap::new(),
             failures: Vec::new(),
             next_handle: 0x1000,
@@ -97,6 +115,17 @@ impl State {
         });
     }
 
+    /// Forgets all that is alive and queued, orders and loss. Addresses and handles are never given twice.
+    pub(crate) fn reset(&mut self) {
+        self.queues = Queues::default();
+        self.modules.clear();
+        self.functions.clear();
+        self.host = HostRanges::default();
+        self.memory.reset();
+        self.fail_no_more();
+        self.lost = None;
+    }
+
     /// Drops all orders.
     pub(crate) fn fail_no_more(&mut self) {
         self.failures.clear();
@@ -104,7 +133,12 @@ impl State {
 
     /// Counts a call and gives the code that it is to fail with.
     pub(crate) fn injected(&mut self, call: &str) -> Option<u32> {
-        *self.calls.entry(call.to_owned()).or_default() += 1;
+        match self.calls.get_mut(call) {
+            Some(count) => *count += 1,
+            None => {
+                self.calls.insert(call.to_owned(), 1);
+            }
+        }
         let mut code = None;
         self.failures.retain_mut(|failure| {
             if failure.call != call || failure.nth == 0 {
@@ -144,12 +178,27 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
 pub(crate) fn call(name: &str, run: impl FnOnce(&mut State) -> u32) -> u32 {
     let mut state = state();
     let injected = state.injected(name);
-    // What gives back works on a lost device too, as far as the fake can tell.
+    if injected == Some(HANG) {
+        // The caller alone; a driver's other calls may go on.
+        drop(state);
+        loop {
+            std::thread::park();
+        }
+    }
     let code = match (state.lost, injected) {
-        (Some(lost), _) => lost,
+        (Some(lost), _) => {
+            if GIVING_BACK.contains(&name) {
+                run(&mut state);
+            }
+            lost
+        }
         (None, Some(code)) => {
             if FATAL.contains(&code) {
                 state.lost = Some(code);
+            }
+            if name == "hipStreamEndCapture" {
+                // However it ends, it ends.
+                state.queues.capturing().map(|stream| stream.capture.take());
             }
             code
         }

@@ -5,8 +5,9 @@ use std::path::Path;
 use rocmforge_client::proto::v1::StatusResponse;
 
 use super::Context;
+use super::devices::notes;
 use super::models::summaries;
-use crate::human::{fields, percent, size, span};
+use crate::human::{fields, percent, plural, size, span};
 use crate::json;
 
 pub(super) async fn status(context: &mut Context) -> anyhow::Result<()> {
@@ -31,6 +32,9 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
     if let Some(device) = &status.device {
         let kind = json::device_kind(device.kind());
         let mut text = format!("{kind}: {}, {}", device.name, size(device.memory_bytes));
+        if device.compute_units > 0 {
+            text.push_str(&format!(", {} units", device.compute_units));
+        }
         if !device.isa.is_empty() {
             text.push_str(&format!(", {}", device.isa));
         }
@@ -38,6 +42,20 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
             text.push_str(&format!(", {} threads", device.threads));
         }
         rows.push(("device", text));
+        if !device.driver_version.is_empty() {
+            rows.push(("driver", device.driver_version.clone()));
+        }
+        if let Some(memory) = &device.memory {
+            rows.push((
+                "on device",
+                format!(
+                    "{} allocated, {} free, {}",
+                    size(memory.allocated_bytes),
+                    size(memory.free_bytes),
+                    plural(device.allocations, "allocation")
+                ),
+            ));
+        }
     }
     let (used, budget) = (status.used_bytes, status.budget_bytes);
     let share = percent(used, budget);
@@ -53,6 +71,8 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         "waiting",
         format!("{} of {}", status.queue_depth, status.queue_capacity),
     ));
+    let found = status.drivers.iter().map(notes).collect::<String>();
+    rows.extend(found.lines().map(|line| ("found", line.to_owned())));
     rows.extend(
         status
             .model_dirs

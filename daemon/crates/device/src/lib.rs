@@ -51,6 +51,12 @@ pub struct DeviceInfo {
     pub name: String,
     /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
     pub arch: String,
+    /// The driver's number of it; 0 for the host.
+    pub ordinal: u32,
+    /// Version of its driver in the vendor's notation; empty for the host or where the driver does not say.
+    pub driver: String,
+    /// Compute units or streaming multiprocessors; 0 for the host.
+    pub compute_units: u32,
     /// Its memory in bytes: the most that a budget can be.
     pub memory_bytes: u64,
     /// Allocations asked of the driver or the system since start-up.
@@ -63,6 +69,18 @@ pub struct DeviceInfo {
 
 /// Elements of a row with their indices, largest first.
 pub type Candidates = Vec<(u32, f32)>;
+
+/// Tells, from any thread, why the device counts as hung, if it does.
+pub type Watch = Box<dyn Fn() -> Option<String> + Send>;
+
+/// What a device's driver gave, to be held against the ledger.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Bytes of the allocations that this process holds.
+    pub allocated_bytes: u64,
+    /// Bytes of them that the arena makes usable: what slabs, pages and scratch may take.
+    pub capacity_bytes: u64,
+}
 
 /// One upload under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -133,6 +151,22 @@ pub trait Device: Send {
     /// What it is.
     fn info(&self) -> DeviceInfo;
 
+    /// What the driver gave; `None` where there is no such count, as on the host.
+    fn memory_use(&self) -> Option<MemoryUse> {
+        None
+    }
+
+    /// Bytes free by the driver's own count, other processes' shares taken off. Asks the driver, so not for every step.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// A look at the device from another thread: whether it hangs so that a call of its driver does not come back, and
+    /// since when. `None` for a device that cannot.
+    fn watch(&self) -> Option<Watch> {
+        None
+    }
+
     /// The places that this device wants for a segment's tensors. Pure; touches no memory.
     ///
     /// # Errors
@@ -150,7 +184,12 @@ pub trait Device: Send {
 
     /// Where [`Device::fixed_bytes`] bytes were reserved: an arena offset and their number. Called once, before the
     /// first upload.
-    fn set_fixed(&mut self, _offset: u64, _bytes: u64) {}
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`]: the device cannot be used.
+    fn set_fixed(&mut self, _offset: u64, _bytes: u64) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Makes the arena usable up to `bytes`, keeping what it holds. Called with slabs beyond a smaller capacity already
     /// moved or evicted.
@@ -162,6 +201,16 @@ pub trait Device: Send {
     /// Starts getting ready for a model in the background, as far as that takes none of the arena: what its passes need
     /// to be there, and its file to be readable. Returns at once; passes and uploads do not wait for the rest.
     fn prepare(&mut self, _model: &Outline<'_>) {}
+
+    /// Gives the arena's memory back to the driver and takes it anew: the first of `sizes` that the driver does not refuse. Of what the arena held only the ranges in `keep` (offset and bytes) stay, and what the device has for
+    /// itself. Called with no segment resident or under way; returns the capacity.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if none can be had: the arena has no memory then. [`Error::Lost`].
+    fn renew(&mut self, sizes: &[u64], _keep: &[(u64, u64)]) -> Result<u64, Error> {
+        let bytes = sizes.first().copied().unwrap_or(0);
+        self.set_capacity(bytes).map(|()| bytes)
+    }
 
     /// Starts an upload.
     ///

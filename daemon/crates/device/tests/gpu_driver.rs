@@ -408,15 +408,6 @@ fn a_capture_that_fails_ends_and_the_stream_goes_on() {
         let failed = stream.capture(|| -> Result<(), Error> { Ok(()) });
         assert!(failed.unwrap_err().is_out_of_memory(), "{call}");
         fake.recover();
-        if call == "hipStreamEndCapture" {
-            // The fake refused to end it: end it for real.
-            let driver = card.driver().unwrap();
-            // SAFETY: the stream is alive; the graph is used nowhere.
-            unsafe {
-                let graph = driver.capture_end(stream.handle()).unwrap();
-                driver.graph_destroy(graph).unwrap();
-            }
-        }
         assert_eq!(fake.live().graphs, 0, "{call}");
     }
     // SAFETY: the struct is gather's, over buffers that outlive the read below.

@@ -21,8 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::{self, GpuConfig, GpuDevice, Vendor};
-use rocmforge_device::host::{HostConfig, HostDevice};
+use rocmforge_device::gpu::Report;
 use rocmforge_device::{Device, SegmentLayout};
 use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeTable};
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
@@ -32,8 +31,11 @@ use crate::api::{Budget, COMMAND_CAPACITY, Command, Policy, PreloadEvent, Snapsh
 use crate::error::{Error, from_device};
 use crate::handle::EngineHandle;
 use crate::loaded::LoadedModel;
+use crate::open::{Opened, no_device};
 use crate::residency::Residency;
+use crate::suspend::{Clocks, SleepClock};
 use crate::task::Task;
+use crate::watchdog::{self, Loss};
 
 /// Which device to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +49,9 @@ pub enum DeviceChoice {
     /// An NVIDIA GPU by the driver's number of it.
     Cuda(u32),
 }
+
+/// Usual value of [`EngineConfig::watchdog`].
+pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
 
 /// How the engine is set up.
 #[derive(Debug, Clone)]
@@ -71,6 +76,10 @@ pub struct EngineConfig {
     pub prefill_chunk: Option<NonZeroUsize>,
     /// Segments whose upload is started ahead of their turn; `None` is what the device prefers.
     pub prefetch: Option<u32>,
+    /// How long work of a GPU may take before the device counts as hung.
+    pub watchdog: Duration,
+    /// What tells that the machine slept.
+    pub clocks: Clocks,
 }
 
 impl Default for EngineConfig {
@@ -85,9 +94,14 @@ impl Default for EngineConfig {
             n_ctx_max: 32_768,
             prefill_chunk: None,
             prefetch: None,
+            watchdog: WATCHDOG_DEFAULT,
+            clocks: Clocks::default(),
         }
     }
 }
+
+/// How long the end of an engine waits for a lost device to take back what it gave.
+const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
 
 /// The engine's thread.
 #[derive(Debug)]
@@ -139,9 +153,17 @@ pub(crate) struct Draining {
     pub(crate) replies: Vec<oneshot::Sender<()>>,
 }
 
+/// What was found when the device was opened.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) drivers: Arc<[Report]>,
+    pub(crate) passed_over: Arc<[String]>,
+}
+
 /// The engine.
 pub(crate) struct Engine {
     pub(crate) config: EngineConfig,
+    pub(crate) found: Found,
     pub(crate) residency: Residency,
     pub(crate) models: Vec<Entry>,
     pub(crate) next_model: u32,
@@ -161,6 +183,10 @@ pub(crate) struct Engine {
     /// Tokens of a prompt that are computed in one pass, at most.
     pub(crate) prefill_chunk: NonZeroUsize,
     pub(crate) lost: Option<String>,
+    /// Sees the machine sleep.
+    sleep: SleepClock,
+    /// How everyone is told that the engine ends by itself.
+    loss: Loss,
 }
 
 /// Starts the engine on a thread of its own.
@@ -168,40 +194,8 @@ pub(crate) struct Engine {
 /// # Errors
 /// The device cannot be used or the budget cannot be.
 pub fn start(config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
-    let device = open_device(&config)?;
-    start_on(device, config)
-}
-
-/// Opens the device that the configuration asks for.
-fn open_device(config: &EngineConfig) -> Result<Box<dyn Device>, Error> {
-    let gpu = |vendor, ordinal| -> Result<Box<dyn Device>, rocmforge_device::Error> {
-        let images = gpu::device::usual_images(vendor);
-        let device = GpuDevice::open(GpuConfig::new(vendor, ordinal), images)?;
-        Ok(Box::new(device))
-    };
-    let opened = match config.device {
-        DeviceChoice::Hip(ordinal) => gpu(Vendor::Hip, ordinal),
-        DeviceChoice::Cuda(ordinal) => gpu(Vendor::Cuda, ordinal),
-        DeviceChoice::Auto => match gpu(Vendor::Hip, 0).or_else(|hip| {
-            tracing::info!(reason = %hip, "no AMD GPU");
-            gpu(Vendor::Cuda, 0)
-        }) {
-            Ok(device) => Ok(device),
-            Err(error) => {
-                tracing::info!(reason = %error, "no NVIDIA GPU; the host computes");
-                host(config)
-            }
-        },
-        DeviceChoice::Host => host(config),
-    };
-    opened.map_err(|e| from_device(None, e))
-}
-
-fn host(config: &EngineConfig) -> Result<Box<dyn Device>, rocmforge_device::Error> {
-    let host = HostDevice::new(HostConfig {
-        threads: config.threads,
-    })?;
-    Ok(Box::new(host))
+    let opened = crate::open::open(&config)?;
+    launch(opened, config)
 }
 
 /// Starts the engine on a given device.
@@ -209,9 +203,23 @@ fn host(config: &EngineConfig) -> Result<Box<dyn Device>, rocmforge_device::Erro
 /// # Errors
 /// The budget cannot be used.
 pub fn start_on(
-    mut device: Box<dyn Device>,
+    device: Box<dyn Device>,
     config: EngineConfig,
 ) -> Result<(EngineHandle, EngineThread), Error> {
+    let opened = Opened {
+        device,
+        drivers: Vec::new(),
+        passed_over: Vec::new(),
+    };
+    launch(opened, config)
+}
+
+fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineThread), Error> {
+    let Opened {
+        mut device,
+        drivers,
+        passed_over,
+    } = opened;
     let prefetch = config.prefetch.unwrap_or(device.info().prefetch);
     let preferred = NonZeroUsize::new(device.info().prefill_chunk as usize);
     let prefill_chunk = config
@@ -224,7 +232,7 @@ pub fn start_on(
         let less = (budget / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
         let refused = matches!(error, rocmforge_device::Error::Memory { .. });
         if !refused || less < crate::commands::BUDGET_MIN.max(1 << 20) {
-            return Err(from_device(None, error));
+            return Err(no_device(&error));
         }
         tracing::warn!(%error, "the device has no room for a budget of {budget} bytes; trying {less}");
         budget = less;
@@ -240,10 +248,18 @@ pub fn start_on(
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
     let mut residency = Residency::new(device, cache);
     residency.reserve_fixed()?;
-    let first = crate::publish::snapshot_of(&residency, &[], &config);
+    let found = Found {
+        drivers: drivers.into(),
+        passed_over: passed_over.into(),
+    };
+    let first = crate::publish::snapshot_of(&residency, &[], &config, &found);
     let (snapshot, watch) = watch::channel(Arc::new(first));
+    let loss = Loss::new(snapshot.clone());
+    let lost = loss.subscribe();
+    let sleep = SleepClock::new(config.clocks.clone());
     let engine = Engine {
         config,
+        found,
         residency,
         models: Vec::new(),
         next_model: 0,
@@ -259,16 +275,20 @@ pub fn start_on(
         prefetch,
         prefill_chunk,
         lost: None,
+        sleep,
+        loss,
     };
     let thread = std::thread::Builder::new()
         .name("engine".to_owned())
         .spawn(move || guarded(engine, receiver))
         .map_err(|e| Error::Internal(format!("the engine thread could not be started: {e}")))?;
-    Ok((EngineHandle::new(commands, watch), EngineThread { thread }))
+    let handle = EngineHandle::new(commands, watch, lost);
+    Ok((handle, EngineThread { thread }))
 }
 
 /// Runs the engine; a panic in it is a bug of ours, and every request ends with an error instead of hanging.
 fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error> {
+    let watchdog = watchdog::start(engine.residency.device.watch(), engine.loss.clone());
     let ran = catch_unwind(AssertUnwindSafe(|| engine.run(&commands)));
     let error = match ran {
         Ok(None) => return Ok(()),
@@ -284,7 +304,29 @@ fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error>
     };
     tracing::error!(%error, "the engine ends");
     engine.give_up(&error);
-    Err(Error::Internal(error))
+    drop(watchdog);
+    // Giving a device back waits for it, and this one may never answer: then the process ends with it.
+    let Engine { residency, .. } = engine;
+    let (given, back) = sync_channel(1);
+    let giver = std::thread::Builder::new().name("give-back".to_owned());
+    let started = giver.spawn(move || {
+        drop(residency);
+        // Whoever waited may have given up.
+        let _ = given.send(());
+    });
+    if started.is_ok() && back.recv_timeout(GIVE_BACK_MAX).is_err() {
+        tracing::warn!("the device does not take its memory back; the end of the process does");
+    }
+    Err(device_lost(&error))
+}
+
+fn device_lost(reason: &str) -> Error {
+    Error::Unavailable {
+        message: format!(
+            "the device is lost ({reason}); the daemon ends, its service manager starts it again"
+        ),
+        retry_after: Duration::from_secs(5),
+    }
 }
 
 impl Engine {
@@ -295,15 +337,14 @@ impl Engine {
                 match commands.try_recv() {
                     Ok(command) => self.handle(command),
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return None,
+                    Err(TryRecvError::Disconnected) => return self.lost(),
                 }
             }
-            if let Some(reason) = self
-                .lost
-                .take()
-                .or_else(|| self.residency.lost().map(str::to_owned))
-            {
+            if let Some(reason) = self.lost() {
                 return Some(reason);
+            }
+            if self.check_after_sleep() {
+                continue;
             }
             // In this order: a drain that waits for a reader who went away ends with it, not with its grace period.
             self.end_the_ended();
@@ -319,9 +360,37 @@ impl Engine {
             match commands.recv_timeout(self.patience()) {
                 Ok(command) => self.handle(command),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Disconnected) => return self.lost(),
             }
         }
+    }
+
+    /// Has the device checked if the machine slept: a card's memory may be gone although every call works. Whether it
+    /// was lost; what it holds is kept if not.
+    fn check_after_sleep(&mut self) -> bool {
+        let Some(slept) = self.sleep.slept() else {
+            return false;
+        };
+        match self.residency.device.check() {
+            Ok(()) => {
+                tracing::info!(
+                    seconds = slept.as_secs(),
+                    "the machine slept; the device holds what it held"
+                );
+                false
+            }
+            Err(error) => {
+                let reason = format!("after {} s of sleep: {error}", slept.as_secs());
+                self.lost = Some(reason);
+                true
+            }
+        }
+    }
+
+    /// Why the device is lost, if it is.
+    fn lost(&self) -> Option<String> {
+        let seen = || self.residency.lost().map(str::to_owned);
+        self.lost.clone().or_else(seen)
     }
 
     /// How long nothing can happen without a command.
@@ -419,25 +488,14 @@ impl Engine {
     /// Ends every request with the reason that the engine ends.
     fn give_up(&mut self, reason: &str) {
         self.lost = Some(reason.to_owned());
-        let error = || Error::Unavailable {
-            message: format!(
-                "the device is lost ({reason}); the daemon ends, its service manager starts it again"
-            ),
-            retry_after: Duration::from_secs(5),
-        };
+        let error = || device_lost(reason);
         for task in self.running.drain(..).chain(self.waiting.drain(..)) {
             task.fail(error());
         }
         for preload in self.preloads.drain(..) {
             let _ = preload.events.try_send(PreloadEvent::Failed(error()));
         }
-        self.snapshot.send_modify(|snapshot| {
-            let mut last = Snapshot::clone(snapshot);
-            last.device_lost = Some(reason.to_owned());
-            last.running = 0;
-            last.queued = 0;
-            *snapshot = Arc::new(last);
-        });
+        self.loss.tell(reason);
     }
 
     pub(crate) fn entry(&self, model: ModelId) -> &Entry {

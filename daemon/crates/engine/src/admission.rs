@@ -78,8 +78,13 @@ impl Engine {
     }
 
     /// What the cache needs at the least for the running requests and one more.
-    fn need_with(&self, task: &Task) -> u64 {
+    pub(crate) fn need_with(&self, task: &Task) -> u64 {
         self.need(self.running.iter().chain(std::iter::once(task)))
+    }
+
+    /// What the cache needs at the least for one request.
+    pub(crate) fn need_alone(&self, task: &Task) -> u64 {
+        self.need(std::iter::once(task))
     }
 
     /// What the cache needs at the least for the running requests.

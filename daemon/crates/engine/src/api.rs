@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
+pub use rocmforge_device::MemoryUse;
+pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as probe_vendor};
+
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
 pub use crate::sampler::SamplingParams;
@@ -315,6 +318,10 @@ pub enum Policy {
 pub struct Snapshot {
     /// The device.
     pub device: DeviceStatus,
+    /// What was found at start of each vendor whose library was opened.
+    pub drivers: Arc<[Report]>,
+    /// Why `auto` passed over the devices before the one in use.
+    pub passed_over: Arc<[String]>,
     /// Models in the order of their loading.
     pub models: Vec<ModelStatus>,
     /// The cache as a whole.
@@ -342,10 +349,20 @@ pub struct DeviceStatus {
     pub name: String,
     /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
     pub arch: String,
+    /// The driver's number of it; 0 for the host.
+    pub ordinal: u32,
+    /// Version of its driver; empty for the host or where it is not known.
+    pub driver: String,
+    /// Compute units or streaming multiprocessors; 0 for the host.
+    pub compute_units: u32,
     /// Its memory in bytes.
     pub memory_bytes: u64,
     /// Allocations asked of the driver since start-up.
     pub allocations: u64,
+    /// What its driver gave; `None` on the host.
+    pub memory: Option<MemoryUse>,
+    /// Bytes free by its driver's count, at most half a second old while there is work; `None` on the host.
+    pub free_bytes: Option<u64>,
 }
 
 /// A model and where its segments are.

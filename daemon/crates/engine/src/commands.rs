@@ -264,6 +264,7 @@ impl Engine {
             promised,
             kv: KvPages::default(),
             counts: crate::api::RequestCacheUse::default(),
+            refusals: 0,
             received,
             deadline,
             work,
@@ -288,7 +289,14 @@ impl Engine {
         // Running work keeps what it needs; the rest of the way is gone as it ends.
         let now = wanted.max(self.need_of_running());
         self.budget_wanted = (now > wanted).then_some(wanted);
-        let above = self.residency.set_budget(now)?;
+        let above = match self.residency.set_budget(now) {
+            Err(_) if self.residency.take_refused().is_some() => {
+                self.grow_anew(now)?;
+                0
+            }
+            set => set?,
+        };
+        self.give_back_unused()?;
         let evicted = self.residency.cache.stats().total.counters.evicted_bytes - before;
         Ok(BudgetChange {
             budget_bytes: wanted,
@@ -306,6 +314,9 @@ impl Engine {
             }
             self.budget_wanted = (now > wanted).then_some(wanted);
         } else if let Err(error) = self.residency.settle() {
+            self.lost = Some(error.to_string());
+        }
+        if let Err(error) = self.give_back_unused() {
             self.lost = Some(error.to_string());
         }
     }

@@ -22,12 +22,9 @@ pub(crate) fn rows(model: &LoadedModel, ids: &[u32], out: &mut Vec<u8>) -> Resul
     let row_bytes = (table.bytes / table.rows) as usize;
     out.resize(ids.len() * row_bytes, 0);
     let read = |ids: &[u32], out: &mut [u8]| {
-        ids.iter()
-            .zip(out.chunks_exact_mut(row_bytes))
-            .try_for_each(|(&id, row)| {
-                let at = table.offset + u64::from(id) * row_bytes as u64;
-                model.file().read_into(at, row)
-            })
+        let at = |id: u32| table.offset + u64::from(id) * row_bytes as u64;
+        let rows = ids.iter().zip(out.chunks_exact_mut(row_bytes));
+        model.file().read_each(rows.map(|(&id, row)| (at(id), row)))
     };
     let shares = ids.len().div_ceil(SHARE_ROWS).min(THREADS_MAX);
     let result = if shares <= 1 {

@@ -90,6 +90,10 @@ pub enum Error {
     /// The client went away. CANCELLED; nobody reads it.
     #[error("cancelled by the client")]
     Cancelled,
+    /// The device that was asked for is not there or cannot be used; the engine does not start. FAILED_PRECONDITION,
+    /// though no client of an engine that runs meets it.
+    #[error("{0}")]
+    NoDevice(String),
     /// A broken promise of our own. INTERNAL.
     #[error("internal error: {0}; please report it with the daemon's log")]
     Internal(String),
@@ -179,10 +183,7 @@ pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> E
             message: error.to_string(),
             retry_after: Duration::from_secs(1),
         },
-        DeviceError::Config(message) => Error::InvalidArgument {
-            field: "device",
-            message,
-        },
+        DeviceError::Config(message) => Error::Precondition(message),
         DeviceError::Driver { .. } => Error::Internal(error.to_string()),
         DeviceError::Lost(_) => Error::Unavailable {
             message: error.to_string(),

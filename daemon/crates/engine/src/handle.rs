@@ -20,14 +20,27 @@ use crate::loaded::{LoadedModel, PreparedModel};
 pub struct EngineHandle {
     commands: SyncSender<Command>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
+    /// Why the device is lost, once it is.
+    lost: watch::Receiver<Option<String>>,
 }
 
 impl EngineHandle {
     pub(crate) fn new(
         commands: SyncSender<Command>,
         snapshot: watch::Receiver<Arc<Snapshot>>,
+        lost: watch::Receiver<Option<String>>,
     ) -> Self {
-        Self { commands, snapshot }
+        Self {
+            commands,
+            snapshot,
+            lost,
+        }
+    }
+
+    /// Waits until the device is lost, and says why; for ever, if it never is.
+    pub async fn lost(&self) -> String {
+        let reason = until_lost(&mut self.lost.clone()).await;
+        reason.unwrap_or_default()
     }
 
     /// What the engine published last. Never waits.
@@ -69,7 +82,7 @@ impl EngineHandle {
             prepared: Box::new(prepared),
             reply,
         })?;
-        answered(answer).await?
+        self.answered(answer).await?
     }
 
     /// Forgets a model and returns the bytes freed; see [`Command::Unload`].
@@ -83,7 +96,7 @@ impl EngineHandle {
             force,
             reply,
         })?;
-        answered(answer).await?
+        self.answered(answer).await?
     }
 
     /// Starts a generation. Dropping the returned events cancels it within one layer's time.
@@ -99,6 +112,7 @@ impl EngineHandle {
         Ok(Events {
             receiver,
             commands: self.commands.clone(),
+            lost: self.lost.clone(),
         })
     }
 
@@ -112,7 +126,7 @@ impl EngineHandle {
             request: Box::new(request),
             reply,
         })?;
-        answered(answer).await?
+        self.answered(answer).await?
     }
 
     /// Starts a preload. Dropping the events stops it after the segment under way.
@@ -133,6 +147,7 @@ impl EngineHandle {
         Ok(Events {
             receiver,
             commands: self.commands.clone(),
+            lost: self.lost.clone(),
         })
     }
 
@@ -154,7 +169,7 @@ impl EngineHandle {
             pinned,
             reply,
         })?;
-        answered(answer).await?
+        self.answered(answer).await?
     }
 
     /// Evicts what is neither pinned nor in use.
@@ -167,7 +182,7 @@ impl EngineHandle {
             name: name.map(str::to_owned),
             reply,
         })?;
-        answered(answer).await?
+        self.answered(answer).await?
     }
 
     /// Changes the budget.
@@ -177,7 +192,7 @@ impl EngineHandle {
     pub async fn set_budget(&self, budget: Budget) -> Result<BudgetChange, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::SetBudget { budget, reply })?;
-        answered(answer).await?
+        self.answered(answer).await?
     }
 
     /// Changes the policy and returns the one before.
@@ -187,7 +202,7 @@ impl EngineHandle {
     pub async fn set_policy(&self, policy: Policy) -> Result<Policy, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::SetPolicy { policy, reply })?;
-        answered(answer).await?
+        self.answered(answer).await?
     }
 
     /// Ends the engine; returns when the last request has ended or `grace` has passed.
@@ -201,6 +216,16 @@ impl EngineHandle {
         }
         // An error means that the engine has ended, which is what was asked for.
         let _ = answer.await;
+    }
+
+    /// The answer to a command; an engine that is blocked by a lost device gives none.
+    async fn answered<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, Error> {
+        let mut lost = self.lost.clone();
+        tokio::select! {
+            biased;
+            answer = answer => answer.map_err(|_| gone()),
+            _ = until_lost(&mut lost) => Err(gone()),
+        }
     }
 
     fn send(&self, command: Command) -> Result<(), Error> {
@@ -221,14 +246,21 @@ impl EngineHandle {
 pub struct Events<T> {
     receiver: mpsc::Receiver<T>,
     commands: SyncSender<Command>,
+    lost: watch::Receiver<Option<String>>,
 }
 
 impl<T> Events<T> {
     /// The next event, or `None` after the last (or if the engine ended).
     pub async fn next(&mut self) -> Option<T> {
-        let was_full = self.receiver.len() + crate::task::STEP_EVENTS > EVENT_CAPACITY;
-        let event = self.receiver.recv().await;
-        if was_full {
+        let event = tokio::select! {
+            // In this order: what was sent before the loss is read before it.
+            biased;
+            event = self.receiver.recv() => event,
+            _ = until_lost(&mut self.lost) => None,
+        };
+        // Looked at after the event was taken: one that the engine sent just before would be missed otherwise, and the
+        // engine would sleep with its sequence left out.
+        if self.receiver.len() + 1 + crate::task::STEP_EVENTS > EVENT_CAPACITY {
             // If the queue is full the engine is awake and looks at every sequence anyway.
             let _ = self.commands.try_send(Command::Wake);
         }
@@ -251,6 +283,14 @@ fn gone() -> Error {
     }
 }
 
-async fn answered<T>(answer: oneshot::Receiver<T>) -> Result<T, Error> {
-    answer.await.map_err(|_| gone())
+/// Waits for the loss of the device. An engine that ended otherwise loses it no more: that is waited for in vain.
+async fn until_lost(lost: &mut watch::Receiver<Option<String>>) -> Option<String> {
+    let told = lost
+        .wait_for(Option::is_some)
+        .await
+        .map(|told| told.clone());
+    match told {
+        Ok(reason) => reason,
+        Err(_) => std::future::pending().await,
+    }
 }

@@ -1,7 +1,7 @@
 //! The KV pages of one sequence: blocks of the ledger, taken one at a time as the sequence grows.
 
 use rocmforge_kernels::host::ops::{KV_PAGE_TOKENS, KvLayout};
-use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId};
+use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use crate::error::Error;
 use crate::residency::Residency;
@@ -17,6 +17,13 @@ impl KvPages {
     /// Arena offsets of the pages.
     pub(crate) fn offsets(&self) -> &[u64] {
         &self.offsets
+    }
+
+    /// The pages' slabs.
+    pub(crate) fn slabs<'a>(&'a self, residency: &'a Residency) -> impl Iterator<Item = Slab> + 'a {
+        self.blocks
+            .iter()
+            .map(|&block| residency.cache.block(block))
     }
 
     /// Makes room for `n_tokens` positions.

@@ -7,7 +7,7 @@ use rocmforge_tensor_cache::{
     ModelId, ModelStats, Policy as CachePolicy, Residency as Place, Stats,
 };
 
-use crate::actor::{Engine, EngineConfig, Entry};
+use crate::actor::{Engine, EngineConfig, Entry, Found};
 use crate::api::{
     CacheStatus, DeviceStatus, ModelStatus, Policy, SegmentState, SegmentStatus, Snapshot,
 };
@@ -24,7 +24,8 @@ impl Engine {
             return;
         }
         self.published_at = now;
-        let mut snapshot = snapshot_of(&self.residency, &self.models, &self.config);
+        self.residency.count_free();
+        let mut snapshot = snapshot_of(&self.residency, &self.models, &self.config, &self.found);
         for model in &mut snapshot.models {
             let mine = |t: &&crate::task::Task| Arc::ptr_eq(&t.loaded, &model.model);
             model.requests = self
@@ -46,6 +47,7 @@ pub(crate) fn snapshot_of(
     residency: &Residency,
     models: &[Entry],
     config: &EngineConfig,
+    found: &Found,
 ) -> Snapshot {
     let info = residency.device.info();
     let stats = residency.cache.stats();
@@ -54,9 +56,16 @@ pub(crate) fn snapshot_of(
             kind: info.kind.to_owned(),
             name: info.name,
             arch: info.arch,
+            ordinal: info.ordinal,
+            driver: info.driver,
+            compute_units: info.compute_units,
             memory_bytes: info.memory_bytes,
             allocations: info.allocations,
+            memory: residency.device.memory_use(),
+            free_bytes: residency.free_bytes,
         },
+        drivers: Arc::clone(&found.drivers),
+        passed_over: Arc::clone(&found.passed_over),
         models: models
             .iter()
             .map(|entry| model_status(residency, entry, &stats))
@@ -117,5 +126,34 @@ fn cache_status(stats: &Stats, of: &ModelStats) -> CacheStatus {
         evictions: of.counters.evictions,
         uploads: of.counters.uploads,
         uploaded_bytes: of.counters.uploaded_bytes,
+    }
+}
+
+/// Of an engine that has nothing.
+#[cfg(test)]
+pub(crate) fn empty_snapshot() -> Snapshot {
+    Snapshot {
+        device: DeviceStatus {
+            kind: "host".to_owned(),
+            name: String::new(),
+            arch: String::new(),
+            ordinal: 0,
+            driver: String::new(),
+            compute_units: 0,
+            memory_bytes: 0,
+            allocations: 0,
+            memory: None,
+            free_bytes: None,
+        },
+        drivers: Arc::new([]),
+        passed_over: Arc::new([]),
+        models: Vec::new(),
+        cache: CacheStatus::default(),
+        policy: Policy::Belady,
+        queued: 0,
+        queue_capacity: 0,
+        running: 0,
+        draining: false,
+        device_lost: None,
     }
 }

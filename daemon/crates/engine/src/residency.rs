@@ -6,9 +6,10 @@
 //!
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rocmforge_device::{
     ALIGNMENT, Bound, Device, Op, Outline, Pace, SegmentLayout, Upload, UploadTicket,
@@ -69,13 +70,21 @@ pub(crate) struct Residency {
     actions: Vec<Action>,
     /// Bytes of the block that the device keeps for itself.
     pub(crate) fixed_bytes: u64,
+    /// Bytes that the driver counted as free last.
+    pub(crate) free_bytes: Option<u64>,
+    counted_at: Instant,
     /// Why the device is lost, once it is.
     lost: OnceCell<String>,
+    /// Bytes that the driver refused since this was looked at last; 0 if it did not say how many.
+    refused: Cell<Option<u64>>,
 }
 
 /// From so many segments on that a pass has to upload, [`Residency::hand_on`] is worth its slab: computing those that are
 /// resident takes as long as uploading the one that the slab costs.
 const HAND_ON_MIN: u64 = 7;
+
+/// The driver is asked for its count of memory at most this often while there is work.
+const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
 
 /// Most uploads whose end is remembered as outstanding; older ones have long ended.
 const SETTLING_MAX: usize = 4096;
@@ -83,6 +92,8 @@ const SETTLING_MAX: usize = 4096;
 impl Residency {
     pub(crate) fn new(device: Box<dyn Device>, cache: Cache) -> Self {
         Self {
+            free_bytes: device.free_bytes(),
+            counted_at: Instant::now(),
             device,
             cache,
             sources: HashMap::new(),
@@ -93,6 +104,7 @@ impl Residency {
             actions: Vec::new(),
             fixed_bytes: 0,
             lost: OnceCell::new(),
+            refused: Cell::new(None),
         }
     }
 
@@ -102,9 +114,19 @@ impl Residency {
         if bytes > 0 {
             let (_, slab) = self.reserve(BlockKind::Staging, None, bytes)?;
             self.fixed_bytes = slab.bytes;
-            self.device.set_fixed(slab.offset, slab.bytes);
+            self.device
+                .set_fixed(slab.offset, slab.bytes)
+                .map_err(|e| self.device_error(None, e))?;
         }
         Ok(())
+    }
+
+    /// Asks the driver for its count of free memory, unless it was asked a moment ago.
+    pub(crate) fn count_free(&mut self) {
+        if self.counted_at.elapsed() >= MEMORY_RENEWAL {
+            self.free_bytes = self.device.free_bytes();
+            self.counted_at = Instant::now();
+        }
     }
 
     /// Why the device is lost, if it is.
@@ -441,6 +463,66 @@ impl Residency {
         Ok(change.used.saturating_sub(bytes))
     }
 
+    /// What the driver refused since the last call of this.
+    pub(crate) fn take_refused(&self) -> Option<u64> {
+        self.refused.take()
+    }
+
+    /// Gives all memory back to the driver and takes `bytes` of it anew; if it refuses, `otherwise`, and then as much less
+    /// as there is. That is the new budget, which is returned. All weights go, to come again as they are needed; blocks
+    /// stay, and of what they hold the slabs in `keep`. Nothing may be in use.
+    pub(crate) fn renew(
+        &mut self,
+        bytes: u64,
+        otherwise: u64,
+        keep: &[Slab],
+    ) -> Result<u64, Error> {
+        while !self.under_way.is_empty() {
+            self.wait_any();
+        }
+        self.collect();
+        let models: Vec<(ModelId, usize)> = self
+            .sources
+            .iter()
+            .map(|(&model, source)| (model, source.layouts.len()))
+            .collect();
+        for (model, segments) in models {
+            for index in 0..segments as u32 {
+                let segment = SegmentId { model, index };
+                let gone = self.cache.spoiled(segment, &mut self.actions);
+                assert!(gone, "{segment} is in use while the arena is renewed");
+            }
+        }
+        self.execute()?;
+        // Blocks do not move.
+        let least = self.cache.arena_end().max(crate::commands::BUDGET_MIN);
+        let mut sizes = vec![bytes.max(least)];
+        let mut size = otherwise.max(least);
+        while size > least {
+            sizes.push(size);
+            size = (size / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
+        }
+        sizes.push(least);
+        let keep: Vec<(u64, u64)> = keep.iter().map(|s| (s.offset, s.bytes)).collect();
+        let capacity = self
+            .device
+            .renew(&sizes, &keep)
+            .map_err(|e| self.device_error(None, e))?;
+        let budget = bytes.min(capacity);
+        self.cache.set_budget(budget, &mut self.actions);
+        self.execute()?;
+        self.free_bytes = self.device.free_bytes();
+        Ok(budget)
+    }
+
+    /// Whether the driver's allocations are larger than what the capacity makes of them: it had no room to make a
+    /// smaller one beside the old.
+    pub(crate) fn holds_unused(&self) -> bool {
+        self.device
+            .memory_use()
+            .is_some_and(|m| m.allocated_bytes > m.capacity_bytes)
+    }
+
     /// After releases: finishes a shrink that could not be reached at once.
     pub(crate) fn settle(&mut self) -> Result<(), Error> {
         if self.cache.budget_reached() {
@@ -461,6 +543,7 @@ impl Residency {
             let Some(segment) = self.tickets.remove(&ticket) else {
                 let segment = self.settling.remove(&ticket);
                 if let (Some(segment), Err(error)) = (segment, result) {
+                    self.note_loss(&error);
                     tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload turned out to have failed");
                     self.spoiled.push(segment);
                 }
@@ -470,6 +553,7 @@ impl Residency {
             match result {
                 Ok(()) => self.cache.uploaded(segment),
                 Err(error) => {
+                    self.note_loss(&error);
                     tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload ahead of need failed");
                     self.cache.upload_failed(segment);
                 }
@@ -507,6 +591,8 @@ impl Residency {
                 Action::Move { segment, from, to } => {
                     tracing::trace!(%segment, from.offset, to.offset, "move");
                     if let Err(error) = self.device.move_slab(from.offset, to.offset, from.bytes) {
+                        // What lies at its new place is not what the ledger believes.
+                        self.spoiled.push(segment);
                         outcome = outcome.and(Err(self.device_error(Some(segment.model), error)));
                     }
                 }
@@ -579,14 +665,21 @@ impl Residency {
         }
     }
 
+    fn note_loss(&self, error: &rocmforge_device::Error) {
+        if let rocmforge_device::Error::Lost(reason) = error {
+            // The first reason is the one that counts.
+            let _ = self.lost.set(reason.clone());
+        }
+    }
+
     pub(crate) fn device_error(
         &self,
         model: Option<ModelId>,
         error: rocmforge_device::Error,
     ) -> Error {
-        if let rocmforge_device::Error::Lost(reason) = &error {
-            // The first reason is the one that counts.
-            let _ = self.lost.set(reason.clone());
+        self.note_loss(&error);
+        if let rocmforge_device::Error::Memory { bytes, .. } = &error {
+            self.refused.set(Some(*bytes));
         }
         let source = model.and_then(|m| self.sources.get(&m));
         from_device(source.map(|s| (s.name.as_str(), s.file.path())), error)

@@ -37,10 +37,15 @@ impl Engine {
             .running
             .remove(at)
             .expect("the index was just looked at");
+        // What an upload ahead of need was refused is not this step's affair.
+        self.residency.take_refused();
         match self.step_of(&mut task) {
             Ok(Stepped::GoesOn) => self.running.push_back(task),
             Ok(Stepped::Done(finish)) => self.complete(task, finish),
-            Err(error) => self.finish(task, Some(error)),
+            Err(error) => match self.shrink_for(&mut task, error) {
+                Ok(()) => self.running.push_front(task),
+                Err(error) => self.finish(task, Some(error)),
+            },
         }
         true
     }
@@ -160,6 +165,8 @@ impl Engine {
                     false => expired().then_some(Error::DeadlineExceeded { generated: 0 }),
                 };
                 let first = *n_past;
+                // A step that is done again begins where the last one that ended left off.
+                scores.truncate(first);
                 let mut keep = |row: usize, found: Found<'_>| {
                     let Found::Logits(logits) = found else {
                         return Err(Error::Internal("scores need logits".to_owned()));
@@ -317,10 +324,16 @@ impl Engine {
                 // Others' preloads go on in turn.
                 self.preloads.push_back(preload);
             }
-            Err(error) => {
-                self.publish(true);
-                let _ = preload.events.try_send(PreloadEvent::Failed(error));
-            }
+            Err(error) => match self.shrink_for_preload(error) {
+                Ok(()) => {
+                    preload.segments.push_front(index);
+                    self.preloads.push_front(preload);
+                }
+                Err(error) => {
+                    self.publish(true);
+                    let _ = preload.events.try_send(PreloadEvent::Failed(error));
+                }
+            },
         }
         true
     }

@@ -32,6 +32,8 @@ pub(crate) struct Task {
     pub(crate) promised: usize,
     pub(crate) kv: KvPages,
     pub(crate) counts: RequestCacheUse,
+    /// Times that the driver refused memory in its steps.
+    pub(crate) refusals: u32,
     pub(crate) received: Instant,
     pub(crate) deadline: Option<Instant>,
     pub(crate) work: Work,

@@ -261,6 +261,27 @@ impl MappedFile {
         self.check_unchanged()
     }
 
+    /// Fills each of `parts` with the bytes from its offset on, for many small parts far from each other: each is one read of the
+    /// file, and the file is checked once. On an error their content is not to be used.
+    ///
+    /// # Errors
+    /// As [`with_range`](Self::with_range).
+    pub fn read_each<'a>(
+        &self,
+        parts: impl IntoIterator<Item = (u64, &'a mut [u8])>,
+    ) -> Result<(), Error> {
+        let mut bytes = 0;
+        for (offset, dst) in parts {
+            self.check_range(&(offset..offset.saturating_add(dst.len() as u64)))?;
+            self.file
+                .read_exact_at(dst, offset)
+                .map_err(|e| self.unreadable(e))?;
+            bytes += dst.len() as u64;
+        }
+        self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
+        self.check_unchanged()
+    }
+
     /// Runs `read` on pieces of `range` in order, each of `chunk_bytes` but for a shorter last one, with the piece's
     /// offset in the file. Each piece is checked as in [`with_range`](Self::with_range); the first that fails ends it.
     ///

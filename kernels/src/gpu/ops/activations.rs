@@ -7,6 +7,13 @@ use crate::gpu::{Address, Error, Launch};
 
 const THREADS: u32 = 256;
 
+/// Elements of a row that a block takes where there is no norm.
+const SPAN: u64 = THREADS as u64 * 8;
+
+/// What [`Source::Silu`] is multiplied by on its way to [`Sink::F16`]: it alone may go beyond f16's range. A power of two; a product
+/// of such rows is to be divided by it.
+pub const SWIGLU_F16_SCALE: f32 = 1.0 / 64.0;
+
 arg_struct! {
     /// Of all its entries.
     ActivationsArgs: 48 {
@@ -58,7 +65,8 @@ pub enum Source {
 pub enum Sink {
     /// f32 `[rows][cols]`; may be `x` itself.
     F32(Address),
-    /// f16 `[rows][cols]`, not over `x`.
+    /// f16 `[rows][cols]`, not over `x`; [`Source::Silu`] times [`SWIGLU_F16_SCALE`]. Finite values beyond the range become the
+    /// largest.
     F16(Address),
     /// 8 bits for products: [`q8_bytes`] bytes and [`q8_scale_bytes`] bytes of scales, both aligned to 16.
     Q8(Address, Address),
@@ -129,9 +137,15 @@ pub fn activations(
         eps,
         cols: count("the width of a row", cols)?,
     };
+    let normed = matches!(source, Source::Norm { .. } | Source::AddNorm { .. });
+    let parts = if normed { 1 } else { cols.div_ceil(SPAN) };
     Ok(Launch {
         kernel,
-        grid: [count("the number of rows", rows)?, 1, 1],
+        grid: [
+            count("the number of rows", rows)?,
+            count("the parts of a row", parts)?,
+            1,
+        ],
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),

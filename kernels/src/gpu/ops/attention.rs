@@ -10,7 +10,7 @@ const DECODE_STEP: u32 = 64;
 const PREFILL_THREADS: u32 = 128;
 
 /// Most rows of a tile of [`prefill`].
-pub const PREFILL_TILE_ROWS: u32 = 64;
+pub const PREFILL_TILE_ROWS: u32 = 128;
 
 /// Most parts that a context is split into.
 pub const SPLIT_MAX: u32 = 64;
@@ -147,12 +147,28 @@ pub fn decode(
     })
 }
 
+/// Entries (row, query head) of a block of [`prefill`], and its dynamic shared memory in bytes: `M_BLOCK` of the form of the kernel
+/// that the target gets.
+fn prefill_block(target: &GpuTarget, head_dim: u32) -> (u32, u32) {
+    let capability = target.arch.strip_prefix("sm_").and_then(|c| c.parse().ok());
+    match (target.vendor, capability) {
+        // Queries, and three places for 64 rows of K or V; rows are padded by 16 bytes.
+        (Vendor::Nvidia, Some(80u32..)) => (128, (128 + 3 * 64) * (head_dim + 8) * 2),
+        _ => (64, 0),
+    }
+}
+
 /// Prefill: tiles of up to [`PREFILL_TILE_ROWS`] consecutive rows of one sequence, `tiles` u32 `[n_tiles][2]`: first row, rows. q has
 /// been rotated and the pages are complete, the rows' own positions included. `out` is f32 `[rows][n_head][head_dim]`.
 ///
 /// # Errors
 /// [`Error::NoKernel`] for a head size that is not built.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "each is one field of the launch's struct"
+)]
 pub fn prefill(
+    target: &GpuTarget,
     q: Address,
     n_head: u32,
     out: Address,
@@ -181,27 +197,29 @@ pub fn prefill(
         scale,
         n_head,
     };
+    let n_head_kv = args.kv.n_head_kv;
+    let (m_block, shared_bytes) = prefill_block(target, dim as u32);
+    let parts = (PREFILL_TILE_ROWS * (n_head / n_head_kv.max(1))).div_ceil(m_block);
     Ok(Launch {
         kernel,
-        grid: [n_head, n_tiles, 1],
+        grid: [n_head_kv * parts, n_tiles, 1],
         block: [PREFILL_THREADS, 1, 1],
-        shared_bytes: 0,
+        shared_bytes,
         args: ArgBytes::of(&args),
         overlaps: true,
     })
 }
 
-/// Cuts spans (first row, rows) into tiles for [`prefill`], longest contexts last as they come.
+/// Cuts spans (first row, rows) into tiles for [`prefill`], the longest context of each span first: blocks that take longest should
+/// not begin last.
 #[must_use]
 pub fn prefill_tiles(spans: impl IntoIterator<Item = (u32, u32)>) -> Vec<[u32; 2]> {
     let mut tiles = Vec::new();
     for (first, rows) in spans {
-        let mut at = 0;
-        while at < rows {
-            let n = (rows - at).min(PREFILL_TILE_ROWS);
-            tiles.push([first + at, n]);
-            at += n;
-        }
+        tiles.extend((0..rows.div_ceil(PREFILL_TILE_ROWS)).rev().map(|i| {
+            let at = i * PREFILL_TILE_ROWS;
+            [first + at, (rows - at).min(PREFILL_TILE_ROWS)]
+        }));
     }
     tiles
 }

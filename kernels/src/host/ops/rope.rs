@@ -5,6 +5,7 @@
 //! cos and sin of a pass's positions are computed once into [`RopeAngles`] and used by every layer.
 
 use super::lanes::{Lanes, simd_fn};
+use super::rope_table::RopeSpan;
 use super::{RopeTable, Simd, rows_of};
 
 /// Which elements form a pair.
@@ -44,12 +45,12 @@ impl RopeAngles {
         self.n_rot = table.n_rot();
         self.cos.clear();
         self.sin.clear();
+        let mut span = RopeSpan::default();
         for position in positions {
             let start = self.cos.len();
             self.cos.resize(start + self.n_rot, 0.0);
             self.sin.resize(start + self.n_rot, 0.0);
-            for pair in 0..self.n_rot / 2 {
-                let (cos, sin) = table.cos_sin(pair, position);
+            for (pair, (cos, sin)) in table.cos_sin(position, &mut span).enumerate() {
                 let (first, second) = match self.order {
                     RopeOrder::Norm => (2 * pair, 2 * pair + 1),
                     RopeOrder::Neox => (pair, pair + self.n_rot / 2),

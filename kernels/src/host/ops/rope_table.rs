@@ -87,9 +87,35 @@ pub struct RopeTable {
     freqs: Vec<f64>,
     /// Multiplies cos and sin.
     magnitude: f64,
+    /// cos and sin of the first [`SPAN`] positions, `[SPAN][n_rot / 2]`, without the magnitude.
+    low: Vec<(f64, f64)>,
+}
+
+/// Positions whose angles are the sum of two: of the multiple of this below, and of the rest. Half of it is looked up.
+const SPAN: u32 = 64;
+
+/// cos and sin of two angles' sum.
+fn sum((cos_a, sin_a): (f64, f64), (cos_b, sin_b): (f64, f64)) -> (f64, f64) {
+    (cos_a * cos_b - sin_a * sin_b, sin_a * cos_b + cos_a * sin_b)
+}
+
+/// cos and sin of all pairs at a multiple of [`SPAN`], `[n_rot / 2]`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RopeSpan {
+    start: Option<u32>,
+    cos_sin: Vec<(f64, f64)>,
 }
 
 impl RopeTable {
+    fn with(freqs: Vec<f64>, magnitude: f64) -> RopeTable {
+        let low = (0..SPAN).flat_map(|p| freqs.iter().map(move |f| cos_sin(p, *f)));
+        RopeTable {
+            low: low.collect(),
+            freqs,
+            magnitude,
+        }
+    }
+
     /// The table of `params`.
     ///
     /// # Errors
@@ -120,16 +146,13 @@ impl RopeTable {
         };
         let pairs = 0..n_rot / 2;
         match params.scaling {
-            RopeScaling::None => Ok(RopeTable {
-                freqs: pairs.map(plain).collect(),
-                magnitude: 1.0,
-            }),
+            RopeScaling::None => Ok(RopeTable::with(pairs.map(plain).collect(), 1.0)),
             RopeScaling::Linear { factor } => {
                 positive("scaling factor", factor)?;
-                Ok(RopeTable {
-                    freqs: pairs.map(|i| plain(i) / factor).collect(),
-                    magnitude: 1.0,
-                })
+                Ok(RopeTable::with(
+                    pairs.map(|i| plain(i) / factor).collect(),
+                    1.0,
+                ))
             }
             RopeScaling::Yarn {
                 factor,
@@ -161,10 +184,7 @@ impl RopeTable {
                 } else {
                     1.0 + 0.1 * factor.ln()
                 };
-                Ok(RopeTable {
-                    freqs: freqs.collect(),
-                    magnitude: attn_factor * stretch,
-                })
+                Ok(RopeTable::with(freqs.collect(), attn_factor * stretch))
             }
         }
     }
@@ -175,15 +195,31 @@ impl RopeTable {
         self.freqs.len() * 2
     }
 
-    /// cos and sin of `pair` at `position`, the magnitude included.
-    ///
-    /// # Panics
-    /// When `pair` is not below n_rot / 2.
-    #[must_use]
-    pub fn cos_sin(&self, pair: usize, position: u32) -> (f32, f32) {
-        let (sin, cos) = (f64::from(position) * self.freqs[pair]).sin_cos();
-        ((cos * self.magnitude) as f32, (sin * self.magnitude) as f32)
+    /// cos and sin of every pair at `position`, the magnitude included. They depend on the position alone; `span` is kept from call
+    /// to call.
+    pub(super) fn cos_sin(
+        &self,
+        position: u32,
+        span: &mut RopeSpan,
+    ) -> impl Iterator<Item = (f32, f32)> {
+        let start = position - position % SPAN;
+        if span.start != Some(start) {
+            span.start = Some(start);
+            span.cos_sin.clear();
+            span.cos_sin
+                .extend(self.freqs.iter().map(|f| cos_sin(start, *f)));
+        }
+        let low = (position - start) as usize * self.freqs.len();
+        span.cos_sin.iter().zip(&self.low[low..]).map(|(&a, &b)| {
+            let (cos, sin) = sum(a, b);
+            ((cos * self.magnitude) as f32, (sin * self.magnitude) as f32)
+        })
     }
+}
+
+fn cos_sin(position: u32, freq: f64) -> (f64, f64) {
+    let (sin, cos) = (f64::from(position) * freq).sin_cos();
+    (cos, sin)
 }
 
 fn positive(name: &'static str, value: f64) -> Result<(), RopeError> {
@@ -260,7 +296,27 @@ mod tests {
                 .zip(&bare.freqs)
                 .all(|(a, b)| (a * 4.0 / b - 1.0).abs() < 1e-12)
         );
-        assert_eq!(linear.cos_sin(5, 0), (1.0, 0.0));
+        let mut span = RopeSpan::default();
+        assert!(
+            linear
+                .cos_sin(0, &mut span)
+                .all(|cos_sin| cos_sin == (1.0, 0.0))
+        );
+    }
+
+    #[test]
+    fn angles_are_those_of_the_position_to_the_last_bit_but_one() {
+        let table = RopeTable::new(&plain(128, 500_000.0)).unwrap();
+        let mut span = RopeSpan::default();
+        for position in [0, 1, 63, 64, 65, 4095, 131_071, 70] {
+            let found: Vec<_> = table.cos_sin(position, &mut span).collect();
+            for ((cos, sin), freq) in found.into_iter().zip(&table.freqs) {
+                let (s, c) = (f64::from(position) * freq).sin_cos();
+                for (found, exact) in [(cos, c), (sin, s)] {
+                    assert!((f64::from(found) - exact).abs() < 6.1e-8, "{position}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,12 +1,17 @@
 //! The card that is open: a driver, its primary context, and the count of what was asked of it.
 //!
 //! Everything that lives on a card holds a [`Context`], so the context dies last whatever the order in which owners go.
+//! Every use of the driver goes through a [`Call`], which notes when it began: a driver whose card hangs may block its caller for
+//! good, and then only another thread can tell ([`Context::oldest_call`]).
+//!
 //! A context is bound to a thread on the first call there and whenever the thread used another one in between.
 
 use std::cell::Cell;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::driver::{ContextHandle, DeviceAttributes, Driver, MemoryInfo, Result};
 
@@ -28,6 +33,40 @@ struct Inner {
     id: u64,
     attributes: DeviceAttributes,
     counts: Counts,
+    opened: Instant,
+    /// When the calls under way began, in nanoseconds after `opened`; 0 is no call.
+    calls: [AtomicU64; CALLS_MAX],
+}
+
+/// Calls under way that are noted; there are fewer threads that make one.
+const CALLS_MAX: usize = 64;
+
+/// The driver in use: noted from its making to its drop.
+pub struct Call<'a> {
+    driver: &'a Arc<dyn Driver>,
+    note: Option<&'a AtomicU64>,
+}
+
+impl Deref for Call<'_> {
+    type Target = dyn Driver;
+
+    fn deref(&self) -> &Self::Target {
+        &**self.driver
+    }
+}
+
+impl fmt::Debug for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if let Some(note) = self.note {
+            note.store(0, Ordering::Release);
+        }
+    }
 }
 
 /// What was asked of the driver.
@@ -68,6 +107,8 @@ impl Context {
             id,
             attributes,
             counts: Counts::default(),
+            opened: Instant::now(),
+            calls: [const { AtomicU64::new(0) }; CALLS_MAX],
         })))
     }
 
@@ -80,8 +121,24 @@ impl Context {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn driver(&self) -> Result<&dyn Driver> {
-        self.0.bound()
+    pub fn driver(&self) -> Result<Call<'_>> {
+        let call = Call {
+            driver: &self.0.driver,
+            note: self.0.note(),
+        };
+        self.0.bound()?;
+        Ok(call)
+    }
+
+    /// How long the oldest use of the driver has been under way, by whichever thread.
+    pub fn oldest_call(&self) -> Option<Duration> {
+        self.0.oldest_call()
+    }
+
+    /// The same, for one who does not keep the context open.
+    pub fn watch_calls(&self) -> impl Fn() -> Option<Duration> + Send + 'static {
+        let inner = Arc::downgrade(&self.0);
+        move || inner.upgrade()?.oldest_call()
     }
 
     /// The driver as it was opened, for opening another card with it.
@@ -122,11 +179,31 @@ impl Context {
 
     /// Runs a destructor's call and logs what goes wrong; a lost device is logged once elsewhere, so only quietly here.
     pub(super) fn release(&self, what: &'static str, call: impl FnOnce(&dyn Driver) -> Result<()>) {
-        report(what, self.driver().and_then(call));
+        report(what, self.driver().and_then(|driver| call(&*driver)));
     }
 }
 
 impl Inner {
+    fn oldest_call(&self) -> Option<Duration> {
+        let now = self.opened.elapsed();
+        let began = self.calls.iter().filter_map(|note| {
+            let ns = note.load(Ordering::Acquire);
+            (ns > 0).then(|| Duration::from_nanos(ns))
+        });
+        began.min().map(|began| now.saturating_sub(began))
+    }
+
+    /// Notes that a call begins; `None` where too many are under way.
+    fn note(&self) -> Option<&AtomicU64> {
+        let now = u64::try_from(self.opened.elapsed().as_nanos())
+            .unwrap_or(u64::MAX)
+            .max(1);
+        self.calls.iter().find(|note| {
+            note.compare_exchange(0, now, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        })
+    }
+
     fn bound(&self) -> Result<&dyn Driver> {
         if BOUND.get() != self.id {
             self.driver.context_bind(self.handle)?;

@@ -78,10 +78,11 @@ impl Stream {
         &self,
         queue: impl FnOnce() -> Result<(), E>,
     ) -> Result<Graph, E> {
-        let driver = self.context.driver()?;
         // SAFETY: the stream is alive and of the bound context.
-        unsafe { driver.capture_begin(self.handle)? };
+        unsafe { self.context.driver()?.capture_begin(self.handle)? };
+        // What is queued may have to be compiled first, which is no call of the driver.
         let queued = queue();
+        let driver = self.context.driver()?;
         // SAFETY: as above, on the thread that began.
         let captured = unsafe { driver.capture_end(self.handle) };
         let graph = match (queued, captured) {

@@ -16,6 +16,7 @@
 #![expect(unsafe_code, reason = "drivers are called through pointers")]
 
 mod blas;
+pub mod ceilings;
 pub mod context;
 mod cuda;
 pub mod device;
@@ -28,7 +29,7 @@ mod library;
 pub mod memory;
 mod probe;
 
-pub use context::{Context, Usage};
+pub use context::{Call, Context, Usage};
 pub use device::{GpuConfig, GpuDevice};
 pub use driver::{
     Attempt, Class, DeviceAttributes, DevicePtr, Driver, Error, LaunchConfig, MemoryInfo, Priority,
@@ -36,4 +37,4 @@ pub use driver::{
 };
 pub use exec::{Event, Graph, Kernel, Module, Stream};
 pub use memory::{Buffer, PinnedBuffer, Registration};
-pub use probe::{Libraries, Report, open, probe};
+pub use probe::{Libraries, Report, open, probe, report};

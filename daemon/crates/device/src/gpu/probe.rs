@@ -84,7 +84,8 @@ pub fn probe(libraries: &Libraries) -> Vec<Report> {
         .into()
 }
 
-fn report(vendor: Vendor, libraries: &Libraries) -> Report {
+/// Looks for one vendor's driver and devices, as [`probe()`] does.
+pub fn report(vendor: Vendor, libraries: &Libraries) -> Report {
     let mut report = Report {
         vendor,
         tried: Vec::new(),

@@ -108,6 +108,9 @@ impl Device for HostDevice {
             kind: "host",
             name: self.name.clone(),
             arch: self.isa.name().to_owned(),
+            ordinal: 0,
+            driver: String::new(),
+            compute_units: 0,
             memory_bytes: self.arena.reserved(),
             allocations: 1,
             // With few cores an upload ahead of need only takes time from the operations, and its slab from the

@@ -35,6 +35,11 @@ impl Arena {
         self.generation
     }
 
+    /// Bytes that may be used.
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
     /// The address of `bytes` bytes at an offset.
     pub(super) fn at(&self, offset: u64, bytes: u64) -> u64 {
         let end = offset.checked_add(bytes);
@@ -49,6 +54,38 @@ impl Arena {
     /// The address of offset 0; 0 before there is memory.
     pub(super) fn base(&self) -> u64 {
         self.buffer.as_ref().map_or(0, |b| b.ptr().0)
+    }
+
+    /// Gives all memory back and takes the first of `sizes` that the driver does not refuse. Nothing may be under way.
+    pub(super) fn renew(&mut self, sizes: &[u64]) -> Result<u64, Error> {
+        self.buffer = None;
+        self.capacity = 0;
+        self.generation += 1;
+        let mut refused = Error::Config("an arena is renewed with some size".to_owned());
+        for &bytes in sizes {
+            match Buffer::new(&self.context, bytes) {
+                Ok(buffer) => {
+                    self.buffer = Some(buffer);
+                    self.capacity = bytes;
+                    return Ok(bytes);
+                }
+                Err(error) => refused = self.refused(bytes, &error),
+            }
+        }
+        Err(refused)
+    }
+
+    fn refused(&self, bytes: u64, error: &crate::gpu::Error) -> Error {
+        if error.is_lost() {
+            return failed("allocating the arena", error.clone());
+        }
+        let free = self.context.memory().map_or(0, |m| m.free);
+        let held = self.capacity;
+        Error::Memory {
+            kind: super::vendor_name(&self.context),
+            bytes,
+            message: format!("{error}; {free} bytes are free and {held} are held"),
+        }
     }
 
     /// Makes `bytes` usable. `stream` carries the copy; nothing else may be under way on the device.
@@ -66,15 +103,7 @@ impl Arena {
                 self.capacity = bytes;
                 return Ok(());
             }
-            Err(error) if error.is_lost() => return Err(failed("allocating the arena", error)),
-            Err(error) => {
-                let free = self.context.memory().map_or(0, |m| m.free);
-                return Err(Error::Memory {
-                    kind: super::vendor_name(&self.context),
-                    bytes,
-                    message: format!("{error}; {free} bytes are free and {held} are held"),
-                });
-            }
+            Err(error) => return Err(self.refused(bytes, &error)),
         };
         if let Some(old) = &self.buffer {
             let kept = self.capacity.min(bytes);

@@ -1,8 +1,10 @@
 //! The block of the arena that the device keeps for itself, and how it is divided.
 //!
 //! ```text
-//! flags | results | candidates | counters | page table | bounce | slot 0 .. slot SLOTS-1
+//! flags | results | candidates | counters | page table | bounce | slot 0 .. slot SLOTS-1 | tail
 //! ```
+//!
+//! The first word of `results` and `tail` are marks that nothing overwrites.
 //!
 //! *Invariant:* `flags` and the slots belong to uploads, everything else to the compute stream.
 
@@ -17,6 +19,9 @@ const RESULTS_BYTES: u64 = 4096;
 
 /// Bytes of the counters of split attention.
 const COUNTERS_BYTES: u64 = 16 << 10;
+
+/// Bytes behind everything else.
+const TAIL_BYTES: u64 = crate::ALIGNMENT;
 
 const SLOT_MIN: u64 = 16 << 10;
 const SLOT_MAX: u64 = 8 << 20;
@@ -40,6 +45,8 @@ pub(super) struct Fixed {
     pub(super) table_len: u64,
     pub(super) bounce: u64,
     pub(super) slots: u64,
+    /// A mark, behind everything.
+    pub(super) tail: u64,
     /// Bytes of a slot, and of the bounce buffer.
     pub(super) slot_bytes: u64,
 }
@@ -70,7 +77,7 @@ fn slot_bytes(budget: u64) -> u64 {
 /// Bytes of everything but the bounce buffer and the slots.
 fn small_bytes(budget: u64) -> u64 {
     let sampling = RESULTS_BYTES + candidates_bytes(budget);
-    FLAGS * 4 + sampling + COUNTERS_BYTES + table_bytes(budget)
+    FLAGS * 4 + sampling + COUNTERS_BYTES + table_bytes(budget) + TAIL_BYTES
 }
 
 /// Bytes for a budget.
@@ -108,6 +115,7 @@ impl Fixed {
             table_len: table_bytes / 8,
             bounce: take(slot_bytes),
             slots: take(slot_bytes * SLOTS as u64),
+            tail: take(TAIL_BYTES),
             slot_bytes,
         }
     }
@@ -124,7 +132,8 @@ mod tests {
                 let bytes = bytes(budget).next_multiple_of(crate::ALIGNMENT);
                 let fixed = Fixed::new(1 << 20, bytes);
                 assert!(fixed.slot_bytes >= SLOT_MIN, "{budget}: {fixed:?}");
-                let end = fixed.slots + fixed.slot_bytes * SLOTS as u64;
+                let end = fixed.tail + TAIL_BYTES;
+                assert_eq!(fixed.tail, fixed.slots + fixed.slot_bytes * SLOTS as u64);
                 assert!(end <= (1 << 20) + bytes, "{budget}: {fixed:?}");
                 assert!(
                     budget < 8 << 20 || bytes <= budget / 16,

@@ -289,6 +289,7 @@ impl<'a> Lowering<'a> {
     ) -> Lowered {
         let tiles = self.scratch_base + self.workspace.tiles;
         self.push(attention::prefill(
+            self.target,
             q,
             heads.n_head,
             out,
@@ -366,33 +367,63 @@ impl<'a> Lowering<'a> {
         let (tokens, cols) = (self.count(x), self.width(x));
         let half = self.scratch_base + self.workspace.input;
         self.prepare(input, Sink::F16(half), bound)?;
+        let factor = match input {
+            Input::Silu { .. } => 1.0 / activations::SWIGLU_F16_SCALE,
+            _ => 1.0,
+        };
         let tile = self.scratch_base + self.workspace.tile;
-        let step = (self.workspace.tile_bytes / (cols * 2)).max(1);
+        let tile_rows = (self.workspace.tile_bytes / (cols * 2)).max(1);
         // Whole blocks of the library's kernels.
-        let step = if step > 256 { step - step % 256 } else { step };
-        for m in matrices {
-            let mut row = 0;
-            while row < m.rows {
-                let n = step.min(m.rows - row);
-                let from = Weights {
-                    ty: m.ty,
-                    at: m.weights,
-                    rows: m.rows,
-                    cols,
-                };
-                self.push(weights::dequantize_f16(from, row, n, tile))?;
+        let step = if tile_rows > 256 {
+            tile_rows - tile_rows % 256
+        } else {
+            tile_rows
+        };
+        let product = |m: &Matrix| Gemm {
+            weights: tile,
+            x: half,
+            out: m.out,
+            rows: m.rows,
+            cols,
+            tokens,
+            stride: m.rows,
+            batch: 1,
+            out_step: 0,
+            factor,
+            add,
+        };
+        let mut rest = matrices;
+        while let Some((first, others)) = rest.split_first() {
+            // Small matrices of one shape side by side: each by itself would leave much of the card idle.
+            let batch = same_steps(first, others).min(tile_rows / first.rows.max(1));
+            if batch > 1 {
+                let (these, others) = rest.split_at(batch as usize);
+                for (i, m) in (0..).zip(these) {
+                    let to = tile + i * m.rows * cols * 2;
+                    self.push(weights::dequantize_f16(of(m, cols), 0, m.rows, to))?;
+                }
                 self.work.push(Work::Gemm(Gemm {
-                    weights: tile,
-                    x: half,
-                    out: m.out + row * 4,
+                    batch,
+                    out_step: these[1].out - first.out,
+                    ..product(first)
+                }));
+                rest = others;
+                continue;
+            }
+            let mut row = 0;
+            while row < first.rows {
+                let n = step.min(first.rows - row);
+                self.push(weights::dequantize_f16(of(first, cols), row, n, tile))?;
+                self.work.push(Work::Gemm(Gemm {
+                    out: first.out + row * 4,
                     rows: n,
-                    cols,
-                    tokens,
-                    stride: m.rows,
-                    add,
+                    ..product(first)
                 }));
                 row += n;
             }
+            rest = others;
+        }
+        for m in matrices {
             if let Some(bias) = m.bias {
                 self.push(rows::add_bias(m.out, bias, m.rows, tokens as u32))?;
             }
@@ -544,6 +575,30 @@ impl<'a> Lowering<'a> {
         let launches = launches.map_err(|e| launch_error(&e))?;
         self.work.extend(launches.into_iter().map(Work::Launch));
         Ok(())
+    }
+}
+
+/// How many of a matrix and those behind it have its shape and results at equal distances.
+fn same_steps(first: &Matrix, others: &[Matrix]) -> u64 {
+    let step = others
+        .first()
+        .map_or(0, |m| m.out.saturating_sub(first.out));
+    if step == 0 {
+        return 1;
+    }
+    let like = (1..)
+        .zip(others)
+        .take_while(|(i, m)| m.rows == first.rows && m.out == first.out + i * step);
+    1 + like.count() as u64
+}
+
+/// A matrix as the kernels for weights take it.
+fn of(m: &Matrix, cols: u64) -> Weights {
+    Weights {
+        ty: m.ty,
+        at: m.weights,
+        rows: m.rows,
+        cols,
     }
 }
 

@@ -42,12 +42,12 @@ use rocmforge_kernels::host::{WeightType, reference};
 use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf, ScratchLayout};
 use crate::{
-    Bound, Candidates, Device, DeviceInfo, Outline, Pace, Role, Scratch, SegmentLayout, TensorDesc,
-    Upload, UploadTicket, weight_type,
+    Bound, Candidates, Device, DeviceInfo, MemoryUse, Outline, Pace, Role, Scratch, SegmentLayout,
+    TensorDesc, Upload, UploadTicket, Watch, weight_type,
 };
 
 use super::blas::Blas;
-use super::{Context, DevicePtr, Driver, Event, PinnedBuffer, Priority, Stream, Vendor};
+use super::{Call, Context, DevicePtr, Event, PinnedBuffer, Priority, Stream, Vendor};
 use arena::Arena;
 use fixed::{Fixed, SLOTS};
 use graphs::{Graphs, Key, Plan};
@@ -73,7 +73,7 @@ const PASS_PIECE_BYTES: usize = 1 << 20;
 /// Rows of an embedding from which on the device dequantizes them.
 const DEVICE_ROWS_MIN: u64 = 32;
 
-/// What is written to the arena's first bytes of the fixed block's bounce buffer to see whether memory survived.
+/// What is written to a few places of the arena to see whether memory survived.
 const SENTINEL: u32 = 0x5EA1_1A57;
 
 /// A GPU.
@@ -100,6 +100,8 @@ pub struct GpuDevice {
     /// Rows under way to the device; kept for its memory.
     embeddings: Vec<f32>,
     name: String,
+    /// As the vendor writes it; empty if the driver does not say.
+    driver_version: String,
 }
 
 impl GpuDevice {
@@ -110,16 +112,25 @@ impl GpuDevice {
     pub fn open(config: GpuConfig, images: Box<dyn Images>) -> Result<Self, Error> {
         let refused = |e: super::Error| Error::Config(format!("device {}: {e}", config.vendor));
         let driver = super::open(config.vendor, &config.libraries).map_err(refused)?;
-        let count = driver.device_count().map_err(refused)?;
+        let library = driver.library().to_owned();
+        // The runtime is there and does not work, or finds nothing to work on.
+        let no_card = |e: super::Error| {
+            Error::Config(format!(
+                "device {}: {library} was opened, but {e}; {}",
+                config.vendor,
+                what_to_look_at(config.vendor)
+            ))
+        };
+        let count = driver.device_count().map_err(no_card)?;
         if config.ordinal >= count {
             return Err(Error::Config(format!(
-                "there is no device {}:{}; {} has {count} (rocmforgectl devices lists them)",
+                "there is no device {}:{}; {library} has {count}; {} (`rocmforged --list-devices` lists them)",
                 config.vendor,
                 config.ordinal,
-                driver.library()
+                what_to_look_at(config.vendor)
             )));
         }
-        let context = Context::open(driver, config.ordinal).map_err(refused)?;
+        let context = Context::open(driver, config.ordinal).map_err(no_card)?;
         Self::on(context, config, images)
     }
 
@@ -167,6 +178,7 @@ impl GpuDevice {
         if config.warm_up {
             warm_up.add(warmup::always());
         }
+        let versions = context.shared_driver().versions();
         Ok(Self {
             warm_up,
             uploads,
@@ -187,6 +199,7 @@ impl GpuDevice {
             pass: PassData::default(),
             embeddings: Vec::new(),
             name,
+            driver_version: versions.map(|v| v.driver).unwrap_or_default(),
         })
     }
 
@@ -225,8 +238,36 @@ impl GpuDevice {
             table: base + fixed.table,
             bounce: base + fixed.bounce,
             slots: base + fixed.slots,
+            tail: base + fixed.tail,
             ..fixed
         })
+    }
+
+    /// Addresses of the words that tell whether memory survived, at both ends of the fixed block.
+    fn sentinels(&self) -> Vec<u64> {
+        let fixed = self.fixed_addresses().ok();
+        fixed
+            .into_iter()
+            .flat_map(|f| [f.results, f.tail])
+            .collect()
+    }
+
+    fn put_sentinels(&mut self) -> Result<(), Error> {
+        for at in self.sentinels() {
+            pass_data::send_bytes(&self.pass_ring, &self.compute, at, &SENTINEL.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Clears the fixed block and puts the sentinels.
+    fn prepare_fixed(&mut self) -> Result<(), Error> {
+        if let Some(fixed) = self.fixed {
+            self.arena
+                .zero(fixed.flags, fixed.slots - fixed.flags, &self.compute)?;
+        }
+        self.put_sentinels()?;
+        self.addresses_changed()?;
+        self.finish()
     }
 
     fn addresses_changed(&mut self) -> Result<(), Error> {
@@ -263,6 +304,7 @@ impl GpuDevice {
                 )
             }
             .map_err(|e| failed("reading from the device", e))?;
+            drop(driver);
             self.finish()?;
             // SAFETY: the copy into it has ended.
             let bytes = unsafe { self.readback.as_slice() };
@@ -389,11 +431,25 @@ impl GpuDevice {
 }
 
 /// The driver with a stream's context bound to this thread.
-fn stream_driver(stream: &Stream) -> Result<&dyn Driver, Error> {
+fn stream_driver(stream: &Stream) -> Result<Call<'_>, Error> {
     stream
         .context()
         .driver()
         .map_err(|e| failed("binding the device", e))
+}
+
+/// What to do where a vendor's runtime finds no card.
+fn what_to_look_at(vendor: Vendor) -> &'static str {
+    match vendor {
+        Vendor::Hip => {
+            "is the amdgpu kernel driver loaded, is the card one that this runtime supports, and may this user open \
+             /dev/kfd and /dev/dri/renderD* (groups render and video)? --device host computes on the CPU"
+        }
+        Vendor::Cuda => {
+            "is the NVIDIA kernel driver loaded (nvidia-smi), and may this user open /dev/nvidia*? --device host \
+             computes on the CPU"
+        }
+    }
 }
 
 fn vendor_name(context: &Context) -> &'static str {
@@ -441,11 +497,38 @@ impl Device for GpuDevice {
             kind: vendor_name(&self.context),
             name: self.name.clone(),
             arch: self.target.arch.clone(),
+            ordinal: self.config.ordinal,
+            driver: self.driver_version.clone(),
+            compute_units: self.target.compute_units,
             memory_bytes: self.context.attributes().total_bytes,
             allocations: self.context.usage().allocations,
             prefetch: 3,
             prefill_chunk: 2048,
         }
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        let oldest_call = self.context.watch_calls();
+        // Waits have the watchdog's patience and are themselves calls; what takes longer than that is stuck.
+        let patience = self.config.watchdog * 2;
+        Some(Box::new(move || {
+            let stuck = oldest_call().filter(|age| *age > patience)?;
+            Some(format!(
+                "a call of the driver has not come back after {} s; the device hangs",
+                stuck.as_secs()
+            ))
+        }))
+    }
+
+    fn memory_use(&self) -> Option<MemoryUse> {
+        Some(MemoryUse {
+            allocated_bytes: self.held_bytes(),
+            capacity_bytes: self.arena.capacity(),
+        })
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        Some(self.context.memory().ok()?.free)
     }
 
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
@@ -479,30 +562,11 @@ impl Device for GpuDevice {
         fixed::bytes(budget)
     }
 
-    fn set_fixed(&mut self, offset: u64, bytes: u64) {
+    fn set_fixed(&mut self, offset: u64, bytes: u64) -> Result<(), Error> {
         self.arena.at(offset, bytes);
-        let fixed = Fixed::new(offset, bytes);
-        self.fixed = Some(fixed);
-        let cleared = self
-            .arena
-            .zero(fixed.flags, fixed.slots - fixed.flags, &self.compute)
-            .and_then(|()| {
-                let sentinel = self.arena.base() + fixed.results;
-                pass_data::send(
-                    &self.pass_ring,
-                    &self.compute,
-                    sentinel,
-                    &[SENTINEL],
-                    u32::to_le_bytes,
-                    &mut Vec::new(),
-                )
-            })
-            .and_then(|()| self.addresses_changed())
-            .and_then(|()| self.finish());
-        if let Err(error) = cleared {
-            // The next call meets it too, and can say so.
-            tracing::error!(%error, "the device's own memory could not be cleared");
-        }
+        self.fixed = Some(Fixed::new(offset, bytes));
+        // What is not cleared would be taken for flags, counters and a sentinel.
+        self.prepare_fixed()
     }
 
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {
@@ -526,6 +590,30 @@ impl Device for GpuDevice {
             Err(error) => tracing::debug!(%error, "kernels are not loaded ahead of need"),
         }
         self.uploads.register_ahead(model);
+    }
+
+    fn renew(&mut self, sizes: &[u64], keep: &[(u64, u64)]) -> Result<u64, Error> {
+        self.uploads.settle_all()?;
+        let mut kept = Vec::with_capacity(keep.len());
+        for &(offset, bytes) in keep {
+            let mut range = vec![0; bytes as usize];
+            self.fetch(self.arena.at(offset, bytes), &mut range)?;
+            kept.push(range);
+        }
+        self.finish()?;
+        // Recordings take memory of the driver's own.
+        self.graphs.clear();
+        let capacity = self.arena.renew(sizes)?;
+        self.addresses_changed()?;
+        if self.fixed.is_some() {
+            self.prepare_fixed()?;
+        }
+        for (&(offset, bytes), range) in keep.iter().zip(&kept) {
+            let to = self.arena.at(offset, bytes);
+            pass_data::send_bytes(&self.pass_ring, &self.compute, to, range)?;
+        }
+        self.finish()?;
+        Ok(capacity)
     }
 
     fn begin_upload(&mut self, upload: Upload) -> Result<UploadTicket, Error> {
@@ -785,16 +873,15 @@ impl Device for GpuDevice {
     }
 
     fn check(&mut self) -> Result<(), Error> {
-        let Ok(fixed) = self.fixed_addresses() else {
-            return Ok(());
-        };
-        let mut word = [0; 4];
-        self.fetch(fixed.results, &mut word)?;
-        if u32::from_le_bytes(word) != SENTINEL {
-            return Err(Error::Lost(
-                "the device's memory does not hold what was left there; it was reset or lost power"
-                    .to_owned(),
-            ));
+        for at in self.sentinels() {
+            let mut word = [0; 4];
+            self.fetch(at, &mut word)?;
+            if u32::from_le_bytes(word) != SENTINEL {
+                return Err(Error::Lost(
+                    "the device's memory does not hold what was left there; it was reset or lost power"
+                        .to_owned(),
+                ));
+            }
         }
         Ok(())
     }

@@ -443,12 +443,8 @@ impl Uploads {
         };
         self.shared.windows.release(&lock(&job.windows));
         if result.is_ok() {
-            result = job
-                .done
-                .is_passed()
-                .map(|_| ())
-                .map_err(|e| failed("an upload", e))
-                .and_then(|()| self.verify(job));
+            // It has passed, unless the driver failed to say so when it was asked before.
+            result = wait::until_passed(&job.done, self.patience).and_then(|()| self.verify(job));
         }
         result
     }
@@ -649,7 +645,7 @@ fn close(shared: &Shared, job: &Job, lane: &Lane) -> Result<(), Error> {
 }
 
 impl Shared {
-    fn flags_driver<'a>(&self, lane: &'a Lane) -> Result<&'a dyn crate::gpu::Driver, Error> {
+    fn flags_driver<'a>(&self, lane: &'a Lane) -> Result<crate::gpu::Call<'a>, Error> {
         lane.repack
             .context()
             .driver()
@@ -799,6 +795,8 @@ fn queue_rows(
             .map_err(wrong)?;
         at += bytes;
     }
+    // A launch may have to compile its kernel first, which is no call of the driver.
+    drop(driver);
     lane.filled[slot].record(copy).map_err(wrong)?;
     if timed {
         let bytes = at - slot_at;

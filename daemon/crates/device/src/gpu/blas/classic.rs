@@ -1,33 +1,11 @@
-//! The vendors' libraries for matrix products, through dlopen: cuBLAS, rocBLAS. One call of each is used.
-//!
-//! Column-major as they are, `out[t][r] = sum_k w[r][k] x[t][k]` in row-major is `C = A^T B` with `A = w`, `B = x`,
-//! `C = out`, all of them as they lie.
+//! cuBLAS and rocBLAS: one call of each is used.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::error::Error;
+use crate::gpu::{Context, Vendor};
 
-use super::library::Library;
-use super::{Context, Stream, Vendor};
-
-/// One product of f16 matrices into f32, row-major: `out[t][r] (+)= sum_k weights[r][k] * x[t][k]`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Gemm {
-    /// f16 `[rows][cols]`.
-    pub(super) weights: u64,
-    /// f16 `[tokens][cols]`.
-    pub(super) x: u64,
-    /// f32 `[tokens][stride]`, from the first of the columns that are written.
-    pub(super) out: u64,
-    pub(super) rows: u64,
-    pub(super) cols: u64,
-    pub(super) tokens: u64,
-    pub(super) stride: u64,
-    /// Added to what is there.
-    pub(super) add: bool,
-}
-
-type Handle = *mut c_void;
+use super::{Gemm, Handle, Library, Room, config, failed, library};
 
 mod cublas {
     pub(super) const OP_N: u32 = 0;
@@ -36,6 +14,7 @@ mod cublas {
     pub(super) const R_16F: u32 = 2;
     pub(super) const COMPUTE_32F: u32 = 68;
     pub(super) const DEFAULT: i32 = -1;
+    pub(super) const ALLOC_FAILED: i32 = 3;
     pub(super) const NAMES: [&str; 4] = [
         "libcublas.so.13",
         "libcublas.so.12",
@@ -50,6 +29,7 @@ mod rocblas {
     pub(super) const F16_R: u32 = 150;
     pub(super) const F32_R: u32 = 151;
     pub(super) const STANDARD: u32 = 0;
+    pub(super) const MEMORY_ERROR: i32 = 5;
     pub(super) const NAMES: [&str; 4] = [
         "librocblas.so.5",
         "librocblas.so.4",
@@ -118,7 +98,7 @@ enum Call {
 }
 
 /// An open library with its handle, bound to one stream.
-pub(super) struct Blas {
+pub(super) struct Classic {
     handle: Handle,
     call: Call,
     set_workspace: Option<SetWorkspace>,
@@ -129,32 +109,29 @@ pub(super) struct Blas {
 }
 
 // SAFETY: the handle is not tied to a thread; only the owner's thread uses it at a time.
-unsafe impl Send for Blas {}
+unsafe impl Send for Classic {}
 
-impl std::fmt::Debug for Blas {
+impl std::fmt::Debug for Classic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Blas")
+        f.debug_struct("Classic")
             .field("library", &self.library.name())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
-impl Blas {
+impl Classic {
     /// Opens the library that goes with a context's driver and binds it to a stream.
     ///
     /// # Errors
     /// [`Error::Config`] with what was tried.
-    pub(super) fn open(context: &Context, stream: &Stream) -> Result<Self, Error> {
-        let refused = |message: String| Error::Config(message);
+    pub(super) fn open(context: &Context, stream: usize) -> Result<Self, Error> {
         let vendor = context.shared_driver().vendor();
         let (names, prefix): (&[&str], _) = match vendor {
             Vendor::Cuda => (&cublas::NAMES, "cublas"),
             Vendor::Hip => (&rocblas::NAMES, "rocblas"),
         };
-        let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
-        let hint = "install the vendor's library for matrix products";
-        let library = Library::open(prefix, &names, hint).map_err(|e| refused(e.to_string()))?;
-        let missing = |symbol: &str| refused(format!("{} has no {symbol}", library.name()));
+        let library = library(prefix, names)?;
+        let missing = |symbol: &str| config(format!("{} has no {symbol}", library.name()));
         macro_rules! function {
             ($ty:ty, $symbol:expr) => {{
                 // SAFETY: the type is the one that the vendor documents for the symbol.
@@ -177,17 +154,17 @@ impl Blas {
                 None,
             ),
         };
-        context.driver().map_err(|e| refused(e.to_string()))?;
+        context.driver().map_err(|e| config(e.to_string()))?;
         let mut handle: Handle = std::ptr::null_mut();
         // SAFETY: the out-pointer is to a live local; the context is bound to this thread.
         let code = unsafe { create(&raw mut handle) };
         if code != 0 || handle.is_null() {
-            return Err(refused(format!(
+            return Err(config(format!(
                 "{} gives no handle: {code}",
                 library.name()
             )));
         }
-        let blas = Self {
+        let classic = Self {
             handle,
             call,
             set_workspace,
@@ -196,31 +173,42 @@ impl Blas {
             library,
         };
         // SAFETY: handle and stream are alive; the owner keeps the stream as long as this.
-        let code = unsafe { set_stream(handle, stream.handle().0 as *mut c_void) };
+        let code = unsafe { set_stream(handle, stream as *mut c_void) };
         if code != 0 {
-            return Err(refused(format!(
+            return Err(config(format!(
                 "{} refuses the stream: {code}",
-                blas.library.name()
+                classic.library.name()
             )));
         }
-        Ok(blas)
+        Ok(classic)
     }
 
-    /// Queues a product. `room`: address and bytes of memory that the library may use meanwhile.
+    pub(super) fn name(&self) -> &str {
+        self.library.name()
+    }
+
+    /// Queues products, one after another. `room`: address and bytes of memory that the library may use meanwhile.
     ///
     /// # Errors
     /// [`Error::Driver`].
-    pub(super) fn gemm(&self, gemm: &Gemm, room: (u64, u64)) -> Result<(), Error> {
-        let failed = |message: String| Error::Driver {
-            operation: "matrix product",
-            message,
-        };
+    pub(super) fn gemm(&self, gemm: &Gemm, room: Room) -> Result<(), Error> {
+        (0..gemm.batch).try_for_each(|i| {
+            let one = Gemm {
+                weights: gemm.weights + i * gemm.rows * gemm.cols * 2,
+                out: gemm.out + i * gemm.out_step,
+                ..*gemm
+            };
+            self.one(&one, room)
+        })
+    }
+
+    fn one(&self, gemm: &Gemm, room: Room) -> Result<(), Error> {
         let int = |n: u64| c_int::try_from(n).map_err(|e| failed(format!("{n}: {e}")));
         let (m, n, k) = (int(gemm.rows)?, int(gemm.tokens)?, int(gemm.cols)?);
         let (lda, ldb, ldc) = (k, k, int(gemm.stride)?);
-        let one = 1.0f32;
+        let alpha = gemm.factor;
         let beta = if gemm.add { 1.0f32 } else { 0.0 };
-        let (alpha, beta) = ((&raw const one).cast(), (&raw const beta).cast());
+        let (alpha, beta) = ((&raw const alpha).cast(), (&raw const beta).cast());
         let (a, b, c) = (
             gemm.weights as *const c_void,
             gemm.x as *const c_void,
@@ -294,6 +282,20 @@ impl Blas {
                 )
             },
         };
+        let no_memory = match self.call {
+            Call::Cublas(_) => cublas::ALLOC_FAILED,
+            Call::Rocblas(_) => rocblas::MEMORY_ERROR,
+        };
+        if code == no_memory {
+            return Err(Error::Memory {
+                kind: "device",
+                bytes: 0,
+                message: format!(
+                    "{} has no room for what it allocates itself",
+                    self.library.name()
+                ),
+            });
+        }
         if code != 0 {
             return Err(failed(format!(
                 "{}: code {code} for {} x {} x {}",
@@ -307,7 +309,7 @@ impl Blas {
     }
 }
 
-impl Drop for Blas {
+impl Drop for Classic {
     fn drop(&mut self) {
         if self.context.driver().is_ok() {
             // SAFETY: the handle is alive and is used no more.

@@ -1,0 +1,131 @@
+//! The vendors' libraries for matrix products, through dlopen: cuBLASLt, else cuBLAS; hipBLASLt, else rocBLAS.
+//!
+//! Column-major as they are, `out[t][r] = sum_k w[r][k] x[t][k]` in row-major is `C = A^T B` with `A = w`, `B = x`,
+//! `C = out`, all of them as they lie.
+//!
+//! ```text
+//! open: the newer library --(not there, refuses its handle)--> the older one --(not there)--> none: portable kernels
+//! product: the newer one --(has no way for a shape, or fails)--> the older one, opened then, for all that follows
+//! ```
+
+mod classic;
+mod lt;
+
+use std::cell::{OnceCell, RefCell};
+use std::ffi::c_void;
+
+use crate::error::Error;
+
+use super::library::Library;
+use super::{Context, Stream};
+use classic::Classic;
+use lt::Lt;
+
+/// Products of f16 matrices into f32, row-major: `out[t][r] (+)= factor * sum_k weights[r][k] * x[t][k]`, `batch` of them with
+/// the same `x`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Gemm {
+    /// f16 `[batch][rows][cols]`.
+    pub(super) weights: u64,
+    /// f16 `[tokens][cols]`.
+    pub(super) x: u64,
+    /// f32 `[tokens][stride]`, from the first of the columns that are written; the next of the batch `out_step` bytes behind.
+    pub(super) out: u64,
+    pub(super) rows: u64,
+    pub(super) cols: u64,
+    pub(super) tokens: u64,
+    pub(super) stride: u64,
+    pub(super) batch: u64,
+    pub(super) out_step: u64,
+    pub(super) factor: f32,
+    /// Added to what is there.
+    pub(super) add: bool,
+}
+
+type Handle = *mut c_void;
+
+/// Address and bytes of memory that a library may use during a product.
+type Room = (u64, u64);
+
+/// The libraries of one device, bound to one stream.
+#[derive(Debug)]
+pub(super) struct Blas {
+    context: Context,
+    /// The compute stream's handle; the owner keeps the stream as long as this.
+    stream: usize,
+    /// Empty where there is none, and after it failed.
+    lt: RefCell<Option<Lt>>,
+    /// Opened when it is needed: it takes memory of its own.
+    classic: OnceCell<Classic>,
+}
+
+impl Blas {
+    /// Opens what goes with a context's driver.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with what was tried.
+    pub(super) fn open(context: &Context, stream: &Stream) -> Result<Self, Error> {
+        let blas = Self {
+            context: context.clone(),
+            stream: stream.handle().0,
+            lt: RefCell::default(),
+            classic: OnceCell::new(),
+        };
+        match Lt::open(context) {
+            Ok(lt) => {
+                tracing::info!(library = lt.name(), "large products");
+                blas.lt.replace(Some(lt));
+            }
+            Err(error) => {
+                let classic = blas.classic()?;
+                tracing::info!(library = classic.name(), instead = %error, "large products");
+            }
+        }
+        Ok(blas)
+    }
+
+    fn classic(&self) -> Result<&Classic, Error> {
+        if let Some(classic) = self.classic.get() {
+            return Ok(classic);
+        }
+        let classic = Classic::open(&self.context, self.stream)?;
+        Ok(self.classic.get_or_init(|| classic))
+    }
+
+    /// Queues a product. `room`: address and bytes of memory that the library may use meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], [`Error::Config`].
+    pub(super) fn gemm(&self, gemm: &Gemm, room: Room) -> Result<(), Error> {
+        let mut lt = self.lt.borrow_mut();
+        if let Some(library) = lt.as_mut() {
+            match library.gemm(gemm, room, self.stream) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    let classic = self.classic()?;
+                    tracing::warn!(%error, library = classic.name(), "large products go to another library from now on");
+                    *lt = None;
+                }
+            }
+        }
+        self.classic()?.gemm(gemm, room)
+    }
+}
+
+fn config(message: String) -> Error {
+    Error::Config(message)
+}
+
+fn failed(message: String) -> Error {
+    Error::Driver {
+        operation: "matrix product",
+        message,
+    }
+}
+
+/// Opens the first of some names.
+fn library(vendor: &'static str, names: &[&str]) -> Result<Library, Error> {
+    let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
+    let hint = "install the vendor's library for matrix products";
+    Library::open(vendor, &names, hint).map_err(|e| config(e.to_string()))
+}

@@ -1,0 +1,168 @@
+//! The engine on the HIP path without a card: a fake runtime, and how the tests' engines are set up on it.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+pub(crate) mod tiny;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocmforge_device::gpu::device::ImageFolder;
+use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
+use rocmforge_engine::api::{
+    Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+};
+use rocmforge_engine::{
+    EngineConfig, EngineHandle, EngineThread, Error, LoadedModel, prepare, start_on,
+};
+use rocmforge_fake_hip::Fake;
+use rocmforge_gguf::MappedFile;
+
+/// An engine whose thread is waited for, so that what it held is given back when it is gone.
+pub(crate) struct Running {
+    handle: Option<EngineHandle>,
+    thread: Option<EngineThread>,
+}
+
+impl Running {
+    /// Lets go of the engine and says how it ended.
+    pub(crate) fn end(mut self) -> Result<(), Error> {
+        self.handle = None;
+        self.thread.take().unwrap().join()
+    }
+}
+
+impl std::ops::Deref for Running {
+    type Target = EngineHandle;
+
+    fn deref(&self) -> &EngineHandle {
+        self.handle.as_ref().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.handle = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// How the device is opened: small pinned memory, since a fake one is real memory that must be filled.
+pub(crate) fn gpu_config(fake: &Fake) -> GpuConfig {
+    GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        watchdog: Duration::from_secs(20),
+        ring_pieces: 2,
+        ring_piece_bytes: 64 << 10,
+        staging_threads: 2,
+        // A vendor's library on this machine knows nothing of the fake's memory.
+        vendor_products: false,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    }
+}
+
+/// A fake runtime with its images.
+pub(crate) struct Runtime {
+    pub(crate) fake: Fake,
+    images: std::path::PathBuf,
+}
+
+impl std::ops::Deref for Runtime {
+    type Target = Fake;
+
+    fn deref(&self) -> &Fake {
+        &self.fake
+    }
+}
+
+impl Runtime {
+    pub(crate) fn new() -> Runtime {
+        let fake = Fake::new();
+        let images = fake.images();
+        Runtime { fake, images }
+    }
+
+    /// Starts an engine on it.
+    pub(crate) fn start(&self, budget: u64) -> Result<Running, Error> {
+        self.start_with(gpu_config(&self.fake), budget)
+    }
+
+    /// Starts an engine on it, the device set up in another way.
+    pub(crate) fn start_with(&self, config: GpuConfig, budget: u64) -> Result<Running, Error> {
+        let images = ImageFolder(self.images.clone());
+        let device = GpuDevice::open(config, Box::new(images)).map_err(|e| {
+            // As the engine says it of a device that it opens itself.
+            Error::Unavailable {
+                message: e.to_string(),
+                retry_after: Duration::ZERO,
+            }
+        })?;
+        let config = EngineConfig {
+            budget: Budget::Bytes(budget),
+            ..EngineConfig::default()
+        };
+        let (handle, thread) = start_on(Box::new(device), config)?;
+        Ok(Running {
+            handle: Some(handle),
+            thread: Some(thread),
+        })
+    }
+}
+
+/// Opens and loads a file.
+pub(crate) async fn load(
+    engine: &EngineHandle,
+    path: &Path,
+    name: &str,
+) -> Result<Arc<LoadedModel>, Error> {
+    let file = MappedFile::open(path).unwrap();
+    engine.load(prepare(name, file, &mut |_| {})?).await
+}
+
+/// A greedy request for up to `n` tokens behind a text.
+pub(crate) fn greedy(model: &Arc<LoadedModel>, text: &str, n: u32) -> GenerateRequest {
+    GenerateRequest {
+        model: Arc::clone(model),
+        prompt: model.tokenizer().encode(text, true, true).unwrap(),
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(n),
+        n_ctx: None,
+        stop: Vec::new(),
+        deadline: None,
+    }
+}
+
+/// What a request gets that was sent as the engine ended.
+pub(crate) fn ended() -> Error {
+    Error::Unavailable {
+        message: "the engine has ended".to_owned(),
+        retry_after: Duration::ZERO,
+    }
+}
+
+/// Runs a request to its end.
+pub(crate) async fn run(
+    engine: &EngineHandle,
+    request: GenerateRequest,
+) -> Result<(Vec<u32>, GenerateSummary), Error> {
+    let mut events = engine.generate(request)?;
+    let mut ids = Vec::new();
+    loop {
+        match events.next().await {
+            Some(GenerateEvent::Piece { ids: new, .. }) => ids.extend(new),
+            Some(GenerateEvent::Done(summary)) => return Ok((ids, summary)),
+            Some(GenerateEvent::Failed(error)) => return Err(error),
+            // Sent when the engine had ended and before that was known.
+            None => return Err(ended()),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Whole models through the HIP path, without a card: a fake runtime carries the kernels out with the host's own code.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod fake;
+mod requests;
+
+use std::sync::Arc;
+
+use fake::{Runtime, gpu_config};
+use requests::{chat, load, questions, run};
+use rocmforge_device::gpu::GpuConfig;
+use rocmforge_engine::api::{Budget, ScoreRequest};
+use rocmforge_engine::{EngineHandle, Error, LoadedModel};
+use rocmforge_fake_hip::Live;
+
+/// Two tokens whose logits differ by less than this are equally good: what 8-bit inputs and f16 pages may move.
+const TOLERANCE: f32 = 0.05;
+
+/// Budget that holds all of a fixture.
+const ROOMY: u64 = 24 << 20;
+
+/// How much worse the host finds the first token that differs; `None` if none does.
+async fn gap(
+    host: &EngineHandle,
+    model: &Arc<LoadedModel>,
+    prompt: &[u32],
+    expected: &[u32],
+    got: &[u32],
+) -> Option<f32> {
+    let end = model.tokenizer().end_of_generation()[0];
+    let at = |ids: &[u32], i: usize| ids.get(i).copied().unwrap_or(end);
+    let first = (0..expected.len().max(got.len())).find(|&i| expected.get(i) != got.get(i))?;
+    let mut ids = [prompt, &expected[..first]].concat();
+    let mut logprob = [0.0; 2];
+    for (to, next) in logprob
+        .iter_mut()
+        .zip([at(expected, first), at(got, first)])
+    {
+        ids.push(next);
+        let request = ScoreRequest {
+            model: Arc::clone(model),
+            ids: ids.clone(),
+            top_n: 0,
+            deadline: None,
+        };
+        *to = host
+            .score(request)
+            .await
+            .unwrap()
+            .tokens
+            .last()
+            .unwrap()
+            .logprob;
+        ids.pop();
+    }
+    Some(logprob[0] - logprob[1])
+}
+
+/// The exam, with the whole model on the device and with a third of its layers: the host's tokens, but where two are
+/// equally good.
+async fn exam(file: &str) {
+    let runtime = Runtime::new();
+    let host = requests::engine(Budget::Bytes(64 << 20));
+    let on_host = load(&host, file, "m").await;
+    let device = runtime.start(ROOMY).unwrap();
+    let on_device = load(&device, file, "m").await;
+    assert_eq!(device.snapshot().device.kind, "hip");
+
+    let info = on_host.model().info();
+    let layers = info.segments.iter().filter(|s| s.name.starts_with("blk."));
+    let (n_layer, layer) = (layers.clone().count() as u64, layers.map(|s| s.bytes).max());
+    let others: u64 = info
+        .segments
+        .iter()
+        .filter(|s| !s.name.starts_with("blk."))
+        .map(|s| s.bytes)
+        .sum();
+    let third = others + (n_layer / 3) * layer.unwrap();
+    // Beside the weights: KV pages, scratch, and what the device keeps for itself.
+    let small = runtime.start(third + (2 << 20)).unwrap();
+    let on_small = load(&small, file, "m").await;
+
+    let (mut right, mut close, mut asked) = (0, 0, 0);
+    for (question, answer) in questions(120) {
+        let request = chat(&on_host, &question);
+        let prompt = request.prompt.clone();
+        let (_, expected, _) = run(&host, request).await;
+        let (text, ids, _) = run(&device, chat(&on_device, &question)).await;
+        let (_, ids_small, summary) = run(&small, chat(&on_small, &question)).await;
+        assert!(summary.cache.misses > 0, "nothing was missing: {summary:?}");
+        assert_eq!(
+            ids, ids_small,
+            "{file}: a small budget changes the text: {question}"
+        );
+        asked += 1;
+        right += usize::from(text.trim() == answer);
+        if let Some(gap) = gap(&host, &on_host, &prompt, &expected, &ids).await {
+            assert!(
+                gap.abs() < TOLERANCE,
+                "{file}: {text:?} is no equal of the host's: {gap} to {question}"
+            );
+            println!("{file}: a token as good as the host's, by {gap}: {question}");
+            close += 1;
+        }
+    }
+    let cache = small.snapshot().cache;
+    println!(
+        "{file}: {right} of {asked} right, {close} with a token as good as the host's; a third of the layers: {} evictions",
+        cache.evictions
+    );
+    assert!(right + 2 >= asked, "{right} of {asked}");
+    assert!(close * 20 <= asked, "{close} of {asked} differ");
+    assert!(cache.evictions > 0);
+    let graphs = runtime.live().graphs;
+    assert!(
+        graphs > 0,
+        "decode steps are recorded where everything is resident"
+    );
+    assert!(device.snapshot().device.allocations < 10);
+    device.end().unwrap();
+    small.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
+#[tokio::test]
+async fn tiny_llama_says_what_it_says_on_the_host() {
+    exam("tiny-llama-Q4_K_M.gguf").await;
+}
+
+#[tokio::test]
+async fn tiny_qwen3_says_what_it_says_on_the_host() {
+    exam("tiny-qwen3-Q8_0.gguf").await;
+}
+
+/// Answers to some questions, one after another.
+async fn answers(engine: &EngineHandle, model: &Arc<LoadedModel>, n: usize) -> Vec<Vec<u32>> {
+    let mut ids = Vec::new();
+    for (question, _) in questions(n) {
+        ids.push(run(engine, chat(model, &question)).await.1);
+    }
+    ids
+}
+
+#[tokio::test]
+async fn two_models_share_a_card_that_holds_one_and_a_half() {
+    let runtime = Runtime::new();
+    let roomy = runtime.start(ROOMY).unwrap();
+    let (llama, qwen) = ("tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf");
+    let (a, b) = (
+        load(&roomy, llama, "a").await,
+        load(&roomy, qwen, "b").await,
+    );
+    let bytes = |m: &Arc<LoadedModel>| m.model().info().tensor_bytes;
+    let budget = (bytes(&a) + bytes(&b)) * 3 / 4;
+    let (alone_a, alone_b) = (answers(&roomy, &a, 8).await, answers(&roomy, &b, 8).await);
+    roomy.end().unwrap();
+
+    let shared = runtime.start(budget & !255).unwrap();
+    let (a, b) = (
+        load(&shared, llama, "a").await,
+        load(&shared, qwen, "b").await,
+    );
+    for (i, (question, _)) in questions(8).into_iter().enumerate() {
+        let (_, ids, _) = run(&shared, chat(&a, &question)).await;
+        assert_eq!(ids, alone_a[i], "{question}");
+        let (_, ids, _) = run(&shared, chat(&b, &question)).await;
+        assert_eq!(ids, alone_b[i], "{question}");
+    }
+    let cache = shared.snapshot().cache;
+    println!("{cache:?}");
+    assert!(cache.evictions > 0);
+    // The one large allocation is the budget, by the driver's count too.
+    assert_eq!(runtime.live().bytes, cache.budget_bytes);
+    shared.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
+#[tokio::test]
+async fn requests_in_turn_on_one_model_say_what_they_say_alone() {
+    let runtime = Runtime::new();
+    let engine = runtime.start(ROOMY).unwrap();
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let alone = answers(&engine, &model, 6).await;
+    let together = questions(6).into_iter().map(|(question, _)| {
+        let request = chat(&model, &question);
+        let engine: EngineHandle = engine.clone();
+        tokio::spawn(async move { run(&engine, request).await.1 })
+    });
+    let together: Vec<_> = together.collect();
+    for (task, expected) in together.into_iter().zip(alone) {
+        assert_eq!(task.await.unwrap(), expected);
+    }
+    drop(model);
+    engine.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_registered_goes_through_pinned_memory() {
+    let runtime = Runtime::new();
+    let file = "tiny-llama-Q4_K_M.gguf";
+    let registering = runtime.start(ROOMY).unwrap();
+    let model = load(&registering, file, "m").await;
+    let expected = answers(&registering, &model, 4).await;
+    assert!(runtime.live().registrations > 0);
+    registering.end().unwrap();
+    runtime.set_register(false);
+    // In the second case a row of the file's is larger than a third of a piece.
+    for (pieces, piece_bytes) in [(8, 1 << 20), (2, 4096)] {
+        let config = GpuConfig {
+            ring_pieces: pieces,
+            ring_piece_bytes: piece_bytes,
+            ..gpu_config(&runtime)
+        };
+        let engine = runtime.start_with(config, ROOMY).unwrap();
+        let model = load(&engine, file, "m").await;
+        assert_eq!(answers(&engine, &model, 4).await, expected);
+        assert_eq!(runtime.live().registrations, 0);
+        engine.end().unwrap();
+    }
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
+#[tokio::test]
+async fn memory_that_another_process_took_makes_the_budget_smaller() {
+    let runtime = Runtime::new();
+    let file = "tiny-llama-Q4_K_M.gguf";
+    runtime.set_memory(64 << 20, 58 << 20);
+    let engine = runtime.start(16 << 20).unwrap();
+    let budget = engine.snapshot().cache.budget_bytes;
+    assert!((4 << 20..=6 << 20).contains(&budget), "{budget}");
+    let model = load(&engine, file, "m").await;
+    let expected = answers(&engine, &model, 4).await;
+    // More is refused with the numbers, and what was in force stays so.
+    let error = engine
+        .set_budget(Budget::Bytes(16 << 20))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Exhausted { .. }), "{error:?}");
+    let text = error.to_string();
+    let free = (6 << 20) - budget;
+    for number in [16 << 20, free, budget] {
+        assert!(text.contains(&number.to_string()), "{number} in: {text}");
+    }
+    assert_eq!(engine.snapshot().cache.budget_bytes, budget);
+    assert_eq!(answers(&engine, &model, 4).await, expected);
+    // What the other gave back can be had, beside what is held while it is moved.
+    runtime.set_memory(64 << 20, 0);
+    engine.set_budget(Budget::Bytes(16 << 20)).await.unwrap();
+    assert_eq!(runtime.live().bytes, 16 << 20);
+    assert_eq!(answers(&engine, &model, 4).await, expected);
+    drop(model);
+    engine.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}

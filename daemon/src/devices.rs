@@ -1,0 +1,390 @@
+//! Which GPUs there are: each vendor's driver is asked in a process of its own.
+//!
+//! A vendor's library may hang or crash while it looks for cards. In a child process (this program again, with a hidden
+//! argument) it takes nothing along: the child is killed after [`LIMIT`], and its report says so.
+//!
+//! *Invariant:* the daemon never waits longer than [`LIMIT`] and [`KILL_WAIT`] for a child; one that cannot be killed is
+//! left alone, and no other is started for that vendor while it lives.
+
+use std::fmt;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rocmforge_engine::api::{Libraries, Report, Vendor, probe_vendor};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+
+/// The hidden argument of the child; the vendor's name follows.
+pub const CHILD_ARGUMENT: &str = "--probe-child";
+/// How long a driver may take to tell its devices.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How long a killed child may take to end.
+const KILL_WAIT: Duration = Duration::from_secs(1);
+/// How often the parent looks whether a child has ended.
+const POLL: Duration = Duration::from_millis(5);
+/// How long an answer is kept.
+const KEPT: Duration = Duration::from_secs(30);
+/// Looks at a time, each on a blocking thread.
+pub(crate) const AT_ONCE: usize = 1;
+/// Most bytes that a child may say: below a pipe's capacity, so that it ends without being read.
+const ANSWER_BYTES_MAX: usize = 60 << 10;
+
+/// A vendor's driver, as far as it was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundDriver {
+    /// `hip` or `cuda`.
+    pub kind: String,
+    /// Libraries that could not be opened, with the loader's words.
+    pub tried: Vec<(String, String)>,
+    /// The library that was opened.
+    pub library: Option<String>,
+    /// Version of the driver.
+    pub driver_version: Option<String>,
+    /// Version of the runtime.
+    pub runtime_version: Option<String>,
+    /// Its devices.
+    pub devices: Vec<FoundDevice>,
+    /// What went wrong.
+    pub errors: Vec<String>,
+}
+
+/// A device, as its driver describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundDevice {
+    /// The driver's number of it.
+    pub ordinal: u32,
+    /// The card's name.
+    pub name: String,
+    /// What kernels are compiled for.
+    pub arch: String,
+    /// Its memory in bytes.
+    pub memory_bytes: u64,
+    /// Compute units or streaming multiprocessors.
+    pub compute_units: u32,
+    /// Lanes of a wave.
+    pub wave_size: u32,
+    /// PCI address.
+    pub pci_address: String,
+    /// Whether it shares its memory with the host.
+    pub integrated: bool,
+}
+
+impl From<&Report> for FoundDriver {
+    fn from(report: &Report) -> Self {
+        Self {
+            kind: report.vendor.name().to_owned(),
+            tried: report
+                .tried
+                .iter()
+                .map(|attempt| (attempt.library.clone(), attempt.message.clone()))
+                .collect(),
+            library: report.library.clone(),
+            driver_version: report.versions.as_ref().map(|v| v.driver.clone()),
+            runtime_version: report.versions.as_ref().map(|v| v.runtime.clone()),
+            devices: report
+                .devices
+                .iter()
+                .map(|device| FoundDevice {
+                    ordinal: device.ordinal,
+                    name: device.name.clone(),
+                    arch: device.arch.clone(),
+                    memory_bytes: device.total_bytes,
+                    compute_units: device.compute_units,
+                    wave_size: device.wave,
+                    pci_address: device.pci_bus_id.clone(),
+                    integrated: device.integrated,
+                })
+                .collect(),
+            errors: report.errors.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+impl FoundDriver {
+    /// Of a vendor whose driver could not even be asked.
+    fn failed(vendor: Vendor, error: String) -> Self {
+        Self {
+            kind: vendor.name().to_owned(),
+            tried: Vec::new(),
+            library: None,
+            driver_version: None,
+            runtime_version: None,
+            devices: Vec::new(),
+            errors: vec![error],
+        }
+    }
+}
+
+impl fmt::Display for FoundDriver {
+    /// A line a finding.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = &self.kind;
+        for (library, message) in &self.tried {
+            writeln!(f, "{kind}: {library}: {message}")?;
+        }
+        let unknown = || "unknown".to_owned();
+        for device in &self.devices {
+            writeln!(
+                f,
+                "{kind}:{} {} ({}, {} compute units, {} MiB) at {}; {}, driver {}",
+                device.ordinal,
+                device.name,
+                device.arch,
+                device.compute_units,
+                device.memory_bytes >> 20,
+                device.pci_address,
+                self.library.clone().unwrap_or_else(unknown),
+                self.driver_version.clone().unwrap_or_else(unknown),
+            )?;
+        }
+        for error in &self.errors {
+            match &self.library {
+                Some(library) => writeln!(f, "{kind}: {library}: {error}")?,
+                None => writeln!(f, "{kind}: {error}")?,
+            }
+        }
+        if let (Some(library), true, true) = (
+            &self.library,
+            self.devices.is_empty(),
+            self.errors.is_empty(),
+        ) {
+            writeln!(f, "{kind}: {library}: no device")?;
+        }
+        Ok(())
+    }
+}
+
+/// What the child does: asks one vendor's driver and writes what it said. Returns its exit code.
+pub fn child_main(vendor: &str) -> u8 {
+    let Some(vendor) = [Vendor::Hip, Vendor::Cuda]
+        .into_iter()
+        .find(|v| v.name() == vendor)
+    else {
+        return 2;
+    };
+    let found = FoundDriver::from(&probe_vendor(vendor, &Libraries::from_env()));
+    match serde_json::to_string(&found) {
+        // A library may have written to the standard output before; the last line is ours.
+        Ok(text) if text.len() < ANSWER_BYTES_MAX => {
+            println!("\n{text}");
+            0
+        }
+        _ => 1,
+    }
+}
+
+/// The devices that were found last, and the children that would not die.
+///
+/// *Threads:* shared by the services; its locks are held for moments, never while a child is waited for.
+#[derive(Debug)]
+pub struct Devices {
+    kept: Mutex<Option<(Instant, Arc<[FoundDriver]>)>>,
+    stuck: Mutex<Vec<(Vendor, Child)>>,
+    /// One looks at a time; others take what it found.
+    looking: Arc<Semaphore>,
+    exe: PathBuf,
+    limit: Duration,
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        // The running program, also when its file was replaced since.
+        Self::asking("/proc/self/exe".into(), LIMIT)
+    }
+}
+
+impl Devices {
+    /// Asks through a program that understands [`CHILD_ARGUMENT`], which may take `limit`.
+    pub fn asking(exe: PathBuf, limit: Duration) -> Self {
+        Self {
+            kept: Mutex::new(None),
+            stuck: Mutex::new(Vec::new()),
+            looking: Arc::new(Semaphore::new(AT_ONCE)),
+            exe,
+            limit,
+        }
+    }
+
+    /// Both vendors' drivers: as found a moment ago, else asked now on a blocking thread.
+    pub async fn list(self: &Arc<Self>) -> Arc<[FoundDriver]> {
+        let turn = Arc::clone(&self.looking).acquire_owned().await;
+        if let Some(found) = self.kept() {
+            return found;
+        }
+        let asking = Arc::clone(self);
+        // The turn goes along: a caller who leaves does not make room for another look beside this one.
+        let asked = tokio::task::spawn_blocking(move || {
+            let found: Arc<[FoundDriver]> = asking.ask().into();
+            *lock(&asking.kept) = Some((Instant::now(), Arc::clone(&found)));
+            drop(turn);
+            found
+        });
+        asked.await.unwrap_or_default()
+    }
+
+    fn kept(&self) -> Option<Arc<[FoundDriver]>> {
+        let kept = lock(&self.kept);
+        let (at, found) = kept.as_ref()?;
+        (at.elapsed() < KEPT).then(|| Arc::clone(found))
+    }
+
+    /// Asks both vendors' drivers at once.
+    fn ask(&self) -> Vec<FoundDriver> {
+        let started: Vec<_> = [Vendor::Hip, Vendor::Cuda]
+            .map(|vendor| (vendor, self.start(vendor)))
+            .into();
+        let give_up = Instant::now() + self.limit;
+        let answers = started.into_iter().map(|(vendor, child)| {
+            child
+                .and_then(|child| self.answer(vendor, child, give_up))
+                .unwrap_or_else(|error| FoundDriver::failed(vendor, error))
+        });
+        answers.collect()
+    }
+
+    fn start(&self, vendor: Vendor) -> Result<Child, String> {
+        let mut stuck = lock(&self.stuck);
+        stuck.retain_mut(|(_, child)| matches!(child.try_wait(), Ok(None)));
+        if let Some((_, child)) = stuck.iter().find(|(of, _)| *of == vendor) {
+            return Err(format!(
+                "the driver hangs: process {} asked it and cannot be ended",
+                child.id()
+            ));
+        }
+        Command::new(&self.exe)
+            .arg(CHILD_ARGUMENT)
+            .arg(vendor.name())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("no process could be started to ask the driver: {error}"))
+    }
+
+    fn answer(
+        &self,
+        vendor: Vendor,
+        mut child: Child,
+        give_up: Instant,
+    ) -> Result<FoundDriver, String> {
+        let Some(status) = ended(&mut child, give_up) else {
+            // It may have ended in between, which is as well.
+            let _ = child.kill();
+            if ended(&mut child, Instant::now() + KILL_WAIT).is_none() {
+                lock(&self.stuck).push((vendor, child));
+            }
+            return Err(format!(
+                "the driver did not answer within {} s and hangs",
+                self.limit.as_secs_f64()
+            ));
+        };
+        let mut text = String::new();
+        let read = child.stdout.take().map(|pipe| {
+            pipe.take(ANSWER_BYTES_MAX as u64 * 2)
+                .read_to_string(&mut text)
+        });
+        // A library that breaks down in its exit handlers has told its devices before.
+        let last = text.lines().last().unwrap_or_default();
+        match (read, serde_json::from_str::<FoundDriver>(last)) {
+            (Some(Ok(_)), Ok(found)) => Ok(FoundDriver {
+                kind: vendor.name().to_owned(),
+                ..found
+            }),
+            _ => Err(format!(
+                "the driver broke down: the process that asked it ended with {status}"
+            )),
+        }
+    }
+}
+
+fn ended(child: &mut Child, give_up: Instant) -> Option<std::process::ExitStatus> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < give_up => std::thread::sleep(POLL),
+            _ => return None,
+        }
+    }
+}
+
+/// Values under these locks are whole at every moment.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A program for the child's place.
+    fn script(dir: &tempfile::TempDir, text: &str) -> PathBuf {
+        let path = dir.path().join("child");
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    async fn listed(text: &str, limit: Duration) -> Arc<[FoundDriver]> {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = Arc::new(Devices::asking(script(&dir, text), limit));
+        let found = devices.list().await;
+        assert_eq!(
+            found.iter().map(|d| d.kind.as_str()).collect::<Vec<_>>(),
+            ["hip", "cuda"]
+        );
+        found
+    }
+
+    #[tokio::test]
+    async fn a_driver_that_hangs_is_given_up() {
+        let found = listed("exec sleep 600", Duration::from_millis(200)).await;
+        for driver in &*found {
+            assert!(driver.errors[0].contains("hangs"), "{driver:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_driver_that_crashes_says_so() {
+        let found = listed("kill -SEGV $$", LIMIT).await;
+        for driver in &*found {
+            assert!(driver.errors[0].contains("SIGSEGV"), "{driver:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn words_of_a_library_before_the_answer_do_no_harm() {
+        let mut sent = FoundDriver::failed(Vendor::Hip, "no card".to_owned());
+        sent.library = Some("libx.so".to_owned());
+        let answer = serde_json::to_string(&sent).unwrap();
+        let found = listed(&format!("echo hello\necho '{answer}'\nexit 1"), LIMIT).await;
+        assert_eq!(found[0], sent);
+        assert_eq!(found[0].to_string(), "hip: libx.so: no card\n");
+    }
+
+    #[tokio::test]
+    async fn callers_share_one_look() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = dir.path().join("count");
+        let text = format!("echo $2 >> {}\nsleep 0.2\nexit 1", count.display());
+        let devices = Arc::new(Devices::asking(script(&dir, &text), LIMIT));
+        let calls = (0..8).map(|_| {
+            let devices = Arc::clone(&devices);
+            tokio::spawn(async move { devices.list().await.len() })
+        });
+        for call in calls.collect::<Vec<_>>() {
+            assert_eq!(call.await.unwrap(), 2);
+        }
+        let mut asked: Vec<_> = std::fs::read_to_string(&count)
+            .unwrap()
+            .lines()
+            .map(str::to_owned)
+            .collect();
+        asked.sort();
+        assert_eq!(asked, ["cuda", "hip"]);
+    }
+}

@@ -1,0 +1,237 @@
+// Prefill attention by mma.sync (NVIDIA, sm_80 and later). Included by attention_prefill.hip.
+//
+// A block has 128 entries, a warp 32 of them as two blocks of 16 rows: what it loads of K and V is multiplied twice. A step is
+// 64 keys. Shared memory: the queries as f16, scaled, and three places for 64 rows of K or V, in turn: while K is multiplied
+// its V and the next K are on their way. Rows are padded by 16 bytes so that ldmatrix meets no bank twice.
+// Fragments (PTX ISA, mma.m16n8k16): lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next; scores as they come
+// out are weights as they go in.
+#pragma once
+
+#define M_BLOCK 128u
+#define KEYS 64u
+#define STRIDE (DIM + 8u)
+
+FORCE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+FORCE void matrices(u32 at, u32 (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at));
+}
+FORCE void matrices_transposed(u32 at, u32 (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at));
+}
+// c += a [16][16] b [16][8]
+FORCE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// 16 bytes to shared memory when they come; zeros if `bytes` is 0.
+FORCE void copy16(u32 to, const void* from, u32 bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+FORCE void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the last group of copies have come.
+FORCE void copies_but_one() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+// Queues the copy of a step's keys (offset of K) or values, rows past `n_visible` as zeros.
+FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 n_visible, u32 to) {
+    constexpr u32 CHUNKS = DIM / 8;
+    const u32 first = step * KEYS;
+    if (first < n_visible) {
+        const u32 last_page = (n_visible - 1) / PAGE;
+        const u8* low = block.page(first / PAGE) + offset;
+        const u8* high = block.page(least(first / PAGE + 1, last_page)) + offset;
+#pragma unroll
+        for (u32 i = 0; i < KEYS * CHUNKS / THREADS; ++i) {
+            const u32 c = i * THREADS + thread_x(), r = c / CHUNKS, k = c % CHUNKS;
+            const u8* from = (r < PAGE ? low : high) + (r % PAGE * CHUNKS + k) * 16;
+            copy16(to + r * (STRIDE * 2) + k * 16, from, first + r < n_visible ? 16 : 0);
+        }
+    }
+    copies_end();
+}
+
+FORCE void attention_prefill(const AttentionPrefillArgs& a) {
+    extern __shared__ U32x4 shared_prefill[];
+    let_next_start();
+    wait_for_inputs();
+    const PrefillBlock block(a, M_BLOCK);
+    if (block.m0 >= block.entries) return;
+    const u32 l = lane(), m = block.m0 + wave() * 32;
+    const u32 queries = shared_address(shared_prefill);
+    const u32 places = queries + M_BLOCK * STRIDE * 2, place_bytes = KEYS * STRIDE * 2;
+    const u32 k_at = k_offset(a.kv, block.head_kv), v_at = v_offset(a.kv, block.head_kv);
+    const u32 n_visible = block.position(block.m0 + M_BLOCK - 1) + 1;
+    const u32 n_steps = (n_visible + KEYS - 1) / KEYS;
+    // Which of the three places K of this step, V of this step and K of the next one have.
+    u32 k_place = places, v_place = places + place_bytes, next_place = places + 2 * place_bytes;
+    copy_rows(block, 0, k_at, n_visible, k_place);
+    copy_rows(block, 0, v_at, n_visible, v_place);
+    copy_rows(block, 1, k_at, n_visible, next_place);
+    const float factor = a.scale * 1.44269504088896341f;
+    for (u32 i = thread_x(); i < M_BLOCK * (DIM / 8); i += THREADS) {
+        const u32 e = i / (DIM / 8), k = i % (DIM / 8);
+        const F32x4* from = (const F32x4*)(a.q + block.element(block.m0 + e) + k * 8);
+        const F32x4 x = from[0], y = from[1];
+        shared_prefill[e * (STRIDE / 8) + k] =
+            U32x4{pack_f16(x.x * factor, x.y * factor), pack_f16(x.z * factor, x.w * factor),
+                  pack_f16(y.x * factor, y.y * factor), pack_f16(y.z * factor, y.w * factor)};
+    }
+    // Positions of this lane's four rows, and the first of the warp.
+    u32 position[2][2];
+#pragma unroll
+    for (u32 b = 0; b < 2; ++b) {
+        position[b][0] = block.position(m + 16 * b + l / 4);
+        position[b][1] = block.position(m + 16 * b + l / 4 + 8);
+    }
+    const u32 first_position = block.position(m);
+    float out[2][DIM / 8][4], largest[2][2], total[2][2];
+#pragma unroll
+    for (u32 b = 0; b < 2; ++b) {
+#pragma unroll
+        for (u32 h = 0; h < 2; ++h) {
+            largest[b][h] = NEG_INF;
+            total[b][h] = 0.0f;
+        }
+#pragma unroll
+        for (u32 d = 0; d < DIM / 8; ++d) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) out[b][d][i] = 0.0f;
+        }
+    }
+    const u32 q_lane = queries + ((wave() * 32 + l % 16) * STRIDE + l / 16 * 8) * 2;
+    const u32 k_lane = ((l / 16 * 8 + l % 8) * STRIDE + l / 8 % 2 * 8) * 2;
+    const u32 v_lane = ((l / 8 % 2 * 8 + l % 8) * STRIDE + l / 16 * 8) * 2;
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+    block_sync();
+    for (u32 step = 0; step < n_steps; ++step) {
+        float s[2][KEYS / 8][4];
+#pragma unroll
+        for (u32 b = 0; b < 2; ++b) {
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) s[b][n][i] = 0.0f;
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < DIM / 16; ++k) {
+            u32 x[2][4];
+            matrices(q_lane + k * 32, x[0]);
+            matrices(q_lane + 16 * STRIDE * 2 + k * 32, x[1]);
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 16; ++n) {
+                u32 y[4];
+                matrices(k_place + k_lane + n * (16 * STRIDE * 2) + k * 32, y);
+#pragma unroll
+                for (u32 b = 0; b < 2; ++b) {
+                    multiply(s[b][2 * n], x[b], y[0], y[1]);
+                    multiply(s[b][2 * n + 1], x[b], y[2], y[3]);
+                }
+            }
+        }
+        // V has come, and nobody reads K any more.
+        copies_but_one();
+        block_sync();
+        copy_rows(block, step + 1, v_at, n_visible, k_place);
+        if (step * KEYS + KEYS > first_position + 1) {
+#pragma unroll
+            for (u32 b = 0; b < 2; ++b) {
+#pragma unroll
+                for (u32 n = 0; n < KEYS / 8; ++n) {
+                    const u32 p = step * KEYS + n * 8 + l % 4 * 2;
+#pragma unroll
+                    for (u32 i = 0; i < 4; ++i) {
+                        if (p + i % 2 > position[b][i / 2]) s[b][n][i] = NEG_INF;
+                    }
+                }
+            }
+        }
+        bool grown = false;
+        float m_new[2][2];
+#pragma unroll
+        for (u32 b = 0; b < 2; ++b) {
+#pragma unroll
+            for (u32 h = 0; h < 2; ++h) {
+                float x = largest[b][h];
+#pragma unroll
+                for (u32 n = 0; n < KEYS / 8; ++n) x = max_of(x, max_of(s[b][n][2 * h], s[b][n][2 * h + 1]));
+                x = max_of(x, shuffle_xor(x, 1));
+                x = max_of(x, shuffle_xor(x, 2));
+                m_new[b][h] = x;
+                grown = grown || x > largest[b][h] + LAG;
+            }
+        }
+        if (__any_sync(0xffffffffu, grown)) {
+#pragma unroll
+            for (u32 b = 0; b < 2; ++b) {
+                const float low = exp2_of(largest[b][0] - m_new[b][0]), high = exp2_of(largest[b][1] - m_new[b][1]);
+                largest[b][0] = m_new[b][0];
+                largest[b][1] = m_new[b][1];
+                total[b][0] *= low;
+                total[b][1] *= high;
+#pragma unroll
+                for (u32 d = 0; d < DIM / 8; ++d) {
+                    out[b][d][0] *= low;
+                    out[b][d][1] *= low;
+                    out[b][d][2] *= high;
+                    out[b][d][3] *= high;
+                }
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < KEYS / 16; ++k) {
+            u32 w[2][4];
+#pragma unroll
+            for (u32 b = 0; b < 2; ++b) {
+#pragma unroll
+                for (u32 h = 0; h < 2; ++h) {
+#pragma unroll
+                    for (u32 half = 0; half < 2; ++half) {
+                        const float x = exp2_of(s[b][2 * k + half][2 * h] - largest[b][h]);
+                        const float y = exp2_of(s[b][2 * k + half][2 * h + 1] - largest[b][h]);
+                        total[b][h] += x + y;
+                        w[b][2 * half + h] = pack_f16(x, y);
+                    }
+                }
+            }
+#pragma unroll
+            for (u32 d = 0; d < DIM / 16; ++d) {
+                u32 y[4];
+                matrices_transposed(v_place + v_lane + k * (16 * STRIDE * 2) + d * 32, y);
+#pragma unroll
+                for (u32 b = 0; b < 2; ++b) {
+                    multiply(out[b][2 * d], w[b], y[0], y[1]);
+                    multiply(out[b][2 * d + 1], w[b], y[2], y[3]);
+                }
+            }
+        }
+        // The next K has come, and nobody reads V any more.
+        copies_but_one();
+        block_sync();
+        copy_rows(block, step + 2, k_at, n_visible, v_place);
+        const u32 old_k = k_place, old_v = v_place;
+        k_place = next_place;
+        v_place = old_k;
+        next_place = old_v;
+    }
+#pragma unroll
+    for (u32 b = 0; b < 2; ++b) {
+#pragma unroll
+        for (u32 h = 0; h < 2; ++h) {
+            float x = total[b][h];
+            x += shuffle_xor(x, 1);
+            x += shuffle_xor(x, 2);
+            const float share = 1.0f / x;
+            const u32 e = m + 16 * b + 8 * h + l / 4;
+            if (e < block.entries) {
+                float* to = a.out + block.element(e) + l % 4 * 2;
+#pragma unroll
+                for (u32 d = 0; d < DIM / 8; ++d) *(F32x2*)(to + d * 8) = F32x2{out[b][d][2 * h] * share, out[b][d][2 * h + 1] * share};
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+// Prefill attention in f32 arithmetic, for what has no matrix instructions that are used here. Included by
+// attention_prefill.hip.
+//
+// 64 entries a block, threads in 16 x 8. A page of K, then of V, goes through shared memory as f16; each thread has 4 entries x 4
+// positions of scores and 4 entries x DIM / 8 outputs.
+#pragma once
+
+#define M_BLOCK 64u
+
+FORCE void attention_prefill(const AttentionPrefillArgs& a) {
+    // Queries transposed in f16: [DIM][M_BLOCK]; a page of K or V in f16: [PAGE][DIM + 4]; weights [M_BLOCK][PAGE].
+    __shared__ alignas(16) u16 q[DIM][M_BLOCK + 4];
+    __shared__ alignas(16) u16 kv[PAGE][DIM + 4];
+    __shared__ float weights[M_BLOCK][PAGE + 1];
+    let_next_start();
+    wait_for_inputs();
+    const PrefillBlock block(a, M_BLOCK);
+    if (block.m0 >= block.entries) return;
+    const u32 t = thread_x();
+    const float factor = a.scale * 1.44269504088896341f;
+    for (u32 i = t; i < M_BLOCK * DIM; i += THREADS) {
+        u32 e = i / DIM, d = i % DIM;
+        q[d][e] = f16_of_f32(a.q[block.element(block.m0 + e) + d] * factor);
+    }
+    const u32 entries4 = t / 8 * 4, column = t % 8;
+    float largest[4], total[4], acc[4][DIM / 8];
+#pragma unroll
+    for (u32 r = 0; r < 4; ++r) {
+        largest[r] = NEG_INF;
+        total[r] = 0.0f;
+#pragma unroll
+        for (u32 d = 0; d < DIM / 8; ++d) acc[r][d] = 0.0f;
+    }
+    const u32 n_visible = block.position(block.m0 + M_BLOCK - 1) + 1;
+    for (u32 page = 0; page * PAGE < n_visible; ++page) {
+        const u8* at = block.page(page);
+        const u32* keys = (const u32*)(at + k_offset(a.kv, block.head_kv));
+        const u32* values = (const u32*)(at + v_offset(a.kv, block.head_kv));
+        block_sync();
+        for (u32 i = t; i < PAGE * DIM / 2; i += THREADS) *(u32*)&kv[i / (DIM / 2)][i % (DIM / 2) * 2] = keys[i];
+        block_sync();
+        float s[4][4];
+#pragma unroll
+        for (u32 r = 0; r < 4; ++r) {
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) s[r][j] = 0.0f;
+        }
+        for (u32 d = 0; d < DIM; ++d) {
+            float x[4], y[4];
+#pragma unroll
+            for (u32 r = 0; r < 4; ++r) x[r] = f32_of_f16(q[d][entries4 + r]);
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) y[j] = f32_of_f16(kv[column + 8 * j][d]);
+#pragma unroll
+            for (u32 r = 0; r < 4; ++r) {
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) s[r][j] += x[r] * y[j];
+            }
+        }
+#pragma unroll
+        for (u32 r = 0; r < 4; ++r) {
+            u32 visible = block.position(block.m0 + entries4 + r) + 1;  // positions below this
+            float m = largest[r];
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                if (page * PAGE + column + 8 * j >= visible) s[r][j] = NEG_INF;
+                m = max_of(m, s[r][j]);
+            }
+            m = lanes_max(m, 8);
+            float sum = 0.0f;
+#pragma unroll
+            for (u32 j = 0; j < 4; ++j) {
+                float w = exp2_of(s[r][j] - m);
+                weights[entries4 + r][column + 8 * j] = w;
+                sum += w;
+            }
+            float rescale = exp2_of(largest[r] - m);
+            total[r] = total[r] * rescale + lanes_sum(sum, 8);
+            largest[r] = m;
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; ++d) acc[r][d] *= rescale;
+        }
+        block_sync();
+        for (u32 i = t; i < PAGE * DIM / 2; i += THREADS) *(u32*)&kv[i / (DIM / 2)][i % (DIM / 2) * 2] = values[i];
+        block_sync();
+        // Slots past the last position may hold anything, NaN too: their weight is zero, so they are left out.
+        const u32 n_slots = least(PAGE, n_visible - page * PAGE);
+        for (u32 p = 0; p < n_slots; ++p) {
+            float w[4];
+#pragma unroll
+            for (u32 r = 0; r < 4; ++r) w[r] = weights[entries4 + r][p];
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; ++d) {
+                float v = f32_of_f16(kv[p][column + 8 * d]);
+#pragma unroll
+                for (u32 r = 0; r < 4; ++r) acc[r][d] += w[r] * v;
+            }
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < 4; ++r) {
+        if (block.m0 + entries4 + r < block.entries) {
+            float* out = a.out + block.element(block.m0 + entries4 + r);
+            const float share = 1.0f / total[r];
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; ++d) out[column + 8 * d] = acc[r][d] * share;
+        }
+    }
+}

@@ -1,0 +1,253 @@
+// Prefill attention by AMD's matrix instructions: WMMA on gfx11 and gfx12, MFMA on gfx908 and later gfx9. Included by
+// attention_prefill.hip.
+//
+// 64 entries a block, 16 queries (gfx9: 32) a wave; a step is a page. Scores are computed transposed, S^T = K Q^T, and so are the
+// outputs, O^T = V^T P^T: then a lane has one query (its column, lane % 16) in both, rescaling is by a number of its own, and
+// weights are, converted to f16, the second operand of the next product as they lie. Shared memory: a page of K as it is and one of
+// V transposed, rows padded by 16 bytes; the next page travels in registers meanwhile where there are enough of them.
+// Fragments of a 16 x 16 x 16 product, G = lane / 16: the operands' lane has row (column) lane % 16 and the elements k of
+// gfx11: all 16; gfx12: 8 G + 0..7; gfx9: 4 G + 0..3. The result's lane has column lane % 16 and rows of gfx11: 2 i + G; gfx12: 8 G + i;
+// gfx9: 4 G + i. On gfx11 the rows of the first operand are taken in another order, so that 8 G + i holds there too.
+#pragma once
+
+#define M_BLOCK 64u
+
+typedef float F4 __attribute__((ext_vector_type(4)));
+typedef float F8 __attribute__((ext_vector_type(8)));
+typedef _Float16 H4 __attribute__((ext_vector_type(4)));
+typedef _Float16 H8 __attribute__((ext_vector_type(8)));
+typedef _Float16 H16 __attribute__((ext_vector_type(16)));
+
+#if defined(__GFX11__)
+typedef H16 Operand;
+typedef F8 Result;
+FORCE Result multiply(Operand a, Operand b, Result c) { return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, c); }
+FORCE u32 operand_row() { return lane() % 2 * 8 + lane() % 16 / 2; }
+FORCE u32 operand_at() { return 0; }
+#elif defined(__GFX12__)
+typedef H8 Operand;
+typedef F8 Result;
+FORCE Result multiply(Operand a, Operand b, Result c) { return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a, b, c); }
+FORCE u32 operand_row() { return lane() % 16; }
+FORCE u32 operand_at() { return lane() / 16 * 8; }
+#else
+typedef H4 Operand;
+typedef F4 Result;
+FORCE Result multiply(Operand a, Operand b, Result c) { return __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0); }
+FORCE u32 operand_row() { return lane() % 16; }
+FORCE u32 operand_at() { return lane() / 16 * 4; }
+#endif
+#define OPERAND_WORDS (sizeof(Operand) / 4)
+#define RESULTS (sizeof(Result) / 4)
+// Blocks of 16 queries a wave.
+#define BLOCKS (M_BLOCK / 16 / (THREADS / WAVE))
+
+union OperandWords {
+    Operand v;
+    u32 w[OPERAND_WORDS];
+};
+
+// An operand at a place in shared memory or of f32 values.
+FORCE Operand operand(const u16* at) {
+    OperandWords o;
+#pragma unroll
+    for (u32 i = 0; i < OPERAND_WORDS / 2; ++i) {
+        const rf_u32x2 two = ((const rf_u32x2*)at)[i];
+        o.w[2 * i] = two.x;
+        o.w[2 * i + 1] = two.y;
+    }
+    return o.v;
+}
+// The weights of 16 keys, as the product of K left them, as an operand.
+FORCE Operand operand(const Result& p) {
+    OperandWords o;
+#if defined(__GFX11__)
+    // The other half of the keys is with lane ^ 16.
+    const bool upper = lane() >= 16;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 mine = pack_f16(p[2 * i], p[2 * i + 1]), other = shuffle_xor(mine, 16);
+        o.w[i] = upper ? other : mine;
+        o.w[4 + i] = upper ? mine : other;
+    }
+#else
+#pragma unroll
+    for (u32 i = 0; i < OPERAND_WORDS; ++i) o.w[i] = pack_f16(p[2 * i], p[2 * i + 1]);
+#endif
+    return o.v;
+}
+// Over the lanes of one query.
+FORCE float query_max(float v) {
+#pragma unroll
+    for (u32 x = 16; x < WAVE; x *= 2) v = max_of(v, shuffle_xor(v, x));
+    return v;
+}
+FORCE float query_sum(float v) {
+#pragma unroll
+    for (u32 x = 16; x < WAVE; x *= 2) v += shuffle_xor(v, x);
+    return v;
+}
+
+#define CHUNKS (DIM / 8)
+// 16-byte chunks of K that a thread brings, and pairs of rows' chunks of V.
+#define K_EACH ((PAGE * CHUNKS + THREADS - 1) / THREADS)
+#define V_EACH ((PAGE / 2 * CHUNKS + THREADS - 1) / THREADS)
+
+// gfx11's operands take twice the registers.
+#if defined(__GFX11__)
+#define AHEAD (DIM < 128)
+#else
+#define AHEAD true
+#endif
+
+// A page on its way to shared memory.
+struct Travelling {
+    rf_u32x4 k[K_EACH], v[V_EACH][2];
+
+    FORCE void load(const PrefillBlock& block, u32 page) {
+        const u8* at = block.page(page);
+        const rf_u32x4* keys = (const rf_u32x4*)(at + k_offset(block.a.kv, block.head_kv));
+        const rf_u32x4* values = (const rf_u32x4*)(at + v_offset(block.a.kv, block.head_kv));
+#pragma unroll
+        for (u32 i = 0; i < K_EACH; ++i) {
+            const u32 c = i * THREADS + thread_x();
+            if (c < PAGE * CHUNKS) k[i] = keys[c];
+        }
+#pragma unroll
+        for (u32 i = 0; i < V_EACH; ++i) {
+            const u32 c = i * THREADS + thread_x(), pair = c % (PAGE / 2), chunk = c / (PAGE / 2);
+            if (chunk < CHUNKS) {
+                v[i][0] = values[2 * pair * CHUNKS + chunk];
+                v[i][1] = values[(2 * pair + 1) * CHUNKS + chunk];
+            }
+        }
+    }
+    // Slots from `n_slots` on may hold anything, NaN too: their values become zeros, as their weights do.
+    FORCE void store(u16 (*keys)[DIM + 8], u16 (*values)[PAGE + 8], u32 n_slots) const {
+#pragma unroll
+        for (u32 i = 0; i < K_EACH; ++i) {
+            const u32 c = i * THREADS + thread_x();
+            if (c < PAGE * CHUNKS) *(rf_u32x4*)&keys[c / CHUNKS][c % CHUNKS * 8] = k[i];
+        }
+#pragma unroll
+        for (u32 i = 0; i < V_EACH; ++i) {
+            const u32 c = i * THREADS + thread_x(), pair = c % (PAGE / 2), chunk = c / (PAGE / 2);
+            const u32 mask = (2 * pair < n_slots ? 0xffffu : 0) | (2 * pair + 1 < n_slots ? 0xffff0000u : 0);
+            if (chunk < CHUNKS) {
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) {
+                    const u32 x = v[i][0][j], y = v[i][1][j];
+                    *(u32*)&values[chunk * 8 + 2 * j][2 * pair] = ((x & 0xffffu) | (y << 16)) & mask;
+                    *(u32*)&values[chunk * 8 + 2 * j + 1][2 * pair] = ((x >> 16) | (y & 0xffff0000u)) & mask;
+                }
+            }
+        }
+    }
+};
+
+FORCE void attention_prefill(const AttentionPrefillArgs& a) {
+    __shared__ alignas(16) u16 keys[PAGE][DIM + 8];
+    __shared__ alignas(16) u16 values[DIM][PAGE + 8];
+    const PrefillBlock block(a, M_BLOCK);
+    if (block.m0 >= block.entries) return;
+    const u32 query = lane() % 16, group = lane() / 16, m = block.m0 + wave() * 16 * BLOCKS;
+    const u32 n_visible = block.position(block.m0 + M_BLOCK - 1) + 1;
+    const u32 n_pages = (n_visible + PAGE - 1) / PAGE;
+    const float factor = a.scale * 1.44269504088896341f;
+    Travelling next;
+    if (AHEAD) next.load(block, 0);
+    Operand q[BLOCKS][DIM / 16];
+    Result out[BLOCKS][DIM / 16];
+    float largest[BLOCKS], total[BLOCKS];
+    u32 position[BLOCKS];
+#pragma unroll
+    for (u32 b = 0; b < BLOCKS; ++b) {
+        const float* from = a.q + block.element(m + 16 * b + query) + operand_at();
+        position[b] = block.position(m + 16 * b + query);
+        largest[b] = NEG_INF;
+        total[b] = 0.0f;
+#pragma unroll
+        for (u32 d = 0; d < DIM / 16; ++d) {
+            OperandWords o;
+#pragma unroll
+            for (u32 i = 0; i < OPERAND_WORDS; ++i) o.w[i] = pack_f16(from[d * 16 + 2 * i] * factor, from[d * 16 + 2 * i + 1] * factor);
+            q[b][d] = o.v;
+            out[b][d] = Result(0.0f);
+        }
+    }
+    for (u32 page = 0; page < n_pages; ++page) {
+        if (!AHEAD) next.load(block, page);
+        block_sync();
+        next.store(keys, values, n_visible - page * PAGE);
+        block_sync();
+        if (AHEAD) next.load(block, least(page + 1, n_pages - 1));
+        Result s[BLOCKS][PAGE / 16];
+#pragma unroll
+        for (u32 n = 0; n < PAGE / 16; ++n) {
+#pragma unroll
+            for (u32 b = 0; b < BLOCKS; ++b) s[b][n] = Result(0.0f);
+#pragma unroll
+            for (u32 d = 0; d < DIM / 16; ++d) {
+                const Operand k = operand(&keys[n * 16 + operand_row()][d * 16 + operand_at()]);
+#pragma unroll
+                for (u32 b = 0; b < BLOCKS; ++b) s[b][n] = multiply(k, q[b][d], s[b][n]);
+            }
+        }
+        Operand w[BLOCKS][PAGE / 16];
+#pragma unroll
+        for (u32 b = 0; b < BLOCKS; ++b) {
+            float x = largest[b];
+#pragma unroll
+            for (u32 n = 0; n < PAGE / 16; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < RESULTS; ++i) {
+                    const u32 p = page * PAGE + n * 16 + group * RESULTS + i;
+                    s[b][n][i] = p > position[b] ? NEG_INF : s[b][n][i];
+                    x = max_of(x, s[b][n][i]);
+                }
+            }
+            x = query_max(x);
+            if (x > largest[b] + LAG) {
+                const float rescale = exp2_of(largest[b] - x);
+                largest[b] = x;
+                total[b] *= rescale;
+#pragma unroll
+                for (u32 d = 0; d < DIM / 16; ++d) out[b][d] *= rescale;
+            }
+#pragma unroll
+            for (u32 n = 0; n < PAGE / 16; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < RESULTS; ++i) {
+                    s[b][n][i] = exp2_of(s[b][n][i] - largest[b]);
+                    total[b] += s[b][n][i];
+                }
+                w[b][n] = operand(s[b][n]);
+            }
+        }
+#pragma unroll
+        for (u32 d = 0; d < DIM / 16; ++d) {
+#pragma unroll
+            for (u32 n = 0; n < PAGE / 16; ++n) {
+                const Operand v = operand(&values[d * 16 + operand_row()][n * 16 + operand_at()]);
+#pragma unroll
+                for (u32 b = 0; b < BLOCKS; ++b) out[b][d] = multiply(v, w[b][n], out[b][d]);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 b = 0; b < BLOCKS; ++b) {
+        const float share = 1.0f / query_sum(total[b]);
+        const u32 e = m + 16 * b + query;
+        if (e < block.entries) {
+            float* to = a.out + block.element(e) + group * RESULTS;
+#pragma unroll
+            for (u32 d = 0; d < DIM / 16; ++d) {
+#pragma unroll
+                for (u32 i = 0; i < RESULTS; i += 4) {
+                    *(F32x4*)(to + d * 16 + i) =
+                        F32x4{out[b][d][i] * share, out[b][d][i + 1] * share, out[b][d][i + 2] * share, out[b][d][i + 3] * share};
+                }
+            }
+        }
+    }
+}

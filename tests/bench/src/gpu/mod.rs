@@ -1,0 +1,214 @@
+//! `gpu`: all that the engine on a GPU is judged by, in one run that needs nothing but this binary and a card.
+//!
+//! ```text
+//! table   figures beside must, aim, llama.cpp and the card's own ceilings    figures.rs, first.rs
+//! parity  every operation and type against the host                           parity.rs
+//! text    greedy text against the host's                                      text.rs
+//! soak    a mixed load with evictions, the budget watched                     soak/
+//! rounds  load, generate, unload: does memory grow?                           rounds.rs
+//! ```
+//!
+//! A figure short of its goal is marked; a check that fails, or a part that could not be run, makes the exit code 1.
+
+mod card;
+mod figures;
+pub(crate) mod first;
+mod models;
+mod parity;
+mod plan;
+mod rounds;
+mod soak;
+mod text;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+
+use crate::check::Check;
+use crate::device::DeviceArg;
+use crate::report::{Report, Row, figure};
+use crate::session::Session;
+use card::Card;
+use models::Models;
+use plan::Plan;
+
+/// Budget of the engine that only tells which device there is.
+const PROBE_BYTES: u64 = 64 << 20;
+
+/// A part of the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The figures.
+    Table,
+    /// Operations against the host's.
+    Parity,
+    /// Text against the host's.
+    Text,
+    /// A mixed load.
+    Soak,
+    /// Growth over many loads.
+    Rounds,
+}
+
+/// Options of `gpu`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The device to measure.
+    #[arg(long, value_enum, default_value = "auto")]
+    device: DeviceArg,
+    /// What to run, separated by commas.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "table,parity,text,soak,rounds"
+    )]
+    parts: Vec<Part>,
+    /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 14 GB at a time].
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
+    /// How long the mixed load lasts.
+    #[arg(long, default_value_t = 10.0, value_parser = minutes)]
+    soak_minutes: f64,
+    /// Rounds of load, generate, unload.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rounds: u32,
+    /// The folder of exam.json and the trained models [default: ROCMFORGE_FIXTURES, ROCMFORGE_TEST_DATA, the sources' own].
+    #[arg(long, value_name = "DIR")]
+    fixtures: Option<PathBuf>,
+    /// Seed of the mixed load and of random prompts; the same seed asks the same.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Mini models and few runs: shows that all of it works, not how fast.
+    #[arg(long)]
+    quick: bool,
+    /// Write the table to this file too.
+    #[arg(long, value_name = "FILE.md")]
+    out: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if !(0.01..=10_000.0).contains(&value) {
+        return Err("minutes are from 0.01 to 10000".to_owned());
+    }
+    Ok(value)
+}
+
+/// What all parts share.
+pub(crate) struct Bench {
+    /// The device, which is a definite one.
+    pub(crate) device: DeviceArg,
+    /// `host`, `hip` or `cuda`.
+    pub(crate) kind: String,
+    /// The card by the driver's account; none on the host.
+    pub(crate) card: Option<Card>,
+    pub(crate) plan: Plan,
+    pub(crate) is_quick: bool,
+    pub(crate) models: Models,
+    pub(crate) seed: u64,
+    pub(crate) report: Report,
+}
+
+impl Bench {
+    fn new(options: &Options) -> Result<Self> {
+        let probe = Session::start_within(options.device, PROBE_BYTES)?;
+        let status = probe.engine.snapshot().device.clone();
+        probe.end()?;
+        let card = card::vendor(&status.kind).map(Card::open).transpose()?;
+        if card.is_none() && !options.quick && options.device == DeviceArg::Auto {
+            bail!(
+                "no GPU could be opened (rocmforgectl devices says what was looked for); --quick runs mini models on the \
+                 CPU, --device host measures the CPU as if it were one, which takes hours"
+            );
+        }
+        let mut report = Report::new(&status);
+        report.driver = card.as_ref().map(|card| card.driver.clone());
+        Ok(Self {
+            device: DeviceArg::of_kind(&status.kind),
+            kind: status.kind,
+            card,
+            plan: if options.quick {
+                Plan::quick()
+            } else {
+                Plan::full()
+            },
+            is_quick: options.quick,
+            models: Models::new(options.models.as_deref())?,
+            seed: options.seed,
+            report,
+        })
+    }
+
+    /// Adds a row, and says on stderr what was measured.
+    pub(crate) fn add(&mut self, row: Row) {
+        eprintln!(
+            "{}, {}: {} {}",
+            row.model,
+            row.figure,
+            figure(row.value.median),
+            row.unit
+        );
+        self.report.rows.push(row);
+    }
+
+    /// Runs a part; an error of it is a failed check, so that the other parts are run and all is printed.
+    fn part(&mut self, part: Part, options: &Options) {
+        let begin = Instant::now();
+        let name = format!("{part:?}").to_lowercase();
+        eprintln!("== {name}");
+        let checks = match part {
+            Part::Table => {
+                let check = Check::ran("Figures", |check| figures::run(self, check));
+                // Rows speak for themselves: only what could not be measured is told.
+                (!check.passed()).then_some(check).into_iter().collect()
+            }
+            Part::Parity => vec![Check::ran(parity::name(self), |check| {
+                parity::run(self, check)
+            })],
+            Part::Text => text::run(self, text::fixtures(options.fixtures.as_deref())),
+            Part::Soak => {
+                let name = format!("A mixed load of {} minutes", options.soak_minutes);
+                let lasts = Duration::from_secs_f64(options.soak_minutes * 60.0);
+                vec![Check::ran(name, |check| soak::run(self, lasts, check))]
+            }
+            Part::Rounds => {
+                let (n, name) = (options.rounds, rounds::name(self, options.rounds));
+                vec![Check::ran(name, |check| rounds::run(self, n, check))]
+            }
+        };
+        for check in checks.iter().filter(|check| !check.passed()) {
+            eprintln!("{}", check.lines().join("\n"));
+        }
+        self.report.checks.extend(checks);
+        eprintln!("== {name}: {:.1} s", begin.elapsed().as_secs_f64());
+    }
+}
+
+/// Runs the parts and prints the report.
+///
+/// # Errors
+/// There is no such device, a check fails, or the report cannot be written.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut bench = Bench::new(options)?;
+    for part in Part::value_variants() {
+        if options.parts.contains(part) {
+            bench.part(*part, options);
+            // After each part, so that a run that is cut short leaves what it had.
+            if let Some(out) = &options.out {
+                let text = bench.report.markdown();
+                std::fs::write(out, text).with_context(|| format!("--out {}", out.display()))?;
+            }
+        }
+    }
+    bench.report.print(options.json)?;
+    let failed = bench.report.checks.iter().filter(|check| !check.passed());
+    let failed: Vec<&str> = failed.map(|check| check.name.as_str()).collect();
+    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
+    Ok(())
+}

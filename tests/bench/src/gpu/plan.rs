@@ -1,0 +1,154 @@
+//! What is measured: the models and numbers of runs, in full and in a quick run that shows that all of it works.
+
+use crate::goal::Goal;
+use crate::presets::{Mix, Preset};
+
+/// A model by its shape and types.
+pub(crate) type Kind = (Preset, Mix);
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// The model of most figures.
+    pub(crate) main: Kind,
+    /// Models of which only the decode is measured.
+    pub(crate) others: Vec<Kind>,
+    /// The model of the text and of the rounds.
+    pub(crate) small: Kind,
+    /// Models of the mixed load.
+    pub(crate) mixed: Vec<Kind>,
+    /// Times that a model is loaded, and brought in anew.
+    pub(crate) loads: usize,
+    /// Processes whose first request is measured.
+    pub(crate) processes: usize,
+    /// Runs of each rate.
+    pub(crate) runs: usize,
+    /// Tokens of a decode.
+    pub(crate) decode: u32,
+    /// Tokens of a decode under a budget.
+    pub(crate) decode_streamed: u32,
+    /// Tokens of the prompts.
+    pub(crate) prefills: [usize; 2],
+    /// Requests to two models in turn.
+    pub(crate) requests: usize,
+    /// Prompts for the random model's text, tokens of each at most, and tokens of the text.
+    pub(crate) prompts: (usize, usize, u32),
+    /// Questions of the exam asked under a small budget as well.
+    pub(crate) questions_streamed: usize,
+    /// Clients of the mixed load, and tokens of their longest prompts.
+    pub(crate) clients: (usize, usize),
+    /// Bytes beside the largest segment in the mixed load's least budget, for KV, scratch and the device's own.
+    pub(crate) room: u64,
+    /// Whether the figures are those that goals were set for.
+    judged: bool,
+}
+
+/// Figures that have goals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Figure {
+    Load,
+    Allocations,
+    FirstToken,
+    Decode,
+    PrefillShort,
+    PrefillLong,
+    DecodeStreamed,
+    PrefillStreamed,
+    Alternating,
+}
+
+impl Plan {
+    /// What one H200 is judged by.
+    pub(crate) fn full() -> Self {
+        use {Mix::*, Preset::*};
+        Self {
+            main: (Llama8b, Q4KM),
+            others: vec![
+                (Llama8b, Q4_0),
+                (Llama8b, Q8_0),
+                (Qwen3_8b, Q4KM),
+                (Llama1b, Q4_0),
+            ],
+            small: (Llama1b, Q4_0),
+            mixed: vec![
+                (Llama8b, Q4KM),
+                (Llama1b, Q4_0),
+                (Llama1b, Q4KM),
+                (Llama1b, Q8_0),
+                (Qwen3_0_6b, Q6K),
+            ],
+            loads: 7,
+            processes: 5,
+            runs: 7,
+            decode: 128,
+            decode_streamed: 32,
+            prefills: [512, 2048],
+            requests: 12,
+            prompts: (8, 200, 32),
+            questions_streamed: 40,
+            clients: (8, 1500),
+            room: 512 << 20,
+            judged: true,
+        }
+    }
+
+    /// Mini models, few runs: whether all of it works, not how fast.
+    pub(crate) fn quick() -> Self {
+        use {Mix::*, Preset::Mini};
+        Self {
+            main: (Mini, Q4KM),
+            others: vec![(Mini, Q8_0)],
+            small: (Mini, Q4_0),
+            mixed: vec![(Mini, Q4_0), (Mini, Q8_0)],
+            loads: 2,
+            processes: 1,
+            runs: 2,
+            decode: 8,
+            decode_streamed: 4,
+            prefills: [16, 48],
+            requests: 4,
+            prompts: (2, 24, 6),
+            questions_streamed: 4,
+            clients: (3, 40),
+            room: 32 << 20,
+            judged: false,
+        }
+    }
+
+    /// What a figure of the main model is judged by.
+    pub(crate) fn goal(&self, figure: Figure) -> Option<Goal> {
+        let goal = match figure {
+            Figure::Load => Goal::at_most(150.0, Some(20.0)),
+            Figure::Allocations => Goal::at_most(9.0, None),
+            Figure::FirstToken => Goal::at_most(250.0, Some(105.0)).beside(1280.0),
+            Figure::Decode => Goal::at_least(300.0, 600.0).beside(276.0),
+            // No bound was set for it.
+            Figure::PrefillShort => Goal {
+                must: None,
+                aim: None,
+                ..Goal::of_llama_cpp(9500.0)
+            },
+            Figure::PrefillLong => Goal::at_least(10_000.0, 30_000.0).beside(9800.0),
+            Figure::DecodeStreamed => Goal::at_least(35.0, 90.0).beside(62.0),
+            Figure::PrefillStreamed => Goal::at_least(5000.0, 9000.0).beside(2750.0),
+            Figure::Alternating => Goal::at_most(200.0, Some(60.0)).beside(1400.0),
+        };
+        self.judged.then_some(goal)
+    }
+
+    /// What another model's decode is judged by: llama.cpp's, where it was measured.
+    pub(crate) fn decode_goal(&self, kind: Kind) -> Option<Goal> {
+        let theirs = match kind {
+            (Preset::Llama8b, Mix::Q4_0) => 336.0,
+            (Preset::Llama8b, Mix::Q8_0) => 255.0,
+            (Preset::Llama1b, Mix::Q4_0) => 985.0,
+            _ => return None,
+        };
+        self.judged.then(|| Goal::of_llama_cpp(theirs))
+    }
+}
+
+/// A model's name in tables.
+pub(crate) fn title((preset, mix): Kind) -> String {
+    format!("{} {}", preset.name(), mix.name())
+}

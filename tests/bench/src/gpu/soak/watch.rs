@@ -1,0 +1,247 @@
+//! The promises of the budget, looked at ten times a second.
+//!
+//! The ledger's sums are asserted in the cache at every step; here they are read as clients see them, and held against the
+//! driver's own count: what this card's memory has in use beyond what it had before, less what the driver takes for
+//! modules, streams and the vendor's library, which is taken from a moment when all of them had been used.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rocmforge_engine::EngineHandle;
+use rocmforge_engine::api::{CacheStatus, Snapshot};
+
+use crate::check::Check;
+use crate::gpu::card::Card;
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Bytes by which the driver's count may be above the budget: its own pages of what it allocates in passing.
+const SLACK: u64 = 64 << 20;
+
+/// Looks in a row at which the driver's count may be above it: a change of the budget holds both arenas for a moment.
+const LOOKS_ABOVE_MAX: u32 = 3;
+
+/// The driver's count.
+struct DriverCount<'a> {
+    card: &'a Card,
+    /// Before the engine started.
+    before: u64,
+    /// What there is beside the arena.
+    beside: u64,
+    most: u64,
+    most_above: i64,
+    looks_above: u32,
+    looks_above_most: u32,
+}
+
+/// What was seen.
+pub(super) struct Watch<'a> {
+    driver: Option<DriverCount<'a>>,
+    looks: u64,
+    used_most: u64,
+    share_most: f64,
+    failures: Vec<String>,
+}
+
+impl<'a> Watch<'a> {
+    /// Before the engine starts.
+    ///
+    /// # Errors
+    /// The driver does not tell.
+    pub(super) fn new(card: Option<&'a Card>) -> Result<Self> {
+        let count = |card: &'a Card| -> Result<DriverCount<'a>> {
+            Ok(DriverCount {
+                card,
+                before: card.used_bytes()?,
+                beside: 0,
+                most: 0,
+                most_above: i64::MIN,
+                looks_above: 0,
+                looks_above_most: 0,
+            })
+        };
+        Ok(Self {
+            driver: card.map(count).transpose()?,
+            looks: 0,
+            used_most: 0,
+            share_most: 0.0,
+            failures: Vec::new(),
+        })
+    }
+
+    /// After everything has been used once, with an arena of `budget` bytes.
+    ///
+    /// # Errors
+    /// The driver does not tell.
+    pub(super) fn settled(&mut self, budget: u64) -> Result<()> {
+        if let Some(driver) = &mut self.driver {
+            let used = driver.card.used_bytes()?.saturating_sub(driver.before);
+            driver.beside = used.saturating_sub(budget);
+        }
+        Ok(())
+    }
+
+    /// Watches until the time is over or the device is lost.
+    pub(super) fn watch(&mut self, engine: &EngineHandle, begin: Instant, lasts: Duration) {
+        let mut told = 0;
+        while begin.elapsed() < lasts {
+            let snapshot = engine.snapshot();
+            self.look(&snapshot);
+            if snapshot.device_lost.is_some() {
+                return;
+            }
+            let minutes = begin.elapsed().as_secs() / 60;
+            if minutes > told {
+                told = minutes;
+                eprintln!(
+                    "{minutes} min: {} evictions, {} failures",
+                    snapshot.cache.evictions,
+                    self.failures.len()
+                );
+            }
+            std::thread::sleep(PERIOD);
+        }
+    }
+
+    fn look(&mut self, snapshot: &Snapshot) {
+        self.looks += 1;
+        let cache = &snapshot.cache;
+        let models: Vec<CacheStatus> = snapshot.models.iter().map(|m| m.cache).collect();
+        self.failures.extend(broken(cache, &models));
+        let used = cache.resident_bytes + cache.in_flight_bytes;
+        self.used_most = self.used_most.max(used);
+        let share = used as f64 / cache.budget_bytes as f64;
+        self.share_most = self.share_most.max(share);
+        if let Some(driver) = &mut self.driver {
+            match driver.card.used_bytes() {
+                Ok(now) => self
+                    .failures
+                    .extend(driver.look(now, snapshot.cache.budget_bytes)),
+                Err(error) => self.failures.push(format!("the driver's count: {error:#}")),
+            }
+        }
+    }
+
+    pub(super) fn report(&self, check: &mut Check) {
+        for failure in &self.failures {
+            check.fail(failure.clone());
+        }
+        check.note(format!(
+            "{} looks; the ledger held at most {:.2} GB, at most {:.2} % of the budget of the moment",
+            self.looks,
+            self.used_most as f64 / 1e9,
+            self.share_most * 100.0
+        ));
+        if let Some(driver) = &self.driver {
+            check.note(format!(
+                "the driver counted at most {:.2} GB more than before the engine, {:.2} GB of it beside the arena; less \
+                 that, at most {:.3} GB above the budget, for at most {} looks in a row",
+                driver.most as f64 / 1e9,
+                driver.beside as f64 / 1e9,
+                driver.most_above as f64 / 1e9,
+                driver.looks_above_most
+            ));
+        }
+    }
+}
+
+impl DriverCount<'_> {
+    /// What is wrong with the driver's count beside a budget, if anything.
+    fn look(&mut self, used: u64, budget: u64) -> Option<String> {
+        let used = used.saturating_sub(self.before);
+        self.most = self.most.max(used);
+        let bound = budget + self.beside;
+        let above = used as i64 - bound as i64;
+        self.most_above = self.most_above.max(above);
+        if above <= SLACK as i64 {
+            self.looks_above = 0;
+            return None;
+        }
+        self.looks_above += 1;
+        self.looks_above_most = self.looks_above_most.max(self.looks_above);
+        (self.looks_above == LOOKS_ABOVE_MAX + 1).then(|| {
+            format!(
+                "the driver counts {used} bytes for {LOOKS_ABOVE_MAX} looks and more, the budget is {budget} and {} are \
+                 beside it",
+                self.beside
+            )
+        })
+    }
+}
+
+/// What the published counts say against the promises: those of the whole and of the models.
+fn broken(cache: &CacheStatus, models: &[CacheStatus]) -> Vec<String> {
+    let mut broken = Vec::new();
+    let mut must = |holds: bool, what: &str| {
+        if !holds {
+            broken.push(format!("{what}: {cache:?}"));
+        }
+    };
+    must(
+        cache.resident_bytes + cache.in_flight_bytes <= cache.budget_bytes,
+        "resident and in flight are above the budget",
+    );
+    must(
+        cache.kv_bytes + cache.scratch_bytes <= cache.resident_bytes,
+        "KV and scratch are above what is resident",
+    );
+    must(
+        cache.pinned_bytes <= cache.resident_bytes,
+        "more is pinned than resident",
+    );
+    let sum = |of: fn(&CacheStatus) -> u64| models.iter().map(of).sum::<u64>();
+    must(
+        sum(|cache| cache.resident_bytes) <= cache.resident_bytes,
+        "the models hold more than the whole",
+    );
+    must(
+        sum(|cache| cache.in_flight_bytes) <= cache.in_flight_bytes,
+        "more is on its way to the models than to the whole",
+    );
+    broken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_promise_is_seen() {
+        let sound = CacheStatus {
+            budget_bytes: 100,
+            resident_bytes: 90,
+            in_flight_bytes: 10,
+            kv_bytes: 20,
+            scratch_bytes: 30,
+            ..CacheStatus::default()
+        };
+        assert!(broken(&sound, &[sound]).is_empty());
+        for (wrong, part) in [
+            (
+                CacheStatus {
+                    in_flight_bytes: 11,
+                    ..sound
+                },
+                "above the budget",
+            ),
+            (
+                CacheStatus {
+                    kv_bytes: 61,
+                    ..sound
+                },
+                "KV and scratch",
+            ),
+            (
+                CacheStatus {
+                    pinned_bytes: 91,
+                    ..sound
+                },
+                "pinned",
+            ),
+        ] {
+            let found = broken(&wrong, &[]);
+            assert!(found.len() == 1 && found[0].contains(part), "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Heads of queries and keys, normed and rotated, and the pages that keys and values go to (`kv.h`, `rope_kv.hip`).
+
+use half::f16;
+use rocmforge_kernels::gpu::ops::kv::{KvPlace, RopeKvArgs, RopePlace};
+use rocmforge_kernels::host::ops::{self, KV_PAGE_TOKENS, KvLayout, Simd};
+
+use super::{Launch, agrees, args, covers, floats, store, store_halves, words};
+use crate::memory::{Fault, Memory};
+
+/// Heads of a block: a wave each, of four.
+const HEADS_BLOCK: u64 = 4;
+
+const PAGE: u64 = KV_PAGE_TOKENS as u64;
+
+/// One layer of a page, in elements.
+pub(super) fn layout(kv: &KvPlace) -> KvLayout {
+    KvLayout {
+        n_layer: 1,
+        n_head_kv: kv.n_head_kv as usize,
+        head_dim_k: kv.dim_k as usize,
+        head_dim_v: kv.dim_v as usize,
+    }
+}
+
+/// Position and sequence of a row.
+pub(super) fn row_of(memory: &mut Memory, kv: &KvPlace, row: u32) -> Result<(u32, u32), Fault> {
+    let of = u64::from(row) * 4;
+    let position = words(memory, kv.positions + of, 1, "positions")?[0];
+    let sequence = match kv.sequences {
+        0 => row,
+        at => words(memory, at + of, 1, "sequences")?[0],
+    };
+    Ok((position, sequence))
+}
+
+/// Address of the layer in a sequence's page.
+fn page_of(memory: &mut Memory, kv: &KvPlace, sequence: u32, page: u64) -> Result<u64, Fault> {
+    covers("the page table", u64::from(kv.table_stride), page + 1)?;
+    let entry = u64::from(sequence) * u64::from(kv.table_stride) + page;
+    let bytes = memory.read(kv.table + entry * 8, 8, "the page table")?;
+    let (offsets, _) = bytes.as_chunks::<8>();
+    Ok(kv.kv_base + u64::from_le_bytes(offsets[0]) + kv.layer_offset)
+}
+
+/// A head normed, where there is a weight, and rotated by the row's entry of the table.
+pub(super) fn rotated(
+    memory: &mut Memory,
+    mut head: Vec<f32>,
+    norm: u64,
+    rope: &RopePlace,
+    entry: u32,
+) -> Result<Vec<f32>, Fault> {
+    if norm != 0 {
+        let weight = floats(memory, norm, head.len(), "a head's norm")?;
+        ops::rms_norm_in_place(Simd::detect(), &mut head, &weight, rope.eps);
+    }
+    let n = rope.n_rot as usize;
+    covers("a head", head.len() as u64, n as u64)?;
+    let at = u64::from(entry) * n as u64 * 4;
+    let cos = floats(memory, rope.cos + at, n, "rotations")?;
+    let sin = floats(memory, rope.sin + at, n, "rotations")?;
+    let mut out = head.clone();
+    for i in 0..n {
+        let partner = match (rope.neox, i < n / 2) {
+            (0, _) => i ^ 1,
+            (_, true) => i + n / 2,
+            (_, false) => i - n / 2,
+        };
+        out[i] = head[i] * cos[i] + head[partner] * sin[i];
+    }
+    Ok(out)
+}
+
+/// Writes a row's keys, rotated, and values to their slots.
+pub(super) fn append(
+    memory: &mut Memory,
+    k: u64,
+    v: u64,
+    kv: &KvPlace,
+    rope: &RopePlace,
+    row: u32,
+) -> Result<(), Fault> {
+    let (position, sequence) = row_of(memory, kv, row)?;
+    let page = page_of(memory, kv, sequence, u64::from(position) / PAGE)?;
+    let slot = u64::from(position) % PAGE;
+    let entry = if rope.by_position != 0 { position } else { row };
+    let (layout, n) = (layout(kv), u64::from(kv.n_head_kv));
+    for head in 0..n {
+        let (dim_k, dim_v) = (u64::from(kv.dim_k), u64::from(kv.dim_v));
+        let of_row = u64::from(row) * n + head;
+        let key = floats(memory, k + of_row * dim_k * 4, dim_k as usize, "keys")?;
+        let key = rotated(memory, key, rope.k_norm, rope, entry)?;
+        let value = floats(memory, v + of_row * dim_v * 4, dim_v as usize, "values")?;
+        let to_k = layout.k_offset(head as usize) as u64 + slot * dim_k;
+        let to_v = layout.v_offset(head as usize) as u64 + slot * dim_v;
+        store_halves(memory, page + to_k * 2, &key)?;
+        store_halves(memory, page + to_v * 2, &value)?;
+    }
+    Ok(())
+}
+
+/// The layer of a sequence's pages for its first `n` positions; slots past them are zeros.
+pub(super) fn pages(
+    memory: &mut Memory,
+    kv: &KvPlace,
+    sequence: u32,
+    n: u64,
+) -> Result<Vec<Vec<f16>>, Fault> {
+    let layout = layout(kv);
+    let mut pages = Vec::new();
+    for page in 0..n.div_ceil(PAGE) {
+        let at = page_of(memory, kv, sequence, page)?;
+        let slots = (n - page * PAGE).min(PAGE) as usize;
+        let mut elements = vec![f16::ZERO; layout.layer_elements()];
+        for head in 0..layout.n_head_kv {
+            let parts = [
+                (layout.k_offset(head), layout.head_dim_k),
+                (layout.v_offset(head), layout.head_dim_v),
+            ];
+            for (first, dim) in parts {
+                let bytes = memory.read(at + first as u64 * 2, slots * dim * 2, "a KV page")?;
+                let (halves, _) = bytes.as_chunks::<2>();
+                for (to, from) in elements[first..].iter_mut().zip(halves) {
+                    *to = f16::from_le_bytes(*from);
+                }
+            }
+        }
+        pages.push(elements);
+    }
+    Ok(pages)
+}
+
+/// A block row a row: queries rotated to another place, keys and values to the pages.
+pub(super) fn rope_kv(memory: &mut Memory, launch: &Launch, dim: u32) -> Result<(), Fault> {
+    let a = args(launch, RopeKvArgs::from_bytes)?;
+    agrees("the size of a key and of the kernel", a.kv.dim_k, dim)?;
+    let heads = u64::from(a.n_head) + 2 * u64::from(a.kv.n_head_kv);
+    covers("the grid", u64::from(launch.grid[0]) * HEADS_BLOCK, heads)?;
+    for row in 0..launch.grid[1] {
+        let (position, _) = row_of(memory, &a.kv, row)?;
+        let entry = if a.rope.by_position != 0 {
+            position
+        } else {
+            row
+        };
+        for head in 0..u64::from(a.n_head) {
+            let at = (u64::from(row) * u64::from(a.n_head) + head) * u64::from(dim);
+            let q = floats(memory, a.q + at * 4, dim as usize, "queries")?;
+            let q = rotated(memory, q, a.rope.q_norm, &a.rope, entry)?;
+            if a.q_half != 0 {
+                store_halves(memory, a.q_out + at * 2, &q)?;
+            } else {
+                store(memory, a.q_out + at * 4, &q)?;
+            }
+        }
+        append(memory, a.k, a.v, &a.kv, &a.rope, row)?;
+    }
+    Ok(())
+}

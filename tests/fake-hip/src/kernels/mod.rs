@@ -1,0 +1,410 @@
+//! Kernels by entry name, each carried out by the host's reference on the launch's argument struct.
+//!
+//! The structs are those of the kernels crate that the launches are made of. What a kernel reads and writes is checked
+//! against the live allocations; a grid that does not cover the work, a row past its matrix or a page table that names no
+//! memory is a fault, as it would be on a card (or worse).
+//!
+//! Products, norms, rotations and attention are the host device's own, so what comes out differs from the host device in
+//! the last bits at most. Weights on the device keep their rows as they are in the file, inside the bytes that
+//! [`layout`](rocmforge_kernels::gpu::layout) gives them: only these kernels look into them.
+
+mod attention;
+mod heads;
+mod products;
+mod rows;
+mod sample;
+mod weights;
+
+use std::sync::OnceLock;
+
+use rocmforge_kernels::gpu::ops;
+use rocmforge_kernels::gpu::units;
+use rocmforge_kernels::host::WeightType;
+
+use crate::memory::{Fault, Memory};
+
+pub(crate) use products::Prepared;
+
+/// A launch as it was queued.
+#[derive(Debug, Clone)]
+pub(crate) struct Launch {
+    pub(crate) grid: [u32; 3],
+    pub(crate) args: Vec<u8>,
+}
+
+/// What a kernel computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Operation {
+    Matvec {
+        first: WeightType,
+        second: Option<WeightType>,
+    },
+    MatvecFloat(WeightType),
+    Matmat(WeightType),
+    Repack(WeightType),
+    Dequantize(WeightType),
+    Rows(WeightType),
+    Activations {
+        input: rows::In,
+        output: rows::Out,
+    },
+    RopeKv {
+        dim: u32,
+    },
+    AttentionDecode {
+        dim: u32,
+        group: u32,
+    },
+    AttentionPrefill {
+        dim: u32,
+    },
+    Gather,
+    AddBias,
+    TopKPart,
+    TopKJoin,
+}
+
+/// A kernel.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) name: String,
+    /// The unit that it is compiled in.
+    unit: &'static str,
+    operation: Operation,
+    /// Bytes of its argument struct.
+    pub(crate) arg_bytes: usize,
+}
+
+impl Kernel {
+    pub(crate) fn run(&self, memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
+        match self.operation {
+            Operation::Matvec { first, second } => products::matvec(memory, launch, first, second),
+            Operation::MatvecFloat(ty) => products::float(memory, launch, ty),
+            Operation::Matmat(ty) => products::matmat(memory, launch, ty),
+            Operation::Repack(ty) => weights::repack(memory, launch, ty),
+            Operation::Dequantize(ty) => weights::dequantize(memory, launch, ty, true),
+            Operation::Rows(ty) => weights::dequantize(memory, launch, ty, false),
+            Operation::Activations { input, output } => {
+                rows::activations(memory, launch, input, output)
+            }
+            Operation::RopeKv { dim } => heads::rope_kv(memory, launch, dim),
+            Operation::AttentionDecode { dim, group } => {
+                attention::decode(memory, launch, dim, group)
+            }
+            Operation::AttentionPrefill { dim } => attention::prefill(memory, launch, dim),
+            Operation::Gather => rows::gather(memory, launch),
+            Operation::AddBias => rows::add_bias(memory, launch),
+            Operation::TopKPart => sample::part(memory, launch),
+            Operation::TopKJoin => sample::join(memory, launch),
+        }
+    }
+}
+
+impl Operation {
+    fn arg_bytes(self) -> usize {
+        match self {
+            Operation::Matvec { .. } => size_of::<ops::matvec::MatvecArgs>(),
+            Operation::MatvecFloat(_) => size_of::<ops::matvec::MatvecFloatArgs>(),
+            Operation::Matmat(_) => size_of::<ops::matmat::MatmatArgs>(),
+            Operation::Repack(_) => size_of::<ops::weights::RepackArgs>(),
+            Operation::Dequantize(_) | Operation::Rows(_) => {
+                size_of::<ops::weights::DequantizeArgs>()
+            }
+            Operation::Activations { .. } => size_of::<ops::activations::ActivationsArgs>(),
+            Operation::RopeKv { .. } => size_of::<ops::kv::RopeKvArgs>(),
+            Operation::AttentionDecode { .. } => size_of::<ops::attention::AttentionDecodeArgs>(),
+            Operation::AttentionPrefill { .. } => size_of::<ops::attention::AttentionPrefillArgs>(),
+            Operation::Gather => size_of::<ops::rows::GatherArgs>(),
+            Operation::AddBias => size_of::<ops::rows::AddBiasArgs>(),
+            Operation::TopKPart | Operation::TopKJoin => size_of::<ops::sample::TopKArgs>(),
+        }
+    }
+}
+
+/// What a weight type is called in units and entries: `q4_k` for Q4_K.
+fn type_called(name: &str) -> Option<WeightType> {
+    WeightType::ALL
+        .into_iter()
+        .find(|ty| ty.name().eq_ignore_ascii_case(name))
+}
+
+/// The entries of a unit of the list, with what they compute; none for a unit that is not known here.
+fn entries(unit: &'static str) -> Vec<(String, Operation)> {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let own = |operation| vec![(unit.to_owned(), operation)];
+    if let Some(rest) = unit.strip_prefix("matvec_") {
+        return match (type_called(rest), split_pair(rest)) {
+            (Some(ty), _) if !ty.is_quantized() => own(Operation::MatvecFloat(ty)),
+            (Some(first), _) => own(Operation::Matvec {
+                first,
+                second: None,
+            }),
+            (None, Some((first, second))) => own(Operation::Matvec {
+                first,
+                second: Some(second),
+            }),
+            (None, None) => Vec::new(),
+        };
+    }
+    if let Some(ty) = unit.strip_prefix("matmat_").and_then(type_called) {
+        return own(Operation::Matmat(ty));
+    }
+    if let Some((name, ty)) = unit
+        .strip_prefix("dequantize_")
+        .and_then(|name| Some((name, type_called(name)?)))
+    {
+        return vec![
+            (unit.to_owned(), Operation::Dequantize(ty)),
+            (format!("rows_{name}"), Operation::Rows(ty)),
+        ];
+    }
+    if let Some(dim) = unit.strip_prefix("rope_kv_").and_then(number) {
+        return own(Operation::RopeKv { dim });
+    }
+    if let Some(dim) = unit.strip_prefix("attention_prefill_").and_then(number) {
+        return own(Operation::AttentionPrefill { dim });
+    }
+    if let Some((dim, group)) = unit
+        .strip_prefix("attention_decode_")
+        .and_then(|rest| rest.split_once('_'))
+        .and_then(|(dim, group)| Some((number(dim)?, number(group)?)))
+    {
+        return own(Operation::AttentionDecode { dim, group });
+    }
+    match unit {
+        "repack" => WeightType::ALL
+            .into_iter()
+            .map(|ty| {
+                let name = format!("repack_{}", ty.name().to_ascii_lowercase());
+                (name, Operation::Repack(ty))
+            })
+            .collect(),
+        "activations" => rows::entries()
+            .map(|(name, input, output)| (name, Operation::Activations { input, output }))
+            .collect(),
+        "gather" => own(Operation::Gather),
+        "add_bias" => own(Operation::AddBias),
+        "sample" => vec![
+            ("top_k_part".to_owned(), Operation::TopKPart),
+            ("top_k_join".to_owned(), Operation::TopKJoin),
+        ],
+        _ => Vec::new(),
+    }
+}
+
+/// `q4_k_q6_k` as two types.
+fn split_pair(names: &str) -> Option<(WeightType, WeightType)> {
+    let places = names.match_indices('_').map(|(at, _)| at);
+    places
+        .filter_map(|at| Some((type_called(&names[..at])?, type_called(&names[at + 1..])?)))
+        .next()
+}
+
+/// Every kernel of every unit that is known here.
+pub(crate) fn all() -> &'static [Kernel] {
+    static ALL: OnceLock<Vec<Kernel>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let of_unit = |unit: units::Unit| {
+            let made = entries(unit.name).into_iter();
+            made.map(move |(name, operation)| Kernel {
+                name,
+                unit: unit.name,
+                operation,
+                arg_bytes: operation.arg_bytes(),
+            })
+        };
+        units::units().flat_map(of_unit).collect()
+    })
+}
+
+/// Names of the kernels of a unit.
+pub(crate) fn of_unit(unit: &str) -> Vec<&'static str> {
+    let mine = all().iter().filter(|k| k.unit == unit);
+    mine.map(|k| k.name.as_str()).collect()
+}
+
+// ---- what all of them use --------------------------------------------------------------------------------------------
+
+/// The launch's arguments by the struct's own reader.
+fn args<T>(launch: &Launch, read: impl Fn(&[u8]) -> Option<T>) -> Result<T, Fault> {
+    read(&launch.args).ok_or_else(|| {
+        Fault(format!(
+            "arguments of another kernel: {} bytes",
+            launch.args.len()
+        ))
+    })
+}
+
+fn floats(memory: &mut Memory, at: u64, n: usize, who: &str) -> Result<Vec<f32>, Fault> {
+    let bytes = memory.read(at, n * 4, who)?;
+    let (words, _) = bytes.as_chunks::<4>();
+    Ok(words.iter().map(|w| f32::from_le_bytes(*w)).collect())
+}
+
+fn words(memory: &mut Memory, at: u64, n: usize, who: &str) -> Result<Vec<u32>, Fault> {
+    let bytes = memory.read(at, n * 4, who)?;
+    let (words, _) = bytes.as_chunks::<4>();
+    Ok(words.iter().map(|w| u32::from_le_bytes(*w)).collect())
+}
+
+fn store(memory: &mut Memory, at: u64, values: &[f32]) -> Result<(), Fault> {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    memory.write(at, &bytes)
+}
+
+fn store_halves(memory: &mut Memory, at: u64, values: &[f32]) -> Result<(), Fault> {
+    let half = |v: &f32| half::f16::from_f32(*v).to_le_bytes();
+    let bytes: Vec<u8> = values.iter().flat_map(half).collect();
+    memory.write(at, &bytes)
+}
+
+/// A fault unless `has` is enough for `needs`.
+fn covers(what: &str, has: u64, needs: u64) -> Result<(), Fault> {
+    if has >= needs {
+        return Ok(());
+    }
+    Err(Fault(format!("{what} covers {has} of {needs}")))
+}
+
+/// A fault unless two numbers that tell the same are equal.
+fn agrees(what: &str, a: u32, b: u32) -> Result<(), Fault> {
+    if a == b {
+        return Ok(());
+    }
+    Err(Fault(format!("{what}: {a} and {b}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an entry of a source is called after the preprocessor: `ENTRY(threads, blocks) name(Args a)`.
+    #[test]
+    fn every_unit_of_the_list_has_its_kernels() {
+        for unit in units::units() {
+            let mine = of_unit(unit.name);
+            assert!(
+                !mine.is_empty(),
+                "unit {} is not carried out here",
+                unit.name
+            );
+            let text = unit.text();
+            let plain = text.lines().filter_map(|line| {
+                let (_, rest) = line.split_once("ENTRY(")?;
+                let (_, rest) = rest.split_once(") ")?;
+                let (name, _) = rest.split_once('(')?;
+                let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+                name.chars().all(is_name).then(|| name.to_owned())
+            });
+            for name in plain {
+                assert!(mine.contains(&name.as_str()), "{}: {name}", unit.name);
+            }
+        }
+    }
+
+    /// Rows of every type that go in come out as the reference has them; a scale that is not finite is told.
+    #[test]
+    fn weights_come_out_as_the_reference_has_them() {
+        use rocmforge_kernels::gpu::ops::weights::{Weights, dequantize_f16, repack, rows_f32};
+        use rocmforge_kernels::host::reference;
+
+        const ROWS: u64 = 5;
+        const COLS: u64 = 512;
+        let mut state = 0x9E37_79B9u32;
+        let mut random = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        for ty in WeightType::ALL {
+            let mut memory = Memory::new(1 << 20);
+            let mut room = |bytes: u64| memory.alloc(bytes).unwrap();
+            let (from, at, out, flag, ids) = (
+                room(1 << 14),
+                room(1 << 14),
+                room(1 << 14),
+                room(4),
+                room(12),
+            );
+            let row = COLS as usize / ty.block_size() * ty.block_bytes();
+            let mut file: Vec<u8> = (0..ROWS as usize * row).map(|_| random()).collect();
+            // No bit of an exponent that NaN needs: scales are small, wherever they are.
+            for byte in &mut file {
+                *byte &= 0x3B;
+            }
+            let run = |memory: &mut Memory, launch: rocmforge_kernels::gpu::Launch| {
+                let kernel = all().iter().find(|k| k.name == launch.entry()).unwrap();
+                assert_eq!(kernel.unit, launch.unit());
+                let launch = Launch {
+                    grid: launch.grid,
+                    args: launch.args.to_bytes(),
+                };
+                kernel.run(memory, &launch)
+            };
+            let weights = Weights {
+                ty,
+                at,
+                rows: ROWS,
+                cols: COLS,
+            };
+            memory.write(flag, &[0; 4]).unwrap();
+            for first in [2, 0] {
+                let n = if first == 0 { 2 } else { ROWS - 2 };
+                memory
+                    .write(from, &file[first as usize * row..][..n as usize * row])
+                    .unwrap();
+                run(&mut memory, repack(weights, from, first, n, flag).unwrap()).unwrap();
+            }
+            assert_eq!(words(&mut memory, flag, 1, "").unwrap(), [0], "{ty}");
+            let mut expected = vec![0.0; (ROWS * COLS) as usize];
+            reference::dequantize(ty, &file, &mut expected).unwrap();
+            let of_row = |r: usize| &expected[r * COLS as usize..][..COLS as usize];
+
+            let wanted: Vec<u8> = [4u32, 0, 99].iter().flat_map(|i| i.to_le_bytes()).collect();
+            memory.write(ids, &wanted).unwrap();
+            run(&mut memory, rows_f32(weights, ids, 3, out).unwrap()).unwrap();
+            let zeros = vec![0.0; COLS as usize];
+            let rows = [of_row(4), of_row(0), &zeros].concat();
+            assert_eq!(
+                floats(&mut memory, out, rows.len(), "").unwrap(),
+                rows,
+                "{ty}"
+            );
+
+            run(&mut memory, dequantize_f16(weights, 1, 3, out).unwrap()).unwrap();
+            let halves = memory.read(out, 3 * COLS as usize * 2, "").unwrap();
+            let rows = [of_row(1), of_row(2), of_row(3)].concat();
+            let as_halves: Vec<u8> = rows
+                .iter()
+                .flat_map(|v| half::f16::from_f32(*v).to_le_bytes())
+                .collect();
+            assert_eq!(halves, as_halves, "{ty}");
+            assert_eq!(memory.unwritten, Vec::<String>::new(), "{ty}");
+
+            // All ones: a scale of any type is then NaN.
+            memory.write(from, &vec![0xFF; row]).unwrap();
+            run(&mut memory, repack(weights, from, 3, 1, flag).unwrap()).unwrap();
+            assert_eq!(words(&mut memory, flag, 1, "").unwrap(), [1], "{ty}");
+            // Past the matrix.
+            run(&mut memory, repack(weights, from, 4, 2, flag).unwrap()).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn names_are_single() {
+        let mut names: Vec<&str> = all().iter().map(|k| k.name.as_str()).collect();
+        let n = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), n);
+        println!("{n} kernels");
+        assert_eq!(of_unit("matvec_q4_k_q6_k"), ["matvec_q4_k_q6_k"]);
+        let pair = all().iter().find(|k| k.name == "matvec_q5_k_q6_k").unwrap();
+        assert_eq!(
+            pair.operation,
+            Operation::Matvec {
+                first: WeightType::Q5K,
+                second: Some(WeightType::Q6K)
+            }
+        );
+    }
+}

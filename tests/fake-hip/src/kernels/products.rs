@@ -1,0 +1,222 @@
+//! Products (`matvec.hip`, `matvec_float.hip`, `matmat.hip`): the host device's, on matrices that it packed.
+//!
+//! Packing a matrix costs as much as many products with it, so what was packed is kept until somebody writes where the
+//! matrix lies.
+
+use std::sync::Arc;
+
+use rocmforge_kernels::gpu::device_bytes;
+use rocmforge_kernels::gpu::ops::matmat::MatmatArgs;
+use rocmforge_kernels::gpu::ops::matvec::{MATRICES_MAX, MatvecArgs, MatvecFloatArgs};
+use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_kernels::host::{
+    ActivationForm, Activations, Isa, PackedMatrix, WeightType, mat_mul_all, reference,
+};
+
+use super::rows::from_q8;
+use super::{Launch, agrees, args, covers, floats, store};
+use crate::memory::{Fault, Memory};
+
+/// Tokens that a block of `matmat` and of float products takes.
+const COLUMNS: u64 = 8;
+
+/// A matrix as the host multiplies it.
+pub(crate) struct Prepared {
+    matrix: PackedMatrix,
+    packed: Vec<u8>,
+}
+
+/// A matrix on the device.
+#[derive(Clone, Copy)]
+struct Matrix {
+    ty: WeightType,
+    at: u64,
+    rows: usize,
+    cols: usize,
+}
+
+impl Matrix {
+    fn file_bytes(self) -> usize {
+        self.rows * (self.cols / self.ty.block_size()) * self.ty.block_bytes()
+    }
+
+    /// The matrix packed; `None` if its scales are not finite, so that the host does not pack it.
+    fn prepared(self, memory: &mut Memory) -> Result<Option<Arc<Prepared>>, Fault> {
+        let wrong = |e: &dyn std::fmt::Display| Fault(e.to_string());
+        let planes = device_bytes(self.ty, self.rows as u64, self.cols as u64);
+        memory.check(self.at, planes.map_err(|e| wrong(&e))? as usize)?;
+        let bytes = self.file_bytes();
+        if let Some(found) = memory.derived(self.at, bytes) {
+            let matrix = found.matrix;
+            if (matrix.ty(), matrix.rows(), matrix.cols()) == (self.ty, self.rows, self.cols) {
+                return Ok(Some(found));
+            }
+        }
+        let isa = Isa::detect().map_err(|e| wrong(&e))?;
+        let matrix =
+            PackedMatrix::new(self.ty, self.rows, self.cols, isa).map_err(|e| wrong(&e))?;
+        let file = memory.read(self.at, bytes, "a product's weights")?;
+        let mut packed = vec![0; matrix.packed_bytes()];
+        if matrix
+            .pack(&file, 0..matrix.row_groups(), &mut packed)
+            .is_err()
+        {
+            return Ok(None);
+        }
+        let prepared = Arc::new(Prepared { matrix, packed });
+        memory.keep(self.at, bytes, Arc::clone(&prepared));
+        Ok(Some(prepared))
+    }
+
+    /// `[tokens][rows]` of `x`, `[tokens][cols]`.
+    fn times(self, memory: &mut Memory, x: &[f32]) -> Result<Vec<f32>, Fault> {
+        let tokens = x.len() / self.cols.max(1);
+        let Some(prepared) = self.prepared(memory)? else {
+            let file = memory.read(self.at, self.file_bytes(), "a product's weights")?;
+            let products = reference::mat_mul(self.ty, &file, self.rows, self.cols, x);
+            let products = products.map_err(|e| Fault(e.to_string()))?;
+            return Ok(products.into_iter().map(|v| v as f32).collect());
+        };
+        let mut activations = Activations::new();
+        let form = ActivationForm::of(self.ty);
+        activations.fill(prepared.matrix.isa(), form, x, tokens, self.cols);
+        let mut out = vec![0.0; tokens * self.rows];
+        mat_mul_all(&prepared.matrix, &prepared.packed, &activations, &mut out);
+        Ok(out)
+    }
+}
+
+/// Adds a bias, where there is one, to every token's products.
+fn biased(memory: &mut Memory, bias: u64, out: &mut [f32], rows: usize) -> Result<(), Fault> {
+    if bias != 0 {
+        let bias = floats(memory, bias, rows, "a product's bias")?;
+        ops::add_bias(Simd::detect(), out, &bias);
+    }
+    Ok(())
+}
+
+/// Stores products, or adds them to what is there.
+fn finish(memory: &mut Memory, at: u64, mut out: Vec<f32>, epilogue: u32) -> Result<(), Fault> {
+    match epilogue {
+        0 => {}
+        1 => {
+            let before = floats(memory, at, out.len(), "a product's sum")?;
+            ops::add(Simd::detect(), &mut out, &before);
+        }
+        other => return Err(Fault(format!("no epilogue {other}"))),
+    }
+    store(memory, at, &out)
+}
+
+/// One token, up to four matrices, norm before and sum or SwiGLU after.
+pub(super) fn matvec(
+    memory: &mut Memory,
+    launch: &Launch,
+    first: WeightType,
+    second: Option<WeightType>,
+) -> Result<(), Fault> {
+    let a = args(launch, MatvecArgs::from_bytes)?;
+    agrees(
+        "blocks of the grid and by the arguments",
+        launch.grid[0],
+        a.n_blocks,
+    )?;
+    if a.n_matrices == 0 || a.n_matrices as usize > MATRICES_MAX {
+        return Err(Fault(format!("{} matrices", a.n_matrices)));
+    }
+    let cols = a.cols as usize;
+    let mut x = floats(memory, a.x, cols, "a product's input")?;
+    if a.norm != 0 {
+        let weight = floats(memory, a.norm, cols, "a product's norm")?;
+        ops::rms_norm_in_place(Simd::detect(), &mut x, &weight, a.eps);
+    }
+    let mut outs = Vec::new();
+    for m in &a.matrices[..a.n_matrices as usize] {
+        let ty = match (m.second, second) {
+            (0, _) => first,
+            (1, Some(second)) => second,
+            (n, _) => return Err(Fault(format!("a matrix of type {n} of this kernel"))),
+        };
+        let matrix = Matrix {
+            ty,
+            at: m.weights,
+            rows: m.rows as usize,
+            cols,
+        };
+        let mut out = matrix.times(memory, &x)?;
+        biased(memory, m.bias, &mut out, matrix.rows)?;
+        outs.push(out);
+    }
+    if a.epilogue == 2 {
+        let [gate, up] = outs.as_mut_slice() else {
+            return Err(Fault(format!("SwiGLU of {} matrices", outs.len())));
+        };
+        agrees("rows of gate and up", gate.len() as u32, up.len() as u32)?;
+        ops::silu_mul(Simd::detect(), gate, up);
+        return store(memory, a.matrices[0].out, gate);
+    }
+    for (m, out) in a.matrices.iter().zip(outs) {
+        finish(memory, m.out, out, a.epilogue)?;
+    }
+    Ok(())
+}
+
+/// Any number of tokens, weights that are floats.
+pub(super) fn float(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Result<(), Fault> {
+    let a = args(launch, MatvecFloatArgs::from_bytes)?;
+    agrees(
+        "blocks of the grid and by the arguments",
+        launch.grid[0],
+        a.n_blocks,
+    )?;
+    covers(
+        "the grid",
+        u64::from(launch.grid[1]) * COLUMNS,
+        u64::from(a.n_tokens),
+    )?;
+    let (rows, cols) = (a.rows as usize, a.cols as usize);
+    let x = floats(memory, a.x, a.n_tokens as usize * cols, "a product's input")?;
+    let matrix = Matrix {
+        ty,
+        at: a.weights,
+        rows,
+        cols,
+    };
+    let mut out = matrix.times(memory, &x)?;
+    biased(memory, a.bias, &mut out, rows)?;
+    finish(memory, a.out, out, a.epilogue)
+}
+
+/// Any number of tokens that were brought to 8 bits before.
+pub(super) fn matmat(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Result<(), Fault> {
+    let a = args(launch, MatmatArgs::from_bytes)?;
+    agrees(
+        "blocks of the grid and by the arguments",
+        launch.grid[0],
+        a.n_blocks,
+    )?;
+    covers(
+        "the grid",
+        u64::from(launch.grid[1]) * COLUMNS,
+        u64::from(a.n_tokens),
+    )?;
+    agrees("rows and stride", a.rows, a.stride)?;
+    let (rows, cols, tokens) = (a.rows as usize, a.cols as usize, a.n_tokens as usize);
+    let bytes = memory.read(a.x_bytes, tokens * cols, "a product's input")?;
+    let scales = floats(
+        memory,
+        a.x_scales,
+        tokens * cols / 32 * 2,
+        "a product's scales",
+    )?;
+    let x = from_q8(&bytes, &scales, cols)?;
+    let matrix = Matrix {
+        ty,
+        at: a.weights,
+        rows,
+        cols,
+    };
+    let mut out = matrix.times(memory, &x)?;
+    biased(memory, a.bias, &mut out, rows)?;
+    finish(memory, a.out, out, a.epilogue)
+}

@@ -1,0 +1,514 @@
+//! The table: operations, weight types, shapes and numbers of rows.
+
+use rocmforge_device::ops::{HeadShape, Product};
+use rocmforge_device::{Buf, BufSpec, Op, Role, Rows};
+use rocmforge_kernels::host::WeightType;
+use rocmforge_kernels::host::ops::RopeOrder;
+
+/// How much of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Full,
+    /// Some cases of every operation and type.
+    Quick,
+}
+
+/// A tensor of a case's file.
+#[derive(Debug, Clone)]
+pub(crate) struct Tensor {
+    pub(crate) ty: WeightType,
+    pub(crate) rows: u64,
+    pub(crate) cols: u64,
+    pub(crate) role: Role,
+}
+
+/// What a case does.
+#[derive(Debug, Clone)]
+pub(crate) enum Work {
+    /// Operations over tensors and buffers.
+    Ops(Vec<Op>),
+    /// Rows of an embedding of a type, written into buffer 0.
+    EmbeddingRows(WeightType),
+    /// The largest of each row of buffer 0.
+    Argmax,
+}
+
+/// A case: tensors, buffers, operations, which buffers are compared.
+#[derive(Debug, Clone)]
+pub struct Case {
+    pub(crate) operation: String,
+    pub(crate) name: String,
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) bufs: Vec<BufSpec>,
+    pub(crate) work: Work,
+    pub(crate) tokens: u64,
+    pub(crate) first_position: u32,
+    pub(crate) compared: Vec<Buf>,
+    pub(crate) tolerance: f64,
+    pub(crate) heads: HeadShape,
+    pub(crate) order: RopeOrder,
+    /// Whether the whole is given to `run_all`, three times, so that a recording is replayed.
+    pub(crate) recorded: bool,
+    /// Most that a scale is. Where results feed products again, about what keeps their size.
+    pub(crate) size: f32,
+}
+
+const X: Buf = Buf(0);
+const N: Buf = Buf(1);
+const A: Buf = Buf(2);
+const B: Buf = Buf(3);
+
+/// Of every operation, `Extent::Quick` takes one case of this many.
+const QUICK_STEP: usize = 5;
+
+/// The table.
+pub fn cases(extent: Extent) -> Vec<Case> {
+    let all = [
+        products(),
+        embeddings(),
+        rows(),
+        argmax(),
+        attention(),
+        gated(),
+        layers(),
+    ]
+    .concat();
+    if extent == Extent::Full {
+        return all;
+    }
+    let mut seen: Vec<(String, usize)> = Vec::new();
+    let mut some = Vec::new();
+    for case in all {
+        let at = seen.iter().position(|(name, _)| *name == case.operation);
+        let at = at.unwrap_or_else(|| {
+            seen.push((case.operation.clone(), 0));
+            seen.len() - 1
+        });
+        if seen[at].1.is_multiple_of(QUICK_STEP) {
+            some.push(case);
+        }
+        seen[at].1 += 1;
+    }
+    some
+}
+
+fn matrix(ty: WeightType, rows: u64, cols: u64) -> Tensor {
+    Tensor {
+        ty,
+        rows,
+        cols,
+        role: Role::Matrix,
+    }
+}
+
+fn vector(cols: u64) -> Tensor {
+    Tensor {
+        ty: WeightType::F32,
+        rows: 1,
+        cols,
+        role: Role::Vector,
+    }
+}
+
+fn heads(n_head: u32, n_head_kv: u32, dim: u32) -> HeadShape {
+    HeadShape {
+        n_head,
+        n_head_kv,
+        head_dim: dim,
+        head_dim_v: dim,
+    }
+}
+
+fn token_buf(name: &'static str, width: u64) -> BufSpec {
+    BufSpec {
+        name,
+        width,
+        rows: Rows::Tokens,
+        overlay: 0,
+    }
+}
+
+fn product(weight: usize, bias: Option<usize>, out: Buf) -> Product {
+    Product { weight, bias, out }
+}
+
+fn plain(
+    operation: String,
+    name: String,
+    tensors: Vec<Tensor>,
+    bufs: Vec<BufSpec>,
+    ops: Vec<Op>,
+) -> Case {
+    Case {
+        operation,
+        name,
+        tensors,
+        bufs,
+        work: Work::Ops(ops),
+        tokens: 1,
+        first_position: 0,
+        compared: Vec::new(),
+        tolerance: 2e-2,
+        heads: heads(4, 2, 64),
+        order: RopeOrder::Norm,
+        recorded: false,
+        size: 0.02,
+    }
+}
+
+/// Products of every type and number of rows.
+fn products() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ty in WeightType::ALL {
+        for (rows, cols) in [(64, 256), (100, 512), (1000, 1024), (257, 4096)] {
+            for tokens in [1, 2, 7, 33, 64, 65, 200] {
+                if tokens > 7 && rows != 100 && rows != 1000 {
+                    continue;
+                }
+                let mut case = plain(
+                    format!("mul_mat {ty}"),
+                    format!("{ty} {rows}x{cols} * {tokens}"),
+                    vec![matrix(ty, rows, cols), matrix(ty, 32, cols), vector(rows)],
+                    vec![
+                        token_buf("x", cols),
+                        token_buf("n", cols),
+                        token_buf("a", rows),
+                        token_buf("b", 32),
+                    ],
+                    vec![Op::MatMul {
+                        x: X,
+                        products: vec![product(0, Some(2), A), product(1, None, B)],
+                    }],
+                );
+                case.tokens = tokens;
+                case.compared = vec![A, B];
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
+
+/// Rows of an embedding: few, which the host may dequantize, and many, which the device does.
+fn embeddings() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ty in WeightType::ALL {
+        for (width, tokens) in [(256, 1), (768, 5), (4096, 32), (768, 130)] {
+            let mut case = plain(
+                format!("embedding rows {ty}"),
+                format!("{ty} width {width} * {tokens}"),
+                Vec::new(),
+                vec![token_buf("x", width)],
+                Vec::new(),
+            );
+            case.work = Work::EmbeddingRows(ty);
+            case.tokens = tokens;
+            case.compared = vec![X];
+            case.tolerance = 1e-6;
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+/// The largest of each row, among ties too.
+fn argmax() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (width, tokens) in [(1000, 1), (32_000, 3), (128_256, 1), (151_936, 2)] {
+        let mut case = plain(
+            "argmax".to_owned(),
+            format!("width {width} * {tokens}"),
+            Vec::new(),
+            vec![token_buf("x", width)],
+            Vec::new(),
+        );
+        case.work = Work::Argmax;
+        case.tokens = tokens;
+        case.compared = vec![X];
+        case.tolerance = 0.0;
+        cases.push(case);
+    }
+    cases
+}
+
+/// Rows normed, added, gated and gathered.
+fn rows() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for width in [256, 768, 4096] {
+        for tokens in [1, 5, 130] {
+            let bufs = || {
+                vec![
+                    token_buf("x", width),
+                    token_buf("n", width),
+                    token_buf("a", width),
+                    BufSpec {
+                        rows: Rows::Outputs,
+                        ..token_buf("o", width)
+                    },
+                ]
+            };
+            let eps = 1e-5;
+            let norm = Op::RmsNorm {
+                x: X,
+                weight: 0,
+                eps,
+                out: N,
+            };
+            let add_norm = Op::AddRmsNorm {
+                x: X,
+                y: A,
+                weight: 0,
+                eps,
+                out: N,
+            };
+            let ops = [
+                ("rms_norm", norm, vec![N]),
+                ("add_rms_norm", add_norm, vec![X, N]),
+                ("add", Op::Add { x: X, y: A }, vec![X]),
+                ("silu_mul", Op::SiluMul { gate: X, up: A }, vec![X]),
+                (
+                    "gather_outputs",
+                    Op::GatherOutputs { x: X, out: B },
+                    vec![B],
+                ),
+            ];
+            for (operation, op, compared) in ops {
+                let mut case = plain(
+                    operation.to_owned(),
+                    format!("width {width} * {tokens}"),
+                    vec![vector(width)],
+                    bufs(),
+                    vec![op],
+                );
+                case.tokens = tokens;
+                case.tolerance = 1e-5;
+                case.compared = compared;
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
+
+/// Rotation, keys and values appended, attention over pages.
+fn attention() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let shapes = [
+        heads(4, 4, 64),
+        heads(8, 2, 64),
+        heads(32, 8, 128),
+        heads(16, 2, 128),
+        heads(4, 1, 80),
+        heads(4, 2, 96),
+    ];
+    for shape in shapes {
+        for (tokens, first) in [(1, 0), (1, 31), (1, 300), (5, 0), (64, 20), (130, 70)] {
+            for (order, norms) in [(RopeOrder::Norm, false), (RopeOrder::Neox, true)] {
+                let (q, kv) = (
+                    u64::from(shape.n_head * shape.head_dim),
+                    u64::from(shape.n_head_kv * shape.head_dim),
+                );
+                let norm = |t| norms.then_some((t, 1e-6));
+                let mut case = plain(
+                    "attention".to_owned(),
+                    format!("{shape:?} {order:?} * {tokens} at {first}").replace("HeadShape ", ""),
+                    vec![
+                        vector(u64::from(shape.head_dim)),
+                        vector(u64::from(shape.head_dim)),
+                    ],
+                    vec![
+                        token_buf("q", q),
+                        token_buf("k", kv),
+                        token_buf("v", kv),
+                        token_buf("out", q),
+                    ],
+                    vec![
+                        Op::RopeKv {
+                            q: X,
+                            k: N,
+                            v: A,
+                            heads: shape,
+                            q_norm: norm(0),
+                            k_norm: norm(1),
+                            layer: 1,
+                        },
+                        Op::Attention {
+                            q: X,
+                            out: B,
+                            heads: shape,
+                            layer: 1,
+                            scale: 1.0 / (shape.head_dim as f32).sqrt(),
+                        },
+                    ],
+                );
+                case.tokens = tokens;
+                case.first_position = first;
+                case.compared = vec![B];
+                case.heads = shape;
+                case.order = order;
+                case.tolerance = 5e-3;
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
+
+/// silu(gate) * up may be far beyond f16, which the products of many rows get their input in.
+fn gated() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ty in [WeightType::Q8_0, WeightType::Q4K] {
+        for tokens in [1, 9, 100] {
+            let (embd, ff) = (512, 1024);
+            let (p, g, u) = (Buf(1), Buf(2), Buf(3));
+            let mut case = plain(
+                "large gated values".to_owned(),
+                format!("{ty} * {tokens}"),
+                vec![
+                    matrix(ty, ff, embd),
+                    matrix(ty, ff, embd),
+                    matrix(WeightType::Q8_0, embd, ff),
+                ],
+                vec![
+                    token_buf("x", embd),
+                    token_buf("p", embd),
+                    token_buf("g", ff),
+                    token_buf("u", ff),
+                ],
+                vec![
+                    Op::MatMul {
+                        x: X,
+                        products: vec![product(0, None, g), product(1, None, u)],
+                    },
+                    Op::SiluMul { gate: g, up: u },
+                    Op::MatMul {
+                        x: g,
+                        products: vec![product(2, None, p)],
+                    },
+                ],
+            );
+            case.tokens = tokens;
+            case.compared = vec![p];
+            case.tolerance = 3e-2;
+            case.size = if ty == WeightType::Q8_0 { 0.4 } else { 0.08 };
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+/// A layer's operations together, so that they are fused, and recorded where the rows are few.
+fn layers() -> Vec<Case> {
+    let pairs = [
+        (WeightType::Q4K, WeightType::Q6K),
+        (WeightType::Q4_0, WeightType::Q4_0),
+        (WeightType::Q8_0, WeightType::Q8_0),
+        (WeightType::Q5K, WeightType::Q6K),
+        (WeightType::Q3K, WeightType::Q5K),
+        (WeightType::F16, WeightType::Q8_0),
+        (WeightType::F32, WeightType::F32),
+    ];
+    let spans = [(1, 0), (1, 77), (9, 0), (100, 0)];
+    let both = |pair| spans.map(|span| layer(pair, span));
+    pairs.into_iter().flat_map(both).collect()
+}
+
+fn layer((ty, other): (WeightType, WeightType), (tokens, first): (u64, u32)) -> Case {
+    let shape = heads(8, 2, 64);
+    let (embd, ff, kv) = (512, 1024, 128);
+    let [q, k, v, attended, p, g, u] = [2, 3, 4, 5, 6, 7, 8].map(Buf);
+    let eps = 1e-5;
+    let mut case = plain(
+        "layer, fused and recorded".to_owned(),
+        format!("{ty}/{other} * {tokens} at {first}"),
+        vec![
+            vector(embd),
+            matrix(ty, embd, embd),
+            matrix(ty, kv, embd),
+            matrix(other, kv, embd),
+            matrix(ty, embd, embd),
+            vector(embd),
+            matrix(ty, ff, embd),
+            matrix(ty, ff, embd),
+            matrix(other, embd, ff),
+        ],
+        vec![
+            token_buf("x", embd),
+            token_buf("n", embd),
+            token_buf("q", embd),
+            token_buf("k", kv),
+            token_buf("v", kv),
+            token_buf("a", embd),
+            token_buf("p", embd),
+            token_buf("g", ff),
+            token_buf("u", ff),
+        ],
+        vec![
+            Op::RmsNorm {
+                x: X,
+                weight: 0,
+                eps,
+                out: N,
+            },
+            Op::MatMul {
+                x: N,
+                products: vec![
+                    product(1, None, q),
+                    product(2, None, k),
+                    product(3, None, v),
+                ],
+            },
+            Op::RopeKv {
+                q,
+                k,
+                v,
+                heads: shape,
+                q_norm: None,
+                k_norm: None,
+                layer: 0,
+            },
+            Op::Attention {
+                q,
+                out: attended,
+                heads: shape,
+                layer: 0,
+                scale: 0.125,
+            },
+            Op::MatMul {
+                x: attended,
+                products: vec![product(4, None, p)],
+            },
+            Op::AddRmsNorm {
+                x: X,
+                y: p,
+                weight: 5,
+                eps,
+                out: N,
+            },
+            Op::MatMul {
+                x: N,
+                products: vec![product(6, None, g), product(7, None, u)],
+            },
+            Op::SiluMul { gate: g, up: u },
+            Op::MatMul {
+                x: g,
+                products: vec![product(8, None, p)],
+            },
+            Op::Add { x: X, y: p },
+        ],
+    );
+    case.tokens = tokens;
+    case.first_position = first;
+    case.compared = vec![X];
+    case.heads = shape;
+    case.recorded = tokens == 1;
+    case.tolerance = 3e-2;
+    case.size = match ty {
+        WeightType::F16 | WeightType::F32 => 1.5e-3,
+        WeightType::Q4_0 => 1.5e-2,
+        WeightType::Q8_0 => 1e-3,
+        _ => 2e-4,
+    };
+    case
+}

@@ -1,0 +1,197 @@
+//! Every operation and weight type on one device against another, usually a GPU against the host.
+//!
+//! [`cases`] is the table; [`Pair::compare`] runs a case on both devices, from the same seed, and tells how far apart the
+//! results are. The device's own test and `rocmforge-bench gpu` both use it.
+//!
+//! Tolerances: both devices round a product's input to 8 bits a block of 32 (a GPU to f16 instead where the vendor's
+//! library multiplies), each with its own scale, so two right results differ by a small share of the result's size.
+//! Norms, rotations and sums are f32 on both and differ by their order of summation; attention has keys and values in
+//! f16 on both. Errors are measured as the root of the mean square of the difference over that of the reference's result.
+
+#![forbid(unsafe_code)]
+
+mod cases;
+mod rows;
+mod run;
+mod weights;
+
+use std::collections::BTreeMap;
+
+use rocmforge_device::Device;
+
+pub use cases::{Case, Extent, cases};
+use run::ARENA;
+
+/// Why a comparison could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A device refused or failed.
+    #[error("{case}, seed {seed}: the {kind} device")]
+    Device {
+        /// The case.
+        case: String,
+        /// Its seed.
+        seed: u64,
+        /// Which device.
+        kind: &'static str,
+        /// What it said.
+        source: Box<rocmforge_device::Error>,
+    },
+    /// The case's weights could not be written or mapped.
+    #[error("a temporary file of weights: {0}; TMPDIR names the folder")]
+    File(String),
+    /// The case itself makes no sense.
+    #[error("{0}")]
+    Case(String),
+}
+
+/// How far two results for one buffer of a case are apart.
+#[derive(Debug, Clone)]
+pub struct Comparison {
+    /// The operation, with the weight type where it has one.
+    pub operation: String,
+    /// The case: shapes and numbers of rows.
+    pub case: String,
+    /// Which buffer.
+    pub buffer: &'static str,
+    /// The seed of the case's data.
+    pub seed: u64,
+    /// Relative error.
+    pub error: f64,
+    /// Most that it may be.
+    pub tolerance: f64,
+    /// Within the tolerance, and finite throughout.
+    pub right: bool,
+}
+
+/// A device and the one that it is compared with.
+pub struct Pair {
+    reference: Box<dyn Device>,
+    device: Box<dyn Device>,
+}
+
+impl std::fmt::Debug for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pair")
+            .field("reference", &self.reference.info())
+            .field("device", &self.device.info())
+            .finish()
+    }
+}
+
+impl Pair {
+    /// Gives both devices, which must be fresh, their memory: half a GiB each.
+    ///
+    /// # Errors
+    /// A device refuses it.
+    pub fn new(
+        mut reference: Box<dyn Device>,
+        mut device: Box<dyn Device>,
+    ) -> Result<Self, rocmforge_device::Error> {
+        for device in [&mut reference, &mut device] {
+            device.set_capacity(ARENA)?;
+            let fixed = device.fixed_bytes(ARENA);
+            assert!(
+                fixed < run::SLAB,
+                "the device wants {fixed} bytes for itself"
+            );
+            device.set_fixed(0, fixed)?;
+        }
+        Ok(Self { reference, device })
+    }
+
+    /// Runs a case on both.
+    ///
+    /// # Errors
+    /// One of them fails, or the disk does.
+    pub fn compare(&mut self, case: &Case, seed: u64) -> Result<Vec<Comparison>, Error> {
+        let expected = run::run(self.reference.as_mut(), case, seed)?;
+        let got = run::run(self.device.as_mut(), case, seed)?;
+        let pairs = got.into_iter().zip(expected);
+        Ok(pairs
+            .map(|((buffer, got), (_, expected))| {
+                let error = difference(&got, &expected);
+                Comparison {
+                    operation: case.operation.clone(),
+                    case: case.name.clone(),
+                    buffer,
+                    seed,
+                    error,
+                    tolerance: case.tolerance,
+                    right: error <= case.tolerance && got.iter().all(|x| x.is_finite()),
+                }
+            })
+            .collect())
+    }
+}
+
+/// The largest relative error of each operation, with its tolerance.
+pub fn worst(comparisons: &[Comparison]) -> Vec<(String, f64, f64)> {
+    let mut worst: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for c in comparisons {
+        let entry = worst.entry(&c.operation).or_insert((0.0, c.tolerance));
+        // A NaN is worse than any number.
+        if c.error.is_nan() || c.error > entry.0 {
+            *entry = (c.error, c.tolerance);
+        }
+    }
+    let owned =
+        |(name, (error, tolerance)): (&str, (f64, f64))| (name.to_owned(), error, tolerance);
+    worst.into_iter().map(owned).collect()
+}
+
+/// Root of the mean square of the difference, over that of the expected values.
+fn difference(got: &[f32], expected: &[f32]) -> f64 {
+    let square = |x: f64| x * x;
+    let pairs = got.iter().zip(expected);
+    let wrong: f64 = pairs
+        .map(|(&a, &b)| square(f64::from(a) - f64::from(b)))
+        .sum();
+    let size: f64 = expected.iter().map(|&b| square(f64::from(b))).sum();
+    (wrong / size.max(1e-30)).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocmforge_device::host::{HostConfig, HostDevice};
+    use std::num::NonZeroUsize;
+
+    fn host(threads: usize) -> Box<dyn Device> {
+        let threads = NonZeroUsize::new(threads);
+        Box::new(HostDevice::new(HostConfig { threads }).unwrap())
+    }
+
+    #[test]
+    fn the_host_agrees_with_itself_whatever_its_threads() {
+        let mut pair = Pair::new(host(1), host(3)).unwrap();
+        let mut all = Vec::new();
+        for (i, case) in cases(Extent::Quick).iter().enumerate() {
+            all.extend(pair.compare(case, 77 + i as u64).unwrap());
+        }
+        let wrong: Vec<_> = all.iter().filter(|c| c.error != 0.0).collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+        let worst = worst(&all);
+        println!("{} comparisons, {} operations", all.len(), worst.len());
+        assert!(worst.iter().any(|(name, ..)| name == "attention"));
+    }
+
+    #[test]
+    fn another_seed_is_a_difference() {
+        let mut device = host(1);
+        device.set_capacity(ARENA).unwrap();
+        for case in cases(Extent::Quick) {
+            let a = run::run(device.as_mut(), &case, 1).unwrap();
+            let b = run::run(device.as_mut(), &case, 2).unwrap();
+            let apart = difference(&a[0].1, &b[0].1);
+            assert!(apart > case.tolerance, "{}: {apart}", case.name);
+        }
+    }
+
+    #[test]
+    fn a_difference_is_relative() {
+        assert_eq!(difference(&[1.0, 2.0], &[1.0, 2.0]), 0.0);
+        assert!((difference(&[3.0, 4.4], &[3.0, 4.0]) - 0.08).abs() < 1e-6);
+        assert!(difference(&[f32::NAN], &[1.0]).is_nan());
+    }
+}

@@ -1,0 +1,54 @@
+//! What passes take besides operations: rows of an embedding, and the largest of a row of logits.
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use rocmforge_device::{Buf, Device, Error, Scratch};
+use rocmforge_kernels::host::WeightType;
+
+use crate::weights::random_matrix;
+
+/// Elements that are as large as the largest, which is then the first of them.
+const TIES: usize = 3;
+
+/// Writes rows of a type, as a file has them, into buffer 0.
+pub(crate) fn write_embedding(
+    device: &mut dyn Device,
+    ty: WeightType,
+    (n, width): (u64, u64),
+    scratch: Scratch<'_>,
+    rng: &mut StdRng,
+) -> Result<(), Error> {
+    let rows = random_matrix(rng, ty, n, width, 0.02);
+    device.write_rows(scratch, Buf(0), ty, &rows)
+}
+
+/// The indices of the largest elements of `n` random rows, which have ties.
+pub(crate) fn argmax(
+    device: &mut dyn Device,
+    (n, width): (usize, usize),
+    scratch: Scratch<'_>,
+    rng: &mut StdRng,
+) -> Result<Vec<f32>, Error> {
+    let mut values = vec![0.0f32; n * width];
+    for row in values.chunks_exact_mut(width) {
+        row.fill_with(|| rng.random_range(-20.0..20.0));
+        for _ in 0..TIES {
+            row[rng.random_range(0..width)] = 21.0;
+        }
+    }
+    device.write(scratch, Buf(0), &values)?;
+    let found = device.argmax(scratch, Buf(0), n)?;
+    // Where the device leaves it to the reader of the rows, the reader does it.
+    let own = || values.chunks_exact(width).map(largest).collect();
+    let found: Vec<Option<u32>> = found.unwrap_or_else(own);
+    // No row is without a largest element: none is that of an index that no row has.
+    let index = |i: Option<u32>| i.map_or(-1.0, |i| (i + 1) as f32);
+    Ok(found.into_iter().map(index).collect())
+}
+
+/// The first of the largest.
+fn largest(row: &[f32]) -> Option<u32> {
+    let indexed = (0u32..).zip(row);
+    let best = indexed.reduce(|best, next| if next.1 > best.1 { next } else { best });
+    best.map(|(index, _)| index)
+}

@@ -1,0 +1,255 @@
+//! One case on one device: weights uploaded from a file, the context before, the operations, the results.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rocmforge_device::{
+    Batch, Bound, Buf, Device, Op, Role, Rows, Scratch, ScratchLayout, SegmentLayout, Span,
+    TensorDesc, Upload,
+};
+use rocmforge_gguf::{MappedFile, TensorType};
+use rocmforge_kernels::host::WeightType;
+use rocmforge_kernels::host::ops::{
+    KV_PAGE_TOKENS, KvLayout, RopeAngles, RopeParams, RopeScaling, RopeTable,
+};
+
+use crate::cases::{Case, Work};
+use crate::weights::random_matrix;
+use crate::{Error, rows};
+
+/// Arena of each device: the device's own block, then the weights, scratch, and KV pages.
+pub(crate) const ARENA: u64 = 512 << 20;
+pub(crate) const SLAB: u64 = 128 << 20;
+const SCRATCH: u64 = 256 << 20;
+const KV: u64 = 480 << 20;
+
+/// Most rows of a chunk of the context before.
+const CHUNK: u32 = 64;
+
+fn tensor_type(ty: WeightType) -> Result<TensorType, Error> {
+    let mut types = (0..64).filter_map(TensorType::from_u32);
+    let found = types.find(|t| t.name() == ty.name());
+    found.ok_or_else(|| Error::Case(format!("{ty} is no type of files")))
+}
+
+/// The case's weights as a file, and where each tensor is.
+fn write_file(
+    case: &Case,
+    rng: &mut StdRng,
+) -> Result<(tempfile::NamedTempFile, Vec<TensorDesc>), Error> {
+    let failed = |e: std::io::Error| Error::File(e.to_string());
+    let mut file = tempfile::NamedTempFile::new().map_err(failed)?;
+    let mut at = 0u64;
+    let mut descs = Vec::new();
+    for (i, t) in case.tensors.iter().enumerate() {
+        let size = match t.role {
+            Role::Matrix => case.size,
+            Role::Vector => 0.02,
+        };
+        let bytes = random_matrix(rng, t.ty, t.rows, t.cols, size);
+        let padding = at.next_multiple_of(32) - at;
+        file.write_all(&vec![0; padding as usize]).map_err(failed)?;
+        at += padding;
+        file.write_all(&bytes).map_err(failed)?;
+        descs.push(TensorDesc {
+            name: format!("t{i}"),
+            ty: tensor_type(t.ty)?,
+            rows: t.rows,
+            cols: t.cols,
+            offset: at,
+            bytes: bytes.len() as u64,
+            role: t.role,
+        });
+        at += bytes.len() as u64;
+    }
+    file.flush().map_err(failed)?;
+    Ok((file, descs))
+}
+
+/// Where the KV pages of `positions` tokens are: not in the order of their addresses.
+fn pages(kv: &KvLayout, positions: usize) -> Vec<u64> {
+    let n = positions.div_ceil(KV_PAGE_TOKENS) as u64;
+    let stride = (kv.page_bytes() as u64).next_multiple_of(256);
+    assert!(KV + n * stride <= ARENA, "{n} pages of {stride} bytes");
+    let swapped = |i| i ^ u64::from(n > 1 && i < n - n % 2);
+    (0..n).map(|i| KV + swapped(i) * stride).collect()
+}
+
+/// Runs a case and reads the buffers that it compares, with their names.
+pub(crate) fn run(
+    device: &mut dyn Device,
+    case: &Case,
+    seed: u64,
+) -> Result<Vec<(&'static str, Vec<f32>)>, Error> {
+    let kind = device.info().kind;
+    let failed = |source| Error::Device {
+        case: format!("{}, {}", case.operation, case.name),
+        seed,
+        kind,
+        source: Box::new(source),
+    };
+    let mut rng = StdRng::seed_from_u64(seed);
+    let scratch_layout = ScratchLayout::new(&case.bufs, case.tokens, 1);
+    let end = SCRATCH + scratch_layout.bytes + device.workspace_bytes(&scratch_layout);
+    assert!(end <= KV, "scratch and workspace end at {end}");
+    let scratch = Scratch {
+        layout: &scratch_layout,
+        base: SCRATCH,
+    };
+    let n = case.tokens as usize;
+    match &case.work {
+        Work::Ops(ops) => operations(device, case, ops, scratch, &mut rng, &failed)?,
+        Work::EmbeddingRows(ty) => {
+            let shape = (case.tokens, case.bufs[0].width);
+            rows::write_embedding(device, *ty, shape, scratch, &mut rng).map_err(failed)?;
+        }
+        Work::Argmax => {
+            let shape = (n, case.bufs[0].width as usize);
+            let found = rows::argmax(device, shape, scratch, &mut rng).map_err(failed)?;
+            return Ok(vec![("index", found)]);
+        }
+    }
+    let mut out = Vec::new();
+    for &buf in &case.compared {
+        let spec = case.bufs[buf.0 as usize];
+        let rows = if spec.rows == Rows::Tokens { n } else { 1 };
+        let mut values = vec![0.0; rows * spec.width as usize];
+        device.read(scratch, buf, &mut values).map_err(failed)?;
+        out.push((spec.name, values));
+    }
+    for (_, result) in device.finished_uploads() {
+        result.map_err(failed)?;
+    }
+    Ok(out)
+}
+
+fn operations(
+    device: &mut dyn Device,
+    case: &Case,
+    ops: &[Op],
+    scratch: Scratch<'_>,
+    rng: &mut StdRng,
+    failed: &dyn Fn(rocmforge_device::Error) -> Error,
+) -> Result<(), Error> {
+    let (file, descs) = write_file(case, rng)?;
+    let layout: Arc<SegmentLayout> = Arc::new(device.layout(&descs).map_err(failed)?);
+    assert!(layout.bytes <= SCRATCH - SLAB, "{} bytes", layout.bytes);
+    let mapped = MappedFile::open(file.path()).map_err(|e| Error::File(e.to_string()))?;
+    let mapped = Arc::new(mapped);
+    if !descs.is_empty() {
+        let upload = Upload {
+            file: Arc::clone(&mapped),
+            layout: Arc::clone(&layout),
+            slab: SLAB,
+        };
+        let ticket = device.begin_upload(upload).map_err(failed)?;
+        device.wait_upload(ticket).map_err(failed)?;
+    }
+    let kv = KvLayout {
+        n_layer: 2,
+        n_head_kv: case.heads.n_head_kv as usize,
+        head_dim_k: case.heads.head_dim as usize,
+        head_dim_v: case.heads.head_dim_v as usize,
+    };
+    let n = case.tokens as usize;
+    let pages = pages(&kv, case.first_position as usize + n);
+    let table = RopeTable::new(&RopeParams {
+        n_rot: case.heads.head_dim as usize,
+        freq_base: 10_000.0,
+        scaling: RopeScaling::None,
+        freq_factors: None,
+    });
+    let table = table.map_err(|e| Error::Case(e.to_string()))?;
+    let mut angles = RopeAngles::new(case.order);
+    let bound = Bound {
+        layout: &layout,
+        slab: SLAB,
+    };
+    let mut step = |device: &mut dyn Device,
+                    first: u32,
+                    n: usize,
+                    rng: &mut StdRng,
+                    ops: &[Op],
+                    times: u32|
+     -> Result<(), Error> {
+        angles.set(&table, first..first + n as u32);
+        let spans = [Span {
+            first_row: 0,
+            n_rows: n,
+            first_position: first,
+            kv_pages: &pages,
+        }];
+        let outputs = [n as u32 - 1];
+        let batch = Batch {
+            n_tokens: n,
+            spans: &spans,
+            kv: &kv,
+            rope: &angles,
+            outputs: &outputs,
+        };
+        let again: u64 = rng.random();
+        for _ in 0..times {
+            fill(device, case, scratch, n, again).map_err(failed)?;
+            let ran = if times > 1 {
+                device.run_all(&[(ops, bound)], scratch, &batch)
+            } else {
+                device.run(ops, bound, scratch, &batch)
+            };
+            ran.map_err(failed)?;
+        }
+        Ok(())
+    };
+    // The context before the rows that are compared: its keys and values are appended first, in chunks.
+    let append: Vec<Op> = ops
+        .iter()
+        .filter(|op| matches!(op, Op::RopeKv { .. }))
+        .cloned()
+        .collect();
+    let mut first = 0;
+    while first < case.first_position && !append.is_empty() {
+        let chunk = (case.first_position - first)
+            .min(CHUNK)
+            .min(case.tokens as u32);
+        step(device, first, chunk as usize, rng, &append, 1)?;
+        first += chunk;
+    }
+    let times = if case.recorded { 3 } else { 1 };
+    step(device, case.first_position, n, rng, ops, times)?;
+    // Nothing of the file is needed once the operations have ended, which the first read waits for.
+    let spec = case.bufs[case.compared[0].0 as usize];
+    device
+        .read(
+            scratch,
+            case.compared[0],
+            &mut vec![0.0; spec.width as usize],
+        )
+        .map_err(failed)?;
+    device.finished_uploads();
+    device.forget_file(&mapped);
+    Ok(())
+}
+
+/// Random rows in every token buffer, the same for a seed.
+fn fill(
+    device: &mut dyn Device,
+    case: &Case,
+    scratch: Scratch<'_>,
+    n: usize,
+    seed: u64,
+) -> Result<(), rocmforge_device::Error> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    for (i, spec) in case.bufs.iter().enumerate() {
+        if spec.rows == Rows::Tokens {
+            let rows: Vec<f32> = (0..n * spec.width as usize)
+                .map(|_| {
+                    let outlier = rng.random_range(0..200) == 0;
+                    rng.random_range(-1.0f32..1.0) * if outlier { 20.0 } else { 1.0 }
+                })
+                .collect();
+            device.write(scratch, Buf(i as u8), &rows)?;
+        }
+    }
+    Ok(())
+}
