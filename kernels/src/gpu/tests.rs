@@ -418,7 +418,10 @@ fn what_is_not_fused_is_refused() {
 #[test]
 fn contexts_are_split_to_fill_the_device_but_not_below_a_step() {
     let h200 = &targets()[0];
-    assert_eq!(attention::n_split(h200, 1, 8, 8192), 33);
+    assert_eq!(attention::n_split(h200, 1, 8, 8192), 16);
+    let mi300 = GpuTarget::amd("gfx942", 304);
+    assert_eq!(attention::n_split(&mi300, 1, 8, 8192), 64);
+    assert_eq!(attention::n_split(&mi300, 4, 8, 8192), 19);
     assert_eq!(attention::n_split(h200, 1, 8, 512), 8);
     assert_eq!(attention::n_split(h200, 64, 8, 8192), 1);
     assert_eq!(

@@ -74,10 +74,15 @@ pub struct Partials {
 }
 
 /// Parts to split the contexts of `rows` rows into: enough blocks to fill the device, none shorter than a step for contexts up to
-/// `positions_max`.
+/// `positions_max`. One block a multiprocessor is enough on NVIDIA, where fewer parts to combine count for more (132 of them, 8
+/// heads, 4096 positions: 15.8 us with 16 parts, 19.0 with 33).
 #[must_use]
 pub fn n_split(target: &GpuTarget, rows: u32, n_head_kv: u32, positions_max: u32) -> u32 {
-    let blocks = (2 * target.compute_units).div_ceil((rows * n_head_kv).max(1));
+    let groups = (rows * n_head_kv).max(1);
+    let blocks = match target.vendor {
+        Vendor::Nvidia => target.compute_units / groups,
+        Vendor::Amd => (2 * target.compute_units).div_ceil(groups),
+    };
     blocks.clamp(1, positions_max.div_ceil(DECODE_STEP).clamp(1, SPLIT_MAX))
 }
 
