@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use rocmforge_device::{Bound, Device, SegmentLayout, Upload, UploadTicket};
 use rocmforge_gguf::MappedFile;
 use rocmforge_tensor_cache::{
-    Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
-    SegmentSpec, Slab,
+    Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, Residency as Place,
+    SegmentId, SegmentSpec, Slab,
 };
 
 use crate::api::RequestCacheUse;
@@ -68,7 +68,12 @@ pub(crate) struct Residency {
     lost: OnceCell<String>,
     /// Bytes that the driver refused since this was looked at last; 0 if it did not say how many.
     refused: Cell<Option<u64>>,
+    /// How segments begin on the device: what is compared after a sleep.
+    witnesses: HashMap<SegmentId, [u8; WITNESS_BYTES]>,
 }
+
+/// Bytes of a segment that are remembered.
+const WITNESS_BYTES: usize = 16;
 
 /// The driver is asked for its count of memory at most this often while there is work.
 const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
@@ -92,6 +97,7 @@ impl Residency {
             fixed_bytes: 0,
             lost: OnceCell::new(),
             refused: Cell::new(None),
+            witnesses: HashMap::new(),
         }
     }
 
@@ -149,6 +155,7 @@ impl Residency {
             .unregister(model, &mut self.actions)
             .map_err(from_cache)?;
         self.execute_and_discard()?;
+        self.witnesses.retain(|segment, _| segment.model != model);
         if let Some(source) = self.sources.remove(&model) {
             self.device.forget_file(&source.file);
         }
@@ -381,6 +388,67 @@ impl Residency {
             .set_capacity(change.arena_end.max(bytes))
             .map_err(|e| self.device_error(None, e))?;
         Ok(change.used.saturating_sub(bytes))
+    }
+
+    /// The resident segments with their slabs.
+    fn resident(&self) -> Vec<(SegmentId, Slab)> {
+        let resident = self.sources.keys().flat_map(|&model| {
+            let segments = self.cache.residency(model).unwrap_or_default();
+            (0..).zip(segments).filter_map(move |(index, status)| {
+                let Place::Resident(slab) = status.residency else {
+                    return None;
+                };
+                Some((SegmentId { model, index }, slab))
+            })
+        });
+        resident.collect()
+    }
+
+    /// Before a rest: remembers how the resident segments at both ends of the arena begin. A segment begins the same wherever and
+    /// whenever it is resident, so each is read once.
+    pub(crate) fn remember(&mut self) {
+        let all = self.resident();
+        let first = all.iter().min_by_key(|(_, slab)| slab.offset);
+        let last = all.iter().max_by_key(|(_, slab)| slab.offset);
+        for &(segment, slab) in first.into_iter().chain(last) {
+            let mut bytes = [0; WITNESS_BYTES];
+            if self.witnesses.contains_key(&segment) || slab.bytes < WITNESS_BYTES as u64 {
+                continue;
+            }
+            match self.device.peek(slab.offset, &mut bytes) {
+                Ok(true) => {
+                    self.witnesses.insert(segment, bytes);
+                }
+                Ok(false) => return,
+                Err(error) => {
+                    self.note_loss(&error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// After a sleep: whether the device works and holds what it held, by its own marks and by what is remembered of the
+    /// segments that are resident.
+    ///
+    /// # Errors
+    /// The loss of the device.
+    pub(crate) fn check(&mut self) -> Result<(), rocmforge_device::Error> {
+        self.device.check()?;
+        let known: Vec<_> = self
+            .resident()
+            .into_iter()
+            .filter_map(|(segment, slab)| Some((segment, slab, *self.witnesses.get(&segment)?)))
+            .collect();
+        for (segment, slab, expected) in known {
+            let mut bytes = [0; WITNESS_BYTES];
+            if self.device.peek(slab.offset, &mut bytes)? && bytes != expected {
+                return Err(rocmforge_device::Error::Lost(format!(
+                    "{segment} is not what it was; the device's memory was reset or lost power"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// What the driver refused since the last call of this.
