@@ -6,16 +6,23 @@
 //!
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
 
+mod memory;
+
 use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::{Bound, Device, SegmentLayout, Upload, UploadTicket};
+use rocmforge_device::{
+    ALIGNMENT, Bound, Device, Op, Outline, Pace, SegmentLayout, Upload, UploadTicket,
+};
 use rocmforge_gguf::MappedFile;
+use rocmforge_kernels::host::WeightType;
+use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
+use rocmforge_model::Model;
 use rocmforge_tensor_cache::{
-    Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, Residency as Place,
-    SegmentId, SegmentSpec, Slab,
+    Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
+    SegmentSpec, Slab,
 };
 
 use crate::api::RequestCacheUse;
@@ -27,6 +34,8 @@ pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) file: Arc<MappedFile>,
     pub(crate) layouts: Vec<Arc<SegmentLayout>>,
+    /// Bytes of all segments on the device.
+    bytes: u64,
     pinned_bytes: u64,
     largest_unpinned: u64,
 }
@@ -37,9 +46,11 @@ impl Source {
         file: Arc<MappedFile>,
         layouts: Vec<Arc<SegmentLayout>>,
     ) -> Self {
+        let aligned = |l: &Arc<SegmentLayout>| l.bytes.next_multiple_of(ALIGNMENT);
         Self {
             name,
             file,
+            bytes: layouts.iter().map(aligned).sum(),
             layouts,
             pinned_bytes: 0,
             largest_unpinned: 0,
@@ -69,11 +80,12 @@ pub(crate) struct Residency {
     /// Bytes that the driver refused since this was looked at last; 0 if it did not say how many.
     refused: Cell<Option<u64>>,
     /// How segments begin on the device: what is compared after a sleep.
-    witnesses: HashMap<SegmentId, [u8; WITNESS_BYTES]>,
+    witnesses: memory::Witnesses,
 }
 
-/// Bytes of a segment that are remembered.
-const WITNESS_BYTES: usize = 16;
+/// From so many segments on that a pass has to upload, [`Residency::hand_on`] is worth its slab: computing those that are
+/// resident takes as long as uploading the one that the slab costs.
+const HAND_ON_MIN: u64 = 7;
 
 /// The driver is asked for its count of memory at most this often while there is work.
 const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
@@ -97,7 +109,7 @@ impl Residency {
             fixed_bytes: 0,
             lost: OnceCell::new(),
             refused: Cell::new(None),
-            witnesses: HashMap::new(),
+            witnesses: memory::Witnesses::new(),
         }
     }
 
@@ -137,6 +149,32 @@ impl Residency {
         self.cache.register(model, &specs).map_err(from_cache)?;
         self.sources.insert(model, source);
         self.count_pinned(model)
+    }
+
+    /// Lets the device get ready for a registered model in the background.
+    pub(crate) fn prepare(
+        &mut self,
+        id: ModelId,
+        model: &Model,
+        kv: &KvLayout,
+        rope: &RopeAngles,
+        embedding: WeightType,
+    ) {
+        let source = &self.sources[&id];
+        let segments: Vec<(&[Op], &SegmentLayout)> = model
+            .segments()
+            .iter()
+            .zip(&source.layouts)
+            .map(|(segment, layout)| (segment.ops.as_slice(), &**layout))
+            .collect();
+        self.device.prepare(&Outline {
+            file: &source.file,
+            segments: &segments,
+            bufs: model.bufs(),
+            kv,
+            rope,
+            embedding,
+        });
     }
 
     /// Forgets a model that nobody uses; waits for its uploads under way.
@@ -242,6 +280,47 @@ impl Residency {
     /// Gives an acquired segment back.
     pub(crate) fn release(&mut self, segment: SegmentId) {
         self.cache.release(segment);
+    }
+
+    /// Segments whose upload should be started ahead of their turn in a pass of so many rows, `most` at most.
+    ///
+    /// For a model that fits, uploads ahead cost nothing. For one that does not, each takes a slab from what could stay
+    /// resident, so there are no more than keep the link busy: none if a segment is computed in the time that what is on
+    /// the device ahead of its slab takes to arrive, as when one token is decoded; else as many as are uploaded while one
+    /// is computed.
+    pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> u32 {
+        if most == 0 || self.fits(model) {
+            return most;
+        }
+        let source = &self.sources[&model];
+        let mean = source.bytes as f64 / source.layouts.len().max(1) as f64;
+        match self.device.pace(rows) {
+            Some(pace) => lookahead(pace, mean, most),
+            None => most,
+        }
+    }
+
+    /// After a pass that looks no uploads ahead has used and released a segment that it had to wait for: hands its room on
+    /// to the next one that is absent, so that uploads go on meanwhile.
+    ///
+    /// What is handed on is one slab more that holds nothing of use while resident segments are computed; that is worth
+    /// it where so much is uploaded in a pass that the link should never rest.
+    pub(crate) fn hand_on(&mut self, segment: SegmentId) -> Result<(), Error> {
+        let source = &self.sources[&segment.model];
+        let stats = self.cache.stats();
+        let room = stats.budget.saturating_sub(stats.total.usage.blocks());
+        let absent = source.bytes.saturating_sub(room);
+        let many = HAND_ON_MIN * source.bytes / source.layouts.len().max(1) as u64;
+        if absent >= many && self.cache.replace(segment, &mut self.actions) {
+            self.execute()?;
+        }
+        Ok(())
+    }
+
+    /// Whether all of a model has room beside what is not weights.
+    pub(crate) fn fits(&self, model: ModelId) -> bool {
+        let stats = self.cache.stats();
+        self.sources[&model].bytes + stats.total.usage.blocks() <= stats.budget
     }
 
     /// Starts the upload of a segment that will be needed soon, if that costs nothing needed sooner.
@@ -390,125 +469,9 @@ impl Residency {
         Ok(change.used.saturating_sub(bytes))
     }
 
-    /// The resident segments with their slabs.
-    fn resident(&self) -> Vec<(SegmentId, Slab)> {
-        let resident = self.sources.keys().flat_map(|&model| {
-            let segments = self.cache.residency(model).unwrap_or_default();
-            (0..).zip(segments).filter_map(move |(index, status)| {
-                let Place::Resident(slab) = status.residency else {
-                    return None;
-                };
-                Some((SegmentId { model, index }, slab))
-            })
-        });
-        resident.collect()
-    }
-
-    /// Before a rest: remembers how the resident segments at both ends of the arena begin. A segment begins the same wherever and
-    /// whenever it is resident, so each is read once.
-    pub(crate) fn remember(&mut self) {
-        let all = self.resident();
-        let first = all.iter().min_by_key(|(_, slab)| slab.offset);
-        let last = all.iter().max_by_key(|(_, slab)| slab.offset);
-        for &(segment, slab) in first.into_iter().chain(last) {
-            let mut bytes = [0; WITNESS_BYTES];
-            if self.witnesses.contains_key(&segment) || slab.bytes < WITNESS_BYTES as u64 {
-                continue;
-            }
-            match self.device.peek(slab.offset, &mut bytes) {
-                Ok(true) => {
-                    self.witnesses.insert(segment, bytes);
-                }
-                Ok(false) => return,
-                Err(error) => {
-                    self.note_loss(&error);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// After a sleep: whether the device works and holds what it held, by its own marks and by what is remembered of the
-    /// segments that are resident.
-    ///
-    /// # Errors
-    /// The loss of the device.
-    pub(crate) fn check(&mut self) -> Result<(), rocmforge_device::Error> {
-        self.device.check()?;
-        let known: Vec<_> = self
-            .resident()
-            .into_iter()
-            .filter_map(|(segment, slab)| Some((segment, slab, *self.witnesses.get(&segment)?)))
-            .collect();
-        for (segment, slab, expected) in known {
-            let mut bytes = [0; WITNESS_BYTES];
-            if self.device.peek(slab.offset, &mut bytes)? && bytes != expected {
-                return Err(rocmforge_device::Error::Lost(format!(
-                    "{segment} is not what it was; the device's memory was reset or lost power"
-                )));
-            }
-        }
-        Ok(())
-    }
-
     /// What the driver refused since the last call of this.
     pub(crate) fn take_refused(&self) -> Option<u64> {
         self.refused.take()
-    }
-
-    /// Gives all memory back to the driver and takes `bytes` of it anew; if it refuses, `otherwise`, and then as much less
-    /// as there is. That is the new budget, which is returned. All weights go, to come again as they are needed; blocks
-    /// stay, and of what they hold the slabs in `keep`. Nothing may be in use.
-    pub(crate) fn renew(
-        &mut self,
-        bytes: u64,
-        otherwise: u64,
-        keep: &[Slab],
-    ) -> Result<u64, Error> {
-        while !self.under_way.is_empty() {
-            self.wait_any();
-        }
-        self.collect();
-        let models: Vec<(ModelId, usize)> = self
-            .sources
-            .iter()
-            .map(|(&model, source)| (model, source.layouts.len()))
-            .collect();
-        for (model, segments) in models {
-            for index in 0..segments as u32 {
-                let segment = SegmentId { model, index };
-                let gone = self.cache.spoiled(segment, &mut self.actions);
-                assert!(gone, "{segment} is in use while the arena is renewed");
-            }
-        }
-        self.execute()?;
-        // Blocks do not move.
-        let least = self.cache.arena_end().max(crate::commands::BUDGET_MIN);
-        let mut sizes = vec![bytes.max(least)];
-        let mut size = otherwise.max(least);
-        while size > least {
-            sizes.push(size);
-            size = (size / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
-        }
-        sizes.push(least);
-        let keep: Vec<(u64, u64)> = keep.iter().map(|s| (s.offset, s.bytes)).collect();
-        let capacity = self
-            .device
-            .renew(&sizes, &keep)
-            .map_err(|e| self.device_error(None, e))?;
-        let budget = bytes.min(capacity);
-        self.cache.set_budget(budget, &mut self.actions);
-        self.execute()?;
-        self.free_bytes = self.device.free_bytes();
-        Ok(budget)
-    }
-
-    /// Whether the driver's allocations are larger than what the capacity makes of them: it had no room to make a
-    /// smaller one beside the old.
-    pub(crate) fn holds_unused(&self) -> bool {
-        self.device
-            .memory_use()
-            .is_some_and(|m| m.allocated_bytes > m.capacity_bytes)
     }
 
     /// After releases: finishes a shrink that could not be reached at once.
@@ -671,5 +634,39 @@ impl Residency {
         }
         let source = model.and_then(|m| self.sources.get(&m));
         from_device(source.map(|s| (s.name.as_str(), s.file.path())), error)
+    }
+}
+
+/// See [`Residency::lookahead`]; `mean` is the bytes of a segment.
+fn lookahead(pace: Pace, mean: f64, most: u32) -> u32 {
+    let computed = pace.segment.as_secs_f64();
+    // Some of what is ahead is spent on moving slabs.
+    let hidden = pace.ahead_bytes as f64 / pace.upload_bytes_per_s / 2.0;
+    if computed <= hidden {
+        return 0;
+    }
+    let uploaded = mean / pace.upload_bytes_per_s;
+    ((computed / uploaded).ceil().min(f64::from(most)) as u32).clamp(1, most)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn uploads_ahead_are_as_many_as_the_computing_hides() {
+        let pace = |us| Pace {
+            segment: Duration::from_micros(us),
+            upload_bytes_per_s: 50e9,
+            ahead_bytes: 24 << 20,
+        };
+        // A layer of 140 MB takes 2.8 ms; what is ahead of the slab 0.5 ms.
+        let ahead = |us| lookahead(pace(us), 140e6, 3);
+        assert_eq!([50, 200].map(ahead), [0, 0], "a token");
+        assert_eq!([500, 2000].map(ahead), [1, 1], "a short prompt");
+        assert_eq!([3000, 7000, 50_000].map(ahead), [2, 3, 3], "a long one");
+        assert_eq!(lookahead(pace(7000), 140e6, 1), 1);
     }
 }

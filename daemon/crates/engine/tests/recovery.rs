@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use requests::{chat, load, questions, run};
 use rocmforge_device::gpu::GpuDevice;
 use rocmforge_device::gpu::device::ImageFolder;
-use rocmforge_engine::api::{Budget, GenerateEvent, GenerateRequest, Policy, PreloadEvent, ScoreRequest};
+use rocmforge_engine::api::{
+    Budget, GenerateEvent, GenerateRequest, Policy, PreloadEvent, ScoreRequest,
+};
 use rocmforge_engine::{
     Clocks, EngineConfig, EngineHandle, EngineThread, Error, Events, LoadedModel, start_on,
 };
