@@ -154,18 +154,24 @@ struct alignas(16) F32x4 {
     float x, y, z, w;
 };
 
-// Loads of what is read once and by nobody else: weights. They leave the first-level cache alone.
+// Loads of what is read once and by nobody else: weights. They leave the first-level cache alone, unless a source says that the
+// neighbours of what it reads will be read soon by others (WEIGHTS_SHARED).
+#ifdef WEIGHTS_SHARED
+#define STREAM_HINT "ld.global.nc.L2::128B"
+#else
+#define STREAM_HINT "ld.global.nc.L1::no_allocate.L2::128B"
+#endif
 #ifdef RF_CUDA
 FORCE U32x4 stream16(const void* at) {
     U32x4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile(STREAM_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(at));
     return v;
 }
 FORCE U32x2 stream8(const void* at) {
     U32x2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+    asm volatile(STREAM_HINT ".v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
     return v;
 }
 FORCE u32 stream4(const void* at) {

@@ -30,6 +30,7 @@ FORCE float load_float(const u8* weights, u64 i) {
     return f32_of_bf16(((const u16*)weights)[i]);
 #endif
 }
+FORCE u32 two_f16(u32 two_bf16) { return pack_f16(f32_of_bits(two_bf16 << 16), f32_of_bits(two_bf16 & 0xffff0000u)); }
 #endif
 
 #ifdef FLOATS
@@ -50,10 +51,34 @@ FORCE void dequantize(const DequantizeArgs& a) {
         else ((float*)a.out)[at + k] = v;
     }
 }
+
+// Rows of a multiple of 8 are one run of numbers: 8 neighbours a lane, four times.
+FORCE void to_f16(const DequantizeArgs& a) {
+    if (a.cols % 8 != 0) return dequantize<true>(a);
+    const u64 n = (u64)a.rows * a.cols, first = (u64)a.first_row * a.cols;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const u64 at = (u64)block_x() * (THREADS * 32) + (i * THREADS + thread_x()) * 8;
+        if (at >= n) return;
+#if FLOATS == 0
+        const U32x4 x = stream16(a.weights + (first + at) * 4), y = stream16(a.weights + (first + at + 4) * 4);
+        const float v[8] = {f32_of_bits(x.x), f32_of_bits(x.y), f32_of_bits(x.z), f32_of_bits(x.w),
+                            f32_of_bits(y.x), f32_of_bits(y.y), f32_of_bits(y.z), f32_of_bits(y.w)};
+        *(U32x4*)((u16*)a.out + at) = U32x4{pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7])};
+#else
+        const U32x4 x = stream16(a.weights + (first + at) * 2);
+#if FLOATS == 1
+        *(U32x4*)((u16*)a.out + at) = x;
+#else
+        *(U32x4*)((u16*)a.out + at) = U32x4{two_f16(x.x), two_f16(x.y), two_f16(x.z), two_f16(x.w)};
+#endif
+#endif
+    }
+}
 #else
 // A block of 32 as f16 is 64 bytes: written as they are, 16 bytes a lane would be 64 apart. So a wave's blocks, which lie side by side
 // in the output, pass through shared memory, and a wave writes WAVE * 16 bytes in a row.
-FORCE void dequantize_f16(const DequantizeArgs& a) {
+FORCE void to_f16(const DequantizeArgs& a) {
     // 4 x 16 bytes a lane, and 16 to keep lanes off each other's banks.
     __shared__ U32x4 room[THREADS][5];
     const u32 nb = a.cols / 32;
@@ -80,7 +105,7 @@ FORCE void dequantize_f16(const DequantizeArgs& a) {
     }
 }
 
-FORCE void dequantize_f32(const DequantizeArgs& a) {
+FORCE void to_f32(const DequantizeArgs& a) {
     const u32 nb = a.cols / 32;
     const u64 index = (u64)block_x() * THREADS + thread_x();
     if (index >= (u64)a.rows * nb) return;
@@ -102,11 +127,11 @@ FORCE void dequantize_f32(const DequantizeArgs& a) {
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)
 #ifdef FLOATS
-#define TO_F16 dequantize<true>
+#define TO_F16 to_f16
 #define TO_F32 dequantize<false>
 #else
-#define TO_F16 dequantize_f16
-#define TO_F32 dequantize_f32
+#define TO_F16 to_f16
+#define TO_F32 to_f32
 #endif
 ENTRY(THREADS, 6) NAME(dequantize_, TYPE)(DequantizeArgs a) { TO_F16(a); }
 ENTRY(THREADS, 1) NAME(rows_, TYPE)(DequantizeArgs a) {

@@ -53,7 +53,7 @@ struct RowAt {
 // Bytes of the planes a row: q, h and s a block of 32, d a block of 32 or (D_BLOCKS = 8) of 256; S_BLOCKS alike.
 template <u32 Q, u32 H, u32 S, u32 S_BLOCKS, u32 D, u32 D_BLOCKS>
 struct Planes {
-    static constexpr u32 S_BYTES = S, S_EVERY = S_BLOCKS, D_BYTES = D, D_EVERY = D_BLOCKS;
+    static constexpr u32 Q_BYTES = Q, H_BYTES = H, S_BYTES = S, S_EVERY = S_BLOCKS, D_BYTES = D, D_EVERY = D_BLOCKS;
 
     static FORCE RowAt row(const u8* base, u32 rows, u32 nb, u32 r) {
         u64 h = align256((u64)rows * nb * Q);

@@ -6,11 +6,13 @@
 // Geometry: grid (blocks, tokens / COLUMNS rounded up), THREADS threads; waves go through the groups of rows round robin.
 // Moves the weights once a COLUMNS tokens (mostly from the second-level cache after the first), 40 bytes of x a block of 32,
 // token and ROWS rows. No shared memory.
-// Entry: matmat_<type> (WEIGHT).
+// Entries: matmat_<type> (WEIGHT), and for NVIDIA matmat_f16_<type> (TYPE), see matmat_f16.h.
+#define WEIGHTS_SHARED
 #include "compat.h"
 #include "formats.h"
 
 #define THREADS 256
+#include "matmat_f16.h"
 #define ROWS 2
 #define COLUMNS 8
 
@@ -79,3 +81,12 @@ FORCE void matmat(const MatmatArgs& a) {
 }
 
 ENTRY(THREADS, 1) UNIT(MatmatArgs a) { matmat<WEIGHT>(a); }
+#ifdef RF_CUDA
+#define NAME2(a, b) a##b
+#define NAME(a, b) NAME2(a, b)
+ENTRY(THREADS, 1) NAME(matmat_f16_, TYPE)(MatmatF16Args a) {
+#if __CUDA_ARCH__ >= 800
+    matmat_f16<WEIGHT>(a);
+#endif
+}
+#endif

@@ -4,7 +4,8 @@
 // Two launches. top_k_part: grid (n_parts, rows), each block finds the k largest of its part of the row, by k rounds of a block
 // maximum over registers (k up to K_MAX) -> candidates [rows][n_parts][k] {value, index}. top_k_join: grid (rows), the k
 // largest of those -> out_values [rows][k], out_ids [rows][k]; the first id also goes to *next where given (the next step's
-// input). Moves the logits once. Bound by latency.
+// input). A part's candidates are sorted, so a thread that has one part holds no more than its first two. Moves the logits
+// once. Bound by latency.
 // Entries: top_k_part, top_k_join.
 #include "compat.h"
 
@@ -103,10 +104,23 @@ ENTRY(THREADS, 1) top_k_join(TopKArgs a) {
     const u32* from = a.candidates + (u64)row * n * 2;
     float bound = 0.0f;
     u32 bound_id = 0;
+    // A part of its own for each thread: its best candidate that is left, and the one behind it.
+    const bool merges = a.n_parts <= THREADS, has = merges && thread_x() < a.n_parts;
+    const u32* own = from + (u64)thread_x() * a.k * 2;
+    float first = NEG_INF, second = NEG_INF;
+    u32 first_id = 0xffffffffu, second_id = 0xffffffffu, at = 2;
+    if (has) {
+        first = f32_of_bits(own[0]);
+        first_id = own[1];
+        if (a.k > 1) {
+            second = f32_of_bits(own[2]);
+            second_id = own[3];
+        }
+    }
     for (u32 taken = 0; taken < a.k; ++taken) {
-        float v = NEG_INF;
-        u32 id = 0xffffffffu;
-        for (u32 i = thread_x(); i < n; i += THREADS) {
+        float v = first;
+        u32 id = first_id;
+        for (u32 i = thread_x(); !merges && i < n; i += THREADS) {
             float w = f32_of_bits(from[2 * i]);
             u32 j = from[2 * i + 1];
             if ((taken == 0 || better(bound, bound_id, w, j)) && better(w, j, v, id)) {
@@ -117,6 +131,14 @@ ENTRY(THREADS, 1) top_k_join(TopKArgs a) {
         best_of_block(v, id, values, ids);
         bound = v;
         bound_id = id;
+        if (has && id == first_id) {
+            first = second;
+            first_id = second_id;
+            const bool more = at < a.k;
+            second = more ? f32_of_bits(own[2 * at]) : NEG_INF;
+            second_id = more ? own[2 * at + 1] : 0xffffffffu;
+            ++at;
+        }
         if (thread_x() == 0) {
             if (a.out_values) a.out_values[(u64)row * a.k + taken] = v;
             a.out_ids[(u64)row * a.k + taken] = id == 0xffffffffu ? 0 : id;

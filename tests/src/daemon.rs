@@ -3,6 +3,7 @@
 //! It is ready when it has said READY=1 on the notify socket, as systemd would be told. Dropping a [`Daemon`] kills the
 //! process; a panicking test prints the end of its log first.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
@@ -27,6 +28,7 @@ const LOG_TAIL_LINES: usize = 40;
 pub struct Options {
     arguments: Vec<String>,
     model_dirs: Vec<PathBuf>,
+    environment: Vec<(String, OsString)>,
 }
 
 impl Default for Options {
@@ -36,11 +38,27 @@ impl Default for Options {
         Options {
             arguments: arguments.map(str::to_owned).into(),
             model_dirs: vec![fixtures::dir()],
+            environment: Vec::new(),
         }
     }
 }
 
 impl Options {
+    /// The usual options on another device.
+    #[must_use]
+    pub fn on_device(device: &str) -> Options {
+        let mut options = Options::default();
+        options.arguments[1] = device.to_owned();
+        options
+    }
+
+    /// Sets a variable of the daemon's environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Options {
+        self.environment.push((name.to_owned(), value.into()));
+        self
+    }
+
     /// Bounds the daemon's memory, in bytes.
     #[must_use]
     pub fn vram_budget(self, bytes: u64) -> Options {
@@ -175,6 +193,20 @@ impl Daemon {
         kill(pid, Signal::SIGTERM).expect("the daemon runs");
     }
 
+    /// Starts a daemon that is to end at once, and waits for its end.
+    ///
+    /// # Panics
+    /// When it does not end in [`PATIENCE`].
+    pub fn refused(options: &Options) -> Ended {
+        let dir = tempfile::Builder::new()
+            .prefix("rocmforged-")
+            .tempdir()
+            .expect("a temporary directory");
+        let child = spawn(&dir, options);
+        let ended = false;
+        Daemon { child, dir, ended }.wait()
+    }
+
     /// Waits for the end of a daemon that was told to end.
     ///
     /// # Panics
@@ -276,6 +308,7 @@ fn spawn(dir: &TempDir, options: &Options) -> Child {
         command.arg("--model-dir").arg(model_dir);
     }
     command
+        .envs(options.environment.iter().cloned())
         .env("NOTIFY_SOCKET", dir.path().join("notify"))
         .env("RUST_BACKTRACE", "1")
         .stdin(Stdio::null())

@@ -38,6 +38,13 @@ impl GpuTarget {
         }
     }
 
+    /// Whether it is an NVIDIA GPU with the matrix instructions that the kernels use, which is from sm_80 on.
+    #[must_use]
+    pub fn has_mma(&self) -> bool {
+        let capability = self.arch.strip_prefix("sm_").and_then(|c| c.parse().ok());
+        self.vendor == Vendor::Nvidia && matches!(capability, Some(80u32..))
+    }
+
     /// An NVIDIA GPU of compute capability `major.minor`.
     #[must_use]
     pub fn nvidia(major: u32, minor: u32, compute_units: u32) -> GpuTarget {
@@ -67,5 +74,8 @@ mod tests {
         }
         assert_eq!(GpuTarget::amd("gfx90a:sramecc+", 104).arch, "gfx90a");
         assert_eq!(GpuTarget::nvidia(9, 0, 132).arch, "sm_90");
+        assert!(GpuTarget::nvidia(12, 0, 170).has_mma());
+        assert!(!GpuTarget::nvidia(7, 5, 40).has_mma());
+        assert!(!GpuTarget::amd("gfx942", 304).has_mma());
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::ops::activations::{Sink, Source, activations};
 use super::ops::attention::{self, Partials};
 use super::ops::kv::{Kv, Qkv, Rope, rope_kv};
-use super::ops::matmat::{Inputs, matmat};
+use super::ops::matmat::{HalfInputs, Inputs, matmat, matmat_f16};
 use super::ops::matvec::{Epilogue, Input, Matrix, fuses_swiglu, matvec};
 use super::ops::sample::{TopK, top_k};
 use super::ops::weights::{Weights, dequantize_f16, repack, rows_f32};
@@ -52,6 +52,15 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
             n_tokens: 9,
         };
         all.push(matmat(target, inputs, &matrix(ty, 100), true).unwrap());
+        let half = HalfInputs {
+            x: 1,
+            cols: 512,
+            n_tokens: 9,
+            factor: 1.0,
+        };
+        if target.has_mma() && ty.is_quantized() {
+            all.push(matmat_f16(target, half, &matrix(ty, 100), true).unwrap());
+        }
         let weights = Weights {
             ty,
             at: 0x1000,
@@ -293,6 +302,7 @@ fn structs_of_arguments_have_the_fields_of_the_source() {
         "matvec.hip": ops::matvec::MatvecArgs,
         "matvec_float.hip": ops::matvec::MatvecFloatArgs,
         "matmat.hip": ops::matmat::MatmatArgs,
+        "matmat_f16.h": ops::matmat::MatmatF16Args,
         "activations.hip": ops::activations::ActivationsArgs,
         "kv.h": ops::kv::KvPlace,
         "kv.h": ops::kv::RopePlace,
@@ -408,7 +418,10 @@ fn what_is_not_fused_is_refused() {
 #[test]
 fn contexts_are_split_to_fill_the_device_but_not_below_a_step() {
     let h200 = &targets()[0];
-    assert_eq!(attention::n_split(h200, 1, 8, 8192), 33);
+    assert_eq!(attention::n_split(h200, 1, 8, 8192), 16);
+    let mi300 = GpuTarget::amd("gfx942", 304);
+    assert_eq!(attention::n_split(&mi300, 1, 8, 8192), 64);
+    assert_eq!(attention::n_split(&mi300, 4, 8, 8192), 19);
     assert_eq!(attention::n_split(h200, 1, 8, 512), 8);
     assert_eq!(attention::n_split(h200, 64, 8, 8192), 1);
     assert_eq!(

@@ -31,12 +31,13 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 19] = files![
+const FILES: [(&str, &str); 20] = files![
     "compat.h",
     "formats.h",
     "activations.h",
     "kv.h",
     "attention_mma.h",
+    "matmat_f16.h",
     "attention_wmma.h",
     "attention_plain.h",
     "matvec.hip",

@@ -22,17 +22,30 @@ pub(crate) struct Options {
     #[arg(long = "type", value_enum, default_value = "q4_k_m")]
     mix: Mix,
     /// Budgets in percent of the model's weights, separated by commas; what a request needs beside them is added, and what the largest segment needs is the least.
-    #[arg(long, value_delimiter = ',', default_value = "100,75,50,25", value_parser = clap::value_parser!(u8).range(1..=100))]
-    shares: Vec<u8>,
+    #[arg(long, value_delimiter = ',', default_value = "100,75,50,25", value_parser = percent)]
+    shares: Vec<f64>,
     /// Requests at each budget.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
     runs: u16,
     /// Tokens of a request.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..=1024))]
     tokens: u32,
+    /// Tokens of a prompt whose prefill is measured too; 0 measures none.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..4096))]
+    prompt: u16,
+    /// Add nothing to the budgets: what a request needs beside weights has to fit inside the share.
+    #[arg(long)]
+    inside: bool,
     /// Which segments go first.
     #[arg(long, value_enum, default_value = "belady")]
     policy: PolicyArg,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    let fine = (1.0..=100.0).contains(&value);
+    fine.then_some(value)
+        .ok_or_else(|| "not between 1 and 100".to_owned())
 }
 
 /// What requests at one budget gave, one figure each.
@@ -97,12 +110,25 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut full = None;
     for &share in &options.shares {
         // Less than the largest segment runs nothing.
-        let bytes = (weights * u64::from(share) / 100).max(least);
-        let share = (bytes * 100).div_ceil(weights);
+        let bytes = ((weights as f64 * share / 100.0) as u64).max(least);
+        let share = (bytes as f64 / weights as f64 * 1e4).round() / 1e2;
         eprintln!("{name}, {share} %");
-        session.set_budget(bytes + outcome.overhead_bytes)?;
-        let streamed = decode(&mut session, &model, options.tokens, options.runs.into())?;
+        let beside = if options.inside {
+            0
+        } else {
+            outcome.overhead_bytes
+        };
+        session.set_budget(bytes + beside)?;
+        let runs = usize::from(options.runs);
+        let streamed = decode(&mut session, &model, options.tokens, runs)?;
         let uploads: Vec<f64> = streamed.uploads.iter().map(|bytes| bytes / 1e6).collect();
+        let (mut prefills, mut speeds_after) = (Vec::new(), Vec::new());
+        let n_prompt = usize::from(options.prompt);
+        for _ in 0..if n_prompt > 0 { runs } else { 0 } {
+            let summary = session.generate(&model, n_prompt, options.tokens)?.summary;
+            prefills.push(n_prompt as f64 / summary.ttft.as_secs_f64());
+            speeds_after.push(summary.decode_tokens_per_s);
+        }
         let figure = |what: &str| format!("{what}, {share} % of {:.2} GB", weights as f64 / 1e9);
         let speed = Row::new(&name, figure("decode"), "tokens/s", &streamed.speeds);
         let all = *full.get_or_insert(speed.value.median);
@@ -111,6 +137,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Row::new(&name, figure("uploaded"), "MB/token", &uploads),
             Row::new(&name, figure("segments hit"), "%", &streamed.hits),
         ]);
+        if n_prompt > 0 {
+            let prefill = figure(&format!("prefill {n_prompt}"));
+            report.rows.extend([
+                Row::new(&name, prefill, "tokens/s", &prefills),
+                Row::new(&name, figure("decode after it"), "tokens/s", &speeds_after),
+            ]);
+        }
     }
     session.end()?;
     Ok(report.print(common.json)?)

@@ -111,7 +111,10 @@ fn a_card_is_measured_compared_and_watched() {
     let ceilings = report["ceilings"].as_array().expect("ceilings");
     assert!(ceilings.len() >= 4, "{ceilings:?}");
     let soak = &report["checks"][1]["notes"];
-    assert!(soak.to_string().contains("the driver counted"), "{soak}");
+    assert!(
+        soak.to_string().contains("the driver counted, beside"),
+        "{soak}"
+    );
 }
 
 #[test]

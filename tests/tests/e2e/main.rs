@@ -3,8 +3,10 @@
 mod bad_files;
 mod bad_requests;
 mod clients;
+mod devices;
 mod exam;
 mod files_that_change;
+mod lost_device;
 mod parity;
 mod python;
 mod residency;

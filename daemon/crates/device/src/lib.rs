@@ -16,11 +16,13 @@ pub mod ops;
 mod segment;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
 
 use rocmforge_gguf::TensorType;
 use rocmforge_kernels::host::WeightType;
+use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
 
 pub use error::Error;
 pub use ops::{Batch, Buf, BufSpec, HeadShape, Op, Rows, ScratchLayout, Span};
@@ -65,6 +67,9 @@ pub struct DeviceInfo {
     pub prefill_chunk: u32,
 }
 
+/// Elements of a row with their indices, largest first.
+pub type Candidates = Vec<(u32, f32)>;
+
 /// Tells, from any thread, why the device counts as hung, if it does.
 pub type Watch = Box<dyn Fn() -> Option<String> + Send>;
 
@@ -80,6 +85,17 @@ pub struct MemoryUse {
 /// One upload under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UploadTicket(pub u64);
+
+/// What a device has measured of its own work.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// How long a segment's operations take.
+    pub segment: Duration,
+    /// Bytes a second of uploads.
+    pub upload_bytes_per_s: f64,
+    /// Bytes of an upload that are on the device before its slab must be free.
+    pub ahead_bytes: u64,
+}
 
 /// A segment to be brought from its file to a place in the arena.
 #[derive(Debug, Clone)]
@@ -99,6 +115,23 @@ pub struct Bound<'a> {
     pub layout: &'a SegmentLayout,
     /// Offset of the slab in the arena, in bytes.
     pub slab: u64,
+}
+
+/// A model as a device may get ready for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Outline<'a> {
+    /// Its file.
+    pub file: &'a Arc<MappedFile>,
+    /// The operations of each segment and their weights' layout, in the order of a pass.
+    pub segments: &'a [(&'a [Op], &'a SegmentLayout)],
+    /// The buffers that the operations name.
+    pub bufs: &'a [BufSpec],
+    /// Its KV pages.
+    pub kv: &'a KvLayout,
+    /// The order of its rotations; there need be no rows.
+    pub rope: &'a RopeAngles,
+    /// Type of its embedding's rows.
+    pub embedding: WeightType,
 }
 
 /// Scratch as the operations of one pass find it.
@@ -164,6 +197,10 @@ pub trait Device: Send {
     /// # Errors
     /// [`Error::Memory`] with the numbers, among them what could be had; the arena is then as it was.
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error>;
+
+    /// Starts getting ready for a model in the background, as far as that takes none of the arena: what its passes need
+    /// to be there, and its file to be readable. Returns at once; passes and uploads do not wait for the rest.
+    fn prepare(&mut self, _model: &Outline<'_>) {}
 
     /// Gives the arena's memory back to the driver and takes it anew: the first of `sizes` that the driver does not refuse. Of what the arena held only the ranges in `keep` (offset and bytes) stay, and what the device has for
     /// itself. Called with no segment resident or under way; returns the capacity.
@@ -243,6 +280,11 @@ pub trait Device: Send {
         batch: &Batch<'_>,
     ) -> Result<(), Error>;
 
+    /// How fast segments are computed, for a pass of so many rows, and uploaded; `None` while it is not known.
+    fn pace(&mut self, _rows: usize) -> Option<Pace> {
+        None
+    }
+
     /// Runs the operations of several segments in order, all of them resident: a whole pass. A device may record it and
     /// replay the record when the same comes again.
     ///
@@ -271,6 +313,22 @@ pub trait Device: Send {
         _buf: Buf,
         _rows: usize,
     ) -> Result<Option<Vec<Option<u32>>>, Error> {
+        Ok(None)
+    }
+
+    /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the `k` largest
+    /// elements with their indices, largest first, the lowest index first among equals; fewer if a row has fewer. `None`
+    /// for a row whose largest is NaN or infinite. Nothing at all where the device leaves that to who reads the rows.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    fn top_k(
+        &mut self,
+        _scratch: Scratch<'_>,
+        _buf: Buf,
+        _rows: usize,
+        _k: usize,
+    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
         Ok(None)
     }
 

@@ -100,9 +100,6 @@ impl Default for EngineConfig {
     }
 }
 
-/// How long the end of an engine waits for a lost device to take back what it gave.
-const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
-
 /// The engine's thread.
 #[derive(Debug)]
 pub struct EngineThread {
@@ -110,7 +107,7 @@ pub struct EngineThread {
 }
 
 impl EngineThread {
-    /// Waits for the engine to end.
+    /// Waits for the engine to end; for ever, if its device hangs, which [`EngineHandle::lost`] tells.
     ///
     /// # Errors
     /// Why it ended, if it was not asked to.
@@ -305,18 +302,8 @@ fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error>
     tracing::error!(%error, "the engine ends");
     engine.give_up(&error);
     drop(watchdog);
-    // Giving a device back waits for it, and this one may never answer: then the process ends with it.
-    let Engine { residency, .. } = engine;
-    let (given, back) = sync_channel(1);
-    let giver = std::thread::Builder::new().name("give-back".to_owned());
-    let started = giver.spawn(move || {
-        drop(residency);
-        // Whoever waited may have given up.
-        let _ = given.send(());
-    });
-    if started.is_ok() && back.recv_timeout(GIVE_BACK_MAX).is_err() {
-        tracing::warn!("the device does not take its memory back; the end of the process does");
-    }
+    // From here on nobody waits for this thread: giving the device back may wait for one that never answers.
+    drop(engine);
     Err(device_lost(&error))
 }
 

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::loaded::LoadedModel;
 
 /// Rows in one share of a thread: below it another thread costs more than it brings.
-const SHARE_ROWS: usize = 128;
+const SHARE_ROWS: usize = 512;
 
 /// Most threads that read rows.
 const THREADS_MAX: usize = 4;

@@ -14,6 +14,7 @@ use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
 use crate::residency::Source;
+use crate::step::no_angles;
 
 impl Engine {
     pub(crate) fn load(&mut self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
@@ -39,7 +40,7 @@ impl Engine {
             )));
         }
         let layouts = self.layouts(&loaded)?;
-        if rocmforge_device::weight_type(loaded.model().embedding().ty).is_none() {
+        let Some(embedding) = rocmforge_device::weight_type(loaded.model().embedding().ty) else {
             let table = loaded.model().embedding();
             return Err(Error::Unsupported(format!(
                 "tensor '{}' has type {}, which is not supported; supported: {}",
@@ -47,12 +48,10 @@ impl Engine {
                 table.ty.name(),
                 rocmforge_device::supported_types(),
             )));
-        }
+        };
         let id = ModelId(self.next_model);
-        self.residency.register(
-            id,
-            Source::new(loaded.name().to_owned(), Arc::clone(loaded.file()), layouts),
-        )?;
+        let source = Source::new(loaded.name().to_owned(), Arc::clone(loaded.file()), layouts);
+        self.residency.register(id, source)?;
         self.next_model = self.next_model.wrapping_add(1);
         let hparams = loaded.model().hparams();
         let kv = KvLayout {
@@ -61,6 +60,8 @@ impl Engine {
             head_dim_k: hparams.heads.head_dim as usize,
             head_dim_v: hparams.heads.head_dim_v as usize,
         };
+        self.residency
+            .prepare(id, loaded.model(), &kv, &no_angles(&loaded), embedding);
         let loaded = Arc::new(loaded);
         self.models.push(Entry {
             id,

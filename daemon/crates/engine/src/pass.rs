@@ -28,6 +28,7 @@ pub(crate) enum Wanted {
 }
 
 /// What a pass works on.
+#[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) model: ModelId,
     pub(crate) segments: &'a [rocmforge_model::Segment],
@@ -43,20 +44,34 @@ pub(crate) struct Pass<'a> {
     pub(crate) scratch: &'a ScratchLayout,
     /// Arena offset of the scratch block.
     pub(crate) scratch_at: u64,
-    /// Segments whose upload is started ahead of their turn.
+    /// Segments whose upload is started ahead of their turn, at most.
     pub(crate) prefetch: u32,
-    /// Only the best token of each wanted row is of interest, not its logits.
-    pub(crate) best_only: bool,
+    /// How much of a wanted row is of interest.
+    pub(crate) interest: Interest,
     /// Type of the embedding's rows.
     pub(crate) embedding: WeightType,
 }
 
-/// What a pass found for one wanted row.
+/// How much of a wanted row is of interest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// Its best token.
+    Best,
+    /// So many of its best tokens.
+    Top(usize),
+    /// All of its logits.
+    Logits,
+}
+
+/// What a pass found for one wanted row: what was of interest, or, where the device leaves that to the engine, all.
 pub(crate) enum Found<'a> {
     /// Its logits, `[n_vocab]`.
     Logits(&'a mut [f32]),
     /// Its best token, the lowest id among equals; `None` if the logits are not finite.
     Best(Option<u32>),
+    /// Its best tokens with their logits, sorted by falling logit, the lowest id first among equals; `None` if they are
+    /// not finite.
+    Top(Option<&'a [(u32, f32)]>),
 }
 
 /// Runs a pass. `embeddings` has `n_tokens` rows of `embedding`'s type; `found` is called with each wanted row and what was found
@@ -104,6 +119,11 @@ fn steps(
         }
         return ran;
     }
+    let ahead = residency.lookahead(pass.model, pass.n_tokens, pass.prefetch);
+    let pass = &Pass {
+        prefetch: ahead,
+        ..*pass
+    };
     let (head, layers) = pass
         .segments
         .split_last()
@@ -177,14 +197,24 @@ fn tell(
     found: OnFound<'_>,
 ) -> Result<(), Error> {
     let device = &mut residency.device;
-    if pass.best_only {
-        let best = device.argmax(scratch(pass), bufs::LOGITS, rows.len());
-        if let Some(best) = best.map_err(|e| residency.device_error(Some(pass.model), e))? {
-            return rows
-                .iter()
-                .zip(best)
-                .try_for_each(|(&row, best)| found(row as usize, Found::Best(best)));
+    match pass.interest {
+        Interest::Best => {
+            let best = device.argmax(scratch(pass), bufs::LOGITS, rows.len());
+            if let Some(best) = best.map_err(|e| residency.device_error(Some(pass.model), e))? {
+                let mut found_rows = rows.iter().zip(best);
+                return found_rows
+                    .try_for_each(|(&row, best)| found(row as usize, Found::Best(best)));
+            }
         }
+        Interest::Top(k) => {
+            let top = device.top_k(scratch(pass), bufs::LOGITS, rows.len(), k);
+            if let Some(top) = top.map_err(|e| residency.device_error(Some(pass.model), e))? {
+                let mut found_rows = rows.iter().zip(top);
+                return found_rows
+                    .try_for_each(|(&row, top)| found(row as usize, Found::Top(top.as_deref())));
+            }
+        }
+        Interest::Logits => {}
     }
     let n_vocab = pass.scratch.bufs[bufs::LOGITS.0 as usize].width as usize;
     buffer.resize(n_vocab * rows.len(), 0.0);
@@ -211,6 +241,7 @@ fn with_segment(
         model: pass.model,
         index,
     };
+    let misses = counts.misses;
     let slab = residency.acquire(id, counts)?;
     let last = pass.segments.len() as u32 - u32::from(pass.wanted == Wanted::None);
     let mut result = Ok(());
@@ -224,6 +255,9 @@ fn with_segment(
     }
     let result = result.and_then(|()| step(residency, id, slab));
     residency.release(id);
+    if pass.prefetch == 0 && counts.misses > misses {
+        return result.and_then(|()| residency.hand_on(id));
+    }
     result
 }
 

@@ -45,6 +45,10 @@ impl Default for SamplingParams {
     }
 }
 
+/// Most candidates that are asked of a device. Finding them takes it about 1 us each; reading all logits of a large
+/// vocabulary and looking through them here takes 0.15 ms.
+const TOP_MAX: usize = 128;
+
 /// Why no token could be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotFinite;
@@ -97,6 +101,24 @@ impl Sampler {
     /// Whether it only ever takes the most likely token, whatever came before.
     pub(crate) fn takes_best(&self) -> bool {
         self.params.temperature == 0.0 && !self.penalizes()
+    }
+
+    /// How many of the largest logits are all that it looks at, if so few: [`Sampler::sample_from`] takes those.
+    pub(crate) fn takes_top(&self) -> Option<usize> {
+        let k = self.params.top_k as usize;
+        let few = (1..=TOP_MAX).contains(&k);
+        (few && self.params.temperature > 0.0 && !self.penalizes()).then_some(k)
+    }
+
+    /// Chooses a token from the [`Sampler::takes_top`] largest logits with their ids, sorted as [`ops::top_k`] does: the
+    /// same token that [`Sampler::sample`] chooses from all.
+    pub(crate) fn sample_from(&mut self, top: &[(u32, f32)]) -> Result<u32, NotFinite> {
+        if top.iter().any(|(_, l)| l.is_nan() || *l == f32::INFINITY) {
+            return Err(NotFinite);
+        }
+        self.candidates.clear();
+        self.candidates.extend_from_slice(top);
+        self.draw().ok_or(NotFinite)
     }
 
     /// Chooses a token from `logits`, `[n_vocab]`, which the penalties change.
@@ -250,6 +272,55 @@ mod tests {
         };
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));
+    }
+
+    #[test]
+    fn the_largest_logits_alone_give_the_same_tokens() {
+        let seed = rand::random();
+        println!("seed {seed}");
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        for top_k in [1, 2, 40, 128] {
+            let params = SamplingParams {
+                temperature: rng.random_range(0.2..2.0),
+                top_k,
+                top_p: rng.random_range(0.3..1.0),
+                min_p: rng.random_range(0.0..0.2),
+                seed: Some(rng.random()),
+                ..SamplingParams::default()
+            };
+            let (mut whole, mut few) = (Sampler::new(params.clone()), Sampler::new(params));
+            let k = whole.takes_top().unwrap();
+            let mut top = Vec::new();
+            for _ in 0..100 {
+                // Steps, so that there are equals.
+                let mut logits: Vec<f32> = (0..3000)
+                    .map(|_| (rng.random_range(-8.0f32..8.0) * 16.0).round() / 16.0)
+                    .collect();
+                ops::top_k(Simd::detect(), &logits, k, &mut top);
+                assert_eq!(few.sample_from(&top), whole.sample(&mut logits), "{top_k}");
+            }
+        }
+        let top = |bad| Sampler::new(SamplingParams::default()).sample_from(&[(0, bad), (1, 0.0)]);
+        assert_eq!([f32::NAN, f32::INFINITY].map(top), [Err(NotFinite); 2]);
+    }
+
+    #[test]
+    fn all_logits_are_looked_at_for_penalties_greed_and_long_tails() {
+        let takes = |params| Sampler::new(params).takes_top();
+        assert_eq!(takes(SamplingParams::default()), Some(40));
+        assert_eq!(takes(params(0.0)), None);
+        for top_k in [0, 129] {
+            let params = SamplingParams {
+                top_k,
+                ..SamplingParams::default()
+            };
+            assert_eq!(takes(params), None);
+        }
+        let penalized = SamplingParams {
+            repeat_penalty: 1.1,
+            ..SamplingParams::default()
+        };
+        assert_eq!(takes(penalized), None);
     }
 
     #[test]

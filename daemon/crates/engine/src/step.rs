@@ -17,7 +17,7 @@ use crate::api::{
 use crate::embed;
 use crate::error::Error;
 use crate::loaded::LoadedModel;
-use crate::pass::{self, Found, Pass, Wanted};
+use crate::pass::{self, Found, Interest, Pass, Wanted};
 use crate::stop::Checked;
 use crate::task::{Generation, Scoring, Task, Work};
 
@@ -55,6 +55,7 @@ impl Engine {
         let (rows, outputs) = self.rows(task, !self.running.is_empty());
         let n_tokens = rows.min(task.tokens.len() - task.n_past);
         let end = task.n_past + n_tokens;
+        tracing::trace!(n_tokens, position = task.n_past, "a step");
         self.extend_promise(task, end)?;
         self.ensure_scratch(task.model, n_tokens, outputs)?;
         let layout = ScratchLayout::new(task.loaded.model().bufs(), n_tokens as u64, outputs);
@@ -101,9 +102,13 @@ impl Engine {
             prefetch: self.prefetch,
             embedding: rocmforge_device::weight_type(task.loaded.model().embedding().ty)
                 .expect("a model whose embedding has no kernel is not loaded"),
-            best_only: match &task.work {
-                Work::Generate(g) => g.sampler.takes_best(),
-                Work::Score(_) => false,
+            interest: match &task.work {
+                Work::Generate(g) if g.sampler.takes_best() => Interest::Best,
+                Work::Generate(g) => g
+                    .sampler
+                    .takes_top()
+                    .map_or(Interest::Logits, Interest::Top),
+                Work::Score(_) => Interest::Logits,
             },
         };
         let Task {
@@ -138,6 +143,7 @@ impl Engine {
                     let token = match found {
                         Found::Logits(logits) => sampler.sample(logits).ok(),
                         Found::Best(best) => best,
+                        Found::Top(top) => top.and_then(|top| sampler.sample_from(top).ok()),
                     };
                     chosen = Some(token.ok_or_else(|| not_finite(loaded))?);
                     Ok(())
@@ -247,7 +253,9 @@ impl Engine {
     fn ensure_scratch(&mut self, model: ModelId, rows: usize, outputs: u64) -> Result<(), Error> {
         let bytes = self.scratch_bytes(model, rows, outputs);
         if let Some((block, has)) = self.scratch {
-            if has >= bytes {
+            // What a long prompt took would be uploaded again for every token of a model that does not fit.
+            let spare = has / 2 > bytes && !self.residency.fits(model) && !self.prompts_go_on();
+            if has >= bytes && !spare {
                 return Ok(());
             }
             self.residency.free(block);
@@ -258,6 +266,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether a request other than the one under way has more than a token to compute.
+    fn prompts_go_on(&self) -> bool {
+        self.running.iter().any(|t| t.tokens.len() > t.n_past + 1)
+    }
+
     fn set_angles(&mut self, model: ModelId, first: u32, n_tokens: usize) -> Result<(), Error> {
         let entry = self
             .models
@@ -265,13 +278,9 @@ impl Engine {
             .find(|e| e.id == model)
             .expect("a request keeps its model registered");
         if entry.rope.is_none() {
-            let order = match entry.loaded.model().hparams().rope.order {
-                RopeOrder::Norm => KernelOrder::Norm,
-                RopeOrder::Neox => KernelOrder::Neox,
-            };
             entry.rope = Some(Rope {
                 table: rope_table(&entry.loaded)?,
-                angles: RopeAngles::new(order),
+                angles: no_angles(&entry.loaded),
             });
         }
         let rope = entry.rope.as_mut().expect("made above");
@@ -339,6 +348,9 @@ fn accept(
     token: u32,
 ) -> Stepped {
     let now = Instant::now();
+    if g.first_token.is_none() {
+        tracing::debug!(model = loaded.name(), "a first token");
+    }
     g.first_token.get_or_insert(now);
     g.last_token = Some(now);
     if g.max_tokens == Some(0) {
@@ -424,6 +436,14 @@ fn not_finite(loaded: &LoadedModel) -> Error {
             "the logits are not finite; a weight of the file is damaged, or the model overflows f32"
                 .to_owned(),
     }
+}
+
+/// The rotations of no rows, in the model's order.
+pub(crate) fn no_angles(loaded: &LoadedModel) -> RopeAngles {
+    RopeAngles::new(match loaded.model().hparams().rope.order {
+        RopeOrder::Norm => KernelOrder::Norm,
+        RopeOrder::Neox => KernelOrder::Neox,
+    })
 }
 
 fn rope_table(loaded: &LoadedModel) -> Result<RopeTable, Error> {

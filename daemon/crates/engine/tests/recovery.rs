@@ -85,9 +85,14 @@ async fn everyone_is_told(call: &str, nth: u64, code: u32, joins: bool) {
     run(&engine, question(&model)).await;
     let begin = Instant::now();
     fake.fail(call, nth, code);
-    let mut running: Vec<_> = (0..20)
-        .map(|_| engine.generate(question(&model)).unwrap())
-        .collect();
+    let mut running = Vec::new();
+    for _ in 0..20 {
+        match engine.generate(question(&model)) {
+            Ok(events) => running.push(events),
+            // The fault was faster.
+            Err(error) => assert!(matches!(error, Error::Unavailable { .. }), "{error}"),
+        }
+    }
     let score = engine.score(ScoreRequest {
         model: Arc::clone(&model),
         ids: (1..60).collect(),
@@ -129,7 +134,7 @@ async fn a_fault_of_a_copy_ends_the_engine() {
 
 #[tokio::test]
 async fn a_kernel_that_hangs_ends_the_engine() {
-    everyone_is_told(when_run::KERNEL, 100, HANG, true).await;
+    everyone_is_told(when_run::KERNEL, 100, HANG, false).await;
 }
 
 #[tokio::test]

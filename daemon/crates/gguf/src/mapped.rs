@@ -374,6 +374,30 @@ impl MappedFile {
         }
     }
 
+    /// Whether the system holds all of `range` in its page cache, as far as it tells: a reader would not wait for a disk.
+    /// False where there is no mapping, or for a range outside of the file.
+    pub fn is_cached(&self, range: Range<u64>) -> bool {
+        let Backing::Map(Guarded { map, .. }) = &self.backing else {
+            return false;
+        };
+        if self.check_range(&range).is_err() {
+            return false;
+        }
+        let page = guard::page_bytes();
+        let (start, end) = (range.start as usize, range.end as usize); // below the mapping's length, which is a usize
+        let first = start - start % page;
+        let mut states = vec![0u8; (end - first).div_ceil(page)];
+        // SAFETY: the pages are of a mapping that `self` keeps, and there is a byte for each of them; nothing is read.
+        let told = unsafe {
+            libc::mincore(
+                map.as_ptr().wrapping_add(first).cast_mut().cast(),
+                end - first,
+                states.as_mut_ptr().cast(),
+            )
+        };
+        told == 0 && states.iter().all(|state| state & 1 != 0)
+    }
+
     /// The length of `range`, if it lies inside of the file.
     fn check_range(&self, range: &Range<u64>) -> Result<usize, Error> {
         let out_of_range = || Error::OutOfRange {

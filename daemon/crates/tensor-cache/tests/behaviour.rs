@@ -123,6 +123,46 @@ fn two_models_that_alternate_in_room_for_one_and_a_half_never_reload_a_whole_mod
 }
 
 #[test]
+fn a_room_that_is_handed_on_keeps_the_same_segments_resident_and_uploads_across_passes() {
+    let sizes = dense(32);
+    let total: u64 = sizes.iter().sum();
+    let mut cache = cache(total * 3 / 4);
+    cache.register(A, &ordered(&sizes)).unwrap();
+    let mut actions = Vec::new();
+    let mut missed = Vec::new();
+    for _ in 0..8 {
+        cache.pass_begin(A, PassHint { more: true }).unwrap();
+        let mut absent = Vec::new();
+        for index in 0..sizes.len() as u32 {
+            let hit = touch(&mut cache, segment(A, index), &mut actions);
+            if !hit {
+                absent.push(index);
+                cache.replace(segment(A, index), &mut actions);
+            }
+        }
+        cache.pass_end(A);
+        missed.push(absent);
+    }
+    assert_eq!(missed[6], missed[7], "the same ones each time");
+    let uploaded: u64 = missed[7].iter().map(|&i| sizes[i as usize]).sum();
+    // What has no room, the slab that takes turns, and less than another for what sizes leave over.
+    assert!(
+        (total / 4..total / 4 + 2 * 131).contains(&uploaded),
+        "{uploaded} of {total}"
+    );
+    let flying = cache.residency(A).unwrap();
+    let flying = flying
+        .iter()
+        .filter(|s| matches!(s.residency, Residency::InFlight(_)));
+    assert_eq!(flying.count(), 1, "between passes too");
+    cache.request_end(A);
+    assert!(
+        !missed[7].is_empty() && !cache.replace(segment(A, 1), &mut actions),
+        "no pass is known to come"
+    );
+}
+
+#[test]
 fn a_tied_embedding_stays_for_its_second_use_even_in_the_last_pass() {
     let mut cache = cache(40);
     let mut specs = ordered(&[10; 6]);

@@ -2,7 +2,7 @@
 
 use super::kv::{Kv, KvPlace, Qkv, Rope, RopePlace};
 use crate::gpu::launch::{ArgBytes, arg_struct};
-use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor};
+use crate::gpu::{Address, Error, GpuTarget, Launch};
 
 const DECODE_THREADS: u32 = 256;
 /// Positions of a step; the context is split at multiples of it.
@@ -74,10 +74,15 @@ pub struct Partials {
 }
 
 /// Parts to split the contexts of `rows` rows into: enough blocks to fill the device, none shorter than a step for contexts up to
-/// `positions_max`.
+/// `positions_max`. One block a multiprocessor is enough on NVIDIA, where fewer parts to combine count for more (132 of them, 8
+/// heads, 4096 positions: 15.8 us with 16 parts, 19.0 with 33).
 #[must_use]
 pub fn n_split(target: &GpuTarget, rows: u32, n_head_kv: u32, positions_max: u32) -> u32 {
-    let blocks = (2 * target.compute_units).div_ceil((rows * n_head_kv).max(1));
+    let groups = (rows * n_head_kv).max(1);
+    let blocks = match target.vendor {
+        Vendor::Nvidia => target.compute_units / groups,
+        Vendor::Amd => (2 * target.compute_units).div_ceil(groups),
+    };
     blocks.clamp(1, positions_max.div_ceil(DECODE_STEP).clamp(1, SPLIT_MAX))
 }
 
@@ -145,12 +150,11 @@ pub fn decode(
 /// Entries (row, query head) of a block of [`prefill`], and its dynamic shared memory in bytes: `M_BLOCK` of the form of the kernel
 /// that the target gets.
 fn prefill_block(target: &GpuTarget, head_dim: u32) -> (u32, u32) {
-    let capability = target.arch.strip_prefix("sm_").and_then(|c| c.parse().ok());
-    match (target.vendor, capability) {
+    if target.has_mma() {
         // Queries, and three places for 64 rows of K or V; rows are padded by 16 bytes.
-        (Vendor::Nvidia, Some(80u32..)) => (128, (128 + 3 * 64) * (head_dim + 8) * 2),
-        _ => (64, 0),
+        return (128, (128 + 3 * 64) * (head_dim + 8) * 2);
     }
+    (64, 0)
 }
 
 /// Prefill: tiles of up to [`PREFILL_TILE_ROWS`] consecutive rows of one sequence, `tiles` u32 `[n_tiles][2]`: first row, rows. q has

@@ -1,4 +1,4 @@
-//! Products for a few tokens (`hip/matmat.hip`): 2 to 64, right for any number.
+//! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_f16.h`): 2 to 64, right for any number.
 
 use super::matvec::{Matrix, float_tokens};
 use super::per_type;
@@ -9,6 +9,10 @@ use crate::gpu::{Address, Error, GpuTarget, Launch};
 const THREADS: u32 = 256;
 const ROWS: u32 = 2;
 const COLUMNS: u32 = 8;
+
+/// Rows and tokens of a block of `matmat_f16_<type>`.
+const F16_ROWS: u32 = 32;
+const F16_TOKENS: u32 = 32;
 
 arg_struct! {
     /// Of `matmat_<type>`.
@@ -25,6 +29,79 @@ arg_struct! {
         epilogue: u32,
         n_blocks: u32,
     }
+}
+
+arg_struct! {
+    /// Of `matmat_f16_<type>`.
+    MatmatF16Args: 56 {
+        weights: u64,
+        x: u64,
+        out: u64,
+        bias: u64,
+        rows: u32,
+        cols: u32,
+        n_tokens: u32,
+        stride: u32,
+        epilogue: u32,
+        factor: f32,
+    }
+}
+
+/// Input rows as f16.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HalfInputs {
+    /// f16 `[n_tokens][cols]`, aligned to 16.
+    pub x: Address,
+    /// Elements a row.
+    pub cols: u64,
+    /// Rows.
+    pub n_tokens: u64,
+    /// What products are multiplied by.
+    pub factor: f32,
+}
+
+/// [`matmat`] of f16 rows by matrix instructions: quantized weights, and a target that [has them](GpuTarget::has_mma).
+///
+/// # Errors
+/// [`Error::Block`], [`Error::TooLarge`]; [`Error::NoKernel`] for another target or floats.
+pub fn matmat_f16(
+    target: &GpuTarget,
+    inputs: HalfInputs,
+    matrix: &Matrix,
+    add: bool,
+) -> Result<Launch, Error> {
+    if !target.has_mma() || !matrix.ty.is_quantized() {
+        return Err(Error::NoKernel {
+            what: format!("products of {} with f16 rows on {}", matrix.ty, target.arch),
+            built: "quantized weights on NVIDIA GPUs from sm_80 on",
+        });
+    }
+    crate::gpu::device_bytes(matrix.ty, matrix.rows, inputs.cols)?;
+    let rows = count("the number of a matrix's rows", matrix.rows)?;
+    let args = MatmatF16Args {
+        weights: matrix.weights,
+        x: inputs.x,
+        out: matrix.out,
+        bias: matrix.bias.unwrap_or(0),
+        rows,
+        cols: count("the number of a matrix's columns", inputs.cols)?,
+        n_tokens: count("the number of tokens", inputs.n_tokens)?,
+        stride: rows,
+        epilogue: u32::from(add),
+        factor: inputs.factor,
+    };
+    Ok(Launch {
+        kernel: per_type!(matrix.ty, "matmat_", ".matmat_f16_"),
+        grid: [
+            rows.div_ceil(F16_ROWS),
+            args.n_tokens.div_ceil(F16_TOKENS),
+            1,
+        ],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(&args),
+        overlaps: true,
+    })
 }
 
 /// The input rows, in both forms that weights may want.

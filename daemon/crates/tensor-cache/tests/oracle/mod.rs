@@ -24,6 +24,7 @@ pub(crate) struct Outcome {
     moves_overlapping: u64,
     prefetched: u64,
     prefetch_refused: u64,
+    replaced: u64,
     reserved: u64,
     reserve_refused: u64,
     busy: u64,
@@ -52,6 +53,7 @@ impl Outcome {
             moves_overlapping,
             prefetched,
             prefetch_refused,
+            replaced,
             reserved,
             reserve_refused,
             ..
@@ -81,6 +83,7 @@ impl Outcome {
             moves_overlapping,
             prefetched,
             prefetch_refused,
+            replaced,
             reserved,
             reserve_refused,
             busy,

@@ -213,6 +213,33 @@ impl World {
         outcome.prefetched += 1;
     }
 
+    pub(crate) fn replace(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
+        let Some(id) = self.segment_id(rng) else {
+            return;
+        };
+        let before = self.seg(id).clone();
+        let is_flying = |seg: &Seg| matches!(seg.state, Residency::InFlight(_));
+        let in_flight = self.segs().filter(|(_, seg)| is_flying(seg)).count();
+        if !self.cache.replace(id, &mut self.actions) {
+            return assert!(self.actions.is_empty());
+        }
+        assert!(in_flight < self.max_in_flight as usize && self.policy == Policy::Belady);
+        assert!(matches!(before.state, Residency::Resident(_)));
+        assert!(before.refs == 0 && !before.pinned);
+        let Some(Action::Upload { segment: next, .. }) = self.actions.last().copied() else {
+            panic!("no upload: {:?}", self.actions);
+        };
+        assert!(next.model == id.model && self.seg(next).state == Residency::Absent);
+        // The victim is named, however soon others are needed.
+        self.apply_unordered(outcome);
+        self.clock += 1;
+        let clock = self.clock;
+        let seg = self.seg(next);
+        seg.fresh = true;
+        seg.used_at = clock;
+        outcome.replaced += 1;
+    }
+
     pub(crate) fn uploaded(&mut self, rng: &mut StdRng) {
         let Some(id) = self.chosen(rng, |seg| matches!(seg.state, Residency::InFlight(_))) else {
             return;

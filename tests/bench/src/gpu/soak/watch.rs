@@ -1,8 +1,9 @@
 //! The promises of the budget, looked at ten times a second.
 //!
-//! The ledger's sums are asserted in the cache at every step; here they are read as clients see them, and held against the
-//! driver's own count: what this card's memory has in use beyond what it had before, less what the driver takes for
-//! modules, streams and the vendor's library, which is taken from a moment when all of them had been used.
+//! The ledger's sums are asserted in the cache at every step; here they are read as clients see them, and held against two
+//! other counts: the bytes that the engine has allocated, as it publishes them, and the driver's own, which is what this
+//! card's memory has in use beyond what it had before, less what the driver takes for modules, streams and the vendor's
+//! library, which is taken from a moment when all of them had been used.
 
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,16 @@ const SLACK: u64 = 64 << 20;
 /// Looks in a row at which the driver's count may be above it: a change of the budget holds both arenas for a moment.
 const LOOKS_ABOVE_MAX: u32 = 3;
 
+/// A count beside the ledger.
+#[derive(Debug, Default)]
+struct Count {
+    most: u64,
+    /// Most bytes above the budget of the moment.
+    above_most: u64,
+    looks_above: u32,
+    looks_above_most: u32,
+}
+
 /// The driver's count.
 struct DriverCount<'a> {
     card: &'a Card,
@@ -29,15 +40,13 @@ struct DriverCount<'a> {
     before: u64,
     /// What there is beside the arena.
     beside: u64,
-    most: u64,
-    most_above: i64,
-    looks_above: u32,
-    looks_above_most: u32,
+    count: Count,
 }
 
 /// What was seen.
 pub(super) struct Watch<'a> {
     driver: Option<DriverCount<'a>>,
+    allocated: Count,
     looks: u64,
     used_most: u64,
     share_most: f64,
@@ -55,14 +64,12 @@ impl<'a> Watch<'a> {
                 card,
                 before: card.used_bytes()?,
                 beside: 0,
-                most: 0,
-                most_above: i64::MIN,
-                looks_above: 0,
-                looks_above_most: 0,
+                count: Count::default(),
             })
         };
         Ok(Self {
             driver: card.map(count).transpose()?,
+            allocated: Count::default(),
             looks: 0,
             used_most: 0,
             share_most: 0.0,
@@ -113,11 +120,24 @@ impl<'a> Watch<'a> {
         self.used_most = self.used_most.max(used);
         let share = used as f64 / cache.budget_bytes as f64;
         self.share_most = self.share_most.max(share);
+        if let Some(memory) = snapshot.device.memory {
+            let above = self
+                .allocated
+                .look(memory.allocated_bytes, cache.budget_bytes, 0);
+            self.failures.extend(
+                above.map(|above| format!("allocated bytes, {above}: {memory:?}, {cache:?}")),
+            );
+        }
         if let Some(driver) = &mut self.driver {
             match driver.card.used_bytes() {
-                Ok(now) => self
-                    .failures
-                    .extend(driver.look(now, snapshot.cache.budget_bytes)),
+                Ok(now) => {
+                    // All of it beside the arena is allowed for, so it is taken off.
+                    let used = now.saturating_sub(driver.before + driver.beside);
+                    let above = driver.count.look(used, cache.budget_bytes, SLACK);
+                    self.failures.extend(
+                        above.map(|above| format!("the driver's count, {above}: {cache:?}")),
+                    );
+                }
                 Err(error) => self.failures.push(format!("the driver's count: {error:#}")),
             }
         }
@@ -135,26 +155,25 @@ impl<'a> Watch<'a> {
         ));
         if let Some(driver) = &self.driver {
             check.note(format!(
-                "the driver counted at most {:.2} GB more than before the engine, {:.2} GB of it beside the arena; less \
-                 that, at most {:.3} GB above the budget, for at most {} looks in a row",
-                driver.most as f64 / 1e9,
+                "the engine had allocated {}",
+                self.allocated.told()
+            ));
+            check.note(format!(
+                "the driver counted, beside {:.2} GB of its own, {}",
                 driver.beside as f64 / 1e9,
-                driver.most_above as f64 / 1e9,
-                driver.looks_above_most
+                driver.count.told()
             ));
         }
     }
 }
 
-impl DriverCount<'_> {
-    /// What is wrong with the driver's count beside a budget, if anything.
-    fn look(&mut self, used: u64, budget: u64) -> Option<String> {
-        let used = used.saturating_sub(self.before);
-        self.most = self.most.max(used);
-        let bound = budget + self.beside;
-        let above = used as i64 - bound as i64;
-        self.most_above = self.most_above.max(above);
-        if above <= SLACK as i64 {
+impl Count {
+    /// What is wrong with a count beside a budget, if anything.
+    fn look(&mut self, bytes: u64, budget: u64, slack: u64) -> Option<String> {
+        self.most = self.most.max(bytes);
+        let above = bytes.saturating_sub(budget);
+        self.above_most = self.above_most.max(above);
+        if above <= slack {
             self.looks_above = 0;
             return None;
         }
@@ -162,11 +181,20 @@ impl DriverCount<'_> {
         self.looks_above_most = self.looks_above_most.max(self.looks_above);
         (self.looks_above == LOOKS_ABOVE_MAX + 1).then(|| {
             format!(
-                "the driver counts {used} bytes for {LOOKS_ABOVE_MAX} looks and more, the budget is {budget} and {} are \
-                 beside it",
-                self.beside
+                "{bytes} bytes, above a budget of {budget} for more than {LOOKS_ABOVE_MAX} looks"
             )
         })
+    }
+
+    fn told(&self) -> String {
+        let most = format!("at most {:.2} GB", self.most as f64 / 1e9);
+        match (self.above_most, self.looks_above_most) {
+            (0, _) => format!("{most}, never more than the budget"),
+            (above, looks) => format!(
+                "{most}, at most {:.3} GB above the budget of the moment, for at most {looks} looks in a row",
+                above as f64 / 1e9
+            ),
+        }
     }
 }
 
@@ -205,6 +233,18 @@ fn broken(cache: &CacheStatus, models: &[CacheStatus]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_count_may_be_above_the_budget_for_a_moment_only() {
+        let mut count = Count::default();
+        for _ in 0..LOOKS_ABOVE_MAX {
+            assert_eq!(count.look(111, 100, 10), None);
+        }
+        assert!(count.look(111, 100, 10).is_some());
+        assert_eq!(count.look(111, 100, 10), None, "told once");
+        assert_eq!(count.look(110, 100, 10), None);
+        assert_eq!((count.looks_above, count.above_most), (0, 11));
+    }
 
     #[test]
     fn a_broken_promise_is_seen() {

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::error::Error;
 use crate::gpu::{Context, Vendor};
 
-use super::{Gemm, Handle, Library, Room, config, failed, library};
+use super::{Gemm, Handle, Library, Room, config, failed, library, no_memory};
 
 mod cublas {
     pub(super) const OP_N: u32 = 0;
@@ -214,7 +214,8 @@ impl Classic {
             gemm.x as *const c_void,
             gemm.out as *mut c_void,
         );
-        self.context.driver().map_err(|e| failed(e.to_string()))?;
+        // Noted until the library has come back.
+        let _call = self.context.driver().map_err(|e| failed(e.to_string()))?;
         if let Some(set_workspace) = self.set_workspace {
             // SAFETY: the room is the pass's own until the stream has passed the product.
             let code =
@@ -282,19 +283,12 @@ impl Classic {
                 )
             },
         };
-        let no_memory = match self.call {
+        let alloc_failed = match self.call {
             Call::Cublas(_) => cublas::ALLOC_FAILED,
             Call::Rocblas(_) => rocblas::MEMORY_ERROR,
         };
-        if code == no_memory {
-            return Err(Error::Memory {
-                kind: "device",
-                bytes: 0,
-                message: format!(
-                    "{} has no room for what it allocates itself",
-                    self.library.name()
-                ),
-            });
+        if code == alloc_failed {
+            return Err(no_memory(self.library.name()));
         }
         if code != 0 {
             return Err(failed(format!(

@@ -9,7 +9,7 @@ use std::fmt;
 use crate::error::Error;
 use crate::gpu::{Context, Vendor};
 
-use super::{Gemm, Handle, Library, Room, config, failed, library};
+use super::{Gemm, Handle, Library, Room, config, failed, library, no_memory};
 
 /// Most shapes that are remembered; then all are forgotten. A prompt's length makes some ten.
 const PLANS_MAX: usize = 512;
@@ -34,6 +34,8 @@ struct Dialect {
     prefers_alignment: Option<[c_int; 2]>,
     /// Where in a result the workspace's size and the status lie.
     result_workspace: usize,
+    /// The code for memory that the library itself could not have.
+    alloc_failed: c_int,
 }
 
 const PREFERS_WORKSPACE_MAX: c_int = 1;
@@ -54,6 +56,7 @@ const CUBLAS_LT: Dialect = Dialect {
     layout_batch_offset: 6,
     prefers_alignment: Some([7, 8]),
     result_workspace: 64,
+    alloc_failed: 3,
 };
 
 /// As of ROCm 6. What came before has other numbers and refuses these, which leads to rocBLAS.
@@ -68,6 +71,7 @@ const HIPBLAS_LT: Dialect = Dialect {
     layout_batch_offset: 1,
     prefers_alignment: None,
     result_workspace: 24,
+    alloc_failed: 2,
 };
 
 type Create = unsafe extern "C" fn(*mut Handle) -> c_int;
@@ -246,9 +250,11 @@ impl Lt {
     /// Queues a product on a stream.
     ///
     /// # Errors
-    /// [`Error::Driver`]: the library has no way to do it, or fails.
+    /// [`Error::Driver`]: the library has no way to do it, or fails. [`Error::Memory`].
     pub(super) fn gemm(&mut self, gemm: &Gemm, room: Room, stream: usize) -> Result<(), Error> {
-        self.context.driver().map_err(|e| failed(e.to_string()))?;
+        let context = self.context.clone();
+        // Noted until the library has come back.
+        let _call = context.driver().map_err(|e| failed(e.to_string()))?;
         let shape = Shape {
             rows: gemm.rows,
             cols: gemm.cols,
@@ -261,6 +267,9 @@ impl Lt {
         };
         if !self.plans.contains_key(&shape) {
             let plan = self.plan(&shape).map_err(|(what, code)| {
+                if code == self.dialect.alloc_failed {
+                    return no_memory(self.name());
+                }
                 failed(format!(
                     "{}: {what}: code {code} for {shape:?}",
                     self.name()
@@ -297,6 +306,9 @@ impl Lt {
                 stream as *mut c_void,
             )
         };
+        if code == self.dialect.alloc_failed {
+            return Err(no_memory(self.name()));
+        }
         if code != 0 {
             return Err(failed(format!(
                 "{}: code {code} for {shape:?}",

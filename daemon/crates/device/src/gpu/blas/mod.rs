@@ -95,12 +95,14 @@ impl Blas {
     /// Queues a product. `room`: address and bytes of memory that the library may use meanwhile.
     ///
     /// # Errors
-    /// [`Error::Driver`], [`Error::Config`].
+    /// [`Error::Driver`], [`Error::Config`], [`Error::Memory`].
     pub(super) fn gemm(&self, gemm: &Gemm, room: Room) -> Result<(), Error> {
         let mut lt = self.lt.borrow_mut();
         if let Some(library) = lt.as_mut() {
             match library.gemm(gemm, room, self.stream) {
                 Ok(()) => return Ok(()),
+                // Another library would want memory, too.
+                Err(error @ Error::Memory { .. }) => return Err(error),
                 Err(error) => {
                     let classic = self.classic()?;
                     tracing::warn!(%error, library = classic.name(), "large products go to another library from now on");
@@ -114,6 +116,15 @@ impl Blas {
 
 fn config(message: String) -> Error {
     Error::Config(message)
+}
+
+/// A library that was refused memory of its own.
+fn no_memory(library: &str) -> Error {
+    Error::Memory {
+        kind: "device",
+        bytes: 0,
+        message: format!("{library} has no room for what it allocates itself"),
+    }
 }
 
 fn failed(message: String) -> Error {

@@ -26,6 +26,8 @@ pub struct GpuConfig {
     pub ring_piece_bytes: usize,
     /// Whether decode steps are recorded and replayed.
     pub graphs: bool,
+    /// Whether kernels are loaded and files registered ahead of their first use.
+    pub warm_up: bool,
     /// Whether large products go to the vendor's library, where there is one.
     pub vendor_products: bool,
 }
@@ -44,6 +46,7 @@ impl GpuConfig {
             ring_pieces: 8,
             ring_piece_bytes: 8 << 20,
             graphs: true,
+            warm_up: true,
             vendor_products: true,
         }
     }

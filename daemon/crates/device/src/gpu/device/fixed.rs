@@ -14,11 +14,8 @@ pub(super) const SLOTS: usize = 3;
 /// Uploads under way that can have a flag of their own.
 pub(super) const FLAGS: u64 = 1024;
 
-/// Bytes of results that are read back: argmax of rows.
+/// Bytes of results that are read back: the largest logits of rows.
 const RESULTS_BYTES: u64 = 4096;
-
-/// Bytes of the candidates of argmax.
-const CANDIDATES_BYTES: u64 = 16 << 10;
 
 /// Bytes of the counters of split attention.
 const COUNTERS_BYTES: u64 = 16 << 10;
@@ -62,30 +59,42 @@ fn table_bytes(budget: u64) -> u64 {
     }
 }
 
+/// Bytes of the candidates for the largest logits: of the 256 largest of 160,000, respectively the 8 largest of 256,000.
+fn candidates_bytes(budget: u64) -> u64 {
+    if budget >= LARGE_BUDGET {
+        160 << 10
+    } else {
+        16 << 10
+    }
+}
+
 fn slot_bytes(budget: u64) -> u64 {
     (budget / 128)
         .next_multiple_of(4096)
         .clamp(SLOT_MIN, SLOT_MAX)
 }
 
-fn small_bytes() -> u64 {
-    FLAGS * 4 + RESULTS_BYTES + CANDIDATES_BYTES + COUNTERS_BYTES + TAIL_BYTES
+/// Bytes of everything but the bounce buffer and the slots.
+fn small_bytes(budget: u64) -> u64 {
+    let sampling = RESULTS_BYTES + candidates_bytes(budget);
+    FLAGS * 4 + sampling + COUNTERS_BYTES + table_bytes(budget) + TAIL_BYTES
 }
 
 /// Bytes for a budget.
 pub(super) fn bytes(budget: u64) -> u64 {
-    small_bytes() + table_bytes(budget) + (SLOTS as u64 + 1) * slot_bytes(budget)
+    small_bytes(budget) + (SLOTS as u64 + 1) * slot_bytes(budget)
 }
 
 impl Fixed {
     /// Divides the block; `bytes` came from [`bytes`], rounded up.
     pub(super) fn new(at: u64, bytes: u64) -> Self {
-        let table_bytes = if bytes >= self::bytes(LARGE_BUDGET) {
-            table_bytes(LARGE_BUDGET)
+        let budget = if bytes >= self::bytes(LARGE_BUDGET) {
+            LARGE_BUDGET
         } else {
-            table_bytes(0)
+            0
         };
-        let slot_bytes = (bytes - small_bytes() - table_bytes) / (SLOTS as u64 + 1);
+        let (table_bytes, candidates_bytes) = (table_bytes(budget), candidates_bytes(budget));
+        let slot_bytes = (bytes - small_bytes(budget)) / (SLOTS as u64 + 1);
         let slot_bytes = slot_bytes - slot_bytes % crate::ALIGNMENT;
         let mut cursor = at;
         let mut take = |bytes: u64| {
@@ -98,8 +107,8 @@ impl Fixed {
             bytes,
             flags: take(FLAGS * 4),
             results: take(RESULTS_BYTES),
-            candidates: take(CANDIDATES_BYTES),
-            candidates_bytes: CANDIDATES_BYTES,
+            candidates: take(candidates_bytes),
+            candidates_bytes,
             counters: take(COUNTERS_BYTES),
             counters_len: COUNTERS_BYTES / 4,
             table: take(table_bytes),

@@ -1,10 +1,18 @@
-//! Compiled kernels: a unit's image is loaded when its first kernel is asked for, and kept.
+//! Compiled kernels: a unit's image is loaded when its first kernel is asked for, or ahead of need, and kept.
 //!
-//! Threads: the engine thread and the staging threads ask; one lock, held while a module is loaded.
+//! ```text
+//!   absent --(a thread takes it up)--> loading --> loaded
+//!      ^                                  |
+//!      +-------------(failed)-------------+
+//! ```
+//!
+//! Threads: the engine thread, the staging threads and those that warm up ask, each for its own unit at the same time;
+//! who needs a unit that another thread is loading waits for that one only. No lock is held while a module is loaded.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rocmforge_kernels::gpu::compile::{Compiler, Config, Language, Request};
 use rocmforge_kernels::gpu::{Launch, aot, units};
@@ -70,7 +78,6 @@ impl Images for CompiledImages {
             target: arch,
             options: &["-std=c++17"],
         };
-        let begin = std::time::Instant::now();
         let object = self
             .0
             .object(&request, |unit, target| aot::object(target, unit))
@@ -78,7 +85,7 @@ impl Images for CompiledImages {
                 let source = std::error::Error::source(&error).map(|s| format!(": {s}"));
                 wrong(format!("{error}{}", source.unwrap_or_default()))
             })?;
-        tracing::debug!(unit, origin = ?object.origin, ms = begin.elapsed().as_millis(), "kernels");
+        tracing::debug!(unit, origin = ?object.origin, "kernels");
         if let Some(error) = object.cache_error {
             tracing::warn!(%error, "compiled kernels cannot be kept");
         }
@@ -94,13 +101,21 @@ pub fn usual_images(vendor: Vendor) -> Box<dyn Images> {
     }
 }
 
+/// A unit's module.
+enum Unit {
+    /// A thread has taken it up.
+    Loading,
+    Loaded(Module),
+}
+
 /// The kernels of one device.
 pub(super) struct Kernels {
     context: Context,
     arch: String,
     images: Box<dyn Images>,
-    loaded: Mutex<HashMap<&'static str, Kernel>>,
-    modules: Mutex<HashMap<&'static str, Module>>,
+    ready: Mutex<HashMap<&'static str, Kernel>>,
+    units: Mutex<HashMap<&'static str, Unit>>,
+    changed: Condvar,
 }
 
 impl fmt::Debug for Kernels {
@@ -115,25 +130,26 @@ impl Kernels {
             context: context.clone(),
             arch: context.attributes().arch.clone(),
             images,
-            loaded: Mutex::default(),
-            modules: Mutex::default(),
+            ready: Mutex::default(),
+            units: Mutex::default(),
+            changed: Condvar::new(),
         }
     }
 
+    /// Makes a launch's kernel ready, so that [`Kernels::launch`] finds it.
+    ///
+    /// # Errors
+    /// What keeps the image from being had or loaded.
+    pub(super) fn prepare(&self, launch: &Launch) -> Result<(), Error> {
+        self.kernel(launch).map(|_| ())
+    }
+
     fn kernel(&self, launch: &Launch) -> Result<Kernel, Error> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = loaded.get(launch.kernel) {
+        if let Some(kernel) = lock(&self.ready).get(launch.kernel) {
             return Ok(kernel.clone());
         }
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let unit = launch.unit();
-        if !modules.contains_key(unit) {
-            let image = self.images.image(&self.arch, unit)?;
-            let module =
-                Module::load(&self.context, &image).map_err(|e| failed("loading kernels", e))?;
-            modules.insert(unit, module);
-        }
-        let kernel = modules[unit]
+        let kernel = self
+            .module(launch.unit())?
             .kernel(launch.entry())
             .map_err(|e| failed("looking a kernel up", e))?;
         if launch.shared_bytes > self.context.attributes().shared_per_block {
@@ -141,8 +157,47 @@ impl Kernels {
                 .reserve_shared(launch.shared_bytes)
                 .map_err(|e| failed("reserving shared memory", e))?;
         }
-        loaded.insert(launch.kernel, kernel.clone());
+        // Two threads may have looked it up; either's will do.
+        lock(&self.ready).insert(launch.kernel, kernel.clone());
         Ok(kernel)
+    }
+
+    fn module(&self, unit: &'static str) -> Result<Module, Error> {
+        let mut units = lock(&self.units);
+        loop {
+            match units.get(unit) {
+                Some(Unit::Loaded(module)) => return Ok(module.clone()),
+                Some(Unit::Loading) => {
+                    units = self
+                        .changed
+                        .wait(units)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+                None => break,
+            }
+        }
+        units.insert(unit, Unit::Loading);
+        drop(units);
+        let loaded = self.load(unit);
+        let mut units = lock(&self.units);
+        match &loaded {
+            Ok(module) => units.insert(unit, Unit::Loaded(module.clone())),
+            // Whoever waited tries himself, and meets the error himself.
+            Err(_) => units.remove(unit),
+        };
+        self.changed.notify_all();
+        loaded
+    }
+
+    fn load(&self, unit: &str) -> Result<Module, Error> {
+        let begin = Instant::now();
+        let image = self.images.image(&self.arch, unit)?;
+        let image_us = begin.elapsed().as_micros() as u64;
+        let module =
+            Module::load(&self.context, &image).map_err(|e| failed("loading kernels", e))?;
+        let load_us = begin.elapsed().as_micros() as u64 - image_us;
+        tracing::debug!(unit, image_us, load_us, "kernels loaded");
+        Ok(module)
     }
 
     /// Queues a launch, behind what the stream has.
@@ -181,4 +236,9 @@ impl Kernels {
         // kernels are kept as long as this; the addresses are the caller's promise.
         unsafe { kernel.launch(config, args, stream) }.map_err(|e| failed(launch.kernel, e))
     }
+}
+
+/// Nothing is done under these locks that could leave a half-made state behind.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,13 +4,14 @@
 //! | rows | product |
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
-//! | up to [`SMALL_BATCH`] | the input as 8 bits, then mat-mat |
-//! | more | tiles of the weights as f16, then the vendor's library; mat-mat where there is none |
+//! | up to [`DOT_BATCH`] | the input as 8 bits, then mat-mat |
+//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA); else as above |
+//! | more | tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 
 use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials};
 use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope};
-use rocmforge_kernels::gpu::ops::matmat::{self, Inputs};
+use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
 use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
@@ -26,7 +27,7 @@ use super::fixed::Fixed;
 use super::fuse::{Fused, Input, fuse};
 use super::launch_error;
 use super::pass_data::PassShape;
-use super::workspace::{SMALL_BATCH, Workspace};
+use super::workspace::{DOT_BATCH, SMALL_BATCH, Workspace};
 
 /// Something to queue.
 #[derive(Debug, Clone, PartialEq)]
@@ -334,6 +335,16 @@ impl<'a> Lowering<'a> {
         if tokens > SMALL_BATCH && self.vendor && self.workspace.tile_bytes > 0 {
             return self.tiled(input, &matrices, add.is_some(), bound);
         }
+        if self.target.has_mma()
+            && tokens > DOT_BATCH
+            && matrices.iter().all(|m| m.ty.is_quantized())
+        {
+            let half = self.half(input, bound)?;
+            for matrix in &matrices {
+                self.push(matmat::matmat_f16(self.target, half, matrix, add.is_some()))?;
+            }
+            return Ok(());
+        }
         let quantized = matrices.iter().any(|m| m.ty.is_quantized());
         let floats = matrices.iter().any(|m| !m.ty.is_quantized());
         let bytes = self.scratch_base + self.workspace.input;
@@ -361,16 +372,30 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Products by the vendor's library, on tiles of the weights as f16.
+    /// An input as f16.
+    fn half(&mut self, input: Input, bound: Bound<'_>) -> Lowered<HalfInputs> {
+        let x = self.scratch_base + self.workspace.input;
+        self.prepare(input, Sink::F16(x), bound)?;
+        let reads = input.reads();
+        Ok(HalfInputs {
+            x,
+            cols: self.width(reads),
+            n_tokens: self.count(reads),
+            factor: match input {
+                Input::Silu { .. } => 1.0 / activations::SWIGLU_F16_SCALE,
+                _ => 1.0,
+            },
+        })
+    }
+
+    /// Products by the vendor's library, on tiles of the weights as f16, or on the weights where they are f16.
     fn tiled(&mut self, input: Input, matrices: &[Matrix], add: bool, bound: Bound<'_>) -> Lowered {
-        let x = input.reads();
-        let (tokens, cols) = (self.count(x), self.width(x));
-        let half = self.scratch_base + self.workspace.input;
-        self.prepare(input, Sink::F16(half), bound)?;
-        let factor = match input {
-            Input::Silu { .. } => 1.0 / activations::SWIGLU_F16_SCALE,
-            _ => 1.0,
-        };
+        let HalfInputs {
+            x: half,
+            cols,
+            n_tokens: tokens,
+            factor,
+        } = self.half(input, bound)?;
         let tile = self.scratch_base + self.workspace.tile;
         let tile_rows = (self.workspace.tile_bytes / (cols * 2)).max(1);
         // Whole blocks of the library's kernels.
@@ -394,6 +419,14 @@ impl<'a> Lowering<'a> {
         };
         let mut rest = matrices;
         while let Some((first, others)) = rest.split_first() {
+            if first.ty == WeightType::F16 {
+                self.work.push(Work::Gemm(Gemm {
+                    weights: first.weights,
+                    ..product(first)
+                }));
+                rest = others;
+                continue;
+            }
             // Small matrices of one shape side by side: each by itself would leave much of the card idle.
             let batch = same_steps(first, others).min(tile_rows / first.rows.max(1));
             if batch > 1 {
@@ -586,9 +619,9 @@ fn same_steps(first: &Matrix, others: &[Matrix]) -> u64 {
     if step == 0 {
         return 1;
     }
-    let like = (1..)
-        .zip(others)
-        .take_while(|(i, m)| m.rows == first.rows && m.out == first.out + i * step);
+    let like = (1..).zip(others).take_while(|(i, m)| {
+        m.rows == first.rows && m.ty != WeightType::F16 && m.out == first.out + i * step
+    });
     1 + like.count() as u64
 }
 

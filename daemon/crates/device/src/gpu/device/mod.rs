@@ -5,6 +5,7 @@
 //!                   graphs.rs (recorded decode steps)          on the compute stream
 //! staging threads --> uploads.rs, windows.rs (registered mappings), ring.rs (pinned memory)
 //!                                                              on the copy and repack streams
+//! kernel threads --> warmup.rs (a model's kernels, ahead of its first request)
 //! ```
 //!
 //! Nothing here waits for the device but [`Device::read`], [`Device::argmax`] and changes of the capacity; everything
@@ -20,14 +21,17 @@ mod fuse;
 mod graphs;
 mod kernels;
 mod launches;
+mod pace;
 mod pass_data;
 mod ring;
 mod uploads;
 mod wait;
+mod warmup;
 mod windows;
 mod workspace;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::gpu::ops::sample::{self, TopK};
@@ -38,20 +42,22 @@ use rocmforge_kernels::host::{WeightType, reference};
 use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf, ScratchLayout};
 use crate::{
-    Bound, Device, DeviceInfo, MemoryUse, Role, Scratch, SegmentLayout, TensorDesc, Upload,
-    UploadTicket, Watch, weight_type,
+    Bound, Candidates, Device, DeviceInfo, MemoryUse, Outline, Pace, Role, Scratch, SegmentLayout,
+    TensorDesc, Upload, UploadTicket, Watch, weight_type,
 };
 
 use super::blas::Blas;
 use super::{Call, Context, DevicePtr, Event, PinnedBuffer, Priority, Stream, Vendor};
 use arena::Arena;
-use fixed::Fixed;
+use fixed::{Fixed, SLOTS};
 use graphs::{Graphs, Key, Plan};
 use kernels::Kernels;
 use launches::{Lowering, Work};
+use pace::Runs;
 use pass_data::{PassData, PassShape, Places};
 use ring::Ring;
 use uploads::{Uploads, UploadsConfig};
+use warmup::WarmUp;
 use workspace::Workspace;
 
 pub use config::GpuConfig;
@@ -74,6 +80,7 @@ const SENTINEL: u32 = 0x5EA1_1A57;
 #[derive(Debug)]
 pub struct GpuDevice {
     // Fields drop in this order: what has work under way first, memory after it, the context last.
+    warm_up: WarmUp,
     uploads: Uploads,
     graphs: Graphs,
     blas: Option<Blas>,
@@ -89,6 +96,7 @@ pub struct GpuDevice {
     /// Offsets of the fixed block's parts; none before it is given.
     fixed: Option<Fixed>,
     pass: PassData,
+    runs: Runs,
     /// Rows under way to the device; kept for its memory.
     embeddings: Vec<f32>,
     name: String,
@@ -166,8 +174,13 @@ impl GpuDevice {
             None
         };
         let name = attributes.name.clone();
+        let mut warm_up = WarmUp::new(Arc::clone(&kernels));
+        if config.warm_up {
+            warm_up.add(warmup::always());
+        }
         let versions = context.shared_driver().versions();
         Ok(Self {
+            warm_up,
             uploads,
             graphs: Graphs::default(),
             blas,
@@ -178,6 +191,7 @@ impl GpuDevice {
             read_done: Event::new(&context, false).map_err(|e| failed("making an event", e))?,
             compute,
             arena: Arena::new(&context),
+            runs: Runs::new(&context)?,
             context,
             config,
             target,
@@ -356,6 +370,7 @@ impl GpuDevice {
         // Launches that wait for their inputs themselves may overlap, in chains of such. What is before the first one (a
         // copy of the pass's data, an upload) is waited for.
         let mut chained = false;
+        let _held = self.uploads.hold();
         for item in work {
             match item {
                 Work::Launch(launch) => {
@@ -565,6 +580,18 @@ impl Device for GpuDevice {
         set
     }
 
+    fn prepare(&mut self, model: &Outline<'_>) {
+        if !self.config.warm_up {
+            return;
+        }
+        match warmup::launches(&self.target, self.blas.is_some(), model) {
+            Ok(launches) => self.warm_up.add(launches),
+            // A request that needs what cannot be had says so.
+            Err(error) => tracing::debug!(%error, "kernels are not loaded ahead of need"),
+        }
+        self.uploads.register_ahead(model);
+    }
+
     fn renew(&mut self, sizes: &[u64], keep: &[(u64, u64)]) -> Result<u64, Error> {
         self.uploads.settle_all()?;
         let mut kept = Vec::with_capacity(keep.len());
@@ -711,7 +738,21 @@ impl Device for GpuDevice {
     ) -> Result<(), Error> {
         let shape = self.send(scratch, batch)?;
         let work = self.work(&[(ops, weights)], scratch, batch, shape)?;
-        self.queue(&work, self.vendor_room(scratch))
+        let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
+        self.queue(&work, self.vendor_room(scratch))?;
+        if timed {
+            self.runs.of(batch.n_tokens).end(&self.compute, 1);
+        }
+        Ok(())
+    }
+
+    fn pace(&mut self, rows: usize) -> Option<Pace> {
+        let fixed = self.fixed?;
+        Some(Pace {
+            segment: Duration::from_secs_f64(self.runs.of(rows).seconds()?),
+            upload_bytes_per_s: self.uploads.bytes_per_s()?,
+            ahead_bytes: SLOTS as u64 * fixed.slot_bytes,
+        })
     }
 
     fn run_all(
@@ -729,6 +770,7 @@ impl Device for GpuDevice {
         let key = self.key(steps, scratch, batch, shape);
         let record = match self.graphs.plan(&key) {
             Plan::Replay(graph) => {
+                let _held = self.uploads.hold();
                 // SAFETY: the key says that the addresses are those of the recording, and the pass's data lies there.
                 return unsafe { graph.launch(&self.compute) }
                     .map_err(|e| failed("replaying a pass", e));
@@ -769,48 +811,65 @@ impl Device for GpuDevice {
         buf: Buf,
         rows: usize,
     ) -> Result<Option<Vec<Option<u32>>>, Error> {
+        let best = self.top_k(scratch, buf, rows, 1)?;
+        let id = |row: Option<Candidates>| row.and_then(|best| best.first().map(|b| b.0));
+        Ok(best.map(|rows| rows.into_iter().map(id).collect()))
+    }
+
+    fn top_k(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+        k: usize,
+    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
         let fixed = self.fixed_addresses()?;
         let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
         let n = width as u32;
-        let room = sample::candidates_bytes(rows as u64, n, 1);
+        let k = k.min(width as usize);
+        if rows == 0 || k == 0 || k > sample::K_MAX as usize {
+            return Ok(None);
+        }
+        let room = sample::candidates_bytes(rows as u64, n, k as u32);
+        let part = rows * k * 4;
         // The sentinel has the first word of the results.
         if room > fixed.candidates_bytes
-            || rows * 8 + 8 > (fixed.candidates - fixed.results) as usize
+            || part * 2 + 8 > (fixed.candidates - fixed.results) as usize
         {
             return Ok(None);
         }
         let logits = self.arena.at(scratch.base + at, rows as u64 * width * 4);
-        let (ids, values) = (fixed.results + 8, fixed.results + 8 + rows as u64 * 4);
+        let (ids, values) = (fixed.results + 8, fixed.results + 8 + part as u64);
         let to = TopK {
             candidates: fixed.candidates,
             values: Some(values),
             ids,
             next: None,
         };
-        let launches =
-            sample::top_k(logits, rows as u32, width, 1, to).map_err(|e| launch_error(&e))?;
+        let launches = sample::top_k(logits, rows as u32, width, k as u32, to)
+            .map_err(|e| launch_error(&e))?;
         for launch in &launches {
             // SAFETY: the logits are the pass's, the rest is the fixed block's.
             unsafe { self.kernels.launch(launch, &self.compute)? };
         }
-        let mut bytes = vec![0; rows * 8];
+        let mut bytes = vec![0; part * 2];
         self.fetch(ids, &mut bytes)?;
         self.uploads.settle_used()?;
-        let (ids, values) = bytes.split_at(rows * 4);
         let words = |bytes: &[u8]| -> Vec<u32> {
-            bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|w| u32::from_le_bytes(*w))
-                .collect()
+            let (words, _) = bytes.as_chunks::<4>();
+            words.iter().map(|w| u32::from_le_bytes(*w)).collect()
         };
-        let best = words(ids)
-            .into_iter()
-            .zip(words(values))
-            .map(|(id, value)| f32::from_bits(value).is_finite().then_some(id))
-            .collect();
-        Ok(Some(best))
+        let (ids, values) = (words(&bytes[..part]), words(&bytes[part..]));
+        let found = ids.chunks_exact(k).zip(values.chunks_exact(k));
+        let found = found.map(|(ids, values)| {
+            let row = ids
+                .iter()
+                .zip(values)
+                .map(|(&i, &v)| (i, f32::from_bits(v)));
+            let row: Candidates = row.collect();
+            row[0].1.is_finite().then_some(row)
+        });
+        Ok(Some(found.collect()))
     }
 
     fn check(&mut self) -> Result<(), Error> {

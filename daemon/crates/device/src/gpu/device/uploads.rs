@@ -24,20 +24,22 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 use rocmforge_kernels::host::reference;
 
 use crate::error::Error;
 use crate::gpu::{Context, Event, PinnedBuffer, Stream};
 use crate::segment::{Placed, Role};
-use crate::{Upload, UploadTicket, weight_type};
+use crate::{Outline, Upload, UploadTicket, weight_type};
 
 use super::fixed::{FLAGS, Fixed, SLOTS};
 use super::kernels::Kernels;
+use super::pace::Stopwatch;
 use super::ring::Ring;
-use super::windows::{WindowKey, Windows};
+use super::windows::{Held, WINDOW_BYTES, WindowKey, Windows};
 use super::{failed, wait};
 
 /// What one staging thread does at a time.
@@ -90,16 +92,42 @@ struct Lane {
     copy: Stream,
     repack: Stream,
     next_slot: usize,
+    /// The upload whose slab the repack stream has last waited for.
+    behind: Option<UploadTicket>,
     /// For each slot: its copy has ended, its repacking has ended.
     filled: Vec<Event>,
     drained: Vec<Event>,
+    /// Seconds a byte of a copy.
+    pace: Stopwatch,
+}
+
+impl Lane {
+    fn synchronize(&self) -> Result<(), crate::gpu::Error> {
+        self.copy
+            .synchronize()
+            .and_then(|()| self.repack.synchronize())
+    }
 }
 
 #[derive(Debug)]
 struct Queue {
     jobs: VecDeque<Arc<Job>>,
+    /// Windows of files that threads register while there are no jobs, by number.
+    ahead: VecDeque<(Arc<MappedFile>, u64)>,
+    /// Whether a thread is at that.
+    registering: bool,
+    /// What [`Windows::queued`] said when that thread last looked.
+    queued_before: u64,
+    /// Until when it waits after that changed.
+    rest_until: Instant,
     ending: bool,
 }
+
+/// Most windows that wait to be registered ahead of need.
+const AHEAD_MAX: usize = 4096;
+
+/// How long nothing must have been queued on the device before windows are registered ahead of need.
+const REST: Duration = Duration::from_millis(4);
 
 #[derive(Debug)]
 struct Shared {
@@ -157,8 +185,10 @@ impl Uploads {
             copy: stream()?,
             repack: stream()?,
             next_slot: 0,
+            behind: None,
             filled: (0..SLOTS).map(|_| event()).collect::<Result<_, _>>()?,
             drained: (0..SLOTS).map(|_| event()).collect::<Result<_, _>>()?,
+            pace: Stopwatch::new(context)?,
         };
         let shared = Arc::new(Shared {
             kernels,
@@ -172,6 +202,10 @@ impl Uploads {
             lane: Mutex::new(lane),
             queue: Mutex::new(Queue {
                 jobs: VecDeque::new(),
+                ahead: VecDeque::new(),
+                registering: false,
+                queued_before: 0,
+                rest_until: Instant::now(),
                 ending: false,
             }),
             changed: Condvar::new(),
@@ -214,6 +248,16 @@ impl Uploads {
             self.shared.bytes_direct.load(Ordering::Relaxed),
             self.shared.bytes_ring.load(Ordering::Relaxed),
         )
+    }
+
+    /// Keeps registrations from delaying other calls while it lives.
+    pub(super) fn hold(&self) -> Held<'_> {
+        self.shared.windows.hold()
+    }
+
+    /// Bytes a second of a copy by itself, once one was measured.
+    pub(super) fn bytes_per_s(&self) -> Option<f64> {
+        lock(&self.shared.lane).pace.rate()
     }
 
     /// Starts an upload into the slab at an address, behind what `compute` has queued.
@@ -285,6 +329,7 @@ impl Uploads {
             .remove(&ticket)
             .expect("a ticket is waited for once");
         self.until_enqueued(&job);
+        tracing::trace!(ticket = ticket.0, "an upload is queued");
         if job.failed.load(Ordering::Relaxed) {
             return self.settle(&job);
         }
@@ -331,8 +376,30 @@ impl Uploads {
         Ok(())
     }
 
+    /// Lets idle threads register the windows that a model's uploads will read, in their order.
+    pub(super) fn register_ahead(&mut self, model: &Outline<'_>) {
+        let tensors = model.segments.iter().flat_map(|(_, l)| &l.tensors);
+        let matrices = tensors.filter(|t| t.desc.role == Role::Matrix);
+        let mut next = 0;
+        let mut queue = lock(&self.shared.queue);
+        for Placed { desc, .. } in matrices {
+            let first = desc.offset / WINDOW_BYTES;
+            let end = (desc.offset + desc.bytes).div_ceil(WINDOW_BYTES);
+            for number in first.max(next)..end {
+                if queue.ahead.len() < AHEAD_MAX {
+                    queue.ahead.push_back((Arc::clone(model.file), number));
+                }
+            }
+            next = next.max(end);
+        }
+        drop(queue);
+        self.shared.changed.notify_all();
+    }
+
     /// A file will not be read any more.
-    pub(super) fn forget(&mut self, file: &Arc<rocmforge_gguf::MappedFile>) {
+    pub(super) fn forget(&mut self, file: &Arc<MappedFile>) {
+        let others = |(of, _): &(Arc<MappedFile>, u64)| !Arc::ptr_eq(of, file);
+        lock(&self.shared.queue).ahead.retain(others);
         self.shared.windows.forget(file);
     }
 
@@ -367,10 +434,7 @@ impl Uploads {
             Some(error) => {
                 // Pieces that were queued before the error must not land in memory that others get.
                 let lane = lock(&self.shared.lane);
-                let waited = lane
-                    .copy
-                    .synchronize()
-                    .and_then(|()| lane.repack.synchronize());
+                let waited = lane.synchronize();
                 Err(match waited {
                     Err(lost) if lost.is_lost() => failed("waiting for an upload", lost),
                     _ => error,
@@ -422,8 +486,7 @@ impl Drop for Uploads {
         }
         let lane = lock(&self.shared.lane);
         // Pinned memory and registrations go next; a lost device ends this at once.
-        let _ = lane.copy.synchronize();
-        let _ = lane.repack.synchronize();
+        let _ = lane.synchronize();
     }
 }
 
@@ -492,6 +555,9 @@ fn serve(shared: &Shared) {
                         }
                         queue.jobs.pop_front();
                     }
+                    None if !queue.registering && !queue.ahead.is_empty() => {
+                        queue = register_one(shared, queue);
+                    }
                     None => {
                         queue = shared
                             .changed
@@ -508,6 +574,28 @@ fn serve(shared: &Shared) {
         }
         finish_piece(shared, &job);
     }
+}
+
+/// Registers the first window of those that may be registered ahead of need, unless the device has work: a driver that
+/// registers keeps everything else waiting.
+fn register_one<'a>(shared: &'a Shared, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    queue.registering = true;
+    let queued = shared.windows.queued();
+    if queued != queue.queued_before {
+        queue.queued_before = queued;
+        queue.rest_until = Instant::now() + REST;
+    }
+    let rest = queue.rest_until.saturating_duration_since(Instant::now());
+    if !rest.is_zero() {
+        let waited = shared.changed.wait_timeout(queue, rest);
+        queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+    } else if let Some((file, number)) = queue.ahead.pop_front() {
+        drop(queue);
+        shared.windows.register_ahead(&file, number);
+        queue = lock(&shared.queue);
+    }
+    queue.registering = false;
+    queue
 }
 
 /// Counts a piece as ended, and closes the upload with the last one: before it counts, so that whoever sees the upload
@@ -558,7 +646,7 @@ fn close(shared: &Shared, job: &Job, lane: &Lane) -> Result<(), Error> {
 
 impl Shared {
     fn flags_driver<'a>(&self, lane: &'a Lane) -> Result<crate::gpu::Call<'a>, Error> {
-        lane.copy
+        lane.repack
             .context()
             .driver()
             .map_err(|e| failed("binding the device", e))
@@ -591,10 +679,23 @@ fn bring(shared: &Shared, job: &Job, piece: &Piece) -> Result<(), Error> {
                 parts.push((ptr, n));
                 at += n;
             }
+            if at < start + bytes && shared.windows.takes(&job.upload.file) {
+                // Later uploads shall find it registered; others come first, since this one has been read by then.
+                let window = (Arc::clone(&job.upload.file), at / WINDOW_BYTES);
+                let other =
+                    |w: &(Arc<MappedFile>, u64)| w.1 != window.1 || !Arc::ptr_eq(&w.0, &window.0);
+                let mut queue = lock(&shared.queue);
+                queue.ahead.retain(other);
+                if queue.ahead.len() < AHEAD_MAX {
+                    queue.ahead.push_back(window);
+                }
+            }
             if at == start + bytes {
                 shared.bytes_direct.fetch_add(bytes, Ordering::Relaxed);
                 job.upload.file.count_read(bytes);
-                return queue_rows(shared, job, placed, rows.clone(), &parts);
+                let _held = shared.windows.hold();
+                let lane = &mut lock(&shared.lane);
+                return queue_rows(shared, lane, job, placed, rows.clone(), &parts);
             }
             bring_through_ring(shared, job, placed, rows.clone(), start, row_bytes)
         }
@@ -644,8 +745,19 @@ fn bring_through_ring(
                 source,
             });
         }
-        let queued = queue_rows(shared, job, placed, row..end, &[(piece.ptr, bytes)]);
-        let given = shared.ring.give(piece, &lock(&shared.lane).copy);
+        let _held = shared.windows.hold();
+        // Given back under the lock that the copy is queued under: the piece's event is that copy's.
+        let mut lane = lock(&shared.lane);
+        let queued = queue_rows(
+            shared,
+            &mut lane,
+            job,
+            placed,
+            row..end,
+            &[(piece.ptr, bytes)],
+        );
+        let given = shared.ring.give(piece, &lane.copy);
+        drop(lane);
         queued.and(given)?;
         shared.bytes_ring.fetch_add(bytes, Ordering::Relaxed);
         row = end;
@@ -656,6 +768,7 @@ fn bring_through_ring(
 /// Queues the copy of rows into a slot and their repacking into the slab.
 fn queue_rows(
     shared: &Shared,
+    lane: &mut Lane,
     job: &Job,
     placed: &Placed,
     rows: Range<u64>,
@@ -664,27 +777,37 @@ fn queue_rows(
     let fixed = *lock(&shared.fixed);
     let desc = &placed.desc;
     let ty = weight_type(desc.ty).ok_or_else(|| super::unsupported(desc))?;
-    let mut lane = lock(&shared.lane);
     let slot = lane.next_slot;
     lane.next_slot = (slot + 1) % SLOTS;
     let slot_at = fixed.slots + slot as u64 * fixed.slot_bytes;
     let flag = fixed.flags + job.flag * 4;
     let wrong = |e| failed("queueing an upload", e);
-    let driver = shared.flags_driver(&lane)?;
-    lane.copy.wait(&lane.drained[slot]).map_err(wrong)?;
+    let context = lane.repack.context().clone();
+    let driver = context.driver().map_err(wrong)?;
+    let copy = &lane.copy;
+    copy.wait(&lane.drained[slot]).map_err(wrong)?;
+    let timed = lane.pace.begin(copy);
     let mut at = slot_at;
     for &(ptr, bytes) in parts {
         // SAFETY: the source is registered or pinned and stays so until the job has settled, respectively the piece's
         // event has passed; the slot is drained and `bytes` fit it (the pieces were cut so).
-        unsafe { driver.copy_h2d_async(crate::gpu::DevicePtr(at), ptr, bytes, lane.copy.handle()) }
+        unsafe { driver.copy_h2d_async(crate::gpu::DevicePtr(at), ptr, bytes, copy.handle()) }
             .map_err(wrong)?;
         at += bytes;
     }
     // A launch may have to compile its kernel first, which is no call of the driver.
     drop(driver);
-    lane.filled[slot].record(&lane.copy).map_err(wrong)?;
+    lane.filled[slot].record(copy).map_err(wrong)?;
+    if timed {
+        let bytes = at - slot_at;
+        lane.pace.end(copy, bytes);
+    }
     lane.repack.wait(&lane.filled[slot]).map_err(wrong)?;
-    lane.repack.wait(&job.before).map_err(wrong)?;
+    if lane.behind != Some(job.ticket) {
+        // Once for all that follows of this upload.
+        lane.repack.wait(&job.before).map_err(wrong)?;
+        lane.behind = Some(job.ticket);
+    }
     let to = Weights {
         ty,
         at: job.slab + placed.at,

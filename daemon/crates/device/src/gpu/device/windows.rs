@@ -1,7 +1,8 @@
 //! Windows of file mappings that the driver has registered, so that a copy engine reads the page cache itself.
 //!
 //! A file is cut into windows of [`WINDOW_BYTES`]. A staging thread that is about to copy from one registers it if need
-//! be; it stays registered until others need the room, the one that was used longest ago first.
+//! be; it stays registered until others need the room, the one that was used longest ago first. Threads that have nothing
+//! to copy register what is expected to be copied from, as long as that takes no other window's room.
 //!
 //! ```text
 //!   absent --(a thread takes it up)--> being registered --> registered --(evicted, forgotten)--> absent
@@ -9,12 +10,17 @@
 //!                                            +--(refused)--> the file is read through pinned buffers from then on
 //! ```
 //!
+//! Drivers register one range at a time, and slower than the link copies (33 GB/s of 55 on an H200's host). So one thread
+//! at a time registers, and pieces of other windows go through pinned buffers meanwhile: together they keep the link busy.
+//!
 //! *Invariant:* registered bytes <= the bound. A window with users is never unregistered; a user is an upload whose
 //! copies the device may not have ended yet.
 //! *Threads:* staging threads and the engine thread; the lock is not held while the driver works.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rocmforge_gguf::{MappedFile, MappedRange};
 
@@ -26,9 +32,27 @@ use super::failed;
 /// Bytes of a window: large enough that a registration's fixed cost is nothing beside the copy's time.
 pub(super) const WINDOW_BYTES: u64 = 32 << 20;
 
+/// How long others' calls may keep a registration waiting.
+const HOLD_MAX: Duration = Duration::from_millis(1);
+
+/// See [`Windows::hold`].
+pub(super) struct Held<'a>(&'a AtomicUsize);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A file's number among those that were seen: its address, which is its own as long as a window keeps it.
 fn key_of(file: &Arc<MappedFile>) -> usize {
     Arc::as_ptr(file) as usize
+}
+
+/// The bytes of a file that its window of this number has.
+fn range_of(file: &MappedFile, number: u64) -> std::ops::Range<u64> {
+    let start = number * WINDOW_BYTES;
+    start..(start + WINDOW_BYTES).min(file.len())
 }
 
 /// A window: file and number in it.
@@ -53,6 +77,8 @@ struct Inner {
     forgotten: HashSet<usize>,
     bytes: u64,
     clock: u64,
+    /// Whether a thread is registering a window.
+    registering: bool,
 }
 
 /// The registered windows of all files.
@@ -61,6 +87,10 @@ pub(super) struct Windows {
     bytes_max: u64,
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// Threads that have something to queue on the device.
+    queueing: AtomicUsize,
+    /// Times that a thread had.
+    queued: AtomicU64,
 }
 
 impl std::fmt::Debug for Windows {
@@ -78,7 +108,22 @@ impl Windows {
             bytes_max,
             inner: Mutex::default(),
             changed: Condvar::new(),
+            queueing: AtomicUsize::new(0),
+            queued: AtomicU64::new(0),
         }
+    }
+
+    /// A number that changes whenever something was queued on the device.
+    pub(super) fn queued(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    /// Lets registrations wait while what is returned lives. A driver keeps other calls waiting while it registers, and
+    /// does not see to it that they have their turn between two registrations.
+    pub(super) fn hold(&self) -> Held<'_> {
+        self.queueing.fetch_add(1, Ordering::Relaxed);
+        self.queued.fetch_add(1, Ordering::Relaxed);
+        Held(&self.queueing)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -86,7 +131,8 @@ impl Windows {
     }
 
     /// The address of `offset` in a registered window of the file and the bytes from there to the window's end; its key
-    /// goes to `used`, once, and the window has a user more. `None` where the file must be read otherwise.
+    /// goes to `used`, once, and the window has a user more. `None` where the file must be read otherwise: the driver
+    /// refuses it, there is no room, or another window is being registered.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -97,14 +143,14 @@ impl Windows {
         used: &mut Vec<WindowKey>,
     ) -> Result<Option<(*const u8, u64)>, Error> {
         let key = (key_of(file), offset / WINDOW_BYTES);
-        let start = key.1 * WINDOW_BYTES;
-        let end = (start + WINDOW_BYTES).min(file.len());
+        let range = range_of(file, key.1);
         let mut inner = self.lock();
         loop {
             if self.bytes_max == 0 || inner.refused.contains_key(&key.0) {
                 return Ok(None);
             }
-            let clock = inner.clock + 1;
+            inner.clock += 1;
+            let (clock, registering) = (inner.clock, inner.registering);
             match inner.windows.get_mut(&key) {
                 Some(State::Ready {
                     registration,
@@ -119,9 +165,8 @@ impl Windows {
                     }
                     let at = registration
                         .as_ptr()
-                        .wrapping_add((offset - start) as usize);
-                    inner.clock = clock;
-                    return Ok(Some((at, end - offset)));
+                        .wrapping_add((offset - range.start) as usize);
+                    return Ok(Some((at, range.end - offset)));
                 }
                 Some(State::Registering) => {
                     inner = self
@@ -129,37 +174,96 @@ impl Windows {
                         .wait(inner)
                         .unwrap_or_else(PoisonError::into_inner);
                 }
+                None if registering => return Ok(None),
                 None => {
-                    let Some(victims) = inner.make_room(self.bytes_max, end - start) else {
+                    let bytes = range.end - range.start;
+                    let Some(victims) = inner.make_room(self.bytes_max, bytes) else {
                         return Ok(None);
                     };
-                    inner.windows.insert(key, State::Registering);
-                    inner.bytes += end - start;
-                    drop(inner);
-                    drop(victims);
-                    let made = self.register(file, start, end);
-                    inner = self.lock();
-                    match made {
-                        Ok(Some((registration, pages))) => {
-                            let ready = State::Ready {
-                                registration,
-                                pages,
-                                bytes: end - start,
-                                users: 0,
-                                used_at: clock,
-                            };
-                            inner.windows.insert(key, ready);
-                            self.changed.notify_all();
-                        }
-                        other => {
-                            inner.windows.remove(&key);
-                            inner.bytes -= end - start;
-                            inner.refused.insert(key.0, Arc::clone(file));
-                            self.changed.notify_all();
-                            return other.map(|_| None);
-                        }
-                    }
+                    inner = self.bring_in(inner, victims, file, key)?;
                 }
+            }
+        }
+    }
+
+    /// Whether windows of this file may be registered, as far as is known.
+    pub(super) fn takes(&self, file: &Arc<MappedFile>) -> bool {
+        self.bytes_max > 0 && !self.lock().refused.contains_key(&key_of(file))
+    }
+
+    /// Registers a window that is likely to be copied from, unless that would take room from others, wait for a disk or
+    /// for another registration. At most half of the bound is filled so.
+    pub(super) fn register_ahead(&self, file: &Arc<MappedFile>, number: u64) {
+        let key = (key_of(file), number);
+        let range = range_of(file, number);
+        let wanted = |inner: &Inner| {
+            !inner.refused.contains_key(&key.0)
+                && !inner.windows.contains_key(&key)
+                && inner.bytes + (range.end - range.start) <= self.bytes_max / 2
+        };
+        if !wanted(&self.lock()) || !file.is_cached(range.clone()) {
+            return;
+        }
+        let mut inner = self.lock();
+        while inner.registering {
+            inner = self
+                .changed
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if wanted(&inner)
+            && let Err(error) = self.bring_in(inner, Vec::new(), file, key)
+        {
+            // The next upload meets it too.
+            tracing::debug!(%error, "registering ahead of need");
+        }
+    }
+
+    /// Registers an absent window; its room is there.
+    fn bring_in<'a>(
+        &'a self,
+        mut inner: MutexGuard<'a, Inner>,
+        victims: Vec<(Registration, MappedRange)>,
+        file: &Arc<MappedFile>,
+        key: WindowKey,
+    ) -> Result<MutexGuard<'a, Inner>, Error> {
+        let range = range_of(file, key.1);
+        let bytes = range.end - range.start;
+        inner.windows.insert(key, State::Registering);
+        inner.bytes += bytes;
+        inner.registering = true;
+        drop(inner);
+        drop(victims);
+        let made = self.register(file, range.start, range.end);
+        let mut inner = self.lock();
+        inner.registering = false;
+        self.changed.notify_all();
+        match made {
+            Ok(Some((registration, pages))) => {
+                let ready = State::Ready {
+                    registration,
+                    pages,
+                    bytes,
+                    users: 0,
+                    used_at: inner.clock,
+                };
+                inner.windows.insert(key, ready);
+                if inner.forgotten.contains(&key.0) {
+                    // Nobody will read it: it goes as soon as the lock is free.
+                    let gone = inner.take(key);
+                    drop(inner);
+                    drop(gone);
+                    inner = self.lock();
+                }
+                Ok(inner)
+            }
+            other => {
+                inner.windows.remove(&key);
+                inner.bytes -= bytes;
+                if !inner.forgotten.remove(&key.0) {
+                    inner.refused.insert(key.0, Arc::clone(file));
+                }
+                other.map(|_| inner)
             }
         }
     }
@@ -181,11 +285,20 @@ impl Windows {
         // What is not in the page cache is read ahead while the pages before it are pinned.
         file.will_need(start..end);
         let (ptr, len) = (pages.as_ptr(), pages.len());
+        let begin = Instant::now();
+        while self.queueing.load(Ordering::Relaxed) > 0 && begin.elapsed() < HOLD_MAX {
+            std::thread::yield_now();
+        }
+        let begin = Instant::now();
         let kept = Arc::new(pages.clone());
         // SAFETY: whole pages of a mapping that `kept` keeps; windows do not share pages, and one is registered once at
         // a time (its state says so). It is dropped only without users, that is when its copies have ended.
         match unsafe { Registration::new(&self.context, ptr, len, kept) } {
-            Ok(registration) => Ok(Some((registration, pages))),
+            Ok(registration) => {
+                let us = begin.elapsed().as_micros() as u64;
+                tracing::trace!(start, bytes = len, us, "a window is registered");
+                Ok(Some((registration, pages)))
+            }
             Err(error) if error.is_lost() => Err(failed("registering a file", error)),
             Err(error) => {
                 tracing::info!(

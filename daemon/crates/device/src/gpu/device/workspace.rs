@@ -12,6 +12,9 @@ use crate::ops::{Rows, ScratchLayout};
 /// Most rows that the kernels for small batches are given; more go through f16 tiles.
 pub(super) const SMALL_BATCH: u64 = 64;
 
+/// Most rows that dot products of 8 bits are best for: they do 8 at a time.
+pub(super) const DOT_BATCH: u64 = 8;
+
 /// Most bytes of a tile of weights as f16.
 const TILE_MAX: u64 = 128 << 20;
 

@@ -1,0 +1,101 @@
+//! How long the device's work takes, by events around samples of it.
+
+use crate::error::Error;
+use crate::gpu::{Context, Event, Stream};
+
+use super::failed;
+
+/// What a new sample counts for beside those before it.
+const WEIGHT: f64 = 0.25;
+
+/// Measures one sample of work on a stream at a time.
+#[derive(Debug)]
+pub(super) struct Stopwatch {
+    start: Event,
+    end: Event,
+    /// Units of the work between the events, while they have not been read.
+    under_way: Option<f64>,
+    /// Seconds a unit.
+    seconds: Option<f64>,
+}
+
+impl Stopwatch {
+    pub(super) fn new(context: &Context) -> Result<Self, Error> {
+        let event = || Event::new(context, true).map_err(|e| failed("making an event", e));
+        Ok(Self {
+            start: event()?,
+            end: event()?,
+            under_way: None,
+            seconds: None,
+        })
+    }
+
+    /// Reads the last sample if it has ended, and begins another unless one is under way. Whether it did:
+    /// [`Stopwatch::end`] belongs behind the work then.
+    pub(super) fn begin(&mut self, stream: &Stream) -> bool {
+        self.read();
+        // What cannot be measured is work like any other; its errors show elsewhere.
+        self.under_way.is_none() && self.start.record(stream).is_ok()
+    }
+
+    /// Ends a sample of so many units.
+    pub(super) fn end(&mut self, stream: &Stream, units: u64) {
+        if units > 0 && self.end.record(stream).is_ok() {
+            self.under_way = Some(units as f64);
+        }
+    }
+
+    fn read(&mut self) {
+        let Some(units) = self.under_way else {
+            return;
+        };
+        if !self.end.is_passed().unwrap_or(false) {
+            return;
+        }
+        self.under_way = None;
+        let Ok(ms) = self.end.elapsed_ms_since(&self.start) else {
+            return;
+        };
+        let sample = f64::from(ms) / 1e3 / units;
+        if sample > 0.0 {
+            let before = self.seconds.unwrap_or(sample);
+            self.seconds = Some(before + (sample - before) * WEIGHT);
+        }
+    }
+
+    /// Seconds a unit.
+    pub(super) fn seconds(&mut self) -> Option<f64> {
+        self.read();
+        self.seconds
+    }
+
+    /// Units a second.
+    pub(super) fn rate(&mut self) -> Option<f64> {
+        self.seconds().map(|seconds| 1.0 / seconds)
+    }
+}
+
+/// Classes of passes by their number of rows: one for each power of two.
+const CLASSES: usize = 16;
+
+/// How long a segment's operations take, by the rows of the pass.
+#[derive(Debug)]
+pub(super) struct Runs([Stopwatch; CLASSES]);
+
+impl Runs {
+    pub(super) fn new(context: &Context) -> Result<Self, Error> {
+        let mut watches = Vec::with_capacity(CLASSES);
+        for _ in 0..CLASSES {
+            watches.push(Stopwatch::new(context)?);
+        }
+        Ok(Self(
+            watches.try_into().expect("as many as there are classes"),
+        ))
+    }
+
+    /// The one for passes of so many rows.
+    pub(super) fn of(&mut self, rows: usize) -> &mut Stopwatch {
+        let class = rows.max(1).next_power_of_two().trailing_zeros() as usize;
+        &mut self.0[class.min(CLASSES - 1)]
+    }
+}

@@ -1,0 +1,359 @@
+//! Getting ready for a model ahead of its first request: its kernels are compiled, loaded and looked up by threads of
+//! their own, those that a first token needs before the others.
+//!
+//! Which kernels those are is found by turning the model's operations into launches as a pass would, with addresses that
+//! nothing is ever launched with.
+//!
+//! ```text
+//!   prepare --(launches, one a kernel)--> queue --> kernels-0 .. kernels-N, which end when it is empty
+//! ```
+//!
+//! *Invariant:* nobody waits for these threads but who drops them: a pass that needs a kernel which is still in the queue
+//! loads it itself.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
+use rocmforge_kernels::gpu::ops::rows;
+use rocmforge_kernels::gpu::ops::sample::{self, TopK};
+use rocmforge_kernels::gpu::ops::weights::{self, Weights};
+use rocmforge_kernels::gpu::{GpuTarget, Launch};
+use rocmforge_kernels::host::WeightType;
+
+use crate::error::Error;
+use crate::ops::{Batch, ScratchLayout, Span};
+use crate::{ALIGNMENT, Bound, Outline, Role, Scratch, weight_type};
+
+use super::fixed::{self, Fixed};
+use super::kernels::Kernels;
+use super::launches::{Lowering, Work};
+use super::pass_data::PassData;
+use super::workspace::{SMALL_BATCH, Workspace};
+
+/// Most threads; a compilation takes a core.
+const THREADS_MAX: usize = 8;
+
+/// Rows of the passes that are got ready for: a short prompt, a token, a long prompt.
+const ROWS: [usize; 3] = [8, 1, 2 * SMALL_BATCH as usize];
+
+/// Where the addresses of launches that are never launched begin.
+const NOWHERE: u64 = 1 << 40;
+
+#[derive(Debug, Default)]
+struct Queue {
+    launches: VecDeque<Launch>,
+    /// Kernels that were in the queue before.
+    known: HashSet<&'static str>,
+    running: usize,
+}
+
+/// The threads and their queue.
+#[derive(Debug)]
+pub(super) struct WarmUp {
+    kernels: Arc<Kernels>,
+    queue: Arc<Mutex<Queue>>,
+    threads: Vec<JoinHandle<()>>,
+    threads_max: usize,
+}
+
+impl WarmUp {
+    pub(super) fn new(kernels: Arc<Kernels>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            kernels,
+            queue: Arc::default(),
+            threads: Vec::new(),
+            threads_max: cores.div_ceil(2).min(THREADS_MAX),
+        }
+    }
+
+    /// Adds the kernels of launches to what is made ready, in this order.
+    pub(super) fn add(&mut self, launches: impl IntoIterator<Item = Launch>) {
+        let mut queue = lock(&self.queue);
+        for launch in launches {
+            if queue.known.insert(launch.kernel) {
+                queue.launches.push_back(launch);
+            }
+        }
+        let more = queue.launches.len().min(self.threads_max) - queue.running.min(self.threads_max);
+        self.threads.retain(|thread| !thread.is_finished());
+        for _ in 0..more {
+            let (kernels, shared) = (Arc::clone(&self.kernels), Arc::clone(&self.queue));
+            let thread = std::thread::Builder::new()
+                .name(format!("kernels-{}", queue.running))
+                .spawn(move || serve(&kernels, &shared));
+            match thread {
+                Ok(thread) => {
+                    queue.running += 1;
+                    self.threads.push(thread);
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no thread to load kernels ahead of need");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for WarmUp {
+    fn drop(&mut self) {
+        lock(&self.queue).launches.clear();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread that loads kernels panicked");
+            }
+        }
+    }
+}
+
+fn serve(kernels: &Kernels, queue: &Mutex<Queue>) {
+    loop {
+        let launch = {
+            let mut queue = lock(queue);
+            let Some(launch) = queue.launches.pop_front() else {
+                queue.running -= 1;
+                return;
+            };
+            launch
+        };
+        if let Err(error) = kernels.prepare(&launch) {
+            // Whoever needs it meets the error too, and tells.
+            tracing::debug!(kernel = launch.kernel, %error, "not loaded ahead of need");
+            lock(queue).known.remove(launch.kernel);
+        }
+    }
+}
+
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A launch of a kernel of each unit that every model's passes need.
+pub(super) fn always() -> Vec<Launch> {
+    let weights = Weights {
+        ty: WeightType::Q8_0,
+        at: NOWHERE,
+        rows: 256,
+        cols: 256,
+    };
+    let to = TopK {
+        candidates: NOWHERE,
+        values: None,
+        ids: NOWHERE,
+        next: None,
+    };
+    let launches = [
+        weights::repack(weights, NOWHERE, 0, 1, NOWHERE),
+        activations::activations(NOWHERE, 1, 256, Source::Plain, Sink::F32(NOWHERE)),
+        rows::gather(NOWHERE, NOWHERE, 1, 256, NOWHERE),
+    ];
+    let sampling = sample::top_k(NOWHERE, 1, 256, 1, to).into_iter().flatten();
+    launches.into_iter().flatten().chain(sampling).collect()
+}
+
+/// One launch of each kernel that passes of a model come to, and of those that its uploads need, in the order in which a
+/// first request asks for them.
+pub(super) fn launches(
+    target: &GpuTarget,
+    vendor: bool,
+    model: &Outline<'_>,
+) -> Result<Vec<Launch>, Error> {
+    let mut all = Launches::default();
+    let weights = |ty| Weights {
+        ty,
+        at: NOWHERE,
+        rows: 256,
+        cols: 256,
+    };
+    let wrong = |e| super::launch_error(&e);
+    for (_, layout) in model.segments {
+        let matrices = layout
+            .tensors
+            .iter()
+            .filter(|t| t.desc.role == Role::Matrix);
+        for ty in matrices.filter_map(|t| weight_type(t.desc.ty)) {
+            all.add(weights::repack(weights(ty), NOWHERE, 0, 1, NOWHERE).map_err(wrong)?);
+        }
+    }
+    for rows in ROWS {
+        for launch in pass(target, vendor, model, rows)? {
+            all.add(launch);
+        }
+        if rows == ROWS[0] {
+            let to = TopK {
+                candidates: NOWHERE,
+                values: None,
+                ids: NOWHERE,
+                next: None,
+            };
+            for launch in sample::top_k(NOWHERE, 1, 256, 1, to).map_err(wrong)? {
+                all.add(launch);
+            }
+        }
+    }
+    let embedding = weights(model.embedding);
+    all.add(weights::repack(embedding, NOWHERE, 0, 1, NOWHERE).map_err(wrong)?);
+    all.add(weights::rows_f32(embedding, NOWHERE, 1, NOWHERE).map_err(wrong)?);
+    Ok(all.launches)
+}
+
+/// The launches of a pass of `rows` tokens of one sequence.
+fn pass(
+    target: &GpuTarget,
+    vendor: bool,
+    model: &Outline<'_>,
+    rows: usize,
+) -> Result<Vec<Launch>, Error> {
+    let layout = ScratchLayout::new(model.bufs, rows as u64, 1);
+    let spans = [Span {
+        first_row: 0,
+        n_rows: rows,
+        first_position: 0,
+        kv_pages: &[],
+    }];
+    let batch = Batch {
+        n_tokens: rows,
+        spans: &spans,
+        kv: model.kv,
+        rope: model.rope,
+        outputs: &[0],
+    };
+    // Of a size that the largest budgets get: a smaller one changes no kernel.
+    let fixed = Fixed::new(NOWHERE, fixed::bytes(u64::MAX).next_multiple_of(ALIGNMENT));
+    let mut lowering = Lowering {
+        target,
+        arena: NOWHERE,
+        fixed: &fixed,
+        workspace: Workspace::new(&layout, target.compute_units),
+        scratch: Scratch {
+            layout: &layout,
+            base: 0,
+        },
+        scratch_base: NOWHERE,
+        batch: &batch,
+        shape: PassData::shape(&batch),
+        vendor,
+        work: Vec::new(),
+    };
+    for (ops, layout) in model.segments {
+        lowering.lower(ops, Bound { layout, slab: 0 })?;
+    }
+    let launches = lowering.work.into_iter().filter_map(|work| match work {
+        Work::Launch(launch) => Some(launch),
+        Work::Gemm(_) => None,
+    });
+    Ok(launches.collect())
+}
+
+/// Launches, one a kernel.
+#[derive(Default)]
+struct Launches {
+    launches: Vec<Launch>,
+    kernels: HashSet<&'static str>,
+}
+
+impl Launches {
+    fn add(&mut self, launch: Launch) {
+        if self.kernels.insert(launch.kernel) {
+            self.launches.push(launch);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_gguf::{MappedFile, TensorType};
+    use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeOrder};
+
+    use super::*;
+    use crate::ops::{Buf, BufSpec, Op, Product, Rows};
+    use crate::{SegmentLayout, TensorDesc};
+
+    fn matrix(name: &str, ty: TensorType, rows: u64, cols: u64) -> TensorDesc {
+        TensorDesc {
+            name: name.to_owned(),
+            ty,
+            rows,
+            cols,
+            offset: 0,
+            bytes: ty.row_bytes(cols).unwrap() * rows,
+            role: Role::Matrix,
+        }
+    }
+
+    #[test]
+    fn each_unit_that_every_model_needs_is_there() {
+        let units: HashSet<_> = always().iter().map(Launch::unit).collect();
+        let expected = ["repack", "activations", "gather", "sample"];
+        assert_eq!(units, expected.into_iter().collect());
+    }
+
+    #[test]
+    fn what_a_first_token_needs_comes_first_and_each_kernel_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [0; 64]).unwrap();
+        let file = Arc::new(MappedFile::open(&path).unwrap());
+        let tensors = [
+            matrix("a", TensorType::Q4K, 512, 256),
+            matrix("b", TensorType::Q6K, 512, 256),
+        ];
+        let layout = SegmentLayout::place(&tensors, |desc| Ok::<_, Error>(desc.bytes)).unwrap();
+        let buf = |name, width| BufSpec {
+            name,
+            width,
+            rows: Rows::Tokens,
+            overlay: 0,
+        };
+        let product = |weight, out| Product {
+            weight,
+            bias: None,
+            out,
+        };
+        let ops = [Op::MatMul {
+            x: Buf(0),
+            products: vec![product(0, Buf(1)), product(1, Buf(2))],
+        }];
+        let model = Outline {
+            file: &file,
+            segments: &[(&ops, &layout), (&ops, &layout)],
+            bufs: &[buf("x", 256), buf("y", 512), buf("z", 512)],
+            kv: &KvLayout {
+                n_layer: 1,
+                n_head_kv: 1,
+                head_dim_k: 64,
+                head_dim_v: 64,
+            },
+            rope: &RopeAngles::new(RopeOrder::Norm),
+            embedding: WeightType::Q8_0,
+        };
+        let target = GpuTarget::nvidia(9, 0, 132);
+        let names = |vendor| -> Vec<&str> {
+            let launches = launches(&target, vendor, &model).unwrap();
+            launches.iter().map(|l| l.kernel).collect()
+        };
+        let portable = names(false);
+        let unique: HashSet<_> = portable.iter().collect();
+        assert_eq!(unique.len(), portable.len());
+        let at = |names: &[&str], part: &str| {
+            names
+                .iter()
+                .position(|n| n.contains(part))
+                .unwrap_or_else(|| panic!("no {part} in {names:?}"))
+        };
+        assert!(at(&portable, "repack_q4_k") < at(&portable, "matmat_q4_k"));
+        assert!(at(&portable, "repack_q6_k") < at(&portable, "matmat_q6_k"));
+        assert!(at(&portable, "matmat_q4_k") < at(&portable, "matvec_"));
+        assert!(at(&portable, "top_k_join") < at(&portable, "matvec_"));
+        assert!(at(&portable, "matvec_") < at(&portable, "rows_q8_0"));
+        assert!(
+            !portable
+                .iter()
+                .any(|n| n.contains("dequantize_q4_k.dequantize"))
+        );
+        at(&names(true), "dequantize_q4_k.dequantize");
+    }
+}

@@ -1,0 +1,132 @@
+//! A daemon whose device fails: on a fake HIP runtime that faults, hangs or refuses memory when it is told to.
+
+use std::path::Path;
+
+use hyper_util::rt::TokioIo;
+use rocmforge_client::{Code, Error};
+use rocmforge_fake_hip::{Fake, HANG};
+use rocmforge_tests::daemon::{Daemon, Options};
+use rocmforge_tests::fixtures::{self, TINY_LLAMA};
+use rocmforge_tests::session::{
+    ask, collect, connect, continuation, greedy, in_time, is_right, load, noise,
+};
+use tokio::net::UnixStream;
+use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+const LAUNCH_FAILURE: u32 = 719;
+const OUT_OF_MEMORY: u32 = 2;
+
+/// A daemon on a fake card that fails as `order` says.
+fn options(fake: &Fake, order: &str) -> Options {
+    Options::on_device("hip")
+        .env("ROCMFORGE_HIP_LIBRARY", fake.path())
+        .env("ROCMFORGE_KERNELS", fake.images())
+        .env("FAKE_HIP_FAIL", order)
+        .vram_budget(32 << 20)
+        .arg("--watchdog")
+        .arg("1")
+}
+
+/// Follows the daemon's health until it says that it does not serve, or is gone.
+async fn until_not_serving(socket: &Path) -> bool {
+    let path = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let endpoint = Endpoint::from_static("http://rocmforged");
+    let channel = endpoint.connect_with_connector(connector).await;
+    let request = HealthCheckRequest {
+        service: "rocmforge.v1.Inference".to_owned(),
+    };
+    let mut health = HealthClient::new(channel.expect("the daemon answers"));
+    let mut told = health.watch(request).await.expect("a watch").into_inner();
+    while let Ok(Some(answer)) = told.message().await {
+        if answer.status() == ServingStatus::NotServing {
+            return true;
+        }
+    }
+    false
+}
+
+/// Running and waiting requests end with UNAVAILABLE, health says NOT_SERVING, and the process ends with 4.
+async fn ends_well(order: &str) {
+    let fake = Fake::new();
+    let options = options(&fake, order).arg("--max-sequences").arg("2");
+    let daemon = Daemon::start(&options);
+    let client = connect(&daemon).await;
+    load(&client, TINY_LLAMA).await;
+    let socket = daemon.socket();
+    let health = tokio::spawn(async move { until_not_serving(&socket).await });
+    let mut streams = Vec::new();
+    for seed in 0..5 {
+        let request = continuation(TINY_LLAMA, "Once upon a time", noise(3000, seed));
+        match client.generate(request).await {
+            Ok(stream) => streams.push(stream),
+            Err(error) => assert_eq!(error.code(), Some(Code::Unavailable), "{order}: {error}"),
+        }
+    }
+    let mut told = 0;
+    for stream in &mut streams {
+        match collect(stream).await {
+            // By chance it came to an end before.
+            Ok(_) => {}
+            Err(Error::Rpc(error)) => {
+                assert_eq!(error.code, Code::Unavailable, "{order}: {}", error.message);
+                assert!(error.retry_after().is_some(), "{order}: no RetryInfo");
+                told += 1;
+            }
+            Err(other) => panic!("{order}: {other}"),
+        }
+    }
+    assert!(told > 0, "{order}: nobody was told");
+    assert!(
+        in_time("health", health).await.expect("it does not panic"),
+        "{order}: health never said NOT_SERVING"
+    );
+    drop((streams, client));
+    let ended = daemon.wait();
+    assert_eq!(ended.status.code(), Some(4), "{order}: {}", ended.log);
+    assert!(ended.log.contains("the device is lost"), "{}", ended.log);
+    assert!(!ended.log.contains("panicked at"), "{}", ended.log);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fault_ends_the_daemon_with_4() {
+    ends_well(&format!("run:kernel:3000:{LAUNCH_FAILURE}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kernel_that_hangs_ends_the_daemon_with_4() {
+    ends_well(&format!("run:kernel:3000:{HANG}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_never_comes_back_ends_the_daemon_with_4() {
+    ends_well(&format!("hipMemcpyAsync:200:{HANG}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_is_refused_shrinks_the_budget_and_the_request_goes_on() {
+    let fake = Fake::new();
+    let order = format!("hipModuleLoadData:3:{OUT_OF_MEMORY}");
+    let daemon = Daemon::start(&options(&fake, &order));
+    let client = connect(&daemon).await;
+    load(&client, TINY_LLAMA).await;
+    let asked = &fixtures::exam()[0];
+    let answer = ask(&client, TINY_LLAMA, asked).await;
+    assert!(is_right(asked, &answer), "{:?}", answer.text);
+    let status = client.status().await.expect("a status");
+    assert_eq!(status.budget_bytes, 30 << 20);
+    let memory = status.device.and_then(|d| d.memory).expect("a count");
+    assert_eq!(memory.capacity_bytes, 30 << 20);
+    assert_eq!(memory.allocated_bytes, 30 << 20);
+    assert!(status.used_bytes <= status.budget_bytes);
+    let request = continuation(TINY_LLAMA, "Once", greedy(5));
+    client.generate(request).await.expect("it serves on");
+    let ended = daemon.stop();
+    assert!(ended.log.contains("the budget shrinks"), "{}", ended.log);
+}
