@@ -2,7 +2,7 @@
 
 use super::kv::{Kv, KvPlace, Qkv, Rope, RopePlace};
 use crate::gpu::launch::{ArgBytes, arg_struct};
-use crate::gpu::{Address, Error, GpuTarget, Launch};
+use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor};
 
 const DECODE_THREADS: u32 = 256;
 /// Positions of a step; the context is split at multiples of it.
