@@ -30,6 +30,7 @@ mod warmup;
 mod windows;
 mod workspace;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,6 +85,8 @@ pub struct GpuDevice {
     uploads: Uploads,
     graphs: Graphs,
     blas: Option<Blas>,
+    /// The vendor's libraries failed at a product: the portable kernels do all of them.
+    blas_failed: Cell<bool>,
     kernels: Arc<Kernels>,
     pass_ring: Ring,
     readback: PinnedBuffer,
@@ -184,6 +187,7 @@ impl GpuDevice {
             uploads,
             graphs: Graphs::default(),
             blas,
+            blas_failed: Cell::new(false),
             kernels,
             pass_ring: Ring::new(&context, PASS_PIECES, PASS_PIECE_BYTES, config.watchdog)?,
             readback: PinnedBuffer::new(&context, READ_BYTES)
@@ -357,7 +361,7 @@ impl GpuDevice {
             scratch_base,
             batch,
             shape,
-            vendor: self.blas.is_some(),
+            vendor: self.vendor_products(),
             work: Vec::new(),
         };
         for (ops, bound) in steps {
@@ -385,12 +389,28 @@ impl GpuDevice {
                     self.blas
                         .as_ref()
                         .expect("products are tiled only where there is a library")
-                        .gemm(gemm, vendor_room)?;
+                        .gemm(gemm, vendor_room)
+                        .inspect_err(|error| self.note_products(error))?;
                     chained = false;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Whether large products go to a vendor's library.
+    fn vendor_products(&self) -> bool {
+        self.blas.is_some() && !self.blas_failed.get()
+    }
+
+    /// After a product that failed: one that no library can do fails this pass, and none after it. Want of memory and a
+    /// lost device are not the library's fault.
+    fn note_products(&self, error: &Error) {
+        if !matches!(error, Error::Memory { .. } | Error::Lost(_))
+            && !self.blas_failed.replace(true)
+        {
+            tracing::warn!(%error, "large products are done by the portable kernels from now on, which is slower");
+        }
     }
 
     fn vendor_room(&self, scratch: Scratch<'_>) -> (u64, u64) {
@@ -584,7 +604,7 @@ impl Device for GpuDevice {
         if !self.config.warm_up {
             return;
         }
-        match warmup::launches(&self.target, self.blas.is_some(), model) {
+        match warmup::launches(&self.target, self.vendor_products(), model) {
             Ok(launches) => self.warm_up.add(launches),
             // A request that needs what cannot be had says so.
             Err(error) => tracing::debug!(%error, "kernels are not loaded ahead of need"),
