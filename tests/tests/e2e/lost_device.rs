@@ -112,7 +112,7 @@ async fn a_call_that_never_comes_back_ends_the_daemon_with_4() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_is_refused_shrinks_the_budget_and_the_request_goes_on() {
     let fake = Fake::new();
-    let order = format!("hipModuleLoadData:3:{OUT_OF_MEMORY}");
+    let order = format!("hipModuleLaunchKernel:200:{OUT_OF_MEMORY}");
     let daemon = Daemon::start(&options(&fake, &order));
     let client = connect(&daemon).await;
     load(&client, TINY_LLAMA).await;
