@@ -14,6 +14,7 @@ mod error;
 mod handle;
 mod kv;
 mod loaded;
+mod lookahead;
 mod models;
 mod open;
 mod pass;

@@ -13,13 +13,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::{
-    ALIGNMENT, Bound, Device, Op, Outline, Pace, SegmentLayout, Upload, UploadTicket,
-};
+use rocmforge_device::{ALIGNMENT, Bound, Device, SegmentLayout, Upload, UploadTicket};
 use rocmforge_gguf::MappedFile;
-use rocmforge_kernels::host::WeightType;
-use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
-use rocmforge_model::Model;
 use rocmforge_tensor_cache::{
     Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
     SegmentSpec, Slab,
@@ -35,7 +30,7 @@ pub(crate) struct Source {
     pub(crate) file: Arc<MappedFile>,
     pub(crate) layouts: Vec<Arc<SegmentLayout>>,
     /// Bytes of all segments on the device.
-    bytes: u64,
+    pub(crate) bytes: u64,
     pinned_bytes: u64,
     largest_unpinned: u64,
 }
@@ -62,14 +57,14 @@ impl Source {
 pub(crate) struct Residency {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: Cache,
-    sources: HashMap<ModelId, Source>,
+    pub(crate) sources: HashMap<ModelId, Source>,
     tickets: HashMap<UploadTicket, SegmentId>,
     under_way: HashMap<SegmentId, UploadTicket>,
     /// Uploads that were taken for done and whose end the device has not seen yet.
     settling: HashMap<UploadTicket, SegmentId>,
     /// Resident segments whose content turned out to be bad while they were in use.
     spoiled: Vec<SegmentId>,
-    actions: Vec<Action>,
+    pub(crate) actions: Vec<Action>,
     /// Bytes of the block that the device keeps for itself.
     pub(crate) fixed_bytes: u64,
     /// Bytes that the driver counted as free last.
@@ -82,10 +77,6 @@ pub(crate) struct Residency {
     /// How segments begin on the device: what is compared after a sleep.
     witnesses: memory::Witnesses,
 }
-
-/// From so many segments on that a pass has to upload, [`Residency::hand_on`] is worth its slab: computing those that are
-/// resident takes as long as uploading the one that the slab costs.
-const HAND_ON_MIN: u64 = 7;
 
 /// The driver is asked for its count of memory at most this often while there is work.
 const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
@@ -149,32 +140,6 @@ impl Residency {
         self.cache.register(model, &specs).map_err(from_cache)?;
         self.sources.insert(model, source);
         self.count_pinned(model)
-    }
-
-    /// Lets the device get ready for a registered model in the background.
-    pub(crate) fn prepare(
-        &mut self,
-        id: ModelId,
-        model: &Model,
-        kv: &KvLayout,
-        rope: &RopeAngles,
-        embedding: WeightType,
-    ) {
-        let source = &self.sources[&id];
-        let segments: Vec<(&[Op], &SegmentLayout)> = model
-            .segments()
-            .iter()
-            .zip(&source.layouts)
-            .map(|(segment, layout)| (segment.ops.as_slice(), &**layout))
-            .collect();
-        self.device.prepare(&Outline {
-            file: &source.file,
-            segments: &segments,
-            bufs: model.bufs(),
-            kv,
-            rope,
-            embedding,
-        });
     }
 
     /// Forgets a model that nobody uses; waits for its uploads under way.
@@ -280,55 +245,6 @@ impl Residency {
     /// Gives an acquired segment back.
     pub(crate) fn release(&mut self, segment: SegmentId) {
         self.cache.release(segment);
-    }
-
-    /// Segments whose upload should be started ahead of their turn in a pass of so many rows, `most` at most.
-    ///
-    /// For a model that fits, uploads ahead cost nothing. For one that does not, each takes a slab from what could stay
-    /// resident, so there are no more than keep the link busy: none if a segment is computed in the time that what is on
-    /// the device ahead of its slab takes to arrive, as when one token is decoded; else as many as are uploaded while one
-    /// is computed.
-    pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> u32 {
-        if most == 0 || self.fits(model) {
-            return most;
-        }
-        let source = &self.sources[&model];
-        let mean = source.bytes as f64 / source.layouts.len().max(1) as f64;
-        match self.device.pace(rows) {
-            Some(pace) => lookahead(pace, mean, most),
-            None => most,
-        }
-    }
-
-    /// After a pass that looks no uploads ahead has used and released a segment that it had to wait for: hands its room on
-    /// to the next one that is absent, so that uploads go on meanwhile.
-    ///
-    /// What is handed on is one slab more that holds nothing of use while resident segments are computed; that is worth
-    /// it where so much is uploaded in a pass that the link should never rest.
-    pub(crate) fn hand_on(&mut self, segment: SegmentId) -> Result<(), Error> {
-        let source = &self.sources[&segment.model];
-        let stats = self.cache.stats();
-        let room = stats.budget.saturating_sub(stats.total.usage.blocks());
-        let absent = source.bytes.saturating_sub(room);
-        let many = HAND_ON_MIN * source.bytes / source.layouts.len().max(1) as u64;
-        if absent >= many && self.cache.replace(segment, &mut self.actions) {
-            self.execute()?;
-        }
-        Ok(())
-    }
-
-    /// Whether all of a model has room beside what is not weights.
-    pub(crate) fn fits(&self, model: ModelId) -> bool {
-        let stats = self.cache.stats();
-        self.sources[&model].bytes + stats.total.usage.blocks() <= stats.budget
-    }
-
-    /// Starts the upload of a segment that will be needed soon, if that costs nothing needed sooner.
-    pub(crate) fn prefetch(&mut self, segment: SegmentId) -> Result<(), Error> {
-        if self.cache.prefetch(segment, &mut self.actions) {
-            self.execute()?;
-        }
-        Ok(())
     }
 
     /// Device and weights together, since a pass needs the one mutable and the other not.
@@ -518,7 +434,7 @@ impl Residency {
         self.spoiled = spoiled;
     }
 
-    fn execute(&mut self) -> Result<(), Error> {
+    pub(crate) fn execute(&mut self) -> Result<(), Error> {
         self.run_actions(false)
     }
 
@@ -634,39 +550,5 @@ impl Residency {
         }
         let source = model.and_then(|m| self.sources.get(&m));
         from_device(source.map(|s| (s.name.as_str(), s.file.path())), error)
-    }
-}
-
-/// See [`Residency::lookahead`]; `mean` is the bytes of a segment.
-fn lookahead(pace: Pace, mean: f64, most: u32) -> u32 {
-    let computed = pace.segment.as_secs_f64();
-    // Some of what is ahead is spent on moving slabs.
-    let hidden = pace.ahead_bytes as f64 / pace.upload_bytes_per_s / 2.0;
-    if computed <= hidden {
-        return 0;
-    }
-    let uploaded = mean / pace.upload_bytes_per_s;
-    ((computed / uploaded).ceil().min(f64::from(most)) as u32).clamp(1, most)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn uploads_ahead_are_as_many_as_the_computing_hides() {
-        let pace = |us| Pace {
-            segment: Duration::from_micros(us),
-            upload_bytes_per_s: 50e9,
-            ahead_bytes: 24 << 20,
-        };
-        // A layer of 140 MB takes 2.8 ms; what is ahead of the slab 0.5 ms.
-        let ahead = |us| lookahead(pace(us), 140e6, 3);
-        assert_eq!([50, 200].map(ahead), [0, 0], "a token");
-        assert_eq!([500, 2000].map(ahead), [1, 1], "a short prompt");
-        assert_eq!([3000, 7000, 50_000].map(ahead), [2, 3, 3], "a long one");
-        assert_eq!(lookahead(pace(7000), 140e6, 1), 1);
     }
 }

@@ -259,3 +259,49 @@ async fn memory_that_another_process_took_makes_the_budget_smaller() {
     assert_eq!(runtime.violations(), Vec::<String>::new());
     assert_eq!(runtime.live(), Live::default());
 }
+
+#[tokio::test]
+async fn a_load_gets_kernels_and_file_ready_without_a_request() {
+    let runtime = Runtime::new();
+    let start = || {
+        let config = GpuConfig {
+            warm_up: true,
+            ..gpu_config(&runtime.fake)
+        };
+        runtime.start_with(config, ROOMY).unwrap()
+    };
+    let file = "tiny-llama-Q4_K_M.gguf";
+    let cold = runtime.start(ROOMY).unwrap();
+    let model = load(&cold, file, "m").await;
+    let expected = answers(&cold, &model, 2).await;
+    drop(model);
+    cold.end().unwrap();
+    // A refusal meanwhile is nobody's: whoever needs what it was about asks again.
+    for refused in [None, Some("hipModuleLoadData"), Some("hipHostRegister")] {
+        if let Some(call) = refused {
+            runtime.fail(call, 1, 2);
+        }
+        let device = start();
+        let model = load(&device, file, "m").await;
+        if refused.is_none() {
+            let begun = std::time::Instant::now();
+            let ready = || {
+                let live = runtime.live();
+                // The units that every model needs are four.
+                live.modules > 8 && live.registrations > 0
+            };
+            while !ready() {
+                assert!(begun.elapsed().as_secs() < 30, "{:?}", runtime.live());
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+            assert_eq!(device.snapshot().cache.uploads, 0, "nothing is uploaded");
+        }
+        assert_eq!(answers(&device, &model, 2).await, expected, "{refused:?}");
+        device.unload("m", false).await.unwrap();
+        drop(model);
+        device.end().unwrap();
+        runtime.recover();
+        assert_eq!(runtime.live(), Live::default(), "{refused:?}");
+        assert_eq!(runtime.violations(), Vec::<String>::new(), "{refused:?}");
+    }
+}

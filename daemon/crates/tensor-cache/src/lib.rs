@@ -36,6 +36,7 @@ mod cache;
 mod error;
 mod forecast;
 mod pins;
+mod replace;
 mod room;
 mod segment;
 mod state;

@@ -63,6 +63,8 @@ pub(crate) fn gpu_config(fake: &Fake) -> GpuConfig {
         staging_threads: 2,
         // A vendor's library on this machine knows nothing of the fake's memory.
         vendor_products: false,
+        // The n-th call of a function is the same one in every run.
+        warm_up: false,
         ..GpuConfig::new(Vendor::Hip, 0)
     }
 }

@@ -1,0 +1,60 @@
+//! Handing a slab on: from a segment that a pass has used to the one that is missed next.
+
+use crate::arena::{Side, Tenant};
+use crate::{Action, Cache, Policy, Residency, SegmentId, SegmentKind, Slab};
+
+impl Cache {
+    /// Gives the room of a segment that a pass has just used to the absent one of its model that is needed next, if a pass
+    /// that is known to come needs that sooner, and begins the upload. Whether it did.
+    ///
+    /// Free room is taken first. For a model that does not fit: where what was missed makes room for what will be missed,
+    /// the same segments stay resident from pass to pass, one slab takes turns among the others, and uploads go on while
+    /// others are used, also from the end of a pass to the next one's beginning.
+    pub fn replace(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let Ok(found) = self.segment(segment) else {
+            return false;
+        };
+        let (Residency::Resident(slab), true) = (found.state, found.is_evictable()) else {
+            return false;
+        };
+        if self.config.policy != Policy::Belady || found.spec.kind == SegmentKind::Expert {
+            return false;
+        }
+        let model = &self.models[&segment.model];
+        let absent = model.ordered.iter().filter_map(|&index| {
+            let id = SegmentId { index, ..segment };
+            let state = model.segments[index as usize].state;
+            (state == Residency::Absent).then(|| (self.next_use(id), id))
+        });
+        let Some((next_use, next)) = absent.min() else {
+            return false;
+        };
+        let in_flight = self.usage.segments_in_flight;
+        let known = next_use.requests == 0;
+        if !known
+            || next_use >= self.next_use(segment)
+            || in_flight >= u64::from(self.config.max_in_flight)
+        {
+            return false;
+        }
+        let bytes = self.models[&segment.model].segments[next.index as usize].bytes;
+        if self.arena.used() + bytes <= self.arena.end() {
+            return self.prefetch(next, actions);
+        }
+        if slab.bytes / 2 > bytes {
+            // The room of a large one would be lost on it: it stays, and small ones take turns.
+            return false;
+        }
+        self.arena.vacate(slab);
+        let fits = self.arena.used() + bytes <= self.arena.end();
+        let Some(offset) = self.arena.hole(bytes, Side::High).filter(|_| fits) else {
+            self.arena.occupy(slab, Tenant::Segment(segment));
+            return self.prefetch(next, actions);
+        };
+        self.evicted(segment, slab, actions);
+        self.begin_upload(next, Slab { offset, bytes }, actions);
+        self.change(next, |found| found.fresh = true);
+        self.assert_ledger();
+        true
+    }
+}
