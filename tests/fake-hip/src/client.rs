@@ -155,10 +155,11 @@ impl Fake {
         set(total, others);
     }
 
-    /// Fills all device memory with something else, as a loss of power does.
-    pub fn forget_memory(&self) {
-        let forget: extern "C" fn() = self.control("fake_hip_forget_memory");
-        forget();
+    /// Fills all device memory but the first `kept` bytes of each allocation with something else, as a loss of power
+    /// does.
+    pub fn forget_memory(&self, kept: u64) {
+        let forget: extern "C" fn(u64) = self.control("fake_hip_forget_memory");
+        forget(kept);
     }
 
     /// Allows registration of host memory, or refuses it as not supported.

@@ -64,11 +64,11 @@ pub(crate) extern "C" fn fake_hip_set_memory(total: u64, others: u64) {
     state.memory.others = others;
 }
 
-/// Fills all device memory with something else, as a loss of power does.
+/// Fills all device memory but the first `kept` bytes of each allocation with something else, as a loss of power does.
 // SAFETY: a name of our own.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn fake_hip_forget_memory() {
-    state().memory.forget();
+pub(crate) extern "C" fn fake_hip_forget_memory(kept: u64) {
+    state().memory.forget(kept);
 }
 
 /// Allows registration of host memory, or refuses it.

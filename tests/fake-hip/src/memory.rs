@@ -61,10 +61,11 @@ impl Memory {
         self.total.saturating_sub(self.used + self.others)
     }
 
-    /// What was written reads as something else from now on.
-    pub(crate) fn forget(&mut self) {
+    /// What was written behind the first `kept` bytes of each allocation reads as something else from now on.
+    pub(crate) fn forget(&mut self, kept: u64) {
         for allocation in self.allocations.values_mut() {
-            allocation.bytes.fill(!POISON);
+            let kept = allocation.bytes.len().min(kept as usize);
+            allocation.bytes[kept..].fill(!POISON);
         }
         self.derived.clear();
     }

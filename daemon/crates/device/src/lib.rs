@@ -335,6 +335,15 @@ pub trait Device: Send {
     /// A file will not be read any more: what the device keeps for it can go. None of its uploads is under way.
     fn forget_file(&mut self, _file: &Arc<MappedFile>) {}
 
+    /// Reads bytes of the arena after the operations before, to be compared with what was there another time. False where
+    /// memory cannot go unnoticed, and nothing is read.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    fn peek(&mut self, _offset: u64, _out: &mut [u8]) -> Result<bool, Error> {
+        Ok(false)
+    }
+
     /// Looks whether the device still works and still holds what was left on it. Called after the machine slept.
     ///
     /// # Errors

@@ -358,7 +358,7 @@ impl Engine {
         let Some(slept) = self.sleep.slept() else {
             return false;
         };
-        match self.residency.device.check() {
+        match self.residency.check() {
             Ok(()) => {
                 tracing::info!(
                     seconds = slept.as_secs(),
@@ -399,6 +399,7 @@ impl Engine {
     /// Before the engine sleeps: what only running work needs is given back.
     fn rest(&mut self) {
         self.residency.collect();
+        self.residency.remember();
         self.free_idle_scratch();
         self.settle();
         self.publish(true);

@@ -37,7 +37,7 @@ impl Engine {
                 }
                 let mut task = self.waiting.pop_front().expect("looked at above");
                 if !self.shrink_promise(&mut task) {
-                    let error = self.never_fits(&task, need, budget);
+                    let error = self.never_fits(&task);
                     self.finish(task, Some(error));
                     continue;
                 }
@@ -108,23 +108,29 @@ impl Engine {
 
     /// Whether a request without `max_tokens`, alone, can run with fewer positions than it could come to.
     fn shrink_promise(&self, task: &mut Task) -> bool {
-        let least = task.tokens.len() + usize::from(matches!(task.work, Work::Generate(_)));
         let open_ended = matches!(&task.work, Work::Generate(g) if g.max_tokens.is_none());
-        task.promised = least.min(task.n_ctx);
-        open_ended && self.need_with(task) <= self.budget()
+        if !open_ended {
+            return false;
+        }
+        task.promised = (task.tokens.len() + 1).min(task.n_ctx);
+        self.need_with(task) <= self.budget()
     }
 
-    fn never_fits(&self, task: &Task, need: u64, budget: u64) -> Error {
+    /// Why a request that nothing runs beside can never run. The parts are those of the sum.
+    fn never_fits(&self, task: &Task) -> Error {
         let kv = kv::bytes_for(&self.entry(task.model).kv, task.promised);
         Error::Precondition(format!(
-            "the request needs {need} bytes of the cache and its budget is {budget}: {kv} for the KV of {} tokens, {} for \
-             scratch, {} for the largest segment of '{}', {} pinned; ask for fewer tokens, unpin, or raise the budget \
-             (rocmforgectl cache budget)",
+            "the request needs {} bytes of the cache and its budget is {}: {kv} for the KV of {} tokens, {} for scratch, {} \
+             for the largest segment of '{}', {} pinned, {} for the device's own staging; ask for fewer tokens, unpin, or \
+             raise the budget (rocmforgectl cache budget)",
+            self.need_alone(task),
+            self.budget(),
             task.promised,
             self.scratch_need(task),
             self.residency.largest_unpinned(task.model),
             task.loaded.name(),
             self.residency.pinned_bytes(),
+            self.residency.fixed_bytes,
         ))
     }
 

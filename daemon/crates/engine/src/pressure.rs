@@ -18,7 +18,6 @@ use rocmforge_tensor_cache::Slab;
 
 use crate::actor::Engine;
 use crate::error::Error;
-use crate::residency::Residency;
 use crate::task::Task;
 
 /// Most times that a request's step is done again.
@@ -181,16 +180,6 @@ impl Engine {
             "memory above the budget went back to the driver; weights are loaded anew"
         );
         Ok(())
-    }
-}
-
-impl Residency {
-    /// Whether the driver's allocations are larger than what the capacity makes of them: it had no room to make a
-    /// smaller one beside the old.
-    pub(crate) fn holds_unused(&self) -> bool {
-        self.device
-            .memory_use()
-            .is_some_and(|m| m.allocated_bytes > m.capacity_bytes)
     }
 }
 

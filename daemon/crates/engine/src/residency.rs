@@ -6,6 +6,8 @@
 //!
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
 
+mod memory;
+
 use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -72,6 +74,8 @@ pub(crate) struct Residency {
     lost: OnceCell<String>,
     /// Bytes that the driver refused since this was looked at last; 0 if it did not say how many.
     refused: Cell<Option<u64>>,
+    /// How segments begin on the device: what is compared after a sleep.
+    witnesses: memory::Witnesses,
 }
 
 /// The driver is asked for its count of memory at most this often while there is work.
@@ -96,6 +100,7 @@ impl Residency {
             fixed_bytes: 0,
             lost: OnceCell::new(),
             refused: Cell::new(None),
+            witnesses: memory::Witnesses::new(),
         }
     }
 
@@ -153,6 +158,7 @@ impl Residency {
             .unregister(model, &mut self.actions)
             .map_err(from_cache)?;
         self.execute_and_discard()?;
+        self.witnesses.retain(|segment, _| segment.model != model);
         if let Some(source) = self.sources.remove(&model) {
             self.device.forget_file(&source.file);
         }
@@ -382,53 +388,6 @@ impl Residency {
     /// What the driver refused since the last call of this.
     pub(crate) fn take_refused(&self) -> Option<u64> {
         self.refused.take()
-    }
-
-    /// Gives all memory back to the driver and takes `bytes` of it anew; if it refuses, `otherwise`, and then as much less
-    /// as there is. That is the new budget, which is returned. All weights go, to come again as they are needed; blocks
-    /// stay, and of what they hold the slabs in `keep`. Nothing may be in use.
-    pub(crate) fn renew(
-        &mut self,
-        bytes: u64,
-        otherwise: u64,
-        keep: &[Slab],
-    ) -> Result<u64, Error> {
-        while !self.under_way.is_empty() {
-            self.wait_any();
-        }
-        self.collect();
-        let models: Vec<(ModelId, usize)> = self
-            .sources
-            .iter()
-            .map(|(&model, source)| (model, source.layouts.len()))
-            .collect();
-        for (model, segments) in models {
-            for index in 0..segments as u32 {
-                let segment = SegmentId { model, index };
-                let gone = self.cache.spoiled(segment, &mut self.actions);
-                assert!(gone, "{segment} is in use while the arena is renewed");
-            }
-        }
-        self.execute()?;
-        // Blocks do not move.
-        let least = self.cache.arena_end().max(crate::commands::BUDGET_MIN);
-        let mut sizes = vec![bytes.max(least)];
-        let mut size = otherwise.max(least);
-        while size > least {
-            sizes.push(size);
-            size = (size / 8 * 7) & !(rocmforge_device::ALIGNMENT - 1);
-        }
-        sizes.push(least);
-        let keep: Vec<(u64, u64)> = keep.iter().map(|s| (s.offset, s.bytes)).collect();
-        let capacity = self
-            .device
-            .renew(&sizes, &keep)
-            .map_err(|e| self.device_error(None, e))?;
-        let budget = bytes.min(capacity);
-        self.cache.set_budget(budget, &mut self.actions);
-        self.execute()?;
-        self.free_bytes = self.device.free_bytes();
-        Ok(budget)
     }
 
     /// After releases: finishes a shrink that could not be reached at once.

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use requests::{chat, load, questions, run};
 use rocmforge_device::gpu::GpuDevice;
 use rocmforge_device::gpu::device::ImageFolder;
-use rocmforge_engine::api::{Budget, GenerateEvent, GenerateRequest, PreloadEvent, ScoreRequest};
+use rocmforge_engine::api::{
+    Budget, GenerateEvent, GenerateRequest, Policy, PreloadEvent, ScoreRequest,
+};
 use rocmforge_engine::{
     Clocks, EngineConfig, EngineHandle, EngineThread, Error, Events, LoadedModel, start_on,
 };
@@ -195,6 +197,13 @@ async fn a_device_that_slept_well_keeps_what_it_held() {
 
 #[tokio::test]
 async fn a_device_that_forgot_in_its_sleep_serves_nothing() {
+    // All of it, and all but what the device has for itself: then the weights tell.
+    for kept in [0, 2 * MIB] {
+        forgets_in_its_sleep(kept).await;
+    }
+}
+
+async fn forgets_in_its_sleep(kept: u64) {
     let fake = Fake::new();
     let (clocks, slept) = clocks();
     let (engine, thread) = start(
@@ -206,13 +215,19 @@ async fn a_device_that_forgot_in_its_sleep_serves_nothing() {
     );
     let model = load(&engine, LLAMA, "m").await;
     run(&engine, question(&model)).await;
-    fake.forget_memory();
+    // Between two commands of one client the engine rests.
+    for _ in 0..20 {
+        engine.set_policy(Policy::Belady).await.unwrap();
+    }
+    fake.forget_memory(kept);
     slept.store(3_600_000, Ordering::Relaxed);
     let mut events = engine.generate(question(&model)).unwrap();
     let error = end(&mut events).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let reason = engine.lost().await;
+    println!("{kept} bytes kept: {reason}");
     assert!(reason.contains("3600 s of sleep"), "{reason}");
+    assert_eq!(reason.contains("is not what it was"), kept > 0, "{reason}");
     assert!(thread.join().is_err());
 }
 

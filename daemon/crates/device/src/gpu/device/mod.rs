@@ -872,6 +872,11 @@ impl Device for GpuDevice {
         Ok(Some(found.collect()))
     }
 
+    fn peek(&mut self, offset: u64, out: &mut [u8]) -> Result<bool, Error> {
+        self.fetch(self.arena.at(offset, out.len() as u64), out)?;
+        Ok(true)
+    }
+
     fn check(&mut self) -> Result<(), Error> {
         for at in self.sentinels() {
             let mut word = [0; 4];

@@ -1,0 +1,97 @@
+//! Uploads on the fake runtime: when they count as ended.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_device::gpu::device::ImageFolder;
+use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
+use rocmforge_device::{Device, Role, TensorDesc, Upload};
+use rocmforge_fake_hip::{Fake, Live};
+use rocmforge_gguf::{MappedFile, TensorType};
+
+const INVALID_VALUE: u32 = 1;
+const CAPACITY: u64 = 4 << 20;
+const SLAB: u64 = 2 << 20;
+const ROWS: u64 = 1000;
+const COLS: u64 = 256;
+
+fn device(fake: &Fake) -> GpuDevice {
+    let config = GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        vendor_products: false,
+        ring_pieces: 2,
+        ring_piece_bytes: 64 << 10,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    };
+    let mut device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    device.set_capacity(CAPACITY).unwrap();
+    let fixed = device.fixed_bytes(CAPACITY);
+    assert!(fixed <= SLAB);
+    device.set_fixed(0, fixed).unwrap();
+    device
+}
+
+/// A matrix of zeros, in several pieces of a slot.
+fn matrix() -> (tempfile::NamedTempFile, TensorDesc) {
+    let bytes = TensorType::Q8_0.row_bytes(COLS).unwrap() * ROWS;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&vec![0; bytes as usize]).unwrap();
+    file.flush().unwrap();
+    let desc = TensorDesc {
+        name: "w".to_owned(),
+        ty: TensorType::Q8_0,
+        rows: ROWS,
+        cols: COLS,
+        offset: 0,
+        bytes,
+        role: Role::Matrix,
+    };
+    (file, desc)
+}
+
+/// Once an upload's event could not be asked for, and it was told as ended while its copies were still queued.
+#[test]
+fn an_upload_whose_event_cannot_be_asked_for_is_waited_for() {
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    let (file, desc) = matrix();
+    let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
+    let layout = Arc::new(device.layout(&[desc]).unwrap());
+    // Registered memory, so that nobody but who asks for the upload's end asks for an event.
+    fake.fail("hipEventQuery", 1, INVALID_VALUE);
+    let asked = fake.calls("hipEventQuery");
+    let ticket = device
+        .begin_upload(Upload {
+            file: Arc::clone(&mapped),
+            layout,
+            slab: SLAB,
+        })
+        .unwrap();
+    let begin = Instant::now();
+    let ended = loop {
+        let ended = device.finished_uploads();
+        if !ended.is_empty() {
+            break ended;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "no end");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(
+        fake.calls("hipEventQuery") > asked,
+        "the call that fails was made"
+    );
+    assert_eq!(ended[0].0, ticket);
+    // Whatever it came to, nothing of it is under way.
+    assert!(ended[0].1.is_ok(), "{ended:?}");
+    assert_eq!(fake.queued(), 0);
+    device.forget_file(&mapped);
+    drop(device);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    assert_eq!(fake.live(), Live::default());
+}
