@@ -1,5 +1,5 @@
 // The k largest logits of each row and their indices, largest first (equal ones: the lower index first); k = 1 is argmax.
-// NaN is never chosen before a number; a row of NaN gives index 0 at minus infinity.
+// NaN counts as plus infinity and is given as that: whoever reads the values sees that the row is not to be sampled.
 //
 // Two launches. top_k_part: grid (n_parts, rows), each block finds the k largest of its part of the row, by k rounds of a block
 // maximum over registers (k up to K_MAX) -> candidates [rows][n_parts][k] {value, index}. top_k_join: grid (rows), the k
@@ -24,7 +24,7 @@ struct TopKArgs {
     u32 reserved;
 };
 
-// Larger value first, then lower index; NaN counts as minus infinity.
+// Larger value first, then lower index.
 FORCE bool better(float a, u32 ia, float b, u32 ib) { return a > b || (a == b && ia < ib); }
 
 FORCE void best_of_wave(float& v, u32& i) {
@@ -69,7 +69,7 @@ ENTRY(THREADS, 1) top_k_part(TopKArgs a) {
     for (u32 j = 0; j < HELD; ++j) {
         u32 i = begin + thread_x() + j * THREADS;
         float v = i < end ? logits[i] : NEG_INF;
-        held[j] = v == v ? v : NEG_INF;
+        held[j] = v == v ? v : -NEG_INF;
     }
     u32* out = a.candidates + ((u64)row * a.n_parts + part) * a.k * 2;
     // What was taken before: only what comes after it is still a candidate.

@@ -22,7 +22,7 @@ pub(crate) fn write_embedding(
     device.write_rows(scratch, Buf(0), ty, &rows)
 }
 
-/// The indices of the largest elements of `n` random rows, which have ties.
+/// The indices of the largest elements of `n` random rows, which have ties; the last of several has a NaN.
 pub(crate) fn argmax(
     device: &mut dyn Device,
     (n, width): (usize, usize),
@@ -36,18 +36,24 @@ pub(crate) fn argmax(
             row[rng.random_range(0..width)] = 21.0;
         }
     }
+    if n > 1 {
+        let last = (n - 1) * width;
+        values[last + rng.random_range(0..width)] = f32::NAN;
+    }
     device.write(scratch, Buf(0), &values)?;
     let found = device.argmax(scratch, Buf(0), n)?;
     // Where the device leaves it to the reader of the rows, the reader does it.
     let own = || values.chunks_exact(width).map(largest).collect();
     let found: Vec<Option<u32>> = found.unwrap_or_else(own);
-    // No row is without a largest element: none is that of an index that no row has.
     let index = |i: Option<u32>| i.map_or(-1.0, |i| (i + 1) as f32);
     Ok(found.into_iter().map(index).collect())
 }
 
-/// The first of the largest.
+/// The first of the largest; none of a row with a NaN.
 fn largest(row: &[f32]) -> Option<u32> {
+    if row.iter().any(|v| v.is_nan()) {
+        return None;
+    }
     let indexed = (0u32..).zip(row);
     let best = indexed.reduce(|best, next| if next.1 > best.1 { next } else { best });
     best.map(|(index, _)| index)

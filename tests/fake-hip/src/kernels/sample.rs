@@ -17,7 +17,7 @@ const NONE: Candidate = (f32::NEG_INFINITY, u32::MAX);
 fn first(mut all: Vec<Candidate>, k: usize) -> Vec<Candidate> {
     for (value, _) in &mut all {
         if value.is_nan() {
-            *value = f32::NEG_INFINITY;
+            *value = f32::INFINITY;
         }
     }
     all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -90,9 +90,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lower_index_wins_and_nan_loses() {
+    fn the_lower_index_wins_and_nan_is_infinite() {
         let all = vec![(f32::NAN, 0), (0.0, 3), (-0.0, 1), (2.0, 9), (2.0, 4)];
         let ids: Vec<u32> = first(all, 6).iter().map(|c| c.1).collect();
-        assert_eq!(ids, [4, 9, 1, 3, 0, u32::MAX]);
+        assert_eq!(ids, [0, 4, 9, 1, 3, u32::MAX]);
     }
 }
