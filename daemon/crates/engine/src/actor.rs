@@ -37,6 +37,9 @@ use crate::suspend::{Clocks, SleepClock};
 use crate::task::Task;
 use crate::watchdog::{self, Loss};
 
+/// Steps of requests for each segment of a preload, while there are requests: it goes on, and costs them little.
+const PRELOAD_TURNS: u32 = 8;
+
 /// Which device to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -167,6 +170,8 @@ pub(crate) struct Engine {
     pub(crate) waiting: VecDeque<Task>,
     pub(crate) running: VecDeque<Task>,
     pub(crate) preloads: VecDeque<Preloading>,
+    /// Steps of requests that go before the next segment of a preload.
+    pub(crate) turns_before_preload: u32,
     pub(crate) draining: Option<Draining>,
     /// The scratch block and its bytes; there is one, since one pass runs at a time.
     pub(crate) scratch: Option<(BlockId, u64)>,
@@ -263,6 +268,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         waiting: VecDeque::new(),
         running: VecDeque::new(),
         preloads: VecDeque::new(),
+        turns_before_preload: PRELOAD_TURNS,
         draining: None,
         scratch: None,
         budget_wanted: None,
@@ -339,7 +345,8 @@ impl Engine {
                 return None;
             }
             self.admit();
-            if self.step() || self.preload_step() {
+            let stepped = self.step();
+            if self.preload_turn(stepped) || stepped {
                 self.publish(false);
                 continue;
             }
@@ -378,6 +385,20 @@ impl Engine {
     fn lost(&self) -> Option<String> {
         let seen = || self.residency.lost().map(str::to_owned);
         self.lost.clone().or_else(seen)
+    }
+
+    /// A segment of a preload, when nothing else is to be done, or work has had its turns. Whether there was one.
+    fn preload_turn(&mut self, stepped: bool) -> bool {
+        if self.preloads.is_empty() {
+            self.turns_before_preload = PRELOAD_TURNS;
+            return false;
+        }
+        if stepped && self.turns_before_preload > 0 {
+            self.turns_before_preload -= 1;
+            return false;
+        }
+        self.turns_before_preload = PRELOAD_TURNS;
+        self.preload_step()
     }
 
     /// How long nothing can happen without a command.

@@ -88,6 +88,28 @@ async fn a_slow_reader_holds_up_only_itself() {
 }
 
 #[tokio::test]
+async fn a_preload_comes_to_its_end_beside_a_request_that_goes_on() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    load(&engine, QWEN, "other").await;
+    // Its reader keeps up, so that it is never passed over.
+    let mut events = engine.generate(long(&model)).unwrap();
+    let reader = tokio::spawn(async move { end(&mut events).await });
+    until(&engine, "the request", |e| e.snapshot().running == 1).await;
+    let mut preload = engine.preload("other", None).unwrap();
+    let uploaded = loop {
+        match preload.next().await.expect("an end") {
+            PreloadEvent::Progress { .. } => {}
+            PreloadEvent::Done { uploaded_bytes } => break uploaded_bytes,
+            PreloadEvent::Failed(error) => panic!("{error}"),
+        }
+    };
+    assert!(uploaded > 0);
+    assert_eq!(engine.snapshot().running, 1, "the request had ended before");
+    assert!(reader.await.unwrap().unwrap() > 0);
+}
+
+#[tokio::test]
 async fn two_requests_take_turns() {
     let engine = engine(Budget::Bytes(64 << 20));
     let model = load_endless(&engine, "m").await;
