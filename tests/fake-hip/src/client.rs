@@ -61,10 +61,12 @@ pub fn write_images(dir: &Path, arch: &str) -> std::io::Result<()> {
 /// What is alive in a fake runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Live {
-    /// Device allocations.
+    /// Device allocations, those without an address of their own included.
     pub allocations: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Ranges of addresses that are reserved.
+    pub reservations: u64,
     /// Pinned host allocations.
     pub pinned: u64,
     /// Registered host ranges.
@@ -168,6 +170,17 @@ impl Fake {
         set(allowed);
     }
 
+    /// Allows reserving addresses apart from memory, or says that the device cannot.
+    pub fn set_virtual_memory(&self, allowed: bool) {
+        let set: extern "C" fn(bool) = self.control("fake_hip_set_virtual_memory");
+        set(allowed);
+    }
+
+    /// The most bytes of device memory that were held at a time since the last call of this.
+    pub fn peak_bytes(&self) -> u64 {
+        self.number(Number::PeakBytes)
+    }
+
     /// Calls of a function so far.
     ///
     /// # Panics
@@ -189,6 +202,7 @@ impl Fake {
         Live {
             allocations: self.number(Number::DeviceAllocations),
             bytes: self.number(Number::DeviceBytes),
+            reservations: self.number(Number::Reservations),
             pinned: self.number(Number::PinnedAllocations),
             registrations: self.number(Number::Registrations),
             streams: self.number(Number::Streams),

@@ -16,6 +16,9 @@ pub(crate) enum Number {
     Modules,
     Graphs,
     Queued,
+    Reservations,
+    /// The most that was used; asking begins anew.
+    PeakBytes,
 }
 
 /// # Safety
@@ -78,6 +81,13 @@ pub(crate) extern "C" fn fake_hip_set_register(allowed: bool) {
     state().register = allowed;
 }
 
+/// Allows reserving addresses apart from memory, or says that the device cannot.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_set_virtual_memory(allowed: bool) {
+    state().virtual_memory = allowed;
+}
+
 /// Calls of a function so far.
 ///
 /// # Safety
@@ -94,7 +104,11 @@ pub(crate) unsafe extern "C" fn fake_hip_calls(name: *const c_char) -> u64 {
 // SAFETY: a name of our own.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_hip_number(which: u32) -> u64 {
-    let state: &State = &state();
+    let state: &mut State = &mut state();
+    let peak = state.memory.used_most;
+    if which == Number::PeakBytes as u32 {
+        state.memory.used_most = state.memory.used;
+    }
     let queues = &state.queues;
     [
         state.memory.count(),
@@ -106,6 +120,8 @@ pub(crate) extern "C" fn fake_hip_number(which: u32) -> u64 {
         state.modules.len() as u64,
         (queues.graphs.len() + queues.execs.len()) as u64,
         queues.streams.values().map(|s| s.queue.len() as u64).sum(),
+        state.memory.reservations(),
+        peak,
     ]
     .get(which as usize)
     .copied()

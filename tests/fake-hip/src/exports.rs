@@ -47,6 +47,8 @@ macro_rules! exports {
     )*};
 }
 
+mod virtual_memory;
+
 /// Breaks a capture that is under way: the call is not allowed in one.
 fn not_in_capture(state: &mut State) -> bool {
     match state.queues.capturing() {
@@ -156,6 +158,7 @@ fn attribute(state: &State, attribute: u32) -> Option<c_int> {
         63 => 8,                // MultiprocessorCount
         74 | 10002 => 64 << 10, // MaxSharedMemoryPerBlock, PerMultiprocessor
         87 => state.wave,       // WarpSize
+        89 => c_int::from(state.virtual_memory),
         _ => return None,
     })
 }

@@ -8,6 +8,8 @@
 //! - fresh memory is poisoned with [`POISON`], and a copy to the host or a kernel that reads bytes nobody wrote is noted;
 //! - queued work happens at synchronization only: a query does one step; pageable memory is read at once, pinned and
 //!   registered memory when the copy happens, so that a buffer reused too early shows;
+//! - reserved addresses can be used only where memory is mapped and allowed; unmapping what is not mapped, or while work is
+//!   queued, is noted;
 //! - giving back host memory that queued copies name, and handles that are unknown, are noted.
 //!
 //! Kernels (`kernels/`) are carried out by the host's own code, all of those in `kernels/hip/units.txt`, so that whole models
@@ -16,7 +18,7 @@
 //! What is noted comes back from [`Fake::violations`]. A fault of queued work loses the device, as on a card.
 //!
 //! Environment, read at the first call: FAKE_HIP_MEMORY (bytes), FAKE_HIP_ARCH, FAKE_HIP_WAVE, FAKE_HIP_DEVICES,
-//! FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_FAIL=`call:nth:code,...` (`run:kernel:40:719` is a pseudo-call of
+//! FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_VIRTUAL_MEMORY=0 (addresses come with memory only), FAKE_HIP_FAIL=`call:nth:code,...` (`run:kernel:40:719` is a pseudo-call of
 //! [`when_run`]: the 40th kernel faults).
 //!
 //! # The daemon on it

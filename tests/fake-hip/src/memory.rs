@@ -10,6 +10,8 @@ use crate::kernels::Prepared;
 const BASE: u64 = 0x00A0_0000_0000_0000;
 /// Allocations are aligned to this and kept apart by it, so that running past an end hits nothing.
 const GRAIN: u64 = 4096;
+/// Reservations and what is mapped into them begin and end at multiples of it.
+pub(crate) const GRANULARITY: u64 = 64 << 10;
 
 /// Most reads of unwritten bytes that are kept as text.
 const UNWRITTEN_MAX: usize = 100;
@@ -22,6 +24,42 @@ struct Allocation {
     bytes: Vec<u8>,
     /// 1 where something was written, a byte a byte.
     written: Vec<u8>,
+    /// What is mapped into a reservation, by offset; `None` for an allocation, which is there as a whole.
+    mapped: Option<BTreeMap<usize, Mapping>>,
+}
+
+impl Allocation {
+    /// Whether every byte of a range has memory that may be used.
+    fn covers(&self, at: usize, bytes: usize) -> bool {
+        let Some(mapped) = &self.mapped else {
+            return true;
+        };
+        let mut at = at;
+        let end = at + bytes;
+        while at < end {
+            match mapped.range(..=at).next_back() {
+                Some((from, m)) if m.access && from + m.bytes > at => at = from + m.bytes,
+                _ => return false,
+            }
+        }
+        true
+    }
+}
+
+/// Memory that is mapped into a reservation. Its contents are in the reservation's bytes meanwhile.
+struct Mapping {
+    bytes: usize,
+    handle: usize,
+    access: bool,
+}
+
+/// Memory without an address.
+struct Physical {
+    bytes: usize,
+    /// What it holds and what was written, while it is not mapped.
+    contents: Option<(Vec<u8>, Vec<u8>)>,
+    /// Given back; it goes when it is unmapped.
+    released: bool,
 }
 
 /// What was made of a range of device memory, for as long as nobody writes there.
@@ -33,8 +71,11 @@ struct Derived {
 /// A card's memory.
 pub(crate) struct Memory {
     allocations: BTreeMap<u64, Allocation>,
+    physicals: BTreeMap<usize, Physical>,
     next: u64,
     pub(crate) used: u64,
+    /// Most that was used since somebody asked.
+    pub(crate) used_most: u64,
     pub(crate) total: u64,
     /// Bytes that other processes hold.
     pub(crate) others: u64,
@@ -48,8 +89,10 @@ impl Memory {
     pub(crate) fn new(total: u64) -> Memory {
         Memory {
             allocations: BTreeMap::new(),
+            physicals: BTreeMap::new(),
             next: BASE,
             used: 0,
+            used_most: 0,
             total,
             others: 0,
             unwritten: Vec::new(),
@@ -64,34 +107,233 @@ impl Memory {
     /// What was written behind the first `kept` bytes of each allocation reads as something else from now on.
     pub(crate) fn forget(&mut self, kept: u64) {
         for allocation in self.allocations.values_mut() {
-            let kept = allocation.bytes.len().min(kept as usize);
-            allocation.bytes[kept..].fill(!POISON);
+            match &allocation.mapped {
+                None => {
+                    let kept = allocation.bytes.len().min(kept as usize);
+                    allocation.bytes[kept..].fill(!POISON);
+                }
+                // The ends of a reservation, not of what is mapped there.
+                Some(mapped) => {
+                    for (&at, m) in mapped {
+                        let from = (kept as usize).clamp(at, at + m.bytes);
+                        allocation.bytes[from..at + m.bytes].fill(!POISON);
+                    }
+                }
+            }
+        }
+        for (bytes, _) in self
+            .physicals
+            .values_mut()
+            .flat_map(|p| p.contents.as_mut())
+        {
+            bytes.fill(!POISON);
         }
         self.derived.clear();
     }
 
+    /// Allocations, with an address or without.
     pub(crate) fn count(&self) -> u64 {
-        self.allocations.len() as u64
+        self.allocations.len() as u64 - self.reservations() + self.physicals.len() as u64
     }
 
-    pub(crate) fn alloc(&mut self, bytes: u64) -> Option<u64> {
+    /// Ranges of addresses that are reserved.
+    pub(crate) fn reservations(&self) -> u64 {
+        let reserved = self.allocations.values().filter(|a| a.mapped.is_some());
+        reserved.count() as u64
+    }
+
+    fn take(&mut self, bytes: u64) -> Option<()> {
         if bytes > self.free_bytes() {
             return None;
         }
+        self.used += bytes;
+        self.used_most = self.used_most.max(self.used);
+        Some(())
+    }
+
+    pub(crate) fn alloc(&mut self, bytes: u64) -> Option<u64> {
+        self.take(bytes)?;
         let address = self.next;
         self.next += bytes.next_multiple_of(GRAIN) + GRAIN;
-        self.used += bytes;
         self.allocations.insert(
             address,
             Allocation {
                 bytes: vec![POISON; bytes as usize],
                 written: vec![0; bytes as usize],
+                mapped: None,
             },
         );
         Some(address)
     }
 
+    /// Reserves addresses, of which none can be used.
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Option<u64> {
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return None;
+        }
+        let address = self.next.next_multiple_of(GRANULARITY);
+        self.next = address + bytes + GRAIN;
+        // Zeroed memory that nobody touches is none.
+        self.allocations.insert(
+            address,
+            Allocation {
+                bytes: vec![0; bytes as usize],
+                written: vec![0; bytes as usize],
+                mapped: Some(BTreeMap::new()),
+            },
+        );
+        Some(address)
+    }
+
+    /// Gives a reservation back; nothing may be mapped in it.
+    pub(crate) fn unreserve(&mut self, address: u64, bytes: u64) -> Result<(), Fault> {
+        let sound = self.allocations.get(&address).is_some_and(|a| {
+            a.bytes.len() as u64 == bytes && a.mapped.as_ref().is_some_and(BTreeMap::is_empty)
+        });
+        if !sound {
+            return Err(Fault(format!(
+                "{address:#x}..+{bytes} is no reservation without mappings"
+            )));
+        }
+        self.allocations.remove(&address);
+        Ok(())
+    }
+
+    /// Takes memory without an address; `None` where there is too little.
+    pub(crate) fn create(&mut self, handle: usize, bytes: u64) -> Option<()> {
+        self.take(bytes)?;
+        let contents = (vec![POISON; bytes as usize], vec![0; bytes as usize]);
+        self.physicals.insert(
+            handle,
+            Physical {
+                bytes: bytes as usize,
+                contents: Some(contents),
+                released: false,
+            },
+        );
+        Some(())
+    }
+
+    /// Gives memory without an address back; what is mapped goes when it no longer is.
+    pub(crate) fn release(&mut self, handle: usize) -> Result<(), Fault> {
+        match self.physicals.get_mut(&handle) {
+            Some(physical) if !physical.released => physical.released = true,
+            _ => return Err(Fault(format!("release of unknown memory {handle:#x}"))),
+        }
+        self.end(handle);
+        Ok(())
+    }
+
+    /// Memory that is neither mapped nor anybody's goes.
+    fn end(&mut self, handle: usize) {
+        let over = |p: &Physical| p.released && p.contents.is_some();
+        if self.physicals.get(&handle).is_some_and(over)
+            && let Some(physical) = self.physicals.remove(&handle)
+        {
+            self.used -= physical.bytes as u64;
+        }
+    }
+
+    /// The reservation that holds a range, and the range's offset in it.
+    fn reservation(&mut self, address: u64, bytes: usize) -> Option<(&mut Allocation, usize)> {
+        let (&base, reserved) = self.allocations.range_mut(..=address).next_back()?;
+        let at = (address - base) as usize;
+        let fits = at.checked_add(bytes)? <= reserved.bytes.len() && reserved.mapped.is_some();
+        fits.then_some((reserved, at))
+    }
+
+    /// Maps the whole of some memory at a place of a reservation where nothing is.
+    pub(crate) fn map(&mut self, address: u64, bytes: usize, handle: usize) -> Result<(), Fault> {
+        let fault = |why| {
+            Err(Fault(format!(
+                "map of {handle:#x} at {address:#x}..+{bytes}: {why}"
+            )))
+        };
+        if !address.is_multiple_of(GRANULARITY) {
+            return fault("not at a multiple of the granularity");
+        }
+        let contents = match self.physicals.get_mut(&handle) {
+            Some(physical) if physical.bytes == bytes && !physical.released => {
+                physical.contents.take()
+            }
+            _ => return fault("no such memory of so many bytes"),
+        };
+        let Some(contents) = contents else {
+            return fault("it is mapped already");
+        };
+        let mut place = self.reservation(address, bytes);
+        if let Some((reserved, at)) = &mut place
+            && let Some(mapped) = &mut reserved.mapped
+            && mapped
+                .range(..*at + bytes)
+                .next_back()
+                .is_none_or(|(from, m)| from + m.bytes <= *at)
+        {
+            let mapping = Mapping {
+                bytes,
+                handle,
+                access: false,
+            };
+            mapped.insert(*at, mapping);
+            reserved.bytes[*at..*at + bytes].copy_from_slice(&contents.0);
+            reserved.written[*at..*at + bytes].copy_from_slice(&contents.1);
+            return Ok(());
+        }
+        if let Some(physical) = self.physicals.get_mut(&handle) {
+            physical.contents = Some(contents);
+        }
+        fault("no reserved place without a mapping")
+    }
+
+    /// Allows the device to use what is mapped at exactly this range.
+    pub(crate) fn allow(&mut self, address: u64, bytes: usize) -> Result<(), Fault> {
+        if let Some((reserved, at)) = self.reservation(address, bytes)
+            && let Some(mapping) = reserved.mapped.as_mut().and_then(|m| m.get_mut(&at))
+            && mapping.bytes == bytes
+        {
+            mapping.access = true;
+            return Ok(());
+        }
+        Err(Fault(format!(
+            "access to {address:#x}..+{bytes}, where no such range is mapped"
+        )))
+    }
+
+    /// Unmaps what is mapped at exactly this range.
+    pub(crate) fn unmap(&mut self, address: u64, bytes: usize) -> Result<(), Fault> {
+        let fault = Fault(format!(
+            "unmap of {address:#x}..+{bytes}, where no such range is mapped"
+        ));
+        let Some((reserved, at)) = self.reservation(address, bytes) else {
+            return Err(fault);
+        };
+        let Some(mapped) = &mut reserved.mapped else {
+            return Err(fault);
+        };
+        if mapped.get(&at).is_none_or(|m| m.bytes != bytes) {
+            return Err(fault);
+        }
+        let handle = mapped.remove(&at).map_or(0, |m| m.handle);
+        let contents = (
+            reserved.bytes[at..at + bytes].to_vec(),
+            reserved.written[at..at + bytes].to_vec(),
+        );
+        if let Some(physical) = self.physicals.get_mut(&handle) {
+            physical.contents = Some(contents);
+        }
+        self.changed(address, bytes);
+        self.end(handle);
+        Ok(())
+    }
+
     pub(crate) fn free(&mut self, address: u64) -> bool {
+        if self
+            .allocations
+            .get(&address)
+            .is_some_and(|a| a.mapped.is_some())
+        {
+            return false;
+        }
         match self.allocations.remove(&address) {
             Some(allocation) => {
                 self.used -= allocation.bytes.len() as u64;
@@ -104,6 +346,7 @@ impl Memory {
 
     pub(crate) fn reset(&mut self) {
         self.allocations.clear();
+        self.physicals.clear();
         self.derived.clear();
         self.used = 0;
     }
@@ -119,6 +362,7 @@ impl Memory {
         if at
             .checked_add(bytes)
             .is_none_or(|end| end > allocation.bytes.len())
+            || !allocation.covers(at, bytes)
         {
             return Err(fault());
         }

@@ -30,8 +30,11 @@ pub(crate) const HANG: u32 = crate::HANG;
 const FATAL: [u32; 5] = [700, 702, 709, 710, 719];
 
 /// Calls that give something back: on a lost device they do, and still say that it is lost.
-const GIVING_BACK: [&str; 8] = [
+const GIVING_BACK: [&str; 11] = [
     "hipFree",
+    "hipMemUnmap",
+    "hipMemRelease",
+    "hipMemAddressFree",
     "hipHostFree",
     "hipHostUnregister",
     "hipStreamDestroy",
@@ -54,6 +57,8 @@ pub(crate) struct State {
     pub(crate) wave: i32,
     pub(crate) devices: i32,
     pub(crate) register: bool,
+    /// Whether addresses can be reserved apart from memory.
+    pub(crate) virtual_memory: bool,
     pub(crate) memory: Memory,
     pub(crate) host: HostRanges,
     pub(crate) queues: Queues,
@@ -81,6 +86,7 @@ impl State {
             wave: number("FAKE_HIP_WAVE").unwrap_or(32) as i32,
             devices: number("FAKE_HIP_DEVICES").unwrap_or(1) as i32,
             register: number("FAKE_HIP_REGISTER") != Some(0),
+            virtual_memory: number("FAKE_HIP_VIRTUAL_MEMORY") != Some(0),
             memory: Memory::new(number("FAKE_HIP_MEMORY").unwrap_or(1 << 30)),
             host: HostRanges::default(),
             queues: Queues::default(),
