@@ -46,6 +46,7 @@ mod queue;
 mod state;
 
 pub use client::{Fake, Live, library_path, marker_image, unit_image, write_images};
+pub use memory::GRANULARITY;
 
 /// The architecture that it announces unless FAKE_HIP_ARCH says otherwise.
 pub const ARCH: &str = "gfx1100";

@@ -11,7 +11,7 @@ const BASE: u64 = 0x00A0_0000_0000_0000;
 /// Allocations are aligned to this and kept apart by it, so that running past an end hits nothing.
 const GRAIN: u64 = 4096;
 /// Reservations and what is mapped into them begin and end at multiples of it.
-pub(crate) const GRANULARITY: u64 = 64 << 10;
+pub const GRANULARITY: u64 = 64 << 10;
 
 /// Most reads of unwritten bytes that are kept as text.
 const UNWRITTEN_MAX: usize = 100;

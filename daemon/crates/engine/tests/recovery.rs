@@ -247,7 +247,11 @@ fn assert_counts_agree(engine: &EngineHandle, fake: &Fake) {
     assert_eq!(memory.allocated_bytes, fake.live().bytes);
     assert!(cache.resident_bytes + cache.in_flight_bytes <= cache.budget_bytes);
     assert!(cache.budget_bytes <= memory.capacity_bytes);
-    assert_eq!(memory.capacity_bytes, memory.allocated_bytes);
+    let rounded = memory.granularity_bytes.max(1);
+    assert_eq!(
+        memory.capacity_bytes.next_multiple_of(rounded),
+        memory.allocated_bytes
+    );
 }
 
 /// The driver refuses the `nth` of `call` from now, while a question is answered on a device with nothing resident.
@@ -385,16 +389,31 @@ async fn what_can_never_fit_fails_with_the_numbers_and_the_next_request_works() 
 
 #[tokio::test]
 async fn a_budget_grows_where_old_and_new_do_not_fit_side_by_side() {
+    for mapped in [true, false] {
+        grows_on_a_full_card(mapped).await;
+    }
+}
+
+/// `mapped`: the driver keeps memory and addresses apart, and the arena grows where it is; else it is one allocation.
+async fn grows_on_a_full_card(mapped: bool) {
     let fake = Fake::new();
+    fake.set_virtual_memory(mapped);
     let (engine, _thread) = start(&fake, Setup::default());
     let model = load(&engine, LLAMA, "m").await;
     let before = run(&engine, question(&model)).await.0;
     // Room for 24 in all: 16 and 20 do not fit at the same time.
     fake.set_memory(24 * MIB, 0);
+    fake.peak_bytes();
+    let allocations = engine.snapshot().device.allocations;
     engine.set_budget(Budget::Bytes(20 * MIB)).await.unwrap();
     assert_eq!(engine.snapshot().cache.budget_bytes, 20 * MIB);
+    assert_eq!(fake.peak_bytes(), 20 * MIB, "never both");
+    assert_eq!(engine.snapshot().device.allocations, allocations + 1);
     assert_counts_agree(&engine, &fake);
-    assert_eq!(run(&engine, question(&model)).await.0, before);
+    let after = run(&engine, question(&model)).await;
+    assert_eq!(after.0, before);
+    let kept = after.2.cache.uploaded_bytes == 0;
+    assert_eq!(kept, mapped, "weights stay where nothing is taken anew");
     // Others hold so much that it cannot be had: the numbers, and the budget as it was.
     fake.set_memory(1 << 30, (1 << 30) - 21 * MIB);
     let error = engine
@@ -413,12 +432,22 @@ async fn a_budget_grows_where_old_and_new_do_not_fit_side_by_side() {
 
 #[tokio::test]
 async fn a_smaller_budget_gives_memory_back_even_to_a_full_card() {
+    for mapped in [true, false] {
+        shrinks_on_a_full_card(mapped).await;
+    }
+}
+
+/// As [`grows_on_a_full_card`].
+async fn shrinks_on_a_full_card(mapped: bool) {
     let fake = Fake::new();
+    fake.set_virtual_memory(mapped);
     let (engine, _thread) = start(&fake, Setup::default());
     let model = load(&engine, LLAMA, "m").await;
     let before = run(&engine, question(&model)).await.0;
     fake.set_memory(17 * MIB, 0);
+    fake.peak_bytes();
     engine.set_budget(Budget::Bytes(8 * MIB)).await.unwrap();
+    assert_eq!(fake.peak_bytes(), 16 * MIB, "never both");
     assert!(fake.live().bytes <= 8 * MIB);
     assert_counts_agree(&engine, &fake);
     assert_eq!(run(&engine, question(&model)).await.0, before);

@@ -235,7 +235,8 @@ impl fmt::Debug for Context {
     }
 }
 
-fn report(what: &'static str, result: Result<()>) {
+/// Logs what went wrong in a destructor.
+pub(super) fn report(what: &'static str, result: Result<()>) {
     match result {
         Ok(()) => {}
         Err(error) if error.is_lost() => tracing::debug!(%error, "giving back a {what}"),

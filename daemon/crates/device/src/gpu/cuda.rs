@@ -86,6 +86,7 @@ mod attribute {
     pub(super) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
     pub(super) const MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: u32 = 81;
     pub(super) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
+    pub(super) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
 }
 
 /// CUfunction_attribute.
@@ -169,6 +170,14 @@ table! {
             cuGraphLaunch(GraphExec, Stream) -> u32;
             cuGraphDestroy(Graph) -> u32;
             cuGraphExecDestroy(GraphExec) -> u32;
+            cuMemGetAllocationGranularity(*mut usize, *const virtual_memory::Properties, u32) -> u32;
+            cuMemAddressReserve(*mut Address, usize, usize, Address, u64) -> u32;
+            cuMemAddressFree(Address, usize) -> u32;
+            cuMemCreate(*mut u64, usize, *const virtual_memory::Properties, u64) -> u32;
+            cuMemRelease(u64) -> u32;
+            cuMemMap(Address, usize, usize, u64, u64) -> u32;
+            cuMemSetAccess(Address, usize, *const virtual_memory::Access, usize) -> u32;
+            cuMemUnmap(Address, usize) -> u32;
         }
     }
 }
@@ -207,6 +216,8 @@ macro_rules! optional {
         }
     };
 }
+
+mod virtual_memory;
 
 impl CudaDriver {
     /// Opens the first of `names` that the loader finds.
@@ -529,6 +540,10 @@ impl Driver for CudaDriver {
             self,
             cuMemcpyDtoDAsync_v2(dst.0, src.0, bytes as usize, stream.0 as Stream)
         )
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn super::virtual_memory::VirtualMemory> {
+        self.has_virtual_memory().then_some(self)
     }
 
     fn stream_create(&self, priority: Priority) -> Result<StreamHandle> {

@@ -357,6 +357,9 @@ pub trait Driver: Send + Sync {
         stream: StreamHandle,
     ) -> Result<()>;
 
+    /// Addresses apart from memory; `None` where the library lacks the functions.
+    fn virtual_memory(&self) -> Option<&dyn super::virtual_memory::VirtualMemory>;
+
     // ---- streams and events ------------------------------------------------------------------------------------
 
     /// Makes a stream that does not wait for the default stream.

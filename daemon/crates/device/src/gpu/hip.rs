@@ -108,6 +108,14 @@ table! {
             hipGraphLaunch(GraphExec, Stream) -> u32;
             hipGraphDestroy(Graph) -> u32;
             hipGraphExecDestroy(GraphExec) -> u32;
+            hipMemGetAllocationGranularity(*mut usize, *const sys::hipMemAllocationProp, u32) -> u32;
+            hipMemAddressReserve(*mut *mut c_void, usize, usize, *mut c_void, u64) -> u32;
+            hipMemAddressFree(*mut c_void, usize) -> u32;
+            hipMemCreate(*mut *mut c_void, usize, *const sys::hipMemAllocationProp, u64) -> u32;
+            hipMemRelease(*mut c_void) -> u32;
+            hipMemMap(*mut c_void, usize, usize, *mut c_void, u64) -> u32;
+            hipMemSetAccess(*mut c_void, usize, *const sys::hipMemAccessDesc, usize) -> u32;
+            hipMemUnmap(*mut c_void, usize) -> u32;
         }
     }
 }
@@ -146,6 +154,8 @@ macro_rules! optional {
         }
     };
 }
+
+mod virtual_memory;
 
 impl HipDriver {
     /// Opens the library, the override first and only if there is one, and starts the runtime.
@@ -520,6 +530,10 @@ impl Driver for HipDriver {
             kind,
             stream,
         )
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn super::virtual_memory::VirtualMemory> {
+        self.has_virtual_memory().then_some(self)
     }
 
     fn stream_create(&self, priority: Priority) -> Result<StreamHandle> {

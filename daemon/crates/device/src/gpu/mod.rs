@@ -7,6 +7,7 @@
 //!       |
 //!    context.rs          Context: the card that is open, shared by all that lives on it
 //!    memory.rs  exec.rs  Buffer, PinnedBuffer, Registration / Stream, Event, Module, Kernel, Graph
+//!    virtual_memory.rs   Reservation, Chunk: addresses apart from memory, where the driver can
 //!       |
 //!    device/             GpuDevice: arena, uploads, launches, graphs; one code for both vendors
 //! ```
@@ -28,6 +29,7 @@ mod image;
 mod library;
 pub mod memory;
 mod probe;
+pub mod virtual_memory;
 
 pub use context::{Call, Context, Usage};
 pub use device::{GpuConfig, GpuDevice};

@@ -66,7 +66,7 @@ impl Residency {
     pub(crate) fn holds_unused(&self) -> bool {
         self.device
             .memory_use()
-            .is_some_and(|m| m.allocated_bytes > m.capacity_bytes)
+            .is_some_and(|m| m.unused_bytes() > 0)
     }
 
     /// The resident segments with their slabs.

@@ -1,7 +1,7 @@
 //! A GPU as a [`Device`]: one code over either vendor's driver.
 //!
 //! ```text
-//! engine thread --> arena.rs (slabs), pass_data.rs (positions, page tables), launches.rs (operations, fused by fuse.rs),
+//! engine thread --> arena/ (slabs), pass_data.rs (positions, page tables), launches.rs (operations, fused by fuse.rs),
 //!                   graphs.rs (recorded decode steps)          on the compute stream
 //! staging threads --> uploads.rs, windows.rs (registered mappings), ring.rs (pinned memory)
 //!                                                              on the copy and repack streams
@@ -176,6 +176,7 @@ impl GpuDevice {
         } else {
             None
         };
+        let arena = Arena::new(&context, &compute);
         let name = attributes.name.clone();
         let mut warm_up = WarmUp::new(Arc::clone(&kernels));
         if config.warm_up {
@@ -194,7 +195,7 @@ impl GpuDevice {
                 .map_err(|e| failed("allocating pinned memory", e))?,
             read_done: Event::new(&context, false).map_err(|e| failed("making an event", e))?,
             compute,
-            arena: Arena::new(&context),
+            arena,
             runs: Runs::new(&context)?,
             context,
             config,
@@ -544,6 +545,7 @@ impl Device for GpuDevice {
         Some(MemoryUse {
             allocated_bytes: self.held_bytes(),
             capacity_bytes: self.arena.capacity(),
+            granularity_bytes: self.arena.granularity(),
         })
     }
 
@@ -593,7 +595,9 @@ impl Device for GpuDevice {
         self.uploads.settle_all()?;
         self.finish()?;
         let before = self.arena.generation();
-        let set = self.arena.set_capacity(bytes, &self.compute);
+        let set = self
+            .arena
+            .set_capacity(bytes, &self.compute, &mut self.readback);
         if self.arena.generation() != before {
             self.addresses_changed()?;
         }

@@ -1,0 +1,311 @@
+//! The arena: the memory that slabs, pages and scratch lie in, and moves inside it.
+//!
+//! The ledger speaks of offsets; here they become addresses. Where the driver keeps addresses and memory apart, the arena
+//! is a reserved range of addresses with memory mapped from its start (`chunks.rs`): a change of capacity adds or takes
+//! memory at the end, and addresses stay. Elsewhere it is one allocation: a change takes another one, copies what lies
+//! below the smaller of the two ends, and gives the old one back, so that both are held for a moment and addresses change;
+//! whoever keeps addresses asks for [`Arena::generation`].
+//!
+//! Recorded graphs hold addresses too. Growing leaves them as they are; where memory was taken away, other memory may come to
+//! its addresses later, and no vendor says whether a recording looks at more than the address: then they go.
+//!
+//! *Invariant:* only the engine thread uses it. Every offset is checked against the capacity.
+
+mod chunks;
+#[cfg(test)]
+mod tests;
+
+use crate::error::Error;
+use crate::gpu::{Buffer, Context, DevicePtr, PinnedBuffer, Stream};
+
+use super::failed;
+use chunks::{Chunks, Shrunk};
+
+/// The arena.
+#[derive(Debug)]
+pub(super) struct Arena {
+    context: Context,
+    memory: Memory,
+    capacity: u64,
+    generation: u64,
+}
+
+/// What it lies in.
+#[derive(Debug)]
+enum Memory {
+    Whole(Option<Buffer>),
+    Chunks(Chunks),
+}
+
+impl Arena {
+    /// An arena without memory. `stream` is for a look at whether the driver does as it says.
+    pub(super) fn new(context: &Context, stream: &Stream) -> Self {
+        let chunk = chunks::usual_bytes(context.attributes().total_bytes);
+        Self::with_chunks(context, chunk, stream)
+    }
+
+    /// The same, with chunks of `chunk` bytes where it is made of such.
+    fn with_chunks(context: &Context, chunk: u64, stream: &Stream) -> Self {
+        let memory = match Chunks::reserve(context, chunk, stream) {
+            Ok(Some(chunks)) => Memory::Chunks(chunks),
+            Ok(None) => {
+                tracing::info!(
+                    "the driver does not keep memory and addresses apart; the arena is one allocation"
+                );
+                Memory::Whole(None)
+            }
+            Err(error) => {
+                tracing::info!(%error, "the driver does not map memory as it should; the arena is one allocation");
+                Memory::Whole(None)
+            }
+        };
+        Self {
+            context: context.clone(),
+            memory,
+            capacity: 0,
+            generation: 0,
+        }
+    }
+
+    /// Changes whenever addresses do, and when memory behind them was taken away.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Bytes that may be used.
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// What a capacity is rounded up to a multiple of, where a change of it holds no more than the larger of the two
+    /// capacities; 0 where it holds both for a moment.
+    pub(super) fn granularity(&self) -> u64 {
+        match &self.memory {
+            Memory::Whole(_) => 0,
+            Memory::Chunks(chunks) => chunks.granularity(),
+        }
+    }
+
+    /// The address of `bytes` bytes at an offset.
+    pub(super) fn at(&self, offset: u64, bytes: u64) -> u64 {
+        let end = offset.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.capacity),
+            "bytes {offset}..{offset}+{bytes} are outside of the arena's {}",
+            self.capacity
+        );
+        self.base() + offset
+    }
+
+    /// The address of offset 0; 0 before there is one.
+    pub(super) fn base(&self) -> u64 {
+        match &self.memory {
+            Memory::Whole(buffer) => buffer.as_ref().map_or(0, |b| b.ptr().0),
+            Memory::Chunks(chunks) => chunks.base().0,
+        }
+    }
+
+    /// Gives all memory back and takes the first of `sizes` that the driver does not refuse. Nothing may be under way.
+    pub(super) fn renew(&mut self, sizes: &[u64]) -> Result<u64, Error> {
+        self.capacity = 0;
+        self.generation += 1;
+        match &mut self.memory {
+            Memory::Whole(buffer) => *buffer = None,
+            Memory::Chunks(chunks) => chunks
+                .clear()
+                .map_err(|e| failed("giving the arena's memory back", e))?,
+        }
+        let mut refused = Error::Config("an arena is renewed with some size".to_owned());
+        for &bytes in sizes {
+            match self.take(bytes) {
+                Ok(()) => return Ok(bytes),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    /// The first memory of an arena that has none.
+    fn take(&mut self, bytes: u64) -> Result<(), Error> {
+        if let Memory::Chunks(chunks) = &mut self.memory {
+            match chunks.grow(bytes) {
+                Ok(()) => {
+                    self.capacity = bytes;
+                    return Ok(());
+                }
+                Err(error)
+                    if error.is_out_of_memory() || error.is_lost() || bytes > chunks.most() =>
+                {
+                    return Err(self.refused(bytes, &error));
+                }
+                // What is refused for no want of memory will not be had later either.
+                Err(error) => {
+                    tracing::warn!(%error, "the driver does not map the arena's memory; the arena is one allocation");
+                    self.memory = Memory::Whole(None);
+                }
+            }
+        }
+        let buffer = Buffer::new(&self.context, bytes).map_err(|e| self.refused(bytes, &e))?;
+        self.memory = Memory::Whole(Some(buffer));
+        self.capacity = bytes;
+        self.generation += 1;
+        Ok(())
+    }
+
+    fn refused(&self, bytes: u64, error: &crate::gpu::Error) -> Error {
+        if error.is_lost() {
+            return failed("allocating the arena", error.clone());
+        }
+        let free = self.context.memory().map_or(0, |m| m.free);
+        let held = self.capacity;
+        Error::Memory {
+            kind: super::vendor_name(&self.context),
+            bytes,
+            message: format!("{error}; {free} bytes are free and {held} are held"),
+        }
+    }
+
+    /// Makes `bytes` usable. `stream` carries copies, `pinned` what passes through the host; nothing else may be under way
+    /// on the device.
+    pub(super) fn set_capacity(
+        &mut self,
+        bytes: u64,
+        stream: &Stream,
+        pinned: &mut PinnedBuffer,
+    ) -> Result<(), Error> {
+        match &mut self.memory {
+            Memory::Whole(_) => self.set_whole(bytes, stream),
+            Memory::Chunks(chunks) if chunks.mapped() == 0 => self.take(bytes),
+            Memory::Chunks(chunks) if bytes > chunks.mapped() => {
+                if let Err(error) = chunks.grow(bytes) {
+                    return Err(self.refused(bytes, &error));
+                }
+                self.capacity = bytes;
+                Ok(())
+            }
+            Memory::Chunks(chunks) => {
+                let kept = self.capacity.min(bytes);
+                let before = chunks.mapped();
+                let shrunk = chunks.shrink(bytes, kept, stream, pinned);
+                self.generation += u64::from(chunks.mapped() < before);
+                match shrunk {
+                    Shrunk::Yes => {}
+                    Shrunk::Less(error) if error.is_lost() => {
+                        return Err(failed("making the arena smaller", error));
+                    }
+                    Shrunk::Less(error) => {
+                        tracing::warn!(%error, "the arena's last part cannot be replaced by a smaller one; its end stays unused");
+                    }
+                    Shrunk::Gone(error) => {
+                        self.capacity = self.capacity.min(chunks.mapped());
+                        return Err(Error::Lost(format!(
+                            "the driver does not give memory back that it was given for a moment: {error}"
+                        )));
+                    }
+                }
+                self.capacity = bytes;
+                Ok(())
+            }
+        }
+    }
+
+    /// Of an arena that is one allocation.
+    fn set_whole(&mut self, bytes: u64, stream: &Stream) -> Result<(), Error> {
+        let Memory::Whole(buffer) = &mut self.memory else {
+            return Ok(());
+        };
+        let held = buffer.as_ref().map_or(0, Buffer::bytes);
+        if bytes == held {
+            self.capacity = bytes;
+            return Ok(());
+        }
+        let fresh = match Buffer::new(&self.context, bytes) {
+            Ok(fresh) => fresh,
+            // A smaller arena needs no memory: the rest is simply not used.
+            Err(error) if bytes < held => {
+                tracing::warn!(%error, "the arena cannot be moved to a smaller one; its end stays unused");
+                self.capacity = bytes;
+                return Ok(());
+            }
+            Err(error) => return Err(self.refused(bytes, &error)),
+        };
+        if let Some(old) = buffer {
+            let kept = self.capacity.min(bytes);
+            if kept > 0 {
+                let driver = self.context.driver();
+                driver
+                    .and_then(|driver| {
+                        // SAFETY: both buffers are alive until the wait below and at least this long; nothing else is
+                        // under way (the caller's promise).
+                        unsafe {
+                            driver.copy_d2d_async(fresh.ptr(), old.ptr(), kept, stream.handle())
+                        }
+                    })
+                    .and_then(|()| stream.synchronize())
+                    .map_err(|e| failed("moving the arena", e))?;
+            }
+        }
+        *buffer = Some(fresh);
+        self.capacity = bytes;
+        self.generation += 1;
+        Ok(())
+    }
+
+    /// Queues a move with the semantics of memmove, through `bounce` where the ranges are so close that pieces would be
+    /// small.
+    pub(super) fn move_bytes(
+        &self,
+        from: u64,
+        to: u64,
+        bytes: u64,
+        bounce: (u64, u64),
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        self.at(from, bytes);
+        self.at(to, bytes);
+        let distance = from.abs_diff(to);
+        if distance == 0 || bytes == 0 {
+            return Ok(());
+        }
+        let (bounce_at, bounce_bytes) = bounce;
+        let direct = distance >= bounce_bytes;
+        let step = if direct { distance } else { bounce_bytes };
+        let pieces = bytes.div_ceil(step);
+        for i in 0..pieces {
+            // Downwards from the front, upwards from the back: a piece never lands on one that is still to be read.
+            let at = step * if to < from { i } else { pieces - 1 - i };
+            let n = step.min(bytes - at);
+            let copy = |from, to| {
+                let (from, to) = (self.at(from, n), self.at(to, n));
+                let driver = self.context.driver();
+                driver
+                    // SAFETY: ranges inside the arena, as checked, and at least a piece apart; the ledger gives both to this
+                    // move alone, and the stream orders it with what used them before and after.
+                    .and_then(|driver| unsafe {
+                        driver.copy_d2d_async(DevicePtr(to), DevicePtr(from), n, stream.handle())
+                    })
+                    .map_err(|e| failed("moving a slab", e))
+            };
+            if direct {
+                copy(from + at, to + at)?;
+            } else {
+                copy(from + at, bounce_at)?;
+                copy(bounce_at, to + at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues zeros.
+    pub(super) fn zero(&self, offset: u64, bytes: u64, stream: &Stream) -> Result<(), Error> {
+        let to = DevicePtr(self.at(offset, bytes));
+        if self.capacity == 0 {
+            return Ok(());
+        }
+        let driver = self.context.driver();
+        driver
+            // SAFETY: inside the arena, as checked; the ledger gives the range to the caller alone.
+            .and_then(|driver| unsafe { driver.memset_async(to, 0, bytes, stream.handle()) })
+            .map_err(|e| failed("clearing memory", e))
+    }
+}
