@@ -95,3 +95,45 @@ fn an_upload_whose_event_cannot_be_asked_for_is_waited_for() {
     assert_eq!(fake.violations(), Vec::<String>::new());
     assert_eq!(fake.live(), Live::default());
 }
+
+/// Once the compute stream could not be told to wait for an upload, and the upload was forgotten while its copies were
+/// still queued: they ran into a slab, and an arena, that were somebody else's.
+#[test]
+fn an_upload_that_no_stream_can_wait_for_is_waited_for_by_the_host() {
+    const CALL: &str = "hipStreamWaitEvent";
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    let (file, desc) = matrix();
+    let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
+    let layout = Arc::new(device.layout(&[desc]).unwrap());
+    let mut upload = |n: u64| {
+        // The streams wait for one another piece by piece, and at last for the whole.
+        if n > 0 {
+            fake.fail(CALL, n, INVALID_VALUE);
+        }
+        let calls = fake.calls(CALL);
+        let begun = device.begin_upload(Upload {
+            file: Arc::clone(&mapped),
+            layout: Arc::clone(&layout),
+            slab: SLAB,
+        });
+        let waited = device.wait_upload(begun.unwrap());
+        let queued = fake.queued();
+        (fake.calls(CALL) - calls, waited, queued)
+    };
+    // The first one finds slots that nobody has used.
+    upload(0).1.unwrap();
+    let (calls, waited, queued) = upload(0);
+    waited.unwrap();
+    assert!(calls > 1 && queued > 0, "{calls}, {queued}");
+    let (_, waited, queued) = upload(calls);
+    let error = waited.unwrap_err().to_string();
+    assert!(error.contains(CALL), "{error}");
+    assert_eq!(queued, 0);
+    assert_eq!(fake.calls("hipMemUnmap"), 2, "those of the look");
+    device.set_capacity(CAPACITY / 2).unwrap();
+    device.forget_file(&mapped);
+    drop(device);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    assert_eq!(fake.live(), Live::default());
+}

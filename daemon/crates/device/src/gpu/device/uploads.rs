@@ -333,9 +333,11 @@ impl Uploads {
         if job.failed.load(Ordering::Relaxed) {
             return self.settle(&job);
         }
-        compute
-            .wait(&job.done)
-            .map_err(|e| failed("waiting for an upload", e))?;
+        if let Err(error) = compute.wait(&job.done) {
+            // Nobody asks for it again, and its slab goes to others: the host waits in the stream's place.
+            self.settle(&job)?;
+            return Err(failed("waiting for an upload", error));
+        }
         self.settling.push(job);
         Ok(())
     }
@@ -367,6 +369,9 @@ impl Uploads {
             self.until_enqueued(job);
             if !job.failed.load(Ordering::Relaxed) {
                 wait::until_passed(&job.done, self.patience)?;
+            } else if let Err(error) = lock(&self.shared.lane).synchronize() {
+                // Pieces before the one that failed may be queued still.
+                return Err(failed("waiting for an upload", error));
             }
         }
         for job in std::mem::take(&mut self.settling) {
