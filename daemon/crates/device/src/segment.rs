@@ -1,6 +1,9 @@
 //! A segment's tensors: where they are in the file, and where a device puts them in a slab.
 
 use rocmforge_gguf::TensorType;
+use rocmforge_kernels::host::WeightType;
+
+use crate::error::Error;
 
 /// How a tensor is used, which decides its form on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +31,32 @@ pub struct TensorDesc {
     pub bytes: u64,
     /// How it is used.
     pub role: Role,
+}
+
+impl TensorDesc {
+    /// The kernels' name for its type.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where no kernel computes with it.
+    pub(crate) fn weight_type(&self) -> Result<WeightType, Error> {
+        crate::weight_type(self.ty).ok_or_else(|| Error::Unsupported {
+            operation: "layout",
+            tensor: self.name.clone(),
+            ty: self.ty.name().to_owned(),
+            supported: crate::supported_types(),
+        })
+    }
+
+    /// The refusal of its shape.
+    pub(crate) fn wrong_shape(&self, message: String) -> Error {
+        Error::Shape {
+            tensor: self.name.clone(),
+            ty: self.ty.name().to_owned(),
+            cols: self.cols,
+            rows: self.rows,
+            message,
+        }
+    }
 }
 
 /// A tensor's place inside its segment's slab.

@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::ops::{Batch, Buf, Op, PlacedBuf};
 use crate::{
     Bound, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload,
-    UploadTicket, weight_type,
+    UploadTicket,
 };
 use arena::Arena;
 use staging::Staging;
@@ -83,23 +83,13 @@ impl HostDevice {
 
 /// The packed form of a matrix.
 fn packed(desc: &TensorDesc, isa: Isa) -> Result<PackedMatrix, Error> {
-    let ty = weight_type(desc.ty).ok_or_else(|| unsupported(desc))?;
-    PackedMatrix::new(ty, desc.rows as usize, desc.cols as usize, isa).map_err(|e| Error::Shape {
-        tensor: desc.name.clone(),
-        ty: desc.ty.name().to_owned(),
-        cols: desc.cols,
-        rows: desc.rows,
-        message: e.to_string(),
-    })
-}
-
-fn unsupported(desc: &TensorDesc) -> Error {
-    Error::Unsupported {
-        operation: "layout",
-        tensor: desc.name.clone(),
-        ty: desc.ty.name().to_owned(),
-        supported: crate::supported_types(),
-    }
+    PackedMatrix::new(
+        desc.weight_type()?,
+        desc.rows as usize,
+        desc.cols as usize,
+        isa,
+    )
+    .map_err(|e| desc.wrong_shape(e.to_string()))
 }
 
 impl Device for HostDevice {
@@ -122,23 +112,8 @@ impl Device for HostDevice {
 
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
         SegmentLayout::place(tensors, |desc| match desc.role {
-            Role::Matrix => {
-                let matrix = packed(desc, self.isa)?;
-                if matrix.ty().is_quantized() && desc.cols % 32 != 0 {
-                    return Err(Error::Shape {
-                        tensor: desc.name.clone(),
-                        ty: desc.ty.name().to_owned(),
-                        cols: desc.cols,
-                        rows: desc.rows,
-                        message: "rows must be a multiple of 32 elements".to_owned(),
-                    });
-                }
-                Ok(matrix.packed_bytes() as u64)
-            }
-            Role::Vector => {
-                weight_type(desc.ty).ok_or_else(|| unsupported(desc))?;
-                Ok(desc.cols * 4)
-            }
+            Role::Matrix => Ok(packed(desc, self.isa)?.packed_bytes() as u64),
+            Role::Vector => desc.weight_type().map(|_| desc.cols * 4),
         })
     }
 

@@ -19,7 +19,7 @@ use rocmforge_kernels::host::{Error as KernelError, Isa, Pool, reference};
 
 use crate::error::Error;
 use crate::segment::{Placed, Role};
-use crate::{Upload, UploadTicket, weight_type};
+use crate::{Upload, UploadTicket};
 
 use super::arena::Arena;
 
@@ -108,7 +108,7 @@ impl Job {
         at: u64,
         shared: &Shared,
     ) -> Result<Result<(), KernelError>, Error> {
-        let ty = weight_type(placed.desc.ty).ok_or_else(|| super::unsupported(&placed.desc))?;
+        let ty = placed.desc.weight_type()?;
         let target = shared.arena.floats_mut(at, placed.desc.cols as usize);
         let name = placed.desc.name.clone();
         let read = self.read(placed, 0..placed.desc.bytes as usize, |bytes| {
