@@ -119,6 +119,21 @@ impl Fixed {
             slot_bytes,
         }
     }
+
+    /// Its parts as addresses, in an arena that begins at `base`.
+    pub(super) fn addresses(self, base: u64) -> Self {
+        Self {
+            flags: base + self.flags,
+            results: base + self.results,
+            candidates: base + self.candidates,
+            counters: base + self.counters,
+            table: base + self.table,
+            bounce: base + self.bounce,
+            slots: base + self.slots,
+            tail: base + self.tail,
+            ..self
+        }
+    }
 }
 
 #[cfg(test)]

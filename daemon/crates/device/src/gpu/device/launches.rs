@@ -15,7 +15,6 @@ use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
 use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
-use rocmforge_kernels::host::WeightType;
 
 use crate::error::Error;
 use crate::gpu::blas::Gemm;
@@ -469,10 +468,8 @@ impl<'a> Lowering<'a> {
 
     fn matrix(&self, p: &Product, bound: Bound<'_>, add: Option<Buf>) -> Lowered<Matrix> {
         let placed = &bound.layout.tensors[p.weight];
-        let ty: WeightType =
-            weight_type(placed.desc.ty).ok_or_else(|| super::unsupported(&placed.desc))?;
         Ok(Matrix {
-            ty,
+            ty: placed.desc.weight_type()?,
             weights: self.arena + bound.slab + placed.at,
             rows: placed.desc.rows,
             out: self.at(add.unwrap_or(p.out)),

@@ -21,7 +21,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ use rocmforge_kernels::host::reference;
 use crate::error::Error;
 use crate::gpu::{Context, Event, PinnedBuffer, Stream};
 use crate::segment::{Placed, Role};
-use crate::{Outline, Upload, UploadTicket, weight_type};
+use crate::{Outline, Upload, UploadTicket};
 
 use super::fixed::{FLAGS, Fixed, SLOTS};
 use super::kernels::Kernels;
@@ -141,8 +141,6 @@ struct Shared {
     fixed: Mutex<Fixed>,
     /// u32 a flag, copied back when an upload ends.
     flags: PinnedBuffer,
-    bytes_direct: AtomicU64,
-    bytes_ring: AtomicU64,
 }
 
 /// How uploads are set up.
@@ -212,8 +210,6 @@ impl Uploads {
             fixed: Mutex::default(),
             flags: PinnedBuffer::new(context, FLAGS as usize * 4)
                 .map_err(|e| failed("allocating pinned memory", e))?,
-            bytes_direct: AtomicU64::new(0),
-            bytes_ring: AtomicU64::new(0),
         });
         let mut uploads = Self {
             shared,
@@ -240,14 +236,6 @@ impl Uploads {
     /// Tells where the fixed block's parts are, as addresses. Nothing may be under way.
     pub(super) fn set_fixed(&mut self, addresses: Fixed) {
         *lock(&self.shared.fixed) = addresses;
-    }
-
-    /// Bytes that came from registered mappings and through pinned buffers.
-    pub(super) fn bytes(&self) -> (u64, u64) {
-        (
-            self.shared.bytes_direct.load(Ordering::Relaxed),
-            self.shared.bytes_ring.load(Ordering::Relaxed),
-        )
     }
 
     /// Keeps registrations from delaying other calls while it lives.
@@ -516,15 +504,9 @@ fn pieces(upload: &Upload, slot_bytes: u64) -> Result<Vec<Piece>, Error> {
         }
         let row_bytes = desc.bytes / desc.rows.max(1);
         if row_bytes > slot_bytes {
-            return Err(Error::Shape {
-                tensor: desc.name.clone(),
-                ty: desc.ty.name().to_owned(),
-                cols: desc.cols,
-                rows: desc.rows,
-                message: format!(
-                    "a row has {row_bytes} bytes and staging {slot_bytes}; raise the budget"
-                ),
-            });
+            return Err(desc.wrong_shape(format!(
+                "a row has {row_bytes} bytes and staging {slot_bytes}; raise the budget"
+            )));
         }
         let step = (slot_bytes / row_bytes.max(1)).max(1);
         let mut row = 0;
@@ -696,7 +678,6 @@ fn bring(shared: &Shared, job: &Job, piece: &Piece) -> Result<(), Error> {
                 }
             }
             if at == start + bytes {
-                shared.bytes_direct.fetch_add(bytes, Ordering::Relaxed);
                 job.upload.file.count_read(bytes);
                 let _held = shared.windows.hold();
                 let lane = &mut lock(&shared.lane);
@@ -764,7 +745,6 @@ fn bring_through_ring(
         let given = shared.ring.give(piece, &lane.copy);
         drop(lane);
         queued.and(given)?;
-        shared.bytes_ring.fetch_add(bytes, Ordering::Relaxed);
         row = end;
     }
     Ok(())
@@ -781,7 +761,7 @@ fn queue_rows(
 ) -> Result<(), Error> {
     let fixed = *lock(&shared.fixed);
     let desc = &placed.desc;
-    let ty = weight_type(desc.ty).ok_or_else(|| super::unsupported(desc))?;
+    let ty = desc.weight_type()?;
     let slot = lane.next_slot;
     lane.next_slot = (slot + 1) % SLOTS;
     let slot_at = fixed.slots + slot as u64 * fixed.slot_bytes;
@@ -837,7 +817,7 @@ fn bring_vectors(shared: &Shared, job: &Job) -> Result<(), Error> {
         .filter(|t| t.desc.role == Role::Vector);
     for placed in vectors {
         let desc = &placed.desc;
-        let ty = weight_type(desc.ty).ok_or_else(|| super::unsupported(desc))?;
+        let ty = desc.weight_type()?;
         let mut values = vec![0.0f32; desc.cols as usize];
         let range = desc.offset..desc.offset + desc.bytes;
         let read = job

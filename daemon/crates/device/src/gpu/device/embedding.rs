@@ -1,0 +1,81 @@
+//! Rows of an embedding, as the file has them, into a buffer of a pass: dequantized by the device where they are many.
+
+use rocmforge_kernels::gpu as gpu_kernels;
+use rocmforge_kernels::gpu::ops::weights::{self, Weights};
+use rocmforge_kernels::host::{WeightType, reference};
+
+use crate::error::Error;
+use crate::ops::{Buf, PlacedBuf};
+use crate::{Device, Scratch};
+
+use super::{GpuDevice, launch_error, pass_data};
+
+/// Rows from which on the device dequantizes them.
+const DEVICE_ROWS_MIN: u64 = 32;
+
+impl GpuDevice {
+    /// See [`Device::write_rows`].
+    pub(super) fn write_embedding(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        ty: WeightType,
+        rows: &[u8],
+    ) -> Result<(), Error> {
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let n = (rows.len() / ty.block_bytes() * ty.block_size()) as u64 / width.max(1);
+        let (workspace, base) = self.place(scratch);
+        let planes = gpu_kernels::device_bytes(ty, n, width).map_err(|e| launch_error(&e))?;
+        let raw = base + workspace.input;
+        let repacked = (raw + rows.len() as u64).next_multiple_of(crate::ALIGNMENT);
+        // Few rows are dequantized here as fast as two launches are made.
+        let fits = repacked + planes <= raw + workspace.input_bytes;
+        if n < DEVICE_ROWS_MIN || n > scratch.layout.tokens || !fits {
+            let values = &mut std::mem::take(&mut self.embeddings);
+            values.resize((n * width) as usize, 0.0);
+            reference::dequantize(ty, rows, values).map_err(|e| Error::Config(e.to_string()))?;
+            let finite = values.iter().all(|v| v.is_finite());
+            let written = if finite {
+                self.write(scratch, buf, values)
+            } else {
+                Err(Error::NotFinite {
+                    tensor: "token_embd.weight".to_owned(),
+                })
+            };
+            self.embeddings = std::mem::take(values);
+            return written;
+        }
+        let to = self.arena.at(scratch.base + at, n * width * 4);
+        self.pass.begin();
+        pass_data::send_bytes(&self.pass_ring, &self.compute, raw, rows)?;
+        let ids: Vec<u32> = (0..n as u32).collect();
+        // The pass's own positions come after this on the same stream.
+        let ids_at = base + workspace.positions;
+        pass_data::send(
+            &self.pass_ring,
+            &self.compute,
+            ids_at,
+            &ids,
+            u32::to_le_bytes,
+            &mut Vec::new(),
+        )?;
+        let weights = Weights {
+            ty,
+            at: repacked,
+            rows: n,
+            cols: width,
+        };
+        // What is not finite shows in the logits; this flag is nobody's.
+        let flag = self.fixed_addresses()?.results + 4;
+        let launches = [
+            weights::repack(weights, raw, 0, n, flag),
+            weights::rows_f32(weights, ids_at, n, to),
+        ];
+        for launch in launches {
+            let launch = launch.map_err(|e| launch_error(&e))?;
+            // SAFETY: all places are the pass's own, as large as checked above; the stream orders them.
+            unsafe { self.kernels.launch(&launch, &self.compute)? };
+        }
+        Ok(())
+    }
+}

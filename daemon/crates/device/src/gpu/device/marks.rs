@@ -1,0 +1,42 @@
+//! Marks at both ends of the fixed block, by which memory that did not survive (a reset, a loss of power) is recognized.
+
+use crate::error::Error;
+use crate::gpu::Stream;
+
+use super::fixed::Fixed;
+use super::pass_data::send_bytes;
+use super::readback::Readback;
+use super::ring::Ring;
+
+/// What a mark is.
+const MARK: u32 = 0x5EA1_1A57;
+
+/// Addresses of the marks in a fixed block of addresses.
+fn places(fixed: &Fixed) -> [u64; 2] {
+    [fixed.results, fixed.tail]
+}
+
+/// Leaves them.
+pub(super) fn put(fixed: &Fixed, ring: &Ring, stream: &Stream) -> Result<(), Error> {
+    places(fixed)
+        .into_iter()
+        .try_for_each(|at| send_bytes(ring, stream, at, &MARK.to_le_bytes()))
+}
+
+/// Looks whether they are there.
+///
+/// # Errors
+/// [`Error::Lost`].
+pub(super) fn check(fixed: &Fixed, readback: &mut Readback, stream: &Stream) -> Result<(), Error> {
+    for at in places(fixed) {
+        let mut word = [0; 4];
+        readback.fetch(stream, at, &mut word)?;
+        if u32::from_le_bytes(word) != MARK {
+            return Err(Error::Lost(
+                "the device's memory does not hold what was left there; it was reset or lost power"
+                    .to_owned(),
+            ));
+        }
+    }
+    Ok(())
+}

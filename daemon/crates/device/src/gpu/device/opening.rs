@@ -1,0 +1,139 @@
+//! Opening a card: from a configuration to a [`GpuDevice`] without memory, and what to look at where there is none.
+
+use std::sync::Arc;
+
+use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
+
+use crate::error::Error;
+use crate::gpu::{self, Context, DeviceAttributes, Priority, Stream, Vendor};
+
+use super::arena::Arena;
+use super::config::GpuConfig;
+use super::graphs::Graphs;
+use super::kernels::{Images, Kernels};
+use super::pace::Runs;
+use super::pass_data::PassData;
+use super::products::VendorProducts;
+use super::readback::Readback;
+use super::ring::Ring;
+use super::uploads::{Uploads, UploadsConfig};
+use super::warmup::{self, WarmUp};
+use super::{GpuDevice, failed};
+
+/// Pieces of pinned memory for what passes bring along, and the bytes of one.
+const PASS_PIECES: usize = 16;
+const PASS_PIECE_BYTES: usize = 1 << 20;
+
+impl GpuDevice {
+    /// Opens a card.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where there is no driver or no such card, with what was looked for.
+    pub fn open(config: GpuConfig, images: Box<dyn Images>) -> Result<Self, Error> {
+        let refused = |e: gpu::Error| Error::Config(format!("device {}: {e}", config.vendor));
+        let driver = gpu::open(config.vendor, &config.libraries).map_err(refused)?;
+        let library = driver.library().to_owned();
+        // The runtime is there and does not work, or finds nothing to work on.
+        let no_card = |e: gpu::Error| {
+            Error::Config(format!(
+                "device {}: {library} was opened, but {e}; {}",
+                config.vendor,
+                what_to_look_at(config.vendor)
+            ))
+        };
+        let count = driver.device_count().map_err(no_card)?;
+        if config.ordinal >= count {
+            return Err(Error::Config(format!(
+                "there is no device {}:{}; {library} has {count}; {} (`rocmforged --list-devices` lists them)",
+                config.vendor,
+                config.ordinal,
+                what_to_look_at(config.vendor)
+            )));
+        }
+        let context = Context::open(driver, config.ordinal).map_err(no_card)?;
+        Self::on(context, config, images)
+    }
+
+    /// Sets an open card up.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], [`Error::Config`].
+    pub fn on(context: Context, config: GpuConfig, images: Box<dyn Images>) -> Result<Self, Error> {
+        let attributes = context.attributes();
+        let name = attributes.name.clone();
+        let target = target(config.vendor, attributes);
+        let kernels = Arc::new(Kernels::new(&context, images));
+        let uploads = Uploads::start(
+            &context,
+            Arc::clone(&kernels),
+            UploadsConfig {
+                threads: config.staging_threads,
+                ring_pieces: config.ring_pieces,
+                ring_piece_bytes: config.ring_piece_bytes,
+                registered_bytes_max: config.registered_bytes_max,
+                patience: config.watchdog,
+            },
+        )?;
+        let compute =
+            Stream::new(&context, Priority::High).map_err(|e| failed("making a stream", e))?;
+        let products = if config.vendor_products {
+            VendorProducts::open(&context, &compute)
+        } else {
+            VendorProducts::none()
+        };
+        let arena = Arena::new(&context, &compute);
+        let mut warm_up = WarmUp::new(Arc::clone(&kernels));
+        if config.warm_up {
+            warm_up.add(warmup::always());
+        }
+        let versions = context.shared_driver().versions();
+        Ok(Self {
+            warm_up,
+            uploads,
+            graphs: Graphs::default(),
+            products,
+            kernels,
+            pass_ring: Ring::new(&context, PASS_PIECES, PASS_PIECE_BYTES, config.watchdog)?,
+            readback: Readback::new(&context, config.watchdog)?,
+            compute,
+            arena,
+            runs: Runs::new(&context)?,
+            context,
+            config,
+            target,
+            fixed: None,
+            pass: PassData::default(),
+            embeddings: Vec::new(),
+            name,
+            driver_version: versions.map(|v| v.driver).unwrap_or_default(),
+        })
+    }
+}
+
+/// A card as the builders of launches know it.
+fn target(vendor: Vendor, attributes: &DeviceAttributes) -> GpuTarget {
+    GpuTarget {
+        vendor: match vendor {
+            Vendor::Hip => gpu_kernels::Vendor::Amd,
+            Vendor::Cuda => gpu_kernels::Vendor::Nvidia,
+        },
+        arch: attributes.arch.clone(),
+        wave: attributes.wave,
+        compute_units: attributes.compute_units,
+        shared_bytes_max: attributes.shared_per_block,
+    }
+}
+
+/// What to do where a vendor's runtime finds no card.
+fn what_to_look_at(vendor: Vendor) -> &'static str {
+    match vendor {
+        Vendor::Hip => {
+            "is the amdgpu kernel driver loaded, is the card one that this runtime supports, and may this user open \
+             /dev/kfd and /dev/dri/renderD* (groups render and video)? --device host computes on the CPU"
+        }
+        Vendor::Cuda => {
+            "is the NVIDIA kernel driver loaded (nvidia-smi), and may this user open /dev/nvidia*? --device host \
+             computes on the CPU"
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Large products by a vendor's library, as long as it does them; the portable kernels otherwise.
+//!
+//! ```text
+//!   open --(no library can do a product: that pass fails)--> failed: portable kernels from then on
+//! ```
+
+use std::cell::Cell;
+
+use crate::error::Error;
+use crate::gpu::blas::{Blas, Gemm};
+use crate::gpu::{Context, Stream};
+
+/// The vendor's libraries of one device.
+#[derive(Debug)]
+pub(super) struct VendorProducts {
+    blas: Option<Blas>,
+    failed: Cell<bool>,
+}
+
+impl VendorProducts {
+    /// Opens what there is.
+    pub(super) fn open(context: &Context, stream: &Stream) -> Self {
+        let blas = Blas::open(context, stream).inspect_err(|error| {
+            tracing::info!(%error, "no vendor library for large products; the portable kernels do them");
+        });
+        Self {
+            blas: blas.ok(),
+            failed: Cell::new(false),
+        }
+    }
+
+    /// No library.
+    pub(super) fn none() -> Self {
+        Self {
+            blas: None,
+            failed: Cell::new(false),
+        }
+    }
+
+    /// Whether large products go to a library.
+    pub(super) fn usable(&self) -> bool {
+        self.blas.is_some() && !self.failed.get()
+    }
+
+    /// Queues a product. `room`: address and bytes of memory that the library may use meanwhile. One that no library can
+    /// do fails this pass, and none after it; want of memory and a lost device are not the library's fault.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], [`Error::Config`], [`Error::Memory`], [`Error::Lost`].
+    pub(super) fn gemm(&self, gemm: &Gemm, room: (u64, u64)) -> Result<(), Error> {
+        let blas = self.blas.as_ref();
+        let blas = blas.expect("products are tiled only where there is a library");
+        let done = blas.gemm(gemm, room);
+        if let Err(error) = &done
+            && !matches!(error, Error::Memory { .. } | Error::Lost(_))
+            && !self.failed.replace(true)
+        {
+            tracing::warn!(%error, "large products are done by the portable kernels from now on, which is slower");
+        }
+        done
+    }
+}

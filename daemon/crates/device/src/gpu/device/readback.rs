@@ -1,0 +1,74 @@
+//! From the device to the host: the one place where the engine thread waits for the compute stream.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Stream};
+
+use super::{failed, stream_driver, wait};
+
+/// Bytes of one read from the device at a time.
+const READ_BYTES: usize = 4 << 20;
+
+/// Pinned memory that results pass through.
+#[derive(Debug)]
+pub(super) struct Readback {
+    memory: PinnedBuffer,
+    done: Event,
+    patience: Duration,
+}
+
+impl Readback {
+    pub(super) fn new(context: &Context, patience: Duration) -> Result<Self, Error> {
+        Ok(Self {
+            memory: PinnedBuffer::new(context, READ_BYTES)
+                .map_err(|e| failed("allocating pinned memory", e))?,
+            done: Event::new(context, false).map_err(|e| failed("making an event", e))?,
+            patience,
+        })
+    }
+
+    /// The pinned memory itself: between two waits nothing is copied into it.
+    pub(super) fn memory(&mut self) -> &mut PinnedBuffer {
+        &mut self.memory
+    }
+
+    /// Waits for what a stream has queued.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`].
+    pub(super) fn finish(&mut self, stream: &Stream) -> Result<(), Error> {
+        self.done
+            .record(stream)
+            .map_err(|e| failed("recording an event", e))?;
+        wait::until_passed(&self.done, self.patience)
+    }
+
+    /// Copies from an address of the arena to the host, after what a stream has queued.
+    ///
+    /// # Errors
+    /// As [`Readback::finish`].
+    pub(super) fn fetch(&mut self, stream: &Stream, at: u64, out: &mut [u8]) -> Result<(), Error> {
+        for (i, part) in out.chunks_mut(READ_BYTES).enumerate() {
+            let from = DevicePtr(at + (i * READ_BYTES) as u64);
+            let driver = stream_driver(stream)?;
+            // SAFETY: the source is inside the arena (the callers asked it for the address), the destination is as long
+            // as a part at least and is not looked at before the wait has ended.
+            unsafe {
+                driver.copy_d2h_async(
+                    self.memory.as_ptr(),
+                    from,
+                    part.len() as u64,
+                    stream.handle(),
+                )
+            }
+            .map_err(|e| failed("reading from the device", e))?;
+            drop(driver);
+            self.finish(stream)?;
+            // SAFETY: the copy into it has ended.
+            let bytes = unsafe { self.memory.as_slice() };
+            part.copy_from_slice(&bytes[..part.len()]);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! The largest elements of rows of logits, found on the device.
+
+use rocmforge_kernels::gpu::ops::sample::{self, TopK};
+
+use crate::error::Error;
+use crate::ops::{Buf, PlacedBuf};
+use crate::{Candidates, Scratch};
+
+use super::{GpuDevice, launch_error};
+
+impl GpuDevice {
+    /// See [`crate::Device::top_k`]; nothing where the fixed block has no room for the candidates.
+    pub(super) fn largest(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+        k: usize,
+    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
+        let fixed = self.fixed_addresses()?;
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let n = width as u32;
+        let k = k.min(width as usize);
+        if rows == 0 || k == 0 || k > sample::K_MAX as usize {
+            return Ok(None);
+        }
+        let room = sample::candidates_bytes(rows as u64, n, k as u32);
+        let part = rows * k * 4;
+        // A mark has the first word of the results.
+        if room > fixed.candidates_bytes
+            || part * 2 + 8 > (fixed.candidates - fixed.results) as usize
+        {
+            return Ok(None);
+        }
+        let logits = self.arena.at(scratch.base + at, rows as u64 * width * 4);
+        let (ids, values) = (fixed.results + 8, fixed.results + 8 + part as u64);
+        let to = TopK {
+            candidates: fixed.candidates,
+            values: Some(values),
+            ids,
+            next: None,
+        };
+        let launches = sample::top_k(logits, rows as u32, width, k as u32, to)
+            .map_err(|e| launch_error(&e))?;
+        for launch in &launches {
+            // SAFETY: the logits are the pass's, the rest is the fixed block's.
+            unsafe { self.kernels.launch(launch, &self.compute)? };
+        }
+        let mut bytes = vec![0; part * 2];
+        self.readback.fetch(&self.compute, ids, &mut bytes)?;
+        self.uploads.settle_used()?;
+        let words = |bytes: &[u8]| -> Vec<u32> {
+            let (words, _) = bytes.as_chunks::<4>();
+            words.iter().map(|w| u32::from_le_bytes(*w)).collect()
+        };
+        let (ids, values) = (words(&bytes[..part]), words(&bytes[part..]));
+        let found = ids.chunks_exact(k).zip(values.chunks_exact(k));
+        let found = found.map(|(ids, values)| {
+            let row = ids
+                .iter()
+                .zip(values)
+                .map(|(&i, &v)| (i, f32::from_bits(v)));
+            let row: Candidates = row.collect();
+            row[0].1.is_finite().then_some(row)
+        });
+        Ok(Some(found.collect()))
+    }
+}
