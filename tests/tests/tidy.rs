@@ -11,11 +11,7 @@ use rocmforge_tests::fixtures;
 const LINES_MAX: usize = 600;
 
 /// Longer files, each with the reason why it is one subject.
-const LONGER: [(&str, &str); 5] = [
-    (
-        "daemon/crates/device/src/gpu/device/uploads.rs",
-        "an upload's way from the file to its slab",
-    ),
+const LONGER: [(&str, &str); 4] = [
     (
         "daemon/crates/device/src/gpu/cuda.rs",
         "one table of driver functions",

@@ -6,7 +6,7 @@
 //!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations, fused by fuse.rs),
 //!                   products.rs (the vendor's), graphs.rs (recorded decode steps), sampling.rs, readback.rs
 //!                                                              on the compute stream
-//! staging threads --> uploads.rs, windows.rs (registered mappings), ring.rs (pinned memory)
+//! staging threads --> uploads/, windows.rs (registered mappings), ring.rs (pinned memory)
 //!                                                              on the copy and repack streams
 //! kernel threads --> warmup.rs (a model's kernels, ahead of its first request)
 //! ```

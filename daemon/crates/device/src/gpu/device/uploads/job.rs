@@ -1,0 +1,196 @@
+//! One upload: cut into pieces, and how far its pieces are.
+//!
+//! ```text
+//!   queued --(all pieces ended)--> enqueued: its event is recorded, or it has failed
+//! ```
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::error::Error;
+use crate::gpu::device::failed;
+use crate::gpu::device::fixed::FLAGS;
+use crate::gpu::device::windows::{WindowKey, Windows};
+use crate::gpu::{Context, Event, Stream};
+use crate::segment::Role;
+use crate::{Upload, UploadTicket};
+
+use super::lock;
+
+/// What one staging thread does at a time.
+#[derive(Debug)]
+pub(super) enum Piece {
+    /// Rows of a matrix.
+    Rows { tensor: usize, rows: Range<u64> },
+    /// All vectors of the segment: small, and kept as f32.
+    Vectors,
+}
+
+/// An upload that is not settled.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) ticket: UploadTicket,
+    pub(super) upload: Upload,
+    /// Address of the slab.
+    pub(super) slab: u64,
+    pieces: Vec<Piece>,
+    next: AtomicUsize,
+    ended: AtomicUsize,
+    failed: AtomicBool,
+    error: Mutex<Option<Error>>,
+    /// What the operations before the upload had queued.
+    pub(super) before: Event,
+    /// The end of the upload on the device.
+    pub(super) done: Event,
+    /// Which flag its repacking raises for a scale that is not finite.
+    pub(super) flag: u64,
+    windows: Mutex<Vec<WindowKey>>,
+}
+
+impl Job {
+    /// Cuts an upload into pieces that fit a slot; it comes behind what `compute` has queued.
+    pub(super) fn new(
+        context: &Context,
+        ticket: UploadTicket,
+        upload: Upload,
+        slab: u64,
+        slot_bytes: u64,
+        compute: &Stream,
+    ) -> Result<Self, Error> {
+        let pieces = pieces(&upload, slot_bytes)?;
+        let event = || Event::new(context, false).map_err(|e| failed("making an event", e));
+        let before = event()?;
+        before
+            .record(compute)
+            .map_err(|e| failed("recording an event", e))?;
+        Ok(Self {
+            ticket,
+            slab,
+            pieces,
+            next: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            error: Mutex::new(None),
+            before,
+            done: event()?,
+            flag: ticket.0 % FLAGS,
+            windows: Mutex::default(),
+            upload,
+        })
+    }
+
+    /// The next piece that no thread has taken.
+    pub(super) fn take(&self) -> Option<usize> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        (index < self.pieces.len()).then_some(index)
+    }
+
+    pub(super) fn piece(&self, index: usize) -> &Piece {
+        &self.pieces[index]
+    }
+
+    /// Whether one piece is all that has not ended.
+    pub(super) fn is_at_last_piece(&self) -> bool {
+        self.ended.load(Ordering::Acquire) + 1 == self.pieces.len()
+    }
+
+    /// Counts a piece.
+    pub(super) fn end_piece(&self) {
+        self.ended.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_enqueued(&self) -> bool {
+        self.ended.load(Ordering::Acquire) == self.pieces.len()
+    }
+
+    /// Whether nothing of it is under way any more, as far as the driver says.
+    pub(super) fn has_ended(&self) -> bool {
+        self.is_enqueued() && (self.has_failed() || self.done.is_passed().unwrap_or(true))
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Keeps the first error; pieces that are left are skipped.
+    pub(super) fn fail(&self, error: Error) {
+        self.failed.store(true, Ordering::Relaxed);
+        lock(&self.error).get_or_insert(error);
+    }
+
+    pub(super) fn take_error(&self) -> Option<Error> {
+        lock(&self.error).take()
+    }
+
+    /// Address and bytes left of the registered window with a byte of the file, as [`Windows::address`] has it; the window
+    /// stays registered until [`Job::release_windows`].
+    pub(super) fn window(
+        &self,
+        windows: &Windows,
+        at: u64,
+    ) -> Result<Option<(*const u8, u64)>, Error> {
+        let mut used = lock(&self.windows).clone();
+        let known = used.len();
+        let found = windows.address(&self.upload.file, at, &mut used)?;
+        if used.len() > known {
+            self.note_window(windows, used[known]);
+        }
+        Ok(found)
+    }
+
+    /// Notes that the upload uses a window; a second note of the same by another thread is taken back.
+    fn note_window(&self, windows: &Windows, key: WindowKey) {
+        let mut noted = lock(&self.windows);
+        if noted.contains(&key) {
+            drop(noted);
+            windows.release(&[key]);
+        } else {
+            noted.push(key);
+        }
+    }
+
+    /// No copy from the upload's windows is under way any more.
+    pub(super) fn release_windows(&self, windows: &Windows) {
+        windows.release(&lock(&self.windows));
+    }
+
+    /// Its first tensor, for messages.
+    pub(super) fn first_name(&self) -> String {
+        let first = self.upload.layout.tensors.first();
+        first.map(|t| t.desc.name.clone()).unwrap_or_default()
+    }
+}
+
+/// Vectors first, then rows of matrices that fit a slot.
+fn pieces(upload: &Upload, slot_bytes: u64) -> Result<Vec<Piece>, Error> {
+    let mut pieces = Vec::new();
+    let mut vectors = false;
+    for (tensor, placed) in upload.layout.tensors.iter().enumerate() {
+        let desc = &placed.desc;
+        if desc.role == Role::Vector {
+            vectors = true;
+            continue;
+        }
+        let row_bytes = desc.bytes / desc.rows.max(1);
+        if row_bytes > slot_bytes {
+            return Err(desc.wrong_shape(format!(
+                "a row has {row_bytes} bytes and staging {slot_bytes}; raise the budget"
+            )));
+        }
+        let step = (slot_bytes / row_bytes.max(1)).max(1);
+        let mut row = 0;
+        while row < desc.rows {
+            let end = desc.rows.min(row + step);
+            pieces.push(Piece::Rows {
+                tensor,
+                rows: row..end,
+            });
+            row = end;
+        }
+    }
+    if vectors {
+        pieces.insert(0, Piece::Vectors);
+    }
+    Ok(pieces)
+}

@@ -1,0 +1,187 @@
+//! The streams of uploads: copies into slots, repacking out of them, and the end of an upload.
+//!
+//! ```text
+//!   copy stream:    wait for drained[slot] | copy rows            | record filled[slot]
+//!   repack stream:  wait for filled[slot]  | repack into the slab | record drained[slot]
+//! ```
+//!
+//! *Invariant:* what is queued here is queued by one thread at a time: the lane is behind a lock.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rocmforge_kernels::gpu::ops::weights::{self, Weights};
+
+use crate::UploadTicket;
+use crate::error::Error;
+use crate::gpu::device::fixed::{FLAGS, Fixed, SLOTS};
+use crate::gpu::device::kernels::Kernels;
+use crate::gpu::device::pace::Stopwatch;
+use crate::gpu::device::{failed, launch_error, stream_driver};
+use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Priority, Stream};
+use crate::segment::Placed;
+
+use super::job::Job;
+
+/// The streams that uploads are queued on, and which slot is next.
+#[derive(Debug)]
+pub(super) struct Lane {
+    kernels: Arc<Kernels>,
+    pub(super) copy: Stream,
+    pub(super) repack: Stream,
+    /// Addresses of the fixed block's parts.
+    pub(super) fixed: Fixed,
+    next_slot: usize,
+    /// The upload whose slab the repack stream has last waited for.
+    behind: Option<UploadTicket>,
+    /// For each slot: its copy has ended, its repacking has ended.
+    filled: Vec<Event>,
+    drained: Vec<Event>,
+    /// Seconds a byte of a copy.
+    pub(super) pace: Stopwatch,
+    flags: Arc<Flags>,
+}
+
+/// What uploads' flags were, u32 each, copied back when an upload ends.
+#[derive(Debug)]
+pub(super) struct Flags(PinnedBuffer);
+
+impl Flags {
+    pub(super) fn new(context: &Context) -> Result<Self, Error> {
+        PinnedBuffer::new(context, FLAGS as usize * 4)
+            .map(Self)
+            .map_err(|e| failed("allocating pinned memory", e))
+    }
+
+    /// The place of an upload's flag.
+    fn place(&self, job: &Job) -> *mut u8 {
+        self.0.as_ptr().wrapping_add(job.flag as usize * 4)
+    }
+
+    /// Whether an upload, whose event has passed, had a scale that is not finite.
+    pub(super) fn is_raised(&self, job: &Job) -> bool {
+        // SAFETY: the flag lies inside the buffer, and the copy into it has ended: the job's event has passed.
+        let flag = unsafe { self.place(job).cast::<u32>().read_volatile() };
+        flag & 1 != 0
+    }
+}
+
+impl Lane {
+    pub(super) fn new(
+        context: &Context,
+        kernels: Arc<Kernels>,
+        flags: Arc<Flags>,
+    ) -> Result<Self, Error> {
+        let stream =
+            || Stream::new(context, Priority::Normal).map_err(|e| failed("making a stream", e));
+        let event = || Event::new(context, false).map_err(|e| failed("making an event", e));
+        Ok(Self {
+            kernels,
+            copy: stream()?,
+            repack: stream()?,
+            fixed: Fixed::default(),
+            next_slot: 0,
+            behind: None,
+            filled: (0..SLOTS).map(|_| event()).collect::<Result<_, _>>()?,
+            drained: (0..SLOTS).map(|_| event()).collect::<Result<_, _>>()?,
+            pace: Stopwatch::new(context)?,
+            flags,
+        })
+    }
+
+    pub(super) fn synchronize(&self) -> Result<(), crate::gpu::Error> {
+        self.copy
+            .synchronize()
+            .and_then(|()| self.repack.synchronize())
+    }
+
+    /// Queues the copy of rows into a slot and their repacking into the slab.
+    pub(super) fn rows(
+        &mut self,
+        job: &Job,
+        placed: &Placed,
+        rows: Range<u64>,
+        parts: &[(*const u8, u64)],
+    ) -> Result<(), Error> {
+        let fixed = self.fixed;
+        let desc = &placed.desc;
+        let ty = desc.weight_type()?;
+        let slot = self.next_slot;
+        self.next_slot = (slot + 1) % SLOTS;
+        let slot_at = fixed.slots + slot as u64 * fixed.slot_bytes;
+        let flag = fixed.flags + job.flag * 4;
+        let wrong = |e| failed("queueing an upload", e);
+        let context = self.repack.context().clone();
+        let driver = context.driver().map_err(wrong)?;
+        let copy = &self.copy;
+        copy.wait(&self.drained[slot]).map_err(wrong)?;
+        let timed = self.pace.begin(copy);
+        let mut at = slot_at;
+        for &(ptr, bytes) in parts {
+            // SAFETY: the source is registered or pinned and stays so until the job has settled, respectively the piece's
+            // event has passed; the slot is drained and `bytes` fit it (the pieces were cut so).
+            unsafe { driver.copy_h2d_async(DevicePtr(at), ptr, bytes, copy.handle()) }
+                .map_err(wrong)?;
+            at += bytes;
+        }
+        // A launch may have to compile its kernel first, which is no call of the driver.
+        drop(driver);
+        self.filled[slot].record(copy).map_err(wrong)?;
+        if timed {
+            let bytes = at - slot_at;
+            self.pace.end(copy, bytes);
+        }
+        self.repack.wait(&self.filled[slot]).map_err(wrong)?;
+        if self.behind != Some(job.ticket) {
+            // Once for all that follows of this upload.
+            self.repack.wait(&job.before).map_err(wrong)?;
+            self.behind = Some(job.ticket);
+        }
+        let to = Weights {
+            ty,
+            at: job.slab + placed.at,
+            rows: desc.rows,
+            cols: desc.cols,
+        };
+        let launch = weights::repack(to, slot_at, rows.start, rows.end - rows.start, flag)
+            .map_err(|e| launch_error(&e))?;
+        // SAFETY: the slot holds the rows when the launch begins, the slab is the upload's alone.
+        let launched = unsafe { self.kernels.launch(&launch, &self.repack) };
+        self.drained[slot].record(&self.repack).map_err(wrong)?;
+        launched
+    }
+
+    /// Queues the copy of a vector's part to its address in the slab. `part` is pinned memory that is left alone until the
+    /// event that the caller records behind this has passed.
+    pub(super) fn vector(
+        &self,
+        job: &Job,
+        at: u64,
+        part: *const u8,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let driver = stream_driver(&self.repack)?;
+        self.repack
+            .wait(&job.before)
+            .and_then(|()| {
+                // SAFETY: the source is left alone, as the caller promises; the slab is the upload's alone.
+                unsafe { driver.copy_h2d_async(DevicePtr(at), part, bytes, self.repack.handle()) }
+            })
+            .map_err(|e| failed("queueing an upload", e))
+    }
+
+    /// Copies the upload's flag back and records its event.
+    pub(super) fn close(&self, job: &Job) -> Result<(), Error> {
+        let flag = DevicePtr(self.fixed.flags + job.flag * 4);
+        let stream = self.repack.handle();
+        let driver = stream_driver(&self.repack)?;
+        // SAFETY: both places lie in memory that lives as long as the streams; each upload under way has its own flag.
+        unsafe { driver.copy_d2h_async(self.flags.place(job), flag, 4, stream) }
+            .and_then(|()| {
+                // SAFETY: as above; the next upload with this flag finds it cleared.
+                unsafe { driver.memset_async(flag, 0, 4, stream) }
+            })
+            .and_then(|()| job.done.record(&self.repack))
+            .map_err(|e| failed("ending an upload", e))
+    }
+}

@@ -1,0 +1,329 @@
+//! Uploads: pieces of tensors on their way from a file into a slab.
+//!
+//! ```text
+//!                     registered window --+
+//!   file mapping --+                      +--copy stream--> raw slot --repack stream--> slab
+//!                  +-> pinned ring piece -+
+//! ```
+//!
+//! Staging threads (`staging.rs`) take pieces (`job.rs`) in order from the queue (`queue.rs`). Each makes its piece
+//! readable for the copy engine (registers the window, or fills a pinned piece) and then queues the copy and the repacking
+//! under one lock, the lane's (`lane.rs`). When the last piece of an upload is queued, its event is recorded; operations
+//! wait for that event on the device, the host for nothing but the queueing. Whether the file was still the same, and
+//! whether all scales are finite, is looked at when the event has passed. This file: the owner, which the engine thread
+//! calls.
+//!
+//! ```text
+//!   queued --(all pieces queued on the device)--> enqueued --(event passed)--> settled: right, or an error
+//! ```
+//!
+//! *Invariant:* a slab is written by the repack stream only, after the operations that were queued before the upload
+//! began. *Invariant:* the queue's lock and the lane's are never held together.
+
+mod job;
+mod lane;
+mod queue;
+mod staging;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rocmforge_gguf::MappedFile;
+
+use crate::error::Error;
+use crate::gpu::{Context, Stream};
+use crate::segment::{Placed, Role};
+use crate::{Outline, Upload, UploadTicket};
+
+use super::fixed::{FLAGS, Fixed};
+use super::kernels::Kernels;
+use super::ring::Ring;
+use super::windows::{Held, WINDOW_BYTES, Windows};
+use super::{failed, wait};
+use job::Job;
+use lane::{Flags, Lane};
+use queue::Queue;
+use staging::Staging;
+
+/// How uploads are set up.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct UploadsConfig {
+    pub(super) threads: usize,
+    pub(super) ring_pieces: usize,
+    pub(super) ring_piece_bytes: usize,
+    pub(super) registered_bytes_max: u64,
+    pub(super) patience: Duration,
+}
+
+/// The staging threads and the uploads that are not settled.
+#[derive(Debug)]
+pub(super) struct Uploads {
+    staging: Arc<Staging>,
+    flags: Arc<Flags>,
+    context: Context,
+    threads: Vec<JoinHandle<()>>,
+    under_way: HashMap<UploadTicket, Arc<Job>>,
+    /// Waited for by operations; their end has not been looked at.
+    settling: Vec<Arc<Job>>,
+    /// Results that [`Uploads::finished`] has yet to tell.
+    results: Vec<(UploadTicket, Result<(), Error>)>,
+    next_ticket: u64,
+    /// Bytes of a slot of the fixed block.
+    slot_bytes: u64,
+    patience: Duration,
+}
+
+impl Uploads {
+    pub(super) fn start(
+        context: &Context,
+        kernels: Arc<Kernels>,
+        config: UploadsConfig,
+    ) -> Result<Self, Error> {
+        let flags = Arc::new(Flags::new(context)?);
+        let staging = Arc::new(Staging {
+            windows: Windows::new(context, config.registered_bytes_max),
+            ring: Ring::new(
+                context,
+                config.ring_pieces,
+                config.ring_piece_bytes,
+                config.patience,
+            )?,
+            lane: Mutex::new(Lane::new(context, kernels, Arc::clone(&flags))?),
+            queue: Queue::new(),
+        });
+        let mut uploads = Self {
+            staging,
+            flags,
+            context: context.clone(),
+            threads: Vec::new(),
+            under_way: HashMap::new(),
+            settling: Vec::new(),
+            results: Vec::new(),
+            next_ticket: 0,
+            slot_bytes: 0,
+            patience: config.patience,
+        };
+        for i in 0..config.threads {
+            let staging = Arc::clone(&uploads.staging);
+            let thread = std::thread::Builder::new()
+                .name(format!("staging-{i}"))
+                .spawn(move || staging.serve());
+            uploads.threads.push(thread.map_err(|e| {
+                Error::Config(format!("a staging thread could not be started: {e}"))
+            })?);
+        }
+        Ok(uploads)
+    }
+
+    /// Tells where the fixed block's parts are, as addresses. Nothing may be under way.
+    pub(super) fn set_fixed(&mut self, addresses: Fixed) {
+        self.slot_bytes = addresses.slot_bytes;
+        lock(&self.staging.lane).fixed = addresses;
+    }
+
+    /// Keeps registrations from delaying other calls while it lives.
+    pub(super) fn hold(&self) -> Held<'_> {
+        self.staging.windows.hold()
+    }
+
+    /// Bytes a second of a copy by itself, once one was measured.
+    pub(super) fn bytes_per_s(&self) -> Option<f64> {
+        lock(&self.staging.lane).pace.rate()
+    }
+
+    /// Starts an upload into the slab at an address, behind what `compute` has queued.
+    pub(super) fn begin(
+        &mut self,
+        upload: Upload,
+        slab: u64,
+        compute: &Stream,
+    ) -> Result<UploadTicket, Error> {
+        if self.under_way.len() + self.settling.len() >= FLAGS as usize {
+            self.settle_all()?;
+        }
+        let ticket = UploadTicket(self.next_ticket);
+        let job = Job::new(
+            &self.context,
+            ticket,
+            upload,
+            slab,
+            self.slot_bytes,
+            compute,
+        )?;
+        self.next_ticket += 1;
+        let job = Arc::new(job);
+        self.staging.queue.push(Arc::clone(&job));
+        self.under_way.insert(ticket, job);
+        Ok(ticket)
+    }
+
+    /// Uploads that have ended since the last call.
+    pub(super) fn finished(&mut self) -> Vec<(UploadTicket, Result<(), Error>)> {
+        let ended = self.under_way.extract_if(|_, job| job.has_ended());
+        let ended = ended.map(|(_, job)| job);
+        let ended: Vec<_> = ended
+            .chain(self.settling.extract_if(.., |job| job.has_ended()))
+            .collect();
+        for job in ended {
+            let result = self.settle(&job);
+            self.results.push((job.ticket, result));
+        }
+        std::mem::take(&mut self.results)
+    }
+
+    /// Lets `compute` wait for an upload; the host waits until it is queued.
+    pub(super) fn wait(&mut self, ticket: UploadTicket, compute: &Stream) -> Result<(), Error> {
+        let job = self
+            .under_way
+            .remove(&ticket)
+            .expect("a ticket is waited for once");
+        self.until_enqueued(&job);
+        tracing::trace!(ticket = ticket.0, "an upload is queued");
+        if job.has_failed() {
+            return self.settle(&job);
+        }
+        if let Err(error) = compute.wait(&job.done) {
+            // Nobody asks for it again, and its slab goes to others: the host waits in the stream's place.
+            self.settle(&job)?;
+            return Err(failed("waiting for an upload", error));
+        }
+        self.settling.push(job);
+        Ok(())
+    }
+
+    /// After the compute stream was waited for: looks at the uploads that its operations used. The first error comes
+    /// back; [`Uploads::finished`] tells which uploads they were.
+    pub(super) fn settle_used(&mut self) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for job in std::mem::take(&mut self.settling) {
+            let result = self.settle(&job);
+            let told = match &result {
+                Ok(()) => Ok(()),
+                // The text is what counts for whoever drops the segment.
+                Err(error) => Err(Error::Driver {
+                    operation: "an upload",
+                    message: error.to_string(),
+                }),
+            };
+            self.results.push((job.ticket, told));
+            outcome = outcome.and(result);
+        }
+        outcome
+    }
+
+    /// Waits until every upload is on the device, so that memory can be moved about.
+    pub(super) fn settle_all(&mut self) -> Result<(), Error> {
+        let jobs: Vec<_> = self.under_way.values().cloned().collect();
+        for job in jobs.iter().chain(&self.settling) {
+            self.until_enqueued(job);
+            if !job.has_failed() {
+                wait::until_passed(&job.done, self.patience)?;
+            } else if let Err(error) = lock(&self.staging.lane).synchronize() {
+                // Pieces before the one that failed may be queued still.
+                return Err(failed("waiting for an upload", error));
+            }
+        }
+        for job in std::mem::take(&mut self.settling) {
+            let result = self.settle(&job);
+            self.results.push((job.ticket, result));
+        }
+        Ok(())
+    }
+
+    /// Lets idle threads register the windows that a model's uploads will read, in their order.
+    pub(super) fn register_ahead(&mut self, model: &Outline<'_>) {
+        let tensors = model.segments.iter().flat_map(|(_, l)| &l.tensors);
+        let matrices = tensors.filter(|t| t.desc.role == Role::Matrix);
+        let mut next = 0;
+        let numbers = matrices.flat_map(|Placed { desc, .. }| {
+            let first = (desc.offset / WINDOW_BYTES).max(next);
+            let end = (desc.offset + desc.bytes).div_ceil(WINDOW_BYTES);
+            next = next.max(end);
+            first..end
+        });
+        let windows = numbers.map(|number| (Arc::clone(model.file), number));
+        self.staging.queue.register(windows);
+    }
+
+    /// A file will not be read any more.
+    pub(super) fn forget(&mut self, file: &Arc<MappedFile>) {
+        self.staging.queue.forget(file);
+        self.staging.windows.forget(file);
+    }
+
+    /// Lets `stream` wait for all uploads that are queued; the host waits for the queueing.
+    pub(super) fn order_before(&mut self, stream: &Stream) -> Result<(), Error> {
+        for job in self.under_way.values().chain(&self.settling) {
+            self.until_enqueued(job);
+            if !job.has_failed() {
+                stream
+                    .wait(&job.done)
+                    .map_err(|e| failed("waiting for an upload", e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn until_enqueued(&self, job: &Job) {
+        self.staging.queue.until_enqueued(job);
+    }
+
+    /// The result of an upload whose event has passed, or which failed before.
+    fn settle(&self, job: &Job) -> Result<(), Error> {
+        let mut result = match job.take_error() {
+            None => Ok(()),
+            Some(error) => {
+                // Pieces that were queued before the error must not land in memory that others get.
+                let lane = lock(&self.staging.lane);
+                let waited = lane.synchronize();
+                Err(match waited {
+                    Err(lost) if lost.is_lost() => failed("waiting for an upload", lost),
+                    _ => error,
+                })
+            }
+        };
+        job.release_windows(&self.staging.windows);
+        if result.is_ok() {
+            // It has passed, unless the driver failed to say so when it was asked before.
+            result = wait::until_passed(&job.done, self.patience).and_then(|()| self.verify(job));
+        }
+        result
+    }
+
+    fn verify(&self, job: &Job) -> Result<(), Error> {
+        job.upload
+            .file
+            .check_unchanged()
+            .map_err(|source| Error::Read {
+                tensor: job.first_name(),
+                source,
+            })?;
+        if self.flags.is_raised(job) {
+            return Err(Error::NotFinite {
+                tensor: format!("one of those from {} on", job.first_name()),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Uploads {
+    fn drop(&mut self) {
+        self.staging.queue.end();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a staging thread panicked");
+            }
+        }
+        let lane = lock(&self.staging.lane);
+        // Pinned memory and registrations go next; a lost device ends this at once.
+        let _ = lane.synchronize();
+    }
+}
+
+/// Nothing is done under these locks that could leave a half-made state behind.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,167 @@
+//! What staging threads wait for: pieces of uploads, and without any, windows to register ahead of need.
+//!
+//! *Invariant:* the lock is held to look at the queue, never while a piece is worked on or a window registered.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rocmforge_gguf::MappedFile;
+
+use crate::gpu::device::windows::Windows;
+
+use super::job::Job;
+use super::lock;
+
+/// Most windows that wait to be registered ahead of need.
+const AHEAD_MAX: usize = 4096;
+
+/// How long nothing must have been queued on the device before windows are registered ahead of need.
+const REST: Duration = Duration::from_millis(4);
+
+/// A window of a file, by number.
+pub(super) type FileWindow = (Arc<MappedFile>, u64);
+
+/// The threads' queue.
+#[derive(Debug)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    /// A job was queued or is enqueued on the device, there are windows, or the end.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    jobs: VecDeque<Arc<Job>>,
+    /// Windows of files that threads register while there are no jobs.
+    ahead: VecDeque<FileWindow>,
+    /// Whether a thread is at that.
+    registering: bool,
+    /// What [`Windows::queued`] said when that thread last looked.
+    queued_before: u64,
+    /// Until when it waits after that changed.
+    rest_until: Instant,
+    ending: bool,
+}
+
+impl Queue {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                jobs: VecDeque::new(),
+                ahead: VecDeque::new(),
+                registering: false,
+                queued_before: 0,
+                rest_until: Instant::now(),
+                ending: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Queues an upload's pieces.
+    pub(super) fn push(&self, job: Arc<Job>) {
+        lock(&self.state).jobs.push_back(job);
+        self.changed.notify_all();
+    }
+
+    /// Lets the threads end once they come for another piece.
+    pub(super) fn end(&self) {
+        lock(&self.state).ending = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next piece, and registers windows meanwhile; `None` at the end.
+    pub(super) fn next(&self, windows: &Windows) -> Option<(Arc<Job>, usize)> {
+        let mut state = lock(&self.state);
+        loop {
+            if state.ending {
+                return None;
+            }
+            match state.jobs.front() {
+                Some(job) => {
+                    if let Some(index) = job.take() {
+                        return Some((Arc::clone(job), index));
+                    }
+                    state.jobs.pop_front();
+                }
+                None if !state.registering && !state.ahead.is_empty() => {
+                    state = self.register_one(windows, state);
+                }
+                None => state = self.wait(state),
+            }
+        }
+    }
+
+    /// Registers the first window of those that may be registered ahead of need, unless the device has work: a driver
+    /// that registers keeps everything else waiting.
+    fn register_one<'a>(
+        &'a self,
+        windows: &Windows,
+        mut state: MutexGuard<'a, State>,
+    ) -> MutexGuard<'a, State> {
+        state.registering = true;
+        let queued = windows.queued();
+        if queued != state.queued_before {
+            state.queued_before = queued;
+            state.rest_until = Instant::now() + REST;
+        }
+        let rest = state.rest_until.saturating_duration_since(Instant::now());
+        if !rest.is_zero() {
+            let waited = self.changed.wait_timeout(state, rest);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        } else if let Some((file, number)) = state.ahead.pop_front() {
+            drop(state);
+            windows.register_ahead(&file, number);
+            state = lock(&self.state);
+        }
+        state.registering = false;
+        state
+    }
+
+    /// Wakes those that wait for an upload to be enqueued, after its last piece was counted.
+    pub(super) fn piece_ended(&self) {
+        // The lock orders this with a waiter that has just looked.
+        drop(lock(&self.state));
+        self.changed.notify_all();
+    }
+
+    /// Waits until all pieces of an upload are queued on the device.
+    pub(super) fn until_enqueued(&self, job: &Job) {
+        let mut state = lock(&self.state);
+        while !job.is_enqueued() {
+            state = self.wait(state);
+        }
+    }
+
+    fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets idle threads register windows, in their order.
+    pub(super) fn register(&self, windows: impl Iterator<Item = FileWindow>) {
+        let mut state = lock(&self.state);
+        let room = AHEAD_MAX.saturating_sub(state.ahead.len());
+        state.ahead.extend(windows.take(room));
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Lets idle threads register a window after all others.
+    pub(super) fn register_last(&self, window: FileWindow) {
+        let other = |w: &FileWindow| w.1 != window.1 || !Arc::ptr_eq(&w.0, &window.0);
+        let mut state = lock(&self.state);
+        state.ahead.retain(other);
+        if state.ahead.len() < AHEAD_MAX {
+            state.ahead.push_back(window);
+        }
+    }
+
+    /// No window of a file is to be registered any more.
+    pub(super) fn forget(&self, file: &Arc<MappedFile>) {
+        let mut state = lock(&self.state);
+        state.ahead.retain(|(of, _)| !Arc::ptr_eq(of, file));
+    }
+}

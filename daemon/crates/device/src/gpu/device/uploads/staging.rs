@@ -1,0 +1,183 @@
+//! A staging thread: takes pieces, makes each readable for the copy engine, and queues it on the [`Lane`].
+//!
+//! *Invariant:* the queue's lock and the lane's are never held together.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use rocmforge_kernels::host::reference;
+
+use crate::error::Error;
+use crate::gpu::device::ring::Ring;
+use crate::gpu::device::windows::{WINDOW_BYTES, Windows};
+use crate::segment::{Placed, Role};
+
+use super::job::{Job, Piece};
+use super::lane::Lane;
+use super::lock;
+use super::queue::Queue;
+
+/// What the threads and their owner share.
+#[derive(Debug)]
+pub(super) struct Staging {
+    pub(super) windows: Windows,
+    pub(super) ring: Ring,
+    pub(super) lane: Mutex<Lane>,
+    pub(super) queue: Queue,
+}
+
+impl Staging {
+    /// A thread's life.
+    pub(super) fn serve(&self) {
+        while let Some((job, index)) = self.queue.next(&self.windows) {
+            if !job.has_failed()
+                && let Err(error) = self.bring(&job, job.piece(index))
+            {
+                job.fail(error);
+            }
+            self.finish_piece(&job);
+        }
+    }
+
+    /// Counts a piece as ended, and closes the upload with the last one: before it counts, so that whoever sees the upload
+    /// enqueued sees its event.
+    fn finish_piece(&self, job: &Job) {
+        let lane = lock(&self.lane);
+        if job.is_at_last_piece()
+            && !job.has_failed()
+            && let Err(error) = lane.close(job)
+        {
+            job.fail(error);
+        }
+        job.end_piece();
+        drop(lane);
+        self.queue.piece_ended();
+    }
+
+    /// Brings one piece to the device.
+    fn bring(&self, job: &Job, piece: &Piece) -> Result<(), Error> {
+        match piece {
+            Piece::Vectors => self.vectors(job),
+            Piece::Rows { tensor, rows } => {
+                let placed = &job.upload.layout.tensors[*tensor];
+                self.rows(job, placed, rows.clone())
+            }
+        }
+    }
+
+    /// Rows from registered windows, or through the ring where one of them is not registered.
+    fn rows(&self, job: &Job, placed: &Placed, rows: Range<u64>) -> Result<(), Error> {
+        let row_bytes = placed.desc.bytes / placed.desc.rows.max(1);
+        let start = placed.desc.offset + rows.start * row_bytes;
+        let bytes = (rows.end - rows.start) * row_bytes;
+        // Registered windows, one after another.
+        let mut parts: Vec<(*const u8, u64)> = Vec::new();
+        let mut at = start;
+        while at < start + bytes {
+            let Some((ptr, left)) = job.window(&self.windows, at)? else {
+                break;
+            };
+            let n = left.min(start + bytes - at);
+            parts.push((ptr, n));
+            at += n;
+        }
+        if at == start + bytes {
+            job.upload.file.count_read(bytes);
+            let _held = self.windows.hold();
+            return lock(&self.lane).rows(job, placed, rows, &parts);
+        }
+        if self.windows.takes(&job.upload.file) {
+            // Later uploads shall find it registered; others come first, since this one has been read by then.
+            let window = (Arc::clone(&job.upload.file), at / WINDOW_BYTES);
+            self.queue.register_last(window);
+        }
+        self.rows_through_ring(job, placed, rows, start, row_bytes)
+    }
+
+    /// Reads rows into pinned pieces and queues them from there.
+    fn rows_through_ring(
+        &self,
+        job: &Job,
+        placed: &Placed,
+        rows: Range<u64>,
+        start: u64,
+        row_bytes: u64,
+    ) -> Result<(), Error> {
+        let per_piece = (self.ring.piece_bytes() as u64 / row_bytes).max(1);
+        let mut row = rows.start;
+        while row < rows.end {
+            let end = rows.end.min(row + per_piece);
+            let offset = start + (row - rows.start) * row_bytes;
+            let bytes = (end - row) * row_bytes;
+            let piece = self.ring.take()?;
+            if bytes > piece.bytes as u64 {
+                self.ring.give_unused(piece);
+                return Err(Error::Config(format!(
+                    "a row of '{}' is larger than a piece of pinned memory",
+                    placed.desc.name
+                )));
+            }
+            // SAFETY: the piece is this thread's until it is given back, and `bytes` long at least.
+            let target = unsafe { std::slice::from_raw_parts_mut(piece.ptr, bytes as usize) };
+            if let Err(source) = job.upload.file.read_into(offset, target) {
+                self.ring.give_unused(piece);
+                return Err(Error::Read {
+                    tensor: placed.desc.name.clone(),
+                    source,
+                });
+            }
+            let _held = self.windows.hold();
+            // Given back under the lock that the copy is queued under: the piece's event is that copy's.
+            let mut lane = lock(&self.lane);
+            let queued = lane.rows(job, placed, row..end, &[(piece.ptr, bytes)]);
+            let given = self.ring.give(piece, &lane.copy);
+            drop(lane);
+            queued.and(given)?;
+            row = end;
+        }
+        Ok(())
+    }
+
+    /// Converts the segment's vectors to f32 and queues their copies into the slab.
+    fn vectors(&self, job: &Job) -> Result<(), Error> {
+        let tensors = job.upload.layout.tensors.iter();
+        for placed in tensors.filter(|t| t.desc.role == Role::Vector) {
+            let desc = &placed.desc;
+            let ty = desc.weight_type()?;
+            let mut values = vec![0.0f32; desc.cols as usize];
+            let range = desc.offset..desc.offset + desc.bytes;
+            let read = job
+                .upload
+                .file
+                .with_range(range, |bytes| reference::dequantize(ty, bytes, &mut values));
+            read.map_err(|source| Error::Read {
+                tensor: desc.name.clone(),
+                source,
+            })?
+            .map_err(|e| Error::Config(format!("'{}': {e}", desc.name)))?;
+            if values.iter().any(|v| !v.is_finite()) {
+                return Err(Error::NotFinite {
+                    tensor: desc.name.clone(),
+                });
+            }
+            // A vector may be longer than a piece of a small ring.
+            for (i, part) in values.chunks(self.ring.piece_bytes() / 4).enumerate() {
+                let at = job.slab + placed.at + (i * self.ring.piece_bytes()) as u64;
+                let piece = self.ring.take()?;
+                // SAFETY: the piece is this thread's, and long enough.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        part.as_ptr().cast(),
+                        piece.ptr,
+                        size_of_val(part),
+                    );
+                }
+                let lane = lock(&self.lane);
+                let queued = lane.vector(job, at, piece.ptr, size_of_val(part) as u64);
+                let given = self.ring.give(piece, &lane.repack);
+                queued.and(given)?;
+            }
+        }
+        Ok(())
+    }
+}
