@@ -13,6 +13,7 @@ mod error;
 pub mod gpu;
 pub mod host;
 pub mod ops;
+mod progress;
 mod segment;
 
 use std::sync::Arc;

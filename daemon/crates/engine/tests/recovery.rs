@@ -42,7 +42,21 @@ impl Default for Setup {
     }
 }
 
-/// An engine on the fake.
+/// An engine with a model, on a fake of its own.
+async fn with_model(setup: Setup) -> (Fake, EngineHandle, EngineThread, Arc<LoadedModel>) {
+    let fake = Fake::new();
+    let (engine, thread) = start(&fake, setup);
+    let model = load(&engine, LLAMA, "m").await;
+    (fake, engine, thread, model)
+}
+
+/// The engine ends as it should, and nothing was misused.
+fn ends_well(fake: &Fake, engine: EngineHandle, thread: EngineThread) {
+    drop(engine);
+    thread.join().unwrap();
+    assert_nothing_noted(fake);
+}
+
 fn start(fake: &Fake, setup: Setup) -> (EngineHandle, EngineThread) {
     let mut config = fake::gpu_config(fake);
     config.watchdog = setup.watchdog;
@@ -77,13 +91,11 @@ fn question(model: &Arc<LoadedModel>) -> GenerateRequest {
 
 /// A device that fails with `code` at the `nth` of `call` from now: everyone is told, and the engine ends.
 async fn everyone_is_told(call: &str, nth: u64, code: u32, joins: bool) {
-    let fake = Fake::new();
     let setup = Setup {
         watchdog: Duration::from_millis(600),
         ..Setup::default()
     };
-    let (engine, thread) = start(&fake, setup);
-    let model = load(&engine, LLAMA, "m").await;
+    let (fake, engine, thread, model) = with_model(setup).await;
     run(&engine, question(&model)).await;
     let begin = Instant::now();
     fake.fail(call, nth, code);
@@ -175,24 +187,18 @@ fn clocks() -> (Clocks, Arc<AtomicU64>) {
 
 #[tokio::test]
 async fn a_device_that_slept_well_keeps_what_it_held() {
-    let fake = Fake::new();
     let (clocks, slept) = clocks();
-    let (engine, thread) = start(
-        &fake,
-        Setup {
-            clocks,
-            ..Setup::default()
-        },
-    );
-    let model = load(&engine, LLAMA, "m").await;
+    let (fake, engine, thread, model) = with_model(Setup {
+        clocks,
+        ..Setup::default()
+    })
+    .await;
     let before = run(&engine, question(&model)).await;
     slept.store(3_600_000, Ordering::Relaxed);
     let after = run(&engine, question(&model)).await;
     assert_eq!(before.0, after.0);
     assert_eq!(after.2.cache.uploaded_bytes, 0, "weights were kept");
-    drop(engine);
-    thread.join().unwrap();
-    assert_nothing_noted(&fake);
+    ends_well(&fake, engine, thread);
 }
 
 #[tokio::test]
@@ -204,16 +210,12 @@ async fn a_device_that_forgot_in_its_sleep_serves_nothing() {
 }
 
 async fn forgets_in_its_sleep(kept: u64) {
-    let fake = Fake::new();
     let (clocks, slept) = clocks();
-    let (engine, thread) = start(
-        &fake,
-        Setup {
-            clocks,
-            ..Setup::default()
-        },
-    );
-    let model = load(&engine, LLAMA, "m").await;
+    let (fake, engine, thread, model) = with_model(Setup {
+        clocks,
+        ..Setup::default()
+    })
+    .await;
     run(&engine, question(&model)).await;
     // The engine rests when a command finds no other behind it, which a client that asks at once may keep from happening.
     for _ in 0..20 {
@@ -257,9 +259,7 @@ fn assert_counts_agree(engine: &EngineHandle, fake: &Fake) {
 
 /// The driver refuses the `nth` of `call` from now, while a question is answered on a device with nothing resident.
 async fn refused_once(call: &str, nth: u64, budgets: &[u64]) {
-    let fake = Fake::new();
-    let (engine, thread) = start(&fake, Setup::default());
-    let model = load(&engine, LLAMA, "m").await;
+    let (fake, engine, thread, model) = with_model(Setup::default()).await;
     let host = requests::engine(Budget::Bytes(64 << 20));
     let on_host = load(&host, LLAMA, "m").await;
     let expected = run(&host, question(&on_host)).await;
@@ -271,9 +271,7 @@ async fn refused_once(call: &str, nth: u64, budgets: &[u64]) {
     assert!(budgets.contains(&budget), "{budget}");
     assert_counts_agree(&engine, &fake);
     assert_eq!(run(&engine, question(&model)).await.0, expected.0);
-    drop(engine);
-    thread.join().unwrap();
-    assert_nothing_noted(&fake);
+    ends_well(&fake, engine, thread);
     assert_eq!(fake.live(), rocmforge_fake_hip::Live::default());
 }
 
@@ -298,9 +296,7 @@ async fn memory_refused_for_a_recording_costs_the_recording_only() {
 
 #[tokio::test]
 async fn running_requests_keep_their_kv_when_the_budget_shrinks() {
-    let fake = Fake::new();
-    let (engine, thread) = start(&fake, Setup::default());
-    let model = load(&engine, LLAMA, "m").await;
+    let (fake, engine, thread, model) = with_model(Setup::default()).await;
     let mut expected = Vec::new();
     for (q, _) in questions(4) {
         expected.push(run(&engine, chat(&model, &q)).await.0);
@@ -322,16 +318,12 @@ async fn running_requests_keep_their_kv_when_the_budget_shrinks() {
     assert_eq!(got, expected);
     assert!(engine.snapshot().cache.budget_bytes < 16 * MIB);
     assert_counts_agree(&engine, &fake);
-    drop(engine);
-    thread.join().unwrap();
-    assert_nothing_noted(&fake);
+    ends_well(&fake, engine, thread);
 }
 
 #[tokio::test]
 async fn a_scoring_that_is_done_again_counts_nothing_twice() {
-    let fake = Fake::new();
-    let (engine, _thread) = start(&fake, Setup::default());
-    let model = load(&engine, LLAMA, "m").await;
+    let (fake, engine, _thread, model) = with_model(Setup::default()).await;
     let request = || ScoreRequest {
         model: Arc::clone(&model),
         ids: (1..200).collect(),
@@ -351,15 +343,11 @@ async fn a_scoring_that_is_done_again_counts_nothing_twice() {
 
 #[tokio::test]
 async fn what_can_never_fit_fails_with_the_numbers_and_the_next_request_works() {
-    let fake = Fake::new();
-    let (engine, thread) = start(
-        &fake,
-        Setup {
-            budget: 3 * MIB,
-            ..Setup::default()
-        },
-    );
-    let model = load(&engine, LLAMA, "m").await;
+    let (fake, engine, thread, model) = with_model(Setup {
+        budget: 3 * MIB,
+        ..Setup::default()
+    })
+    .await;
     // Longer than shrinking can go on.
     for nth in 1..40 {
         fake.fail("hipModuleLoadData", nth, OUT_OF_MEMORY);
@@ -383,9 +371,7 @@ async fn what_can_never_fit_fails_with_the_numbers_and_the_next_request_works() 
     engine.set_budget(Budget::Bytes(8 * MIB)).await.unwrap();
     run(&engine, question(&model)).await;
     assert_counts_agree(&engine, &fake);
-    drop(engine);
-    thread.join().unwrap();
-    assert_nothing_noted(&fake);
+    ends_well(&fake, engine, thread);
 }
 
 #[tokio::test]

@@ -68,8 +68,17 @@ impl Matrix {
         Ok(Some(prepared))
     }
 
-    /// `[tokens][rows]` of `x`, `[tokens][cols]`.
-    fn times(self, memory: &mut Memory, x: &[f32]) -> Result<Vec<f32>, Fault> {
+    /// `[tokens][rows]` of `x`, `[tokens][cols]`, and the bias at an address unless that is 0.
+    fn times(self, memory: &mut Memory, x: &[f32], bias: u64) -> Result<Vec<f32>, Fault> {
+        let mut out = self.products(memory, x)?;
+        if bias != 0 {
+            let bias = floats(memory, bias, self.rows, "a product's bias")?;
+            ops::add_bias(Simd::detect(), &mut out, &bias);
+        }
+        Ok(out)
+    }
+
+    fn products(self, memory: &mut Memory, x: &[f32]) -> Result<Vec<f32>, Fault> {
         let tokens = x.len() / self.cols.max(1);
         let Some(prepared) = self.prepared(memory)? else {
             let file = memory.read(self.at, self.file_bytes(), "a product's weights")?;
@@ -86,13 +95,15 @@ impl Matrix {
     }
 }
 
-/// Adds a bias, where there is one, to every token's products.
-fn biased(memory: &mut Memory, bias: u64, out: &mut [f32], rows: usize) -> Result<(), Fault> {
-    if bias != 0 {
-        let bias = floats(memory, bias, rows, "a product's bias")?;
-        ops::add_bias(Simd::detect(), out, &bias);
-    }
-    Ok(())
+/// A fault unless the grid is that of the arguments and covers the tokens.
+fn check_grid(launch: &Launch, n_blocks: u32, n_tokens: u32) -> Result<(), Fault> {
+    let [blocks, columns, _] = launch.grid;
+    agrees("blocks of the grid and by the arguments", blocks, n_blocks)?;
+    covers(
+        "the grid",
+        u64::from(columns) * COLUMNS,
+        u64::from(n_tokens),
+    )
 }
 
 /// Stores products, or adds them to what is there.
@@ -116,11 +127,7 @@ pub(super) fn matvec(
     second: Option<WeightType>,
 ) -> Result<(), Fault> {
     let a = args(launch, MatvecArgs::from_bytes)?;
-    agrees(
-        "blocks of the grid and by the arguments",
-        launch.grid[0],
-        a.n_blocks,
-    )?;
+    check_grid(launch, a.n_blocks, 1)?;
     if a.n_matrices == 0 || a.n_matrices as usize > MATRICES_MAX {
         return Err(Fault(format!("{} matrices", a.n_matrices)));
     }
@@ -143,9 +150,7 @@ pub(super) fn matvec(
             rows: m.rows as usize,
             cols,
         };
-        let mut out = matrix.times(memory, &x)?;
-        biased(memory, m.bias, &mut out, matrix.rows)?;
-        outs.push(out);
+        outs.push(matrix.times(memory, &x, m.bias)?);
     }
     if a.epilogue == 2 {
         let [gate, up] = outs.as_mut_slice() else {
@@ -164,16 +169,7 @@ pub(super) fn matvec(
 /// Any number of tokens, weights that are floats.
 pub(super) fn float(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Result<(), Fault> {
     let a = args(launch, MatvecFloatArgs::from_bytes)?;
-    agrees(
-        "blocks of the grid and by the arguments",
-        launch.grid[0],
-        a.n_blocks,
-    )?;
-    covers(
-        "the grid",
-        u64::from(launch.grid[1]) * COLUMNS,
-        u64::from(a.n_tokens),
-    )?;
+    check_grid(launch, a.n_blocks, a.n_tokens)?;
     let (rows, cols) = (a.rows as usize, a.cols as usize);
     let x = floats(memory, a.x, a.n_tokens as usize * cols, "a product's input")?;
     let matrix = Matrix {
@@ -182,24 +178,14 @@ pub(super) fn float(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Res
         rows,
         cols,
     };
-    let mut out = matrix.times(memory, &x)?;
-    biased(memory, a.bias, &mut out, rows)?;
+    let out = matrix.times(memory, &x, a.bias)?;
     finish(memory, a.out, out, a.epilogue)
 }
 
 /// Any number of tokens that were brought to 8 bits before.
 pub(super) fn matmat(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Result<(), Fault> {
     let a = args(launch, MatmatArgs::from_bytes)?;
-    agrees(
-        "blocks of the grid and by the arguments",
-        launch.grid[0],
-        a.n_blocks,
-    )?;
-    covers(
-        "the grid",
-        u64::from(launch.grid[1]) * COLUMNS,
-        u64::from(a.n_tokens),
-    )?;
+    check_grid(launch, a.n_blocks, a.n_tokens)?;
     agrees("rows and stride", a.rows, a.stride)?;
     let (rows, cols, tokens) = (a.rows as usize, a.cols as usize, a.n_tokens as usize);
     let bytes = memory.read(a.x_bytes, tokens * cols, "a product's input")?;
@@ -216,7 +202,6 @@ pub(super) fn matmat(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Re
         rows,
         cols,
     };
-    let mut out = matrix.times(memory, &x)?;
-    biased(memory, a.bias, &mut out, rows)?;
+    let out = matrix.times(memory, &x, a.bias)?;
     finish(memory, a.out, out, a.epilogue)
 }

@@ -11,13 +11,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rocmforge_kernels::host::{Error as KernelError, Isa, Pool, reference};
 
 use crate::error::Error;
+use crate::progress::Progress;
 use crate::segment::{Placed, Role};
 use crate::{Upload, UploadTicket};
 
@@ -38,35 +38,25 @@ struct Job {
     ticket: UploadTicket,
     upload: Upload,
     pieces: Vec<Piece>,
-    next: AtomicUsize,
-    ended: AtomicUsize,
-    /// Set at the first error: the pieces left are skipped.
-    failed: AtomicBool,
-    error: Mutex<Option<Error>>,
+    progress: Progress,
 }
 
 impl Job {
-    fn is_finished(&self) -> bool {
-        self.ended.load(Ordering::Acquire) == self.pieces.len()
-    }
-
     fn result(&self) -> Result<(), Error> {
-        lock(&self.error).take().map_or(Ok(()), Err)
+        self.progress.take_error().map_or(Ok(()), Err)
     }
 
     /// Works on one piece; false if none is left to take.
     fn work(&self, shared: &Shared) -> bool {
-        let index = self.next.fetch_add(1, Ordering::Relaxed);
-        let Some(piece) = self.pieces.get(index) else {
+        let Some(index) = self.progress.take() else {
             return false;
         };
-        if !self.failed.load(Ordering::Relaxed)
-            && let Err(error) = self.bring(piece, shared)
+        if !self.progress.has_failed()
+            && let Err(error) = self.bring(&self.pieces[index], shared)
         {
-            self.failed.store(true, Ordering::Relaxed);
-            lock(&self.error).get_or_insert(error);
+            self.progress.fail(error);
         }
-        if self.ended.fetch_add(1, Ordering::AcqRel) + 1 == self.pieces.len() {
+        if self.progress.end() {
             // The lock orders this with a waiter that has just looked.
             drop(lock(&shared.queue));
             shared.changed.notify_all();
@@ -214,11 +204,8 @@ impl Staging {
         let job = Arc::new(Job {
             ticket,
             upload,
+            progress: Progress::new(pieces.len()),
             pieces,
-            next: AtomicUsize::new(0),
-            ended: AtomicUsize::new(0),
-            failed: AtomicBool::new(false),
-            error: Mutex::new(None),
         });
         lock(&self.shared.queue).jobs.push_back(Arc::clone(&job));
         self.shared.changed.notify_all();
@@ -229,7 +216,7 @@ impl Staging {
     pub(super) fn finished(&mut self) -> Vec<(UploadTicket, Result<(), Error>)> {
         let done: Vec<_> = self
             .under_way
-            .extract_if(|_, job| job.is_finished())
+            .extract_if(|_, job| job.progress.has_ended())
             .collect();
         done.into_iter()
             .map(|(ticket, job)| (ticket, job.result()))
@@ -244,7 +231,7 @@ impl Staging {
         let shared = &self.shared;
         pool.run(pool.threads(), 1, |_| while job.work(shared) {});
         let mut queue = lock(&shared.queue);
-        while !job.is_finished() {
+        while !job.progress.has_ended() {
             queue = shared
                 .changed
                 .wait(queue)
@@ -280,7 +267,7 @@ fn serve(shared: &Shared) {
                 while queue
                     .jobs
                     .front()
-                    .is_some_and(|j| j.next.load(Ordering::Relaxed) >= j.pieces.len())
+                    .is_some_and(|job| job.progress.is_taken())
                 {
                     queue.jobs.pop_front();
                 }

@@ -6,13 +6,13 @@
 
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::Error;
 use crate::gpu::device::failed;
 use crate::gpu::device::fixed::FLAGS;
 use crate::gpu::device::windows::{WindowKey, Windows};
 use crate::gpu::{Context, Event, Stream};
+use crate::progress::Progress;
 use crate::segment::Role;
 use crate::{Upload, UploadTicket};
 
@@ -35,10 +35,7 @@ pub(super) struct Job {
     /// Address of the slab.
     pub(super) slab: u64,
     pieces: Vec<Piece>,
-    next: AtomicUsize,
-    ended: AtomicUsize,
-    failed: AtomicBool,
-    error: Mutex<Option<Error>>,
+    pub(super) progress: Progress,
     /// What the operations before the upload had queued.
     pub(super) before: Event,
     /// The end of the upload on the device.
@@ -67,11 +64,8 @@ impl Job {
         Ok(Self {
             ticket,
             slab,
+            progress: Progress::new(pieces.len()),
             pieces,
-            next: AtomicUsize::new(0),
-            ended: AtomicUsize::new(0),
-            failed: AtomicBool::new(false),
-            error: Mutex::new(None),
             before,
             done: event()?,
             flag: ticket.0 % FLAGS,
@@ -80,28 +74,13 @@ impl Job {
         })
     }
 
-    /// The next piece that no thread has taken.
-    pub(super) fn take(&self) -> Option<usize> {
-        let index = self.next.fetch_add(1, Ordering::Relaxed);
-        (index < self.pieces.len()).then_some(index)
-    }
-
     pub(super) fn piece(&self, index: usize) -> &Piece {
         &self.pieces[index]
     }
 
-    /// Whether one piece is all that has not ended.
-    pub(super) fn is_at_last_piece(&self) -> bool {
-        self.ended.load(Ordering::Acquire) + 1 == self.pieces.len()
-    }
-
-    /// Counts a piece.
-    pub(super) fn end_piece(&self) {
-        self.ended.fetch_add(1, Ordering::AcqRel);
-    }
-
+    /// Whether all pieces are queued on the device, or it has failed.
     pub(super) fn is_enqueued(&self) -> bool {
-        self.ended.load(Ordering::Acquire) == self.pieces.len()
+        self.progress.has_ended()
     }
 
     /// Whether nothing of it is under way any more, as far as the driver says.
@@ -110,17 +89,7 @@ impl Job {
     }
 
     pub(super) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
-    }
-
-    /// Keeps the first error; pieces that are left are skipped.
-    pub(super) fn fail(&self, error: Error) {
-        self.failed.store(true, Ordering::Relaxed);
-        lock(&self.error).get_or_insert(error);
-    }
-
-    pub(super) fn take_error(&self) -> Option<Error> {
-        lock(&self.error).take()
+        self.progress.has_failed()
     }
 
     /// Address and bytes left of the registered window with a byte of the file, as [`Windows::address`] has it; the window

@@ -272,7 +272,7 @@ impl Uploads {
 
     /// The result of an upload whose event has passed, or which failed before.
     fn settle(&self, job: &Job) -> Result<(), Error> {
-        let mut result = match job.take_error() {
+        let mut result = match job.progress.take_error() {
             None => Ok(()),
             Some(error) => {
                 // Pieces that were queued before the error must not land in memory that others get.

@@ -80,7 +80,7 @@ impl Queue {
             }
             match state.jobs.front() {
                 Some(job) => {
-                    if let Some(index) = job.take() {
+                    if let Some(index) = job.progress.take() {
                         return Some((Arc::clone(job), index));
                     }
                     state.jobs.pop_front();

@@ -33,7 +33,7 @@ impl Staging {
             if !job.has_failed()
                 && let Err(error) = self.bring(&job, job.piece(index))
             {
-                job.fail(error);
+                job.progress.fail(error);
             }
             self.finish_piece(&job);
         }
@@ -43,13 +43,13 @@ impl Staging {
     /// enqueued sees its event.
     fn finish_piece(&self, job: &Job) {
         let lane = lock(&self.lane);
-        if job.is_at_last_piece()
+        if job.progress.is_at_last()
             && !job.has_failed()
             && let Err(error) = lane.close(job)
         {
-            job.fail(error);
+            job.progress.fail(error);
         }
-        job.end_piece();
+        job.progress.end();
         drop(lane);
         self.queue.piece_ended();
     }
