@@ -149,16 +149,11 @@ fn host_in_use(state: &State, at: usize, bytes: usize) -> bool {
 
 fn attribute(state: &State, attribute: u32) -> Option<c_int> {
     Some(match attribute {
-        16 => 0,                // Integrated
-        19 => 4 << 20,          // L2CacheSize
-        56 => 1024,             // MaxThreadsPerBlock
-        57 => 2048,             // MaxThreadsPerMultiProcessor
-        59 => 256,              // MemoryBusWidth
-        60 => 1_000_000,        // MemoryClockRate
-        63 => 8,                // MultiprocessorCount
-        74 | 10002 => 64 << 10, // MaxSharedMemoryPerBlock, PerMultiprocessor
-        87 => state.wave,       // WarpSize
-        89 => c_int::from(state.virtual_memory),
+        16 => 0,                                 // Integrated
+        63 => 8,                                 // MultiprocessorCount
+        74 => 64 << 10,                          // MaxSharedMemoryPerBlock
+        87 => state.wave,                        // WarpSize
+        89 => c_int::from(state.virtual_memory), // VirtualMemoryManagementSupported
         _ => return None,
     })
 }

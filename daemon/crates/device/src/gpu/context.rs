@@ -2,7 +2,7 @@
 //!
 //! Everything that lives on a card holds a [`Context`], so the context dies last whatever the order in which owners go.
 //! Every use of the driver goes through a [`Call`], which notes when it began: a driver whose card hangs may block its caller for
-//! good, and then only another thread can tell ([`Context::oldest_call`]).
+//! good, and then only another thread can tell (`Context::watch_calls`).
 //!
 //! A context is bound to a thread on the first call there and whenever the thread used another one in between.
 
@@ -130,13 +130,8 @@ impl Context {
         Ok(call)
     }
 
-    /// How long the oldest use of the driver has been under way, by whichever thread.
-    pub fn oldest_call(&self) -> Option<Duration> {
-        self.0.oldest_call()
-    }
-
-    /// The same, for one who does not keep the context open.
-    pub fn watch_calls(&self) -> impl Fn() -> Option<Duration> + Send + 'static {
+    /// Tells how long the oldest use of the driver has been under way, by whichever thread; does not keep the context open.
+    pub(crate) fn watch_calls(&self) -> impl Fn() -> Option<Duration> + Send + 'static {
         let inner = Arc::downgrade(&self.0);
         move || inner.upgrade()?.oldest_call()
     }

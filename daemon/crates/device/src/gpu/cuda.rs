@@ -73,18 +73,12 @@ const _: () = assert!(size_of::<LaunchDescription>() == 56);
 
 /// CUdevice_attribute.
 mod attribute {
-    pub(super) const MAX_THREADS_PER_BLOCK: u32 = 1;
     pub(super) const MAX_SHARED_MEMORY_PER_BLOCK: u32 = 8;
     pub(super) const WARP_SIZE: u32 = 10;
     pub(super) const MULTIPROCESSOR_COUNT: u32 = 16;
     pub(super) const INTEGRATED: u32 = 18;
-    pub(super) const MEMORY_CLOCK_RATE: u32 = 36;
-    pub(super) const GLOBAL_MEMORY_BUS_WIDTH: u32 = 37;
-    pub(super) const L2_CACHE_SIZE: u32 = 38;
-    pub(super) const MAX_THREADS_PER_MULTIPROCESSOR: u32 = 39;
     pub(super) const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
     pub(super) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
-    pub(super) const MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: u32 = 81;
     pub(super) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
     pub(super) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
 }
@@ -372,25 +366,13 @@ impl Driver for CudaDriver {
         Ok(DeviceAttributes {
             ordinal,
             name,
-            arch_features: arch.clone(),
             arch,
             compute_units: self.attribute(attribute::MULTIPROCESSOR_COUNT, device)?,
             wave: self.attribute(attribute::WARP_SIZE, device)?,
-            threads_per_block: self.attribute(attribute::MAX_THREADS_PER_BLOCK, device)?,
-            threads_per_unit: self.attribute(attribute::MAX_THREADS_PER_MULTIPROCESSOR, device)?,
             shared_per_block: self.attribute(attribute::MAX_SHARED_MEMORY_PER_BLOCK, device)?,
             shared_per_block_max: self
                 .attribute(attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)?,
-            shared_per_unit: self
-                .attribute(attribute::MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, device)?,
-            l2_bytes: u64::from(self.attribute(attribute::L2_CACHE_SIZE, device)?),
             total_bytes: total_bytes as u64,
-            memory_clock_khz: self
-                .attribute(attribute::MEMORY_CLOCK_RATE, device)
-                .unwrap_or(0),
-            memory_bus_bits: self
-                .attribute(attribute::GLOBAL_MEMORY_BUS_WIDTH, device)
-                .unwrap_or(0),
             pci_bus_id,
             integrated: self.attribute(attribute::INTEGRATED, device)? != 0,
         })

@@ -46,9 +46,6 @@ impl fmt::Display for Vendor {
 pub struct DevicePtr(pub u64);
 
 impl DevicePtr {
-    /// The address of no memory.
-    pub const NULL: DevicePtr = DevicePtr(0);
-
     /// The address `bytes` further on.
     #[must_use]
     pub fn offset(self, bytes: u64) -> DevicePtr {
@@ -100,30 +97,16 @@ pub struct DeviceAttributes {
     pub name: String,
     /// `gfx1100` or `sm_90`: what kernels are compiled for.
     pub arch: String,
-    /// The architecture with its feature flags (`gfx90a:sramecc+:xnack-`); equals `arch` where there are none.
-    pub arch_features: String,
     /// Compute units or streaming multiprocessors.
     pub compute_units: u32,
     /// Lanes of a wave (32 or 64) or of a warp (32).
     pub wave: u32,
-    /// Threads that a block may have.
-    pub threads_per_block: u32,
-    /// Threads that a compute unit keeps resident.
-    pub threads_per_unit: u32,
     /// Bytes of shared memory (LDS) that a block may use without asking.
     pub shared_per_block: u32,
     /// Bytes of shared memory that a block may use after [`Driver::function_reserve_shared`].
     pub shared_per_block_max: u32,
-    /// Bytes of shared memory of a compute unit.
-    pub shared_per_unit: u32,
-    /// Bytes of the last level cache.
-    pub l2_bytes: u64,
     /// Bytes of device memory.
     pub total_bytes: u64,
-    /// The memory's clock in kHz; 0 if the driver does not say.
-    pub memory_clock_khz: u32,
-    /// The memory bus in bits; 0 if the driver does not say.
-    pub memory_bus_bits: u32,
     /// PCI address as in sysfs (`0000:03:00.0`).
     pub pci_bus_id: String,
     /// Whether it shares its memory with the host (an APU).

@@ -200,7 +200,7 @@ impl HipDriver {
         self.attribute(attribute, ordinal).unwrap_or(0)
     }
 
-    /// `gfx90a:sramecc+:xnack-`, which is to be had from the properties only.
+    /// `gfx90a` of `gfx90a:sramecc+:xnack-`, which is to be had from the properties only.
     fn arch(&self, ordinal: c_int) -> Result<String> {
         let mut properties = Box::new(PropertiesBytes([0; 8192]));
         let (call, offset) = if self.hip.hipGetDevicePropertiesR0600.is_some() {
@@ -217,7 +217,8 @@ impl HipDriver {
         let end = bytes.iter().position(|&b| b == 0).unwrap_or(ARCH_BYTES);
         let arch = String::from_utf8_lossy(&bytes[..end]).into_owned();
         if arch.starts_with("gfx") {
-            return Ok(arch);
+            let name = arch.split(':').next().unwrap_or(&arch);
+            return Ok(name.to_owned());
         }
         Err(Error::Answer {
             call,
@@ -350,12 +351,7 @@ impl Driver for HipDriver {
         )?;
         let mut total_bytes: usize = 0;
         call!(self, hipDeviceTotalMem(&raw mut total_bytes, device))?;
-        let arch_features = self.arch(device)?;
-        let arch = arch_features
-            .split(':')
-            .next()
-            .unwrap_or_default()
-            .to_owned();
+        let arch = self.arch(device)?;
         let shared =
             self.attribute(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock, device)?;
         // SAFETY: zeroed beyond what the runtime wrote, whose length left room for the end.
@@ -366,32 +362,12 @@ impl Driver for HipDriver {
             ordinal,
             name: if name.is_empty() { arch.clone() } else { name },
             arch,
-            arch_features,
             compute_units: self
                 .attribute(Attribute::hipDeviceAttributeMultiprocessorCount, device)?,
             wave: self.attribute(Attribute::hipDeviceAttributeWarpSize, device)?,
-            threads_per_block: self
-                .attribute(Attribute::hipDeviceAttributeMaxThreadsPerBlock, device)?,
-            threads_per_unit: self.attribute(
-                Attribute::hipDeviceAttributeMaxThreadsPerMultiProcessor,
-                device,
-            )?,
             shared_per_block: shared,
             shared_per_block_max: shared,
-            shared_per_unit: self
-                .attribute_or_zero(
-                    Attribute::hipDeviceAttributeMaxSharedMemoryPerMultiprocessor,
-                    device,
-                )
-                .max(shared),
-            l2_bytes: u64::from(
-                self.attribute_or_zero(Attribute::hipDeviceAttributeL2CacheSize, device),
-            ),
             total_bytes: total_bytes as u64,
-            memory_clock_khz: self
-                .attribute_or_zero(Attribute::hipDeviceAttributeMemoryClockRate, device),
-            memory_bus_bits: self
-                .attribute_or_zero(Attribute::hipDeviceAttributeMemoryBusWidth, device),
             pci_bus_id,
             integrated: self.attribute_or_zero(Attribute::hipDeviceAttributeIntegrated, device)
                 != 0,

@@ -52,11 +52,11 @@ impl Images for ImageFolder {
 
 /// Images by the vendor's run-time compiler in a child process, kept on disk.
 #[derive(Debug)]
-pub struct CompiledImages(Compiler);
+struct CompiledImages(Compiler);
 
 impl CompiledImages {
     /// The compiler of a vendor, set up as usual.
-    pub fn new(vendor: Vendor) -> Self {
+    fn new(vendor: Vendor) -> Self {
         let language = match vendor {
             Vendor::Hip => Language::Hip,
             Vendor::Cuda => Language::Cuda,

@@ -73,7 +73,7 @@ use warmup::WarmUp;
 use workspace::Workspace;
 
 pub use config::GpuConfig;
-pub use kernels::{CompiledImages, ImageFolder, Images, usual_images};
+pub use kernels::{ImageFolder, Images, usual_images};
 
 /// A GPU.
 #[derive(Debug)]
