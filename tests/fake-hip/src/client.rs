@@ -119,6 +119,19 @@ impl Fake {
         dir
     }
 
+    /// Lets the vendor's library for products be found beside the runtime: `rocblas_gemm_ex` and what belongs to it, and a
+    /// hipBLASLt without functions, so that one that is installed is not opened.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn add_products(&self) {
+        for name in crate::rocblas::NAMES {
+            // A link, not a copy: to the loader it is the same library, with the same state.
+            let made = std::os::unix::fs::symlink(&self.path, self.dir.path().join(name));
+            made.unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
     fn control<F: Copy>(&self, name: &str) -> F {
         // SAFETY: every caller names a function of `control` with its own type.
         match unsafe { self.library.get::<F>(name) } {

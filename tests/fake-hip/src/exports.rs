@@ -61,7 +61,7 @@ fn not_in_capture(state: &mut State) -> bool {
 }
 
 /// Queues work on a stream that exists.
-fn queue(state: &mut State, stream: *mut c_void, work: Work) -> u32 {
+pub(crate) fn queue(state: &mut State, stream: *mut c_void, work: Work) -> u32 {
     let stream = stream as usize;
     if !state.queues.streams.contains_key(&stream) {
         return state.misuse(

@@ -35,7 +35,8 @@
 //! A test writes the folder with [`write_images`] and finds the library with [`library_path`], or gives the daemon
 //! [`Fake::path`] and [`Fake::images`]; what happens in the daemon's process is told by FAKE_HIP_* alone, since a
 //! [`Fake`] is in the test's. FAKE_HIP_MEMORY bounds what a budget in percent becomes: all of it is real memory. Where a
-//! real rocBLAS is installed the daemon would hand it addresses that are none; this is for machines without one.
+//! real rocBLAS is installed the daemon would hand it addresses that are none; there, [`Fake::add_products`] puts one beside the
+//! runtime, which is looked for first.
 
 mod client;
 mod control;
@@ -43,6 +44,7 @@ mod exports;
 mod kernels;
 mod memory;
 mod queue;
+mod rocblas;
 mod state;
 
 pub use client::{Fake, Live, library_path, marker_image, unit_image, write_images};

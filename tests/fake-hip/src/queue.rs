@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::kernels::{Kernel, Launch};
 use crate::memory::Fault;
+use crate::rocblas::Product;
 use crate::state::State;
 use crate::when_run;
 
@@ -40,6 +41,7 @@ pub(crate) enum Work {
         kernel: &'static Kernel,
         launch: Launch,
     },
+    Product(Product),
     /// Nothing happens before this place of another stream has been passed.
     Wait {
         stream: usize,
@@ -192,7 +194,7 @@ impl State {
             Work::D2h { .. } => Some(when_run::D2H),
             Work::D2d { .. } => Some(when_run::D2D),
             Work::Memset { .. } => Some(when_run::MEMSET),
-            Work::Kernel { .. } => Some(when_run::KERNEL),
+            Work::Kernel { .. } | Work::Product(_) => Some(when_run::KERNEL),
             Work::Wait { .. } | Work::Mark { .. } => None,
         };
         if let Some(code) = pseudo.and_then(|call| self.injected(call)) {
@@ -237,6 +239,9 @@ impl State {
             Work::Kernel { kernel, launch } => kernel
                 .run(memory, &launch)
                 .map_err(|Fault(message)| Fault(format!("{}: {message}", kernel.name))),
+            Work::Product(product) => product
+                .run(memory)
+                .map_err(|Fault(message)| Fault(format!("rocblas_gemm_ex: {message}"))),
             Work::Wait { .. } => Ok(()),
             Work::Mark { event } => {
                 let now = self.queues.clock;

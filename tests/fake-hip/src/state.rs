@@ -66,6 +66,8 @@ pub(crate) struct State {
     pub(crate) modules: HashMap<usize, Vec<&'static Kernel>>,
     /// Functions: module and kernel.
     pub(crate) functions: HashMap<usize, (usize, &'static Kernel)>,
+    /// Handles of rocBLAS: the stream of each.
+    pub(crate) blas: HashMap<usize, usize>,
     pub(crate) violations: Vec<String>,
     pub(crate) last_error: u32,
     /// The code that every call gives from now on.
@@ -92,6 +94,7 @@ impl State {
             queues: Queues::default(),
             modules: HashMap::new(),
             functions: HashMap::new(),
+            blas: HashMap::new(),
             violations: Vec::new(),
             last_error: SUCCESS,
             lost: None,
@@ -126,6 +129,7 @@ impl State {
         self.queues = Queues::default();
         self.modules.clear();
         self.functions.clear();
+        self.blas.clear();
         self.host = HostRanges::default();
         self.memory.reset();
         self.fail_no_more();

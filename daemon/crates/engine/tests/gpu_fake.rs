@@ -10,7 +10,7 @@ use std::sync::Arc;
 use fake::{Runtime, gpu_config};
 use requests::{chat, load, questions, run};
 use rocmforge_device::gpu::GpuConfig;
-use rocmforge_engine::api::{Budget, ScoreRequest};
+use rocmforge_engine::api::{Budget, GenerateRequest, ScoreRequest};
 use rocmforge_engine::{EngineHandle, Error, LoadedModel};
 use rocmforge_fake_hip::{GRANULARITY, Live};
 
@@ -19,6 +19,9 @@ const TOLERANCE: f32 = 0.05;
 
 /// Budget that holds all of a fixture.
 const ROOMY: u64 = 24 << 20;
+
+/// Budget whose eighth is scratch for hundreds of rows.
+const FOR_CHUNKS: u64 = 64 << 20;
 
 /// How much worse the host finds the first token that differs; `None` if none does.
 async fn gap(
@@ -227,6 +230,104 @@ async fn a_file_that_cannot_be_registered_goes_through_pinned_memory() {
     }
     assert_eq!(runtime.violations(), Vec::<String>::new());
     assert_eq!(runtime.live(), Live::default());
+}
+
+/// A greedy request whose prompt is long enough for the vendor's library.
+fn long(model: &Arc<LoadedModel>) -> GenerateRequest {
+    let questions = questions(5).into_iter().map(|(question, _)| question);
+    let request = chat(model, &questions.collect::<Vec<_>>().join(" "));
+    assert!(request.prompt.len() > 100, "{}", request.prompt.len());
+    request
+}
+
+/// How the device is opened with the vendor's library for large products.
+fn with_products(runtime: &Runtime) -> GpuConfig {
+    GpuConfig {
+        vendor_products: true,
+        ..gpu_config(runtime)
+    }
+}
+
+#[tokio::test]
+async fn a_long_prompt_by_the_vendors_library_says_what_it_says_on_the_host() {
+    for file in ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"] {
+        let runtime = Runtime::new();
+        runtime.add_products();
+        let host = requests::engine(Budget::Bytes(64 << 20));
+        let on_host = load(&host, file, "m").await;
+        let request = long(&on_host);
+        let prompt = request.prompt.clone();
+        let (_, expected, _) = run(&host, request).await;
+        let engine = runtime
+            .start_with(with_products(&runtime), FOR_CHUNKS)
+            .unwrap();
+        let model = load(&engine, file, "m").await;
+        let (_, ids, _) = run(&engine, long(&model)).await;
+        let products = runtime.calls("rocblas_gemm_ex");
+        println!("{file}: {} tokens, {products} products", prompt.len());
+        assert!(products > 10, "{products}");
+        if let Some(gap) = gap(&host, &on_host, &prompt, &expected, &ids).await {
+            assert!(gap.abs() < TOLERANCE, "{file}: {gap}");
+        }
+        drop(model);
+        engine.end().unwrap();
+        assert_eq!(runtime.violations(), Vec::<String>::new());
+        assert_eq!(runtime.live(), Live::default());
+    }
+}
+
+#[tokio::test]
+async fn a_library_that_fails_a_product_fails_that_request_and_none_after_it() {
+    let runtime = Runtime::new();
+    runtime.add_products();
+    let file = "tiny-llama-Q4_K_M.gguf";
+    let portable = runtime.start(FOR_CHUNKS).unwrap();
+    let model = load(&portable, file, "m").await;
+    let expected = run(&portable, long(&model)).await.1;
+    drop(model);
+    portable.end().unwrap();
+    assert_eq!(runtime.calls("rocblas_gemm_ex"), 0);
+
+    let engine = runtime
+        .start_with(with_products(&runtime), FOR_CHUNKS)
+        .unwrap();
+    let model = load(&engine, file, "m").await;
+    // rocblas_status_internal_error, in the midst of a pass.
+    runtime.fail("rocblas_gemm_ex", 5, 6);
+    let error = fake::run(&engine, long(&model)).await.unwrap_err();
+    println!("{error}");
+    let text = error.to_string();
+    for word in ["matrix product", "librocblas.so.4", "code 6"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let products = runtime.calls("rocblas_gemm_ex");
+    assert_eq!(run(&engine, long(&model)).await.1, expected);
+    assert_eq!(
+        runtime.calls("rocblas_gemm_ex"),
+        products,
+        "no more are asked for"
+    );
+    drop(model);
+    engine.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
+#[tokio::test]
+async fn a_library_without_memory_gets_another_chance() {
+    let runtime = Runtime::new();
+    runtime.add_products();
+    let engine = runtime
+        .start_with(with_products(&runtime), FOR_CHUNKS)
+        .unwrap();
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let expected = run(&engine, long(&model)).await.1;
+    let products = runtime.calls("rocblas_gemm_ex");
+    // rocblas_status_memory_error: the budget shrinks, and the step is done again.
+    runtime.fail("rocblas_gemm_ex", 5, 5);
+    assert_eq!(run(&engine, long(&model)).await.1, expected);
+    assert!(engine.snapshot().cache.budget_bytes < FOR_CHUNKS);
+    assert!(runtime.calls("rocblas_gemm_ex") > 2 * products);
 }
 
 #[tokio::test]

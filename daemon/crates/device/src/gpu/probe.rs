@@ -15,9 +15,9 @@ const DEVICES_MAX: u32 = 64;
 /// Which libraries to open in place of the vendors' usual names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Libraries {
-    /// In place of `libamdhip64.so.*`.
+    /// In place of `libamdhip64.so.*`; libraries for products are looked for beside it first.
     pub hip: Option<PathBuf>,
-    /// In place of `libcuda.so.*`.
+    /// In place of `libcuda.so.*`, likewise.
     pub cuda: Option<PathBuf>,
 }
 

@@ -130,7 +130,7 @@ impl Classic {
             Vendor::Cuda => (&cublas::NAMES, "cublas"),
             Vendor::Hip => (&rocblas::NAMES, "rocblas"),
         };
-        let library = library(prefix, names)?;
+        let library = library(context, prefix, names)?;
         let missing = |symbol: &str| config(format!("{} has no {symbol}", library.name()));
         macro_rules! function {
             ($ty:ty, $symbol:expr) => {{

@@ -203,7 +203,7 @@ impl Lt {
             Vendor::Cuda => &CUBLAS_LT,
             Vendor::Hip => &HIPBLAS_LT,
         };
-        let library = library(dialect.vendor, dialect.names)?;
+        let library = library(context, dialect.vendor, dialect.names)?;
         macro_rules! function {
             ($ty:ty, $name:literal) => {{
                 let symbol = format!(concat!("{}", $name), dialect.prefix);

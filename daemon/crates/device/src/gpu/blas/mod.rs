@@ -13,6 +13,7 @@ mod lt;
 
 use std::cell::{OnceCell, RefCell};
 use std::ffi::c_void;
+use std::path::Path;
 
 use crate::error::Error;
 
@@ -134,9 +135,18 @@ fn failed(message: String) -> Error {
     }
 }
 
-/// Opens the first of some names.
-fn library(vendor: &'static str, names: &[&str]) -> Result<Library, Error> {
-    let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
+/// Opens the first of some names. Where the runtime was named by a path, those beside it come first: they belong together.
+fn library(context: &Context, vendor: &'static str, names: &[&str]) -> Result<Library, Error> {
+    let driver = context.shared_driver();
+    let dir = Path::new(driver.library()).parent();
+    let dir = dir.filter(|dir| !dir.as_os_str().is_empty());
+    let beside = dir
+        .into_iter()
+        .flat_map(|dir| names.iter().map(move |name| dir.join(name)));
+    let names: Vec<String> = beside
+        .map(|path| path.to_string_lossy().into_owned())
+        .chain(names.iter().map(|&name| name.to_owned()))
+        .collect();
     let hint = "install the vendor's library for matrix products";
     Library::open(vendor, &names, hint).map_err(|e| config(e.to_string()))
 }
