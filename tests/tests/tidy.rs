@@ -11,7 +11,7 @@ use rocmforge_tests::fixtures;
 const LINES_MAX: usize = 600;
 
 /// Longer files, each with the reason why it is one subject.
-const LONGER: [(&str, &str); 4] = [
+const LONGER: [(&str, &str); 2] = [
     (
         "daemon/crates/device/src/gpu/cuda.rs",
         "one table of driver functions",
@@ -19,14 +19,6 @@ const LONGER: [(&str, &str); 4] = [
     (
         "daemon/crates/device/src/gpu/hip.rs",
         "one table of driver functions",
-    ),
-    (
-        "daemon/crates/device/tests/gpu_driver.rs",
-        "one test a function of the table",
-    ),
-    (
-        "tests/fake-hip/src/exports.rs",
-        "one table of exported functions",
     ),
 ];
 

@@ -16,13 +16,15 @@ use half::f16;
 
 use crate::memory::{Fault, Memory};
 use crate::queue::Work;
-use crate::state::{INVALID_VALUE, SUCCESS, State, call};
+use crate::state::{SUCCESS, State, call};
 
 /// Names that the daemon looks for a library by, the one that it tries before included.
 pub(crate) const NAMES: [&str; 2] = ["librocblas.so.4", "libhipblaslt.so.0"];
 
-/// rocblas_status_invalid_handle.
+/// rocblas_status_invalid_handle, _not_implemented and _invalid_pointer.
 const INVALID_HANDLE: u32 = 1;
+const NOT_IMPLEMENTED: u32 = 2;
+const INVALID_POINTER: u32 = 3;
 
 const NONE: u32 = 111;
 const TRANSPOSE: u32 = 112;
@@ -83,7 +85,7 @@ fn halves(memory: &mut Memory, at: u64, n: usize, who: &str) -> Result<Vec<f32>,
 pub(crate) unsafe extern "C" fn rocblas_create_handle(to: *mut usize) -> u32 {
     call("rocblas_create_handle", |state| {
         if to.is_null() {
-            return INVALID_VALUE;
+            return INVALID_POINTER;
         }
         let handle = state.handle();
         state.blas.insert(handle, 0);
@@ -158,7 +160,7 @@ pub(crate) unsafe extern "C" fn rocblas_gemm_ex(
             && ldc >= m;
         if !known {
             let message = format!("a product of {m} x {n} x {k}, types {types:?}");
-            return state.misuse(INVALID_VALUE, message);
+            return state.misuse(NOT_IMPLEMENTED, message);
         }
         // SAFETY: the caller gives the addresses of two floats of the host.
         let (alpha, beta) = unsafe { (alpha.read(), beta.read()) };
