@@ -174,27 +174,46 @@ async fn an_idle_engine_learns_of_a_fault_from_an_upload_ahead() {
     engine.lost().await;
 }
 
-/// Clocks whose sleep a test decides, in milliseconds.
-fn clocks() -> (Clocks, Arc<AtomicU64>) {
-    let slept = Arc::new(AtomicU64::new(0));
-    let read = Arc::clone(&slept);
+/// What a test decides and sees of the engine's clocks.
+#[derive(Default)]
+struct TestClock {
+    /// How long the machine has slept, in milliseconds.
+    slept: AtomicU64,
+    readings: AtomicU64,
+}
+
+fn clocks() -> (Clocks, Arc<TestClock>) {
+    let clock = Arc::new(TestClock::default());
+    let read = Arc::clone(&clock);
     let clocks = Clocks::reading(move || {
-        let slept = Duration::from_millis(read.load(Ordering::Relaxed));
+        read.readings.fetch_add(1, Ordering::Relaxed);
+        let slept = Duration::from_millis(read.slept.load(Ordering::Relaxed));
         (Duration::from_secs(100) + slept, Duration::from_secs(50))
     });
-    (clocks, slept)
+    (clocks, clock)
+}
+
+/// Waits until the engine, which has nothing to do, has rested. It reads the clocks before each rest and takes commands that
+/// come later after it; a command that follows at once may be taken with the one before.
+async fn until_it_rested(engine: &EngineHandle, clock: &TestClock) {
+    let before = clock.readings.load(Ordering::Relaxed);
+    while clock.readings.load(Ordering::Relaxed) < before + 3 {
+        engine.set_policy(Policy::Belady).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    engine.set_policy(Policy::Belady).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_device_that_slept_well_keeps_what_it_held() {
-    let (clocks, slept) = clocks();
+    let (clocks, clock) = clocks();
     let (fake, engine, thread, model) = with_model(Setup {
         clocks,
         ..Setup::default()
     })
     .await;
     let before = run(&engine, question(&model)).await;
-    slept.store(3_600_000, Ordering::Relaxed);
+    clock.slept.store(3_600_000, Ordering::Relaxed);
     let after = run(&engine, question(&model)).await;
     assert_eq!(before.0, after.0);
     assert_eq!(after.2.cache.uploaded_bytes, 0, "weights were kept");
@@ -210,20 +229,16 @@ async fn a_device_that_forgot_in_its_sleep_serves_nothing() {
 }
 
 async fn forgets_in_its_sleep(kept: u64) {
-    let (clocks, slept) = clocks();
+    let (clocks, clock) = clocks();
     let (fake, engine, thread, model) = with_model(Setup {
         clocks,
         ..Setup::default()
     })
     .await;
     run(&engine, question(&model)).await;
-    // The engine rests when a command finds no other behind it, which a client that asks at once may keep from happening.
-    for _ in 0..20 {
-        engine.set_policy(Policy::Belady).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    until_it_rested(&engine, &clock).await;
     fake.forget_memory(kept);
-    slept.store(3_600_000, Ordering::Relaxed);
+    clock.slept.store(3_600_000, Ordering::Relaxed);
     let mut events = engine.generate(question(&model)).unwrap();
     let error = end(&mut events).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
