@@ -1,10 +1,12 @@
-//! The CUDA table: NVIDIA's driver API, opened with dlopen. Declarations are our own, of the documented ABI; functions
-//! with a second version in the library (`_v2`) are taken by that name, as the vendor's header does.
+//! The CUDA table: NVIDIA's driver API, opened with dlopen, as [`Driver`]. Its declarations are in `abi.rs`, what it says of a
+//! card in `card.rs`.
 //!
 //! A context is the device's primary one, so that the vendor's own libraries (cuBLAS) work in the same.
 
+mod abi;
+
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
@@ -14,167 +16,13 @@ use super::driver::{
     ModuleHandle, Priority, Result, StreamHandle, Vendor, Versions,
 };
 use super::image::{AlignedImage, kernel_module_version};
-use super::library::{Library, table};
+use super::library::Library;
+use abi::*;
 
 /// Names of the driver's library.
 pub(super) const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 const HINT: &str = "install NVIDIA's driver, or name the library in ROCMFORGE_CUDA_LIBRARY";
-
-type Device = c_int;
-type Context = *mut c_void;
-type Stream = *mut c_void;
-type Event = *mut c_void;
-type Module = *mut c_void;
-type Function = *mut c_void;
-type Graph = *mut c_void;
-type GraphExec = *mut c_void;
-type Address = u64;
-
-/// CUresult, as far as we ask for it by name.
-mod code {
-    pub(super) const SUCCESS: u32 = 0;
-    pub(super) const OUT_OF_MEMORY: u32 = 2;
-    pub(super) const NOT_FOUND: u32 = 500;
-    pub(super) const NOT_READY: u32 = 600;
-    pub(super) const NOT_SUPPORTED: u32 = 801;
-    /// Deinitialized, uncorrectable ECC, NVLink; illegal address, launch timeout, context destroyed, assert; hardware
-    /// stack, illegal instruction, misaligned address, address space, program counter, launch failed; unknown.
-    pub(super) const LOST: [u32; 14] = [
-        4, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999,
-    ];
-}
-
-/// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
-const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
-
-/// CUlaunchAttribute: an id, and a union of 64 bytes of which we set the first number.
-#[repr(C)]
-struct LaunchAttribute {
-    id: u32,
-    padding: u32,
-    value: [u32; 16],
-}
-
-const _: () = assert!(size_of::<LaunchAttribute>() == 72);
-
-/// CUlaunchConfig.
-#[repr(C)]
-struct LaunchDescription {
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    shared_bytes: c_uint,
-    stream: Stream,
-    attributes: *const LaunchAttribute,
-    n_attributes: c_uint,
-}
-
-const _: () = assert!(size_of::<LaunchDescription>() == 56);
-
-/// CUdevice_attribute.
-mod attribute {
-    pub(super) const MAX_SHARED_MEMORY_PER_BLOCK: u32 = 8;
-    pub(super) const WARP_SIZE: u32 = 10;
-    pub(super) const MULTIPROCESSOR_COUNT: u32 = 16;
-    pub(super) const INTEGRATED: u32 = 18;
-    pub(super) const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
-    pub(super) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
-    pub(super) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
-    pub(super) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
-}
-
-/// CUfunction_attribute.
-mod function_attribute {
-    pub(super) const MAX_THREADS_PER_BLOCK: u32 = 0;
-    pub(super) const SHARED_SIZE_BYTES: u32 = 1;
-    pub(super) const LOCAL_SIZE_BYTES: u32 = 3;
-    pub(super) const NUM_REGS: u32 = 4;
-    pub(super) const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
-}
-
-/// CU_STREAM_NON_BLOCKING.
-const STREAM_NON_BLOCKING: c_uint = 1;
-/// CU_EVENT_DISABLE_TIMING.
-const EVENT_DISABLE_TIMING: c_uint = 2;
-/// CU_MEMHOSTALLOC_PORTABLE.
-const HOST_ALLOC_PORTABLE: c_uint = 1;
-/// CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY: without the latter a read-only mapping is refused.
-const HOST_REGISTER: c_uint = 1 | 8;
-/// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL.
-const CAPTURE_THREAD_LOCAL: u32 = 1;
-/// CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END.
-const LAUNCH_PARAM: [usize; 3] = [1, 2, 0];
-
-table! {
-    struct Functions {
-        required {
-            cuInit(c_uint) -> u32;
-            cuGetErrorName(u32, *mut *const c_char) -> u32;
-            cuGetErrorString(u32, *mut *const c_char) -> u32;
-            cuDriverGetVersion(*mut c_int) -> u32;
-            cuDeviceGetCount(*mut c_int) -> u32;
-            cuDeviceGet(*mut Device, c_int) -> u32;
-            cuDeviceGetName(*mut c_char, c_int, Device) -> u32;
-            cuDeviceTotalMem_v2(*mut usize, Device) -> u32;
-            cuDeviceGetAttribute(*mut c_int, u32, Device) -> u32;
-            cuDeviceGetPCIBusId(*mut c_char, c_int, Device) -> u32;
-            cuDevicePrimaryCtxRetain(*mut Context, Device) -> u32;
-            cuDevicePrimaryCtxRelease_v2(Device) -> u32;
-            cuCtxSetCurrent(Context) -> u32;
-            cuCtxGetDevice(*mut Device) -> u32;
-            cuCtxSynchronize() -> u32;
-            cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int) -> u32;
-            cuMemAlloc_v2(*mut Address, usize) -> u32;
-            cuMemFree_v2(Address) -> u32;
-            cuMemGetInfo_v2(*mut usize, *mut usize) -> u32;
-            cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> u32;
-            cuMemFreeHost(*mut c_void) -> u32;
-            cuMemHostRegister_v2(*mut c_void, usize, c_uint) -> u32;
-            cuMemHostUnregister(*mut c_void) -> u32;
-            cuMemsetD8Async(Address, u8, usize, Stream) -> u32;
-            cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, Stream) -> u32;
-            cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, Stream) -> u32;
-            cuMemcpyDtoDAsync_v2(Address, Address, usize, Stream) -> u32;
-            cuStreamCreateWithPriority(*mut Stream, c_uint, c_int) -> u32;
-            cuStreamDestroy_v2(Stream) -> u32;
-            cuStreamSynchronize(Stream) -> u32;
-            cuStreamQuery(Stream) -> u32;
-            cuStreamWaitEvent(Stream, Event, c_uint) -> u32;
-            cuEventCreate(*mut Event, c_uint) -> u32;
-            cuEventDestroy_v2(Event) -> u32;
-            cuEventRecord(Event, Stream) -> u32;
-            cuEventQuery(Event) -> u32;
-            cuEventSynchronize(Event) -> u32;
-            cuEventElapsedTime(*mut f32, Event, Event) -> u32;
-            cuModuleLoadData(*mut Module, *const c_void) -> u32;
-            cuModuleUnload(Module) -> u32;
-            cuModuleGetFunction(*mut Function, Module, *const c_char) -> u32;
-            cuFuncGetAttribute(*mut c_int, u32, Function) -> u32;
-            cuFuncSetAttribute(Function, u32, c_int) -> u32;
-            cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Function, c_int, usize) -> u32;
-            cuLaunchKernel(Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
-                *mut *mut c_void, *mut *mut c_void) -> u32;
-        }
-        optional {
-            cuLaunchKernelEx(*const LaunchDescription, Function, *mut *mut c_void, *mut *mut c_void) -> u32;
-            cuStreamBeginCapture_v2(Stream, u32) -> u32;
-            cuStreamEndCapture(Stream, *mut Graph) -> u32;
-            cuGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> u32;
-            cuGraphInstantiateWithFlags(*mut GraphExec, Graph, u64) -> u32;
-            cuGraphLaunch(GraphExec, Stream) -> u32;
-            cuGraphDestroy(Graph) -> u32;
-            cuGraphExecDestroy(GraphExec) -> u32;
-            cuMemGetAllocationGranularity(*mut usize, *const virtual_memory::Properties, u32) -> u32;
-            cuMemAddressReserve(*mut Address, usize, usize, Address, u64) -> u32;
-            cuMemAddressFree(Address, usize) -> u32;
-            cuMemCreate(*mut u64, usize, *const virtual_memory::Properties, u64) -> u32;
-            cuMemRelease(u64) -> u32;
-            cuMemMap(Address, usize, usize, u64, u64) -> u32;
-            cuMemSetAccess(Address, usize, *const virtual_memory::Access, usize) -> u32;
-            cuMemUnmap(Address, usize) -> u32;
-        }
-    }
-}
 
 /// NVIDIA's driver, opened.
 pub(super) struct CudaDriver {
@@ -211,6 +59,7 @@ macro_rules! optional {
     };
 }
 
+mod card;
 mod virtual_memory;
 
 impl CudaDriver {
@@ -258,15 +107,6 @@ impl CudaDriver {
         Ok(device)
     }
 
-    fn attribute(&self, attribute: u32, device: Device) -> Result<u32> {
-        let mut value: c_int = 0;
-        call!(
-            self,
-            cuDeviceGetAttribute(&raw mut value, attribute, device)
-        )?;
-        Ok(u32::try_from(value).unwrap_or(0))
-    }
-
     fn function_attribute(&self, attribute: u32, function: FunctionHandle) -> Result<u32> {
         let mut value: c_int = 0;
         call!(
@@ -289,17 +129,6 @@ unsafe fn text(pointer: *const c_char) -> String {
     unsafe { CStr::from_ptr(pointer) }
         .to_string_lossy()
         .into_owned()
-}
-
-/// What a code means.
-fn class(result: u32) -> Class {
-    match result {
-        code::OUT_OF_MEMORY => Class::OutOfMemory,
-        code::NOT_READY => Class::NotReady,
-        code::NOT_SUPPORTED => Class::NotSupported,
-        result if code::LOST.contains(&result) => Class::Lost,
-        _ => Class::Other,
-    }
 }
 
 /// `13020` as `13.2`.
@@ -342,40 +171,7 @@ impl Driver for CudaDriver {
     }
 
     fn device_attributes(&self, ordinal: u32) -> Result<DeviceAttributes> {
-        call!(self, cuInit(0))?;
-        let device = self.device(ordinal)?;
-        let mut name = [0 as c_char; 256];
-        call!(
-            self,
-            cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, device)
-        )?;
-        let mut pci = [0 as c_char; 64];
-        call!(
-            self,
-            cuDeviceGetPCIBusId(pci.as_mut_ptr(), pci.len() as c_int - 1, device)
-        )?;
-        let mut total_bytes: usize = 0;
-        call!(self, cuDeviceTotalMem_v2(&raw mut total_bytes, device))?;
-        let major = self.attribute(attribute::COMPUTE_CAPABILITY_MAJOR, device)?;
-        let minor = self.attribute(attribute::COMPUTE_CAPABILITY_MINOR, device)?;
-        let arch = format!("sm_{major}{minor}");
-        // SAFETY: zeroed beyond what the driver wrote, whose length left room for the end.
-        let name = unsafe { text(name.as_ptr()) };
-        // SAFETY: as above.
-        let pci_bus_id = unsafe { text(pci.as_ptr()) }.to_lowercase();
-        Ok(DeviceAttributes {
-            ordinal,
-            name,
-            arch,
-            compute_units: self.attribute(attribute::MULTIPROCESSOR_COUNT, device)?,
-            wave: self.attribute(attribute::WARP_SIZE, device)?,
-            shared_per_block: self.attribute(attribute::MAX_SHARED_MEMORY_PER_BLOCK, device)?,
-            shared_per_block_max: self
-                .attribute(attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)?,
-            total_bytes: total_bytes as u64,
-            pci_bus_id,
-            integrated: self.attribute(attribute::INTEGRATED, device)? != 0,
-        })
+        self.card(ordinal)
     }
 
     fn context_open(&self, ordinal: u32) -> Result<ContextHandle> {

@@ -1,17 +1,17 @@
-//! The HIP table: AMD's runtime, opened with dlopen. Types and constants come from hip-runtime-sys, functions from dlsym.
-//!
-//! Codes are taken as plain integers: a newer runtime may return one that the crate's enum does not list, and such a value
-//! in a Rust enum would be undefined behaviour.
+//! The HIP table: AMD's runtime, opened with dlopen, as [`Driver`]. Its declarations are in `abi.rs`, what it says of a card in
+//! `card.rs`.
 //!
 //! A context is the device's ordinal, made current with hipSetDevice; there is nothing to close.
 
+mod abi;
+
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use hip_runtime_sys as sys;
-use sys::{hipDeviceAttribute_t as Attribute, hipError_t as Code};
+use sys::hipError_t as Code;
 
 use super::driver::{
     Class, ContextHandle, DeviceAttributes, DevicePtr, Driver, Error, EventHandle,
@@ -19,7 +19,8 @@ use super::driver::{
     ModuleHandle, Priority, Result, StreamHandle, Vendor, Versions,
 };
 use super::image::{AlignedImage, kernel_module_version};
-use super::library::{Library, table};
+use super::library::Library;
+use abi::*;
 
 /// Names that the runtime has had, newest first.
 pub(super) const NAMES: [&str; 4] = [
@@ -30,95 +31,6 @@ pub(super) const NAMES: [&str; 4] = [
 ];
 
 const HINT: &str = "install ROCm's HIP runtime, or name the library in ROCMFORGE_HIP_LIBRARY";
-
-/// hipHostRegisterReadOnly, of HIP 5.7 and later.
-const HOST_REGISTER_READ_ONLY: c_uint = 0x8;
-/// HIP_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END.
-const LAUNCH_PARAM: [usize; 3] = [1, 2, 3];
-/// Offset and bytes of gcnArchName in what hipGetDevicePropertiesR0600 fills (1472 bytes).
-const R0600_ARCH_OFFSET: usize = 1160;
-const ARCH_BYTES: usize = 256;
-/// The same in what hipGetDeviceProperties fills up to HIP 5.
-const OLD_ARCH_OFFSET: usize = std::mem::offset_of!(sys::hipDeviceProp_t, gcnArchName);
-const _: () = assert!(OLD_ARCH_OFFSET == 396 && size_of::<sys::hipDeviceProp_t>() == 792);
-
-/// Room for any layout of the properties, present ones and some growth, aligned as C would align it.
-#[repr(C, align(16))]
-struct PropertiesBytes([u8; 8192]);
-
-type Stream = *mut c_void;
-type Event = *mut c_void;
-type Module = *mut c_void;
-type Function = *mut c_void;
-type Graph = *mut c_void;
-type GraphExec = *mut c_void;
-
-table! {
-    struct Functions {
-        required {
-            hipInit(c_uint) -> u32;
-            hipGetErrorName(u32) -> *const c_char;
-            hipGetErrorString(u32) -> *const c_char;
-            hipGetLastError() -> u32;
-            hipDriverGetVersion(*mut c_int) -> u32;
-            hipRuntimeGetVersion(*mut c_int) -> u32;
-            hipGetDeviceCount(*mut c_int) -> u32;
-            hipSetDevice(c_int) -> u32;
-            hipDeviceGetName(*mut c_char, c_int, c_int) -> u32;
-            hipDeviceTotalMem(*mut usize, c_int) -> u32;
-            hipDeviceGetAttribute(*mut c_int, u32, c_int) -> u32;
-            hipDeviceGetPCIBusId(*mut c_char, c_int, c_int) -> u32;
-            hipDeviceSynchronize() -> u32;
-            hipMalloc(*mut *mut c_void, usize) -> u32;
-            hipFree(*mut c_void) -> u32;
-            hipMemGetInfo(*mut usize, *mut usize) -> u32;
-            hipHostMalloc(*mut *mut c_void, usize, c_uint) -> u32;
-            hipHostFree(*mut c_void) -> u32;
-            hipHostRegister(*mut c_void, usize, c_uint) -> u32;
-            hipHostUnregister(*mut c_void) -> u32;
-            hipMemsetAsync(*mut c_void, c_int, usize, Stream) -> u32;
-            hipMemcpyAsync(*mut c_void, *const c_void, usize, u32, Stream) -> u32;
-            hipStreamCreateWithPriority(*mut Stream, c_uint, c_int) -> u32;
-            hipDeviceGetStreamPriorityRange(*mut c_int, *mut c_int) -> u32;
-            hipStreamDestroy(Stream) -> u32;
-            hipStreamSynchronize(Stream) -> u32;
-            hipStreamQuery(Stream) -> u32;
-            hipStreamWaitEvent(Stream, Event, c_uint) -> u32;
-            hipEventCreateWithFlags(*mut Event, c_uint) -> u32;
-            hipEventDestroy(Event) -> u32;
-            hipEventRecord(Event, Stream) -> u32;
-            hipEventQuery(Event) -> u32;
-            hipEventSynchronize(Event) -> u32;
-            hipEventElapsedTime(*mut f32, Event, Event) -> u32;
-            hipModuleLoadData(*mut Module, *const c_void) -> u32;
-            hipModuleUnload(Module) -> u32;
-            hipModuleGetFunction(*mut Function, Module, *const c_char) -> u32;
-            hipModuleLaunchKernel(Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
-                *mut *mut c_void, *mut *mut c_void) -> u32;
-        }
-        optional {
-            hipGetDevicePropertiesR0600(*mut PropertiesBytes, c_int) -> u32;
-            hipGetDeviceProperties(*mut PropertiesBytes, c_int) -> u32;
-            hipFuncGetAttribute(*mut c_int, u32, Function) -> u32;
-            hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Function, c_int, usize) -> u32;
-            hipStreamBeginCapture(Stream, u32) -> u32;
-            hipStreamEndCapture(Stream, *mut Graph) -> u32;
-            hipGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> u32;
-            hipGraphInstantiate(*mut GraphExec, Graph, *mut *mut c_void, *mut c_char, usize) -> u32;
-            hipGraphLaunch(GraphExec, Stream) -> u32;
-            hipGraphDestroy(Graph) -> u32;
-            hipGraphExecDestroy(GraphExec) -> u32;
-            hipMemGetAllocationGranularity(*mut usize, *const sys::hipMemAllocationProp, u32) -> u32;
-            hipMemAddressReserve(*mut *mut c_void, usize, usize, *mut c_void, u64) -> u32;
-            hipMemAddressFree(*mut c_void, usize) -> u32;
-            hipMemCreate(*mut *mut c_void, usize, *const sys::hipMemAllocationProp, u64) -> u32;
-            hipMemRelease(*mut c_void) -> u32;
-            hipMemMap(*mut c_void, usize, usize, *mut c_void, u64) -> u32;
-            hipMemSetAccess(*mut c_void, usize, *const sys::hipMemAccessDesc, usize) -> u32;
-            hipMemUnmap(*mut c_void, usize) -> u32;
-        }
-    }
-}
 
 /// The HIP runtime, opened.
 pub(super) struct HipDriver {
@@ -155,6 +67,7 @@ macro_rules! optional {
     };
 }
 
+mod card;
 mod virtual_memory;
 
 impl HipDriver {
@@ -183,46 +96,6 @@ impl HipDriver {
             name,
             text: message,
             class: class(code),
-        })
-    }
-
-    fn attribute(&self, attribute: Attribute, ordinal: c_int) -> Result<u32> {
-        let mut value: c_int = 0;
-        call!(
-            self,
-            hipDeviceGetAttribute(&raw mut value, attribute as u32, ordinal)
-        )?;
-        Ok(u32::try_from(value).unwrap_or(0))
-    }
-
-    /// An attribute that a runtime may not know: 0 then.
-    fn attribute_or_zero(&self, attribute: Attribute, ordinal: c_int) -> u32 {
-        self.attribute(attribute, ordinal).unwrap_or(0)
-    }
-
-    /// `gfx90a` of `gfx90a:sramecc+:xnack-`, which is to be had from the properties only.
-    fn arch(&self, ordinal: c_int) -> Result<String> {
-        let mut properties = Box::new(PropertiesBytes([0; 8192]));
-        let (call, offset) = if self.hip.hipGetDevicePropertiesR0600.is_some() {
-            optional!(
-                self,
-                hipGetDevicePropertiesR0600(&raw mut *properties, ordinal)
-            )?;
-            ("hipGetDevicePropertiesR0600", R0600_ARCH_OFFSET)
-        } else {
-            optional!(self, hipGetDeviceProperties(&raw mut *properties, ordinal))?;
-            ("hipGetDeviceProperties", OLD_ARCH_OFFSET)
-        };
-        let bytes = &properties.0[offset..offset + ARCH_BYTES];
-        let end = bytes.iter().position(|&b| b == 0).unwrap_or(ARCH_BYTES);
-        let arch = String::from_utf8_lossy(&bytes[..end]).into_owned();
-        if arch.starts_with("gfx") {
-            let name = arch.split(':').next().unwrap_or(&arch);
-            return Ok(name.to_owned());
-        }
-        Err(Error::Answer {
-            call,
-            message: format!("architecture '{arch}' where a gfx name was expected"),
         })
     }
 
@@ -266,30 +139,6 @@ unsafe fn text(pointer: *const c_char) -> String {
     unsafe { CStr::from_ptr(pointer) }
         .to_string_lossy()
         .into_owned()
-}
-
-/// What a code means. hipErrorUnknown stays [`Class::Other`]: the runtime uses it for refusals too.
-fn class(code: u32) -> Class {
-    const OUT_OF_MEMORY: u32 = Code::hipErrorOutOfMemory as u32;
-    const NOT_READY: u32 = Code::hipErrorNotReady as u32;
-    const NOT_SUPPORTED: u32 = Code::hipErrorNotSupported as u32;
-    const LOST: [u32; 8] = [
-        Code::hipErrorDeinitialized as u32,
-        Code::hipErrorPriorLaunchFailure as u32,
-        Code::hipErrorECCNotCorrectable as u32,
-        Code::hipErrorIllegalAddress as u32,
-        Code::hipErrorLaunchTimeOut as u32,
-        Code::hipErrorContextIsDestroyed as u32,
-        Code::hipErrorAssert as u32,
-        Code::hipErrorLaunchFailure as u32,
-    ];
-    match code {
-        OUT_OF_MEMORY => Class::OutOfMemory,
-        NOT_READY => Class::NotReady,
-        NOT_SUPPORTED => Class::NotSupported,
-        code if LOST.contains(&code) => Class::Lost,
-        _ => Class::Other,
-    }
 }
 
 /// `60443482` as `6.4.43482`.
@@ -338,40 +187,7 @@ impl Driver for HipDriver {
     }
 
     fn device_attributes(&self, ordinal: u32) -> Result<DeviceAttributes> {
-        let device = ordinal as c_int;
-        let mut name = [0 as c_char; 256];
-        call!(
-            self,
-            hipDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, device)
-        )?;
-        let mut pci = [0 as c_char; 64];
-        call!(
-            self,
-            hipDeviceGetPCIBusId(pci.as_mut_ptr(), pci.len() as c_int - 1, device)
-        )?;
-        let mut total_bytes: usize = 0;
-        call!(self, hipDeviceTotalMem(&raw mut total_bytes, device))?;
-        let arch = self.arch(device)?;
-        let shared =
-            self.attribute(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock, device)?;
-        // SAFETY: zeroed beyond what the runtime wrote, whose length left room for the end.
-        let name = unsafe { text(name.as_ptr()) };
-        // SAFETY: as above.
-        let pci_bus_id = unsafe { text(pci.as_ptr()) }.to_lowercase();
-        Ok(DeviceAttributes {
-            ordinal,
-            name: if name.is_empty() { arch.clone() } else { name },
-            arch,
-            compute_units: self
-                .attribute(Attribute::hipDeviceAttributeMultiprocessorCount, device)?,
-            wave: self.attribute(Attribute::hipDeviceAttributeWarpSize, device)?,
-            shared_per_block: shared,
-            shared_per_block_max: shared,
-            total_bytes: total_bytes as u64,
-            pci_bus_id,
-            integrated: self.attribute_or_zero(Attribute::hipDeviceAttributeIntegrated, device)
-                != 0,
-        })
+        self.card(ordinal)
     }
 
     fn context_open(&self, ordinal: u32) -> Result<ContextHandle> {
@@ -763,16 +579,5 @@ mod tests {
     fn versions_read_as_the_vendor_writes_them() {
         assert_eq!(version(60_443_482), "6.4.43482");
         assert_eq!(version(50_213_601), "5.2.13601");
-    }
-
-    #[test]
-    fn codes_have_the_class_that_their_reader_needs() {
-        assert_eq!(class(2), Class::OutOfMemory);
-        assert_eq!(class(600), Class::NotReady);
-        assert_eq!(class(700), Class::Lost);
-        assert_eq!(class(719), Class::Lost);
-        assert_eq!(class(801), Class::NotSupported);
-        assert_eq!(class(1), Class::Other);
-        assert_eq!(class(4_000_000), Class::Other);
     }
 }

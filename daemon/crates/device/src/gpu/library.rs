@@ -63,7 +63,7 @@ fn loader_message(error: &libloading::Error) -> String {
     message.trim().to_owned()
 }
 
-/// Declares a vendor's functions as a struct of function pointers. A required one that is missing fails the load, with
+/// Declares a vendor's functions as a struct of function pointers, for the module above. A required one that is missing fails the load, with
 /// the names of all that are missing; an optional one is an `Option` whose user names it.
 macro_rules! table {
     (
@@ -75,14 +75,14 @@ macro_rules! table {
     ) => {
         $(#[$meta])*
         #[expect(non_snake_case, reason = "the vendor's names")]
-        struct $table {
-            $($r: unsafe extern "C" fn($($r_arg),*) -> $r_ret,)*
-            $($o: Option<unsafe extern "C" fn($($o_arg),*) -> $o_ret>,)*
+        pub(super) struct $table {
+            $(pub(super) $r: unsafe extern "C" fn($($r_arg),*) -> $r_ret,)*
+            $(pub(super) $o: Option<unsafe extern "C" fn($($o_arg),*) -> $o_ret>,)*
         }
 
         impl $table {
             #[expect(non_snake_case, reason = "the vendor's names")]
-            fn load(library: &$crate::gpu::library::Library) -> $crate::gpu::driver::Result<Self> {
+            pub(super) fn load(library: &$crate::gpu::library::Library) -> $crate::gpu::driver::Result<Self> {
                 let mut missing: Vec<&'static str> = Vec::new();
                 $(
                     // SAFETY: the type in the table is the one that the vendor's header declares for this name.

@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::{Attribute, HipDriver, sys};
+use super::{HipDriver, sys};
 use crate::gpu::driver::{DevicePtr, Error, Result};
 use crate::gpu::virtual_memory::{MemoryHandle, VirtualMemory};
+use sys::hipDeviceAttribute_t as Attribute;
 
 const _: () = assert!(size_of::<sys::hipMemAllocationProp>() == 32);
 const _: () = assert!(size_of::<sys::hipMemAccessDesc>() == 12);
