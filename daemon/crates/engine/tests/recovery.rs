@@ -30,6 +30,8 @@ struct Setup {
     budget: u64,
     watchdog: Duration,
     clocks: Clocks,
+    /// The driver keeps memory and addresses apart, and the arena grows where it is; else it is one allocation.
+    mapped: bool,
 }
 
 impl Default for Setup {
@@ -38,6 +40,7 @@ impl Default for Setup {
             budget: 16 * MIB,
             watchdog: Duration::from_secs(20),
             clocks: Clocks::default(),
+            mapped: true,
         }
     }
 }
@@ -45,6 +48,7 @@ impl Default for Setup {
 /// An engine with a model, on a fake of its own.
 async fn with_model(setup: Setup) -> (Fake, EngineHandle, EngineThread, Arc<LoadedModel>) {
     let fake = Fake::new();
+    fake.set_virtual_memory(setup.mapped);
     let (engine, thread) = start(&fake, setup);
     let model = load(&engine, LLAMA, "m").await;
     (fake, engine, thread, model)
@@ -396,12 +400,12 @@ async fn a_budget_grows_where_old_and_new_do_not_fit_side_by_side() {
     }
 }
 
-/// `mapped`: the driver keeps memory and addresses apart, and the arena grows where it is; else it is one allocation.
 async fn grows_on_a_full_card(mapped: bool) {
-    let fake = Fake::new();
-    fake.set_virtual_memory(mapped);
-    let (engine, _thread) = start(&fake, Setup::default());
-    let model = load(&engine, LLAMA, "m").await;
+    let (fake, engine, _thread, model) = with_model(Setup {
+        mapped,
+        ..Setup::default()
+    })
+    .await;
     let before = run(&engine, question(&model)).await.0;
     // Room for 24 in all: 16 and 20 do not fit at the same time.
     fake.set_memory(24 * MIB, 0);
@@ -439,12 +443,12 @@ async fn a_smaller_budget_gives_memory_back_even_to_a_full_card() {
     }
 }
 
-/// As [`grows_on_a_full_card`].
 async fn shrinks_on_a_full_card(mapped: bool) {
-    let fake = Fake::new();
-    fake.set_virtual_memory(mapped);
-    let (engine, _thread) = start(&fake, Setup::default());
-    let model = load(&engine, LLAMA, "m").await;
+    let (fake, engine, _thread, model) = with_model(Setup {
+        mapped,
+        ..Setup::default()
+    })
+    .await;
     let before = run(&engine, question(&model)).await.0;
     fake.set_memory(17 * MIB, 0);
     fake.peak_bytes();
