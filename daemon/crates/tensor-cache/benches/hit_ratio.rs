@@ -54,27 +54,38 @@ impl Trace {
     }
 }
 
-/// The shape of a Q4_K_M file: an embedding, layers of which every other has larger value and down matrices, a head.
-fn dense(embedding: u64, layers: usize, small: u64, large: u64, head: u64) -> Vec<SegmentSpec> {
-    let mut sizes = vec![embedding];
-    sizes.extend((0..layers).map(|layer| {
+/// The shape of a Q4_K_M file, in KiB: layers of attention, gate with up, and down, of which every other has larger value
+/// and down matrices; a head.
+fn dense(layers: usize, small: [u64; 3], large: [u64; 3], head: u64) -> Vec<SegmentSpec> {
+    let mut sizes = Vec::new();
+    for layer in 0..layers {
         let more_bits =
             layer < layers / 8 || layer >= layers * 7 / 8 || (layer - layers / 8) % 3 == 2;
-        if more_bits { large } else { small }
-    }));
+        sizes.extend(if more_bits { large } else { small });
+    }
     sizes.push(head);
     sizes
         .into_iter()
-        .map(|mib| SegmentSpec::ordered(mib * MIB))
+        .map(|kib| SegmentSpec::ordered(kib << 10))
         .collect()
 }
 
 fn llama_8b() -> Vec<SegmentSpec> {
-    dense(282, 32, 117, 131, 411)
+    dense(
+        32,
+        [23_056, 64_528, 32_272],
+        [24_112, 64_528, 47_056],
+        420_864,
+    )
 }
 
 fn qwen_3b() -> Vec<SegmentSpec> {
-    dense(167, 36, 43, 50, 243)
+    dense(
+        36,
+        [5_328, 25_344, 12_672],
+        [5_568, 25_344, 18_480],
+        249_344,
+    )
 }
 
 /// One request: `passes` passes. With `known`, the last is announced as such; otherwise it turns out to be (an
@@ -187,8 +198,8 @@ fn traces() -> Vec<Trace> {
     let four = vec![
         llama_8b(),
         qwen_3b(),
-        dense(103, 28, 23, 28, 160),
-        dense(205, 16, 33, 38, 205),
+        dense(28, [3_060, 13_632, 6_816], [3_252, 13_632, 9_940], 163_840),
+        dense(16, [5_898, 18_432, 9_216], [6_168, 18_432, 13_440], 209_920),
     ];
     add(
         "random: 4 models, one pass each",

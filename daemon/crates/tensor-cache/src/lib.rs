@@ -39,6 +39,7 @@ mod pins;
 mod replace;
 mod room;
 mod segment;
+mod spread;
 mod state;
 mod stats;
 mod status;

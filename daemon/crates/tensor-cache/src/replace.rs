@@ -43,7 +43,7 @@ impl Cache {
         }
         if slab.bytes / 2 > bytes {
             // The room of a large one would be lost on it: it stays, and small ones take turns.
-            return false;
+            return self.gives().is_some() && self.prefetch(next, actions);
         }
         self.arena.vacate(slab);
         let fits = self.arena.used() + bytes <= self.arena.end();

@@ -7,6 +7,7 @@
 //!
 //! Until the end only the arena is touched, so that a refusal can take everything back.
 
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Bound;
 
@@ -73,6 +74,9 @@ struct Plan {
 
 /// A model that has been waiting for its next pass for so many passes, times the models that wait, is idle.
 const ROUNDS_MAX: u64 = 4;
+
+/// A request of so many passes, where there are other models, goes on for long.
+const PASSES_MIN: u64 = 4;
 
 impl Cache {
     /// Makes room and says where; the caller occupies it.
@@ -223,6 +227,24 @@ impl Cache {
         }
     }
 
+    /// The model that gives up segments of one size to itself, and that size; see [`crate::spread`]. There is one if no
+    /// other one runs, and none will soon: what has to go at first to have those of one size missing must be worth it.
+    pub(crate) fn gives(&self) -> Option<(ModelId, u64)> {
+        let mut running = self.models.iter().filter(|(_, model)| model.in_request);
+        let (&id, model) = running.next().filter(|_| self.config.spread)?;
+        let mut others = self.models.iter().filter(|(other, _)| **other != id);
+        let goes_on = model.more && model.passes - model.passes_before >= PASSES_MIN;
+        let lasts = goes_on || others.all(|(_, other)| other.requests == 0);
+        if model.cursor.is_none() || running.next().is_some() || !lasts {
+            return None;
+        }
+        let others_pinned = self.usage().pinned - model.usage.pinned;
+        let taken = self.usage().blocks() + others_pinned;
+        let room = self.arena.end().saturating_sub(taken);
+        let size = model.sizes.to_give(model.bytes.saturating_sub(room))?;
+        Some((id, size))
+    }
+
     fn is_stale(&self, model: &Model) -> bool {
         let rounds = self.pass_clock - model.begun;
         model.cursor.is_none() && rounds > ROUNDS_MAX * (self.models.len() as u64 + 1)
@@ -274,7 +296,11 @@ impl Cache {
     /// Decides how to make room for `bytes`, of which `credit` are in the ledger already, and leaves the arena
     /// without the victims; or leaves it as it was. Slides that are too expensive come last.
     fn choose(&mut self, bytes: u64, credit: u64, side: Side, bar: Bar) -> Option<Plan> {
-        let cheap = self.config.slide_max.saturating_mul(bytes);
+        // Where the same segments come and go, moves are few, and what they join stays together.
+        let cheap = match self.gives() {
+            Some(_) => u64::MAX,
+            None => self.config.slide_max.saturating_mul(bytes),
+        };
         let plan = self.choose_within(bytes, credit, side, bar, cheap);
         if plan.is_none() && cheap < u64::MAX {
             return self.choose_within(bytes, credit, side, bar, u64::MAX);
@@ -296,15 +322,22 @@ impl Cache {
             if let Some(place) = self.place(bytes, credit, side, slide_max) {
                 break place;
             }
-            let next = match bar {
-                Bar::All => None,
-                _ => victims.get_or_insert_with(|| Victims::new(self)).next(self),
+            let victims = victims.get_or_insert_with(|| Victims::new(self));
+            let allowed = loop {
+                let next = match bar {
+                    Bar::All => None,
+                    _ => victims.next(self),
+                };
+                match (bar, next) {
+                    // Those behind it may be needed later: their order is that of their ranks.
+                    (Bar::FartherThan(least), Some((next_use, ..))) if next_use <= least => {}
+                    (Bar::NotFresh, Some((_, segment, _))) => {
+                        break next
+                            .filter(|_| self.segment(segment).is_ok_and(|found| !found.fresh));
+                    }
+                    _ => break next,
+                }
             };
-            let allowed = next.filter(|(next_use, segment, _)| match bar {
-                Bar::FartherThan(least) => *next_use > least,
-                Bar::NotFresh => self.segment(*segment).is_ok_and(|found| !found.fresh),
-                Bar::None | Bar::All => true,
-            });
             let Some((_, segment, slab)) = allowed else {
                 for (segment, slab) in taken {
                     self.arena.occupy(slab, Tenant::Segment(segment));
@@ -381,7 +414,8 @@ impl Cache {
 /// Evictable segments, the farthest next use (or the least recent) first.
 enum Victims {
     Farthest {
-        heap: BinaryHeap<(NextUse, SegmentId)>,
+        /// By the next use that they go for, which may be another one's; their own is behind.
+        heap: BinaryHeap<(NextUse, SegmentId, NextUse)>,
         outlooks: Vec<(ModelId, Outlook)>,
     },
     /// In reverse: the last is next.
@@ -395,6 +429,7 @@ impl Victims {
                 cache.recency.iter().map(|(segment, ())| *segment).collect(),
             );
         }
+        let gives = cache.gives();
         let mut heap = Vec::new();
         let mut outlooks = Vec::new();
         for (&id, state) in cache
@@ -403,14 +438,16 @@ impl Victims {
             .filter(|(_, state)| state.usage.segments_resident > 0)
         {
             let outlook = cache.outlook(id, state);
+            let first = heap.len();
             for &index in &state.ordered {
                 let found = &state.segments[index as usize];
                 if found.is_evictable() {
-                    heap.push((
-                        outlook.next_use(index, found),
-                        SegmentId { model: id, index },
-                    ));
+                    let next_use = outlook.next_use(index, found);
+                    heap.push((next_use, SegmentId { model: id, index }, next_use));
                 }
+            }
+            if let Some((_, size)) = gives.filter(|(model, _)| *model == id) {
+                spread(&mut heap[first..], state, size);
             }
             heap.extend(coldest(id, state, &outlook, Bound::Unbounded));
             outlooks.push((id, outlook));
@@ -436,7 +473,7 @@ impl Victims {
                 }
             },
             Victims::Farthest { heap, outlooks } => {
-                let (next_use, segment) = heap.pop()?;
+                let (_, segment, next_use) = heap.pop()?;
                 let state = &cache.models[&segment.model];
                 let found = &state.segments[segment.index as usize];
                 if found.spec.kind == SegmentKind::Expert {
@@ -454,13 +491,34 @@ impl Victims {
     }
 }
 
+/// Lets the segments that a model's pass has behind it trade their next uses, so that those of `size` go first, in the
+/// order of their ranks; and so those that it has yet to come to.
+fn spread(candidates: &mut [(NextUse, SegmentId, NextUse)], model: &Model, size: u64) {
+    let cursor = model.cursor.unwrap_or(0);
+    let behind = candidates.partition_point(|(_, segment, _)| segment.index < cursor);
+    let (behind, ahead) = candidates.split_at_mut(behind);
+    for part in [behind, ahead] {
+        let mut next_uses: Vec<NextUse> = part.iter().map(|(next_use, ..)| *next_use).collect();
+        next_uses.sort_unstable_by_key(|&next_use| Reverse(next_use));
+        part.sort_unstable_by_key(|&(_, SegmentId { index, .. }, next_use)| {
+            match model.segments[index as usize].bytes == size {
+                true => (0, model.sizes.rank(index), Reverse(next_use)),
+                false => (1, 0, Reverse(next_use)),
+            }
+        });
+        for (candidate, next_use) in part.iter_mut().zip(next_uses) {
+            candidate.0 = next_use;
+        }
+    }
+}
+
 /// The coldest evictable expert of a model after a place in the order of scores.
 fn coldest(
     model: ModelId,
     state: &Model,
     outlook: &Outlook,
     after: Bound<(u64, u32)>,
-) -> Option<(NextUse, SegmentId)> {
+) -> Option<(NextUse, SegmentId, NextUse)> {
     let mut experts = state.experts.range((after, Bound::Unbounded));
     let (_, index) = experts.find(|(_, index)| state.segments[*index as usize].is_evictable())?;
     let next_use = outlook.next_use(*index, &state.segments[*index as usize]);
@@ -470,5 +528,6 @@ fn coldest(
             model,
             index: *index,
         },
+        next_use,
     ))
 }

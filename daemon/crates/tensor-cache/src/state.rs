@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::forecast::{History, Score};
+use crate::spread::Sizes;
 use crate::{BlockKind, Counters, ModelId, Residency, SegmentSpec, Slab, Usage};
 
 #[derive(Clone, Debug)]
@@ -34,6 +35,7 @@ pub(crate) struct Model {
     pub(crate) segments: Vec<Segment>,
     /// Indices of the segments that are not experts.
     pub(crate) ordered: Vec<u32>,
+    pub(crate) sizes: Sizes,
     /// Experts that hold a slab, the coldest first.
     pub(crate) experts: BTreeSet<(u64, u32)>,
     pub(crate) bytes: u64,
@@ -52,6 +54,8 @@ pub(crate) struct Model {
     pub(crate) in_request: bool,
     pub(crate) requests: u64,
     pub(crate) passes: u64,
+    /// Those before the last request.
+    pub(crate) passes_before: u64,
     /// The pass clock when the last pass began.
     pub(crate) begun: u64,
     pub(crate) history: History,

@@ -7,9 +7,12 @@ use rocmforge_tensor_cache::*;
 const A: ModelId = ModelId(1);
 const B: ModelId = ModelId(2);
 
+/// One whose victims and moves are known exactly: what is needed last goes, and anything may be moved.
 fn cache(budget: u64) -> Cache {
     Cache::new(CacheConfig {
         align: 1,
+        spread: false,
+        slide_max: u64::MAX,
         ..CacheConfig::new(budget)
     })
 }
@@ -375,4 +378,60 @@ fn a_release_too_many_is_our_bug() {
     let mut cache = cache(100);
     cache.register(A, &ordered(&[10])).unwrap();
     cache.release(segment(A, 0));
+}
+
+/// Sizes as the attention, gate with up, and down of a Q4_K_M file of an 8B model, in 100 kB.
+fn parts(layers: usize) -> Vec<u64> {
+    let part = |at: usize| match at.is_multiple_of(2) {
+        true => [236, 661, 330],
+        false => [247, 661, 482],
+    };
+    (0..layers).flat_map(part).chain([4310]).collect()
+}
+
+#[test]
+fn a_model_that_does_not_fit_gives_up_segments_of_one_size_that_lie_apart() {
+    let sizes = parts(32);
+    let total: u64 = sizes.iter().sum();
+    for (percent, apart_max) in [(95, 9), (73, 7), (60, 7)] {
+        for hands_on in [true, false] {
+            let mut cache = Cache::new(CacheConfig {
+                align: 1,
+                ..CacheConfig::new(total * percent / 100)
+            });
+            cache.register(A, &ordered(&sizes)).unwrap();
+            let mut actions = Vec::new();
+            let mut missed = Vec::new();
+            let mut before = cache.stats().total.counters;
+            for round in 0..12 {
+                if round == 6 {
+                    before = cache.stats().total.counters;
+                }
+                missed.clear();
+                cache.pass_begin(A, PassHint { more: true }).unwrap();
+                for index in 0..sizes.len() as u32 {
+                    let id = segment(A, index);
+                    if !touch(&mut cache, id, &mut actions) {
+                        missed.push(index);
+                        if hands_on {
+                            cache.replace(id, &mut actions);
+                        }
+                    }
+                }
+                cache.pass_end(A);
+            }
+            let what = format!("{percent} %, handed on: {hands_on}: {missed:?}");
+            let counters = cache.stats().total.counters;
+            assert_eq!(counters.moves, before.moves, "{what}");
+            let size = sizes[missed[0] as usize];
+            assert!(missed.iter().all(|&i| sizes[i as usize] == size), "{what}");
+            let uploaded = (counters.uploaded_bytes - before.uploaded_bytes) / 6;
+            let absent = total - total * percent / 100;
+            assert!(uploaded < absent + 2 * size, "{what}: {uploaded}");
+            let widest = missed.windows(2).map(|w| w[1] - w[0]).max();
+            assert!(widest.unwrap() <= apart_max * 3, "{what}");
+            let nearest = missed.windows(2).map(|w| w[1] - w[0]).min();
+            assert!(nearest.unwrap() >= 3, "{what}");
+        }
+    }
 }

@@ -143,6 +143,8 @@ pub(crate) struct World {
     max_in_flight: u32,
     /// All slabs have one size: then a miss evicts one victim at most, and which one is known exactly.
     uniform: bool,
+    /// Of what a model has behind it, or ahead, any may go.
+    spread: bool,
     clock: u64,
     actions: Vec<Action>,
 }
@@ -154,9 +156,11 @@ impl World {
         let mut config = CacheConfig::new(budget);
         config.align = ALIGN;
         config.max_in_flight = rng.random_range(1..4);
-        if rng.random_bool(0.3) {
-            config.slide_max = rng.random_range(0..3);
-        }
+        config.slide_max = match rng.random_bool(0.3) {
+            true => rng.random_range(0..5),
+            false => u64::MAX,
+        };
+        config.spread = rng.random_bool(0.5);
         World {
             cache: Cache::new(config),
             models: (0..MODELS).map(|_| None).collect(),
@@ -167,6 +171,7 @@ impl World {
             policy: Policy::Belady,
             max_in_flight: config.max_in_flight,
             uniform,
+            spread: config.spread,
             clock: 0,
             actions: Vec::new(),
         }
@@ -351,7 +356,7 @@ impl World {
             let farther = match (ahead(victim), ahead(other)) {
                 (true, false) => true,
                 (false, true) => false,
-                _ => other.index > victim.index,
+                _ => other.index > victim.index && !self.spread,
             };
             assert!(!farther, "{victim} went while {other} was needed later");
         }
