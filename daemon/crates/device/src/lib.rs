@@ -17,7 +17,6 @@ mod progress;
 mod segment;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
 
@@ -103,8 +102,8 @@ pub struct UploadTicket(pub u64);
 /// What a device has measured of its own work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
-    /// How long a segment's operations take.
-    pub segment: Duration,
+    /// Bytes of weights a second of a pass's operations, with all that is computed beside their products.
+    pub computed_bytes_per_s: f64,
     /// Bytes a second of uploads.
     pub upload_bytes_per_s: f64,
     /// Bytes of an upload that are on the device before its slab must be free.

@@ -240,12 +240,10 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         budget = less;
     }
     let cache = Cache::new(CacheConfig {
-        budget,
         align: rocmforge_device::ALIGNMENT,
         policy: crate::commands::policy(config.policy),
         max_in_flight: prefetch + 1,
-        // Moving a slab is far cheaper than repacking or the host link, whatever the device.
-        slide_max: u64::MAX,
+        ..CacheConfig::new(budget)
     });
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
     let mut residency = Residency::new(device, cache);

@@ -10,9 +10,17 @@ use rocmforge_tensor_cache::{ModelId, SegmentId};
 use crate::error::Error;
 use crate::residency::Residency;
 
-/// From so many segments on that a pass has to upload, [`Residency::hand_on`] is worth its slab: computing those that are
-/// resident takes as long as uploading the one that the slab costs.
-const HAND_ON_MIN: u64 = 7;
+/// What a pass does about segments that it will miss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// Uploads under way ahead of their turn, at most.
+    pub(crate) uploads: u32,
+    /// The room of a segment that was missed, once used, goes to the next one that is absent.
+    pub(crate) hands_on: bool,
+}
+
+/// Uploads ahead of a model that does not fit while nothing was measured.
+const UNMEASURED: u32 = 3;
 
 impl Residency {
     /// Lets the device get ready for a registered model in the background.
@@ -41,44 +49,53 @@ impl Residency {
         });
     }
 
-    /// Segments whose upload should be started ahead of their turn in a pass of so many rows, `most` at most.
+    /// What a pass of so many rows does about segments that it will miss, with at most `most` uploads ahead.
     ///
     /// For a model that fits, uploads ahead cost nothing. For one that does not, each takes a slab from what could stay
     /// resident, so there are no more than keep the link busy: none if a segment is computed in the time that what is on
     /// the device ahead of its slab takes to arrive, as when one token is decoded; else as many as are uploaded while one
-    /// is computed.
-    pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> u32 {
+    /// is computed. With none, the slab of one that was missed is handed on, which is a slab as well: worth it if computing
+    /// what is resident takes longer than uploading that, for the link rests meanwhile otherwise.
+    pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> Ahead {
+        let uploads = |uploads| Ahead {
+            uploads,
+            hands_on: false,
+        };
         if most == 0 || self.fits(model) {
-            return most;
+            return uploads(most);
         }
+        let resident = self.cache.resident_bytes(model);
         let source = &self.sources[&model];
         let mean = source.bytes as f64 / source.layouts.len().max(1) as f64;
         match self.device.pace(rows) {
-            Some(pace) => lookahead(pace, mean, most),
-            None => most,
+            Some(pace) => lookahead(pace, mean, resident as f64, most),
+            None => uploads(most.min(UNMEASURED)),
         }
     }
 
-    /// Starts the upload of a segment that will be needed soon, if that costs nothing needed sooner.
-    pub(crate) fn prefetch(&mut self, segment: SegmentId) -> Result<(), Error> {
-        if self.cache.prefetch(segment, &mut self.actions) {
+    /// Starts uploads of absent segments of a model from `from` to before `end`, while fewer than so many are under way and as
+    /// long as that costs nothing needed sooner.
+    pub(crate) fn prefetch(
+        &mut self,
+        model: ModelId,
+        from: u32,
+        end: u32,
+        uploads: u32,
+    ) -> Result<(), Error> {
+        while self.under_way() < uploads as usize
+            && let Some(segment) = self.cache.next_absent(model, from)
+            && segment.index < end
+            && self.cache.prefetch(segment, &mut self.actions)
+        {
             self.execute()?;
         }
         Ok(())
     }
 
-    /// After a pass that looks no uploads ahead has used and released a segment that it had to wait for: hands its room on
-    /// to the next one that is absent, so that uploads go on meanwhile.
-    ///
-    /// What is handed on is one slab more that holds nothing of use while resident segments are computed; that is worth
-    /// it where so much is uploaded in a pass that the link should never rest.
+    /// After a pass has used and released a segment that it had to wait for: hands its room on to the next one that is
+    /// absent.
     pub(crate) fn hand_on(&mut self, segment: SegmentId) -> Result<(), Error> {
-        let source = &self.sources[&segment.model];
-        let stats = self.cache.stats();
-        let room = stats.budget.saturating_sub(stats.total.usage.blocks());
-        let absent = source.bytes.saturating_sub(room);
-        let many = HAND_ON_MIN * source.bytes / source.layouts.len().max(1) as u64;
-        if absent >= many && self.cache.replace(segment, &mut self.actions) {
+        if self.cache.replace(segment, &mut self.actions) {
             self.execute()?;
         }
         Ok(())
@@ -91,36 +108,62 @@ impl Residency {
     }
 }
 
-/// See [`Residency::lookahead`]; `mean` is the bytes of a segment.
-fn lookahead(pace: Pace, mean: f64, most: u32) -> u32 {
-    let computed = pace.segment.as_secs_f64();
+/// See [`Residency::lookahead`]; `mean` is the bytes of a segment, `resident` those of all that are.
+fn lookahead(pace: Pace, mean: f64, resident: f64, most: u32) -> Ahead {
+    let Pace {
+        computed_bytes_per_s: computed,
+        upload_bytes_per_s: uploaded,
+        ahead_bytes,
+    } = pace;
     // Some of what is ahead is spent on moving slabs.
-    let hidden = pace.ahead_bytes as f64 / pace.upload_bytes_per_s / 2.0;
-    if computed <= hidden {
-        return 0;
+    let hidden = ahead_bytes as f64 / uploaded / 2.0;
+    if mean / computed <= hidden {
+        return Ahead {
+            uploads: 0,
+            hands_on: resident / computed > mean / uploaded,
+        };
     }
-    let uploaded = mean / pace.upload_bytes_per_s;
-    ((computed / uploaded).ceil().min(f64::from(most)) as u32).clamp(1, most)
+    let uploads = (uploaded / computed).ceil().min(f64::from(most)) as u32;
+    Ahead {
+        uploads: uploads.clamp(1, most),
+        hands_on: false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
     fn uploads_ahead_are_as_many_as_the_computing_hides() {
-        let pace = |us| Pace {
-            segment: Duration::from_micros(us),
-            upload_bytes_per_s: 50e9,
-            ahead_bytes: 24 << 20,
+        let ahead = |computed| {
+            let pace = Pace {
+                computed_bytes_per_s: computed,
+                upload_bytes_per_s: 50e9,
+                ahead_bytes: 24 << 20,
+            };
+            // Segments of 48 MB take 1 ms; what is ahead of the slab 0.5 ms.
+            lookahead(pace, 48e6, 3e9, 3)
         };
-        // A layer of 140 MB takes 2.8 ms; what is ahead of the slab 0.5 ms.
-        let ahead = |us| lookahead(pace(us), 140e6, 3);
-        assert_eq!([50, 200].map(ahead), [0, 0], "a token");
-        assert_eq!([500, 2000].map(ahead), [1, 1], "a short prompt");
-        assert_eq!([3000, 7000, 50_000].map(ahead), [2, 3, 3], "a long one");
-        assert_eq!(lookahead(pace(7000), 140e6, 1), 1);
+        let only = |uploads| Ahead {
+            uploads,
+            hands_on: false,
+        };
+        let handed = Ahead {
+            uploads: 0,
+            hands_on: true,
+        };
+        assert_eq!(ahead(2.5e12), handed, "a token: 3 GB in 1.2 ms");
+        assert_eq!(ahead(3.5e12), only(0), "in less than an upload takes");
+        assert_eq!(
+            [90e9, 50e9].map(ahead),
+            [only(1), only(1)],
+            "a short prompt"
+        );
+        assert_eq!(
+            [40e9, 20e9, 1e9].map(ahead),
+            [only(2), only(3), only(3)],
+            "a long one"
+        );
     }
 }

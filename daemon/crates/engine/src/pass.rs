@@ -11,6 +11,7 @@ use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
+use crate::lookahead::Ahead;
 use crate::residency::Residency;
 
 /// What is told of a wanted row.
@@ -44,7 +45,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) scratch: &'a ScratchLayout,
     /// Arena offset of the scratch block.
     pub(crate) scratch_at: u64,
-    /// Segments whose upload is started ahead of their turn, at most.
+    /// Uploads under way ahead of their turn, at most.
     pub(crate) prefetch: u32,
     /// How much of a wanted row is of interest.
     pub(crate) interest: Interest,
@@ -120,10 +121,6 @@ fn steps(
         return ran;
     }
     let ahead = residency.lookahead(pass.model, pass.n_tokens, pass.prefetch);
-    let pass = &Pass {
-        prefetch: ahead,
-        ..*pass
-    };
     let (head, layers) = pass
         .segments
         .split_last()
@@ -131,7 +128,7 @@ fn steps(
     for (index, segment) in (0..).zip(layers) {
         with_segment(
             residency,
-            pass,
+            (pass, ahead),
             index,
             counts,
             ended,
@@ -149,7 +146,7 @@ fn steps(
     let rows: Vec<u32> = (first as u32..pass.n_tokens as u32).collect();
     with_segment(
         residency,
-        pass,
+        (pass, ahead),
         layers.len() as u32,
         counts,
         ended,
@@ -225,10 +222,10 @@ fn tell(
         .try_for_each(|(&row, logits)| found(row as usize, Found::Logits(logits)))
 }
 
-/// Acquires a segment, starts the uploads of those behind it, runs `step`, and releases it whatever came of it.
+/// Acquires a segment, starts uploads ahead, runs `step`, and releases it whatever came of it.
 fn with_segment(
     residency: &mut Residency,
-    pass: &Pass<'_>,
+    (pass, ahead): (&Pass<'_>, Ahead),
     index: u32,
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
@@ -243,19 +240,12 @@ fn with_segment(
     };
     let misses = counts.misses;
     let slab = residency.acquire(id, counts)?;
-    let last = pass.segments.len() as u32 - u32::from(pass.wanted == Wanted::None);
-    let mut result = Ok(());
-    for ahead in index + 1..last.min(index + 1 + pass.prefetch) {
-        result = result.and_then(|()| {
-            residency.prefetch(SegmentId {
-                model: pass.model,
-                index: ahead,
-            })
-        });
-    }
-    let result = result.and_then(|()| step(residency, id, slab));
+    let end = pass.segments.len() as u32 - u32::from(pass.wanted == Wanted::None);
+    let result = residency
+        .prefetch(pass.model, index + 1, end, ahead.uploads)
+        .and_then(|()| step(residency, id, slab));
     residency.release(id);
-    if pass.prefetch == 0 && counts.misses > misses {
+    if ahead.hands_on && counts.misses > misses {
         return result.and_then(|()| residency.hand_on(id));
     }
     result

@@ -104,6 +104,11 @@ impl Residency {
         }
     }
 
+    /// Uploads that nobody has waited for.
+    pub(crate) fn under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
     /// Gives the device the block of the ledger that it wants for itself.
     pub(crate) fn reserve_fixed(&mut self) -> Result<(), Error> {
         let bytes = self.device.fixed_bytes(self.budget());

@@ -21,7 +21,7 @@ pub struct QuantizationShare {
 /// A segment as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// `blk.{i}` or `output`.
+    /// As [`Segment::name`].
     pub name: String,
     /// Bytes in the file.
     pub bytes: u64,

@@ -1,7 +1,7 @@
 //! What a GGUF file describes: hyperparameters, where each weight is, and how a pass runs.
 //!
 //! A [`Model`] is made from a checked header alone. Its plan holds handles (segment and tensor indices, buffers), never
-//! tensors: nothing is loaded until a step acquires its segment. A pass runs the segments in order: one for each layer,
+//! tensors: nothing is loaded until a step acquires its segment. A pass runs the segments in order: three for each layer,
 //! then the output head. Embedding rows are not a segment: a pass needs a few rows of that matrix, and reads them from
 //! the file, so that an untied embedding never takes room on the device.
 //!
@@ -25,10 +25,11 @@ pub use hparams::{Hparams, RopeOrder, RopeScaling, RopeShape};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
 pub use plan::bufs;
 
-/// The unit of residency: a layer's weights, or the output head with its norm.
+/// The unit of residency: the weights of a layer's attention, of its gate and up, or of its down, each with the norm before
+/// it; or the output head with its norm.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
-    /// `blk.{i}` or `output`.
+    /// `blk.{i}.attn`, `blk.{i}.ffn_up`, `blk.{i}.ffn_down` or `output`.
     pub name: String,
     /// Its tensors, in the order that [`Segment::ops`] names them by index.
     pub tensors: Vec<TensorDesc>,

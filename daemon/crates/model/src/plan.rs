@@ -7,10 +7,14 @@
 //! Q, K, V = N * Wq, N * Wk, N * Wv        [T][n_head * head_dim], [T][n_head_kv * head_dim], [T][n_head_kv * head_dim_v]
 //! rope(Q), rope(K); K, V -> KV pages
 //! A = attention(Q, KV)                    [T][n_head * head_dim_v]
-//! P = A * Wo; X += P; N = rms_norm(X)     [T][n_embd]
+//! P = A * Wo; X += P                      [T][n_embd]                  to here blk.{i}.attn
+//! N = rms_norm(X)
 //! G, U = N * Wgate, N * Wup               [T][n_ff]
-//! G = silu(G) * U; P = G * Wdown; X += P
+//! G = silu(G) * U                                                      to here blk.{i}.ffn_up
+//! P = G * Wdown; X += P                                                blk.{i}.ffn_down
 //! ```
+//!
+//! A layer is three segments, so that what is on its way while another part is in use takes a third of a layer's room.
 
 use rocmforge_device::ops::{Product, Rows, TensorIndex};
 use rocmforge_device::{BufSpec, Op, TensorDesc};
@@ -57,7 +61,7 @@ const HEAD: u8 = 3;
 pub(crate) fn make(hparams: &Hparams, weights: &Weights) -> (Vec<Segment>, Vec<BufSpec>) {
     let mut segments: Vec<Segment> = (0u32..)
         .zip(&weights.layers)
-        .map(|(i, layer)| layer_segment(hparams, i, layer))
+        .flat_map(|(i, layer)| layer_segments(hparams, i, layer))
         .collect();
     segments.push(output_segment(hparams, weights));
     (segments, buffers(hparams))
@@ -107,14 +111,24 @@ impl Tensors {
         let bias = linear.bias.as_ref().map(|b| self.add(b));
         Product { weight, bias, out }
     }
+
+    fn segment(self, name: String, ops: Vec<Op>) -> Segment {
+        Segment {
+            name,
+            tensors: self.0,
+            ops,
+        }
+    }
 }
 
-fn layer_segment(hparams: &Hparams, layer: u32, w: &LayerWeights) -> Segment {
+/// A layer's segments: what hands on the residual stream, and within the feed-forward the gated product. Smaller ones would
+/// part gate and up, which one launch computes.
+fn layer_segments(hparams: &Hparams, layer: u32, w: &LayerWeights) -> [Segment; 3] {
     use bufs::{A, G, K, N, P, Q, U, V, X};
     let eps = hparams.norm_eps;
     let heads = hparams.heads;
     let mut t = Tensors::default();
-    let ops = vec![
+    let attention = vec![
         Op::RmsNorm {
             x: X,
             weight: t.add(&w.attn_norm),
@@ -149,9 +163,13 @@ fn layer_segment(hparams: &Hparams, layer: u32, w: &LayerWeights) -> Segment {
             x: A,
             products: vec![t.product(&w.attn_output, P)],
         },
-        Op::AddRmsNorm {
+        Op::Add { x: X, y: P },
+    ];
+    let attention = t.segment(format!("blk.{layer}.attn"), attention);
+    let mut t = Tensors::default();
+    let up = vec![
+        Op::RmsNorm {
             x: X,
-            y: P,
             weight: t.add(&w.ffn_norm),
             eps,
             out: N,
@@ -161,17 +179,18 @@ fn layer_segment(hparams: &Hparams, layer: u32, w: &LayerWeights) -> Segment {
             products: vec![t.product(&w.ffn_gate, G), t.product(&w.ffn_up, U)],
         },
         Op::SiluMul { gate: G, up: U },
+    ];
+    let up = t.segment(format!("blk.{layer}.ffn_up"), up);
+    let mut t = Tensors::default();
+    let down = vec![
         Op::MatMul {
             x: G,
             products: vec![t.product(&w.ffn_down, P)],
         },
         Op::Add { x: X, y: P },
     ];
-    Segment {
-        name: format!("blk.{layer}"),
-        tensors: t.0,
-        ops,
-    }
+    let down = t.segment(format!("blk.{layer}.ffn_down"), down);
+    [attention, up, down]
 }
 
 fn output_segment(hparams: &Hparams, weights: &Weights) -> Segment {
@@ -194,9 +213,5 @@ fn output_segment(hparams: &Hparams, weights: &Weights) -> Segment {
             }],
         },
     ];
-    Segment {
-        name: "output".to_owned(),
-        tensors: t.0,
-        ops,
-    }
+    t.segment("output".to_owned(), ops)
 }

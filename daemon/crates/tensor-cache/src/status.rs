@@ -55,6 +55,21 @@ impl Cache {
         Ok(state.segments.iter().map(status).collect())
     }
 
+    /// Bytes of a model's resident segments; 0 if it is not registered.
+    pub fn resident_bytes(&self, model: ModelId) -> u64 {
+        self.models.get(&model).map_or(0, |m| m.usage.resident)
+    }
+
+    /// The first absent segment of a model from an index on, in the order of a pass. O(segments).
+    pub fn next_absent(&self, model: ModelId, from: u32) -> Option<SegmentId> {
+        let state = self.models.get(&model)?;
+        let first = state.ordered.partition_point(|&index| index < from);
+        let mut later = state.ordered[first..].iter().copied();
+        let absent = |index: &u32| state.segments[*index as usize].state == Residency::Absent;
+        let index = later.find(absent)?;
+        Some(SegmentId { model, index })
+    }
+
     /// Whether the first `n` segments of a model are all resident.
     ///
     /// # Errors

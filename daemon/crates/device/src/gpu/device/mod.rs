@@ -44,7 +44,6 @@ mod windows;
 mod workspace;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
@@ -170,7 +169,7 @@ impl Device for GpuDevice {
             compute_units: self.target.compute_units,
             memory_bytes: self.context.attributes().total_bytes,
             allocations: self.context.usage().allocations,
-            prefetch: 3,
+            prefetch: 8,
             prefill_chunk: 2048,
         }
     }
@@ -343,7 +342,7 @@ impl Device for GpuDevice {
     fn pace(&mut self, rows: usize) -> Option<Pace> {
         let fixed = self.fixed?;
         Some(Pace {
-            segment: Duration::from_secs_f64(self.runs.of(rows).seconds()?),
+            computed_bytes_per_s: self.runs.of(rows).rate()?,
             upload_bytes_per_s: self.uploads.bytes_per_s()?,
             ahead_bytes: SLOTS as u64 * fixed.slot_bytes,
         })

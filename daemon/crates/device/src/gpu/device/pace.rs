@@ -8,11 +8,16 @@ use super::failed;
 /// What a new sample counts for beside those before it.
 const WEIGHT: f64 = 0.25;
 
+/// A sample begins once in so many turns; a pass should not be a multiple of it.
+const TURNS: u32 = 5;
+
 /// Measures one sample of work on a stream at a time.
 #[derive(Debug)]
 pub(super) struct Stopwatch {
     start: Event,
     end: Event,
+    /// Times that a sample could have begun.
+    turns: u32,
     /// Units of the work between the events, while they have not been read.
     under_way: Option<f64>,
     /// Seconds a unit.
@@ -25,17 +30,21 @@ impl Stopwatch {
         Ok(Self {
             start: event()?,
             end: event()?,
+            turns: 0,
             under_way: None,
             seconds: None,
         })
     }
 
-    /// Reads the last sample if it has ended, and begins another unless one is under way. Whether it did:
+    /// Reads the last sample if it has ended, and begins another if it is time for one. Whether it did:
     /// [`Stopwatch::end`] belongs behind the work then.
     pub(super) fn begin(&mut self, stream: &Stream) -> bool {
         self.read();
+        // Else it would be the first segment of each pass, whose kind is not that of others.
+        self.turns = (self.turns + 1) % TURNS;
+        let due = self.turns == 1 && self.under_way.is_none();
         // What cannot be measured is work like any other; its errors show elsewhere.
-        self.under_way.is_none() && self.start.record(stream).is_ok()
+        due && self.start.record(stream).is_ok()
     }
 
     /// Ends a sample of so many units.
@@ -63,22 +72,17 @@ impl Stopwatch {
         }
     }
 
-    /// Seconds a unit.
-    pub(super) fn seconds(&mut self) -> Option<f64> {
-        self.read();
-        self.seconds
-    }
-
     /// Units a second.
     pub(super) fn rate(&mut self) -> Option<f64> {
-        self.seconds().map(|seconds| 1.0 / seconds)
+        self.read();
+        self.seconds.map(|seconds| 1.0 / seconds)
     }
 }
 
 /// Classes of passes by their number of rows: one for each power of two.
 const CLASSES: usize = 16;
 
-/// How long a segment's operations take, by the rows of the pass.
+/// How long operations take for each byte of their weights, by the rows of the pass.
 #[derive(Debug)]
 pub(super) struct Runs([Stopwatch; CLASSES]);
 

@@ -25,7 +25,8 @@ impl GpuDevice {
         let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
         self.queue(&work, self.vendor_room(scratch))?;
         if timed {
-            self.runs.of(batch.n_tokens).end(&self.compute, 1);
+            let bytes = weights.layout.bytes;
+            self.runs.of(batch.n_tokens).end(&self.compute, bytes);
         }
         Ok(())
     }
