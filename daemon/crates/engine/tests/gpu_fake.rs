@@ -73,14 +73,14 @@ async fn exam(file: &str) {
 
     let info = on_host.model().info();
     let layers = info.segments.iter().filter(|s| s.name.starts_with("blk."));
-    let (n_layer, layer) = (layers.clone().count() as u64, layers.map(|s| s.bytes).max());
+    let layers: u64 = layers.map(|s| s.bytes).sum();
     let others: u64 = info
         .segments
         .iter()
         .filter(|s| !s.name.starts_with("blk."))
         .map(|s| s.bytes)
         .sum();
-    let third = others + (n_layer / 3) * layer.unwrap();
+    let third = others + layers / 3;
     // Beside the weights: KV pages, scratch, and what the device keeps for itself.
     let small = runtime.start(third + (2 << 20)).unwrap();
     let on_small = load(&small, file, "m").await;
