@@ -82,7 +82,7 @@ struct Common {
     /// Threads of the host's operations [default: one a core].
     #[arg(long)]
     threads: Option<NonZeroUsize>,
-    /// Segments whose upload is started ahead of their turn [default: what the device prefers].
+    /// Uploads under way ahead of their turn, at most [default: what the device prefers].
     #[arg(long)]
     prefetch: Option<u32>,
     /// Where models are made, and found if they are there [default: a temporary directory].

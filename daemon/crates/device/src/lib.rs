@@ -61,7 +61,7 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
     /// Allocations asked of the driver or the system since start-up.
     pub allocations: u64,
-    /// Segments whose upload should be started ahead of their turn, unless the configuration says otherwise.
+    /// Uploads that should be under way ahead of their turn, at most, unless the configuration says otherwise.
     pub prefetch: u32,
     /// Tokens of a prompt that are best computed in one pass, unless the configuration says otherwise.
     pub prefill_chunk: u32,

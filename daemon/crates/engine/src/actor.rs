@@ -77,7 +77,7 @@ pub struct EngineConfig {
     ///
     /// `None` is what the device prefers.
     pub prefill_chunk: Option<NonZeroUsize>,
-    /// Segments whose upload is started ahead of their turn; `None` is what the device prefers.
+    /// Uploads under way ahead of their turn, at most; `None` is what the device prefers.
     pub prefetch: Option<u32>,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
@@ -180,7 +180,7 @@ pub(crate) struct Engine {
     pub(crate) embeddings: Vec<u8>,
     pub(crate) snapshot: watch::Sender<Arc<Snapshot>>,
     pub(crate) published_at: Instant,
-    /// Segments whose upload is started ahead of their turn.
+    /// Uploads under way ahead of their turn, at most.
     pub(crate) prefetch: u32,
     /// Tokens of a prompt that are computed in one pass, at most.
     pub(crate) prefill_chunk: NonZeroUsize,

@@ -19,8 +19,9 @@ pub(crate) struct Ahead {
     pub(crate) hands_on: bool,
 }
 
-/// Uploads ahead of a model that does not fit while nothing was measured.
-const UNMEASURED: u32 = 3;
+/// Uploads ahead in a pass of many rows of a model that does not fit: one that the link is at, and one that follows it at
+/// once. Each takes a slab from what could stay resident.
+const UPLOADS_AHEAD: u32 = 2;
 
 impl Residency {
     /// Lets the device get ready for a registered model in the background.
@@ -52,10 +53,9 @@ impl Residency {
     /// What a pass of so many rows does about segments that it will miss, with at most `most` uploads ahead.
     ///
     /// For a model that fits, uploads ahead cost nothing. For one that does not, each takes a slab from what could stay
-    /// resident, so there are no more than keep the link busy: none if a segment is computed in the time that what is on
-    /// the device ahead of its slab takes to arrive, as when one token is decoded; else as many as are uploaded while one
-    /// is computed. With none, the slab of one that was missed is handed on, which is a slab as well: worth it if computing
-    /// what is resident takes longer than uploading that, for the link rests meanwhile otherwise.
+    /// resident, so there are none if a segment is computed in the time that what is on the device ahead of its slab takes to
+    /// arrive, as when one token is decoded. Then the slab of one that was missed is handed on, which is a slab as well: worth
+    /// it if computing what is resident takes longer than uploading that, for the link rests meanwhile otherwise.
     pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> Ahead {
         let uploads = |uploads| Ahead {
             uploads,
@@ -68,8 +68,11 @@ impl Residency {
         let source = &self.sources[&model];
         let mean = source.bytes as f64 / source.layouts.len().max(1) as f64;
         match self.device.pace(rows) {
-            Some(pace) => lookahead(pace, mean, resident as f64, most),
-            None => uploads(most.min(UNMEASURED)),
+            Some(pace) if is_hidden(pace, mean) => Ahead {
+                uploads: 0,
+                hands_on: is_worth_a_slab(pace, mean, resident as f64),
+            },
+            _ => uploads(most.min(UPLOADS_AHEAD)),
         }
     }
 
@@ -108,26 +111,16 @@ impl Residency {
     }
 }
 
-/// See [`Residency::lookahead`]; `mean` is the bytes of a segment, `resident` those of all that are.
-fn lookahead(pace: Pace, mean: f64, resident: f64, most: u32) -> Ahead {
-    let Pace {
-        computed_bytes_per_s: computed,
-        upload_bytes_per_s: uploaded,
-        ahead_bytes,
-    } = pace;
+/// Whether a segment of `mean` bytes is computed while those of the next one arrive that need no slab yet.
+fn is_hidden(pace: Pace, mean: f64) -> bool {
     // Some of what is ahead is spent on moving slabs.
-    let hidden = ahead_bytes as f64 / uploaded / 2.0;
-    if mean / computed <= hidden {
-        return Ahead {
-            uploads: 0,
-            hands_on: resident / computed > mean / uploaded,
-        };
-    }
-    let uploads = (uploaded / computed).ceil().min(f64::from(most)) as u32;
-    Ahead {
-        uploads: uploads.clamp(1, most),
-        hands_on: false,
-    }
+    let ahead = pace.ahead_bytes as f64 / 2.0;
+    mean / pace.computed_bytes_per_s <= ahead / pace.upload_bytes_per_s
+}
+
+/// Whether computing `resident` bytes takes longer than uploading a segment of `mean` bytes.
+fn is_worth_a_slab(pace: Pace, mean: f64, resident: f64) -> bool {
+    resident / pace.computed_bytes_per_s > mean / pace.upload_bytes_per_s
 }
 
 #[cfg(test)]
@@ -135,35 +128,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uploads_ahead_are_as_many_as_the_computing_hides() {
-        let ahead = |computed| {
-            let pace = Pace {
-                computed_bytes_per_s: computed,
-                upload_bytes_per_s: 50e9,
-                ahead_bytes: 24 << 20,
-            };
-            // Segments of 48 MB take 1 ms; what is ahead of the slab 0.5 ms.
-            lookahead(pace, 48e6, 3e9, 3)
+    fn the_pace_decides() {
+        let pace = |computed_bytes_per_s| Pace {
+            computed_bytes_per_s,
+            upload_bytes_per_s: 50e9,
+            ahead_bytes: 24 << 20,
         };
-        let only = |uploads| Ahead {
-            uploads,
-            hands_on: false,
-        };
-        let handed = Ahead {
-            uploads: 0,
-            hands_on: true,
-        };
-        assert_eq!(ahead(2.5e12), handed, "a token: 3 GB in 1.2 ms");
-        assert_eq!(ahead(3.5e12), only(0), "in less than an upload takes");
-        assert_eq!(
-            [90e9, 50e9].map(ahead),
-            [only(1), only(1)],
-            "a short prompt"
-        );
-        assert_eq!(
-            [40e9, 20e9, 1e9].map(ahead),
-            [only(2), only(3), only(3)],
-            "a long one"
-        );
+        // A segment of 48 MB is uploaded in 1 ms, and a quarter of it lies ahead of its slab.
+        let token = pace(2e12);
+        assert!(is_hidden(token, 48e6));
+        assert!(is_worth_a_slab(token, 48e6, 3e9), "1.5 ms for 1");
+        assert!(!is_worth_a_slab(token, 48e6, 1e9), "0.5 ms for 1");
+        assert!(!is_hidden(pace(150e9), 48e6), "a prompt");
     }
 }

@@ -181,7 +181,9 @@ fn sizes(kinds: &[Kind]) -> (u64, u64) {
         let mut segments: HashMap<String, u64> = HashMap::new();
         for tensor in tensors(&shape, *mix, vocab::N_VOCAB) {
             let segment = match tensor.name.split('.').collect::<Vec<_>>()[..] {
-                ["blk", layer, ..] => layer.to_owned(),
+                ["blk", layer, "ffn_down", ..] => format!("{layer}.ffn_down"),
+                ["blk", layer, name, ..] if name.starts_with("ffn") => format!("{layer}.ffn_up"),
+                ["blk", layer, ..] => format!("{layer}.attn"),
                 // An embedding goes to the device where it is the output as well.
                 ["token_embd", ..] if !shape.tied => continue,
                 _ => "output".to_owned(),

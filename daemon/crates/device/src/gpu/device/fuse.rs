@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A buffer between two fused operations is not written. That is seen by nobody: within a segment it is checked that no
-//! later operation reads it, and a plan's segments hand nothing on but the residual stream.
+//! later operation reads it, and a plan's segments hand on the residual stream and the gated feed-forward only, which is written.
 
 use crate::ops::{Buf, HeadShape, Op, Product, TensorIndex};
 
