@@ -426,10 +426,8 @@ impl Engine {
 
     /// Scratch belongs to running work.
     pub(crate) fn free_idle_scratch(&mut self) {
-        if self.running.is_empty()
-            && let Some((block, _)) = self.scratch.take()
-        {
-            self.residency.free(block);
+        if self.running.is_empty() {
+            self.free_scratch();
         }
     }
 

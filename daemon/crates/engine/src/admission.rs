@@ -63,6 +63,10 @@ impl Engine {
         if self.need_with(task) > self.budget() {
             task.promised = positions;
         }
+        if self.need_with(task) > self.budget() {
+            // A long prompt may have taken more than this step needs.
+            self.free_scratch();
+        }
         let (need, budget) = (self.need_with(task), self.budget());
         if need > budget {
             task.promised = before;
@@ -149,11 +153,26 @@ impl Engine {
             }
         };
         let most = self.prefill_chunk.get();
-        let mut rows = if shared { most.min(SHARED_CHUNK) } else { most };
-        while rows > 1 && self.scratch_bytes(task.model, rows, outputs) > budget / 8 {
+        let (mut rows, mut scratch_max) = (most, budget / 8);
+        if shared {
+            rows = rows.min(SHARED_CHUNK);
+        } else if !self.residency.fits(task.model) {
+            scratch_max = scratch_max.max(self.spare(task) / 2);
+        }
+        while rows > 1 && self.scratch_bytes(task.model, rows, outputs) > scratch_max {
             rows /= 2;
         }
         (rows, outputs)
+    }
+
+    /// What of the budget is left beside what a request and those that run need. Of a model that does not fit, each pass
+    /// uploads what is absent: passes that are longer and fewer are worth some of it.
+    fn spare(&self, task: &Task) -> u64 {
+        let kv = |task: &Task| kv::bytes_for(&self.entry(task.model).kv, task.promised);
+        let kv_bytes: u64 = self.running.iter().chain([task]).map(kv).sum();
+        let segment = self.residency.largest_unpinned(task.model);
+        let taken = kv_bytes + segment + self.residency.pinned_bytes() + self.residency.fixed_bytes;
+        self.budget().saturating_sub(taken)
     }
 
     fn scratch_need(&self, task: &Task) -> u64 {

@@ -104,7 +104,7 @@ impl Engine {
     }
 
     /// Scratch holds nothing between two steps.
-    fn free_scratch(&mut self) {
+    pub(crate) fn free_scratch(&mut self) {
         if let Some((block, _)) = self.scratch.take() {
             self.residency.free(block);
         }

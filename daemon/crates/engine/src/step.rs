@@ -252,14 +252,13 @@ impl Engine {
 
     fn ensure_scratch(&mut self, model: ModelId, rows: usize, outputs: u64) -> Result<(), Error> {
         let bytes = self.scratch_bytes(model, rows, outputs);
-        if let Some((block, has)) = self.scratch {
+        if let Some((_, has)) = self.scratch {
             // What a long prompt took would be uploaded again for every token of a model that does not fit.
             let spare = has / 2 > bytes && !self.residency.fits(model) && !self.prompts_go_on();
             if has >= bytes && !spare {
                 return Ok(());
             }
-            self.residency.free(block);
-            self.scratch = None;
+            self.free_scratch();
         }
         let (block, _) = self.residency.reserve(BlockKind::Scratch, None, bytes)?;
         self.scratch = Some((block, bytes));

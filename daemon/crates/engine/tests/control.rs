@@ -364,6 +364,30 @@ async fn two_models_with_room_for_one_and_a_half_never_reload_a_whole_one() {
     }
 }
 
+/// Of a model that does not fit, every pass uploads what is absent: a prompt takes few passes, and leaves no less room to
+/// what comes after it.
+#[tokio::test]
+async fn a_long_prompt_in_a_small_budget_takes_few_passes() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load(&engine, QWEN, "m").await;
+    let segments = model.model().segments().len() as u64;
+    engine.set_budget(Budget::Bytes(4 << 20)).await.unwrap();
+    let again = || GenerateRequest {
+        max_tokens: Some(2),
+        ..chat(&model, &"Name the capital city of Turkey. ".repeat(24))
+    };
+    let tokens = again().prompt.len();
+    let (_, ids, summary) = run(&engine, again()).await;
+    let cache = summary.cache;
+    println!("{tokens} tokens: {cache:?}");
+    let passes = (cache.hits + cache.misses) / segments;
+    assert!(cache.misses > 0, "it fits: {cache:?}");
+    assert!(tokens > 160 && passes <= 4, "{tokens} tokens: {cache:?}");
+    engine.set_budget(Budget::Bytes(64 << 20)).await.unwrap();
+    let (_, roomy, _) = run(&engine, again()).await;
+    assert_eq!(ids, roomy);
+}
+
 #[tokio::test]
 async fn a_drain_lets_running_requests_end_and_takes_no_others() {
     let engine = engine(Budget::Bytes(64 << 20));
