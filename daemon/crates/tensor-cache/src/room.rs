@@ -75,6 +75,9 @@ struct Plan {
 /// A model that has been waiting for its next pass for so many passes, times the models that wait, is idle.
 const ROUNDS_MAX: u64 = 4;
 
+/// A segment so many times larger than what is needed is much larger.
+const LARGE: u64 = 2;
+
 /// A request of so many passes, where there are other models, goes on for long.
 const PASSES_MIN: u64 = 4;
 
@@ -126,9 +129,9 @@ impl Cache {
         if self.budget_reached() {
             return true;
         }
-        let mut victims = Victims::new(self);
-        let mut evict = Vec::new();
         let mut excess = self.arena.used().saturating_sub(self.arena.end());
+        let mut victims = Victims::new(self, excess);
+        let mut evict = Vec::new();
         while excess > 0
             && let Some((_, segment, slab)) = victims.next(self)
         {
@@ -263,7 +266,7 @@ impl Cache {
         let mut excess = (self.arena.used() + bytes).saturating_sub(self.arena.end());
         let mut taken = Vec::new();
         if excess > 0 {
-            let mut victims = Victims::new(self);
+            let mut victims = Victims::new(self, excess);
             while excess > 0 {
                 let (_, segment, slab) = victims.next(self)?;
                 taken.push((segment, slab));
@@ -322,7 +325,7 @@ impl Cache {
             if let Some(place) = self.place(bytes, credit, side, slide_max) {
                 break place;
             }
-            let victims = victims.get_or_insert_with(|| Victims::new(self));
+            let victims = victims.get_or_insert_with(|| Victims::new(self, bytes));
             let allowed = loop {
                 let next = match bar {
                     Bar::All => None,
@@ -423,7 +426,8 @@ enum Victims {
 }
 
 impl Victims {
-    fn new(cache: &Cache) -> Victims {
+    /// For room of `need` bytes.
+    fn new(cache: &Cache, need: u64) -> Victims {
         if cache.config.policy == Policy::Lru {
             return Victims::LeastRecent(
                 cache.recency.iter().map(|(segment, ())| *segment).collect(),
@@ -446,8 +450,11 @@ impl Victims {
                     heap.push((next_use, SegmentId { model: id, index }, next_use));
                 }
             }
-            if let Some((_, size)) = gives.filter(|(model, _)| *model == id) {
-                spread(&mut heap[first..], state, size);
+            if state.cursor.is_some() {
+                let size = gives
+                    .filter(|(model, _)| *model == id)
+                    .map(|(_, size)| size);
+                trade(&mut heap[first..], state, size, need);
             }
             heap.extend(coldest(id, state, &outlook, Bound::Unbounded));
             outlooks.push((id, outlook));
@@ -491,24 +498,42 @@ impl Victims {
     }
 }
 
-/// Lets the segments that a model's pass has behind it trade their next uses, so that those of `size` go first, in the
-/// order of their ranks; and so those that it has yet to come to.
-fn spread(candidates: &mut [(NextUse, SegmentId, NextUse)], model: &Model, size: u64) {
+/// Lets the segments that a model's pass has yet to come to trade their next uses, so that those go last which are much larger
+/// than what is needed: whichever goes comes back in this pass, and all of it. Where the model gives up segments of one
+/// `size` to itself, they go first, in the order of their ranks, and so of those that the pass has behind it.
+fn trade(
+    candidates: &mut [(NextUse, SegmentId, NextUse)],
+    model: &Model,
+    size: Option<u64>,
+    need: u64,
+) {
     let cursor = model.cursor.unwrap_or(0);
     let behind = candidates.partition_point(|(_, segment, _)| segment.index < cursor);
     let (behind, ahead) = candidates.split_at_mut(behind);
-    for part in [behind, ahead] {
-        let mut next_uses: Vec<NextUse> = part.iter().map(|(next_use, ..)| *next_use).collect();
-        next_uses.sort_unstable_by_key(|&next_use| Reverse(next_use));
-        part.sort_unstable_by_key(|&(_, SegmentId { index, .. }, next_use)| {
-            match model.segments[index as usize].bytes == size {
-                true => (0, model.sizes.rank(index), Reverse(next_use)),
-                false => (1, 0, Reverse(next_use)),
-            }
-        });
-        for (candidate, next_use) in part.iter_mut().zip(next_uses) {
-            candidate.0 = next_use;
-        }
+    if size.is_some() {
+        reorder(behind, |index| order(model, index, size, u64::MAX));
+    }
+    reorder(ahead, |index| order(model, index, size, need));
+}
+
+/// Of two segments of a model, the one with the smaller order goes first.
+fn order(model: &Model, index: u32, size: Option<u64>, need: u64) -> (u8, u32) {
+    let bytes = model.segments[index as usize].bytes;
+    if size == Some(bytes) {
+        (0, model.sizes.rank(index))
+    } else {
+        (1 + u8::from(bytes / LARGE > need), 0)
+    }
+}
+
+/// Gives the farthest next use to the candidate of the smallest order; of equal ones, to the one whose own is farthest.
+fn reorder(candidates: &mut [(NextUse, SegmentId, NextUse)], order: impl Fn(u32) -> (u8, u32)) {
+    let mut next_uses: Vec<NextUse> = candidates.iter().map(|(next_use, ..)| *next_use).collect();
+    next_uses.sort_unstable_by_key(|&next_use| Reverse(next_use));
+    candidates
+        .sort_unstable_by_key(|(_, segment, next_use)| (order(segment.index), Reverse(*next_use)));
+    for (candidate, next_use) in candidates.iter_mut().zip(next_uses) {
+        candidate.0 = next_use;
     }
 }
 

@@ -435,3 +435,27 @@ fn a_model_that_does_not_fit_gives_up_segments_of_one_size_that_lie_apart() {
         }
     }
 }
+
+#[test]
+fn what_is_much_larger_than_the_need_stays_while_others_suffice() {
+    // Segments of three sizes and a head that is larger than all of them.
+    let sizes: Vec<u64> = (0..4).flat_map(|_| [3, 8, 4]).chain([540]).collect();
+    let total: u64 = sizes.iter().sum();
+    let mut cache = Cache::new(CacheConfig {
+        align: 1,
+        ..CacheConfig::new(total - 30)
+    });
+    cache.register(A, &ordered(&sizes)).unwrap();
+    let mut uploaded = 0;
+    for round in 0..8 {
+        if round == 4 {
+            uploaded = cache.stats().total.counters.uploaded_bytes;
+        }
+        pass(&mut cache, A, sizes.len() as u32, true);
+    }
+    let uploaded = (cache.stats().total.counters.uploaded_bytes - uploaded) / 4;
+    assert!(
+        uploaded <= 60,
+        "{uploaded} bytes a pass where 20 are absent"
+    );
+}
