@@ -255,16 +255,8 @@ fn rows() -> Vec<Case> {
                 eps,
                 out: N,
             };
-            let add_norm = Op::AddRmsNorm {
-                x: X,
-                y: A,
-                weight: 0,
-                eps,
-                out: N,
-            };
             let ops = [
                 ("rms_norm", norm, vec![N]),
-                ("add_rms_norm", add_norm, vec![X, N]),
                 ("add", Op::Add { x: X, y: A }, vec![X]),
                 ("silu_mul", Op::SiluMul { gate: X, up: A }, vec![X]),
                 (
@@ -480,9 +472,9 @@ fn layer((ty, other): (WeightType, WeightType), (tokens, first): (u64, u32)) -> 
                 x: attended,
                 products: vec![product(4, None, p)],
             },
-            Op::AddRmsNorm {
+            Op::Add { x: X, y: p },
+            Op::RmsNorm {
                 x: X,
-                y: p,
                 weight: 5,
                 eps,
                 out: N,

@@ -135,19 +135,6 @@ pub enum Op {
         /// Output rows.
         out: Buf,
     },
-    /// `x += y`, then `out = rms_norm(x) * weight`: the residual and the next norm in one pass over memory.
-    AddRmsNorm {
-        /// The residual stream, changed in place.
-        x: Buf,
-        /// What is added.
-        y: Buf,
-        /// Weight of the norm.
-        weight: TensorIndex,
-        /// Added to the mean of squares.
-        eps: f32,
-        /// Output rows.
-        out: Buf,
-    },
     /// `x += y`.
     Add {
         /// Changed in place.

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! RmsNorm, MatMul                    -> product with the norm on its input
-//! MatMul, AddRmsNorm / Add           -> product added to the residual stream (, norm)
+//! MatMul, Add                        -> product added to the residual stream
 //! MatMul (gate, up), SiluMul         -> product with SwiGLU, or SwiGLU on the next product's input
 //! RopeKv, Attention                  -> attention that rotates and appends
 //! ```
 //!
 //! A buffer between two fused operations is not written. That is seen by nobody: within a segment it is checked that no
-//! later operation reads it, and a plan's segments hand on the residual stream and the gated feed-forward only, which is written.
+//! later operation reads it, and a plan's segments hand on the residual stream and the gated feed-forward only, which are
+//! written. A layer of a plan ends a segment with SwiGLU, whose product begins the next, so that there SwiGLU is no product's
+//! input; lists of operations that have both in one are what the parity cases are.
 
 use crate::ops::{Buf, HeadShape, Op, Product, TensorIndex};
 
@@ -20,14 +22,6 @@ pub(super) enum Input {
     /// `rms_norm(x) * weight`; `to` is the buffer that it was meant for.
     Norm {
         x: Buf,
-        weight: TensorIndex,
-        eps: f32,
-        to: Buf,
-    },
-    /// `x += y`, then the norm.
-    AddNorm {
-        x: Buf,
-        y: Buf,
         weight: TensorIndex,
         eps: f32,
         to: Buf,
@@ -63,13 +57,6 @@ pub(super) enum Fused<'a> {
         layer: u32,
         scale: f32,
     },
-    /// `out = rms_norm(x) * weight`.
-    Norm {
-        x: Buf,
-        weight: TensorIndex,
-        eps: f32,
-        out: Buf,
-    },
     /// One operation as it is.
     Single(&'a Op),
 }
@@ -104,25 +91,6 @@ pub(super) fn fuse<'a>(
                     fused.push(Fused::Single(op));
                 }
             }
-            Op::AddRmsNorm {
-                x,
-                y,
-                weight,
-                eps,
-                out,
-            } => {
-                if feeds_next(*out, rest) {
-                    input = Some(Input::AddNorm {
-                        x: *x,
-                        y: *y,
-                        weight: *weight,
-                        eps: *eps,
-                        to: *out,
-                    });
-                } else {
-                    fused.push(Fused::Single(op));
-                }
-            }
             Op::SiluMul { gate, up } if feeds_next(*gate, rest) && !read_later(*up, rest) => {
                 input = Some(Input::Silu {
                     gate: *gate,
@@ -131,7 +99,6 @@ pub(super) fn fuse<'a>(
             }
             Op::MatMul { x, products } => {
                 let taken = input.take().unwrap_or(Input::Plain(*x));
-                let mut next = None;
                 let swiglu = match (&products[..], rest.first()) {
                     ([gate, up], Some(Op::SiluMul { gate: g, up: u })) => {
                         (gate.out, up.out) == (*g, *u)
@@ -149,56 +116,20 @@ pub(super) fn fuse<'a>(
                     at += 1;
                     continue;
                 }
-                match (&products[..], rest.first()) {
+                let add = match (&products[..], rest.first()) {
                     ([one], Some(Op::Add { x, y }))
                         if one.out == *y && !read_later(*y, &rest[1..]) =>
                     {
-                        fused.push(Fused::Products {
-                            input: taken,
-                            products,
-                            add: Some(*x),
-                        });
                         at += 1;
+                        Some(*x)
                     }
-                    (
-                        [one],
-                        Some(Op::AddRmsNorm {
-                            x,
-                            y,
-                            weight,
-                            eps,
-                            out,
-                        }),
-                    ) if one.out == *y && !read_later(*y, &rest[1..]) => {
-                        fused.push(Fused::Products {
-                            input: taken,
-                            products,
-                            add: Some(*x),
-                        });
-                        at += 1;
-                        if feeds_next(*out, &rest[1..]) {
-                            next = Some(Input::Norm {
-                                x: *x,
-                                weight: *weight,
-                                eps: *eps,
-                                to: *out,
-                            });
-                        } else {
-                            fused.push(Fused::Norm {
-                                x: *x,
-                                weight: *weight,
-                                eps: *eps,
-                                out: *out,
-                            });
-                        }
-                    }
-                    _ => fused.push(Fused::Products {
-                        input: taken,
-                        products,
-                        add: None,
-                    }),
-                }
-                input = next;
+                    _ => None,
+                };
+                fused.push(Fused::Products {
+                    input: taken,
+                    products,
+                    add,
+                });
             }
             Op::RopeKv {
                 q,
@@ -256,7 +187,6 @@ fn read_later(buf: Buf, ops: &[Op]) -> bool {
     for op in ops {
         let (reads, writes): (&[Buf], &[Buf]) = match op {
             Op::RmsNorm { x, out, .. } => (&[*x], &[*out]),
-            Op::AddRmsNorm { x, y, out, .. } => (&[*x, *y], &[*out]),
             Op::Add { x, y } => (&[*x, *y], &[]),
             Op::MatMul { x, products } => {
                 if *x == buf {
@@ -306,9 +236,9 @@ mod tests {
                 x: Buf(6),
                 products: vec![product(0, P)],
             },
-            Op::AddRmsNorm {
+            Op::Add { x: X, y: P },
+            Op::RmsNorm {
                 x: X,
-                y: P,
                 weight: 1,
                 eps: 1e-5,
                 out: N,
@@ -373,7 +303,8 @@ mod tests {
         let mut ops = feed_forward();
         ops.push(Op::Add { x: X, y: N });
         let fused = fuse(&ops, |_, _| true);
-        assert!(matches!(fused[1], Fused::Norm { out: N, .. }), "{fused:?}");
+        let normed = Fused::Single(&ops[2]);
+        assert!(fused.contains(&normed), "{fused:?}");
         ops.push(Op::Add { x: X, y: P });
         let fused = fuse(&ops, |_, _| true);
         let stored = |f: &Fused<'_>| matches!(f, Fused::Products { add: None, products, .. } if products[0].weight == 4);

@@ -118,18 +118,6 @@ impl<'a> Lowering<'a> {
                 self.push(kv::rope_kv(self.target, qkv, rotated, &place, &rope))?;
                 self.prefill(rotated, out, &place, *scale, heads)
             }
-            Fused::Norm {
-                x,
-                weight,
-                eps,
-                out,
-            } => {
-                let source = Source::Norm {
-                    weight: self.vector(*weight, bound),
-                    eps: *eps,
-                };
-                self.rows_to(*x, source, Sink::F32(self.at(*out)))
-            }
             Fused::Single(op) => self.single(op, bound),
         }
     }
@@ -143,20 +131,6 @@ impl<'a> Lowering<'a> {
                 out,
             } => {
                 let source = Source::Norm {
-                    weight: self.vector(*weight, bound),
-                    eps: *eps,
-                };
-                self.rows_to(*x, source, Sink::F32(self.at(*out)))
-            }
-            Op::AddRmsNorm {
-                x,
-                y,
-                weight,
-                eps,
-                out,
-            } => {
-                let source = Source::AddNorm {
-                    other: self.at(*y),
                     weight: self.vector(*weight, bound),
                     eps: *eps,
                 };
@@ -421,11 +395,6 @@ impl<'a> Lowering<'a> {
                 weight: self.vector(weight, bound),
                 eps,
             },
-            Input::AddNorm { y, weight, eps, .. } => Source::AddNorm {
-                other: self.at(y),
-                weight: self.vector(weight, bound),
-                eps,
-            },
             Input::Silu { up, .. } => Source::Silu { other: self.at(up) },
         };
         self.rows_to(input.reads(), source, sink)
@@ -537,7 +506,7 @@ impl Input {
     /// The buffer whose rows it is computed of.
     fn reads(self) -> Buf {
         match self {
-            Input::Plain(x) | Input::Norm { x, .. } | Input::AddNorm { x, .. } => x,
+            Input::Plain(x) | Input::Norm { x, .. } => x,
             Input::Silu { gate, .. } => gate,
         }
     }
@@ -546,7 +515,7 @@ impl Input {
     fn target(self) -> Buf {
         match self {
             Input::Plain(x) => x,
-            Input::Norm { to, .. } | Input::AddNorm { to, .. } => to,
+            Input::Norm { to, .. } => to,
             Input::Silu { gate, .. } => gate,
         }
     }
