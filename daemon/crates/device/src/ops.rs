@@ -161,7 +161,7 @@ pub enum Op {
         heads: HeadShape,
         /// Weight and eps of an RMSNorm over each query head.
         q_norm: Option<(TensorIndex, f32)>,
-        /// Weight and eps of an RMSNorm over each key head.
+        /// Weight and eps of an RMSNorm over each key head; the eps is that of `q_norm` where both are there.
         k_norm: Option<(TensorIndex, f32)>,
         /// Layer whose KV it is.
         layer: u32,

@@ -30,6 +30,16 @@ pub(super) enum Input {
     Silu { gate: Buf, up: Buf },
 }
 
+impl Input {
+    /// Whether it is computed of this buffer.
+    fn is_made_of(self, buf: Buf) -> bool {
+        match self {
+            Input::Plain(x) | Input::Norm { x, .. } => x == buf,
+            Input::Silu { gate, up } => gate == buf || up == buf,
+        }
+    }
+}
+
 /// Operations fused into one step.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Fused<'a> {
@@ -117,8 +127,11 @@ pub(super) fn fuse<'a>(
                     continue;
                 }
                 let add = match (&products[..], rest.first()) {
+                    // Blocks that add would change what others still read.
                     ([one], Some(Op::Add { x, y }))
-                        if one.out == *y && !read_later(*y, &rest[1..]) =>
+                        if one.out == *y
+                            && !taken.is_made_of(*x)
+                            && !read_later(*y, &rest[1..]) =>
                     {
                         at += 1;
                         Some(*x)
@@ -309,5 +322,27 @@ mod tests {
         let fused = fuse(&ops, |_, _| true);
         let stored = |f: &Fused<'_>| matches!(f, Fused::Products { add: None, products, .. } if products[0].weight == 4);
         assert!(fused.iter().any(stored), "{fused:?}");
+    }
+
+    #[test]
+    fn a_sum_is_not_written_while_its_product_reads_it() {
+        let product_of = |x| Op::MatMul {
+            x,
+            products: vec![product(0, P)],
+        };
+        let add = Op::Add { x: X, y: P };
+        let norm = Op::RmsNorm {
+            x: X,
+            weight: 1,
+            eps: 1e-5,
+            out: N,
+        };
+        for ops in [
+            vec![product_of(X), add.clone()],
+            vec![norm, product_of(N), add.clone()],
+        ] {
+            let fused = fuse(&ops, |_, _| true);
+            assert_eq!(fused.last(), Some(&Fused::Single(&add)), "{fused:?}");
+        }
     }
 }

@@ -474,6 +474,9 @@ impl<'a> Lowering<'a> {
         k_norm: Option<(TensorIndex, f32)>,
         bound: Bound<'_>,
     ) -> Rope {
+        if let (Some((_, q)), Some((_, k))) = (q_norm, k_norm) {
+            assert!(q == k, "the kernels norm queries and keys with one eps");
+        }
         let angles = self.batch.rope;
         let cos = self.scratch_base + self.workspace.rope;
         let norm = |n: Option<(TensorIndex, f32)>| n.map(|(weight, _)| self.vector(weight, bound));
