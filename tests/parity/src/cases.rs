@@ -54,6 +54,13 @@ pub struct Case {
     pub(crate) size: f32,
 }
 
+impl Case {
+    /// Whether its operations are given as a whole pass, often enough that a recording of it is replayed.
+    pub fn is_recorded(&self) -> bool {
+        self.recorded
+    }
+}
+
 const X: Buf = Buf(0);
 const N: Buf = Buf(1);
 const A: Buf = Buf(2);

@@ -76,3 +76,46 @@ fn every_operation_and_type_through_the_fake_runtime_is_the_hosts() {
     assert_eq!(fake.violations(), Vec::<String>::new());
     assert_eq!(fake.live(), Live::default());
 }
+
+/// Once a launch that failed only while a decode step was recorded failed that step each time that it came.
+#[test]
+fn a_launch_that_cannot_be_recorded_is_made() {
+    const LAUNCH: &str = "hipModuleLaunchKernel";
+    const CAPTURE_UNSUPPORTED: u32 = 900;
+    let fake = Fake::new();
+    let config = GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        vendor_products: false,
+        ring_pieces: 2,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    };
+    let device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    let host = Box::new(HostDevice::new(HostConfig::default()).unwrap());
+    let mut pair = Pair::new(host, Box::new(device)).unwrap();
+    let all = cases(Extent::Quick);
+    let recorded = all.iter().find(|case| case.is_recorded()).unwrap();
+    let mut right = |seed| {
+        pair.compare(recorded, seed)
+            .unwrap()
+            .iter()
+            .all(|c| c.right)
+    };
+    let count = |call| fake.calls(call);
+    assert!(right(1));
+    assert_eq!(
+        (count("hipGraphInstantiate"), count("hipGraphLaunch")),
+        (1, 2)
+    );
+    // The last launches are those of the recording: what comes after is a replay.
+    let launches = count(LAUNCH);
+    fake.fail(LAUNCH, launches, CAPTURE_UNSUPPORTED);
+    assert!(right(2));
+    assert_eq!(
+        (count("hipGraphInstantiate"), count("hipGraphLaunch")),
+        (1, 2)
+    );
+    assert_eq!(fake.violations(), Vec::<String>::new());
+}
