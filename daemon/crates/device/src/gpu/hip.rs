@@ -71,7 +71,7 @@ mod card;
 mod virtual_memory;
 
 impl HipDriver {
-    /// Opens the library, the override first and only if there is one, and starts the runtime.
+    /// Opens the first of `names` that the loader finds.
     pub(super) fn open(names: &[String]) -> Result<HipDriver> {
         let library = Library::open("HIP", names, HINT)?;
         let hip = Functions::load(&library)?;
