@@ -12,6 +12,7 @@
 mod error;
 pub mod gpu;
 pub mod host;
+mod machine;
 pub mod ops;
 mod progress;
 mod segment;
