@@ -50,6 +50,8 @@ pub struct Case {
     pub(crate) order: RopeOrder,
     /// Whether the whole is given to `run_all`, three times, so that a recording is replayed.
     pub(crate) recorded: bool,
+    /// Where the operations are cut into two runs, as between two segments of a plan.
+    pub(crate) cut: Option<usize>,
     /// Most that a scale is. Where results feed products again, about what keeps their size.
     pub(crate) size: f32,
 }
@@ -160,6 +162,7 @@ fn plain(
         heads: heads(4, 2, 64),
         order: RopeOrder::Norm,
         recorded: false,
+        cut: None,
         size: 0.02,
     }
 }
@@ -392,6 +395,10 @@ fn gated() -> Vec<Case> {
             // The gated values' tails are heavy, and 8 bits a block are coarse there: that is the host's own error.
             case.tolerance = 6e-2;
             case.size = if ty == WeightType::Q8_0 { 0.4 } else { 0.05 };
+            cases.push(case.clone());
+            // As plans have it: the product that reads them is another segment's.
+            case.operation += ", cut";
+            case.cut = Some(2);
             cases.push(case);
         }
     }

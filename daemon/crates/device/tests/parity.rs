@@ -58,6 +58,34 @@ fn every_operation_and_type_on_a_card_is_the_hosts() {
     gpus().into_iter().for_each(compare_all);
 }
 
+/// Once the values that SwiGLU hands from one segment to the next were cut at f16's largest where a library multiplies.
+#[test]
+fn large_values_that_segments_hand_on_are_the_hosts_with_a_library_for_products() {
+    let fake = Fake::new();
+    fake.add_products();
+    let config = GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        ring_pieces: 2,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    };
+    let device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    let host = Box::new(HostDevice::new(HostConfig::default()).unwrap());
+    let mut pair = Pair::new(host, Box::new(device)).unwrap();
+    for case in cases(Extent::Full) {
+        for c in pair.compare(&case, 7).unwrap() {
+            if c.operation.starts_with("large gated values") {
+                println!("{} {}: {:.2e}", c.operation, c.case, c.error);
+                assert!(c.right, "{c:?}");
+            }
+        }
+    }
+    assert!(fake.calls("rocblas_gemm_ex") > 0);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+}
+
 #[test]
 fn every_operation_and_type_through_the_fake_runtime_is_the_hosts() {
     let fake = Fake::new();

@@ -356,8 +356,8 @@ impl<'a> Lowering<'a> {
             cols: self.width(reads),
             n_tokens: self.count(reads),
             factor: match input {
-                Input::Silu { .. } => 1.0 / activations::SWIGLU_F16_SCALE,
-                _ => 1.0,
+                Input::Silu { .. } | Input::Plain(_) => 1.0 / activations::SWIGLU_F16_SCALE,
+                Input::Norm { .. } => 1.0,
             },
         })
     }
