@@ -8,9 +8,10 @@
 //
 // Layout: x and other [rows][cols] f32; out [rows][cols] f32 or f16, or 8 bits as activations.h says: bytes [rows][2][NB][16]
 // (cols a multiple of 32) and scales [rows][NB].
-// f16: finite values beyond its range become its largest, since one infinity would make a whole row of products NaN. SwiGLU is the one
-// input that gets that large in sound models (a product of two, 1e4 and more): as f16 it is SWIGLU_SCALE times what it is, which
-// the product's factor takes back, so values up to 4e6 are exact to f16's 11 bits, and those below 0.004 to 2e-6.
+// f16: finite values beyond its range become its largest, since one infinity would make a whole row of products NaN. SwiGLU is what
+// gets that large in sound models (a product of two, 1e4 and more), made here or, as plain rows, by what a plan did before: as f16
+// both are SWIGLU_SCALE times what they are, which the product's factor takes back, so values up to 4e6 are exact to f16's 11 bits,
+// and those below 0.004 to 2e-6.
 // Geometry: a block of THREADS a row, or, without a norm, each SPAN elements of it. Bound by latency in decode, by memory in prefill:
 // each row is read twice at most (the second time from the first-level cache or, its first KEPT * SPAN elements, from registers) and
 // written once.
@@ -114,7 +115,7 @@ FORCE void write8(const ActivationsArgs& a, u64 row, u32 i, const Eight& e) {
     if (OUT == TO_F32) store8((float*)a.out + row, i, a.cols, e);
     if (OUT == TO_F16) {
         Eight scaled = e;
-        if (IN == SILU) {
+        if (IN == SILU || IN == PLAIN) {
 #pragma unroll
             for (u32 j = 0; j < 8; ++j) scaled.v[j] *= SWIGLU_SCALE;
         }

@@ -14,7 +14,7 @@ use crate::queue::Work;
 use crate::state::{
     ALREADY_REGISTERED, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_DEVICE, INVALID_HANDLE,
     INVALID_VALUE, NO_BINARY, NO_DEVICE, NOT_FOUND, NOT_READY, NOT_REGISTERED, NOT_SUPPORTED,
-    OUT_OF_MEMORY, SUCCESS, State, call, state,
+    OUT_OF_MEMORY, SUCCESS, State, call,
 };
 
 /// Images begin with this; kernel names follow, a line each, up to a zero byte. `*` stands for all.
@@ -83,12 +83,6 @@ fn attribute(state: &State, attribute: u32) -> Option<c_int> {
         89 => c_int::from(state.virtual_memory), // VirtualMemoryManagementSupported
         _ => return None,
     })
-}
-
-// SAFETY: as in `exports`.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn hipGetLastError() -> u32 {
-    std::mem::take(&mut state().last_error)
 }
 
 // SAFETY: as in `exports`.

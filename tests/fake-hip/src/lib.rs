@@ -18,8 +18,8 @@
 //! What is noted comes back from [`Fake::violations`]. A fault of queued work loses the device, as on a card.
 //!
 //! Environment, read at the first call: FAKE_HIP_MEMORY (bytes), FAKE_HIP_ARCH, FAKE_HIP_WAVE, FAKE_HIP_DEVICES,
-//! FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_VIRTUAL_MEMORY=0 (addresses come with memory only), FAKE_HIP_FAIL=`call:nth:code,...` (`run:kernel:40:719` is a pseudo-call of
-//! [`when_run`]: the 40th kernel faults).
+//! FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_VIRTUAL_MEMORY=0 (addresses come with memory only),
+//! FAKE_HIP_FAIL=`call:nth:code,...` (`run:kernel:40:719` is a pseudo-call of [`when_run`]: the 40th kernel faults).
 //!
 //! # The daemon on it
 //!

@@ -69,7 +69,6 @@ pub(crate) struct State {
     /// Handles of rocBLAS: the stream of each.
     pub(crate) blas: HashMap<usize, usize>,
     pub(crate) violations: Vec<String>,
-    pub(crate) last_error: u32,
     /// The code that every call gives from now on.
     pub(crate) lost: Option<u32>,
     /// No queued work ends any more.
@@ -96,7 +95,6 @@ impl State {
             functions: HashMap::new(),
             blas: HashMap::new(),
             violations: Vec::new(),
-            last_error: SUCCESS,
             lost: None,
             hung: false,
             calls: HashMap::new(),
@@ -196,7 +194,7 @@ pub(crate) fn call(name: &str, run: impl FnOnce(&mut State) -> u32) -> u32 {
             std::thread::park();
         }
     }
-    let code = match (state.lost, injected) {
+    match (state.lost, injected) {
         (Some(lost), _) => {
             if GIVING_BACK.contains(&name) {
                 run(&mut state);
@@ -218,9 +216,5 @@ pub(crate) fn call(name: &str, run: impl FnOnce(&mut State) -> u32) -> u32 {
             // Work that failed during the call shows in its result.
             state.lost.unwrap_or(code)
         }
-    };
-    if code != SUCCESS && code != NOT_READY {
-        state.last_error = code;
     }
-    code
 }

@@ -195,7 +195,11 @@ fn operations(
             let ran = if times > 1 {
                 device.run_all(&[(ops, bound)], scratch, &batch)
             } else {
-                device.run(ops, bound, scratch, &batch)
+                let (first, rest) = ops.split_at(case.cut.unwrap_or(0).min(ops.len()));
+                [first, rest]
+                    .into_iter()
+                    .filter(|ops| !ops.is_empty())
+                    .try_for_each(|ops| device.run(ops, bound, scratch, &batch))
             };
             ran.map_err(failed)?;
         }

@@ -12,6 +12,7 @@
 mod error;
 pub mod gpu;
 pub mod host;
+mod machine;
 pub mod ops;
 mod progress;
 mod segment;
@@ -215,8 +216,9 @@ pub trait Device: Send {
     /// to be there, and its file to be readable. Returns at once; passes and uploads do not wait for the rest.
     fn prepare(&mut self, _model: &Outline<'_>) {}
 
-    /// Gives the arena's memory back to the driver and takes it anew: the first of `sizes` that the driver does not refuse. Of what the arena held only the ranges in `keep` (offset and bytes) stay, and what the device has for
-    /// itself. Called with no segment resident or under way; returns the capacity.
+    /// Gives the arena's memory back to the driver and takes it anew: the first of `sizes` that the driver does not refuse. Of
+    /// what the arena held only the ranges in `keep` (offset and bytes) stay, and what the device has for itself. Called with no
+    /// segment resident or under way; returns the capacity.
     ///
     /// # Errors
     /// [`Error::Memory`] if none can be had: the arena has no memory then. [`Error::Lost`].

@@ -135,19 +135,6 @@ pub enum Op {
         /// Output rows.
         out: Buf,
     },
-    /// `x += y`, then `out = rms_norm(x) * weight`: the residual and the next norm in one pass over memory.
-    AddRmsNorm {
-        /// The residual stream, changed in place.
-        x: Buf,
-        /// What is added.
-        y: Buf,
-        /// Weight of the norm.
-        weight: TensorIndex,
-        /// Added to the mean of squares.
-        eps: f32,
-        /// Output rows.
-        out: Buf,
-    },
     /// `x += y`.
     Add {
         /// Changed in place.
@@ -174,7 +161,7 @@ pub enum Op {
         heads: HeadShape,
         /// Weight and eps of an RMSNorm over each query head.
         q_norm: Option<(TensorIndex, f32)>,
-        /// Weight and eps of an RMSNorm over each key head.
+        /// Weight and eps of an RMSNorm over each key head; the eps is that of `q_norm` where both are there.
         k_norm: Option<(TensorIndex, f32)>,
         /// Layer whose KV it is.
         layer: u32,

@@ -4,8 +4,10 @@
 //!   not taken --take()--> taken --end()--> ended
 //! ```
 //!
-//! After the first error the pieces that are left are taken and skipped, so that an upload that failed ends, too.
+//! After the first error the pieces that are left are taken and skipped, so that an upload that failed ends, too. A panic is an
+//! error like others: somebody waits for the piece's end.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -58,6 +60,24 @@ impl Progress {
         self.ended.load(Ordering::Acquire) == self.pieces
     }
 
+    /// Does the work of a piece that was taken, unless another one has failed.
+    pub(crate) fn attempt(&self, work: impl FnOnce() -> Result<(), Error>) {
+        if self.has_failed() {
+            return;
+        }
+        // What a panic leaves half-made is the upload's slab, which goes with the upload.
+        let done = catch_unwind(AssertUnwindSafe(work));
+        let done = done.unwrap_or_else(|_| {
+            Err(Error::Driver {
+                operation: "an upload",
+                message: "a thread panicked over it; standard error has the place".to_owned(),
+            })
+        });
+        if let Err(error) = done {
+            self.fail(error);
+        }
+    }
+
     /// Keeps the first error.
     pub(crate) fn fail(&self, error: Error) {
         self.failed.store(true, Ordering::Relaxed);
@@ -75,5 +95,24 @@ impl Progress {
 
     fn error(&self) -> std::sync::MutexGuard<'_, Option<Error>> {
         self.error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Once a panic left whoever waited for the piece waiting.
+    #[test]
+    fn a_panic_ends_an_upload_with_an_error() {
+        let progress = Progress::new(2);
+        for _ in 0..2 {
+            assert!(progress.take().is_some());
+            progress.attempt(|| panic!("for the test"));
+            progress.end();
+        }
+        assert!(progress.has_ended() && progress.has_failed());
+        let error = progress.take_error().unwrap();
+        assert!(error.to_string().contains("panicked"), "{error}");
     }
 }

@@ -96,6 +96,37 @@ fn an_upload_whose_event_cannot_be_asked_for_is_waited_for() {
     assert_eq!(fake.live(), Live::default());
 }
 
+/// Once the windows of an upload were given to others before it was known to have ended: the driver was told to forget memory
+/// that copies were still queued from.
+#[test]
+fn the_windows_of_an_upload_stay_until_its_copies_have_ended() {
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    let (file, desc) = matrix();
+    let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
+    let layout = Arc::new(device.layout(&[desc]).unwrap());
+    let ticket = device
+        .begin_upload(Upload {
+            file: Arc::clone(&mapped),
+            layout,
+            slab: SLAB,
+        })
+        .unwrap();
+    device.wait_upload(ticket).unwrap();
+    assert!(fake.queued() > 0 && fake.live().registrations > 0);
+    // The driver does not tell whether it has ended, asked twice.
+    fake.fail("hipEventQuery", 1, INVALID_VALUE);
+    fake.fail("hipEventQuery", 2, INVALID_VALUE);
+    let ended = device.finished_uploads();
+    assert!(ended[0].1.is_err(), "{ended:?}");
+    assert!(fake.queued() <= 1, "all but the compute stream's wait");
+    device.forget_file(&mapped);
+    assert_eq!(fake.live().registrations, 0);
+    drop(device);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    assert_eq!(fake.live(), Live::default());
+}
+
 /// Once the compute stream could not be told to wait for an upload, and the upload was forgotten while its copies were
 /// still queued: they ran into a slab, and an arena, that were somebody else's.
 #[test]

@@ -58,6 +58,34 @@ fn every_operation_and_type_on_a_card_is_the_hosts() {
     gpus().into_iter().for_each(compare_all);
 }
 
+/// Once the values that SwiGLU hands from one segment to the next were cut at f16's largest where a library multiplies.
+#[test]
+fn large_values_that_segments_hand_on_are_the_hosts_with_a_library_for_products() {
+    let fake = Fake::new();
+    fake.add_products();
+    let config = GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        ring_pieces: 2,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    };
+    let device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    let host = Box::new(HostDevice::new(HostConfig::default()).unwrap());
+    let mut pair = Pair::new(host, Box::new(device)).unwrap();
+    for case in cases(Extent::Full) {
+        for c in pair.compare(&case, 7).unwrap() {
+            if c.operation.starts_with("large gated values") {
+                println!("{} {}: {:.2e}", c.operation, c.case, c.error);
+                assert!(c.right, "{c:?}");
+            }
+        }
+    }
+    assert!(fake.calls("rocblas_gemm_ex") > 0);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+}
+
 #[test]
 fn every_operation_and_type_through_the_fake_runtime_is_the_hosts() {
     let fake = Fake::new();
@@ -75,4 +103,47 @@ fn every_operation_and_type_through_the_fake_runtime_is_the_hosts() {
     compare_all(Box::new(device));
     assert_eq!(fake.violations(), Vec::<String>::new());
     assert_eq!(fake.live(), Live::default());
+}
+
+/// Once a launch that failed only while a decode step was recorded failed that step each time that it came.
+#[test]
+fn a_launch_that_cannot_be_recorded_is_made() {
+    const LAUNCH: &str = "hipModuleLaunchKernel";
+    const CAPTURE_UNSUPPORTED: u32 = 900;
+    let fake = Fake::new();
+    let config = GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        vendor_products: false,
+        ring_pieces: 2,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    };
+    let device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    let host = Box::new(HostDevice::new(HostConfig::default()).unwrap());
+    let mut pair = Pair::new(host, Box::new(device)).unwrap();
+    let all = cases(Extent::Quick);
+    let recorded = all.iter().find(|case| case.is_recorded()).unwrap();
+    let mut right = |seed| {
+        pair.compare(recorded, seed)
+            .unwrap()
+            .iter()
+            .all(|c| c.right)
+    };
+    let count = |call| fake.calls(call);
+    assert!(right(1));
+    assert_eq!(
+        (count("hipGraphInstantiate"), count("hipGraphLaunch")),
+        (1, 2)
+    );
+    // The last launches are those of the recording: what comes after is a replay.
+    let launches = count(LAUNCH);
+    fake.fail(LAUNCH, launches, CAPTURE_UNSUPPORTED);
+    assert!(right(2));
+    assert_eq!(
+        (count("hipGraphInstantiate"), count("hipGraphLaunch")),
+        (1, 2)
+    );
+    assert_eq!(fake.violations(), Vec::<String>::new());
 }

@@ -10,8 +10,8 @@ const THREADS: u32 = 256;
 /// Elements of a row that a block takes where there is no norm.
 const SPAN: u64 = THREADS as u64 * 8;
 
-/// What [`Source::Silu`] is multiplied by on its way to [`Sink::F16`]: it alone may go beyond f16's range. A power of two; a product
-/// of such rows is to be divided by it.
+/// What [`Source::Silu`], and [`Source::Plain`], which may be its result, are multiplied by on their way to [`Sink::F16`]: they may go
+/// beyond f16's range. A power of two; a product of such rows is to be divided by it.
 pub const SWIGLU_F16_SCALE: f32 = 1.0 / 64.0;
 
 arg_struct! {
@@ -65,8 +65,8 @@ pub enum Source {
 pub enum Sink {
     /// f32 `[rows][cols]`; may be `x` itself.
     F32(Address),
-    /// f16 `[rows][cols]`, not over `x`; [`Source::Silu`] times [`SWIGLU_F16_SCALE`]. Finite values beyond the range become the
-    /// largest.
+    /// f16 `[rows][cols]`, not over `x`; [`Source::Silu`] and [`Source::Plain`] times [`SWIGLU_F16_SCALE`]. Finite values beyond the
+    /// range become the largest.
     F16(Address),
     /// 8 bits for products: [`q8_bytes`] bytes and [`q8_scale_bytes`] bytes of scales, both aligned to 16.
     Q8(Address, Address),

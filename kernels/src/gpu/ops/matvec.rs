@@ -3,7 +3,7 @@
 use super::{per_type, type_name};
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
-use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor, units};
+use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor};
 use crate::host::WeightType;
 
 /// Threads of a block for float products.
@@ -120,7 +120,7 @@ pub enum Epilogue {
     SwiGlu,
 }
 
-/// Whether a product with this type can norm its input itself; the others need `activations::norm` before.
+/// Whether a product with this type can norm its input itself; the others need it normed before.
 #[must_use]
 pub const fn fuses_norm(ty: WeightType) -> bool {
     ty.is_quantized()
@@ -304,25 +304,4 @@ pub(super) fn float_tokens(
         args: ArgBytes::of(&args),
         overlaps: true,
     })
-}
-
-/// Units that products with these types need, to be compiled before they are first used.
-#[must_use]
-pub fn units_of(types: &[WeightType]) -> Vec<&'static str> {
-    units::units()
-        .map(|u| u.name)
-        .filter(|name| {
-            types.iter().any(|&t| {
-                [
-                    per_type!(t, "matvec_", ".matvec_"),
-                    per_type!(t, "matmat_", ".matmat_"),
-                    per_type!(t, "dequantize_", ".dequantize_"),
-                ]
-                .iter()
-                .any(|kernel| kernel.split('.').next() == Some(name))
-            }) || PAIRS.iter().any(|(a, b, kernel)| {
-                kernel.split('.').next() == Some(name) && types.contains(a) && types.contains(b)
-            })
-        })
-        .collect()
 }

@@ -87,11 +87,6 @@ impl PackedMatrix {
         self.isa
     }
 
-    /// Rows in a group.
-    pub fn row_group(&self) -> usize {
-        ROW_GROUP
-    }
-
     /// Groups, the last one padded with zeros.
     pub fn row_groups(&self) -> usize {
         self.rows.div_ceil(ROWS)

@@ -1,6 +1,6 @@
 //! Modules, their functions, and launches.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_uint, c_void};
 
 use super::{MARKER, put, queue};
 use crate::kernels::{self, Launch};
@@ -60,24 +60,6 @@ exports! {
         s.functions.insert(handle, (module, kernel));
         // SAFETY: see above.
         unsafe { put(to, handle) }
-    }
-
-    fn hipFuncGetAttribute(to: *mut c_int, which: u32, function: usize) |s| {
-        if !s.functions.contains_key(&function) {
-            return INVALID_HANDLE;
-        }
-        // SAFETY: see above.
-        unsafe { put(to, match which { 0 => 1024, 4 => 32, _ => 0 }) }
-    }
-
-    fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
-        to: *mut c_int, function: usize, threads: c_int, _shared: usize,
-    ) |s| {
-        if !s.functions.contains_key(&function) || threads <= 0 {
-            return INVALID_VALUE;
-        }
-        // SAFETY: see above.
-        unsafe { put(to, 2048 / threads) }
     }
 
     fn hipModuleLaunchKernel(

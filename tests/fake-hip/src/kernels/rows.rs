@@ -102,7 +102,7 @@ pub(super) fn activations(
         In::Silu => ops::silu_mul(simd, &mut x, &other),
         In::Plain | In::Add => {}
     }
-    if output == Out::F16 && input == In::Silu {
+    if output == Out::F16 && matches!(input, In::Silu | In::Plain) {
         x.iter_mut().for_each(|v| *v *= SWIGLU_F16_SCALE);
     }
     match output {

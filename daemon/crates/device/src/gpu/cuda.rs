@@ -11,9 +11,9 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use super::driver::{
-    Class, ContextHandle, DeviceAttributes, DevicePtr, Driver, Error, EventHandle,
-    FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, LaunchConfig, MemoryInfo,
-    ModuleHandle, Priority, Result, StreamHandle, Vendor, Versions,
+    Class, ContextHandle, DeviceAttributes, DevicePtr, Driver, Error, EventHandle, FunctionHandle,
+    GraphExecHandle, GraphHandle, LaunchConfig, MemoryInfo, ModuleHandle, Priority, Result,
+    StreamHandle, Vendor, Versions,
 };
 use super::image::{AlignedImage, kernel_module_version};
 use super::library::Library;
@@ -105,15 +105,6 @@ impl CudaDriver {
         let mut device: Device = 0;
         call!(self, cuDeviceGet(&raw mut device, ordinal as c_int))?;
         Ok(device)
-    }
-
-    fn function_attribute(&self, attribute: u32, function: FunctionHandle) -> Result<u32> {
-        let mut value: c_int = 0;
-        call!(
-            self,
-            cuFuncGetAttribute(&raw mut value, attribute, function.0 as Function)
-        )?;
-        Ok(u32::try_from(value).unwrap_or(0))
     }
 }
 
@@ -215,14 +206,6 @@ impl Driver for CudaDriver {
 
     fn synchronize(&self) -> Result<()> {
         call!(self, cuCtxSynchronize())
-    }
-
-    /// The driver API keeps no last error; a damaged context says so to any call.
-    fn last_error(&self) -> Option<String> {
-        let mut device: Device = 0;
-        call!(self, cuCtxGetDevice(&raw mut device))
-            .err()
-            .map(|error| error.to_string())
     }
 
     fn mem_alloc(&self, bytes: u64) -> Result<DevicePtr> {
@@ -425,44 +408,15 @@ impl Driver for CudaDriver {
         }
     }
 
-    unsafe fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
-        use function_attribute as a;
-        Ok(FunctionAttributes {
-            registers: self.function_attribute(a::NUM_REGS, function)?,
-            shared_bytes: self.function_attribute(a::SHARED_SIZE_BYTES, function)?,
-            local_bytes: self.function_attribute(a::LOCAL_SIZE_BYTES, function)?,
-            threads_per_block: self.function_attribute(a::MAX_THREADS_PER_BLOCK, function)?,
-        })
-    }
-
     unsafe fn function_reserve_shared(&self, function: FunctionHandle, bytes: u32) -> Result<()> {
         call!(
             self,
             cuFuncSetAttribute(
                 function.0 as Function,
-                function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 bytes as c_int
             )
         )
-    }
-
-    unsafe fn function_blocks_per_unit(
-        &self,
-        function: FunctionHandle,
-        block_threads: u32,
-        shared_bytes: u32,
-    ) -> Result<u32> {
-        let mut blocks: c_int = 0;
-        call!(
-            self,
-            cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &raw mut blocks,
-                function.0 as Function,
-                block_threads as c_int,
-                shared_bytes as usize
-            )
-        )?;
-        Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
     unsafe fn launch(

@@ -145,19 +145,6 @@ pub struct LaunchConfig {
     pub overlaps: bool,
 }
 
-/// What the compiler made of a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FunctionAttributes {
-    /// Vector registers a thread.
-    pub registers: u32,
-    /// Bytes of static shared memory.
-    pub shared_bytes: u32,
-    /// Bytes a thread spilled to memory.
-    pub local_bytes: u32,
-    /// Threads that a block of it may have.
-    pub threads_per_block: u32,
-}
-
 /// The driver of one vendor, opened.
 ///
 /// # Safety of the unsafe methods
@@ -219,9 +206,6 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// Failures of that work, [`Class::Lost`] if the device is gone.
     fn synchronize(&self) -> Result<()>;
-
-    /// The calling thread's last error, in words, and forgets it where the driver keeps one; `None` if there was none.
-    fn last_error(&self) -> Option<String>;
 
     // ---- memory ------------------------------------------------------------------------------------------------
 
@@ -465,15 +449,6 @@ pub trait Driver: Send + Sync {
     /// [`Error::Kernel`] if the module has none of that name.
     unsafe fn module_function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle>;
 
-    /// What the compiler made of a kernel.
-    ///
-    /// # Safety
-    /// See the trait.
-    ///
-    /// # Errors
-    /// What the driver says.
-    unsafe fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes>;
-
     /// Lets launches of a kernel use up to `bytes` of dynamic shared memory. Needed on NVIDIA above 48 KiB.
     ///
     /// # Safety
@@ -482,20 +457,6 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// What the driver says.
     unsafe fn function_reserve_shared(&self, function: FunctionHandle, bytes: u32) -> Result<()>;
-
-    /// Blocks of a kernel that one compute unit keeps resident at once.
-    ///
-    /// # Safety
-    /// See the trait.
-    ///
-    /// # Errors
-    /// What the driver says.
-    unsafe fn function_blocks_per_unit(
-        &self,
-        function: FunctionHandle,
-        block_threads: u32,
-        shared_bytes: u32,
-    ) -> Result<u32>;
 
     /// Queues a kernel whose only parameter is a struct passed by value; `args` are its bytes. They are copied before
     /// the call returns.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::context::Context;
 use super::driver::{
-    Error, EventHandle, FunctionAttributes, FunctionHandle, GraphExecHandle, LaunchConfig,
-    ModuleHandle, Priority, Result, StreamHandle,
+    Error, EventHandle, FunctionHandle, GraphExecHandle, LaunchConfig, ModuleHandle, Priority,
+    Result, StreamHandle,
 };
 
 /// An ordered queue of work, destroyed on drop; what is queued still ends.
@@ -271,16 +271,6 @@ impl Kernel {
         unsafe { driver.launch(self.handle, config, args, stream.handle) }
     }
 
-    /// What the compiler made of it.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn attributes(&self) -> Result<FunctionAttributes> {
-        let driver = self.module.context.driver()?;
-        // SAFETY: the function is alive and of the bound context.
-        unsafe { driver.function_attributes(self.handle) }
-    }
-
     /// Lets launches use up to `bytes` of dynamic shared memory; needed on NVIDIA above 48 KiB.
     ///
     /// # Errors
@@ -289,16 +279,6 @@ impl Kernel {
         let driver = self.module.context.driver()?;
         // SAFETY: the function is alive and of the bound context.
         unsafe { driver.function_reserve_shared(self.handle, bytes) }
-    }
-
-    /// Blocks of it that one compute unit keeps resident at once.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn blocks_per_unit(&self, block_threads: u32, shared_bytes: u32) -> Result<u32> {
-        let driver = self.module.context.driver()?;
-        // SAFETY: the function is alive and of the bound context.
-        unsafe { driver.function_blocks_per_unit(self.handle, block_threads, shared_bytes) }
     }
 }
 

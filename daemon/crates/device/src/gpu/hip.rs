@@ -14,9 +14,9 @@ use hip_runtime_sys as sys;
 use sys::hipError_t as Code;
 
 use super::driver::{
-    Class, ContextHandle, DeviceAttributes, DevicePtr, Driver, Error, EventHandle,
-    FunctionAttributes, FunctionHandle, GraphExecHandle, GraphHandle, LaunchConfig, MemoryInfo,
-    ModuleHandle, Priority, Result, StreamHandle, Vendor, Versions,
+    Class, ContextHandle, DeviceAttributes, DevicePtr, Driver, Error, EventHandle, FunctionHandle,
+    GraphExecHandle, GraphHandle, LaunchConfig, MemoryInfo, ModuleHandle, Priority, Result,
+    StreamHandle, Vendor, Versions,
 };
 use super::image::{AlignedImage, kernel_module_version};
 use super::library::Library;
@@ -71,7 +71,7 @@ mod card;
 mod virtual_memory;
 
 impl HipDriver {
-    /// Opens the library, the override first and only if there is one, and starts the runtime.
+    /// Opens the first of `names` that the loader finds.
     pub(super) fn open(names: &[String]) -> Result<HipDriver> {
         let library = Library::open("HIP", names, HINT)?;
         let hip = Functions::load(&library)?;
@@ -97,19 +97,6 @@ impl HipDriver {
             text: message,
             class: class(code),
         })
-    }
-
-    fn function_attribute(
-        &self,
-        attribute: sys::hipFunction_attribute,
-        function: FunctionHandle,
-    ) -> Result<u32> {
-        let mut value: c_int = 0;
-        optional!(
-            self,
-            hipFuncGetAttribute(&raw mut value, attribute as u32, function.0 as Function)
-        )?;
-        Ok(u32::try_from(value).unwrap_or(0))
     }
 
     fn copy(
@@ -206,13 +193,6 @@ impl Driver for HipDriver {
 
     fn synchronize(&self) -> Result<()> {
         call!(self, hipDeviceSynchronize())
-    }
-
-    fn last_error(&self) -> Option<String> {
-        match call!(self, hipGetLastError()) {
-            Ok(()) => None,
-            Err(error) => Some(error.to_string()),
-        }
     }
 
     fn mem_alloc(&self, bytes: u64) -> Result<DevicePtr> {
@@ -444,41 +424,9 @@ impl Driver for HipDriver {
         }
     }
 
-    unsafe fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
-        use sys::hipFunction_attribute as A;
-        Ok(FunctionAttributes {
-            registers: self.function_attribute(A::HIP_FUNC_ATTRIBUTE_NUM_REGS, function)?,
-            shared_bytes: self
-                .function_attribute(A::HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)?,
-            local_bytes: self
-                .function_attribute(A::HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function)?,
-            threads_per_block: self
-                .function_attribute(A::HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function)?,
-        })
-    }
-
     /// Nothing to ask for: a block may use all of the LDS.
     unsafe fn function_reserve_shared(&self, _function: FunctionHandle, _bytes: u32) -> Result<()> {
         Ok(())
-    }
-
-    unsafe fn function_blocks_per_unit(
-        &self,
-        function: FunctionHandle,
-        block_threads: u32,
-        shared_bytes: u32,
-    ) -> Result<u32> {
-        let mut blocks: c_int = 0;
-        optional!(
-            self,
-            hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
-                &raw mut blocks,
-                function.0 as Function,
-                block_threads as c_int,
-                shared_bytes as usize
-            )
-        )?;
-        Ok(u32::try_from(blocks).unwrap_or(0))
     }
 
     unsafe fn launch(

@@ -63,8 +63,8 @@ fn loader_message(error: &libloading::Error) -> String {
     message.trim().to_owned()
 }
 
-/// Declares a vendor's functions as a struct of function pointers, for the module above. A required one that is missing fails the load, with
-/// the names of all that are missing; an optional one is an `Option` whose user names it.
+/// Declares a vendor's functions as a struct of function pointers, for the module above. A required one that is missing fails the
+/// load, with the names of all that are missing; an optional one is an `Option` whose user names it.
 macro_rules! table {
     (
         $(#[$meta:meta])*

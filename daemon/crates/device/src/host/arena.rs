@@ -31,8 +31,9 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Reserves addresses for `bytes`; memory is taken from the system when it is touched.
+    /// Reserves addresses for `bytes`, in whole huge pages; memory is taken from the system when it is touched.
     pub(super) fn reserve(bytes: u64) -> Result<Self, Error> {
+        let bytes = bytes - bytes % HUGE_PAGE;
         let refused = |message: String| Error::Memory {
             kind: "host",
             bytes,
@@ -168,22 +169,6 @@ impl Arena {
             tracing::warn!(%error, "memory could not be given back to the system");
         }
     }
-}
-
-/// Memory of the machine, or of the control group that this process is in if that is less.
-pub(super) fn memory_bytes() -> u64 {
-    // SAFETY: sysconf reads a constant of the system and has no preconditions.
-    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-    // SAFETY: as above.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    let machine = u64::try_from(pages)
-        .unwrap_or(0)
-        .saturating_mul(u64::try_from(page).unwrap_or(0));
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max")
-        .ok()
-        .and_then(|s| s.trim().parse().ok());
-    let bytes = group.map_or(machine, |group: u64| group.min(machine));
-    bytes - bytes % HUGE_PAGE
 }
 
 /// The processor's name, as the system tells it.

@@ -18,6 +18,7 @@ use rocmforge_kernels::host::ops::Simd;
 use rocmforge_kernels::host::{Activations, Isa, PackedMatrix, Pool};
 
 use crate::error::Error;
+use crate::machine;
 use crate::ops::{Batch, Buf, Op, PlacedBuf};
 use crate::{
     Bound, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload,
@@ -60,7 +61,7 @@ impl HostDevice {
             _ => Simd::detect(),
         };
         let pool = Pool::new(threads).map_err(|e| Error::Config(e.to_string()))?;
-        let arena = Arc::new(Arena::reserve(arena::memory_bytes())?);
+        let arena = Arc::new(Arena::reserve(machine::memory_bytes())?);
         // One thread reads ahead while the others compute; more only where there are cores to spare.
         let staging = Staging::start(Arc::clone(&arena), isa, (threads.get() / 4).clamp(1, 8))?;
         let name = format!(

@@ -65,27 +65,6 @@ pub(super) fn run(
                 );
             });
         }
-        Op::AddRmsNorm {
-            x,
-            y,
-            weight,
-            eps,
-            out,
-        } => {
-            let (y, weight, width) = (on.rows(*y), on.vector(*weight), on.width(*x));
-            // Both outputs are cut the same way.
-            let n_rows = share(width);
-            let cuts = on
-                .rows_mut(*x)
-                .chunks_mut(n_rows * width)
-                .zip(on.rows_mut(*out).chunks_mut(n_rows * width));
-            let mut shares: Vec<_> = cuts.zip(y.chunks(n_rows * width)).collect();
-            pool.run_rows(&mut shares, 1, 1, |_, shares| {
-                for ((x, out), y) in shares {
-                    ops::add_rms_norm(simd, x, y, weight, *eps, out);
-                }
-            });
-        }
         Op::Add { x, y } => {
             let (y, width) = (on.rows(*y), on.width(*x));
             pool.run_rows(on.rows_mut(*x), width, share(width), |rows, x| {

@@ -51,11 +51,8 @@ impl Job {
         let Some(index) = self.progress.take() else {
             return false;
         };
-        if !self.progress.has_failed()
-            && let Err(error) = self.bring(&self.pieces[index], shared)
-        {
-            self.progress.fail(error);
-        }
+        self.progress
+            .attempt(|| self.bring(&self.pieces[index], shared));
         if self.progress.end() {
             // The lock orders this with a waiter that has just looked.
             drop(lock(&shared.queue));

@@ -69,15 +69,8 @@ pub(super) mod attribute {
     pub(in crate::gpu::cuda) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
 }
 
-/// CUfunction_attribute.
-pub(super) mod function_attribute {
-    pub(in crate::gpu::cuda) const MAX_THREADS_PER_BLOCK: u32 = 0;
-    pub(in crate::gpu::cuda) const SHARED_SIZE_BYTES: u32 = 1;
-    pub(in crate::gpu::cuda) const LOCAL_SIZE_BYTES: u32 = 3;
-    pub(in crate::gpu::cuda) const NUM_REGS: u32 = 4;
-    pub(in crate::gpu::cuda) const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
-}
-
+/// CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+pub(super) const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
 /// CU_STREAM_NON_BLOCKING.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// CU_EVENT_DISABLE_TIMING.
@@ -107,7 +100,6 @@ table! {
             cuDevicePrimaryCtxRetain(*mut Context, Device) -> u32;
             cuDevicePrimaryCtxRelease_v2(Device) -> u32;
             cuCtxSetCurrent(Context) -> u32;
-            cuCtxGetDevice(*mut Device) -> u32;
             cuCtxSynchronize() -> u32;
             cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int) -> u32;
             cuMemAlloc_v2(*mut Address, usize) -> u32;
@@ -135,9 +127,7 @@ table! {
             cuModuleLoadData(*mut Module, *const c_void) -> u32;
             cuModuleUnload(Module) -> u32;
             cuModuleGetFunction(*mut Function, Module, *const c_char) -> u32;
-            cuFuncGetAttribute(*mut c_int, u32, Function) -> u32;
             cuFuncSetAttribute(Function, u32, c_int) -> u32;
-            cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Function, c_int, usize) -> u32;
             cuLaunchKernel(Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
                 *mut *mut c_void, *mut *mut c_void) -> u32;
         }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::gpu::{Libraries, Vendor};
+use crate::machine;
 
 /// Settings of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl GpuConfig {
             ordinal,
             libraries: Libraries::from_env(),
             watchdog: Duration::from_secs(30),
-            registered_bytes_max: (memory_bytes() / 2).min(64 << 30),
+            registered_bytes_max: (machine::memory_bytes() / 2).min(64 << 30),
             staging_threads: cores.div_ceil(2).clamp(2, 8),
             ring_pieces: 8,
             ring_piece_bytes: 8 << 20,
@@ -50,14 +51,4 @@ impl GpuConfig {
             vendor_products: true,
         }
     }
-}
-
-/// Bytes of the machine's memory.
-fn memory_bytes() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = info.lines().find_map(|l| {
-        let rest = l.strip_prefix("MemTotal:")?;
-        rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    });
-    kib.unwrap_or(0) << 10
 }

@@ -32,8 +32,6 @@ const LARGE_BUDGET: u64 = 256 << 20;
 /// Offsets in the arena.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Fixed {
-    pub(super) at: u64,
-    pub(super) bytes: u64,
     pub(super) flags: u64,
     pub(super) results: u64,
     pub(super) candidates: u64,
@@ -103,8 +101,6 @@ impl Fixed {
             at
         };
         Self {
-            at,
-            bytes,
             flags: take(FLAGS * 4),
             results: take(RESULTS_BYTES),
             candidates: take(candidates_bytes),

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! RmsNorm, MatMul                    -> product with the norm on its input
-//! MatMul, AddRmsNorm / Add           -> product added to the residual stream (, norm)
+//! MatMul, Add                        -> product added to the residual stream
 //! MatMul (gate, up), SiluMul         -> product with SwiGLU, or SwiGLU on the next product's input
 //! RopeKv, Attention                  -> attention that rotates and appends
 //! ```
 //!
 //! A buffer between two fused operations is not written. That is seen by nobody: within a segment it is checked that no
-//! later operation reads it, and a plan's segments hand on the residual stream and the gated feed-forward only, which is written.
+//! later operation reads it, and a plan's segments hand on the residual stream and the gated feed-forward only, which are
+//! written. A layer of a plan ends a segment with SwiGLU, whose product begins the next, so that there SwiGLU is no product's
+//! input; lists of operations that have both in one are what the parity cases are.
 
 use crate::ops::{Buf, HeadShape, Op, Product, TensorIndex};
 
@@ -24,16 +26,18 @@ pub(super) enum Input {
         eps: f32,
         to: Buf,
     },
-    /// `x += y`, then the norm.
-    AddNorm {
-        x: Buf,
-        y: Buf,
-        weight: TensorIndex,
-        eps: f32,
-        to: Buf,
-    },
     /// `silu(gate) * up`, meant for `gate`.
     Silu { gate: Buf, up: Buf },
+}
+
+impl Input {
+    /// Whether it is computed of this buffer.
+    fn is_made_of(self, buf: Buf) -> bool {
+        match self {
+            Input::Plain(x) | Input::Norm { x, .. } => x == buf,
+            Input::Silu { gate, up } => gate == buf || up == buf,
+        }
+    }
 }
 
 /// Operations fused into one step.
@@ -62,13 +66,6 @@ pub(super) enum Fused<'a> {
         k_norm: Option<(TensorIndex, f32)>,
         layer: u32,
         scale: f32,
-    },
-    /// `out = rms_norm(x) * weight`.
-    Norm {
-        x: Buf,
-        weight: TensorIndex,
-        eps: f32,
-        out: Buf,
     },
     /// One operation as it is.
     Single(&'a Op),
@@ -104,25 +101,6 @@ pub(super) fn fuse<'a>(
                     fused.push(Fused::Single(op));
                 }
             }
-            Op::AddRmsNorm {
-                x,
-                y,
-                weight,
-                eps,
-                out,
-            } => {
-                if feeds_next(*out, rest) {
-                    input = Some(Input::AddNorm {
-                        x: *x,
-                        y: *y,
-                        weight: *weight,
-                        eps: *eps,
-                        to: *out,
-                    });
-                } else {
-                    fused.push(Fused::Single(op));
-                }
-            }
             Op::SiluMul { gate, up } if feeds_next(*gate, rest) && !read_later(*up, rest) => {
                 input = Some(Input::Silu {
                     gate: *gate,
@@ -131,7 +109,6 @@ pub(super) fn fuse<'a>(
             }
             Op::MatMul { x, products } => {
                 let taken = input.take().unwrap_or(Input::Plain(*x));
-                let mut next = None;
                 let swiglu = match (&products[..], rest.first()) {
                     ([gate, up], Some(Op::SiluMul { gate: g, up: u })) => {
                         (gate.out, up.out) == (*g, *u)
@@ -149,56 +126,23 @@ pub(super) fn fuse<'a>(
                     at += 1;
                     continue;
                 }
-                match (&products[..], rest.first()) {
+                let add = match (&products[..], rest.first()) {
+                    // Blocks that add would change what others still read.
                     ([one], Some(Op::Add { x, y }))
-                        if one.out == *y && !read_later(*y, &rest[1..]) =>
+                        if one.out == *y
+                            && !taken.is_made_of(*x)
+                            && !read_later(*y, &rest[1..]) =>
                     {
-                        fused.push(Fused::Products {
-                            input: taken,
-                            products,
-                            add: Some(*x),
-                        });
                         at += 1;
+                        Some(*x)
                     }
-                    (
-                        [one],
-                        Some(Op::AddRmsNorm {
-                            x,
-                            y,
-                            weight,
-                            eps,
-                            out,
-                        }),
-                    ) if one.out == *y && !read_later(*y, &rest[1..]) => {
-                        fused.push(Fused::Products {
-                            input: taken,
-                            products,
-                            add: Some(*x),
-                        });
-                        at += 1;
-                        if feeds_next(*out, &rest[1..]) {
-                            next = Some(Input::Norm {
-                                x: *x,
-                                weight: *weight,
-                                eps: *eps,
-                                to: *out,
-                            });
-                        } else {
-                            fused.push(Fused::Norm {
-                                x: *x,
-                                weight: *weight,
-                                eps: *eps,
-                                out: *out,
-                            });
-                        }
-                    }
-                    _ => fused.push(Fused::Products {
-                        input: taken,
-                        products,
-                        add: None,
-                    }),
-                }
-                input = next;
+                    _ => None,
+                };
+                fused.push(Fused::Products {
+                    input: taken,
+                    products,
+                    add,
+                });
             }
             Op::RopeKv {
                 q,
@@ -256,7 +200,6 @@ fn read_later(buf: Buf, ops: &[Op]) -> bool {
     for op in ops {
         let (reads, writes): (&[Buf], &[Buf]) = match op {
             Op::RmsNorm { x, out, .. } => (&[*x], &[*out]),
-            Op::AddRmsNorm { x, y, out, .. } => (&[*x, *y], &[*out]),
             Op::Add { x, y } => (&[*x, *y], &[]),
             Op::MatMul { x, products } => {
                 if *x == buf {
@@ -306,9 +249,9 @@ mod tests {
                 x: Buf(6),
                 products: vec![product(0, P)],
             },
-            Op::AddRmsNorm {
+            Op::Add { x: X, y: P },
+            Op::RmsNorm {
                 x: X,
-                y: P,
                 weight: 1,
                 eps: 1e-5,
                 out: N,
@@ -373,10 +316,33 @@ mod tests {
         let mut ops = feed_forward();
         ops.push(Op::Add { x: X, y: N });
         let fused = fuse(&ops, |_, _| true);
-        assert!(matches!(fused[1], Fused::Norm { out: N, .. }), "{fused:?}");
+        let normed = Fused::Single(&ops[2]);
+        assert!(fused.contains(&normed), "{fused:?}");
         ops.push(Op::Add { x: X, y: P });
         let fused = fuse(&ops, |_, _| true);
         let stored = |f: &Fused<'_>| matches!(f, Fused::Products { add: None, products, .. } if products[0].weight == 4);
         assert!(fused.iter().any(stored), "{fused:?}");
+    }
+
+    #[test]
+    fn a_sum_is_not_written_while_its_product_reads_it() {
+        let product_of = |x| Op::MatMul {
+            x,
+            products: vec![product(0, P)],
+        };
+        let add = Op::Add { x: X, y: P };
+        let norm = Op::RmsNorm {
+            x: X,
+            weight: 1,
+            eps: 1e-5,
+            out: N,
+        };
+        for ops in [
+            vec![product_of(X), add.clone()],
+            vec![norm, product_of(N), add.clone()],
+        ] {
+            let fused = fuse(&ops, |_, _| true);
+            assert_eq!(fused.last(), Some(&Fused::Single(&add)), "{fused:?}");
+        }
     }
 }

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! *Invariant:* a recorded graph holds addresses; its key holds everything that they and the launches' shapes were made
-//! of. [`Graphs::clear`] is called when a model goes or the arena moves.
+//! of. [`Graphs::clear`] is called when a model goes, or memory of the arena does.
+//! *Invariant:* what is let go is not under way: each recorded step ends with its logits being read, before the next is planned.
 
 use crate::gpu::Graph;
 

@@ -118,18 +118,6 @@ impl<'a> Lowering<'a> {
                 self.push(kv::rope_kv(self.target, qkv, rotated, &place, &rope))?;
                 self.prefill(rotated, out, &place, *scale, heads)
             }
-            Fused::Norm {
-                x,
-                weight,
-                eps,
-                out,
-            } => {
-                let source = Source::Norm {
-                    weight: self.vector(*weight, bound),
-                    eps: *eps,
-                };
-                self.rows_to(*x, source, Sink::F32(self.at(*out)))
-            }
             Fused::Single(op) => self.single(op, bound),
         }
     }
@@ -143,20 +131,6 @@ impl<'a> Lowering<'a> {
                 out,
             } => {
                 let source = Source::Norm {
-                    weight: self.vector(*weight, bound),
-                    eps: *eps,
-                };
-                self.rows_to(*x, source, Sink::F32(self.at(*out)))
-            }
-            Op::AddRmsNorm {
-                x,
-                y,
-                weight,
-                eps,
-                out,
-            } => {
-                let source = Source::AddNorm {
-                    other: self.at(*y),
                     weight: self.vector(*weight, bound),
                     eps: *eps,
                 };
@@ -382,8 +356,8 @@ impl<'a> Lowering<'a> {
             cols: self.width(reads),
             n_tokens: self.count(reads),
             factor: match input {
-                Input::Silu { .. } => 1.0 / activations::SWIGLU_F16_SCALE,
-                _ => 1.0,
+                Input::Silu { .. } | Input::Plain(_) => 1.0 / activations::SWIGLU_F16_SCALE,
+                Input::Norm { .. } => 1.0,
             },
         })
     }
@@ -418,11 +392,6 @@ impl<'a> Lowering<'a> {
         let source = match input {
             Input::Plain(_) => Source::Plain,
             Input::Norm { weight, eps, .. } => Source::Norm {
-                weight: self.vector(weight, bound),
-                eps,
-            },
-            Input::AddNorm { y, weight, eps, .. } => Source::AddNorm {
-                other: self.at(y),
                 weight: self.vector(weight, bound),
                 eps,
             },
@@ -505,6 +474,9 @@ impl<'a> Lowering<'a> {
         k_norm: Option<(TensorIndex, f32)>,
         bound: Bound<'_>,
     ) -> Rope {
+        if let (Some((_, q)), Some((_, k))) = (q_norm, k_norm) {
+            assert!(q == k, "the kernels norm queries and keys with one eps");
+        }
         let angles = self.batch.rope;
         let cos = self.scratch_base + self.workspace.rope;
         let norm = |n: Option<(TensorIndex, f32)>| n.map(|(weight, _)| self.vector(weight, bound));
@@ -537,7 +509,7 @@ impl Input {
     /// The buffer whose rows it is computed of.
     fn reads(self) -> Buf {
         match self {
-            Input::Plain(x) | Input::Norm { x, .. } | Input::AddNorm { x, .. } => x,
+            Input::Plain(x) | Input::Norm { x, .. } => x,
             Input::Silu { gate, .. } => gate,
         }
     }
@@ -546,7 +518,7 @@ impl Input {
     fn target(self) -> Buf {
         match self {
             Input::Plain(x) => x,
-            Input::Norm { to, .. } | Input::AddNorm { to, .. } => to,
+            Input::Norm { to, .. } => to,
             Input::Silu { gate, .. } => gate,
         }
     }

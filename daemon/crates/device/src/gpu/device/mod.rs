@@ -13,8 +13,9 @@
 //!
 //! This file: the device's state, and [`Device`] over its parts.
 //!
-//! Nothing here waits for the device but [`Device::read`], [`Device::argmax`] and changes of the capacity; everything
-//! else queues work that events order.
+//! What a pass queues is ordered by events. The engine thread waits for the device only where it needs what is there
+//! ([`Device::read`], [`Device::argmax`], [`Device::top_k`], [`Device::peek`], [`Device::check`]), where memory is about to go or to
+//! change ([`Device::set_capacity`], [`Device::renew`], [`Device::set_fixed`], [`Device::forget_file`]), and for a piece of a full ring.
 //!
 //! *Invariant:* driver allocations are made at start-up and when the capacity changes, none per upload, pass or request.
 //! *Invariant:* a slab, page or buffer is touched by the compute stream only, except while it is uploaded.

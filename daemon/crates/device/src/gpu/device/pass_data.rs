@@ -121,6 +121,8 @@ impl PassData {
         }
         (self.positions, self.sequences) = (positions, sequences);
         if changed {
+            // Until it is sent, should that fail.
+            self.stale = true;
             self.outputs.clear();
             self.send_rows(batch, workspace, scratch_base, ring, stream)?;
             self.scratch_base = scratch_base;
@@ -284,11 +286,12 @@ pub(super) fn send<T: Copy, const N: usize>(
 /// Copies bytes to an address, through pinned memory.
 pub(super) fn send_bytes(ring: &Ring, stream: &Stream, at: u64, bytes: &[u8]) -> Result<(), Error> {
     for (i, part) in bytes.chunks(ring.piece_bytes()).enumerate() {
+        let to = DevicePtr(at + (i * ring.piece_bytes()) as u64);
+        let driver = stream_driver(stream)?;
+        // A piece that is taken is given back below, whatever happens.
         let piece = ring.take()?;
         // SAFETY: the piece is ours until it is given back, and as long as a part at least.
         unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.ptr, part.len()) };
-        let to = DevicePtr(at + (i * ring.piece_bytes()) as u64);
-        let driver = stream_driver(stream)?;
         // SAFETY: the source is left alone until the piece's event has passed; the destination is the pass's own.
         let queued =
             unsafe { driver.copy_h2d_async(to, piece.ptr, part.len() as u64, stream.handle()) };

@@ -72,13 +72,16 @@ impl GpuDevice {
                 // SAFETY: as for a replay.
                 unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))
             }
-            Err(Captured::Driver(error)) if !error.is_lost() => {
+            Err(Captured::Driver(error)) if error.is_lost() => {
+                Err(failed("recording a pass", error))
+            }
+            Err(Captured::Queue(error @ (Error::Lost(_) | Error::Memory { .. }))) => Err(error),
+            // What fails only while it is recorded would do so each time that the step comes again.
+            Err(error) => {
                 tracing::warn!(%error, "a decode step cannot be recorded; its kernels are launched one by one");
                 self.graphs.keep(&key, None);
                 self.queue(&work, room)
             }
-            Err(Captured::Driver(error)) => Err(failed("recording a pass", error)),
-            Err(Captured::Queue(error)) => Err(error),
         }
     }
 
@@ -191,13 +194,10 @@ impl GpuDevice {
 }
 
 /// Why a recording failed.
+#[derive(Debug, thiserror::Error)]
 enum Captured {
+    #[error(transparent)]
     Queue(Error),
-    Driver(gpu::Error),
-}
-
-impl From<gpu::Error> for Captured {
-    fn from(error: gpu::Error) -> Self {
-        Captured::Driver(error)
-    }
+    #[error(transparent)]
+    Driver(#[from] gpu::Error),
 }

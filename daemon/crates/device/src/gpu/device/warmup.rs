@@ -77,7 +77,9 @@ impl WarmUp {
                 queue.launches.push_back(launch);
             }
         }
-        let more = queue.launches.len().min(self.threads_max) - queue.running.min(self.threads_max);
+        // Threads that run may be at the last of what was added before, with nothing left in the queue.
+        let wanted = queue.launches.len().min(self.threads_max);
+        let more = wanted.saturating_sub(queue.running);
         self.threads.retain(|thread| !thread.is_finished());
         for _ in 0..more {
             let (kernels, shared) = (Arc::clone(&self.kernels), Arc::clone(&self.queue));
@@ -268,9 +270,50 @@ mod tests {
     use rocmforge_gguf::{MappedFile, TensorType};
     use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeOrder};
 
+    use rocmforge_fake_hip::Fake;
+
+    use super::super::kernels::Images;
     use super::*;
+    use crate::gpu::{Context, Libraries, Vendor, open};
     use crate::ops::{Buf, BufSpec, Op, Product, Rows};
     use crate::{SegmentLayout, TensorDesc};
+
+    /// Images that are not to be had before somebody says so.
+    struct Slow(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl Images for Slow {
+        fn image(&self, _arch: &str, unit: &str) -> Result<Vec<u8>, Error> {
+            let told = self.0.lock().unwrap().recv();
+            Err(Error::Config(format!("{unit}: {told:?}")))
+        }
+    }
+
+    /// Once what was added while threads were at their last kernels, all of it known, made threads until the system refused.
+    #[test]
+    fn what_is_known_already_starts_no_threads() {
+        let fake = Fake::new();
+        let libraries = Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        };
+        let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
+        let (go, wait) = std::sync::mpsc::channel();
+        let images = Box::new(Slow(std::sync::Mutex::new(wait)));
+        let mut warm_up = WarmUp::new(Arc::new(Kernels::new(&context, images)));
+        warm_up.threads_max = 2;
+        let one: Vec<_> = always().into_iter().take(1).collect();
+        warm_up.add(one.clone());
+        while !lock(&warm_up.queue).launches.is_empty() {
+            std::thread::yield_now();
+        }
+        warm_up.add(one);
+        assert_eq!(
+            (warm_up.threads.len(), lock(&warm_up.queue).running),
+            (1, 1)
+        );
+        drop(go);
+        drop(warm_up);
+    }
 
     fn matrix(name: &str, ty: TensorType, rows: u64, cols: u64) -> TensorDesc {
         TensorDesc {

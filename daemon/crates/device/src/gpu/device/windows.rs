@@ -260,7 +260,9 @@ impl Windows {
             other => {
                 inner.windows.remove(&key);
                 inner.bytes -= bytes;
-                if !inner.forgotten.remove(&key.0) {
+                if inner.forgotten.contains(&key.0) {
+                    inner.end_of(key.0);
+                } else {
                     inner.refused.insert(key.0, Arc::clone(file));
                 }
                 other.map(|_| inner)
@@ -341,11 +343,8 @@ impl Windows {
             .map(|(key, _)| *key)
             .collect();
         let gone: Vec<_> = idle.into_iter().filter_map(|key| inner.take(key)).collect();
-        if inner.windows.keys().any(|key| key.0 == number) {
-            inner.forgotten.insert(number);
-        } else {
-            inner.forgotten.remove(&number);
-        }
+        inner.forgotten.insert(number);
+        inner.end_of(number);
         drop(inner);
         drop(gone);
     }
@@ -361,17 +360,31 @@ impl Inner {
                 ..
             }) => {
                 self.bytes -= bytes;
-                if !self.windows.keys().any(|k| k.0 == key.0) {
-                    self.forgotten.remove(&key.0);
-                }
+                self.end_of(key.0);
                 Some((registration, pages))
             }
             _ => None,
         }
     }
 
-    /// Takes out idle windows, least recently used first, until `bytes` more fit; `None` if they cannot.
+    /// A window has gone: with a forgotten file's last one, the file's number is free.
+    fn end_of(&mut self, number: usize) {
+        if !self.windows.keys().any(|key| key.0 == number) {
+            self.forgotten.remove(&number);
+        }
+    }
+
+    /// Takes out idle windows, least recently used first, until `bytes` more fit; `None`, and nothing, if they cannot.
     fn make_room(&mut self, max: u64, bytes: u64) -> Option<Vec<(Registration, MappedRange)>> {
+        let idle = self.windows.values().map(|state| match state {
+            State::Ready {
+                users: 0, bytes, ..
+            } => *bytes,
+            _ => 0,
+        });
+        if self.bytes - idle.sum::<u64>() + bytes > max {
+            return None;
+        }
         let mut gone = Vec::new();
         while self.bytes + bytes > max {
             let oldest = self
@@ -384,12 +397,54 @@ impl Inner {
                     _ => None,
                 })
                 .min();
-            let Some((_, key)) = oldest else {
-                // What was taken out goes back to the driver all the same.
-                return None;
-            };
+            let (_, key) = oldest.expect("idle windows make room, by their sum");
             gone.extend(self.take(key));
         }
         Some(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_fake_hip::Fake;
+
+    use super::*;
+    use crate::gpu::{Libraries, Vendor, open};
+
+    /// Once idle windows were given up for one that did not fit all the same.
+    #[test]
+    fn nothing_is_given_up_for_a_window_that_finds_no_room() {
+        let fake = Fake::new();
+        let libraries = Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        };
+        let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
+        let windows = Windows::new(&context, 3 << 20);
+        let files = [1u64, 1, 1, 2].map(|mib| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().set_len(mib << 20).unwrap();
+            Arc::new(MappedFile::open(file.path()).unwrap())
+        });
+        let [a, b, idle, large] = &files;
+        let address = |file, used: &mut Vec<_>| windows.address(file, 0, used).unwrap();
+        let (mut used, mut ended) = (Vec::new(), Vec::new());
+        for file in [a, b] {
+            assert!(address(file, &mut used).is_some());
+        }
+        assert!(address(idle, &mut ended).is_some());
+        windows.release(&ended);
+        assert!(address(large, &mut used).is_none());
+        assert_eq!(fake.live().registrations, 3);
+        windows.release(&used[1..]);
+        assert!(address(large, &mut ended).is_some());
+        assert_eq!(fake.live().registrations, 2, "both idle ones went");
+        for file in &files {
+            windows.forget(file);
+        }
+        windows.release(&[used[0], ended[1]]);
+        assert_eq!(fake.live().registrations, 0);
+        assert_eq!(windows.lock().bytes, 0);
+        assert!(windows.lock().forgotten.is_empty());
     }
 }

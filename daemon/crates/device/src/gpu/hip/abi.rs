@@ -30,7 +30,6 @@ table! {
             hipInit(c_uint) -> u32;
             hipGetErrorName(u32) -> *const c_char;
             hipGetErrorString(u32) -> *const c_char;
-            hipGetLastError() -> u32;
             hipDriverGetVersion(*mut c_int) -> u32;
             hipRuntimeGetVersion(*mut c_int) -> u32;
             hipGetDeviceCount(*mut c_int) -> u32;
@@ -70,8 +69,6 @@ table! {
         optional {
             hipGetDevicePropertiesR0600(*mut PropertiesBytes, c_int) -> u32;
             hipGetDeviceProperties(*mut PropertiesBytes, c_int) -> u32;
-            hipFuncGetAttribute(*mut c_int, u32, Function) -> u32;
-            hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, Function, c_int, usize) -> u32;
             hipStreamBeginCapture(Stream, u32) -> u32;
             hipStreamEndCapture(Stream, *mut Graph) -> u32;
             hipGraphGetNodes(Graph, *mut *mut c_void, *mut usize) -> u32;

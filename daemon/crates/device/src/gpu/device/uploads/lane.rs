@@ -89,10 +89,10 @@ impl Lane {
         })
     }
 
+    /// Waits for both streams, also where waiting for one fails.
     pub(super) fn synchronize(&self) -> Result<(), crate::gpu::Error> {
-        self.copy
-            .synchronize()
-            .and_then(|()| self.repack.synchronize())
+        let copied = self.copy.synchronize();
+        copied.and(self.repack.synchronize())
     }
 
     /// Queues the copy of rows into a slot and their repacking into the slab.

@@ -272,24 +272,23 @@ impl Uploads {
 
     /// The result of an upload whose event has passed, or which failed before.
     fn settle(&self, job: &Job) -> Result<(), Error> {
-        let mut result = match job.progress.take_error() {
-            None => Ok(()),
-            Some(error) => {
-                // Pieces that were queued before the error must not land in memory that others get.
-                let lane = lock(&self.staging.lane);
-                let waited = lane.synchronize();
-                Err(match waited {
-                    Err(lost) if lost.is_lost() => failed("waiting for an upload", lost),
-                    _ => error,
-                })
-            }
-        };
-        job.release_windows(&self.staging.windows);
-        if result.is_ok() {
+        let mut ended = match job.progress.take_error() {
             // It has passed, unless the driver failed to say so when it was asked before.
-            result = wait::until_passed(&job.done, self.patience).and_then(|()| self.verify(job));
+            None => wait::until_passed(&job.done, self.patience),
+            Some(error) => Err(error),
+        };
+        // Its slab and its windows go to others: what was queued before an error must not be under way then. A device that is
+        // lost may never come to its end, and nothing of it goes to anybody.
+        if ended.as_ref().is_err_and(|e| !matches!(e, Error::Lost(_)))
+            && let Err(lost) = lock(&self.staging.lane).synchronize()
+            && lost.is_lost()
+        {
+            ended = Err(failed("waiting for an upload", lost));
         }
-        result
+        if !matches!(ended, Err(Error::Lost(_))) {
+            job.release_windows(&self.staging.windows);
+        }
+        ended.and_then(|()| self.verify(job))
     }
 
     fn verify(&self, job: &Job) -> Result<(), Error> {

@@ -26,7 +26,7 @@ pub(super) type FileWindow = (Arc<MappedFile>, u64);
 #[derive(Debug)]
 pub(super) struct Queue {
     state: Mutex<State>,
-    /// A job was queued or is enqueued on the device, there are windows, or the end.
+    /// A job was queued or is enqueued on the device, there are windows, one has been registered, or the end.
     changed: Condvar,
 }
 
@@ -35,8 +35,9 @@ struct State {
     jobs: VecDeque<Arc<Job>>,
     /// Windows of files that threads register while there are no jobs.
     ahead: VecDeque<FileWindow>,
-    /// Whether a thread is at that.
+    /// Whether a thread is at that, and the file whose window it has taken.
     registering: bool,
+    taken: Option<Arc<MappedFile>>,
     /// What [`Windows::queued`] said when that thread last looked.
     queued_before: u64,
     /// Until when it waits after that changed.
@@ -51,6 +52,7 @@ impl Queue {
                 jobs: VecDeque::new(),
                 ahead: VecDeque::new(),
                 registering: false,
+                taken: None,
                 queued_before: 0,
                 rest_until: Instant::now(),
                 ending: false,
@@ -111,9 +113,12 @@ impl Queue {
             let waited = self.changed.wait_timeout(state, rest);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         } else if let Some((file, number)) = state.ahead.pop_front() {
+            state.taken = Some(Arc::clone(&file));
             drop(state);
             windows.register_ahead(&file, number);
             state = lock(&self.state);
+            state.taken = None;
+            self.changed.notify_all();
         }
         state.registering = false;
         state
@@ -159,9 +164,56 @@ impl Queue {
         }
     }
 
-    /// No window of a file is to be registered any more.
+    /// No window of a file is registered ahead of need any more; one that a thread is at is waited for, since nobody would
+    /// give it back.
     pub(super) fn forget(&self, file: &Arc<MappedFile>) {
         let mut state = lock(&self.state);
         state.ahead.retain(|(of, _)| !Arc::ptr_eq(of, file));
+        while state.taken.as_ref().is_some_and(|of| Arc::ptr_eq(of, file)) {
+            state = self.wait(state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_fake_hip::Fake;
+
+    use super::*;
+    use crate::gpu::{Context, Libraries, Vendor, open};
+
+    /// Once a file was forgotten while a thread registered a window of it, which then stayed registered.
+    #[test]
+    fn a_file_that_is_forgotten_while_it_is_registered_keeps_no_window() {
+        let fake = Fake::new();
+        let libraries = Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        };
+        let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
+        let windows = Windows::new(&context, 1 << 30);
+        let queue = Queue::new();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [1; 64 << 10]).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| queue.next(&windows).is_none());
+            for _ in 0..100 {
+                let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
+                // What is queued on the device keeps a registration waiting for a while.
+                let held = windows.hold();
+                lock(&queue.state).queued_before = windows.queued();
+                queue.register(std::iter::once((Arc::clone(&mapped), 0)));
+                while !lock(&queue.state).ahead.is_empty() {
+                    std::thread::yield_now();
+                }
+                queue.forget(&mapped);
+                windows.forget(&mapped);
+                drop(held);
+                assert_eq!(fake.live().registrations, 0);
+                assert_eq!(Arc::strong_count(&mapped), 1, "nobody is at it");
+            }
+            queue.end();
+        });
+        assert!(fake.calls("hipHostRegister") > 0, "some were registered");
     }
 }

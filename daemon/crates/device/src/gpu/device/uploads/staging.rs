@@ -30,11 +30,7 @@ impl Staging {
     /// A thread's life.
     pub(super) fn serve(&self) {
         while let Some((job, index)) = self.queue.next(&self.windows) {
-            if !job.has_failed()
-                && let Err(error) = self.bring(&job, job.piece(index))
-            {
-                job.progress.fail(error);
-            }
+            job.progress.attempt(|| self.bring(&job, job.piece(index)));
             self.finish_piece(&job);
         }
     }

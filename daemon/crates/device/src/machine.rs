@@ -1,0 +1,67 @@
+//! What the machine leaves to this process.
+
+use std::path::Path;
+
+/// Where control groups (version 2) are.
+const GROUPS: &str = "/sys/fs/cgroup";
+
+/// Bytes of the machine's memory, or of what the control group that this process is in, or one above it, may have if that is
+/// less; 0 if the system does not say.
+pub(crate) fn memory_bytes() -> u64 {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let machine = total(&read("/proc/meminfo")).unwrap_or(0);
+    let group = group_bytes(Path::new(GROUPS), &read("/proc/self/cgroup"));
+    group.map_or(machine, |group| group.min(machine))
+}
+
+/// MemTotal of /proc/meminfo.
+fn total(info: &str) -> Option<u64> {
+    let line = info.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+/// The least bound on memory of the group that /proc/self/cgroup names and of those above it; `None` where there is none. In a
+/// container the group's own folder is the root.
+fn group_bytes(root: &Path, groups: &str) -> Option<u64> {
+    let path = groups.lines().find_map(|l| l.strip_prefix("0::/"))?;
+    let bound = |dir: &Path| -> Option<u64> {
+        let text = std::fs::read_to_string(root.join(dir).join("memory.max")).ok()?;
+        text.trim().parse().ok()
+    };
+    Path::new(path).ancestors().filter_map(bound).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Once the bound of a service's own group was not found: it is not at the root.
+    #[test]
+    fn the_least_bound_of_the_groups_above_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        std::fs::create_dir_all(root.join("system.slice/rocmforged.service")).unwrap();
+        let groups = "1:name=systemd:/x\n0::/system.slice/rocmforged.service\n";
+        assert_eq!(group_bytes(root, groups), None);
+        let own = root.join("system.slice/rocmforged.service/memory.max");
+        std::fs::write(&own, "8000\n").unwrap();
+        assert_eq!(group_bytes(root, groups), Some(8000));
+        std::fs::write(root.join("system.slice/memory.max"), "5000\n").unwrap();
+        assert_eq!(group_bytes(root, groups), Some(5000));
+        std::fs::write(&own, "max\n").unwrap();
+        assert_eq!(group_bytes(root, groups), Some(5000));
+        std::fs::write(root.join("memory.max"), "3000\n").unwrap();
+        assert_eq!(group_bytes(root, "0::/\n"), Some(3000), "in a container");
+        assert_eq!(group_bytes(root, "4:memory:/x\n"), None, "version 1");
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert_eq!(
+            total("MemTotal:       16000 kB\nMemFree: 1 kB\n"),
+            Some(16_000 << 10)
+        );
+        assert!(memory_bytes() > 0);
+    }
+}
