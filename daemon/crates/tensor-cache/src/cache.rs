@@ -459,7 +459,7 @@ impl Cache {
             return false;
         }
         self.arena.vacate(slab);
-        self.evicted(segment, slab, actions);
+        self.gone(segment, slab, actions);
         self.assert_ledger();
         true
     }
@@ -549,6 +549,10 @@ impl Cache {
             self.segment(segment).is_ok_and(Segment::is_evictable),
             "{segment} may not be evicted"
         );
+        self.gone(segment, slab, actions);
+    }
+
+    fn gone(&mut self, segment: SegmentId, slab: Slab, actions: &mut Vec<Action>) {
         self.forget(segment);
         self.count(segment.model, |counters| {
             counters.evictions += 1;

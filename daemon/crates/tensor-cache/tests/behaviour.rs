@@ -459,3 +459,21 @@ fn what_is_much_larger_than_the_need_stays_while_others_suffice() {
         "{uploaded} bytes a pass where 30 are absent"
     );
 }
+
+#[test]
+fn a_pinned_segment_whose_content_is_bad_goes_and_stays_pinned() {
+    let mut cache = cache(100);
+    cache.register(A, &ordered(&[40, 40])).unwrap();
+    let mut actions = Vec::new();
+    let id = segment(A, 0);
+    touch(&mut cache, id, &mut actions);
+    cache.pin(id).unwrap();
+    assert!(matches!(cache.acquire(id, &mut actions), Ok(Acquired::Resident(_))));
+    assert!(!cache.spoiled(id, &mut actions), "it is in use");
+    cache.release(id);
+    assert!(cache.spoiled(id, &mut actions));
+    cache.assert_consistent();
+    let status = cache.residency(A).unwrap()[0];
+    assert_eq!((status.residency, status.pinned), (Residency::Absent, true));
+    assert!(!touch(&mut cache, id, &mut actions), "it comes again");
+}
