@@ -341,7 +341,10 @@ impl Residency {
         loop {
             match self.cache.reserve(kind, owner, bytes, &mut self.actions) {
                 Ok(block) => {
-                    self.execute()?;
+                    if let Err(error) = self.execute() {
+                        self.cache.free(block);
+                        return Err(error);
+                    }
                     return Ok((block, self.cache.block(block)));
                 }
                 Err(CacheError::NoRoom { .. }) if !self.under_way.is_empty() => self.wait_any(),
