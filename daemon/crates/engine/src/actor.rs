@@ -1,10 +1,10 @@
 //! The engine thread: it owns the device, the cache, the KV pages and the sequences, and nothing else does.
 //!
 //! ```text
-//!   command --> waiting --(admitted: its KV pages and a layer fit)--> running --> done
-//!                  |                                                    |
-//!                  +---- queue full: RESOURCE_EXHAUSTED                 +-- one chunk of a prompt or one token at a
-//!                                                                           time, in turn
+//!   command --> waiting --(admitted: its KV pages, scratch and a segment fit)--> running --> done
+//!                  |                                                               |
+//!                  +---- queue full: RESOURCE_EXHAUSTED                            +-- one chunk of a prompt or one
+//!                                                                                      token at a time, in turn
 //! ```
 //!
 //! Each turn of the loop takes the commands that wait, admits what fits, and runs one step of one request: a chunk of
@@ -324,7 +324,8 @@ impl Engine {
     /// The loop. Returns `None` when asked to end, or why the device is lost.
     fn run(&mut self, commands: &Receiver<Command>) -> Option<String> {
         loop {
-            loop {
+            // Not without end: those who send them on and on would stop everyone else's requests.
+            for _ in 0..COMMAND_CAPACITY {
                 match commands.try_recv() {
                     Ok(command) => self.handle(command),
                     Err(TryRecvError::Empty) => break,
