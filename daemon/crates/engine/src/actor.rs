@@ -241,7 +241,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     }
     let cache = Cache::new(CacheConfig {
         align: rocmforge_device::ALIGNMENT,
-        policy: crate::commands::policy(config.policy),
+        policy: crate::commands::to_cache(config.policy),
         max_in_flight: prefetch + 1,
         ..CacheConfig::new(budget)
     });

@@ -1,4 +1,4 @@
-//! Which requests may run: those whose KV pages, with scratch and the largest layer beside them, fit the budget.
+//! Which requests may run: those whose KV pages, with scratch and the largest segment beside them, fit the budget.
 //!
 //! A request with `max_tokens` is promised all the positions that it can come to. One without is promised a while
 //! ([`PROMISE_TOKENS`] beyond its prompt), and more as it goes on. Promises are sums, nothing is reserved by them; the
@@ -22,6 +22,29 @@ const OUTPUT_ROWS_MAX: u64 = 16;
 
 /// Tokens of a prompt in one pass while other requests run too, so that they wait less.
 const SHARED_CHUNK: usize = 128;
+
+/// What the cache needs at the least for some requests, in bytes.
+struct Need {
+    /// The KV of all positions that they are promised.
+    kv: u64,
+    /// The largest segment that one of them must have.
+    segment: u64,
+    pinned: u64,
+    /// The block that the device keeps for itself.
+    fixed: u64,
+    /// The scratch of the one that takes most, or what is taken already.
+    scratch: u64,
+}
+
+impl Need {
+    fn beside_scratch(&self) -> u64 {
+        self.kv + self.segment + self.pinned + self.fixed
+    }
+
+    fn total(&self) -> u64 {
+        self.beside_scratch() + self.scratch
+    }
+}
 
 impl Engine {
     /// Starts waiting requests, first come first served, while they fit.
@@ -83,31 +106,47 @@ impl Engine {
 
     /// What the cache needs at the least for the running requests and one more.
     pub(crate) fn need_with(&self, task: &Task) -> u64 {
-        self.need(self.running.iter().chain(std::iter::once(task)))
+        self.need(self.running.iter().chain([task])).total()
     }
 
     /// What the cache needs at the least for one request.
     pub(crate) fn need_alone(&self, task: &Task) -> u64 {
-        self.need(std::iter::once(task))
+        self.need([task].into_iter()).total()
     }
 
     /// What the cache needs at the least for the running requests.
     pub(crate) fn need_of_running(&self) -> u64 {
-        self.need(self.running.iter())
+        self.need(self.running.iter()).total()
     }
 
-    fn need<'a>(&'a self, tasks: impl Iterator<Item = &'a Task>) -> u64 {
-        let (mut kv_bytes, mut segment, mut scratch) = (0, 0, 0);
+    fn need<'a>(&'a self, tasks: impl Iterator<Item = &'a Task> + Clone) -> Need {
+        let mut need = self.need_beside_scratch(tasks.clone());
+        let spare = self.budget().saturating_sub(need.beside_scratch());
         for task in tasks {
-            kv_bytes += kv::bytes_for(&self.entry(task.model).kv, task.promised);
-            segment = segment.max(self.residency.largest_unpinned(task.model));
-            scratch = scratch.max(self.scratch_need(task));
+            // What it would take alone; beside others it takes less.
+            let (rows, outputs) = self.rows(task, Some(spare));
+            let scratch = self.scratch_bytes(task.model, rows.min(task.ahead()), outputs);
+            need.scratch = need.scratch.max(scratch);
         }
-        kv_bytes
-            + segment
-            + scratch.max(self.scratch.map_or(0, |s| s.1))
-            + self.residency.pinned_bytes()
-            + self.residency.fixed_bytes
+        need.scratch = need.scratch.max(self.scratch.map_or(0, |s| s.1));
+        need
+    }
+
+    fn need_beside_scratch<'a>(&'a self, tasks: impl Iterator<Item = &'a Task>) -> Need {
+        let mut need = Need {
+            kv: 0,
+            segment: 0,
+            pinned: self.residency.pinned_bytes(),
+            fixed: self.residency.fixed_bytes,
+            scratch: 0,
+        };
+        for task in tasks {
+            need.kv += kv::bytes_for(&self.entry(task.model).kv, task.promised);
+            need.segment = need
+                .segment
+                .max(self.residency.largest_unpinned(task.model));
+        }
+        need
     }
 
     /// Whether a request without `max_tokens`, alone, can run with fewer positions than it could come to.
@@ -122,19 +161,20 @@ impl Engine {
 
     /// Why a request that nothing runs beside can never run. The parts are those of the sum.
     fn never_fits(&self, task: &Task) -> Error {
-        let kv = kv::bytes_for(&self.entry(task.model).kv, task.promised);
+        let need = self.need([task].into_iter());
         Error::Precondition(format!(
-            "the request needs {} bytes of the cache and its budget is {}: {kv} for the KV of {} tokens, {} for scratch, {} \
+            "the request needs {} bytes of the cache and its budget is {}: {} for the KV of {} tokens, {} for scratch, {} \
              for the largest segment of '{}', {} pinned, {} for the device's own staging; ask for fewer tokens, unpin, or \
              raise the budget (rocmforgectl cache budget)",
-            self.need_alone(task),
+            need.total(),
             self.budget(),
+            need.kv,
             task.promised,
-            self.scratch_need(task),
-            self.residency.largest_unpinned(task.model),
+            need.scratch,
+            need.segment,
             task.loaded.name(),
-            self.residency.pinned_bytes(),
-            self.residency.fixed_bytes,
+            need.pinned,
+            need.fixed,
         ))
     }
 
@@ -142,8 +182,20 @@ impl Engine {
         self.residency.budget()
     }
 
-    /// Rows of a pass of this request, alone or beside others, and rows of logits.
-    pub(crate) fn rows(&self, task: &Task, shared: bool) -> (usize, u64) {
+    /// Rows of the next pass of a request that is not among the running ones, and rows of logits.
+    pub(crate) fn rows_of_step(&self, task: &Task) -> (usize, u64) {
+        let spare = self.running.is_empty().then(|| {
+            let taken = self.need_beside_scratch([task].into_iter());
+            self.budget().saturating_sub(taken.beside_scratch())
+        });
+        let (rows, outputs) = self.rows(task, spare);
+        (rows.min(task.ahead()), outputs)
+    }
+
+    /// Rows of a pass of this request, and rows of logits. `spare` is what of the budget is left beside all but scratch if
+    /// it is alone: of a model that does not fit, each pass uploads what is absent, and passes that are longer and fewer are
+    /// worth some of it. Without, others run too.
+    fn rows(&self, task: &Task, spare: Option<u64>) -> (usize, u64) {
         let budget = self.budget();
         let outputs = match task.work {
             Work::Generate(_) => 1,
@@ -154,31 +206,17 @@ impl Engine {
         };
         let most = self.prefill_chunk.get();
         let (mut rows, mut scratch_max) = (most, budget / 8);
-        if shared {
-            rows = rows.min(SHARED_CHUNK);
-        } else if !self.residency.fits(task.model) {
-            scratch_max = scratch_max.max(self.spare(task) / 2);
+        match spare {
+            None => rows = rows.min(SHARED_CHUNK),
+            Some(spare) if !self.residency.cache.fits(task.model) => {
+                scratch_max = scratch_max.max(spare / 2);
+            }
+            Some(_) => {}
         }
         while rows > 1 && self.scratch_bytes(task.model, rows, outputs) > scratch_max {
             rows /= 2;
         }
         (rows, outputs)
-    }
-
-    /// What of the budget is left beside what a request and those that run need. Of a model that does not fit, each pass
-    /// uploads what is absent: passes that are longer and fewer are worth some of it.
-    fn spare(&self, task: &Task) -> u64 {
-        let kv = |task: &Task| kv::bytes_for(&self.entry(task.model).kv, task.promised);
-        let kv_bytes: u64 = self.running.iter().chain([task]).map(kv).sum();
-        let segment = self.residency.largest_unpinned(task.model);
-        let taken = kv_bytes + segment + self.residency.pinned_bytes() + self.residency.fixed_bytes;
-        self.budget().saturating_sub(taken)
-    }
-
-    fn scratch_need(&self, task: &Task) -> u64 {
-        // What it would take alone; beside others it takes less.
-        let (rows, outputs) = self.rows(task, false);
-        self.scratch_bytes(task.model, rows.min(task.tokens.len().max(1)), outputs)
     }
 
     /// Bytes of the scratch block for passes of so many rows.

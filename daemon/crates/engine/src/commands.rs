@@ -65,12 +65,9 @@ impl Engine {
                 self.answer(reply, result);
             }
             Command::SetPolicy { policy: new, reply } => {
-                let before = match self.residency.cache.stats().policy {
-                    CachePolicy::Belady => Policy::Belady,
-                    CachePolicy::Lru => Policy::Lru,
-                };
-                self.residency.cache.set_policy(policy(new));
-                self.answer(reply, Ok(before));
+                let before = self.residency.cache.policy();
+                self.residency.cache.set_policy(to_cache(new));
+                self.answer(reply, Ok(from_cache(before)));
             }
             Command::Drain { grace, reply } => self.drain(grace, reply),
             Command::Wake => {}
@@ -100,7 +97,7 @@ impl Engine {
 
     fn generate(&mut self, request: GenerateRequest, events: mpsc::Sender<GenerateEvent>) {
         let received = Instant::now();
-        let checked = self.check(&request.model, &request.prompt, request.n_ctx);
+        let checked = self.check(&request.model, &request.prompt, 0, request.n_ctx);
         let (model, n_ctx) = match checked {
             Ok(checked) => checked,
             Err(error) => {
@@ -150,8 +147,7 @@ impl Engine {
                     request.ids.len()
                 ),
             }),
-            // The last token is predicted and never computed with.
-            n => self.check(&request.model, &request.ids[..n - 1], None),
+            _ => self.check(&request.model, &request.ids, 1, None),
         };
         let (model, n_ctx) = match checked {
             Ok(checked) => checked,
@@ -160,7 +156,7 @@ impl Engine {
                 return;
             }
         };
-        let promised = request.ids.len();
+        let promised = request.ids.len() - 1;
         let scores = Vec::with_capacity(request.ids.len());
         let work = Work::Score(Scoring {
             reply,
@@ -171,7 +167,7 @@ impl Engine {
             model,
             request.model,
             request.ids,
-            n_ctx + 1,
+            n_ctx,
             promised,
             received,
             request.deadline,
@@ -179,11 +175,13 @@ impl Engine {
         );
     }
 
-    /// Checks what a request is about, and returns its model's number and the length of its context.
+    /// Checks what a request is about, and returns its model's number and the length of its context, which the last
+    /// `beyond` of its ids need no place in.
     fn check(
         &self,
         loaded: &Arc<LoadedModel>,
         ids: &[u32],
+        beyond: usize,
         n_ctx: Option<u32>,
     ) -> Result<(ModelId, usize), Error> {
         if self.draining.is_some() {
@@ -215,7 +213,7 @@ impl Engine {
             });
         }
         // Generating needs a position for the first new token; the last position can be generated into.
-        if ids.len() > n_ctx as usize {
+        if ids.len() - beyond > n_ctx as usize {
             return Err(Error::InvalidArgument {
                 field: "prompt",
                 message: format!(
@@ -382,9 +380,16 @@ pub(crate) fn budget_bytes(budget: Budget, memory: u64) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-pub(crate) fn policy(policy: Policy) -> CachePolicy {
+pub(crate) fn to_cache(policy: Policy) -> CachePolicy {
     match policy {
         Policy::Belady => CachePolicy::Belady,
         Policy::Lru => CachePolicy::Lru,
+    }
+}
+
+pub(crate) fn from_cache(policy: CachePolicy) -> Policy {
+    match policy {
+        CachePolicy::Belady => Policy::Belady,
+        CachePolicy::Lru => Policy::Lru,
     }
 }

@@ -61,10 +61,10 @@ impl Residency {
             uploads,
             hands_on: false,
         };
-        if most == 0 || self.fits(model) {
+        if most == 0 || self.cache.fits(model) {
             return uploads(most);
         }
-        let resident = self.cache.resident_bytes(model);
+        let resident = self.cache.model_stats(model).usage.resident;
         let source = &self.sources[&model];
         let mean = source.bytes as f64 / source.layouts.len().max(1) as f64;
         match self.device.pace(rows) {
@@ -102,12 +102,6 @@ impl Residency {
             self.execute()?;
         }
         Ok(())
-    }
-
-    /// Whether all of a model has room beside what is not weights.
-    pub(crate) fn fits(&self, model: ModelId) -> bool {
-        let stats = self.cache.stats();
-        self.sources[&model].bytes + stats.total.usage.blocks() <= stats.budget
     }
 }
 

@@ -118,12 +118,7 @@ impl Engine {
         }
         let all: Vec<u32> = (0..loaded.model().segments().len() as u32).collect();
         self.residency.pin(id, &all, false)?;
-        let stats = self.residency.cache.stats();
-        let freed = stats
-            .models
-            .iter()
-            .find(|m| m.0 == id)
-            .map_or(0, |m| m.1.usage.total());
+        let freed = self.residency.cache.model_stats(id).usage.total();
         self.residency.unregister(id)?;
         self.models.retain(|e| e.id != id);
         Ok(freed)

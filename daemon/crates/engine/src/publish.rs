@@ -3,14 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_tensor_cache::{
-    ModelId, ModelStats, Policy as CachePolicy, Residency as Place, Stats,
-};
+use rocmforge_tensor_cache::{ModelStats, Residency as Place};
 
 use crate::actor::{Engine, EngineConfig, Entry, Found};
-use crate::api::{
-    CacheStatus, DeviceStatus, ModelStatus, Policy, SegmentState, SegmentStatus, Snapshot,
-};
+use crate::api::{CacheStatus, DeviceStatus, ModelStatus, SegmentState, SegmentStatus, Snapshot};
 use crate::residency::Residency;
 
 /// Between two steps the snapshot is renewed at most this often; at the end of a request or a command, always.
@@ -68,13 +64,10 @@ pub(crate) fn snapshot_of(
         passed_over: Arc::clone(&found.passed_over),
         models: models
             .iter()
-            .map(|entry| model_status(residency, entry, &stats))
+            .map(|entry| model_status(residency, entry))
             .collect(),
-        cache: cache_status(&stats, &stats.total),
-        policy: match stats.policy {
-            CachePolicy::Belady => Policy::Belady,
-            CachePolicy::Lru => Policy::Lru,
-        },
+        cache: cache_status(stats.budget, &stats.total),
+        policy: crate::commands::from_cache(stats.policy),
         queued: 0,
         queue_capacity: config.queue_capacity as u32,
         running: 0,
@@ -83,20 +76,13 @@ pub(crate) fn snapshot_of(
     }
 }
 
-fn model_status(residency: &Residency, entry: &Entry, stats: &Stats) -> ModelStatus {
-    let segments = residency.cache.residency(entry.id).unwrap_or_default();
+fn model_status(residency: &Residency, entry: &Entry) -> ModelStatus {
+    let cache = &residency.cache;
+    let segments = cache.residency(entry.id).unwrap_or_default();
     let state = |place| match place {
         Place::Absent => SegmentState::Absent,
         Place::InFlight(_) => SegmentState::InFlight,
         Place::Resident(_) => SegmentState::Resident,
-    };
-    let own = |id: ModelId| {
-        stats
-            .models
-            .iter()
-            .find(|m| m.0 == id)
-            .map(|m| m.1)
-            .unwrap_or_default()
     };
     ModelStatus {
         model: Arc::clone(&entry.loaded),
@@ -108,14 +94,14 @@ fn model_status(residency: &Residency, entry: &Entry, stats: &Stats) -> ModelSta
                 in_use: s.refs > 0,
             })
             .collect(),
-        cache: cache_status(stats, &own(entry.id)),
+        cache: cache_status(cache.budget(), &cache.model_stats(entry.id)),
         requests: 0,
     }
 }
 
-fn cache_status(stats: &Stats, of: &ModelStats) -> CacheStatus {
+fn cache_status(budget_bytes: u64, of: &ModelStats) -> CacheStatus {
     CacheStatus {
-        budget_bytes: stats.budget,
+        budget_bytes,
         resident_bytes: of.usage.resident + of.usage.blocks(),
         in_flight_bytes: of.usage.in_flight,
         pinned_bytes: of.usage.pinned,
@@ -149,7 +135,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         passed_over: Arc::new([]),
         models: Vec::new(),
         cache: CacheStatus::default(),
-        policy: Policy::Belady,
+        policy: crate::api::Policy::Belady,
         queued: 0,
         queue_capacity: 0,
         running: 0,

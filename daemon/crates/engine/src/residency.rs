@@ -374,7 +374,7 @@ impl Residency {
 
     /// The budget in force.
     pub(crate) fn budget(&self) -> u64 {
-        self.cache.stats().budget
+        self.cache.budget()
     }
 
     /// Changes the budget of the cache and of the arena. Returns the bytes still above it.

@@ -52,8 +52,7 @@ impl Engine {
 
     fn step_of(&mut self, task: &mut Task) -> Result<Stepped, Error> {
         // The request itself is out of the queue now.
-        let (rows, outputs) = self.rows(task, !self.running.is_empty());
-        let n_tokens = rows.min(task.tokens.len() - task.n_past);
+        let (n_tokens, outputs) = self.rows_of_step(task);
         let end = task.n_past + n_tokens;
         tracing::trace!(n_tokens, position = task.n_past, "a step");
         self.extend_promise(task, end)?;
@@ -69,7 +68,7 @@ impl Engine {
             &mut self.embeddings,
         )?;
 
-        let complete = end == task.tokens.len();
+        let complete = n_tokens == task.ahead();
         let wanted = match &task.work {
             Work::Generate(_) if complete => Wanted::Last,
             Work::Generate(_) => Wanted::None,
@@ -171,9 +170,8 @@ impl Engine {
                     let Found::Logits(logits) = found else {
                         return Err(Error::Internal("scores need logits".to_owned()));
                     };
-                    if let Some(&next) = tokens.get(first + row + 1) {
-                        scores.push(score(logits, next, *top_n).ok_or_else(|| not_finite(loaded))?);
-                    }
+                    let scored = score(logits, tokens[first + row + 1], *top_n);
+                    scores.push(scored.ok_or_else(|| not_finite(loaded))?);
                     Ok(())
                 };
                 pass::run(residency, &pass, rows, counts, &ended, &mut keep)?;
@@ -254,7 +252,8 @@ impl Engine {
         let bytes = self.scratch_bytes(model, rows, outputs);
         if let Some((_, has)) = self.scratch {
             // What a long prompt took would be uploaded again for every token of a model that does not fit.
-            let spare = has / 2 > bytes && !self.residency.fits(model) && !self.prompts_go_on();
+            let spare =
+                has / 2 > bytes && !self.residency.cache.fits(model) && !self.prompts_go_on();
             if has >= bytes && !spare {
                 return Ok(());
             }
@@ -267,7 +266,7 @@ impl Engine {
 
     /// Whether a request other than the one under way has more than a token to compute.
     fn prompts_go_on(&self) -> bool {
-        self.running.iter().any(|t| t.tokens.len() > t.n_past + 1)
+        self.running.iter().any(|t| t.ahead() > 1)
     }
 
     fn set_angles(&mut self, model: ModelId, first: u32, n_tokens: usize) -> Result<(), Error> {
@@ -423,7 +422,7 @@ fn score(logits: &mut [f32], next: u32, top_n: usize) -> Option<TokenScore> {
     }
     Some(TokenScore {
         id: next,
-        logprob: *logits.get(next as usize)?,
+        logprob: logits[next as usize],
         top,
     })
 }

@@ -87,6 +87,16 @@ impl Task {
             .map(|_| Error::DeadlineExceeded { generated })
     }
 
+    /// Positions that are still to be computed: those of the tokens there are, but of a scoring not the last one's, which is
+    /// only looked up. At least one while it runs.
+    pub(crate) fn ahead(&self) -> usize {
+        let known = match &self.work {
+            Work::Generate(_) => self.tokens.len(),
+            Work::Score(_) => self.tokens.len() - 1,
+        };
+        known - self.n_past
+    }
+
     /// Tokens generated so far.
     pub(crate) fn generated(&self) -> u32 {
         match &self.work {

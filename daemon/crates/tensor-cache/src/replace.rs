@@ -21,23 +21,25 @@ impl Cache {
             return false;
         }
         let model = &self.models[&segment.model];
+        let outlook = self.outlook(segment.model, model);
+        let next_use = |index: u32| outlook.next_use(index, &model.segments[index as usize]);
         let absent = model.ordered.iter().filter_map(|&index| {
-            let id = SegmentId { index, ..segment };
             let state = model.segments[index as usize].state;
-            (state == Residency::Absent).then(|| (self.next_use(id), id))
+            (state == Residency::Absent).then(|| (next_use(index), index))
         });
-        let Some((next_use, next)) = absent.min() else {
+        let Some((needed, index)) = absent.min() else {
             return false;
         };
+        let next = SegmentId { index, ..segment };
         let in_flight = self.usage.segments_in_flight;
-        let known = next_use.requests == 0;
+        let known = needed.requests == 0;
         if !known
-            || next_use >= self.next_use(segment)
+            || needed >= next_use(segment.index)
             || in_flight >= u64::from(self.config.max_in_flight)
         {
             return false;
         }
-        let bytes = self.models[&segment.model].segments[next.index as usize].bytes;
+        let bytes = model.segments[index as usize].bytes;
         if self.arena.used() + bytes <= self.arena.end() {
             return self.prefetch(next, actions);
         }

@@ -198,7 +198,7 @@ impl Cache {
 
     /// What is known of the next passes of a model: models that expect more passes take turns, the one first that
     /// has waited longest, after the passes under way. O(models).
-    fn outlook(&self, id: ModelId, model: &Model) -> Outlook {
+    pub(crate) fn outlook(&self, id: ModelId, model: &Model) -> Outlook {
         let waiting = |model: &Model| model.cursor.is_none() && model.more && !self.is_stale(model);
         let length = |model: &Model| model.segments.len() as u64;
         let mut ahead = 0;
@@ -241,11 +241,16 @@ impl Cache {
         if model.cursor.is_none() || running.next().is_some() || !lasts {
             return None;
         }
+        let size = model.sizes.to_give(self.excess(model))?;
+        Some((id, size))
+    }
+
+    /// Bytes of a model that have no room beside blocks and what is pinned of others.
+    pub(crate) fn excess(&self, model: &Model) -> u64 {
         let others_pinned = self.usage().pinned - model.usage.pinned;
         let taken = self.usage().blocks() + others_pinned;
         let room = self.arena.end().saturating_sub(taken);
-        let size = model.sizes.to_give(model.bytes.saturating_sub(room))?;
-        Some((id, size))
+        model.bytes.saturating_sub(room)
     }
 
     fn is_stale(&self, model: &Model) -> bool {

@@ -3,27 +3,37 @@
 use std::collections::BTreeSet;
 
 use crate::arena::Tenant;
-use crate::state::{Segment, tally};
+use crate::state::{Model, Segment, tally};
 use crate::{
-    Cache, Error, ModelId, ModelStats, Residency, SegmentId, SegmentKind, SegmentStatus, Stats,
-    Usage,
+    Cache, Error, ModelId, ModelStats, Policy, Residency, SegmentId, SegmentKind, SegmentStatus,
+    Stats, Usage,
 };
 
 impl Cache {
+    /// The budget as set.
+    pub fn budget(&self) -> u64 {
+        self.config.budget
+    }
+
+    /// How victims are chosen.
+    pub fn policy(&self) -> Policy {
+        self.config.policy
+    }
+
+    /// The counters and the ledger of one model; nothing if it is not registered.
+    pub fn model_stats(&self, model: ModelId) -> ModelStats {
+        let stats = |model: &Model| ModelStats {
+            counters: model.counters,
+            usage: model.usage,
+            segments: model.segments.len() as u64,
+            bytes: model.bytes,
+        };
+        self.models.get(&model).map(stats).unwrap_or_default()
+    }
+
     /// The counters and the ledger. O(models).
     pub fn stats(&self) -> Stats {
-        let models = self.models.iter().map(|(&id, model)| {
-            let (segments, bytes) = (model.segments.len() as u64, model.bytes);
-            (
-                id,
-                ModelStats {
-                    counters: model.counters,
-                    usage: model.usage,
-                    segments,
-                    bytes,
-                },
-            )
-        });
+        let models = self.models.keys().map(|&id| (id, self.model_stats(id)));
         let models: Vec<_> = models.collect();
         Stats {
             budget: self.config.budget,
@@ -55,9 +65,10 @@ impl Cache {
         Ok(state.segments.iter().map(status).collect())
     }
 
-    /// Bytes of a model's resident segments; 0 if it is not registered.
-    pub fn resident_bytes(&self, model: ModelId) -> u64 {
-        self.models.get(&model).map_or(0, |m| m.usage.resident)
+    /// Whether all of a model has room beside blocks and what is pinned of others; false if it is not registered.
+    pub fn fits(&self, model: ModelId) -> bool {
+        let state = self.models.get(&model);
+        state.is_some_and(|state| self.excess(state) == 0)
     }
 
     /// The first absent segment of a model from an index on, in the order of a pass. O(segments).

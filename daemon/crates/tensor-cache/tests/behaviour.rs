@@ -468,7 +468,10 @@ fn a_pinned_segment_whose_content_is_bad_goes_and_stays_pinned() {
     let id = segment(A, 0);
     touch(&mut cache, id, &mut actions);
     cache.pin(id).unwrap();
-    assert!(matches!(cache.acquire(id, &mut actions), Ok(Acquired::Resident(_))));
+    assert!(matches!(
+        cache.acquire(id, &mut actions),
+        Ok(Acquired::Resident(_))
+    ));
     assert!(!cache.spoiled(id, &mut actions), "it is in use");
     cache.release(id);
     assert!(cache.spoiled(id, &mut actions));
