@@ -79,7 +79,7 @@ fn segments(model: &Arc<LoadedModel>, states: &[SegmentStatus]) -> Vec<v1::Segme
         .map(|(index, (segment, status))| v1::Segment {
             index,
             name: segment.name.clone(),
-            bytes: segment.bytes,
+            bytes: status.bytes,
             state: segment_state(status.state).into(),
             pinned: status.pinned,
             in_use: status.in_use,
@@ -148,24 +148,17 @@ impl Residency {
     /// Of the segments named, or all.
     pub(super) fn of_segments(status: &ModelStatus, asked: Option<&[u32]>) -> Self {
         let mut sum = Self::default();
-        let described = status
-            .model
-            .model()
-            .info()
-            .segments
-            .iter()
-            .zip(&status.segments);
-        for (index, (segment, state)) in (0u32..).zip(described) {
+        for (index, segment) in (0u32..).zip(&status.segments) {
             if asked.is_some_and(|asked| !asked.contains(&index)) {
                 continue;
             }
             sum.n_segments += 1;
             sum.weight_bytes += segment.bytes;
-            if state.state == engine::SegmentState::Resident {
+            if segment.state == engine::SegmentState::Resident {
                 sum.n_resident += 1;
                 sum.resident_bytes += segment.bytes;
             }
-            if state.pinned {
+            if segment.pinned {
                 sum.n_pinned += 1;
                 sum.pinned_bytes += segment.bytes;
             }
@@ -206,6 +199,7 @@ pub(super) fn kept(kept: engine::KeptSegment) -> v1::KeptSegment {
         reason: match kept.reason {
             engine::KeptReason::Pinned => v1::KeepReason::Pinned,
             engine::KeptReason::InUse => v1::KeepReason::InUse,
+            engine::KeptReason::InFlight => v1::KeepReason::Uploading,
         }
         .into(),
         model: kept.model,

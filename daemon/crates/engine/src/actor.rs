@@ -434,30 +434,22 @@ impl Engine {
 
     /// Ends requests that nobody waits for or whose time is over.
     fn end_the_ended(&mut self) {
-        let mut i = 0;
-        while i < self.running.len() {
-            match self.running[i].ended() {
-                Some(error) => {
-                    let task = self
-                        .running
-                        .remove(i)
-                        .expect("the index was just looked at");
-                    self.finish(task, Some(error));
-                }
-                None => i += 1,
-            }
-        }
-        let mut i = 0;
-        while i < self.waiting.len() {
-            match self.waiting[i].ended() {
-                Some(error) => {
-                    let task = self
-                        .waiting
-                        .remove(i)
-                        .expect("the index was just looked at");
-                    self.finish(task, Some(error));
-                }
-                None => i += 1,
+        self.end_those(Task::ended);
+    }
+
+    /// Ends the requests for which there is a reason.
+    pub(crate) fn end_those(&mut self, reason: impl Fn(&Task) -> Option<Error>) {
+        let queues: [fn(&mut Engine) -> &mut VecDeque<Task>; 2] =
+            [|e| &mut e.running, |e| &mut e.waiting];
+        for queue in queues {
+            let mut at = 0;
+            while let Some(task) = queue(self).get(at) {
+                let Some(error) = reason(task) else {
+                    at += 1;
+                    continue;
+                };
+                let task = queue(self).remove(at).expect("it was just looked at");
+                self.finish(task, Some(error));
             }
         }
     }

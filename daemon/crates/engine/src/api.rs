@@ -280,8 +280,10 @@ pub struct KeptSegment {
 pub enum KeptReason {
     /// It is pinned.
     Pinned,
-    /// A running request uses it, or its upload is under way.
+    /// A running request uses it.
     InUse,
+    /// It is on its way.
+    InFlight,
 }
 
 /// A budget as asked for.
@@ -392,6 +394,8 @@ pub enum SegmentState {
 /// A segment's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentStatus {
+    /// Its bytes on the device.
+    pub bytes: u64,
     /// Where it is.
     pub state: SegmentState,
     /// It is pinned.

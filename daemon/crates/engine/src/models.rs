@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use crate::actor::{Engine, Entry, Preloading};
 use crate::api::{Cleared, KeptReason, KeptSegment, PreloadEvent};
 use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
-use crate::error::Error;
+use crate::error::{Error, from_cache};
 use crate::loaded::{LoadedModel, PreparedModel};
 use crate::residency::Source;
 use crate::step::no_angles;
@@ -85,25 +85,13 @@ impl Engine {
                 "model '{name}' has {busy} requests that run or wait; let them end, or unload with force"
             )));
         }
-        for queue in [false, true] {
-            loop {
-                let tasks = if queue {
-                    &mut self.waiting
-                } else {
-                    &mut self.running
-                };
-                let Some(at) = tasks.iter().position(|t| t.model == id) else {
-                    break;
-                };
-                let task = tasks.remove(at).expect("the index was just looked at");
-                self.finish(
-                    task,
-                    Some(Error::Precondition(format!(
-                        "model '{name}' was unloaded by force"
-                    ))),
-                );
-            }
+        if self.residency.model_pinned_bytes(id) > 0 && !force {
+            return Err(Error::Precondition(format!(
+                "model '{name}' is pinned; unpin it, or unload with force"
+            )));
         }
+        let gone = || Error::Precondition(format!("model '{name}' was unloaded by force"));
+        self.end_those(|task| (task.model == id).then(gone));
         let (gone, stay) = self
             .preloads
             .drain(..)
@@ -194,7 +182,12 @@ impl Engine {
         segments: Option<Vec<u32>>,
         pinned: bool,
     ) -> Result<u64, Error> {
-        let (model, segments) = self.segments(name, segments)?;
+        let (model, mut segments) = self.segments(name, segments)?;
+        if pinned {
+            // What is pinned already is no part of this, and stays so if this is refused.
+            let before = self.residency.cache.residency(model).map_err(from_cache)?;
+            segments.retain(|&index| !before[index as usize].pinned);
+        }
         let done = self.residency.pin(model, &segments, pinned);
         if pinned {
             // What runs must go on, and the next request must be able to begin.
@@ -228,7 +221,8 @@ impl Engine {
                 bytes: self.residency.segment_bytes(segment),
                 reason: match because {
                     KeptBecause::Pinned => KeptReason::Pinned,
-                    KeptBecause::InUse | KeptBecause::InFlight => KeptReason::InUse,
+                    KeptBecause::InUse => KeptReason::InUse,
+                    KeptBecause::InFlight => KeptReason::InFlight,
                 },
             })
         });

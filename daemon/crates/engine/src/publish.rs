@@ -89,6 +89,7 @@ fn model_status(residency: &Residency, entry: &Entry) -> ModelStatus {
         segments: segments
             .iter()
             .map(|s| SegmentStatus {
+                bytes: s.bytes,
                 state: state(s.residency),
                 pinned: s.pinned,
                 in_use: s.refs > 0,

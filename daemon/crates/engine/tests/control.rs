@@ -239,7 +239,7 @@ async fn a_shrinking_budget_never_fails_running_work() {
         e.snapshot().cache.budget_bytes == 512 << 10
     })
     .await;
-    // A layer needs 453 kB; with the KV of 3000 tokens beside it this can never fit now.
+    // A segment needs some 170 kB; with the KV of 3000 tokens beside it this can never fit now.
     let mut events = engine.generate(long(&model)).unwrap();
     let error = end(&mut events).await.unwrap_err();
     assert!(
@@ -277,6 +277,31 @@ async fn pinning_more_than_leaves_room_is_refused_whole() {
             .all(|s| !s.pinned)
     );
     run(&engine, chat(&model, "42 - 30 = ?")).await;
+}
+
+#[tokio::test]
+async fn pins_outlast_a_pin_that_is_refused_and_an_unload_without_force() {
+    let engine = engine(Budget::Bytes(3 << 20));
+    load(&engine, QWEN, "q").await;
+    let pinned = |e: &EngineHandle| {
+        let segments = e.snapshot().models[0].segments.clone();
+        (0..)
+            .zip(segments)
+            .filter(|(_, s)| s.pinned)
+            .map(|(i, _)| i)
+            .collect::<Vec<u32>>()
+    };
+    engine.pin("q", Some(vec![0, 4]), true).await.unwrap();
+    engine.pin("q", None, true).await.unwrap_err();
+    assert_eq!(pinned(&engine), [0, 4], "no more and no fewer");
+    let error = engine.unload("q", false).await.unwrap_err();
+    assert!(
+        matches!(&error, Error::Precondition(m) if m.contains("unpin")),
+        "{error}"
+    );
+    assert_eq!(pinned(&engine), [0, 4]);
+    engine.unload("q", true).await.unwrap();
+    assert!(engine.snapshot().models.is_empty());
 }
 
 #[tokio::test]
@@ -499,5 +524,13 @@ async fn bad_requests_are_told_what_is_wrong() {
             .to_string()
             .contains("at least 2")
     );
+    let score = ScoreRequest {
+        model: Arc::clone(&model),
+        ids: vec![1, 1 << 20],
+        top_n: 0,
+        deadline: None,
+    };
+    let error = engine.score(score).await.unwrap_err().to_string();
+    assert!(error.contains("vocabulary"), "{error}");
     run(&engine, request()).await;
 }

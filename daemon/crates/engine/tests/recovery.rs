@@ -303,6 +303,19 @@ async fn memory_refused_for_code_does_not_end_a_request() {
 }
 
 #[tokio::test]
+async fn memory_refused_beside_pinned_segments_shrinks_the_budget_all_the_same() {
+    let (fake, engine, thread, model) = with_model(Setup::default()).await;
+    engine.pin("m", Some(vec![0, 3]), true).await.unwrap();
+    fake.fail("hipModuleLaunchKernel", 200, OUT_OF_MEMORY);
+    let first = run(&engine, question(&model)).await.0;
+    let snapshot = engine.snapshot();
+    assert_eq!(snapshot.cache.budget_bytes, 15 * MIB);
+    assert!(snapshot.models[0].segments[3].pinned);
+    assert_eq!(run(&engine, question(&model)).await.0, first);
+    ends_well(&fake, engine, thread);
+}
+
+#[tokio::test]
 async fn memory_refused_for_an_event_or_a_launch_shrinks_the_budget_and_the_request_goes_on() {
     refused_once("hipEventCreateWithFlags", 5, &[15 * MIB]).await;
     refused_once("hipModuleLaunchKernel", 200, &[15 * MIB]).await;
