@@ -238,7 +238,7 @@ impl Cache {
         let mut others = self.models.iter().filter(|(other, _)| **other != id);
         let goes_on = model.more && model.passes - model.passes_before >= PASSES_MIN;
         let lasts = goes_on || others.all(|(_, other)| other.requests == 0);
-        if model.cursor.is_none() || running.next().is_some() || !lasts {
+        if running.next().is_some() || !lasts {
             return None;
         }
         let size = model.sizes.to_give(self.excess(model))?;
@@ -455,7 +455,7 @@ impl Victims {
                     heap.push((next_use, SegmentId { model: id, index }, next_use));
                 }
             }
-            if state.cursor.is_some() {
+            if state.in_request {
                 let size = gives
                     .filter(|(model, _)| *model == id)
                     .map(|(_, size)| size);
@@ -503,9 +503,10 @@ impl Victims {
     }
 }
 
-/// Lets the segments that a model's pass has yet to come to trade their next uses, so that those go last which are much larger
-/// than what is needed: whichever goes comes back in this pass, and all of it. Where the model gives up segments of one
-/// `size` to itself, they go first, in the order of their ranks, and so of those that the pass has behind it.
+/// Lets the segments that a model's pass has yet to come to (between two passes: all) trade their next uses, so that those go
+/// last which are much larger than what is needed: whichever goes comes back in this pass, and all of it. Where the model
+/// gives up segments of one `size` to itself, they go first, in the order of their ranks, and so of those that the pass has
+/// behind it.
 fn trade(
     candidates: &mut [(NextUse, SegmentId, NextUse)],
     model: &Model,

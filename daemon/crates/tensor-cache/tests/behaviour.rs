@@ -480,3 +480,50 @@ fn a_pinned_segment_whose_content_is_bad_goes_and_stays_pinned() {
     assert_eq!((status.residency, status.pinned), (Residency::Absent, true));
     assert!(!touch(&mut cache, id, &mut actions), "it comes again");
 }
+
+#[test]
+fn a_model_fits_beside_what_may_not_go() {
+    let mut cache = cache(100);
+    cache.register(A, &ordered(&[30, 30])).unwrap();
+    cache.register(B, &ordered(&[20, 20])).unwrap();
+    let mut actions = Vec::new();
+    for index in [0, 1] {
+        touch(&mut cache, segment(B, index), &mut actions);
+    }
+    assert!(cache.fits(A) && cache.fits(B), "what is idle may go");
+    cache.pin(segment(A, 0)).unwrap();
+    touch(&mut cache, segment(A, 0), &mut actions);
+    assert!(cache.fits(A), "its own pins are a part of it");
+    cache.pin(segment(B, 0)).unwrap();
+    let block = cache
+        .reserve(BlockKind::Kv, Some(A), 20, &mut actions)
+        .unwrap();
+    assert!(cache.fits(A));
+    touch(&mut cache, segment(B, 1), &mut actions);
+    cache.pin(segment(B, 1)).unwrap();
+    assert!(!cache.fits(A), "60 of 40 and 20");
+    cache.free(block);
+    assert!(cache.fits(A));
+}
+
+#[test]
+fn a_block_between_two_passes_takes_what_the_model_gives_up_anyway() {
+    let sizes: Vec<u64> = (0..4).flat_map(|_| [3, 8, 4]).chain([540]).collect();
+    let head = sizes.len() as u32 - 1;
+    let mut cache = Cache::new(CacheConfig {
+        align: 1,
+        ..CacheConfig::new(sizes.iter().sum::<u64>() - 16)
+    });
+    cache.register(A, &ordered(&sizes)).unwrap();
+    let mut actions = Vec::new();
+    // It lies highest, where no block is put.
+    touch(&mut cache, segment(A, head), &mut actions);
+    for _ in 0..8 {
+        pass(&mut cache, A, sizes.len() as u32, true);
+        cache
+            .reserve(BlockKind::Kv, Some(A), 1, &mut actions)
+            .unwrap();
+        let there = cache.residency(A).unwrap()[head as usize].residency;
+        assert_ne!(there, Residency::Absent, "540 went for want of 1");
+    }
+}
