@@ -378,7 +378,7 @@ async fn tables_are_aligned() {
         "{show}"
     );
     assert!(
-        show.contains("      0  token_embd  1.0 MiB  resident   pinned\n"),
+        show.contains("      0  blk.0.attn    1.0 MiB  resident   pinned\n"),
         "{show}"
     );
     let score = ctl(&daemon, &["score", "tiny", "Once upon"]).await;

@@ -58,9 +58,9 @@ pub fn model(name: &str) -> Model {
             },
         ],
         segments: vec![
-            segment(0, "token_embd", SegmentState::Resident, true),
-            segment(1, "blk.0", SegmentState::Uploading, false),
-            segment(2, "blk.1", SegmentState::Absent, false),
+            segment(0, "blk.0.attn", SegmentState::Resident, true),
+            segment(1, "blk.0.ffn_up", SegmentState::Uploading, false),
+            segment(2, "output", SegmentState::Absent, false),
         ],
         weight_bytes: 3 << 20,
         resident_bytes: 1 << 20,

@@ -457,7 +457,7 @@ impl Cache for Fake {
             kept: vec![KeptSegment {
                 model: "tiny".into(),
                 index: 0,
-                name: "token_embd".into(),
+                name: "blk.0.attn".into(),
                 bytes: 1 << 20,
                 reason: KeepReason::Pinned.into(),
             }],

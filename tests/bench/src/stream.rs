@@ -1,4 +1,4 @@
-//! `stream`: a model under budgets that hold a share of it; what decode costs when layers must come in at every token.
+//! `stream`: a model under budgets that hold a share of it; what decode costs when segments must come in at every token.
 
 use std::sync::Arc;
 

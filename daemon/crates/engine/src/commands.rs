@@ -22,7 +22,7 @@ use crate::task::{Generation, Scoring, Task, Work};
 /// Most models that can be registered at a time.
 pub const MODELS_MAX: usize = 1024;
 
-/// Smallest budget in bytes: below it no layer of any model fits.
+/// Smallest budget in bytes: below it no model's largest segment fits.
 pub const BUDGET_MIN: u64 = 64 << 10;
 
 /// Most preloads under way.

@@ -99,7 +99,7 @@ impl EngineHandle {
         self.answered(answer).await?
     }
 
-    /// Starts a generation. Dropping the returned events cancels it within one layer's time.
+    /// Starts a generation. Dropping the returned events cancels it within one segment's time.
     ///
     /// # Errors
     /// Those of sending; everything else arrives as [`GenerateEvent::Failed`].

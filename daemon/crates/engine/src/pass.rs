@@ -1,7 +1,7 @@
 //! One pass of a model over a chunk of one sequence: segment by segment, each acquired, run and released.
 //!
 //! Nothing of a segment outlives its step, so a model that is larger than the budget runs like any other. Between two
-//! segments the request is looked at: one that nobody waits for ends within a layer's time.
+//! segments the request is looked at: one that nobody waits for ends within a segment's time.
 
 use rocmforge_device::{Batch, Op, Scratch, ScratchLayout, Span};
 use rocmforge_kernels::host::WeightType;

@@ -22,7 +22,7 @@ const OUT_OF_MEMORY: u32 = 2;
 const INVALID_VALUE: u32 = 1;
 const LAUNCH_FAILURE: u32 = 719;
 
-/// Holds about a third of the model's layers, so that a pass evicts, moves and uploads.
+/// Holds about a third of the model's segments, so that a pass evicts, moves and uploads.
 const TIGHT: u64 = 352 << 10;
 
 /// Holds all of it, so that decode steps are recorded.

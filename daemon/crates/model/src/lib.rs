@@ -25,8 +25,8 @@ pub use hparams::{Hparams, RopeOrder, RopeScaling, RopeShape};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
 pub use plan::bufs;
 
-/// The unit of residency: the weights of a layer's attention, of its gate and up, or of its down, each with the norm before
-/// it; or the output head with its norm.
+/// The unit of residency: the weights of a layer's attention or of its gate and up, with the norm before them, or of its
+/// down; or the output head with its norm.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
     /// `blk.{i}.attn`, `blk.{i}.ffn_up`, `blk.{i}.ffn_down` or `output`.

@@ -61,7 +61,7 @@ impl Slab {
 /// Whether the place of a segment in a pass is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SegmentKind {
-    /// Used once in every pass, in the order of the indices: a layer, the embedding, the output head.
+    /// Used once in every pass, in the order of the indices: a part of a layer, the output head.
     #[default]
     Ordered,
     /// Used at its index, and once more after the last segment: an embedding that is also the output head.
