@@ -371,10 +371,11 @@ pub(crate) fn budget_bytes(budget: Budget, memory: u64) -> Result<u64, Error> {
             });
         }
     };
-    let bytes = bytes - bytes % rocmforge_device::ALIGNMENT;
+    let asked = bytes;
+    let bytes = asked - asked % rocmforge_device::ALIGNMENT;
     if bytes < BUDGET_MIN || bytes > memory {
         return Err(Error::Precondition(format!(
-            "a budget of {bytes} bytes cannot be had: the least is {BUDGET_MIN}, and the device's memory is {memory}"
+            "a budget of {asked} bytes cannot be had: the least is {BUDGET_MIN}, and the device's memory is {memory}"
         )));
     }
     Ok(bytes)
