@@ -5,8 +5,8 @@
 //! size (an upload into the room of its like needs no move), and lies far apart (while the segments between are computed,
 //! the next one is uploaded, and the link never rests for long).
 //!
-//! *Invariant:* what is chosen depends on the sizes, the blocks and the budget alone, so that pass after pass the same
-//! segments come and go.
+//! *Invariant:* what is chosen depends on the sizes, the blocks, the pins of others and the budget alone, so that pass after
+//! pass the same segments come and go.
 
 use std::collections::BTreeMap;
 
