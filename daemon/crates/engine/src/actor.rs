@@ -180,6 +180,8 @@ pub(crate) struct Engine {
     pub(crate) embeddings: Vec<u8>,
     pub(crate) snapshot: watch::Sender<Arc<Snapshot>>,
     pub(crate) published_at: Instant,
+    /// A request came or started, and no snapshot knows of it yet.
+    pub(crate) requests_changed: bool,
     /// Uploads under way ahead of their turn, at most.
     pub(crate) prefetch: u32,
     /// Tokens of a prompt that are computed in one pass, at most.
@@ -273,6 +275,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         embeddings: Vec::new(),
         snapshot,
         published_at: Instant::now(),
+        requests_changed: false,
         prefetch,
         prefill_chunk,
         lost: None,
@@ -344,6 +347,10 @@ impl Engine {
                 return None;
             }
             self.admit();
+            // Before the step: it may take long, and its event must not come before the state that knows of its request.
+            if self.requests_changed {
+                self.publish(true);
+            }
             let stepped = self.step();
             if self.preload_turn(stepped) || stepped {
                 self.publish(false);

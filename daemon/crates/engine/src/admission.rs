@@ -64,12 +64,17 @@ impl Engine {
                     self.finish(task, Some(error));
                     continue;
                 }
-                self.running.push_back(task);
+                self.start(task);
                 continue;
             }
             let task = self.waiting.pop_front().expect("looked at above");
-            self.running.push_back(task);
+            self.start(task);
         }
+    }
+
+    fn start(&mut self, task: Task) {
+        self.running.push_back(task);
+        self.requests_changed = true;
     }
 
     /// Promises a running request more positions, if they fit.

@@ -279,6 +279,7 @@ impl Engine {
             return;
         }
         self.waiting.push_back(task);
+        self.requests_changed = true;
     }
 
     fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {

@@ -121,7 +121,8 @@ impl Engine {
             free_bytes = self.residency.free_bytes,
             "the driver refuses memory: the budget shrinks, and all weights are loaded anew; `rocmforgectl cache budget` raises it again"
         );
-        self.publish(true);
+        // Published with the next turn: the request under way is not among the running ones here.
+        self.requests_changed = true;
         Ok(())
     }
 

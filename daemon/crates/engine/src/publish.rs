@@ -9,17 +9,20 @@ use crate::actor::{Engine, EngineConfig, Entry, Found};
 use crate::api::{CacheStatus, DeviceStatus, ModelStatus, SegmentState, SegmentStatus, Snapshot};
 use crate::residency::Residency;
 
-/// Between two steps the snapshot is renewed at most this often; at the end of a request or a command, always.
+/// Between two steps the snapshot is renewed at most this often. When a request comes, starts or ends, and before a
+/// command is answered, always: whoever has an event of a request or an answer reads a state that knows of it.
 const RENEWAL: Duration = Duration::from_millis(5);
 
 impl Engine {
-    /// Publishes the state, now if `always`, else if the last one is old enough.
+    /// Publishes the state, now if `always` or if the requests changed, else if the last one is old enough.
     pub(crate) fn publish(&mut self, always: bool) {
         let now = Instant::now();
-        if !always && now.duration_since(self.published_at) < RENEWAL {
+        let due = always || self.requests_changed;
+        if !due && now.duration_since(self.published_at) < RENEWAL {
             return;
         }
         self.published_at = now;
+        self.requests_changed = false;
         self.residency.count_free();
         let mut snapshot = snapshot_of(&self.residency, &self.models, &self.config, &self.found);
         for model in &mut snapshot.models {

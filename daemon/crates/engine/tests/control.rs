@@ -88,6 +88,31 @@ async fn a_slow_reader_holds_up_only_itself() {
 }
 
 #[tokio::test]
+async fn whoever_has_an_event_of_a_request_reads_a_state_that_knows_of_it() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    // Soon after each other, each a moment after the state was published for the one before.
+    let mut all = Vec::new();
+    for n in 1..=4 {
+        let mut events = engine.generate(long(&model)).unwrap();
+        assert!(matches!(
+            events.next().await,
+            Some(GenerateEvent::Piece { .. })
+        ));
+        all.push(events);
+        let snapshot = engine.snapshot();
+        assert_eq!(
+            (
+                snapshot.running,
+                snapshot.models[0].requests,
+                snapshot.queued
+            ),
+            (n, n, 0)
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_preload_comes_to_its_end_beside_a_request_that_goes_on() {
     let engine = engine(Budget::Bytes(64 << 20));
     let model = load_endless(&engine, "m").await;
