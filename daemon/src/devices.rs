@@ -317,15 +317,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     /// A program for the child's place.
     fn script(dir: &tempfile::TempDir, text: &str) -> PathBuf {
         let path = dir.path().join("child");
-        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        rocmforge_test_scripts::write(&path, text);
         path
     }
 

@@ -190,14 +190,9 @@ mod tests {
 
     use super::*;
 
-    /// Held from the writing of a script to its start: a process that another
-    /// test starts meanwhile would hold the script open for writing.
-    static SCRIPT: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-
     fn script(dir: &Path, body: &str) -> PathBuf {
         let path = dir.join(DAEMON);
-        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
-        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        rocmforge_test_scripts::write(&path, body);
         path
     }
 
@@ -208,7 +203,6 @@ mod tests {
     #[tokio::test]
     async fn a_daemon_that_fails_to_start_says_why() {
         let dir = tempfile::tempdir().unwrap();
-        let _script = SCRIPT.lock().await;
         let daemon = script(dir.path(), "echo out of cheese >&2; exit 3");
         let slot = PrivateSlot::default();
         let error = slot.start(&daemon, dir.path()).await.unwrap_err();
@@ -222,7 +216,6 @@ mod tests {
     #[tokio::test]
     async fn stopping_ends_the_process_and_removes_its_directory() {
         let dir = tempfile::tempdir().unwrap();
-        let _script = SCRIPT.lock().await;
         let daemon = script(dir.path(), "exec sleep 600");
         let daemon = PrivateDaemon::start(&daemon, dir.path()).unwrap();
         let (pid, place) = (daemon.child.id(), daemon.dir.path().to_owned());

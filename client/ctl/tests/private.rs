@@ -7,7 +7,6 @@
 #[path = "../../tests/fake/mod.rs"]
 mod fake;
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -21,10 +20,6 @@ use tokio::process::Command;
 
 /// Variable that makes this executable a daemon on the socket that it names.
 const SERVE_ENV: &str = "ROCMFORGECTL_TEST_SERVE";
-
-/// Held from the writing of a script to its start: a process that another test
-/// starts meanwhile would hold the script open for writing.
-static SCRIPT: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A run that takes longer never ends.
 const HANGS: Duration = Duration::from_secs(30);
@@ -62,14 +57,12 @@ impl Place {
         std::fs::create_dir(at("tmp")).expect("a directory");
         std::fs::write(at("story.gguf"), b"GGUF").expect("a file");
         let script = format!(
-            "#!/bin/sh\necho $$ > {0}/pid\necho \"$3 $4\" > {0}/args\n\
-             {SERVE_ENV}=\"$2\" exec {1} --exact stand_in_for_rocmforged\n",
+            "echo $$ > {0}/pid\necho \"$3 $4\" > {0}/args\n\
+             {SERVE_ENV}=\"$2\" exec {1} --exact stand_in_for_rocmforged",
             dir.path().display(),
             std::env::current_exe().expect("this test").display(),
         );
-        std::fs::write(at("rocmforged"), script).expect("a script");
-        let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(at("rocmforged"), mode).expect("executable");
+        rocmforge_test_scripts::write(&at("rocmforged"), &script);
         Place { dir }
     }
 
@@ -104,7 +97,6 @@ impl Place {
 
 #[tokio::test]
 async fn a_private_daemon_serves_the_run_and_is_gone_after_it() {
-    let _script = SCRIPT.lock().await;
     let place = Place::new();
     let output = ended(place.run("Tell me")).await;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -123,7 +115,6 @@ async fn a_private_daemon_serves_the_run_and_is_gone_after_it() {
 
 #[tokio::test]
 async fn a_private_daemon_is_gone_after_a_failure() {
-    let _script = SCRIPT.lock().await;
     let place = Place::new();
     let output = ended(place.run("changed")).await;
     assert_eq!(output.status.code(), Some(1));
@@ -132,7 +123,6 @@ async fn a_private_daemon_is_gone_after_a_failure() {
 
 #[tokio::test]
 async fn a_private_daemon_is_gone_after_an_interrupt() {
-    let _script = SCRIPT.lock().await;
     for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
         let place = Place::new();
         let mut child = place.run("hang").spawn().unwrap();

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use rocmforge_engine::api::{Budget, Policy};
 use rocmforge_engine::{DeviceChoice, EngineConfig};
 use rocmforge_proto::v1;
@@ -17,6 +19,9 @@ use rocmforged::{End, Limits, ServeError, ServeOptions, serve};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tonic::body::Body;
+use tonic::client::GrpcService;
+use tonic::codegen::StdError;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -50,6 +55,24 @@ pub(crate) async fn connect(path: PathBuf, window: u32) -> Channel {
         .connect_with_connector(connector)
         .await
         .unwrap()
+}
+
+/// A connection that only carries: a [`Channel`] reads a deadline too and ends a call itself, with a code of its own.
+pub(crate) async fn connect_without_timers(
+    path: PathBuf,
+) -> InferenceClient<
+    impl GrpcService<Body, ResponseBody = Incoming, Future: Send, Error: Into<StdError>>,
+> {
+    let stream = UnixStream::connect(path).await.unwrap();
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let send = tower::service_fn(move |request| {
+        let mut sender: http2::SendRequest<Body> = sender.clone();
+        async move { sender.send_request(request).await }
+    });
+    InferenceClient::with_origin(send, "http://rocmforged".parse().unwrap())
 }
 
 impl Daemon {

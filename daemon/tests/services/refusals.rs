@@ -5,7 +5,7 @@ use rocmforged::End;
 use tonic::{Code, Request};
 use tonic_types::StatusExt;
 
-use crate::daemon::{Daemon, assert_status, greedy};
+use crate::daemon::{Daemon, assert_status, connect_without_timers, greedy};
 
 #[tokio::test]
 async fn bad_requests_get_their_code_and_what_to_do() {
@@ -195,16 +195,27 @@ async fn prompts_are_judged_by_their_tokens_and_ids_by_the_vocabulary() {
 async fn a_deadline_ends_a_call_with_its_own_code() {
     let daemon = Daemon::start().await;
     daemon.load("tiny-llama-Q4_K_M.gguf", "m").await.unwrap();
-    let mut request = Request::new(greedy("m", "Once upon a time", 900));
-    // Written by hand, so that the client's own timer stays out of it.
-    request
-        .metadata_mut()
-        .insert("grpc-timeout", "1m".parse().unwrap());
-    let ended = async {
-        let mut events = daemon.inference().generate(request).await?.into_inner();
-        while events.message().await?.is_some() {}
-        Ok(())
-    };
-    assert_status(ended.await, Code::DeadlineExceeded, &["deadline"]);
+    let mut client = connect_without_timers(daemon.dir.path().join("s")).await;
+    for timeout in ["0m", "1u", "1m"] {
+        let mut request = Request::new(greedy("m", "Once upon a time", 900));
+        request
+            .metadata_mut()
+            .insert("grpc-timeout", timeout.parse().unwrap());
+        let mut events = match client.generate(request).await {
+            Ok(answer) => answer.into_inner(),
+            refused => {
+                assert_status(refused, Code::DeadlineExceeded, &["deadline"]);
+                continue;
+            }
+        };
+        let ended = loop {
+            match events.message().await {
+                Ok(Some(_)) => {}
+                ended => break ended,
+            }
+        };
+        assert_status(ended, Code::DeadlineExceeded, &["deadline"]);
+    }
+    drop(client);
     assert_eq!(daemon.stop().await, End::Drained);
 }

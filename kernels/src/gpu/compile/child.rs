@@ -183,8 +183,6 @@ fn own_stdout() -> std::io::Result<std::fs::File> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::super::{Cache, Compiler, Language, Origin};
     use super::*;
 
@@ -199,11 +197,7 @@ mod tests {
     /// A compiler whose child is a shell script.
     fn scripted(dir: &std::path::Path, script: &str, limit: Duration) -> Compiler {
         let exe = dir.join("child");
-        // Renamed into place, so that it is never executed while open for writing.
-        let new = dir.join("new");
-        std::fs::write(&new, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
-        std::fs::rename(new, &exe).unwrap();
+        rocmforge_test_scripts::write(&exe, script);
         Compiler::new(Config {
             language: Language::Hip,
             library: None,
