@@ -32,14 +32,6 @@ pub(crate) struct Session {
     rng: StdRng,
 }
 
-/// What a request gave.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Outcome {
-    pub(crate) summary: GenerateSummary,
-    /// Most bytes of KV and scratch that were seen while it ran.
-    pub(crate) overhead_bytes: u64,
-}
-
 impl Session {
     /// Starts the engine.
     ///
@@ -187,14 +179,13 @@ impl Session {
         model: &Arc<LoadedModel>,
         n_prompt: usize,
         n: u32,
-    ) -> Result<Outcome> {
+    ) -> Result<GenerateSummary> {
         for _ in 0..ATTEMPTS {
             let prompt = random_prompt(&mut self.rng, n_prompt);
-            let outcome = self
-                .runtime
-                .block_on(request(&self.engine, model, prompt, n))?;
-            if outcome.summary.generated_tokens == n {
-                return Ok(outcome);
+            let ran = run(&self.engine, greedy(model, prompt, n), |_| {});
+            let summary = self.runtime.block_on(ran)?;
+            if summary.generated_tokens == n {
+                return Ok(summary);
             }
         }
         bail!(
@@ -249,24 +240,6 @@ impl Session {
         let model = snapshot.models.iter().find(|m| m.model.name() == name);
         model.map_or(0, |m| m.cache.resident_bytes - m.cache.kv_bytes)
     }
-}
-
-async fn request(
-    engine: &EngineHandle,
-    model: &Arc<LoadedModel>,
-    prompt: Vec<u32>,
-    n: u32,
-) -> Result<Outcome> {
-    let mut overhead_bytes = 0;
-    let ran = run(engine, greedy(model, prompt, n), |_| {
-        let cache = engine.snapshot().cache;
-        overhead_bytes = overhead_bytes.max(cache.kv_bytes + cache.scratch_bytes);
-    });
-    let summary = ran.await?;
-    Ok(Outcome {
-        summary,
-        overhead_bytes,
-    })
 }
 
 /// Random tokens, none of them special.

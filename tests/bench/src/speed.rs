@@ -135,7 +135,7 @@ pub(crate) fn first_uses(
     let mut took = Vec::new();
     for _ in 0..times {
         session.clear()?;
-        let summary = session.generate(model, 4, 1)?.summary;
+        let summary = session.generate(model, 4, 1)?;
         took.push(summary.ttft.as_secs_f64());
     }
     Ok(took)
@@ -143,7 +143,7 @@ pub(crate) fn first_uses(
 
 /// Tokens a second of a decode of `n` tokens after a prompt of one.
 pub(crate) fn decode_rate(session: &mut Session, model: &Arc<LoadedModel>, n: u32) -> Result<f64> {
-    let summary = session.generate(model, 1, n)?.summary;
+    let summary = session.generate(model, 1, n)?;
     Ok(summary.decode_tokens_per_s)
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn prefill_rate(
     model: &Arc<LoadedModel>,
     n: usize,
 ) -> Result<f64> {
-    let ttft = session.generate(model, n, 1)?.summary.ttft;
+    let ttft = session.generate(model, n, 1)?.ttft;
     Ok(n as f64 / ttft.as_secs_f64())
 }
 

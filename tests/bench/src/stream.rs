@@ -70,7 +70,7 @@ pub(crate) fn decode(
     session.generate(model, 1, tokens)?;
     let mut streamed = Streamed::default();
     for _ in 0..runs {
-        let summary = session.generate(model, 1, tokens)?.summary;
+        let summary = session.generate(model, 1, tokens)?;
         streamed.speeds.push(summary.decode_tokens_per_s);
         // With a prompt of one token every token is one pass.
         let passes = f64::from(summary.generated_tokens);
@@ -104,7 +104,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let (model, _) = session.load("stream", &path)?;
     // Everything resident once: how much there is, and what a request needs beside it.
     session.generate(&model, 1, options.tokens)?;
-    let outcome = session.generate(&model, 1, options.tokens)?;
+    let summary = session.generate(&model, 1, options.tokens)?;
     let weights = session.resident_bytes("stream");
     let least = session.largest_segment(&model)?;
     let mut full = None;
@@ -116,7 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let beside = if options.inside {
             0
         } else {
-            outcome.overhead_bytes
+            summary.cache.block_bytes
         };
         session.set_budget(bytes + beside)?;
         let runs = usize::from(options.runs);
@@ -125,7 +125,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let (mut prefills, mut speeds_after) = (Vec::new(), Vec::new());
         let n_prompt = usize::from(options.prompt);
         for _ in 0..if n_prompt > 0 { runs } else { 0 } {
-            let summary = session.generate(&model, n_prompt, options.tokens)?.summary;
+            let summary = session.generate(&model, n_prompt, options.tokens)?;
             prefills.push(n_prompt as f64 / summary.ttft.as_secs_f64());
             speeds_after.push(summary.decode_tokens_per_s);
         }

@@ -61,7 +61,7 @@ pub(crate) fn alternate(
     let mut swapped = Swapped::default();
     for i in 0..WARM_UP + requests {
         let model = &models[(i + 1) % models.len()];
-        let summary = session.generate(model, n_prompt, tokens)?.summary;
+        let summary = session.generate(model, n_prompt, tokens)?;
         if i >= WARM_UP {
             swapped.ttfts.push(summary.ttft.as_secs_f64());
             swapped.uploads.push(summary.cache.uploaded_bytes as f64);
@@ -93,10 +93,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let n_prompt = usize::from(options.prompt);
     session.generate(&models[0], n_prompt, options.tokens)?;
-    let outcome = session.generate(&models[0], n_prompt, options.tokens)?;
+    let summary = session.generate(&models[0], n_prompt, options.tokens)?;
     let weights = session.resident_bytes("one") as f64;
-    let resident = outcome.summary.ttft.as_secs_f64() * 1e3;
-    session.set_budget((weights * options.models) as u64 + outcome.overhead_bytes)?;
+    let resident = summary.ttft.as_secs_f64() * 1e3;
+    session.set_budget((weights * options.models) as u64 + summary.cache.block_bytes)?;
 
     let lengths = (n_prompt, options.tokens);
     let swapped = alternate(&mut session, &models, lengths, options.requests.into())?;

@@ -23,6 +23,29 @@ const OUTPUT_ROWS_MAX: u64 = 16;
 /// Tokens of a prompt in one pass while other requests run too, so that they wait less.
 const SHARED_CHUNK: usize = 128;
 
+/// Tokens of a pass below which a want of room makes no prompt's passes: it would read all weights for less and less.
+const TIGHT_CHUNK: usize = 16;
+
+/// How much scratch some requests are to have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scratch {
+    /// Enough for passes of the length that is worth its bytes.
+    Usual,
+    /// Less where the KV leaves less, down to passes of [`TIGHT_CHUNK`] tokens.
+    Tight,
+}
+
+/// The room in which a request runs.
+#[derive(Clone, Copy)]
+struct Room {
+    /// Bytes of the budget.
+    budget: u64,
+    /// What of it is left beside all but scratch.
+    spare: u64,
+    /// Whether nothing else runs.
+    alone: bool,
+}
+
 /// What the cache needs at the least for some requests, in bytes.
 struct Need {
     /// The KV of all positions that they are promised.
@@ -53,11 +76,14 @@ impl Engine {
             let Some(task) = self.waiting.front() else {
                 return;
             };
-            let (need, budget) = (self.need_with(task), self.budget());
-            if need > budget {
-                if !self.running.is_empty() {
+            let budget = self.budget();
+            if !self.running.is_empty() {
+                // Nobody's passes become shorter for the sake of one who can wait.
+                let all = self.running.iter().chain([task]);
+                if self.need(all, budget, Scratch::Usual).total() > budget {
                     return;
                 }
+            } else if self.need_with(task) > budget {
                 let mut task = self.waiting.pop_front().expect("looked at above");
                 if !self.shrink_promise(&mut task) {
                     let error = self.never_fits(&task);
@@ -111,25 +137,50 @@ impl Engine {
 
     /// What the cache needs at the least for the running requests and one more.
     pub(crate) fn need_with(&self, task: &Task) -> u64 {
-        self.need(self.running.iter().chain([task])).total()
+        self.need_with_in(task, self.budget())
     }
 
-    /// What the cache needs at the least for one request.
-    pub(crate) fn need_alone(&self, task: &Task) -> u64 {
-        self.need([task].into_iter()).total()
+    /// The same in another budget. A need above the budget is what there would have to be.
+    pub(crate) fn need_with_in(&self, task: &Task, budget: u64) -> u64 {
+        let all = self.running.iter().chain([task]);
+        self.need(all, budget, Scratch::Tight).total()
     }
 
-    /// What the cache needs at the least for the running requests.
-    pub(crate) fn need_of_running(&self) -> u64 {
-        self.need(self.running.iter()).total()
+    /// What the cache needs at the least for one request in a budget.
+    pub(crate) fn need_alone_in(&self, task: &Task, budget: u64) -> u64 {
+        self.need([task].into_iter(), budget, Scratch::Tight)
+            .total()
     }
 
-    fn need<'a>(&'a self, tasks: impl Iterator<Item = &'a Task> + Clone) -> Need {
+    /// The smallest budget of at least `wanted` bytes in which the running requests can go on.
+    pub(crate) fn room_for_running(&self, wanted: u64) -> u64 {
+        let mut budget = wanted;
+        loop {
+            let need = self.need(self.running.iter(), budget, Scratch::Tight);
+            if need.total() <= budget {
+                return budget;
+            }
+            // In a larger budget passes may be longer, up to a length, so this comes to an end.
+            budget = need.total();
+        }
+    }
+
+    fn need<'a>(
+        &'a self,
+        tasks: impl Iterator<Item = &'a Task> + Clone,
+        budget: u64,
+        scratch: Scratch,
+    ) -> Need {
         let mut need = self.need_beside_scratch(tasks.clone());
-        let spare = self.budget().saturating_sub(need.beside_scratch());
+        let spare = budget.saturating_sub(need.beside_scratch());
         for task in tasks {
             // What it would take alone; beside others it takes less.
-            let (rows, outputs) = self.rows(task, Some(spare));
+            let room = Room {
+                budget,
+                spare,
+                alone: true,
+            };
+            let (rows, outputs) = self.rows(task, room, scratch);
             let scratch = self.scratch_bytes(task.model, rows.min(task.ahead()), outputs);
             need.scratch = need.scratch.max(scratch);
         }
@@ -166,7 +217,7 @@ impl Engine {
 
     /// Why a request that nothing runs beside can never run. The parts are those of the sum.
     fn never_fits(&self, task: &Task) -> Error {
-        let need = self.need([task].into_iter());
+        let need = self.need([task].into_iter(), self.budget(), Scratch::Tight);
         Error::Precondition(format!(
             "the request needs {} bytes of the cache and its budget is {}: {} for the KV of {} tokens, {} for scratch, {} \
              for the largest segment of '{}', {} pinned, {} for the device's own staging; ask for fewer tokens, unpin, or \
@@ -189,37 +240,42 @@ impl Engine {
 
     /// Rows of the next pass of a request that is not among the running ones, and rows of logits.
     pub(crate) fn rows_of_step(&self, task: &Task) -> (usize, u64) {
-        let spare = self.running.is_empty().then(|| {
-            let taken = self.need_beside_scratch([task].into_iter());
-            self.budget().saturating_sub(taken.beside_scratch())
-        });
-        let (rows, outputs) = self.rows(task, spare);
+        let taken = self.need_beside_scratch(self.running.iter().chain([task]));
+        let budget = self.budget();
+        let room = Room {
+            budget,
+            spare: budget.saturating_sub(taken.beside_scratch()),
+            alone: self.running.is_empty(),
+        };
+        let (rows, outputs) = self.rows(task, room, Scratch::Tight);
         (rows.min(task.ahead()), outputs)
     }
 
-    /// Rows of a pass of this request, and rows of logits. `spare` is what of the budget is left beside all but scratch if
-    /// it is alone: of a model that does not fit, each pass uploads what is absent, and passes that are longer and fewer are
-    /// worth some of it. Without, others run too.
-    fn rows(&self, task: &Task, spare: Option<u64>) -> (usize, u64) {
-        let budget = self.budget();
+    /// Rows of a pass of this request, and rows of logits.
+    fn rows(&self, task: &Task, room: Room, scratch: Scratch) -> (usize, u64) {
         let outputs = match task.work {
             Work::Generate(_) => 1,
             Work::Score(_) => {
                 let row = u64::from(task.loaded.model().hparams().n_vocab) * 4;
-                (budget / 32 / row).clamp(1, OUTPUT_ROWS_MAX)
+                (room.budget / 32 / row).clamp(1, OUTPUT_ROWS_MAX)
             }
         };
         let most = self.prefill_chunk.get();
-        let (mut rows, mut scratch_max) = (most, budget / 8);
-        match spare {
-            None => rows = rows.min(SHARED_CHUNK),
-            Some(spare) if !self.residency.cache.fits(task.model) => {
-                scratch_max = scratch_max.max(spare / 2);
-            }
-            Some(_) => {}
+        let (mut rows, mut scratch_max) = (most, room.budget / 8);
+        if !room.alone {
+            rows = rows.min(SHARED_CHUNK);
+        } else if !self.residency.cache.fits(task.model) {
+            // Each pass uploads what is absent: longer and fewer ones are worth some of the room.
+            scratch_max = scratch_max.max(room.spare / 2);
         }
-        while rows > 1 && self.scratch_bytes(task.model, rows, outputs) > scratch_max {
+        let takes = |rows| self.scratch_bytes(task.model, rows, outputs);
+        while rows > 1 && takes(rows) > scratch_max {
             rows /= 2;
+        }
+        if scratch == Scratch::Tight {
+            while rows / 2 >= TIGHT_CHUNK && takes(rows) > room.spare {
+                rows /= 2;
+            }
         }
         (rows, outputs)
     }

@@ -192,6 +192,8 @@ pub struct RequestCacheUse {
     pub misses: u64,
     /// Bytes uploaded.
     pub uploaded_bytes: u64,
+    /// Most bytes that its KV and the scratch of its passes took beside segments.
+    pub block_bytes: u64,
 }
 
 /// A request for log-probabilities.

@@ -286,7 +286,7 @@ impl Engine {
         let wanted = budget_bytes(budget, self.residency.device.info().memory_bytes)?;
         let before = self.residency.cache.stats().total.counters.evicted_bytes;
         // Running work keeps what it needs; the rest of the way is gone as it ends.
-        let now = wanted.max(self.need_of_running());
+        let now = self.room_for_running(wanted);
         self.budget_wanted = (now > wanted).then_some(wanted);
         let above = match self.residency.set_budget(now) {
             Err(_) if self.residency.take_refused().is_some() => {
@@ -307,7 +307,7 @@ impl Engine {
     /// After releases: goes on with a shrink that running work held up.
     pub(crate) fn settle(&mut self) {
         if let Some(wanted) = self.budget_wanted {
-            let now = wanted.max(self.need_of_running());
+            let now = self.room_for_running(wanted);
             if let Err(error) = self.residency.set_budget(now) {
                 self.lost = Some(error.to_string());
             }

@@ -191,10 +191,9 @@ impl Engine {
         let done = self.residency.pin(model, &segments, pinned);
         if pinned {
             // What runs must go on, and the next request must be able to begin.
-            let need = self
-                .need_of_running()
-                .max(self.residency.pinned_bytes() + self.residency.largest_unpinned(model));
             let budget = self.residency.budget();
+            let next = self.residency.pinned_bytes() + self.residency.largest_unpinned(model);
+            let need = self.room_for_running(next);
             if done.is_err() || need > budget {
                 self.residency.pin(model, &segments, false)?;
                 done?;

@@ -46,9 +46,10 @@ impl Engine {
             return Err(error);
         };
         self.free_scratch();
-        let (before, need) = (self.budget(), self.need_with(task));
+        let before = self.budget();
         let after = less(before, refused, task.refusals);
-        let (alone, name) = (self.need_alone(task), task.loaded.name());
+        let need = self.need_with_in(task, after);
+        let (alone, name) = (self.need_alone_in(task, after), task.loaded.name());
         let free = self.residency.device.free_bytes().unwrap_or(0);
         let numbers = format!(
             "the driver refuses memory ({error}); {free} bytes are free; of the budget of {before} bytes {after} would be \
@@ -84,9 +85,9 @@ impl Engine {
             return Err(error);
         };
         self.free_scratch();
-        let (before, need) = (self.budget(), self.need_of_running());
+        let before = self.budget();
         let after = less(before, refused, 0);
-        if after < need.max(before / 2) {
+        if after < self.room_for_running(after).max(before / 2) {
             return Err(Error::Precondition(format!(
                 "the driver refuses memory ({error}); of the budget of {before} bytes {after} would be left, too little \
                  for a preload; end other users of the device's memory"

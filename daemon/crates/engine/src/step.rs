@@ -61,6 +61,8 @@ impl Engine {
         let kv_layout = self.entry(task.model).kv;
         task.kv
             .grow(&mut self.residency, task.model, &kv_layout, end)?;
+        let blocks = crate::kv::bytes_for(&kv_layout, end) + self.scratch.map_or(0, |s| s.1);
+        task.counts.block_bytes = task.counts.block_bytes.max(blocks);
         self.set_angles(task.model, task.n_past as u32, n_tokens)?;
         embed::rows(
             &task.loaded,

@@ -278,8 +278,8 @@ fn least_budget(bench: &Bench, path: &Path) -> Result<u64> {
     let (model, _) = session.load("main", path)?;
     let fixed = session.engine.snapshot().cache.resident_bytes;
     let prompt = *bench.plan.prefills.iter().min().context("no prompts")?;
-    let outcome = session.generate(&model, prompt, bench.plan.decode_streamed)?;
-    let least = session.largest_segment(&model)? + outcome.overhead_bytes + fixed;
+    let summary = session.generate(&model, prompt, bench.plan.decode_streamed)?;
+    let least = session.largest_segment(&model)? + summary.cache.block_bytes + fixed;
     session.end()?;
     Ok(least)
 }

@@ -41,7 +41,7 @@ pub(crate) fn child(options: &Options) -> Result<()> {
     let mut session = Session::start(options.device, None, Policy::Belady, None)?;
     let start_ms = begin.elapsed().as_secs_f64() * 1e3;
     let (model, load) = session.load("first", &options.model)?;
-    let summary = session.generate(&model, 4, 1)?.summary;
+    let summary = session.generate(&model, 4, 1)?;
     let first = First {
         start_ms,
         load_ms: load.as_secs_f64() * 1e3,
