@@ -1,0 +1,97 @@
+//! Many requests in budgets that hold a small part of their models: whatever is begun comes to its end, with the text of
+//! a roomy budget.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod requests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use requests::{chat, engine, load, run};
+use rocmforge_engine::api::{Budget, GenerateEvent, GenerateRequest};
+use rocmforge_engine::{Error, Events, LoadedModel};
+
+/// Budgets that were tried, each with [`REQUESTS`] requests at once.
+const BUDGETS: usize = 24;
+const REQUESTS: usize = 12;
+
+/// Positions of a request at most.
+const N_CTX: u32 = 600;
+
+fn request(
+    model: &Arc<LoadedModel>,
+    repeats: usize,
+    max_tokens: Option<u32>,
+    n_ctx: u32,
+) -> GenerateRequest {
+    GenerateRequest {
+        max_tokens,
+        n_ctx: Some(n_ctx),
+        ..chat(model, &"Name the capital city of Turkey. ".repeat(repeats))
+    }
+}
+
+/// The tokens, or why there are none.
+async fn tokens(mut events: Events<GenerateEvent>) -> Result<Vec<u32>, Error> {
+    let mut tokens = Vec::new();
+    loop {
+        match events.next().await.expect("an end") {
+            GenerateEvent::Piece { ids, .. } => tokens.extend(ids),
+            GenerateEvent::Done(_) => return Ok(tokens),
+            GenerateEvent::Failed(error) => return Err(error),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_begun_in_a_tight_budget_ends_with_the_text_of_a_roomy_one() {
+    let roomy = engine(Budget::Bytes(64 << 20));
+    let tight = engine(Budget::Bytes(64 << 20));
+    let files = ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"];
+    let mut models = Vec::new();
+    for file in files {
+        models.push((
+            load(&roomy, file, file).await,
+            load(&tight, file, file).await,
+        ));
+    }
+    let mut rng = StdRng::seed_from_u64(7);
+    let mut texts: HashMap<(usize, usize), Vec<u32>> = HashMap::new();
+    let (mut done, mut refused) = (0, 0);
+    for _ in 0..BUDGETS {
+        let budget = rng.random_range(700 << 10..3200 << 10);
+        tight.set_budget(Budget::Bytes(budget)).await.unwrap();
+        let mut asked = Vec::new();
+        for _ in 0..REQUESTS {
+            let (model, repeats) = (rng.random_range(0..2), 5 * rng.random_range(0..8) + 1);
+            let max_tokens = rng.random_bool(0.5).then(|| rng.random_range(1..200));
+            let request = request(&models[model].1, repeats, max_tokens, N_CTX);
+            let events = tight.generate(request).unwrap();
+            asked.push(((model, repeats), max_tokens, tokio::spawn(tokens(events))));
+        }
+        for (prompt, max_tokens, answer) in asked {
+            let answer = match answer.await.unwrap() {
+                Ok(answer) => answer,
+                Err(Error::Precondition(_)) => {
+                    refused += 1;
+                    continue;
+                }
+                Err(error) => panic!("begun and not ended in {budget} bytes: {error}"),
+            };
+            done += 1;
+            let (model, repeats) = prompt;
+            if !texts.contains_key(&prompt) {
+                let all = request(&models[model].0, repeats, None, N_CTX);
+                texts.insert(prompt, run(&roomy, all).await.1);
+            }
+            let expected = &texts[&prompt];
+            let n = max_tokens.map_or(expected.len(), |max| expected.len().min(max as usize));
+            assert_eq!(answer, expected[..n], "{prompt:?} in {budget} bytes");
+        }
+    }
+    println!("{done} came to their end, {refused} were refused");
+    assert!(done > 2 * refused && refused > 0, "{done}, {refused}");
+}
