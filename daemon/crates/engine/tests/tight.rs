@@ -6,6 +6,7 @@
 mod requests;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use rand::rngs::StdRng;
@@ -83,11 +84,13 @@ async fn what_is_begun_in_a_tight_budget_ends_with_the_text_of_a_roomy_one() {
             };
             done += 1;
             let (model, repeats) = prompt;
-            if !texts.contains_key(&prompt) {
-                let all = request(&models[model].0, repeats, None, N_CTX);
-                texts.insert(prompt, run(&roomy, all).await.1);
-            }
-            let expected = &texts[&prompt];
+            let expected = match texts.entry(prompt) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => {
+                    let all = request(&models[model].0, repeats, None, N_CTX);
+                    new.insert(run(&roomy, all).await.1)
+                }
+            };
             let n = max_tokens.map_or(expected.len(), |max| expected.len().min(max as usize));
             assert_eq!(answer, expected[..n], "{prompt:?} in {budget} bytes");
         }
