@@ -438,47 +438,6 @@ async fn a_long_prompt_in_a_small_budget_takes_few_passes() {
     assert_eq!(ids, roomy);
 }
 
-/// A prompt whose KV leaves next to nothing for scratch is computed in shorter passes, not refused.
-#[tokio::test]
-async fn a_prompt_whose_kv_takes_most_of_the_budget_is_computed_in_shorter_passes() {
-    let engine = engine(Budget::Bytes(64 << 20));
-    let model = load(&engine, QWEN, "m").await;
-    let request = || GenerateRequest {
-        max_tokens: Some(8),
-        ..chat(&model, &"Name the capital city of Turkey. ".repeat(300))
-    };
-    let (_, roomy, _) = run(&engine, request()).await;
-    // The smallest budget in which it runs, to 64 KiB.
-    let (mut refused, mut runs) = (0, 64 << 20);
-    while runs - refused > 64 << 10 {
-        let between = (refused + runs) / 2;
-        engine.set_budget(Budget::Bytes(between)).await.unwrap();
-        let mut events = engine.generate(request()).unwrap();
-        let starts = until(&engine, "a start", |e| e.snapshot().running == 1);
-        tokio::select! {
-            () = starts => runs = between,
-            Err(error) = end(&mut events) => {
-                assert!(matches!(error, Error::Precondition(_)), "{error}");
-                refused = between;
-            }
-        }
-        drop(events);
-        until(&engine, "its end", |e| e.snapshot().running == 0).await;
-    }
-    engine.set_budget(Budget::Bytes(runs)).await.unwrap();
-    let (_, ids, summary) = run(&engine, request()).await;
-    assert_eq!(ids, roomy);
-    // Chunks that take an eighth of the budget have 32 tokens here.
-    let segments = model.model().segments().len() as u64;
-    let passes = (summary.cache.hits + summary.cache.misses) / segments;
-    let tokens = request().prompt.len() as u64;
-    println!("{tokens} tokens in {passes} passes, budget {runs}");
-    assert!(
-        tokens > 2000 && passes > tokens / 32 + 16,
-        "{tokens}, {passes}"
-    );
-}
-
 #[tokio::test]
 async fn a_drain_lets_running_requests_end_and_takes_no_others() {
     let engine = engine(Budget::Bytes(64 << 20));

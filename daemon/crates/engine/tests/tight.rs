@@ -8,12 +8,13 @@ mod requests;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use requests::{chat, engine, load, run};
 use rocmforge_engine::api::{Budget, GenerateEvent, GenerateRequest};
-use rocmforge_engine::{Error, Events, LoadedModel};
+use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel};
 
 /// Budgets that were tried, each with [`REQUESTS`] requests at once.
 const BUDGETS: usize = 24;
@@ -36,7 +37,7 @@ fn request(
 }
 
 /// The tokens, or why there are none.
-async fn tokens(mut events: Events<GenerateEvent>) -> Result<Vec<u32>, Error> {
+async fn tokens(events: &mut Events<GenerateEvent>) -> Result<Vec<u32>, Error> {
     let mut tokens = Vec::new();
     loop {
         match events.next().await.expect("an end") {
@@ -70,8 +71,12 @@ async fn what_is_begun_in_a_tight_budget_ends_with_the_text_of_a_roomy_one() {
             let (model, repeats) = (rng.random_range(0..2), 5 * rng.random_range(0..8) + 1);
             let max_tokens = rng.random_bool(0.5).then(|| rng.random_range(1..200));
             let request = request(&models[model].1, repeats, max_tokens, N_CTX);
-            let events = tight.generate(request).unwrap();
-            asked.push(((model, repeats), max_tokens, tokio::spawn(tokens(events))));
+            let mut events = tight.generate(request).unwrap();
+            asked.push((
+                (model, repeats),
+                max_tokens,
+                tokio::spawn(async move { tokens(&mut events).await }),
+            ));
         }
         for (prompt, max_tokens, answer) in asked {
             let answer = match answer.await.unwrap() {
@@ -97,4 +102,57 @@ async fn what_is_begun_in_a_tight_budget_ends_with_the_text_of_a_roomy_one() {
     }
     println!("{done} came to their end, {refused} were refused");
     assert!(done > 2 * refused && refused > 0, "{done}, {refused}");
+}
+
+async fn until(engine: &EngineHandle, what: &str, condition: impl Fn(&EngineHandle) -> bool) {
+    let begin = Instant::now();
+    while !condition(engine) {
+        assert!(
+            begin.elapsed() < Duration::from_secs(30),
+            "{what} did not come: {:?}",
+            engine.snapshot()
+        );
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// A prompt whose KV leaves next to nothing for scratch is computed in shorter passes, not refused.
+#[tokio::test]
+async fn a_prompt_whose_kv_takes_most_of_the_budget_is_computed_in_shorter_passes() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load(&engine, "tiny-qwen3-Q8_0.gguf", "m").await;
+    let request = || GenerateRequest {
+        max_tokens: Some(8),
+        ..chat(&model, &"Name the capital city of Turkey. ".repeat(300))
+    };
+    let (_, roomy, _) = run(&engine, request()).await;
+    // The smallest budget in which it runs, to 64 KiB.
+    let (mut refused, mut runs) = (0, 64 << 20);
+    while runs - refused > 64 << 10 {
+        let between = (refused + runs) / 2;
+        engine.set_budget(Budget::Bytes(between)).await.unwrap();
+        let mut events = engine.generate(request()).unwrap();
+        let starts = until(&engine, "a start", |e| e.snapshot().running == 1);
+        tokio::select! {
+            () = starts => runs = between,
+            Err(error) = tokens(&mut events) => {
+                assert!(matches!(error, Error::Precondition(_)), "{error}");
+                refused = between;
+            }
+        }
+        drop(events);
+        until(&engine, "its end", |e| e.snapshot().running == 0).await;
+    }
+    engine.set_budget(Budget::Bytes(runs)).await.unwrap();
+    let (_, ids, summary) = run(&engine, request()).await;
+    assert_eq!(ids, roomy);
+    // Chunks that take an eighth of the budget have 32 tokens here.
+    let segments = model.model().segments().len() as u64;
+    let passes = (summary.cache.hits + summary.cache.misses) / segments;
+    let tokens = request().prompt.len() as u64;
+    println!("{tokens} tokens in {passes} passes, budget {runs}");
+    assert!(
+        tokens > 2000 && passes > tokens / 32 + 16,
+        "{tokens}, {passes}"
+    );
 }
