@@ -15,19 +15,17 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// As `gpu::units::AMD_TARGETS`.
-const TARGETS: &str =
-    "gfx906,gfx908,gfx90a,gfx942,gfx950,gfx1030,gfx1100,gfx1101,gfx1151,gfx1200,gfx1201";
+/// As `gpu::units::AMD_TARGETS` and `AMD_GENERIC_TARGETS`.
+const TARGETS: &str = "gfx906,gfx908,gfx90a,gfx942,gfx950,gfx1030,gfx1100,gfx1101,gfx1151,gfx1200,gfx1201,gfx9-generic,gfx9-4-generic,gfx10-1-generic,gfx10-3-generic,gfx11-generic,gfx12-generic";
 
 /// As `gpu::units::CLANG_OPTIONS`.
-const OPTIONS: [&str; 9] = [
+const OPTIONS: [&str; 8] = [
     "-x",
     "hip",
     "--offload-device-only",
     "--no-gpu-bundle-output",
     "-nogpuinc",
     "-nogpulib",
-    "-mcode-object-version=5",
     "-std=c++17",
     "-O3",
 ];
@@ -118,6 +116,9 @@ fn compile_all(clang: &str, version: &str, out: &Path) -> Vec<Job> {
         for target in targets.split(',').map(str::trim).filter(|t| !t.is_empty()) {
             let mut args: Vec<String> = OPTIONS.iter().map(|&o| o.to_owned()).collect();
             args.push(format!("--offload-arch={target}"));
+            // As `gpu::units::object_version`.
+            let version = if target.ends_with("-generic") { 6 } else { 5 };
+            args.push(format!("-mcode-object-version={version}"));
             args.extend(definitions.iter().cloned());
             args.push(hip.join(source).display().to_string());
             let mut hash = DefaultHasher::new();

@@ -12,6 +12,9 @@ use rocmforge_proto::v1::models_client::ModelsClient;
 use rocmforge_proto::v1::server_client::ServerClient;
 use rocmforge_proto::v1::*;
 use tonic::transport::Channel;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::connect::connect;
 use crate::{Error, Events, GenerateEvents, LoadEvents, PreloadEvents};
@@ -25,6 +28,7 @@ pub struct Client {
     inference: InferenceClient<Channel>,
     cache: CacheClient<Channel>,
     server: ServerClient<Channel>,
+    health: HealthClient<Channel>,
 }
 
 /// Calls `$self.$service.$method($request)` and gives the answer's message.
@@ -65,6 +69,7 @@ impl Client {
             inference: service!(InferenceClient),
             cache: service!(CacheClient),
             server: service!(ServerClient),
+            health: HealthClient::new(channel.clone()),
             socket,
         })
     }
@@ -188,6 +193,22 @@ impl Client {
         call!(
             self.cache.set_policy(SetPolicyRequest { policy }),
             "Cache.SetPolicy"
+        )
+    }
+
+    /// Whether the daemon serves: `false` while it drains, and once its device is
+    /// lost.
+    pub async fn is_serving(&self) -> Result<bool, Error> {
+        let request = HealthCheckRequest::default();
+        let answer = call!(self.health.check(request), "Health.Check")?;
+        Ok(answer.status() == ServingStatus::Serving)
+    }
+
+    /// The GGUF files below the daemon's model directories.
+    pub async fn list_files(&self) -> Result<ListFilesResponse, Error> {
+        call!(
+            self.models.list_files(ListFilesRequest {}),
+            "Models.ListFiles"
         )
     }
 

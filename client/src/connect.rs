@@ -1,6 +1,7 @@
 //! Finding the daemon's socket and putting a gRPC channel on it.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use rocmforge_proto::socket_candidates;
@@ -9,6 +10,11 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
 use crate::{Attempt, Error};
+
+/// How often the daemon is asked whether it lives, while it has a request.
+const PING_EVERY: Duration = Duration::from_secs(10);
+/// How long it may take to say so.
+const PING_WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// Opens a channel to the daemon at `path`, or at the first of
 /// [`socket_candidates`] where one answers; returns where that was.
@@ -43,6 +49,9 @@ async fn channel(path: PathBuf, stream: UnixStream) -> Result<Channel, Error> {
     });
     // The authority is for HTTP/2's sake; the connector looks at the path only.
     Endpoint::from_static("http://rocmforged")
+        // A daemon that is stopped or hangs answers no ping; one that computes does.
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_WAIT_MAX)
         .connect_with_connector(connector)
         .await
         .map_err(|source| Error::Handshake { path, source })

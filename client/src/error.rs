@@ -1,6 +1,7 @@
 //! Everything that can go wrong between a caller and the daemon.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,11 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 #[non_exhaustive]
 pub enum Error {
     /// No daemon answered at any of the paths.
-    #[error(
-        "no daemon listens ({}); start one with `rocmforged`, or name its socket with --socket or \
-         ROCMFORGE_SOCKET",
-        Listed(.tried)
-    )]
+    #[error("{}", Unreached(.tried))]
     NoDaemon {
         /// The paths that were tried, in order; never empty.
         tried: Vec<Attempt>,
@@ -30,7 +27,10 @@ pub enum Error {
         source: tonic::transport::Error,
     },
     /// The connection broke while a request was on it.
-    #[error("{rpc}: the daemon closed the connection; see its log, restart it if need be")]
+    #[error(
+        "{rpc}: the daemon closed the connection, or gave no sign of life; see its log, restart it \
+         if need be"
+    )]
     ConnectionLost {
         /// Service and method, as "Models.Load".
         rpc: &'static str,
@@ -159,6 +159,35 @@ pub struct Attempt {
     pub path: PathBuf,
     /// Why it failed.
     pub error: std::io::Error,
+}
+
+/// Says why no daemon was reached, and what to do about it.
+struct Unreached<'a>(&'a [Attempt]);
+
+impl fmt::Display for Unreached<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let listed = Listed(self.0);
+        let met = |kind| self.0.iter().any(|attempt| attempt.error.kind() == kind);
+        if met(ErrorKind::PermissionDenied) {
+            write!(
+                f,
+                "the daemon's socket may not be used ({listed}); join the group that owns it, or name another \
+                 socket with --socket or ROCMFORGE_SOCKET"
+            )
+        } else if met(ErrorKind::WouldBlock) {
+            write!(
+                f,
+                "a daemon listens and takes no connection ({listed}); it hangs or has too many clients: try again, or \
+                 restart it"
+            )
+        } else {
+            write!(
+                f,
+                "no daemon listens ({listed}); start one with `rocmforged`, or name its socket with --socket or \
+                 ROCMFORGE_SOCKET"
+            )
+        }
+    }
 }
 
 /// Shows attempts as "/a.sock: connection refused; /b.sock: no such file".

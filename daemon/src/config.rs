@@ -5,21 +5,29 @@
 //! the message names the place.
 
 use std::fmt;
+use std::fs;
+use std::io::Read;
 use std::num::NonZeroUsize;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
+use nix::fcntl::OFlag;
 use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::{Budget, Policy};
 use serde::Deserialize;
-use tracing_subscriber::EnvFilter;
+
+use crate::roles::{Roles, Who};
+
+mod values;
+
+pub use values::parse_budget;
+use values::{device, integer, integer_u32, log_filter, policy, seconds, watchdog};
 
 /// Default of `--vram-budget`, in percent of the device's memory. On the host device the other half is for the page
 /// cache, which holds the file pages that uploads read.
 pub const BUDGET_DEFAULT_PERCENT: f64 = 50.0;
-/// Largest `--vram-budget` in bytes (one PiB): above it a typing error is more likely than the memory.
-pub const BUDGET_MAX_BYTES: u64 = 1 << 50;
 /// Most directories that `--model-dir` may name.
 pub const MODEL_DIRS_MAX: usize = 64;
 /// Largest `--threads`.
@@ -57,7 +65,7 @@ pub const CONFIG_FILE_MAX_BYTES: u64 = 1 << 20;
     name = "rocmforged",
     version,
     about = "Owns the device and serves GGUF models to local clients over a Unix socket.",
-    after_help = "Every flag but --config and --list-devices is also a key of the file, with _ for -; a flag wins over the file.\n\
+    after_help = "Every flag but --config, --check-config and --list-devices is also a key of the file, with _ for -; a flag wins over the file.\n\
                   With no --model-dir every load is refused: the daemon opens nothing that it was not told to."
 )]
 pub struct Flags {
@@ -80,7 +88,8 @@ pub struct Flags {
     /// Threads that compute on the host device [default: one a core]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<String>,
-    /// Log filter: a level, or directives like info,rocmforge_engine=debug [default: info]
+    /// Log filter: a level, or directives like info,rocmforge_engine=debug; management calls are logged at every level
+    /// unless audit=off is among them [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
     /// Longest context of a request in tokens [default: 131072]
@@ -101,6 +110,19 @@ pub struct Flags {
     /// Seconds that work of a GPU may take before the GPU counts as hung and the daemon ends [default: 30]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub watchdog: Option<String>,
+    /// Users and @groups that may use models: NAME, @NAME or *; repeatable [default: *]
+    #[arg(long, value_name = "WHO")]
+    pub use_by: Vec<String>,
+    /// Users and @groups that may load, unload, preload, pin and clear; they may use, too [default: as --use-by]
+    #[arg(long, value_name = "WHO")]
+    pub manage_by: Vec<String>,
+    /// Users and @groups that may change budget and policy; they may do all else, too
+    /// [default: as --manage-by]
+    #[arg(long, value_name = "WHO")]
+    pub admin_by: Vec<String>,
+    /// Check the settings and the model directories, and end
+    #[arg(long)]
+    pub check_config: bool,
     /// List the GPU drivers and devices that are found, and end
     #[arg(long)]
     pub list_devices: bool,
@@ -115,6 +137,8 @@ pub struct Config {
     pub device: DeviceChoice,
     /// Most device memory to hold.
     pub vram_budget: Budget,
+    /// Where that was given; `None` for the default.
+    pub vram_budget_origin: Option<Origin>,
     /// Directories below which models may be loaded, as given.
     pub model_dirs: Vec<PathBuf>,
     /// Threads of the host device; `None` is one a core.
@@ -133,6 +157,8 @@ pub struct Config {
     pub policy: Policy,
     /// How long work of a GPU may take.
     pub watchdog: Duration,
+    /// Who may do what.
+    pub roles: Roles,
 }
 
 /// Where a value came from.
@@ -156,12 +182,16 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is larger than a configuration is.
-    #[error("the configuration file {} (--config) has {bytes} bytes; at most {CONFIG_FILE_MAX_BYTES} are read", path.display())]
+    #[error("the configuration file {} (--config) has more than {CONFIG_FILE_MAX_BYTES} bytes; is it the right file?", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Its size.
-        bytes: u64,
+    },
+    /// It is a directory, a FIFO or a device, which may have no end.
+    #[error("the configuration file {} (--config) is not a regular file", path.display())]
+    NotAFile {
+        /// The file.
+        path: PathBuf,
     },
     /// The file is not TOML, or has an unknown key, or a value of a wrong type.
     #[error("the configuration file {} (--config) is not valid", path.display())]
@@ -217,13 +247,39 @@ impl Scalar {
     }
 }
 
+/// One path, or a list of them.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "expected a path, or a list of paths such as [\"/a\", \"/b\"]"
+)]
+enum PathList {
+    One(PathBuf),
+    Many(Vec<PathBuf>),
+}
+
+impl Default for PathList {
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
+}
+
+impl PathList {
+    fn into_paths(self) -> Vec<PathBuf> {
+        match self {
+            Self::One(path) => vec![path],
+            Self::Many(paths) => paths,
+        }
+    }
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct File {
     socket: Option<PathBuf>,
     device: Option<String>,
     vram_budget: Option<Scalar>,
-    model_dir: Vec<PathBuf>,
+    model_dir: PathList,
     threads: Option<Scalar>,
     log: Option<String>,
     n_ctx_max: Option<Scalar>,
@@ -232,6 +288,9 @@ struct File {
     drain_grace: Option<Scalar>,
     policy: Option<String>,
     watchdog: Option<Scalar>,
+    use_by: Option<Vec<String>>,
+    manage_by: Option<Vec<String>>,
+    admin_by: Option<Vec<String>>,
 }
 
 impl Config {
@@ -252,16 +311,29 @@ impl Config {
             Some(path) => path,
             None => default_socket,
         };
-        let model_dirs = settings.model_dirs(flags.model_dir, file.model_dir)?;
+        let model_dirs = settings.model_dirs(flags.model_dir, file.model_dir.into_paths())?;
         let get = |key, flag, scalar| settings.pick(key, flag, scalar);
+        let vram_budget = get("vram_budget", flags.vram_budget, text(file.vram_budget));
+        let vram_budget_origin = vram_budget.value.as_ref().map(|(_, origin)| origin.clone());
+        let use_by = settings
+            .who("use_by", flags.use_by, file.use_by)?
+            .unwrap_or_default();
+        // A higher role is never open to more than the one below it.
+        let manage_by = settings
+            .who("manage_by", flags.manage_by, file.manage_by)?
+            .unwrap_or_else(|| use_by.clone());
+        let admin_by = settings
+            .who("admin_by", flags.admin_by, file.admin_by)?
+            .unwrap_or_else(|| manage_by.clone());
         Ok(Self {
             socket,
             device: get("device", flags.device, file.device)
                 .parse(device)?
                 .unwrap_or(DeviceChoice::Auto),
-            vram_budget: get("vram_budget", flags.vram_budget, text(file.vram_budget))
+            vram_budget: vram_budget
                 .parse(parse_budget)?
                 .unwrap_or(Budget::Percent(BUDGET_DEFAULT_PERCENT)),
+            vram_budget_origin,
             model_dirs,
             threads: get("threads", flags.threads, text(file.threads))
                 .parse(|t| integer(t, 1, THREADS_MAX))?
@@ -296,7 +368,21 @@ impl Config {
             watchdog: get("watchdog", flags.watchdog, text(file.watchdog))
                 .parse(watchdog)?
                 .unwrap_or(rocmforge_engine::WATCHDOG_DEFAULT),
+            roles: Roles {
+                use_by,
+                manage_by,
+                admin_by,
+            },
         })
+    }
+
+    /// The budget is one that the device cannot have.
+    pub fn refuse_budget(&self, message: String) -> ConfigError {
+        ConfigError::Value {
+            key: "vram_budget",
+            origin: self.vram_budget_origin.clone().unwrap_or(Origin::Flag),
+            message,
+        }
     }
 }
 
@@ -305,14 +391,26 @@ fn read_file(path: &Path) -> Result<File, ConfigError> {
         path: path.to_owned(),
         source,
     };
-    let bytes = std::fs::metadata(path).map_err(read)?.len();
-    if bytes > CONFIG_FILE_MAX_BYTES {
-        return Err(ConfigError::TooLarge {
+    // A FIFO would be waited for, a device has no end.
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)
+        .map_err(read)?;
+    if !file.metadata().map_err(read)?.is_file() {
+        return Err(ConfigError::NotAFile {
             path: path.to_owned(),
-            bytes,
         });
     }
-    let text = std::fs::read_to_string(path).map_err(read)?;
+    let mut text = String::new();
+    file.take(CONFIG_FILE_MAX_BYTES + 1)
+        .read_to_string(&mut text)
+        .map_err(read)?;
+    if text.len() as u64 > CONFIG_FILE_MAX_BYTES {
+        return Err(ConfigError::TooLarge {
+            path: path.to_owned(),
+        });
+    }
     toml::from_str(&text).map_err(|source| ConfigError::Syntax {
         path: path.to_owned(),
         source: Box::new(source),
@@ -396,6 +494,27 @@ impl Settings {
         Ok(Some(path))
     }
 
+    /// Who has a role, where it is given.
+    fn who(
+        &self,
+        key: &'static str,
+        flags: Vec<String>,
+        file: Option<Vec<String>>,
+    ) -> Result<Option<Who>, ConfigError> {
+        let (entries, origin) = match (flags, file) {
+            (flags, _) if !flags.is_empty() => (flags, Origin::Flag),
+            (_, Some(entries)) => (entries, Origin::File(self.file.clone())),
+            (_, None) => return Ok(None),
+        };
+        Who::parse(&entries)
+            .map(Some)
+            .map_err(|message| ConfigError::Value {
+                key,
+                origin,
+                message,
+            })
+    }
+
     fn model_dirs(
         &self,
         flags: Vec<PathBuf>,
@@ -429,139 +548,5 @@ impl Settings {
             dirs.extend(self.path("model_dir", flag, file)?);
         }
         Ok(dirs)
-    }
-}
-
-fn device(text: &str) -> Result<DeviceChoice, String> {
-    match text {
-        "auto" => Ok(DeviceChoice::Auto),
-        "host" => Ok(DeviceChoice::Host),
-        _ => gpu(text).ok_or_else(|| {
-            format!("'{text}' is no device: auto, host, hip, hip:N, cuda or cuda:N")
-        }),
-    }
-}
-
-/// `hip`, `cuda`, each with or without `:N`.
-fn gpu(text: &str) -> Option<DeviceChoice> {
-    let (kind, ordinal) = match text.split_once(':') {
-        Some((kind, ordinal)) => (kind, ordinal.parse().ok()?),
-        None => (text, 0),
-    };
-    match kind {
-        "hip" => Some(DeviceChoice::Hip(ordinal)),
-        "cuda" => Some(DeviceChoice::Cuda(ordinal)),
-        _ => None,
-    }
-}
-
-fn policy(text: &str) -> Result<Policy, String> {
-    match text {
-        "pass-aware" => Ok(Policy::Belady),
-        "lru" => Ok(Policy::Lru),
-        _ => Err(format!("'{text}' is no policy: pass-aware or lru")),
-    }
-}
-
-fn log_filter(text: &str) -> Result<String, String> {
-    match EnvFilter::try_new(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!(
-            "'{text}' is no log filter ({error}): a level (error, warn, info, debug, trace) or directives such as \
-             info,rocmforge_engine=debug"
-        )),
-    }
-}
-
-fn integer(text: &str, min: u64, max: u64) -> Result<u64, String> {
-    match text.parse::<u64>() {
-        Ok(n) if (min..=max).contains(&n) => Ok(n),
-        _ => Err(format!(
-            "'{text}' is not a whole number from {min} to {max}"
-        )),
-    }
-}
-
-fn integer_u32(text: &str, max: u32) -> Result<u32, String> {
-    integer(text, 1, u64::from(max)).map(|n| n as u32)
-}
-
-/// Reads the watchdog's patience.
-fn watchdog(text: &str) -> Result<Duration, String> {
-    let range = WATCHDOG_MIN.as_secs_f64()..=WATCHDOG_MAX.as_secs_f64();
-    match text.parse::<f64>() {
-        Ok(s) if range.contains(&s) => Ok(Duration::from_secs_f64(s)),
-        _ => Err(format!(
-            "'{text}' is not a number of seconds from {} to {}",
-            range.start(),
-            range.end()
-        )),
-    }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let max = DRAIN_GRACE_MAX.as_secs();
-    match text.parse::<f64>() {
-        Ok(s) if s.is_finite() && (0.0..=DRAIN_GRACE_MAX.as_secs_f64()).contains(&s) => {
-            Ok(Duration::from_secs_f64(s))
-        }
-        _ => Err(format!(
-            "'{text}' is not a number of seconds from 0 to {max}"
-        )),
-    }
-}
-
-/// Reads a budget: `2147483648`, `2GiB`, `1.5G` (binary), `2GB` (decimal) or `80%`.
-///
-/// # Errors
-/// A message that says what is allowed.
-pub fn parse_budget(text: &str) -> Result<Budget, String> {
-    let wrong = || {
-        format!(
-            "'{text}' is no budget: bytes (2147483648), a size (512MiB, 2GiB, 1.5G; KB, MB and GB are decimal), or a \
-             share of the device's memory above 0% and at most 100% (80%)"
-        )
-    };
-    if let Some(share) = text.strip_suffix('%') {
-        let percent: f64 = share.trim().parse().map_err(|_| wrong())?;
-        // Also false for NaN.
-        return if percent > 0.0 && percent <= 100.0 {
-            Ok(Budget::Percent(percent))
-        } else {
-            Err(wrong())
-        };
-    }
-    let digits = text
-        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
-        .unwrap_or(text.len());
-    let (number, unit) = (&text[..digits], text[digits..].trim());
-    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        "t" | "tib" => 1 << 40,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "tb" => 1_000_000_000_000,
-        _ => return Err(wrong()),
-    };
-    let bytes = match number.parse::<u64>() {
-        Ok(n) => n.checked_mul(factor),
-        // A fraction of a byte is a typing error; 53 bits are exact far above the largest budget.
-        Err(_) if factor > 1 => number
-            .parse::<f64>()
-            .ok()
-            .map(|x| (x * factor as f64) as u64),
-        Err(_) => None,
-    };
-    match bytes {
-        Some(bytes) if (1..=BUDGET_MAX_BYTES).contains(&bytes) => Ok(Budget::Bytes(bytes)),
-        Some(0) => Err(wrong()),
-        Some(bytes) => Err(format!(
-            "'{text}' is {bytes} bytes; a budget has at most {BUDGET_MAX_BYTES}"
-        )),
-        None => Err(wrong()),
     }
 }

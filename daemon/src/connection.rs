@@ -1,48 +1,136 @@
-//! Accepted connections, bounded in number. Those above the bound wait in the socket's queue until one closes.
+//! Accepted connections, bounded in number and by user. Which of them makes room for another says [`table`].
+//!
+//! *Invariant:* a connection that does not begin to speak HTTP/2 within [`PREFACE_WAIT_MAX`] is closed; after that the
+//! server's own pings find out whether somebody is there.
+
+mod table;
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{Stream, stream};
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
+use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
-/// Connections that are open at once. Each takes a file descriptor, of which a process has 1024 where nobody raised it.
-pub const CONNECTIONS_MAX: usize = 512;
+use table::{Table, Ticket};
+
+/// Connections that are open at once, where the process may open four times as many files.
+pub const CONNECTIONS_MAX: usize = 2048;
+/// How long a client may take to send the first bytes of HTTP/2.
+const PREFACE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Bytes that a client sends first: `PRI * HTTP/2.0`, and what belongs to it.
+const PREFACE_BYTES: usize = 24;
 /// How long to wait after accepting failed, for want of descriptors or memory.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How often such a failure is logged.
+const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// An accepted connection, and its place among [`CONNECTIONS_MAX`].
+/// The process at the other end, as the kernel knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// Its user.
+    pub(crate) uid: u32,
+    /// Its first group.
+    pub(crate) gid: u32,
+    /// Its process, 0 if that lies outside of our namespace.
+    pub(crate) pid: i32,
+}
+
+impl Caller {
+    /// The user that stands for one that the kernel does not tell.
+    const NOBODY: u32 = 65_534;
+
+    fn of(stream: &UnixStream) -> Self {
+        match stream.peer_cred() {
+            Ok(peer) => Self {
+                uid: peer.uid(),
+                gid: peer.gid(),
+                pid: peer.pid().unwrap_or(0),
+            },
+            Err(_) => Self {
+                uid: Self::NOBODY,
+                gid: Self::NOBODY,
+                pid: 0,
+            },
+        }
+    }
+}
+
+/// What the services know of a connection.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    /// Who is there.
+    pub(crate) caller: Caller,
+    ticket: Ticket,
+}
+
+impl Peer {
+    /// Whether only health and status are answered, as all ordinary places are taken.
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.ticket.reserved
+    }
+
+    /// A call of this connection, until it is dropped.
+    pub(crate) fn call(self: &Arc<Self>) -> Call {
+        self.ticket.begin();
+        Call(Arc::clone(self))
+    }
+}
+
+/// A call that is under way.
+#[derive(Debug)]
+pub(crate) struct Call(Arc<Peer>);
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.ticket.end();
+    }
+}
+
+/// An accepted connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: UnixStream,
-    _place: OwnedSemaphorePermit,
+    peer: Arc<Peer>,
+    /// Says when to make room for another; `None` once it has.
+    closed: Option<oneshot::Receiver<()>>,
+    /// Bytes of the preface that are still to come, and until when.
+    preface: Option<(usize, Pin<Box<Sleep>>)>,
+}
+
+/// Ordinary connections that the limit of open files allows.
+fn connections_max() -> usize {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    usize::try_from(files / 4)
+        .unwrap_or(CONNECTIONS_MAX)
+        .clamp(1, CONNECTIONS_MAX)
 }
 
 /// The connections of a listener, without end. A failure to accept is logged and tried again.
 pub(crate) fn accept(listener: UnixListener) -> impl Stream<Item = io::Result<Connection>> {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    stream::unfold((listener, places), |(listener, places)| async move {
-        let place = Arc::clone(&places).acquire_owned().await.ok()?;
+    let table = Table::new(connections_max());
+    let state = (listener, table, None::<Instant>);
+    stream::unfold(state, |(listener, table, mut logged)| async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    return Some((
-                        Ok(Connection {
-                            stream,
-                            _place: place,
-                        }),
-                        (listener, places),
-                    ));
+                    let connection = Connection::new(stream, &table);
+                    return Some((Ok(connection), (listener, table, logged)));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
+                    // Descriptors are short: whoever does nothing makes room.
+                    table.close_one();
+                    if logged.is_none_or(|at| at.elapsed() > ACCEPT_LOG_EVERY) {
+                        logged = Some(Instant::now());
+                        tracing::warn!(%error, "cannot accept a connection");
+                    }
                     tokio::time::sleep(ACCEPT_RETRY).await;
                 }
             }
@@ -50,12 +138,49 @@ pub(crate) fn accept(listener: UnixListener) -> impl Stream<Item = io::Result<Co
     })
 }
 
+impl Connection {
+    fn new(stream: UnixStream, table: &Arc<Table>) -> Self {
+        let caller = Caller::of(&stream);
+        let (ticket, closed) = table.enter(caller);
+        if ticket.reserved {
+            tracing::debug!(
+                uid = caller.uid,
+                pid = caller.pid,
+                "all connections are busy; one more for health and status"
+            );
+        }
+        Self {
+            stream,
+            peer: Arc::new(Peer { caller, ticket }),
+            closed: Some(closed),
+            preface: Some((
+                PREFACE_BYTES,
+                Box::pin(tokio::time::sleep(PREFACE_WAIT_MAX)),
+            )),
+        }
+    }
+
+    /// Whether the connection has to end: it makes room for another, or its client does not begin to speak.
+    fn poll_ended(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+        let stays = self
+            .closed
+            .as_mut()
+            .is_some_and(|closed| Pin::new(closed).poll(cx).is_pending());
+        if !stays {
+            self.closed = None;
+            return Some(io::ErrorKind::ConnectionAborted.into());
+        }
+        let (_, until) = self.preface.as_mut()?;
+        let late = until.as_mut().poll(cx).is_ready();
+        late.then(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
 impl Connected for Connection {
-    /// The client's process and user, where the kernel tells them.
-    type ConnectInfo = Option<UCred>;
+    type ConnectInfo = Arc<Peer>;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.stream.peer_cred().ok()
+        Arc::clone(&self.peer)
     }
 }
 
@@ -65,7 +190,19 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        if let Some(error) = self.poll_ended(cx) {
+            return Poll::Ready(Err(error));
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let n = buf.filled().len() - before;
+        if let Some((left, _)) = &mut self.preface {
+            *left = left.saturating_sub(n);
+            if *left == 0 {
+                self.preface = None;
+            }
+        }
+        read
     }
 }
 

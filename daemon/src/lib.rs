@@ -6,9 +6,13 @@
 pub mod config;
 mod connection;
 pub mod devices;
+mod heartbeat;
 mod lifecycle;
+pub mod log;
 pub mod model_files;
+pub mod roles;
 mod rpc;
+pub mod signals;
 pub mod socket;
 
 pub use connection::CONNECTIONS_MAX;

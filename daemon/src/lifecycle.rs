@@ -20,12 +20,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_engine::EngineHandle;
+use rocmforge_tokenizer::Renderer;
 use sd_notify::NotifyState;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::connection;
 use crate::model_files::ModelDirs;
+use crate::roles::Roles;
 use crate::rpc::{self, Context, Health, Limits};
+use crate::{connection, heartbeat};
 
 /// How much longer than the grace period the engine may take to end: one pass of a large model.
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
@@ -43,8 +45,12 @@ pub struct ServeOptions {
     pub model_dirs: ModelDirs,
     /// What requests are held to.
     pub limits: Limits,
+    /// Who may do what.
+    pub roles: Roles,
     /// How long running requests may go on after the first stop.
     pub drain_grace: Duration,
+    /// What renders chat templates. They come with files, so that a daemon renders them in children.
+    pub templates: Renderer,
 }
 
 /// How serving ended.
@@ -91,6 +97,8 @@ pub async fn serve(
         engine.clone(),
         options.model_dirs,
         options.limits,
+        options.templates,
+        options.roles,
     ));
     let (health, health_service) = Health::new();
     health.set(true).await;
@@ -115,6 +123,7 @@ pub async fn serve(
     let cause = tokio::select! {
         _ = stops.recv() => None,
         error = follow(&engine, &context) => Some(error),
+        () = heartbeat::follow(&engine, &health) => None,
         ended = &mut server => Some(ServeError::Server(ended.ok().and_then(Result::err))),
     };
     context.drain();

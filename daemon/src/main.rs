@@ -1,27 +1,32 @@
 //! The daemon: owns the device and serves rocmforge.v1.
 //!
-//! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2 for settings that
-//! cannot be used, 3 when the device that was asked for cannot be used, 4 when the device was lost while serving.
+//! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2 for settings or limits
+//! of the process that cannot be used, 3 when the device that was asked for cannot be used, 4 when the device was lost
+//! while serving.
 
 #![forbid(unsafe_code)]
 
-use std::io::{self, IsTerminal};
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rocmforge_engine::EngineConfig;
 use rocmforge_engine::api::{Libraries, probe};
-use rocmforged::config::{Config, Flags};
+use rocmforge_engine::{EngineConfig, Error, Refusal};
+use rocmforge_tokenizer::{RenderLimits, Renderer};
+use rocmforged::config::{Config, ConfigError, Flags};
 use rocmforged::devices::FoundDriver;
-use rocmforged::model_files::ModelDirs;
+use rocmforged::log::Log;
+use rocmforged::model_files::{ModelDirError, ModelDirs};
+use rocmforged::signals;
 use rocmforged::socket::Socket;
 use rocmforged::{End, Limits, ServeError, ServeOptions};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
 
@@ -29,11 +34,16 @@ use tracing_subscriber::EnvFilter;
 const ASYNC_THREADS: usize = 2;
 /// File descriptors to ask for: one a connection, one a model file, and room.
 const DESCRIPTORS_WANTED: u64 = 4096;
+/// File descriptors without which there is no daemon: the runtime, the device, a few connections and model files.
+const DESCRIPTORS_MIN: u64 = 64;
 /// How long blocking work, which cannot be cancelled, may delay the end.
 const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// How long the end of a daemon that failed may take.
 const END_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How long the last lines of the log may hold up the end, where standard error takes nothing.
+const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     // Run-time compilers may abort: they run in a process of their own, which is this binary again.
@@ -41,6 +51,11 @@ fn main() -> ExitCode {
         return ExitCode::from(
             u8::try_from(rocmforge_kernels::gpu::compile::rtc_child_main()).unwrap_or(1),
         );
+    }
+    // Chat templates come with files and may crash or take all memory: likewise.
+    if std::env::args().nth(1).as_deref() == Some(rocmforge_tokenizer::RENDER_CHILD_ARGUMENT) {
+        let arguments = std::env::args().skip(2);
+        return ExitCode::from(rocmforge_tokenizer::render_child_main(arguments));
     }
     // Vendors' libraries may crash or hang while they look for cards: likewise.
     if let Some(rocmforged::devices::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
@@ -51,28 +66,35 @@ fn main() -> ExitCode {
     if flags.list_devices {
         return list_devices();
     }
+    let check_only = flags.check_config;
     let config = match Config::new(flags, rocmforged::default_socket_path()) {
         Ok(config) => config,
         Err(error) => return fail(&error.into(), 2),
     };
-    if let Err(error) = start_log(&config.log) {
-        return fail(&error, 2);
+    if check_only {
+        return match ModelDirs::new(&config.model_dirs) {
+            Ok(_) => ExitCode::SUCCESS,
+            Err(error) => fail(&error.into(), 2),
+        };
     }
-    let model_dirs = match ModelDirs::new(&config.model_dirs) {
-        Ok(dirs) => dirs,
-        Err(error) => return fail(&error.into(), 2),
+    let log = match start_log(&config.log) {
+        Ok(log) => log,
+        Err(error) => return fail(&error, 2),
     };
-    match run(&config, model_dirs) {
-        Ok(End::Drained) => ExitCode::SUCCESS,
+    let code = match serve(&config) {
+        Ok(End::Drained) => 0,
         Ok(End::Forced) => {
             tracing::warn!("ended before the running requests did");
-            ExitCode::FAILURE
+            1
         }
         Err(error) => {
             end_for_certain();
-            fail(&error, exit_code(&error))
+            log.line(&format!("rocmforged: {error:#}"));
+            exit_code(&error)
         }
-    }
+    };
+    log.flush(LOG_WAIT_MAX);
+    ExitCode::from(code)
 }
 
 /// Ends the process within [`END_WAIT_MAX`], whatever happens: the exit handlers of a vendor's library may wait for a
@@ -92,7 +114,10 @@ fn end_for_certain() {
 
 /// What a failure of the daemon ends with.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    if let Some(rocmforge_engine::Error::NoDevice(_)) = error.downcast_ref() {
+    if error.is::<ModelDirError>() || error.is::<TooFewDescriptors>() || error.is::<ConfigError>() {
+        return 2;
+    }
+    if let Some(Error::NoDevice(_)) = error.downcast_ref() {
         return 3;
     }
     match error.downcast_ref() {
@@ -105,36 +130,89 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 fn list_devices() -> ExitCode {
     let reports = probe(&Libraries::from_env());
     for report in &reports {
-        print!("{}", FoundDriver::from(report));
+        // A reader that has seen enough is no failure.
+        if write!(io::stdout(), "{}", FoundDriver::from(report)).is_err() {
+            break;
+        }
     }
     ExitCode::SUCCESS
 }
 
+/// Says why there is no daemon, before there is a log.
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
-    eprintln!("rocmforged: {error:#}");
+    // There is nobody else to tell when standard error does not take it.
+    let _ = writeln!(io::stderr(), "rocmforged: {error:#}");
     ExitCode::from(code)
 }
 
-fn start_log(filter: &str) -> anyhow::Result<()> {
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_new(filter)?)
-        .with_writer(io::stderr)
+/// Starts the log, through which panics speak, too: their usual words would wait for a stuck standard error.
+fn start_log(filter: &str) -> anyhow::Result<Log> {
+    let log = Log::stderr().context("cannot start the log")?;
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(log_filter(filter)?)
+        .with_writer(log.clone())
+        .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal());
     // The journal has its own clock.
     let started = match std::env::var_os("JOURNAL_STREAM") {
-        Some(_) => log.without_time().try_init(),
-        None => log.try_init(),
+        Some(_) => lines.without_time().try_init(),
+        None => lines.try_init(),
     };
-    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))
+    started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))?;
+    let words = log.clone();
+    std::panic::set_hook(Box::new(move |panic| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("unnamed").to_owned();
+        words.line(&format!("rocmforged: thread '{name}': {panic}"));
+        let trace = Backtrace::capture();
+        if trace.status() == BacktraceStatus::Captured {
+            trace.to_string().lines().for_each(|line| words.line(line));
+        }
+        // A second panic would abort the process with these words unwritten.
+        words.flush(LOG_WAIT_MAX);
+    }));
+    Ok(log)
 }
 
-fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
-    raise_descriptors();
+/// The filter, under which calls of management are written at every level unless it speaks of them itself.
+fn log_filter(filter: &str) -> anyhow::Result<EnvFilter> {
+    let parsed = EnvFilter::try_new(filter)?;
+    if filter.contains("audit") {
+        return Ok(parsed);
+    }
+    Ok(parsed.add_directive("audit=info".parse()?))
+}
+
+fn serve(config: &Config) -> anyhow::Result<End> {
+    let model_dirs = ModelDirs::new(&config.model_dirs)?;
+    raise_descriptors()?;
     if model_dirs.real().next().is_none() {
         tracing::warn!("no --model-dir is given: every load will be refused");
     }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(ASYNC_THREADS)
+        .max_blocking_threads(rocmforged::BLOCKING_THREADS)
+        .thread_name("rpc")
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
+    // Before the socket: a signal during the start must not leave its file behind.
+    let stops = {
+        let _context = runtime.enter();
+        signals::listen().context("cannot listen for signals")?
+    };
     // Before the engine, so that a second daemon is refused before it takes memory.
     let socket = Socket::acquire(&config.socket)?;
+    serve_on(config, model_dirs, runtime, stops, &socket)
+}
+
+fn serve_on(
+    config: &Config,
+    model_dirs: ModelDirs,
+    runtime: Runtime,
+    stops: mpsc::Receiver<()>,
+    socket: &Socket,
+) -> anyhow::Result<End> {
     let (engine, thread) = rocmforge_engine::start(EngineConfig {
         device: config.device,
         threads: config.threads,
@@ -146,15 +224,8 @@ fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
         watchdog: config.watchdog,
         ..EngineConfig::default()
     })
-    .context("cannot start the engine")?;
+    .map_err(|error| no_engine(config, error))?;
 
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(ASYNC_THREADS)
-        .max_blocking_threads(rocmforged::BLOCKING_THREADS)
-        .thread_name("rpc")
-        .enable_all()
-        .build()
-        .context("cannot start the async runtime")?;
     let snapshot = engine.snapshot();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -174,13 +245,13 @@ fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
             max_sequences: config.max_sequences.get() as u32,
             threads: threads.get() as u32,
         },
+        roles: config.roles.clone(),
         drain_grace: config.drain_grace,
+        templates: Renderer::with_children(None, RenderLimits::default()),
     };
     let listener = socket.listener().context("cannot share the socket")?;
-    let end = runtime.block_on(async {
-        let stops = stop_signals()?;
-        anyhow::Ok(rocmforged::serve(listener, engine, options, stops).await?)
-    });
+    let end = runtime
+        .block_on(async { anyhow::Ok(rocmforged::serve(listener, engine, options, stops).await?) });
     runtime.shutdown_timeout(BLOCKING_WAIT_MAX);
     if matches!(end, Ok(End::Drained)) {
         thread.join().context("the engine ended badly")?;
@@ -189,37 +260,48 @@ fn run(config: &Config, model_dirs: ModelDirs) -> anyhow::Result<End> {
     end
 }
 
-/// A message for each SIGTERM or SIGINT.
-fn stop_signals() -> anyhow::Result<mpsc::Receiver<()>> {
-    let mut term = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    // Only the first two matter.
-    let (sender, stops) = mpsc::channel(2);
-    tokio::spawn(async move {
-        loop {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            if sender.send(()).await.is_err() {
-                return;
-            }
-        }
-    });
-    Ok(stops)
+/// Why the engine does not start, with the setting or the limit that is behind it.
+fn no_engine(config: &Config, error: Error) -> anyhow::Error {
+    if let Error::Precondition(refusal @ Refusal::BudgetOutOfRange { .. }) = &error {
+        return config.refuse_budget(refusal.to_string()).into();
+    }
+    let limit = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);
+    let error = anyhow::Error::from(error).context("cannot start the engine");
+    if limit == RLIM_INFINITY {
+        return error;
+    }
+    error.context(format!(
+        "the address space of the process is limited to {limit} bytes (RLIMIT_AS, ulimit -v, LimitAS= in a unit), and a \
+         device reserves addresses for the whole of its memory; lift that limit, and bound the memory with \
+         --vram-budget or a control group"
+    ))
+}
+
+/// So few descriptors that the daemon would fail at its first steps.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the process may open {limit} files (RLIMIT_NOFILE), and needs {DESCRIPTORS_MIN}; raise the limit (ulimit -n, \
+     LimitNOFILE= in the unit)"
+)]
+struct TooFewDescriptors {
+    limit: u64,
 }
 
 /// Raises the soft limit of file descriptors towards what the connections and model files need.
-fn raise_descriptors() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
-        let wanted = DESCRIPTORS_WANTED.min(hard);
-        if soft < wanted {
-            setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
-        } else {
-            Ok(())
-        }
-    });
+fn raise_descriptors() -> anyhow::Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let wanted = DESCRIPTORS_WANTED.min(hard);
+    let raised = if soft < wanted {
+        setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
+    } else {
+        Ok(())
+    };
     if let Err(error) = raised {
         tracing::debug!(%error, "the limit of file descriptors stays as it is");
     }
+    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if limit < DESCRIPTORS_MIN {
+        return Err(TooFewDescriptors { limit }.into());
+    }
+    Ok(())
 }

@@ -13,8 +13,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use rocmforge_gguf::MappedFile;
+
+mod list;
+
+pub use list::{FILES_MAX, ModelFile};
 
 /// Longest path of a request in bytes, the system's own limit.
 pub const MODEL_PATH_MAX: usize = 4096;
@@ -94,6 +99,12 @@ pub enum ModelFileError {
         /// The path asked for.
         path: PathBuf,
     },
+    /// The process, or the system, has too many files open.
+    #[error("{} cannot be opened now: too many files are open; unload models, or raise the limit (ulimit -n, LimitNOFILE= in the unit)", path.display())]
+    TooManyFiles {
+        /// The path asked for.
+        path: PathBuf,
+    },
     /// A system call failed.
     #[error("{} cannot be opened: {message}", path.display())]
     Io {
@@ -113,6 +124,24 @@ impl fmt::Display for List<'_> {
             write!(f, "{separator}{}", path.display())?;
         }
         Ok(())
+    }
+}
+
+/// A failure that no other variant stands for.
+fn io_error(path: &Path, error: &io::Error) -> ModelFileError {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENAMETOOLONG) => ModelFileError::BadPath {
+            message:
+                "a part of the path is longer than the file system allows, 255 bytes as a rule"
+                    .to_owned(),
+        },
+        Some(Errno::EMFILE | Errno::ENFILE) => ModelFileError::TooManyFiles {
+            path: path.to_owned(),
+        },
+        _ => ModelFileError::Io {
+            path: path.to_owned(),
+            message: error.to_string(),
+        },
     }
 }
 
@@ -190,10 +219,7 @@ impl ModelDirs {
 
     /// `None` if the file was replaced between the look and the mapping.
     fn open_once(&self, path: &Path) -> Result<Option<MappedFile>, ModelFileError> {
-        let io_error = |error: io::Error| ModelFileError::Io {
-            path: path.to_owned(),
-            message: error.to_string(),
-        };
+        let io_error = |error: io::Error| io_error(path, &error);
         let mut options = OpenOptions::new();
         options
             .read(true)
@@ -244,6 +270,7 @@ impl ModelDirs {
             }
             // It was a regular file a moment ago, so that the name has been given to something else.
             Err(rocmforge_gguf::Error::NotRegular { .. }) => return Ok(None),
+            Err(rocmforge_gguf::Error::Io { source, .. }) => return Err(io_error(source)),
             Err(error) => {
                 return Err(ModelFileError::Io {
                     path: path.to_owned(),
@@ -295,10 +322,7 @@ impl ModelDirs {
                             }
                         }
                         io::ErrorKind::PermissionDenied => self.unreadable(path),
-                        _ => ModelFileError::Io {
-                            path: path.to_owned(),
-                            message: step_error.to_string(),
-                        },
+                        _ => io_error(path, &step_error),
                     };
                 }
             }
@@ -309,10 +333,7 @@ impl ModelDirs {
                 tried: vec![path.to_owned()],
             },
             io::ErrorKind::PermissionDenied => self.unreadable(path),
-            _ => ModelFileError::Io {
-                path: path.to_owned(),
-                message: error.to_string(),
-            },
+            _ => io_error(path, &error),
         }
     }
 

@@ -11,18 +11,19 @@
 //!
 //! *Invariants:* the socket is never open to others than its owner and group, not even between `bind` and `chmod`: the
 //! mode is set on the unbound socket, which the kernel copies to the file. Two daemons that start together cannot both
-//! take the path: the directory is locked from the look to the listen.
+//! take the path: a file beside it, which only its user can open, is locked from the look to the listen.
 
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use listenfd::ListenFd;
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
     socket, sockopt,
@@ -33,8 +34,10 @@ use nix::sys::stat::{Mode, fchmod};
 pub const SOCKET_MODE: u32 = 0o660;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 256;
-/// How long another process may hold the directory's lock before we give up.
-const DIR_LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Mode of the file that is locked while a daemon starts.
+const LOCK_MODE: u32 = 0o600;
+/// How long another process may hold that lock before we give up.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +50,7 @@ pub enum SocketError {
         /// What is wrong with it.
         message: String,
     },
-    /// Another process holds the directory's lock.
+    /// Another process of this user holds the lock.
     #[error("{} stays locked by another process that starts there; stop it, or choose another path with --socket", dir.display())]
     Locked {
         /// The directory.
@@ -161,7 +164,7 @@ impl Socket {
             }
         };
         let path_at_start = std::path::absolute(path).map_err(failed("find the directory of"))?;
-        let _lock = lock_directory(&path_at_start)?;
+        let _lock = lock_start(&path_at_start)?;
         remove_if_stale(&path_at_start)?;
 
         let fd = unbound()?;
@@ -218,21 +221,36 @@ impl Drop for Socket {
     }
 }
 
-fn lock_directory(path: &Path) -> Result<File, SocketError> {
+/// Locks the start of a daemon at `path`: a file beside the socket that only this user can open. A lock on the directory
+/// itself could be taken, and kept, by everyone who may read it. The file stays, since removing it would race with those
+/// who wait for it.
+fn lock_start(path: &Path) -> Result<File, SocketError> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     let refuse = |message: String| SocketError::Directory {
         dir: dir.to_owned(),
         message,
     };
-    let handle = File::open(dir).map_err(|error| refuse(error.to_string()))?;
-    if !handle
-        .metadata()
-        .map_err(|error| refuse(error.to_string()))?
-        .is_dir()
-    {
-        return Err(refuse("it is not a directory".to_owned()));
+    match dir.metadata() {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return Err(refuse("it is not a directory".to_owned())),
+        Err(error) => return Err(refuse(error.to_string())),
     }
-    let give_up = Instant::now() + DIR_LOCK_WAIT_MAX;
+    let mut lock = path.as_os_str().to_owned();
+    lock.push(".lock");
+    let handle = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(LOCK_MODE)
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+        .open(&lock)
+        .map_err(|error| {
+            refuse(format!(
+                "{} cannot be opened ({error}); remove it if it is not this user's",
+                Path::new(&lock).display()
+            ))
+        })?;
+    let give_up = Instant::now() + LOCK_WAIT_MAX;
     loop {
         match handle.try_lock() {
             Ok(()) => return Ok(handle),

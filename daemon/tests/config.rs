@@ -217,7 +217,7 @@ fn a_file_that_is_not_the_settings_is_refused_with_line_and_cause() {
     let rows = [
         ("vram_buget = 1", "unknown field `vram_buget`"),
         ("threads = [1]", "expected a string or a number"),
-        ("model_dir = \"/a\"", "expected a sequence"),
+        ("model_dir = 7", "list of paths"),
         ("socket = 5", "expected"),
         ("= nonsense", "line 1"),
     ];
@@ -238,8 +238,28 @@ fn a_file_that_is_not_the_settings_is_refused_with_line_and_cause() {
         file(&large, &[])
             .unwrap_err()
             .to_string()
-            .contains("at most")
+            .contains("more than 1048576 bytes")
     );
+}
+
+#[test]
+fn a_configuration_that_is_no_regular_file_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for path in [fifo.to_str().unwrap(), "/dev/zero", "/"] {
+        let error = config(&["--config", path]).unwrap_err().to_string();
+        assert!(
+            error.contains(path) && error.contains("not a regular file"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn one_model_directory_needs_no_list() {
+    let config = file("model_dir = \"/a\"", &[]).unwrap();
+    assert_eq!(config.model_dirs, [Path::new("/a")]);
 }
 
 #[test]

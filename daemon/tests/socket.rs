@@ -30,10 +30,14 @@ fn a_socket_serves_its_owner_and_group_and_goes_with_its_daemon() {
     assert!(socket.describe().ends_with("/s"));
     drop(socket);
     assert!(!path.exists());
+    let left: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     assert_eq!(
-        std::fs::read_dir(dir.path()).unwrap().count(),
-        0,
-        "nothing is left behind"
+        left,
+        ["s.lock"],
+        "nothing is left behind but what the next start locks"
     );
 }
 
@@ -184,4 +188,17 @@ fn of_many_that_start_together_one_serves() {
         drop(results);
         assert!(!path.exists());
     }
+}
+
+#[test]
+fn a_lock_that_everyone_may_take_holds_up_no_start() {
+    let dir = tempfile::tempdir().unwrap();
+    // As any user who can read the directory may.
+    let taken = std::fs::File::open(dir.path()).unwrap();
+    taken.try_lock().unwrap();
+    let socket = Socket::bind(&dir.path().join("s")).unwrap();
+    drop(socket);
+    let lock = dir.path().join("s.lock").metadata().unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&lock.permissions());
+    assert_eq!(mode & 0o777, 0o600, "only its owner can open the lock");
 }

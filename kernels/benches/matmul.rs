@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use rocmforge_kernels::host::{
-    ActivationForm, Activations, Isa, PackedMatrix, RowsOut, WeightType, mat_mul,
+    ActivationForm, Activations, Isa, PackedMatrix, RowsOut, WeightType, mat_mul, reference,
 };
 
 const LAYERS: usize = 16;
@@ -89,22 +89,18 @@ fn random_rows(w: &PackedMatrix, rows: usize) -> Vec<u8> {
         *byte = (state >> 56) as u8;
     }
     // Any exponent field short of all ones: clear a bit of it wherever a half float (or a weight) may be.
-    let halves: &[usize] = match ty {
-        WeightType::Q2K => &[81, 83],
-        WeightType::Q3K => &[109],
-        WeightType::Q6K => &[209],
-        WeightType::F32 => &[3],
-        WeightType::MXFP4 => &[0],
-        WeightType::F16
-        | WeightType::BF16
-        | WeightType::Q4_0
-        | WeightType::Q5_0
-        | WeightType::Q8_0 => &[1],
-        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => &[1, 3],
-    };
     for block in bytes.chunks_exact_mut(ty.block_bytes()) {
-        for &at in halves {
-            block[at] = (block[at] & 0x8f) | 0x20;
+        let upper_bytes: &[usize] = match ty {
+            WeightType::F32 => &[3],
+            WeightType::BF16 => &[1],
+            WeightType::MXFP4 => &[0],
+            WeightType::NVFP4 => &[0, 1, 2, 3],
+            WeightType::IQ1M => &[55],
+            _ => &[],
+        };
+        let halves = reference::half_floats(ty).iter().map(|at| at + 1);
+        for at in halves.chain(upper_bytes.iter().copied()) {
+            block[at] = (block[at] & 0x0f) | 0x20;
         }
     }
     bytes

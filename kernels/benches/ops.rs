@@ -12,9 +12,9 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_kernels::host::Pool;
 use rocmforge_kernels::host::ops::{
-    self, AttentionShape, AttentionSpan, KV_PAGE_TOKENS, KvLayout, RopeAngles, RopeOrder,
-    RopeParams, RopeScaling, RopeTable, Simd,
+    self, AttentionShape, AttentionSpan, RopeAngles, RopeParams, RopeTable, Simd,
 };
+use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout, RopeOrder, RopeScaling};
 
 const N_EMBD: usize = 2048;
 const N_FF: usize = 8192;
@@ -162,6 +162,7 @@ fn rows(bench: &mut Bench) {
             freq_base: 5e5,
             scaling: RopeScaling::None,
             freq_factors: None,
+            magnitude: 1.0,
         };
         let Ok(table) = RopeTable::new(&params) else {
             unreachable!("the parameters are constants")
@@ -247,6 +248,8 @@ fn attention(bench: &mut Bench, pool: &Pool) {
         n_head: N_HEAD,
         scale: 0.125,
         window: None,
+        softcap: 0.0,
+        sinks: None,
     };
     // (positions before, rows, copies of the cache to go round, so that the keys come from memory)
     let cases = [

@@ -1,43 +1,48 @@
-// Rows of f32 made ready for a product: norm, sum with the residual or SwiGLU on the way in; f32, f16 or 8 bits on the way out.
+// Rows of f32 made ready for a product: norm, sum with the residual or a gated unit on the way in; f32, f16 or 8 bits on the way out.
 //
 //   norm:      y = x / sqrt(mean(x^2) + eps) * weight                     (Zhang & Sennrich 2019)
-//   add_norm:  x += other, stored; then as norm
-//   silu:      y = silu(x) * other
+//   add_norm:  x += factor * other, stored; then as norm
+//   gate:      y = act(x) * other; without other, act(x)
 //   plain:     y = x
-//   add:       x += other, stored, y = x; with no output this is the residual sum alone
+//   add:       x += factor * other, stored, y = x; with no output this is the residual sum alone
 //
+// Norms of groups of a row are those of as many shorter rows: `weight` has weight_rows rows, row i uses row i % weight_rows.
 // Layout: x and other [rows][cols] f32; out [rows][cols] f32 or f16, or 8 bits as activations.h says: bytes [rows][2][NB][16]
 // (cols a multiple of 32) and scales [rows][NB].
-// f16: finite values beyond its range become its largest, since one infinity would make a whole row of products NaN. SwiGLU is what
+// f16: finite values beyond its range become its largest, since one infinity would make a whole row of products NaN. A gated unit is what
 // gets that large in sound models (a product of two, 1e4 and more), made here or, as plain rows, by what a plan did before: as f16
-// both are SWIGLU_SCALE times what they are, which the product's factor takes back, so values up to 4e6 are exact to f16's 11 bits,
+// both are GATED_SCALE times what they are, which the product's factor takes back, so values up to 4e6 are exact to f16's 11 bits,
 // and those below 0.004 to 2e-6.
 // Geometry: a block of THREADS a row, or, without a norm, each SPAN elements of it. Bound by latency in decode, by memory in prefill:
 // each row is read twice at most (the second time from the first-level cache or, its first KEPT * SPAN elements, from registers) and
 // written once.
-// Entries: activations_<plain|norm|add_norm|silu|add>_<f32|f16|q8>, activations_add_none.
+// Entries: activations_<plain|norm|add_norm|gate|add>_<f32|f16|q8>, activations_add_none.
 #include "compat.h"
+#include "act.h"
 #include "activations.h"
 
 #define THREADS 256
 
 struct ActivationsArgs {
     float* x;
-    const float* other;  // or null
-    const float* weight;
+    const float* other;   // or null
+    const float* weight;  // or null: 1
     void* out;
     F32x2* scales;
     float eps;
     u32 cols;
+    float factor;
+    u32 weight_rows;
+    ActSpec act;
 };
 
-enum In { PLAIN, NORM, ADD_NORM, SILU, ADD };
+enum In { PLAIN, NORM, ADD_NORM, GATE, ADD };
 enum Out { TO_F32, TO_F16, TO_Q8, TO_NONE };
 
 // Elements that the threads of a block take at once: 8 neighbours each.
 #define SPAN (THREADS * 8)
 #define KEPT 2
-#define SWIGLU_SCALE 0.015625f
+#define GATED_SCALE 0.015625f
 #define F16_MAX 65504.0f
 
 struct Eight {
@@ -94,10 +99,18 @@ FORCE void store8(u16* row, u32 i, u32 cols, const Eight& e) {
 template <In IN>
 FORCE Eight read8(const ActivationsArgs& a, u64 row, u32 i) {
     Eight e = load8(a.x + row, i, a.cols);
-    if (IN == ADD_NORM || IN == ADD || IN == SILU) {
+    if (IN == ADD_NORM || IN == ADD) {
         const Eight other = load8(a.other + row, i, a.cols);
 #pragma unroll
-        for (u32 j = 0; j < 8; ++j) e.v[j] = IN == SILU ? silu(e.v[j]) * other.v[j] : e.v[j] + other.v[j];
+        for (u32 j = 0; j < 8; ++j) e.v[j] = multiply_add(a.factor, other.v[j], e.v[j]);
+    }
+    if (IN == GATE && a.other) {
+        const Eight other = load8(a.other + row, i, a.cols);
+#pragma unroll
+        for (u32 j = 0; j < 8; ++j) e.v[j] = gate_of(a.act, e.v[j], other.v[j]);
+    } else if (IN == GATE) {
+#pragma unroll
+        for (u32 j = 0; j < 8; ++j) e.v[j] = act_of(a.act, e.v[j]);
     }
     if (IN == ADD_NORM || IN == ADD) store8(a.x + row, i, a.cols, e);
     return e;
@@ -115,9 +128,9 @@ FORCE void write8(const ActivationsArgs& a, u64 row, u32 i, const Eight& e) {
     if (OUT == TO_F32) store8((float*)a.out + row, i, a.cols, e);
     if (OUT == TO_F16) {
         Eight scaled = e;
-        if (IN == SILU || IN == PLAIN) {
+        if (IN == GATE || IN == PLAIN) {
 #pragma unroll
-            for (u32 j = 0; j < 8; ++j) scaled.v[j] *= SWIGLU_SCALE;
+            for (u32 j = 0; j < 8; ++j) scaled.v[j] *= GATED_SCALE;
         }
         store8((u16*)a.out + row, i, a.cols, scaled);
     }
@@ -154,8 +167,10 @@ FORCE void activations(const ActivationsArgs& a) {
     }
     for (u32 base = KEPT * SPAN; base < a.cols; base += SPAN) squares += squares_of(read8<IN>(a, row, base + thread_x() * 8));
     const float factor = 1.0f / sqrt_of(block_sum(squares, THREADS, room) / (float)a.cols + a.eps);
+    const float* weights = a.weight ? a.weight + (u64)(block_x() % a.weight_rows) * a.cols : nullptr;
     auto write = [&](u32 i, const Eight& e) {
-        const Eight weight = load8(a.weight, i, a.cols);
+        Eight weight = Eight{{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}};
+        if (weights) weight = load8(weights, i, a.cols);
         Eight y;
 #pragma unroll
         for (u32 j = 0; j < 8; ++j) y.v[j] = e.v[j] * (factor * weight.v[j]);
@@ -179,6 +194,6 @@ FORCE void activations(const ActivationsArgs& a) {
 OUTS(plain, PLAIN)
 OUTS(norm, NORM)
 OUTS(add_norm, ADD_NORM)
-OUTS(silu, SILU)
+OUTS(gate, GATE)
 OUTS(add, ADD)
 ENTRY(THREADS, 1) activations_add_none(ActivationsArgs a) { activations<ADD, TO_NONE>(a); }

@@ -1,36 +1,53 @@
 // Attention of single rows over their sequences' pages, split over the context, with rotation, append and combination in the
 // same launch: decode.
 //
-//   out[row][h] = sum_p softmax_p(scale * q[row][h] . k[p][h / G]) v[p][h / G],  p from 0 to the row's position
+//   out[row][h] = sum_p softmax_p(cap(scale * q[row][h] . k[p][h / G])) v[p][h / G],  p up to the row's position
 //
-// q [rows][n_head][dim], k and v [rows][n_head_kv][dim] are f32 as the products left them. With `append`, each block norms and
-// rotates the G query heads of its key/value head for itself, and the block whose part of the context has the row's own
+// from 0 or, with a window, from position + 1 - window on. cap(s) = softcap * tanh(s / softcap), or s for softcap 0. A sink is one more
+// score of a head, with no value: it takes part in the softmax from the first part on.
+//
+// q [rows][n_head][dim_k], k and v [rows][n_head_kv][dim_k, dim_v] are f32 as the products left them. With `append`, each block norms and
+// rotates its query heads for itself, and the (first) block whose part of the context has the row's own
 // position writes k and v to the page and takes them from shared memory; rows must then belong to different sequences.
 // Without, q is taken as it is and the pages are complete. What changes from token to token (positions, tables) is read from
 // device memory, so a graph can be replayed; a block finds its part of the context from the position alone and leaves if
 // there is none.
 //
-// Geometry: grid (n_head_kv, n_split, rows), THREADS threads. A part is a multiple of STEP positions. In a step a thread takes
-// a quarter of a key (LANES_K = 4 a position), then 8 elements of some positions' values. What bounds it in short contexts
+// Geometry: grid (n_head / heads, n_split, rows), THREADS threads; a block has `heads` of the query heads of one key/value head, a
+// divisor of their number of at most GROUP. A part is a multiple of STEP positions. In a step a thread takes
+// a part of a key (LANES_K threads a position), then 8 elements of some positions' values. What bounds it in short contexts
 // is latency, so loads come as early as they can: keys and values of the first step before the launch before has ended (with
 // `append` they are of earlier passes), those of a later step before the arithmetic of the one before. Softmax is the online
 // one (arXiv 1805.02867), in base 2. The last block of a row and head to finish adds up the parts: `partials`
-// [rows][n_head_kv][n_split][G][DIM + 2] f32 (max, sum, weighted values), `counters` [rows][n_head_kv], zero before the
+// [rows][blocks][n_split][heads][dim_v + 2] f32 (max, sum, weighted values), `counters` [rows][blocks], zero before the
 // first launch and again after each.
 // Moves the row's K and V once, q and partials. Shared memory: static.
-// Entries: attention_decode_<dim>_<group> as built with DIM and GROUP (most query heads a key/value head).
+// Entries: attention_decode_<dim>_<group> as built with DIM and GROUP (most query heads of a block), or DIM_K and DIM_V;
+// attention_decode_any has heads of any multiple of 8 up to DIM.
 #include "compat.h"
+#include "act.h"
 #include "kv.h"
 
 #define THREADS 256
-#define STEP 64u
+#ifndef LANES_K
 #define LANES_K 4u
+#endif
+#define STEP (THREADS / LANES_K)
 #define SPLIT_MAX 64u
 #define WAVES (THREADS / WAVE)
-#define PIECES (DIM / 8)                      // 16-byte pieces of a head
-#define PIECES_LANE ((PIECES + LANES_K - 1) / LANES_K)
-#define TEAMS (THREADS / PIECES)              // positions whose values are read at a time
-#define VALUES_TEAM ((STEP + TEAMS - 1) / TEAMS)
+#ifdef DIM
+#define DIM_K DIM
+#define DIM_V DIM
+#endif
+#define PIECES_LANE ((DIM_K / 8 + LANES_K - 1) / LANES_K)
+#define TEAMS_LEAST (THREADS / (DIM_V / 8))
+#define VALUES_TEAM ((STEP + TEAMS_LEAST - 1) / TEAMS_LEAST)
+// Elements of the teams' sums of a head: a room a team, WAVES of them at most.
+#ifdef ANY
+#define ROOM 2048u
+#else
+#define ROOM ((TEAMS_LEAST < WAVES ? TEAMS_LEAST : WAVES) * DIM_V)
+#endif
 
 struct AttentionDecodeArgs {
     const float* q;
@@ -41,11 +58,28 @@ struct AttentionDecodeArgs {
     u32* counters;
     KvPlace kv;
     RopePlace rope;
+    const float* sinks;  // [n_head], or null
     float scale;
+    float softcap;  // 0 for none
+    u32 window;     // 0 for none
     u32 n_head;
+    u32 heads;  // of a block
     u32 n_split;
     u32 append;
+    u32 reserved;
 };
+
+// Sizes of the heads, their 16-byte pieces, and how many positions' values are read at a time.
+#ifdef ANY
+FORCE u32 dim_k(const AttentionDecodeArgs& a) { return a.kv.dim_k; }
+FORCE u32 dim_v(const AttentionDecodeArgs& a) { return a.kv.dim_v; }
+#else
+FORCE u32 dim_k(const AttentionDecodeArgs&) { return DIM_K; }
+FORCE u32 dim_v(const AttentionDecodeArgs&) { return DIM_V; }
+#endif
+FORCE u32 pieces_k(const AttentionDecodeArgs& a) { return dim_k(a) / 8; }
+FORCE u32 pieces_v(const AttentionDecodeArgs& a) { return dim_v(a) / 8; }
+FORCE u32 teams_of(const AttentionDecodeArgs& a) { return THREADS / pieces_v(a); }
 
 FORCE F32x2 halves(u32 pair) { return F32x2{f32_of_f16(pair & 0xffffu), f32_of_f16(pair >> 16)}; }
 
@@ -58,81 +92,91 @@ FORCE U32x4 either(bool first, U32x4 a, U32x4 b) {
 struct Step {
     U32x4 keys[PIECES_LANE], values[VALUES_TEAM];
 
-    // `stop`: positions from there on are not read.
-    FORCE void load(const AttentionDecodeArgs& a, u32 sequence, u32 head_kv, u32 base, u32 stop) {
-        const u32 t = thread_x(), team = t / PIECES, piece = t % PIECES;
+    // Positions before `start`, and from `stop` on, are not read.
+    FORCE void load(const AttentionDecodeArgs& a, u32 sequence, u32 head_kv, u32 base, u32 start, u32 stop) {
+        const u32 t = thread_x(), team = t / pieces_v(a), piece = t % pieces_v(a), teams = teams_of(a);
         const u32 p = base + t / LANES_K, part = t % LANES_K;
-        if (p < stop) {
-            const U32x4* from = (const U32x4*)(page_of(a.kv, sequence, p / PAGE) + k_offset(a.kv, head_kv)) + p % PAGE * PIECES;
+        if (p >= start && p < stop) {
+            const U32x4* from = (const U32x4*)(page_of(a.kv, sequence, p / PAGE) + k_offset(a.kv, head_kv)) + p % PAGE * pieces_k(a);
 #pragma unroll
             for (u32 i = 0; i < PIECES_LANE; ++i) {
-                if (part + i * LANES_K < PIECES) keys[i] = from[part + i * LANES_K];
+                if (part + i * LANES_K < pieces_k(a)) keys[i] = from[part + i * LANES_K];
             }
         }
 #pragma unroll
         for (u32 j = 0; j < VALUES_TEAM; ++j) {
-            u32 at = base + team + j * TEAMS;
-            if (team < TEAMS && team + j * TEAMS < STEP && at < stop) {
-                values[j] = ((const U32x4*)(page_of(a.kv, sequence, at / PAGE) + v_offset(a.kv, head_kv)))[at % PAGE * PIECES + piece];
+            u32 at = base + team + j * teams;
+            if (team < teams && team + j * teams < STEP && at >= start && at < stop) {
+                values[j] = ((const U32x4*)(page_of(a.kv, sequence, at / PAGE) + v_offset(a.kv, head_kv)))[at % PAGE * pieces_v(a) + piece];
             }
         }
     }
 };
 
 ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
-    __shared__ alignas(16) float q[GROUP][DIM];
-    __shared__ alignas(16) u16 own_k[DIM], own_v[DIM];
+    __shared__ alignas(16) float q[GROUP][DIM_K];
+    __shared__ alignas(16) u16 own_k[DIM_K], own_v[DIM_V];
     __shared__ float scores[GROUP][STEP];
     __shared__ float largest[GROUP], total[GROUP], rescale[GROUP];
-    __shared__ alignas(16) float sums[WAVES][GROUP][DIM];
+    __shared__ alignas(16) float sums[GROUP * ROOM];
     __shared__ float part_max[SPLIT_MAX][GROUP], part_weight[SPLIT_MAX][GROUP];
     __shared__ u32 is_last;
     let_next_start();
-    const u32 t = thread_x(), head_kv = block_x(), split = block_y(), row = block_z();
-    const u32 group = a.n_head / a.kv.n_head_kv;
+    const u32 t = thread_x(), split = block_y(), row = block_z();
+    const u32 group = a.heads, blocks_kv = a.n_head / a.kv.n_head_kv / group;  // heads here; blocks of a key/value head
+    const u32 head_kv = block_x() / blocks_kv, first_head = block_x() * group;
     const u32 position = a.kv.positions[row], sequence = sequence_of(a.kv, row);
-    const u32 steps = position / STEP + 1, steps_part = (steps + a.n_split - 1) / a.n_split;
+    const u32 start = a.window && position >= a.window ? position + 1 - a.window : 0;
+    const u32 steps = position / STEP + 1 - start / STEP, steps_part = (steps + a.n_split - 1) / a.n_split;
     const u32 n_parts = (steps + steps_part - 1) / steps_part;
     if (split >= n_parts) {
         // Not to end before the launch before has: a later launch may wait for this one only.
         wait_for_inputs();
         return;
     }
-    const u32 begin = split * steps_part * STEP, end = least(begin + steps_part * STEP, position + 1);
+    const u32 begin = (start / STEP + split * steps_part) * STEP, end = least(begin + steps_part * STEP, position + 1);
     const u32 stop = a.append ? least(end, position) : end;  // positions that are read from pages
     Step now;
     if (!a.append) wait_for_inputs();
-    now.load(a, sequence, head_kv, begin, stop);
+    now.load(a, sequence, head_kv, begin, start, stop);
     if (a.append) wait_for_inputs();
 
     const u32 entry = a.rope.by_position ? position : row;
-    const float* q_row = a.q + ((u64)row * a.n_head + head_kv * group) * DIM;
-    const float q_factor = a.scale * 1.44269504088896341f;
+    const float* q_row = a.q + ((u64)row * a.n_head + first_head) * dim_k(a);
+    const float q_factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
     for (u32 g = wave(); g < GROUP; g += WAVES) {
         if (g >= group) {
-            for (u32 i = lane(); i < DIM; i += WAVE) q[g][i] = 0.0f;
+            for (u32 i = lane(); i < dim_k(a); i += WAVE) q[g][i] = 0.0f;
         } else if (a.append) {
             float* to = q[g];
-            rotate_head<DIM>(q_row + g * DIM, a.rope.q_norm, a.rope, entry, [=](u32 i, float x) { to[i] = x * q_factor; });
+            rotate_head<DIM_K>(dim_k(a), q_row + g * dim_k(a), a.rope.q_norm, a.rope, entry, [=](u32 i, float x) { to[i] = x * q_factor; });
         } else {
-            for (u32 i = lane(); i < DIM; i += WAVE) q[g][i] = q_row[g * DIM + i] * q_factor;
+            for (u32 i = lane(); i < dim_k(a); i += WAVE) q[g][i] = q_row[g * dim_k(a) + i] * q_factor;
         }
         if (lane() == 0) {
-            largest[g] = NEG_INF;
-            total[g] = 0.0f;
+            const bool sink = a.sinks && split == 0 && g < group;
+            largest[g] = sink ? a.sinks[first_head + g] * 1.44269504088896341f : NEG_INF;
+            total[g] = sink ? 1.0f : 0.0f;
         }
     }
     if (a.append && position < end) {
         u8* page = page_of(a.kv, sequence, position / PAGE);
         u32 slot = position % PAGE;
-        u64 at = ((u64)row * a.kv.n_head_kv + head_kv) * DIM;
+        const u64 at = (u64)row * a.kv.n_head_kv + head_kv;
+        const bool writes = block_x() % blocks_kv == 0;
         if (wave() == WAVES - 1) {
-            u16* to = (u16*)(page + k_offset(a.kv, head_kv)) + slot * DIM;
+            u16* to = (u16*)(page + k_offset(a.kv, head_kv)) + slot * dim_k(a);
             u16* own = own_k;
-            rotate_head<DIM>(a.k + at, a.rope.k_norm, a.rope, entry, [=](u32 i, float x) { to[i] = own[i] = f16_of_f32(x); });
+            rotate_head<DIM_K>(dim_k(a), a.k + at * dim_k(a), a.rope.k_norm, a.rope, entry, [=](u32 i, float x) {
+                own[i] = f16_of_f32(x);
+                if (writes) to[i] = own[i];
+            });
         } else if (wave() == WAVES - 2) {
-            u16* to = (u16*)(page + v_offset(a.kv, head_kv)) + slot * DIM;
-            for (u32 i = lane(); i < DIM; i += WAVE) to[i] = own_v[i] = f16_of_f32(a.v[at + i]);
+            u16* to = (u16*)(page + v_offset(a.kv, head_kv)) + slot * dim_v(a);
+            for (u32 i = lane(); i < dim_v(a); i += WAVE) {
+                own_v[i] = f16_of_f32(a.v[at * dim_v(a) + i]);
+                if (writes) to[i] = own_v[i];
+            }
         }
     }
     block_sync();
@@ -142,20 +186,21 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     for (u32 g = 0; g < GROUP; ++g) {
         for (u32 i = 0; i < 8; ++i) acc[g][i] = 0.0f;
     }
-    const u32 team = t / PIECES, piece = t % PIECES;
+    const u32 teams = teams_of(a), team = t / pieces_v(a), piece = t % pieces_v(a);
     const u32 slot_k = t / LANES_K, part = t % LANES_K;
     for (u32 base = begin; base < end; base += STEP) {
         Step next = now;
-        if (base + STEP < end) next.load(a, sequence, head_kv, base + STEP, stop);
+        if (base + STEP < end) next.load(a, sequence, head_kv, base + STEP, start, stop);
         const u32 p = base + slot_k;
         float dot[GROUP];
 #pragma unroll
         for (u32 g = 0; g < GROUP; ++g) dot[g] = 0.0f;
-        if (p < end) {
+        const bool seen = p >= start && p < end;
+        if (seen) {
 #pragma unroll
             for (u32 i = 0; i < PIECES_LANE; ++i) {
                 u32 at = part + i * LANES_K;
-                if (at < PIECES) {
+                if (at < pieces_k(a)) {
                     U32x4 key = either(p >= stop, ((const U32x4*)own_k)[at], now.keys[i]);
                     F32x2 k0 = halves(key.x), k1 = halves(key.y), k2 = halves(key.z), k3 = halves(key.w);
 #pragma unroll
@@ -171,7 +216,8 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
 #pragma unroll
         for (u32 g = 0; g < GROUP; ++g) {
             float s = lanes_sum(dot[g], LANES_K);
-            if (part == 0) scores[g][slot_k] = p < end ? s : NEG_INF;
+            if (cap > 0.0f) s = cap * tanh_of(s / cap);
+            if (part == 0) scores[g][slot_k] = seen ? s : NEG_INF;
         }
         block_sync();
         // A wave a head: the step's largest score, the weights, their sum.
@@ -202,8 +248,8 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         }
 #pragma unroll
         for (u32 j = 0; j < VALUES_TEAM; ++j) {
-            u32 slot = team + j * TEAMS;
-            if (team < TEAMS && slot < STEP && base + slot < end) {
+            u32 slot = team + j * teams;
+            if (team < teams && slot < STEP && base + slot >= start && base + slot < end) {
                 U32x4 value = either(base + slot >= stop, ((const U32x4*)own_v)[piece], now.values[j]);
                 F32x2 v0 = halves(value.x), v1 = halves(value.y), v2 = halves(value.z), v3 = halves(value.w);
 #pragma unroll
@@ -226,31 +272,31 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     }
 
     // Add up the teams, WAVES of them at a time, in rounds.
-    for (u32 first = 0; first < TEAMS; first += WAVES) {
-        if (team < TEAMS && team >= first && team < first + WAVES) {
+    for (u32 first = 0; first < teams; first += WAVES) {
+        if (team < teams && team >= first && team < first + WAVES) {
 #pragma unroll
             for (u32 g = 0; g < GROUP; ++g) {
-                float* to = &sums[team - first][g][piece * 8];
+                float* to = &sums[((team - first) * GROUP + g) * dim_v(a) + piece * 8];
                 for (u32 i = 0; i < 8; ++i) to[i] = first == 0 ? acc[g][i] : to[i] + acc[g][i];
             }
         }
         block_sync();
     }
-    constexpr u32 N_ROOMS = TEAMS < WAVES ? TEAMS : WAVES;
-    const u64 place = (u64)row * a.kv.n_head_kv + head_kv;
-    float* out = a.out + ((u64)row * a.n_head + head_kv * group) * DIM;
-    float* mine = a.partials + (place * a.n_split + split) * group * (DIM + 2);
-    for (u32 i = t; i < group * DIM; i += THREADS) {
-        u32 g = i / DIM, d = i % DIM;
+    const u32 n_rooms = least(teams, WAVES), size = dim_v(a);
+    const u64 place = (u64)row * (a.n_head / group) + block_x();
+    float* out = a.out + ((u64)row * a.n_head + first_head) * size;
+    float* mine = a.partials + (place * a.n_split + split) * group * (size + 2);
+    for (u32 i = t; i < group * size; i += THREADS) {
+        u32 g = i / size, d = i % size;
         float v = 0.0f;
-        for (u32 r = 0; r < N_ROOMS; ++r) v += sums[r][g][d];
+        for (u32 r = 0; r < n_rooms; ++r) v += sums[(r * GROUP + g) * size + d];
         if (n_parts == 1) {
             out[i] = v / total[g];
         } else {
-            mine[g * (DIM + 2) + 2 + d] = v;
+            mine[g * (size + 2) + 2 + d] = v;
             if (d == 0) {
-                mine[g * (DIM + 2)] = largest[g];
-                mine[g * (DIM + 2) + 1] = total[g];
+                mine[g * (size + 2)] = largest[g];
+                mine[g * (size + 2) + 1] = total[g];
             }
         }
     }
@@ -266,13 +312,13 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     block_sync();
     if (!is_last) return;
     device_fence();
-    const u32 stride = group * (DIM + 2);
+    const u32 stride = group * (size + 2);
     const float* parts = a.partials + place * a.n_split * stride;
     // Every part's weight, then the sum over the parts.
     for (u32 i = t; i < n_parts * group; i += THREADS) {
         u32 s = i / group, g = i % group;
-        part_max[s][g] = parts[s * stride + g * (DIM + 2)];
-        part_weight[s][g] = parts[s * stride + g * (DIM + 2) + 1];
+        part_max[s][g] = parts[s * stride + g * (size + 2)];
+        part_weight[s][g] = parts[s * stride + g * (size + 2) + 1];
     }
     block_sync();
     for (u32 g = wave(); g < group; g += WAVES) {
@@ -286,9 +332,9 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     block_sync();
     // Two elements a thread and BATCH parts at once, so that a dozen parts cost one round trip to memory.
     constexpr u32 BATCH = 12;
-    for (u32 i = t * 2; i < group * DIM; i += THREADS * 2) {
-        u32 g = i / DIM;
-        const float* from = parts + g * (DIM + 2) + 2 + i % DIM;
+    for (u32 i = t * 2; i < group * size; i += THREADS * 2) {
+        u32 g = i / size;
+        const float* from = parts + g * (size + 2) + 2 + i % size;
         float first = 0.0f, second = 0.0f;
         for (u32 base = 0; base < n_parts; base += BATCH) {
             F32x2 v[BATCH];

@@ -1,14 +1,20 @@
 // Prefill attention by mma.sync (NVIDIA, sm_80 and later). Included by attention_prefill.hip.
 //
 // A block has 128 entries, a warp 32 of them as two blocks of 16 rows: what it loads of K and V is multiplied twice. A step is
-// 64 keys. Shared memory: the queries as f16, scaled, and three places for 64 rows of K or V, in turn: while K is multiplied
+// 64 keys. Heads of more than 128 leave registers for one block of rows and shared memory for 32 keys. Shared memory: the queries as f16, scaled, and three places for 64 rows of K or V, in turn: while K is multiplied
 // its V and the next K are on their way. Rows are padded by 16 bytes so that ldmatrix meets no bank twice.
 // Fragments (PTX ISA, mma.m16n8k16): lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next; scores as they come
 // out are weights as they go in.
 #pragma once
 
-#define M_BLOCK 128u
+#if DIM > 128
+#define ROW_BLOCKS 1u
+#define KEYS 32u
+#else
+#define ROW_BLOCKS 2u
 #define KEYS 64u
+#endif
+#define M_BLOCK (64u * ROW_BLOCKS)
 #define STRIDE (DIM + 8u)
 
 FORCE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
@@ -36,8 +42,8 @@ FORCE void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the last group of copies have come.
 FORCE void copies_but_one() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
-// Queues the copy of a step's keys (offset of K) or values, rows past `n_visible` as zeros.
-FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 n_visible, u32 to) {
+// Queues the copy of a step's keys (offset of K) or values, rows before `start` and past `n_visible` as zeros.
+FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start, u32 n_visible, u32 to) {
     constexpr u32 CHUNKS = DIM / 8;
     const u32 first = step * KEYS;
     if (first < n_visible) {
@@ -48,7 +54,7 @@ FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 n_visi
         for (u32 i = 0; i < KEYS * CHUNKS / THREADS; ++i) {
             const u32 c = i * THREADS + thread_x(), r = c / CHUNKS, k = c % CHUNKS;
             const u8* from = (r < PAGE ? low : high) + (r % PAGE * CHUNKS + k) * 16;
-            copy16(to + r * (STRIDE * 2) + k * 16, from, first + r < n_visible ? 16 : 0);
+            copy16(to + r * (STRIDE * 2) + k * 16, from, first + r < n_visible && first + r >= start ? 16 : 0);
         }
     }
     copies_end();
@@ -60,7 +66,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     wait_for_inputs();
     const PrefillBlock block(a, M_BLOCK);
     if (block.m0 >= block.entries) return;
-    const u32 l = lane(), m = block.m0 + wave() * 32;
+    const u32 l = lane(), m = block.m0 + wave() * (16 * ROW_BLOCKS);
     const u32 queries = shared_address(shared_prefill);
     const u32 places = queries + M_BLOCK * STRIDE * 2, place_bytes = KEYS * STRIDE * 2;
     const u32 k_at = k_offset(a.kv, block.head_kv), v_at = v_offset(a.kv, block.head_kv);
@@ -68,10 +74,12 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const u32 n_steps = (n_visible + KEYS - 1) / KEYS;
     // Which of the three places K of this step, V of this step and K of the next one have.
     u32 k_place = places, v_place = places + place_bytes, next_place = places + 2 * place_bytes;
-    copy_rows(block, 0, k_at, n_visible, k_place);
-    copy_rows(block, 0, v_at, n_visible, v_place);
-    copy_rows(block, 1, k_at, n_visible, next_place);
-    const float factor = a.scale * 1.44269504088896341f;
+    // The first page that any row attends to; those before may have been given back.
+    const u32 start = block.start(block.position(block.m0)) / PAGE * PAGE, first_step = start / KEYS;
+    copy_rows(block, first_step, k_at, start, n_visible, k_place);
+    copy_rows(block, first_step, v_at, start, n_visible, v_place);
+    copy_rows(block, first_step + 1, k_at, start, n_visible, next_place);
+    const float factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
     for (u32 i = thread_x(); i < M_BLOCK * (DIM / 8); i += THREADS) {
         const u32 e = i / (DIM / 8), k = i % (DIM / 8);
         const F32x4* from = (const F32x4*)(a.q + block.element(block.m0 + e) + k * 8);
@@ -81,20 +89,20 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                   pack_f16(y.x * factor, y.y * factor), pack_f16(y.z * factor, y.w * factor)};
     }
     // Positions of this lane's four rows, and the first of the warp.
-    u32 position[2][2];
+    u32 position[ROW_BLOCKS][2];
 #pragma unroll
-    for (u32 b = 0; b < 2; ++b) {
+    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
         position[b][0] = block.position(m + 16 * b + l / 4);
         position[b][1] = block.position(m + 16 * b + l / 4 + 8);
     }
     const u32 first_position = block.position(m);
-    float out[2][DIM / 8][4], largest[2][2], total[2][2];
+    float out[ROW_BLOCKS][DIM / 8][4], largest[ROW_BLOCKS][2], total[ROW_BLOCKS][2];
 #pragma unroll
-    for (u32 b = 0; b < 2; ++b) {
+    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
         for (u32 h = 0; h < 2; ++h) {
-            largest[b][h] = NEG_INF;
-            total[b][h] = 0.0f;
+            largest[b][h] = block.first_largest(m + 16 * b + 8 * h + l / 4);
+            total[b][h] = l % 4 == 0 ? block.first_total() : 0.0f;
         }
 #pragma unroll
         for (u32 d = 0; d < DIM / 8; ++d) {
@@ -102,15 +110,15 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
             for (u32 i = 0; i < 4; ++i) out[b][d][i] = 0.0f;
         }
     }
-    const u32 q_lane = queries + ((wave() * 32 + l % 16) * STRIDE + l / 16 * 8) * 2;
+    const u32 q_lane = queries + ((wave() * (16 * ROW_BLOCKS) + l % 16) * STRIDE + l / 16 * 8) * 2;
     const u32 k_lane = ((l / 16 * 8 + l % 8) * STRIDE + l / 8 % 2 * 8) * 2;
     const u32 v_lane = ((l / 8 % 2 * 8 + l % 8) * STRIDE + l / 16 * 8) * 2;
     asm volatile("cp.async.wait_group 2;" ::: "memory");
     block_sync();
-    for (u32 step = 0; step < n_steps; ++step) {
-        float s[2][KEYS / 8][4];
+    for (u32 step = first_step; step < n_steps; ++step) {
+        float s[ROW_BLOCKS][KEYS / 8][4];
 #pragma unroll
-        for (u32 b = 0; b < 2; ++b) {
+        for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
             for (u32 n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
@@ -119,15 +127,15 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         }
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; ++k) {
-            u32 x[2][4];
-            matrices(q_lane + k * 32, x[0]);
-            matrices(q_lane + 16 * STRIDE * 2 + k * 32, x[1]);
+            u32 x[ROW_BLOCKS][4];
+#pragma unroll
+            for (u32 b = 0; b < ROW_BLOCKS; ++b) matrices(q_lane + b * (16 * STRIDE * 2) + k * 32, x[b]);
 #pragma unroll
             for (u32 n = 0; n < KEYS / 16; ++n) {
                 u32 y[4];
                 matrices(k_place + k_lane + n * (16 * STRIDE * 2) + k * 32, y);
 #pragma unroll
-                for (u32 b = 0; b < 2; ++b) {
+                for (u32 b = 0; b < ROW_BLOCKS; ++b) {
                     multiply(s[b][2 * n], x[b], y[0], y[1]);
                     multiply(s[b][2 * n + 1], x[b], y[2], y[3]);
                 }
@@ -136,24 +144,35 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         // V has come, and nobody reads K any more.
         copies_but_one();
         block_sync();
-        copy_rows(block, step + 1, v_at, n_visible, k_place);
-        if (step * KEYS + KEYS > first_position + 1) {
+        copy_rows(block, step + 1, v_at, start, n_visible, k_place);
+        if (cap > 0.0f) {
 #pragma unroll
-            for (u32 b = 0; b < 2; ++b) {
+            for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+#pragma unroll
+                for (u32 n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+                    for (u32 i = 0; i < 4; ++i) s[b][n][i] = capped(s[b][n][i], cap);
+                }
+            }
+        }
+        if (a.window || step * KEYS + KEYS > first_position + 1) {
+#pragma unroll
+            for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
                 for (u32 n = 0; n < KEYS / 8; ++n) {
                     const u32 p = step * KEYS + n * 8 + l % 4 * 2;
 #pragma unroll
                     for (u32 i = 0; i < 4; ++i) {
-                        if (p + i % 2 > position[b][i / 2]) s[b][n][i] = NEG_INF;
+                        const u32 at = p + i % 2, own = position[b][i / 2];
+                        if (at > own || at < block.start(own)) s[b][n][i] = NEG_INF;
                     }
                 }
             }
         }
         bool grown = false;
-        float m_new[2][2];
+        float m_new[ROW_BLOCKS][2];
 #pragma unroll
-        for (u32 b = 0; b < 2; ++b) {
+        for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
             for (u32 h = 0; h < 2; ++h) {
                 float x = largest[b][h];
@@ -167,8 +186,9 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         }
         if (__any_sync(0xffffffffu, grown)) {
 #pragma unroll
-            for (u32 b = 0; b < 2; ++b) {
-                const float low = exp2_of(largest[b][0] - m_new[b][0]), high = exp2_of(largest[b][1] - m_new[b][1]);
+            for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                const float low = exp2_of(largest[b][0] - base_of(m_new[b][0]));
+                const float high = exp2_of(largest[b][1] - base_of(m_new[b][1]));
                 largest[b][0] = m_new[b][0];
                 largest[b][1] = m_new[b][1];
                 total[b][0] *= low;
@@ -184,15 +204,16 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         }
 #pragma unroll
         for (u32 k = 0; k < KEYS / 16; ++k) {
-            u32 w[2][4];
+            u32 w[ROW_BLOCKS][4];
 #pragma unroll
-            for (u32 b = 0; b < 2; ++b) {
+            for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
                 for (u32 h = 0; h < 2; ++h) {
+                    const float base = base_of(largest[b][h]);
 #pragma unroll
                     for (u32 half = 0; half < 2; ++half) {
-                        const float x = exp2_of(s[b][2 * k + half][2 * h] - largest[b][h]);
-                        const float y = exp2_of(s[b][2 * k + half][2 * h + 1] - largest[b][h]);
+                        const float x = exp2_of(s[b][2 * k + half][2 * h] - base);
+                        const float y = exp2_of(s[b][2 * k + half][2 * h + 1] - base);
                         total[b][h] += x + y;
                         w[b][2 * half + h] = pack_f16(x, y);
                     }
@@ -203,7 +224,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 u32 y[4];
                 matrices_transposed(v_place + v_lane + k * (16 * STRIDE * 2) + d * 32, y);
 #pragma unroll
-                for (u32 b = 0; b < 2; ++b) {
+                for (u32 b = 0; b < ROW_BLOCKS; ++b) {
                     multiply(out[b][2 * d], w[b], y[0], y[1]);
                     multiply(out[b][2 * d + 1], w[b], y[2], y[3]);
                 }
@@ -212,14 +233,14 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         // The next K has come, and nobody reads V any more.
         copies_but_one();
         block_sync();
-        copy_rows(block, step + 2, k_at, n_visible, v_place);
+        copy_rows(block, step + 2, k_at, start, n_visible, v_place);
         const u32 old_k = k_place, old_v = v_place;
         k_place = next_place;
         v_place = old_k;
         next_place = old_v;
     }
 #pragma unroll
-    for (u32 b = 0; b < 2; ++b) {
+    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
         for (u32 h = 0; h < 2; ++h) {
             float x = total[b][h];

@@ -17,7 +17,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const PrefillBlock block(a, M_BLOCK);
     if (block.m0 >= block.entries) return;
     const u32 t = thread_x();
-    const float factor = a.scale * 1.44269504088896341f;
+    const float factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
     for (u32 i = t; i < M_BLOCK * DIM; i += THREADS) {
         u32 e = i / DIM, d = i % DIM;
         q[d][e] = f16_of_f32(a.q[block.element(block.m0 + e) + d] * factor);
@@ -26,13 +26,13 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     float largest[4], total[4], acc[4][DIM / 8];
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) {
-        largest[r] = NEG_INF;
-        total[r] = 0.0f;
+        largest[r] = block.first_largest(block.m0 + entries4 + r);
+        total[r] = block.first_total();
 #pragma unroll
         for (u32 d = 0; d < DIM / 8; ++d) acc[r][d] = 0.0f;
     }
     const u32 n_visible = block.position(block.m0 + M_BLOCK - 1) + 1;
-    for (u32 page = 0; page * PAGE < n_visible; ++page) {
+    for (u32 page = block.start(block.position(block.m0)) / PAGE; page * PAGE < n_visible; ++page) {
         const u8* at = block.page(page);
         const u32* keys = (const u32*)(at + k_offset(a.kv, block.head_kv));
         const u32* values = (const u32*)(at + v_offset(a.kv, block.head_kv));
@@ -59,22 +59,25 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         }
 #pragma unroll
         for (u32 r = 0; r < 4; ++r) {
-            u32 visible = block.position(block.m0 + entries4 + r) + 1;  // positions below this
+            const u32 position = block.position(block.m0 + entries4 + r), start = block.start(position);
             float m = largest[r];
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
-                if (page * PAGE + column + 8 * j >= visible) s[r][j] = NEG_INF;
+                const u32 p = page * PAGE + column + 8 * j;
+                if (cap > 0.0f) s[r][j] = capped(s[r][j], cap);
+                if (p > position || p < start) s[r][j] = NEG_INF;
                 m = max_of(m, s[r][j]);
             }
             m = lanes_max(m, 8);
+            const float base = base_of(m);
             float sum = 0.0f;
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
-                float w = exp2_of(s[r][j] - m);
+                float w = exp2_of(s[r][j] - base);
                 weights[entries4 + r][column + 8 * j] = w;
                 sum += w;
             }
-            float rescale = exp2_of(largest[r] - m);
+            float rescale = exp2_of(largest[r] - base);
             total[r] = total[r] * rescale + lanes_sum(sum, 8);
             largest[r] = m;
 #pragma unroll

@@ -1,4 +1,5 @@
-// Causal attention of many rows over their sequences' pages: prefill.
+// Causal attention of many rows over their sequences' pages, of all positions or a window, with soft cap and sinks as
+// attention_decode.hip has them: prefill.
 //
 // q [rows][n_head][DIM] f32, rotated already (rope_kv); K and V of the rows themselves are in the pages. A tile is up to
 // TILE_ROWS consecutive rows of one sequence; `tiles` [n_tiles]{first_row, n_rows} lies in device memory. The heads of a
@@ -15,6 +16,7 @@
 // memory to match (gpu/ops/attention.rs).
 // Entry: attention_prefill_<dim> (DIM).
 #include "compat.h"
+#include "act.h"
 #include "kv.h"
 
 #define THREADS 128
@@ -26,7 +28,10 @@ struct AttentionPrefillArgs {
     float* out;
     const u32* tiles;
     KvPlace kv;
+    const float* sinks;  // [n_head], or null
     float scale;
+    float softcap;  // 0 for none
+    u32 window;     // 0 for none
     u32 n_head;
 };
 
@@ -53,13 +58,24 @@ struct PrefillBlock {
         u32 r = row(m), h = least(m, entries - 1) - r * group;
         return ((u64)(first_row + r) * a.n_head + head_kv * group + h) * DIM;
     }
+    // The head of an entry.
+    FORCE u32 head(u32 m) const { return head_kv * group + least(m, entries - 1) % group; }
+    // The first position that the row at a position attends to.
+    FORCE u32 start(u32 position) const { return a.window && position >= a.window ? position + 1 - a.window : 0; }
+    // What a head's softmax begins with: largest score, and sum.
+    FORCE float first_largest(u32 m) const { return a.sinks ? a.sinks[head(m)] * 1.44269504088896341f : NEG_INF; }
+    FORCE float first_total() const { return a.sinks ? 1.0f : 0.0f; }
     FORCE const u8* page(u32 n) const { return page_of(a.kv, sequence, n); }
 };
 
+FORCE float capped(float s, float cap) { return cap * tanh_of(s / cap); }
+// What is subtracted of scores: a row that has met only positions behind its window has none yet.
+FORCE float base_of(float largest) { return largest == NEG_INF ? 0.0f : largest; }
+
 #if defined(RF_CUDA) && __CUDA_ARCH__ >= 800
 #include "attention_mma.h"
-#elif defined(__GFX11__) || defined(__GFX12__) || defined(__gfx908__) || defined(__gfx90a__) || defined(__gfx942__) || \
-    defined(__gfx950__)
+#elif defined(__GFX11__) || (defined(__GFX12__) && !defined(__gfx1250__)) || defined(__gfx908__) || defined(__gfx90a__) || \
+    defined(__gfx942__) || defined(__gfx950__) || defined(__gfx9_4_generic__)
 #include "attention_wmma.h"
 #else
 #include "attention_plain.h"

@@ -97,7 +97,7 @@ FORCE float query_sum(float v) {
 #if defined(__GFX11__)
 #define AHEAD (DIM < 128)
 #else
-#define AHEAD true
+#define AHEAD (DIM <= 128)
 #endif
 
 // A page on its way to shared memory.
@@ -153,19 +153,21 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const u32 query = lane() % 16, group = lane() / 16, m = block.m0 + wave() * 16 * BLOCKS;
     const u32 n_visible = block.position(block.m0 + M_BLOCK - 1) + 1;
     const u32 n_pages = (n_visible + PAGE - 1) / PAGE;
-    const float factor = a.scale * 1.44269504088896341f;
+    const float factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
     Travelling next;
-    if (AHEAD) next.load(block, 0);
+    const u32 first_page = block.start(block.position(block.m0)) / PAGE;
+    if (AHEAD) next.load(block, first_page);
     Operand q[BLOCKS][DIM / 16];
     Result out[BLOCKS][DIM / 16];
     float largest[BLOCKS], total[BLOCKS];
-    u32 position[BLOCKS];
+    u32 position[BLOCKS], start[BLOCKS];
 #pragma unroll
     for (u32 b = 0; b < BLOCKS; ++b) {
         const float* from = a.q + block.element(m + 16 * b + query) + operand_at();
         position[b] = block.position(m + 16 * b + query);
-        largest[b] = NEG_INF;
-        total[b] = 0.0f;
+        largest[b] = block.first_largest(m + 16 * b + query);
+        total[b] = group == 0 ? block.first_total() : 0.0f;
+        start[b] = block.start(position[b]);
 #pragma unroll
         for (u32 d = 0; d < DIM / 16; ++d) {
             OperandWords o;
@@ -175,7 +177,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
             out[b][d] = Result(0.0f);
         }
     }
-    for (u32 page = 0; page < n_pages; ++page) {
+    for (u32 page = first_page; page < n_pages; ++page) {
         if (!AHEAD) next.load(block, page);
         block_sync();
         next.store(keys, values, n_visible - page * PAGE);
@@ -202,7 +204,8 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
 #pragma unroll
                 for (u32 i = 0; i < RESULTS; ++i) {
                     const u32 p = page * PAGE + n * 16 + group * RESULTS + i;
-                    s[b][n][i] = p > position[b] ? NEG_INF : s[b][n][i];
+                    if (cap > 0.0f) s[b][n][i] = capped(s[b][n][i], cap);
+                    s[b][n][i] = p > position[b] || p < start[b] ? NEG_INF : s[b][n][i];
                     x = max_of(x, s[b][n][i]);
                 }
             }
@@ -214,11 +217,12 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
 #pragma unroll
                 for (u32 d = 0; d < DIM / 16; ++d) out[b][d] *= rescale;
             }
+            const float base = base_of(largest[b]);
 #pragma unroll
             for (u32 n = 0; n < PAGE / 16; ++n) {
 #pragma unroll
                 for (u32 i = 0; i < RESULTS; ++i) {
-                    s[b][n][i] = exp2_of(s[b][n][i] - largest[b]);
+                    s[b][n][i] = exp2_of(s[b][n][i] - base);
                     total[b] += s[b][n][i];
                 }
                 w[b][n] = operand(s[b][n]);

@@ -6,7 +6,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${1:-}
 shift $(($# > 0 ? 1 : 0))
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(gfx906 gfx908 gfx90a gfx942 gfx950 gfx1030 gfx1100 gfx1101 gfx1151 gfx1200 gfx1201)
+[ ${#targets[@]} -gt 0 ] || targets=(gfx906 gfx908 gfx90a gfx942 gfx950 gfx1030 gfx1100 gfx1101 gfx1151 gfx1200 gfx1201 gfx9-generic gfx9-4-generic gfx10-1-generic gfx10-3-generic gfx11-generic gfx12-generic)
 
 clang=${CLANG:-}
 if [ -z "$clang" ]; then
@@ -34,8 +34,11 @@ while read -r name source definitions; do
     flags=()
     for definition in $definitions; do flags+=("-D$definition"); done
     for target in "${targets[@]}"; do
+        # Generic targets need the newer form of code objects.
+        version=5
+        [[ $target != *-generic ]] || version=6
         printf '%s\0' "$clang -x hip --offload-device-only --no-gpu-bundle-output --offload-arch=$target -nogpuinc -nogpulib \
--mcode-object-version=5 -std=c++17 -O3 -Wall -Wextra -Werror ${flags[*]-} -o $out/$name.$target.hsaco $here/$source || \
+-mcode-object-version=$version -std=c++17 -O3 -Wall -Wextra -Werror ${flags[*]-} -o $out/$name.$target.hsaco $here/$source || \
 { echo 'check_targets: $name does not compile for $target' >&2; exit 255; }"
         jobs=$((jobs + 1))
     done

@@ -33,6 +33,11 @@ typedef long long i64;
 #else
 #define WAVE 32
 #endif
+// Before gfx906, on the APUs of gfx9 and on the first of gfx10 there is no product of four bytes.
+#if defined(__gfx900__) || defined(__gfx902__) || defined(__gfx904__) || defined(__gfx909__) || defined(__gfx90c__) || \
+    defined(__gfx9_generic__) || defined(__gfx1010__) || defined(__gfx1013__) || defined(__gfx10_1_generic__)
+#define RF_NO_DOT4 1
+#endif
 #define FORCE __device__ inline __attribute__((always_inline))
 #else
 #define WAVE 32
@@ -189,7 +194,12 @@ FORCE u32 stream1(const void* at) {
     asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(at));
     return v;
 }
-// 16 bytes of constants that neighbours read too (block headers).
+// 8 and 16 bytes of constants that neighbours read too (block headers).
+FORCE U32x2 shared8(const void* at) {
+    U32x2 v;
+    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+    return v;
+}
 FORCE U32x4 shared16(const void* at) {
     U32x4 v;
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -211,6 +221,7 @@ FORCE U32x2 stream8(const void* at) {
 FORCE u32 stream4(const void* at) { return *(const u32*)at; }
 FORCE u32 stream2(const void* at) { return *(const u16*)at; }
 FORCE u32 stream1(const void* at) { return *(const u8*)at; }
+FORCE U32x2 shared8(const void* at) { return *(const U32x2*)at; }
 FORCE U32x4 shared16(const void* at) { return *(const U32x4*)at; }
 #endif
 
@@ -221,6 +232,9 @@ FORCE i32 dot4(u32 a, u32 b, i32 acc) {
     return __dp4a((int)a, (int)b, acc);
 #elif defined(__GFX11__) || defined(__GFX12__)
     return __builtin_amdgcn_sudot4(true, (int)a, true, (int)b, acc, false);
+#elif defined(RF_NO_DOT4)
+    for (int i = 0; i < 32; i += 8) acc += (i32)(i8)(a >> i) * (i32)(i8)(b >> i);
+    return acc;
 #else
     return __builtin_amdgcn_sdot4((int)a, (int)b, acc, false);
 #endif
@@ -259,6 +273,23 @@ FORCE float exp2_of(float x) {
 #endif
 }
 FORCE float exp_of(float x) { return exp2_of(x * 1.44269504088896341f); }
+FORCE float log2_of(float x) {
+#ifdef RF_CUDA
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return __builtin_amdgcn_logf(x);
+#endif
+}
+FORCE float log_of(float x) { return log2_of(x) * 0.69314718055994531f; }
+FORCE float floor_of(float x) {
+#ifdef RF_CUDA
+    return floorf(x);
+#else
+    return __builtin_floorf(x);
+#endif
+}
 FORCE float sqrt_of(float x) {
 #ifdef RF_CUDA
     return sqrtf(x);
@@ -275,6 +306,15 @@ FORCE bool is_finite(float x) { return (bits_of_f32(x) & 0x7f800000u) != 0x7f800
 FORCE float silu(float x) { return x / (1.0f + exp_of(-x)); }
 
 // ---- lanes ----
+// What the lanes of a wave have read, they have read before any of them writes.
+FORCE void wave_sync() {
+#ifdef RF_CUDA
+    __syncwarp();
+#else
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+#endif
+}
 FORCE u32 shuffle_xor(u32 v, u32 mask) {
 #ifdef RF_CUDA
     return __shfl_xor_sync(0xffffffffu, v, (int)mask);

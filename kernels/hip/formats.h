@@ -12,19 +12,23 @@
 //   Q5_1   q 16   fifth bits 4                       d, m f16 4                                              24
 //   Q8_0   q 32 (a row: all first halves, then all second halves)     d f16 2                                34
 //   MXFP4  q 16                                      e 1                                                     17
+//   IQ4_NL q 16                                      d f16 2                                                 18
+//   IQ4_XS q 16                                      head 8 a 256                                            17
 //   Q2_K   q 8                                       scale|min nibbles 2   d, dmin f16 4 a 256               10.5
 //   Q3_K   q 8    third bits 4                       scales 12 a 256       d f16 2 a 256                     13.75
 //   Q4_K   q 16                                      head 16 a 256                                           18
 //   Q5_K   q 16   fifth bits 4                       head 16 a 256                                           22
 //   Q6_K   q 16   upper bits 8                       scales i8 2           d f16 2 a 256                     26.25
 //   F32, F16, BF16: as in the file
+//   IQ1, IQ2, IQ3, TQ, Q1_0, Q2_0, NVFP4: in formats_low_bits.h
 //
 // q, 16 bytes: byte b has weight b in the low nibble and weight b + 16 in the high one. With weight 4 w + b as byte b of word
 // w (0 to 7): bit planes hold bit w of byte b; planes of two bits hold, in word w / 4, bits 2 (w % 4) of byte b.
 // Types without a minimum are stored with their top bit inverted: shifted to the top of a byte, the code minus its offset is
 // then a signed byte times a power of two, which the scale makes up for. So they need no sums of the activations.
 // head: d, dmin f16; byte 4 + j: scale j | (min j & 3) << 6; nibble j of the last word: min j >> 2. Q3_K's scales: byte j:
-// scale 2j | (scale 2j+1 & 3) << 6, nibble j of the last word: scale 2j+1 >> 2.
+// scale 2j | (scale 2j+1 & 3) << 6, nibble j of the last word: scale 2j+1 >> 2. IQ4_XS's head, as in the file: d f16, 16 bits (two
+// a scale, its upper ones), a word (nibble j: scale j's lower bits).
 #pragma once
 #include "compat.h"
 
@@ -81,6 +85,16 @@ FORCE u32 nibbles_shifted(const U32x4& q, u32 w, u32 shift) {
 FORCE u32 bit_plane(u32 bits, u32 w, u32 to) {
     return (to >= w ? bits << (to - w) : bits >> (w - to)) & (0x01010101u << to);
 }
+
+// Each byte of n, which is below 16, replaced by that byte of the table t0:t1:t2:t3.
+FORCE u32 pick16(u32 t0, u32 t1, u32 t2, u32 t3, u32 n) {
+    u32 sel = n & 0x07070707u, mask = ((n >> 3) & 0x01010101u) * 0xffu;
+    return (pick_bytes(t0, t1, sel) & ~mask) | (pick_bytes(t2, t3, sel) & mask);
+}
+// FP4's values doubled: 0 1 2 3 4 6 8 12, then the same negative.
+FORCE u32 fp4_doubled(u32 n) { return pick16(0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu, n); }
+// -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
+FORCE u32 iq4_values(u32 n) { return pick16(0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u, n); }
 
 FORCE float e8m0_half(u32 e) { return e == 255 ? QUIET_NAN : f32_of_bits(e < 2 ? 0x00200000u << e : (e - 1) << 23); }
 
@@ -174,16 +188,38 @@ struct MXFP4 : Planes<16, 0, 0, 1, 1, 1> {
     static FORCE Chunk load(const RowAt& at, u32 c, u32) { return Chunk{stream16(at.q + c * 16), stream1(at.d + c)}; }
     static FORCE void unpack(const Chunk& k, u32, Codes& o) {
 #pragma unroll
-        for (u32 w = 0; w < 8; ++w) {
-            u32 n = nibbles(k.q, w);
-            u32 sel = n & 0x07070707u;
-            // 0 1 2 3 4 6 8 12: the values doubled; the second table has them negative.
-            u32 positive = pick_bytes(0x03020100u, 0x0c080604u, sel);
-            u32 negative = pick_bytes(0xfdfeff00u, 0xf4f8fafcu, sel);
-            u32 mask = ((n >> 3) & 0x01010101u) * 0xffu;
-            o.v[w] = (positive & ~mask) | (negative & mask);
-        }
+        for (u32 w = 0; w < 8; ++w) o.v[w] = fp4_doubled(nibbles(k.q, w));
         o.scale[0] = e8m0_half(k.e);
+    }
+};
+
+struct IQ4_NL : Planes<16, 0, 0, 1, 2, 1> {
+    static constexpr bool HALVES = false, MIN = false;
+    struct Chunk {
+        U32x4 q;
+        u32 d;
+    };
+    static FORCE Chunk load(const RowAt& at, u32 c, u32) { return Chunk{stream16(at.q + c * 16), stream2(at.d + c * 2)}; }
+    static FORCE void unpack(const Chunk& k, u32, Codes& o) {
+#pragma unroll
+        for (u32 w = 0; w < 8; ++w) o.v[w] = iq4_values(nibbles(k.q, w));
+        o.scale[0] = f32_of_f16(k.d);
+    }
+};
+
+struct IQ4_XS : Planes<16, 0, 0, 1, 8, 8> {
+    static constexpr bool HALVES = false, MIN = false;
+    struct Chunk {
+        U32x4 q;
+        U32x2 head;
+    };
+    static FORCE Chunk load(const RowAt& at, u32 c, u32) { return Chunk{stream16(at.q + c * 16), shared8(at.d + c / 8 * 8)}; }
+    static FORCE void unpack(const Chunk& k, u32 c, Codes& o) {
+#pragma unroll
+        for (u32 w = 0; w < 8; ++w) o.v[w] = iq4_values(nibbles(k.q, w));
+        u32 j = c % 8;
+        u32 scale = ((k.head.y >> (4 * j)) & 15) | ((k.head.x >> (16 + 2 * j)) & 3) << 4;
+        o.scale[0] = f32_of_f16(k.head.x) * (float)((i32)scale - 32);
     }
 };
 
@@ -291,6 +327,8 @@ struct Q6_K : Planes<16, 8, 2, 1, 2, 8> {
         o.scale[1] = d * (float)(i32)(i8)(k.s >> 8);
     }
 };
+
+#include "formats_low_bits.h"
 
 // The sum over 32 weights times activations.
 template <class T>

@@ -8,6 +8,7 @@
 // All of a block's weights are asked for at its start, into the second-level cache: the loop itself would have too few bytes under way.
 // Bytes: the weights once per 32 tokens, x (64 bytes a token and block of 32) once per 32 rows, from the caches.
 #pragma once
+#include "tokens.h"
 
 #define TILE_ROWS 32u
 #define TILE_TOKENS 32u
@@ -70,6 +71,22 @@ FORCE void two_words(Q6_K, const Q6_K::Chunk& k, const Codes&, u32 q, u32 (&to)[
     to[0] = ((both << 2) & 0x3c3c3c3cu) | ((k.h.x << (6 - 2 * q)) & 0xc0c0c0c0u);
     to[1] = ((both >> 2) & 0x3c3c3c3cu) | ((k.h.y << (6 - 2 * q)) & 0xc0c0c0c0u);
 }
+FORCE void two_words(MXFP4, const MXFP4::Chunk& k, const Codes&, u32 q, u32 (&to)[2]) {
+    two_nibbles(k.q, q, to);
+    for (u32 i = 0; i < 2; ++i) to[i] = fp4_doubled(to[i]);
+}
+FORCE void two_words(NVFP4, const NVFP4::Chunk& k, const Codes&, u32 q, u32 (&to)[2]) {
+    two_nibbles(k.q, q, to);
+    for (u32 i = 0; i < 2; ++i) to[i] = fp4_doubled(to[i]);
+}
+FORCE void two_words(IQ4_NL, const IQ4_NL::Chunk& k, const Codes&, u32 q, u32 (&to)[2]) {
+    two_nibbles(k.q, q, to);
+    for (u32 i = 0; i < 2; ++i) to[i] = iq4_values(to[i]);
+}
+FORCE void two_words(IQ4_XS, const IQ4_XS::Chunk& k, const Codes&, u32 q, u32 (&to)[2]) {
+    two_nibbles(k.q, q, to);
+    for (u32 i = 0; i < 2; ++i) to[i] = iq4_values(to[i]);
+}
 FORCE void two_words(Q8_0, const Q8_0::Chunk& k, const Codes&, u32 q, u32 (&to)[2]) {
     to[0] = select4(k.low, q);
     to[1] = select4(k.high, q);
@@ -117,17 +134,18 @@ FORCE void fragment(const typename T::Chunk& chunk, u32 c, u32 q, u32 (&to)[2][2
     }
 }
 
-template <class T>
-FORCE void matmat_f16(const MatmatF16Args& a) {
+template <class T, class Tokens>
+FORCE void matmat_f16(const MatmatF16Args& a, const Tokens& tokens) {
     // [waves][2][GROUPS] fragments of 16 bytes a lane; half of the waves at a time.
     __shared__ F32x4 sums[WAVES / 2][2 * GROUPS][WAVE];
     let_next_start();
     const u32 nb = a.cols / 32, g = lane() / 4, q = lane() % 4;
-    const u32 row0 = block_x() * TILE_ROWS, token0 = block_y() * TILE_TOKENS;
-    const u32 n_tokens = least(TILE_TOKENS, a.n_tokens - token0), n_groups = (n_tokens + 7) / 8;
+    const u32 row0 = block_x() * TILE_ROWS, token0 = tokens.first(TILE_TOKENS);
+    const u8* weights = tokens.weights(a.weights);
+    const u32 n_tokens = least(TILE_TOKENS, tokens.n - token0), n_groups = (n_tokens + 7) / 8;
     {
         const u32 rows = least(TILE_ROWS, a.rows - row0);
-        const RowAt first = T::row(a.weights, a.rows, nb, row0);
+        const RowAt first = T::row(weights, a.rows, nb, row0);
         prefetch(first.q, rows * nb * T::Q_BYTES);
         prefetch(first.h, rows * nb * T::H_BYTES);
         prefetch(first.s, rows * (nb / T::S_EVERY) * T::S_BYTES);
@@ -135,7 +153,7 @@ FORCE void matmat_f16(const MatmatF16Args& a) {
     }
     RowAt at[4];
 #pragma unroll
-    for (u32 r = 0; r < 4; ++r) at[r] = T::row(a.weights, a.rows, nb, least(row0 + r * 8 + g, a.rows - 1));
+    for (u32 r = 0; r < 4; ++r) at[r] = T::row(weights, a.rows, nb, least(row0 + r * 8 + g, a.rows - 1));
     F32x4 acc[2][GROUPS];
 #pragma unroll
     for (u32 m = 0; m < 2; ++m) {
@@ -145,10 +163,10 @@ FORCE void matmat_f16(const MatmatF16Args& a) {
     // What the next step works on travels during this one.
     typename T::Chunk next[4];
     U32x2 x_next[GROUPS][2];
-    const u16* x = a.x + (u64)token0 * a.cols + q * 4;
-    u32 x_at[GROUPS];
+    const u16* x = a.x + q * 4;
+    u64 x_at[GROUPS];
 #pragma unroll
-    for (u32 n = 0; n < GROUPS; ++n) x_at[n] = least(n * 8 + g, n_tokens - 1) * a.cols;
+    for (u32 n = 0; n < GROUPS; ++n) x_at[n] = (u64)tokens.x_row(token0 + least(n * 8 + g, n_tokens - 1)) * a.cols;
     auto load_x = [&](u32 c) {
 #pragma unroll
         for (u32 n = 0; n < GROUPS; ++n) {
@@ -225,9 +243,8 @@ FORCE void matmat_f16(const MatmatF16Args& a) {
         for (u32 j = 0; j < 4; ++j) {
             const u32 row = row0 + m * 16 + j / 2 * 8 + g, token = n * 8 + q * 2 + j % 2;
             if (row < a.rows && token < n_tokens) {
-                float* out = a.out + (u64)(token0 + token) * a.stride + row;
-                float y = v[j] * (a.factor / SCALE);
-                if (a.bias) y += a.bias[row];
+                float* out = a.out + (u64)tokens.out_row(token0 + token) * a.stride + row;
+                const float y = tokens.finish(v[j] * (a.factor / SCALE), a.bias, row);
                 *out = a.epilogue == 1 ? *out + y : y;
             }
         }

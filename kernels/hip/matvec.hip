@@ -3,7 +3,7 @@
 // Before: x is f32 [cols]; with a norm weight it becomes x / sqrt(mean(x^2) + eps) * norm. Every block quantizes x to 8 bits
 // in blocks of 32 for itself into shared memory (d = max |x| / 127): reading 16 KiB from the second-level cache costs less
 // than one more launch. After: out = v + bias, or out += v + bias (the residual), or, with a gate and an up matrix,
-// out[r] = silu(gate[r]) * up[r].
+// out[r] = act(gate[r]) * up[r].
 //
 // Geometry: grid blocks of THREADS; a wave takes whole rows, round robin over all waves of the grid, and a lane one block of 32
 // weights of every WAVE. A wave loads the next UNROLL blocks of each lane before it computes with the present ones, and the
@@ -12,6 +12,7 @@
 // Entries: matvec_<type> (WEIGHT), and for two types in one launch matvec_<a>_<b> (WEIGHT, SECOND).
 #include "compat.h"
 #include "formats.h"
+#include "act.h"
 #include "activations.h"
 
 // As measured on an H200: the input is ready sooner with 1024 threads; two types need too many registers for them.
@@ -37,9 +38,10 @@ struct MatvecArgs {
     float eps;
     u32 cols;
     u32 n_matrices;
-    u32 epilogue;  // 0 store, 1 add to out, 2 silu(matrix 0) * matrix 1 to out of matrix 0
+    u32 epilogue;  // 0 store, 1 add to out, 2 act(matrix 0) * matrix 1 to out of matrix 0
     u32 n_blocks;
     u32 reserved;
+    ActSpec act;
     MatvecMatrix matrices[4];
 };
 
@@ -166,7 +168,7 @@ struct Rows {
                         float up = v;
                         if (a.matrices[0].bias) gate += a.matrices[0].bias[now_row];
                         if (a.matrices[1].bias) up += a.matrices[1].bias[now_row];
-                        a.matrices[0].out[now_row] = silu(gate) * up;
+                        a.matrices[0].out[now_row] = gate_of(a.act, gate, up);
                     } else {
                         finish(a, now_m, now_row, v);
                     }

@@ -107,6 +107,74 @@ struct FromMXFP4 {
         return b[0] != 255;
     }
 };
+struct FromIQ4_NL {
+    typedef IQ4_NL Layout;
+    static constexpr u32 SIZE = 32, BYTES = 18, LOW_BITS = 4, HIGH_BITS = 0;
+    static constexpr bool INVERTED = false;
+    static FORCE u32 code(const u8* b, u32, u32 k) { return (b[2 + k % 16] >> (4 * (k / 16))) & 15; }
+    static FORCE bool scales(const u8* b, u32, u8* d, u8*, bool) {
+        *(u16*)d = half_at(b);
+        return !bad_half(half_at(b));
+    }
+};
+// d, upper bits of scales[2], lower bits[4], codes[8][16]
+struct FromIQ4_XS {
+    typedef IQ4_XS Layout;
+    static constexpr u32 SIZE = 256, BYTES = 136, LOW_BITS = 4, HIGH_BITS = 0;
+    static constexpr bool INVERTED = false;
+    static FORCE u32 code(const u8* b, u32 j, u32 k) { return (b[8 + 16 * j + k % 16] >> (4 * (k / 16))) & 15; }
+    static FORCE bool scales(const u8* b, u32, u8* d, u8*, bool first) {
+        if (first) {
+            *(u32*)d = half_at(b) | half_at(b + 2) << 16;
+            *(u32*)(d + 4) = half_at(b + 4) | half_at(b + 6) << 16;
+        }
+        return !bad_half(half_at(b));
+    }
+};
+// qs[64], d
+struct FromTQ2_0 {
+    typedef TQ2_0 Layout;
+    static constexpr u32 SIZE = 256, BYTES = 66, LOW_BITS = 2, HIGH_BITS = 0;
+    static constexpr bool INVERTED = false;
+    static FORCE u32 code(const u8* b, u32 j, u32 k) { return (b[32 * (j / 4) + k] >> (2 * (j % 4))) & 3; }
+    static FORCE bool scales(const u8* b, u32, u8* d, u8*, bool first) {
+        if (first) *(u16*)d = (u16)half_at(b + 64);
+        return !bad_half(half_at(b + 64));
+    }
+};
+// scales[4], for each 16: codes[8], of weights k and k + 8
+struct FromNVFP4 {
+    typedef NVFP4 Layout;
+    static constexpr u32 SIZE = 64, BYTES = 36, LOW_BITS = 4, HIGH_BITS = 0;
+    static constexpr bool INVERTED = false;
+    static FORCE u32 code(const u8* b, u32 j, u32 k) { return (b[4 + 16 * j + 8 * (k / 16) + k % 8] >> (4 * (k / 8 % 2))) & 15; }
+    // 0x7f is E4M3's NaN, which ggml takes for zero; no scale has a sign.
+    static FORCE u32 scale(u32 e) { return e == 0x7f ? 0 : e; }
+    static FORCE bool scales(const u8* b, u32 j, u8*, u8* s, bool) {
+        *(u16*)s = (u16)(scale(b[2 * j]) | scale(b[2 * j + 1]) << 8);
+        return ((b[2 * j] | b[2 * j + 1]) & 0x80) == 0;
+    }
+};
+struct FromQ1_0 {
+    typedef Q1_0 Layout;
+    static constexpr u32 SIZE = 128, BYTES = 18, LOW_BITS = 1, HIGH_BITS = 0;
+    static constexpr bool INVERTED = false;
+    static FORCE u32 code(const u8* b, u32 j, u32 k) { return (b[2 + 4 * j + k / 8] >> (k % 8)) & 1; }
+    static FORCE bool scales(const u8* b, u32, u8* d, u8*, bool first) {
+        if (first) *(u16*)d = (u16)half_at(b);
+        return !bad_half(half_at(b));
+    }
+};
+struct FromQ2_0 {
+    typedef Q2_0 Layout;
+    static constexpr u32 SIZE = 64, BYTES = 18, LOW_BITS = 2, HIGH_BITS = 0;
+    static constexpr bool INVERTED = false;
+    static FORCE u32 code(const u8* b, u32 j, u32 k) { return (b[2 + 8 * j + k / 4] >> (2 * (k % 4))) & 3; }
+    static FORCE bool scales(const u8* b, u32, u8* d, u8*, bool first) {
+        if (first) *(u16*)d = (u16)half_at(b);
+        return !bad_half(half_at(b));
+    }
+};
 // scales[16], qs[64], d, dmin
 struct FromQ2_K {
     typedef Q2_K Layout;
@@ -200,6 +268,7 @@ FORCE void repack(const RepackArgs& a) {
             n &= (1u << F::LOW_BITS) - 1;
             if (F::LOW_BITS == 8) low[w] |= n << (8 * i);
             if (F::LOW_BITS == 4) low[w % 4] |= n << (8 * i + 4 * (w / 4));
+            if (F::LOW_BITS == 1) low[0] |= n << (8 * i + w);
             if (F::LOW_BITS == 2) low[w / 4] |= n << (8 * i + 2 * (w % 4));
             if (F::HIGH_BITS == 1) high[0] |= rest << (8 * i + w);
             if (F::HIGH_BITS == 2) high[w / 4] |= rest << (8 * i + 2 * (w % 4));
@@ -210,6 +279,7 @@ FORCE void repack(const RepackArgs& a) {
         *(U32x4*)(q + (nb + c) * 16) = U32x4{low[4], low[5], low[6], low[7]};
     }
     if (F::LOW_BITS == 4) *(U32x4*)(q + c * 16) = U32x4{low[0], low[1], low[2], low[3]};
+    if (F::LOW_BITS == 1) *(u32*)(q + c * 4) = low[0];
     if (F::LOW_BITS == 2) *(U32x2*)(q + c * 8) = U32x2{low[0], low[1]};
     if (F::HIGH_BITS == 1) *(u32*)(h + c * 4) = high[0];
     if (F::HIGH_BITS == 2) *(U32x2*)(h + c * 8) = U32x2{high[0], high[1]};
@@ -217,6 +287,8 @@ FORCE void repack(const RepackArgs& a) {
     u8* s = (u8*)at.s + c / F::Layout::S_EVERY * F::Layout::S_BYTES;
     if (!F::scales(b, j, d, s, j == 0)) raise(a.flag);
 }
+
+#include "repack_low_bits.h"
 
 // Floats are copied; EXPONENT is what NaN and infinity have all of.
 template <class U>
@@ -244,11 +316,27 @@ REPACK(q5_0, FromQ5_0)
 REPACK(q5_1, FromQ5_1)
 REPACK(q8_0, FromQ8_0)
 REPACK(mxfp4, FromMXFP4)
+REPACK(iq4_nl, FromIQ4_NL)
+REPACK(iq4_xs, FromIQ4_XS)
+REPACK(tq2_0, FromTQ2_0)
+REPACK(nvfp4, FromNVFP4)
+REPACK(q1_0, FromQ1_0)
+REPACK(q2_0, FromQ2_0)
 REPACK(q2_k, FromQ2_K)
 REPACK(q3_k, FromQ3_K)
 REPACK(q4_k, FromQ4_K)
 REPACK(q5_k, FromQ5_K)
 REPACK(q6_k, FromQ6_K)
+#define REPACK_256(name, F) \
+    ENTRY(THREADS, 1) repack_##name(RepackArgs a) { repack_256<F>(a); }
+REPACK_256(iq3_s, MoveIQ3_S)
+REPACK_256(iq3_xxs, MoveIQ3_XXS)
+REPACK_256(iq2_s, MoveIQ2_S)
+REPACK_256(iq2_xs, MoveIQ2_XS)
+REPACK_256(iq2_xxs, MoveIQ2_XXS)
+REPACK_256(iq1_s, MoveIQ1_S)
+REPACK_256(iq1_m, MoveIQ1_M)
+REPACK_256(tq1_0, MoveTQ1_0)
 ENTRY(THREADS, 1) repack_f32(RepackArgs a) { copy<u32>(a, 0x7f800000u); }
 ENTRY(THREADS, 1) repack_f16(RepackArgs a) { copy<u16>(a, (u16)0x7c00u); }
 ENTRY(THREADS, 1) repack_bf16(RepackArgs a) { copy<u16>(a, (u16)0x7f80u); }

@@ -1,10 +1,10 @@
 // Norms (where given) and rotates the heads of q and k; writes k and v of every row into its sequence's page as f16.
 //
-// q [rows][n_head][dim_k] f32 -> q_out, f32 or f16 (q_half), may not be q itself; k [rows][n_head_kv][dim_k] and v
+// q [rows][n_head][dim_k] f32 -> q_out, f32 (may be q itself) or f16 (q_half); k [rows][n_head_kv][dim_k] and v
 // [rows][n_head_kv][dim_v] f32 -> pages (kv.h).
 // Geometry: grid (ceil((n_head + 2 n_head_kv) / WAVES), rows); a wave a head. Bound by memory: reads q, k, v, writes q and the
 // pages once.
-// Entry: rope_kv_<dim> (DIM = dim_k).
+// Entries: rope_kv_<dim> (DIM = dim_k), rope_kv_any (ANY; dim_k up to DIM).
 #include "compat.h"
 #include "kv.h"
 
@@ -21,6 +21,12 @@ struct RopeKvArgs {
     u32 q_half;
 };
 
+#ifdef ANY
+#define HEAD_K(a) (a).kv.dim_k
+#else
+#define HEAD_K(a) DIM
+#endif
+
 ENTRY(THREADS, 1) UNIT(RopeKvArgs a) {
     let_next_start();
     wait_for_inputs();
@@ -34,7 +40,7 @@ ENTRY(THREADS, 1) UNIT(RopeKvArgs a) {
             float* to = (float*)a.q_out + at;
             u16* to_half = (u16*)a.q_out + at;
             bool half = a.q_half != 0;
-            rotate_head<DIM>(a.q + at, a.rope.q_norm, a.rope, entry, [=](u32 i, float x) {
+            rotate_head<DIM>(HEAD_K(a), a.q + at, a.rope.q_norm, a.rope, entry, [=](u32 i, float x) {
                 if (half) to_half[i] = f16_of_f32(x);
                 else to[i] = x;
             });
@@ -44,7 +50,7 @@ ENTRY(THREADS, 1) UNIT(RopeKvArgs a) {
             if (head < a.n_head + n_kv) {
                 head -= a.n_head;
                 u16* to = (u16*)(page + k_offset(a.kv, head)) + slot * a.kv.dim_k;
-                rotate_head<DIM>(a.k + ((u64)row * n_kv + head) * DIM, a.rope.k_norm, a.rope, entry,
+                rotate_head<DIM>(HEAD_K(a), a.k + ((u64)row * n_kv + head) * a.kv.dim_k, a.rope.k_norm, a.rope, entry,
                             [=](u32 i, float x) { to[i] = f16_of_f32(x); });
             } else {
                 head -= a.n_head + n_kv;

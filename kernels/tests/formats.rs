@@ -4,7 +4,8 @@
 
 mod matrices;
 
-use matrices::{half_floats, isas, pack_all, random_matrix, rng};
+use matrices::{isas, pack_all, random_matrix, rng};
+use rocmforge_kernels::host::reference::half_floats;
 use rocmforge_kernels::host::{Error, Isa, PackedMatrix, ROW_GROUP, WeightType, reference};
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -87,6 +88,8 @@ fn blocks_of_32_by_hand() {
         &[&TWO[..], &[0x80, 0x7f], &[0; 30]].concat(),
     );
     assert_eq!((q8_0[0], q8_0[1], q8_0[2]), (-256.0, 254.0, 0.0));
+    let iq4_nl = dequantized(WeightType::IQ4NL, &[&TWO[..], &quants(0xf1)].concat());
+    assert_eq!((iq4_nl[0], iq4_nl[16], iq4_nl[1]), (-208.0, 226.0, -254.0));
     // E8M0 128 is 2; E2M1 7 is 6, 9 is -0.5.
     let mxfp4 = dequantized(WeightType::MXFP4, &[&[128][..], &quants(0x97)].concat());
     assert_eq!((mxfp4[0], mxfp4[16], mxfp4[1]), (12.0, -1.0, 0.0));
@@ -213,9 +216,11 @@ fn scales_that_are_not_finite_are_refused() {
             WeightType::F16 => vec![(0, &[0x00, 0x7c]), (0, &[0x01, 0xfc])],
             WeightType::BF16 => vec![(0, &[0x80, 0x7f]), (0, &[0xc0, 0xff])],
             WeightType::MXFP4 => vec![(0, &[0xff])],
+            WeightType::NVFP4 => vec![(0, &[0x80]), (3, &[0xff])],
+            WeightType::IQ1M => vec![(48, &[0, 0, 0, 0, 0, 0xc0, 0, 0x70 | 0x0f])],
             _ => vec![],
         };
-        for &at in half_floats(ty) {
+        for &at in half_floats(ty).iter().filter(|_| ty.is_quantized()) {
             cases.extend([
                 (at, [0x00u8, 0x7c].as_slice()),
                 (at, &[0x00, 0xfc]),

@@ -1,13 +1,16 @@
 //! Wire types of `rocmforge.v1`, generated from `rocmforge/v1/*.proto`, and the
 //! few facts that a server and its clients have to agree on beside them: where
-//! the socket is ([`socket_candidates`]) and how large a message may be
-//! ([`MAX_MESSAGE_BYTES`]).
+//! the socket is ([`socket_candidates`]), how large a message may be
+//! ([`MAX_MESSAGE_BYTES`]) and how people write a [`Budget`].
 //!
 //! Invariant: nothing here opens a socket, reads a file or starts a thread.
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod socket;
+
+pub use budget::{BUDGET_MAX_BYTES, Budget, BudgetError};
 
 pub use socket::{
     SOCKET_ENV, SOCKET_FILE_NAME, SYSTEM_SOCKET_PATH, default_socket_path, socket_candidates,

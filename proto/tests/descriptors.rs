@@ -37,6 +37,7 @@ fn every_service_and_rpc_is_there() {
             "Inference.Tokenize",
             "Models.Get",
             "Models.List",
+            "Models.ListFiles",
             "Models.Load *",
             "Models.Pin",
             "Models.Preload *",

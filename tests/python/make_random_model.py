@@ -1,7 +1,7 @@
 """Writes a small GGUF model with random weights, for parity tests of one corner of the format at a time.
 
 The vocabulary is another file's (a fixture's), so ids mean the same there. Types that PyPI's gguf can quantize are real
-quantizations of normal noise; the K types get random valid blocks whose scales are set so that the values have the mean and
+quantizations of normal noise; the others get random valid blocks whose scales are set so that the values have the mean and
 the deviation wanted. Where a row is no multiple of a type's block the type falls back as llama.cpp's quantizer does (Q4_K to
 Q5_0 and so on), and to F16 where even 32 does not divide it.
 
@@ -19,28 +19,44 @@ from gguf import GGMLQuantizationType as Type
 
 FALLBACK = {
     Type.Q2_K: Type.Q4_0, Type.Q3_K: Type.Q4_0, Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0,
+    **dict.fromkeys([Type.IQ4_XS, Type.IQ3_S, Type.IQ3_XXS, Type.IQ2_S, Type.IQ2_XS, Type.IQ2_XXS, Type.IQ1_S, Type.IQ1_M,
+                     Type.TQ1_0, Type.TQ2_0], Type.IQ4_NL),
 }
 
-# Where each K type keeps its f16 scale and its f16 minimum in a block, and the minimum per scale that centres the values
+# Where each of these types keeps its f16 scale and its f16 minimum in a block, and the minimum per scale that centres the values
 # when every other bit is random (mean quant times mean sub-scale over mean sub-minimum).
-K_SCALES = {
+BLOCK_SCALES = {
     Type.Q2_K: (80, 82, 1.5),
     Type.Q3_K: (108, None, 0.0),
     Type.Q4_K: (0, 2, 7.5),
     Type.Q5_K: (0, 2, 15.5),
     Type.Q6_K: (208, None, 0.0),
+    **dict.fromkeys([Type.IQ4_NL, Type.IQ4_XS, Type.IQ3_S, Type.IQ3_XXS, Type.IQ2_S, Type.IQ2_XS, Type.IQ2_XXS, Type.IQ1_S],
+                    (0, None, 0.0)),
+    # In the upper nibbles of four 16-bit words.
+    Type.IQ1_M: (48, None, 0.0),
+    # Four bytes, E4M3.
+    Type.NVFP4: (0, None, 0.0),
 }
 
 
-def random_k_blocks(rng, kind, rows, cols, std):
-    """[rows, bytes] of random blocks of a K type, each block with a scale of its own, the values' deviation `std`."""
+def random_blocks(rng, kind, rows, cols, std):
+    """[rows, bytes] of random blocks, each block with a scale of its own, the values' deviation `std`."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    scale_at, min_at, centre = K_SCALES[kind]
+    scale_at, min_at, centre = BLOCK_SCALES[kind]
     n = rows * cols // block
     raw = rng.integers(0, 256, (n, size), dtype=np.uint8)
     spread = rng.uniform(0.5, 1.5, (n, 1)).astype(np.float32)
 
     def write(scale):
+        if kind == Type.IQ1_M:
+            bits = (spread * scale).astype(np.float16).view(np.uint16)
+            words = raw[:, 48:].copy().view(np.uint16) & 0x0FFF | bits >> np.array([0, 4, 8, 12], np.uint16) << 12
+            raw[:, 48:] = words.astype(np.uint16).view(np.uint8)
+            return
+        if kind == Type.NVFP4:
+            raw[:, :4] = gguf.quants.NVFP4.fp32_to_ue4m3(spread * scale)
+            return
         raw[:, scale_at:scale_at + 2] = (spread * scale).astype(np.float16).view(np.uint8)
         if min_at is not None:
             raw[:, min_at:min_at + 2] = (spread * scale * centre).astype(np.float16).view(np.uint8)
@@ -69,8 +85,8 @@ class Generator:
         kind = fitting(self.types[self.n % len(self.types)], cols)
         self.n += 1
         std = gain * cols ** -0.5
-        if kind in K_SCALES:
-            data = random_k_blocks(self.rng, kind, rows, cols, std)
+        if kind in BLOCK_SCALES:
+            data = random_blocks(self.rng, kind, rows, cols, std)
         else:
             data = gguf.quantize(self.rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(std), kind)
         raw = None if kind in (Type.F32, Type.F16) else kind

@@ -34,8 +34,14 @@ const WIRE_TYPES: [&str; 5] = [
     "proto/",
     "client/",
     "daemon/src/rpc/",
-    "daemon/tests/services/",
+    "daemon/tests/",
     "tests/",
+];
+
+/// Below these are decisions alone: no clock, thread, channel or file.
+const PURE: [&str; 2] = [
+    "daemon/crates/tensor-cache/src/",
+    "daemon/crates/scheduler/src/",
 ];
 
 /// How far above an unsafe block its SAFETY comment may begin.
@@ -285,7 +291,7 @@ fn no_path_of_a_developer_is_left() {
 }
 
 #[test]
-fn the_cache_decides_without_clock_thread_or_file() {
+fn the_cache_and_the_scheduler_decide_without_clock_thread_or_file() {
     let impure = [
         "std::time",
         "std::thread",
@@ -297,7 +303,7 @@ fn the_cache_decides_without_clock_thread_or_file() {
         "tokio",
     ];
     let mut broken = Broken::default();
-    let pure = |text: &&Text| text.path.starts_with("daemon/crates/tensor-cache/src/");
+    let pure = |text: &&Text| text.is_below(&PURE);
     for text in texts(&["rs"]).iter().filter(pure) {
         for (n, line) in text.lines() {
             if impure.iter().any(|word| code(line).contains(word)) {
@@ -305,7 +311,7 @@ fn the_cache_decides_without_clock_thread_or_file() {
             }
         }
     }
-    broken.check("tensor-cache is pure");
+    broken.check("tensor-cache and scheduler are pure");
 }
 
 #[test]
@@ -372,4 +378,54 @@ fn fixtures_are_as_they_were_committed() {
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         assert_eq!(found.len(), bytes, "{}", path.display());
     }
+}
+
+/// The crates with what they depend on of ours, as ARCHITECTURE.md's table has them and as Cargo has them.
+#[test]
+fn the_table_of_crates_is_true() {
+    let root = fixtures::workspace();
+    let text =
+        std::fs::read_to_string(root.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md is there");
+    let mut table = std::collections::BTreeMap::new();
+    for line in text.lines().filter(|l| l.starts_with("| rocmforge")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, name, _, _, known, _] = cells[..] else {
+            panic!("a row of another number of columns: {line}");
+        };
+        let known = known.split(", ").filter(|k| *k != "nothing");
+        let known: Vec<String> = known.map(|k| format!("rocmforge-{k}")).collect();
+        table.insert(name.to_owned(), known);
+    }
+    let cargo = std::process::Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
+        .current_dir(&root)
+        .output()
+        .expect("cargo runs");
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&cargo.stdout).expect("cargo metadata prints JSON");
+    let packages = metadata["packages"].as_array().expect("packages");
+    let name = |p: &serde_json::Value| p["name"].as_str().unwrap_or_default().to_owned();
+    let ours: Vec<String> = packages.iter().map(&name).collect();
+    let mut found = std::collections::BTreeMap::new();
+    for package in packages {
+        let dependencies = package["dependencies"].as_array().expect("dependencies");
+        let mut known: Vec<String> = dependencies
+            .iter()
+            .filter(|d| d["kind"].is_null())
+            .map(&name)
+            .filter(|d| ours.contains(d))
+            .collect();
+        known.sort();
+        found.insert(name(package), known);
+    }
+    assert_eq!(
+        table, found,
+        "ARCHITECTURE.md's table of crates (left) against cargo metadata"
+    );
 }

@@ -4,14 +4,21 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use rocmforge_client::proto::Budget;
 use rocmforge_client::proto::v1::CachePolicy;
 
-use crate::budget::{Budget, parse_budget};
 use crate::sampling::SamplingArgs;
 
 /// Loads models into a rocmforged, generates with them, and looks after its cache.
 #[derive(Debug, Parser)]
-#[command(name = "rocmforgectl", version, max_term_width = 100)]
+#[command(
+    name = "rocmforgectl",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 success; 1 failure; 2 wrong usage; 3 no daemon to talk to; 4 not now, try again later; \
+                  5 no such model or file; 6 the request or the file cannot work; 7 not allowed. With --json, errors \
+                  are one JSON object on standard error."
+)]
 pub(crate) struct Cli {
     /// Socket of the daemon [default: $ROCMFORGE_SOCKET, else
     /// $XDG_RUNTIME_DIR/rocmforged.sock, else /run/rocmforged/rocmforged.sock]
@@ -63,8 +70,14 @@ pub(crate) enum Command {
     Generate {
         /// Name of the model
         name: String,
-        /// The text; "-" reads it from the standard input
-        prompt: String,
+        /// The text; "-" reads it from the standard input, exactly as it comes
+        #[arg(required_unless_present = "ids")]
+        prompt: Option<String>,
+        /// Token ids in place of a text, as in 1,15043
+        #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["prompt", "no_add_special", "no_parse_special"])]
+        ids: Vec<u32>,
+        #[command(flatten)]
+        special: SpecialArgs,
         #[command(flatten)]
         sampling: SamplingArgs,
     },
@@ -72,8 +85,8 @@ pub(crate) enum Command {
     Chat {
         /// Name of the model
         name: String,
-        /// What to say; "-" reads it from the standard input; without it, a
-        /// conversation until Ctrl-D
+        /// What to say; "-" reads it from the standard input, without its last
+        /// line break; without it, a conversation until Ctrl-D
         message: Option<String>,
         /// System message to begin with
         #[arg(long, value_name = "TEXT")]
@@ -88,8 +101,12 @@ pub(crate) enum Command {
     Score {
         /// Name of the model
         name: String,
-        /// The text; "-" reads it from the standard input
-        text: String,
+        /// The text; "-" reads it from the standard input, exactly as it comes
+        #[arg(required_unless_present = "ids")]
+        text: Option<String>,
+        /// Token ids in place of a text, as in 1,15043
+        #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["text", "no_add_special", "no_parse_special"])]
+        ids: Vec<u32>,
         /// Also show the N most probable tokens at each place
         #[arg(long, value_name = "N", allow_negative_numbers = true)]
         top_n: Option<i32>,
@@ -103,7 +120,7 @@ pub(crate) enum Command {
     Tokenize {
         /// Name of the model
         name: String,
-        /// The text; "-" reads it from the standard input
+        /// The text; "-" reads it from the standard input, exactly as it comes
         text: String,
         #[command(flatten)]
         special: SpecialArgs,
@@ -129,11 +146,16 @@ pub(crate) enum Command {
     Status,
     /// List the GPU drivers and devices of the daemon's machine
     Devices,
+    /// List the GGUF files below the daemon's model directories
+    Files,
+    /// Ask whether the daemon serves; the exit code says so, too
+    Health,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
-    /// The GGUF file
+    /// The GGUF file; where no such file is here, relative to the daemon's model
+    /// directories
     pub(crate) file: PathBuf,
     /// Name to load it under [default: the file's name without .gguf]
     #[arg(long, value_name = "NAME")]
@@ -150,7 +172,8 @@ pub(crate) struct LoadArgs {
 pub(crate) struct RunArgs {
     /// The GGUF file
     pub(crate) file: PathBuf,
-    /// What to say; "-" reads it from the standard input
+    /// What to say; "-" reads it from the standard input, without its last line
+    /// break
     pub(crate) prompt: String,
     /// System message to begin with
     #[arg(long, value_name = "TEXT")]
@@ -197,18 +220,17 @@ pub(crate) enum CacheCommand {
         /// Name of the model
         name: Option<String>,
     },
-    /// Change the budget
+    /// Show the budget, or change it
     Budget {
         /// Bytes (2147483648), a size (2GiB, 1.5G, 512MiB; K, M, G, T count in
         /// 1024, KB, MB, GB, TB in 1000) or a share of the device (80%)
-        #[arg(value_parser = parse_budget)]
-        budget: Budget,
+        budget: Option<Budget>,
     },
-    /// Choose how victims are picked
+    /// Show how victims are picked, or choose it
     Policy {
         /// The policy
         #[arg(value_enum)]
-        policy: Policy,
+        policy: Option<Policy>,
     },
 }
 
@@ -306,7 +328,7 @@ mod tests {
         else {
             panic!("{cli:?}")
         };
-        assert_eq!(prompt, "-");
+        assert_eq!(prompt.as_deref(), Some("-"));
         assert_eq!(sampling.params().max_tokens, Some(5));
     }
 

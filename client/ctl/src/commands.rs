@@ -61,8 +61,19 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Generate {
             name,
             prompt,
+            ids,
+            special,
             sampling,
-        } => generate::generate(context, name, prompt, &sampling).await,
+        } => {
+            generate::generate(
+                context,
+                name,
+                Input { text: prompt, ids },
+                &special,
+                &sampling,
+            )
+            .await
+        }
         Command::Chat {
             name,
             message,
@@ -73,10 +84,11 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Score {
             name,
             text,
+            ids,
             top_n,
             n_ctx,
             special,
-        } => tokens::score(context, name, text, top_n, n_ctx, &special).await,
+        } => tokens::score(context, name, Input { text, ids }, top_n, n_ctx, &special).await,
         Command::Tokenize {
             name,
             text,
@@ -89,7 +101,28 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Unpin(args) => models::unpin(context, &args).await,
         Command::Status => status::status(context).await,
         Command::Devices => devices::devices(context).await,
+        Command::Files => status::files(context).await,
+        Command::Health => status::health(context).await,
     }
+}
+
+/// A text or token ids, of which the command line has one.
+struct Input {
+    text: Option<String>,
+    ids: Vec<u32>,
+}
+
+/// What is said to a model: the text of an argument, or the standard input without the line break that ends it.
+async fn said(argument: String) -> anyhow::Result<String> {
+    let from_input = argument == "-";
+    let mut text = text_of(argument).await?;
+    if from_input && text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
 }
 
 /// The text of an argument, read from the standard input where it is "-".

@@ -1,31 +1,41 @@
 //! Errors as users read them: what went wrong, and the flag or command that
 //! mends it.
 
-use rocmforge_client::{Code, Error, RpcError};
+use std::collections::BTreeMap;
 
+use rocmforge_client::{Code, Error, RpcError};
+use serde_json::{Value, json};
+
+use crate::human::clean;
 use crate::sampling::flag_of;
 
 /// The error with its causes, one after the other, and what to do about it.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
+    let mut text = clean(&error.to_string());
     let causes = error.chain().skip(1);
     for cause in causes {
-        let cause = cause.to_string();
+        let cause = clean(&cause.to_string());
         if !text.contains(&cause) {
             text.push_str(": ");
             text.push_str(&cause);
         }
     }
-    if let Some(rpc) = error.chain().find_map(rpc_of) {
-        for (field, description) in rpc.field_violations() {
-            let name = flag_of(field).unwrap_or_else(|| field.to_owned());
-            if !text.contains(&name) {
-                text.push_str(&format!("\n  {name}: {description}"));
-            }
+    if let Some(rpc) = rpc_in(error) {
+        let fields: Vec<String> = rpc
+            .field_violations()
+            .map(|(field, description)| {
+                let name = flag_of(field).unwrap_or_else(|| field.to_owned());
+                clean(&format!("{name}: {description}"))
+            })
+            .collect();
+        if !fields.is_empty() {
+            // The daemon's message is these in a row, under its own names for them.
+            text = fields.join("\n  ");
         }
         for (_, subject, description) in rpc.precondition_violations() {
-            if !text.contains(description) {
-                text.push_str(&format!("\n  {subject}: {description}"));
+            let description = clean(description);
+            if !text.contains(&description) {
+                text.push_str(&format!("\n  {}: {description}", clean(subject)));
             }
         }
         if let Some(hint) = hint(rpc) {
@@ -34,6 +44,72 @@ pub(crate) fn describe(error: &anyhow::Error) -> String {
         }
     }
     text
+}
+
+/// The error as a JSON object, for `--json`.
+pub(crate) fn as_json(error: &anyhow::Error) -> Value {
+    let mut value = json!({"message": describe(error), "exit_code": exit_code(error)});
+    if let Some(rpc) = rpc_in(error) {
+        value["message"] = rpc.to_string().into();
+        value["rpc"] = rpc.rpc.into();
+        value["code"] = code_name(rpc.code).into();
+        if let Some(reason) = rpc.reason() {
+            value["reason"] = reason.into();
+        }
+        if let Some(info) = rpc.details.error_info() {
+            let sorted: BTreeMap<_, _> = info.metadata.iter().collect();
+            value["details"] = json!(sorted);
+        }
+        if let Some(delay) = rpc.retry_after() {
+            value["retry_after_ms"] = json!(delay.as_millis() as u64);
+        }
+        let fields: Vec<Value> = rpc
+            .field_violations()
+            .map(|(field, description)| json!({"field": field, "description": description}))
+            .collect();
+        if !fields.is_empty() {
+            value["fields"] = fields.into();
+        }
+    }
+    json!({"error": value})
+}
+
+/// What a script does about it: the exit codes of `--help`.
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    let of_client = error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<Error>());
+    match of_client {
+        None | Some(Error::Incomplete { .. }) => 1,
+        Some(Error::Rpc(rpc)) => match rpc.code {
+            Code::ResourceExhausted | Code::Unavailable | Code::DeadlineExceeded => 4,
+            Code::NotFound => 5,
+            Code::InvalidArgument
+            | Code::FailedPrecondition
+            | Code::AlreadyExists
+            | Code::OutOfRange
+            | Code::Unimplemented
+            | Code::DataLoss => 6,
+            Code::PermissionDenied | Code::Unauthenticated => 7,
+            Code::Ok | Code::Cancelled | Code::Unknown | Code::Aborted | Code::Internal => 1,
+        },
+        Some(_) => 3,
+    }
+}
+
+fn code_name(code: Code) -> String {
+    let mut name = String::new();
+    for c in format!("{code:?}").chars() {
+        if c.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(c.to_ascii_uppercase());
+    }
+    name
+}
+
+fn rpc_in(error: &anyhow::Error) -> Option<&RpcError> {
+    error.chain().find_map(rpc_of)
 }
 
 fn rpc_of<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a RpcError> {
@@ -47,8 +123,14 @@ fn hint(error: &RpcError) -> Option<String> {
     }
     let hint = match (error.rpc, error.code) {
         ("Models.Load", Code::NotFound) => "check the path; the daemon has to see the file too",
+        ("Models.Load", Code::AlreadyExists) if error.reason() == Some("LOADED_FILE_CHANGED") => {
+            "`rocmforgectl unload` it and load it again"
+        }
         ("Models.Load", Code::AlreadyExists) => {
             "load it under another name with --name, or `rocmforgectl unload` that one"
+        }
+        (_, Code::PermissionDenied) if error.reason() == Some("ROLE_MISSING") => {
+            "ask the daemon's administrator for the role"
         }
         ("Models.Load", Code::PermissionDenied) => {
             "move the file below a model directory (`rocmforgectl status` lists them), start \
@@ -103,7 +185,48 @@ mod tests {
             "bad parameter",
             details,
         );
-        assert_eq!(text, "bad parameter\n  --top-p: must be above 0");
+        assert_eq!(text, "--top-p: must be above 0", "once, by its flag");
+    }
+
+    #[test]
+    fn an_error_in_json_tells_causes_apart() {
+        let mut details = ErrorDetails::with_retry_info(Some(std::time::Duration::from_secs(2)));
+        let bytes = [("need_bytes".to_owned(), "7".to_owned())];
+        details.set_error_info("FULL_NOW", "rocmforge", bytes);
+        let error = Error::Rpc(Box::new(RpcError {
+            rpc: "Inference.Chat",
+            code: Code::ResourceExhausted,
+            message: "full".to_owned(),
+            details,
+        }));
+        let value = as_json(&error.into());
+        assert_eq!(
+            value["error"],
+            json!({
+                "message": "full",
+                "exit_code": 4,
+                "rpc": "Inference.Chat",
+                "code": "RESOURCE_EXHAUSTED",
+                "reason": "FULL_NOW",
+                "details": {"need_bytes": "7"},
+                "retry_after_ms": 2000,
+            })
+        );
+        assert_eq!(exit_code(&anyhow::anyhow!("x")), 1);
+    }
+
+    #[test]
+    fn escape_sequences_of_a_template_do_not_reach_the_terminal() {
+        let text = failure(
+            "Inference.Chat",
+            Code::Internal,
+            "template: \u{1b}[2J\nrocmforgectl: all is well",
+            ErrorDetails::default(),
+        );
+        assert!(
+            !text.contains('\u{1b}') && text.lines().count() == 1,
+            "{text}"
+        );
     }
 
     #[test]

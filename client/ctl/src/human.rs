@@ -57,6 +57,36 @@ pub(crate) fn piece(bytes: &[u8]) -> String {
     format!("{:?}", String::from_utf8_lossy(bytes))
 }
 
+/// Text from outside on one line: what a terminal would obey (escape sequences, line breaks, marks of direction) is
+/// shown as an escape.
+pub(crate) fn clean(text: &str) -> String {
+    let obeyed = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(obeyed) {
+        return text.to_owned();
+    }
+    let shown = |c: char| match obeyed(c) {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
+/// Generated text for a terminal: what it would obey is shown, but for line breaks and tabs.
+pub(crate) fn clean_lines(text: &str) -> String {
+    let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(obeyed) {
+        return text.to_owned();
+    }
+    let shown = |c: char| match obeyed(c) {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
 /// How the cells of a column are set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Align {
@@ -85,7 +115,8 @@ impl Table {
     /// Appends a row, which has as many cells as there are columns.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         assert_eq!(N, self.align.len(), "a row has a cell for each column");
-        self.rows.push(cells.into());
+        self.rows
+            .push(cells.iter().map(|cell| clean(cell)).collect());
     }
 }
 
@@ -115,7 +146,7 @@ pub(crate) fn fields(fields: &[(&str, String)]) -> String {
     let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     fields
         .iter()
-        .map(|(name, value)| format!("{name:<width$}  {value}\n"))
+        .map(|(name, value)| format!("{name:<width$}  {}\n", clean(value)))
         .collect()
 }
 
@@ -139,6 +170,18 @@ mod tests {
         assert_eq!(span(183_600_000), "2d 3h");
         assert_eq!(percent(3, 4), "75.0 %");
         assert_eq!(percent(0, 0), "-");
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown() {
+        let title = "\u{1b}]0;owned\u{7}\nfake: line\u{202e}";
+        assert_eq!(clean(title), "\\u{1b}]0;owned\\u{7}\\nfake: line\\u{202e}");
+        assert_eq!(fields(&[("title", title.into())]).lines().count(), 1);
+        let mut table = Table::new([("NAME", Align::Left)]);
+        table.row([title.to_owned()]);
+        assert_eq!(table.to_string().lines().count(), 2);
+        assert_eq!(clean("h\u{e9}llo"), "h\u{e9}llo");
+        assert_eq!(clean_lines("a\n\tb\u{1b}[2Jc\r"), "a\n\tb\\u{1b}[2Jc\\r");
     }
 
     #[test]

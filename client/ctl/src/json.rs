@@ -1,5 +1,7 @@
 //! Answers as JSON. Keys are the field names of the `.proto` files, enums are
-//! lowercase words, and token bytes are text with U+FFFD for what is no UTF-8.
+//! lowercase words. Token bytes come twice: as text with U+FFFD for what is no
+//! UTF-8, and exactly, in hexadecimal. 64-bit numbers that are no counts are
+//! strings, as JSON's readers round them.
 
 use rocmforge_client::proto::v1::*;
 use serde_json::{Map, Value, json};
@@ -34,6 +36,10 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// One line about a model.
 pub(crate) fn summary(m: &ModelSummary) -> Value {
     json!({
@@ -51,6 +57,19 @@ pub(crate) fn summary(m: &ModelSummary) -> Value {
         "active_requests": m.active_requests,
         "n_ctx_train": m.n_ctx_train,
     })
+}
+
+/// The files that could be loaded.
+pub(crate) fn files(found: &ListFilesResponse) -> Value {
+    let files = found.files.iter().map(|file| {
+        json!({
+            "path": file.path,
+            "size_bytes": file.size_bytes,
+            "mtime_unix_ms": file.mtime_unix_ms,
+            "loaded_as": file.loaded_as,
+        })
+    });
+    json!({"files": files.collect::<Vec<_>>(), "is_cut": found.is_cut})
 }
 
 /// Everything about a model.
@@ -138,7 +157,7 @@ pub(crate) fn outcome(done: &GenerateDone) -> Value {
         "uploaded_bytes": done.uploaded_bytes,
         "queue_ms": done.queue_ms,
         "total_ms": done.total_ms,
-        "seed": done.seed,
+        "seed": done.seed.to_string(),
     });
     if !done.stop_string.is_empty() {
         value["stop_string"] = done.stop_string.clone().into();
@@ -150,13 +169,18 @@ fn token(token: &TokenLogprob) -> Value {
     let mut value = json!({
         "id": token.id,
         "piece": text(&token.piece),
+        "piece_hex": hex(&token.piece),
         "logprob": token.logprob,
     });
     if !token.top.is_empty() {
-        let top = token
-            .top
-            .iter()
-            .map(|top| json!({"id": top.id, "piece": text(&top.piece), "logprob": top.logprob}));
+        let top = token.top.iter().map(|top| {
+            json!({
+                "id": top.id,
+                "piece": text(&top.piece),
+                "piece_hex": hex(&top.piece),
+                "logprob": top.logprob,
+            })
+        });
         value["top"] = top.collect();
     }
     value
@@ -179,7 +203,8 @@ pub(crate) fn score(score: &ScoreResponse) -> Value {
 /// The token ids of a text.
 pub(crate) fn tokens(answer: &TokenizeResponse) -> Value {
     let pieces: Vec<String> = answer.pieces.iter().map(|piece| text(piece)).collect();
-    json!({"ids": answer.ids, "pieces": pieces})
+    let exact: Vec<String> = answer.pieces.iter().map(|piece| hex(piece)).collect();
+    json!({"ids": answer.ids, "pieces": pieces, "pieces_hex": exact})
 }
 
 fn usage(usage: &CacheUsage) -> Map<String, Value> {
@@ -200,14 +225,16 @@ fn usage(usage: &CacheUsage) -> Map<String, Value> {
     .collect()
 }
 
-/// The counts of the cache: the totals at the top, and under "models" those of
-/// each model by its name.
+/// The counts of the cache: the totals under "total", as on the wire, and at the
+/// top, and under "models" those of each model by its name.
 pub(crate) fn stats(stats: &StatsResponse) -> Value {
     let mut value = Map::new();
     value.insert("budget_bytes".into(), stats.budget_bytes.into());
     value.insert("peak_bytes".into(), stats.peak_bytes.into());
     value.insert("policy".into(), cache_policy(stats.policy()).into());
-    value.append(&mut usage(&stats.total.unwrap_or_default()));
+    let total = usage(&stats.total.unwrap_or_default());
+    value.insert("total".into(), total.clone().into());
+    value.append(&mut total.clone());
     let models: Map<String, Value> = stats
         .models
         .iter()
@@ -379,6 +406,12 @@ mod tests {
             pieces: vec![vec![0xc3]],
         });
         assert_eq!(value["pieces"][0], "\u{fffd}");
+        assert_eq!(value["pieces_hex"][0], "c3");
+        let done = GenerateDone {
+            seed: 14_466_886_325_030_996_175,
+            ..Default::default()
+        };
+        assert_eq!(outcome(&done)["seed"], "14466886325030996175");
     }
 
     #[test]

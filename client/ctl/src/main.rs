@@ -2,7 +2,9 @@
 //!
 //! Data goes to the standard output and everything else to standard error. Exit
 //! codes: 0 success, a reader that closed the pipe included; 1 failure; 2 wrong
-//! usage; 128 + n when signal n ended it.
+//! usage; 3 no daemon to talk to; 4 not now, try again later; 5 no such model or
+//! file; 6 the request or the file cannot work; 7 not allowed; 128 + n when signal
+//! n ended it.
 //!
 //! The command runs as a task of its own, so that a signal is answered even
 //! while the command waits for a slow reader of its output. Ending the task
@@ -10,7 +12,6 @@
 
 #![forbid(unsafe_code)]
 
-mod budget;
 mod cli;
 mod commands;
 mod failure;
@@ -21,6 +22,7 @@ mod private;
 mod progress;
 mod sampling;
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::task::Poll;
 use std::time::Duration;
@@ -65,7 +67,8 @@ async fn run(cli: Cli, private: PrivateSlot) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let output = Output::stdout(cli.json);
+    let json = cli.json;
+    let output = Output::stdout(json);
     let context = Context::new(cli.socket, output, private);
     let mut command = tokio::spawn(commands::run(context, cli.command));
     let outcome = tokio::select! {
@@ -80,8 +83,14 @@ async fn run(cli: Cli, private: PrivateSlot) -> ExitCode {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) if error.is::<Closed>() => ExitCode::SUCCESS,
         Ok(Err(error)) => {
-            eprintln!("rocmforgectl: {}", failure::describe(&error));
-            ExitCode::FAILURE
+            let text = if json {
+                failure::as_json(&error).to_string()
+            } else {
+                format!("rocmforgectl: {}", failure::describe(&error))
+            };
+            // Nobody is left to be told where this fails.
+            let _ = writeln!(std::io::stderr(), "{text}");
+            ExitCode::from(failure::exit_code(&error))
         }
         // The panic has printed its message.
         Err(_) => ExitCode::FAILURE,

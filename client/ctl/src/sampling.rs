@@ -12,39 +12,46 @@ pub(crate) struct SamplingArgs {
     /// Most tokens to generate [default: until the text or the context ends]
     #[arg(long, value_name = "N")]
     max_tokens: Option<i32>,
-    /// Divides the logits; 0 always takes the most probable token
+    /// Divides the logits; 0 always takes the most probable token [default: 0.8]
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
-    /// Keep the K most probable tokens; 0 keeps all
+    /// Keep the K most probable tokens; 0 keeps all [default: 40]
     #[arg(long, value_name = "K")]
     top_k: Option<i32>,
-    /// Keep the most probable tokens that add up to P; 1 keeps all
+    /// Keep the most probable tokens that add up to P; 1 keeps all [default: 0.95]
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
     /// Drop tokens less probable than P times the most probable; 0 keeps all
+    /// [default: 0.05]
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
-    /// Weaken tokens seen lately by this factor; 1 does nothing
+    /// Weaken tokens seen lately by this factor; 1 does nothing [default: 1]
     #[arg(long, value_name = "X")]
     repeat_penalty: Option<f32>,
-    /// Take this off the logits of tokens seen lately
+    /// Take this off the logits of tokens seen lately [default: 0]
     #[arg(long, value_name = "X")]
     presence_penalty: Option<f32>,
     /// Take this off the logits of tokens seen lately, once for each time
+    /// [default: 0]
     #[arg(long, value_name = "X")]
     frequency_penalty: Option<f32>,
-    /// How many of the last tokens count as seen lately
+    /// How many of the last tokens count as seen lately [default: 64]
     #[arg(long, value_name = "N")]
     penalty_last_n: Option<i32>,
-    /// Seed of the draw: the same seed gives the same text
+    /// Seed of the draw: the same seed gives the same text [default: a random one,
+    /// which --json reports]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// End the text before this string; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
-    /// Context length in tokens, prompt and answer together
+    /// Context length in tokens, prompt and answer together [default: what the
+    /// model was trained with, within the daemon's limit]
     #[arg(long, value_name = "N")]
     pub(crate) n_ctx: Option<i32>,
+    /// Print counts and speed on standard error, also where that is no terminal
+    #[arg(long, help_heading = None)]
+    pub(crate) stats: bool,
 }
 
 impl SamplingArgs {
@@ -148,7 +155,8 @@ mod tests {
     #[test]
     fn fields_lead_back_to_flags_that_exist() {
         let command = Only::command();
-        for argument in command.get_arguments().filter(|a| a.get_id() != "help") {
+        let of_requests = |a: &&clap::Arg| a.get_id() != "help" && a.get_id() != "stats";
+        for argument in command.get_arguments().filter(of_requests) {
             let id = argument.get_id().as_str();
             let flag = format!("--{}", argument.get_long().unwrap());
             assert_eq!(flag_of(&format!("sampling.{id}")), Some(flag));

@@ -153,10 +153,10 @@ async fn a_dash_reads_the_prompt_from_standard_input() {
 }
 
 #[tokio::test]
-async fn an_error_in_mid_stream_keeps_the_text_and_exits_with_1() {
+async fn an_error_in_mid_stream_keeps_the_text_and_exits_with_its_code() {
     let daemon = FakeDaemon::start();
     let output = ctl(&daemon, &["generate", "tiny", "changed"]).await;
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(6));
     assert_eq!(stdout(&output), "Once\n");
     assert!(stderr(&output).contains("changed"), "{}", stderr(&output));
     assert!(
@@ -169,32 +169,37 @@ async fn an_error_in_mid_stream_keeps_the_text_and_exits_with_1() {
 #[tokio::test]
 async fn errors_name_the_flag_or_the_command_that_mends_them() {
     let daemon = FakeDaemon::start();
-    for (args, parts) in [
+    for (args, code, parts) in [
         (
             &["generate", "nope", "x"][..],
+            5,
             &["\"nope\"", "loaded: tiny", "rocmforgectl ls"][..],
         ),
         (
             &["generate", "tiny", "x", "--temperature", "-1"],
+            6,
             &["--temperature: must be at least 0"],
         ),
         (
             &["generate", "tiny", "full"],
+            4,
             &["queue is full", "try again in 1.5 s"],
         ),
         (
             &["load", "/m/missing.gguf"],
+            5,
             &["no file /m/missing.gguf", "check the path"],
         ),
-        (&["load", "/m/x.gguf", "--name", "taken"], &["--name"]),
-        (&["unload", "tiny"], &["pinned", "--force"]),
+        (&["load", "/m/x.gguf", "--name", "taken"], 6, &["--name"]),
+        (&["unload", "tiny"], 6, &["pinned", "--force"]),
         (
             &["run", "/nonexistent.gguf", "x"],
+            1,
             &["/nonexistent.gguf", "No such file"],
         ),
     ] {
         let output = ctl(&daemon, args).await;
-        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
         assert_eq!(stdout(&output), "", "{args:?}");
         for part in parts {
             assert!(
@@ -230,7 +235,7 @@ async fn without_a_daemon_it_says_what_to_start() {
         .output()
         .await
         .unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(3));
     for part in ["no daemon", "`rocmforged`", "--socket", "fake.sock"] {
         assert!(stderr(&output).contains(part), "{}", stderr(&output));
     }
@@ -305,7 +310,7 @@ async fn chat_takes_one_message() {
 }
 
 #[tokio::test]
-async fn load_sends_an_absolute_path_and_the_files_name() {
+async fn load_sends_a_path_as_given_and_leaves_the_name_to_the_daemon() {
     let daemon = FakeDaemon::start();
     let output = ctl(&daemon, &["load", "some/model.Q4_K.gguf", "--pin"]).await;
     let line = success(&output);
@@ -315,10 +320,8 @@ async fn load_sends_an_absolute_path_and_the_files_name() {
     );
     {
         let seen = daemon.seen.load.lock().unwrap();
-        let path = std::env::current_dir()
-            .unwrap()
-            .join("some/model.Q4_K.gguf");
-        assert_eq!(seen[0].path, path.to_str().unwrap());
+        assert_eq!(seen[0].path, "some/model.Q4_K.gguf", "no such file is here");
+        assert_eq!(seen[0].name, "");
         assert!(seen[0].pin && !seen[0].preload);
     }
     let model = json(&ctl(&daemon, &["load", "/m/b.gguf", "--name", "n", "--json"]).await);
@@ -334,7 +337,7 @@ async fn run_uses_a_running_daemon_and_the_chat_template() {
     std::fs::write(&file, b"GGUF").unwrap();
     let output = ctl(&daemon, &["run", file.to_str().unwrap(), "Tell me"]).await;
     assert_eq!(success(&output), format!("{}\n", STORY.concat()));
-    assert_eq!(daemon.seen.load.lock().unwrap()[0].name, "story");
+    assert_eq!(daemon.seen.load.lock().unwrap()[0].name, "");
     let seen = daemon.seen.chat.lock().unwrap();
     assert_eq!(seen[0].model, "story");
     assert_eq!(seen[0].messages[0].content, "Tell me");
@@ -349,6 +352,89 @@ async fn run_takes_another_name_where_the_files_is_taken() {
     success(&ctl(&daemon, &["run", file.to_str().unwrap(), "x"]).await);
     let name = daemon.seen.chat.lock().unwrap()[0].model.clone();
     assert!(name.starts_with("taken-"), "{name}");
+}
+
+#[tokio::test]
+async fn what_is_said_on_standard_input_ends_before_its_last_line_break() {
+    let daemon = FakeDaemon::start();
+    for input in ["What is 2 + 2?\n", "What is 2 + 2?\r\n", "What is 2 + 2?"] {
+        success(&with_input(&daemon, &["chat", "tiny", "-"], input).await);
+    }
+    let seen = daemon.seen.chat.lock().unwrap();
+    assert_eq!(seen.len(), 3);
+    for request in &*seen {
+        assert_eq!(request.messages[0].content, "What is 2 + 2?");
+    }
+}
+
+#[tokio::test]
+async fn generate_takes_ids_and_says_how_special_tokens_are_read() {
+    let daemon = FakeDaemon::start();
+    success(&ctl(&daemon, &["generate", "tiny", "--ids", "1,15043"]).await);
+    let plain = [
+        "generate",
+        "tiny",
+        "x",
+        "--no-add-special",
+        "--no-parse-special",
+    ];
+    success(&ctl(&daemon, &plain).await);
+    let seen = daemon.seen.generate.lock().unwrap();
+    let ids = rocmforge_client::proto::v1::TokenIds {
+        ids: vec![1, 15043],
+    };
+    assert_eq!(
+        seen[0].prompt,
+        Some(rocmforge_client::proto::v1::generate_request::Prompt::Tokens(ids))
+    );
+    assert_eq!(
+        (seen[1].add_special, seen[1].parse_special),
+        (Some(false), Some(false))
+    );
+}
+
+#[tokio::test]
+async fn a_text_that_is_cut_says_so_on_standard_error() {
+    let daemon = FakeDaemon::start();
+    let args = ["generate", "tiny", "Tell", "--max-tokens", "3"];
+    let output = ctl(&daemon, &args).await;
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(stdout(&output), format!("{}\n", STORY[..3].concat()));
+    assert!(
+        stderr(&output).contains("--max-tokens"),
+        "{}",
+        stderr(&output)
+    );
+    let output = ctl(&daemon, &["generate", "tiny", "Tell", "--stats"]).await;
+    assert!(
+        stderr(&output).contains("80.0 tokens/s"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[tokio::test]
+async fn errors_are_one_json_object_where_json_is_asked_for() {
+    let daemon = FakeDaemon::start();
+    let output = ctl(&daemon, &["--json", "generate", "tiny", "full"]).await;
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(stdout(&output), "");
+    let value: Value = serde_json::from_str(stderr(&output)).unwrap();
+    assert_eq!(value["error"]["code"], "RESOURCE_EXHAUSTED");
+    assert_eq!(value["error"]["retry_after_ms"], 1500);
+}
+
+#[tokio::test]
+async fn files_are_listed_and_their_names_do_nothing_to_the_terminal() {
+    let daemon = FakeDaemon::start();
+    let output = ctl(&daemon, &["files"]).await;
+    assert_eq!(
+        success(&output),
+        "   SIZE  LOADED AS  FILE\n\
+         3.0 MiB  tiny       /models/tiny.gguf\n\
+         3.0 MiB  -          /models/\\u{1b}[2J.gguf\n\
+         (there are more)\n"
+    );
 }
 
 #[tokio::test]
@@ -432,6 +518,9 @@ async fn every_command_answers_with_one_json_object() {
         (&["detokenize", "tiny", "1", "2"], "text"),
         (&["cache", "stats"], "budget_bytes"),
         (&["cache", "clear"], "kept"),
+        (&["cache", "budget"], "budget_bytes"),
+        (&["cache", "policy"], "policy"),
+        (&["files"], "files"),
         (&["cache", "budget", "80%"], "budget_bytes"),
         (&["cache", "policy", "lru"], "policy"),
         (

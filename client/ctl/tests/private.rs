@@ -117,7 +117,7 @@ async fn a_private_daemon_serves_the_run_and_is_gone_after_it() {
 async fn a_private_daemon_is_gone_after_a_failure() {
     let place = Place::new();
     let output = ended(place.run("changed")).await;
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(6));
     place.is_tidy();
 }
 

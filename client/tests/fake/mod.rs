@@ -215,8 +215,12 @@ impl Models for Fake {
         &self,
         request: Request<LoadRequest>,
     ) -> Result<Response<Self::LoadStream>, Status> {
-        let request = request.into_inner();
+        let mut request = request.into_inner();
         self.seen.load.lock().unwrap().push(request.clone());
+        if request.name.is_empty() {
+            let file = request.path.rsplit('/').next().unwrap_or_default();
+            request.name = file.trim_end_matches(".gguf").to_owned();
+        }
         if request.path.ends_with("missing.gguf") {
             return Err(Status::not_found(format!("no file {}", request.path)));
         }
@@ -278,6 +282,26 @@ impl Models for Fake {
         let models = self.models.lock().unwrap();
         let models = models.iter().map(|name| summary(name)).collect();
         Ok(Response::new(ListModelsResponse { models }))
+    }
+
+    async fn list_files(
+        &self,
+        _: Request<ListFilesRequest>,
+    ) -> Result<Response<ListFilesResponse>, Status> {
+        let file = |path: &str, loaded_as: &[&str]| FileSummary {
+            path: path.into(),
+            size_bytes: 3 << 20,
+            mtime_unix_ms: 1,
+            loaded_as: loaded_as.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let files = vec![
+            file("/models/tiny.gguf", &["tiny"]),
+            file("/models/\u{1b}[2J.gguf", &[]),
+        ];
+        Ok(Response::new(ListFilesResponse {
+            files,
+            is_cut: true,
+        }))
     }
 
     async fn get(

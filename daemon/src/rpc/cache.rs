@@ -91,7 +91,6 @@ impl Context {
     ) -> Result<v1::SetBudgetResponse, Status> {
         self.admit()?;
         let budget = budget(request.budget)?;
-        let before = self.engine.snapshot().cache.evictions;
         let work = async {
             self.engine
                 .set_budget(budget)
@@ -105,8 +104,7 @@ impl Context {
             effective_budget_bytes: change.budget_bytes.saturating_add(change.excess_bytes),
             resident_bytes: convert::usage(&cache).resident_bytes,
             in_flight_bytes: cache.in_flight_bytes,
-            evicted_segments: u32::try_from(cache.evictions.saturating_sub(before))
-                .unwrap_or(u32::MAX),
+            evicted_segments: u32::try_from(change.evicted_segments).unwrap_or(u32::MAX),
             evicted_bytes: change.evicted_bytes,
         })
     }
@@ -162,11 +160,8 @@ impl Cache for CacheService {
         request: Request<v1::ClearRequest>,
     ) -> Result<Response<v1::ClearResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let log = RequestLog::new(
-            "Clear",
-            request.model.as_deref().unwrap_or_default(),
-            arrival.at,
-        );
+        let name = request.model.as_deref().unwrap_or_default();
+        let log = RequestLog::audit("Clear", name, "", &arrival);
         log.end(self.context.clear(request, arrival).await)
             .map(Response::new)
     }
@@ -176,7 +171,12 @@ impl Cache for CacheService {
         request: Request<v1::SetBudgetRequest>,
     ) -> Result<Response<v1::SetBudgetResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let log = RequestLog::new("SetBudget", "", arrival.at);
+        let asked = match &request.budget {
+            Some(v1::set_budget_request::Budget::Bytes(bytes)) => format!("bytes={bytes}"),
+            Some(v1::set_budget_request::Budget::Percent(percent)) => format!("percent={percent}"),
+            None => String::new(),
+        };
+        let log = RequestLog::audit("SetBudget", "", &asked, &arrival);
         log.end(self.context.set_budget(request, arrival).await)
             .map(Response::new)
     }
@@ -186,7 +186,8 @@ impl Cache for CacheService {
         request: Request<v1::SetPolicyRequest>,
     ) -> Result<Response<v1::SetPolicyResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let log = RequestLog::new("SetPolicy", "", arrival.at);
+        let asked = format!("policy={}", request.policy().as_str_name());
+        let log = RequestLog::audit("SetPolicy", "", &asked, &arrival);
         log.end(self.context.set_policy(request, arrival).await)
             .map(Response::new)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{self as engine, CacheStatus, ModelStatus, SegmentStatus};
-use rocmforge_model::RopeScaling;
+use rocmforge_ops::RopeScaling;
 use rocmforge_proto::v1;
 
 /// Everything about a model.
@@ -57,15 +57,23 @@ pub(super) fn model(status: &ModelStatus) -> v1::Model {
 }
 
 fn rope(model: &LoadedModel) -> v1::Rope {
-    let rope = &model.model().hparams().rope;
+    // The first table is that of the layers that attend to everything.
+    let Some(rope) = model.model().plan().ropes.first() else {
+        return v1::Rope {
+            freq_base: 0.0,
+            freq_scale: 1.0,
+            n_rot: 0,
+            scaling: "none".to_owned(),
+        };
+    };
     let (freq_scale, scaling) = match rope.scaling {
-        RopeScaling::Linear { factor } => (1.0 / factor, "linear"),
-        RopeScaling::Yarn { factor, .. } => (1.0 / factor, "yarn"),
-        RopeScaling::None if model.model().rope_factors().is_some() => (1.0, "llama3"),
+        RopeScaling::Linear { factor } => ((1.0 / factor) as f32, "linear"),
+        RopeScaling::Yarn { factor, .. } => ((1.0 / factor) as f32, "yarn"),
+        RopeScaling::None if rope.factors.is_some() => (1.0, "llama3"),
         RopeScaling::None => (1.0, "none"),
     };
     v1::Rope {
-        freq_base: rope.freq_base,
+        freq_base: rope.freq_base as f32,
         freq_scale,
         n_rot: rope.n_rot,
         scaling: scaling.to_owned(),

@@ -9,7 +9,7 @@ use rocmforge_engine::api as engine;
 use rocmforge_engine::{Events, LoadedModel};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
-use rocmforge_tokenizer::Message;
+use rocmforge_tokenizer::{Chat, Message};
 use tonic::{Request, Response, Status};
 
 use super::arrival::Arrival;
@@ -102,7 +102,7 @@ impl InferenceService {
             .collect();
         Ok(Wanted {
             model,
-            prompt: Prompt::Chat(messages),
+            prompt: Prompt::Chat(Chat::new(messages)),
             sampling,
             n_ctx,
         })
@@ -160,7 +160,7 @@ impl InferenceService {
         arrival: Arrival,
         wanted: Result<Wanted, Status>,
     ) -> Result<Response<GenerateStream>, Status> {
-        let mut log = RequestLog::new(rpc, model, arrival.at);
+        let mut log = RequestLog::new(rpc, model, &arrival);
         match self.start(wanted, arrival, &mut log).await {
             Ok(running) => Ok(Response::new(Box::pin(events(running, arrival, log)))),
             Err(status) => log.end(Err(status)),
@@ -291,8 +291,8 @@ impl Context {
             add_special: request.add_special.unwrap_or(true),
             parse_special: request.parse_special.unwrap_or(true),
         };
-        let work = self.text.run(prompt.bytes(), move || {
-            let ids = prompt.into_ids(&model, None)?;
+        let work = self.text.run(prompt.bytes(), move |_| {
+            let ids = prompt.into_ids(&model, None, None)?;
             let pieces = ids.iter().map(|&id| piece(&model, id)).collect();
             Ok(v1::TokenizeResponse { ids, pieces })
         });
@@ -311,7 +311,7 @@ impl Context {
         let model = self.model(&request.model)?;
         check::ids("ids", &request.ids, model.model().info().n_vocab)?;
         let ids = request.ids;
-        let work = self.text.run(size_of_val(ids.as_slice()), move || {
+        let work = self.text.run(size_of_val(ids.as_slice()), move |_| {
             let decoded = model.tokenizer().decode(&ids);
             let text = decoded.map_err(|error| status_code::invalid("ids", &error.to_string()))?;
             Ok(v1::DetokenizeResponse { text })
@@ -463,7 +463,7 @@ impl Inference for InferenceService {
         request: Request<v1::TokenizeRequest>,
     ) -> Result<Response<v1::TokenizeResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let mut log = RequestLog::new("Tokenize", &request.model, arrival.at);
+        let mut log = RequestLog::new("Tokenize", &request.model, &arrival);
         let result = self.context.tokenize(request, arrival).await;
         log.prompt_tokens = result.as_ref().ok().map(|answer| answer.ids.len() as u32);
         log.end(result).map(Response::new)
@@ -474,7 +474,7 @@ impl Inference for InferenceService {
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let log = RequestLog::new("Detokenize", &request.model, arrival.at);
+        let log = RequestLog::new("Detokenize", &request.model, &arrival);
         log.end(self.context.detokenize(request, arrival).await)
             .map(Response::new)
     }
@@ -484,7 +484,7 @@ impl Inference for InferenceService {
         request: Request<v1::ScoreRequest>,
     ) -> Result<Response<v1::ScoreResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let mut log = RequestLog::new("Score", &request.model, arrival.at);
+        let mut log = RequestLog::new("Score", &request.model, &arrival);
         let result = self.context.score(request, arrival).await;
         log.prompt_tokens = result
             .as_ref()

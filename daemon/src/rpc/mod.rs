@@ -7,6 +7,7 @@ mod arrival;
 mod cache;
 mod check;
 mod convert;
+mod gate;
 mod inference;
 mod models;
 mod prompt;
@@ -21,12 +22,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::Stream;
-use rocmforge_engine::api::Snapshot;
+use rocmforge_engine::api::{Budget, Snapshot};
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_proto::v1::cache_server::CacheServer;
 use rocmforge_proto::v1::inference_server::InferenceServer;
 use rocmforge_proto::v1::models_server::ModelsServer;
 use rocmforge_proto::v1::server_server::ServerServer;
+use rocmforge_tokenizer::Renderer;
 use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::service::InterceptorLayer;
@@ -38,11 +40,18 @@ use tonic_health::server::HealthReporter;
 use crate::connection::Connection;
 use crate::devices::{self, Devices};
 use crate::model_files::ModelDirs;
+use crate::roles::{RoleBook, Roles};
 
 /// Largest request message: room for an eight-megabyte prompt and more, so that it arrives and is judged by its tokens.
 pub const REQUEST_MAX_BYTES: usize = 16 << 20;
 /// Calls of one connection that may be under way.
 const STREAMS_PER_CONNECTION_MAX: u32 = 256;
+/// Bytes that a connection may have under way to us, and a call of it. They lie here until their call takes them.
+const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
+const STREAM_WINDOW_BYTES: u32 = 128 << 10;
+/// Calls that were cancelled and not yet looked at, above which the transport takes a connection for an attack and closes
+/// it with all its calls. A client may cancel all that it has at once, several times over.
+const CANCELLED_AT_ONCE_MAX: usize = 4 * STREAMS_PER_CONNECTION_MAX as usize;
 /// Header bytes of one call.
 const HEADERS_MAX_BYTES: u32 = 16 << 10;
 /// How often a silent connection is asked whether it lives, and how long it may take to say so. A client that was
@@ -51,13 +60,22 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Headers that are read at once.
 const LOADS_AT_ONCE: usize = 4;
-/// Blocking threads that the services need at most.
+/// Blocking threads that the services need at most; two for a listing of files and a look-up of groups.
 pub const BLOCKING_THREADS: usize =
-    LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE + devices::AT_ONCE;
+    LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE + devices::AT_ONCE + 2;
 
 /// The socket that is served when none is named: the one that clients look for first.
 pub fn default_socket_path() -> PathBuf {
     rocmforge_proto::default_socket_path()
+}
+
+/// Reads a budget in the notation that clients share.
+pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
+    match text.parse() {
+        Ok(rocmforge_proto::Budget::Bytes(bytes)) => Ok(Budget::Bytes(bytes)),
+        Ok(rocmforge_proto::Budget::Percent(percent)) => Ok(Budget::Percent(percent)),
+        Err(error) => Err(rocmforge_proto::BudgetError::to_string(&error)),
+    }
 }
 
 /// What the services are told of the configuration.
@@ -81,12 +99,21 @@ pub(crate) struct Context {
     draining: AtomicBool,
     peak_bytes: AtomicU64,
     loads: Arc<Semaphore>,
+    listings: Arc<Semaphore>,
     text: text_work::TextWork,
+    templates: Renderer,
     devices: Arc<Devices>,
+    roles: RoleBook,
 }
 
 impl Context {
-    pub(crate) fn new(engine: EngineHandle, dirs: ModelDirs, limits: Limits) -> Self {
+    pub(crate) fn new(
+        engine: EngineHandle,
+        dirs: ModelDirs,
+        limits: Limits,
+        templates: Renderer,
+        roles: Roles,
+    ) -> Self {
         Self {
             engine,
             dirs: Arc::new(dirs),
@@ -95,8 +122,11 @@ impl Context {
             draining: AtomicBool::new(false),
             peak_bytes: AtomicU64::new(0),
             loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
+            listings: Arc::new(Semaphore::new(1)),
             text: text_work::TextWork::new(),
+            templates,
             devices: Arc::default(),
+            roles: RoleBook::new(roles),
         }
     }
 
@@ -205,8 +235,13 @@ pub(crate) async fn serve(
         server::ServerService::new(Arc::clone(context)),
     );
     let (most_in, most_out) = (REQUEST_MAX_BYTES, rocmforge_proto::MAX_MESSAGE_BYTES);
-    Server::builder()
+    let bounds = gate::Bounds::new(context);
+    let served = Server::builder()
         .layer(InterceptorLayer::new(arrival::stamp as fn(_) -> _))
+        .layer(gate::GateLayer(Arc::clone(&bounds)))
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .http2_max_pending_accept_reset_streams(Some(CANCELLED_AT_ONCE_MAX))
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .http2_max_header_list_size(HEADERS_MAX_BYTES)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
@@ -233,6 +268,9 @@ pub(crate) async fn serve(
         )
         .add_service(health.0)
         .add_service(reflection)
-        .serve_with_incoming_shutdown(incoming, shutdown)
-        .await
+        .serve_with_incoming_shutdown(incoming, shutdown);
+    tokio::select! {
+        ended = served => ended,
+        () = bounds.watch() => Ok(()),
+    }
 }

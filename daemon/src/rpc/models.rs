@@ -1,13 +1,13 @@
 //! `rocmforge.v1.Models`: which files are open, and what of them is kept on the device.
 
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{Stream, stream};
 use rocmforge_engine::api as engine;
-use rocmforge_engine::{Events, LoadedModel, PrepareStage};
+use rocmforge_engine::{Error, Events, LoadedModel, PrepareStage, PreparedModel};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::models_server::Models;
 use tokio::sync::mpsc;
@@ -19,6 +19,7 @@ use super::check::{self, Violations};
 use super::convert::{self, Residency};
 use super::request_log::RequestLog;
 use super::{Context, status_code};
+use crate::model_files::ModelFile;
 
 /// Events of a load that may wait for its reader: more than it has stages, so that none of them is lost.
 const LOAD_EVENTS: usize = 16;
@@ -26,6 +27,9 @@ const LOAD_EVENTS: usize = 16;
 const LOAD_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How long a change that the engine has confirmed may take to show in its snapshot.
 const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How long a model that a failed load has registered may take to go, and how often that is tried.
+const FORGET_WAIT_MAX: Duration = Duration::from_secs(10);
+const FORGET_RETRY: Duration = Duration::from_millis(20);
 
 /// The service.
 #[derive(Debug)]
@@ -81,10 +85,20 @@ fn check_load(request: v1::LoadRequest) -> Result<Load, Status> {
     })
 }
 
-/// The file's name without `.gguf`.
+/// The file's name without `.gguf`, in either case; what a name cannot have becomes `-`.
 fn default_name(path: &Path) -> String {
+    const SUFFIX: &str = ".gguf";
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
+    let stem = match name.len().checked_sub(SUFFIX.len()) {
+        Some(at) if name.is_char_boundary(at) && name[at..].eq_ignore_ascii_case(SUFFIX) => {
+            &name[..at]
+        }
+        _ => &name,
+    };
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+".contains(c);
+    stem.chars()
+        .map(|c| if allowed(c) { c } else { '-' })
+        .collect()
 }
 
 fn stage(stage: v1::LoadStage, done_bytes: u64, total_bytes: u64) -> v1::LoadEvent {
@@ -98,28 +112,85 @@ fn stage(stage: v1::LoadStage, done_bytes: u64, total_bytes: u64) -> v1::LoadEve
     }
 }
 
+/// The segments that a request names, as an argument in the log.
+fn asked_segments(segments: &[u32]) -> String {
+    const SHOWN: usize = 16;
+    match segments {
+        [] => "segments=all".to_owned(),
+        few if few.len() <= SHOWN => format!("segments={few:?}"),
+        many => format!(
+            "segments={:?} and {} more",
+            &many[..SHOWN],
+            many.len() - SHOWN
+        ),
+    }
+}
+
 /// The client of a stream went away.
 fn client_gone<T>(_: T) -> Status {
     Status::cancelled("the client went away")
 }
 
 impl Context {
-    /// Loads, sending stages to `events`. Returns the model as it is then.
-    async fn load(&self, load: &Load, events: &LoadSender) -> Result<v1::Model, Status> {
+    /// Loads, sending stages to `events`. Returns the model as it is then. Where `stop` comes first, or anything fails,
+    /// the call leaves nothing behind; a model that was there before it stays.
+    async fn load(
+        &self,
+        load: &Load,
+        events: &LoadSender,
+        stop: impl Future<Output = Status>,
+    ) -> Result<v1::Model, Status> {
+        let mut stop = pin!(stop);
+        let prepared = tokio::select! {
+            prepared = self.prepared(load, events) => prepared?,
+            status = &mut stop => return Err(status),
+        };
         let known = self.engine.model(&load.name).is_ok();
-        let model = self.register(load, events).await?;
-        let kept = self.keep(load, &model, events).await;
-        if let Err(status) = kept {
-            // The call failed, so that it leaves nothing behind; a model that was there before it stays.
-            if !known && let Err(error) = self.engine.unload(&load.name, false).await {
-                tracing::warn!(model = %load.name, %error, "a load failed after the model was registered, and it stays");
+        // Not stopped: once the engine has it, only its answer tells what there is to undo.
+        let registered = self.engine.load(prepared).await;
+        let model = registered.map_err(|error| status_code::from_engine(&error))?;
+        let mut kept = if load.preload {
+            tokio::select! {
+                done = self.preload_all(&model, events) => done,
+                status = &mut stop => Err(status),
             }
-            return Err(status);
+        } else {
+            Ok(())
+        };
+        if kept.is_ok() && load.pin {
+            let pinned = self.engine.pin(model.name(), None, true).await;
+            kept = pinned
+                .map(drop)
+                .map_err(|error| status_code::from_engine(&error));
         }
-        self.published(&model).await
+        match kept {
+            Ok(()) => self.published(&model).await,
+            Err(status) => {
+                if !known {
+                    self.forget(&load.name).await;
+                }
+                Err(status)
+            }
+        }
     }
 
-    async fn register(&self, load: &Load, events: &LoadSender) -> Result<Arc<LoadedModel>, Status> {
+    /// Unloads what a load has left. What was under way for it may take a moment to end.
+    async fn forget(&self, name: &str) {
+        let give_up = Instant::now() + FORGET_WAIT_MAX;
+        loop {
+            match self.engine.unload(name, false).await {
+                Ok(_) | Err(Error::UnknownModel { .. }) => return,
+                Err(error) if Instant::now() >= give_up => {
+                    tracing::warn!(model = ?name, %error, "a load failed after the model was registered, and it stays");
+                    return;
+                }
+                Err(_) => tokio::time::sleep(FORGET_RETRY).await,
+            }
+        }
+    }
+
+    /// Opens the file and reads its header.
+    async fn prepared(&self, load: &Load, events: &LoadSender) -> Result<PreparedModel, Status> {
         let place =
             tokio::time::timeout(LOAD_WAIT_MAX, Arc::clone(&self.loads).acquire_owned()).await;
         let Ok(Ok(place)) = place else {
@@ -153,50 +224,34 @@ impl Context {
             rocmforge_engine::prepare(&name, file, &mut progress)
                 .map_err(|error| status_code::from_engine(&error))
         });
-        let prepared = match prepared.await {
-            Ok(prepared) => prepared?,
+        match prepared.await {
+            Ok(prepared) => prepared,
             Err(error) if error.is_panic() => {
-                return Err(status_code::bug("reading the model's header panicked"));
+                Err(status_code::bug("reading the model's header panicked"))
             }
-            Err(_) => return Err(status_code::draining()),
-        };
-        self.engine
-            .load(prepared)
-            .await
-            .map_err(|error| status_code::from_engine(&error))
+            Err(_) => Err(status_code::draining()),
+        }
     }
 
-    /// Preloads and pins, where the load asks for it.
-    async fn keep(
-        &self,
-        load: &Load,
-        model: &LoadedModel,
-        events: &LoadSender,
-    ) -> Result<(), Status> {
-        if load.preload {
-            let mut steps = self.preload_events(model.name(), None)?;
-            loop {
-                match steps.next().await {
-                    Some(engine::PreloadEvent::Progress {
-                        done_bytes,
-                        total_bytes,
-                    }) => events
-                        .send(Ok(stage(v1::LoadStage::Preload, done_bytes, total_bytes)))
-                        .await
-                        .map_err(client_gone)?,
-                    Some(engine::PreloadEvent::Done { .. }) => break,
-                    Some(engine::PreloadEvent::Failed(error)) => {
-                        return Err(status_code::from_engine(&error));
-                    }
-                    None => return Err(status_code::engine_gone()),
+    /// Uploads what fits, telling `events`.
+    async fn preload_all(&self, model: &LoadedModel, events: &LoadSender) -> Result<(), Status> {
+        let mut steps = self.preload_events(model.name(), None)?;
+        loop {
+            match steps.next().await {
+                Some(engine::PreloadEvent::Progress {
+                    done_bytes,
+                    total_bytes,
+                }) => events
+                    .send(Ok(stage(v1::LoadStage::Preload, done_bytes, total_bytes)))
+                    .await
+                    .map_err(client_gone)?,
+                Some(engine::PreloadEvent::Done { .. }) => return Ok(()),
+                Some(engine::PreloadEvent::Failed(error)) => {
+                    return Err(status_code::from_engine(&error));
                 }
+                None => return Err(status_code::engine_gone()),
             }
         }
-        if load.pin {
-            let pinned = self.engine.pin(model.name(), None, true).await;
-            pinned.map_err(|error| status_code::from_engine(&error))?;
-        }
-        Ok(())
     }
 
     /// The model as the engine publishes it, which may be a moment after it confirmed the load.
@@ -269,6 +324,40 @@ impl Context {
         Ok((self.residency(name, None).n_pinned, bytes))
     }
 
+    async fn list_files(&self) -> Result<v1::ListFilesResponse, Status> {
+        let Ok(turn) = Arc::clone(&self.listings).try_acquire_owned() else {
+            return Err(status_code::exhausted(
+                "the model directories are being read for another caller",
+                Duration::from_secs(1),
+            ));
+        };
+        let dirs = Arc::clone(&self.dirs);
+        let listing = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            dirs.list()
+        });
+        let (files, is_whole) = listing.await.map_err(|_| status_code::draining())?;
+        let snapshot = self.engine.snapshot();
+        let summary = |file: &ModelFile| {
+            let loaded = snapshot.models.iter().map(|status| &status.model);
+            let mut loaded_as: Vec<_> = loaded
+                .filter(|model| model.path() == file.real)
+                .map(|model| model.name().to_owned())
+                .collect();
+            loaded_as.sort();
+            Some(v1::FileSummary {
+                path: file.name()?.to_owned(),
+                size_bytes: file.bytes,
+                mtime_unix_ms: file.mtime_unix_ms,
+                loaded_as,
+            })
+        };
+        Ok(v1::ListFilesResponse {
+            files: files.iter().filter_map(summary).collect(),
+            is_cut: !is_whole,
+        })
+    }
+
     async fn unload(
         &self,
         request: v1::UnloadRequest,
@@ -277,20 +366,14 @@ impl Context {
         let mut violations = Violations::default();
         check::model_name("name", &request.name, &mut violations);
         violations.result()?;
-        let snapshot = self.engine.snapshot();
-        let active = snapshot
-            .models
-            .iter()
-            .find(|m| m.model.name() == request.name)
-            .map_or(0, |m| m.requests);
         let work = async {
-            let freed = self.engine.unload(&request.name, request.force).await;
-            freed.map_err(|error| status_code::from_engine(&error))
+            let unloaded = self.engine.unload(&request.name, request.force).await;
+            unloaded.map_err(|error| status_code::from_engine(&error))
         };
-        let freed_bytes = arrival.limit(work).await?;
+        let unloaded = arrival.limit(work).await?;
         Ok(v1::UnloadResponse {
-            freed_bytes,
-            cancelled_requests: if request.force { active } else { 0 },
+            freed_bytes: unloaded.freed_bytes,
+            cancelled_requests: unloaded.cancelled_requests,
         })
     }
 }
@@ -362,20 +445,29 @@ impl Models for ModelsService {
         request: Request<v1::LoadRequest>,
     ) -> Result<Response<Self::LoadStream>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let v1::LoadRequest {
+            path,
+            name,
+            pin,
+            preload,
+        } = &request;
+        let asked = format!("path={path:?} name={name:?} pin={pin} preload={preload}");
         let checked = self.context.admit().and_then(|()| check_load(request));
         let load = match checked {
             Ok(load) => load,
-            Err(status) => return RequestLog::new("Load", "", arrival.at).end(Err(status)),
+            Err(status) => return RequestLog::audit("Load", "", &asked, &arrival).end(Err(status)),
         };
         let (events, receiver) = mpsc::channel(LOAD_EVENTS);
         let context = Arc::clone(&self.context);
         tokio::spawn(async move {
-            let mut log = RequestLog::new("Load", &load.name, arrival.at);
-            let loading = arrival.limit(context.load(&load, &events));
-            let result = tokio::select! {
-                result = loading => result,
-                () = events.closed() => Err(client_gone(())),
+            let mut log = RequestLog::audit("Load", &load.name, &asked, &arrival);
+            let stop = async {
+                tokio::select! {
+                    status = arrival.passed() => status,
+                    () = events.closed() => client_gone(()),
+                }
             };
+            let result = context.load(&load, &events, stop).await;
             log.note(&result);
             let last = result.map(|model| v1::LoadEvent {
                 event: Some(v1::load_event::Event::Loaded(model)),
@@ -391,7 +483,8 @@ impl Models for ModelsService {
         request: Request<v1::UnloadRequest>,
     ) -> Result<Response<v1::UnloadResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let log = RequestLog::new("Unload", &request.name, arrival.at);
+        let asked = format!("force={}", request.force);
+        let log = RequestLog::audit("Unload", &request.name, &asked, &arrival);
         log.end(self.context.unload(request, arrival).await)
             .map(Response::new)
     }
@@ -402,6 +495,15 @@ impl Models for ModelsService {
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
         let models = convert::summaries(&self.context.engine.snapshot().models);
         Ok(Response::new(v1::ListModelsResponse { models }))
+    }
+
+    async fn list_files(
+        &self,
+        request: Request<v1::ListFilesRequest>,
+    ) -> Result<Response<v1::ListFilesResponse>, Status> {
+        let arrival = Arrival::of(&request);
+        let files = arrival.limit(self.context.list_files()).await?;
+        Ok(Response::new(files))
     }
 
     async fn get(
@@ -426,7 +528,8 @@ impl Models for ModelsService {
         request: Request<v1::PreloadRequest>,
     ) -> Result<Response<Self::PreloadStream>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let log = RequestLog::new("Preload", &request.name, arrival.at);
+        let asked = asked_segments(&request.segments);
+        let log = RequestLog::audit("Preload", &request.name, &asked, &arrival);
         let started = self
             .context
             .named_segments(&request.name, request.segments)
@@ -451,7 +554,8 @@ impl Models for ModelsService {
         request: Request<v1::PinRequest>,
     ) -> Result<Response<v1::PinResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let log = RequestLog::new("Pin", &request.name, arrival.at);
+        let asked = asked_segments(&request.segments);
+        let log = RequestLog::audit("Pin", &request.name, &asked, &arrival);
         let result = self
             .context
             .pin(&request.name, request.segments, true, arrival)
@@ -468,7 +572,8 @@ impl Models for ModelsService {
         request: Request<v1::UnpinRequest>,
     ) -> Result<Response<v1::UnpinResponse>, Status> {
         let (arrival, request) = (Arrival::of(&request), request.into_inner());
-        let log = RequestLog::new("Unpin", &request.name, arrival.at);
+        let asked = asked_segments(&request.segments);
+        let log = RequestLog::audit("Unpin", &request.name, &asked, &arrival);
         let result = self
             .context
             .pin(&request.name, request.segments, false, arrival)

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
-use rocmforge_tokenizer::{Error as TokenizerError, Message};
+use rocmforge_tokenizer::{Chat, Error as TokenizerError, Renderer};
 use tonic::Status;
 
 use super::arrival::Arrival;
+use super::text_work::Unwanted;
 use super::{Context, status_code};
 
 /// What to continue, before it is ids.
@@ -18,7 +19,7 @@ pub(super) enum Prompt {
         parse_special: bool,
     },
     Ids(Vec<u32>),
-    Chat(Vec<Message>),
+    Chat(Chat),
 }
 
 impl Prompt {
@@ -26,10 +27,7 @@ impl Prompt {
         match self {
             Self::Text { text, .. } => text.len(),
             Self::Ids(ids) => size_of_val(ids.as_slice()),
-            Self::Chat(messages) => messages
-                .iter()
-                .map(|m| m.role.len() + m.content.len())
-                .sum(),
+            Self::Chat(chat) => chat.messages.iter().map(|m| m.byte_len()).sum(),
         }
     }
 
@@ -42,11 +40,13 @@ impl Prompt {
         }
     }
 
-    /// The ids, of which there may be `room`; without, any number. CPU-bound: for a blocking thread.
+    /// The ids, of which there may be `room`; without, any number. CPU-bound: for a blocking thread. A chat needs what
+    /// renders its template.
     pub(super) fn into_ids(
         self,
         model: &LoadedModel,
         room: Option<Room>,
+        templates: Option<(&Renderer, &Unwanted)>,
     ) -> Result<Vec<u32>, Status> {
         let tokenizer = model.tokenizer();
         let field = self.field();
@@ -58,14 +58,15 @@ impl Prompt {
                 add_special,
                 parse_special,
             } => tokenizer.encode_at_most(most, &text, add_special, parse_special),
-            Self::Chat(messages) => {
-                let Some(template) = model.template() else {
+            Self::Chat(chat) => {
+                let (Some(template), Some((renderer, unwanted))) = (model.template(), templates)
+                else {
                     return Err(no_template(model));
                 };
-                let text = template
-                    .render(&messages, true)
-                    .map_err(|error| status_code::invalid(field, &error.to_string()))?;
-                tokenizer.encode_chat(most, &text)
+                let rendered =
+                    renderer.render(template, Some(tokenizer), &chat, &|| unwanted.get());
+                let rendered = rendered.map_err(|error| from_template(model, &error))?;
+                tokenizer.encode_rendered(most, &rendered)
             }
         };
         match (encoded, room) {
@@ -73,6 +74,10 @@ impl Prompt {
                 Err(room.refuse(field, &format!("{} tokens", ids.len())))
             }
             (Ok(ids), _) => Ok(ids),
+            // For an answer one place has to stay free, so that nothing fits where n_ctx is 1.
+            (Err(TokenizerError::TooManyTokens { max: 0 }), Some(room)) => {
+                Err(room.refuse(field, "tokens"))
+            }
             (Err(TokenizerError::TooManyTokens { max }), Some(room)) => {
                 Err(room.refuse(field, &format!("more than {max} tokens")))
             }
@@ -88,7 +93,8 @@ pub(super) struct Room {
     n_ctx: u32,
     n_ctx_train: u32,
     n_ctx_max: u32,
-    purpose: &'static str,
+    /// Whether an answer has to fit, too.
+    answer: bool,
 }
 
 impl Room {
@@ -99,7 +105,7 @@ impl Room {
             n_ctx,
             n_ctx_train: model.model().info().n_ctx_train,
             n_ctx_max: context.limits.n_ctx_max,
-            purpose: "prompt and answer together: shorten it, or raise n_ctx",
+            answer: true,
         }
     }
 
@@ -107,7 +113,7 @@ impl Room {
     pub(super) fn for_scores(n_ctx: u32, context: &Context, model: &LoadedModel) -> Self {
         Self {
             tokens: n_ctx as usize,
-            purpose: "score it in windows",
+            answer: false,
             ..Self::for_prompt(n_ctx, context, model)
         }
     }
@@ -117,14 +123,23 @@ impl Room {
             n_ctx,
             n_ctx_train,
             n_ctx_max,
-            purpose,
             ..
-        } = self;
+        } = *self;
+        let raise = match n_ctx {
+            n if n < n_ctx_train.min(n_ctx_max) => ", or raise n_ctx",
+            n if n < n_ctx_train => ", or start the daemon with a larger --n-ctx-max",
+            _ => "",
+        };
+        let what = if self.answer {
+            format!("prompt and answer together: shorten it{raise}")
+        } else {
+            format!("score it in windows{raise}")
+        };
         status_code::invalid(
             field,
             &format!(
-                "it has {tokens}, but the context of this request has n_ctx = {n_ctx}, {purpose} (the model was trained \
-                 with {n_ctx_train}, the daemon allows {n_ctx_max})"
+                "it has {tokens}, but the context of this request has n_ctx = {n_ctx}, {what} (the model was trained with \
+                 {n_ctx_train}, the daemon allows {n_ctx_max})"
             ),
         )
     }
@@ -133,6 +148,7 @@ impl Room {
 /// FAILED_PRECONDITION: the model cannot Chat.
 pub(super) fn no_template(model: &LoadedModel) -> Status {
     status_code::model_precondition(
+        "NO_CHAT_TEMPLATE",
         model.name(),
         &format!(
             "the file of model '{}' carries no chat template, so that it cannot Chat; use Generate with a prompt in the \
@@ -140,6 +156,33 @@ pub(super) fn no_template(model: &LoadedModel) -> Status {
             model.name()
         ),
     )
+}
+
+/// What a chat fails with whose template gave no text: the template's own words are about the messages; that it does
+/// not parse, crashes or takes too much is about the model.
+fn from_template(model: &LoadedModel, error: &TokenizerError) -> Status {
+    match error {
+        TokenizerError::Renderer { error: cause, .. } => {
+            tracing::error!(%error, %cause, "no chat can be rendered");
+            status_code::bug(&format!("{error}: {cause}"))
+        }
+        TokenizerError::Cancelled => status_code::deadline(),
+        TokenizerError::TemplateSyntax { .. }
+        | TokenizerError::TemplateCrashed { .. }
+        | TokenizerError::Size { .. }
+        | TokenizerError::Gguf(_) => {
+            if let TokenizerError::TemplateCrashed { words, .. } = error {
+                tracing::warn!(model = model.name(), words, "a chat template crashed");
+            }
+            let message = format!("model '{}' cannot Chat: {error}", model.name());
+            status_code::model_precondition("CHAT_TEMPLATE_UNUSABLE", model.name(), &message)
+        }
+        TokenizerError::TemplateLimit { .. } => {
+            tracing::warn!(model = model.name(), %error, "a chat template was stopped");
+            status_code::invalid("messages", &error.to_string())
+        }
+        _ => status_code::invalid("messages", &error.to_string()),
+    }
 }
 
 impl Context {
@@ -153,9 +196,12 @@ impl Context {
     ) -> Result<Vec<u32>, Status> {
         let bytes = prompt.bytes();
         match prompt {
-            Prompt::Ids(_) => prompt.into_ids(&model, Some(room)),
+            Prompt::Ids(_) => prompt.into_ids(&model, Some(room), None),
             prompt => {
-                let work = move || prompt.into_ids(&model, Some(room));
+                let templates = self.templates.clone();
+                let work = move |unwanted: &Unwanted| {
+                    prompt.into_ids(&model, Some(room), Some((&templates, unwanted)))
+                };
                 arrival.limit(self.text.run(bytes, work)).await
             }
         }

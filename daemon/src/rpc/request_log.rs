@@ -1,19 +1,30 @@
 //! One line a request, written when it ends, however it ends. Never holds what was asked or answered.
+//!
+//! Calls that change what is loaded, resident or allowed leave a line of their own kind, target `audit`, which says who
+//! asked for what with which result. It is written at every log level but `audit=off`.
 
 use std::time::Instant;
 
 use tonic::{Code, Status};
 
-/// Longest model name that a line shows, in characters.
-const NAME_MAX: usize = 128;
+use super::arrival::Arrival;
+use crate::connection::Caller;
+
+/// Longest model name or list of arguments that a line shows, in characters.
+const TEXT_MAX: usize = 256;
 
 /// The line of one request. Written on drop; a request that was dropped before its end counts as cancelled.
 #[derive(Debug)]
 pub(super) struct RequestLog {
     rpc: &'static str,
     model: String,
+    caller: Option<Caller>,
+    /// What a call of management asks for.
+    arguments: Option<String>,
     at: Instant,
     code: Code,
+    /// Why it was refused.
+    refusal: Option<String>,
     /// Tokens of the prompt or input, if the request has such.
     pub(super) prompt_tokens: Option<u32>,
     /// Tokens that were generated.
@@ -26,17 +37,32 @@ pub(super) struct RequestLog {
 
 impl RequestLog {
     /// Begins a line. `model` is empty for requests about no model.
-    pub(super) fn new(rpc: &'static str, model: &str, at: Instant) -> Self {
+    pub(super) fn new(rpc: &'static str, model: &str, arrival: &Arrival) -> Self {
         Self {
             rpc,
-            model: model.chars().take(NAME_MAX).collect(),
-            at,
+            model: cut(model),
+            caller: arrival.caller,
+            arguments: None,
+            at: arrival.at,
             code: Code::Cancelled,
+            refusal: None,
             prompt_tokens: None,
             generated_tokens: None,
             tokens_per_s: None,
             uploaded_bytes: None,
         }
+    }
+
+    /// Begins the line of a call of management.
+    pub(super) fn audit(
+        rpc: &'static str,
+        model: &str,
+        arguments: &str,
+        arrival: &Arrival,
+    ) -> Self {
+        let mut log = Self::new(rpc, model, arrival);
+        log.arguments = Some(cut(arguments));
+        log
     }
 
     /// Notes how the request ended and hands the result on.
@@ -47,26 +73,49 @@ impl RequestLog {
 
     /// Notes how the request stands.
     pub(super) fn note<T>(&mut self, result: &Result<T, Status>) {
-        self.code = match result {
-            Ok(_) => Code::Ok,
-            Err(status) => status.code(),
+        (self.code, self.refusal) = match result {
+            Ok(_) => (Code::Ok, None),
+            Err(status) => (status.code(), Some(cut(status.message()))),
         };
     }
 }
 
+fn cut(text: &str) -> String {
+    text.chars().take(TEXT_MAX).collect()
+}
+
 impl Drop for RequestLog {
     fn drop(&mut self) {
-        // Written as debug text, so that a name made of line breaks cannot forge a line.
-        tracing::info!(
-            rpc = self.rpc,
-            model = ?self.model,
-            code = ?self.code,
-            ms = self.at.elapsed().as_secs_f64() * 1e3,
-            prompt_tokens = self.prompt_tokens,
-            generated_tokens = self.generated_tokens,
-            tokens_per_s = self.tokens_per_s,
-            uploaded_bytes = self.uploaded_bytes,
-            "request"
-        );
+        let ms = self.at.elapsed().as_secs_f64() * 1e3;
+        let (uid, pid) = (self.caller.map(|c| c.uid), self.caller.map(|c| c.pid));
+        // What clients wrote is written as debug text, so that a name made of line breaks cannot forge a line.
+        match &self.arguments {
+            None => tracing::info!(
+                rpc = self.rpc,
+                model = ?self.model,
+                uid,
+                pid,
+                code = ?self.code,
+                ms,
+                prompt_tokens = self.prompt_tokens,
+                generated_tokens = self.generated_tokens,
+                tokens_per_s = self.tokens_per_s,
+                uploaded_bytes = self.uploaded_bytes,
+                "request"
+            ),
+            Some(arguments) => tracing::info!(
+                target: "audit",
+                rpc = self.rpc,
+                model = ?self.model,
+                arguments,
+                uid,
+                pid,
+                code = ?self.code,
+                refusal = ?self.refusal.as_deref().unwrap_or_default(),
+                ms,
+                uploaded_bytes = self.uploaded_bytes,
+                "management"
+            ),
+        }
     }
 }

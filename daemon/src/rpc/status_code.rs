@@ -7,12 +7,13 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use rocmforge_engine::Error;
 use rocmforge_engine::api::ModelStatus;
+use rocmforge_engine::{Error, Refusal};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::model_files::ModelFileError;
+use crate::roles::Role;
 
 /// The domain of every `ErrorInfo`.
 pub(super) const DOMAIN: &str = "rocmforge";
@@ -107,12 +108,25 @@ pub(super) fn from_engine(error: &Error) -> Status {
             .with("model", name)
             .with("loaded", known.join(", "))
             .resource("model", name, "not loaded"),
-        Error::NameTaken { name, path } => Answer::new(Code::AlreadyExists, "NAME_TAKEN")
-            .with("model", name)
-            .with("path", path.display().to_string())
-            .resource("model", name, "another file has this name"),
-        Error::Precondition(message) => Answer::new(Code::FailedPrecondition, "PRECONDITION")
-            .precondition("STATE", "engine", message),
+        Error::NameTaken {
+            name,
+            path,
+            changed,
+        } => {
+            let (reason, what) = if *changed {
+                (
+                    "LOADED_FILE_CHANGED",
+                    "the file has changed since it was loaded",
+                )
+            } else {
+                ("NAME_TAKEN", "another file has this name")
+            };
+            Answer::new(Code::AlreadyExists, reason)
+                .with("model", name)
+                .with("path", path.display().to_string())
+                .resource("model", name, what)
+        }
+        Error::Precondition(refusal) => from_refusal(refusal, &text),
         Error::Exhausted {
             message: _,
             retry_after,
@@ -132,6 +146,20 @@ pub(super) fn from_engine(error: &Error) -> Status {
         Error::Internal(_) => Answer::new(Code::Internal, "BUG"),
     };
     answer.status(&text)
+}
+
+/// One reason a cause, and the numbers beside it.
+fn from_refusal(refusal: &Refusal, text: &str) -> Answer {
+    let mut answer = Answer::new(Code::FailedPrecondition, refusal.reason());
+    for (name, number) in refusal.numbers() {
+        answer = answer.with(name, number.to_string());
+    }
+    match refusal.model() {
+        Some(model) => answer
+            .with("model", model)
+            .precondition(refusal.reason(), model, text),
+        None => answer.precondition(refusal.reason(), "engine", text),
+    }
 }
 
 /// The status of a file that cannot be opened.
@@ -173,6 +201,9 @@ pub(super) fn from_model_file(error: &ModelFileError) -> Status {
             file(Code::Unavailable, "FILE_BEING_REPLACED", path).retry(Duration::from_secs(1))
         }
         ModelFileError::Empty { path } => file(Code::InvalidArgument, "BAD_MODEL_FILE", path),
+        ModelFileError::TooManyFiles { path } => {
+            file(Code::ResourceExhausted, "TOO_MANY_FILES", path).retry(Duration::from_secs(5))
+        }
         ModelFileError::Io { path, message: _ } => file(
             Code::FailedPrecondition,
             "FILE_NOT_READABLE",
@@ -233,10 +264,10 @@ pub(super) fn unloaded_meanwhile(name: &str) -> Status {
 }
 
 /// FAILED_PRECONDITION about a model.
-pub(super) fn model_precondition(model: &str, message: &str) -> Status {
-    Answer::new(Code::FailedPrecondition, "PRECONDITION")
+pub(super) fn model_precondition(reason: &'static str, model: &str, message: &str) -> Status {
+    Answer::new(Code::FailedPrecondition, reason)
         .with("model", model)
-        .precondition("MODEL", model, message)
+        .precondition(reason, model, message)
         .status(message)
 }
 
@@ -253,6 +284,47 @@ pub(super) fn exhausted(message: &str, retry_after: Duration) -> Status {
     Answer::new(Code::ResourceExhausted, "FULL_NOW")
         .retry(retry_after)
         .status(message)
+}
+
+/// PERMISSION_DENIED: the caller lacks the role.
+pub(super) fn role_missing(role: Role, uid: u32) -> Status {
+    let key = format!("{role}_by");
+    Answer::new(Code::PermissionDenied, "ROLE_MISSING")
+        .with("role", role.to_string())
+        .with("setting", &key)
+        .status(&format!(
+            "user {uid} has not the role '{role}', which this call needs; the daemon's setting {key} names who has it"
+        ))
+}
+
+/// RESOURCE_EXHAUSTED: the reply was not read.
+pub(super) fn unread(unread: Duration) -> Status {
+    Answer::new(Code::ResourceExhausted, "UNREAD")
+        .with("unread_s", unread.as_secs().to_string())
+        .retry(Duration::from_secs(1))
+        .status(&format!(
+            "the reply was not read for {} s and has been ended, since it held what others need; read replies as they \
+             come",
+            unread.as_secs()
+        ))
+}
+
+/// DEADLINE_EXCEEDED: the request did not arrive whole.
+pub(super) fn body_late(limit: Duration) -> Status {
+    Answer::new(Code::DeadlineExceeded, "REQUEST_TOO_SLOW")
+        .with("limit_s", limit.as_secs().to_string())
+        .status(&format!(
+            "the request did not arrive whole within {} s; send it at once",
+            limit.as_secs()
+        ))
+}
+
+/// INVALID_ARGUMENT: the request has too many bytes.
+pub(super) fn body_too_large(max: usize) -> Status {
+    let message = format!("the request has more than {max} bytes, the most that this call takes");
+    Answer::new(Code::InvalidArgument, "REQUEST_TOO_LARGE")
+        .with("max_bytes", max.to_string())
+        .status(&message)
 }
 
 /// UNAVAILABLE: the daemon takes no new work.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use rocmforge_engine::Refusal;
+
 use super::*;
 
 fn second() -> Duration {
@@ -69,17 +71,31 @@ fn every_error_of_the_engine_has_its_code_reason_and_words() {
         (
             Error::NameTaken {
                 name: "x".into(),
-                path,
+                changed: false,
+                path: path.clone(),
             },
             Code::AlreadyExists,
             "NAME_TAKEN",
             vec!["'x'", "unload"],
         ),
         (
-            Error::Precondition("pinned".into()),
+            Error::NameTaken {
+                name: "x".into(),
+                changed: true,
+                path,
+            },
+            Code::AlreadyExists,
+            "LOADED_FILE_CHANGED",
+            vec!["'x'", "changed", "unload"],
+        ),
+        (
+            Error::Precondition(Refusal::Busy {
+                model: "x".into(),
+                requests: 3,
+            }),
             Code::FailedPrecondition,
-            "PRECONDITION",
-            vec!["pinned"],
+            "MODEL_BUSY",
+            vec!["'x'", "3", "force"],
         ),
         (
             Error::Exhausted {
@@ -165,10 +181,25 @@ fn details_tell_programs_what_the_message_tells_people() {
     assert!(details_of(&draining()).retry_info().is_some());
     assert!(details_of(&engine_gone()).retry_info().is_some());
 
-    let details = details_of(&from_engine(&Error::Precondition("too small".into())));
+    let details = details_of(&from_engine(&Error::Precondition(Refusal::NeverFits {
+        message: "too small".into(),
+        need: 7,
+        budget: 5,
+        pinned: 1,
+    })));
+    let violation = &details.precondition_failure().unwrap().violations[0];
     assert_eq!(
-        details.precondition_failure().unwrap().violations[0].description,
-        "too small"
+        (violation.r#type.as_str(), violation.description.as_str()),
+        ("NEVER_FITS", "too small")
+    );
+    let numbers = &details.error_info().unwrap().metadata;
+    assert_eq!(
+        [
+            &numbers["need_bytes"],
+            &numbers["budget_bytes"],
+            &numbers["pinned_bytes"]
+        ],
+        ["7", "5", "1"]
     );
 
     let details = details_of(&from_engine(&Error::UnknownModel {
@@ -271,7 +302,9 @@ fn a_status_fits_the_headers_of_any_client() {
             name: long.clone(),
             known,
         }),
-        from_engine(&Error::Precondition(long.clone())),
+        from_engine(&Error::Precondition(Refusal::Setting {
+            message: long.clone(),
+        })),
         from_model_file(&ModelFileError::Outside {
             path: long.clone().into(),
             dirs: vec![long.clone().into(); 64],

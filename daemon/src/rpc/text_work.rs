@@ -4,6 +4,7 @@
 //! prompt. Each lane runs a few at a time and lets a named number wait; more are refused with RESOURCE_EXHAUSTED.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -21,6 +22,26 @@ const SHORT_WAITING_MAX: usize = 1024;
 pub(crate) const LONG_AT_ONCE: usize = 2;
 /// Long texts that may wait: at the largest message size, half a gigabyte.
 const LONG_WAITING_MAX: usize = 32;
+
+/// Tells work that nobody waits for it any more.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Unwanted(Arc<AtomicBool>);
+
+impl Unwanted {
+    pub(super) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Sets the flag when the future that waits for the work is dropped.
+#[derive(Debug)]
+struct DropGuard(Unwanted);
+
+impl Drop for DropGuard {
+    fn drop(&mut self) {
+        self.0.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// The two lanes.
 #[derive(Debug)]
@@ -53,11 +74,12 @@ impl TextWork {
     }
 
     /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future while it waits takes it
-    /// out of the lane; once begun, work goes on and keeps its place until it ends.
+    /// out of the lane. Once begun, work keeps its place until it ends; it is told that the future was dropped, so that
+    /// what may take long (a template) ends then. What does not ask takes time in proportion to its text.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
-        work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+        work: impl FnOnce(&Unwanted) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         let lane = if bytes <= SHORT_MAX_BYTES {
             &self.short
@@ -73,17 +95,44 @@ impl TextWork {
         let Ok(running) = Arc::clone(&lane.running).acquire_owned().await else {
             return Err(status_code::bug("a lane of text work was closed"));
         };
+        let unwanted = Unwanted::default();
+        let guard = DropGuard(unwanted.clone());
         let job = tokio::task::spawn_blocking(move || {
-            let result = work();
+            let result = work(&unwanted);
             drop((running, admitted));
             result
         });
-        match job.await {
+        let ended = job.await;
+        drop(guard);
+        match ended {
             Ok(result) => result,
             Err(error) if error.is_panic() => {
                 Err(status_code::bug("the tokenizer or the template panicked"))
             }
             Err(_) => Err(status_code::draining()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn work_that_nobody_waits_for_is_told_so_and_frees_its_place() {
+        let lanes = TextWork::new();
+        let endless = |unwanted: &Unwanted| {
+            while !unwanted.get() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        for _ in 0..SHORT_AT_ONCE {
+            let call = lanes.run(1, endless);
+            let cut = tokio::time::timeout(Duration::from_millis(20), call).await;
+            assert!(cut.is_err());
+        }
+        // Hangs here if a place stays taken.
+        assert_eq!(lanes.run(1, |_| Ok(7)).await.ok(), Some(7));
     }
 }

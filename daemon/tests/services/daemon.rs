@@ -13,7 +13,9 @@ use rocmforge_proto::v1::cache_client::CacheClient;
 use rocmforge_proto::v1::inference_client::InferenceClient;
 use rocmforge_proto::v1::models_client::ModelsClient;
 use rocmforge_proto::v1::server_client::ServerClient;
+use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::model_files::ModelDirs;
+use rocmforged::roles::Roles;
 use rocmforged::socket::Socket;
 use rocmforged::{End, Limits, ServeError, ServeOptions, serve};
 use tokio::net::UnixStream;
@@ -77,6 +79,10 @@ pub(crate) async fn connect_without_timers(
 
 impl Daemon {
     pub(crate) async fn start() -> Self {
+        Self::start_with(Roles::default()).await
+    }
+
+    pub(crate) async fn start_with(roles: Roles) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let socket = Socket::bind(&path).unwrap();
@@ -98,7 +104,12 @@ impl Daemon {
                 max_sequences: 4,
                 threads: 2,
             },
+            roles,
             drain_grace: GRACE,
+            templates: Renderer::with_children(
+                Some(env!("CARGO_BIN_EXE_rocmforged").into()),
+                RenderLimits::default(),
+            ),
         };
         let (stops, stopped) = mpsc::channel(2);
         let served = tokio::spawn(serve(socket.listener().unwrap(), engine, options, stopped));

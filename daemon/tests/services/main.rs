@@ -5,7 +5,10 @@
     reason = "a test may panic, and so may its helpers"
 )]
 
+mod bounds;
 mod daemon;
 mod life;
 mod models;
 mod refusals;
+mod roles;
+mod templates;

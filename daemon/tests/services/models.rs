@@ -1,10 +1,11 @@
 //! A model from its load to its unload.
 
 use rocmforge_proto::v1;
+use rocmforge_proto::v1::models_client::ModelsClient;
 use rocmforged::End;
 use tonic::Code;
 
-use crate::daemon::{Daemon, assert_status, fixtures, greedy};
+use crate::daemon::{Daemon, assert_status, connect, fixtures, greedy};
 
 #[tokio::test]
 async fn a_model_is_loaded_described_run_and_unloaded() {
@@ -213,5 +214,52 @@ async fn a_load_preloads_and_pins_where_it_is_asked_to() {
     let cleared = daemon.cache().clear(v1::ClearRequest::default()).await;
     let kept = cleared.unwrap().into_inner().kept;
     assert_eq!(kept.len(), model.segments.len(), "what is pinned stays");
+    assert_eq!(daemon.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_load_that_is_cancelled_while_it_preloads_leaves_nothing() {
+    let daemon = Daemon::start().await;
+    // A reader that takes next to nothing holds the preload up.
+    let slow = connect(daemon.dir.path().join("s"), 1).await;
+    let request = v1::LoadRequest {
+        path: "tiny-llama-Q4_K_M.gguf".into(),
+        name: "m".into(),
+        pin: true,
+        preload: true,
+    };
+    let events = ModelsClient::new(slow).load(request).await.unwrap();
+    let loaded = |n: usize| {
+        let mut models = daemon.models();
+        async move {
+            for _ in 0..1000 {
+                let list = models.list(v1::ListModelsRequest {}).await.unwrap();
+                if list.into_inner().models.len() == n {
+                    return;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            }
+            panic!("there are never {n} models");
+        }
+    };
+    loaded(1).await;
+    drop(events);
+    loaded(0).await;
+    assert_eq!(daemon.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_name_is_made_of_the_file_when_none_is_given() {
+    let daemon = Daemon::start().await;
+    for (file, name) in [
+        ("my model.GGUF", "my-model"),
+        ("Qwen3-0.6B", "Qwen3-0.6B"),
+        ("\u{e9}t\u{e9}.gguf", "-t-"),
+    ] {
+        let path = daemon.dir.path().join(file);
+        std::os::unix::fs::symlink(fixtures().join("tiny-qwen3-Q8_0.gguf"), &path).unwrap();
+        let model = daemon.load(path.display().to_string(), "").await.unwrap();
+        assert_eq!(model.name, name);
+    }
     assert_eq!(daemon.stop().await, End::Drained);
 }

@@ -1,15 +1,27 @@
 //! Units compiled ahead of time for AMD targets and embedded, when the build was asked for them (`ROCMFORGE_AOT=1`, see build.rs).
 
+use super::units::generic_of;
+
 /// Target, unit, code object.
 static OBJECTS: &[(&str, &str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/aot.rs"));
 
-/// The code object of a unit for an AMD target (`gfx1100`, without feature flags).
+/// The code object of a unit for an AMD chip (`gfx1100`, without feature flags): its own, else that
+/// of its generic target.
 #[must_use]
-pub fn object(target: &str, unit: &str) -> Option<&'static [u8]> {
-    OBJECTS
-        .iter()
-        .find(|(t, u, _)| *t == target && *u == unit)
-        .map(|(.., object)| *object)
+pub fn object(chip: &str, unit: &str) -> Option<&'static [u8]> {
+    let of = |target: &str| {
+        OBJECTS
+            .iter()
+            .find(|(t, u, _)| *t == target && *u == unit)
+            .map(|(.., object)| *object)
+    };
+    of(chip).or_else(|| of(generic_of(chip)?))
+}
+
+/// Whether [`object`] gives a generic one, which an older runtime may not load.
+#[must_use]
+pub fn is_generic(chip: &str, unit: &str) -> bool {
+    !OBJECTS.iter().any(|(t, u, _)| *t == chip && *u == unit) && object(chip, unit).is_some()
 }
 
 /// How many objects are embedded.

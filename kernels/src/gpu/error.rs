@@ -7,9 +7,7 @@ use crate::host::WeightType;
 #[non_exhaustive]
 pub enum Error {
     /// No kernel of this shape is built.
-    #[error(
-        "no GPU kernel for {what}: built are {built}; run this model on the host device instead"
-    )]
+    #[error("no GPU kernel for {what}: built are {built}")]
     NoKernel {
         /// The operation and its shape.
         what: String,
@@ -29,9 +27,7 @@ pub enum Error {
         block: usize,
     },
     /// More than the arguments of a kernel can count.
-    #[error(
-        "{what} is {value}, a GPU kernel takes at most {max}: run this model on the host device"
-    )]
+    #[error("{what} is {value}, a GPU kernel takes at most {max}")]
     TooLarge {
         /// What.
         what: &'static str,

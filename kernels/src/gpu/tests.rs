@@ -2,17 +2,25 @@
 
 use std::collections::BTreeSet;
 
-use super::ops::activations::{Sink, Source, activations};
-use super::ops::attention::{self, Partials};
-use super::ops::kv::{Kv, Qkv, Rope, rope_kv};
+use super::ops::activations::{Norm, Sink, Source, activations};
+use super::ops::attention::{self, Partials, Scores};
+use super::ops::elements::{self, Change, Part};
+use super::ops::experts::{Groups, ManyInputs, Routed, Tensors, experts, experts_many, group};
+use super::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
+use super::ops::kv::{Heads, Kv, Qkv, Rope, Rotation, rope_heads, rope_kv};
 use super::ops::matmat::{HalfInputs, Inputs, matmat, matmat_f16};
-use super::ops::matvec::{Epilogue, Input, Matrix, fuses_swiglu, matvec};
+use super::ops::matvec::{Epilogue, Input, Matrix, fuses_gate, matvec};
+use super::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm, conv, delta_net, ssm};
+use super::ops::route::{self, route};
 use super::ops::sample::{TopK, top_k};
 use super::ops::weights::{Weights, dequantize_f16, repack, rows_f32};
 use super::ops::{self, rows};
 use super::{Error, GpuTarget, Launch, units};
 use crate::host::WeightType;
-use crate::host::ops::{KvLayout, RopeOrder};
+use rocmforge_ops::{Act, KvLayout, Mask, RopeOrder, Router, RouterGate};
+
+mod limits;
+mod structs;
 
 fn targets() -> [GpuTarget; 3] {
     [
@@ -39,6 +47,89 @@ fn input(cols: u64) -> Input {
         norm: None,
     }
 }
+
+const ROUTER: Router = Router {
+    n_expert: 256,
+    n_used: 8,
+    gate: RouterGate::Sigmoid,
+    n_group: 8,
+    n_group_used: 4,
+    renormalize: true,
+    scale: 2.5,
+};
+
+const SEQUENCES: Sequences = Sequences {
+    places: 1,
+    n: 3,
+    rows_max: 100,
+    state: 64,
+};
+
+const CONV: Conv = Conv {
+    x: 1,
+    weight: 2,
+    bias: None,
+    channels: 1000,
+    kernel: 4,
+    act: Act::Silu,
+    out: 3,
+};
+
+const DELTA_NET: DeltaNet = DeltaNet {
+    qkv: 1,
+    alpha: 2,
+    beta: 3,
+    a: 4,
+    dt_bias: 5,
+    n_head_k: 16,
+    n_head_v: 32,
+    dim_k: 128,
+    dim_v: 128,
+    interleaved: false,
+    eps: 1e-6,
+    out: 6,
+};
+
+const SSM: Ssm = Ssm {
+    xbc: 1,
+    dt: 2,
+    a: 3,
+    skip: 4,
+    dt_bias: 5,
+    n_head: 64,
+    dim: 64,
+    n_group: 8,
+    n_state: 128,
+    out: 6,
+};
+
+const ROUTED: Routed = Routed {
+    x: 1,
+    share: 8,
+    ids: 2,
+    n: 24,
+    out: 3,
+};
+
+const TENSORS: Tensors = Tensors {
+    table: 1,
+    n_expert: 128,
+    ty: WeightType::Q4K,
+    rows: 768,
+    cols: 2048,
+    first: 0,
+    second: Some(1 << 20),
+    first_bias: None,
+    second_bias: None,
+    act: Act::Silu,
+    scale: None,
+};
+
+const GROUPS: Groups = Groups {
+    at: 16,
+    n: 800,
+    n_expert: 128,
+};
 
 /// One launch of every kind that can be built.
 fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
@@ -77,41 +168,134 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
     }
     let sources = [
         Source::Plain,
-        Source::Norm {
-            weight: 1,
-            eps: 1e-5,
-        },
+        Source::Norm(Norm::of_row(1, 512, 1e-5)),
         Source::AddNorm {
             other: 2,
-            weight: 1,
-            eps: 1e-5,
+            scale: 1.0,
+            norm: Norm::of_row(1, 512, 1e-5),
         },
-        Source::Silu { other: 2 },
-        Source::Add { other: 2 },
+        Source::Gate {
+            other: Some(2),
+            act: Act::Silu,
+        },
+        Source::Add {
+            other: 2,
+            scale: 1.0,
+        },
     ];
     for source in sources {
         for sink in [Sink::F32(4), Sink::F16(4), Sink::Q8(4, 5)] {
             all.push(activations(1, 3, 512, source, sink).unwrap());
         }
     }
-    all.push(activations(1, 3, 512, Source::Add { other: 2 }, Sink::Stored).unwrap());
-    let rope = Rope {
+    let add = Source::Add {
+        other: 2,
+        scale: 0.5,
+    };
+    all.push(activations(1, 3, 512, add, Sink::Stored).unwrap());
+    for what in [
+        Change::Scale(2.0),
+        Change::ScaleBy(3),
+        Change::SoftCap(30.0),
+        Change::AddGated { y: 2, gate: 3 },
+        Change::PositionScale {
+            positions: 2,
+            beta: 0.1,
+            span: 8192,
+        },
+    ] {
+        all.push(elements::change(1, 3, 512, what).unwrap());
+    }
+    let part = Part {
+        x: 1,
+        cols: 512,
+        first: 64,
+        stride: 128,
+        width: 64,
+    };
+    all.push(elements::columns(&[part, part], 4, 3, 2).unwrap());
+    all.push(elements::combine(1, 2, 8, 3, 512, 4).unwrap());
+    all.push(route(target, 1, None, &ROUTER, 3, 2, 3).unwrap());
+    all.push(conv(&CONV, SEQUENCES).unwrap());
+    for dim_k in [128, 256] {
+        let net = DeltaNet { dim_k, ..DELTA_NET };
+        all.push(delta_net(target, &net, SEQUENCES).unwrap());
+        let space = Ssm {
+            n_state: dim_k,
+            ..SSM
+        };
+        all.push(ssm(&space, SEQUENCES).unwrap());
+    }
+    all.push(group(GROUPS, 2, 3).unwrap());
+    for ty in WeightType::ALL {
+        let tensors = Tensors { ty, ..TENSORS };
+        all.push(experts(target, ROUTED, &tensors).unwrap());
+        let single = Tensors {
+            second: None,
+            act: Act::Identity,
+            ..tensors
+        };
+        let forms = [ManyInputs::Q8(1, 2), ManyInputs::F16(1, 1.0)];
+        for form in forms {
+            match experts_many(target, form, GROUPS, 8, &single, 3) {
+                Ok(launch) => all.push(launch),
+                Err(_) => {
+                    let half = matches!(form, ManyInputs::F16(..));
+                    assert!(!ty.is_quantized() || half && !target.has_mma());
+                }
+            }
+        }
+        let matrices = HeadMatrices {
+            ty,
+            weights: 1,
+            n_head: 20,
+            rows: 512,
+            cols: 256,
+        };
+        let inputs = HeadInputs {
+            x: 1,
+            q8: (2, 3),
+            n_tokens: 9,
+        };
+        all.push(matmat_heads(target, inputs, &matrices, 4).unwrap());
+    }
+    let rotation = Some(Rotation {
         cos: 1,
         sin: 2,
+        first: 0,
         n_rot: 64,
         order: RopeOrder::Neox,
         by_position: false,
+    });
+    let heads = Heads {
+        x: 1,
+        n_head: 8,
+        dim: 128,
+        rows: 3,
+    };
+    all.push(rope_heads(target, heads, 2, Some((3, 1e-6)), rotation).unwrap());
+    let rope = Rope {
+        rotation,
         q_norm: None,
         k_norm: Some(3),
         eps: 1e-6,
     };
-    for head_dim in [64, 80, 96, 128] {
-        for group in [1, 4, 8] {
+    let sizes = [
+        (64, 64),
+        (80, 80),
+        (96, 96),
+        (128, 128),
+        (256, 256),
+        (192, 128),
+        (576, 512),
+    ];
+    for (head_dim_k, head_dim_v) in sizes {
+        for group in [1, 4, 8, 20] {
             let layout = KvLayout {
                 n_layer: 2,
                 n_head_kv: 2,
-                head_dim_k: head_dim,
-                head_dim_v: head_dim,
+                head_dim_k,
+                head_dim_v,
             };
             let kv = Kv {
                 layout: &layout,
@@ -134,11 +318,15 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                 counters: 2,
             };
             all.push(rope_kv(target, qkv, 4, &kv, &rope).unwrap());
-            all.push(attention::prefill(target, 1, 2 * group, 2, &kv, 0.1, 3, 4).unwrap());
-            match attention::decode(qkv, 4, &kv, Some(&rope), 0.1, 7, partials) {
-                Ok(launch) => all.push(launch),
-                Err(error) => assert!(group == 8 && (head_dim == 80 || head_dim == 96), "{error}"),
-            }
+            let scores = Scores {
+                mask: Mask::Window(128),
+                softcap: 50.0,
+                sinks: Some(9),
+                ..Scores::causal(0.1)
+            };
+            all.push(attention::prefill(target, 1, 2 * group, 5, 2, &kv, &scores, 3, 4).unwrap());
+            let (append, to) = (Some(&rope), partials);
+            all.push(attention::decode(qkv, 4, &kv, append, &scores, 7, to).unwrap());
         }
     }
     all.push(rows::gather(1, 2, 3, 1000, 4).unwrap());
@@ -268,55 +456,6 @@ fn every_unit_is_used_and_stands_alone() {
     }
 }
 
-/// Field names of a struct in a source, arrays without their length.
-fn fields(source: &str, name: &str) -> Vec<String> {
-    let start = format!("struct {name} {{");
-    let body = &source[source.find(&start).unwrap_or_else(|| panic!("no {name}")) + start.len()..];
-    let body = &body[..body.find("};").unwrap()];
-    body.lines()
-        .map(|line| line.split("//").next().unwrap_or_default())
-        .filter(|line| line.contains(';'))
-        .flat_map(|line| {
-            let line = line.split(';').next().unwrap_or_default();
-            line.split(',')
-                .map(|item| {
-                    let name = item.split_whitespace().last().unwrap_or_default();
-                    name.split('[').next().unwrap_or_default().to_owned()
-                })
-                .collect::<Vec<_>>()
-        })
-        .collect()
-}
-
-#[test]
-fn structs_of_arguments_have_the_fields_of_the_source() {
-    macro_rules! check {
-        ($($file:literal: $($module:ident)::+),* $(,)?) => { $(
-            let source = units::file($file).unwrap();
-            let name = stringify!($($module)::+).rsplit("::").next().unwrap().trim();
-            assert_eq!(fields(source, name), $($module)::+::FIELDS, "{name}");
-        )* };
-    }
-    check!(
-        "matvec.hip": ops::matvec::MatvecMatrix,
-        "matvec.hip": ops::matvec::MatvecArgs,
-        "matvec_float.hip": ops::matvec::MatvecFloatArgs,
-        "matmat.hip": ops::matmat::MatmatArgs,
-        "matmat_f16.h": ops::matmat::MatmatF16Args,
-        "activations.hip": ops::activations::ActivationsArgs,
-        "kv.h": ops::kv::KvPlace,
-        "kv.h": ops::kv::RopePlace,
-        "rope_kv.hip": ops::kv::RopeKvArgs,
-        "attention_decode.hip": ops::attention::AttentionDecodeArgs,
-        "attention_prefill.hip": ops::attention::AttentionPrefillArgs,
-        "gather.hip": ops::rows::GatherArgs,
-        "add_bias.hip": ops::rows::AddBiasArgs,
-        "sample.hip": ops::sample::TopKArgs,
-        "repack.hip": ops::weights::RepackArgs,
-        "dequantize.hip": ops::weights::DequantizeArgs,
-    );
-}
-
 /// The values of `#define name value` in a source, one for each branch of its conditions.
 fn defined(source: &str, name: &str) -> Vec<u32> {
     source
@@ -354,10 +493,19 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
 }
 
 #[test]
-fn swiglu_is_scaled_as_the_source_scales_it() {
+fn constants_are_those_of_the_sources() {
     let source = units::file("activations.hip").unwrap();
-    let scale = ops::activations::SWIGLU_F16_SCALE;
-    assert!(source.contains(&format!("#define SWIGLU_SCALE {scale}f\n")));
+    let scale = ops::activations::GATED_F16_SCALE;
+    assert!(source.contains(&format!("#define GATED_SCALE {scale}f\n")));
+    let source = units::file("route.hip").unwrap();
+    assert_eq!(defined(source, "EXPERTS_MAX"), [route::EXPERTS_MAX]);
+    assert_eq!(defined(source, "GROUPS_MAX"), [route::GROUPS_MAX]);
+    let source = units::file("experts_group.hip").unwrap();
+    assert_eq!(defined(source, "TILE"), [ops::experts::TILE]);
+    assert_eq!(defined(source, "EXPERTS_MAX"), [ops::experts::EXPERTS_MAX]);
+    let source = units::file("conv.hip").unwrap();
+    assert_eq!(defined(source, "CHUNK"), [recurrent::CONV_CHUNK]);
+    assert_eq!(defined(source, "TAPS_MAX"), [recurrent::TAPS_MAX]);
 }
 
 #[test]
@@ -387,32 +535,6 @@ fn products_that_share_an_input_share_a_launch_where_they_can() {
     );
     assert_eq!(n(&[matrix(q8, 64); 5]), 2);
     assert_eq!(n(&[matrix(WeightType::F16, 64), matrix(q8, 64)]), 2);
-}
-
-#[test]
-fn what_is_not_fused_is_refused() {
-    let target = &targets()[0];
-    let normed = Input {
-        norm: Some((1, 1e-5)),
-        ..input(64)
-    };
-    let refused = |r: Result<Vec<Launch>, Error>| matches!(r, Err(Error::NoKernel { .. }));
-    let f16 = matrix(WeightType::F16, 64);
-    assert!(refused(matvec(target, normed, &[f16], Epilogue::Store)));
-    assert!(!fuses_swiglu(WeightType::Q4K, WeightType::Q6K));
-    assert!(refused(matvec(
-        target,
-        input(64),
-        &[f16, f16],
-        Epilogue::SwiGlu
-    )));
-    let wide = matvec(
-        target,
-        input(64 << 10),
-        &[matrix(WeightType::Q8_0, 64)],
-        Epilogue::Store,
-    );
-    assert!(matches!(wide, Err(Error::TooLarge { .. })));
 }
 
 #[test]

@@ -8,6 +8,8 @@
 //!
 //! A block with an activation that is NaN or infinite gets `d = NaN`, so that every output that depends on it is NaN.
 
+use std::ops::Range;
+
 use super::matmul::dispatch::{WithIsa, with_isa};
 use super::simd::{Job, Simd};
 use super::{Isa, WeightType};
@@ -165,6 +167,48 @@ impl Activations {
     }
 }
 
+/// Some consecutive rows of [`Activations`], to be multiplied with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ActivationRows<'a> {
+    all: &'a Activations,
+    first: usize,
+    tokens: usize,
+}
+
+impl<'a> ActivationRows<'a> {
+    /// # Panics
+    /// If the range is not one of rows of `all`.
+    pub(crate) fn new(all: &'a Activations, tokens: Range<usize>) -> ActivationRows<'a> {
+        assert!(
+            tokens.start <= tokens.end && tokens.end <= all.tokens,
+            "tokens {tokens:?} of {}",
+            all.tokens
+        );
+        ActivationRows {
+            all,
+            first: tokens.start,
+            tokens: tokens.len(),
+        }
+    }
+
+    /// Rows.
+    pub(crate) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The blocks of one token, counted from the first row.
+    #[inline(always)]
+    pub(crate) fn blocks(&self, token: usize) -> &'a [XBlock] {
+        self.all.blocks(self.first + token)
+    }
+
+    /// One token's values.
+    #[inline(always)]
+    pub(crate) fn floats(&self, token: usize) -> &'a [f32] {
+        self.all.floats(self.first + token)
+    }
+}
+
 /// Some consecutive rows of [`Activations`], to be filled by one thread.
 #[derive(Debug)]
 pub struct ActivationsPart<'a> {
@@ -192,19 +236,26 @@ impl ActivationsPart<'_> {
     /// # Panics
     /// If `x` ends before the part does.
     pub fn fill(&mut self, isa: Isa, x: &[f32]) {
-        let x = &x[self.first * self.cols..][..self.tokens * self.cols];
-        if !self.floats.is_empty() {
-            self.floats.copy_from_slice(x);
-        }
-        if self.stride == 0 {
-            return;
-        }
-        for (blocks, x) in self
-            .blocks
-            .chunks_exact_mut(self.stride)
-            .zip(x.chunks_exact(self.cols))
-        {
-            with_isa(isa, Quantize { x, blocks });
+        let cols = self.cols;
+        self.fill_from(isa, |token| &x[token * cols..][..cols]);
+    }
+
+    /// Sets the part's rows from anywhere: `row` yields a token's activations. So rows are gathered by
+    /// a list, or a head's columns taken out of wider rows, without a copy in between.
+    ///
+    /// # Panics
+    /// If `row` yields another number of activations than a row has.
+    pub fn fill_from<'x>(&mut self, isa: Isa, row: impl Fn(usize) -> &'x [f32]) {
+        for t in 0..self.tokens {
+            let x = row(self.first + t);
+            assert_eq!(x.len(), self.cols, "a row of another length");
+            if !self.floats.is_empty() {
+                self.floats[t * self.cols..][..self.cols].copy_from_slice(x);
+            }
+            if self.stride > 0 {
+                let blocks = &mut self.blocks[t * self.stride..][..self.stride];
+                with_isa(isa, Quantize { x, blocks });
+            }
         }
     }
 }
@@ -318,6 +369,28 @@ mod tests {
             let mut x = [1.0; BLOCK];
             x[29] = bad;
             assert!(quantize(&x).d.is_nan(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn rows_come_from_where_the_caller_says() {
+        let x: Vec<f32> = (0..5 * 128).map(|i| (i as f32 * 0.37).sin()).collect();
+        let order = [4, 0, 4, 2, 1, 3, 0];
+        // The second half of each listed row, by a copy and without.
+        let row = |t: usize| &x[order[t] * 128 + 64..][..64];
+        let copy: Vec<f32> = (0..order.len()).flat_map(row).copied().collect();
+        let mut whole = Activations::new();
+        whole.fill(Isa::best(), ActivationForm::Both, &copy, 7, 64);
+        for each in [1, 3, 7] {
+            let mut gathered = Activations::new();
+            gathered.resize(ActivationForm::Both, 7, 64);
+            for mut part in gathered.parts(each) {
+                part.fill_from(Isa::Scalar, row);
+            }
+            for t in 0..7 {
+                assert_eq!(gathered.blocks(t), whole.blocks(t));
+                assert_eq!(gathered.floats(t), whole.floats(t));
+            }
         }
     }
 

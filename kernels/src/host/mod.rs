@@ -13,6 +13,7 @@
 //! Nothing here but [`Pool`] owns a thread; every other function runs on its caller's.
 
 pub mod activations;
+mod codebook;
 mod error;
 mod formats;
 mod isa;
@@ -22,13 +23,12 @@ mod pack;
 mod pool;
 pub mod reference;
 mod simd;
-mod weight_type;
 
 pub use activations::{ActivationForm, Activations};
 pub use error::Error;
 pub use isa::Isa;
-pub use matmul::{RowsOut, mat_mul, mat_mul_all};
+pub use matmul::{RowsOut, mat_mul, mat_mul_all, mat_mul_tokens};
 pub use pack::{PackedMatrix, ROW_GROUP};
 use pool::SyncPtr;
 pub use pool::{MAX_POOL_THREADS, Pool, PoolError};
-pub use weight_type::WeightType;
+pub use rocmforge_ops::WeightType;

@@ -3,6 +3,8 @@
 //! A quantized weight is `scale * (code - offset)` or `scale * code + min`, evaluated in f32 in the order in which ggml's
 //! definition gives it. Sources: ggml's block structures and the GGUF specification; FP4 from OCP Microscaling 1.0.
 
+mod low_bits;
+
 use half::f16;
 
 use super::{Error, WeightType};
@@ -19,6 +21,58 @@ pub(crate) fn e8m0_half(e: u8) -> f32 {
     } else {
         (e - 1) << 23
     })
+}
+
+/// The values of IQ4_NL's and IQ4_XS's 4-bit codes.
+pub(crate) const IQ4_VALUES: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
+
+/// Where a block of this type has half floats: scales first, then mins.
+pub const fn half_floats(ty: WeightType) -> &'static [usize] {
+    match ty {
+        WeightType::F16
+        | WeightType::Q4_0
+        | WeightType::Q5_0
+        | WeightType::Q8_0
+        | WeightType::IQ4NL
+        | WeightType::IQ4XS
+        | WeightType::IQ3S
+        | WeightType::IQ3XXS
+        | WeightType::IQ2S
+        | WeightType::IQ2XS
+        | WeightType::IQ2XXS
+        | WeightType::IQ1S
+        | WeightType::Q1_0
+        | WeightType::Q2_0 => &[0],
+        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => &[0, 2],
+        WeightType::Q2K => &[80, 82],
+        WeightType::Q3K => &[108],
+        WeightType::Q6K => &[208],
+        WeightType::TQ1_0 => &[52],
+        WeightType::TQ2_0 => &[64],
+        // IQ1_M has one, spread over four places.
+        WeightType::IQ1M
+        | WeightType::MXFP4
+        | WeightType::NVFP4
+        | WeightType::F32
+        | WeightType::BF16 => &[],
+    }
+}
+
+/// Whether a block's scales, or the weight of an unquantized type, are numbers: not NaN and not infinite. (NVFP4's are
+/// unsigned; a byte with a sign is none of them.)
+pub fn is_finite(ty: WeightType, block: &[u8]) -> bool {
+    match ty {
+        WeightType::MXFP4 => block[0] != 255,
+        WeightType::NVFP4 => block[..4].iter().all(|scale| scale & 0x80 == 0),
+        WeightType::IQ1M => low_bits::iq1_m_scale(block).is_finite(),
+        WeightType::F32 => f32::from_le_bytes([block[0], block[1], block[2], block[3]]).is_finite(),
+        WeightType::BF16 => half::bf16::from_le_bytes([block[0], block[1]]).is_finite(),
+        _ => half_floats(ty)
+            .iter()
+            .all(|&at| half_at(block, at).is_finite()),
+    }
 }
 
 fn half_at(block: &[u8], at: usize) -> f32 {
@@ -83,10 +137,55 @@ fn dequantize_block(ty: WeightType, block: &[u8], out: &mut [f32]) {
         | WeightType::Q4_1
         | WeightType::Q5_0
         | WeightType::Q5_1
-        | WeightType::MXFP4 => {
+        | WeightType::MXFP4
+        | WeightType::IQ4NL => {
             dequantize_32(ty, block, out);
         }
-        WeightType::Q2K | WeightType::Q3K | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => {
+        // d, signs[128]
+        WeightType::Q1_0 => {
+            let d = half_at(block, 0);
+            for (k, y) in out.iter_mut().enumerate() {
+                *y = if (block[2 + k / 8] >> (k % 8)) & 1 == 1 {
+                    d
+                } else {
+                    -d
+                };
+            }
+        }
+        // d, codes[64]
+        WeightType::Q2_0 => {
+            let d = half_at(block, 0);
+            for (k, y) in out.iter_mut().enumerate() {
+                *y = (f32::from((block[2 + k / 4] >> (2 * (k % 4))) & 3) - 1.0) * d;
+            }
+        }
+        // scales[4], for each 16: codes[8], of weights k and k + 8
+        WeightType::NVFP4 => {
+            for (k, y) in out.iter_mut().enumerate() {
+                let code = (block[4 + 8 * (k / 16) + k % 8] >> (4 * (k / 8 % 2))) & 15;
+                let value = f32::from(FP4_DOUBLED[usize::from(code)]);
+                *y = value * low_bits::e4m3_half(block[k / 16]);
+            }
+        }
+        WeightType::IQ3S
+        | WeightType::IQ3XXS
+        | WeightType::IQ2S
+        | WeightType::IQ2XS
+        | WeightType::IQ2XXS
+        | WeightType::IQ1S
+        | WeightType::IQ1M
+        | WeightType::TQ1_0
+        | WeightType::TQ2_0 => {
+            for (k, y) in out.iter_mut().enumerate() {
+                *y = low_bits::weight(ty, block, k);
+            }
+        }
+        WeightType::Q2K
+        | WeightType::Q3K
+        | WeightType::Q4K
+        | WeightType::Q5K
+        | WeightType::Q6K
+        | WeightType::IQ4XS => {
             for (k, y) in out.iter_mut().enumerate() {
                 *y = k_quant(ty, block, k);
             }
@@ -107,6 +206,7 @@ fn dequantize_32(ty: WeightType, block: &[u8], out: &mut [f32]) {
             WeightType::Q5_1 => {
                 f32::from(nibble | fifth(4)) * half_at(block, 0) + half_at(block, 2)
             }
+            WeightType::IQ4NL => f32::from(IQ4_VALUES[usize::from(nibble)]) * half_at(block, 0),
             _ => f32::from(FP4_DOUBLED[usize::from(nibble)]) * e8m0_half(block[0]),
         };
     }
@@ -143,6 +243,15 @@ fn k_quant(ty: WeightType, block: &[u8], k: usize) -> f32 {
             let low = (block[48 + 32 * (k / 64) + l] >> (4 * (k / 32 % 2))) & 15;
             let q = low | (((block[16 + l] >> (k / 32)) & 1) << 4);
             half_at(block, 0) * f32::from(scale) * f32::from(q) - half_at(block, 2) * f32::from(min)
+        }
+        // d, upper 2 bits of 8 scales[2], lower 4 bits[4], codes[8][16]
+        WeightType::IQ4XS => {
+            let j = k / 32;
+            let upper = (u16::from_le_bytes([block[2], block[3]]) >> (2 * j)) & 3;
+            let lower = (block[4 + j / 2] >> (4 * (j % 2))) & 15;
+            let scale = f32::from(upper << 4 | u16::from(lower)) - 32.0;
+            let code = (block[8 + 16 * j + l % 16] >> (4 * (l / 16))) & 15;
+            half_at(block, 0) * scale * f32::from(IQ4_VALUES[usize::from(code)])
         }
         // ql[128], qh[64], scales[16] signed, d
         _ => {

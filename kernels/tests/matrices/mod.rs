@@ -3,6 +3,7 @@
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use rocmforge_kernels::host::reference::half_floats;
 use rocmforge_kernels::host::{Isa, PackedMatrix, WeightType};
 
 /// A printed seed: a failure can be run again.
@@ -22,18 +23,6 @@ pub fn isas() -> Vec<Isa> {
             isa.is_available()
         })
         .collect()
-}
-
-/// Where a block of this type has half floats: scales first, then mins.
-pub fn half_floats(ty: WeightType) -> &'static [usize] {
-    match ty {
-        WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => &[0],
-        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => &[0, 2],
-        WeightType::Q2K => &[80, 82],
-        WeightType::Q3K => &[108],
-        WeightType::Q6K => &[208],
-        WeightType::MXFP4 | WeightType::F32 | WeightType::F16 | WeightType::BF16 => &[],
-    }
 }
 
 /// A value about as large as a weight.
@@ -59,6 +48,9 @@ pub fn random_matrix(rng: &mut StdRng, ty: WeightType, rows: usize, cols: usize)
                 block.copy_from_slice(&half::bf16::from_f32(small(rng)).to_le_bytes())
             }
             WeightType::MXFP4 => block[0] = rng.random_range(118..126),
+            // E4M3 from 2^-5 to 2^-1; IQ1_M's f16 is in the upper nibbles of the last four words.
+            WeightType::NVFP4 => block[..4].fill_with(|| rng.random_range(0x10..0x30)),
+            WeightType::IQ1M => block[55] = (block[55] & 0x8f) | 0x20,
             _ => {}
         }
     }

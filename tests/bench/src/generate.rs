@@ -34,7 +34,7 @@ const ALIGNMENT: u64 = 32;
 /// Bytes that a thread writes at a time.
 const PIECE_BYTES: u64 = 8 << 20;
 
-/// A chat template in Llama 3's form, so that loading compiles one.
+/// A chat template in Llama 3's form.
 const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}\
 <|end_header_id|>\n\n{{ message.content | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}\
 <|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}";

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_engine::api::{
     Budget, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent, SamplingParams,
-    ScoreRequest, TOP_N_MAX,
+    ScoreRequest, Scores, TOP_N_MAX,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -137,7 +137,7 @@ impl Session {
     /// # Errors
     /// The segment cannot be brought in.
     pub(crate) fn largest_segment(&self, model: &LoadedModel) -> Result<u64> {
-        let segments = (0u32..).zip(model.model().segments());
+        let segments = (0u32..).zip(&model.model().plan().segments);
         let largest = segments.max_by_key(|(_, segment)| segment.file_bytes());
         let (index, _) = largest.context("a model without segments")?;
         self.clear()?;
@@ -213,6 +213,14 @@ impl Session {
         })
     }
 
+    /// Log-probabilities.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub(crate) fn score(&self, request: ScoreRequest) -> Result<Scores> {
+        Ok(self.runtime.block_on(self.engine.score(request))?)
+    }
+
     /// The most likely tokens after a text and their log-probabilities, best first.
     ///
     /// # Errors
@@ -224,12 +232,12 @@ impl Session {
     ) -> Result<Vec<(u32, f32)>> {
         // Scores are of given tokens; which one follows does not matter.
         ids.push(0);
-        let scores = self.runtime.block_on(self.engine.score(ScoreRequest {
+        let scores = self.score(ScoreRequest {
             model: Arc::clone(model),
             ids,
             top_n: TOP_N_MAX,
             deadline: None,
-        }))?;
+        })?;
         let last = scores.tokens.into_iter().last();
         Ok(last.context("a score without tokens")?.top)
     }

@@ -71,7 +71,7 @@ fn all_of_it_runs_on_the_host() {
         None,
     );
     let names = all_passed(&output);
-    assert_eq!(names.len(), 6, "{names:?}");
+    assert_eq!(names.len(), 7, "{names:?}");
     let report = report(&output);
     assert_eq!(report["device"], "host");
     assert_eq!(report["rows"].as_array().map(Vec::len), Some(18));
@@ -79,6 +79,7 @@ fn all_of_it_runs_on_the_host() {
     for part in [
         "| mini q4_k_m | not resident to first token, a process's first request |",
         "**Parity, the host against itself with one thread**: passed",
+        "**Architectures**: passed",
         "120 of 120 answers right; 0 of",
         "mixed load of",
     ] {

@@ -9,6 +9,7 @@ use crate::ARCH;
 use crate::control::Number;
 use crate::exports::MARKER;
 use crate::kernels;
+use crate::misbehaviour::Misbehaviour;
 
 /// Where cargo puts the shared library: beside the tests of the crates that depend on this one.
 ///
@@ -187,6 +188,12 @@ impl Fake {
     pub fn set_virtual_memory(&self, allowed: bool) {
         let set: extern "C" fn(bool) = self.control("fake_hip_set_virtual_memory");
         set(allowed);
+    }
+
+    /// Switches a misbehaviour on with a number, or off with 0.
+    pub fn misbehave(&self, which: Misbehaviour, number: u64) {
+        let set: extern "C" fn(u32, u64) = self.control("fake_hip_misbehave");
+        set(which as u32, number);
     }
 
     /// The most bytes of device memory that were held at a time since the last call of this.

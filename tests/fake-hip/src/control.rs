@@ -88,6 +88,13 @@ pub(crate) extern "C" fn fake_hip_set_virtual_memory(allowed: bool) {
     state().virtual_memory = allowed;
 }
 
+/// Switches a [`crate::Misbehaviour`] on with a number, or off with 0.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fake_hip_misbehave(which: u32, number: u64) {
+    state().misbehaves.set(which, number);
+}
+
 /// Calls of a function so far.
 ///
 /// # Safety

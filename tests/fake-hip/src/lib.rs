@@ -17,9 +17,11 @@
 //!
 //! What is noted comes back from [`Fake::violations`]. A fault of queued work loses the device, as on a card.
 //!
-//! Environment, read at the first call: FAKE_HIP_MEMORY (bytes), FAKE_HIP_ARCH, FAKE_HIP_WAVE, FAKE_HIP_DEVICES,
-//! FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_VIRTUAL_MEMORY=0 (addresses come with memory only),
-//! FAKE_HIP_FAIL=`call:nth:code,...` (`run:kernel:40:719` is a pseudo-call of [`when_run`]: the 40th kernel faults).
+//! Environment, read at the first call: FAKE_HIP_MEMORY (bytes), FAKE_HIP_ARCH, FAKE_HIP_WAVE,
+//! FAKE_HIP_DEVICES, FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_VIRTUAL_MEMORY=0
+//! (addresses come with memory only), FAKE_HIP_MISBEHAVE=`slow-registration:500,...` (see
+//! [`Misbehaviour`]), FAKE_HIP_FAIL=`call:nth:code,...` (`run:kernel:40:719` is a pseudo-call of
+//! [`when_run`]: the 40th kernel faults).
 //!
 //! # The daemon on it
 //!
@@ -43,12 +45,14 @@ mod control;
 mod exports;
 mod kernels;
 mod memory;
+mod misbehaviour;
 mod queue;
 mod rocblas;
 mod state;
 
 pub use client::{Fake, Live, library_path, marker_image, unit_image, write_images};
 pub use memory::GRANULARITY;
+pub use misbehaviour::Misbehaviour;
 
 /// The architecture that it announces unless FAKE_HIP_ARCH says otherwise.
 pub const ARCH: &str = "gfx1100";

@@ -26,6 +26,8 @@ struct Allocation {
     written: Vec<u8>,
     /// What is mapped into a reservation, by offset; `None` for an allocation, which is there as a whole.
     mapped: Option<BTreeMap<usize, Mapping>>,
+    /// Bytes of memory that was mapped here, went, and comes back with the addresses only.
+    kept: u64,
 }
 
 impl Allocation {
@@ -38,7 +40,9 @@ impl Allocation {
         let end = at + bytes;
         while at < end {
             match mapped.range(..=at).next_back() {
-                Some((from, m)) if m.access && from + m.bytes > at => at = from + m.bytes,
+                Some((from, m)) if m.access && m.usable && from + m.bytes > at => {
+                    at = from + m.bytes
+                }
                 _ => return false,
             }
         }
@@ -51,6 +55,8 @@ struct Mapping {
     bytes: usize,
     handle: usize,
     access: bool,
+    /// Whether it works once access is allowed.
+    usable: bool,
 }
 
 /// Memory without an address.
@@ -60,6 +66,8 @@ struct Physical {
     contents: Option<(Vec<u8>, Vec<u8>)>,
     /// Given back; it goes when it is unmapped.
     released: bool,
+    /// The reservation that it goes with, if not by itself.
+    kept_by: Option<u64>,
 }
 
 /// What was made of a range of device memory, for as long as nobody writes there.
@@ -161,17 +169,18 @@ impl Memory {
                 bytes: vec![POISON; bytes as usize],
                 written: vec![0; bytes as usize],
                 mapped: None,
+                kept: 0,
             },
         );
         Some(address)
     }
 
-    /// Reserves addresses, of which none can be used.
-    pub(crate) fn reserve(&mut self, bytes: u64) -> Option<u64> {
+    /// Reserves addresses at a multiple of `align`, of which none can be used.
+    pub(crate) fn reserve(&mut self, bytes: u64, align: u64) -> Option<u64> {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return None;
         }
-        let address = self.next.next_multiple_of(GRANULARITY);
+        let address = self.next.next_multiple_of(align.max(GRANULARITY));
         self.next = address + bytes + GRAIN;
         // Zeroed memory that nobody touches is none.
         self.allocations.insert(
@@ -180,6 +189,7 @@ impl Memory {
                 bytes: vec![0; bytes as usize],
                 written: vec![0; bytes as usize],
                 mapped: Some(BTreeMap::new()),
+                kept: 0,
             },
         );
         Some(address)
@@ -195,7 +205,7 @@ impl Memory {
                 "{address:#x}..+{bytes} is no reservation without mappings"
             )));
         }
-        self.allocations.remove(&address);
+        self.used -= self.allocations.remove(&address).map_or(0, |a| a.kept);
         Ok(())
     }
 
@@ -209,6 +219,7 @@ impl Memory {
                 bytes: bytes as usize,
                 contents: Some(contents),
                 released: false,
+                kept_by: None,
             },
         );
         Some(())
@@ -230,7 +241,13 @@ impl Memory {
         if self.physicals.get(&handle).is_some_and(over)
             && let Some(physical) = self.physicals.remove(&handle)
         {
-            self.used -= physical.bytes as u64;
+            let keeper = physical
+                .kept_by
+                .and_then(|at| self.allocations.get_mut(&at));
+            match keeper {
+                Some(keeper) => keeper.kept += physical.bytes as u64,
+                None => self.used -= physical.bytes as u64,
+            }
         }
     }
 
@@ -243,7 +260,13 @@ impl Memory {
     }
 
     /// Maps the whole of some memory at a place of a reservation where nothing is.
-    pub(crate) fn map(&mut self, address: u64, bytes: usize, handle: usize) -> Result<(), Fault> {
+    pub(crate) fn map(
+        &mut self,
+        address: u64,
+        bytes: usize,
+        handle: usize,
+        usable: bool,
+    ) -> Result<(), Fault> {
         let fault = |why| {
             Err(Fault(format!(
                 "map of {handle:#x} at {address:#x}..+{bytes}: {why}"
@@ -273,6 +296,7 @@ impl Memory {
                 bytes,
                 handle,
                 access: false,
+                usable,
             };
             mapped.insert(*at, mapping);
             reserved.bytes[*at..*at + bytes].copy_from_slice(&contents.0);
@@ -299,8 +323,9 @@ impl Memory {
         )))
     }
 
-    /// Unmaps what is mapped at exactly this range.
-    pub(crate) fn unmap(&mut self, address: u64, bytes: usize) -> Result<(), Fault> {
+    /// Unmaps what is mapped at exactly this range. Where the reservation `keeps` memory, its bytes
+    /// stay counted as used.
+    pub(crate) fn unmap(&mut self, address: u64, bytes: usize, keeps: bool) -> Result<(), Fault> {
         let fault = Fault(format!(
             "unmap of {address:#x}..+{bytes}, where no such range is mapped"
         ));
@@ -320,6 +345,7 @@ impl Memory {
         );
         if let Some(physical) = self.physicals.get_mut(&handle) {
             physical.contents = Some(contents);
+            physical.kept_by = keeps.then_some(address - at as u64);
         }
         self.changed(address, bytes);
         self.end(handle);

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::kernels::Kernel;
 use crate::memory::{HostRanges, Memory};
+use crate::misbehaviour::Misbehaviours;
 use crate::queue::Queues;
 
 pub(crate) const SUCCESS: u32 = 0;
@@ -59,6 +60,7 @@ pub(crate) struct State {
     pub(crate) register: bool,
     /// Whether addresses can be reserved apart from memory.
     pub(crate) virtual_memory: bool,
+    pub(crate) misbehaves: Misbehaviours,
     pub(crate) memory: Memory,
     pub(crate) host: HostRanges,
     pub(crate) queues: Queues,
@@ -88,6 +90,7 @@ impl State {
             devices: number("FAKE_HIP_DEVICES").unwrap_or(1) as i32,
             register: number("FAKE_HIP_REGISTER") != Some(0),
             virtual_memory: number("FAKE_HIP_VIRTUAL_MEMORY") != Some(0),
+            misbehaves: Misbehaviours::from_text(&text("FAKE_HIP_MISBEHAVE").unwrap_or_default()),
             memory: Memory::new(number("FAKE_HIP_MEMORY").unwrap_or(1 << 30)),
             host: HostRanges::default(),
             queues: Queues::default(),

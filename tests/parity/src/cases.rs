@@ -2,8 +2,7 @@
 
 use rocmforge_device::ops::{HeadShape, Product};
 use rocmforge_device::{Buf, BufSpec, Op, Role, Rows};
-use rocmforge_kernels::host::WeightType;
-use rocmforge_kernels::host::ops::RopeOrder;
+use rocmforge_ops::{Act, KvLayer, Mask, RopeOrder, RopeUse, WeightType};
 
 /// How much of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,8 +133,14 @@ fn token_buf(name: &'static str, width: u64) -> BufSpec {
         name,
         width,
         rows: Rows::Tokens,
-        overlay: 0,
     }
+}
+
+/// The rotation that every case has.
+const ROPE: Option<RopeUse> = Some(RopeUse { table: 0, first: 0 });
+
+fn kv_layer(index: u32) -> KvLayer {
+    KvLayer { group: 0, index }
 }
 
 fn product(weight: usize, bias: Option<usize>, out: Buf) -> Product {
@@ -261,14 +266,31 @@ fn rows() -> Vec<Case> {
             let eps = 1e-5;
             let norm = Op::RmsNorm {
                 x: X,
-                weight: 0,
+                weight: Some(0),
                 eps,
+                group: width as u32,
                 out: N,
             };
             let ops = [
                 ("rms_norm", norm, vec![N]),
-                ("add", Op::Add { x: X, y: A }, vec![X]),
-                ("silu_mul", Op::SiluMul { gate: X, up: A }, vec![X]),
+                (
+                    "add",
+                    Op::Add {
+                        x: X,
+                        y: A,
+                        scale: 1.0,
+                    },
+                    vec![X],
+                ),
+                (
+                    "silu_mul",
+                    Op::Gate {
+                        gate: X,
+                        up: A,
+                        act: Act::Silu,
+                    },
+                    vec![X],
+                ),
                 (
                     "gather_outputs",
                     Op::GatherOutputs { x: X, out: B },
@@ -333,14 +355,18 @@ fn attention() -> Vec<Case> {
                             heads: shape,
                             q_norm: norm(0),
                             k_norm: norm(1),
-                            layer: 1,
+                            rope: ROPE,
+                            layer: kv_layer(1),
                         },
                         Op::Attention {
                             q: X,
                             out: B,
                             heads: shape,
-                            layer: 1,
+                            layer: kv_layer(1),
                             scale: 1.0 / (shape.head_dim as f32).sqrt(),
+                            mask: Mask::Causal,
+                            softcap: 0.0,
+                            sinks: None,
                         },
                     ],
                 );
@@ -383,7 +409,11 @@ fn gated() -> Vec<Case> {
                         x: X,
                         products: vec![product(0, None, g), product(1, None, u)],
                     },
-                    Op::SiluMul { gate: g, up: u },
+                    Op::Gate {
+                        gate: g,
+                        up: u,
+                        act: Act::Silu,
+                    },
                     Op::MatMul {
                         x: g,
                         products: vec![product(2, None, p)],
@@ -454,8 +484,9 @@ fn layer((ty, other): (WeightType, WeightType), (tokens, first): (u64, u32)) -> 
         vec![
             Op::RmsNorm {
                 x: X,
-                weight: 0,
+                weight: Some(0),
                 eps,
+                group: embd as u32,
                 out: N,
             },
             Op::MatMul {
@@ -473,36 +504,53 @@ fn layer((ty, other): (WeightType, WeightType), (tokens, first): (u64, u32)) -> 
                 heads: shape,
                 q_norm: None,
                 k_norm: None,
-                layer: 0,
+                rope: ROPE,
+                layer: kv_layer(0),
             },
             Op::Attention {
                 q,
                 out: attended,
                 heads: shape,
-                layer: 0,
+                layer: kv_layer(0),
                 scale: 0.125,
+                mask: Mask::Causal,
+                softcap: 0.0,
+                sinks: None,
             },
             Op::MatMul {
                 x: attended,
                 products: vec![product(4, None, p)],
             },
-            Op::Add { x: X, y: p },
+            Op::Add {
+                x: X,
+                y: p,
+                scale: 1.0,
+            },
             Op::RmsNorm {
                 x: X,
-                weight: 5,
+                weight: Some(5),
                 eps,
+                group: embd as u32,
                 out: N,
             },
             Op::MatMul {
                 x: N,
                 products: vec![product(6, None, g), product(7, None, u)],
             },
-            Op::SiluMul { gate: g, up: u },
+            Op::Gate {
+                gate: g,
+                up: u,
+                act: Act::Silu,
+            },
             Op::MatMul {
                 x: g,
                 products: vec![product(8, None, p)],
             },
-            Op::Add { x: X, y: p },
+            Op::Add {
+                x: X,
+                y: p,
+                scale: 1.0,
+            },
         ],
     );
     case.tokens = tokens;

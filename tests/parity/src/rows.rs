@@ -2,8 +2,8 @@
 
 use rand::RngExt;
 use rand::rngs::StdRng;
-use rocmforge_device::{Buf, Device, Error, Scratch};
-use rocmforge_kernels::host::WeightType;
+use rocmforge_device::{Buf, Device, Error, Role, Scratch, TensorDesc};
+use rocmforge_ops::WeightType;
 
 use crate::weights::random_matrix;
 
@@ -19,7 +19,16 @@ pub(crate) fn write_embedding(
     rng: &mut StdRng,
 ) -> Result<(), Error> {
     let rows = random_matrix(rng, ty, n, width, 0.02);
-    device.write_rows(scratch, Buf(0), ty, &rows)
+    let table = TensorDesc {
+        name: "rows".to_owned(),
+        ty,
+        rows: n,
+        cols: width,
+        offset: 0,
+        bytes: rows.len() as u64,
+        role: Role::Matrix,
+    };
+    device.write_rows(scratch, Buf(0), &table, &rows)
 }
 
 /// The indices of the largest elements of `n` random rows, which have ties; the last of several has a NaN.

@@ -6,14 +6,12 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_device::{
-    Batch, Bound, Buf, Device, Op, Role, Rows, Scratch, ScratchLayout, SegmentLayout, Span,
-    TensorDesc, Upload,
+    Batch, Bound, BoundStep, Buf, Device, Op, Role, Rows, Scratch, ScratchLayout, SegmentLayout,
+    Span, TensorDesc, Upload,
 };
-use rocmforge_gguf::{MappedFile, TensorType};
-use rocmforge_kernels::host::WeightType;
-use rocmforge_kernels::host::ops::{
-    KV_PAGE_TOKENS, KvLayout, RopeAngles, RopeParams, RopeScaling, RopeTable,
-};
+use rocmforge_gguf::MappedFile;
+use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
+use rocmforge_ops::{Conflicts, KV_PAGE_TOKENS, KvGroup, KvLayout, RopeScaling, RowCounts};
 
 use crate::cases::{Case, Work};
 use crate::weights::random_matrix;
@@ -27,12 +25,6 @@ const KV: u64 = 112 << 20;
 
 /// Most rows of a chunk of the context before.
 const CHUNK: u32 = 64;
-
-fn tensor_type(ty: WeightType) -> Result<TensorType, Error> {
-    let mut types = (0..64).filter_map(TensorType::from_u32);
-    let found = types.find(|t| t.name() == ty.name());
-    found.ok_or_else(|| Error::Case(format!("{ty} is no type of files")))
-}
 
 /// The case's weights as a file, and where each tensor is.
 fn write_file(
@@ -55,7 +47,7 @@ fn write_file(
         file.write_all(&bytes).map_err(failed)?;
         descs.push(TensorDesc {
             name: format!("t{i}"),
-            ty: tensor_type(t.ty)?,
+            ty: t.ty,
             rows: t.rows,
             cols: t.cols,
             offset: at,
@@ -91,7 +83,11 @@ pub(crate) fn run(
         source: Box::new(source),
     };
     let mut rng = StdRng::seed_from_u64(seed);
-    let scratch_layout = ScratchLayout::new(&case.bufs, case.tokens, 1);
+    let counts = RowCounts {
+        tokens: case.tokens,
+        outputs: 1,
+    };
+    let scratch_layout = ScratchLayout::new(&case.bufs, &Conflicts::all(case.bufs.len()), counts);
     let end = SCRATCH + scratch_layout.bytes + device.workspace_bytes(&scratch_layout);
     assert!(end <= KV, "scratch and workspace end at {end}");
     let scratch = Scratch {
@@ -125,6 +121,21 @@ pub(crate) fn run(
     Ok(out)
 }
 
+/// What is read behind some operations: by those that follow, or to be compared.
+fn live_out(case: &Case, later: &[Op]) -> Vec<Buf> {
+    let bufs = (0..case.bufs.len()).map(|b| Buf(b as u8));
+    bufs.filter(|b| case.compared.contains(b) || later.iter().any(|op| op.reads(*b)))
+        .collect()
+}
+
+fn bind<'a>(ops: &'a [Op], live_out: &'a [Buf], bound: Bound<'a>) -> BoundStep<'a> {
+    BoundStep::Run {
+        ops,
+        live_out,
+        weights: Some(bound),
+    }
+}
+
 fn operations(
     device: &mut dyn Device,
     case: &Case,
@@ -154,12 +165,17 @@ fn operations(
         head_dim_v: case.heads.head_dim_v as usize,
     };
     let n = case.tokens as usize;
+    let group = KvGroup {
+        layout: kv,
+        window: None,
+    };
     let pages = pages(&kv, case.first_position as usize + n);
     let table = RopeTable::new(&RopeParams {
         n_rot: case.heads.head_dim as usize,
         freq_base: 10_000.0,
         scaling: RopeScaling::None,
         freq_factors: None,
+        magnitude: 1.0,
     });
     let table = table.map_err(|e| Error::Case(e.to_string()))?;
     let mut angles = RopeAngles::new(case.order);
@@ -179,27 +195,31 @@ fn operations(
             first_row: 0,
             n_rows: n,
             first_position: first,
-            kv_pages: &pages,
+            kv_pages: &[&pages],
+            state: 0,
         }];
         let outputs = [n as u32 - 1];
         let batch = Batch {
             n_tokens: n,
             spans: &spans,
-            kv: &kv,
-            rope: &angles,
+            kv: &[group],
+            rope: std::slice::from_ref(&angles),
             outputs: &outputs,
         };
         let again: u64 = rng.random();
         for _ in 0..times {
             fill(device, case, scratch, n, again).map_err(failed)?;
             let ran = if times > 1 {
-                device.run_all(&[(ops, bound)], scratch, &batch)
+                device.run_all(&[bind(ops, &live_out(case, &[]), bound)], scratch, &batch)
             } else {
                 let (first, rest) = ops.split_at(case.cut.unwrap_or(0).min(ops.len()));
-                [first, rest]
+                [(first, rest), (rest, &[][..])]
                     .into_iter()
-                    .filter(|ops| !ops.is_empty())
-                    .try_for_each(|ops| device.run(ops, bound, scratch, &batch))
+                    .filter(|(ops, _)| !ops.is_empty())
+                    .try_for_each(|(ops, later)| {
+                        let live_out = live_out(case, later);
+                        device.run(&bind(ops, &live_out, bound), scratch, &batch)
+                    })
             };
             ran.map_err(failed)?;
         }

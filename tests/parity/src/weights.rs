@@ -2,19 +2,8 @@
 
 use rand::RngExt;
 use rand::rngs::StdRng;
-use rocmforge_kernels::host::WeightType;
-
-/// Where a block has its f16 scales.
-fn half_floats(ty: WeightType) -> &'static [usize] {
-    match ty {
-        WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => &[0],
-        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => &[0, 2],
-        WeightType::Q2K => &[80, 82],
-        WeightType::Q3K => &[108],
-        WeightType::Q6K => &[208],
-        WeightType::MXFP4 | WeightType::F32 | WeightType::F16 | WeightType::BF16 => &[],
-    }
-}
+use rocmforge_kernels::host::reference::half_floats;
+use rocmforge_ops::WeightType;
 
 /// Random blocks; scales are up to `size`.
 pub(crate) fn random_matrix(
@@ -38,6 +27,8 @@ pub(crate) fn random_matrix(
             WeightType::F16 => block.copy_from_slice(&half::f16::from_f32(value).to_le_bytes()),
             WeightType::BF16 => block.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes()),
             WeightType::MXFP4 => block[0] = rng.random_range(118..126),
+            WeightType::NVFP4 => block[..4].fill_with(|| rng.random_range(0x10..0x30)),
+            WeightType::IQ1M => block[55] = (block[55] & 0x8f) | 0x20,
             _ => {}
         }
     }

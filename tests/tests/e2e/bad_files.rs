@@ -21,7 +21,7 @@ const F16_NAN: [u8; 2] = [0x00, 0x7e];
 
 /// GGUF's metadata type of a 64-bit unsigned number, and a tensor type that is listed but not supported.
 const UINT64: u32 = 10;
-const IQ2_XXS: u32 = 16;
+const I32: u32 = 26;
 
 /// What is no sound GGUF, what may not be opened, a relative path (refused, or looked for below the model directories), and
 /// what may be either damaged or of another time.
@@ -369,15 +369,15 @@ async fn what_is_not_supported_is_named() {
         )
         .await;
 
-    // 256 values of IQ2_XXS are smaller than of Q4_K, so the extents stay inside the file.
+    // As large as F32, so the extents stay inside the file.
     let mut forge = sound.clone();
-    forge.put_u32(sound.row("blk.0.attn_q.weight").type_at, IQ2_XXS);
+    forge.put_u32(sound.row("blk.0.attn_norm.weight").type_at, I32);
     ground
         .refuses(
             "a tensor type",
             &forge.bytes,
             &[Code::Unimplemented],
-            &["IQ2_XXS"],
+            &["i32"],
         )
         .await;
     ground.finish().await;

@@ -120,8 +120,8 @@ fn a_card_that_is_not_there_ends_the_daemon_with_3() {
     assert_refused(&ended, &["hip:3", "has 1", "--list-devices"]);
     let ended = Daemon::refused(&on("hip", fake.path()).env("FAKE_HIP_DEVICES", "0"));
     assert_refused(&ended, &["hipErrorNoDevice", "/dev/kfd"]);
-    // Memory that another process holds.
-    let ended = Daemon::refused(&on("hip", fake.path()).env("FAKE_HIP_FAIL", "hipHostMalloc:1:2"));
+    // Memory that another process holds; the first call only tries how files reach the card.
+    let ended = Daemon::refused(&on("hip", fake.path()).env("FAKE_HIP_FAIL", "hipHostMalloc:2:2"));
     assert_refused(&ended, &["hipHostMalloc"]);
 }
 

@@ -31,7 +31,7 @@ const STORY_TOKENS: u32 = 12_461;
 const PERPLEXITY_TOLERANCE: f64 = 0.01;
 
 /// Random-weight models: one corner of the format each, as arguments of make_random_model.py.
-const CORNERS: [&str; 21] = [
+const CORNERS: [&str; 25] = [
     "--types F32",
     "--types F16",
     "--types BF16",
@@ -46,6 +46,10 @@ const CORNERS: [&str; 21] = [
     "--types Q5_K",
     "--types Q6_K",
     "--types MXFP4",
+    "--types IQ4_XS,IQ4_NL",
+    "--types IQ3_S,IQ3_XXS,IQ2_S",
+    "--types IQ2_XS,IQ2_XXS,IQ1_S,IQ1_M",
+    "--types TQ1_0,TQ2_0,NVFP4",
     "--types Q4_K,Q6_K,F32 --heads 9 --kv-heads 3 --embd 320 --no-tied",
     "--arch qwen2 --types Q8_0,Q4_0 --heads 7 --kv-heads 1 --no-tied",
     "--arch qwen2 --types Q5_K,Q6_K --rope yarn --layers 3",

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::Context;
 use crate::cli::CacheCommand;
-use crate::human::{Align, Table, fields, percent, plural, size};
+use crate::human::{Align, Table, clean, fields, percent, plural, size};
 use crate::json;
 
 pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyhow::Result<()> {
@@ -25,7 +25,8 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
                     let mut text =
                         format!("{segments} evicted, {} freed\n", size(answer.freed_bytes));
                     for kept in &answer.kept {
-                        let (model, name, bytes) = (&kept.model, &kept.name, size(kept.bytes));
+                        let (model, name) = (clean(&kept.model), clean(&kept.name));
+                        let bytes = size(kept.bytes);
                         let reason = json::keep_reason(kept.reason()).replace('_', " ");
                         text.push_str(&format!("kept {model} {name} ({bytes}): {reason}\n"));
                     }
@@ -33,7 +34,20 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
                 },
             )
         }
-        CacheCommand::Budget { budget } => {
+        CacheCommand::Budget { budget: None } => {
+            let bytes = client.cache_stats().await?.budget_bytes;
+            output.answer(
+                || json!({"budget_bytes": bytes}),
+                || format!("budget {}", size(bytes)),
+            )
+        }
+        CacheCommand::Policy { policy: None } => {
+            let policy = json::cache_policy(client.cache_stats().await?.policy());
+            output.answer(|| json!({"policy": policy}), || format!("policy {policy}"))
+        }
+        CacheCommand::Budget {
+            budget: Some(budget),
+        } => {
             let answer = client.cache_set_budget(budget.into()).await?;
             output.answer(
                 || json::budget(&answer),
@@ -52,7 +66,9 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
                 },
             )
         }
-        CacheCommand::Policy { policy } => {
+        CacheCommand::Policy {
+            policy: Some(policy),
+        } => {
             let answer = client.cache_set_policy(policy.into()).await?;
             let now = json::cache_policy(answer.policy());
             let previous = json::cache_policy(answer.previous());

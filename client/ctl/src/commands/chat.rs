@@ -6,8 +6,8 @@ use anyhow::Context as _;
 use rocmforge_client::proto::v1::{ChatMessage, ChatRequest};
 use rocmforge_client::{Client, Error};
 
+use super::Context;
 use super::generate::print;
-use super::{Context, text_of};
 use crate::failure;
 use crate::sampling::SamplingArgs;
 
@@ -44,9 +44,9 @@ pub(super) async fn chat(
     let Some(said) = said else {
         return converse(context, &client, &model, messages, sampling).await;
     };
-    messages.push(message("user", text_of(said).await?));
+    messages.push(message("user", super::said(said).await?));
     let events = client.chat(request(&model, messages, sampling)).await?;
-    print(&mut context.output, events).await?;
+    print(&mut context.output, events, sampling.stats).await?;
     Ok(())
 }
 
@@ -75,8 +75,22 @@ async fn converse(
         if line.trim().is_empty() {
             continue;
         }
+        if is_terminal && line.starts_with('/') {
+            match line.trim() {
+                // The answer, and what it answers; not the system message.
+                "/undo" => {
+                    let asked = messages.iter().rposition(|m| m.role == "user");
+                    messages.truncate(asked.unwrap_or(messages.len()));
+                }
+                "/clear" => messages.retain(|m| m.role == "system"),
+                "/quit" => return Ok(()),
+                _ => eprintln!("/undo forgets the last turn, /clear all of them, /quit ends"),
+            }
+            continue;
+        }
         messages.push(message("user", line));
-        match answer(context, client, request(model, messages.clone(), sampling)).await {
+        let asked = request(model, messages.clone(), sampling);
+        match answer(context, client, asked, sampling.stats).await {
             Ok(text) => messages.push(message("assistant", text)),
             // At a terminal what the daemon refuses does not end the
             // conversation; what it was asked is forgotten.
@@ -93,9 +107,10 @@ async fn answer(
     context: &mut Context,
     client: &Client,
     request: ChatRequest,
+    stats: bool,
 ) -> anyhow::Result<String> {
     let events = client.chat(request).await?;
-    print(&mut context.output, events).await
+    print(&mut context.output, events, stats).await
 }
 
 fn is_refusal(error: &Error) -> bool {

@@ -1,16 +1,17 @@
 //! generate, and the printing of a generation that chat and run share.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use anyhow::Context as _;
 use futures_util::StreamExt;
 use rocmforge_client::GenerateEvents;
 use rocmforge_client::proto::v1::{
-    GenerateDone, GenerateRequest, generate_event, generate_request,
+    FinishReason, GenerateDone, GenerateRequest, TokenIds, generate_event, generate_request,
 };
 
-use super::{Context, text_of};
-use crate::human::size;
+use super::{Context, Input, text_of};
+use crate::cli::SpecialArgs;
+use crate::human::{clean_lines, size};
 use crate::json;
 use crate::output::Output;
 use crate::sampling::SamplingArgs;
@@ -18,21 +19,25 @@ use crate::sampling::SamplingArgs;
 pub(super) async fn generate(
     context: &mut Context,
     model: String,
-    prompt: String,
+    input: Input,
+    special: &SpecialArgs,
     sampling: &SamplingArgs,
 ) -> anyhow::Result<()> {
-    let prompt = text_of(prompt).await?;
+    let prompt = match input.text {
+        Some(text) => generate_request::Prompt::Text(text_of(text).await?),
+        None => generate_request::Prompt::Tokens(TokenIds { ids: input.ids }),
+    };
     let request = GenerateRequest {
         model,
-        prompt: Some(generate_request::Prompt::Text(prompt)),
-        add_special: None,
-        parse_special: Some(true),
+        prompt: Some(prompt),
+        add_special: Some(!special.no_add_special),
+        parse_special: Some(!special.no_parse_special),
         sampling: Some(sampling.params()),
         n_ctx: sampling.n_ctx,
         logprobs: None,
     };
     let events = context.connect().await?.generate(request).await?;
-    print(&mut context.output, events).await?;
+    print(&mut context.output, events, sampling.stats).await?;
     Ok(())
 }
 
@@ -43,9 +48,11 @@ pub(super) async fn generate(
 pub(super) async fn print(
     output: &mut Output,
     mut events: GenerateEvents,
+    stats: bool,
 ) -> anyhow::Result<String> {
     let mut text = String::new();
     let mut outcome = None;
+    let is_terminal = std::io::stdout().is_terminal();
     while let Some(event) = events.next().await {
         let event = match event {
             Ok(event) => event,
@@ -62,7 +69,11 @@ pub(super) async fn print(
                 if output.json {
                     output.line(json::generated(&piece))?;
                 } else if !piece.text.is_empty() {
-                    output.text(&piece.text)?;
+                    if is_terminal {
+                        output.text(&clean_lines(&piece.text))?;
+                    } else {
+                        output.text(&piece.text)?;
+                    }
                 }
                 text.push_str(&piece.text);
             }
@@ -76,11 +87,29 @@ pub(super) async fn print(
         if !text.ends_with('\n') {
             output.text("\n")?;
         }
-        if std::io::stderr().is_terminal() {
-            eprintln!("{}", figures(&done));
+        if stats || std::io::stderr().is_terminal() {
+            note(&figures(&done));
+        } else if let Some(cut) = cut(&done) {
+            note(cut);
         }
     }
     Ok(text)
+}
+
+/// A line on standard error, whose reader may be gone.
+fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// That a text ends where it does for want of room, which it does not show itself.
+fn cut(done: &GenerateDone) -> Option<&'static str> {
+    match done.finish_reason() {
+        FinishReason::MaxTokens => Some("[cut: --max-tokens reached]"),
+        FinishReason::ContextFull => {
+            Some("[cut: the context is full; raise --n-ctx if the model allows it]")
+        }
+        FinishReason::Stop | FinishReason::StopString | FinishReason::Unspecified => None,
+    }
 }
 
 /// The figures of a generation on one line.
@@ -102,8 +131,6 @@ fn figures(done: &GenerateDone) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_client::proto::v1::FinishReason;
-
     use super::*;
 
     #[test]

@@ -14,23 +14,22 @@ use crate::human::{count, plural, size};
 use crate::json;
 use crate::progress::Progress;
 
-/// The request to load `file`, its path made absolute, as the daemon has another
-/// working directory. Links are left to the daemon, which sees the file system
-/// that counts.
+/// The request to load `file`: a file that is here by its absolute path, as the
+/// daemon has another working directory; any other path as it is given, so that
+/// the daemon looks below its model directories. Links are left to the daemon,
+/// which sees the file system that counts, and so is the name.
 pub(super) fn request(file: &Path, name: Option<String>) -> anyhow::Result<LoadRequest> {
-    let path = std::path::absolute(file).context("cannot tell the current directory")?;
+    let path = if file.exists() {
+        std::path::absolute(file).context("cannot tell the current directory")?
+    } else {
+        file.to_owned()
+    };
     let path = path
         .to_str()
         .with_context(|| format!("{} is not UTF-8; rename the file", path.display()))?;
-    let stem = || {
-        file.file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned()
-    };
     Ok(LoadRequest {
         path: path.to_owned(),
-        name: name.unwrap_or_else(stem),
+        name: name.unwrap_or_default(),
         pin: false,
         preload: false,
     })
@@ -38,7 +37,11 @@ pub(super) fn request(file: &Path, name: Option<String>) -> anyhow::Result<LoadR
 
 /// Loads with a progress bar and gives the loaded model.
 pub(super) async fn load_model(client: &Client, request: LoadRequest) -> anyhow::Result<Model> {
-    let progress = Progress::new(&request.name);
+    let progress = Progress::new(if request.name.is_empty() {
+        &request.path
+    } else {
+        &request.name
+    });
     let mut events = client.load(request).await?;
     let mut model = None;
     while let Some(event) = events.next().await {
@@ -114,11 +117,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_is_absolute_and_the_name_is_the_files() {
-        let made = request(Path::new("models/tiny.Q4_K.gguf"), None).unwrap();
+    fn a_file_that_is_here_goes_by_its_absolute_path_and_another_as_it_is_given() {
+        let made = request(Path::new("Cargo.toml"), None).unwrap();
         let here = std::env::current_dir().unwrap();
-        assert_eq!(Path::new(&made.path), here.join("models/tiny.Q4_K.gguf"));
-        assert_eq!(made.name, "tiny.Q4_K");
+        assert_eq!(Path::new(&made.path), here.join("Cargo.toml"));
+        assert_eq!(made.name, "", "the daemon names it");
+        let made = request(Path::new("models/tiny.Q4_K.gguf"), None).unwrap();
+        assert_eq!(made.path, "models/tiny.Q4_K.gguf");
         let made = request(Path::new("/m/a.gguf"), Some("b".into())).unwrap();
         assert_eq!((made.path.as_str(), made.name.as_str()), ("/m/a.gguf", "b"));
     }

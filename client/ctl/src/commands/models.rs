@@ -85,7 +85,7 @@ fn description(model: &Model) -> String {
         ("n_embd", model.n_embd.to_string()),
         (
             "n_head",
-            format!("{} of {}", model.n_head, model.n_embd_head),
+            format!("{} heads of width {}", model.n_head, model.n_embd_head),
         ),
         ("n_head_kv", model.n_head_kv.to_string()),
         ("n_ff", model.n_ff.to_string()),

@@ -8,7 +8,7 @@ use rocmforge_client::{Client, Code, Error};
 use super::chat::{message, request};
 use super::generate::print;
 use super::models::is_of_file;
-use super::{Context, load, text_of};
+use super::{Context, load, said};
 use crate::cli::RunArgs;
 use crate::private::find_daemon;
 
@@ -16,7 +16,7 @@ pub(super) async fn run(context: &mut Context, args: RunArgs) -> anyhow::Result<
     // Before a daemon is started for it.
     std::fs::metadata(&args.file)
         .with_context(|| format!("cannot read {}", args.file.display()))?;
-    let prompt = text_of(args.prompt).await?;
+    let prompt = said(args.prompt).await?;
     let client = daemon(context, &args.file, args.private).await?;
     let model = loaded(&client, &args.file).await?;
 
@@ -26,7 +26,7 @@ pub(super) async fn run(context: &mut Context, args: RunArgs) -> anyhow::Result<
     let events = client
         .chat(request(&model, messages, &args.sampling))
         .await?;
-    print(&mut context.output, events).await?;
+    print(&mut context.output, events, args.sampling.stats).await?;
     // Here, not at the end of the program: the connection closes first, so that
     // the daemon has nothing to wait for.
     drop(client);
@@ -62,7 +62,10 @@ async fn loaded(client: &Client, file: &Path) -> anyhow::Result<String> {
         Ok(model) => Ok(model.name),
         Err(error) if name_is_taken(&error) => {
             let mut other = wanted;
-            other.name = format!("{}-{}", other.name, std::process::id());
+            let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+            let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+            let stem: String = stem.chars().filter(|&c| allowed(c)).collect();
+            other.name = format!("{stem}-{}", std::process::id());
             Ok(load::load_model(client, other).await?.name)
         }
         Err(error) => Err(error),

@@ -1,13 +1,15 @@
-//! status: the daemon itself.
+//! status, health and files: the daemon itself, and what it could load.
 
 use std::path::Path;
 
+use anyhow::bail;
 use rocmforge_client::proto::v1::StatusResponse;
+use serde_json::json;
 
 use super::Context;
 use super::devices::notes;
 use super::models::summaries;
-use crate::human::{fields, percent, plural, size, span};
+use crate::human::{Align, Table, fields, percent, plural, size, span};
 use crate::json;
 
 pub(super) async fn status(context: &mut Context) -> anyhow::Result<()> {
@@ -16,6 +18,48 @@ pub(super) async fn status(context: &mut Context) -> anyhow::Result<()> {
     context.output.answer(
         || json::status(&status, client.socket()),
         || text(&status, client.socket()),
+    )
+}
+
+pub(super) async fn health(context: &mut Context) -> anyhow::Result<()> {
+    let client = context.connect().await?;
+    if !client.is_serving().await? {
+        bail!("the daemon answers and does not serve: it ends, or its device is lost");
+    }
+    context
+        .output
+        .answer(|| json!({"serving": true}), || "serving".to_owned())
+}
+
+pub(super) async fn files(context: &mut Context) -> anyhow::Result<()> {
+    let found = context.connect().await?.list_files().await?;
+    context.output.answer(
+        || json::files(&found),
+        || {
+            let mut table = Table::new([
+                ("SIZE", Align::Right),
+                ("LOADED AS", Align::Left),
+                ("FILE", Align::Left),
+            ]);
+            for file in &found.files {
+                let names = file.loaded_as.join(", ");
+                table.row([
+                    size(file.size_bytes),
+                    if names.is_empty() {
+                        "-".to_owned()
+                    } else {
+                        names
+                    },
+                    file.path.clone(),
+                ]);
+            }
+            let cut = if found.is_cut {
+                "(there are more)\n"
+            } else {
+                ""
+            };
+            format!("{table}{cut}")
+        },
     )
 }
 
@@ -35,10 +79,11 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         if device.compute_units > 0 {
             text.push_str(&format!(", {} units", device.compute_units));
         }
-        if !device.isa.is_empty() {
+        // A processor's name may say these already.
+        if !device.isa.is_empty() && !device.name.contains(&device.isa) {
             text.push_str(&format!(", {}", device.isa));
         }
-        if device.threads > 0 {
+        if device.threads > 0 && !device.name.contains(" threads") {
             text.push_str(&format!(", {} threads", device.threads));
         }
         rows.push(("device", text));

@@ -1,9 +1,11 @@
 //! score, tokenize and detokenize.
 
-use rocmforge_client::proto::v1::{ScoreRequest, ScoreResponse, TokenizeRequest, score_request};
+use rocmforge_client::proto::v1::{
+    ScoreRequest, ScoreResponse, TokenIds, TokenizeRequest, score_request,
+};
 use serde_json::json;
 
-use super::{Context, text_of};
+use super::{Context, Input, text_of};
 use crate::cli::SpecialArgs;
 use crate::human::{Align, Table, piece};
 use crate::json;
@@ -11,14 +13,18 @@ use crate::json;
 pub(super) async fn score(
     context: &mut Context,
     model: String,
-    text: String,
+    input: Input,
     top_n: Option<i32>,
     n_ctx: Option<i32>,
     special: &SpecialArgs,
 ) -> anyhow::Result<()> {
+    let input = match input.text {
+        Some(text) => score_request::Input::Text(text_of(text).await?),
+        None => score_request::Input::Tokens(TokenIds { ids: input.ids }),
+    };
     let request = ScoreRequest {
         model,
-        input: Some(score_request::Input::Text(text_of(text).await?)),
+        input: Some(input),
         add_special: Some(!special.no_add_special),
         parse_special: Some(!special.no_parse_special),
         top_n,

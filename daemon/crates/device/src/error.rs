@@ -17,6 +17,9 @@ pub enum Error {
         /// The types that work.
         supported: String,
     },
+    /// No kernel for an operation of a plan.
+    #[error("{0}; run this model with --device host")]
+    NoKernel(String),
     /// A shape that the tensor's type forbids.
     #[error("tensor '{tensor}' [{cols}, {rows}] of type {ty}: {message}")]
     Shape {

@@ -1,6 +1,6 @@
 //! What a model may ask of a device, and the devices that do it.
 //!
-//! A plan (crate `model`) speaks the operation vocabulary of [`ops`]; a [`Device`] carries it out over one arena of
+//! A plan (crate `model`) speaks the operation vocabulary of the crate `ops`; a [`Device`] carries it out over one arena of
 //! memory whose places are decided elsewhere (crate `tensor-cache`). A device holds no policy: it uploads a segment
 //! where it is told, moves a slab when it is told, and runs operations on offsets that it is given.
 //!
@@ -21,27 +21,12 @@ use std::sync::Arc;
 
 use rocmforge_gguf::MappedFile;
 
-use rocmforge_gguf::TensorType;
-use rocmforge_kernels::host::WeightType;
-use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
-
 pub use error::Error;
-pub use ops::{Batch, Buf, BufSpec, HeadShape, Op, Rows, ScratchLayout, Span};
-pub use segment::{Placed, Role, SegmentLayout, TensorDesc};
-
-/// Alignment in bytes of every slab and of every tensor and buffer inside one: a cache line, and what the widest
-/// vector load of the host and the copy engines of GPUs like.
-pub const ALIGNMENT: u64 = 256;
-
-/// The kernels' name for a type of a file; `None` if no kernel computes with it.
-pub fn weight_type(ty: TensorType) -> Option<WeightType> {
-    WeightType::ALL.into_iter().find(|w| w.name() == ty.name())
-}
-
-/// Names of the types that kernels compute with, for messages.
-pub fn supported_types() -> String {
-    WeightType::ALL.map(WeightType::name).join(", ")
-}
+pub use ops::{
+    ALIGNMENT, Batch, Buf, BufSpec, ExpertFfn, HeadShape, NO_PAGE, Op, Plan, Role, Rows,
+    ScratchLayout, Span, Step, TensorDesc,
+};
+pub use segment::{Placed, SegmentLayout};
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +41,9 @@ pub struct DeviceInfo {
     pub ordinal: u32,
     /// Version of its driver in the vendor's notation; empty for the host or where the driver does not say.
     pub driver: String,
+    /// What was found of the driver that people should know: how files reach the card, what is gone
+    /// without.
+    pub findings: Vec<String>,
     /// Compute units or streaming multiprocessors; 0 for the host.
     pub compute_units: u32,
     /// Its memory in bytes: the most that a budget can be.
@@ -131,21 +119,79 @@ pub struct Bound<'a> {
     pub slab: u64,
 }
 
+/// An expert's weights: some of the tensors of a bound segment.
+#[derive(Debug, Clone, Copy)]
+pub struct BoundExpert<'a> {
+    /// Its number.
+    pub expert: u32,
+    /// The segment that it is in.
+    pub weights: Bound<'a>,
+    /// The first of its tensors there.
+    pub first_tensor: usize,
+}
+
+/// A step of a plan with its weights.
+#[derive(Debug, Clone)]
+pub enum BoundStep<'a> {
+    /// Operations.
+    Run {
+        /// In order.
+        ops: &'a [Op],
+        /// Buffers whose content later steps read.
+        live_out: &'a [Buf],
+        /// The segment; none for operations without weights.
+        weights: Option<Bound<'a>>,
+    },
+    /// The feed-forwards of a layer's experts.
+    Experts {
+        /// What each computes.
+        ffn: &'a ExpertFfn,
+        /// Those that are there. Rows that are routed to others are left as they are.
+        experts: Vec<BoundExpert<'a>>,
+    },
+}
+
+impl<'a> BoundStep<'a> {
+    /// A step with the weights that `bound` gives for each of its segments; of a layer's experts, all.
+    pub fn of(step: &'a Step, bound: impl Fn(u32) -> Bound<'a>) -> Self {
+        match step {
+            Step::Run {
+                segment,
+                ops,
+                live_out,
+            } => Self::Run {
+                ops,
+                live_out,
+                weights: segment.map(bound),
+            },
+            Step::Experts {
+                first_segment,
+                n_expert,
+                per_segment,
+                ffn,
+            } => Self::Experts {
+                ffn,
+                experts: (0..*n_expert)
+                    .map(|expert| BoundExpert {
+                        expert,
+                        weights: bound(first_segment + expert / per_segment),
+                        first_tensor: (expert % per_segment * ffn.n_tensors) as usize,
+                    })
+                    .collect(),
+            },
+        }
+    }
+}
+
 /// A model as a device may get ready for it.
 #[derive(Debug, Clone, Copy)]
 pub struct Outline<'a> {
     /// Its file.
     pub file: &'a Arc<MappedFile>,
-    /// The operations of each segment and their weights' layout, in the order of a pass.
-    pub segments: &'a [(&'a [Op], &'a SegmentLayout)],
-    /// The buffers that the operations name.
-    pub bufs: &'a [BufSpec],
-    /// Its KV pages.
-    pub kv: &'a KvLayout,
-    /// The order of its rotations; there need be no rows.
-    pub rope: &'a RopeAngles,
-    /// Type of its embedding's rows.
-    pub embedding: WeightType,
+    /// Its plan.
+    pub plan: &'a Plan,
+    /// The layouts of its segments.
+    pub layouts: &'a [Arc<SegmentLayout>],
 }
 
 /// Scratch as the operations of one pass find it.
@@ -214,7 +260,12 @@ pub trait Device: Send {
 
     /// Starts getting ready for a model in the background, as far as that takes none of the arena: what its passes need
     /// to be there, and its file to be readable. Returns at once; passes and uploads do not wait for the rest.
-    fn prepare(&mut self, _model: &Outline<'_>) {}
+    ///
+    /// # Errors
+    /// [`Error::NoKernel`] names an operation that no kernel exists for, and its shape: so no request meets it.
+    fn prepare(&mut self, _model: &Outline<'_>) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Gives the arena's memory back to the driver and takes it anew: the first of `sizes` that the driver does not refuse. Of
     /// what the arena held only the ranges in `keep` (offset and bytes) stay, and what the device has for itself. Called with no
@@ -269,28 +320,28 @@ pub trait Device: Send {
         &mut self,
         scratch: Scratch<'_>,
         buf: Buf,
-        ty: WeightType,
+        table: &TensorDesc,
         rows: &[u8],
     ) -> Result<(), Error> {
+        let ty = table.ty;
         let mut values = vec![0.0; rows.len() / ty.block_bytes() * ty.block_size()];
         let wrong = |e: rocmforge_kernels::host::Error| Error::Config(e.to_string());
         rocmforge_kernels::host::reference::dequantize(ty, rows, &mut values).map_err(wrong)?;
         if values.iter().any(|v| !v.is_finite()) {
             return Err(Error::NotFinite {
-                tensor: "token_embd.weight".to_owned(),
+                tensor: table.name.clone(),
             });
         }
         self.write(scratch, buf, &values)
     }
 
-    /// Runs operations in order.
+    /// Runs a step.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Unsupported`].
     fn run(
         &mut self,
-        ops: &[Op],
-        weights: Bound<'_>,
+        step: &BoundStep<'_>,
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error>;
@@ -300,20 +351,20 @@ pub trait Device: Send {
         None
     }
 
-    /// Runs the operations of several segments in order, all of them resident: a whole pass. A device may record it and
+    /// Runs several steps in order, all of their weights resident: a whole pass. A device may record it and
     /// replay the record when the same comes again.
     ///
     /// # Errors
     /// As [`Device::run`].
     fn run_all(
         &mut self,
-        steps: &[(&[Op], Bound<'_>)],
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
         steps
             .iter()
-            .try_for_each(|(ops, weights)| self.run(ops, *weights, scratch, batch))
+            .try_for_each(|step| self.run(step, scratch, batch))
     }
 
     /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the index of

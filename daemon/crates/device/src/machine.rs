@@ -9,14 +9,14 @@ const GROUPS: &str = "/sys/fs/cgroup";
 /// less; 0 if the system does not say.
 pub(crate) fn memory_bytes() -> u64 {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    let machine = total(&read("/proc/meminfo")).unwrap_or(0);
+    let machine = line(&read("/proc/meminfo"), "MemTotal:").unwrap_or(0);
     let group = group_bytes(Path::new(GROUPS), &read("/proc/self/cgroup"));
     group.map_or(machine, |group| group.min(machine))
 }
 
-/// MemTotal of /proc/meminfo.
-fn total(info: &str) -> Option<u64> {
-    let line = info.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+/// A line of /proc/meminfo, by its name with the colon, in bytes.
+pub(crate) fn line(info: &str, name: &str) -> Option<u64> {
+    let line = info.lines().find_map(|l| l.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib << 10)
 }
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn this_machine_has_memory() {
         assert_eq!(
-            total("MemTotal:       16000 kB\nMemFree: 1 kB\n"),
+            line("MemTotal:       16000 kB\nMemFree: 1 kB\n", "MemTotal:"),
             Some(16_000 << 10)
         );
         assert!(memory_bytes() > 0);

@@ -1,61 +1,17 @@
 //! A segment's tensors: where they are in the file, and where a device puts them in a slab.
 
-use rocmforge_gguf::TensorType;
-use rocmforge_kernels::host::WeightType;
+use rocmforge_ops::TensorDesc;
 
 use crate::error::Error;
 
-/// How a tensor is used, which decides its form on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// A matrix of a product, kept in its quantized type, repacked for the device's kernels.
-    Matrix,
-    /// A norm's weight or a bias, kept as f32 whatever its type in the file.
-    Vector,
-}
-
-/// A tensor in a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorDesc {
-    /// Its name in the file, for messages.
-    pub name: String,
-    /// Its type in the file.
-    pub ty: TensorType,
-    /// Rows (outputs of a product); 1 for a vector. The second dimension in ggml's order.
-    pub rows: u64,
-    /// Elements a row (inputs of a product), contiguous in the file. The first dimension in ggml's order.
-    pub cols: u64,
-    /// Where it begins in the file, in bytes.
-    pub offset: u64,
-    /// Its bytes in the file.
-    pub bytes: u64,
-    /// How it is used.
-    pub role: Role,
-}
-
-impl TensorDesc {
-    /// The kernels' name for its type.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] where no kernel computes with it.
-    pub(crate) fn weight_type(&self) -> Result<WeightType, Error> {
-        crate::weight_type(self.ty).ok_or_else(|| Error::Unsupported {
-            operation: "layout",
-            tensor: self.name.clone(),
-            ty: self.ty.name().to_owned(),
-            supported: crate::supported_types(),
-        })
-    }
-
-    /// The refusal of its shape.
-    pub(crate) fn wrong_shape(&self, message: String) -> Error {
-        Error::Shape {
-            tensor: self.name.clone(),
-            ty: self.ty.name().to_owned(),
-            cols: self.cols,
-            rows: self.rows,
-            message,
-        }
+/// The refusal of a tensor's shape.
+pub(crate) fn wrong_shape(desc: &TensorDesc, message: String) -> Error {
+    Error::Shape {
+        tensor: desc.name.clone(),
+        ty: desc.ty.name().to_owned(),
+        cols: desc.cols,
+        rows: desc.rows,
+        message,
     }
 }
 

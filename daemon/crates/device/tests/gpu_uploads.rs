@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
 use rocmforge_device::{Device, Role, TensorDesc, Upload};
-use rocmforge_fake_hip::{Fake, Live};
+use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
 use rocmforge_gguf::{MappedFile, TensorType};
 
 const INVALID_VALUE: u32 = 1;
@@ -19,6 +19,11 @@ const ROWS: u64 = 1000;
 const COLS: u64 = 256;
 
 fn device(fake: &Fake) -> GpuDevice {
+    device_that(fake, false)
+}
+
+/// One that tries whether files are registered, or takes it for granted.
+fn device_that(fake: &Fake, registration_trial: bool) -> GpuDevice {
     let config = GpuConfig {
         libraries: Libraries {
             hip: Some(fake.path().to_owned()),
@@ -27,6 +32,8 @@ fn device(fake: &Fake) -> GpuDevice {
         vendor_products: false,
         ring_pieces: 2,
         ring_piece_bytes: 64 << 10,
+        registration_trial,
+        trials_dir: None,
         ..GpuConfig::new(Vendor::Hip, 0)
     };
     let mut device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
@@ -45,7 +52,7 @@ fn matrix() -> (tempfile::NamedTempFile, TensorDesc) {
     file.flush().unwrap();
     let desc = TensorDesc {
         name: "w".to_owned(),
-        ty: TensorType::Q8_0,
+        ty: rocmforge_ops::WeightType::Q8_0,
         rows: ROWS,
         cols: COLS,
         offset: 0,
@@ -167,4 +174,50 @@ fn an_upload_that_no_stream_can_wait_for_is_waited_for_by_the_host() {
     drop(device);
     assert_eq!(fake.violations(), Vec::<String>::new());
     assert_eq!(fake.live(), Live::default());
+}
+
+/// Once registrations were made wherever the driver did not refuse them: at 2 MB/s on some cards.
+#[test]
+fn files_are_registered_only_where_a_trial_finds_that_faster() {
+    let fake = Fake::new();
+    let cases: [(&str, &dyn Fn()); 3] = [
+        ("registered, they came at", &|| {
+            fake.misbehave(Misbehaviour::SlowRegistration, 300)
+        }),
+        ("hipHostRegister", &|| fake.set_register(false)),
+        ("GB/s through pinned memory", &|| fake.set_register(true)),
+    ];
+    for (found, set) in cases {
+        fake.misbehave(Misbehaviour::SlowRegistration, 0);
+        set();
+        let mut device = device_that(&fake, true);
+        let findings = device.info().findings.join("\n");
+        assert!(findings.contains(found), "{findings}");
+        let registers = findings.contains("files are registered");
+        assert_ne!(
+            registers,
+            findings.contains("files go through pinned memory"),
+            "{findings}"
+        );
+        let (file, desc) = matrix();
+        let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
+        let layout = Arc::new(device.layout(&[desc]).unwrap());
+        let registered = fake.calls("hipHostRegister");
+        let upload = Upload {
+            file: Arc::clone(&mapped),
+            layout,
+            slab: SLAB,
+        };
+        let ticket = device.begin_upload(upload).unwrap();
+        device.wait_upload(ticket).unwrap();
+        assert_eq!(
+            fake.calls("hipHostRegister") > registered,
+            registers,
+            "{findings}"
+        );
+        device.forget_file(&mapped);
+        drop(device);
+        assert_eq!(fake.violations(), Vec::<String>::new());
+        assert_eq!(fake.live(), Live::default());
+    }
 }

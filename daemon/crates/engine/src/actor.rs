@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 
 use rocmforge_device::gpu::Report;
 use rocmforge_device::{Device, SegmentLayout};
-use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeTable};
+use rocmforge_kernels::host::ops::{RopeAngles, RopeTable};
+use rocmforge_ops::Segment;
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
 
@@ -125,16 +126,8 @@ impl EngineThread {
 pub(crate) struct Entry {
     pub(crate) id: ModelId,
     pub(crate) loaded: Arc<LoadedModel>,
-    pub(crate) kv: KvLayout,
-    /// Made at the first request, since it may need a tensor of the file.
-    pub(crate) rope: Option<Rope>,
-}
-
-/// A model's rotations.
-pub(crate) struct Rope {
-    pub(crate) table: RopeTable,
-    /// Those of the rows of the pass under way.
-    pub(crate) angles: RopeAngles,
+    /// The plan's tables of rotations; made at the first request, since they may need a tensor of the file.
+    pub(crate) rope: Vec<RopeTable>,
 }
 
 /// A preload under way.
@@ -177,7 +170,10 @@ pub(crate) struct Engine {
     pub(crate) scratch: Option<(BlockId, u64)>,
     /// The budget asked for, while running work needs more than it.
     pub(crate) budget_wanted: Option<u64>,
-    pub(crate) embeddings: Vec<u8>,
+    /// Rows of the inputs of the pass under way, as their tables have them.
+    pub(crate) inputs: Vec<Vec<u8>>,
+    /// Rotations of its rows, for each table.
+    pub(crate) angles: Vec<RopeAngles>,
     pub(crate) snapshot: watch::Sender<Arc<Snapshot>>,
     pub(crate) published_at: Instant,
     /// A request came or started, and no snapshot knows of it yet.
@@ -272,7 +268,8 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         draining: None,
         scratch: None,
         budget_wanted: None,
-        embeddings: Vec::new(),
+        inputs: Vec::new(),
+        angles: Vec::new(),
         snapshot,
         published_at: Instant::now(),
         requests_changed: false,
@@ -463,7 +460,7 @@ impl Engine {
 
     /// Gives back what a request held, publishes, and tells its end if it failed.
     pub(crate) fn finish(&mut self, mut task: Task, error: Option<Error>) {
-        task.kv.free(&mut self.residency);
+        task.memory.free(&mut self.residency);
         self.release_rest(task.model);
         if let Some(error) = error {
             tracing::debug!(model = task.loaded.name(), %error, "a request ended early");
@@ -510,11 +507,14 @@ impl Engine {
             .expect("a request keeps its model registered")
     }
 
+    /// Where the device wants a model's tensors.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] names what no kernel of the device can run.
     pub(crate) fn layouts(&self, loaded: &LoadedModel) -> Result<Vec<Arc<SegmentLayout>>, Error> {
-        let segments = loaded.model().segments().iter();
-        segments
-            .map(|s| self.residency.device.layout(&s.tensors).map(Arc::new))
-            .collect::<Result<_, _>>()
-            .map_err(|e| from_device(Some((loaded.name(), loaded.path())), e))
+        let segments = &loaded.model().plan().segments;
+        let layout = |s: &Segment| self.residency.device.layout(&s.tensors).map(Arc::new);
+        let layouts: Result<_, _> = segments.iter().map(layout).collect();
+        layouts.map_err(|e| from_device(Some((loaded.name(), loaded.path())), e))
     }
 }

@@ -6,12 +6,13 @@
 
 use std::time::Duration;
 
-use rocmforge_device::ScratchLayout;
+use rocmforge_ops::RowCounts;
 use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::Engine;
 use crate::error::Error;
 use crate::kv;
+use crate::refusal::Refusal;
 use crate::task::{Task, Work};
 
 /// Positions beyond its prompt that a request without `max_tokens` is promised at a time.
@@ -197,7 +198,8 @@ impl Engine {
             scratch: 0,
         };
         for task in tasks {
-            need.kv += kv::bytes_for(&self.entry(task.model).kv, task.promised);
+            let plan = task.loaded.model().plan();
+            need.kv += kv::bytes_for(plan, task.promised, self.prefill_chunk.get());
             need.segment = need
                 .segment
                 .max(self.residency.largest_unpinned(task.model));
@@ -218,7 +220,7 @@ impl Engine {
     /// Why a request that nothing runs beside can never run. The parts are those of the sum.
     fn never_fits(&self, task: &Task) -> Error {
         let need = self.need([task].into_iter(), self.budget(), Scratch::Tight);
-        Error::Precondition(format!(
+        let message = format!(
             "the request needs {} bytes of the cache and its budget is {}: {} for the KV of {} tokens, {} for scratch, {} \
              for the largest segment of '{}', {} pinned, {} for the device's own staging; ask for fewer tokens, unpin, or \
              raise the budget (rocmforgectl cache budget)",
@@ -231,7 +233,14 @@ impl Engine {
             task.loaded.name(),
             need.pinned,
             need.fixed,
-        ))
+        );
+        Refusal::NeverFits {
+            message,
+            need: need.total(),
+            budget: self.budget(),
+            pinned: need.pinned,
+        }
+        .into()
     }
 
     pub(crate) fn budget(&self) -> u64 {
@@ -282,8 +291,11 @@ impl Engine {
 
     /// Bytes of the scratch block for passes of so many rows.
     pub(crate) fn scratch_bytes(&self, model: ModelId, rows: usize, outputs: u64) -> u64 {
-        let model = self.entry(model).loaded.model();
-        let layout = ScratchLayout::new(model.bufs(), rows as u64, outputs);
+        let plan = self.entry(model).loaded.model().plan();
+        let layout = plan.scratch(RowCounts {
+            tokens: rows as u64,
+            outputs,
+        });
         layout.bytes + self.residency.device.workspace_bytes(&layout)
     }
 }

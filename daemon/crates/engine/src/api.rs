@@ -43,8 +43,8 @@ pub enum Command {
         name: String,
         /// Cancel its requests rather than fail.
         force: bool,
-        /// Bytes that were freed.
-        reply: oneshot::Sender<Result<u64, Error>>,
+        /// What it came to.
+        reply: oneshot::Sender<Result<Unloaded, Error>>,
     },
     /// Generates text. Events end with `Done` or `Failed`.
     Generate {
@@ -107,6 +107,11 @@ pub enum Command {
         /// How long running requests may go on.
         grace: Duration,
         /// Sent when the last request has ended.
+        reply: oneshot::Sender<()>,
+    },
+    /// Answers, which shows that the engine goes on.
+    Ping {
+        /// The answer.
         reply: oneshot::Sender<()>,
     },
     /// A reader took an event from a full channel: schedule its sequence again.
@@ -302,10 +307,21 @@ pub enum Budget {
 pub struct BudgetChange {
     /// The budget now in force.
     pub budget_bytes: u64,
-    /// Bytes evicted at once.
+    /// Segments evicted at once.
+    pub evicted_segments: u64,
+    /// Their bytes.
     pub evicted_bytes: u64,
     /// Bytes still above the budget, freed as running work ends.
     pub excess_bytes: u64,
+}
+
+/// What an unload came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unloaded {
+    /// Bytes that the model held and that are free now.
+    pub freed_bytes: u64,
+    /// Requests of it that were ended.
+    pub cancelled_requests: u32,
 }
 
 /// Which segments go first.

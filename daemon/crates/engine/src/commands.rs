@@ -13,8 +13,9 @@ use crate::api::{
     ScoreRequest, Scores,
 };
 use crate::error::Error;
-use crate::kv::KvPages;
+use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
+use crate::refusal::Refusal;
 use crate::sampler::Sampler;
 use crate::stop::StopStrings;
 use crate::task::{Generation, Scoring, Task, Work};
@@ -70,6 +71,10 @@ impl Engine {
                 self.answer(reply, Ok(from_cache(before)));
             }
             Command::Drain { grace, reply } => self.drain(grace, reply),
+            Command::Ping { reply } => {
+                // Whoever asked may have given up.
+                let _ = reply.send(());
+            }
             Command::Wake => {}
         }
     }
@@ -189,10 +194,10 @@ impl Engine {
         }
         let entry = self.find(loaded.name())?;
         if !Arc::ptr_eq(&entry.loaded, loaded) {
-            return Err(Error::Precondition(format!(
-                "model '{}' was unloaded and loaded again meanwhile; send the request again",
-                loaded.name()
-            )));
+            return Err(Refusal::Reloaded {
+                model: loaded.name().to_owned(),
+            }
+            .into());
         }
         let hparams = loaded.model().hparams();
         let longest = hparams.n_ctx_train.min(self.config.n_ctx_max);
@@ -260,7 +265,7 @@ impl Engine {
             n_past: 0,
             n_ctx,
             promised,
-            kv: KvPages::default(),
+            memory: SequenceMemory::default(),
             counts: crate::api::RequestCacheUse::default(),
             refusals: 0,
             received,
@@ -284,7 +289,7 @@ impl Engine {
 
     fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {
         let wanted = budget_bytes(budget, self.residency.device.info().memory_bytes)?;
-        let before = self.residency.cache.stats().total.counters.evicted_bytes;
+        let before = self.residency.cache.stats().total.counters;
         // Running work keeps what it needs; the rest of the way is gone as it ends.
         let now = self.room_for_running(wanted);
         self.budget_wanted = (now > wanted).then_some(wanted);
@@ -296,10 +301,11 @@ impl Engine {
             set => set?,
         };
         self.give_back_unused()?;
-        let evicted = self.residency.cache.stats().total.counters.evicted_bytes - before;
+        let after = self.residency.cache.stats().total.counters;
         Ok(BudgetChange {
             budget_bytes: wanted,
-            evicted_bytes: evicted,
+            evicted_segments: after.evictions - before.evictions,
+            evicted_bytes: after.evicted_bytes - before.evicted_bytes,
             excess_bytes: now - wanted + above,
         })
     }
@@ -375,9 +381,12 @@ pub(crate) fn budget_bytes(budget: Budget, memory: u64) -> Result<u64, Error> {
     let asked = bytes;
     let bytes = asked - asked % rocmforge_device::ALIGNMENT;
     if bytes < BUDGET_MIN || bytes > memory {
-        return Err(Error::Precondition(format!(
-            "a budget of {asked} bytes cannot be had: the least is {BUDGET_MIN}, and the device's memory is {memory}"
-        )));
+        return Err(Refusal::BudgetOutOfRange {
+            asked,
+            min: BUDGET_MIN,
+            max: memory,
+        }
+        .into());
     }
     Ok(bytes)
 }

@@ -3,7 +3,7 @@
 //! A pass needs one row a token of a matrix of `[n_embd, n_vocab]`. Keeping that matrix on the device would cost as
 //! much as several layers, so the rows are read where they lie; the device dequantizes them.
 
-use rocmforge_device::{TensorDesc, weight_type};
+use rocmforge_device::TensorDesc;
 use rocmforge_gguf::{Error as GgufError, MappedFile};
 use rocmforge_kernels::host::reference;
 
@@ -17,8 +17,12 @@ const SHARE_ROWS: usize = 512;
 const THREADS_MAX: usize = 4;
 
 /// Reads the rows of `ids` as the file has them, one after another.
-pub(crate) fn rows(model: &LoadedModel, ids: &[u32], out: &mut Vec<u8>) -> Result<(), Error> {
-    let table = model.model().embedding();
+pub(crate) fn rows(
+    model: &LoadedModel,
+    table: &TensorDesc,
+    ids: &[u32],
+    out: &mut Vec<u8>,
+) -> Result<(), Error> {
     let row_bytes = (table.bytes / table.rows) as usize;
     out.resize(ids.len() * row_bytes, 0);
     let read = |ids: &[u32], out: &mut [u8]| {
@@ -61,10 +65,8 @@ fn read_row(
 ) -> Result<(), GgufError> {
     let bytes = tensor.bytes / tensor.rows;
     let at = tensor.offset + u64::from(row) * bytes;
-    let ty = weight_type(tensor.ty)
-        .expect("the device laid out a segment with this type, or the load was refused");
     let read = file.with_range(at..at + bytes, |bytes| {
-        reference::dequantize(ty, bytes, out)
+        reference::dequantize(tensor.ty, bytes, out)
     })?;
     read.expect("the shape was checked when the model was made");
     Ok(())

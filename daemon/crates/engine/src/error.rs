@@ -10,6 +10,9 @@ use rocmforge_device::Error as DeviceError;
 use rocmforge_gguf::Error as GgufError;
 use rocmforge_model::Error as ModelError;
 use rocmforge_tensor_cache::Error as CacheError;
+use rocmforge_tokenizer::Error as TokenizerError;
+
+use crate::refusal::Refusal;
 
 /// An error of the engine. `Display` never repeats its source.
 #[derive(Debug, thiserror::Error)]
@@ -42,19 +45,18 @@ pub enum Error {
         known: Vec<String>,
     },
     /// The name belongs to another file. ALREADY_EXISTS.
-    #[error(
-        "the name '{name}' is taken by {}; unload it first, or load this file under another name",
-        path.display()
-    )]
+    #[error("{}", taken(name, path, *changed))]
     NameTaken {
         /// The name.
         name: String,
+        /// It is the file that was asked for, but not as it was when it was loaded.
+        changed: bool,
         /// The file that holds it.
         path: PathBuf,
     },
     /// Cannot work in the present state and waiting alone does not mend it. FAILED_PRECONDITION.
     #[error("{0}")]
-    Precondition(String),
+    Precondition(Refusal),
     /// Full now; later it may work. RESOURCE_EXHAUSTED with RetryInfo.
     #[error("{message}")]
     Exhausted {
@@ -99,12 +101,32 @@ pub enum Error {
     Internal(String),
 }
 
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::Precondition(refusal)
+    }
+}
+
+fn taken(name: &str, path: &Path, changed: bool) -> String {
+    let path = path.display();
+    if changed {
+        format!(
+            "{path} has changed since it was loaded as '{name}'; unload '{name}' and load the file again"
+        )
+    } else {
+        format!(
+            "the name '{name}' is taken by {path}; unload it first, or load this file under another name"
+        )
+    }
+}
+
 fn list(names: &[String]) -> String {
     if names.is_empty() {
-        "none".to_owned()
-    } else {
-        names.join(", ")
+        return "none".to_owned();
     }
+    let mut sorted: Vec<&str> = names.iter().map(String::as_str).collect();
+    sorted.sort_unstable();
+    sorted.join(", ")
 }
 
 /// An error with its sources, for logs and messages.
@@ -152,9 +174,12 @@ pub(crate) fn from_read(name: &str, path: &Path, error: GgufError) -> Error {
 /// An error of making a model from a header.
 pub(crate) fn from_model(path: &Path, error: ModelError) -> Error {
     match error {
-        ModelError::UnknownArchitecture { .. } | ModelError::Unsupported(_) => {
+        ModelError::UnknownArchitecture { .. }
+        | ModelError::Unsupported(_)
+        | ModelError::UnsupportedType { .. } => {
             Error::Unsupported(format!("{}: {error}", path.display()))
         }
+        ModelError::Plan { .. } => Error::Internal(chain(&error)),
         ModelError::MissingKey(_)
         | ModelError::BadValue { .. }
         | ModelError::MissingTensor(_)
@@ -166,11 +191,27 @@ pub(crate) fn from_model(path: &Path, error: ModelError) -> Error {
     }
 }
 
+/// An error of a file's vocabulary.
+pub(crate) fn from_tokenizer(path: &Path, error: &TokenizerError) -> Error {
+    if error.is_unsupported() {
+        return Error::Unsupported(format!("{}: {}", path.display(), chain(error)));
+    }
+    Error::BadModel {
+        path: path.to_owned(),
+        message: chain(error),
+    }
+}
+
 /// An error of the device, in the light of the model that it worked for.
 pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> Error {
     let path = || model.map_or_else(PathBuf::new, |(_, path)| path.to_owned());
     match error {
-        DeviceError::Unsupported { .. } => Error::Unsupported(error.to_string()),
+        DeviceError::Unsupported { .. } | DeviceError::NoKernel(_) => {
+            Error::Unsupported(match model {
+                Some((_, path)) => format!("{}: {error}", path.display()),
+                None => error.to_string(),
+            })
+        }
         DeviceError::Shape { .. } | DeviceError::NotFinite { .. } => Error::BadModel {
             path: path(),
             message: error.to_string(),
@@ -183,7 +224,7 @@ pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> E
             message: error.to_string(),
             retry_after: Duration::from_secs(1),
         },
-        DeviceError::Config(message) => Error::Precondition(message),
+        DeviceError::Config(message) => Refusal::Setting { message }.into(),
         DeviceError::Driver { .. } => Error::Internal(error.to_string()),
         DeviceError::Lost(_) => Error::Unavailable {
             message: error.to_string(),
@@ -194,12 +235,22 @@ pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> E
 
 /// An error of the cache.
 pub(crate) fn from_cache(error: CacheError) -> Error {
+    let message = error.to_string();
     match error {
-        CacheError::NeverFits { .. } | CacheError::Pinned { .. } | CacheError::Busy { .. } => {
-            Error::Precondition(error.to_string())
+        CacheError::NeverFits {
+            need,
+            budget,
+            pinned,
+        } => Refusal::NeverFits {
+            message,
+            need,
+            budget,
+            pinned,
         }
+        .into(),
+        CacheError::Pinned { .. } | CacheError::Busy { .. } => Refusal::InUse { message }.into(),
         CacheError::NoRoom { .. } => Error::Exhausted {
-            message: error.to_string(),
+            message,
             retry_after: Duration::from_secs(1),
         },
         other => Error::Internal(other.to_string()),

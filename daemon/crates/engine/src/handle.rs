@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::{
     Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, GenerateEvent,
-    GenerateRequest, Policy, PreloadEvent, ScoreRequest, Scores, Snapshot,
+    GenerateRequest, Policy, PreloadEvent, ScoreRequest, Scores, Snapshot, Unloaded,
 };
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
@@ -89,7 +89,7 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`Error::UnknownModel`], [`Error::Precondition`] while requests of it run, and those of sending.
-    pub async fn unload(&self, name: &str, force: bool) -> Result<u64, Error> {
+    pub async fn unload(&self, name: &str, force: bool) -> Result<Unloaded, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Unload {
             name: name.to_owned(),
@@ -193,6 +193,16 @@ impl EngineHandle {
         let (reply, answer) = oneshot::channel();
         self.send(Command::SetBudget { budget, reply })?;
         self.answered(answer).await?
+    }
+
+    /// Waits until the engine has come to this command: within a step, where it goes on at all.
+    ///
+    /// # Errors
+    /// Those of sending.
+    pub async fn ping(&self) -> Result<(), Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Ping { reply })?;
+        self.answered(answer).await
     }
 
     /// Changes the policy and returns the one before.

@@ -17,7 +17,7 @@ pub const MODEL_NAME_MAX: usize = 128;
 pub enum PrepareStage {
     /// The header is read and checked.
     Header,
-    /// The vocabulary is read.
+    /// The vocabulary is read, and the tables of its tokenizer are built.
     Tokenizer,
     /// The weight map and the plan are made.
     Plan,
@@ -89,8 +89,11 @@ pub fn prepare(
     };
     let gguf = Gguf::open(&file).map_err(|e| crate::error::from_gguf(name, file.path(), e))?;
     progress(PrepareStage::Header);
-    let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf).map_err(|e| bad(e.to_string()))?);
-    let template = ChatTemplate::from_gguf(&gguf, &tokenizer).map_err(|e| bad(e.to_string()))?;
+    let tokenizer =
+        Tokenizer::from_gguf(&gguf).map_err(|e| crate::error::from_tokenizer(file.path(), &e))?;
+    let tokenizer = Arc::new(tokenizer);
+    // A template that does not parse is no reason to refuse the file: chats say what is wrong with it.
+    let template = ChatTemplate::from_gguf(&gguf, &tokenizer);
     progress(PrepareStage::Tokenizer);
     let model = Model::from_gguf(&gguf).map_err(|e| crate::error::from_model(file.path(), e))?;
     if tokenizer.n_vocab() != model.hparams().n_vocab as usize {

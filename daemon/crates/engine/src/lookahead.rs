@@ -1,9 +1,7 @@
 //! What is done ahead of need: a model's kernels and file when it is loaded, and uploads before a pass comes to their
 //! segments.
 
-use rocmforge_device::{Op, Outline, Pace, SegmentLayout};
-use rocmforge_kernels::host::WeightType;
-use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
+use rocmforge_device::{Outline, Pace};
 use rocmforge_model::Model;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
@@ -24,30 +22,18 @@ pub(crate) struct Ahead {
 const UPLOADS_AHEAD: u32 = 2;
 
 impl Residency {
-    /// Lets the device get ready for a registered model in the background.
+    /// Lets the device get ready for a registered model in the background. An error says that it cannot run it.
     pub(crate) fn prepare(
         &mut self,
         id: ModelId,
         model: &Model,
-        kv: &KvLayout,
-        rope: &RopeAngles,
-        embedding: WeightType,
-    ) {
+    ) -> Result<(), rocmforge_device::Error> {
         let source = &self.sources[&id];
-        let segments: Vec<(&[Op], &SegmentLayout)> = model
-            .segments()
-            .iter()
-            .zip(&source.layouts)
-            .map(|(segment, layout)| (segment.ops.as_slice(), &**layout))
-            .collect();
         self.device.prepare(&Outline {
             file: &source.file,
-            segments: &segments,
-            bufs: model.bufs(),
-            kv,
-            rope,
-            embedding,
-        });
+            plan: model.plan(),
+            layouts: &source.layouts,
+        })
     }
 
     /// What a pass of so many rows does about segments that it will miss, with at most `most` uploads ahead.

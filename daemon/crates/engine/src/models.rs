@@ -4,17 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocmforge_kernels::host::ops::KvLayout;
 use rocmforge_tensor_cache::{KeptBecause, ModelId, SegmentId};
 use tokio::sync::mpsc;
 
 use crate::actor::{Engine, Entry, Preloading};
-use crate::api::{Cleared, KeptReason, KeptSegment, PreloadEvent};
+use crate::api::{Cleared, KeptReason, KeptSegment, PreloadEvent, Unloaded};
 use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
-use crate::error::{Error, from_cache};
+use crate::error::{Error, from_cache, from_device};
 use crate::loaded::{LoadedModel, PreparedModel};
+use crate::refusal::Refusal;
 use crate::residency::Source;
-use crate::step::no_angles;
 
 impl Engine {
     pub(crate) fn load(&mut self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
@@ -30,49 +29,43 @@ impl Engine {
             } else {
                 Err(Error::NameTaken {
                     name: loaded.name().to_owned(),
+                    changed: there.loaded.path() == loaded.path(),
                     path: there.loaded.path().to_owned(),
                 })
             };
         }
         if self.models.len() >= MODELS_MAX {
-            return Err(Error::Precondition(format!(
-                "{MODELS_MAX} models are loaded, the most there can be; unload one"
-            )));
+            return Err(Refusal::TooManyModels {
+                max: MODELS_MAX as u64,
+            }
+            .into());
         }
         let layouts = self.layouts(&loaded)?;
-        let Some(embedding) = rocmforge_device::weight_type(loaded.model().embedding().ty) else {
-            let table = loaded.model().embedding();
-            return Err(Error::Unsupported(format!(
-                "tensor '{}' has type {}, which is not supported; supported: {}",
-                table.name,
-                table.ty.name(),
-                rocmforge_device::supported_types(),
-            )));
-        };
+        let kinds = loaded.model().plan().segments.iter().map(|s| s.kind);
+        let kinds = kinds.collect();
         let id = ModelId(self.next_model);
-        let source = Source::new(loaded.name().to_owned(), Arc::clone(loaded.file()), layouts);
+        let source = Source::new(
+            loaded.name().to_owned(),
+            Arc::clone(loaded.file()),
+            layouts,
+            kinds,
+        );
         self.residency.register(id, source)?;
         self.next_model = self.next_model.wrapping_add(1);
-        let hparams = loaded.model().hparams();
-        let kv = KvLayout {
-            n_layer: hparams.n_layer as usize,
-            n_head_kv: hparams.heads.n_head_kv as usize,
-            head_dim_k: hparams.heads.head_dim as usize,
-            head_dim_v: hparams.heads.head_dim_v as usize,
-        };
-        self.residency
-            .prepare(id, loaded.model(), &kv, &no_angles(&loaded), embedding);
+        if let Err(error) = self.residency.prepare(id, loaded.model()) {
+            self.residency.unregister(id)?;
+            return Err(from_device(Some((loaded.name(), loaded.path())), error));
+        }
         let loaded = Arc::new(loaded);
         self.models.push(Entry {
             id,
             loaded: Arc::clone(&loaded),
-            kv,
-            rope: None,
+            rope: Vec::new(),
         });
         Ok(loaded)
     }
 
-    pub(crate) fn unload(&mut self, name: &str, force: bool) -> Result<u64, Error> {
+    pub(crate) fn unload(&mut self, name: &str, force: bool) -> Result<Unloaded, Error> {
         let (id, loaded) = self.find(name).map(|e| (e.id, Arc::clone(&e.loaded)))?;
         let busy = self
             .running
@@ -81,35 +74,43 @@ impl Engine {
             .filter(|t| t.model == id)
             .count();
         if busy > 0 && !force {
-            return Err(Error::Precondition(format!(
-                "model '{name}' has {busy} requests that run or wait; let them end, or unload with force"
-            )));
+            return Err(Refusal::Busy {
+                model: name.to_owned(),
+                requests: busy as u64,
+            }
+            .into());
         }
-        if self.residency.model_pinned_bytes(id) > 0 && !force {
-            return Err(Error::Precondition(format!(
-                "model '{name}' is pinned; unpin it, or unload with force"
-            )));
+        let pinned_bytes = self.residency.model_pinned_bytes(id);
+        if pinned_bytes > 0 && !force {
+            return Err(Refusal::Pinned {
+                model: name.to_owned(),
+                pinned_bytes,
+            }
+            .into());
         }
-        let gone = || Error::Precondition(format!("model '{name}' was unloaded by force"));
+        let gone = || {
+            Error::from(Refusal::Unloaded {
+                model: name.to_owned(),
+            })
+        };
         self.end_those(|task| (task.model == id).then(gone));
-        let (gone, stay) = self
+        let (ended, stay) = self
             .preloads
             .drain(..)
             .partition::<VecDeque<_>, _>(|p| p.model == id);
         self.preloads = stay;
-        for preload in gone {
-            let _ = preload
-                .events
-                .try_send(PreloadEvent::Failed(Error::Precondition(format!(
-                    "model '{name}' was unloaded"
-                ))));
+        for preload in ended {
+            let _ = preload.events.try_send(PreloadEvent::Failed(gone()));
         }
-        let all: Vec<u32> = (0..loaded.model().segments().len() as u32).collect();
+        let all: Vec<u32> = (0..loaded.model().plan().segments.len() as u32).collect();
         self.residency.pin(id, &all, false)?;
-        let freed = self.residency.cache.model_stats(id).usage.total();
+        let freed_bytes = self.residency.cache.model_stats(id).usage.total();
         self.residency.unregister(id)?;
         self.models.retain(|e| e.id != id);
-        Ok(freed)
+        Ok(Unloaded {
+            freed_bytes,
+            cancelled_requests: busy as u32,
+        })
     }
 
     pub(crate) fn preload(
@@ -158,7 +159,7 @@ impl Engine {
         segments: Option<Vec<u32>>,
     ) -> Result<(ModelId, Vec<u32>), Error> {
         let entry = self.find(name)?;
-        let count = entry.loaded.model().segments().len() as u32;
+        let count = entry.loaded.model().plan().segments.len() as u32;
         let Some(mut segments) = segments else {
             return Ok((entry.id, (0..count).collect()));
         };
@@ -193,13 +194,22 @@ impl Engine {
             // What runs must go on, and the next request must be able to begin.
             let budget = self.residency.budget();
             let next = self.residency.pinned_bytes() + self.residency.largest_unpinned(model);
-            let need = self.room_for_running(next);
+            let need = match &done {
+                // It stopped at the first segment that is too much.
+                Err(Error::Precondition(Refusal::NeverFits { need, pinned, .. })) => need + pinned,
+                Ok(()) | Err(_) => self.room_for_running(next),
+            };
             if done.is_err() || need > budget {
                 self.residency.pin(model, &segments, false)?;
-                done?;
-                return Err(Error::Precondition(format!(
-                    "pinning this of '{name}' would need {need} bytes of a budget of {budget}; pin less, or raise the budget"
-                )));
+                if !matches!(&done, Err(Error::Precondition(_))) {
+                    done?;
+                }
+                return Err(Refusal::PinTooLarge {
+                    model: name.to_owned(),
+                    need,
+                    budget,
+                }
+                .into());
             }
         }
         done?;
@@ -214,7 +224,7 @@ impl Engine {
             Some(KeptSegment {
                 model: entry.loaded.name().to_owned(),
                 index: segment.index,
-                name: entry.loaded.model().segments()[segment.index as usize]
+                name: entry.loaded.model().plan().segments[segment.index as usize]
                     .name
                     .clone(),
                 bytes: self.residency.segment_bytes(segment),

@@ -1,12 +1,13 @@
-//! One pass of a model over a chunk of one sequence: segment by segment, each acquired, run and released.
+//! One pass of a model over a chunk of one sequence: step by step, each step's segments acquired, run and released.
 //!
 //! Nothing of a segment outlives its step, so a model that is larger than the budget runs like any other. Between two
 //! segments the request is looked at: one that nobody waits for ends within a segment's time.
 
-use rocmforge_device::{Batch, Op, Scratch, ScratchLayout, Span};
-use rocmforge_kernels::host::WeightType;
-use rocmforge_kernels::host::ops::{KvLayout, RopeAngles};
-use rocmforge_model::bufs;
+use rocmforge_device::{
+    Batch, Bound, BoundExpert, BoundStep, ExpertFfn, Plan, Scratch, ScratchLayout, Span,
+};
+use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_ops::Step;
 use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
@@ -15,7 +16,7 @@ use crate::lookahead::Ahead;
 use crate::residency::Residency;
 
 /// What is told of a wanted row.
-type OnFound<'a> = &'a mut dyn FnMut(usize, Found<'_>) -> Result<(), Error>;
+type RowSink<'a> = &'a mut dyn FnMut(usize, RowOutput<'_>) -> Result<(), Error>;
 
 /// Whose logits a pass computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,10 +33,12 @@ pub(crate) enum Wanted {
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) model: ModelId,
-    pub(crate) segments: &'a [rocmforge_model::Segment],
-    pub(crate) kv: &'a KvLayout,
-    pub(crate) angles: &'a RopeAngles,
-    pub(crate) kv_pages: &'a [u64],
+    pub(crate) plan: &'a Plan,
+    pub(crate) angles: &'a [RopeAngles],
+    /// The sequence's pages, for each group.
+    pub(crate) kv_pages: &'a [&'a [u64]],
+    /// Arena offset of the sequence's recurrent state.
+    pub(crate) state: u64,
     /// Position of the first row.
     pub(crate) first_position: u32,
     pub(crate) n_tokens: usize,
@@ -49,8 +52,6 @@ pub(crate) struct Pass<'a> {
     pub(crate) prefetch: u32,
     /// How much of a wanted row is of interest.
     pub(crate) interest: Interest,
-    /// Type of the embedding's rows.
-    pub(crate) embedding: WeightType,
 }
 
 /// How much of a wanted row is of interest.
@@ -65,7 +66,7 @@ pub(crate) enum Interest {
 }
 
 /// What a pass found for one wanted row: what was of interest, or, where the device leaves that to the engine, all.
-pub(crate) enum Found<'a> {
+pub(crate) enum RowOutput<'a> {
     /// Its logits, `[n_vocab]`.
     Logits(&'a mut [f32]),
     /// Its best token, the lowest id among equals; `None` if the logits are not finite.
@@ -75,21 +76,29 @@ pub(crate) enum Found<'a> {
     Top(Option<&'a [(u32, f32)]>),
 }
 
-/// Runs a pass. `embeddings` has `n_tokens` rows of `embedding`'s type; `found` is called with each wanted row and what was found
-/// for it; `ended` tells between segments whether to give up.
+/// Who takes part in a pass beside the device.
+struct Run<'a, 'b> {
+    pass: &'a Pass<'a>,
+    ahead: Ahead,
+    counts: &'b mut RequestCacheUse,
+    ended: &'b dyn Fn() -> Option<Error>,
+}
+
+/// Runs a pass. `inputs` has for each input of the plan `n_tokens` rows as its table has them; `sink` is called with each
+/// wanted row and what was found for it; `ended` tells between segments whether to give up.
 pub(crate) fn run(
     residency: &mut Residency,
     pass: &Pass<'_>,
-    embeddings: &[u8],
+    inputs: &[Vec<u8>],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
-    found: OnFound<'_>,
+    sink: RowSink<'_>,
 ) -> Result<(), Error> {
     residency
         .cache
         .pass_begin(pass.model, PassHint { more: pass.more })
         .map_err(from_cache)?;
-    let result = steps(residency, pass, embeddings, counts, ended, found);
+    let result = steps(residency, pass, inputs, counts, ended, sink);
     residency.cache.pass_end(pass.model);
     result
 }
@@ -97,71 +106,243 @@ pub(crate) fn run(
 fn steps(
     residency: &mut Residency,
     pass: &Pass<'_>,
-    embeddings: &[u8],
+    inputs: &[Vec<u8>],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
-    found: OnFound<'_>,
+    sink: RowSink<'_>,
 ) -> Result<(), Error> {
-    residency
-        .device
-        .write_rows(scratch(pass), bufs::X, pass.embedding, embeddings)
-        .map_err(|e| residency.device_error(Some(pass.model), e))?;
+    for (input, rows) in pass.plan.inputs.iter().zip(inputs) {
+        residency
+            .device
+            .write_rows(scratch(pass), input.buf, &input.table, rows)
+            .map_err(|e| residency.device_error(Some(pass.model), e))?;
+    }
+    let n_segments = pass.plan.segments.len() as u32;
     let mut slabs = Vec::new();
     if pass.n_tokens == 1
         && pass.wanted == Wanted::Last
-        && residency.acquire_resident(pass.model, pass.segments.len() as u32, counts, &mut slabs)?
+        && residency.acquire_resident(pass.model, n_segments, counts, &mut slabs)?
     {
-        let ran = all_resident(residency, pass, &slabs, found);
-        for index in 0..pass.segments.len() as u32 {
-            residency.release(SegmentId {
-                model: pass.model,
-                index,
-            });
+        let ran = all_resident(residency, pass, &slabs, sink);
+        for index in 0..n_segments {
+            residency.release(id(pass, index));
         }
         return ran;
     }
     let ahead = residency.lookahead(pass.model, pass.n_tokens, pass.prefetch);
-    let (head, layers) = pass
-        .segments
-        .split_last()
-        .expect("a plan has an output segment");
-    for (index, segment) in (0..).zip(layers) {
-        with_segment(
-            residency,
-            (pass, ahead),
-            index,
-            counts,
-            ended,
-            |residency, id, slab| run_ops(residency, pass, id, slab, &segment.ops, &[]),
-        )?;
-    }
-    if pass.wanted == Wanted::None {
-        return Ok(());
-    }
-    let first = if pass.wanted == Wanted::All {
-        0
-    } else {
-        pass.n_tokens - 1
-    };
-    let rows: Vec<u32> = (first as u32..pass.n_tokens as u32).collect();
-    with_segment(
-        residency,
-        (pass, ahead),
-        layers.len() as u32,
+    let mut run = Run {
+        pass,
+        ahead,
         counts,
         ended,
-        |residency, id, slab| {
-            let mut buffer = Vec::new();
-            for chunk in rows.chunks(pass.scratch.outputs as usize) {
-                run_ops(residency, pass, id, slab, &head.ops, chunk)?;
-                tell(residency, pass, chunk, &mut buffer, found)?;
-                if let Some(error) = ended() {
-                    return Err(error);
+    };
+    for step in pass.plan.steps_for(false) {
+        run.step(residency, step, &[])?;
+    }
+    let first = match pass.wanted {
+        Wanted::None => return Ok(()),
+        Wanted::All => 0,
+        Wanted::Last => pass.n_tokens - 1,
+    };
+    let rows: Vec<u32> = (first as u32..pass.n_tokens as u32).collect();
+    let [
+        Step::Run {
+            segment: Some(head),
+            ..
+        },
+    ] = &pass.plan.steps[pass.plan.head_step..]
+    else {
+        return Err(Error::Internal(
+            "the head of a plan is one segment".to_owned(),
+        ));
+    };
+    let step = &pass.plan.steps[pass.plan.head_step];
+    run.with_segment(residency, *head, |residency, run, slab| {
+        let mut buffer = Vec::new();
+        for chunk in rows.chunks(pass.scratch.outputs as usize) {
+            run_ops(residency, pass, step, Some((*head, slab)), chunk)?;
+            emit_rows(residency, pass, chunk, &mut buffer, sink)?;
+            if let Some(error) = (run.ended)() {
+                return Err(error);
+            }
+        }
+        Ok(())
+    })
+}
+
+impl Run<'_, '_> {
+    fn step(
+        &mut self,
+        residency: &mut Residency,
+        step: &Step,
+        outputs: &[u32],
+    ) -> Result<(), Error> {
+        let pass = self.pass;
+        match step {
+            Step::Run { segment: None, .. } => run_ops(residency, pass, step, None, outputs),
+            Step::Run {
+                segment: Some(segment),
+                ..
+            } => self.with_segment(residency, *segment, |residency, _, slab| {
+                run_ops(residency, pass, step, Some((*segment, slab)), outputs)
+            }),
+            Step::Experts {
+                first_segment,
+                n_expert,
+                per_segment,
+                ffn,
+            } => self.experts(residency, (*first_segment, *n_expert, *per_segment), ffn),
+        }
+    }
+
+    /// Acquires a segment, starts uploads ahead, runs `step`, and releases it whatever came of it.
+    fn with_segment(
+        &mut self,
+        residency: &mut Residency,
+        index: u32,
+        step: impl FnOnce(&mut Residency, &mut Self, Slab) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if let Some(error) = (self.ended)() {
+            return Err(error);
+        }
+        let (pass, ahead) = (self.pass, self.ahead);
+        let segment = id(pass, index);
+        let misses = self.counts.misses;
+        let slab = residency.acquire(segment, self.counts)?;
+        let missed = self.counts.misses > misses;
+        // The head is the last of the ordered segments.
+        let end = match (&pass.wanted, &pass.plan.steps[pass.plan.head_step]) {
+            (
+                Wanted::None,
+                Step::Run {
+                    segment: Some(head),
+                    ..
+                },
+            ) => *head,
+            _ => pass.plan.segments.len() as u32,
+        };
+        let result = residency
+            .prefetch(pass.model, index + 1, end, ahead.uploads)
+            .and_then(|()| step(residency, self, slab));
+        residency.release(segment);
+        if ahead.hands_on && missed {
+            return result.and_then(|()| residency.hand_on(segment));
+        }
+        result
+    }
+
+    /// Runs the experts that rows are routed to: those that are there first, then the others as they come, as many at
+    /// once as there is room for.
+    fn experts(
+        &mut self,
+        residency: &mut Residency,
+        (first_segment, n_expert, per_segment): (u32, u32, u32),
+        ffn: &ExpertFfn,
+    ) -> Result<(), Error> {
+        let pass = self.pass;
+        let wanted = routed(residency, pass, ffn, n_expert)?;
+        let mut segments: Vec<u32> = wanted
+            .iter()
+            .map(|e| first_segment + e / per_segment)
+            .collect();
+        segments.dedup();
+        // What is resident is computed while the link brings the rest.
+        segments.sort_by_key(|&s| !residency.cache.holds(id(pass, s)));
+        let mut pending = segments.as_slice();
+        while !pending.is_empty() {
+            if let Some(error) = (self.ended)() {
+                return Err(error);
+            }
+            let mut held: Vec<(u32, Slab)> = Vec::new();
+            let mut outcome = Ok(());
+            while let Some((&segment, rest)) = pending.split_first() {
+                let there = residency.cache.holds(id(pass, segment));
+                if !there && !held.is_empty() {
+                    // What is held runs first; this one may be under way meanwhile.
+                    outcome = residency.start(id(pass, segment));
+                    break;
+                }
+                match residency.acquire(id(pass, segment), self.counts) {
+                    Ok(slab) => {
+                        held.push((segment, slab));
+                        pending = rest;
+                        if !there {
+                            break;
+                        }
+                    }
+                    Err(error) => {
+                        // What is held may be all that there is room for.
+                        if held.is_empty() {
+                            outcome = Err(error);
+                        }
+                        break;
+                    }
                 }
             }
-            Ok(())
-        },
-    )
+            for &next in pending.iter().take(self.ahead.uploads as usize) {
+                outcome = outcome.and_then(|()| residency.start(id(pass, next)));
+            }
+            let ran = outcome.and_then(|()| {
+                let experts: Vec<(u32, u32, Slab, u32)> = held
+                    .iter()
+                    .flat_map(|&(segment, slab)| {
+                        let first = (segment - first_segment) * per_segment;
+                        let end = (first + per_segment).min(n_expert);
+                        (first..end).map(move |e| (e, segment, slab, (e - first) * ffn.n_tensors))
+                    })
+                    .collect();
+                run_experts(residency, pass, ffn, &experts)
+            });
+            for &(segment, _) in &held {
+                residency.release(id(pass, segment));
+            }
+            ran?;
+        }
+        Ok(())
+    }
+}
+
+/// The experts that rows of the pass are routed to, each once, in order.
+fn routed(
+    residency: &mut Residency,
+    pass: &Pass<'_>,
+    ffn: &ExpertFfn,
+    n_expert: u32,
+) -> Result<Vec<u32>, Error> {
+    let mut ids = vec![0.0; pass.n_tokens * ffn.n_used as usize];
+    let read = residency.device.read(scratch(pass), ffn.ids, &mut ids);
+    read.map_err(|e| residency.device_error(Some(pass.model), e))?;
+    let mut wanted = vec![false; n_expert as usize];
+    for &id in &ids {
+        let expert = wanted.get_mut(id as usize).filter(|_| id >= 0.0);
+        *expert.ok_or_else(|| Error::Internal(format!("a row is routed to expert {id}")))? = true;
+    }
+    let all = (0u32..).zip(wanted);
+    Ok(all.filter_map(|(e, wanted)| wanted.then_some(e)).collect())
+}
+
+fn run_experts(
+    residency: &mut Residency,
+    pass: &Pass<'_>,
+    ffn: &ExpertFfn,
+    experts: &[(u32, u32, Slab, u32)],
+) -> Result<(), Error> {
+    let spans = spans(pass);
+    let (device, layouts) = residency.device_and_layouts(pass.model);
+    let experts = experts
+        .iter()
+        .map(|&(expert, segment, slab, first_tensor)| BoundExpert {
+            expert,
+            weights: Bound {
+                layout: &layouts[segment as usize],
+                slab: slab.offset,
+            },
+            first_tensor: first_tensor as usize,
+        })
+        .collect();
+    let step = BoundStep::Experts { ffn, experts };
+    let ran = device.run(&step, scratch(pass), &batch(pass, &spans, &[]));
+    ran.map_err(|e| residency.device_error(Some(pass.model), e))
 }
 
 /// One token through a model of which everything is resident: the device gets the whole pass at once.
@@ -169,100 +350,94 @@ fn all_resident(
     residency: &mut Residency,
     pass: &Pass<'_>,
     slabs: &[Slab],
-    found: OnFound<'_>,
+    sink: RowSink<'_>,
 ) -> Result<(), Error> {
     let outputs = [0];
     let spans = spans(pass);
-    let (device, bound) = residency.device_and_all(pass.model, slabs);
-    let steps: Vec<(&[Op], _)> = pass
-        .segments
+    let (device, layouts) = residency.device_and_layouts(pass.model);
+    let bound = |segment: u32| Bound {
+        layout: &layouts[segment as usize],
+        slab: slabs[segment as usize].offset,
+    };
+    let steps: Vec<BoundStep<'_>> = pass
+        .plan
+        .steps
         .iter()
-        .zip(bound)
-        .map(|(segment, bound)| (segment.ops.as_slice(), bound))
+        .map(|s| BoundStep::of(s, bound))
         .collect();
     let ran = device.run_all(&steps, scratch(pass), &batch(pass, &spans, &outputs));
     ran.map_err(|e| residency.device_error(Some(pass.model), e))?;
-    tell(residency, pass, &outputs, &mut Vec::new(), found)
+    emit_rows(residency, pass, &outputs, &mut Vec::new(), sink)
 }
 
 /// Reads what the head left for `rows` and tells it.
-fn tell(
+fn emit_rows(
     residency: &mut Residency,
     pass: &Pass<'_>,
     rows: &[u32],
     buffer: &mut Vec<f32>,
-    found: OnFound<'_>,
+    sink: RowSink<'_>,
 ) -> Result<(), Error> {
     let device = &mut residency.device;
+    let logits = pass.plan.logits;
     match pass.interest {
         Interest::Best => {
-            let best = device.argmax(scratch(pass), bufs::LOGITS, rows.len());
+            let best = device.argmax(scratch(pass), logits, rows.len());
             if let Some(best) = best.map_err(|e| residency.device_error(Some(pass.model), e))? {
                 let mut found_rows = rows.iter().zip(best);
                 return found_rows
-                    .try_for_each(|(&row, best)| found(row as usize, Found::Best(best)));
+                    .try_for_each(|(&row, best)| sink(row as usize, RowOutput::Best(best)));
             }
         }
         Interest::Top(k) => {
-            let top = device.top_k(scratch(pass), bufs::LOGITS, rows.len(), k);
+            let top = device.top_k(scratch(pass), logits, rows.len(), k);
             if let Some(top) = top.map_err(|e| residency.device_error(Some(pass.model), e))? {
                 let mut found_rows = rows.iter().zip(top);
-                return found_rows
-                    .try_for_each(|(&row, top)| found(row as usize, Found::Top(top.as_deref())));
+                return found_rows.try_for_each(|(&row, top)| {
+                    sink(row as usize, RowOutput::Top(top.as_deref()))
+                });
             }
         }
         Interest::Logits => {}
     }
-    let n_vocab = pass.scratch.bufs[bufs::LOGITS.0 as usize].width as usize;
+    let n_vocab = pass.scratch.bufs[usize::from(logits.0)].width as usize;
     buffer.resize(n_vocab * rows.len(), 0.0);
-    let read = residency.device.read(scratch(pass), bufs::LOGITS, buffer);
+    let read = residency.device.read(scratch(pass), logits, buffer);
     read.map_err(|e| residency.device_error(Some(pass.model), e))?;
     rows.iter()
         .zip(buffer.chunks_exact_mut(n_vocab))
-        .try_for_each(|(&row, logits)| found(row as usize, Found::Logits(logits)))
-}
-
-/// Acquires a segment, starts uploads ahead, runs `step`, and releases it whatever came of it.
-fn with_segment(
-    residency: &mut Residency,
-    (pass, ahead): (&Pass<'_>, Ahead),
-    index: u32,
-    counts: &mut RequestCacheUse,
-    ended: &dyn Fn() -> Option<Error>,
-    step: impl FnOnce(&mut Residency, SegmentId, Slab) -> Result<(), Error>,
-) -> Result<(), Error> {
-    if let Some(error) = ended() {
-        return Err(error);
-    }
-    let id = SegmentId {
-        model: pass.model,
-        index,
-    };
-    let misses = counts.misses;
-    let slab = residency.acquire(id, counts)?;
-    let end = pass.segments.len() as u32 - u32::from(pass.wanted == Wanted::None);
-    let result = residency
-        .prefetch(pass.model, index + 1, end, ahead.uploads)
-        .and_then(|()| step(residency, id, slab));
-    residency.release(id);
-    if ahead.hands_on && counts.misses > misses {
-        return result.and_then(|()| residency.hand_on(id));
-    }
-    result
+        .try_for_each(|(&row, logits)| sink(row as usize, RowOutput::Logits(logits)))
 }
 
 fn run_ops(
     residency: &mut Residency,
     pass: &Pass<'_>,
-    id: SegmentId,
-    slab: Slab,
-    ops: &[Op],
+    step: &Step,
+    weights: Option<(u32, Slab)>,
     outputs: &[u32],
 ) -> Result<(), Error> {
+    let Step::Run { ops, live_out, .. } = step else {
+        return Err(Error::Internal("experts are no operations".to_owned()));
+    };
     let spans = spans(pass);
-    let (device, weights) = residency.device_and_bound(id, slab);
-    let ran = device.run(ops, weights, scratch(pass), &batch(pass, &spans, outputs));
+    let (device, layouts) = residency.device_and_layouts(pass.model);
+    let step = BoundStep::Run {
+        ops,
+        live_out,
+        weights: weights.map(|(segment, slab)| Bound {
+            layout: &layouts[segment as usize],
+            slab: slab.offset,
+        }),
+    };
+    let ran = device.run(&step, scratch(pass), &batch(pass, &spans, outputs));
     ran.map_err(|e| residency.device_error(Some(pass.model), e))
+}
+
+fn id(pass: &Pass<'_>, index: u32) -> SegmentId {
+    SegmentId {
+        model: pass.model,
+        index,
+    }
 }
 
 fn scratch<'a>(pass: &Pass<'a>) -> Scratch<'a> {
@@ -278,6 +453,7 @@ fn spans<'a>(pass: &Pass<'a>) -> [Span<'a>; 1] {
         n_rows: pass.n_tokens,
         first_position: pass.first_position,
         kv_pages: pass.kv_pages,
+        state: pass.state,
     }]
 }
 
@@ -285,7 +461,7 @@ fn batch<'a>(pass: &Pass<'a>, spans: &'a [Span<'a>], outputs: &'a [u32]) -> Batc
     Batch {
         n_tokens: pass.n_tokens,
         spans,
-        kv: pass.kv,
+        kv: &pass.plan.kv,
         rope: pass.angles,
         outputs,
     }

@@ -18,6 +18,7 @@ use rocmforge_tensor_cache::Slab;
 
 use crate::actor::Engine;
 use crate::error::Error;
+use crate::refusal::Refusal;
 use crate::task::Task;
 
 /// Most times that a request's step is done again.
@@ -56,9 +57,15 @@ impl Engine {
              left, and the request of '{name}' needs {alone}"
         );
         if after < alone {
-            return Err(Error::Precondition(format!(
-                "{numbers}; end other users of the device's memory, ask for fewer tokens, unpin, or use a smaller model"
-            )));
+            return Err(Refusal::NoDeviceMemory {
+                message: format!(
+                    "{numbers}; end other users of the device's memory, ask for fewer tokens, unpin, or use a smaller \
+                     model"
+                ),
+                need: alone,
+                budget: after,
+            }
+            .into());
         }
         if after < need || task.refusals >= REFUSALS_MAX {
             return Err(Error::Exhausted {
@@ -71,7 +78,7 @@ impl Engine {
             .running
             .iter()
             .chain(std::iter::once(&*task))
-            .flat_map(|t| t.kv.slabs(&self.residency))
+            .flat_map(|t| t.memory.slabs(&self.residency))
             .collect();
         self.shrink(after, &keep, &error)
     }
@@ -88,10 +95,15 @@ impl Engine {
         let before = self.budget();
         let after = less(before, refused, 0);
         if after < self.room_for_running(after).max(before / 2) {
-            return Err(Error::Precondition(format!(
-                "the driver refuses memory ({error}); of the budget of {before} bytes {after} would be left, too little \
-                 for a preload; end other users of the device's memory"
-            )));
+            return Err(Refusal::NoDeviceMemory {
+                message: format!(
+                    "the driver refuses memory ({error}); of the budget of {before} bytes {after} would be left, too \
+                     little for a preload; end other users of the device's memory"
+                ),
+                need: self.room_for_running(after).max(before / 2),
+                budget: after,
+            }
+            .into());
         }
         self.shrink(after, &self.kept_of_running(), &error)
     }
@@ -100,7 +112,7 @@ impl Engine {
     fn kept_of_running(&self) -> Vec<Slab> {
         self.running
             .iter()
-            .flat_map(|t| t.kv.slabs(&self.residency))
+            .flat_map(|t| t.memory.slabs(&self.residency))
             .collect()
     }
 

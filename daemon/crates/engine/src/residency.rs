@@ -13,8 +13,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::{ALIGNMENT, Bound, Device, SegmentLayout, Upload, UploadTicket};
+use rocmforge_device::{ALIGNMENT, Device, SegmentLayout, Upload, UploadTicket};
 use rocmforge_gguf::MappedFile;
+use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{
     Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
     SegmentSpec, Slab,
@@ -29,6 +30,8 @@ pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) file: Arc<MappedFile>,
     pub(crate) layouts: Vec<Arc<SegmentLayout>>,
+    /// How passes use the segments.
+    kinds: Vec<SegmentKind>,
     /// Bytes of all segments on the device.
     pub(crate) bytes: u64,
     pinned_bytes: u64,
@@ -40,6 +43,7 @@ impl Source {
         name: String,
         file: Arc<MappedFile>,
         layouts: Vec<Arc<SegmentLayout>>,
+        kinds: Vec<SegmentKind>,
     ) -> Self {
         let aligned = |l: &Arc<SegmentLayout>| l.bytes.next_multiple_of(ALIGNMENT);
         Self {
@@ -47,6 +51,7 @@ impl Source {
             file,
             bytes: layouts.iter().map(aligned).sum(),
             layouts,
+            kinds,
             pinned_bytes: 0,
             largest_unpinned: 0,
         }
@@ -140,7 +145,11 @@ impl Residency {
         let specs: Vec<SegmentSpec> = source
             .layouts
             .iter()
-            .map(|l| SegmentSpec::ordered(l.bytes))
+            .zip(&source.kinds)
+            .map(|(l, kind)| match kind {
+                SegmentKind::Ordered => SegmentSpec::ordered(l.bytes),
+                SegmentKind::Expert { .. } => SegmentSpec::expert(l.bytes),
+            })
             .collect();
         self.cache.register(model, &specs).map_err(from_cache)?;
         self.sources.insert(model, source);
@@ -229,43 +238,26 @@ impl Residency {
         Ok(true)
     }
 
-    /// Device and the weights of several segments.
-    pub(crate) fn device_and_all(
+    /// The device, and where the tensors of a model's segments lie in their slabs: together, since a pass needs the one
+    /// mutable and the other not.
+    pub(crate) fn device_and_layouts(
         &mut self,
         model: ModelId,
-        slabs: &[Slab],
-    ) -> (&mut dyn Device, Vec<Bound<'_>>) {
-        let layouts = &self.sources[&model].layouts;
-        let bound = layouts
-            .iter()
-            .zip(slabs)
-            .map(|(layout, slab)| Bound {
-                layout,
-                slab: slab.offset,
-            })
-            .collect();
-        (self.device.as_mut(), bound)
+    ) -> (&mut dyn Device, &[Arc<SegmentLayout>]) {
+        (self.device.as_mut(), &self.sources[&model].layouts)
+    }
+
+    /// Begins an upload of a segment that will be needed soon, if that costs nothing needed sooner.
+    pub(crate) fn start(&mut self, segment: SegmentId) -> Result<(), Error> {
+        if self.cache.prefetch(segment, &mut self.actions) {
+            self.execute()?;
+        }
+        Ok(())
     }
 
     /// Gives an acquired segment back.
     pub(crate) fn release(&mut self, segment: SegmentId) {
         self.cache.release(segment);
-    }
-
-    /// Device and weights together, since a pass needs the one mutable and the other not.
-    pub(crate) fn device_and_bound(
-        &mut self,
-        segment: SegmentId,
-        slab: Slab,
-    ) -> (&mut dyn Device, Bound<'_>) {
-        let layout = &self.sources[&segment.model].layouts[segment.index as usize];
-        (
-            self.device.as_mut(),
-            Bound {
-                layout,
-                slab: slab.offset,
-            },
-        )
     }
 
     /// Bytes of a segment on the device.

@@ -1,23 +1,20 @@
 //! One step of one request: a chunk of its prompt, or one token.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use rocmforge_device::ScratchLayout;
-use rocmforge_kernels::host::ops::{
-    self, RopeAngles, RopeOrder as KernelOrder, RopeParams, RopeScaling as KernelScaling,
-    RopeTable, Simd,
-};
-use rocmforge_model::{Hparams, RopeOrder, RopeScaling};
+use rocmforge_kernels::host::ops::{self, RopeAngles, RopeParams, RopeTable, Simd};
+use rocmforge_ops::{RopeSpec, RowCounts};
 use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId};
 
-use crate::actor::{Engine, Rope};
+use crate::actor::Engine;
 use crate::api::{
     FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores, TokenScore,
 };
 use crate::embed;
 use crate::error::Error;
 use crate::loaded::LoadedModel;
-use crate::pass::{self, Found, Interest, Pass, Wanted};
+use crate::pass::{self, Interest, Pass, RowOutput, Wanted};
 use crate::stop::Checked;
 use crate::task::{Generation, Scoring, Task, Work};
 
@@ -43,7 +40,14 @@ impl Engine {
             Ok(Stepped::GoesOn) => self.running.push_back(task),
             Ok(Stepped::Done(finish)) => self.complete(task, finish),
             Err(error) => match self.shrink_for(&mut task, error) {
-                Ok(()) => self.running.push_front(task),
+                Ok(()) => {
+                    // A recurrent state may have taken in a part of the step: the sequence is computed anew.
+                    if task.loaded.model().plan().state_elements > 0 {
+                        task.memory.free(&mut self.residency);
+                        task.n_past = 0;
+                    }
+                    self.running.push_front(task);
+                }
                 Err(error) => self.finish(task, Some(error)),
             },
         }
@@ -57,18 +61,22 @@ impl Engine {
         tracing::trace!(n_tokens, position = task.n_past, "a step");
         self.extend_promise(task, end)?;
         self.ensure_scratch(task.model, n_tokens, outputs)?;
-        let layout = ScratchLayout::new(task.loaded.model().bufs(), n_tokens as u64, outputs);
-        let kv_layout = self.entry(task.model).kv;
-        task.kv
-            .grow(&mut self.residency, task.model, &kv_layout, end)?;
-        let blocks = crate::kv::bytes_for(&kv_layout, end) + self.scratch.map_or(0, |s| s.1);
+        let plan = task.loaded.model().plan();
+        let layout = plan.scratch(RowCounts {
+            tokens: n_tokens as u64,
+            outputs,
+        });
+        task.memory
+            .prepare(&mut self.residency, task.model, plan, task.n_past, end)?;
+        let held = crate::kv::bytes_for(plan, end, n_tokens);
+        let blocks = held + self.scratch.map_or(0, |s| s.1);
         task.counts.block_bytes = task.counts.block_bytes.max(blocks);
         self.set_angles(task.model, task.n_past as u32, n_tokens)?;
-        embed::rows(
-            &task.loaded,
-            &task.tokens[task.n_past..end],
-            &mut self.embeddings,
-        )?;
+        self.inputs.resize_with(plan.inputs.len(), Vec::new);
+        for (input, rows) in plan.inputs.iter().zip(&mut self.inputs) {
+            let ids = &task.tokens[task.n_past..end];
+            embed::rows(&task.loaded, &input.table, ids, rows)?;
+        }
 
         let complete = n_tokens == task.ahead();
         let wanted = match &task.work {
@@ -81,19 +89,16 @@ impl Engine {
             Work::Score(_) => complete,
         };
         let others = self.running.iter().any(|t| t.model == task.model);
-        let kv_pages = task.kv.offsets().to_vec();
+        let loaded = Arc::clone(&task.loaded);
+        let state = task.memory.state_offset(&self.residency);
         let (block, _) = self.scratch.expect("ensured above");
-        let entry = self
-            .models
-            .iter()
-            .find(|e| e.id == task.model)
-            .expect("a request keeps its model registered");
+        let kv_pages = task.memory.pages();
         let pass = Pass {
             model: task.model,
-            segments: entry.loaded.model().segments(),
-            kv: &kv_layout,
-            angles: &entry.rope.as_ref().expect("set above").angles,
+            plan: loaded.model().plan(),
+            angles: &self.angles,
             kv_pages: &kv_pages,
+            state,
             first_position: task.n_past as u32,
             n_tokens,
             wanted,
@@ -101,8 +106,6 @@ impl Engine {
             scratch: &layout,
             scratch_at: self.residency.cache.block(block).offset,
             prefetch: self.prefetch,
-            embedding: rocmforge_device::weight_type(task.loaded.model().embedding().ty)
-                .expect("a model whose embedding has no kernel is not loaded"),
             interest: match &task.work {
                 Work::Generate(g) if g.sampler.takes_best() => Interest::Best,
                 Work::Generate(g) => g
@@ -123,7 +126,7 @@ impl Engine {
             ..
         } = task;
         let expired = || deadline.is_some_and(|d| Instant::now() >= d);
-        let (residency, rows) = (&mut self.residency, &self.embeddings);
+        let (residency, rows) = (&mut self.residency, &self.inputs);
         match work {
             Work::Generate(g) => {
                 g.started.get_or_insert_with(Instant::now);
@@ -140,11 +143,11 @@ impl Engine {
                     }),
                 };
                 let mut chosen = None;
-                let mut choose = |_: usize, found: Found<'_>| {
+                let mut choose = |_: usize, found: RowOutput<'_>| {
                     let token = match found {
-                        Found::Logits(logits) => sampler.sample(logits).ok(),
-                        Found::Best(best) => best,
-                        Found::Top(top) => top.and_then(|top| sampler.sample_from(top).ok()),
+                        RowOutput::Logits(logits) => sampler.sample(logits).ok(),
+                        RowOutput::Best(best) => best,
+                        RowOutput::Top(top) => top.and_then(|top| sampler.sample_from(top).ok()),
                     };
                     chosen = Some(token.ok_or_else(|| not_finite(loaded))?);
                     Ok(())
@@ -168,8 +171,8 @@ impl Engine {
                 let first = *n_past;
                 // A step that is done again begins where the last one that ended left off.
                 scores.truncate(first);
-                let mut keep = |row: usize, found: Found<'_>| {
-                    let Found::Logits(logits) = found else {
+                let mut keep = |row: usize, found: RowOutput<'_>| {
+                    let RowOutput::Logits(logits) = found else {
                         return Err(Error::Internal("scores need logits".to_owned()));
                     };
                     let scored = score(logits, tokens[first + row + 1], *top_n);
@@ -189,7 +192,7 @@ impl Engine {
 
     /// Ends a request that came to its end.
     fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
-        task.kv.free(&mut self.residency);
+        task.memory.free(&mut self.residency);
         let (loaded, counts, received) = (
             std::sync::Arc::clone(&task.loaded),
             task.counts,
@@ -277,14 +280,17 @@ impl Engine {
             .iter_mut()
             .find(|e| e.id == model)
             .expect("a request keeps its model registered");
-        if entry.rope.is_none() {
-            entry.rope = Some(Rope {
-                table: rope_table(&entry.loaded)?,
-                angles: no_angles(&entry.loaded),
-            });
+        let specs = &entry.loaded.model().plan().ropes;
+        if entry.rope.is_empty() {
+            let tables = specs.iter().map(|spec| rope_table(&entry.loaded, spec));
+            entry.rope = tables.collect::<Result<_, _>>()?;
         }
-        let rope = entry.rope.as_mut().expect("made above");
-        rope.angles.set(&rope.table, (first..).take(n_tokens));
+        self.angles.clear();
+        for (spec, table) in specs.iter().zip(&entry.rope) {
+            let mut angles = RopeAngles::new(spec.order);
+            angles.set(table, (first..).take(n_tokens));
+            self.angles.push(angles);
+        }
         Ok(())
     }
 
@@ -438,47 +444,14 @@ fn not_finite(loaded: &LoadedModel) -> Error {
     }
 }
 
-/// The rotations of no rows, in the model's order.
-pub(crate) fn no_angles(loaded: &LoadedModel) -> RopeAngles {
-    RopeAngles::new(match loaded.model().hparams().rope.order {
-        RopeOrder::Norm => KernelOrder::Norm,
-        RopeOrder::Neox => KernelOrder::Neox,
-    })
-}
-
-fn rope_table(loaded: &LoadedModel) -> Result<RopeTable, Error> {
-    let Hparams { rope, .. } = loaded.model().hparams();
-    let freq_factors = loaded
-        .model()
-        .rope_factors()
-        .map(|t| embed::vector(loaded, t))
-        .transpose()?;
-    let scaling = match rope.scaling {
-        RopeScaling::None => KernelScaling::None,
-        RopeScaling::Linear { factor } => KernelScaling::Linear {
-            factor: f64::from(factor),
-        },
-        RopeScaling::Yarn {
-            factor,
-            original_context,
-            beta_fast,
-            beta_slow,
-            ext_factor,
-            attn_factor,
-        } => KernelScaling::Yarn {
-            factor: f64::from(factor),
-            orig_ctx: original_context,
-            beta_fast: f64::from(beta_fast),
-            beta_slow: f64::from(beta_slow),
-            ext_factor: f64::from(ext_factor),
-            attn_factor: f64::from(attn_factor),
-        },
-    };
+fn rope_table(loaded: &LoadedModel, spec: &RopeSpec) -> Result<RopeTable, Error> {
+    let factors = spec.factors.as_ref();
     let params = RopeParams {
-        n_rot: rope.n_rot as usize,
-        freq_base: f64::from(rope.freq_base),
-        scaling,
-        freq_factors,
+        n_rot: spec.n_rot as usize,
+        freq_base: spec.freq_base,
+        scaling: spec.scaling,
+        freq_factors: factors.map(|t| embed::vector(loaded, t)).transpose()?,
+        magnitude: spec.magnitude,
     };
     RopeTable::new(&params).map_err(|e| Error::BadModel {
         path: loaded.path().to_owned(),

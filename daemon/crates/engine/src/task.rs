@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::api::{GenerateEvent, RequestCacheUse, Scores, TokenScore};
 use crate::error::Error;
-use crate::kv::KvPages;
+use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
 use crate::sampler::Sampler;
 use crate::stop::StopStrings;
@@ -24,13 +24,13 @@ pub(crate) struct Task {
     pub(crate) loaded: Arc<LoadedModel>,
     /// The prompt, then what was generated. Position `i` holds token `i`.
     pub(crate) tokens: Vec<u32>,
-    /// Positions whose keys and values are in the pages.
+    /// Positions that are computed: their keys and values are in the pages, the recurrent state is behind them.
     pub(crate) n_past: usize,
     /// Positions that there may be.
     pub(crate) n_ctx: usize,
     /// Positions whose pages are promised by the admission.
     pub(crate) promised: usize,
-    pub(crate) kv: KvPages,
+    pub(crate) memory: SequenceMemory,
     pub(crate) counts: RequestCacheUse,
     /// Times that the driver refused memory in its steps.
     pub(crate) refusals: u32,

@@ -412,3 +412,55 @@ async fn a_load_gets_kernels_and_file_ready_without_a_request() {
         assert_eq!(noted, Vec::<String>::new(), "{refused:?}");
     }
 }
+
+/// The small model with heads of 4 in place of 64, and sixteen times as many.
+fn of_heads_without_a_kernel() -> Vec<u8> {
+    let mut bytes = std::fs::read(requests::fixture("tiny-llama-Q4_K_M.gguf")).unwrap();
+    for (key, value) in [
+        ("attention.head_count", 64u32),
+        ("attention.head_count_kv", 32),
+        ("attention.key_length", 4),
+        ("attention.value_length", 4),
+        ("rope.dimension_count", 4),
+    ] {
+        let name = format!("llama.{key}");
+        let mut written = (name.len() as u64).to_le_bytes().to_vec();
+        written.extend_from_slice(name.as_bytes());
+        let at = bytes.windows(written.len()).position(|w| w == written);
+        // Behind the name stands the type.
+        let at = at.unwrap() + written.len() + 4;
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}
+
+#[tokio::test]
+async fn a_model_that_no_kernel_can_run_is_refused_when_it_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("narrow.gguf");
+    std::fs::write(&path, of_heads_without_a_kernel()).unwrap();
+    // It is a model, which the host runs.
+    let host = requests::engine(Budget::Bytes(ROOMY));
+    let model = fake::load(&host, &path, "m").await.unwrap();
+    run(&host, chat(&model, "Hi")).await;
+    let runtime = Runtime::new();
+    for warm_up in [false, true] {
+        let config = GpuConfig {
+            warm_up,
+            ..gpu_config(&runtime.fake)
+        };
+        let device = runtime.start_with(config, ROOMY).unwrap();
+        let error = fake::load(&device, &path, "m").await.unwrap_err();
+        assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
+        for part in ["narrow.gguf", "keys of 4", "multiples of 8"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        // Nothing of it stays: neither its name, nor its file.
+        assert!(device.snapshot().models.is_empty());
+        let model = load(&device, "tiny-llama-Q4_K_M.gguf", "m").await;
+        run(&device, chat(&model, "Hi")).await;
+        drop(model);
+        device.end().unwrap();
+        assert_eq!(runtime.live(), Live::default());
+    }
+}

@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
 mod fake;
+mod requests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +25,12 @@ const LAUNCH_FAILURE: u32 = 719;
 
 /// Holds about a third of the model's segments, so that a pass evicts, moves and uploads.
 const TIGHT: u64 = 352 << 10;
+
+/// Holds about a third of the segments of the mixture.
+const TIGHT_MIXTURE: u64 = 3 << 20;
+
+/// Places of one function in a life of the mixture, which takes longer.
+const MIXTURE_PLACES_MAX: u64 = 12;
 
 /// Holds all of it, so that decode steps are recorded.
 const ROOMY: u64 = 4 << 20;
@@ -238,11 +245,23 @@ const ASKING: [&str; 27] = [
 
 /// Fails `call` at each of its places in a life, and looks at what comes of it.
 async fn refuse(runtime: &Runtime, path: &Path, budget: u64, call: &str, code: u32, right: &Right) {
+    refuse_at(runtime, path, (budget, PLACES_MAX), call, code, right).await;
+}
+
+/// The same at so many places.
+async fn refuse_at(
+    runtime: &Runtime,
+    path: &Path,
+    (budget, most): (u64, u64),
+    call: &str,
+    code: u32,
+    right: &Right,
+) {
     let before = runtime.calls(call);
     life(runtime, path, budget).await;
     let n = runtime.calls(call) - before;
     let (mut at_start, mut in_request, mut around) = (0, 0, 0);
-    for nth in places(n, PLACES_MAX) {
+    for nth in places(n, most) {
         runtime.fail(call, nth, code);
         let met = life(runtime, path, budget).await;
         let place = format!("{call} {nth} of {n} in {budget} bytes");
@@ -317,6 +336,32 @@ async fn memory_refused_where_the_arena_is_one_allocation() {
     for budget in [TIGHT, ROOMY] {
         for call in ["hipMalloc", "hipMemcpyAsync", "hipStreamSynchronize"] {
             refuse(&runtime, &model.path, budget, call, OUT_OF_MEMORY, &right).await;
+        }
+    }
+}
+
+/// A layer's experts are held while others come: a failure must give them all back.
+#[tokio::test]
+async fn any_call_of_a_mixture_that_fails() {
+    let runtime = Runtime::new();
+    let path = requests::fixture("tiny-qwen3moe-Q4_K_M.gguf");
+    let met = life(&runtime, &path, TIGHT_MIXTURE).await;
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(met.errors().count(), 0, "{met:?}");
+    assert!(met.evictions > 0, "{met:?}");
+    let right = Right {
+        text: met.texts[0].clone(),
+        scores: met.scores[0].clone(),
+    };
+    assert!(right.is(&met), "{met:?}");
+    let place = (TIGHT_MIXTURE, MIXTURE_PLACES_MAX);
+    for call in [
+        "hipEventCreateWithFlags",
+        "hipEventRecord",
+        "hipMemcpyAsync",
+    ] {
+        for code in [OUT_OF_MEMORY, INVALID_VALUE] {
+            refuse_at(&runtime, &path, place, call, code, &right).await;
         }
     }
 }

@@ -147,7 +147,7 @@ async fn a_prompt_whose_kv_takes_most_of_the_budget_is_computed_in_shorter_passe
     let (_, ids, summary) = run(&engine, request()).await;
     assert_eq!(ids, roomy);
     // Chunks that take an eighth of the budget have 32 tokens here.
-    let segments = model.model().segments().len() as u64;
+    let segments = model.model().plan().segments.len() as u64;
     let passes = (summary.cache.hits + summary.cache.misses) / segments;
     let tokens = request().prompt.len() as u64;
     println!("{tokens} tokens in {passes} passes, budget {runs}");

@@ -52,12 +52,11 @@ mod gguf;
 pub mod limits;
 mod mapped;
 mod parse;
-mod tensor_type;
 mod value;
 pub mod write;
 
 pub use error::{Described, Error};
 pub use gguf::{Gguf, TensorInfo};
 pub use mapped::{Identity, MappedFile, MappedRange, ReadMode};
-pub use tensor_type::TensorType;
+pub use rocmforge_ops::TensorType;
 pub use value::{Array, Strings, Value, ValueType};

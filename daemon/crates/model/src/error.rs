@@ -14,6 +14,25 @@ pub enum Error {
     /// Something else that is not implemented.
     #[error("{0}")]
     Unsupported(String),
+    /// A tensor of a type that no kernel computes with.
+    #[error(
+        "tensor '{tensor}' has type {ty}, which is not supported; supported: {}",
+        supported_types()
+    )]
+    UnsupportedType {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: &'static str,
+    },
+    /// A plan that contradicts itself: a bug of ours.
+    #[error("the plan of architecture '{arch}' is wrong, please report it: {fault}")]
+    Plan {
+        /// The architecture.
+        arch: &'static str,
+        /// What is wrong.
+        fault: rocmforge_ops::plan::PlanFault,
+    },
     /// A metadata key is absent.
     #[error("metadata key '{0}' is missing")]
     MissingKey(String),
@@ -47,4 +66,10 @@ pub enum Error {
     /// The header's metadata could not be read as asked.
     #[error("the metadata cannot be read")]
     Gguf(#[from] rocmforge_gguf::Error),
+}
+
+fn supported_types() -> String {
+    rocmforge_ops::WeightType::ALL
+        .map(rocmforge_ops::WeightType::name)
+        .join(", ")
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use rocmforge_gguf::Gguf;
 
-use crate::Segment;
-use crate::hparams::{Hparams, RopeOrder, RopeScaling};
+use rocmforge_ops::{KV_PAGE_TOKENS, Plan, RopeOrder, RopeScaling, SegmentKind};
+
+use crate::hparams::Hparams;
 
 /// Bytes and tensors of one type in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +63,12 @@ pub struct ModelInfo {
     pub rope: String,
     /// Bytes of KV that one token needs.
     pub kv_bytes_per_token: u64,
+    /// Bytes of recurrent state that a sequence has, whatever its length.
+    pub state_bytes: u64,
+    /// Segments of routed experts.
+    pub n_expert_segments: u32,
+    /// Tensors of the file that are known and that a pass does without, such as blocks that predict further tokens.
+    pub left_alone: u32,
     /// Types, largest share first.
     pub quantization: Vec<QuantizationShare>,
     /// Segments in the order of a pass.
@@ -69,12 +76,7 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
-    pub(crate) fn new(
-        gguf: &Gguf,
-        hparams: &Hparams,
-        rope_factors: bool,
-        segments: &[Segment],
-    ) -> Self {
+    pub(crate) fn new(gguf: &Gguf, hparams: &Hparams, plan: &Plan, left_alone: &[String]) -> Self {
         let mut types: BTreeMap<&'static str, (u32, u64)> = BTreeMap::new();
         let (mut n_params, mut tensor_bytes) = (0, 0);
         for tensor in gguf.tensors() {
@@ -114,13 +116,22 @@ impl ModelInfo {
             head_dim: heads.head_dim,
             n_ff: hparams.n_ff,
             n_vocab: hparams.n_vocab,
-            rope: rope(hparams, rope_factors),
-            kv_bytes_per_token: u64::from(hparams.n_layer)
-                * u64::from(heads.n_head_kv)
-                * u64::from(heads.head_dim + heads.head_dim_v)
-                * 2,
+            rope: rope(hparams, plan),
+            kv_bytes_per_token: plan
+                .kv
+                .iter()
+                .map(|g| (g.layout.page_bytes() / KV_PAGE_TOKENS) as u64)
+                .sum(),
+            state_bytes: plan.state_elements * 4,
+            n_expert_segments: plan
+                .segments
+                .iter()
+                .filter(|s| s.kind != SegmentKind::Ordered)
+                .count() as u32,
+            left_alone: left_alone.len() as u32,
             quantization,
-            segments: segments
+            segments: plan
+                .segments
                 .iter()
                 .map(|s| SegmentInfo {
                     name: s.name.clone(),
@@ -131,23 +142,31 @@ impl ModelInfo {
     }
 }
 
-fn rope(hparams: &Hparams, factors: bool) -> String {
-    let order = match hparams.rope.order {
-        RopeOrder::Norm => "adjacent pairs",
-        RopeOrder::Neox => "half-split pairs",
+fn rope(hparams: &Hparams, plan: &Plan) -> String {
+    let one = |spec: &rocmforge_ops::RopeSpec| {
+        let order = match spec.order {
+            RopeOrder::Norm => "adjacent pairs",
+            RopeOrder::Neox => "half-split pairs",
+        };
+        let scaling = match spec.scaling {
+            RopeScaling::None => String::new(),
+            RopeScaling::Linear { factor } => format!(", linear scaling {factor}"),
+            RopeScaling::Yarn {
+                factor, orig_ctx, ..
+            } => format!(", YaRN {factor} x {orig_ctx}"),
+        };
+        let factors = if spec.factors.is_some() {
+            ", frequency factors"
+        } else {
+            ""
+        };
+        format!(
+            "{order}, {} of {} elements, base {}{scaling}{factors}",
+            spec.n_rot, hparams.heads.head_dim, spec.freq_base
+        )
     };
-    let scaling = match hparams.rope.scaling {
-        RopeScaling::None => String::new(),
-        RopeScaling::Linear { factor } => format!(", linear scaling {factor}"),
-        RopeScaling::Yarn {
-            factor,
-            original_context,
-            ..
-        } => format!(", YaRN {factor} x {original_context}"),
-    };
-    let factors = if factors { ", frequency factors" } else { "" };
-    format!(
-        "{order}, {} of {} elements, base {}{scaling}{factors}",
-        hparams.rope.n_rot, hparams.heads.head_dim, hparams.rope.freq_base
-    )
+    match plan.ropes.as_slice() {
+        [] => "none".to_owned(),
+        all => all.iter().map(one).collect::<Vec<_>>().join("; "),
+    }
 }

@@ -81,6 +81,12 @@ impl Cache {
         Some(SegmentId { model, index })
     }
 
+    /// Whether a segment is resident.
+    pub fn holds(&self, segment: SegmentId) -> bool {
+        let found = self.segment(segment);
+        found.is_ok_and(|found| matches!(found.state, Residency::Resident(_)))
+    }
+
     /// Whether the first `n` segments of a model are all resident.
     ///
     /// # Errors

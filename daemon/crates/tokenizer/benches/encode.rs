@@ -57,32 +57,13 @@ fn benches(c: &mut Criterion) {
         let mut group = c.benchmark_group(name);
         group.sample_size(10);
         group.bench_function("load", |b| {
-            // The background build of one iteration must not slow the next.
-            let load = || Tokenizer::from_gguf(&file).expect("a real vocabulary");
-            b.iter_custom(|times| {
-                let mut total = std::time::Duration::ZERO;
-                for _ in 0..times {
-                    let start = std::time::Instant::now();
-                    let tokenizer = black_box(load());
-                    total += start.elapsed();
-                    tokenizer.build().expect("a real vocabulary");
-                }
-                total
-            });
-        });
-        group.bench_function("load_and_build", |b| {
             b.iter_batched(
                 || (),
-                |()| {
-                    let tokenizer = Tokenizer::from_gguf(&file).expect("a real vocabulary");
-                    tokenizer.build().expect("a real vocabulary");
-                    tokenizer
-                },
+                |()| Tokenizer::from_gguf(&file).expect("a real vocabulary"),
                 BatchSize::PerIteration,
             );
         });
         let tokenizer = Tokenizer::from_gguf(&file).expect("a real vocabulary");
-        tokenizer.build().expect("a real vocabulary");
         for (kind, text) in [("mixed", &text), ("one_word", &unbroken)] {
             group.throughput(Throughput::Bytes(text.len() as u64));
             group.bench_function(format!("encode_1MiB_{kind}"), |b| {

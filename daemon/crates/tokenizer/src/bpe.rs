@@ -1,12 +1,18 @@
-//! Byte-level BPE: inside a word, the adjacent pair whose merge has the lowest
+//! BPE by merge rules: inside a word, the adjacent pair whose merge has the lowest
 //! rank is joined, leftmost first, until no pair has a merge.
 //!
 //! Short words are merged by scanning for the minimum, long ones through a
 //! heap over a linked list, so that a word of megabytes takes n log n steps.
+//!
+//! Words begin as bytes, each written as a character of GPT-2's alphabet; in
+//! *raw* vocabularies (gemma4) as characters, and as byte tokens where there
+//! is no token for a character. What has neither is left out.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
 
+use crate::pre_tokenizer::PreTokenizer;
 use crate::texts::{TextIndex, Texts};
 use crate::vocab::{MAX_MERGES, MERGES, TokenType, Vocab, check_size};
 use crate::{Error, byte_level};
@@ -16,6 +22,10 @@ const NONE: u32 = u32::MAX;
 
 /// Words of more symbols than this are merged through the heap.
 const SCAN_MAX: usize = 48;
+
+/// Most threads that look up the tokens of merges, and the fewest merges that are worth one.
+const FIND_THREADS_MAX: usize = 8;
+const FIND_SHARE_MIN: usize = 8 << 10;
 
 /// The tables of one vocabulary.
 #[derive(Debug)]
@@ -29,6 +39,8 @@ pub(crate) struct Bpe {
     bytes: [u32; 256],
     /// A word that is a token is taken as it is.
     ignore_merges: bool,
+    /// Words are not written in GPT-2's alphabet.
+    raw: bool,
 }
 
 /// Buffers that one encode reuses from word to word.
@@ -52,40 +64,103 @@ fn pair(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
+/// The tokens of a merge.
+#[derive(Debug, Clone, Copy)]
+struct Merge {
+    left: u32,
+    right: u32,
+    joined: u32,
+}
+
+/// The tokens of all merges, in order.
+fn find_all(index: &TextIndex, vocab: &Vocab, merges: &Texts) -> Result<Vec<Merge>, Error> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = merges.len().div_ceil(threads.min(FIND_THREADS_MAX));
+    let share = share.max(FIND_SHARE_MIN);
+    let find = move |first: usize| {
+        let share = first..merges.len().min(first + share);
+        find_share(index, vocab, merges, share)
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (share..merges.len())
+            .step_by(share)
+            .map(|first| {
+                let name = "vocabulary".to_owned();
+                let thread = std::thread::Builder::new().name(name);
+                (first, thread.spawn_scoped(scope, move || find(first)))
+            })
+            .collect();
+        let mut all = find(0)?;
+        all.reserve(merges.len() - all.len());
+        for (first, thread) in others {
+            all.extend(match thread {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
+                // The system gives no thread more.
+                Err(_) => find(first)?,
+            });
+        }
+        Ok(all)
+    })
+}
+
+fn find_share(
+    index: &TextIndex,
+    vocab: &Vocab,
+    merges: &Texts,
+    share: Range<usize>,
+) -> Result<Vec<Merge>, Error> {
+    let mut found = Vec::with_capacity(share.len());
+    let mut joined = Vec::new();
+    for rank in share {
+        let merge = merges.get(rank).unwrap_or_default();
+        let (left, right) = halves(rank, merge)?;
+        joined.clear();
+        joined.extend_from_slice(left);
+        joined.extend_from_slice(right);
+        let id = |part: &[u8]| {
+            index
+                .find(&vocab.texts, part)
+                .ok_or_else(|| Error::MergeUnknown {
+                    index: rank,
+                    merge: String::from_utf8_lossy(merge).into_owned(),
+                    missing: String::from_utf8_lossy(part).into_owned(),
+                })
+        };
+        found.push(Merge {
+            joined: id(&joined)?,
+            left: id(left)?,
+            right: id(right)?,
+        });
+    }
+    Ok(found)
+}
+
 impl Bpe {
-    /// Builds the tables; about 30 ms for 280,000 merges.
-    pub(crate) fn build(vocab: &Vocab, merges: &Texts, ignore_merges: bool) -> Result<Bpe, Error> {
+    /// Builds the tables. Most of the time goes to looking up three tokens a merge, which are shared out to threads.
+    pub(crate) fn build(vocab: &Vocab, merges: &Texts, pre: PreTokenizer) -> Result<Bpe, Error> {
         check_size(MERGES, merges.len(), MAX_MERGES)?;
         let index = TextIndex::build(&vocab.texts, |_| true)?;
         let mut ranks =
             HashMap::with_capacity_and_hasher(merges.len(), foldhash::fast::RandomState::default());
         let mut merged = Vec::with_capacity(merges.len());
-        let mut joined = Vec::new();
-        for (rank, merge) in merges.iter().enumerate() {
-            let (left, right) = halves(rank, merge)?;
-            joined.clear();
-            joined.extend_from_slice(left);
-            joined.extend_from_slice(right);
-            let id = |part: &[u8]| {
-                index
-                    .find(&vocab.texts, part)
-                    .ok_or_else(|| Error::MergeUnknown {
-                        index: rank,
-                        merge: String::from_utf8_lossy(merge).into_owned(),
-                        missing: String::from_utf8_lossy(part).into_owned(),
-                    })
-            };
-            merged.push(id(&joined)?);
+        for (rank, found) in find_all(&index, vocab, merges)?.iter().enumerate() {
+            merged.push(found.joined);
             // A rule that is there twice counts where it stands first.
             ranks
-                .entry(pair(id(left)?, id(right)?))
+                .entry(pair(found.left, found.right))
                 .or_insert(rank as u32);
         }
         let mut bytes = [NONE; 256];
-        let mut spelled = Vec::with_capacity(2);
+        let mut spelled = Vec::with_capacity(6);
         for byte in 0..=u8::MAX {
             spelled.clear();
-            byte_level::push_char(byte, &mut spelled);
+            if pre.raw {
+                spelled.extend_from_slice(format!("<0x{byte:02X}>").as_bytes());
+            } else {
+                byte_level::push_char(byte, &mut spelled);
+            }
             if let Some(id) = index.find(&vocab.texts, &spelled) {
                 bytes[usize::from(byte)] = id;
             }
@@ -95,19 +170,13 @@ impl Bpe {
             ranks,
             merged,
             bytes,
-            ignore_merges,
+            ignore_merges: pre.ignore_merges,
+            raw: pre.raw,
         })
     }
 
     fn rank(&self, left: u32, right: u32) -> u32 {
         self.ranks.get(&pair(left, right)).copied().unwrap_or(NONE)
-    }
-
-    fn byte_token(&self, vocab: &Vocab, byte: u8) -> Result<u32, Error> {
-        match self.bytes[usize::from(byte)] {
-            NONE => vocab.unknown.ok_or(Error::Unencodable { byte }),
-            id => Ok(id),
-        }
     }
 
     /// Appends the tokens of one word.
@@ -117,24 +186,18 @@ impl Bpe {
         word: &str,
         scratch: &mut Scratch,
         out: &mut Vec<u32>,
-    ) -> Result<(), Error> {
-        if let &[byte] = word.as_bytes() {
-            out.push(self.byte_token(vocab, byte)?);
-            return Ok(());
+    ) {
+        if let &[byte] = word.as_bytes()
+            && !self.raw
+        {
+            out.extend(Some(self.bytes[usize::from(byte)]).filter(|&id| id != NONE));
+            return;
         }
-        if self.ignore_merges && word.len() <= self.index.max_len() {
-            scratch.spelled.clear();
-            for byte in word.bytes() {
-                byte_level::push_char(byte, &mut scratch.spelled);
-            }
-            if let Some(id) = self.index.find(&vocab.texts, &scratch.spelled)
-                && vocab.token_type(id) == TokenType::Normal
-            {
-                out.push(id);
-                return Ok(());
-            }
+        if let Some(id) = self.whole(vocab, word, scratch) {
+            out.push(id);
+            return;
         }
-        self.load(vocab, word, scratch)?;
+        self.load(vocab, word, scratch);
         if scratch.symbols.len() <= SCAN_MAX {
             self.merge_by_scan(&mut scratch.symbols);
             out.extend(scratch.symbols.iter().map(|symbol| symbol.token));
@@ -146,26 +209,70 @@ impl Bpe {
                 at = symbol.next;
             }
         }
-        Ok(())
     }
 
-    fn load(&self, vocab: &Vocab, word: &str, scratch: &mut Scratch) -> Result<(), Error> {
-        scratch.symbols.clear();
-        scratch.symbols.reserve(word.len());
-        for (i, byte) in word.bytes().enumerate() {
-            let token = self.byte_token(vocab, byte)?;
-            if let Some(last) = scratch.symbols.last_mut() {
-                last.rank = self.rank(last.token, token);
-                last.next = i as u32;
-            }
-            scratch.symbols.push(Symbol {
-                token,
-                rank: NONE,
-                previous: (i as u32).wrapping_sub(1),
-                next: NONE,
-            });
+    /// The token that a word is taken for without merges.
+    fn whole(&self, vocab: &Vocab, word: &str, scratch: &mut Scratch) -> Option<u32> {
+        if self.raw {
+            // Runs of line ends are tokens that no merge makes.
+            let lines = word.bytes().all(|byte| byte == b'\n');
+            return self
+                .index
+                .find(&vocab.texts, word.as_bytes())
+                .filter(|_| lines);
         }
-        Ok(())
+        if !self.ignore_merges || word.len() > self.index.max_len() {
+            return None;
+        }
+        scratch.spelled.clear();
+        for byte in word.bytes() {
+            byte_level::push_char(byte, &mut scratch.spelled);
+        }
+        let id = self.index.find(&vocab.texts, &scratch.spelled);
+        id.filter(|&id| vocab.token_type(id) == TokenType::Normal)
+    }
+
+    /// Fills the scratch with the tokens that the word begins as.
+    fn load(&self, vocab: &Vocab, word: &str, scratch: &mut Scratch) {
+        let symbols = &mut scratch.symbols;
+        symbols.clear();
+        symbols.reserve(word.len());
+        let mut from = 0;
+        while self.raw && from < word.len() {
+            let len = word[from..].chars().next().map_or(1, char::len_utf8);
+            let character = &word.as_bytes()[from..from + len];
+            match self.index.find(&vocab.texts, character) {
+                Some(id) => self.push(id, symbols),
+                None => self.push_bytes(character, symbols),
+            }
+            from += len;
+        }
+        if !self.raw {
+            self.push_bytes(word.as_bytes(), symbols);
+        }
+    }
+
+    fn push_bytes(&self, bytes: &[u8], symbols: &mut Vec<Symbol>) {
+        for &byte in bytes {
+            let id = self.bytes[usize::from(byte)];
+            if id != NONE {
+                self.push(id, symbols);
+            }
+        }
+    }
+
+    fn push(&self, token: u32, symbols: &mut Vec<Symbol>) {
+        let at = symbols.len() as u32;
+        if let Some(last) = symbols.last_mut() {
+            last.rank = self.rank(last.token, token);
+            last.next = at;
+        }
+        symbols.push(Symbol {
+            token,
+            rank: NONE,
+            previous: at.wrapping_sub(1),
+            next: NONE,
+        });
     }
 
     fn merge_by_scan(&self, symbols: &mut Vec<Symbol>) {
@@ -272,6 +379,37 @@ mod tests {
         }
     }
 
+    /// As many merges as several threads share: each is at its rank, and of two errors the first is told.
+    #[test]
+    fn merges_of_all_shares_are_in_their_order() {
+        let n = 3 * FIND_SHARE_MIN + 5;
+        let tokens: Vec<String> = (0..n).map(|i| format!("x{i}")).collect();
+        let joined = tokens.iter().map(|t| format!("{t}b"));
+        let tokens: Vec<String> = tokens.iter().cloned().chain(joined).collect();
+        let merges: Vec<String> = (0..n).map(|i| format!("x{i} b")).collect();
+        let build = |merges: &[String]| {
+            let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+            let merges: Vec<&str> = merges.iter().map(String::as_str).collect();
+            let (vocab, merges) = fixture::bpe(&tokens, &merges);
+            let pre = PreTokenizer::by_name(Some("gpt-2")).unwrap();
+            Bpe::build(&vocab, &merges, pre)
+        };
+        let bpe = build(&merges).unwrap();
+        for rank in [0, 1, n / 2, n - 1] {
+            let left = 256 + rank as u32;
+            assert_eq!(bpe.rank(left, bpe.bytes[usize::from(b'b')]), rank as u32);
+            assert_eq!(bpe.merged[rank], left + n as u32);
+        }
+        let mut wrong = merges;
+        wrong[n - 2] = "no such".into();
+        wrong[FIND_SHARE_MIN + 3] = "x1 x2".into();
+        let error = build(&wrong).unwrap_err();
+        assert!(
+            matches!(error, Error::MergeUnknown { index, .. } if index == FIND_SHARE_MIN + 3),
+            "{error:?}"
+        );
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         /// The two ways of merging, and the definition: find the pair of the
@@ -282,9 +420,10 @@ mod tests {
                 &["ab", "bc", "abc", "aa", "aaaa", "ca", "cab", "bcab"],
                 &["a b", "b c", "a a", "aa aa", "c a", "ab c", "c ab", "bc ab"],
             );
-            let bpe = Bpe::build(&vocab, &merges, false).unwrap();
+            let pre = PreTokenizer::by_name(Some("gpt-2")).unwrap();
+            let bpe = Bpe::build(&vocab, &merges, pre).unwrap();
             let mut scratch = Scratch::default();
-            bpe.load(&vocab, &word, &mut scratch).unwrap();
+            bpe.load(&vocab, &word, &mut scratch);
             let mut scanned = scratch.symbols.clone();
             bpe.merge_by_scan(&mut scanned);
             bpe.merge_by_heap(&mut scratch);

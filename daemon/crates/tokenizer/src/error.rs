@@ -1,8 +1,9 @@
 //! What can go wrong with a vocabulary, an encode, a decode or a chat template.
 //!
-//! Errors are `Clone`, because the tables are built once and every later call
-//! reports the same failure.
+//! Errors are `Clone`, because a template keeps its own and every chat reports
+//! the same failure.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Everything this crate refuses, with what to do about it.
@@ -121,6 +122,30 @@ pub enum Error {
         missing: String,
     },
 
+    /// A special token's name is longer than any that is used.
+    #[error(
+        "special token {id} has a name of {len} bytes; at most {max} are accepted: the file is damaged, convert it again"
+    )]
+    SpecialName {
+        /// The token.
+        id: u32,
+        /// Bytes of its name.
+        len: usize,
+        /// Bytes accepted.
+        max: usize,
+    },
+
+    /// The names of all special tokens are longer than text is searched for.
+    #[error(
+        "the names of the special tokens have {len} bytes together; at most {max} are accepted: the file is damaged, convert it again"
+    )]
+    SpecialNames {
+        /// Bytes of all names.
+        len: usize,
+        /// Bytes accepted.
+        max: usize,
+    },
+
     /// The table of special tokens could not be built.
     #[error("the search table for special tokens cannot be built: {0}")]
     SpecialTable(String),
@@ -143,7 +168,8 @@ pub enum Error {
         max: usize,
     },
 
-    /// The vocabulary has no token for a byte, and no unknown token either.
+    /// A SentencePiece vocabulary has no token for a byte, and no unknown token
+    /// either.
     #[error(
         "the vocabulary has no token for byte 0x{byte:02X} and no unknown token; leave the character out"
     )]
@@ -190,7 +216,7 @@ pub enum Error {
         message: String,
     },
 
-    /// Rendering ran longer or wrote more than is allowed.
+    /// Rendering ran longer, wrote or took more than is allowed.
     #[error(
         "the model's chat template exceeds {max} {unit}; send fewer messages, or generate from plain text"
     )]
@@ -200,6 +226,31 @@ pub enum Error {
         /// The limit.
         max: u64,
     },
+
+    /// The process that renders chats ended on this one.
+    #[error(
+        "the model's chat template crashed the process that renders it ({status}); generate from plain text instead"
+    )]
+    TemplateCrashed {
+        /// How the process ended.
+        status: String,
+        /// Its last words, for the log.
+        words: String,
+    },
+
+    /// The process that renders chats cannot be started.
+    #[error("the process that renders chat templates ({}) cannot be started", exe.display())]
+    Renderer {
+        /// The program.
+        exe: PathBuf,
+        /// Why.
+        #[source]
+        error: Arc<std::io::Error>,
+    },
+
+    /// The caller no longer wants the result.
+    #[error("the call was cancelled")]
+    Cancelled,
 }
 
 impl Error {

@@ -3,14 +3,15 @@
 //! - [`Tokenizer`]: the vocabulary of a GGUF file. Byte-level BPE (`gpt2`) with
 //!   the pre-tokenizers in use, and SentencePiece (`llama`).
 //! - [`StreamDecoder`]: ids to text one at a time, whole characters only.
-//! - [`ChatTemplate`]: messages to the text a model was trained on.
+//! - [`ChatTemplate`]: messages to the text a model was trained on, by a
+//!   [`Renderer`], which keeps a bad template away from this process.
 //!
 //! Nothing here is trusted: vocabulary and template come from a file, text and
 //! ids from a client. Every size has a named maximum, and encoding takes time
 //! in proportion to the text (n log n inside one word).
 //!
-//! *Invariant:* no scanner or merge loop backtracks without bound. *Invariant:*
-//! the only thread started here builds tables and ends.
+//! *Invariant:* no scanner or merge loop backtracks without bound (the test
+//! `huge_words_take_time_in_proportion`).
 #![forbid(unsafe_code)]
 
 mod bpe;
@@ -29,7 +30,11 @@ mod tokenizer;
 mod unicode;
 mod vocab;
 
-pub use chat::{ChatTemplate, MAX_CHAT_BYTES, MAX_CHAT_STEPS, MAX_TEMPLATE_BYTES, Message};
+pub use chat::{
+    Chat, ChatTemplate, Content, Ending, MAX_CHAT_BYTES, MAX_CHAT_INPUT_BYTES, MAX_CHAT_STEPS,
+    MAX_TEMPLATE_BYTES, Message, RENDER_CHILD_ARGUMENT, RenderLimits, RenderedChat, Renderer,
+    ToolCall, render_child_main,
+};
 pub use error::Error;
 pub use stream::{DecodeOptions, StreamDecoder};
 pub use tokenizer::{MAX_TEXT_BYTES, Tokenizer};

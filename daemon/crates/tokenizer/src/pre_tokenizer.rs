@@ -11,6 +11,8 @@
 //!
 //! *Invariant:* the pieces of a text, joined, are the text.
 
+mod han;
+mod letters;
 mod scan;
 
 use crate::{Error, unicode};
@@ -38,6 +40,17 @@ pub(crate) enum Stage {
     O200k(scan::O200k),
     /// DeepSeek V3's last expression.
     DeepSeek3,
+    /// `[^\n]+|[\n]+`
+    Lines,
+    /// White space at the end of a piece (`\s+$`).
+    TrailingSpace,
+    /// Runs of characters that are no white space and no mark of BLOOM's list,
+    /// with the space before them.
+    BloomWords,
+    /// Cuts runs of decimal digits into groups of three from their end.
+    TriplesFromEnd,
+    /// Kimi K2: o200k, with Chinese characters in words of their own.
+    KimiK2,
 }
 
 /// A pre-tokenizer with what its name implies about the vocabulary.
@@ -48,6 +61,9 @@ pub(crate) struct PreTokenizer {
     pub(crate) ignore_merges: bool,
     /// BOS is added if the metadata does not say.
     pub(crate) add_bos: bool,
+    /// Words are text in which spaces are marks, as in SentencePiece, and not
+    /// bytes in GPT-2's alphabet.
+    pub(crate) raw: bool,
 }
 
 const GPT2: &[Stage] = &[Stage::Gpt2];
@@ -63,6 +79,25 @@ const LLAMA3: &[Stage] = &[Stage::Cl100k(scan::Cl100k {
     marks: false,
     newline_tail: true,
 })];
+const MINICPM5: &[Stage] = &[
+    Stage::Runs {
+        class: unicode::N,
+        max: 3,
+    },
+    Stage::Cl100k(scan::Cl100k {
+        digits: usize::MAX,
+        marks: false,
+        newline_tail: true,
+    }),
+];
+const LAGUNA: &[Stage] = &[
+    Stage::Lines,
+    Stage::Cl100k(scan::Cl100k {
+        digits: 1,
+        marks: false,
+        newline_tail: true,
+    }),
+];
 const QWEN2: &[Stage] = &[Stage::Cl100k(scan::Cl100k {
     digits: 1,
     marks: false,
@@ -94,6 +129,34 @@ const DEEPSEEK3: &[Stage] = &[
     Stage::RunsOf(Set::CjkOrKana),
     Stage::DeepSeek3,
 ];
+const DEEPSEEK_LLM: &[Stage] = &[
+    Stage::Each(Set::LineEnd),
+    Stage::SpacedRunsOf(Set::CasedLetter),
+    Stage::SpacedRunsOf(Set::WidePunctuation),
+    Stage::TrailingSpace,
+    Stage::RunsOf(Set::Cjk),
+    Stage::Runs {
+        class: unicode::N,
+        max: usize::MAX,
+    },
+];
+const KIMI_K2: &[Stage] = &[Stage::KimiK2];
+const BLOOM: &[Stage] = &[Stage::BloomWords];
+const VIKING: &[Stage] = &[
+    Stage::BloomWords,
+    Stage::Runs {
+        class: unicode::N,
+        max: 1,
+    },
+];
+const SUPERBPE: &[Stage] = &[
+    Stage::Runs {
+        class: unicode::N,
+        max: usize::MAX,
+    },
+    Stage::TriplesFromEnd,
+];
+const GEMMA4: &[Stage] = &[Stage::Lines];
 const DEEPSEEK_CODER: &[Stage] = &[
     Stage::Each(Set::LineEnd),
     Stage::SpacedRunsOf(Set::Letter),
@@ -134,17 +197,16 @@ const TABLE: &[Row] = &[
             "pixtral",
             "midm-2.0",
             "lfm2",
+            "jina-v5-nano",
         ],
         LLAMA3,
         true,
         true,
     ),
-    (
-        &["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"],
-        LLAMA3,
-        false,
-        false,
-    ),
+    (&["dbrx", "smaug-bpe", "chatglm-bpe"], LLAMA3, false, false),
+    (&["glm4"], LLAMA3, true, false),
+    (&["minicpm5"], MINICPM5, true, false),
+    (&["laguna"], LAGUNA, false, false),
     (
         &[
             "qwen2",
@@ -155,6 +217,10 @@ const TABLE: &[Row] = &[
             "hunyuan",
             "solar-open",
             "grok-2",
+            "f2llmv2",
+            "bailingmoe",
+            "bailingmoe2",
+            "llada-moe",
         ],
         QWEN2,
         false,
@@ -175,6 +241,11 @@ const TABLE: &[Row] = &[
             "mellum",
             "gigachat",
             "a.x-4.0",
+            "jina-es",
+            "jina-de",
+            "jina-v2-es",
+            "jina-v2-de",
+            "modern-bert",
         ],
         GPT2,
         false,
@@ -189,14 +260,31 @@ const TABLE: &[Row] = &[
             "codeshell",
             "exaone",
             "minerva-7b",
+            "mellum2",
         ],
         DIGIT_GPT2,
         false,
         false,
     ),
     (&["tekken"], TEKKEN, true, true),
-    (&["gpt-4o", "llama4"], GPT4O, false, false),
-    (&["deepseek-v3", "hunyuan-dense"], DEEPSEEK3, false, false),
+    (
+        &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
+        GPT4O,
+        false,
+        false,
+    ),
+    (&["kimi-k2"], KIMI_K2, false, false),
+    (
+        &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        DEEPSEEK3,
+        false,
+        false,
+    ),
+    (&["deepseek-llm"], DEEPSEEK_LLM, false, false),
+    (&["viking"], VIKING, false, false),
+    (&["poro-chat", "bloom", "gpt3-finnish"], BLOOM, false, false),
+    (&["superbpe"], SUPERBPE, false, false),
+    (&["gemma4"], GEMMA4, false, true),
     (&["deepseek-coder"], DEEPSEEK_CODER, false, false),
     (&["falcon"], FALCON, false, false),
     (&["default"], DEFAULT, false, false),
@@ -215,6 +303,7 @@ impl PreTokenizer {
                     stages,
                     ignore_merges,
                     add_bos,
+                    raw: stages == GEMMA4,
                 });
             }
         }
@@ -243,6 +332,9 @@ fn split_stages(
     let Some((stage, rest)) = stages.split_first() else {
         return emit(text);
     };
+    if *stage == Stage::TriplesFromEnd {
+        return scan::triples_from_end(text, &mut |piece| split_stages(rest, piece, emit));
+    }
     let mut gap = 0; // start of the text that no match has taken yet
     let mut at = 0;
     while at < text.len() {
@@ -279,6 +371,28 @@ impl Stage {
             Stage::Cl100k(rules) => rules.scan(rest),
             Stage::O200k(rules) => rules.scan(rest),
             Stage::DeepSeek3 => scan::deepseek3(rest),
+            Stage::Lines => match scan::run(rest, usize::MAX, |c| c == '\n') {
+                0 => scan::run(rest, usize::MAX, |c| c != '\n'),
+                len => len,
+            },
+            Stage::TrailingSpace => {
+                // A run that does not reach the end is stepped over whole.
+                let len = scan::run(rest, usize::MAX, |c| unicode::class(c) & unicode::S != 0);
+                if len > 0 && len < rest.len() {
+                    return (len, 0);
+                }
+                len
+            }
+            Stage::BloomWords => {
+                let space = usize::from(rest.starts_with(' '));
+                match scan::run(&rest[space..], usize::MAX, |c| Set::BloomWord.has(c)) {
+                    0 => 0,
+                    len => space + len,
+                }
+            }
+            // Cut by split_stages, which needs a whole run at a time.
+            Stage::TriplesFromEnd => 0,
+            Stage::KimiK2 => scan::kimi_k2(rest),
         };
         if len > 0 {
             (0, len)

@@ -4,7 +4,7 @@
 //! where the caller asks for it, since a user's text must not be able to end a
 //! turn. At a position the longest name wins.
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, Input, MatchKind};
 
 use crate::Error;
 use crate::vocab::{Algorithm, SPM_SPACE, TokenType, Vocab};
@@ -17,6 +17,53 @@ pub(crate) struct Specials {
     /// Tokens take the white space behind them, except those of `no_strip`.
     rstrip: bool,
     no_strip: Vec<u32>,
+    control: ControlNames,
+}
+
+/// The names of control and unknown tokens, for those who must not say them.
+#[derive(Debug, Default)]
+struct ControlNames {
+    search: Option<AhoCorasick>,
+    /// Sorted.
+    names: Vec<Box<str>>,
+    /// Backwards, sorted.
+    reversed: Vec<Box<str>>,
+}
+
+impl ControlNames {
+    fn build(vocab: &Vocab) -> Result<ControlNames, Error> {
+        let found = Names::build(vocab, |t| {
+            matches!(t, TokenType::Control | TokenType::Unknown)
+        })?;
+        let texts = found.ids.iter().filter_map(|&id| {
+            let name = std::str::from_utf8(vocab.texts.get(id as usize)?).ok()?;
+            Some(spelled(vocab, name))
+        });
+        let mut names: Vec<Box<str>> = texts.map(String::into_boxed_str).collect();
+        let backwards = |name: &str| name.chars().rev().collect::<String>().into_boxed_str();
+        let mut reversed: Vec<Box<str>> = names.iter().map(|name| backwards(name)).collect();
+        names.sort_unstable();
+        reversed.sort_unstable();
+        Ok(ControlNames {
+            search: found.search,
+            names,
+            reversed,
+        })
+    }
+
+    /// True if one of `sorted` begins with `text` and has more.
+    fn is_beginning(sorted: &[Box<str>], text: &str) -> bool {
+        let at = sorted.partition_point(|name| **name <= *text);
+        sorted.get(at).is_some_and(|name| name.starts_with(text))
+    }
+}
+
+/// How a text spells the token's name.
+fn spelled(vocab: &Vocab, name: &str) -> String {
+    match vocab.algorithm {
+        Algorithm::Spm => name.replace(SPM_SPACE, " "),
+        Algorithm::Bpe(_) => name.to_owned(),
+    }
 }
 
 /// A part of a text.
@@ -46,10 +93,7 @@ impl Names {
             let Ok(text) = std::str::from_utf8(text) else {
                 continue;
             };
-            let name = match vocab.algorithm {
-                Algorithm::Spm => text.replace(SPM_SPACE, " "),
-                Algorithm::Bpe(_) => text.to_owned(),
-            };
+            let name = spelled(vocab, text);
             if !name.is_empty() {
                 names.push(name);
                 ids.push(id as u32);
@@ -84,14 +128,16 @@ impl Specials {
             }
             false => Vec::new(),
         };
+        let all = Names::build(vocab, |t| {
+            matches!(
+                t,
+                TokenType::UserDefined | TokenType::Control | TokenType::Unknown
+            )
+        })?;
         Ok(Specials {
             user_defined: Names::build(vocab, |t| t == TokenType::UserDefined)?,
-            all: Names::build(vocab, |t| {
-                matches!(
-                    t,
-                    TokenType::UserDefined | TokenType::Control | TokenType::Unknown
-                )
-            })?,
+            control: ControlNames::build(vocab)?,
+            all,
             rstrip: vocab.special_rstrip,
             no_strip,
         })
@@ -131,5 +177,45 @@ impl Specials {
             emit(Part::Text(&text[start..]))?;
         }
         Ok(())
+    }
+
+    /// Where a character must be put into `text` so that it holds no name of a
+    /// control token, nor, at its end, the beginning of one that what follows
+    /// could complete; with `role` nor, at its beginning, the end of one.
+    /// Ascending.
+    pub(crate) fn names_to_mark(&self, text: &str, role: bool) -> Vec<usize> {
+        let mut places = Vec::new();
+        let behind_first = |at: usize| at + text[at..].chars().next().map_or(0, char::len_utf8);
+        let mut from = 0;
+        while let Some(search) = &self.control.search
+            && let Some(found) = search.find(Input::new(text).range(from..))
+        {
+            // Names may overlap: the next one is looked for right behind.
+            from = behind_first(found.start());
+            places.push(from);
+        }
+        let trimmed = text.trim_end();
+        let longest = self.control.names.iter().map(|name| name.len()).max();
+        let tail = trimmed.len().saturating_sub(longest.unwrap_or(0));
+        for at in tail..trimmed.len() {
+            if text.is_char_boundary(at)
+                && ControlNames::is_beginning(&self.control.names, &trimmed[at..])
+            {
+                places.push(behind_first(at));
+            }
+        }
+        if role {
+            let mut backwards = String::new();
+            for c in text.chars().take(longest.unwrap_or(0)) {
+                backwards.insert(0, c);
+                if ControlNames::is_beginning(&self.control.reversed, &backwards) {
+                    places.push(0);
+                    break;
+                }
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        places
     }
 }

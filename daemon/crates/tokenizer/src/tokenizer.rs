@@ -1,15 +1,14 @@
 //! The tokenizer of one model.
 //!
-//! States: *loaded* (the vocabulary is checked; ids can be decoded) ->
-//! *built* (the tables that encoding needs exist) or *refused* (they cannot
-//! be built; every encode says why). Loading is a few milliseconds; building
-//! is tens of them for a large vocabulary, so it runs on a thread of its own
-//! that loading starts, and the first encode waits for it.
+//! Loading checks the vocabulary and builds the tables that encoding needs:
+//! some tens of milliseconds for the largest ones. So a damaged vocabulary is
+//! refused when its file is loaded, and never blamed on a text.
 //!
-//! *Invariant:* nothing changes once built; any thread may call anything.
+//! *Invariant:* nothing changes once loaded; any thread may call anything (the
+//! test `everything_can_be_shared_between_threads`).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
 
@@ -19,15 +18,12 @@ use crate::spm::{self, Spm};
 use crate::stream::{self, DecodeOptions, StreamDecoder};
 use crate::texts::Texts;
 use crate::vocab::{Algorithm, MERGES, SPM_SPACE, TokenType, Vocab, VocabData};
-use crate::{Error, metadata};
+use crate::{Error, RenderedChat, metadata};
 
 /// Bytes of text that one [`Tokenizer::encode`] takes: more than the longest
 /// contexts hold. It bounds the memory of one call, which is about 40 times
 /// the longest word at worst.
 pub const MAX_TEXT_BYTES: usize = 16 << 20;
-
-/// Tokens from which the tables are built on a thread of their own.
-const BACKGROUND_BUILD_MIN_TOKENS: usize = 8 << 10;
 
 /// Words that one encode remembers, and the longest of them in bytes.
 const CACHED_WORDS_MAX: usize = 32 << 10;
@@ -42,9 +38,7 @@ pub struct Tokenizer {
 #[derive(Debug)]
 struct Shared {
     vocab: Vocab,
-    /// Consumed by the build.
-    merges: Mutex<Option<Texts>>,
-    tables: OnceLock<Result<Tables, Error>>,
+    tables: Tables,
 }
 
 #[derive(Debug)]
@@ -59,25 +53,13 @@ enum Model {
     Spm(Spm),
 }
 
-impl Shared {
-    fn tables(&self) -> Result<&Tables, Error> {
-        let built = self.tables.get_or_init(|| {
-            let mut merges = self.merges.lock().unwrap_or_else(PoisonError::into_inner);
-            let tables = Tables::build(&self.vocab, merges.as_ref());
-            *merges = None;
-            tables
-        });
-        built.as_ref().map_err(Error::clone)
-    }
-}
-
 impl Tables {
     fn build(vocab: &Vocab, merges: Option<&Texts>) -> Result<Tables, Error> {
         let model = match vocab.algorithm {
             Algorithm::Spm => Model::Spm(Spm::build(vocab)?),
             Algorithm::Bpe(pre) => {
                 let merges = merges.ok_or(Error::MissingKey { key: MERGES })?;
-                Model::Bpe(Bpe::build(vocab, merges, pre.ignore_merges)?)
+                Model::Bpe(Bpe::build(vocab, merges, pre)?)
             }
         };
         Ok(Tables {
@@ -88,8 +70,7 @@ impl Tables {
 }
 
 impl Tokenizer {
-    /// Reads the vocabulary of a file: 5 ms for 128,000 tokens. The tables
-    /// for encoding are built in the background; see [`build`](Self::build).
+    /// Reads the vocabulary of a file and builds its tables.
     ///
     /// # Errors
     ///
@@ -102,34 +83,10 @@ impl Tokenizer {
     pub(crate) fn new(mut data: VocabData) -> Result<Tokenizer, Error> {
         let merges = data.merges.take();
         let vocab = Vocab::new(data)?;
-        if merges.is_none() && vocab.algorithm != Algorithm::Spm {
-            return Err(Error::MissingKey { key: MERGES });
-        }
-        let large = vocab.n_vocab() >= BACKGROUND_BUILD_MIN_TOKENS;
-        let shared = Arc::new(Shared {
-            vocab,
-            merges: Mutex::new(merges),
-            tables: OnceLock::new(),
-        });
-        if large {
-            let background = Arc::clone(&shared);
-            // Without a thread the first encode builds. A failure is kept
-            // for that encode to report.
-            let _ = std::thread::Builder::new()
-                .name("tokenizer-build".to_owned())
-                .spawn(move || drop(background.tables()));
-        }
-        Ok(Tokenizer { shared })
-    }
-
-    /// Waits until the tables for encoding are built, building them if no
-    /// thread does. After it, [`encode`](Self::encode) fails only for its text.
-    ///
-    /// # Errors
-    ///
-    /// If two tokens have one text, or a merge names a token that is not there.
-    pub fn build(&self) -> Result<(), Error> {
-        self.shared.tables().map(drop)
+        let tables = Tables::build(&vocab, merges.as_ref())?;
+        Ok(Tokenizer {
+            shared: Arc::new(Shared { vocab, tables }),
+        })
     }
 
     /// Number of tokens; ids are below it.
@@ -200,8 +157,9 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// If the text is too long, has a byte that the vocabulary cannot express,
-    /// or the tables cannot be built (see [`build`](Self::build)).
+    /// If the text is too long, or has a character that a SentencePiece
+    /// vocabulary without unknown token cannot express. A byte-level vocabulary
+    /// leaves out what it has no token for, as those in the field do.
     pub fn encode(
         &self,
         text: &str,
@@ -225,6 +183,18 @@ impl Tokenizer {
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, Error> {
+        self.encode_marked(max_tokens, (text, None), add_special, parse_special)
+    }
+
+    /// Encodes `text`. A character `mark` in it keeps the names of special
+    /// tokens apart and is no text itself.
+    fn encode_marked(
+        &self,
+        max_tokens: usize,
+        (text, mark): (&str, Option<char>),
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, Error> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(Error::TextTooLong {
                 len: text.len(),
@@ -232,17 +202,20 @@ impl Tokenizer {
             });
         }
         let vocab = self.vocab();
-        if !vocab.special_rstrip && text.len() / vocab.max_token_bytes > max_tokens {
+        if !vocab.special_rstrip
+            && mark.is_none()
+            && text.len() / vocab.max_token_bytes > max_tokens
+        {
             return Err(Error::TooManyTokens { max: max_tokens });
         }
-        let tables = self.shared.tables()?;
+        let tables = &self.shared.tables;
         let mut out = Vec::with_capacity(max_tokens.min(text.len() / 4) + 2);
         if add_special && vocab.add_bos {
             out.extend(vocab.bos);
         }
         let mut encoder = Encoder::new(vocab, &tables.model, max_tokens);
         let mut after_special = true;
-        tables.specials.split(text, parse_special, |part| {
+        let mut plain = |part: Part<'_>| {
             match part {
                 Part::Token(id) => {
                     out.push(id);
@@ -254,7 +227,18 @@ impl Tokenizer {
                 }
             }
             Ok(())
-        })?;
+        };
+        tables
+            .specials
+            .split(text, parse_special, |part| match (part, mark) {
+                (Part::Text(text), Some(mark)) if text.contains(mark) => {
+                    // Without the marks names of user-defined tokens count, as
+                    // in any text; those of control tokens do not.
+                    let text = text.replace(mark, "");
+                    tables.specials.split(&text, false, &mut plain)
+                }
+                (part, _) => plain(part),
+            })?;
         if add_special && vocab.add_eos {
             out.extend(vocab.eos);
         }
@@ -273,7 +257,30 @@ impl Tokenizer {
     ///
     /// As [`encode_at_most`](Self::encode_at_most).
     pub fn encode_chat(&self, max_tokens: usize, rendered: &str) -> Result<Vec<u32>, Error> {
-        let mut ids = self.encode_at_most(max_tokens, rendered, false, true)?;
+        self.encode_chat_marked(max_tokens, (rendered, None))
+    }
+
+    /// As [`encode_chat`](Self::encode_chat), for what a
+    /// [`Renderer`](crate::Renderer) made: special tokens are those of the
+    /// template and of messages that may name them.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode_at_most`](Self::encode_at_most).
+    pub fn encode_rendered(
+        &self,
+        max_tokens: usize,
+        rendered: &RenderedChat,
+    ) -> Result<Vec<u32>, Error> {
+        self.encode_chat_marked(max_tokens, rendered.marked())
+    }
+
+    fn encode_chat_marked(
+        &self,
+        max_tokens: usize,
+        text: (&str, Option<char>),
+    ) -> Result<Vec<u32>, Error> {
+        let mut ids = self.encode_marked(max_tokens, text, false, true)?;
         if let Some(bos) = self.bos()
             && self.adds_bos()
             && ids.first() != Some(&bos)
@@ -284,6 +291,11 @@ impl Tokenizer {
             ids.insert(0, bos);
         }
         Ok(ids)
+    }
+
+    /// Where marks must stand in `text` so that it names no control token.
+    pub(crate) fn names_to_mark(&self, text: &str, role: bool) -> Vec<usize> {
+        self.shared.tables.specials.names_to_mark(text, role)
     }
 
     /// Turns ids into text. Special tokens are left out; bytes that are no
@@ -365,6 +377,10 @@ impl<'a> Encoder<'a> {
 
     fn encode(&mut self, text: &str, after_special: bool, out: &mut Vec<u32>) -> Result<(), Error> {
         match (self.model, self.vocab.algorithm) {
+            (Model::Bpe(_), Algorithm::Bpe(pre)) if pre.raw => {
+                let text = text.replace(' ', SPM_SPACE);
+                pre.split(&text, &mut |word| self.word(word, out))
+            }
             (Model::Bpe(_), Algorithm::Bpe(pre)) => {
                 pre.split(text, &mut |word| self.word(word, out))
             }
@@ -407,7 +423,7 @@ impl<'a> Encoder<'a> {
         }
         let start = out.len();
         match self.model {
-            Model::Bpe(model) => model.encode_word(self.vocab, word, &mut self.bpe, out)?,
+            Model::Bpe(model) => model.encode_word(self.vocab, word, &mut self.bpe, out),
             Model::Spm(model) => model.encode_word(self.vocab, word, &mut self.spm, out)?,
         }
         if cacheable && self.seen.len() < CACHED_WORDS_MAX {
@@ -420,3 +436,5 @@ impl<'a> Encoder<'a> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vocabulary_tests;

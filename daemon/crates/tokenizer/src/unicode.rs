@@ -68,6 +68,11 @@ pub(crate) fn class(c: char) -> u8 {
     if c.is_whitespace() { class | S } else { class }
 }
 
+/// `\p{Nd}`
+pub(crate) fn is_decimal(c: char) -> bool {
+    get_general_category(c) == G::DecimalNumber
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

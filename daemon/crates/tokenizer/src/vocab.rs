@@ -1,9 +1,8 @@
 //! The vocabulary of a file, checked: tokens, their types and scores, special
 //! ids and flags.
 //!
-//! Everything here is one pass over the tokens, so that it can be done while a
-//! model loads. What needs a hash table (duplicates, merges) is checked when
-//! the tables are built.
+//! Everything here is one pass over the tokens. What needs a hash table
+//! (duplicates, merges) is checked by the tables.
 
 use crate::pre_tokenizer::PreTokenizer;
 use crate::texts::Texts;
@@ -11,6 +10,10 @@ use crate::{Error, byte_level};
 
 /// Tokens a vocabulary may have.
 pub(crate) const MAX_TOKENS: usize = 1 << 22;
+/// Bytes that the name of a special token may have, and all of them together:
+/// text is searched for them, with tables that grow with their product.
+pub(crate) const MAX_SPECIAL_BYTES: usize = 256;
+pub(crate) const MAX_SPECIALS_BYTES: usize = 1 << 20;
 /// Merges a vocabulary may have.
 pub(crate) const MAX_MERGES: usize = 1 << 23;
 
@@ -76,7 +79,51 @@ fn is_end_name(text: &[u8]) -> bool {
             | b"<|fim_pad|>"
             | b"<|repo_name|>"
             | b"<|file_sep|>"
+            | b"</s>"
+            | b"<eos>"
+            | b"[EOS]"
+            | b"<turn|>"
+            | b"<|tool_response>"
+            | b"<|flush|>"
+            | b"<|calls|>"
+            | b"[e~["
+            | b"<fim_pad>"
+            | b"<fim-pad>"
+            | b"<PAD>"
+            | b"<|fim_repo|>"
+            | b"<fim-repo>"
+            | b"<REPO>"
+            | b"<reponame>"
     ) || text == "<｜end▁of▁sentence｜>".as_bytes()
+}
+
+/// Names of tokens that open the parts of a gap to be filled. Some files mark
+/// them as user-defined, which would let any text name them.
+fn is_fim_name(text: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(text) else {
+        return false;
+    };
+    matches!(
+        text.trim_start_matches(SPM_SPACE),
+        "<|fim_prefix|>"
+            | "<|fim_suffix|>"
+            | "<|fim_middle|>"
+            | "<fim-prefix>"
+            | "<fim-suffix>"
+            | "<fim-middle>"
+            | "<fim_prefix>"
+            | "<fim_suffix>"
+            | "<fim_middle>"
+            | "<｜fim▁begin｜>"
+            | "<｜fim▁hole｜>"
+            | "<｜fim▁end｜>"
+            | "<PRE>"
+            | "<SUF>"
+            | "<MID>"
+            | "<|code_prefix|>"
+            | "<|code_suffix|>"
+            | "<|code_middle|>"
+    )
 }
 
 /// What kind of token it is; the numbers are the file format's.
@@ -109,7 +156,7 @@ impl TokenType {
 /// The algorithm that turns text into tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Algorithm {
-    /// Byte-level BPE with the rules of a pre-tokenizer.
+    /// BPE by merge rules, with the rules of a pre-tokenizer.
     Bpe(PreTokenizer),
     /// SentencePiece BPE: the pair with the highest score is merged first.
     Spm,
@@ -149,10 +196,11 @@ impl Vocab {
         let algorithm = match data.model.as_str() {
             "gpt2" => Algorithm::Bpe(PreTokenizer::by_name(data.pre.as_deref())?),
             "llama" => Algorithm::Spm,
+            "gemma4" => Algorithm::Bpe(PreTokenizer::by_name(Some("gemma4"))?),
             _ => {
                 return Err(Error::UnknownModel {
                     model: data.model,
-                    supported: "gpt2, llama",
+                    supported: "gpt2, llama, gemma4",
                 });
             }
         };
@@ -165,6 +213,7 @@ impl Vocab {
         };
         let special = check_special(&data.special, n_vocab)?;
         let mut ends = named_ends(&data.tokens, &mut types);
+        check_specials(&data.tokens, &types)?;
         let default = |id: u32| {
             let fits = matches!(
                 types.get(id as usize),
@@ -183,9 +232,11 @@ impl Vocab {
             special[BOS].or_else(|| default(1)),
             special[UNK].or_else(|| default(0)),
         );
-        let (spm, pre_adds_bos) = match algorithm {
-            Algorithm::Bpe(pre) => (false, pre.add_bos),
-            Algorithm::Spm => (true, true),
+        let (spm, pre_adds_bos, always_bos) = match algorithm {
+            // Files of raw vocabularies were written that deny the BOS without
+            // which their models fail.
+            Algorithm::Bpe(pre) => (false, pre.add_bos, pre.raw),
+            Algorithm::Spm => (true, true, false),
         };
         let name = data.name.unwrap_or_default().to_ascii_lowercase();
         Ok(Vocab {
@@ -198,7 +249,7 @@ impl Vocab {
             bos,
             eos,
             unknown,
-            add_bos: data.add_bos.unwrap_or(pre_adds_bos),
+            add_bos: always_bos || data.add_bos.unwrap_or(pre_adds_bos),
             add_eos: data.add_eos.unwrap_or(false),
             add_space_prefix: spm && data.add_space_prefix.unwrap_or(true),
             ends,
@@ -220,30 +271,88 @@ impl Vocab {
 }
 
 /// Tokens that end a generation by their name. Some files mark them as plain
-/// tokens; they are control tokens all the same.
+/// tokens; they, and those that fill gaps, are control tokens all the same.
 fn named_ends(texts: &Texts, types: &mut [TokenType]) -> Vec<u32> {
     let mut ends = Vec::new();
-    let (mut harmony, mut harmony_end) = (0, None);
-    for (id, (text, token_type)) in texts.iter().zip(types).enumerate() {
-        // Names are long and bracketed; look at few bytes of the others.
-        if text.len() < 5 || !matches!(text[0], b'<' | b'[' | b'_') || !is_end_name(text) {
+    let mut named = Named::default();
+    for (id, (text, token_type)) in texts.iter().zip(types.iter_mut()).enumerate() {
+        // Names are bracketed; look at few bytes of the others.
+        let bracketed = matches!(text.first(), Some(b'<' | b'[' | b'_' | 0xE2));
+        if text.len() < 4 || !bracketed {
             continue;
         }
-        if matches!(token_type, TokenType::Normal | TokenType::UserDefined) {
-            *token_type = TokenType::Control;
+        let (ends_text, fills) = (is_end_name(text), is_fim_name(text));
+        if !ends_text && !fills {
+            continue;
         }
+        let id = id as u32;
         match text {
-            b"<|return|>" | b"<|call|>" => harmony += 1,
-            b"<|end|>" => harmony_end = Some(id as u32),
+            b"<|return|>" => named.returns = true,
+            b"<|call|>" | b"<|calls|>" => named.calls = true,
+            b"<|flush|>" => named.flush = true,
+            b"<|tool_response>" => named.tool_response = true,
+            b"<|end|>" => named.end = Some(id),
+            b"</s>" => named.sentence_end = Some(id),
             _ => {}
         }
-        ends.push(id as u32);
+        let plain = matches!(token_type, TokenType::Normal | TokenType::UserDefined);
+        if plain && text != b"</s>" {
+            *token_type = TokenType::Control;
+        }
+        if ends_text {
+            ends.push(id);
+        }
     }
-    if harmony == 2 {
-        // In this format <|end|> closes one message of several in an answer.
-        ends.retain(|&id| Some(id) != harmony_end);
+    // In these formats <|end|> closes one message of several in an answer.
+    if named.calls && (named.returns || named.flush) {
+        ends.retain(|&id| Some(id) != named.end);
+    }
+    match named.sentence_end {
+        // Beside this name </s> is struck-out text of HTML.
+        Some(html) if named.tool_response => ends.retain(|&id| id != html),
+        Some(end) => types[end as usize] = TokenType::Control,
+        None => {}
     }
     ends
+}
+
+/// Names that tell the format of a vocabulary.
+#[derive(Default)]
+struct Named {
+    returns: bool,
+    calls: bool,
+    flush: bool,
+    tool_response: bool,
+    end: Option<u32>,
+    sentence_end: Option<u32>,
+}
+
+/// Bounds the names that text is searched for.
+fn check_specials(texts: &Texts, types: &[TokenType]) -> Result<(), Error> {
+    let mut sum = 0;
+    for (id, (text, token_type)) in texts.iter().zip(types).enumerate() {
+        if !matches!(
+            token_type,
+            TokenType::UserDefined | TokenType::Control | TokenType::Unknown
+        ) {
+            continue;
+        }
+        if text.len() > MAX_SPECIAL_BYTES {
+            return Err(Error::SpecialName {
+                id: id as u32,
+                len: text.len(),
+                max: MAX_SPECIAL_BYTES,
+            });
+        }
+        sum += text.len();
+    }
+    if sum > MAX_SPECIALS_BYTES {
+        return Err(Error::SpecialNames {
+            len: sum,
+            max: MAX_SPECIALS_BYTES,
+        });
+    }
+    Ok(())
 }
 
 pub(crate) fn check_size(key: &'static str, len: usize, max: usize) -> Result<usize, Error> {
@@ -321,6 +430,9 @@ fn pieces(algorithm: Algorithm, texts: &Texts, types: &[TokenType]) -> Result<Te
         pieces.push_with(TOKENS, |out| match (token_type, algorithm) {
             (TokenType::Unused | TokenType::Undefined, _) => {}
             (TokenType::Unknown | TokenType::Control, _) => out.extend_from_slice(text),
+            (TokenType::Normal | TokenType::UserDefined, Algorithm::Bpe(pre)) if pre.raw => {
+                push_with_spaces(text, out);
+            }
             (TokenType::Normal, Algorithm::Bpe(_)) => byte_level::push_bytes(text, out),
             (TokenType::UserDefined, Algorithm::Bpe(_)) => out.extend_from_slice(text),
             (TokenType::Byte, _) => match parse_byte(text) {

@@ -44,3 +44,28 @@ fn rendering_agrees_with_jinja() {
         }
     }
 }
+
+/// Features one by one: each template of `probes.json` gives what Python's
+/// Jinja gives, or fails as it does.
+#[test]
+fn features_agree_with_jinja() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/templates");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let probes: Vec<String> = serde_json::from_str(&read("probes.json")).unwrap();
+    let expected: Vec<Value> = serde_json::from_str(&read("probes.expected.json")).unwrap();
+    assert_eq!(probes.len(), expected.len());
+    let messages = [
+        Message::new("user", "Hi é"),
+        Message::new("assistant", "Yes."),
+    ];
+    let mut wrong = Vec::new();
+    for (probe, expected) in probes.iter().zip(&expected) {
+        let template = ChatTemplate::new(probe, "<s>", "</s>").unwrap();
+        match (template.render(&messages, true), expected["text"].as_str()) {
+            (Ok(ours), Some(text)) if ours == text => {}
+            (Err(_), None) => {}
+            (ours, _) => wrong.push(format!("{probe}\n  ours  {ours:?}\n  jinja {expected}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

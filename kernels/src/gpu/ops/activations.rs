@@ -1,22 +1,74 @@
-//! Rows of f32 made ready for what reads them next (`hip/activations.hip`): RMSNorm, residual sum, SwiGLU on the way in; f32, f16
-//! or 8 bits on the way out.
+//! Rows of f32 made ready for what reads them next (`hip/activations.hip`): RMSNorm, residual sum, gated unit on the way
+//! in; f32, f16 or 8 bits on the way out.
 
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, Launch};
+use rocmforge_ops::Act;
 
 const THREADS: u32 = 256;
 
 /// Elements of a row that a block takes where there is no norm.
 const SPAN: u64 = THREADS as u64 * 8;
 
-/// What [`Source::Silu`], and [`Source::Plain`], which may be its result, are multiplied by on their way to [`Sink::F16`]: they may go
+/// What [`Source::Gate`], and [`Source::Plain`], which may be its result, are multiplied by on their way to [`Sink::F16`]: they may go
 /// beyond f16's range. A power of two; a product of such rows is to be divided by it.
-pub const SWIGLU_F16_SCALE: f32 = 1.0 / 64.0;
+pub const GATED_F16_SCALE: f32 = 1.0 / 64.0;
+
+arg_struct! {
+    /// `ActSpec` of act.h.
+    ActSpec: 16 {
+        kind: u32,
+        alpha: f32,
+        limit: f32,
+        reserved: u32,
+    }
+}
+
+impl ActSpec {
+    pub(super) fn new(act: Act) -> ActSpec {
+        let plain = |kind| ActSpec {
+            kind,
+            ..ActSpec::default()
+        };
+        match act {
+            Act::Identity => plain(0),
+            Act::Silu => plain(1),
+            Act::GeluTanh => plain(2),
+            Act::ReluSquared => plain(3),
+            Act::Sigmoid => plain(4),
+            Act::Softplus => plain(5),
+            Act::SwigluClamped { alpha, limit } => ActSpec {
+                kind: 6,
+                alpha,
+                limit,
+                reserved: 0,
+            },
+        }
+    }
+
+    /// The function that it stands for; `None` for none.
+    #[must_use]
+    pub fn act(&self) -> Option<Act> {
+        Some(match self.kind {
+            0 => Act::Identity,
+            1 => Act::Silu,
+            2 => Act::GeluTanh,
+            3 => Act::ReluSquared,
+            4 => Act::Sigmoid,
+            5 => Act::Softplus,
+            6 => Act::SwigluClamped {
+                alpha: self.alpha,
+                limit: self.limit,
+            },
+            _ => return None,
+        })
+    }
+}
 
 arg_struct! {
     /// Of all its entries.
-    ActivationsArgs: 48 {
+    ActivationsArgs: 72 {
         x: u64,
         other: u64,
         weight: u64,
@@ -24,6 +76,35 @@ arg_struct! {
         scales: u64,
         eps: f32,
         cols: u32,
+        factor: f32,
+        weight_rows: u32,
+        act: ActSpec,
+    }
+}
+
+/// An RMSNorm: `x / sqrt(mean(x^2) + eps) * weight` over each group of elements of a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Norm {
+    /// f32; `None` for 1.
+    pub weight: Option<Address>,
+    /// Whether `weight` has an element for each column; else it has one for each element of a group.
+    pub weight_of_row: bool,
+    /// Elements of a group; divides the row. Smaller than the row only to [`Sink::F32`] and [`Sink::F16`].
+    pub group: u64,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl Norm {
+    /// Of whole rows of `cols`, with one weight a column.
+    #[must_use]
+    pub const fn of_row(weight: Address, cols: u64, eps: f32) -> Norm {
+        Norm {
+            weight: Some(weight),
+            weight_of_row: true,
+            group: cols,
+            eps,
+        }
     }
 }
 
@@ -32,31 +113,30 @@ arg_struct! {
 pub enum Source {
     /// `x`.
     Plain,
-    /// `x / sqrt(mean(x^2) + eps) * weight`.
-    Norm {
-        /// f32 `[cols]`.
-        weight: Address,
-        /// Added to the mean of squares.
-        eps: f32,
-    },
-    /// `x += other`, stored, then the norm.
+    /// The norm of `x`.
+    Norm(Norm),
+    /// `x += scale * other`, stored, then the norm.
     AddNorm {
         /// f32 rows.
         other: Address,
-        /// f32 `[cols]`.
-        weight: Address,
-        /// Added to the mean of squares.
-        eps: f32,
+        /// Factor on them.
+        scale: f32,
+        /// What is made of the sum.
+        norm: Norm,
     },
-    /// `silu(x) * other`.
-    Silu {
+    /// `act(x) * other`, or `act(x)` where there is no other.
+    Gate {
         /// f32 rows.
-        other: Address,
+        other: Option<Address>,
+        /// The function.
+        act: Act,
     },
-    /// `x += other`, stored.
+    /// `x += scale * other`, stored.
     Add {
         /// f32 rows.
         other: Address,
+        /// Factor on them.
+        scale: f32,
     },
 }
 
@@ -65,7 +145,7 @@ pub enum Source {
 pub enum Sink {
     /// f32 `[rows][cols]`; may be `x` itself.
     F32(Address),
-    /// f16 `[rows][cols]`, not over `x`; [`Source::Silu`] and [`Source::Plain`] times [`SWIGLU_F16_SCALE`]. Finite values beyond the
+    /// f16 `[rows][cols]`, not over `x`; [`Source::Gate`] and [`Source::Plain`] times [`GATED_F16_SCALE`]. Finite values beyond the
     /// range become the largest.
     F16(Address),
     /// 8 bits for products: [`q8_bytes`] bytes and [`q8_scale_bytes`] bytes of scales, both aligned to 16.
@@ -107,20 +187,44 @@ pub fn activations(
             }
         };
     }
-    let (kernel, other, weight, eps) = match source {
-        Source::Plain => (entries!("plain"), 0, 0, 0.0),
-        Source::Norm { weight, eps } => (entries!("norm"), 0, weight, eps),
-        Source::AddNorm { other, weight, eps } => (entries!("add_norm"), other, weight, eps),
-        Source::Silu { other } => (entries!("silu"), other, 0, 0.0),
-        Source::Add { other } if sink == Sink::Stored => {
-            ("activations.activations_add_none", other, 0, 0.0)
+    let (kernel, other, factor) = match source {
+        Source::Plain => (entries!("plain"), 0, 0.0),
+        Source::Norm(_) => (entries!("norm"), 0, 0.0),
+        Source::AddNorm { other, scale, .. } => (entries!("add_norm"), other, scale),
+        Source::Gate { other, .. } => (entries!("gate"), other.unwrap_or(0), 0.0),
+        Source::Add { other, scale } if sink == Sink::Stored => {
+            ("activations.activations_add_none", other, scale)
         }
-        Source::Add { other } => (entries!("add"), other, 0, 0.0),
+        Source::Add { other, scale } => (entries!("add"), other, scale),
     };
-    if kernel.is_empty() || matches!(sink, Sink::Q8(..)) && !cols.is_multiple_of(32) {
+    let (norm, act) = match source {
+        Source::Norm(norm) | Source::AddNorm { norm, .. } => (Some(norm), Act::Identity),
+        Source::Gate { act, .. } => (None, act),
+        Source::Plain | Source::Add { .. } => (None, Act::Identity),
+    };
+    let group = norm.map_or(cols, |n| n.group);
+    if group == 0 || !cols.is_multiple_of(group) {
+        return Err(Error::NoKernel {
+            what: format!("norms of groups of {group} in rows of {cols}"),
+            built: "groups that divide the row",
+        });
+    }
+    let groups = cols / group;
+    // A block's 8-bit form is laid out by whole rows.
+    let splits_q8 = groups > 1 && matches!(sink, Sink::Q8(..));
+    let unpaired = matches!(
+        source,
+        Source::Gate {
+            other: None,
+            act: Act::SwigluClamped { .. }
+        }
+    );
+    let ragged_q8 = matches!(sink, Sink::Q8(..)) && !cols.is_multiple_of(32);
+    if kernel.is_empty() || ragged_q8 || splits_q8 || unpaired {
         return Err(Error::NoKernel {
             what: format!("{source:?} of rows of {cols} to {sink:?}"),
-            built: "8 bits of rows of a multiple of 32, and sums without an output",
+            built: "8 bits of rows of a multiple of 32 that are normed as a whole, sums without an output, and clamped gates \
+                    with their partner",
         });
     }
     let (out, scales) = match sink {
@@ -128,21 +232,28 @@ pub fn activations(
         Sink::Q8(bytes, scales) => (bytes, scales),
         Sink::Stored => (0, 0),
     };
+    let weight_rows = norm.map_or(1, |n| if n.weight_of_row { groups } else { 1 });
     let args = ActivationsArgs {
         x,
         other,
-        weight,
+        weight: norm.and_then(|n| n.weight).unwrap_or(0),
         out,
         scales,
-        eps,
-        cols: count("the width of a row", cols)?,
+        eps: norm.map_or(0.0, |n| n.eps),
+        cols: count("the width of a row", group)?,
+        factor,
+        weight_rows: count("the groups of a row", weight_rows)?,
+        act: ActSpec::new(act),
     };
-    let normed = matches!(source, Source::Norm { .. } | Source::AddNorm { .. });
-    let parts = if normed { 1 } else { cols.div_ceil(SPAN) };
+    let parts = if norm.is_some() {
+        1
+    } else {
+        cols.div_ceil(SPAN)
+    };
     Ok(Launch {
         kernel,
         grid: [
-            count("the number of rows", rows)?,
+            count("the number of rows", rows * groups)?,
             count("the parts of a row", parts)?,
             1,
         ],

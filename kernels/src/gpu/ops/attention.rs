@@ -1,8 +1,9 @@
 //! Attention (`hip/attention_decode.hip`, `hip/attention_prefill.hip`).
 
-use super::kv::{Kv, KvPlace, Qkv, Rope, RopePlace};
+use super::kv::{HEAD_DIM_MAX, Kv, KvPlace, Qkv, Rope, RopePlace};
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor};
+use rocmforge_ops::{KvLayout, Mask};
 
 const DECODE_THREADS: u32 = 256;
 /// Positions of a step; the context is split at multiples of it.
@@ -17,7 +18,7 @@ pub const SPLIT_MAX: u32 = 64;
 
 arg_struct! {
     /// Of `attention_decode_<dim>_<group>`.
-    AttentionDecodeArgs: 168 {
+    AttentionDecodeArgs: 200 {
         q: u64,
         k: u64,
         v: u64,
@@ -26,59 +27,160 @@ arg_struct! {
         counters: u64,
         kv: KvPlace,
         rope: RopePlace,
+        sinks: u64,
         scale: f32,
+        softcap: f32,
+        window: u32,
         n_head: u32,
+        heads: u32,
         n_split: u32,
         append: u32,
+        reserved: u32,
     }
 }
 
 arg_struct! {
     /// Of `attention_prefill_<dim>`.
-    AttentionPrefillArgs: 88 {
+    AttentionPrefillArgs: 104 {
         q: u64,
         out: u64,
         tiles: u64,
         kv: KvPlace,
+        sinks: u64,
         scale: f32,
+        softcap: f32,
+        window: u32,
         n_head: u32,
     }
 }
 
-/// Head size, most query heads a key/value head, kernel.
-const DECODE: [(usize, u32, &str); 8] = [
-    (64, 1, "attention_decode_64_1.attention_decode_64_1"),
-    (64, 4, "attention_decode_64_4.attention_decode_64_4"),
-    (64, 8, "attention_decode_64_8.attention_decode_64_8"),
-    (80, 4, "attention_decode_80_4.attention_decode_80_4"),
-    (96, 4, "attention_decode_96_4.attention_decode_96_4"),
-    (128, 1, "attention_decode_128_1.attention_decode_128_1"),
-    (128, 4, "attention_decode_128_4.attention_decode_128_4"),
-    (128, 8, "attention_decode_128_8.attention_decode_128_8"),
+/// Sizes of key and value, most query heads of a block, kernel; of those that fit, the last is taken.
+const DECODE: [(usize, usize, u32, &str); 10] = [
+    (64, 64, 8, "attention_decode_64_8.attention_decode_64_8"),
+    (64, 64, 4, "attention_decode_64_4.attention_decode_64_4"),
+    (64, 64, 1, "attention_decode_64_1.attention_decode_64_1"),
+    (80, 80, 4, "attention_decode_80_4.attention_decode_80_4"),
+    (96, 96, 4, "attention_decode_96_4.attention_decode_96_4"),
+    (128, 128, 8, "attention_decode_128_8.attention_decode_128_8"),
+    (128, 128, 4, "attention_decode_128_4.attention_decode_128_4"),
+    (128, 128, 1, "attention_decode_128_1.attention_decode_128_1"),
+    (256, 256, 4, "attention_decode_256_4.attention_decode_256_4"),
+    (
+        576,
+        512,
+        4,
+        "attention_decode_576_512.attention_decode_576_512",
+    ),
 ];
 
-const PREFILL: [(usize, &str); 4] = [
+/// Of any other sizes: multiples of 8 up to [`HEAD_DIM_MAX`].
+const DECODE_ANY: (u32, &str) = (4, "attention_decode_any.attention_decode_any");
+
+const PREFILL: [(usize, &str); 5] = [
     (64, "attention_prefill_64.attention_prefill_64"),
     (80, "attention_prefill_80.attention_prefill_80"),
     (96, "attention_prefill_96.attention_prefill_96"),
     (128, "attention_prefill_128.attention_prefill_128"),
+    (256, "attention_prefill_256.attention_prefill_256"),
 ];
+
+/// How scores are made and masked.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scores {
+    /// Factor on the products of queries and keys.
+    pub scale: f32,
+    /// Which positions.
+    pub mask: Mask,
+    /// Scores become `softcap * tanh(score / softcap)`; 0 for none.
+    pub softcap: f32,
+    /// f32 `[n_head]`: one more score a head, without a value.
+    pub sinks: Option<Address>,
+}
+
+impl Scores {
+    /// Of all positions up to a row's own, as they are.
+    #[must_use]
+    pub const fn causal(scale: f32) -> Scores {
+        Scores {
+            scale,
+            mask: Mask::Causal,
+            softcap: 0.0,
+            sinks: None,
+        }
+    }
+
+    fn window(&self) -> u32 {
+        match self.mask {
+            Mask::Causal => 0,
+            // A row always attends to itself.
+            Mask::Window(n) => n.max(1),
+        }
+    }
+}
+
+/// The kernel of decode and the query heads of a block of it: a divisor of those of a key/value head.
+fn decode_kernel(n_head: u32, kv: &KvLayout) -> Result<(&'static str, u32), Error> {
+    let (dim_k, dim_v) = (kv.head_dim_k, kv.head_dim_v);
+    let n_head_kv = kv.n_head_kv as u32;
+    let sizes = [dim_k, dim_v]
+        .into_iter()
+        .all(|dim| dim > 0 && dim.is_multiple_of(8) && dim <= HEAD_DIM_MAX as usize);
+    if !sizes || n_head_kv == 0 || n_head == 0 || !n_head.is_multiple_of(n_head_kv) {
+        return Err(Error::NoKernel {
+            what: format!(
+                "attention with keys of {dim_k}, values of {dim_v} and {n_head} query heads over {n_head_kv} key/value heads"
+            ),
+            built: "heads of multiples of 8 up to 576, a whole number of query heads a key/value head",
+        });
+    }
+    let group = n_head / n_head_kv;
+    let heads = |most: u32| {
+        (1..=most.min(group))
+            .rev()
+            .find(|h| group.is_multiple_of(*h))
+    };
+    let of_size = DECODE
+        .iter()
+        .filter(|(k, v, ..)| (*k, *v) == (dim_k, dim_v));
+    // As many heads a block as can be, by the smallest kernel that has room for them.
+    let best = of_size
+        .map(|&(_, _, most, kernel)| (heads(most).unwrap_or(1), kernel))
+        .reduce(|a, b| if b.0 >= a.0 { b } else { a });
+    let (heads, kernel) = best.unwrap_or((heads(DECODE_ANY.0).unwrap_or(1), DECODE_ANY.1));
+    Ok((kernel, heads))
+}
+
+/// Whether there are kernels for heads of these numbers and sizes.
+///
+/// # Errors
+/// [`Error::NoKernel`] that says which there are.
+pub fn supports(n_head: u32, kv: &KvLayout) -> Result<(), Error> {
+    decode_kernel(n_head, kv).map(|_| ())
+}
+
+/// Blocks of a row and a part of decode: counters and parts are to be as many a row.
+///
+/// # Errors
+/// As [`supports`].
+pub fn decode_blocks(n_head: u32, kv: &KvLayout) -> Result<u32, Error> {
+    decode_kernel(n_head, kv).map(|(_, heads)| n_head / heads)
+}
 
 /// What split attention works in; both are read and written by the kernel only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partials {
     /// [`partials_bytes`] bytes.
     pub partials: Address,
-    /// u32 `[rows][n_head_kv]`, zero before the first launch; every launch leaves them zero.
+    /// u32 `[rows]`[[`decode_blocks`]], zero before the first launch; every launch leaves them zero.
     pub counters: Address,
 }
 
-/// Parts to split the contexts of `rows` rows into: enough blocks to fill the device, none shorter than a step for contexts up to
+/// Parts to split the contexts of `rows` rows, of [`decode_blocks`] each, into: enough blocks to fill the device, none shorter than a step for contexts up to
 /// `positions_max`. One block a multiprocessor is enough on NVIDIA, where fewer parts to combine count for more (132 of them, 8
 /// heads, 4096 positions: 15.8 us with 16 parts, 19.0 with 33).
 #[must_use]
-pub fn n_split(target: &GpuTarget, rows: u32, n_head_kv: u32, positions_max: u32) -> u32 {
-    let groups = (rows * n_head_kv).max(1);
+pub fn n_split(target: &GpuTarget, rows: u32, blocks: u32, positions_max: u32) -> u32 {
+    let groups = (rows * blocks).max(1);
     let blocks = match target.vendor {
         Vendor::Nvidia => target.compute_units / groups,
         Vendor::Amd => (2 * target.compute_units).div_ceil(groups),
@@ -88,41 +190,29 @@ pub fn n_split(target: &GpuTarget, rows: u32, n_head_kv: u32, positions_max: u32
 
 /// Bytes of [`Partials::partials`].
 #[must_use]
-pub const fn partials_bytes(rows: u64, n_head: u64, n_split: u64, head_dim: u64) -> u64 {
-    rows * n_head * n_split * (head_dim + 2) * 4
+pub const fn partials_bytes(rows: u64, n_head: u64, n_split: u64, head_dim_v: u64) -> u64 {
+    rows * n_head * n_split * (head_dim_v + 2) * 4
 }
 
 /// Decode: every row attends to its sequence's positions up to its own.
 ///
 /// With `append`, q, k and v are as the products left them: heads are normed and rotated, and k and v appended to the pages, in
 /// the same launch; then no two rows may be of one sequence. Without, q has been rotated and the pages are complete.
-/// `out` is f32 `[rows][n_head][head_dim]`.
+/// `out` is f32 `[rows][n_head][head_dim_v]`.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for a head size or group that is not built.
+/// As [`supports`].
 pub fn decode(
     qkv: Qkv,
     out: Address,
     kv: &Kv<'_>,
     append: Option<&Rope>,
-    scale: f32,
+    scores: &Scores,
     n_split: u32,
     partials: Partials,
 ) -> Result<Launch, Error> {
     let place = kv.place()?;
-    let group = qkv.n_head / place.n_head_kv.max(1);
-    let dim = kv.layout.head_dim_k;
-    let kernel = DECODE
-        .iter()
-        .find(|(d, g, _)| *d == dim && dim == kv.layout.head_dim_v && group <= *g)
-        .map(|(.., kernel)| *kernel)
-        .ok_or_else(|| Error::NoKernel {
-            what: format!(
-                "attention with keys of {dim}, values of {} and {group} query heads a key/value head",
-                kv.layout.head_dim_v
-            ),
-            built: "heads of 64, 80, 96 and 128, up to 8 query heads a key/value head",
-        })?;
+    let (kernel, heads) = decode_kernel(qkv.n_head, kv.layout)?;
     let args = AttentionDecodeArgs {
         q: qkv.q,
         k: qkv.k,
@@ -132,14 +222,19 @@ pub fn decode(
         counters: partials.counters,
         kv: place,
         rope: append.map_or_else(RopePlace::default, Rope::place),
-        scale,
+        sinks: scores.sinks.unwrap_or(0),
+        scale: scores.scale,
+        softcap: scores.softcap,
+        window: scores.window(),
         n_head: qkv.n_head,
+        heads,
         n_split: n_split.clamp(1, SPLIT_MAX),
         append: u32::from(append.is_some()),
+        reserved: 0,
     };
     Ok(Launch {
         kernel,
-        grid: [place.n_head_kv, args.n_split, qkv.rows],
+        grid: [qkv.n_head / heads, args.n_split, qkv.rows],
         block: [DECODE_THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
@@ -151,17 +246,19 @@ pub fn decode(
 /// that the target gets.
 fn prefill_block(target: &GpuTarget, head_dim: u32) -> (u32, u32) {
     if target.has_mma() {
-        // Queries, and three places for 64 rows of K or V; rows are padded by 16 bytes.
-        return (128, (128 + 3 * 64) * (head_dim + 8) * 2);
+        // Queries, and three places for rows of K or V; rows are padded by 16 bytes.
+        let (entries, keys) = if head_dim > 128 { (64, 32) } else { (128, 64) };
+        return (entries, (entries + 3 * keys) * (head_dim + 8) * 2);
     }
     (64, 0)
 }
 
 /// Prefill: tiles of up to [`PREFILL_TILE_ROWS`] consecutive rows of one sequence, `tiles` u32 `[n_tiles][2]`: first row, rows. q has
-/// been rotated and the pages are complete, the rows' own positions included. `out` is f32 `[rows][n_head][head_dim]`.
+/// been rotated and the pages are complete, the rows' own positions included. `out` is f32 `[rows][n_head][head_dim_v]`. Head sizes that
+/// no tile is built for go row by row through the kernel of [`decode`], which is slower and as right.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for a head size that is not built.
+/// As [`supports`].
 #[expect(
     clippy::too_many_arguments,
     reason = "each is one field of the launch's struct"
@@ -170,30 +267,43 @@ pub fn prefill(
     target: &GpuTarget,
     q: Address,
     n_head: u32,
+    rows: u32,
     out: Address,
     kv: &Kv<'_>,
-    scale: f32,
+    scores: &Scores,
     tiles: Address,
     n_tiles: u32,
 ) -> Result<Launch, Error> {
     let dim = kv.layout.head_dim_k;
-    let kernel = PREFILL
+    supports(n_head, kv.layout)?;
+    let tiled = PREFILL
         .iter()
         .find(|(d, _)| *d == dim && dim == kv.layout.head_dim_v)
-        .map(|(_, kernel)| *kernel)
-        .ok_or_else(|| Error::NoKernel {
-            what: format!(
-                "attention with keys of {dim} and values of {}",
-                kv.layout.head_dim_v
-            ),
-            built: "heads of 64, 80, 96 and 128",
-        })?;
+        // Without matrix instructions NVIDIA's blocks have too little static shared memory for the widest heads.
+        .filter(|(d, _)| *d <= 128 || target.vendor == Vendor::Amd || target.has_mma());
+    let Some(&(_, kernel)) = tiled else {
+        let qkv = Qkv {
+            q,
+            k: 0,
+            v: 0,
+            n_head,
+            rows,
+        };
+        let whole = Partials {
+            partials: 0,
+            counters: 0,
+        };
+        return decode(qkv, out, kv, None, scores, 1, whole);
+    };
     let args = AttentionPrefillArgs {
         q,
         out,
         tiles,
         kv: kv.place()?,
-        scale,
+        sinks: scores.sinks.unwrap_or(0),
+        scale: scores.scale,
+        softcap: scores.softcap,
+        window: scores.window(),
         n_head,
     };
     let n_head_kv = args.kv.n_head_kv;

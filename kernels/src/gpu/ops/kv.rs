@@ -1,9 +1,10 @@
-//! Where rows' keys and values are, how heads are rotated, and the launch that rotates and appends (`hip/kv.h`, `hip/rope_kv.hip`).
+//! Where rows' keys and values are, how heads are rotated, and the launches that rotate and append
+//! (`hip/kv.h`, `hip/rope_kv.hip`, `hip/rope_heads.hip`).
 
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, GpuTarget, Launch};
-use crate::host::ops::{KvLayout, RopeOrder};
+use rocmforge_ops::{KvLayout, RopeOrder};
 
 const THREADS: u32 = 128;
 
@@ -24,7 +25,7 @@ arg_struct! {
 
 arg_struct! {
     /// `RopePlace` of kv.h.
-    RopePlace: 48 {
+    RopePlace: 56 {
         cos: u64,
         sin: u64,
         q_norm: u64,
@@ -33,12 +34,14 @@ arg_struct! {
         n_rot: u32,
         neox: u32,
         by_position: u32,
+        first: u32,
+        reserved: u32,
     }
 }
 
 arg_struct! {
     /// Of `rope_kv`.
-    RopeKvArgs: 144 {
+    RopeKvArgs: 152 {
         q: u64,
         k: u64,
         v: u64,
@@ -49,6 +52,20 @@ arg_struct! {
         q_half: u32,
     }
 }
+
+arg_struct! {
+    /// Of `rope_heads`.
+    RopeHeadsArgs: 80 {
+        x: u64,
+        positions: u64,
+        rope: RopePlace,
+        n_head: u32,
+        dim: u32,
+    }
+}
+
+/// Most elements of a head.
+pub const HEAD_DIM_MAX: u32 = 576;
 
 /// One layer's keys and values of a batch. All addresses are read by the kernels, so their contents may change between
 /// replays of a graph.
@@ -87,19 +104,28 @@ impl Kv<'_> {
     }
 }
 
-/// How queries and keys are normed and rotated.
-#[derive(Debug, Clone, Copy)]
-pub struct Rope {
+/// A table of rotations, and which elements of a head it turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rotation {
     /// f32 `[entries][n_rot]`, as [`RopeAngles`](crate::host::ops::RopeAngles) has them: what an element itself is multiplied by.
     pub cos: Address,
     /// The same shape: what its partner is multiplied by, the sign folded in.
     pub sin: Address,
+    /// The element of a head at which the rotated ones begin.
+    pub first: u32,
     /// Elements of a head that are rotated.
     pub n_rot: u32,
     /// Which elements are partners.
     pub order: RopeOrder,
     /// Whether the entry of a row is its position; else it is the row's number.
     pub by_position: bool,
+}
+
+/// How queries and keys are normed and rotated.
+#[derive(Debug, Clone, Copy)]
+pub struct Rope {
+    /// The rotation; `None` for none.
+    pub rotation: Option<Rotation>,
     /// Weight `[head_dim_k]` of an RMSNorm over each query head.
     pub q_norm: Option<Address>,
     /// The same for keys.
@@ -110,16 +136,21 @@ pub struct Rope {
 
 impl Rope {
     pub(super) fn place(&self) -> RopePlace {
-        RopePlace {
-            cos: self.cos,
-            sin: self.sin,
+        let normed = RopePlace {
             q_norm: self.q_norm.unwrap_or(0),
             k_norm: self.k_norm.unwrap_or(0),
             eps: self.eps,
-            n_rot: self.n_rot,
-            neox: u32::from(self.order == RopeOrder::Neox),
-            by_position: u32::from(self.by_position),
-        }
+            ..RopePlace::default()
+        };
+        self.rotation.map_or(normed, |r| RopePlace {
+            cos: r.cos,
+            sin: r.sin,
+            n_rot: r.n_rot,
+            neox: u32::from(r.order == RopeOrder::Neox),
+            by_position: u32::from(r.by_position),
+            first: r.first,
+            ..normed
+        })
     }
 }
 
@@ -138,10 +169,23 @@ pub struct Qkv {
     pub rows: u32,
 }
 
-/// Norms and rotates q into `q_out` (f32, not q itself), and k and v into the pages.
+/// A fault unless the rotation stays within heads of `dim` elements, of which there are kernels.
+fn check_heads(dim: u32, rotation: Option<Rotation>) -> Result<(), Error> {
+    let turned = rotation.map_or(0, |r| u64::from(r.first) + u64::from(r.n_rot));
+    let even = rotation.is_none_or(|r| r.n_rot.is_multiple_of(2));
+    if (1..=HEAD_DIM_MAX).contains(&dim) && turned <= u64::from(dim) && even {
+        return Ok(());
+    }
+    Err(Error::NoKernel {
+        what: format!("rotary embedding of heads of {dim} up to element {turned}"),
+        built: "heads of up to 576, pairs of elements within the head",
+    })
+}
+
+/// Norms and rotates q into `q_out` (f32, may be q itself), and k and v into the pages.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for a head size that is not built, [`Error::TooLarge`].
+/// [`Error::NoKernel`] for heads of more than [`HEAD_DIM_MAX`], [`Error::TooLarge`].
 pub fn rope_kv(
     target: &GpuTarget,
     qkv: Qkv,
@@ -150,17 +194,14 @@ pub fn rope_kv(
     rope: &Rope,
 ) -> Result<Launch, Error> {
     let place = kv.place()?;
+    check_heads(place.dim_k, rope.rotation)?;
     let kernel = match place.dim_k {
         64 => "rope_kv_64.rope_kv_64",
         80 => "rope_kv_80.rope_kv_80",
         96 => "rope_kv_96.rope_kv_96",
         128 => "rope_kv_128.rope_kv_128",
-        dim => {
-            return Err(Error::NoKernel {
-                what: format!("rotary embedding of heads of {dim}"),
-                built: "heads of 64, 80, 96 and 128",
-            });
-        }
+        256 => "rope_kv_256.rope_kv_256",
+        _ => "rope_kv_any.rope_kv_any",
     };
     let heads = qkv.n_head + 2 * place.n_head_kv;
     let args = RopeKvArgs {
@@ -176,6 +217,55 @@ pub fn rope_kv(
     Ok(Launch {
         kernel,
         grid: [heads.div_ceil(THREADS / target.wave), qkv.rows, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(&args),
+        overlaps: true,
+    })
+}
+
+/// Heads of one buffer `[rows][n_head][dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// f32, changed in place.
+    pub x: Address,
+    /// Heads.
+    pub n_head: u32,
+    /// Elements of a head.
+    pub dim: u32,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// Norms (weight `[dim]` and eps) and rotates the heads of one buffer in place. `positions` is u32 `[rows]`, of use where the
+/// rotation goes by position.
+///
+/// # Errors
+/// [`Error::NoKernel`] for heads of more than [`HEAD_DIM_MAX`].
+pub fn rope_heads(
+    target: &GpuTarget,
+    heads: Heads,
+    positions: Address,
+    norm: Option<(Address, f32)>,
+    rotation: Option<Rotation>,
+) -> Result<Launch, Error> {
+    check_heads(heads.dim, rotation)?;
+    let rope = Rope {
+        rotation,
+        q_norm: norm.map(|(weight, _)| weight),
+        k_norm: None,
+        eps: norm.map_or(0.0, |(_, eps)| eps),
+    };
+    let args = RopeHeadsArgs {
+        x: heads.x,
+        positions,
+        rope: rope.place(),
+        n_head: heads.n_head,
+        dim: heads.dim,
+    };
+    Ok(Launch {
+        kernel: "rope_heads.rope_heads",
+        grid: [heads.n_head.div_ceil(THREADS / target.wave), heads.rows, 1],
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),

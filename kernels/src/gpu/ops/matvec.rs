@@ -1,10 +1,12 @@
 //! Products for one token, with what comes before and after them (`hip/matvec.hip`, `hip/matvec_float.hip`).
 
+use super::activations::ActSpec;
 use super::{per_type, type_name};
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor};
 use crate::host::WeightType;
+use rocmforge_ops::Act;
 
 /// Threads of a block for float products.
 const THREADS_FLOAT: u32 = 256;
@@ -54,7 +56,7 @@ arg_struct! {
 
 arg_struct! {
     /// Of `matvec_<type>`.
-    MatvecArgs: 168 {
+    MatvecArgs: 184 {
         x: u64,
         norm: u64,
         eps: f32,
@@ -63,6 +65,7 @@ arg_struct! {
         epilogue: u32,
         n_blocks: u32,
         reserved: u32,
+        act: ActSpec,
         matrices: [MatvecMatrix; MATRICES_MAX],
     }
 }
@@ -110,14 +113,14 @@ pub struct Matrix {
 }
 
 /// What happens to the products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Epilogue {
     /// `out = v`.
     Store,
     /// `out += v`: the residual stream.
     Add,
-    /// `out of the first = silu(first) * second`: two matrices of one type and shape; only where [`fuses_swiglu`] says so.
-    SwiGlu,
+    /// `out of the first = act(first) * second`: two matrices of one type and shape; only where [`fuses_gate`] says so.
+    Gate(Act),
 }
 
 /// Whether a product with this type can norm its input itself; the others need it normed before.
@@ -126,9 +129,9 @@ pub const fn fuses_norm(ty: WeightType) -> bool {
     ty.is_quantized()
 }
 
-/// Whether a gate and an up matrix of these types can be one launch with their SwiGLU.
+/// Whether a gate and an up matrix of these types can be one launch with the gated unit.
 #[must_use]
-pub fn fuses_swiglu(gate: WeightType, up: WeightType) -> bool {
+pub fn fuses_gate(gate: WeightType, up: WeightType) -> bool {
     gate == up && gate.is_quantized()
 }
 
@@ -136,7 +139,7 @@ pub fn fuses_swiglu(gate: WeightType, up: WeightType) -> bool {
 /// [`MATRICES_MAX`] matrices). They may run in any order.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for a norm or SwiGLU that is not fused, [`Error::TooLarge`] for an input that does not fit shared memory
+/// [`Error::NoKernel`] for a norm or gated unit that is not fused, [`Error::TooLarge`] for an input that does not fit shared memory
 /// (take [`matmat`](super::matmat) then), [`Error::Block`].
 pub fn matvec(
     target: &GpuTarget,
@@ -144,11 +147,11 @@ pub fn matvec(
     matrices: &[Matrix],
     epilogue: Epilogue,
 ) -> Result<Vec<Launch>, Error> {
-    if epilogue == Epilogue::SwiGlu
-        && !matches!(matrices, [a, b] if fuses_swiglu(a.ty, b.ty) && a.rows == b.rows)
+    if matches!(epilogue, Epilogue::Gate(_))
+        && !matches!(matrices, [a, b] if fuses_gate(a.ty, b.ty) && a.rows == b.rows)
     {
         return Err(Error::NoKernel {
-            what: format!("SwiGLU of {} matrices", matrices.len()),
+            what: format!("a gated unit of {} matrices", matrices.len()),
             built: "two quantized matrices of one type and shape",
         });
     }
@@ -213,7 +216,15 @@ fn quantized_launch(
         eps: input.norm.map_or(0.0, |(_, eps)| eps),
         cols: count("the number of a matrix's columns", input.cols)?,
         n_matrices: list.len() as u32,
-        epilogue: epilogue as u32,
+        epilogue: match epilogue {
+            Epilogue::Store => 0,
+            Epilogue::Add => 1,
+            Epilogue::Gate(_) => 2,
+        },
+        act: match epilogue {
+            Epilogue::Gate(act) => ActSpec::new(act),
+            Epilogue::Store | Epilogue::Add => ActSpec::default(),
+        },
         ..MatvecArgs::default()
     };
     let mut rows = 0;

@@ -4,75 +4,46 @@
 
 pub mod activations;
 pub mod attention;
+pub mod elements;
+pub mod experts;
+pub mod heads;
 pub mod kv;
 pub mod matmat;
 pub mod matvec;
+pub mod recurrent;
+pub mod route;
 pub mod rows;
 pub mod sample;
 pub mod weights;
 
 use crate::host::WeightType;
 
-/// What each weight type is called in units and entries.
-pub(crate) const fn type_name(ty: WeightType) -> &'static str {
-    match ty {
-        WeightType::F32 => "f32",
-        WeightType::F16 => "f16",
-        WeightType::BF16 => "bf16",
-        WeightType::Q4_0 => "q4_0",
-        WeightType::Q4_1 => "q4_1",
-        WeightType::Q5_0 => "q5_0",
-        WeightType::Q5_1 => "q5_1",
-        WeightType::Q8_0 => "q8_0",
-        WeightType::Q2K => "q2_k",
-        WeightType::Q3K => "q3_k",
-        WeightType::Q4K => "q4_k",
-        WeightType::Q5K => "q5_k",
-        WeightType::Q6K => "q6_k",
-        WeightType::MXFP4 => "mxfp4",
-    }
-}
-
 /// The kernel of a weight type: `per_type!(ty, "unit_", ".entry_")` where each type has a unit, `per_type!(ty, "unit.entry_")` where
-/// one unit has all.
+/// one unit has all. The list is what each type is called in units and entries.
 macro_rules! per_type {
-    ($ty:expr, $before:literal, $after:literal) => {{
-        use $crate::host::WeightType as W;
-        match $ty {
-            W::F32 => concat!($before, "f32", $after, "f32"),
-            W::F16 => concat!($before, "f16", $after, "f16"),
-            W::BF16 => concat!($before, "bf16", $after, "bf16"),
-            W::Q4_0 => concat!($before, "q4_0", $after, "q4_0"),
-            W::Q4_1 => concat!($before, "q4_1", $after, "q4_1"),
-            W::Q5_0 => concat!($before, "q5_0", $after, "q5_0"),
-            W::Q5_1 => concat!($before, "q5_1", $after, "q5_1"),
-            W::Q8_0 => concat!($before, "q8_0", $after, "q8_0"),
-            W::Q2K => concat!($before, "q2_k", $after, "q2_k"),
-            W::Q3K => concat!($before, "q3_k", $after, "q3_k"),
-            W::Q4K => concat!($before, "q4_k", $after, "q4_k"),
-            W::Q5K => concat!($before, "q5_k", $after, "q5_k"),
-            W::Q6K => concat!($before, "q6_k", $after, "q6_k"),
-            W::MXFP4 => concat!($before, "mxfp4", $after, "mxfp4"),
+    (@match [$($ty:ident $name:literal),*] $of:expr, $before:literal, $after:literal) => {
+        match $of {
+            $($crate::host::WeightType::$ty => concat!($before, $name, $after, $name),)*
         }
-    }};
-    ($ty:expr, $before:literal) => {{
-        use $crate::host::WeightType as W;
-        match $ty {
-            W::F32 => concat!($before, "f32"),
-            W::F16 => concat!($before, "f16"),
-            W::BF16 => concat!($before, "bf16"),
-            W::Q4_0 => concat!($before, "q4_0"),
-            W::Q4_1 => concat!($before, "q4_1"),
-            W::Q5_0 => concat!($before, "q5_0"),
-            W::Q5_1 => concat!($before, "q5_1"),
-            W::Q8_0 => concat!($before, "q8_0"),
-            W::Q2K => concat!($before, "q2_k"),
-            W::Q3K => concat!($before, "q3_k"),
-            W::Q4K => concat!($before, "q4_k"),
-            W::Q5K => concat!($before, "q5_k"),
-            W::Q6K => concat!($before, "q6_k"),
-            W::MXFP4 => concat!($before, "mxfp4"),
+    };
+    (@match [$($ty:ident $name:literal),*] $of:expr, $before:literal) => {
+        match $of {
+            $($crate::host::WeightType::$ty => concat!($before, $name),)*
         }
-    }};
+    };
+    ($of:expr, $($around:literal),*) => {
+        per_type!(@match [
+            F32 "f32", F16 "f16", BF16 "bf16", Q4_0 "q4_0", Q4_1 "q4_1", Q5_0 "q5_0", Q5_1 "q5_1",
+            Q8_0 "q8_0", Q2K "q2_k", Q3K "q3_k", Q4K "q4_k", Q5K "q5_k", Q6K "q6_k",
+            MXFP4 "mxfp4", IQ4NL "iq4_nl", IQ4XS "iq4_xs", IQ3S "iq3_s", IQ3XXS "iq3_xxs",
+            IQ2S "iq2_s", IQ2XS "iq2_xs", IQ2XXS "iq2_xxs", IQ1S "iq1_s", IQ1M "iq1_m",
+            TQ1_0 "tq1_0", TQ2_0 "tq2_0", NVFP4 "nvfp4", Q1_0 "q1_0", Q2_0 "q2_0"
+        ] $of, $($around),*)
+    };
 }
 pub(crate) use per_type;
+
+/// What each weight type is called in units and entries.
+pub(crate) const fn type_name(ty: WeightType) -> &'static str {
+    per_type!(ty, "")
+}

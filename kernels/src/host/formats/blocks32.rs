@@ -18,7 +18,7 @@ pub(crate) struct Q8_0;
 pub(crate) struct MxFp4;
 
 /// FP4 values, doubled, plus 16.
-const FP4_PLUS_16: [u8; 16] = {
+pub(super) const FP4_PLUS_16: [u8; 16] = {
     let mut table = [0; 16];
     let mut i = 0;
     while i < 16 {
@@ -30,7 +30,7 @@ const FP4_PLUS_16: [u8; 16] = {
 
 /// Low nibbles are words 0 to 3, high ones words 4 to 7.
 #[inline(always)]
-fn nibbles<S: Simd>(s: S, lines: &[Line; 4], half: usize) -> [S::I; 8] {
+pub(super) fn nibbles<S: Simd>(s: S, lines: &[Line; 4], half: usize) -> [S::I; 8] {
     let mask = s.splat(0x0f0f_0f0f);
     let mut w = [mask; 8];
     for j in 0..4 {

@@ -19,7 +19,13 @@ pub(crate) struct Q6K;
 
 /// `(line >> shift) & mask` of 8 lines.
 #[inline(always)]
-fn codes<S: Simd>(s: S, lines: &[Line; 8], shift: u32, mask: i32, half: usize) -> [S::I; 8] {
+pub(super) fn codes<S: Simd>(
+    s: S,
+    lines: &[Line; 8],
+    shift: u32,
+    mask: i32,
+    half: usize,
+) -> [S::I; 8] {
     let mask = s.splat(mask);
     let mut w = [mask; 8];
     for (w, line) in w.iter_mut().zip(lines) {

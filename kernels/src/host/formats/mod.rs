@@ -2,7 +2,7 @@
 //!
 //! A *group* is 16 rows; a *tile* is 256 columns of a group (the last tile of a row of 32-weight blocks may be shorter);
 //! a *block* is 32 columns of a tile. Word j of a block's 8 words is columns 4j to 4j + 3. Groups follow each other;
-//! within a group the tiles follow each other, then, for Q3_K and Q6_K only, comes the plane of the tiles' scales (it
+//! within a group the tiles follow each other, then, for some types, comes the plane of the tiles' scales (it
 //! would misalign every other tile). Sizes are exactly the file's: 16 rows of blocks.
 //!
 //! ```text
@@ -13,6 +13,20 @@
 //! Q5_1   4n L nibbles | n L fifth bits | n H scale | n H min
 //! Q8_0   8n L codes + 128 | n H scale
 //! MXFP4  4n L nibbles | n x 16 exponents
+//! IQ4_NL 4n L nibbles | n H scale
+//! IQ4_XS 32 L nibbles | L lower 4 bits of the scales | H upper 2 bits | H d
+//! IQ3_S  16 L indices | 8 L signs | 2 L ninth bits of indices | L scales | (plane: H d)
+//! IQ3_XXS  16 L indices | 8 L signs and scales | (plane: H d)
+//! IQ2_S  8 x (L indices | L signs) | 2 L upper bits of indices | 2 L scales | (plane: H d)
+//! IQ2_XS  8 x (L indices | L signs and ninth bits) | 2 L scales | (plane: H d)
+//! IQ2_XXS  8 x (L indices | L signs and scales) | (plane: H d)
+//! IQ1_S  8 L indices | 4 L upper bits, scales, shifts | (plane: H d)
+//! IQ1_M  8 L indices | 4 L upper bits, shifts | L lower 4 bits of the scales | H upper 2 bits | H d
+//! TQ1_0  13 L digits of base 3 | (plane: H d)
+//! TQ2_0  16 L codes | (plane: H d)
+//! NVFP4  4n L nibbles | n/2 L scales
+//! Q1_0   n L bits | n/4 H d
+//! Q2_0   2n L codes | n/2 H d                                        two bits 2(w % 4) of word w / 4, byte b: column 4w + b
 //! Q2_K  16 L codes | 4 L scales, mins | H d | H dmin                  codes, bits and nibbles as in the file,
 //! Q3_K  16 L codes | 8 L third bits | 3 L scales | (plane: H d)       4 bytes of a row to a word of a line
 //! Q4_K  32 L codes | 3 L scales, mins | H d | H dmin
@@ -26,9 +40,15 @@
 //! of the third line the upper bits of both. Q2_K's 4-bit values are four such lines of nibbles.
 
 mod blocks32;
+mod codebooks;
+mod few_bits;
+mod iq4;
 mod k_quants;
 
 pub(crate) use blocks32::{MxFp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(crate) use codebooks::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
+pub(crate) use few_bits::{NvFp4, Q1_0, Q2_0, Tq1_0, Tq2_0};
+pub(crate) use iq4::{Iq4Nl, Iq4Xs};
 pub(crate) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 
 use super::WeightType;
@@ -47,7 +67,19 @@ pub(crate) const fn tile_bytes(ty: WeightType, blocks: usize) -> usize {
 
 /// Whether the tiles' scales are in a plane of their own.
 pub(crate) const fn has_plane(ty: WeightType) -> bool {
-    matches!(ty, WeightType::Q3K | WeightType::Q6K)
+    matches!(
+        ty,
+        WeightType::Q3K
+            | WeightType::Q6K
+            | WeightType::IQ3S
+            | WeightType::IQ3XXS
+            | WeightType::IQ2S
+            | WeightType::IQ2XS
+            | WeightType::IQ2XXS
+            | WeightType::IQ1S
+            | WeightType::TQ1_0
+            | WeightType::TQ2_0
+    )
 }
 
 const _: () = assert!(
@@ -57,6 +89,20 @@ const _: () = assert!(
         && tile_bytes(WeightType::Q5_1, 8).is_multiple_of(64)
         && tile_bytes(WeightType::Q8_0, 8).is_multiple_of(64)
         && tile_bytes(WeightType::MXFP4, 8).is_multiple_of(64)
+        && tile_bytes(WeightType::IQ4NL, 8).is_multiple_of(64)
+        && tile_bytes(WeightType::IQ4XS, 8) == (32 + 1 + 1) * 64
+        && tile_bytes(WeightType::IQ3S, 8) == (16 + 8 + 2 + 1) * 64
+        && tile_bytes(WeightType::IQ3XXS, 8) == (16 + 8) * 64
+        && tile_bytes(WeightType::IQ2S, 8) == (16 + 2 + 2) * 64
+        && tile_bytes(WeightType::IQ2XS, 8) == (16 + 2) * 64
+        && tile_bytes(WeightType::IQ2XXS, 8) == 16 * 64
+        && tile_bytes(WeightType::IQ1S, 8) == (8 + 4) * 64
+        && tile_bytes(WeightType::IQ1M, 8) == (8 + 4 + 1 + 1) * 64
+        && tile_bytes(WeightType::TQ1_0, 8) == 13 * 64
+        && tile_bytes(WeightType::TQ2_0, 8) == 16 * 64
+        && tile_bytes(WeightType::NVFP4, 8) == (32 + 4) * 64
+        && tile_bytes(WeightType::Q1_0, 8) == (8 + 1) * 64
+        && tile_bytes(WeightType::Q2_0, 8) == (16 + 2) * 64
         && tile_bytes(WeightType::Q2K, 8) == (16 + 4 + 1) * 64
         && tile_bytes(WeightType::Q3K, 8) == (16 + 8 + 3) * 64
         && tile_bytes(WeightType::Q4K, 8) == (32 + 3 + 1) * 64

@@ -1,6 +1,9 @@
 //! From run-time values, a weight type and an instruction set, to the types that the kernels are compiled for.
 
-use super::super::formats::{Format, MxFp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::super::formats::{
+    Format, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, MxFp4, NvFp4, Q1_0, Q2_0,
+    Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tq1_0, Tq2_0,
+};
 use super::super::simd::{Avx2, Avx512, AvxVnni, Scalar, Simd};
 use super::super::{Isa, WeightType};
 
@@ -59,6 +62,20 @@ impl<J: WithFormat> WithIsa for ForType<J> {
             WeightType::Q5K => job.run::<Q5K, S>(s),
             WeightType::Q6K => job.run::<Q6K, S>(s),
             WeightType::MXFP4 => job.run::<MxFp4, S>(s),
+            WeightType::IQ4NL => job.run::<Iq4Nl, S>(s),
+            WeightType::IQ4XS => job.run::<Iq4Xs, S>(s),
+            WeightType::IQ3S => job.run::<Iq3S, S>(s),
+            WeightType::IQ3XXS => job.run::<Iq3Xxs, S>(s),
+            WeightType::IQ2S => job.run::<Iq2S, S>(s),
+            WeightType::IQ2XS => job.run::<Iq2Xs, S>(s),
+            WeightType::IQ2XXS => job.run::<Iq2Xxs, S>(s),
+            WeightType::IQ1S => job.run::<Iq1S, S>(s),
+            WeightType::IQ1M => job.run::<Iq1M, S>(s),
+            WeightType::TQ1_0 => job.run::<Tq1_0, S>(s),
+            WeightType::TQ2_0 => job.run::<Tq2_0, S>(s),
+            WeightType::NVFP4 => job.run::<NvFp4, S>(s),
+            WeightType::Q1_0 => job.run::<Q1_0, S>(s),
+            WeightType::Q2_0 => job.run::<Q2_0, S>(s),
             WeightType::F32 | WeightType::F16 | WeightType::BF16 => {
                 unreachable!("{} is not quantized", self.ty)
             }

@@ -24,7 +24,7 @@ mod panel;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::activations::Activations;
+use super::activations::{ActivationRows, Activations};
 use super::formats::Format;
 use super::simd::{ROWS, Simd};
 use super::{PackedMatrix, WeightType};
@@ -41,6 +41,8 @@ pub struct RowsOut<'a> {
     tokens: usize,
     rows: usize,
     stride: usize,
+    /// The output row of each token, where that is not the token itself.
+    places: Option<&'a [u32]>,
     borrow: PhantomData<&'a mut [f32]>,
 }
 
@@ -54,8 +56,8 @@ impl<'a> RowsOut<'a> {
     /// Token t's row r is `out[t * stride + r]`, for r below `rows`.
     ///
     /// # Safety
-    /// As long as this value or a copy of it is in use, calls of [`mat_mul`] with it that run at the same time must be
-    /// given row groups that do not overlap.
+    /// As long as this value, a copy of it or a view of some of its tokens is in use, calls of [`mat_mul`] with them that
+    /// run at the same time must be given row groups, or tokens, that do not overlap.
     ///
     /// # Panics
     /// If `rows` is more than `stride`, or `out` too short for the last token's rows.
@@ -81,7 +83,26 @@ impl<'a> RowsOut<'a> {
             tokens,
             rows,
             stride,
+            places: None,
             borrow: PhantomData,
+        }
+    }
+
+    /// Of the same output, some tokens in another order: token t is this one's token `places[t]`.
+    ///
+    /// # Panics
+    /// If a place is none of this one's tokens, or this one has places already.
+    #[must_use]
+    pub fn placed(self, places: &'a [u32]) -> RowsOut<'a> {
+        assert!(
+            self.places.is_none() && places.iter().all(|&place| (place as usize) < self.tokens),
+            "places beyond the output's {} tokens",
+            self.tokens
+        );
+        RowsOut {
+            tokens: places.len(),
+            places: Some(places),
+            ..self
         }
     }
 
@@ -93,9 +114,10 @@ impl<'a> RowsOut<'a> {
             "output element out of range"
         );
         let n = ROWS.min(self.rows - row);
-        // SAFETY: `new` checked that `tokens * stride` elements, less the last token's unused ones, are there; t and row
-        // are in range.
-        let at = unsafe { self.out.add(t * self.stride + row) };
+        let place = self.places.map_or(t, |places| places[t] as usize);
+        // SAFETY: `new` checked that `tokens * stride` elements, less the last token's unused ones, are there; row is
+        // in range, and so is the place: `placed` checked it, or it is t.
+        let at = unsafe { self.out.add(place * self.stride + row) };
         // SAFETY: n elements from `at` are of one token's rows; nobody else reads or writes them, because `new`'s caller
         // gave this group to one call; `values` is a local of that call.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), at, n) }
@@ -115,6 +137,21 @@ pub fn mat_mul(
     row_groups: Range<usize>,
     out: RowsOut<'_>,
 ) {
+    mat_mul_tokens(w, packed, x, 0..x.tokens(), row_groups, out);
+}
+
+/// [`mat_mul`] with some of the tokens of `x`; the first of them is the first of `out`.
+///
+/// # Panics
+/// As [`mat_mul`], or if `x` has fewer tokens.
+pub fn mat_mul_tokens(
+    w: &PackedMatrix,
+    packed: &[u8],
+    x: &Activations,
+    tokens: Range<usize>,
+    row_groups: Range<usize>,
+    out: RowsOut<'_>,
+) {
     assert_eq!(
         packed.len(),
         w.packed_bytes(),
@@ -130,6 +167,7 @@ pub fn mat_mul(
         "activations for {} weights are not in the form that they need",
         w.ty()
     );
+    let x = ActivationRows::new(x, tokens);
     assert!(
         out.tokens == x.tokens() && out.rows == w.rows(),
         "the output's shape is not that of the product"
@@ -171,7 +209,7 @@ pub fn mat_mul_all(w: &PackedMatrix, packed: &[u8], x: &Activations, out: &mut [
 struct Product<'a> {
     w: &'a PackedMatrix,
     packed: &'a [u8],
-    x: &'a Activations,
+    x: ActivationRows<'a>,
     groups: Range<usize>,
     out: RowsOut<'a>,
 }
@@ -199,5 +237,53 @@ impl WithIsa for Product<'_> {
             WeightType::F16 => floats::run::<floats::F16, S>(s, &self),
             _ => floats::run::<floats::BF16, S>(s, &self),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ActivationForm, Isa};
+    use super::*;
+
+    /// Tokens of three experts in one buffer, each expert's rows scattered over the output.
+    #[test]
+    fn tokens_of_a_range_land_at_their_places() {
+        let (rows, cols) = (40, 64);
+        let value = |i: usize| ((i * 7919 % 1009) as f32 - 504.0) / 256.0;
+        let x: Vec<f32> = (0..45 * cols).map(value).collect();
+        let mut all = Activations::new();
+        all.fill(Isa::best(), ActivationForm::Float, &x, 45, cols);
+        let w = PackedMatrix::new(WeightType::F32, rows, cols, Isa::best()).unwrap();
+        let bytes: Vec<u8> = (0..rows * cols)
+            .flat_map(|i| value(i + 17).to_le_bytes())
+            .collect();
+        let mut packed = vec![0; w.packed_bytes()];
+        w.pack(&bytes, 0..w.row_groups(), &mut packed).unwrap();
+        let mut plain = vec![f32::NAN; 45 * rows];
+        mat_mul_all(&w, &packed, &all, &mut plain);
+        // Token t goes to place 7 t mod 45.
+        let places: Vec<u32> = (0..45).map(|t| 7 * t % 45).collect();
+        let mut out = vec![f32::NAN; 45 * rows];
+        for tokens in [0..1, 1..5, 5..5, 5..45] {
+            // SAFETY: one call at a time.
+            let view = unsafe { RowsOut::new(&mut out, 45, rows, rows) };
+            let view = view.placed(&places[tokens.clone()]);
+            mat_mul_tokens(&w, &packed, &all, tokens.clone(), 0..1, view);
+            mat_mul_tokens(&w, &packed, &all, tokens, 1..w.row_groups(), view);
+        }
+        for (t, &place) in places.iter().enumerate() {
+            assert_eq!(
+                out[place as usize * rows..][..rows],
+                plain[t * rows..][..rows]
+            );
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "places beyond the output's 2 tokens")]
+    fn a_place_beyond_the_output_is_refused() {
+        let mut out = [0.0; 32];
+        // SAFETY: nothing is written through it.
+        let _ = unsafe { RowsOut::new(&mut out, 2, 16, 16) }.placed(&[0, 2]);
     }
 }

@@ -1,5 +1,6 @@
-//! Residual and bias additions: `x[i] += y[i]`, and `x[row][i] += bias[i]`. Bound by memory.
+//! Residual and bias additions, plain and with a factor. Bound by memory.
 
+use super::act::sigmoid;
 use super::lanes::{Lanes, simd_fn};
 use super::{Simd, rows_of};
 
@@ -21,6 +22,71 @@ pub fn add_bias(simd: Simd, x: &mut [f32], bias: &[f32]) {
     for row in x.chunks_exact_mut(bias.len()) {
         add_row(simd, row, bias);
     }
+}
+
+/// `x += scale * y`, element by element; both of the same shape. A scale of 1 gives the bits of [`add`].
+///
+/// # Panics
+/// When the lengths differ.
+pub fn add_scaled(simd: Simd, x: &mut [f32], y: &[f32], scale: f32) {
+    assert_eq!(x.len(), y.len(), "add_scaled: lengths differ");
+    add_scaled_row(simd, x, y, scale);
+}
+
+/// `x[t] += sigmoid(gate[t]) * y[t]` for rows of `width` elements; `gate` has one element a row.
+///
+/// # Panics
+/// When the shapes do not fit each other.
+pub fn add_gated(simd: Simd, x: &mut [f32], y: &[f32], gate: &[f32], width: usize) {
+    assert_eq!(x.len(), y.len(), "add_gated: lengths differ");
+    assert_eq!(
+        rows_of(x.len(), width),
+        gate.len(),
+        "add_gated: not one gate a row"
+    );
+    let rows = x.chunks_exact_mut(width).zip(y.chunks_exact(width));
+    for ((x, y), gate) in rows.zip(gate) {
+        add_scaled_row(simd, x, y, sigmoid(*gate));
+    }
+}
+
+/// `out[t] = sum_s weights[t][s] * y[t * n_used + s]`, in the order of `s`; `weights` is `[rows][n_used]` and `out`
+/// `[rows][width]`.
+///
+/// # Panics
+/// When the shapes do not fit each other, or `n_used` is zero.
+pub fn combine(
+    simd: Simd,
+    y: &[f32],
+    weights: &[f32],
+    n_used: usize,
+    width: usize,
+    out: &mut [f32],
+) {
+    let rows = rows_of(out.len(), width);
+    assert!(
+        n_used > 0 && weights.len() == rows * n_used && y.len() == rows * n_used * width,
+        "combine: {} weights and {} elements are not {n_used} for each of {rows} rows",
+        weights.len(),
+        y.len()
+    );
+    let routed = y.chunks_exact(n_used * width);
+    for ((out, y), weights) in out
+        .chunks_exact_mut(width)
+        .zip(routed)
+        .zip(weights.chunks_exact(n_used))
+    {
+        out.fill(0.0);
+        for (y, weight) in y.chunks_exact(width).zip(weights) {
+            add_scaled_row(simd, out, y, *weight);
+        }
+    }
+}
+
+simd_fn! {
+    fn add_scaled_row(x: &mut [f32], y: &[f32], scale: f32);
+    simd add_scaled_lanes;
+    scalar add_scaled_scalar;
 }
 
 simd_fn! {
@@ -45,10 +111,71 @@ fn add_scalar(x: &mut [f32], y: &[f32]) {
     }
 }
 
+// Rounded twice, as the plain addition is where the scale is 1.
+#[inline(always)]
+fn add_scaled_lanes<S: Lanes>(s: S, x: &mut [f32], y: &[f32], scale: f32) {
+    let scales = s.splat(scale);
+    let mut xs = x.chunks_exact_mut(S::N);
+    let mut ys = y.chunks_exact(S::N);
+    for (x, y) in xs.by_ref().zip(ys.by_ref()) {
+        s.store(x, s.add(s.load(x), s.mul(scales, s.load(y))));
+    }
+    add_scaled_scalar(xs.into_remainder(), ys.remainder(), scale);
+}
+
+fn add_scaled_scalar(x: &mut [f32], y: &[f32], scale: f32) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += scale * y;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::Source;
+    use crate::host::ops::testing::{Source, assert_close};
+
+    #[test]
+    fn sums_with_factors_agree_with_f64() {
+        let mut source = Source::new("add_scaled");
+        for width in [1, 7, 16, 33, 129] {
+            let (rows, n_used) = (1 + source.below(4), 1 + source.below(5));
+            let (x, y) = (source.normal(rows * width), source.normal(rows * width));
+            let gate = source.normal(rows);
+            let routed = source.normal(rows * n_used * width);
+            let weights = source.normal(rows * n_used);
+            let expected = |factor: &dyn Fn(usize) -> f64| -> Vec<f64> {
+                (0..rows * width)
+                    .map(|i| f64::from(x[i]) + factor(i / width) * f64::from(y[i]))
+                    .collect()
+            };
+            let scaled = expected(&|_| f64::from(0.22f32));
+            let gated = expected(&|t| 1.0 / (1.0 + (-f64::from(gate[t])).exp()));
+            let combined: Vec<f64> = (0..rows * width)
+                .map(|i| {
+                    let (t, c) = (i / width, i % width);
+                    (t * n_used..(t + 1) * n_used)
+                        .map(|r| f64::from(weights[r]) * f64::from(routed[r * width + c]))
+                        .sum()
+                })
+                .collect();
+            for simd in Simd::available() {
+                let what = format!("{simd:?} {rows}x{width}");
+                let mut out = x.clone();
+                add_scaled(simd, &mut out, &y, 0.22);
+                assert_close(&out, &scaled, 1e-6, &what);
+                let mut out = x.clone();
+                add_gated(simd, &mut out, &y, &gate, width);
+                assert_close(&out, &gated, 1e-6, &what);
+                let mut out = vec![f32::NAN; rows * width];
+                combine(simd, &routed, &weights, n_used, width, &mut out);
+                assert_close(&out, &combined, 3e-6, &what);
+                let (mut plain, mut by_one) = (x.clone(), x.clone());
+                add(simd, &mut plain, &y);
+                add_scaled(simd, &mut by_one, &y, 1.0);
+                assert_eq!(plain, by_one, "{what}");
+            }
+        }
+    }
 
     #[test]
     fn equals_the_scalar_sum() {

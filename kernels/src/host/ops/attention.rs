@@ -1,10 +1,12 @@
 //! Causal grouped-query attention over paged keys and values:
 //! `out[r][h] = sum_p softmax_p(scale * q[r][h] . k[p][h / group]) * v[p][h / group]`
-//! over the positions `p` up to that of row `r`, and with a sliding window only the last `window` of them.
+//! over the positions `p` up to that of row `r`, and with a sliding window only the last `window` of
+//! them. Scores may be bounded, and a head may have a sink: one more score, whose value is nothing.
 //!
-//! A work item is one key/value head times a tile of query rows: all query heads of the group and all rows of
-//! the tile use a page's K and V while they are in cache. The softmax is the online one (Milakov and
-//! Gimelshein, arXiv 1805.02867; FlashAttention, arXiv 2205.14135), one step a page.
+//! A work item is one key/value head times a tile of query rows: the query heads of the group (some of
+//! them, where they are many) and all rows of the tile use a page's K and V while they are in cache. The
+//! softmax is the online one (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, arXiv
+//! 2205.14135), one step a page.
 //!
 //! *Invariant:* what a row gets is computed by the same operations in the same order whatever the number of
 //! rows in its span, the tile it falls into and the thread it runs on: bit for bit the same result.
@@ -14,14 +16,19 @@ use std::cell::RefCell;
 use std::num::NonZeroUsize;
 
 use half::f16;
+use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout};
 
+use super::Simd;
 use super::attention_tile::{Scratch, Tile};
-use super::{KV_PAGE_TOKENS, KvLayout, Simd};
 use crate::host::{Pool, SyncPtr};
 
 /// Queries (rows times heads of a group) of one tile: enough that widening a page's K and V to f32 is a small
 /// part of the work, few enough that the tile stays in the second-level cache.
 const TILE_QUERIES: usize = 64;
+
+/// Most query heads of one tile: enough that widening a page is a small part of the work, few enough
+/// that one row of a model with a single key/value head keeps several threads busy.
+const TILE_HEADS: usize = 32;
 
 thread_local! {
     /// What a tile works in; a few hundred KiB at most, kept from call to call.
@@ -30,7 +37,7 @@ thread_local! {
 
 /// What all spans of a call have in common.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionShape {
+pub struct AttentionShape<'a> {
     /// The layout of the pages.
     pub kv: KvLayout,
     /// Query heads, a multiple of `kv.n_head_kv`; head `h` uses key/value head `h / (n_head / n_head_kv)`.
@@ -39,6 +46,10 @@ pub struct AttentionShape {
     pub scale: f32,
     /// Attend to this many positions, the row's own included; None: to all.
     pub window: Option<NonZeroUsize>,
+    /// Scaled scores become `softcap * tanh(score / softcap)`; 0 for none.
+    pub softcap: f32,
+    /// One more score a query head that takes part in the softmax and has no value, `[n_head]`.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Consecutive rows of one sequence.
@@ -61,7 +72,7 @@ pub struct AttentionSpan<'a> {
 pub fn attention(
     pool: &Pool,
     simd: Simd,
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     spans: &[AttentionSpan<'_>],
     q: &[f32],
     out: &mut [f32],
@@ -70,7 +81,13 @@ pub fn attention(
     let kv = &shape.kv;
     let group = shape.n_head / kv.n_head_kv;
     let (q_row, out_row) = (shape.n_head * kv.head_dim_k, shape.n_head * kv.head_dim_v);
-    let tile_rows = (TILE_QUERIES / group).clamp(1, KV_PAGE_TOKENS);
+    let heads = (1..=group.min(TILE_HEADS))
+        .rev()
+        .find(|n| group.is_multiple_of(*n))
+        .unwrap_or(1);
+    let tile_rows = (TILE_QUERIES / heads).clamp(1, KV_PAGE_TOKENS);
+    // Runs of query heads that share a key/value head.
+    let n_runs = shape.n_head / heads;
 
     // Where each span's rows and work items begin.
     let mut starts = Vec::with_capacity(spans.len());
@@ -78,7 +95,7 @@ pub fn attention(
     for span in spans {
         starts.push((n_rows, n_items));
         n_rows += span.n_rows;
-        n_items += span.n_rows.div_ceil(tile_rows) * kv.n_head_kv;
+        n_items += span.n_rows.div_ceil(tile_rows) * n_runs;
     }
 
     let out = SyncPtr(out.as_mut_ptr());
@@ -87,26 +104,28 @@ pub fn attention(
             for item in items {
                 let index = starts.partition_point(|&(_, first_item)| first_item <= item) - 1;
                 let (span, (first_row, first_item)) = (&spans[index], starts[index]);
-                let head_kv = (item - first_item) % kv.n_head_kv;
+                let first_head = (item - first_item) % n_runs * heads;
                 // The last tile first: it attends to the most positions.
-                let tile = span.n_rows.div_ceil(tile_rows) - 1 - (item - first_item) / kv.n_head_kv;
+                let tile = span.n_rows.div_ceil(tile_rows) - 1 - (item - first_item) / n_runs;
                 let rows = tile * tile_rows..span.n_rows.min((tile + 1) * tile_rows);
                 let tile = Tile {
                     shape,
                     pages: span.pages,
-                    head_kv,
+                    head_kv: first_head / group,
+                    first_head,
+                    heads,
                     pos0: span.pos0 + rows.start,
                     n_rows: rows.len(),
                     q: &q[(first_row + rows.start) * q_row..(first_row + rows.end) * q_row],
                 };
                 tile.attend(simd, scratch);
                 for (r, row) in rows.enumerate() {
-                    let start = (first_row + row) * out_row + head_kv * group * kv.head_dim_v;
-                    // SAFETY: row is one of the rows of out and head_kv one of its heads, so the piece lies
-                    // inside out, which stays borrowed until run returns; each item has its own pair of
-                    // tile and head_kv, so no two pieces overlap.
+                    let start = (first_row + row) * out_row + first_head * kv.head_dim_v;
+                    // SAFETY: row is one of the rows of out and the heads are some of its heads, so the piece
+                    // lies inside out, which stays borrowed until run returns; each item has its own pair of
+                    // tile and heads, so no two pieces overlap.
                     let out = unsafe {
-                        std::slice::from_raw_parts_mut(out.get().add(start), group * kv.head_dim_v)
+                        std::slice::from_raw_parts_mut(out.get().add(start), heads * kv.head_dim_v)
                     };
                     tile.result(scratch, r, out);
                 }
@@ -115,7 +134,7 @@ pub fn attention(
     });
 }
 
-fn check(shape: &AttentionShape, spans: &[AttentionSpan<'_>], q: &[f32], out: &[f32]) {
+fn check(shape: &AttentionShape<'_>, spans: &[AttentionSpan<'_>], q: &[f32], out: &[f32]) {
     let kv = &shape.kv;
     assert!(
         kv.n_head_kv > 0 && shape.n_head > 0 && shape.n_head.is_multiple_of(kv.n_head_kv),
@@ -126,6 +145,10 @@ fn check(shape: &AttentionShape, spans: &[AttentionSpan<'_>], q: &[f32], out: &[
     assert!(
         kv.head_dim_k > 0 && kv.head_dim_v > 0,
         "attention: empty heads"
+    );
+    assert!(
+        shape.sinks.is_none_or(|sinks| sinks.len() == shape.n_head),
+        "attention: not one sink a head"
     );
     let rows: usize = spans.iter().map(|span| span.n_rows).sum();
     assert_eq!(
@@ -157,7 +180,7 @@ fn check(shape: &AttentionShape, spans: &[AttentionSpan<'_>], q: &[f32], out: &[
 }
 
 /// The first position that a row at `pos` attends to.
-pub(super) fn first_position(shape: &AttentionShape, pos: usize) -> usize {
+pub(super) fn first_position(shape: &AttentionShape<'_>, pos: usize) -> usize {
     shape
         .window
         .map_or(0, |window| (pos + 1).saturating_sub(window.get()))

@@ -4,13 +4,9 @@ use std::num::NonZeroUsize;
 
 use half::f16;
 
-use super::testing::{Source, assert_close};
-use super::{AttentionShape, AttentionSpan, KV_PAGE_TOKENS, KvLayout, Simd, attention, kv_append};
-use crate::host::Pool;
-
-fn pool(threads: usize) -> Pool {
-    Pool::new(NonZeroUsize::new(threads).unwrap()).unwrap()
-}
+use super::testing::{Source, assert_close, pool};
+use super::{AttentionShape, AttentionSpan, Simd, attention, kv_append};
+use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout};
 
 /// One sequence: its pages, unused slots poisoned with NaN, and the same keys and values in f64.
 struct Sequence {
@@ -46,7 +42,7 @@ impl Sequence {
     }
 
     /// The result of the rows at `pos0..`, `q` being `[rows][n_head][head_dim_k]`.
-    fn reference(&self, shape: &AttentionShape, pos0: usize, q: &[f32]) -> Vec<f64> {
+    fn reference(&self, shape: &AttentionShape<'_>, pos0: usize, q: &[f32]) -> Vec<f64> {
         let kv = &shape.kv;
         let (dk, dv) = (kv.head_dim_k, kv.head_dim_v);
         let mut out = Vec::new();
@@ -61,15 +57,19 @@ impl Sequence {
                 let scores: Vec<f64> = (first..=pos)
                     .map(|p| {
                         let key = &self.keys[at(p, dk)..][..dk];
-                        f64::from(shape.scale)
-                            * q.iter()
-                                .zip(key)
-                                .map(|(&q, &k)| f64::from(q) * k)
-                                .sum::<f64>()
+                        let product = q.iter().zip(key).map(|(&q, &k)| f64::from(q) * k);
+                        let score = f64::from(shape.scale) * product.sum::<f64>();
+                        match f64::from(shape.softcap) {
+                            0.0 => score,
+                            cap => cap * (score / cap).tanh(),
+                        }
                     })
                     .collect();
                 let max = scores.iter().copied().fold(f64::MIN, f64::max);
-                let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                let sink = shape
+                    .sinks
+                    .map_or(f64::NEG_INFINITY, |s| f64::from(s[head]));
+                let sum: f64 = scores.iter().chain([&sink]).map(|s| (s - max).exp()).sum();
                 for i in 0..dv {
                     let weighted = scores.iter().zip(first..);
                     out.push(
@@ -86,7 +86,7 @@ impl Sequence {
 }
 
 /// (n_head, n_head_kv, head_dim_k, head_dim_v)
-const SHAPES: [(usize, usize, usize, usize); 9] = [
+const SHAPES: [(usize, usize, usize, usize); 12] = [
     (8, 2, 64, 64),
     (4, 4, 64, 64),
     (6, 2, 128, 128),
@@ -96,12 +96,15 @@ const SHAPES: [(usize, usize, usize, usize); 9] = [
     (64, 1, 17, 96),
     (130, 2, 16, 16),
     (2, 2, 192, 128),
+    (3, 1, 576, 512),
+    (4, 2, 256, 256),
+    (48, 1, 40, 24),
 ];
 
 fn shape(
     (n_head, n_head_kv, head_dim_k, head_dim_v): (usize, usize, usize, usize),
     window: Option<usize>,
-) -> AttentionShape {
+) -> AttentionShape<'static> {
     AttentionShape {
         kv: KvLayout {
             n_layer: 1,
@@ -112,6 +115,8 @@ fn shape(
         n_head,
         scale: 1.0 / (head_dim_k as f32).sqrt(),
         window: window.and_then(NonZeroUsize::new),
+        softcap: 0.0,
+        sinks: None,
     }
 }
 
@@ -120,8 +125,20 @@ fn agrees_with_a_naive_softmax() {
     let mut source = Source::new("attention");
     let pool = pool(2);
     for heads in SHAPES {
-        for window in [None, Some(1), Some(1 + source.below(70))] {
-            let shape = shape(heads, window);
+        let sinks = source.normal(heads.0);
+        let some = Some(1 + source.below(70));
+        for (window, softcap, with_sinks) in [
+            (None, 0.0, false),
+            (Some(1), 0.0, true),
+            (some, 1.5, true),
+            (some, 0.0, false),
+            (None, 1.5, false),
+        ] {
+            let shape = AttentionShape {
+                softcap,
+                sinks: with_sinks.then_some(&sinks[..]),
+                ..shape(heads, window)
+            };
             let n_tokens = 1 + source.below(130);
             let pos0 = source.below(n_tokens);
             let sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
@@ -136,7 +153,7 @@ fn agrees_with_a_naive_softmax() {
             for simd in Simd::available() {
                 let mut out = vec![f32::NAN; expected.len()];
                 attention(&pool, simd, &shape, &[span], &q, &mut out);
-                let what = format!("{simd:?} {:?} window {window:?} {pos0}..{n_tokens}", heads);
+                let what = format!("{simd:?} {heads:?} {window:?} {softcap} {pos0}..{n_tokens}");
                 assert_close(&out, &expected, 1e-5, &what);
             }
         }
@@ -149,7 +166,12 @@ fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
     let pools = [pool(1), pool(2), pool(5)];
     for heads in SHAPES {
         for window in [None, Some(1 + source.below(60))] {
-            let shape = shape(heads, window);
+            let sinks = source.normal(heads.0);
+            let shape = AttentionShape {
+                softcap: 2.0,
+                sinks: Some(&sinks),
+                ..shape(heads, window)
+            };
             let n_tokens = 40 + source.below(60);
             let sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
             let layers = sequence.layers();

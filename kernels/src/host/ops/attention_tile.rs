@@ -14,12 +14,14 @@
 
 use half::f16;
 
+use super::Simd;
 use super::attention::{AttentionShape, first_position};
 use super::attention_page::{
     accumulate, largest_score, rescale, score, transpose_keys, weigh, widen_values,
 };
 use super::lanes::{Lanes, simd_fn};
-use super::{KV_PAGE_TOKENS, Simd};
+use super::scale::{soft_cap_lanes, soft_cap_scalar};
+use rocmforge_ops::KV_PAGE_TOKENS;
 
 /// Slots of a page, the stride of transposed keys and of scores.
 pub(super) const SLOTS: usize = KV_PAGE_TOKENS;
@@ -29,10 +31,14 @@ pub(super) const PAD: usize = 16;
 
 /// One work item.
 pub(super) struct Tile<'a> {
-    pub(super) shape: &'a AttentionShape,
+    pub(super) shape: &'a AttentionShape<'a>,
     /// This layer of the sequence's pages, from position 0.
     pub(super) pages: &'a [&'a [f16]],
     pub(super) head_kv: usize,
+    /// The first query head; it and the others of the tile use `head_kv`.
+    pub(super) first_head: usize,
+    /// Query heads.
+    pub(super) heads: usize,
     /// The position of the tile's first row.
     pub(super) pos0: usize,
     pub(super) n_rows: usize,
@@ -40,7 +46,7 @@ pub(super) struct Tile<'a> {
     pub(super) q: &'a [f32],
 }
 
-/// What a tile works in. Query `i` is row `i / group`, head `i % group` of the group.
+/// What a tile works in. Query `i` is row `i / heads`, head `i % heads` of the tile.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// Scaled queries, `[queries][head_dim_k]`.
@@ -95,7 +101,7 @@ impl Tile<'_> {
     /// Leaves the tile's result in `scratch`, see [`Tile::result`].
     pub(super) fn attend(&self, simd: Simd, scratch: &mut Scratch) {
         let (dk, dv) = (self.shape.kv.head_dim_k, self.padded_v());
-        let queries = self.n_rows * self.group();
+        let queries = self.n_rows * self.heads;
         scratch.q.reserve(queries * dk);
         scratch.keys.reserve(dk * SLOTS);
         scratch.values.reserve(SLOTS * dv);
@@ -106,9 +112,9 @@ impl Tile<'_> {
         scratch.new_max.reserve(queries);
         scratch.keep.reserve(queries);
 
-        let width = self.group() * dk;
+        let width = self.heads * dk;
         for r in 0..self.n_rows {
-            let q = &self.q[r * self.shape.n_head * dk + self.head_kv * width..][..width];
+            let q = &self.q[(r * self.shape.n_head + self.first_head) * dk..][..width];
             let scaled = &mut scratch.q.all_mut()[r * width..][..width];
             scaled
                 .iter_mut()
@@ -118,20 +124,28 @@ impl Tile<'_> {
         scratch.out.all_mut()[..queries * dv].fill(0.0);
         scratch.sums.all_mut()[..queries * PAD].fill(0.0);
         scratch.max.all_mut()[..queries].fill(f32::NEG_INFINITY);
+        if let Some(sinks) = self.sinks() {
+            // As if a page before the first had one slot with this score and nothing for a value.
+            for i in 0..queries {
+                scratch.max.all_mut()[i] = sinks[i % self.heads];
+                scratch.sums.all_mut()[i * PAD] = 1.0;
+            }
+        }
         attend_pages(simd, self, scratch);
     }
 
-    /// What [`Tile::attend`] left for row `r` of the tile, `[group][head_dim_v]`.
+    /// What [`Tile::attend`] left for row `r` of the tile, `[heads][head_dim_v]`.
     pub(super) fn result(&self, scratch: &Scratch, r: usize, out: &mut [f32]) {
-        let (group, dv) = (self.group(), self.shape.kv.head_dim_v);
+        let (heads, dv) = (self.heads, self.shape.kv.head_dim_v);
         for (g, out) in out.chunks_exact_mut(dv).enumerate() {
-            out.copy_from_slice(&scratch.out.all()[(r * group + g) * self.padded_v()..][..dv]);
+            out.copy_from_slice(&scratch.out.all()[(r * heads + g) * self.padded_v()..][..dv]);
         }
     }
 
-    #[inline(always)]
-    fn group(&self) -> usize {
-        self.shape.n_head / self.shape.kv.n_head_kv
+    /// The sinks of the tile's heads.
+    fn sinks(&self) -> Option<&[f32]> {
+        let sinks = self.shape.sinks?;
+        Some(&sinks[self.first_head..][..self.heads])
     }
 
     #[inline(always)]
@@ -176,7 +190,7 @@ simd_fn! {
 
 #[inline(always)]
 fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
-    let group = tile.group();
+    let heads = tile.heads;
     let (dk, dv) = (tile.shape.kv.head_dim_k, tile.padded_v());
     for page in tile.page_range() {
         // The rows that see something of the page: consecutive ones, since both ends of what a row sees only
@@ -211,7 +225,7 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
             scratch.values.all_mut(),
         );
 
-        let (first_query, end_query) = (first * group, end * group);
+        let (first_query, end_query) = (first * heads, end * heads);
         let n = end_query - first_query;
         let scores = &mut scratch.scores.all_mut()[first_query * SLOTS..end_query * SLOTS];
         score(
@@ -222,10 +236,13 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
             scratch.keys.all(),
             scores,
         );
+        if tile.shape.softcap > 0.0 {
+            soft_cap_lanes(s, scores, tile.shape.softcap);
+        }
 
         for r in first..end {
             let (from, to) = tile.slots(r, page);
-            for i in r * group..(r + 1) * group {
+            for i in r * heads..(r + 1) * heads {
                 let most = largest_score(s, &scratch.scores.all()[i * SLOTS..][..SLOTS], from, to);
                 let max = scratch.max.all()[i];
                 scratch.new_max.all_mut()[i] = if most > max { most } else { max };
@@ -240,7 +257,7 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
         );
         for r in first..end {
             let (from, to) = tile.slots(r, page);
-            for i in r * group..(r + 1) * group {
+            for i in r * heads..(r + 1) * heads {
                 weigh(
                     s,
                     &mut scratch.scores.all_mut()[i * SLOTS..][..SLOTS],
@@ -257,11 +274,11 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
         } else {
             for r in first..end {
                 let (from, to) = tile.slots(r, page);
-                accumulate(s, scratch, r * group..(r + 1) * group, dv, from, to);
+                accumulate(s, scratch, r * heads..(r + 1) * heads, dv, from, to);
             }
         }
     }
-    for i in 0..tile.n_rows * group {
+    for i in 0..tile.n_rows * heads {
         let sum = s.sum(s.load(&scratch.sums.all()[i * PAD..]));
         for out in scratch.out.all_mut()[i * dv..][..dv].chunks_exact_mut(S::N) {
             s.store(out, s.div(s.load(out), s.splat(sum)));
@@ -270,18 +287,21 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
 }
 
 fn attend_scalar(tile: &Tile<'_>, scratch: &mut Scratch) {
-    let group = tile.group();
+    let heads = tile.heads;
     let (dk, dv, padded) = (
         tile.shape.kv.head_dim_k,
         tile.shape.kv.head_dim_v,
         tile.padded_v(),
     );
-    for i in 0..tile.n_rows * group {
+    for i in 0..tile.n_rows * heads {
         let q = &scratch.q.all()[i * dk..][..dk];
         let out = &mut scratch.out.all_mut()[i * padded..][..dv];
-        let (mut max, mut sum) = (f32::NEG_INFINITY, 0f32);
+        let (mut max, mut sum) = match tile.sinks() {
+            Some(sinks) => (sinks[i % heads], 1f32),
+            None => (f32::NEG_INFINITY, 0f32),
+        };
         for page in tile.page_range() {
-            let (from, to) = tile.slots(i / group, page);
+            let (from, to) = tile.slots(i / heads, page);
             if from >= to {
                 continue;
             }
@@ -290,6 +310,9 @@ fn attend_scalar(tile: &Tile<'_>, scratch: &mut Scratch) {
             for slot in from..to {
                 let key = &keys[slot * dk..][..dk];
                 scores[slot] = q.iter().zip(key).map(|(q, k)| q * k.to_f32()).sum();
+            }
+            if tile.shape.softcap > 0.0 {
+                soft_cap_scalar(&mut scores[from..to], tile.shape.softcap);
             }
             let new_max = scores[from..to].iter().copied().fold(max, f32::max);
             let keep = (max - new_max).exp();

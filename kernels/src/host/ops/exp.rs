@@ -1,4 +1,4 @@
-//! The exponential of a vector, for softmax and SiLU.
+//! The exponential of a vector, for softmax and SiLU, and the hyperbolic tangent that is made of it.
 //!
 //! `exp(x) = 2^n exp(r)`, `n = round(x / ln 2)`, `|r| <= ln 2 / 2`; `exp(r) = 1 + r + r^2 g(r)` with a
 //! polynomial g of degree 4 fitted for the least relative error of the whole (3.2e-9 before rounding).
@@ -28,7 +28,26 @@ const LEAST: f32 = -110.0;
 #[inline(always)]
 pub(super) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
     // The bound comes first: min and max return their second operand for NaN.
-    let x = s.max(s.splat(LEAST), s.min(s.splat(MOST), x));
+    let (n, tail) = parts(s, s.max(s.splat(LEAST), s.min(s.splat(MOST), x)));
+    s.scale_exp2(s.add(tail, s.splat(1.0)), n)
+}
+
+/// `tanh(x)` in every lane, by `t / (t + 2)` with `t = exp(2 x) - 1`, which keeps the digits of small arguments.
+///
+/// Relative error at most 5e-7 (tested, as `soft_cap`); NaN for NaN.
+#[inline(always)]
+pub(super) fn tanh<S: Lanes>(s: S, x: S::V) -> S::V {
+    // Beyond this it is 1, and the quotient must not become one of infinities.
+    let x = s.max(s.splat(-20.0), s.min(s.splat(20.0), x));
+    let (n, tail) = parts(s, s.add(x, x));
+    let one = s.splat(1.0);
+    let t = s.add(s.scale_exp2(tail, n), s.sub(s.scale_exp2(one, n), one));
+    s.div(t, s.add(t, s.splat(2.0)))
+}
+
+/// `n` and `exp(r) - 1`.
+#[inline(always)]
+fn parts<S: Lanes>(s: S, x: S::V) -> (S::V, S::V) {
     let n = s.round(s.mul(x, s.splat(LOG2_E)));
     let r = s.fma(n, s.splat(-LN_2_HIGH), x);
     let r = s.fma(n, s.splat(-LN_2_LOW), r);
@@ -36,8 +55,7 @@ pub(super) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
     for c in &G[1..] {
         g = s.fma(g, r, s.splat(*c));
     }
-    let tail = s.fma(s.mul(r, r), g, r);
-    s.scale_exp2(s.add(tail, s.splat(1.0)), n)
+    (n, s.fma(s.mul(r, r), g, r))
 }
 
 #[cfg(test)]

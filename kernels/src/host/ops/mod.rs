@@ -1,8 +1,8 @@
 //! Operations on rows of f32, and the paged key/value store they attend to.
 //!
-//! Every operation is a function of slices that runs on the calling thread, except [`attention()`], which
-//! takes a [`Pool`](crate::host::Pool) because its work items are its own affair; the others are divided by
-//! their caller, usually by [`Pool::run_rows`](crate::host::Pool::run_rows).
+//! Every operation is a function of slices that runs on the calling thread, except [`attention()`] and those
+//! with a recurrent state ([`conv()`], [`delta_net()`], [`ssm()`]), which take a [`Pool`](crate::host::Pool)
+//! because their work items are their own affair; the others are divided by their caller, usually by [`Pool::run_rows`](crate::host::Pool::run_rows).
 //!
 //! Shapes are written `[rows][width]` with the last dimension contiguous. Lengths are checked with `assert!`:
 //! a mismatch is a bug of the caller, not bad input. NaN propagates unless an operation says otherwise.
@@ -11,6 +11,7 @@
 //! instantiated for every instruction set; [`Simd`] chooses. A result depends on the instruction set in
 //! the last bits, never on how rows are divided among calls or threads.
 
+mod act;
 mod add;
 mod argmax;
 mod attention;
@@ -18,29 +19,44 @@ mod attention_page;
 #[cfg(test)]
 mod attention_tests;
 mod attention_tile;
+mod columns;
+mod conv;
+mod delta_net;
 mod exp;
 mod kv;
 mod lanes;
+mod recurrent;
 mod rms_norm;
 mod rope;
 mod rope_table;
-mod silu_mul;
+mod route;
+mod scale;
 mod softmax;
+mod ssm;
 #[cfg(test)]
 mod testing;
 mod top_k;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use add::{add, add_bias};
+pub use act::{activate, gate, silu_mul};
+pub use add::{add, add_bias, add_gated, add_scaled, combine};
 pub use argmax::argmax;
 pub use attention::{AttentionShape, AttentionSpan, attention};
-pub use kv::{KV_PAGE_TOKENS, KvLayout, kv_append};
-pub use rms_norm::{add_rms_norm, rms_norm, rms_norm_in_place};
-pub use rope::{RopeAngles, RopeOrder, rope};
-pub use rope_table::{RopeError, RopeParams, RopeScaling, RopeTable};
-pub use silu_mul::silu_mul;
+pub use columns::{ColumnSource, columns};
+pub use conv::{CONV_KERNEL_MAX, ConvWeights, conv};
+pub use delta_net::{DeltaNetInputs, DeltaNetShape, delta_net};
+pub use kv::{kv_append, kv_layer, kv_layer_mut};
+pub use recurrent::StateSpan;
+pub use rms_norm::{
+    add_rms_norm, rms_norm, rms_norm_groups, rms_norm_groups_in_place, rms_norm_in_place,
+};
+pub use rope::{RopeAngles, rope, rope_at};
+pub use rope_table::{RopeError, RopeParams, RopeTable};
+pub use route::route;
+pub use scale::{position_scale, scale, soft_cap};
 pub use softmax::{log_softmax, softmax};
+pub use ssm::{SsmInputs, SsmShape, ssm};
 pub use top_k::top_k;
 
 /// The instruction set that an operation uses. Asking for one that the CPU lacks falls back to the next lower.

@@ -4,6 +4,7 @@
 //! Bound by memory; a row is read twice, the second time from cache.
 
 use super::lanes::{Lanes, simd_fn};
+use super::scale::scale_lanes;
 use super::{Simd, rows_of};
 
 /// Normalizes each row of `x`, `[rows][width]`, into `out` of the same shape; `weight` is `[width]`.
@@ -11,14 +12,7 @@ use super::{Simd, rows_of};
 /// # Panics
 /// When `weight` is empty, its length does not divide that of `x`, or `out` differs in length from `x`.
 pub fn rms_norm(simd: Simd, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    rows_of(x.len(), weight.len());
-    assert_eq!(x.len(), out.len(), "rms_norm: lengths differ");
-    for (row, out) in x
-        .chunks_exact(weight.len())
-        .zip(out.chunks_exact_mut(weight.len()))
-    {
-        norm_row(simd, row, weight, eps, out);
-    }
+    rms_norm_groups(simd, x, Some(weight), eps, weight.len(), out);
 }
 
 /// [`rms_norm`] with the result in the place of `x`.
@@ -26,10 +20,58 @@ pub fn rms_norm(simd: Simd, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]
 /// # Panics
 /// When `weight` is empty or its length does not divide that of `x`.
 pub fn rms_norm_in_place(simd: Simd, x: &mut [f32], weight: &[f32], eps: f32) {
-    rows_of(x.len(), weight.len());
-    for row in x.chunks_exact_mut(weight.len()) {
-        norm_row_in_place(simd, row, weight, eps);
+    rms_norm_groups_in_place(simd, x, Some(weight), eps, weight.len());
+}
+
+/// Normalizes each `group` of consecutive elements of `x` by itself. `weight` has a group's elements, the same for all
+/// groups, or those of a row of several groups; without it the factors are 1.
+///
+/// # Panics
+/// When `group` is zero or does not divide the length of `weight`, that of `weight` (without it, `group`) does not
+/// divide that of `x`, or `out` differs in length from `x`.
+pub fn rms_norm_groups(
+    simd: Simd,
+    x: &[f32],
+    weight: Option<&[f32]>,
+    eps: f32,
+    group: usize,
+    out: &mut [f32],
+) {
+    let width = checked_width(x.len(), weight, group);
+    assert_eq!(x.len(), out.len(), "rms_norm: lengths differ");
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        let groups = x.chunks_exact(group).zip(out.chunks_exact_mut(group));
+        for (i, (x, out)) in groups.enumerate() {
+            norm_row(simd, x, weight.map(|w| &w[i * group..][..group]), eps, out);
+        }
     }
+}
+
+/// [`rms_norm_groups`] with the result in the place of `x`, bit for bit the same.
+///
+/// # Panics
+/// As [`rms_norm_groups`].
+pub fn rms_norm_groups_in_place(
+    simd: Simd,
+    x: &mut [f32],
+    weight: Option<&[f32]>,
+    eps: f32,
+    group: usize,
+) {
+    let width = checked_width(x.len(), weight, group);
+    for x in x.chunks_exact_mut(width) {
+        for (i, x) in x.chunks_exact_mut(group).enumerate() {
+            norm_row_in_place(simd, x, weight.map(|w| &w[i * group..][..group]), eps);
+        }
+    }
+}
+
+/// Elements after which the weights begin anew.
+fn checked_width(len: usize, weight: Option<&[f32]>, group: usize) -> usize {
+    let width = weight.map_or(group, <[f32]>::len);
+    rows_of(len, width);
+    rows_of(width, group);
+    width
 }
 
 /// `x += delta`, then `out = rms_norm(x)`: the residual addition and the norm that follows it, in one go over
@@ -59,13 +101,13 @@ pub fn add_rms_norm(
 }
 
 simd_fn! {
-    fn norm_row(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
+    fn norm_row(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]);
     simd norm_row_lanes;
     scalar norm_row_scalar;
 }
 
 simd_fn! {
-    fn norm_row_in_place(x: &mut [f32], weight: &[f32], eps: f32);
+    fn norm_row_in_place(x: &mut [f32], weight: Option<&[f32]>, eps: f32);
     simd norm_row_in_place_lanes;
     scalar norm_row_in_place_scalar;
 }
@@ -77,14 +119,24 @@ simd_fn! {
 }
 
 #[inline(always)]
-fn norm_row_lanes<S: Lanes>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+fn norm_row_lanes<S: Lanes>(s: S, x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
     let scale = scale_of(sum_squares(s, x), x.len(), eps);
-    apply(s, x, scale, weight, out);
+    match weight {
+        Some(weight) => apply(s, x, scale, weight, out),
+        None => {
+            out.copy_from_slice(x);
+            scale_lanes(s, out, scale);
+        }
+    }
 }
 
 #[inline(always)]
-fn norm_row_in_place_lanes<S: Lanes>(s: S, x: &mut [f32], weight: &[f32], eps: f32) {
+fn norm_row_in_place_lanes<S: Lanes>(s: S, x: &mut [f32], weight: Option<&[f32]>, eps: f32) {
     let scale = scale_of(sum_squares(s, x), x.len(), eps);
+    let Some(weight) = weight else {
+        scale_lanes(s, x, scale);
+        return;
+    };
     let scales = s.splat(scale);
     let mut xs = x.chunks_exact_mut(S::N);
     let mut ws = weight.chunks_exact(S::N);
@@ -114,11 +166,11 @@ fn add_norm_row_lanes<S: Lanes>(
         *x += delta;
     }
     // The row is in the first-level cache now.
-    norm_row_lanes(s, x, weight, eps, out);
+    norm_row_lanes(s, x, Some(weight), eps, out);
 }
 
 #[inline(always)]
-fn sum_squares<S: Lanes>(s: S, x: &[f32]) -> f64 {
+pub(super) fn sum_squares<S: Lanes>(s: S, x: &[f32]) -> f64 {
     // Four sums, so that an addition does not wait for the one before it.
     let mut sums = [s.splat(0.0); 4];
     let mut blocks = x.chunks_exact(4 * S::N);
@@ -157,17 +209,16 @@ fn apply<S: Lanes>(s: S, x: &[f32], scale: f32, weight: &[f32], out: &mut [f32])
     }
 }
 
-fn norm_row_scalar(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let scale = scale_of(sum_squares_scalar(x), x.len(), eps);
-    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
-        *out = x * scale * w;
-    }
+fn norm_row_scalar(x: &[f32], weight: Option<&[f32]>, eps: f32, out: &mut [f32]) {
+    out.copy_from_slice(x);
+    norm_row_in_place_scalar(out, weight, eps);
 }
 
-fn norm_row_in_place_scalar(x: &mut [f32], weight: &[f32], eps: f32) {
+fn norm_row_in_place_scalar(x: &mut [f32], weight: Option<&[f32]>, eps: f32) {
     let scale = scale_of(sum_squares_scalar(x), x.len(), eps);
-    for (x, w) in x.iter_mut().zip(weight) {
-        *x = *x * scale * w;
+    x.iter_mut().for_each(|x| *x *= scale);
+    if let Some(weight) = weight {
+        x.iter_mut().zip(weight).for_each(|(x, w)| *x *= w);
     }
 }
 
@@ -175,10 +226,10 @@ fn add_norm_row_scalar(x: &mut [f32], delta: &[f32], weight: &[f32], eps: f32, o
     for (x, delta) in x.iter_mut().zip(delta) {
         *x += delta;
     }
-    norm_row_scalar(x, weight, eps, out);
+    norm_row_scalar(x, Some(weight), eps, out);
 }
 
-fn sum_squares_scalar(x: &[f32]) -> f64 {
+pub(super) fn sum_squares_scalar(x: &[f32]) -> f64 {
     x.iter().map(|&x| f64::from(x) * f64::from(x)).sum()
 }
 
@@ -235,6 +286,38 @@ mod tests {
                 assert_eq!(sum, plain, "{simd:?} residual {rows}x{width}");
                 rms_norm(simd, &plain, &weight, eps, &mut out);
                 assert_eq!(fused, out, "{simd:?} fused {rows}x{width}");
+            }
+        }
+    }
+
+    #[test]
+    fn groups_are_normed_by_themselves() {
+        let mut source = Source::new("rms_norm groups");
+        for group in [1, 5, 16, 64, 128, 200] {
+            let (rows, n_group) = (1 + source.below(3), 1 + source.below(5));
+            let x = source.normal(rows * n_group * group);
+            let weights = source.normal(n_group * group);
+            for weight in [None, Some(&weights[..group]), Some(&weights)] {
+                let ones = vec![1.0; group];
+                let weight_of = |g: usize| match weight {
+                    None => &ones[..],
+                    Some(w) if w.len() == group => w,
+                    Some(w) => &w[g * group..][..group],
+                };
+                let expected: Vec<f64> = x
+                    .chunks(group)
+                    .enumerate()
+                    .flat_map(|(i, x)| reference(x, weight_of(i % n_group), 1e-6))
+                    .collect();
+                for simd in Simd::available() {
+                    let what = format!("{simd:?} {rows}x{n_group}x{group}");
+                    let mut out = vec![f32::NAN; x.len()];
+                    rms_norm_groups(simd, &x, weight, 1e-6, group, &mut out);
+                    assert_close(&out, &expected, 1e-6, &what);
+                    let mut in_place = x.clone();
+                    rms_norm_groups_in_place(simd, &mut in_place, weight, 1e-6, group);
+                    assert_eq!(in_place, out, "{what}");
+                }
             }
         }
     }

@@ -7,15 +7,7 @@
 use super::lanes::{Lanes, simd_fn};
 use super::rope_table::RopeSpan;
 use super::{RopeTable, Simd, rows_of};
-
-/// Which elements form a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeOrder {
-    /// Adjacent ones: `(2 i, 2 i + 1)` (llama).
-    Norm,
-    /// Halves: `(i, i + n_rot / 2)` (qwen2, qwen3).
-    Neox,
-}
+use rocmforge_ops::RopeOrder;
 
 /// cos and sin for the rows of one pass, laid out for one pair order. Computed once a pass, used by all layers.
 #[derive(Clone, Debug)]
@@ -107,11 +99,27 @@ pub fn rope(
     n_head: usize,
     head_dim: usize,
 ) {
+    rope_at(simd, angles, first_row, x, n_head, head_dim, 0);
+}
+
+/// [`rope`] of the n_rot elements of every head from element `first` on.
+///
+/// # Panics
+/// When the shapes do not fit each other.
+pub fn rope_at(
+    simd: Simd,
+    angles: &RopeAngles,
+    first_row: usize,
+    x: &mut [f32],
+    n_head: usize,
+    head_dim: usize,
+    first: usize,
+) {
     let n_rot = angles.n_rot;
     let rows = rows_of(x.len(), n_head * head_dim);
     assert!(
-        n_rot <= head_dim,
-        "rope: {n_rot} rotated elements in heads of {head_dim}"
+        first <= head_dim && n_rot <= head_dim - first,
+        "rope: {n_rot} rotated elements from {first} on in heads of {head_dim}"
     );
     assert!(
         first_row + rows <= angles.rows(),
@@ -125,7 +133,13 @@ pub fn rope(
             &angles.sin[start..start + n_rot],
         );
         for head in x.chunks_exact_mut(head_dim) {
-            rotate(simd, angles.order, &mut head[..n_rot], cos, sin);
+            rotate(
+                simd,
+                angles.order,
+                &mut head[first..first + n_rot],
+                cos,
+                sin,
+            );
         }
     }
 }
@@ -206,8 +220,9 @@ fn rotate_scalar(order: RopeOrder, x: &mut [f32], cos: &[f32], sin: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::ops::RopeParams;
     use crate::host::ops::testing::{Source, assert_close};
-    use crate::host::ops::{RopeParams, RopeScaling};
+    use rocmforge_ops::RopeScaling;
 
     fn plain(n_rot: usize, freq_base: f64) -> RopeParams {
         RopeParams {
@@ -215,6 +230,7 @@ mod tests {
             freq_base,
             scaling: RopeScaling::None,
             freq_factors: None,
+            magnitude: 1.0,
         }
     }
 
@@ -272,6 +288,40 @@ mod tests {
                     rope(simd, &angles, 2, &mut tail, n_head, head_dim);
                     assert_eq!(tail, out[start..], "{what}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn elements_before_the_first_stay_as_they_are() {
+        let mut source = Source::new("rope_at");
+        for order in [RopeOrder::Norm, RopeOrder::Neox] {
+            let (n_head, head_dim, n_rot) = (3, 192, 64);
+            let positions = [7, 100_000];
+            let mut angles = RopeAngles::new(order);
+            angles.set(&RopeTable::new(&plain(n_rot, 10_000.0)).unwrap(), positions);
+            let x = source.normal(2 * n_head * head_dim);
+            for (simd, first) in Simd::available().flat_map(|s| [0, 5, 128].map(|f| (s, f))) {
+                let mut out = x.clone();
+                rope_at(simd, &angles, 0, &mut out, n_head, head_dim, first);
+                let expected: Vec<f64> = x
+                    .chunks(head_dim)
+                    .enumerate()
+                    .flat_map(|(i, head)| {
+                        let (before, rest) = head.split_at(first);
+                        let position = positions[i / n_head];
+                        let before = before.iter().map(|&x| f64::from(x));
+                        before
+                            .chain(reference(rest, n_rot, 10_000.0, position, order))
+                            .collect::<Vec<_>>()
+                    })
+                    .collect();
+                assert_close(
+                    &out,
+                    &expected,
+                    2e-6,
+                    &format!("{simd:?} {order:?} {first}"),
+                );
             }
         }
     }

@@ -11,32 +11,7 @@
 
 use std::f64::consts::PI;
 
-/// How the frequencies are stretched for a context longer than the one trained on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// Not at all.
-    None,
-    /// All alike.
-    Linear {
-        /// How many times longer.
-        factor: f64,
-    },
-    /// By the number of turns within the original context.
-    Yarn {
-        /// How many times longer.
-        factor: f64,
-        /// The context trained on, in tokens.
-        orig_ctx: u32,
-        /// Pairs with more turns than this keep their frequency (32 as published).
-        beta_fast: f64,
-        /// Pairs with fewer turns than this are stretched in full (1 as published).
-        beta_slow: f64,
-        /// How much of the blend is applied: 1, or 0 for linear scaling without the magnitude.
-        ext_factor: f64,
-        /// Multiplies the magnitude of cos and sin: 1 unless the model says otherwise.
-        attn_factor: f64,
-    },
-}
+use rocmforge_ops::RopeScaling;
 
 /// The hyperparameters of the embedding.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +24,8 @@ pub struct RopeParams {
     pub scaling: RopeScaling,
     /// Divides each pair's frequency, `[n_rot / 2]`: the rope_freqs tensor.
     pub freq_factors: Option<Vec<f32>>,
+    /// Multiplies cos and sin, beside the stretch's own magnitude.
+    pub magnitude: f64,
 }
 
 /// Why parameters were refused.
@@ -146,12 +123,15 @@ impl RopeTable {
         };
         let pairs = 0..n_rot / 2;
         match params.scaling {
-            RopeScaling::None => Ok(RopeTable::with(pairs.map(plain).collect(), 1.0)),
+            RopeScaling::None => Ok(RopeTable::with(
+                pairs.map(plain).collect(),
+                params.magnitude,
+            )),
             RopeScaling::Linear { factor } => {
                 positive("scaling factor", factor)?;
                 Ok(RopeTable::with(
                     pairs.map(|i| plain(i) / factor).collect(),
-                    1.0,
+                    params.magnitude,
                 ))
             }
             RopeScaling::Yarn {
@@ -161,6 +141,7 @@ impl RopeTable {
                 beta_slow,
                 ext_factor,
                 attn_factor,
+                rounded,
             } => {
                 positive("scaling factor", factor)?;
                 positive("original context", f64::from(orig_ctx))?;
@@ -172,8 +153,11 @@ impl RopeTable {
                     n_rot as f64 * (f64::from(orig_ctx) / (turns * 2.0 * PI)).ln()
                         / (2.0 * params.freq_base.ln())
                 };
-                let low = pair_of(beta_fast).floor().max(0.0);
-                let high = pair_of(beta_slow).ceil().min(n_rot as f64 - 1.0);
+                let (low, high) = match (pair_of(beta_fast), pair_of(beta_slow)) {
+                    (low, high) if rounded => (low.floor(), high.ceil()),
+                    exact => exact,
+                };
+                let (low, high) = (low.max(0.0), high.min(n_rot as f64 - 1.0));
                 let freqs = pairs.map(|i| {
                     let keep = 1.0 - ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     let keep = keep * ext_factor;
@@ -184,7 +168,10 @@ impl RopeTable {
                 } else {
                     1.0 + 0.1 * factor.ln()
                 };
-                Ok(RopeTable::with(freqs.collect(), attn_factor * stretch))
+                Ok(RopeTable::with(
+                    freqs.collect(),
+                    attn_factor * stretch * params.magnitude,
+                ))
             }
         }
     }
@@ -240,6 +227,7 @@ mod tests {
             freq_base,
             scaling: RopeScaling::None,
             freq_factors: None,
+            magnitude: 1.0,
         }
     }
 
@@ -271,6 +259,7 @@ mod tests {
                 beta_slow: 1.0,
                 ext_factor,
                 attn_factor: 1.0,
+                rounded: true,
             },
             ..plain(128, 1_000_000.0)
         };

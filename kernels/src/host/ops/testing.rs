@@ -1,7 +1,15 @@
 //! Random input for the tests of the operations, from a printed seed, and comparisons that name what differs.
 
+use std::num::NonZeroUsize;
+
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
+
+use crate::host::Pool;
+
+pub(super) fn pool(threads: usize) -> Pool {
+    Pool::new(NonZeroUsize::new(threads).expect("at least one thread")).expect("threads")
+}
 
 /// Random numbers of one test. `ROCMFORGE_TEST_SEED` repeats a run.
 pub(super) struct Source(StdRng);

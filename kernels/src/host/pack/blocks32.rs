@@ -5,7 +5,7 @@ use super::{put_half, put_words};
 
 /// Calls `pack` with each block and its number; false if any call said so.
 #[inline(always)]
-fn blocks<const BYTES: usize>(
+pub(super) fn blocks<const BYTES: usize>(
     src: &[u8],
     mut pack: impl FnMut(usize, &[u8; BYTES]) -> bool,
 ) -> bool {
@@ -76,7 +76,7 @@ pub(super) fn mxfp4(src: &[u8], n: usize, r: usize, dst: &mut [u8]) -> bool {
 }
 
 /// Bit i of byte b is bit 4i + b of `bits`.
-fn bits_by_column(bits: u32) -> [u8; 4] {
+pub(super) fn bits_by_column(bits: u32) -> [u8; 4] {
     std::array::from_fn(|b| {
         let every_fourth = (bits >> b) & 0x1111_1111;
         // Gathers bits 0, 4, ..., 28 into the top byte: pairs, then fours, then eights.

@@ -1,10 +1,12 @@
 //! From the file's rows to packed groups, at upload. The packed layout is described in `formats`.
 //!
-//! Packing moves words; the only arithmetic is Q5_0's and Q5_1's fifth bits, the K-quants' 6-bit scales and Q8_0's sign. It
-//! looks at every scale on the way, so that a damaged file is refused before a product sees it.
+//! Packing moves words; the only arithmetic is single bits (fifth ones, signs), 6-bit scales and Q8_0's sign. It looks at every scale on the way, so that a damaged file is refused before a product sees it.
 
 mod blocks32;
+mod codebooks;
+mod few_bits;
 mod floats;
+mod iq4;
 mod k_quants;
 
 use std::ops::Range;
@@ -208,7 +210,9 @@ impl PackedMatrix {
                 .map(|row| &row[at..at + bytes])
                 .enumerate();
             let bad = match (ty, plane) {
-                (WeightType::Q4_0, _) => first_bad(share, |src, r| blocks32::q4_0(src, n, r, dst)),
+                (WeightType::Q4_0 | WeightType::IQ4NL, _) => {
+                    first_bad(share, |src, r| blocks32::q4_0(src, n, r, dst))
+                }
                 (WeightType::Q4_1, _) => first_bad(share, |src, r| blocks32::q4_1(src, n, r, dst)),
                 (WeightType::Q5_0, _) => first_bad(share, |src, r| blocks32::q5_0(src, n, r, dst)),
                 (WeightType::Q5_1, _) => first_bad(share, |src, r| blocks32::q5_1(src, n, r, dst)),
@@ -216,6 +220,37 @@ impl PackedMatrix {
                 (WeightType::MXFP4, _) => {
                     first_bad(share, |src, r| blocks32::mxfp4(src, n, r, dst))
                 }
+                (WeightType::IQ4XS, _) => first_bad(share, |src, r| iq4::iq4_xs(src, r, dst)),
+                (WeightType::IQ3S, Some(plane)) => {
+                    first_bad(share, |src, r| codebooks::iq3_s(src, r, dst, plane))
+                }
+                (WeightType::IQ3XXS, Some(plane)) => {
+                    first_bad(share, |src, r| codebooks::iq3_xxs(src, r, dst, plane))
+                }
+                (WeightType::IQ2S, Some(plane)) => {
+                    first_bad(share, |src, r| codebooks::iq2_s(src, r, dst, plane))
+                }
+                (WeightType::IQ2XS, Some(plane)) => {
+                    first_bad(share, |src, r| codebooks::iq2_xs(src, r, dst, plane))
+                }
+                (WeightType::IQ2XXS, Some(plane)) => {
+                    first_bad(share, |src, r| codebooks::iq2_xxs(src, r, dst, plane))
+                }
+                (WeightType::IQ1S, Some(plane)) => {
+                    first_bad(share, |src, r| codebooks::iq1_s(src, r, dst, plane))
+                }
+                (WeightType::IQ1M, _) => first_bad(share, |src, r| codebooks::iq1_m(src, r, dst)),
+                (WeightType::TQ1_0, Some(plane)) => {
+                    first_bad(share, |src, r| few_bits::tq1_0(src, r, dst, plane))
+                }
+                (WeightType::TQ2_0, Some(plane)) => {
+                    first_bad(share, |src, r| few_bits::tq2_0(src, r, dst, plane))
+                }
+                (WeightType::NVFP4, _) => {
+                    first_bad(share, |src, r| few_bits::nvfp4(src, n, r, dst))
+                }
+                (WeightType::Q1_0, _) => first_bad(share, |src, r| few_bits::q1_0(src, n, r, dst)),
+                (WeightType::Q2_0, _) => first_bad(share, |src, r| few_bits::q2_0(src, n, r, dst)),
                 (WeightType::Q2K, _) => first_bad(share, |src, r| k_quants::q2(src, r, dst)),
                 (WeightType::Q4K, _) => first_bad(share, |src, r| k_quants::q4(src, r, dst)),
                 (WeightType::Q5K, _) => first_bad(share, |src, r| k_quants::q5(src, r, dst)),

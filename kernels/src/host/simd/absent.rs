@@ -29,17 +29,20 @@ macro_rules! absent {
             fn store_floats(self, _: &mut [f32; ROWS], _: usize, (): ()) { match self.0 {} }
             fn f16(self, _: &[u8; 32], _: usize) { match self.0 {} }
             fn bf16(self, _: &[u8; 32], _: usize) { match self.0 {} }
+            fn words(self, _: &[u8; 32], _: usize) { match self.0 {} }
             fn e8m0_half(self, _: &[u8; 16], _: usize) { match self.0 {} }
             fn bits_to_floats(self, (): ()) { match self.0 {} }
             fn splat(self, _: i32) { match self.0 {} }
             fn splat_f(self, _: f32) { match self.0 {} }
             fn and(self, (): (), (): ()) { match self.0 {} }
             fn or(self, (): (), (): ()) { match self.0 {} }
+            fn xor(self, (): (), (): ()) { match self.0 {} }
             fn add(self, (): (), (): ()) { match self.0 {} }
             fn shr(self, (): (), _: u32) { match self.0 {} }
             fn shl(self, (): (), _: u32) { match self.0 {} }
             fn sar(self, (): (), _: u32) { match self.0 {} }
             fn look_up(self, _: &[u8; 16], (): ()) { match self.0 {} }
+            fn gather<const N: usize>(self, _: &[i32; N], (): ()) { match self.0 {} }
             fn dot<const WIDE: bool>(self, (): (), (): (), (): ()) { match self.0 {} }
             fn to_f(self, (): ()) { match self.0 {} }
             fn mul(self, (): (), (): ()) { match self.0 {} }

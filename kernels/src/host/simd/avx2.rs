@@ -126,6 +126,14 @@ macro_rules! eight_lanes {
             }
 
             #[inline(always)]
+            fn words(self, bytes: &[u8; 32], half: usize) -> __m256i {
+                let (halves, _) = bytes.as_chunks::<16>();
+                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+                let words = unsafe { _mm_loadu_si128(halves[half].as_ptr().cast()) };
+                op!(_mm256_cvtepu16_epi32(words))
+            }
+
+            #[inline(always)]
             fn e8m0_half(self, bytes: &[u8; 16], half: usize) -> __m256 {
                 let (halves, _) = bytes.as_chunks::<8>();
                 // SAFETY: the features as in `op!`; the reference covers the 8 bytes that are read, at any alignment.
@@ -171,6 +179,11 @@ macro_rules! eight_lanes {
             }
 
             #[inline(always)]
+            fn xor(self, a: __m256i, b: __m256i) -> __m256i {
+                op!(_mm256_xor_si256(a, b))
+            }
+
+            #[inline(always)]
             fn add(self, a: __m256i, b: __m256i) -> __m256i {
                 op!(_mm256_add_epi32(a, b))
             }
@@ -198,6 +211,14 @@ macro_rules! eight_lanes {
                     _mm256_broadcastsi128_si256(table),
                     index
                 ))
+            }
+
+            #[inline(always)]
+            fn gather<const N: usize>(self, table: &[i32; N], index: __m256i) -> __m256i {
+                const { assert!(N.is_power_of_two(), "an index is masked") };
+                let index = self.and(index, self.splat((N - 1) as i32));
+                // SAFETY: the features as in `op!`; every masked index is below N, the table's length.
+                unsafe { _mm256_i32gather_epi32::<4>(table.as_ptr(), index) }
             }
 
             #[inline(always)]

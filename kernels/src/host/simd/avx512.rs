@@ -84,6 +84,13 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn words(self, bytes: &[u8; 32], _half: usize) -> __m512i {
+        // SAFETY: the features as in `op!`; the reference covers the 32 bytes that are read, at any alignment.
+        let words = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
+        op!(_mm512_cvtepu16_epi32(words))
+    }
+
+    #[inline(always)]
     fn e8m0_half(self, bytes: &[u8; 16], _half: usize) -> __m512 {
         // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
         let bytes = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
@@ -128,6 +135,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_xor_si512(a, b))
+    }
+
+    #[inline(always)]
     fn add(self, a: __m512i, b: __m512i) -> __m512i {
         op!(_mm512_add_epi32(a, b))
     }
@@ -152,6 +164,14 @@ impl Simd for Avx512 {
         // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
         let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
         op!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), index))
+    }
+
+    #[inline(always)]
+    fn gather<const N: usize>(self, table: &[i32; N], index: __m512i) -> __m512i {
+        const { assert!(N.is_power_of_two(), "an index is masked") };
+        let index = self.and(index, self.splat((N - 1) as i32));
+        // SAFETY: the features as in `op!`; every masked index is below N, the table's length.
+        unsafe { _mm512_i32gather_epi32::<4>(index, table.as_ptr()) }
     }
 
     #[inline(always)]

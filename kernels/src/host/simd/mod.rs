@@ -64,6 +64,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn f16(self, bytes: &[u8; 32], half: usize) -> Self::F;
     /// This half of 16 little-endian bfloat16.
     fn bf16(self, bytes: &[u8; 32], half: usize) -> Self::F;
+    /// This half of 16 little-endian 16-bit words, without sign.
+    fn words(self, bytes: &[u8; 32], half: usize) -> Self::I;
     /// This half of 16 exponent bytes `e`, as 2^(e - 128): half of what E8M0 means, as ggml's doubled FP4 table wants.
     fn e8m0_half(self, bytes: &[u8; 16], half: usize) -> Self::F;
     /// The bits of an integer vector as floats.
@@ -77,6 +79,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn and(self, a: Self::I, b: Self::I) -> Self::I;
     /// Bitwise or.
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise exclusive or.
+    fn xor(self, a: Self::I, b: Self::I) -> Self::I;
     /// Lane-wise sum.
     fn add(self, a: Self::I, b: Self::I) -> Self::I;
     /// Lane-wise logical shift right by `n` < 32.
@@ -87,6 +91,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sar(self, v: Self::I, n: u32) -> Self::I;
     /// Each byte of `index`, which is below 16, replaced by that byte of `table`.
     fn look_up(self, table: &[u8; 16], index: Self::I) -> Self::I;
+
+    /// Entry `index` of a table, the index taken modulo N, which is a power of two.
+    fn gather<const N: usize>(self, table: &[i32; N], index: Self::I) -> Self::I;
 
     /// `acc` plus, per lane, the sum of the 4 products of unsigned bytes of `w` with signed bytes of `x`. Exact for `w`
     /// up to 255 if `WIDE`, up to 127 otherwise, and for `x` from -127 to 127.

@@ -58,6 +58,12 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn words(self, bytes: &[u8; 32], _half: usize) -> Self::I {
+        let (words, _) = bytes.as_chunks::<2>();
+        std::array::from_fn(|i| i32::from(u16::from_le_bytes(words[i])))
+    }
+
+    #[inline(always)]
     fn e8m0_half(self, bytes: &[u8; 16], _half: usize) -> Self::F {
         std::array::from_fn(|i| super::super::reference::e8m0_half(bytes[i]))
     }
@@ -88,6 +94,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn xor(self, a: Self::I, b: Self::I) -> Self::I {
+        map2(a, b, |a, b| a ^ b)
+    }
+
+    #[inline(always)]
     fn add(self, a: Self::I, b: Self::I) -> Self::I {
         map2(a, b, i32::wrapping_add)
     }
@@ -112,6 +123,12 @@ impl Simd for Scalar {
         index.map(|lane| {
             i32::from_le_bytes(lane.to_le_bytes().map(|byte| table[usize::from(byte & 15)]))
         })
+    }
+
+    #[inline(always)]
+    fn gather<const N: usize>(self, table: &[i32; N], index: Self::I) -> Self::I {
+        const { assert!(N.is_power_of_two(), "an index is masked") };
+        index.map(|lane| table[lane.cast_unsigned() as usize & (N - 1)])
     }
 
     #[inline(always)]

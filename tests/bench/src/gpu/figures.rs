@@ -163,7 +163,7 @@ fn prefill(
 /// Operations a token of a prompt, a product and a sum for each weight; those of attention, and the output's, which only
 /// the last token needs, are not counted.
 fn flops(model: &LoadedModel) -> f64 {
-    let segments = model.model().segments();
+    let segments = model.model().plan().segments.as_slice();
     let layers = segments.split_last().map_or(segments, |(_, layers)| layers);
     let tensors = layers.iter().flat_map(|segment| &segment.tensors);
     let matrices = tensors.filter(|tensor| tensor.role == Role::Matrix);

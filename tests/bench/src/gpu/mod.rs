@@ -3,6 +3,7 @@
 //! ```text
 //! table   figures beside must, aim, llama.cpp and the card's own ceilings    figures.rs, first.rs
 //! parity  every operation and type against the host                           parity.rs
+//! goldens small models of every architecture against their authors' code       goldens.rs
 //! text    greedy text against the host's                                      text.rs
 //! soak    a mixed load with evictions, the budget watched                     soak/
 //! rounds  load, generate, unload: does memory grow?                           rounds.rs
@@ -13,6 +14,7 @@
 mod card;
 mod figures;
 pub(crate) mod first;
+mod goldens;
 mod models;
 mod parity;
 mod plan;
@@ -44,6 +46,8 @@ enum Part {
     Table,
     /// Operations against the host's.
     Parity,
+    /// Small models of every architecture against their authors' code.
+    Goldens,
     /// Text against the host's.
     Text,
     /// A mixed load.
@@ -63,7 +67,7 @@ pub(crate) struct Options {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "table,parity,text,soak,rounds"
+        default_value = "table,parity,goldens,text,soak,rounds"
     )]
     parts: Vec<Part>,
     /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 14 GB at a time].
@@ -170,6 +174,9 @@ impl Bench {
             }
             Part::Parity => vec![Check::ran(parity::name(self), |check| {
                 parity::run(self, check)
+            })],
+            Part::Goldens => vec![Check::ran("Architectures", |check| {
+                goldens::run(self, text::fixtures(options.fixtures.as_deref()), check)
             })],
             Part::Text => text::run(self, text::fixtures(options.fixtures.as_deref())),
             Part::Soak => {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rocmforge_device::Device;
 use rocmforge_device::gpu::device::usual_images;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice};
 use rocmforge_device::host::{HostConfig, HostDevice};
-use rocmforge_kernels::host::WeightType;
+use rocmforge_ops::WeightType;
 use rocmforge_parity::{Comparison, Extent, Pair, cases, worst};
 
 use super::Bench;
@@ -37,7 +38,12 @@ pub(crate) fn name(bench: &Bench) -> String {
 pub(crate) fn run(bench: &Bench, check: &mut Check) -> Result<()> {
     let (reference, device) = match vendor(&bench.kind) {
         Some(vendor) => {
-            let gpu = GpuDevice::open(GpuConfig::new(vendor, 0), usual_images(vendor))?;
+            // A simulated card is slow, and what hangs for good is seen all the same.
+            let config = GpuConfig {
+                watchdog: Duration::from_secs(600),
+                ..GpuConfig::new(vendor, 0)
+            };
+            let gpu = GpuDevice::open(config, usual_images(vendor))?;
             (host(None)?, Box::new(gpu) as Box<dyn Device>)
         }
         None => (host(NonZeroUsize::new(1))?, host(None)?),

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use super::{not_in_capture, put, queue};
 use crate::memory::{HostRange, Locked};
+use crate::misbehaviour::Misbehaviour;
 use crate::queue::Work;
 use crate::state::{
     ALREADY_REGISTERED, CAPTURE_UNSUPPORTED, INVALID_VALUE, NOT_REGISTERED, NOT_SUPPORTED,
@@ -114,8 +115,9 @@ exports! {
     }
 
     fn hipMemGetInfo(free: *mut usize, total: *mut usize) |s| {
+        let told = s.misbehaves.of(Misbehaviour::FalseFreeBytes);
         // SAFETY: see above.
-        unsafe { put(free, s.memory.free_bytes() as usize) };
+        unsafe { put(free, told.unwrap_or(s.memory.free_bytes()) as usize) };
         // SAFETY: see above.
         unsafe { put(total, s.memory.total as usize) }
     }
@@ -150,6 +152,9 @@ exports! {
         }
         if at == 0 || bytes == 0 {
             return INVALID_VALUE;
+        }
+        if let Some(ms) = s.misbehaves.of(Misbehaviour::SlowRegistration) {
+            std::thread::sleep(std::time::Duration::from_millis(ms));
         }
         // By whole pages, as the hardware locks them.
         let start = at & !4095;

@@ -4,11 +4,15 @@ use std::ffi::{c_int, c_void};
 
 use super::{not_in_capture, put};
 use crate::memory::{Fault, GRANULARITY};
+use crate::misbehaviour::Misbehaviour;
 use crate::queue::Work;
 use crate::state::{
     CAPTURE_UNSUPPORTED, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS,
     State, call,
 };
+
+/// What [`Misbehaviour::FalseGranularity`] hides.
+const TRUE_GRANULARITY: u64 = 2 << 20;
 
 /// The vendor's properties of an allocation.
 #[repr(C)]
@@ -70,18 +74,19 @@ exports! {
         if let Some(code) = unsafe { wrong(s, properties) } {
             return code;
         }
+        let told = s.misbehaves.of(Misbehaviour::FalseGranularity);
         // SAFETY: see above.
-        unsafe { put(to, GRANULARITY as usize) }
+        unsafe { put(to, told.unwrap_or(GRANULARITY) as usize) }
     }
 
-    fn hipMemAddressReserve(to: *mut u64, bytes: usize, _align: usize, _at: u64, flags: u64) |s| {
+    fn hipMemAddressReserve(to: *mut u64, bytes: usize, align: usize, _at: u64, flags: u64) |s| {
         if !s.virtual_memory {
             return NOT_SUPPORTED;
         }
-        if flags != 0 {
+        if flags != 0 || (align != 0 && !align.is_power_of_two()) {
             return INVALID_VALUE;
         }
-        match s.memory.reserve(bytes as u64) {
+        match s.memory.reserve(bytes as u64, align as u64) {
             // SAFETY: see above.
             Some(address) => unsafe { put(to, address) },
             None => INVALID_VALUE,
@@ -121,7 +126,9 @@ exports! {
         if offset != 0 || flags != 0 {
             return INVALID_VALUE;
         }
-        let mapped = s.memory.map(address, bytes, handle);
+        let usable = s.misbehaves.of(Misbehaviour::FalseGranularity).is_none()
+            || (address.is_multiple_of(TRUE_GRANULARITY) && (bytes as u64).is_multiple_of(TRUE_GRANULARITY));
+        let mapped = s.memory.map(address, bytes, handle, usable);
         told(s, mapped)
     }
 
@@ -131,6 +138,9 @@ exports! {
             return INVALID_VALUE;
         };
         let device = access.location_kind == 1 && (0..s.devices).contains(&access.location);
+        if s.misbehaves.of(Misbehaviour::RefusesAccess).is_some() {
+            return INVALID_VALUE;
+        }
         if count != 1 || !device || access.flags != 3 {
             return INVALID_VALUE;
         }
@@ -145,7 +155,8 @@ exports! {
                 format!("unmap of {address:#x}..+{bytes} while work is queued"),
             );
         }
-        let unmapped = s.memory.unmap(address, bytes);
+        let keeps = s.misbehaves.of(Misbehaviour::KeepsMemory).is_some();
+        let unmapped = s.memory.unmap(address, bytes, keeps);
         told(s, unmapped)
     }
 }

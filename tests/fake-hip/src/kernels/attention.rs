@@ -13,8 +13,34 @@ use super::heads::{append, layout, pages, rotated, row_of};
 use super::{Launch, agrees, args, covers, floats, store, words};
 use crate::memory::{Fault, Memory};
 
-/// Positions of a step of decode; a context is split at multiples of it.
-const STEP: u32 = 64;
+/// Positions of a step of decode; a context is split at multiples of it. Wide heads take half as many.
+fn step(kv: &KvPlace) -> u32 {
+    let narrow = matches!(
+        (kv.dim_k, kv.dim_v),
+        (64, 64) | (80, 80) | (96, 96) | (128, 128)
+    );
+    if narrow { 64 } else { 32 }
+}
+
+/// How scores are made and masked.
+#[derive(Clone, Copy)]
+struct Scores {
+    n_head: u32,
+    scale: f32,
+    softcap: f32,
+    window: u32,
+    sinks: u64,
+}
+
+impl Scores {
+    /// The first position that the row at a position attends to.
+    fn start(&self, position: u32) -> u32 {
+        match self.window {
+            0 => 0,
+            window => (position + 1).saturating_sub(window),
+        }
+    }
+}
 
 /// The caller alone.
 fn pool() -> Result<&'static Pool, Fault> {
@@ -30,14 +56,20 @@ fn attend(
     sequence: u32,
     first: u32,
     q: &[f32],
-    n_head: u32,
-    scale: f32,
+    scores: &Scores,
 ) -> Result<Vec<f32>, Fault> {
+    let n_head = scores.n_head;
+    let sinks = match scores.sinks {
+        0 => None,
+        at => Some(floats(memory, at, n_head as usize, "sinks")?),
+    };
     let shape = AttentionShape {
         kv: layout(kv),
         n_head: n_head as usize,
-        scale,
-        window: None,
+        scale: scores.scale,
+        window: NonZeroUsize::new(scores.window as usize),
+        softcap: scores.softcap,
+        sinks: sinks.as_deref(),
     };
     if shape.kv.n_head_kv == 0 || !shape.n_head.is_multiple_of(shape.kv.n_head_kv) {
         return Err(Fault(format!(
@@ -46,7 +78,14 @@ fn attend(
         )));
     }
     let n_rows = q.len() / (shape.n_head * shape.kv.head_dim_k);
-    let read = pages(memory, kv, sequence, u64::from(first) + n_rows as u64)?;
+    // What lies behind the window of the first row may have been given back.
+    let read = pages(
+        memory,
+        kv,
+        sequence,
+        scores.start(first),
+        u64::from(first) + n_rows as u64,
+    )?;
     let read: Vec<&[f16]> = read.iter().map(Vec::as_slice).collect();
     let spans = [AttentionSpan {
         n_rows,
@@ -62,16 +101,24 @@ fn attend(
 pub(super) fn decode(
     memory: &mut Memory,
     launch: &Launch,
-    dim: u32,
-    group: u32,
+    dims: Option<(u32, u32)>,
+    most: u32,
 ) -> Result<(), Fault> {
     let a = args(launch, AttentionDecodeArgs::from_bytes)?;
-    agrees("the size of a key and of the kernel", a.kv.dim_k, dim)?;
-    agrees("the size of a value and of the kernel", a.kv.dim_v, dim)?;
+    match dims {
+        Some((dim_k, dim_v)) => {
+            agrees("the size of a key and of the kernel", a.kv.dim_k, dim_k)?;
+            agrees("the size of a value and of the kernel", a.kv.dim_v, dim_v)?;
+        }
+        None if a.kv.dim_k.is_multiple_of(8) && a.kv.dim_v.is_multiple_of(8) => {
+            covers("a head", 576, u64::from(a.kv.dim_k.max(a.kv.dim_v)))?;
+        }
+        None => return Err(Fault("heads of no multiple of 8".to_owned())),
+    }
     agrees(
-        "key/value heads of the grid",
-        launch.grid[0],
-        a.kv.n_head_kv,
+        "blocks of the grid and of the heads",
+        launch.grid[0] * a.heads,
+        a.n_head,
     )?;
     agrees(
         "parts of the grid and by the arguments",
@@ -79,8 +126,20 @@ pub(super) fn decode(
         a.n_split,
     )?;
     let of_head = a.n_head / a.kv.n_head_kv.max(1);
-    covers("the kernel's group", u64::from(group), u64::from(of_head))?;
+    covers("the kernel's heads", u64::from(most), u64::from(a.heads))?;
+    if a.heads == 0 || !of_head.is_multiple_of(a.heads) {
+        return Err(Fault(format!("blocks of {} of {of_head} heads", a.heads)));
+    }
+    let dim = a.kv.dim_k;
     let width = u64::from(a.n_head) * u64::from(dim);
+    let width_out = u64::from(a.n_head) * u64::from(a.kv.dim_v);
+    let scores = Scores {
+        n_head: a.n_head,
+        scale: a.scale,
+        softcap: a.softcap,
+        window: a.window,
+        sinks: a.sinks,
+    };
     let mut seen = Vec::new();
     for row in 0..launch.grid[2] {
         let (position, sequence) = row_of(memory, &a.kv, row)?;
@@ -108,9 +167,9 @@ pub(super) fn decode(
             q = turned;
             append(memory, a.k, a.v, &a.kv, &a.rope, row)?;
         }
-        split(memory, &a, row, position)?;
-        let out = attend(memory, &a.kv, sequence, position, &q, a.n_head, a.scale)?;
-        store(memory, a.out + u64::from(row) * width * 4, &out)?;
+        split(memory, &a, row, scores.start(position), position)?;
+        let out = attend(memory, &a.kv, sequence, position, &q, &scores)?;
+        store(memory, a.out + u64::from(row) * width_out * 4, &out)?;
     }
     Ok(())
 }
@@ -120,14 +179,16 @@ fn split(
     memory: &mut Memory,
     a: &AttentionDecodeArgs,
     row: u32,
+    start: u32,
     position: u32,
 ) -> Result<(), Fault> {
-    let steps = position / STEP + 1;
+    let step = step(&a.kv);
+    let steps = position / step + 1 - start / step;
     let steps_part = steps.div_ceil(a.n_split.max(1));
     if steps.div_ceil(steps_part) == 1 {
         return Ok(());
     }
-    let heads = u64::from(a.kv.n_head_kv);
+    let heads = u64::from(a.n_head / a.heads);
     let at = a.counters + u64::from(row) * heads * 4;
     let counters = words(memory, at, heads as usize, "counters of split attention")?;
     if counters.iter().any(|&c| c != 0) {
@@ -143,6 +204,13 @@ pub(super) fn prefill(memory: &mut Memory, launch: &Launch, dim: u32) -> Result<
     agrees("the size of a key and of the kernel", a.kv.dim_k, dim)?;
     agrees("the size of a value and of the kernel", a.kv.dim_v, dim)?;
     let width = u64::from(a.n_head) * u64::from(dim);
+    let scores = Scores {
+        n_head: a.n_head,
+        scale: a.scale,
+        softcap: a.softcap,
+        window: a.window,
+        sinks: a.sinks,
+    };
     let tiles = words(memory, a.tiles, 2 * launch.grid[1] as usize, "tiles")?;
     for tile in tiles.chunks_exact(2) {
         let (first_row, n_rows) = (tile[0], tile[1]);
@@ -159,7 +227,7 @@ pub(super) fn prefill(memory: &mut Memory, launch: &Launch, dim: u32) -> Result<
         let at = u64::from(first_row) * width * 4;
         let n = n_rows as usize * width as usize;
         let q = floats(memory, a.q + at, n, "queries")?;
-        let out = attend(memory, &a.kv, sequence, first, &q, a.n_head, a.scale)?;
+        let out = attend(memory, &a.kv, sequence, first, &q, &scores)?;
         store(memory, a.out + at, &out)?;
     }
     Ok(())

@@ -1,8 +1,10 @@
-//! Heads of queries and keys, normed and rotated, and the pages that keys and values go to (`kv.h`, `rope_kv.hip`).
+//! Heads of queries and keys, normed and rotated, and the pages that keys and values go to (`kv.h`, `rope_kv.hip`,
+//! `rope_heads.hip`).
 
 use half::f16;
-use rocmforge_kernels::gpu::ops::kv::{KvPlace, RopeKvArgs, RopePlace};
-use rocmforge_kernels::host::ops::{self, KV_PAGE_TOKENS, KvLayout, Simd};
+use rocmforge_kernels::gpu::ops::kv::{KvPlace, RopeHeadsArgs, RopeKvArgs, RopePlace};
+use rocmforge_kernels::host::ops::{self, Simd};
+use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout};
 
 use super::{Launch, agrees, args, covers, floats, store, store_halves, words};
 use crate::memory::{Fault, Memory};
@@ -54,8 +56,11 @@ pub(super) fn rotated(
         let weight = floats(memory, norm, head.len(), "a head's norm")?;
         ops::rms_norm_in_place(Simd::detect(), &mut head, &weight, rope.eps);
     }
-    let n = rope.n_rot as usize;
-    covers("a head", head.len() as u64, n as u64)?;
+    let (n, first) = (rope.n_rot as usize, rope.first as usize);
+    covers("a head", head.len() as u64, (first + n) as u64)?;
+    if n == 0 {
+        return Ok(head);
+    }
     let at = u64::from(entry) * n as u64 * 4;
     let cos = floats(memory, rope.cos + at, n, "rotations")?;
     let sin = floats(memory, rope.sin + at, n, "rotations")?;
@@ -66,7 +71,7 @@ pub(super) fn rotated(
             (_, true) => i + n / 2,
             (_, false) => i - n / 2,
         };
-        out[i] = head[i] * cos[i] + head[partner] * sin[i];
+        out[first + i] = head[first + i] * cos[i] + head[first + partner] * sin[i];
     }
     Ok(out)
 }
@@ -99,16 +104,22 @@ pub(super) fn append(
     Ok(())
 }
 
-/// The layer of a sequence's pages for its first `n` positions; slots past them are zeros.
+/// The layer of a sequence's pages for its first `n` positions; slots past them are zeros, and pages before that of position `start`
+/// have none.
 pub(super) fn pages(
     memory: &mut Memory,
     kv: &KvPlace,
     sequence: u32,
+    start: u32,
     n: u64,
 ) -> Result<Vec<Vec<f16>>, Fault> {
     let layout = layout(kv);
     let mut pages = Vec::new();
     for page in 0..n.div_ceil(PAGE) {
+        if page < u64::from(start) / PAGE {
+            pages.push(vec![f16::ZERO; layout.layer_elements()]);
+            continue;
+        }
         let at = page_of(memory, kv, sequence, page)?;
         let slots = (n - page * PAGE).min(PAGE) as usize;
         let mut elements = vec![f16::ZERO; layout.layer_elements()];
@@ -131,9 +142,13 @@ pub(super) fn pages(
 }
 
 /// A block row a row: queries rotated to another place, keys and values to the pages.
-pub(super) fn rope_kv(memory: &mut Memory, launch: &Launch, dim: u32) -> Result<(), Fault> {
+pub(super) fn rope_kv(memory: &mut Memory, launch: &Launch, dim: Option<u32>) -> Result<(), Fault> {
     let a = args(launch, RopeKvArgs::from_bytes)?;
-    agrees("the size of a key and of the kernel", a.kv.dim_k, dim)?;
+    match dim {
+        Some(dim) => agrees("the size of a key and of the kernel", a.kv.dim_k, dim)?,
+        None => covers("a head", 576, u64::from(a.kv.dim_k))?,
+    }
+    let dim = a.kv.dim_k;
     let heads = u64::from(a.n_head) + 2 * u64::from(a.kv.n_head_kv);
     covers("the grid", u64::from(launch.grid[0]) * HEADS_BLOCK, heads)?;
     for row in 0..launch.grid[1] {
@@ -154,6 +169,27 @@ pub(super) fn rope_kv(memory: &mut Memory, launch: &Launch, dim: u32) -> Result<
             }
         }
         append(memory, a.k, a.v, &a.kv, &a.rope, row)?;
+    }
+    Ok(())
+}
+
+/// A block row a row: heads of one buffer in place.
+pub(super) fn rope_heads(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
+    let a = args(launch, RopeHeadsArgs::from_bytes)?;
+    covers("a head", 576, u64::from(a.dim))?;
+    let heads = u64::from(a.n_head);
+    covers("the grid", u64::from(launch.grid[0]) * HEADS_BLOCK, heads)?;
+    for row in 0..launch.grid[1] {
+        let entry = match a.rope.by_position {
+            0 => row,
+            _ => words(memory, a.positions + u64::from(row) * 4, 1, "positions")?[0],
+        };
+        for head in 0..heads {
+            let at = a.x + (u64::from(row) * heads + head) * u64::from(a.dim) * 4;
+            let x = floats(memory, at, a.dim as usize, "heads")?;
+            let x = rotated(memory, x, a.rope.q_norm, &a.rope, entry)?;
+            store(memory, at, &x)?;
+        }
     }
     Ok(())
 }

@@ -8,9 +8,13 @@
 //! the last bits at most. Weights on the device keep their rows as they are in the file, inside the bytes that
 //! [`layout`](rocmforge_kernels::gpu::layout) gives them: only these kernels look into them.
 
+mod act;
 mod attention;
+mod elements;
+mod experts;
 mod heads;
 mod products;
+mod recurrent;
 mod rows;
 mod sample;
 mod weights;
@@ -19,7 +23,7 @@ use std::sync::OnceLock;
 
 use rocmforge_kernels::gpu::ops;
 use rocmforge_kernels::gpu::units;
-use rocmforge_kernels::host::WeightType;
+use rocmforge_ops::WeightType;
 
 use crate::memory::{Fault, Memory};
 
@@ -49,17 +53,36 @@ enum Operation {
         output: rows::Out,
     },
     RopeKv {
-        dim: u32,
+        /// `None` for any.
+        dim: Option<u32>,
     },
+    RopeHeads,
     AttentionDecode {
-        dim: u32,
-        group: u32,
+        /// Of key and value; `None` for any.
+        dims: Option<(u32, u32)>,
+        /// Most heads of a block.
+        most: u32,
     },
     AttentionPrefill {
         dim: u32,
     },
     Gather,
     AddBias,
+    Change(elements::Change),
+    Columns,
+    Combine,
+    Route,
+    Conv,
+    DeltaNet {
+        most: u32,
+    },
+    Ssm {
+        most: u32,
+    },
+    Experts(WeightType),
+    ExpertsGroup,
+    ExpertsMany(WeightType),
+    MatmatHeads(WeightType),
     TopKPart,
     TopKJoin,
 }
@@ -88,12 +111,24 @@ impl Kernel {
                 rows::activations(memory, launch, input, output)
             }
             Operation::RopeKv { dim } => heads::rope_kv(memory, launch, dim),
-            Operation::AttentionDecode { dim, group } => {
-                attention::decode(memory, launch, dim, group)
+            Operation::RopeHeads => heads::rope_heads(memory, launch),
+            Operation::AttentionDecode { dims, most } => {
+                attention::decode(memory, launch, dims, most)
             }
             Operation::AttentionPrefill { dim } => attention::prefill(memory, launch, dim),
             Operation::Gather => rows::gather(memory, launch),
             Operation::AddBias => rows::add_bias(memory, launch),
+            Operation::Change(what) => elements::change(memory, launch, what),
+            Operation::Columns => elements::columns(memory, launch),
+            Operation::Combine => elements::combine(memory, launch),
+            Operation::Route => elements::route(memory, launch),
+            Operation::Conv => recurrent::conv(memory, launch),
+            Operation::DeltaNet { most } => recurrent::delta_net(memory, launch, most),
+            Operation::Ssm { most } => recurrent::ssm(memory, launch, most),
+            Operation::Experts(ty) => experts::experts(memory, launch, ty),
+            Operation::ExpertsGroup => experts::group(memory, launch),
+            Operation::ExpertsMany(ty) => experts::many(memory, launch, ty),
+            Operation::MatmatHeads(ty) => products::heads(memory, launch, ty),
             Operation::TopKPart => sample::part(memory, launch),
             Operation::TopKJoin => sample::join(memory, launch),
         }
@@ -112,10 +147,25 @@ impl Operation {
             }
             Operation::Activations { .. } => size_of::<ops::activations::ActivationsArgs>(),
             Operation::RopeKv { .. } => size_of::<ops::kv::RopeKvArgs>(),
+            Operation::RopeHeads => size_of::<ops::kv::RopeHeadsArgs>(),
             Operation::AttentionDecode { .. } => size_of::<ops::attention::AttentionDecodeArgs>(),
             Operation::AttentionPrefill { .. } => size_of::<ops::attention::AttentionPrefillArgs>(),
             Operation::Gather => size_of::<ops::rows::GatherArgs>(),
             Operation::AddBias => size_of::<ops::rows::AddBiasArgs>(),
+            Operation::Change(_) => size_of::<ops::elements::ElementsArgs>(),
+            Operation::Columns => size_of::<ops::elements::ColumnsArgs>(),
+            Operation::Combine => size_of::<ops::elements::CombineArgs>(),
+            Operation::Route => size_of::<ops::route::RouteArgs>(),
+            Operation::Conv => size_of::<ops::recurrent::ConvArgs>(),
+            Operation::DeltaNet { .. } => size_of::<ops::recurrent::DeltaNetArgs>(),
+            Operation::Ssm { .. } => size_of::<ops::recurrent::SsmArgs>(),
+            Operation::Experts(_) => size_of::<ops::experts::ExpertsArgs>(),
+            Operation::ExpertsGroup => size_of::<ops::experts::ExpertsGroupArgs>(),
+            Operation::ExpertsMany(_) => size_of::<ops::experts::ExpertsManyArgs>(),
+            Operation::MatmatHeads(ty) if ty.is_quantized() => {
+                size_of::<ops::heads::MatmatHeadsArgs>()
+            }
+            Operation::MatmatHeads(_) => size_of::<ops::heads::MatmatHeadsFloatArgs>(),
             Operation::TopKPart | Operation::TopKJoin => size_of::<ops::sample::TopKArgs>(),
         }
     }
@@ -158,8 +208,23 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
             (format!("rows_{name}"), Operation::Rows(ty)),
         ];
     }
+    if let Some(ty) = unit.strip_prefix("experts_many_").and_then(type_called) {
+        return own(Operation::ExpertsMany(ty));
+    }
+    if let Some(ty) = unit.strip_prefix("matmat_heads_").and_then(type_called) {
+        return own(Operation::MatmatHeads(ty));
+    }
+    if let Some(ty) = unit.strip_prefix("experts_").and_then(type_called) {
+        return own(Operation::Experts(ty));
+    }
+    if let Some(most) = unit.strip_prefix("delta_net_").and_then(number) {
+        return own(Operation::DeltaNet { most });
+    }
+    if let Some(most) = unit.strip_prefix("ssm_").and_then(number) {
+        return own(Operation::Ssm { most });
+    }
     if let Some(dim) = unit.strip_prefix("rope_kv_").and_then(number) {
-        return own(Operation::RopeKv { dim });
+        return own(Operation::RopeKv { dim: Some(dim) });
     }
     if let Some(dim) = unit.strip_prefix("attention_prefill_").and_then(number) {
         return own(Operation::AttentionPrefill { dim });
@@ -169,7 +234,12 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
         .and_then(|rest| rest.split_once('_'))
         .and_then(|(dim, group)| Some((number(dim)?, number(group)?)))
     {
-        return own(Operation::AttentionDecode { dim, group });
+        let (dims, most) = match (dim, group) {
+            (576, 512) => ((576, 512), 4),
+            (dim, most) => ((dim, dim), most),
+        };
+        let dims = Some(dims);
+        return own(Operation::AttentionDecode { dims, most });
     }
     match unit {
         "repack" => WeightType::ALL
@@ -182,6 +252,30 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
         "activations" => rows::entries()
             .map(|(name, input, output)| (name, Operation::Activations { input, output }))
             .collect(),
+        "elements" => {
+            let changes = [
+                ("scale", elements::Change::Scale),
+                ("soft_cap", elements::Change::SoftCap),
+                ("add_gated", elements::Change::AddGated),
+                ("position_scale", elements::Change::PositionScale),
+            ]
+            .map(|(name, what)| (name.to_owned(), Operation::Change(what)));
+            let others = [
+                ("columns", Operation::Columns),
+                ("combine", Operation::Combine),
+            ]
+            .map(|(name, operation)| (name.to_owned(), operation));
+            changes.into_iter().chain(others).collect()
+        }
+        "attention_decode_any" => own(Operation::AttentionDecode {
+            dims: None,
+            most: 4,
+        }),
+        "rope_kv_any" => own(Operation::RopeKv { dim: None }),
+        "rope_heads" => own(Operation::RopeHeads),
+        "experts_group" => own(Operation::ExpertsGroup),
+        "conv" => own(Operation::Conv),
+        "route" => own(Operation::Route),
         "gather" => own(Operation::Gather),
         "add_bias" => own(Operation::AddBias),
         "sample" => vec![
@@ -274,6 +368,19 @@ fn agrees(what: &str, a: u32, b: u32) -> Result<(), Fault> {
     Err(Fault(format!("{what}: {a} and {b}")))
 }
 
+/// Carries a builder's launch out.
+#[cfg(test)]
+fn run(memory: &mut Memory, launch: &rocmforge_kernels::gpu::Launch) -> Result<(), Fault> {
+    let kernel = all().iter().find(|k| k.name == launch.entry());
+    let kernel = kernel.unwrap_or_else(|| panic!("no kernel {}", launch.kernel));
+    assert_eq!(kernel.unit, launch.unit());
+    let launch = Launch {
+        grid: launch.grid,
+        args: launch.args.to_bytes(),
+    };
+    kernel.run(memory, &launch)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,15 +438,6 @@ mod tests {
             for byte in &mut file {
                 *byte &= 0x3B;
             }
-            let run = |memory: &mut Memory, launch: rocmforge_kernels::gpu::Launch| {
-                let kernel = all().iter().find(|k| k.name == launch.entry()).unwrap();
-                assert_eq!(kernel.unit, launch.unit());
-                let launch = Launch {
-                    grid: launch.grid,
-                    args: launch.args.to_bytes(),
-                };
-                kernel.run(memory, &launch)
-            };
             let weights = Weights {
                 ty,
                 at,
@@ -352,7 +450,7 @@ mod tests {
                 memory
                     .write(from, &file[first as usize * row..][..n as usize * row])
                     .unwrap();
-                run(&mut memory, repack(weights, from, first, n, flag).unwrap()).unwrap();
+                run(&mut memory, &repack(weights, from, first, n, flag).unwrap()).unwrap();
             }
             assert_eq!(words(&mut memory, flag, 1, "").unwrap(), [0], "{ty}");
             let mut expected = vec![0.0; (ROWS * COLS) as usize];
@@ -361,7 +459,7 @@ mod tests {
 
             let wanted: Vec<u8> = [4u32, 0, 99].iter().flat_map(|i| i.to_le_bytes()).collect();
             memory.write(ids, &wanted).unwrap();
-            run(&mut memory, rows_f32(weights, ids, 3, out).unwrap()).unwrap();
+            run(&mut memory, &rows_f32(weights, ids, 3, out).unwrap()).unwrap();
             let zeros = vec![0.0; COLS as usize];
             let rows = [of_row(4), of_row(0), &zeros].concat();
             assert_eq!(
@@ -370,7 +468,7 @@ mod tests {
                 "{ty}"
             );
 
-            run(&mut memory, dequantize_f16(weights, 1, 3, out).unwrap()).unwrap();
+            run(&mut memory, &dequantize_f16(weights, 1, 3, out).unwrap()).unwrap();
             let halves = memory.read(out, 3 * COLS as usize * 2, "").unwrap();
             let rows = [of_row(1), of_row(2), of_row(3)].concat();
             let as_halves: Vec<u8> = rows
@@ -382,10 +480,10 @@ mod tests {
 
             // All ones: a scale of any type is then NaN.
             memory.write(from, &vec![0xFF; row]).unwrap();
-            run(&mut memory, repack(weights, from, 3, 1, flag).unwrap()).unwrap();
+            run(&mut memory, &repack(weights, from, 3, 1, flag).unwrap()).unwrap();
             assert_eq!(words(&mut memory, flag, 1, "").unwrap(), [1], "{ty}");
             // Past the matrix.
-            run(&mut memory, repack(weights, from, 4, 2, flag).unwrap()).unwrap_err();
+            run(&mut memory, &repack(weights, from, 4, 2, flag).unwrap()).unwrap_err();
         }
     }
 

@@ -6,13 +6,16 @@
 use std::sync::Arc;
 
 use rocmforge_kernels::gpu::device_bytes;
+use rocmforge_kernels::gpu::ops::heads::{MatmatHeadsArgs, MatmatHeadsFloatArgs};
 use rocmforge_kernels::gpu::ops::matmat::MatmatArgs;
 use rocmforge_kernels::gpu::ops::matvec::{MATRICES_MAX, MatvecArgs, MatvecFloatArgs};
 use rocmforge_kernels::host::ops::{self, Simd};
 use rocmforge_kernels::host::{
-    ActivationForm, Activations, Isa, PackedMatrix, WeightType, mat_mul_all, reference,
+    ActivationForm, Activations, Isa, PackedMatrix, mat_mul_all, reference,
 };
+use rocmforge_ops::WeightType;
 
+use super::act;
 use super::rows::from_q8;
 use super::{Launch, agrees, args, covers, floats, store};
 use crate::memory::{Fault, Memory};
@@ -28,11 +31,11 @@ pub(crate) struct Prepared {
 
 /// A matrix on the device.
 #[derive(Clone, Copy)]
-struct Matrix {
-    ty: WeightType,
-    at: u64,
-    rows: usize,
-    cols: usize,
+pub(super) struct Matrix {
+    pub(super) ty: WeightType,
+    pub(super) at: u64,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
 }
 
 impl Matrix {
@@ -69,7 +72,12 @@ impl Matrix {
     }
 
     /// `[tokens][rows]` of `x`, `[tokens][cols]`, and the bias at an address unless that is 0.
-    fn times(self, memory: &mut Memory, x: &[f32], bias: u64) -> Result<Vec<f32>, Fault> {
+    pub(super) fn times(
+        self,
+        memory: &mut Memory,
+        x: &[f32],
+        bias: u64,
+    ) -> Result<Vec<f32>, Fault> {
         let mut out = self.products(memory, x)?;
         if bias != 0 {
             let bias = floats(memory, bias, self.rows, "a product's bias")?;
@@ -119,7 +127,7 @@ fn finish(memory: &mut Memory, at: u64, mut out: Vec<f32>, epilogue: u32) -> Res
     store(memory, at, &out)
 }
 
-/// One token, up to four matrices, norm before and sum or SwiGLU after.
+/// One token, up to four matrices, norm before and sum or gated unit after.
 pub(super) fn matvec(
     memory: &mut Memory,
     launch: &Launch,
@@ -154,10 +162,10 @@ pub(super) fn matvec(
     }
     if a.epilogue == 2 {
         let [gate, up] = outs.as_mut_slice() else {
-            return Err(Fault(format!("SwiGLU of {} matrices", outs.len())));
+            return Err(Fault(format!("a gated unit of {} matrices", outs.len())));
         };
         agrees("rows of gate and up", gate.len() as u32, up.len() as u32)?;
-        ops::silu_mul(Simd::detect(), gate, up);
+        act::gate(&a.act, gate, up)?;
         return store(memory, a.matrices[0].out, gate);
     }
     for (m, out) in a.matrices.iter().zip(outs) {
@@ -204,4 +212,54 @@ pub(super) fn matmat(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Re
     };
     let out = matrix.times(memory, &x, a.bias)?;
     finish(memory, a.out, out, a.epilogue)
+}
+
+/// A product for each head, from rows in 8 bits or, with float weights, in f32.
+pub(super) fn heads(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Result<(), Fault> {
+    let (product, n_head, x) = if ty.is_quantized() {
+        let a = args(launch, MatmatHeadsArgs::from_bytes)?;
+        let n = (a.product.n_tokens * a.n_head) as usize * a.product.cols as usize;
+        let bytes = memory.read(a.product.x_bytes, n, "a product's input")?;
+        let scales = floats(memory, a.product.x_scales, n / 32 * 2, "a product's scales")?;
+        let x = from_q8(&bytes, &scales, a.product.cols as usize)?;
+        (a.product, a.n_head, x)
+    } else {
+        let a = args(launch, MatmatHeadsFloatArgs::from_bytes)?;
+        let p = a.product;
+        let n = (p.n_tokens * a.n_head) as usize * p.cols as usize;
+        let product = MatmatArgs {
+            weights: p.weights,
+            out: p.out,
+            rows: p.rows,
+            cols: p.cols,
+            n_tokens: p.n_tokens,
+            n_blocks: p.n_blocks,
+            ..MatmatArgs::default()
+        };
+        (
+            product,
+            a.n_head,
+            floats(memory, p.x, n, "a product's input")?,
+        )
+    };
+    check_grid(launch, product.n_blocks, product.n_tokens)?;
+    agrees(
+        "heads of the grid and by the arguments",
+        launch.grid[2],
+        n_head,
+    )?;
+    let (rows, cols) = (product.rows as usize, product.cols as usize);
+    let whole = Matrix {
+        ty,
+        at: product.weights,
+        rows: rows * n_head as usize,
+        cols,
+    };
+    // All heads' rows with every input; a head's are those that are wanted.
+    let products = whole.times(memory, &x, 0)?;
+    let mut out = Vec::with_capacity(x.len() / cols.max(1) * rows);
+    for (i, products) in products.chunks(whole.rows.max(1)).enumerate() {
+        out.extend_from_slice(&products[i % n_head as usize * rows..][..rows]);
+    }
+    store(memory, product.out, &out)
 }

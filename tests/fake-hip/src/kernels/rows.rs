@@ -1,10 +1,11 @@
 //! Rows of f32: moved, biased, normed, summed, and brought to 8 bits or f16 (`gather.hip`, `add_bias.hip`,
 //! `activations.hip`).
 
-use rocmforge_kernels::gpu::ops::activations::{ActivationsArgs, SWIGLU_F16_SCALE};
+use rocmforge_kernels::gpu::ops::activations::{ActivationsArgs, GATED_F16_SCALE};
 use rocmforge_kernels::gpu::ops::rows::{AddBiasArgs, GatherArgs};
 use rocmforge_kernels::host::ops::{self, Simd};
 
+use super::act;
 use super::{Launch, args, covers, floats, store, store_halves, words};
 use crate::memory::{Fault, Memory};
 
@@ -20,7 +21,7 @@ pub(super) enum In {
     Plain,
     Norm,
     AddNorm,
-    Silu,
+    Gate,
     Add,
 }
 
@@ -39,7 +40,7 @@ pub(super) fn entries() -> impl Iterator<Item = (String, In, Out)> {
         ("plain", In::Plain),
         ("norm", In::Norm),
         ("add_norm", In::AddNorm),
-        ("silu", In::Silu),
+        ("gate", In::Gate),
         ("add", In::Add),
     ];
     let outputs = [("f32", Out::F32), ("f16", Out::F16), ("q8", Out::Q8)];
@@ -87,23 +88,32 @@ pub(super) fn activations(
     let simd = Simd::detect();
     let mut x = floats(memory, a.x, n, "activations' x")?;
     let mut other = Vec::new();
-    if !matches!(input, In::Plain | In::Norm) {
+    if matches!(input, In::AddNorm | In::Add) || input == In::Gate && a.other != 0 {
         other = floats(memory, a.other, n, "activations' other")?;
     }
     if matches!(input, In::AddNorm | In::Add) {
-        ops::add(simd, &mut x, &other);
+        for (x, y) in x.iter_mut().zip(&other) {
+            *x = a.factor.mul_add(*y, *x);
+        }
         store(memory, a.x, &x)?;
     }
     match input {
         In::Norm | In::AddNorm => {
-            let weight = floats(memory, a.weight, cols, "activations' weight")?;
-            ops::rms_norm_in_place(simd, &mut x, &weight, a.eps);
+            let groups = a.weight_rows as usize;
+            let weight = match a.weight {
+                0 => vec![1.0; cols * groups],
+                at => floats(memory, at, cols * groups, "activations' weight")?,
+            };
+            for (x, weight) in x.chunks_mut(cols).zip(weight.chunks(cols).cycle()) {
+                ops::rms_norm_in_place(simd, x, weight, a.eps);
+            }
         }
-        In::Silu => ops::silu_mul(simd, &mut x, &other),
+        In::Gate if a.other == 0 => act::activate(&a.act, &mut x)?,
+        In::Gate => act::gate(&a.act, &mut x, &other)?,
         In::Plain | In::Add => {}
     }
-    if output == Out::F16 && matches!(input, In::Silu | In::Plain) {
-        x.iter_mut().for_each(|v| *v *= SWIGLU_F16_SCALE);
+    if output == Out::F16 && matches!(input, In::Gate | In::Plain) {
+        x.iter_mut().for_each(|v| *v *= GATED_F16_SCALE);
     }
     match output {
         Out::F32 => store(memory, a.out, &x),

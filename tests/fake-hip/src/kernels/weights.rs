@@ -2,7 +2,8 @@
 
 use rocmforge_kernels::gpu::device_bytes;
 use rocmforge_kernels::gpu::ops::weights::{DequantizeArgs, RepackArgs};
-use rocmforge_kernels::host::{WeightType, reference};
+use rocmforge_kernels::host::reference;
+use rocmforge_ops::WeightType;
 
 use super::{Launch, args, covers, store, store_halves, words};
 use crate::memory::{Fault, Memory};
@@ -36,29 +37,12 @@ pub(super) fn repack(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Re
     let row = row_bytes(ty, cols);
     let bytes = memory.read(a.from, (rows * row) as usize, "rows to repack")?;
     memory.write(a.to + u64::from(a.first_row) * row, &bytes)?;
-    if !is_finite(ty, &bytes) {
+    let mut blocks = bytes.chunks_exact(ty.block_bytes());
+    if !blocks.all(|block| reference::is_finite(ty, block)) {
         let flag = words(memory, a.flag, 1, "the flag of an upload")?[0];
         memory.write(a.flag, &(flag | 1).to_le_bytes())?;
     }
     Ok(())
-}
-
-/// Whether all scales of the blocks are finite; for floats, all weights.
-fn is_finite(ty: WeightType, bytes: &[u8]) -> bool {
-    let halves: &[usize] = match ty {
-        WeightType::F16 | WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => &[0],
-        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => &[0, 2],
-        WeightType::Q2K => &[80, 82],
-        WeightType::Q3K => &[108],
-        WeightType::Q6K => &[208],
-        WeightType::MXFP4 | WeightType::F32 | WeightType::BF16 => &[],
-    };
-    bytes.chunks_exact(ty.block_bytes()).all(|block| match ty {
-        WeightType::MXFP4 => block[0] != 255,
-        WeightType::F32 => block[3] & 0x7F != 0x7F || block[2] & 0x80 == 0,
-        WeightType::BF16 => block[1] & 0x7F != 0x7F || block[0] & 0x80 == 0,
-        _ => halves.iter().all(|&at| block[at + 1] & 0x7C != 0x7C),
-    })
 }
 
 /// Rows as f16, or by number as f32; a number past the last row gives zeros.

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::driver::{ContextHandle, DeviceAttributes, Driver, MemoryInfo, Result};
+use super::driver::{ContextHandle, DeviceAttributes, Driver, MemoryInfo, Result, Vendor};
+use super::sysfs::CardMemory;
 
 /// Numbers of contexts, never given twice, so that a stale note of a thread matches nothing.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -32,6 +33,8 @@ struct Inner {
     handle: ContextHandle,
     id: u64,
     attributes: DeviceAttributes,
+    /// What the kernel says of its memory.
+    kernel: Option<CardMemory>,
     counts: Counts,
     opened: Instant,
     /// When the calls under way began, in nanoseconds after `opened`; 0 is no call.
@@ -98,6 +101,10 @@ impl Context {
     /// What the driver says.
     pub fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Context> {
         let attributes = driver.device_attributes(ordinal)?;
+        let kernel = match driver.vendor() {
+            Vendor::Hip => CardMemory::of(&attributes),
+            Vendor::Cuda => None,
+        };
         let handle = driver.context_open(ordinal)?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         BOUND.set(id);
@@ -106,6 +113,7 @@ impl Context {
             handle,
             id,
             attributes,
+            kernel,
             counts: Counts::default(),
             opened: Instant::now(),
             calls: [const { AtomicU64::new(0) }; CALLS_MAX],
@@ -141,12 +149,23 @@ impl Context {
         Arc::clone(&self.0.driver)
     }
 
-    /// Free and total bytes by the driver's count.
+    /// Free and total bytes by the driver's count, and by the kernel's where that says less.
     ///
     /// # Errors
     /// What the driver says.
     pub fn memory(&self) -> Result<MemoryInfo> {
-        self.driver()?.mem_info()
+        let told = self.driver()?.mem_info()?;
+        Ok(self
+            .0
+            .kernel
+            .as_ref()
+            .map_or(told, |kernel| kernel.info(told)))
+    }
+
+    /// What the kernel says of the card's memory, for people.
+    pub(crate) fn describe_memory(&self) -> Option<String> {
+        let told = self.0.attributes.total_bytes;
+        Some(self.0.kernel.as_ref()?.describe(told))
     }
 
     /// What this process holds by its own count.

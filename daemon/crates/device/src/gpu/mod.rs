@@ -7,6 +7,7 @@
 //!       |
 //!    context.rs          Context: the card that is open, shared by all that lives on it
 //!    memory.rs  exec.rs  Buffer, PinnedBuffer, Registration / Stream, Event, Module, Kernel, Graph
+//!    sysfs.rs            what the kernel says of an AMD card's memory
 //!    virtual_memory.rs   Reservation, Chunk: addresses apart from memory, where the driver can
 //!       |
 //!    device/             GpuDevice: arena, uploads, launches, graphs; one code for both vendors
@@ -29,6 +30,7 @@ mod image;
 mod library;
 pub mod memory;
 mod probe;
+mod sysfs;
 pub mod virtual_memory;
 
 pub use context::{Call, Context, Usage};

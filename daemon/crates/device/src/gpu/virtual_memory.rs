@@ -30,11 +30,12 @@ pub trait VirtualMemory: Send + Sync {
     /// What the driver says.
     fn granularity(&self, ordinal: u32) -> Result<Option<u64>>;
 
-    /// Reserves addresses, which takes no memory.
+    /// Reserves addresses, which takes no memory. `align`, a power of two, is a wish: runtimes were
+    /// seen to ignore it.
     ///
     /// # Errors
     /// What the driver says.
-    fn reserve(&self, bytes: u64) -> Result<DevicePtr>;
+    fn reserve(&self, bytes: u64, align: u64) -> Result<DevicePtr>;
 
     /// Gives reserved addresses back.
     ///
@@ -104,10 +105,16 @@ pub struct Reservation {
 
 impl Reservation {
     /// Reserves at least `bytes` bytes of addresses; `None` where the library or the device cannot.
+    /// What is mapped is a multiple of `granularity_min` at least, a power of two: drivers were
+    /// seen to say 4 KB and to fault below 2 MB.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(context: &Context, bytes: u64) -> Result<Option<Arc<Reservation>>> {
+    pub fn new(
+        context: &Context,
+        bytes: u64,
+        granularity_min: u64,
+    ) -> Result<Option<Arc<Reservation>>> {
         let driver = context.driver()?;
         let Some(memory) = driver.virtual_memory() else {
             return Ok(None);
@@ -115,13 +122,21 @@ impl Reservation {
         let Some(granularity) = memory.granularity(context.attributes().ordinal)? else {
             return Ok(None);
         };
+        let granularity = granularity.max(1).next_multiple_of(granularity_min.max(1));
         let bytes = bytes.max(1).next_multiple_of(granularity);
-        Ok(Some(Arc::new(Reservation {
+        let reservation = Reservation {
             context: context.clone(),
-            ptr: memory.reserve(bytes)?,
+            ptr: memory.reserve(bytes, granularity)?,
             bytes,
             granularity,
-        })))
+        };
+        if reservation.ptr.0.is_multiple_of(granularity) {
+            return Ok(Some(Arc::new(reservation)));
+        }
+        Err(Error::Answer {
+            call: "reserving addresses",
+            message: format!("{:#x} is no multiple of {granularity}", reservation.ptr.0),
+        })
     }
 
     /// Its first address.

@@ -8,6 +8,9 @@
 //! touch disjoint ranges of the arena: the ledger hands out a slab to one use at a time.
 
 mod arena;
+mod experts;
+mod products;
+mod recurrent;
 mod run;
 mod staging;
 
@@ -19,9 +22,10 @@ use rocmforge_kernels::host::{Activations, Isa, PackedMatrix, Pool};
 
 use crate::error::Error;
 use crate::machine;
-use crate::ops::{Batch, Buf, Op, PlacedBuf};
+use crate::ops::{Batch, Buf, PlacedBuf, RowCounts};
+use crate::segment::wrong_shape;
 use crate::{
-    Bound, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload,
+    BoundStep, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload,
     UploadTicket,
 };
 use arena::Arena;
@@ -44,6 +48,9 @@ pub struct HostDevice {
     simd: Simd,
     /// The quantized input of the product under way; kept for its memory.
     activations: Activations,
+    /// The inputs of the experts under way, and their results sorted by expert; kept for their memory.
+    expert_inputs: Vec<Activations>,
+    expert_rows: Vec<f32>,
     name: String,
 }
 
@@ -77,6 +84,8 @@ impl HostDevice {
             isa,
             simd,
             activations: Activations::new(),
+            expert_inputs: Vec::new(),
+            expert_rows: Vec::new(),
             name,
         })
     }
@@ -84,13 +93,8 @@ impl HostDevice {
 
 /// The packed form of a matrix.
 fn packed(desc: &TensorDesc, isa: Isa) -> Result<PackedMatrix, Error> {
-    PackedMatrix::new(
-        desc.weight_type()?,
-        desc.rows as usize,
-        desc.cols as usize,
-        isa,
-    )
-    .map_err(|e| desc.wrong_shape(e.to_string()))
+    PackedMatrix::new(desc.ty, desc.rows as usize, desc.cols as usize, isa)
+        .map_err(|e| wrong_shape(desc, e.to_string()))
 }
 
 impl Device for HostDevice {
@@ -101,6 +105,7 @@ impl Device for HostDevice {
             arch: self.isa.name().to_owned(),
             ordinal: 0,
             driver: String::new(),
+            findings: Vec::new(),
             compute_units: 0,
             memory_bytes: self.arena.reserved(),
             allocations: 1,
@@ -114,13 +119,22 @@ impl Device for HostDevice {
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
         SegmentLayout::place(tensors, |desc| match desc.role {
             Role::Matrix => Ok(packed(desc, self.isa)?.packed_bytes() as u64),
-            Role::Vector => desc.weight_type().map(|_| desc.cols * 4),
+            Role::Vector => Ok(desc.rows * desc.cols * 4),
         })
     }
 
     fn workspace_bytes(&self, layout: &ScratchLayout) -> u64 {
         // The activations of one product, in the larger of their two forms.
-        let rows = layout.tokens.max(layout.outputs);
+        let counts = RowCounts {
+            tokens: layout.tokens,
+            outputs: layout.outputs,
+        };
+        let rows = layout
+            .bufs
+            .iter()
+            .map(|b| counts.of(b.rows))
+            .max()
+            .unwrap_or(0);
         let cols = layout.bufs.iter().map(|b| b.width).max().unwrap_or(0);
         (rows * (cols + 64) * 4).next_multiple_of(crate::ALIGNMENT)
     }
@@ -164,13 +178,16 @@ impl Device for HostDevice {
 
     fn run(
         &mut self,
-        ops: &[Op],
-        weights: Bound<'_>,
+        step: &BoundStep<'_>,
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
-        ops.iter()
-            .try_for_each(|op| run::run(self, op, weights, scratch, batch))
+        match step {
+            BoundStep::Run { ops, weights, .. } => ops
+                .iter()
+                .try_for_each(|op| run::run(self, op, *weights, scratch, batch)),
+            BoundStep::Experts { ffn, experts } => experts::run(self, ffn, experts, scratch, batch),
+        }
     }
 
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error> {

@@ -1,84 +1,167 @@
 //! Operations on the host: each finds its rows and weights in the arena and shares the work out over the pool.
 
-#![expect(
-    unsafe_code,
-    reason = "products write disjoint columns of one buffer from several threads"
-)]
+use std::num::NonZeroUsize;
 
-use rocmforge_kernels::host::ops::{self, AttentionShape, AttentionSpan, KV_PAGE_TOKENS, KvLayout};
-use rocmforge_kernels::host::{ActivationForm, PackedMatrix, RowsOut, mat_mul};
+use rocmforge_kernels::host::PackedMatrix;
+use rocmforge_kernels::host::ops::{self, AttentionShape, AttentionSpan, ColumnSource};
+use rocmforge_ops::{
+    Act, Buf, HeadShape, KV_PAGE_TOKENS, KvLayer, KvLayout, Mask, Op, RopeUse, RowCounts,
+    TensorIndex,
+};
 
+use super::{HostDevice, products, recurrent};
 use crate::error::Error;
-use crate::ops::{Batch, Buf, HeadShape, Op, Product, Rows};
-use crate::{Bound, Scratch};
-
-use super::HostDevice;
+use crate::{Batch, Bound, NO_PAGE, Placed, Scratch};
 
 /// Elements that one share of a row-wise operation should have, so that handing it out costs nothing beside it.
 const SHARE_ELEMENTS: usize = 16 << 10;
 
-/// Shares of a product that each thread gets on average: enough that a thread that is interrupted does not hold up the
-/// others by much.
-const SHARES: usize = 8;
-
-/// Bytes of weights that a share should have: each begins with a few kilobytes that no prefetch has fetched.
-const SHARE_BYTES: usize = 256 << 10;
+/// Rows of so many elements in one share.
+pub(super) fn share(width: usize) -> usize {
+    (SHARE_ELEMENTS / width.max(1)).max(1)
+}
 
 /// Runs one operation.
 pub(super) fn run(
     device: &mut HostDevice,
     op: &Op,
-    weights: Bound<'_>,
+    weights: Option<Bound<'_>>,
     scratch: Scratch<'_>,
     batch: &Batch<'_>,
 ) -> Result<(), Error> {
-    let rows = RowCount {
-        tokens: batch.n_tokens,
-        outputs: batch.outputs.len(),
-    };
-    if let Op::MatMul { x, products } = op {
-        return multiply(device, *x, products, weights, scratch, rows);
-    }
-    let on = On {
-        device,
+    let context = OpContext {
         weights,
         scratch,
-        rows,
+        rows: batch.counts(),
     };
+    context.assert_apart(op);
+    match op {
+        Op::MatMul { x, products } => products::multiply(device, *x, products, &context),
+        Op::MatMulHeads {
+            x,
+            n_head,
+            weight,
+            out,
+        } => products::multiply_heads(device, *x, *n_head, *weight, *out, &context),
+        _ => {
+            rows_op(&context.on(device), op, batch);
+            Ok(())
+        }
+    }
+}
+
+fn rows_op(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
     let simd = on.device.simd;
-    let pool = &on.device.pool;
     match op {
         Op::RmsNorm {
             x,
             weight,
             eps,
+            group,
             out,
         } => {
-            let (x, weight, width) = (on.rows(*x), on.vector(*weight), on.width(*x));
-            pool.run_rows(on.rows_mut(*out), width, share(width), |rows, out| {
-                ops::rms_norm(
-                    simd,
-                    &x[rows.start * width..rows.end * width],
-                    weight,
-                    *eps,
-                    out,
-                );
-            });
+            let (weight, width) = (weight.map(|w| on.floats(w)), on.width(*x));
+            let group = *group as usize;
+            if x == out {
+                on.each_row(*x, |_, x| {
+                    ops::rms_norm_groups_in_place(simd, x, weight, *eps, group)
+                });
+            } else {
+                let x = on.rows(*x);
+                on.each_row(*out, |rows, out| {
+                    let x = &x[rows.start * width..rows.end * width];
+                    ops::rms_norm_groups(simd, x, weight, *eps, group, out);
+                });
+            }
         }
-        Op::Add { x, y } => {
+        Op::Add { x, y, scale } => {
             let (y, width) = (on.rows(*y), on.width(*x));
-            pool.run_rows(on.rows_mut(*x), width, share(width), |rows, x| {
-                ops::add(simd, x, &y[rows.start * width..rows.end * width]);
+            on.each_row(*x, |rows, x| {
+                ops::add_scaled(simd, x, &y[rows.start * width..rows.end * width], *scale);
             });
         }
-        Op::SiluMul { gate, up } => {
+        Op::Scale { x, factor } => on.each_row(*x, |_, x| ops::scale(simd, x, *factor)),
+        Op::ScaleBy { x, weight } => {
+            let factor = on.floats(*weight)[0];
+            on.each_row(*x, |_, x| ops::scale(simd, x, factor));
+        }
+        Op::SoftCap { x, cap } => on.each_row(*x, |_, x| ops::soft_cap(simd, x, *cap)),
+        Op::Gate { gate, up, act } => {
             let (up, width) = (on.rows(*up), on.width(*gate));
-            pool.run_rows(on.rows_mut(*gate), width, share(width), |rows, gate| {
-                ops::silu_mul(simd, gate, &up[rows.start * width..rows.end * width]);
+            on.each_row(*gate, |rows, gate| {
+                let up = &up[rows.start * width..rows.end * width];
+                match act {
+                    Act::Silu => ops::silu_mul(simd, gate, up),
+                    act => ops::gate(simd, *act, gate, up),
+                }
+            });
+        }
+        Op::Activate { x, act } => on.each_row(*x, |_, x| ops::activate(simd, *act, x)),
+        Op::AddGated { x, y, gate } => {
+            let (y, gate, width) = (on.rows(*y), on.rows(*gate), on.width(*x));
+            on.each_row(*x, |rows, x| {
+                let y = &y[rows.start * width..rows.end * width];
+                ops::add_gated(simd, x, y, &gate[rows], width);
+            });
+        }
+        Op::PositionScale { x, beta, span } => {
+            let width = on.width(*x);
+            let positions: Vec<u32> = batch.positions().collect();
+            on.each_row(*x, |rows, x| {
+                let positions = positions[rows].iter().copied();
+                ops::position_scale(simd, x, width, positions, *beta, *span);
+            });
+        }
+        Op::Columns {
+            n_group,
+            parts,
+            out,
+        } => {
+            let sources: Vec<_> = parts
+                .iter()
+                .map(|p| (p, on.rows(p.x), on.width(p.x)))
+                .collect();
+            on.each_row(*out, |rows, out| {
+                let parts: Vec<ColumnSource<'_>> = sources
+                    .iter()
+                    .map(|&(part, x, row_width)| ColumnSource {
+                        x: &x[rows.start * row_width..rows.end * row_width],
+                        row_width,
+                        first: part.first as usize,
+                        stride: part.stride as usize,
+                        width: part.width as usize,
+                    })
+                    .collect();
+                ops::columns(&parts, *n_group as usize, out);
+            });
+        }
+        Op::Route {
+            logits,
+            bias,
+            router,
+            ids,
+            weights,
+        } => {
+            let (width, n_used) = (on.width(*logits), router.n_used as usize);
+            let bias = bias.map(|b| on.floats(b));
+            let ids = on.rows_mut(*ids).chunks_exact_mut(n_used);
+            let rows = on.rows(*logits).chunks_exact(width).zip(ids);
+            for ((logits, ids), weights) in rows.zip(on.rows_mut(*weights).chunks_exact_mut(n_used))
+            {
+                ops::route(router, logits, bias, ids, weights);
+            }
+        }
+        Op::Combine { y, weights, out } => {
+            let (width, n_used) = (on.width(*out), on.width(*weights));
+            let (y, weights) = (on.rows(*y), on.rows(*weights));
+            on.each_row(*out, |rows, out| {
+                let y = &y[rows.start * n_used * width..rows.end * n_used * width];
+                let weights = &weights[rows.start * n_used..rows.end * n_used];
+                ops::combine(simd, y, weights, n_used, width, out);
             });
         }
         Op::GatherOutputs { x, out } => {
-            let (all, width) = (on.all_rows(*x, batch.n_tokens), on.width(*x));
+            let (all, width) = (on.rows(*x), on.width(*x));
             for (&row, out) in batch
                 .outputs
                 .iter()
@@ -87,6 +170,13 @@ pub(super) fn run(
                 out.copy_from_slice(&all[row as usize * width..][..width]);
             }
         }
+        Op::Rope {
+            x,
+            n_head,
+            head_dim,
+            norm,
+            rope,
+        } => rotate(on, *x, (*n_head, *head_dim), *norm, Some(*rope), batch),
         Op::RopeKv {
             q,
             k,
@@ -94,205 +184,222 @@ pub(super) fn run(
             heads,
             q_norm,
             k_norm,
+            rope,
             layer,
         } => {
-            rotate(&on, *q, heads.n_head, heads, *q_norm, batch);
-            rotate(&on, *k, heads.n_head_kv, heads, *k_norm, batch);
-            append(&on, *k, *v, *layer, batch);
+            rotate(
+                on,
+                *q,
+                (heads.n_head, heads.head_dim),
+                *q_norm,
+                *rope,
+                batch,
+            );
+            rotate(
+                on,
+                *k,
+                (heads.n_head_kv, heads.head_dim),
+                *k_norm,
+                *rope,
+                batch,
+            );
+            append(on, *k, *v, *layer, batch);
         }
-        Op::Attention {
-            q,
-            out,
-            heads,
-            layer,
-            scale,
-        } => attend(&on, *q, *out, heads, *layer, *scale, batch),
-        Op::MatMul { .. } => unreachable!("handled above, since it needs the device mutable"),
+        Op::Attention { .. } => attend(on, op, batch),
+        Op::Conv { .. } | Op::DeltaNet { .. } | Op::Ssm { .. } => recurrent::run(on, op, batch),
+        Op::MatMul { .. } | Op::MatMulHeads { .. } => {
+            unreachable!("handled by `run`, since products need the device mutable")
+        }
     }
-    Ok(())
 }
 
-/// Rows of the batch.
-#[derive(Debug, Clone, Copy)]
-struct RowCount {
-    tokens: usize,
-    outputs: usize,
+/// What an operation works on, but for the device.
+#[derive(Clone, Copy)]
+pub(super) struct OpContext<'a> {
+    pub(super) weights: Option<Bound<'a>>,
+    pub(super) scratch: Scratch<'a>,
+    pub(super) rows: RowCounts,
 }
 
-fn share(width: usize) -> usize {
-    (SHARE_ELEMENTS / width.max(1)).max(1)
+impl<'a> OpContext<'a> {
+    pub(super) fn on(&self, device: &'a HostDevice) -> On<'a> {
+        On {
+            device,
+            context: *self,
+        }
+    }
+
+    /// The bytes of a buffer in the scratch block.
+    fn range(&self, buf: Buf) -> std::ops::Range<u64> {
+        let placed = &self.scratch.layout.bufs[usize::from(buf.0)];
+        placed.at..placed.at + self.rows.of(placed.rows) * placed.width * 4
+    }
+
+    /// An operation must not change a buffer while it reads it as another one; what it changes in place is the exception.
+    ///
+    /// # Panics
+    /// When two of its buffers overlap, of which one is changed.
+    fn assert_apart(&self, op: &Op) {
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        op.buffers(&mut |b| reads.push(b), &mut |b| writes.push(b));
+        let in_place = match op {
+            Op::RmsNorm { x, out, .. } => (x == out).then_some(*x),
+            Op::Add { x, .. }
+            | Op::Scale { x, .. }
+            | Op::ScaleBy { x, .. }
+            | Op::SoftCap { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Activate { x, .. }
+            | Op::AddGated { x, .. }
+            | Op::PositionScale { x, .. } => Some(*x),
+            Op::Gate { gate, .. } => Some(*gate),
+            Op::RopeKv { q, k, .. } => {
+                reads.retain(|b| b != k);
+                writes.push(*k);
+                Some(*q)
+            }
+            _ => None,
+        };
+        if let Some(at) = in_place.and_then(|buf| reads.iter().position(|b| *b == buf)) {
+            reads.swap_remove(at);
+        }
+        for (i, &w) in writes.iter().enumerate() {
+            for &other in reads.iter().chain(&writes[i + 1..]) {
+                let (a, b) = (self.range(w), self.range(other));
+                assert!(
+                    a.end <= b.start || b.end <= a.start,
+                    "{}: buffers {} and {} overlap",
+                    op.name(),
+                    w.0,
+                    other.0
+                );
+            }
+        }
+    }
 }
 
 /// What an operation works on.
-struct On<'a> {
-    device: &'a HostDevice,
-    weights: Bound<'a>,
-    scratch: Scratch<'a>,
-    rows: RowCount,
+#[derive(Clone, Copy)]
+pub(super) struct On<'a> {
+    pub(super) device: &'a HostDevice,
+    context: OpContext<'a>,
 }
 
 impl<'a> On<'a> {
-    fn width(&self, buf: Buf) -> usize {
-        self.scratch.layout.bufs[buf.0 as usize].width as usize
+    fn placed(&self, buf: Buf) -> &'a rocmforge_ops::buf::PlacedBuf {
+        &self.context.scratch.layout.bufs[usize::from(buf.0)]
     }
 
-    fn count(&self, buf: Buf) -> usize {
-        match self.scratch.layout.bufs[buf.0 as usize].rows {
-            Rows::Tokens => self.rows.tokens,
-            Rows::Outputs => self.rows.outputs,
-        }
+    pub(super) fn width(&self, buf: Buf) -> usize {
+        self.placed(buf).width as usize
+    }
+
+    pub(super) fn count(&self, buf: Buf) -> usize {
+        self.context.rows.of(self.placed(buf).rows) as usize
     }
 
     fn at(&self, buf: Buf) -> u64 {
-        self.scratch.base + self.scratch.layout.bufs[buf.0 as usize].at
+        self.context.scratch.base + self.placed(buf).at
     }
 
-    fn rows(&self, buf: Buf) -> &'a [f32] {
-        self.all_rows(buf, self.count(buf))
+    pub(super) fn rows(&self, buf: Buf) -> &'a [f32] {
+        let elements = self.count(buf) * self.width(buf);
+        self.device.arena.floats(self.at(buf), elements)
     }
 
-    fn all_rows(&self, buf: Buf, rows: usize) -> &'a [f32] {
+    /// The buffers of one operation lie apart ([`OpContext::assert_apart`]), so the views do not overlap.
+    pub(super) fn rows_mut(&self, buf: Buf) -> &'a mut [f32] {
+        let elements = self.count(buf) * self.width(buf);
+        self.device.arena.floats_mut(self.at(buf), elements)
+    }
+
+    /// Calls `f` with ranges of rows and the rows of `buf` in each, shared out over the pool.
+    fn each_row(&self, buf: Buf, f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync) {
+        let width = self.width(buf);
+        self.device
+            .pool
+            .run_rows(self.rows_mut(buf), width, share(width), f);
+    }
+
+    fn bound(&self) -> Bound<'a> {
+        self.context
+            .weights
+            .expect("an operation that names a tensor runs with a segment")
+    }
+
+    pub(super) fn tensor(&self, tensor: TensorIndex) -> &'a Placed {
+        &self.bound().layout.tensors[tensor]
+    }
+
+    pub(super) fn packed(&self, tensor: TensorIndex, matrix: &PackedMatrix) -> &'a [u8] {
+        let at = self.bound().slab + self.tensor(tensor).at;
+        self.device.arena.bytes(at, matrix.packed_bytes())
+    }
+
+    /// A tensor that is kept as f32.
+    pub(super) fn floats(&self, tensor: TensorIndex) -> &'a [f32] {
+        let placed = self.tensor(tensor);
+        let elements = (placed.desc.rows * placed.desc.cols) as usize;
         self.device
             .arena
-            .floats(self.at(buf), rows * self.width(buf))
-    }
-
-    /// The buffers of one operation are different ones, so the views do not overlap.
-    fn rows_mut(&self, buf: Buf) -> &'a mut [f32] {
-        self.device
-            .arena
-            .floats_mut(self.at(buf), self.count(buf) * self.width(buf))
-    }
-
-    fn vector(&self, tensor: usize) -> &'a [f32] {
-        let placed = &self.weights.layout.tensors[tensor];
-        self.device
-            .arena
-            .floats(self.weights.slab + placed.at, placed.desc.cols as usize)
+            .floats(self.bound().slab + placed.at, elements)
     }
 }
 
-fn multiply(
-    device: &mut HostDevice,
-    x: Buf,
-    products: &[Product],
-    weights: Bound<'_>,
-    scratch: Scratch<'_>,
-    rows: RowCount,
-) -> Result<(), Error> {
-    let isa = device.isa;
-    let tensor = |i: usize| &weights.layout.tensors[i];
-    let matrices: Vec<PackedMatrix> = products
-        .iter()
-        .map(|p| super::packed(&tensor(p.weight).desc, isa))
-        .collect::<Result<_, _>>()?;
-    let mut activations = std::mem::take(&mut device.activations);
-    let on = On {
-        device,
-        weights,
-        scratch,
-        rows,
-    };
-    let (tokens, cols) = (on.count(x), on.width(x));
-    let mut forms = matrices.iter().map(|m| ActivationForm::of(m.ty()));
-    let first = forms.next().expect("a product has a matrix");
-    let form = if forms.all(|f| f == first) {
-        first
-    } else {
-        ActivationForm::Both
-    };
-    activations.resize(form, tokens, cols);
-    let input = on.rows(x);
-    let pool = &on.device.pool;
-    let mut parts: Vec<_> = activations.parts(share(cols)).collect();
-    pool.run_rows(&mut parts, 1, 1, |_, parts| {
-        parts.iter_mut().for_each(|p| p.fill(isa, input))
-    });
-    drop(parts);
-    // All products' row groups are one list of items, so that a small product does not wait for a thread of its own.
-    let work: Vec<_> = products
-        .iter()
-        .zip(&matrices)
-        .map(|(product, matrix)| {
-            let placed = tensor(product.weight);
-            let packed = on
-                .device
-                .arena
-                .bytes(weights.slab + placed.at, matrix.packed_bytes());
-            let out = on.rows_mut(product.out);
-            // SAFETY: the pool hands each row group to one call, below, so no two write the same columns.
-            (matrix, packed, unsafe {
-                RowsOut::new(out, tokens, matrix.rows(), matrix.rows())
-            })
-        })
-        .collect();
-    let n_groups: usize = matrices.iter().map(PackedMatrix::row_groups).sum();
-    let bytes: usize = matrices.iter().map(PackedMatrix::packed_bytes).sum();
-    let least = SHARE_BYTES.div_ceil(bytes.div_ceil(n_groups));
-    // The kernels take groups two at a time.
-    let chunk = (n_groups / (pool.threads() * SHARES))
-        .max(least)
-        .next_multiple_of(2);
-    pool.run(n_groups, chunk, |items| {
-        let mut first = 0;
-        for &(matrix, packed, out) in &work {
-            let end = first + matrix.row_groups();
-            let (from, to) = (items.start.clamp(first, end), items.end.clamp(first, end));
-            if from < to {
-                mat_mul(matrix, packed, &activations, from - first..to - first, out);
-            }
-            first = end;
-        }
-    });
-    for product in products {
-        if let Some(bias) = product.bias {
-            ops::add_bias(on.device.simd, on.rows_mut(product.out), on.vector(bias));
-        }
-    }
-    device.activations = activations;
-    Ok(())
-}
-
-/// Norms the heads of each row, where a norm is given, and rotates them.
+/// Norms the heads of each row, where a norm is given, and rotates them, where a rotation is.
 fn rotate(
     on: &On<'_>,
     x: Buf,
-    n_head: u32,
-    heads: &HeadShape,
-    norm: Option<(usize, f32)>,
+    (n_head, head_dim): (u32, u32),
+    norm: Option<(TensorIndex, f32)>,
+    rope: Option<RopeUse>,
     batch: &Batch<'_>,
 ) {
     let simd = on.device.simd;
-    let (width, n_head, head_dim) = (on.width(x), n_head as usize, heads.head_dim as usize);
-    let norm = norm.map(|(weight, eps)| (on.vector(weight), eps));
-    on.device
-        .pool
-        .run_rows(on.rows_mut(x), width, share(width), |rows, x| {
-            if let Some((weight, eps)) = norm {
-                ops::rms_norm_in_place(simd, x, weight, eps);
-            }
-            ops::rope(simd, batch.rope, rows.start, x, n_head, head_dim);
-        });
+    let (n_head, head_dim) = (n_head as usize, head_dim as usize);
+    let norm = norm.map(|(weight, eps)| (on.floats(weight), eps));
+    if norm.is_none() && rope.is_none() {
+        return;
+    }
+    on.each_row(x, |rows, x| {
+        if let Some((weight, eps)) = norm {
+            ops::rms_norm_in_place(simd, x, weight, eps);
+        }
+        if let Some(RopeUse { table, first }) = rope {
+            let angles = &batch.rope[usize::from(table)];
+            ops::rope_at(
+                simd,
+                angles,
+                rows.start,
+                x,
+                n_head,
+                head_dim,
+                first as usize,
+            );
+        }
+    });
 }
 
 /// Appends the rows' keys and values to their sequences' pages.
-fn append(on: &On<'_>, k: Buf, v: Buf, layer: u32, batch: &Batch<'_>) {
+fn append(on: &On<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>) {
+    let layout = &batch.kv[usize::from(layer.group)].layout;
     let (k_rows, v_rows) = (on.rows(k), on.rows(v));
     let (k_width, v_width) = (on.width(k), on.width(v));
     for span in batch.spans {
+        let pages = span.kv_pages[usize::from(layer.group)];
         for i in 0..span.n_rows {
             let (row, position) = (span.first_row + i, span.first_position as usize + i);
-            let page = span.kv_pages[position / KV_PAGE_TOKENS]
-                + batch.kv.layer_offset_bytes(layer as usize) as u64;
-            let bytes = on.device.arena.bytes_mut(page, batch.kv.layer_bytes());
+            let page = pages[position / KV_PAGE_TOKENS]
+                + layout.layer_offset_bytes(layer.index as usize) as u64;
+            let bytes = on.device.arena.bytes_mut(page, layout.layer_bytes());
             let (k, v) = (
                 &k_rows[row * k_width..][..k_width],
                 &v_rows[row * v_width..][..v_width],
             );
-            let page = one_layer(batch.kv).layer_mut(bytes, 0);
+            let page = ops::kv_layer_mut(&one_layer(layout), bytes, 0);
             ops::kv_append(
                 on.device.simd,
-                batch.kv,
+                layout,
                 page,
                 position % KV_PAGE_TOKENS,
                 k,
@@ -308,26 +415,38 @@ fn one_layer(kv: &KvLayout) -> KvLayout {
 }
 
 /// Attention of each span over its sequence's pages.
-fn attend(
-    on: &On<'_>,
-    q: Buf,
-    out: Buf,
-    heads: &HeadShape,
-    layer: u32,
-    scale: f32,
-    batch: &Batch<'_>,
-) {
-    let single = one_layer(batch.kv);
+fn attend(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
+    let Op::Attention {
+        q,
+        out,
+        heads,
+        layer,
+        scale,
+        mask,
+        softcap,
+        sinks,
+    } = op
+    else {
+        unreachable!("only attention comes here");
+    };
+    let HeadShape { n_head, .. } = *heads;
+    let layout = &batch.kv[usize::from(layer.group)].layout;
+    let single = one_layer(layout);
+    let at = layout.layer_offset_bytes(layer.index as usize) as u64;
     let pages: Vec<Vec<_>> = batch
         .spans
         .iter()
         .map(|span| {
             let positions = span.first_position as usize + span.n_rows;
-            let used = &span.kv_pages[..batch.kv.pages_for(positions)];
-            let at = batch.kv.layer_offset_bytes(layer as usize) as u64;
+            let used = &span.kv_pages[usize::from(layer.group)][..layout.pages_for(positions)];
             used.iter()
-                .map(|&page| {
-                    single.layer(on.device.arena.bytes(page + at, batch.kv.layer_bytes()), 0)
+                .map(|&page| match page {
+                    NO_PAGE => &[][..],
+                    page => ops::kv_layer(
+                        &single,
+                        on.device.arena.bytes(page + at, layout.layer_bytes()),
+                        0,
+                    ),
                 })
                 .collect()
         })
@@ -343,17 +462,22 @@ fn attend(
         })
         .collect();
     let shape = AttentionShape {
-        kv: *batch.kv,
-        n_head: heads.n_head as usize,
-        scale,
-        window: None,
+        kv: *layout,
+        n_head: n_head as usize,
+        scale: *scale,
+        window: match mask {
+            Mask::Causal => None,
+            Mask::Window(n) => NonZeroUsize::new(*n as usize),
+        },
+        softcap: *softcap,
+        sinks: sinks.map(|s| on.floats(s)),
     };
     ops::attention(
         &on.device.pool,
         on.device.simd,
         &shape,
         &spans,
-        on.rows(q),
-        on.rows_mut(out),
+        on.rows(*q),
+        on.rows_mut(*out),
     );
 }

@@ -18,8 +18,8 @@ use rocmforge_kernels::host::{Error as KernelError, Isa, Pool, reference};
 
 use crate::error::Error;
 use crate::progress::Progress;
-use crate::segment::{Placed, Role};
-use crate::{Upload, UploadTicket};
+use crate::segment::Placed;
+use crate::{Role, Upload, UploadTicket};
 
 use super::arena::Arena;
 
@@ -95,8 +95,10 @@ impl Job {
         at: u64,
         shared: &Shared,
     ) -> Result<Result<(), KernelError>, Error> {
-        let ty = placed.desc.weight_type()?;
-        let target = shared.arena.floats_mut(at, placed.desc.cols as usize);
+        let ty = placed.desc.ty;
+        let target = shared
+            .arena
+            .floats_mut(at, (placed.desc.rows * placed.desc.cols) as usize);
         let name = placed.desc.name.clone();
         let read = self.read(placed, 0..placed.desc.bytes as usize, |bytes| {
             reference::dequantize(ty, bytes, target).map(|()| target.iter().all(|x| x.is_finite()))

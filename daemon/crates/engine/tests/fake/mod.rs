@@ -16,7 +16,7 @@ use rocmforge_engine::api::{
 use rocmforge_engine::{
     EngineConfig, EngineHandle, EngineThread, Error, LoadedModel, prepare, start_on,
 };
-use rocmforge_fake_hip::Fake;
+use rocmforge_fake_hip::{Fake, GRANULARITY};
 use rocmforge_gguf::MappedFile;
 
 /// An engine whose thread is waited for, so that what it held is given back when it is gone.
@@ -65,6 +65,9 @@ pub(crate) fn gpu_config(fake: &Fake) -> GpuConfig {
         vendor_products: false,
         // The n-th call of a function is the same one in every run.
         warm_up: false,
+        registration_trial: false,
+        trials_dir: None,
+        granularity_min: GRANULARITY,
         ..GpuConfig::new(Vendor::Hip, 0)
     }
 }

@@ -1,46 +1,155 @@
-//! The architectures: one file each, which says how it differs from the common decoder.
-//!
-//! All of them are decoders of the same block: RMSNorm, grouped-query attention with rotary positions, residual,
-//! RMSNorm, gated feed-forward, residual. [`Arch`] holds what varies.
+//! The architectures: one file each, a function that reads like the paper and makes the plan.
 
+mod deepseek2;
+mod gemma2;
+mod gemma3;
+mod gemma4;
+mod glm4;
+mod glm4moe;
+mod gpt_oss;
+mod granite;
+mod granitehybrid;
+mod layer;
+mod lfm2;
 mod llama;
+mod mamba2;
+mod minimax_m2;
+mod mistral3;
+mod moe;
+mod nemotron_h;
+mod olmo2;
+mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod qwen35;
+mod qwen3moe;
+mod qwen3next;
+mod smollm3;
 
 use rocmforge_gguf::Gguf;
 
+use crate::build::PlanBuilder;
 use crate::error::Error;
-use crate::hparams::RopeOrder;
+use crate::hparams::Hparams;
 
-/// What an architecture asks of a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// The file must have it.
-    Required,
-    /// Used if the file has it.
-    Optional,
-    /// The architecture does not know it.
-    Absent,
-}
+/// Emits the operations of a pass.
+type Build = fn(&mut PlanBuilder<'_>, &Hparams) -> Result<(), Error>;
 
-/// How an architecture differs from the common decoder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// An architecture.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Arch {
     /// `general.architecture`, and the prefix of its keys.
     pub(crate) name: &'static str,
-    /// Which elements of a head rotate together.
-    pub(crate) rope: RopeOrder,
-    /// Biases of the query, key and value products.
-    pub(crate) qkv_bias: Need,
-    /// Bias of the attention's output product.
-    pub(crate) output_bias: Need,
-    /// Biases of the feed-forward products.
-    pub(crate) ffn_bias: Need,
-    /// RMSNorms over each query and key head.
-    pub(crate) qk_norm: Need,
+    pub(crate) build: Build,
 }
 
-const ALL: [Arch; 3] = [llama::ARCH, qwen2::ARCH, qwen3::ARCH];
+const ALL: &[Arch] = &[
+    Arch {
+        name: "deepseek2",
+        build: deepseek2::build,
+    },
+    Arch {
+        name: "gemma2",
+        build: gemma2::build,
+    },
+    Arch {
+        name: "gemma3",
+        build: gemma3::build,
+    },
+    Arch {
+        name: "gemma4",
+        build: gemma4::build,
+    },
+    Arch {
+        name: "glm4",
+        build: glm4::build,
+    },
+    Arch {
+        name: "glm4moe",
+        build: glm4moe::build,
+    },
+    Arch {
+        name: "gpt-oss",
+        build: gpt_oss::build,
+    },
+    Arch {
+        name: "granite",
+        build: granite::build,
+    },
+    Arch {
+        name: "granitehybrid",
+        build: granitehybrid::build,
+    },
+    Arch {
+        name: "lfm2",
+        build: lfm2::build,
+    },
+    Arch {
+        name: "lfm2moe",
+        build: lfm2::build,
+    },
+    Arch {
+        name: "llama",
+        build: llama::build,
+    },
+    Arch {
+        name: "minimax-m2",
+        build: minimax_m2::build,
+    },
+    Arch {
+        name: "mistral3",
+        build: mistral3::build,
+    },
+    Arch {
+        name: "nemotron_h",
+        build: nemotron_h::build,
+    },
+    Arch {
+        name: "nemotron_h_moe",
+        build: nemotron_h::build,
+    },
+    Arch {
+        name: "olmo2",
+        build: olmo2::build,
+    },
+    Arch {
+        name: "phi3",
+        build: phi3::build,
+    },
+    Arch {
+        name: "qwen2",
+        build: qwen2::build,
+    },
+    Arch {
+        name: "qwen2moe",
+        build: qwen2moe::build,
+    },
+    Arch {
+        name: "qwen3",
+        build: qwen3::build,
+    },
+    Arch {
+        name: "qwen35",
+        build: qwen35::build,
+    },
+    Arch {
+        name: "qwen35moe",
+        build: qwen35::build,
+    },
+    Arch {
+        name: "qwen3moe",
+        build: qwen3moe::build,
+    },
+    Arch {
+        name: "qwen3next",
+        build: qwen3next::build,
+    },
+    Arch {
+        name: "smollm3",
+        build: smollm3::build,
+    },
+];
 
 /// Names of the architectures that work.
 pub fn supported_architectures() -> impl Iterator<Item = &'static str> {

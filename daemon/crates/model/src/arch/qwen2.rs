@@ -2,14 +2,31 @@
 //!
 //! Source: Yang et al. 2024, "Qwen2 Technical Report".
 
-use super::{Arch, Need};
-use crate::hparams::RopeOrder;
+use rocmforge_ops::{Act, RopeOrder, RopeUse};
 
-pub(crate) const ARCH: Arch = Arch {
-    name: "qwen2",
-    rope: RopeOrder::Neox,
-    qkv_bias: Need::Required,
-    output_bias: Need::Optional,
-    ffn_bias: Need::Absent,
-    qk_norm: Need::Absent,
-};
+use super::layer::{FeedForward, Layer, layer};
+use crate::build::{AttentionSpec, PlanBuilder, Presence};
+use crate::error::Error;
+use crate::hparams::Hparams;
+
+pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
+    let x = b.embedding()?;
+    let mut rope = b.keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
+    rope.factors = b.rope_factors("rope_freqs.weight", rope.n_rot)?;
+    let table = b.rope_table(rope);
+    for i in 0..h.n_layer {
+        let attention = AttentionSpec {
+            qkv_bias: Presence::Optional,
+            output_bias: Presence::Optional,
+            head_norms: Presence::Absent,
+            ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
+        };
+        let feed_forward = FeedForward::Gated {
+            n_ff: h.n_ff(b.keys, i)?,
+            act: Act::Silu,
+            bias: Presence::Absent,
+        };
+        layer(b, i, x, &Layer::new(attention, feed_forward))?;
+    }
+    b.head(x, Presence::Optional, None, None)
+}

@@ -12,7 +12,7 @@ fn render(source: &str) -> Result<String, Error> {
 
 #[test]
 fn a_template_that_does_not_parse_names_its_line() {
-    let error = ChatTemplate::new("a\nb\n{% if %}", "", "").unwrap_err();
+    let error = render("a\nb\n{% if %}").unwrap_err();
     assert!(
         matches!(error, Error::TemplateSyntax { line: 3, .. }),
         "{error}"
@@ -108,4 +108,114 @@ fn templates_cannot_reach_files() {
     ] {
         assert!(render(source).is_err(), "{source}");
     }
+}
+
+fn chat(messages: Vec<Message>) -> Chat {
+    Chat::new(messages)
+}
+
+fn rendered(source: &str, chat: &Chat) -> Result<String, Error> {
+    Renderer::in_process()
+        .render(&compile(source), None, chat, &|| false)
+        .map(RenderedChat::into_text)
+}
+
+#[test]
+fn a_message_has_what_it_was_given_and_nothing_else() {
+    let mut message = Message::new("assistant", "x");
+    let source = "{{ messages[0]|tojson }}";
+    assert_eq!(
+        rendered(source, &chat(vec![message.clone()])).unwrap(),
+        r#"{"role": "assistant", "content": "x"}"#
+    );
+    message.content = Content::None;
+    message.reasoning_content = Some("r".to_owned());
+    message.tool_calls = vec![ToolCall {
+        id: Some("1".to_owned()),
+        name: "f".to_owned(),
+        arguments: r#"{"b": 1, "a": 2.0}"#.into(),
+    }];
+    message.name = Some("n".to_owned());
+    assert_eq!(
+        rendered(source, &chat(vec![message])).unwrap(),
+        r#"{"role": "assistant", "content": null, "reasoning_content": "r", "name": "n", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"b": 1, "a": 2.0}}}]}"#
+    );
+}
+
+#[test]
+fn tools_arguments_and_documents_reach_the_template() {
+    let mut chat = chat(vec![Message::new("user", "x")]);
+    let source = "{{ tools is none }} {{ enable_thinking|default('unset') }} {{ documents|length if documents else 0 }} {{ bos_token }}";
+    assert_eq!(rendered(source, &chat).unwrap(), "True unset 0 <s>");
+    chat.tools = vec![serde_json::json!({"type": "function", "function": {"name": "f"}})];
+    chat.documents = vec![serde_json::json!({"text": "d"})];
+    chat.template_kwargs = serde_json::json!({"enable_thinking": false, "bos_token": "no"})
+        .as_object()
+        .unwrap()
+        .clone();
+    assert_eq!(rendered(source, &chat).unwrap(), "False False 1 <s>");
+    assert_eq!(
+        rendered("{{ tools|tojson }}", &chat).unwrap(),
+        r#"[{"type": "function", "function": {"name": "f"}}]"#
+    );
+}
+
+#[test]
+fn templates_that_join_arguments_get_them_as_text() {
+    let mut message = Message::new("assistant", "");
+    message.tool_calls = vec![ToolCall {
+        id: None,
+        name: "f".to_owned(),
+        arguments: serde_json::json!({"a": 1}),
+    }];
+    let chat = chat(vec![message]);
+    let source = "{{ 'f' + messages[0].tool_calls[0].function.arguments }}";
+    assert_eq!(rendered(source, &chat).unwrap(), r#"f{"a":1}"#);
+    let source = "{{ messages[0].tool_calls[0].function.arguments.a + 1 }}";
+    assert_eq!(rendered(source, &chat).unwrap(), "2");
+}
+
+#[test]
+fn parts_are_joined_for_templates_that_know_none() {
+    let mut message = Message::new("user", "");
+    message.content = Content::Parts(vec![
+        serde_json::json!({"type": "text", "text": "a"}),
+        serde_json::json!({"type": "text", "text": "b"}),
+    ]);
+    let chat = chat(vec![message]);
+    assert_eq!(
+        rendered("{{ messages[0].content + '!' }}", &chat).unwrap(),
+        "a\nb!"
+    );
+    assert_eq!(
+        rendered(
+            "{% for part in messages[0].content %}[{{ part.text }}]{% endfor %}",
+            &chat
+        )
+        .unwrap(),
+        "[a][b]"
+    );
+}
+
+#[test]
+fn the_last_message_can_be_left_open() {
+    let mut chat = chat(vec![
+        Message::new("user", "a"),
+        Message::new("assistant", "The answer is "),
+    ]);
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let start = "<user>a</><assistant>The answer is ";
+    for (ending, text) in [
+        (Ending::Answer, format!("{start}</><assistant>")),
+        (Ending::Closed, format!("{start}</>")),
+        (Ending::Continue, start.to_owned()),
+    ] {
+        chat.ending = ending;
+        assert_eq!(rendered(source, &chat).unwrap(), text);
+    }
+    let error = rendered("{{ messages|length }}", &chat).unwrap_err();
+    assert!(matches!(error, Error::TemplateRender { .. }), "{error}");
+    chat.messages.clear();
+    let error = rendered(source, &chat).unwrap_err();
+    assert!(matches!(error, Error::TemplateRender { .. }), "{error}");
 }

@@ -5,6 +5,8 @@
 //! character a bounded number of times, so a text costs time in proportion to
 //! its length.
 
+use super::{han, letters};
+use crate::Error;
 use crate::unicode::{L, LOWER, M, N, P, S, SYMBOL, UPPER, class};
 
 fn first(text: &str) -> Option<(char, u8)> {
@@ -70,6 +72,12 @@ pub(crate) enum Set {
     FalconPunctuation,
     /// `[\p{P}\$\+<=>\^~\|]`
     DefaultPunctuation,
+    /// The letters with case that DeepSeek LLM lists.
+    CasedLetter,
+    /// `[!-/:-~！-／：-～‘-‟　-。]`
+    WidePunctuation,
+    /// ``[^(\s|.,!?…。，、।۔،)]``
+    BloomWord,
 }
 
 impl Set {
@@ -80,6 +88,31 @@ impl Set {
             Set::Punctuation => class(c) & P != 0,
             Set::Cjk => matches!(c, '\u{800}'..='\u{9FA5}' | '\u{AC00}'..='\u{D7FF}'),
             Set::CjkOrKana => matches!(c, '\u{4E00}'..='\u{9FA5}' | '\u{3040}'..='\u{30FF}'),
+            Set::CasedLetter => letters::is_listed(c),
+            Set::WidePunctuation => matches!(
+                c,
+                '!'..='/' | ':'..='~' | '\u{FF01}'..='\u{FF0F}' | '\u{FF1A}'..='\u{FF5E}'
+                    | '\u{2018}'..='\u{201F}' | '\u{3000}'..='\u{3002}'
+            ),
+            Set::BloomWord => {
+                class(c) & S == 0
+                    && !matches!(
+                        c,
+                        '(' | '|'
+                            | '.'
+                            | ','
+                            | '!'
+                            | '?'
+                            | '\u{2026}'
+                            | '\u{3002}'
+                            | '\u{FF0C}'
+                            | '\u{3001}'
+                            | '\u{964}'
+                            | '\u{6D4}'
+                            | '\u{60C}'
+                            | ')'
+                    )
+            }
             Set::FalconPunctuation => c == '`' || Set::DefaultPunctuation.has(c),
             Set::DefaultPunctuation => {
                 class(c) & P != 0 || matches!(c, '$' | '+' | '<' | '=' | '>' | '^' | '~' | '|')
@@ -294,6 +327,88 @@ pub(super) fn deepseek3(text: &str) -> usize {
     }
     let space = usize::from(c == ' ');
     let marks = class_run(&text[space..], usize::MAX, P | SYMBOL);
+    if marks > 0 {
+        let end = space + marks;
+        return end + run(&text[end..], usize::MAX, is_line_end);
+    }
+    lines_or_spaces(text)
+}
+
+/// Calls `emit` with the pieces of `text`: runs of decimal digits are cut into
+/// groups of three from their end (`(?=(\d{3})+(?!\d))`).
+pub(super) fn triples_from_end(
+    text: &str,
+    emit: &mut dyn FnMut(&str) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (mut start, mut at) = (0, 0);
+    while at < text.len() {
+        at += run(&text[at..], usize::MAX, |c| !is_decimal(c));
+        let digits = &text[at..at + run(&text[at..], usize::MAX, is_decimal)];
+        let count = digits.chars().count();
+        for (i, (offset, _)) in digits.char_indices().enumerate() {
+            let cut = at + offset;
+            if (count - i).is_multiple_of(3) && cut > start {
+                emit(&text[start..cut])?;
+                start = cut;
+            }
+        }
+        at += digits.len();
+    }
+    if start < text.len() {
+        emit(&text[start..])?;
+    }
+    Ok(())
+}
+
+fn is_decimal(c: char) -> bool {
+    c.is_ascii_digit() || (!c.is_ascii() && class(c) & N != 0 && crate::unicode::is_decimal(c))
+}
+
+/// Kimi K2: `[\p{Han}]+`, then the o200k family's expression whose letters are
+/// not Chinese and whose punctuation takes line ends only.
+pub(super) fn kimi_k2(text: &str) -> usize {
+    let Some((c, c_class)) = first(text) else {
+        return 0;
+    };
+    if han::is_han(c) {
+        return run(text, usize::MAX, han::is_han);
+    }
+    let other = |mask: u8| move |c: char| class(c) & mask != 0 && !han::is_han(c);
+    let mixed = |text: &str| {
+        let upper = run(text, usize::MAX, other(UPPER));
+        let lower = run(&text[upper..], usize::MAX, other(LOWER));
+        if lower > 0 {
+            return upper + lower;
+        }
+        let back = text[..upper].char_indices().rev();
+        let mut back = back.filter(|&(_, c)| class(c) & LOWER != 0);
+        back.next().map_or(0, |(i, c)| i + c.len_utf8())
+    };
+    let upper = |text: &str| match run(text, usize::MAX, other(UPPER)) {
+        0 => 0,
+        len => len + run(&text[len..], usize::MAX, other(LOWER)),
+    };
+    let prefix = if c_class & (L | N) == 0 && !is_line_end(c) {
+        c.len_utf8()
+    } else {
+        0
+    };
+    let word = |scan: &dyn Fn(&str) -> usize| match scan(&text[prefix..]) {
+        len if len > 0 => prefix + len,
+        _ => scan(text),
+    };
+    let len = match word(&mixed) {
+        0 => word(&upper),
+        len => len,
+    };
+    if len > 0 {
+        return len + contraction(&text[len..], true);
+    }
+    if c_class & N != 0 {
+        return class_run(text, 3, N);
+    }
+    let space = usize::from(c == ' ');
+    let marks = run(&text[space..], usize::MAX, |c| class(c) & (S | L | N) == 0);
     if marks > 0 {
         let end = space + marks;
         return end + run(&text[end..], usize::MAX, is_line_end);

@@ -10,6 +10,11 @@ const GPT2_REGEX: &str =
 // Unicode case; engines in the field take ASCII only, and so do we.
 const CONTRACTIONS: &str = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]";
 
+const BLOOM_REGEX: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+
+/// What DeepSeek LLM's second expression has in its brackets.
+const CASED: &str = "\u{41}-\u{5A}\u{61}-\u{7A}\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}\u{295}-\u{2AF}\u{370}-\u{373}\u{376}\u{377}\u{37B}-\u{37D}\u{37F}\u{386}\u{388}-\u{38A}\u{38C}\u{38E}-\u{3A1}\u{3A3}-\u{3F5}\u{3F7}-\u{481}\u{48A}-\u{52F}\u{531}-\u{556}\u{10A0}-\u{10C5}\u{13A0}-\u{13F5}\u{13F8}-\u{13FD}\u{1C90}-\u{1CBA}\u{1CBD}-\u{1CBF}\u{1D00}-\u{1D2B}\u{1D6B}-\u{1D77}\u{1D79}-\u{1D9A}\u{1E00}-\u{1F15}\u{1F18}-\u{1F1D}\u{1F20}-\u{1F45}\u{1F48}-\u{1F4D}\u{1F50}-\u{1F57}\u{1F59}\u{1F5B}\u{1F5D}\u{1F5F}-\u{1F7D}\u{1F80}-\u{1FB4}\u{1FB6}-\u{1FBC}\u{1FBE}\u{1FC2}-\u{1FC4}\u{1FC6}-\u{1FCC}\u{1FD0}-\u{1FD3}\u{1FD6}-\u{1FDB}\u{1FE0}-\u{1FEC}\u{1FF2}-\u{1FF4}\u{1FF6}-\u{1FFC}\u{2102}\u{2107}\u{210A}-\u{2113}\u{2115}\u{2119}-\u{211D}\u{2124}\u{2126}\u{2128}\u{212A}-\u{212D}\u{212F}-\u{2134}\u{2139}\u{213C}-\u{213F}\u{2145}-\u{2149}\u{214E}\u{2183}\u{2184}\u{2C00}-\u{2C7B}\u{2C7E}-\u{2CE4}\u{2CEB}-\u{2CEE}\u{2CF2}\u{2CF3}\u{A640}-\u{A66D}\u{A680}-\u{A69B}\u{A722}-\u{A76F}\u{A771}-\u{A787}\u{A78B}-\u{A78E}\u{AB70}-\u{ABBF}\u{FB00}-\u{FB06}\u{FB13}-\u{FB17}\u{FF21}-\u{FF3A}\u{FF41}-\u{FF5A}\u{10400}-\u{1044F}\u{104B0}-\u{104D3}\u{104D8}-\u{104FB}\u{10C80}-\u{10CB2}\u{10CC0}-\u{10CF2}\u{118A0}-\u{118DF}\u{1E900}-\u{1E943}";
+
 fn cl100k(digits: &str) -> String {
     format!(
         r"(?:{CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -65,6 +70,33 @@ fn published() -> Vec<(&'static str, Vec<String>)> {
             ],
         ),
         (
+            "deepseek-llm",
+            vec![
+                r"[\r\n]".into(),
+                format!(r"\s?[{CASED}]+"),
+                "\\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+".into(),
+                r"\s+$".into(),
+                "[一-龥\u{800}-一가-\u{D7FF}]+".into(),
+                r"\p{N}+".into(),
+            ],
+        ),
+        (
+            "kimi-k2",
+            vec![{
+                let upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]";
+                let lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]";
+                format!(
+                    r"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+(?:{CONTRACTIONS})?|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*(?:{CONTRACTIONS})?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+                )
+            }],
+        ),
+        ("bloom", vec![BLOOM_REGEX.into()]),
+        ("viking", vec![BLOOM_REGEX.into(), r"\p{N}".into()]),
+        ("superbpe", vec![r"\p{N}+".into(), r"(?=(\d{3})+(?!\d))".into()]),
+        ("gemma4", vec![r"[^\n]+|[\n]+".into()]),
+        ("laguna", vec![r"[^\n]+|[\n]+".into(), cl100k("")]),
+        ("minicpm5", vec![r"\p{N}{1,3}".into(), cl100k("+")]),
+        (
             "falcon",
             vec![
                 r"[\p{P}\$\+<=>\^~\|`]+".into(),
@@ -93,7 +125,10 @@ fn isolate<'t>(regex: &Regex, pieces: Vec<&'t str>) -> Vec<&'t str> {
             if gap < found.start() {
                 out.push(&piece[gap..found.start()]);
             }
-            out.push(found.as_str());
+            // A look-ahead alone only cuts.
+            if !found.as_str().is_empty() {
+                out.push(found.as_str());
+            }
             gap = found.end();
         }
         if gap < piece.len() {
@@ -118,7 +153,7 @@ fn ours(name: &str, text: &str) -> Vec<String> {
 /// Characters of every class, those near the expressions' borders often.
 fn text() -> impl Strategy<Value = String> {
     let border = prop::sample::select(
-        " \u{20}\t\n\r\u{b}\u{85}\u{a0}\u{3000}'sStTrReEvVmMlLdDaZé中あ가ǅʰ\u{301}\u{903}0123٣Ⅷ½.,!/([`$+<=>^~|-_\\\"、。👍\u{200d}\u{0}\u{ad}ſ"
+        " \u{20}\t\n\r\u{b}\u{85}\u{a0}\u{3000}'sStTrReEvVmMlLdDaZé中あ가ǅʰ\u{301}\u{903}0123٣Ⅷ½.,!/([`$+<=>^~|-_\\\"、。👍\u{200d}\u{0}\u{ad}ſƻʔ㐀々〇⺀ΩK…।…‘～"
             .chars()
             .collect::<Vec<_>>(),
     );

@@ -1,5 +1,6 @@
 """Writes NAME.expected.json for every NAME.jinja here: what Python's Jinja makes of cases.json, set up the way
-transformers sets it up. Run after changing a template or a case: python3 expect.py (needs jinja2)."""
+transformers sets it up; and probes.expected.json, what it makes of each template of probes.json with two messages.
+Run after changing a template, a probe or a case: python3 expect.py (needs jinja2)."""
 
 import datetime
 import json
@@ -47,3 +48,15 @@ for path in sorted(here.glob("*.jinja")):
         except jinja2.exceptions.TemplateError as error:
             results.append({"raised": str(error)})
     path.with_suffix(".expected.json").write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n")
+
+messages = [{"role": "user", "content": "Hi é"}, {"role": "assistant", "content": "Yes."}]
+results = []
+for probe in json.loads((here / "probes.json").read_text()):
+    try:
+        text = environment.from_string(probe).render(
+            messages=messages, bos_token="<s>", eos_token="</s>", tools=None, documents=None, add_generation_prompt=True
+        )
+        results.append({"text": text})
+    except Exception as error:
+        results.append({"raised": str(error)})
+(here / "probes.expected.json").write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n")

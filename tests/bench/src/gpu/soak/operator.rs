@@ -28,7 +28,7 @@ pub(super) async fn operator(soak: Arc<Soak>, seed: u64) {
         }
         let segment = |rng: &mut StdRng| {
             let model = soak.engine.model(name).ok()?;
-            let n = model.model().segments().len() as u32;
+            let n = model.model().plan().segments.len() as u32;
             Some(vec![rng.random_range(0..n)])
         };
         let result = match rng.random_range(0..20) {

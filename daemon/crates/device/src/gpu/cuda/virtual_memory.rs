@@ -88,11 +88,11 @@ impl VirtualMemory for CudaDriver {
         Ok((bytes > 0).then_some(bytes as u64))
     }
 
-    fn reserve(&self, bytes: u64) -> Result<DevicePtr> {
+    fn reserve(&self, bytes: u64, align: u64) -> Result<DevicePtr> {
         let mut at: Address = 0;
         optional!(
             self,
-            cuMemAddressReserve(&raw mut at, bytes as usize, 0, 0, 0)
+            cuMemAddressReserve(&raw mut at, bytes as usize, align as usize, 0, 0)
         )?;
         Ok(DevicePtr(at))
     }

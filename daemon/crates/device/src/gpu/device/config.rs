@@ -1,6 +1,9 @@
 //! How a GPU is opened and set up.
 
+use std::path::PathBuf;
 use std::time::Duration;
+
+use rocmforge_kernels::gpu::compile::default_cache_dir;
 
 use crate::gpu::{Libraries, Vendor};
 use crate::machine;
@@ -19,6 +22,13 @@ pub struct GpuConfig {
     /// Most bytes of file mappings that are registered with the driver at a time; 0 registers none. Registered pages
     /// cannot leave the page cache.
     pub registered_bytes_max: u64,
+    /// Whether registering is tried at the start, and used only where it is faster than pinned
+    /// memory.
+    pub registration_trial: bool,
+    /// Where trials of the driver that may not end are noted; `None` notes none.
+    pub trials_dir: Option<PathBuf>,
+    /// What the parts that memory is mapped in are multiples of at least, whatever the driver says.
+    pub granularity_min: u64,
     /// Threads that bring pieces of files to the device.
     pub staging_threads: usize,
     /// Pinned pieces for files that cannot be registered, and the bytes of one.
@@ -43,6 +53,10 @@ impl GpuConfig {
             libraries: Libraries::from_env(),
             watchdog: Duration::from_secs(30),
             registered_bytes_max: (machine::memory_bytes() / 2).min(64 << 30),
+            // NVIDIA's registrations are as fast everywhere as the files' pages come.
+            registration_trial: vendor == Vendor::Hip,
+            trials_dir: Some(default_cache_dir().join("trials")),
+            granularity_min: 2 << 20,
             staging_threads: cores.div_ceil(2).clamp(2, 8),
             ring_pieces: 8,
             ring_piece_bytes: 8 << 20,

@@ -2,7 +2,8 @@
 
 use rocmforge_kernels::gpu as gpu_kernels;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
-use rocmforge_kernels::host::{WeightType, reference};
+use rocmforge_kernels::host::reference;
+use rocmforge_ops::TensorDesc;
 
 use crate::error::Error;
 use crate::ops::{Buf, PlacedBuf};
@@ -19,9 +20,10 @@ impl GpuDevice {
         &mut self,
         scratch: Scratch<'_>,
         buf: Buf,
-        ty: WeightType,
+        table: &TensorDesc,
         rows: &[u8],
     ) -> Result<(), Error> {
+        let ty = table.ty;
         let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
         let n = (rows.len() / ty.block_bytes() * ty.block_size()) as u64 / width.max(1);
         let (workspace, base) = self.place(scratch);
@@ -39,7 +41,7 @@ impl GpuDevice {
                 self.write(scratch, buf, values)
             } else {
                 Err(Error::NotFinite {
-                    tensor: "token_embd.weight".to_owned(),
+                    tensor: table.name.clone(),
                 })
             };
             self.embeddings = std::mem::take(values);

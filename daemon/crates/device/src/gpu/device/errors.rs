@@ -25,6 +25,9 @@ pub(super) fn failed(operation: &'static str, error: gpu::Error) -> Error {
 
 /// A builder's error as a device's.
 pub(super) fn launch_error(error: &kernels::Error) -> Error {
+    if let kernels::Error::NoKernel { .. } | kernels::Error::TooLarge { .. } = error {
+        return Error::NoKernel(error.to_string());
+    }
     Error::Driver {
         operation: "preparing a launch",
         message: error.to_string(),

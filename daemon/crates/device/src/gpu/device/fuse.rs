@@ -3,16 +3,24 @@
 //! ```text
 //! RmsNorm, MatMul                    -> product with the norm on its input
 //! MatMul, Add                        -> product added to the residual stream
-//! MatMul (gate, up), SiluMul         -> product with SwiGLU, or SwiGLU on the next product's input
+//! MatMul (gate, up), Gate            -> product with SwiGLU, or SwiGLU on the next product's input
 //! RopeKv, Attention                  -> attention that rotates and appends
 //! ```
 //!
-//! A buffer between two fused operations is not written. That is seen by nobody: within a segment it is checked that no
-//! later operation reads it, and a plan's segments hand on the residual stream and the gated feed-forward only, which are
-//! written. A layer of a plan ends a segment with SwiGLU, whose product begins the next, so that there SwiGLU is no product's
-//! input; lists of operations that have both in one are what the parity cases are.
+//! A buffer between two fused operations is not written. That is seen by nobody: no later operation of the step reads it, and
+//! it is not among those that the plan says are read by later steps (`live_out`). A plan keeps the memory of buffers apart
+//! for [`FUSED_OPS_MAX`] operations, so no more than these become one.
 
-use crate::ops::{Buf, HeadShape, Op, Product, TensorIndex};
+use crate::ops::{Act, Buf, HeadShape, KvLayer, Mask, Op, Product, RopeUse, TensorIndex};
+
+/// How attention makes its scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct ScoresOf {
+    pub(super) scale: f32,
+    pub(super) mask: Mask,
+    pub(super) softcap: f32,
+    pub(super) sinks: Option<TensorIndex>,
+}
 
 /// What a product reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,8 +34,8 @@ pub(super) enum Input {
         eps: f32,
         to: Buf,
     },
-    /// `silu(gate) * up`, meant for `gate`.
-    Silu { gate: Buf, up: Buf },
+    /// `act(gate) * up`, meant for `gate`.
+    Gated { gate: Buf, up: Buf, act: Act },
 }
 
 impl Input {
@@ -35,7 +43,7 @@ impl Input {
     fn is_made_of(self, buf: Buf) -> bool {
         match self {
             Input::Plain(x) | Input::Norm { x, .. } => x == buf,
-            Input::Silu { gate, up } => gate == buf || up == buf,
+            Input::Gated { gate, up, .. } => gate == buf || up == buf,
         }
     }
 }
@@ -49,11 +57,12 @@ pub(super) enum Fused<'a> {
         products: &'a [Product],
         add: Option<Buf>,
     },
-    /// Gate and up products of one input; `silu(gate) * up` goes to the gate's buffer.
-    SwiGlu {
+    /// Gate and up products of one input; `act(gate) * up` goes to the gate's buffer.
+    GatedUnit {
         input: Input,
         gate: &'a Product,
         up: &'a Product,
+        act: Act,
     },
     /// Rotation, appending and attention.
     Attention {
@@ -64,18 +73,23 @@ pub(super) enum Fused<'a> {
         heads: HeadShape,
         q_norm: Option<(TensorIndex, f32)>,
         k_norm: Option<(TensorIndex, f32)>,
-        layer: u32,
-        scale: f32,
+        rope: Option<RopeUse>,
+        layer: KvLayer,
+        scores: ScoresOf,
     },
     /// One operation as it is.
     Single(&'a Op),
 }
 
-/// Fuses a segment's operations. `swiglu` tells whether two products can be one launch with their SwiGLU.
+/// Fuses a step's operations. `live_out` are the buffers that later steps read; `width` tells a buffer's; `gated_unit` whether
+/// two products can be one launch with their gated unit.
 pub(super) fn fuse<'a>(
     ops: &'a [Op],
-    swiglu: impl Fn(&Product, &Product) -> bool,
+    live_out: &[Buf],
+    width: impl Fn(Buf) -> u64,
+    gated_unit: impl Fn(&Product, &Product) -> bool,
 ) -> Vec<Fused<'a>> {
+    let later = Later { live_out };
     let mut fused = Vec::with_capacity(ops.len());
     // A norm or SwiGLU that the next product takes over.
     let mut input: Option<Input> = None;
@@ -86,52 +100,64 @@ pub(super) fn fuse<'a>(
         match op {
             Op::RmsNorm {
                 x,
-                weight,
+                weight: Some(weight),
                 eps,
+                group,
                 out,
-            } => {
-                if feeds_next(*out, rest) {
-                    input = Some(Input::Norm {
-                        x: *x,
-                        weight: *weight,
-                        eps: *eps,
-                        to: *out,
-                    });
-                } else {
-                    fused.push(Fused::Single(op));
-                }
+            } if x != out && u64::from(*group) == width(*x) && later.feeds_next(*out, rest) => {
+                input = Some(Input::Norm {
+                    x: *x,
+                    weight: *weight,
+                    eps: *eps,
+                    to: *out,
+                });
             }
-            Op::SiluMul { gate, up } if feeds_next(*gate, rest) && !read_later(*up, rest) => {
-                input = Some(Input::Silu {
+            Op::Gate { gate, up, act }
+                if later.feeds_next(*gate, rest) && !later.reads(*up, rest) =>
+            {
+                input = Some(Input::Gated {
                     gate: *gate,
                     up: *up,
+                    act: *act,
                 });
             }
             Op::MatMul { x, products } => {
                 let taken = input.take().unwrap_or(Input::Plain(*x));
-                let swiglu = match (&products[..], rest.first()) {
-                    ([gate, up], Some(Op::SiluMul { gate: g, up: u })) => {
+                let unit = match (&products[..], rest.first()) {
+                    (
+                        [gate, up],
+                        Some(Op::Gate {
+                            gate: g,
+                            up: u,
+                            act,
+                        }),
+                    ) if {
                         (gate.out, up.out) == (*g, *u)
-                            && !read_later(*u, &rest[1..])
-                            && swiglu(gate, up)
+                            && !later.reads(*u, &rest[1..])
+                            && gated_unit(gate, up)
+                    } =>
+                    {
+                        Some(*act)
                     }
-                    _ => false,
+                    _ => None,
                 };
-                if swiglu {
-                    fused.push(Fused::SwiGlu {
+                if let Some(act) = unit {
+                    fused.push(Fused::GatedUnit {
                         input: taken,
                         gate: &products[0],
                         up: &products[1],
+                        act,
                     });
                     at += 1;
                     continue;
                 }
                 let add = match (&products[..], rest.first()) {
                     // Blocks that add would change what others still read.
-                    ([one], Some(Op::Add { x, y }))
+                    ([one], Some(Op::Add { x, y, scale }))
                         if one.out == *y
+                            && *scale == 1.0
                             && !taken.is_made_of(*x)
-                            && !read_later(*y, &rest[1..]) =>
+                            && !later.reads(*y, &rest[1..]) =>
                     {
                         at += 1;
                         Some(*x)
@@ -151,6 +177,7 @@ pub(super) fn fuse<'a>(
                 heads,
                 q_norm,
                 k_norm,
+                rope,
                 layer,
             } => match rest.first() {
                 Some(Op::Attention {
@@ -159,10 +186,13 @@ pub(super) fn fuse<'a>(
                     heads: same_heads,
                     layer: same_layer,
                     scale,
+                    mask,
+                    softcap,
+                    sinks,
                 }) if attended == q
                     && same_layer == layer
                     && same_heads == heads
-                    && ![*q, *k, *v].iter().any(|b| read_later(*b, &rest[1..])) =>
+                    && ![*q, *k, *v].iter().any(|b| later.reads(*b, &rest[1..])) =>
                 {
                     fused.push(Fused::Attention {
                         q: *q,
@@ -172,8 +202,14 @@ pub(super) fn fuse<'a>(
                         heads: *heads,
                         q_norm: *q_norm,
                         k_norm: *k_norm,
+                        rope: *rope,
                         layer: *layer,
-                        scale: *scale,
+                        scores: ScoresOf {
+                            scale: *scale,
+                            mask: *mask,
+                            softcap: *softcap,
+                            sinks: *sinks,
+                        },
                     });
                     at += 1;
                 }
@@ -185,44 +221,34 @@ pub(super) fn fuse<'a>(
     fused
 }
 
-/// Whether the next operation is a product of `buf` and nothing after it reads `buf`.
-fn feeds_next(buf: Buf, rest: &[Op]) -> bool {
-    match rest.first() {
-        Some(Op::MatMul { x, products }) => {
-            *x == buf && (products.iter().any(|p| p.out == buf) || !read_later(buf, &rest[1..]))
-        }
-        _ => false,
-    }
+/// What is read after some operations.
+struct Later<'a> {
+    live_out: &'a [Buf],
 }
 
-/// Whether an operation reads the buffer before one writes all of it.
-fn read_later(buf: Buf, ops: &[Op]) -> bool {
-    for op in ops {
-        let (reads, writes): (&[Buf], &[Buf]) = match op {
-            Op::RmsNorm { x, out, .. } => (&[*x], &[*out]),
-            Op::Add { x, y } => (&[*x, *y], &[]),
-            Op::MatMul { x, products } => {
-                if *x == buf {
-                    return true;
-                }
-                if products.iter().any(|p| p.out == buf) {
-                    return false;
-                }
-                continue;
+impl Later<'_> {
+    /// Whether the next operation is a product of `buf` and nothing after it reads `buf`.
+    fn feeds_next(&self, buf: Buf, rest: &[Op]) -> bool {
+        match rest.first() {
+            Some(Op::MatMul { x, products }) => {
+                *x == buf && (products.iter().any(|p| p.out == buf) || !self.reads(buf, &rest[1..]))
             }
-            Op::RopeKv { q, k, v, .. } => (&[*q, *k, *v], &[]),
-            Op::Attention { q, out, .. } => (&[*q], &[*out]),
-            Op::SiluMul { gate, up } => (&[*gate, *up], &[]),
-            Op::GatherOutputs { x, out } => (&[*x], &[*out]),
-        };
-        if reads.contains(&buf) {
-            return true;
-        }
-        if writes.contains(&buf) {
-            return false;
+            _ => false,
         }
     }
-    false
+
+    /// Whether an operation, or a later step, reads the buffer before one writes all of it.
+    fn reads(&self, buf: Buf, ops: &[Op]) -> bool {
+        for op in ops {
+            if op.reads(buf) {
+                return true;
+            }
+            if op.writes(buf) {
+                return false;
+            }
+        }
+        self.live_out.contains(&buf)
+    }
 }
 
 #[cfg(test)]
@@ -243,36 +269,57 @@ mod tests {
         }
     }
 
+    fn add(y: Buf) -> Op {
+        Op::Add {
+            x: X,
+            y,
+            scale: 1.0,
+        }
+    }
+
     fn feed_forward() -> Vec<Op> {
         vec![
             Op::MatMul {
                 x: Buf(6),
                 products: vec![product(0, P)],
             },
-            Op::Add { x: X, y: P },
+            Op::Add {
+                x: X,
+                y: P,
+                scale: 1.0,
+            },
             Op::RmsNorm {
                 x: X,
-                weight: 1,
+                weight: Some(1),
                 eps: 1e-5,
+                group: 64,
                 out: N,
             },
             Op::MatMul {
                 x: N,
                 products: vec![product(2, G), product(3, U)],
             },
-            Op::SiluMul { gate: G, up: U },
+            Op::Gate {
+                gate: G,
+                up: U,
+                act: Act::Silu,
+            },
             Op::MatMul {
                 x: G,
                 products: vec![product(4, P)],
             },
-            Op::Add { x: X, y: P },
+            Op::Add {
+                x: X,
+                y: P,
+                scale: 1.0,
+            },
         ]
     }
 
     #[test]
     fn a_feed_forward_is_three_steps() {
         let ops = feed_forward();
-        let fused = fuse(&ops, |_, _| true);
+        let fused = fuse(&ops, &[X], |_| 64, |_, _| true);
         let norm = Input::Norm {
             x: X,
             weight: 1,
@@ -287,10 +334,11 @@ mod tests {
                     products: &[product(0, P)],
                     add: Some(X),
                 },
-                Fused::SwiGlu {
+                Fused::GatedUnit {
                     input: norm,
                     gate: &product(2, G),
                     up: &product(3, U),
+                    act: Act::Silu,
                 },
                 Fused::Products {
                     input: Input::Plain(G),
@@ -299,12 +347,16 @@ mod tests {
                 },
             ]
         );
-        let fused = fuse(&ops, |_, _| false);
+        let fused = fuse(&ops, &[X], |_| 64, |_, _| false);
         assert_eq!(fused.len(), 3);
         assert!(matches!(
             fused[2],
             Fused::Products {
-                input: Input::Silu { gate: G, up: U },
+                input: Input::Gated {
+                    gate: G,
+                    up: U,
+                    act: Act::Silu
+                },
                 add: Some(X),
                 ..
             }
@@ -314,14 +366,24 @@ mod tests {
     #[test]
     fn what_is_read_later_is_written() {
         let mut ops = feed_forward();
-        ops.push(Op::Add { x: X, y: N });
-        let fused = fuse(&ops, |_, _| true);
+        ops.push(add(N));
+        let fused = fuse(&ops, &[X], |_| 64, |_, _| true);
         let normed = Fused::Single(&ops[2]);
         assert!(fused.contains(&normed), "{fused:?}");
-        ops.push(Op::Add { x: X, y: P });
-        let fused = fuse(&ops, |_, _| true);
+        ops.push(add(P));
+        let fused = fuse(&ops, &[X], |_| 64, |_, _| true);
         let stored = |f: &Fused<'_>| matches!(f, Fused::Products { add: None, products, .. } if products[0].weight == 4);
         assert!(fused.iter().any(stored), "{fused:?}");
+    }
+
+    #[test]
+    fn what_a_later_step_reads_is_written() {
+        let ops = feed_forward();
+        let fused = fuse(&ops[..5], &[X, G, U], |_| 64, |_, _| true);
+        let apart = |f: &Fused<'_>| matches!(f, Fused::Single(Op::Gate { .. }));
+        assert!(fused.iter().any(apart), "up is read later: {fused:?}");
+        let fused = fuse(&ops[..5], &[X, G], |_| 64, |_, _| true);
+        assert!(!fused.iter().any(apart), "{fused:?}");
     }
 
     #[test]
@@ -330,18 +392,19 @@ mod tests {
             x,
             products: vec![product(0, P)],
         };
-        let add = Op::Add { x: X, y: P };
+        let add = add(P);
         let norm = Op::RmsNorm {
             x: X,
-            weight: 1,
+            weight: Some(1),
             eps: 1e-5,
+            group: 64,
             out: N,
         };
         for ops in [
             vec![product_of(X), add.clone()],
             vec![norm, product_of(N), add.clone()],
         ] {
-            let fused = fuse(&ops, |_, _| true);
+            let fused = fuse(&ops, &[X], |_| 64, |_, _| true);
             assert_eq!(fused.last(), Some(&Fused::Single(&add)), "{fused:?}");
         }
     }

@@ -29,6 +29,20 @@ pub trait Images: Send + Sync {
     /// # Errors
     /// What keeps it from being had, with what to do about it.
     fn image(&self, arch: &str, unit: &str) -> Result<Vec<u8>, Error>;
+
+    /// Another code object for a unit whose first one the driver does not load; `None` where there
+    /// is none.
+    ///
+    /// # Errors
+    /// As [`Images::image`].
+    fn other_image(&self, _arch: &str, _unit: &str) -> Option<Result<Vec<u8>, Error>> {
+        None
+    }
+
+    /// Why there are no kernels for an architecture, where that is known from the start.
+    fn refuses(&self, _arch: &str) -> Option<String> {
+        None
+    }
 }
 
 /// Images in a folder: `<dir>/<arch>/<unit>`, with any of the vendors' endings.
@@ -52,7 +66,10 @@ impl Images for ImageFolder {
 
 /// Images by the vendor's run-time compiler in a child process, kept on disk.
 #[derive(Debug)]
-struct CompiledImages(Compiler);
+struct CompiledImages {
+    vendor: Vendor,
+    compiler: Compiler,
+}
 
 impl CompiledImages {
     /// The compiler of a vendor, set up as usual.
@@ -61,12 +78,21 @@ impl CompiledImages {
             Vendor::Hip => Language::Hip,
             Vendor::Cuda => Language::Cuda,
         };
-        Self(Compiler::new(Config::new(language)))
+        Self {
+            vendor,
+            compiler: Compiler::new(Config::new(language)),
+        }
     }
 }
 
-impl Images for CompiledImages {
-    fn image(&self, arch: &str, unit: &str) -> Result<Vec<u8>, Error> {
+impl CompiledImages {
+    /// An object: one of those that are `embedded`, else out of the cache or by the compiler.
+    fn object(
+        &self,
+        arch: &str,
+        unit: &str,
+        embedded: impl Fn(&str, &str) -> Option<&'static [u8]>,
+    ) -> Result<Vec<u8>, Error> {
         let wrong = |message: String| Error::Config(message);
         let text = units::unit(unit)
             .ok_or_else(|| wrong(format!("there is no kernel unit '{unit}'")))?
@@ -78,18 +104,39 @@ impl Images for CompiledImages {
             target: arch,
             options: &["-std=c++17"],
         };
-        let object = self
-            .0
-            .object(&request, |unit, target| aot::object(target, unit))
-            .map_err(|error| {
-                let source = std::error::Error::source(&error).map(|s| format!(": {s}"));
-                wrong(format!("{error}{}", source.unwrap_or_default()))
-            })?;
+        let object = self.compiler.object(&request, embedded).map_err(|error| {
+            let source = std::error::Error::source(&error).map(|s| format!(": {s}"));
+            wrong(format!("{error}{}", source.unwrap_or_default()))
+        })?;
         tracing::debug!(unit, origin = ?object.origin, "kernels");
         if let Some(error) = object.cache_error {
             tracing::warn!(%error, "compiled kernels cannot be kept");
         }
         Ok(object.bytes)
+    }
+}
+
+impl Images for CompiledImages {
+    fn image(&self, arch: &str, unit: &str) -> Result<Vec<u8>, Error> {
+        self.object(arch, unit, |unit, target| aot::object(target, unit))
+    }
+
+    /// A generic object is refused by runtimes that are older than it.
+    fn other_image(&self, arch: &str, unit: &str) -> Option<Result<Vec<u8>, Error>> {
+        aot::is_generic(arch, unit).then(|| self.object(arch, unit, |_, _| None))
+    }
+
+    fn refuses(&self, arch: &str) -> Option<String> {
+        let unknown = self.vendor == Vendor::Hip && !units::is_known_amd(arch);
+        unknown.then(|| {
+            let generic = units::AMD_GENERIC_TARGETS.map(|(_, chips)| chips.join(", "));
+            format!(
+                "there are no kernels for {arch}; there are for {}, gfx908, gfx90a, gfx1250. Take another card \
+                 (--device hip:N; --list-devices lists them) or the CPU (--device host); where {arch} runs the code of \
+                 one of these, HSA_OVERRIDE_GFX_VERSION (10.3.0 for gfx1030) in the daemon's environment says so",
+                generic.join(", ")
+            )
+        })
     }
 }
 
@@ -193,8 +240,17 @@ impl Kernels {
         let begin = Instant::now();
         let image = self.images.image(&self.arch, unit)?;
         let image_us = begin.elapsed().as_micros() as u64;
-        let module =
-            Module::load(&self.context, &image).map_err(|e| failed("loading kernels", e))?;
+        let module = Module::load(&self.context, &image).or_else(|refused| {
+            let lost = refused.is_lost();
+            let refused = failed("loading kernels", refused);
+            match self.images.other_image(&self.arch, unit) {
+                Some(other) if !lost => {
+                    tracing::info!(unit, %refused, "generic kernels; they are compiled for this card");
+                    Module::load(&self.context, &other?).map_err(|e| failed("loading kernels", e))
+                }
+                _ => Err(refused),
+            }
+        })?;
         let load_us = begin.elapsed().as_micros() as u64 - image_us;
         tracing::debug!(unit, image_us, load_us, "kernels loaded");
         Ok(module)
@@ -241,4 +297,55 @@ impl Kernels {
 /// Nothing is done under these locks that could leave a half-made state behind.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_fake_hip::{Fake, unit_image};
+
+    use super::*;
+    use crate::gpu::{Libraries, open};
+
+    #[test]
+    fn an_architecture_without_kernels_is_refused_by_name_with_what_to_do() {
+        let images = CompiledImages::new(Vendor::Hip);
+        for arch in ["gfx803", "gfx1310", "gfx9000"] {
+            let reason = images.refuses(arch).unwrap();
+            assert!(reason.contains(arch), "{reason}");
+            assert!(reason.contains("--device host"), "{reason}");
+        }
+        for arch in ["gfx1100", "gfx1036", "gfx90c", "gfx942"] {
+            assert_eq!(images.refuses(arch), None);
+        }
+        assert_eq!(CompiledImages::new(Vendor::Cuda).refuses("sm_90"), None);
+    }
+
+    /// Gives what the runtime refuses first, as a generic object to one that is older.
+    struct Generic;
+
+    impl Images for Generic {
+        fn image(&self, _arch: &str, _unit: &str) -> Result<Vec<u8>, Error> {
+            Ok(b"an object of another form".to_vec())
+        }
+
+        fn other_image(&self, _arch: &str, unit: &str) -> Option<Result<Vec<u8>, Error>> {
+            unit_image(unit).map(Ok)
+        }
+    }
+
+    #[test]
+    fn a_generic_object_that_the_runtime_refuses_is_compiled_anew() {
+        let fake = Fake::new();
+        let libraries = Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        };
+        let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
+        let kernels = Kernels::new(&context, Box::new(Generic));
+        kernels.module("sample").unwrap();
+        assert_eq!(fake.live().modules, 1);
+        assert_eq!(fake.calls("hipModuleLoadData"), 2);
+        drop(kernels);
+        assert_eq!(fake.live().modules, 0);
+    }
 }

@@ -8,31 +8,34 @@
 //! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA); else as above |
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 
-use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
-use rocmforge_kernels::gpu::ops::attention::{self, Partials};
-use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope};
+use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
+use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores};
+use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
 use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
-use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
 
 use crate::error::Error;
 use crate::gpu::blas::Gemm;
-use crate::ops::{Batch, Buf, HeadShape, Op, PlacedBuf, Product, Rows, TensorIndex};
-use crate::{Bound, Scratch, weight_type};
+use crate::ops::{Batch, Buf, HeadShape, KvLayer, PlacedBuf, Product, RopeUse, TensorIndex};
+use crate::{Bound, BoundStep, Scratch, SegmentLayout};
 
 use super::fixed::Fixed;
-use super::fuse::{Fused, Input, fuse};
+use super::fuse::{Fused, Input, ScoresOf, fuse};
 use super::launch_error;
 use super::pass_data::PassShape;
 use super::workspace::{DOT_BATCH, SMALL_BATCH, Workspace};
 
+mod experts;
+mod single;
 mod tiled;
 
 /// Something to queue.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Work {
     Launch(Launch),
+    /// u64 to be there before what follows.
+    Table(Vec<u64>, u64),
     Gemm(Gemm),
 }
 
@@ -59,20 +62,33 @@ type Lowered<T = ()> = Result<T, Error>;
 
 impl<'a> Lowering<'a> {
     /// Appends the launches of a segment's operations.
-    pub(super) fn lower(&mut self, ops: &[Op], bound: Bound<'_>) -> Lowered {
-        let types = |p: &Product| weight_type(bound.layout.tensors[p.weight].desc.ty);
+    pub(super) fn lower(&mut self, step: &BoundStep<'_>) -> Lowered {
+        let (ops, live_out, weights) = match step {
+            BoundStep::Run {
+                ops,
+                live_out,
+                weights,
+            } => (*ops, *live_out, *weights),
+            BoundStep::Experts { ffn, experts } => return self.experts(ffn, experts),
+        };
+        let nothing = SegmentLayout {
+            tensors: Vec::new(),
+            bytes: 0,
+        };
+        let bound = weights.unwrap_or(Bound {
+            layout: &nothing,
+            slab: 0,
+        });
+        let desc = |p: &Product| &bound.layout.tensors[p.weight].desc;
         let vector_rows = |p: &Product| self.count(p.out) == 1;
-        let fused = fuse(ops, |gate, up| match (types(gate), types(up)) {
-            (Some(a), Some(b)) => {
-                vector_rows(gate)
-                    && matvec::fuses_swiglu(a, b)
-                    && gate.bias.is_none()
-                    && up.bias.is_none()
-                    && bound.layout.tensors[gate.weight].desc.rows
-                        == bound.layout.tensors[up.weight].desc.rows
-                    && self.vector_fits(bound.layout.tensors[gate.weight].desc.cols)
-            }
-            _ => false,
+        let width = |buf: Buf| self.width(buf);
+        let fused = fuse(ops, live_out, width, |gate, up| {
+            vector_rows(gate)
+                && matvec::fuses_gate(desc(gate).ty, desc(up).ty)
+                && gate.bias.is_none()
+                && up.bias.is_none()
+                && desc(gate).rows == desc(up).rows
+                && self.vector_fits(desc(gate).cols)
         });
         for step in &fused {
             self.step(step, bound)?;
@@ -87,13 +103,18 @@ impl<'a> Lowering<'a> {
                 products,
                 add,
             } => self.products(*input, products, *add, bound),
-            Fused::SwiGlu { input, gate, up } => {
+            Fused::GatedUnit {
+                input,
+                gate,
+                up,
+                act,
+            } => {
                 let input = self.vector_input(*input, true, bound)?;
                 let pair = [
                     self.matrix(gate, bound, None)?,
                     self.matrix(up, bound, None)?,
                 ];
-                let launches = matvec::matvec(self.target, input, &pair, Epilogue::SwiGlu);
+                let launches = matvec::matvec(self.target, input, &pair, Epilogue::Gate(*act));
                 self.push_all(launches)
             }
             Fused::Attention {
@@ -104,106 +125,23 @@ impl<'a> Lowering<'a> {
                 heads,
                 q_norm,
                 k_norm,
+                rope,
                 layer,
-                scale,
+                scores,
             } => {
                 let qkv = self.qkv(*q, *k, *v, heads);
                 let place = self.kv(*layer);
-                let rope = self.rope(*q_norm, *k_norm, bound);
+                let rope = self.rope(*rope, *q_norm, *k_norm, bound);
+                let scores = self.scores(scores, bound);
                 let out = self.at(*out);
                 if self.shape.decode {
-                    return self.decode(qkv, out, &place, Some(&rope), *scale, heads);
+                    return self.decode(qkv, out, &place, Some(&rope), &scores, heads);
                 }
                 let rotated = self.scratch_base + self.workspace.input;
                 self.push(kv::rope_kv(self.target, qkv, rotated, &place, &rope))?;
-                self.prefill(rotated, out, &place, *scale, heads)
+                self.prefill(rotated, out, &place, &scores, heads)
             }
             Fused::Single(op) => self.single(op, bound),
-        }
-    }
-
-    fn single(&mut self, op: &Op, bound: Bound<'_>) -> Lowered {
-        match op {
-            Op::RmsNorm {
-                x,
-                weight,
-                eps,
-                out,
-            } => {
-                let source = Source::Norm {
-                    weight: self.vector(*weight, bound),
-                    eps: *eps,
-                };
-                self.rows_to(*x, source, Sink::F32(self.at(*out)))
-            }
-            Op::Add { x, y } => {
-                let source = Source::Add { other: self.at(*y) };
-                self.rows_to(*x, source, Sink::Stored)
-            }
-            Op::SiluMul { gate, up } => {
-                let source = Source::Silu {
-                    other: self.at(*up),
-                };
-                self.rows_to(*gate, source, Sink::F32(self.at(*gate)))
-            }
-            Op::MatMul { x, products } => self.products(Input::Plain(*x), products, None, bound),
-            Op::GatherOutputs { x, out } => {
-                let (x, out, width) = (self.at(*x), self.at(*out), self.width(*out));
-                let wanted = self.scratch_base + self.workspace.outputs;
-                self.push(rows::gather(
-                    x,
-                    wanted,
-                    self.batch.outputs.len() as u32,
-                    width,
-                    out,
-                ))
-            }
-            Op::RopeKv {
-                q,
-                k,
-                v,
-                heads,
-                q_norm,
-                k_norm,
-                layer,
-            } => {
-                let qkv = self.qkv(*q, *k, *v, heads);
-                let place = self.kv(*layer);
-                let rope = self.rope(*q_norm, *k_norm, bound);
-                let rotated = self.scratch_base + self.workspace.input;
-                self.push(kv::rope_kv(self.target, qkv, rotated, &place, &rope))?;
-                // The operation changes its queries in place, the kernel does not.
-                let width = u64::from(heads.n_head) * u64::from(heads.head_dim);
-                let tokens = self.batch.n_tokens as u64;
-                self.push(activations::activations(
-                    rotated,
-                    tokens,
-                    width,
-                    Source::Plain,
-                    Sink::F32(qkv.q),
-                ))
-            }
-            Op::Attention {
-                q,
-                out,
-                heads,
-                layer,
-                scale,
-            } => {
-                let (at, out) = (self.at(*q), self.at(*out));
-                let place = self.kv(*layer);
-                if self.shape.decode {
-                    let qkv = Qkv {
-                        q: at,
-                        k: 0,
-                        v: 0,
-                        n_head: heads.n_head,
-                        rows: self.batch.n_tokens as u32,
-                    };
-                    return self.decode(qkv, out, &place, None, *scale, heads);
-                }
-                self.prefill(at, out, &place, *scale, heads)
-            }
         }
     }
 
@@ -213,16 +151,13 @@ impl<'a> Lowering<'a> {
         out: u64,
         place: &Kv<'_>,
         append: Option<&Rope>,
-        scale: f32,
+        scores: &Scores,
         heads: &HeadShape,
     ) -> Lowered {
         let rows = u64::from(qkv.rows);
-        let wanted = attention::n_split(
-            self.target,
-            qkv.rows,
-            heads.n_head_kv,
-            self.shape.positions_max,
-        );
+        let blocks =
+            attention::decode_blocks(heads.n_head, place.layout).map_err(|e| launch_error(&e))?;
+        let wanted = attention::n_split(self.target, qkv.rows, blocks, self.shape.positions_max);
         let one = attention::partials_bytes(
             rows,
             u64::from(heads.n_head),
@@ -230,7 +165,7 @@ impl<'a> Lowering<'a> {
             u64::from(heads.head_dim_v),
         );
         let n_split = u64::from(wanted).min(self.workspace.partials_bytes / one.max(1));
-        let counters = rows * u64::from(heads.n_head_kv);
+        let counters = rows * u64::from(blocks);
         if counters > self.fixed.counters_len {
             return Err(Error::Driver {
                 operation: "attention",
@@ -248,7 +183,7 @@ impl<'a> Lowering<'a> {
             out,
             place,
             append,
-            scale,
+            scores,
             n_split.max(1) as u32,
             partials,
         ))
@@ -259,7 +194,7 @@ impl<'a> Lowering<'a> {
         q: u64,
         out: u64,
         place: &Kv<'_>,
-        scale: f32,
+        scores: &Scores,
         heads: &HeadShape,
     ) -> Lowered {
         let tiles = self.scratch_base + self.workspace.tiles;
@@ -267,9 +202,10 @@ impl<'a> Lowering<'a> {
             self.target,
             q,
             heads.n_head,
+            self.batch.n_tokens as u32,
             out,
             place,
-            scale,
+            scores,
             tiles,
             self.shape.n_tiles,
         ))
@@ -356,7 +292,7 @@ impl<'a> Lowering<'a> {
             cols: self.width(reads),
             n_tokens: self.count(reads),
             factor: match input {
-                Input::Silu { .. } | Input::Plain(_) => 1.0 / activations::SWIGLU_F16_SCALE,
+                Input::Gated { .. } | Input::Plain(_) => 1.0 / activations::GATED_F16_SCALE,
                 Input::Norm { .. } => 1.0,
             },
         })
@@ -391,11 +327,13 @@ impl<'a> Lowering<'a> {
     fn prepare(&mut self, input: Input, sink: Sink, bound: Bound<'_>) -> Lowered {
         let source = match input {
             Input::Plain(_) => Source::Plain,
-            Input::Norm { weight, eps, .. } => Source::Norm {
-                weight: self.vector(weight, bound),
-                eps,
+            Input::Norm { x, weight, eps, .. } => {
+                Source::Norm(Norm::of_row(self.vector(weight, bound), self.width(x), eps))
+            }
+            Input::Gated { up, act, .. } => Source::Gate {
+                other: Some(self.at(up)),
+                act,
             },
-            Input::Silu { up, .. } => Source::Silu { other: self.at(up) },
         };
         self.rows_to(input.reads(), source, sink)
     }
@@ -420,10 +358,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn count(&self, buf: Buf) -> u64 {
-        match self.buf(buf).rows {
-            Rows::Tokens => self.batch.n_tokens as u64,
-            Rows::Outputs => self.batch.outputs.len() as u64,
-        }
+        self.batch.counts().of(self.buf(buf).rows)
     }
 
     /// Whether a mat-vec's input of so many elements fits shared memory.
@@ -438,7 +373,7 @@ impl<'a> Lowering<'a> {
     fn matrix(&self, p: &Product, bound: Bound<'_>, add: Option<Buf>) -> Lowered<Matrix> {
         let placed = &bound.layout.tensors[p.weight];
         Ok(Matrix {
-            ty: placed.desc.weight_type()?,
+            ty: placed.desc.ty,
             weights: self.arena + bound.slab + placed.at,
             rows: placed.desc.rows,
             out: self.at(add.unwrap_or(p.out)),
@@ -446,12 +381,13 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    fn kv(&self, layer: u32) -> Kv<'a> {
+    fn kv(&self, layer: KvLayer) -> Kv<'a> {
+        let rows = u64::from(layer.group) * self.batch.spans.len() as u64;
         Kv {
-            layout: self.batch.kv,
-            layer: layer as usize,
+            layout: &self.batch.kv[usize::from(layer.group)].layout,
+            layer: layer.index as usize,
             base: self.arena,
-            table: self.fixed.table,
+            table: self.fixed.table + rows * u64::from(self.shape.table_stride) * 8,
             table_stride: self.shape.table_stride,
             positions: self.scratch_base + self.workspace.positions,
             sequences: (!self.shape.decode).then_some(self.scratch_base + self.workspace.sequences),
@@ -468,8 +404,26 @@ impl<'a> Lowering<'a> {
         }
     }
 
+    /// The rotation of a table, where there is one.
+    fn rotation(&self, rope: Option<RopeUse>) -> Option<Rotation> {
+        let rope = rope?;
+        let (before, rest) = self.batch.rope.split_at(usize::from(rope.table));
+        let angles = &rest[0];
+        let before: usize = before.iter().map(|r| r.cos().len() + r.sin().len()).sum();
+        let cos = self.scratch_base + self.workspace.rope + before as u64 * 4;
+        Some(Rotation {
+            cos,
+            sin: cos + angles.cos().len() as u64 * 4,
+            first: rope.first,
+            n_rot: angles.n_rot() as u32,
+            order: angles.order(),
+            by_position: false,
+        })
+    }
+
     fn rope(
         &self,
+        rope: Option<RopeUse>,
         q_norm: Option<(TensorIndex, f32)>,
         k_norm: Option<(TensorIndex, f32)>,
         bound: Bound<'_>,
@@ -477,18 +431,21 @@ impl<'a> Lowering<'a> {
         if let (Some((_, q)), Some((_, k))) = (q_norm, k_norm) {
             assert!(q == k, "the kernels norm queries and keys with one eps");
         }
-        let angles = self.batch.rope;
-        let cos = self.scratch_base + self.workspace.rope;
         let norm = |n: Option<(TensorIndex, f32)>| n.map(|(weight, _)| self.vector(weight, bound));
         Rope {
-            cos,
-            sin: cos + angles.cos().len() as u64 * 4,
-            n_rot: angles.n_rot() as u32,
-            order: angles.order(),
-            by_position: false,
+            rotation: self.rotation(rope),
             q_norm: norm(q_norm),
             k_norm: norm(k_norm),
             eps: q_norm.or(k_norm).map_or(0.0, |(_, eps)| eps),
+        }
+    }
+
+    fn scores(&self, scores: &ScoresOf, bound: Bound<'_>) -> Scores {
+        Scores {
+            scale: scores.scale,
+            mask: scores.mask,
+            softcap: scores.softcap,
+            sinks: scores.sinks.map(|s| self.vector(s, bound)),
         }
     }
 
@@ -510,7 +467,7 @@ impl Input {
     fn reads(self) -> Buf {
         match self {
             Input::Plain(x) | Input::Norm { x, .. } => x,
-            Input::Silu { gate, .. } => gate,
+            Input::Gated { gate, .. } => gate,
         }
     }
 
@@ -519,7 +476,7 @@ impl Input {
         match self {
             Input::Plain(x) => x,
             Input::Norm { to, .. } => to,
-            Input::Silu { gate, .. } => gate,
+            Input::Gated { gate, .. } => gate,
         }
     }
 }

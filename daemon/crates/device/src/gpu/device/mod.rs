@@ -1,7 +1,8 @@
 //! A GPU as a [`Device`]: one code over either vendor's driver.
 //!
 //! ```text
-//! opening.rs        a card from its configuration
+//! opening.rs        a card from its configuration; registration.rs: how files reach it;
+//!                   trial.rs: looks that may not end
 //! engine thread --> arena/ (slabs), fixed.rs (the device's own block; marks.rs in it), embedding.rs,
 //!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations, fused by fuse.rs),
 //!                   products.rs (the vendor's), graphs.rs (recorded decode steps), sampling.rs, readback.rs
@@ -36,8 +37,10 @@ mod pass_data;
 mod passes;
 mod products;
 mod readback;
+mod registration;
 mod ring;
 mod sampling;
+mod trial;
 mod uploads;
 mod wait;
 mod warmup;
@@ -48,13 +51,13 @@ use std::sync::Arc;
 
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::gpu::{self as gpu_kernels, GpuTarget};
-use rocmforge_kernels::host::WeightType;
 
 use crate::error::Error;
-use crate::ops::{Batch, Buf, Op, PlacedBuf, ScratchLayout};
+use crate::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
+use crate::segment::wrong_shape;
 use crate::{
-    Bound, Candidates, Device, DeviceInfo, MemoryUse, Outline, Pace, Role, Scratch, SegmentLayout,
-    TensorDesc, Upload, UploadTicket, Watch,
+    BoundStep, Candidates, Device, DeviceInfo, MemoryUse, Outline, Pace, Role, Scratch,
+    SegmentLayout, TensorDesc, Upload, UploadTicket, Watch,
 };
 
 use super::{Context, Stream};
@@ -100,9 +103,17 @@ pub struct GpuDevice {
     name: String,
     /// As the vendor writes it; empty if the driver does not say.
     driver_version: String,
+    /// What was found of the driver when the card was opened.
+    findings: Vec<String>,
 }
 
 impl GpuDevice {
+    /// What was found when the card was opened, and why the arena is one allocation, if it is.
+    fn findings(&self) -> Vec<String> {
+        let arena = self.arena.note().map(str::to_owned);
+        arena.into_iter().chain(self.findings.clone()).collect()
+    }
+
     /// The fixed block's offsets.
     fn fixed(&self, operation: &'static str) -> Result<Fixed, Error> {
         self.fixed.ok_or(Error::Driver {
@@ -167,6 +178,7 @@ impl Device for GpuDevice {
             arch: self.target.arch.clone(),
             ordinal: self.config.ordinal,
             driver: self.driver_version.clone(),
+            findings: self.findings(),
             compute_units: self.target.compute_units,
             memory_bytes: self.context.attributes().total_bytes,
             allocations: self.context.usage().allocations,
@@ -202,11 +214,11 @@ impl Device for GpuDevice {
 
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error> {
         SegmentLayout::place(tensors, |desc| {
-            let ty = desc.weight_type()?;
+            let ty = desc.ty;
             match desc.role {
                 Role::Matrix => gpu_kernels::device_bytes(ty, desc.rows, desc.cols)
-                    .map_err(|e| desc.wrong_shape(e.to_string())),
-                Role::Vector => Ok(desc.cols * 4),
+                    .map_err(|e| wrong_shape(desc, e.to_string())),
+                Role::Vector => Ok(desc.rows * desc.cols * 4),
             }
         })
     }
@@ -238,16 +250,13 @@ impl Device for GpuDevice {
         set
     }
 
-    fn prepare(&mut self, model: &Outline<'_>) {
-        if !self.config.warm_up {
-            return;
+    fn prepare(&mut self, model: &Outline<'_>) -> Result<(), Error> {
+        let launches = warmup::launches(&self.target, self.products.usable(), model)?;
+        if self.config.warm_up {
+            self.warm_up.add(launches);
+            self.uploads.register_ahead(model);
         }
-        match warmup::launches(&self.target, self.products.usable(), model) {
-            Ok(launches) => self.warm_up.add(launches),
-            // A request that needs what cannot be had says so.
-            Err(error) => tracing::debug!(%error, "kernels are not loaded ahead of need"),
-        }
-        self.uploads.register_ahead(model);
+        Ok(())
     }
 
     fn renew(&mut self, sizes: &[u64], keep: &[(u64, u64)]) -> Result<u64, Error> {
@@ -324,20 +333,19 @@ impl Device for GpuDevice {
         &mut self,
         scratch: Scratch<'_>,
         buf: Buf,
-        ty: WeightType,
+        table: &TensorDesc,
         rows: &[u8],
     ) -> Result<(), Error> {
-        self.write_embedding(scratch, buf, ty, rows)
+        self.write_embedding(scratch, buf, table, rows)
     }
 
     fn run(
         &mut self,
-        ops: &[Op],
-        weights: Bound<'_>,
+        step: &BoundStep<'_>,
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
-        self.queue_segment(ops, weights, scratch, batch)
+        self.queue_step(step, scratch, batch)
     }
 
     fn pace(&mut self, rows: usize) -> Option<Pace> {
@@ -351,7 +359,7 @@ impl Device for GpuDevice {
 
     fn run_all(
         &mut self,
-        steps: &[(&[Op], Bound<'_>)],
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {

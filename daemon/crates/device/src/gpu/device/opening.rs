@@ -15,7 +15,9 @@ use super::pace::Runs;
 use super::pass_data::PassData;
 use super::products::VendorProducts;
 use super::readback::Readback;
+use super::registration;
 use super::ring::Ring;
+use super::trial::Trials;
 use super::uploads::{Uploads, UploadsConfig};
 use super::warmup::{self, WarmUp};
 use super::{GpuDevice, failed};
@@ -61,7 +63,31 @@ impl GpuDevice {
     pub fn on(context: Context, config: GpuConfig, images: Box<dyn Images>) -> Result<Self, Error> {
         let attributes = context.attributes();
         let name = attributes.name.clone();
+        if let Some(refused) = images.refuses(&attributes.arch) {
+            return Err(Error::Config(format!(
+                "device {}:{} ({name}): {refused}",
+                config.vendor, config.ordinal
+            )));
+        }
         let target = target(config.vendor, attributes);
+        let trials = Trials::of(&context, config.trials_dir.as_deref());
+        let mut findings: Vec<String> = context.describe_memory().into_iter().collect();
+        if config.vendor == Vendor::Hip {
+            let pinned =
+                config.ring_pieces * config.ring_piece_bytes + PASS_PIECES * PASS_PIECE_BYTES;
+            findings.extend(gpu::sysfs::locked_memory(pinned as u64));
+        }
+        findings.iter().for_each(|found| tracing::info!("{found}"));
+        let mut registered_bytes_max = config.registered_bytes_max;
+        if config.registration_trial && registered_bytes_max > 0 {
+            let found =
+                registration::find(&context, &trials, config.watchdog).map_err(Error::Lost)?;
+            tracing::info!(found = found.text, "how files reach the card");
+            if !found.registers {
+                registered_bytes_max = 0;
+            }
+            findings.push(found.text);
+        }
         let kernels = Arc::new(Kernels::new(&context, images));
         let uploads = Uploads::start(
             &context,
@@ -70,7 +96,7 @@ impl GpuDevice {
                 threads: config.staging_threads,
                 ring_pieces: config.ring_pieces,
                 ring_piece_bytes: config.ring_piece_bytes,
-                registered_bytes_max: config.registered_bytes_max,
+                registered_bytes_max,
                 patience: config.watchdog,
             },
         )?;
@@ -81,7 +107,7 @@ impl GpuDevice {
         } else {
             VendorProducts::none()
         };
-        let arena = Arena::new(&context, &compute);
+        let arena = Arena::new(&context, config.granularity_min, &trials, &compute);
         let mut warm_up = WarmUp::new(Arc::clone(&kernels));
         if config.warm_up {
             warm_up.add(warmup::always());
@@ -106,6 +132,7 @@ impl GpuDevice {
             embeddings: Vec::new(),
             name,
             driver_version: versions.map(|v| v.driver).unwrap_or_default(),
+            findings,
         })
     }
 }

@@ -11,10 +11,11 @@ use crate::gpu::{DevicePtr, Stream};
 use crate::ops::Batch;
 
 use rocmforge_kernels::gpu::ops::attention::prefill_tiles;
+use rocmforge_kernels::gpu::ops::recurrent::SequencePlace;
 
 use super::fixed::Fixed;
 use super::ring::Ring;
-use super::workspace::Workspace;
+use super::workspace::{PLACE_BYTES, Workspace};
 use super::{failed, stream_driver};
 
 /// What the device has now.
@@ -38,6 +39,8 @@ pub(super) struct Places<'a> {
     pub(super) workspace: &'a Workspace,
     /// Addresses of the fixed block's parts.
     pub(super) fixed: &'a Fixed,
+    /// Address of the arena.
+    pub(super) arena: u64,
     /// Address of the scratch block.
     pub(super) scratch_base: u64,
 }
@@ -73,7 +76,11 @@ impl PassData {
 
     /// The shape of a batch, before anything is sent.
     pub(super) fn shape(batch: &Batch<'_>) -> PassShape {
-        let pages = batch.spans.iter().map(|s| s.kv_pages.len()).max();
+        let pages = batch
+            .spans
+            .iter()
+            .flat_map(|s| s.kv_pages.iter().map(|pages| pages.len()))
+            .max();
         let last = batch
             .spans
             .iter()
@@ -104,6 +111,7 @@ impl PassData {
             workspace,
             fixed,
             scratch_base,
+            ..
         } = places;
         let mut positions = std::mem::take(&mut self.positions);
         let mut sequences = std::mem::take(&mut self.sequences);
@@ -124,7 +132,7 @@ impl PassData {
             // Until it is sent, should that fail.
             self.stale = true;
             self.outputs.clear();
-            self.send_rows(batch, workspace, scratch_base, ring, stream)?;
+            self.send_rows(batch, &places, ring, stream)?;
             self.scratch_base = scratch_base;
             self.stale = false;
         }
@@ -147,20 +155,26 @@ impl PassData {
     fn send_rows(
         &mut self,
         batch: &Batch<'_>,
-        workspace: &Workspace,
-        scratch_base: u64,
+        places: &Places<'_>,
         ring: &Ring,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let rope = batch.rope;
+        let &Places {
+            workspace,
+            arena,
+            scratch_base,
+            ..
+        } = places;
         let room = (workspace.pass_end - workspace.rope) as usize;
-        if (rope.cos().len() + rope.sin().len()) * 4 > room {
+        let elements: usize = batch
+            .rope
+            .iter()
+            .map(|r| r.cos().len() + r.sin().len())
+            .sum();
+        if elements * 4 > room {
             return Err(Error::Driver {
                 operation: "rotations",
-                message: format!(
-                    "{} elements a head are more than there is room for",
-                    rope.n_rot()
-                ),
+                message: format!("{elements} elements are more than there is room for"),
             });
         }
         let spans = batch
@@ -170,7 +184,7 @@ impl PassData {
         self.tiles = prefill_tiles(spans);
         // One piece of memory from positions to the rotations' end, as it lies on the device.
         let start = workspace.positions;
-        let end = workspace.rope + (rope.cos().len() + rope.sin().len()) as u64 * 4;
+        let end = workspace.rope + elements as u64 * 4;
         let bytes = &mut self.bytes;
         bytes.clear();
         bytes.resize((end - start) as usize, 0);
@@ -199,13 +213,22 @@ impl PassData {
             tiles,
             u32::to_le_bytes,
         );
-        let rotations = &mut bytes[place(workspace.rope)..];
-        put(rotations, rope.cos(), f32::to_le_bytes);
-        put(
-            &mut rotations[rope.cos().len() * 4..],
-            rope.sin(),
-            f32::to_le_bytes,
-        );
+        for (i, span) in batch.spans.iter().enumerate() {
+            let sequence = SequencePlace {
+                first_row: span.first_row as u32,
+                n_rows: span.n_rows as u32,
+                first_position: span.first_position,
+                reserved: 0,
+                state: arena + span.state,
+            };
+            let at = place(workspace.places) + i * PLACE_BYTES as usize;
+            bytes[at..at + PLACE_BYTES as usize].copy_from_slice(&sequence.to_bytes());
+        }
+        let mut rotations = &mut bytes[place(workspace.rope)..];
+        for values in batch.rope.iter().flat_map(|r| [r.cos(), r.sin()]) {
+            put(rotations, values, f32::to_le_bytes);
+            rotations = &mut rotations[values.len() * 4..];
+        }
         send_bytes(ring, stream, scratch_base + start, bytes)
     }
 
@@ -218,9 +241,15 @@ impl PassData {
         stream: &Stream,
     ) -> Result<(), Error> {
         let stride = shape.table_stride as usize;
-        let mut fresh = vec![0u64; stride * batch.spans.len()];
-        for (row, span) in fresh.chunks_exact_mut(stride.max(1)).zip(batch.spans) {
-            row[..span.kv_pages.len()].copy_from_slice(span.kv_pages);
+        // One group after the other, each with a row a sequence.
+        let mut fresh = vec![0u64; stride * batch.spans.len() * batch.kv.len()];
+        let rows =
+            (0..batch.kv.len()).flat_map(|group| batch.spans.iter().map(move |s| (group, s)));
+        for (row, (group, span)) in fresh.chunks_exact_mut(stride.max(1)).zip(rows) {
+            // Nobody reads the pages that a sequence does not hold; what warms up kernels has none at all.
+            if let Some(pages) = span.kv_pages.get(group) {
+                row[..pages.len()].copy_from_slice(pages);
+            }
         }
         if self.table == fresh && self.table_stride == shape.table_stride {
             return Ok(());

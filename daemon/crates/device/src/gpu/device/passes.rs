@@ -3,29 +3,33 @@
 
 use crate::error::Error;
 use crate::gpu;
-use crate::ops::{Batch, Op};
-use crate::{Bound, Scratch};
+use crate::ops::Batch;
+use crate::{Bound, BoundStep, Scratch};
 
 use super::graphs::{Key, Plan};
 use super::launches::{Lowering, Work};
-use super::pass_data::{PassData, PassShape, Places};
+use super::pass_data::{PassData, PassShape, Places, send_bytes};
 use super::{GpuDevice, failed};
 
 impl GpuDevice {
-    /// Queues the operations of one segment, and measures them.
-    pub(super) fn queue_segment(
+    /// Queues one step, and measures it.
+    pub(super) fn queue_step(
         &mut self,
-        ops: &[Op],
-        weights: Bound<'_>,
+        step: &BoundStep<'_>,
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
         let shape = self.send(scratch, batch)?;
-        let work = self.work(&[(ops, weights)], scratch, batch, shape)?;
+        let work = self.work(std::slice::from_ref(step), scratch, batch, shape)?;
         let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
         self.queue(&work, self.vendor_room(scratch))?;
         if timed {
-            let bytes = weights.layout.bytes;
+            let bytes = match step {
+                BoundStep::Run { weights, .. } => weights.map_or(0, |w| w.layout.bytes),
+                BoundStep::Experts { experts, .. } => {
+                    experts.iter().map(|e| e.weights.layout.bytes).sum()
+                }
+            };
             self.runs.of(batch.n_tokens).end(&self.compute, bytes);
         }
         Ok(())
@@ -34,13 +38,15 @@ impl GpuDevice {
     /// Queues all segments of a pass: launched one by one, recorded, or replayed.
     pub(super) fn queue_pass(
         &mut self,
-        steps: &[(&[Op], Bound<'_>)],
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
         let shape = self.send(scratch, batch)?;
         let room = self.vendor_room(scratch);
-        if !self.config.graphs || !shape.decode {
+        // The table of a layer's experts is sent between launches, which a recording would do but once.
+        let routed = steps.iter().any(|s| matches!(s, BoundStep::Experts { .. }));
+        if !self.config.graphs || !shape.decode || routed {
             let work = self.work(steps, scratch, batch, shape)?;
             return self.queue(&work, room);
         }
@@ -96,6 +102,7 @@ impl GpuDevice {
             Places {
                 workspace: &workspace,
                 fixed: &fixed,
+                arena: self.arena.base(),
                 scratch_base: base,
             },
             &self.pass_ring,
@@ -107,7 +114,7 @@ impl GpuDevice {
     /// The work of some segments' operations.
     fn work(
         &self,
-        steps: &[(&[Op], Bound<'_>)],
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
         shape: PassShape,
@@ -126,8 +133,8 @@ impl GpuDevice {
             vendor: self.products.usable(),
             work: Vec::new(),
         };
-        for (ops, bound) in steps {
-            lowering.lower(ops, *bound)?;
+        for step in steps {
+            lowering.lower(step)?;
         }
         Ok(lowering.work)
     }
@@ -147,6 +154,11 @@ impl GpuDevice {
                     unsafe { self.kernels.launch_after(launch, overlaps, &self.compute)? };
                     chained = launch.overlaps;
                 }
+                Work::Table(addresses, at) => {
+                    let bytes: Vec<u8> = addresses.iter().flat_map(|a| a.to_le_bytes()).collect();
+                    send_bytes(&self.pass_ring, &self.compute, *at, &bytes)?;
+                    chained = false;
+                }
                 Work::Gemm(gemm) => {
                     self.products.gemm(gemm, vendor_room)?;
                     chained = false;
@@ -164,7 +176,7 @@ impl GpuDevice {
     /// Everything that a recording of a pass is made of.
     fn key(
         &self,
-        steps: &[(&[Op], Bound<'_>)],
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
         shape: PassShape,
@@ -177,17 +189,23 @@ impl GpuDevice {
             scratch.layout.outputs,
             batch.n_tokens as u64,
             batch.outputs.len() as u64,
-            batch.kv.page_bytes() as u64,
-            batch.rope.n_rot() as u64,
             u64::from(shape.table_stride),
             u64::from(shape.positions_max),
         ];
-        for (ops, bound) in steps {
-            key.extend([
-                ops.as_ptr() as u64,
-                std::ptr::from_ref(bound.layout) as u64,
-                bound.slab,
-            ]);
+        key.extend(batch.kv.iter().map(|g| g.layout.page_bytes() as u64));
+        key.extend(batch.rope.iter().map(|r| r.n_rot() as u64));
+        let place = |bound: &Bound<'_>| [std::ptr::from_ref(bound.layout) as u64, bound.slab];
+        for step in steps {
+            match step {
+                BoundStep::Run { ops, weights, .. } => {
+                    key.push(ops.as_ptr() as u64);
+                    key.extend(weights.as_ref().map_or([0, 0], place));
+                }
+                BoundStep::Experts { ffn, experts } => {
+                    key.push(std::ptr::from_ref(*ffn) as u64);
+                    key.extend(experts.iter().flat_map(|e| place(&e.weights)));
+                }
+            }
         }
         key
     }

@@ -20,11 +20,12 @@ use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::ops::sample::{self, TopK};
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 use rocmforge_kernels::gpu::{GpuTarget, Launch};
-use rocmforge_kernels::host::WeightType;
+use rocmforge_kernels::host::ops::RopeAngles;
+use rocmforge_ops::WeightType;
 
 use crate::error::Error;
-use crate::ops::{Batch, ScratchLayout, Span};
-use crate::{ALIGNMENT, Bound, Outline, Role, Scratch, weight_type};
+use crate::ops::{Batch, RowCounts, Span};
+use crate::{ALIGNMENT, Bound, BoundStep, Outline, Role, Scratch};
 
 use super::fixed::{self, Fixed};
 use super::kernels::Kernels;
@@ -171,12 +172,12 @@ pub(super) fn launches(
         cols: 256,
     };
     let wrong = |e| super::launch_error(&e);
-    for (_, layout) in model.segments {
+    for layout in model.layouts {
         let matrices = layout
             .tensors
             .iter()
             .filter(|t| t.desc.role == Role::Matrix);
-        for ty in matrices.filter_map(|t| weight_type(t.desc.ty)) {
+        for ty in matrices.map(|t| t.desc.ty) {
             all.add(weights::repack(weights(ty), NOWHERE, 0, 1, NOWHERE).map_err(wrong)?);
         }
     }
@@ -196,9 +197,11 @@ pub(super) fn launches(
             }
         }
     }
-    let embedding = weights(model.embedding);
-    all.add(weights::repack(embedding, NOWHERE, 0, 1, NOWHERE).map_err(wrong)?);
-    all.add(weights::rows_f32(embedding, NOWHERE, 1, NOWHERE).map_err(wrong)?);
+    for input in &model.plan.inputs {
+        let rows = weights(input.table.ty);
+        all.add(weights::repack(rows, NOWHERE, 0, 1, NOWHERE).map_err(wrong)?);
+        all.add(weights::rows_f32(rows, NOWHERE, 1, NOWHERE).map_err(wrong)?);
+    }
     Ok(all.launches)
 }
 
@@ -209,18 +212,28 @@ fn pass(
     model: &Outline<'_>,
     rows: usize,
 ) -> Result<Vec<Launch>, Error> {
-    let layout = ScratchLayout::new(model.bufs, rows as u64, 1);
+    let layout = model.plan.scratch(RowCounts {
+        tokens: rows as u64,
+        outputs: 1,
+    });
+    let angles: Vec<RopeAngles> = model
+        .plan
+        .ropes
+        .iter()
+        .map(|r| RopeAngles::new(r.order))
+        .collect();
     let spans = [Span {
         first_row: 0,
         n_rows: rows,
         first_position: 0,
         kv_pages: &[],
+        state: 0,
     }];
     let batch = Batch {
         n_tokens: rows,
         spans: &spans,
-        kv: model.kv,
-        rope: model.rope,
+        kv: &model.plan.kv,
+        rope: &angles,
         outputs: &[0],
     };
     // Of a size that the largest budgets get: a smaller one changes no kernel.
@@ -240,14 +253,26 @@ fn pass(
         vendor,
         work: Vec::new(),
     };
-    for (ops, layout) in model.segments {
-        lowering.lower(ops, Bound { layout, slab: 0 })?;
+    for step in bound_steps(model) {
+        lowering.lower(&step)?;
     }
     let launches = lowering.work.into_iter().filter_map(|work| match work {
         Work::Launch(launch) => Some(launch),
-        Work::Gemm(_) => None,
+        Work::Table(..) | Work::Gemm(_) => None,
     });
     Ok(launches.collect())
+}
+
+/// The steps of a plan, with weights that lie nowhere.
+fn bound_steps<'a>(model: &Outline<'a>) -> impl Iterator<Item = BoundStep<'a>> {
+    let (layouts, plan) = (model.layouts, model.plan);
+    let bound = move |segment: u32| Bound {
+        layout: &layouts[segment as usize],
+        slab: 0,
+    };
+    plan.steps
+        .iter()
+        .map(move |step| BoundStep::of(step, bound))
 }
 
 /// Launches, one a kernel.
@@ -267,15 +292,14 @@ impl Launches {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_gguf::{MappedFile, TensorType};
-    use rocmforge_kernels::host::ops::{KvLayout, RopeAngles, RopeOrder};
+    use rocmforge_gguf::MappedFile;
 
     use rocmforge_fake_hip::Fake;
 
     use super::super::kernels::Images;
     use super::*;
     use crate::gpu::{Context, Libraries, Vendor, open};
-    use crate::ops::{Buf, BufSpec, Op, Product, Rows};
+    use crate::ops::{Buf, BufSpec, Conflicts, Input, Op, Plan, Product, Rows, Step};
     use crate::{SegmentLayout, TensorDesc};
 
     /// Images that are not to be had before somebody says so.
@@ -315,14 +339,14 @@ mod tests {
         drop(warm_up);
     }
 
-    fn matrix(name: &str, ty: TensorType, rows: u64, cols: u64) -> TensorDesc {
+    fn matrix(name: &str, ty: WeightType, rows: u64, cols: u64) -> TensorDesc {
         TensorDesc {
             name: name.to_owned(),
             ty,
             rows,
             cols,
             offset: 0,
-            bytes: ty.row_bytes(cols).unwrap() * rows,
+            bytes: ty.tensor_type().row_bytes(cols).unwrap() * rows,
             role: Role::Matrix,
         }
     }
@@ -341,37 +365,48 @@ mod tests {
         std::fs::write(&path, [0; 64]).unwrap();
         let file = Arc::new(MappedFile::open(&path).unwrap());
         let tensors = [
-            matrix("a", TensorType::Q4K, 512, 256),
-            matrix("b", TensorType::Q6K, 512, 256),
+            matrix("a", WeightType::Q4K, 512, 256),
+            matrix("b", WeightType::Q6K, 512, 256),
         ];
-        let layout = SegmentLayout::place(&tensors, |desc| Ok::<_, Error>(desc.bytes)).unwrap();
+        let layout = SegmentLayout::place(&tensors, |desc| Ok::<_, Error>(desc.bytes));
+        let layout = Arc::new(layout.unwrap());
         let buf = |name, width| BufSpec {
             name,
             width,
             rows: Rows::Tokens,
-            overlay: 0,
         };
         let product = |weight, out| Product {
             weight,
             bias: None,
             out,
         };
-        let ops = [Op::MatMul {
-            x: Buf(0),
-            products: vec![product(0, Buf(1)), product(1, Buf(2))],
-        }];
+        let run = |segment| Step::Run {
+            segment: Some(segment),
+            ops: vec![Op::MatMul {
+                x: Buf(0),
+                products: vec![product(0, Buf(1)), product(1, Buf(2))],
+            }],
+            live_out: vec![Buf(1), Buf(2)],
+        };
+        let plan = Plan {
+            segments: Vec::new(),
+            steps: vec![run(0), run(1)],
+            head_step: 1,
+            inputs: vec![Input {
+                table: matrix("rows", WeightType::Q8_0, 1, 256),
+                buf: Buf(0),
+            }],
+            logits: Buf(2),
+            bufs: vec![buf("x", 256), buf("y", 512), buf("z", 512)],
+            conflicts: Conflicts::all(3),
+            kv: Vec::new(),
+            state_elements: 0,
+            ropes: Vec::new(),
+        };
         let model = Outline {
             file: &file,
-            segments: &[(&ops, &layout), (&ops, &layout)],
-            bufs: &[buf("x", 256), buf("y", 512), buf("z", 512)],
-            kv: &KvLayout {
-                n_layer: 1,
-                n_head_kv: 1,
-                head_dim_k: 64,
-                head_dim_v: 64,
-            },
-            rope: &RopeAngles::new(RopeOrder::Norm),
-            embedding: WeightType::Q8_0,
+            plan: &plan,
+            layouts: &[Arc::clone(&layout), layout],
         };
         let target = GpuTarget::nvidia(9, 0, 132);
         let names = |vendor| -> Vec<&str> {

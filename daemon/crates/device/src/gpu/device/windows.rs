@@ -32,6 +32,13 @@ use super::failed;
 /// Bytes of a window: large enough that a registration's fixed cost is nothing beside the copy's time.
 pub(super) const WINDOW_BYTES: u64 = 32 << 20;
 
+/// Slower than this, pages that lie in the page cache are not registered but looked at one by one:
+/// some kernels do.
+const CRAWL_BYTES_PER_S: f64 = 250e6;
+
+/// Less is not judged by its time.
+const JUDGED_BYTES: u64 = 1 << 20;
+
 /// How long others' calls may keep a registration waiting.
 const HOLD_MAX: Duration = Duration::from_millis(1);
 
@@ -285,6 +292,7 @@ impl Windows {
             }
         };
         // What is not in the page cache is read ahead while the pages before it are pinned.
+        let cached = file.is_cached(start..end);
         file.will_need(start..end);
         let (ptr, len) = (pages.as_ptr(), pages.len());
         let begin = Instant::now();
@@ -299,6 +307,15 @@ impl Windows {
             Ok(registration) => {
                 let us = begin.elapsed().as_micros() as u64;
                 tracing::trace!(start, bytes = len, us, "a window is registered");
+                let rate = len as f64 / begin.elapsed().as_secs_f64().max(1e-9);
+                if cached && len as u64 >= JUDGED_BYTES && rate < CRAWL_BYTES_PER_S {
+                    tracing::info!(
+                        file = %file.path().display(),
+                        "registering this file crawls, at {:.1} MB/s; it goes through pinned buffers",
+                        rate / 1e6
+                    );
+                    return Ok(None);
+                }
                 Ok(Some((registration, pages)))
             }
             Err(error) if error.is_lost() => Err(failed("registering a file", error)),
@@ -406,7 +423,7 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_fake_hip::Fake;
+    use rocmforge_fake_hip::{Fake, Misbehaviour};
 
     use super::*;
     use crate::gpu::{Libraries, Vendor, open};
@@ -446,5 +463,39 @@ mod tests {
         assert_eq!(fake.live().registrations, 0);
         assert_eq!(windows.lock().bytes, 0);
         assert!(windows.lock().forgotten.is_empty());
+    }
+    /// What the trial at the start did not see: another file system, or a kernel that crawls only
+    /// now and then.
+    #[test]
+    fn a_file_whose_registration_crawls_goes_through_pinned_memory() {
+        let fake = Fake::new();
+        let libraries = Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        };
+        let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
+        let windows = Windows::new(&context, 64 << 20);
+        let [crawls, usual] = [0, 0].map(|_| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            // In the page cache: written just now.
+            std::fs::write(file.path(), vec![1; 2 << 20]).unwrap();
+            Arc::new(MappedFile::open(file.path()).unwrap())
+        });
+        fake.misbehave(Misbehaviour::SlowRegistration, 400);
+        assert!(
+            windows
+                .address(&crawls, 0, &mut Vec::new())
+                .unwrap()
+                .is_none()
+        );
+        assert!(!windows.takes(&crawls), "and is not asked for again");
+        assert_eq!(fake.live().registrations, 0);
+        fake.misbehave(Misbehaviour::SlowRegistration, 0);
+        let mut used = Vec::new();
+        assert!(windows.address(&usual, 0, &mut used).unwrap().is_some());
+        windows.release(&used);
+        windows.forget(&usual);
+        windows.forget(&crawls);
+        assert_eq!(fake.live().registrations, 0);
     }
 }

@@ -6,6 +6,8 @@
 //!
 //! Everything is a function of the [`ScratchLayout`], so its size is known before and its places need not be kept.
 
+use rocmforge_kernels::gpu::ops::experts;
+
 use crate::ALIGNMENT;
 use crate::ops::{Rows, ScratchLayout};
 
@@ -24,6 +26,12 @@ const VENDOR_BYTES: u64 = 32 << 20;
 /// Most elements of a head that are rotated.
 const ROT_MAX: u64 = 256;
 
+/// Bytes of a sequence's place in the pass data.
+pub(super) const PLACE_BYTES: u64 = 24;
+
+/// Most experts of a layer: entries of their table.
+pub(super) const EXPERTS_MAX: u64 = 512;
+
 /// Offsets from the scratch block's start, and sizes in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Workspace {
@@ -35,8 +43,10 @@ pub(super) struct Workspace {
     pub(super) outputs: u64,
     /// u32 `[tokens][2]`.
     pub(super) tiles: u64,
-    /// f32 `[tokens][n_rot]`, cos and behind it sin; room for 2 * tokens * ROT_MAX.
+    /// For each table f32 `[tokens][n_rot]`, cos and behind it sin; room for 2 * tokens * ROT_MAX a table.
     pub(super) rope: u64,
+    /// `SequencePlace` `[spans]`; room for one a token.
+    pub(super) places: u64,
     /// One past the pass data.
     pub(super) pass_end: u64,
     /// Products' input: f16 `[rows][width]`, or 8 bits and behind them scales, or f32 rows of queries.
@@ -49,6 +59,11 @@ pub(super) struct Workspace {
     pub(super) tile_bytes: u64,
     pub(super) vendor: u64,
     pub(super) vendor_bytes: u64,
+    /// u64 `[n_expert]`: where the experts of the layer under way are.
+    pub(super) table: u64,
+    /// Routed rows sorted by expert.
+    pub(super) groups: u64,
+    pub(super) groups_bytes: u64,
     /// One past everything.
     pub(super) end: u64,
 }
@@ -74,9 +89,19 @@ impl Workspace {
         let sequences = take(layout.tokens * 4);
         let outputs = take(layout.outputs * 4);
         let tiles = take(layout.tokens * 8);
-        let rope = take(2 * layout.tokens * ROT_MAX.min(widest) * 4);
+        let places = take(layout.tokens * PLACE_BYTES);
+        let rope = take(2 * layout.tokens * ROT_MAX.min(widest) * 4 * layout.tables);
         let pass_end = take(0);
-        let input_bytes = rows * widest * 4 + 2 * ALIGNMENT;
+        // Routed rows, and bytes of such rows as 8 bits with their scales.
+        let (mut routed, mut routed_bytes) = (0, 0);
+        for buf in &layout.bufs {
+            if let Rows::Routed(n) = buf.rows {
+                let rows = layout.tokens * u64::from(n);
+                routed = routed.max(rows);
+                routed_bytes = routed_bytes.max(rows * buf.width * 5 / 4);
+            }
+        }
+        let input_bytes = (rows * widest * 4).max(routed_bytes) + 2 * ALIGNMENT;
         let input = take(input_bytes);
         // Split attention is for few rows: every block of a grid that fills the card twice has its part.
         let partials_bytes = if layout.tokens <= SMALL_BATCH {
@@ -99,12 +124,19 @@ impl Workspace {
             0
         };
         let vendor = take(vendor_bytes);
+        let (table_bytes, groups_bytes) = match routed {
+            0 => (0, 0),
+            rows => (8 * EXPERTS_MAX, experts::groups_bytes(rows, EXPERTS_MAX)),
+        };
+        let table = take(table_bytes);
+        let groups = take(groups_bytes);
         Self {
             positions,
             sequences,
             outputs,
             tiles,
             rope,
+            places,
             pass_end,
             input,
             input_bytes,
@@ -114,6 +146,9 @@ impl Workspace {
             tile_bytes,
             vendor,
             vendor_bytes,
+            table,
+            groups,
+            groups_bytes,
             end: cursor,
         }
     }

@@ -8,6 +8,7 @@ use sys::hipDeviceAttribute_t as Attribute;
 use super::abi::PropertiesBytes;
 use super::{HipDriver, text};
 use crate::gpu::driver::{DeviceAttributes, Error, Result};
+use crate::gpu::sysfs::CardMemory;
 
 /// Offset and bytes of gcnArchName in what hipGetDevicePropertiesR0600 fills (1472 bytes).
 const R0600_ARCH_OFFSET: usize = 1160;
@@ -39,7 +40,7 @@ impl HipDriver {
         let name = unsafe { text(name.as_ptr()) };
         // SAFETY: as above.
         let pci_bus_id = unsafe { text(pci.as_ptr()) }.to_lowercase();
-        Ok(DeviceAttributes {
+        let mut attributes = DeviceAttributes {
             ordinal,
             name: if name.is_empty() { arch.clone() } else { name },
             arch,
@@ -52,7 +53,11 @@ impl HipDriver {
             pci_bus_id,
             integrated: self.attribute_or_zero(Attribute::hipDeviceAttributeIntegrated, device)
                 != 0,
-        })
+        };
+        if let Some(kernel) = CardMemory::of(&attributes) {
+            attributes.total_bytes = kernel.total(attributes.total_bytes);
+        }
+        Ok(attributes)
     }
 
     fn attribute(&self, attribute: Attribute, ordinal: c_int) -> Result<u32> {

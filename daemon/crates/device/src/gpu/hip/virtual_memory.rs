@@ -64,11 +64,17 @@ impl VirtualMemory for HipDriver {
         Ok((bytes > 0).then_some(bytes as u64))
     }
 
-    fn reserve(&self, bytes: u64) -> Result<DevicePtr> {
+    fn reserve(&self, bytes: u64, align: u64) -> Result<DevicePtr> {
         let mut at: *mut c_void = ptr::null_mut();
         optional!(
             self,
-            hipMemAddressReserve(&raw mut at, bytes as usize, 0, ptr::null_mut(), 0)
+            hipMemAddressReserve(
+                &raw mut at,
+                bytes as usize,
+                align as usize,
+                ptr::null_mut(),
+                0
+            )
         )?;
         Ok(DevicePtr(at as u64))
     }

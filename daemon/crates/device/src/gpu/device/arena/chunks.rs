@@ -37,6 +37,9 @@ const TRIES: u32 = 3;
 /// Bytes that are sent over the border of two chunks, to see whether the driver takes them for one range.
 const PROBE_BYTES: usize = 512;
 
+/// Bytes of each of the two chunks of that look, at most.
+const PROBE_CHUNK_BYTES_MAX: u64 = 4 << 20;
+
 /// The size of chunks on a device with so much memory.
 pub(super) fn usual_bytes(total: u64) -> u64 {
     (total / CHUNK_PART).clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)
@@ -84,20 +87,26 @@ pub(super) struct Chunks {
     chunk_bytes: u64,
     /// Where the place begins for a chunk on its way: the end of what may be mapped.
     spare: u64,
+    /// Whether the driver's count of free bytes follows what is taken and given back.
+    counted: bool,
 }
 
 impl Chunks {
-    /// Reserves addresses for all of the device's memory; `None` where the driver cannot.
+    /// Reserves addresses for all of the device's memory, to be mapped in multiples of
+    /// `granularity_min` at least; `None` where the driver cannot.
     ///
     /// # Errors
     /// What the driver says, and an answer that shows that mapped memory does not work as it should.
     pub(super) fn reserve(
         context: &Context,
         chunk_bytes: u64,
+        granularity_min: u64,
         stream: &Stream,
     ) -> Result<Option<Chunks>, Error> {
         let total = context.attributes().total_bytes;
-        let Some(reservation) = Reservation::new(context, total + 2 * chunk_bytes)? else {
+        // Twice the least granule: what the driver says may be more, up to a chunk.
+        let room = total + 2 * chunk_bytes.max(granularity_min);
+        let Some(reservation) = Reservation::new(context, room, granularity_min)? else {
             return Ok(None);
         };
         let chunk_bytes = chunk_bytes.next_multiple_of(reservation.granularity());
@@ -107,27 +116,107 @@ impl Chunks {
             spare: total.next_multiple_of(reservation.granularity()),
             reservation,
             chunk_bytes,
+            counted: false,
         };
         chunks.probe(stream)?;
-        chunks.clear()?;
         Ok(Some(chunks))
     }
 
-    /// Sends bytes over the border of two chunks and back: some runtimes take a copy into two mappings for one that runs
-    /// past its end, or refuse access to the second mapping of a range.
+    /// Looks at two chunks: whether their border is none to copies and fills, and whether their
+    /// memory comes back.
     fn probe(&mut self, stream: &Stream) -> Result<(), Error> {
-        let step = self.granularity();
+        let before = self.free();
+        // Where others hold nearly all of the card, what is left is enough for the least.
+        let least = self.granularity();
+        let room = before.unwrap_or(0) / 4;
+        let step = self.chunk_bytes.min(PROBE_CHUNK_BYTES_MAX).min(room);
+        let step = (step / least * least).max(least);
         for at in [0, step] {
             self.add(at, step)?;
         }
+        let between = self.free();
+        self.probe_border(step, stream)?;
+        self.clear()?;
+        // Other processes take and give back meanwhile, so half of it tells.
+        let fell = |from: Option<u64>, to: Option<u64>| Some(from?.checked_sub(to?)? >= step);
+        self.counted = fell(before, between) == Some(true);
+        if !self.counted {
+            tracing::info!(
+                ?before,
+                ?between,
+                "the driver's count of free bytes does not follow what is taken; only the daemon's own is used"
+            );
+        } else if fell(self.free(), between) != Some(true) && !self.comes_back(step)? {
+            return Err(kept_back(2 * step));
+        }
+        Ok(())
+    }
+
+    /// Free bytes by the driver's count, if it has one.
+    fn free(&self) -> Option<u64> {
+        Some(self.context.memory().ok()?.free)
+    }
+
+    /// Whether memory that was mapped behind the others comes back by the driver's count, asked
+    /// anew with `bytes` bytes.
+    fn comes_back(&mut self, bytes: u64) -> Result<bool, Error> {
+        for tries in 0..TRIES {
+            let at = self.mapped();
+            match self.add(at, bytes) {
+                // What was tried has not come back, and now there is no more.
+                Err(error) if tries > 0 && error.is_out_of_memory() => break,
+                added => added?,
+            }
+            let between = self.free();
+            again(|| self.context.synchronize())?;
+            self.give_back_from(at)?;
+            if let (Some(between), Some(after)) = (between, self.free())
+                && after.saturating_sub(between) >= bytes / 2
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether what a shrink gave back has come back by the driver's count: `free` bytes were free
+    /// before, with `mapped` bytes mapped. Where it seems not, another chunk is tried, since other
+    /// processes take memory too.
+    pub(super) fn has_come_back(&mut self, free: Option<u64>, mapped: u64) -> bool {
+        let given = mapped.saturating_sub(self.mapped());
+        let (Some(before), Some(after)) = (free, self.free()) else {
+            return true;
+        };
+        if !self.counted || given == 0 || after.saturating_sub(before) >= given / 2 {
+            return true;
+        }
+        let bytes = self.granularity().max(given.min(self.chunk_bytes));
+        // What cannot be tried is not held against the driver.
+        self.comes_back(bytes).unwrap_or(true)
+    }
+
+    /// Free bytes before a shrink, for [`Chunks::has_come_back`].
+    pub(super) fn free_before(&self) -> Option<u64> {
+        if self.counted { self.free() } else { None }
+    }
+
+    /// Fills two chunks of `step` bytes and sends bytes over their border and back: some runtimes
+    /// take a copy into two mappings for one that runs past its end, or refuse access to the second
+    /// mapping of a range. Fills and copies inside the device are kernels of the runtime's own, the
+    /// others the copy engines' work.
+    fn probe_border(&self, step: u64, stream: &Stream) -> Result<(), Error> {
         let sent: Vec<u8> = (0..PROBE_BYTES).map(|i| i as u8).collect();
         let mut back = vec![0; PROBE_BYTES];
         let at = self.base().offset(step - PROBE_BYTES as u64 / 2);
         let aside = self.base();
         let driver = self.context.driver()?;
         let bytes = PROBE_BYTES as u64;
-        // SAFETY: over the border of two mapped chunks; `sent` lives until the wait below.
-        unsafe { driver.copy_h2d_async(at, sent.as_ptr(), bytes, stream.handle()) }
+        // SAFETY: all of the two mapped chunks.
+        unsafe { driver.memset_async(aside, 9, 2 * step, stream.handle()) }
+            .and_then(|()| {
+                // SAFETY: over their border; `sent` lives until the wait below.
+                unsafe { driver.copy_h2d_async(at, sent.as_ptr(), bytes, stream.handle()) }
+            })
             .and_then(|()| {
                 // SAFETY: from the border to the begin of the first chunk, in stream order.
                 unsafe { driver.copy_d2d_async(aside, at, bytes, stream.handle()) }
@@ -336,7 +425,7 @@ impl Chunks {
     }
 
     /// Copies to the host what lies at an offset.
-    fn fetch(
+    pub(super) fn fetch(
         &self,
         at: u64,
         bytes: u64,
@@ -388,6 +477,16 @@ impl Chunks {
             done += n;
         }
         Ok(())
+    }
+}
+
+/// What is wrong with a driver that keeps memory.
+pub(super) fn kept_back(bytes: u64) -> Error {
+    Error::Answer {
+        call: "giving mapped memory back",
+        message: format!(
+            "{bytes} bytes stay taken by the driver's count while their addresses are reserved"
+        ),
     }
 }
 

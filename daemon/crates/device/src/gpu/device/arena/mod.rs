@@ -1,10 +1,12 @@
 //! The arena: the memory that slabs, pages and scratch lie in, and moves inside it.
 //!
-//! The ledger speaks of offsets; here they become addresses. Where the driver keeps addresses and memory apart, the arena
-//! is a reserved range of addresses with memory mapped from its start (`chunks.rs`): a change of capacity adds or takes
-//! memory at the end, and addresses stay. Elsewhere it is one allocation: a change takes another one, copies what lies
-//! below the smaller of the two ends, and gives the old one back, so that both are held for a moment and addresses change;
-//! whoever keeps addresses asks for [`Arena::generation`].
+//! The ledger speaks of offsets; here they become addresses. Where the driver keeps addresses and
+//! memory apart, the arena is a reserved range of addresses with memory mapped from its start
+//! (`chunks.rs`): a change of capacity adds or takes memory at the end, and addresses stay.
+//! Elsewhere it is one allocation: a change takes another one, copies what lies below the smaller
+//! of the two ends, and gives the old one back, so that both are held for a moment and addresses
+//! change; whoever keeps addresses asks for [`Arena::generation`]. An arena of chunks whose driver
+//! keeps the memory that it was given back becomes one allocation too (`leaving.rs`).
 //!
 //! Recorded graphs hold addresses too. Growing leaves them as they are; where memory was taken away, other memory may come to
 //! its addresses later, and no vendor says whether a recording looks at more than the address: then they go.
@@ -12,6 +14,9 @@
 //! *Invariant:* only the engine thread uses it. Every offset is checked against the capacity.
 
 mod chunks;
+mod leaving;
+#[cfg(test)]
+mod misbehaviour_tests;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +24,7 @@ use crate::error::Error;
 use crate::gpu::{Buffer, Context, DevicePtr, PinnedBuffer, Stream};
 
 use super::failed;
+use super::trial::{Outcome, Trials};
 use chunks::{Chunks, Shrunk};
 
 /// The arena.
@@ -28,6 +34,8 @@ pub(super) struct Arena {
     memory: Memory,
     capacity: u64,
     generation: u64,
+    /// Why it is one allocation, if it is.
+    note: Option<String>,
 }
 
 /// What it lies in.
@@ -39,32 +47,67 @@ enum Memory {
 
 impl Arena {
     /// An arena without memory. `stream` is for a look at whether the driver does as it says.
-    pub(super) fn new(context: &Context, stream: &Stream) -> Self {
+    pub(super) fn new(
+        context: &Context,
+        granularity_min: u64,
+        trials: &Trials,
+        stream: &Stream,
+    ) -> Self {
         let chunk = chunks::usual_bytes(context.attributes().total_bytes);
-        Self::with_chunks(context, chunk, stream)
+        let made = || Some(Self::with_chunks(context, chunk, granularity_min, stream));
+        match trials.run("mapping", made) {
+            Outcome::Ended(arena) => arena,
+            Outcome::NotMade(why) => Self::whole(context, why),
+            // It always comes back, or does not end at all.
+            Outcome::Stuck => {
+                Self::whole(context, "the look at mapped memory did not end".to_owned())
+            }
+        }
     }
 
     /// The same, with chunks of `chunk` bytes where it is made of such.
-    fn with_chunks(context: &Context, chunk: u64, stream: &Stream) -> Self {
-        let memory = match Chunks::reserve(context, chunk, stream) {
-            Ok(Some(chunks)) => Memory::Chunks(chunks),
+    fn with_chunks(context: &Context, chunk: u64, granularity_min: u64, stream: &Stream) -> Self {
+        let chunks = match Chunks::reserve(context, chunk, granularity_min, stream) {
+            Ok(Some(chunks)) => chunks,
             Ok(None) => {
-                tracing::info!(
-                    "the driver does not keep memory and addresses apart; the arena is one allocation"
-                );
-                Memory::Whole(None)
+                let why = "the driver does not keep memory and addresses apart".to_owned();
+                return Self::whole(context, why);
             }
             Err(error) => {
-                tracing::info!(%error, "the driver does not map memory as it should; the arena is one allocation");
-                Memory::Whole(None)
+                let why = format!("the driver does not map memory as it should: {error}");
+                return Self::whole(context, why);
             }
         };
         Self {
             context: context.clone(),
-            memory,
+            memory: Memory::Chunks(chunks),
             capacity: 0,
             generation: 0,
+            note: None,
         }
+    }
+
+    /// One that is a single allocation, and why.
+    fn whole(context: &Context, why: String) -> Self {
+        let mut arena = Self {
+            context: context.clone(),
+            memory: Memory::Whole(None),
+            capacity: 0,
+            generation: 0,
+            note: None,
+        };
+        arena.is_whole(why);
+        arena
+    }
+
+    fn is_whole(&mut self, why: String) {
+        tracing::info!(reason = why, "the arena is one allocation");
+        self.note = Some(format!("the arena is one allocation: {why}"));
+    }
+
+    /// Why it is one allocation, if it is.
+    pub(super) fn note(&self) -> Option<&str> {
+        self.note.as_deref()
     }
 
     /// Changes whenever addresses do, and when memory behind them was taken away.
@@ -140,8 +183,8 @@ impl Arena {
                 }
                 // What is refused for no want of memory will not be had later either.
                 Err(error) => {
-                    tracing::warn!(%error, "the driver does not map the arena's memory; the arena is one allocation");
                     self.memory = Memory::Whole(None);
+                    self.is_whole(format!("the driver does not map its memory: {error}"));
                 }
             }
         }
@@ -185,10 +228,15 @@ impl Arena {
             }
             Memory::Chunks(chunks) => {
                 let kept = self.capacity.min(bytes);
-                let before = chunks.mapped();
+                let (before, free) = (chunks.mapped(), chunks.free_before());
                 let shrunk = chunks.shrink(bytes, kept, stream, pinned);
                 self.generation += u64::from(chunks.mapped() < before);
                 match shrunk {
+                    Shrunk::Yes if !chunks.has_come_back(free, before) => {
+                        let given = before - chunks.mapped();
+                        self.capacity = bytes;
+                        return self.leave_chunks(&chunks::kept_back(given), stream, pinned);
+                    }
                     Shrunk::Yes => {}
                     Shrunk::Less(error) if error.is_lost() => {
                         return Err(failed("making the arena smaller", error));

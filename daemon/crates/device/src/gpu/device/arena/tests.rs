@@ -18,17 +18,22 @@ const GRANULE: u64 = 64 << 10;
 const CHUNK: u64 = 4 * GRANULE;
 const CARD: u64 = 64 * GRANULE;
 
-struct Setup {
+pub(super) struct Setup {
     // In the order in which they go.
-    arena: Arena,
-    stream: Stream,
+    pub(super) arena: Arena,
+    pub(super) stream: Stream,
     pinned: PinnedBuffer,
-    context: Context,
+    pub(super) context: Context,
     fake: Arc<Fake>,
 }
 
-fn setup(fake: &Arc<Fake>) -> Setup {
-    fake.set_memory(CARD, 0);
+pub(super) fn setup(fake: &Arc<Fake>) -> Setup {
+    setup_with(fake, CARD, CHUNK, GRANULE)
+}
+
+/// On a card of so many bytes, in such chunks.
+pub(super) fn setup_with(fake: &Arc<Fake>, card: u64, chunk: u64, granularity_min: u64) -> Setup {
+    fake.set_memory(card, 0);
     let libraries = Libraries {
         hip: Some(fake.path().to_owned()),
         cuda: None,
@@ -38,7 +43,7 @@ fn setup(fake: &Arc<Fake>) -> Setup {
     // No whole number of pieces in a chunk.
     let pinned = PinnedBuffer::new(&context, 40_000).unwrap();
     Setup {
-        arena: Arena::with_chunks(&context, CHUNK, &stream),
+        arena: Arena::with_chunks(&context, chunk, granularity_min, &stream),
         pinned,
         stream,
         context,
@@ -47,12 +52,12 @@ fn setup(fake: &Arc<Fake>) -> Setup {
 }
 
 impl Setup {
-    fn set(&mut self, bytes: u64) -> Result<(), Error> {
+    pub(super) fn set(&mut self, bytes: u64) -> Result<(), Error> {
         self.arena
             .set_capacity(bytes, &self.stream, &mut self.pinned)
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) {
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
         let to = DevicePtr(self.arena.at(offset, bytes.len() as u64));
         let driver = self.context.driver().unwrap();
         // SAFETY: inside the arena; the source is waited for.
@@ -63,7 +68,7 @@ impl Setup {
         self.stream.synchronize().unwrap();
     }
 
-    fn read(&self, offset: u64, bytes: u64) -> Vec<u8> {
+    pub(super) fn read(&self, offset: u64, bytes: u64) -> Vec<u8> {
         let from = DevicePtr(self.arena.at(offset, bytes));
         let mut out = vec![0; bytes as usize];
         let driver = self.context.driver().unwrap();
@@ -74,13 +79,13 @@ impl Setup {
         out
     }
 
-    fn held(&self) -> u64 {
+    pub(super) fn held(&self) -> u64 {
         self.context.usage().device_bytes
     }
 
     /// Ends it; nothing is left, nothing was noted.
     #[track_caller]
-    fn end(self) {
+    pub(super) fn end(self) {
         let fake = Arc::clone(&self.fake);
         drop(self);
         assert_eq!(fake.live(), Live::default());

@@ -4,7 +4,7 @@ use rocmforge_kernels::gpu::ops::matmat::HalfInputs;
 use rocmforge_kernels::gpu::ops::matvec::Matrix;
 use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
-use rocmforge_kernels::host::WeightType;
+use rocmforge_ops::WeightType;
 
 use crate::Bound;
 use crate::gpu::blas::Gemm;

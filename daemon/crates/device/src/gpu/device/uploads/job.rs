@@ -7,13 +7,13 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
+use crate::Role;
 use crate::error::Error;
 use crate::gpu::device::failed;
 use crate::gpu::device::fixed::FLAGS;
 use crate::gpu::device::windows::{WindowKey, Windows};
 use crate::gpu::{Context, Event, Stream};
 use crate::progress::Progress;
-use crate::segment::Role;
 use crate::{Upload, UploadTicket};
 
 use super::lock;
@@ -143,9 +143,10 @@ fn pieces(upload: &Upload, slot_bytes: u64) -> Result<Vec<Piece>, Error> {
         }
         let row_bytes = desc.bytes / desc.rows.max(1);
         if row_bytes > slot_bytes {
-            return Err(desc.wrong_shape(format!(
-                "a row has {row_bytes} bytes and staging {slot_bytes}; raise the budget"
-            )));
+            return Err(crate::segment::wrong_shape(
+                desc,
+                format!("a row has {row_bytes} bytes and staging {slot_bytes}; raise the budget"),
+            ));
         }
         let step = (slot_bytes / row_bytes.max(1)).max(1);
         let mut row = 0;

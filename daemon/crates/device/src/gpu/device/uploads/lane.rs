@@ -105,7 +105,7 @@ impl Lane {
     ) -> Result<(), Error> {
         let fixed = self.fixed;
         let desc = &placed.desc;
-        let ty = desc.weight_type()?;
+        let ty = desc.ty;
         let slot = self.next_slot;
         self.next_slot = (slot + 1) % SLOTS;
         let slot_at = fixed.slots + slot as u64 * fixed.slot_bytes;

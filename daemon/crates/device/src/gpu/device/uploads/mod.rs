@@ -32,9 +32,10 @@ use std::time::Duration;
 
 use rocmforge_gguf::MappedFile;
 
+use crate::Role;
 use crate::error::Error;
 use crate::gpu::{Context, Stream};
-use crate::segment::{Placed, Role};
+use crate::segment::Placed;
 use crate::{Outline, Upload, UploadTicket};
 
 use super::fixed::{FLAGS, Fixed};
@@ -234,7 +235,7 @@ impl Uploads {
 
     /// Lets idle threads register the windows that a model's uploads will read, in their order.
     pub(super) fn register_ahead(&mut self, model: &Outline<'_>) {
-        let tensors = model.segments.iter().flat_map(|(_, l)| &l.tensors);
+        let tensors = model.layouts.iter().flat_map(|l| &l.tensors);
         let matrices = tensors.filter(|t| t.desc.role == Role::Matrix);
         let mut next = 0;
         let numbers = matrices.flat_map(|Placed { desc, .. }| {

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex};
 
 use rocmforge_kernels::host::reference;
 
+use crate::Role;
 use crate::error::Error;
 use crate::gpu::device::ring::Ring;
 use crate::gpu::device::windows::{WINDOW_BYTES, Windows};
-use crate::segment::{Placed, Role};
+use crate::segment::Placed;
 
 use super::job::{Job, Piece};
 use super::lane::Lane;
@@ -139,8 +140,8 @@ impl Staging {
         let tensors = job.upload.layout.tensors.iter();
         for placed in tensors.filter(|t| t.desc.role == Role::Vector) {
             let desc = &placed.desc;
-            let ty = desc.weight_type()?;
-            let mut values = vec![0.0f32; desc.cols as usize];
+            let ty = desc.ty;
+            let mut values = vec![0.0f32; (desc.rows * desc.cols) as usize];
             let range = desc.offset..desc.offset + desc.bytes;
             let read = job
                 .upload

@@ -1,0 +1,79 @@
+//! From chunks to one allocation, while the arena holds something: for a driver that keeps the
+//! memory of a smaller arena until the addresses go that it was mapped to.
+
+use crate::error::Error;
+use crate::gpu::{Buffer, DevicePtr, PinnedBuffer, Stream};
+use crate::machine;
+
+use super::{Arena, Memory, failed};
+
+/// The part of the machine's memory that an arena's contents may take for a moment.
+const HOST_PART: u64 = 4;
+
+impl Arena {
+    /// Gives the reserved addresses back, with all memory, and takes one allocation of the
+    /// capacity. What it holds goes through the host, so that at no moment more is held than
+    /// before; where the host has little memory, from the one to the other on the device. Nothing
+    /// may be under way.
+    pub(super) fn leave_chunks(
+        &mut self,
+        why: &crate::gpu::Error,
+        stream: &Stream,
+        pinned: &mut PinnedBuffer,
+    ) -> Result<(), Error> {
+        let Memory::Chunks(chunks) = &self.memory else {
+            return Ok(());
+        };
+        let kept = self.capacity.min(chunks.mapped());
+        let contents = if kept > machine::memory_bytes() / HOST_PART {
+            None
+        } else {
+            match chunks.fetch(0, kept, stream, pinned) {
+                Ok(contents) => Some(contents),
+                Err(error) if error.is_lost() => return Err(failed("moving the arena", error)),
+                Err(_) => None,
+            }
+        };
+        let fresh = match contents {
+            Some(contents) => {
+                self.memory = Memory::Whole(None);
+                // The chunks have gone: without an allocation nothing is left.
+                let gone = |e| Error::Lost(format!("the arena cannot be allocated anew: {e}"));
+                Some(self.through_host(&contents, stream).map_err(gone)?)
+            }
+            None => self.on_device(kept, stream),
+        };
+        self.generation += 1;
+        match fresh {
+            Some(fresh) => {
+                self.memory = Memory::Whole(Some(fresh));
+                self.is_whole(why.to_string());
+            }
+            None => {
+                tracing::warn!(%why, "and there is no room to move the arena; the driver holds more than the budget");
+            }
+        }
+        Ok(())
+    }
+
+    /// A fresh allocation with the same first bytes, if the device has room for both.
+    fn on_device(&self, kept: u64, stream: &Stream) -> Option<Buffer> {
+        let fresh = Buffer::new(&self.context, self.capacity).ok()?;
+        let driver = self.context.driver().ok()?;
+        // SAFETY: `kept` bytes are mapped there and as many allocated, both alive until the wait;
+        // nothing else is under way.
+        unsafe {
+            driver.copy_d2d_async(fresh.ptr(), DevicePtr(self.base()), kept, stream.handle())
+        }
+        .and_then(|()| stream.synchronize())
+        .ok()?;
+        Some(fresh)
+    }
+
+    /// A fresh allocation with these first bytes.
+    fn through_host(&self, contents: &[u8], stream: &Stream) -> Result<Buffer, crate::gpu::Error> {
+        let mut fresh = Buffer::new(&self.context, self.capacity)?;
+        fresh.write(0, contents, stream)?;
+        Ok(fresh)
+    }
+}

@@ -1,0 +1,157 @@
+//! Arenas over drivers that misbehave as real ones were seen to: each ends in what works, with the
+//! reason.
+
+use super::super::trial::Trials;
+use super::tests::*;
+use super::*;
+use rocmforge_fake_hip::{Fake, Misbehaviour};
+use std::sync::Arc;
+
+/// What the daemon maps at least.
+const GRANULE_MIN: u64 = 2 << 20;
+
+/// A short life with contents that are looked at after every step.
+#[track_caller]
+fn lives(s: &mut Setup) {
+    let unit = 2 * GRANULE_MIN;
+    let mut contents: Vec<u8> = Vec::new();
+    for (i, units) in [3, 5, 2, 4, 1].into_iter().enumerate() {
+        let bytes = units * unit + i as u64 * 1000;
+        s.set(bytes).unwrap();
+        assert_eq!(s.arena.capacity(), bytes);
+        contents.truncate(bytes as usize);
+        assert!(s.read(0, contents.len() as u64) == contents, "step {i}");
+        let more: Vec<u8> = (contents.len() as u64..bytes)
+            .map(|at| (at / 977) as u8 ^ i as u8)
+            .collect();
+        s.write(contents.len() as u64, &more);
+        contents.extend(more);
+    }
+}
+
+/// Once a granularity of 4 KB was believed, and what was mapped in such parts could not be used.
+#[test]
+fn a_granularity_of_4_kib_is_not_believed() {
+    let fake = Arc::new(Fake::new());
+    fake.misbehave(Misbehaviour::FalseGranularity, 4096);
+    let mut s = setup_with(&fake, 64 << 20, 8 << 20, GRANULE_MIN);
+    assert!(
+        matches!(s.arena.memory, Memory::Chunks(_)),
+        "{:?}",
+        s.arena.note()
+    );
+    assert_eq!(s.arena.granularity(), GRANULE_MIN);
+    lives(&mut s);
+    s.end();
+}
+
+#[test]
+fn refused_access_ends_in_one_allocation_with_the_reason() {
+    let fake = Arc::new(Fake::new());
+    fake.misbehave(Misbehaviour::RefusesAccess, 1);
+    let mut s = setup_with(&fake, 64 << 20, 8 << 20, GRANULE_MIN);
+    let note = s.arena.note().unwrap().to_owned();
+    assert!(note.contains("hipMemSetAccess"), "{note}");
+    lives(&mut s);
+    s.end();
+}
+
+/// Seen at once: memory that was mapped stays taken while its addresses are reserved.
+#[test]
+fn memory_that_stays_with_its_addresses_is_not_mapped() {
+    let fake = Arc::new(Fake::new());
+    fake.misbehave(Misbehaviour::KeepsMemory, 1);
+    let mut s = setup_with(&fake, 64 << 20, 8 << 20, GRANULE_MIN);
+    let note = s.arena.note().unwrap().to_owned();
+    assert!(note.contains("stay taken"), "{note}");
+    assert_eq!(
+        fake.live().bytes,
+        0,
+        "the addresses have gone, and the memory"
+    );
+    lives(&mut s);
+    assert_eq!(fake.live().bytes, s.held());
+    s.end();
+}
+
+/// Seen only when the arena shrinks: contents stay, and what the driver kept comes back with the
+/// addresses.
+#[test]
+fn memory_that_a_shrink_does_not_bring_back_ends_the_mapping() {
+    let fake = Arc::new(Fake::new());
+    let mut s = setup_with(&fake, 64 << 20, 8 << 20, GRANULE_MIN);
+    s.set(40 << 20).unwrap();
+    let sent: Vec<u8> = (0..40u32 << 20).map(|at| (at / 4099) as u8).collect();
+    s.write(0, &sent);
+    let generation = s.arena.generation();
+    fake.misbehave(Misbehaviour::KeepsMemory, 1);
+    s.set((16 << 20) + 5).unwrap();
+    assert!(matches!(s.arena.memory, Memory::Whole(_)));
+    assert!(s.arena.note().unwrap().contains("stay taken"));
+    assert_ne!(s.arena.generation(), generation, "addresses have changed");
+    assert_eq!(s.arena.capacity(), (16 << 20) + 5);
+    assert!(s.read(0, (16 << 20) + 5) == sent[..(16 << 20) + 5]);
+    assert_eq!((fake.live().bytes, fake.live().reservations), (s.held(), 0));
+    lives(&mut s);
+    s.end();
+}
+
+/// Others take memory while the arena shrinks: that is no reason to leave the mapping.
+#[test]
+fn memory_that_others_take_is_not_held_against_the_driver() {
+    let fake = Arc::new(Fake::new());
+    let mut s = setup_with(&fake, 64 << 20, 8 << 20, GRANULE_MIN);
+    s.set(40 << 20).unwrap();
+    let Memory::Chunks(chunks) = &mut s.arena.memory else {
+        panic!("{:?}", s.arena.note());
+    };
+    let before = (chunks.free_before(), chunks.mapped());
+    assert_eq!(before.0, Some(24 << 20));
+    fake.set_memory(64 << 20, 16 << 20);
+    s.set(24 << 20).unwrap();
+    let Memory::Chunks(chunks) = &mut s.arena.memory else {
+        panic!("{:?}", s.arena.note());
+    };
+    assert!(chunks.has_come_back(before.0, before.1));
+    assert_eq!(chunks.mapped(), 24 << 20, "what was tried is given back");
+    lives(&mut s);
+    s.end();
+}
+
+#[test]
+fn a_false_count_of_free_bytes_is_not_believed() {
+    let fake = Arc::new(Fake::new());
+    for free in [1, 64 << 20, u64::MAX >> 1] {
+        fake.misbehave(Misbehaviour::FalseFreeBytes, free);
+        let mut s = setup_with(&fake, 64 << 20, 8 << 20, GRANULE_MIN);
+        assert!(
+            matches!(s.arena.memory, Memory::Chunks(_)),
+            "{:?}",
+            s.arena.note()
+        );
+        lives(&mut s);
+        s.end();
+    }
+}
+
+/// A driver whose card faults on the look ends the process: the third start goes without.
+#[test]
+fn a_look_that_ended_the_process_is_not_repeated_for_ever() {
+    let fake = Arc::new(Fake::new());
+    let s = setup(&fake);
+    let dir = tempfile::tempdir().unwrap();
+    let trials = Trials::of(&s.context, Some(dir.path()));
+    for _ in 0..2 {
+        let died = || -> Option<()> { panic!("a fault of the card") };
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| trials.run("mapping", died)))
+            .unwrap_err();
+    }
+    let arena = Arena::new(&s.context, GRANULE_MIN, &trials, &s.stream);
+    assert!(
+        arena.note().unwrap().contains("did not end 2 times"),
+        "{:?}",
+        arena.note()
+    );
+    drop(arena);
+    s.end();
+}

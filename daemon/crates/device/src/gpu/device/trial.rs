@@ -1,0 +1,179 @@
+//! Trials of what a driver may do so badly that the process ends or the call never comes back.
+//!
+//! Some runtimes abort the process on a fault of the card, and some calls spin for good. So a file
+//! says that a trial has begun, and goes when the trial has ended. A start that finds it left
+//! behind [`GIVEN_UP`] times does not try again: not after once, since a person or a service
+//! manager may have ended the process just then. The file's name holds what the answer depends on,
+//! so another driver, runtime or kernel is tried anew.
+//!
+//! *Invariant:* the file is written and removed under its lock, so of processes that start together
+//! none takes another's trial for one that did not end.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use crate::gpu::Context;
+
+/// Starts that a trial did not survive before it is left alone.
+const GIVEN_UP: usize = 2;
+
+/// How a trial went.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Outcome<T> {
+    /// To its end.
+    Ended(T),
+    /// It has not come back; its file stays.
+    Stuck,
+    /// It was not made, and why: earlier ones did not end.
+    NotMade(String),
+}
+
+/// Where trials leave their files, for one card.
+#[derive(Debug)]
+pub(super) struct Trials {
+    dir: Option<PathBuf>,
+    card: String,
+}
+
+impl Trials {
+    /// For a card; without a folder nothing is kept, and every trial is made.
+    pub(super) fn of(context: &Context, dir: Option<&Path>) -> Self {
+        let a = context.attributes();
+        let driver = context.shared_driver();
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let mut hash = DefaultHasher::new();
+        (&a.name, &a.arch, &a.pci_bus_id, kernel).hash(&mut hash);
+        if let Ok(versions) = driver.versions() {
+            (versions.driver, versions.runtime).hash(&mut hash);
+        }
+        (driver.library(), env!("CARGO_PKG_VERSION")).hash(&mut hash);
+        Self {
+            dir: dir.map(Path::to_owned),
+            card: format!("{}-{:016x}", a.arch, hash.finish()),
+        }
+    }
+
+    /// The same for what is named as a card.
+    #[cfg(test)]
+    pub(super) fn of_card(self, card: &str) -> Self {
+        Self {
+            card: card.to_owned(),
+            ..self
+        }
+    }
+
+    /// Makes a trial, unless earlier ones did not end; one that gives nothing has not come back.
+    pub(super) fn run<T>(&self, what: &str, trial: impl FnOnce() -> Option<T>) -> Outcome<T> {
+        let path = self
+            .dir
+            .as_ref()
+            .map(|dir| dir.join(format!("{}-{what}", self.card)));
+        let Some((path, mut file)) = path.and_then(|path| Some((path.clone(), begin(&path)?)))
+        else {
+            return trial().map_or(Outcome::Stuck, Outcome::Ended);
+        };
+        let mut before = String::new();
+        let _ = file.read_to_string(&mut before);
+        let begun = before.lines().count();
+        if begun >= GIVEN_UP {
+            return Outcome::NotMade(format!(
+                "the trial of {what} did not end {begun} times and is not made; remove {} to try again",
+                path.display()
+            ));
+        }
+        // What cannot be noted is not remembered, and that is all.
+        let _ = writeln!(file, "begun by process {}", std::process::id()).and(file.sync_all());
+        let Some(result) = trial() else {
+            return Outcome::Stuck;
+        };
+        let _ = file
+            .rewind()
+            .and(file.set_len(0))
+            .and(fs::remove_file(&path));
+        Outcome::Ended(result)
+    }
+}
+
+/// The file of a trial, locked; `None` where another process is at the same trial, or nothing can
+/// be written.
+fn begin(path: &Path) -> Option<File> {
+    fs::create_dir_all(path.parent()?).ok()?;
+    let file = File::options()
+        .read(true)
+        .append(true)
+        .create(true)
+        .open(path)
+        .ok()?;
+    file.try_lock().ok()?;
+    Some(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trials(dir: &Path) -> Trials {
+        Trials {
+            dir: Some(dir.to_owned()),
+            card: "gfx1100-1".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_trial_that_ended_the_process_twice_is_not_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let trials = trials(dir.path());
+        for before in 0..3 {
+            let made = std::panic::catch_unwind(|| {
+                // A panic stands for the end of the process: the file stays, and its lock goes.
+                trials.run::<()>("mapping", || panic!("the card faults"))
+            });
+            assert_eq!(made.is_err(), before < 2, "{made:?}");
+            if let Ok(outcome) = made {
+                let Outcome::NotMade(reason) = outcome else {
+                    panic!("{outcome:?}");
+                };
+                assert!(reason.contains("gfx1100-1-mapping"), "{reason}");
+            }
+        }
+        let other = trials.run("registration", || Some(7));
+        assert_eq!(other, Outcome::Ended(7), "the others are");
+        fs::remove_file(dir.path().join("gfx1100-1-mapping")).unwrap();
+        assert_eq!(trials.run("mapping", || Some(8)), Outcome::Ended(8));
+    }
+
+    /// Once the file of a trial that never came back was removed, since the wait for it had ended.
+    #[test]
+    fn a_trial_that_never_came_back_counts_as_one_that_did_not_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let trials = trials(dir.path());
+        for _ in 0..2 {
+            assert_eq!(trials.run::<()>("mapping", || None), Outcome::Stuck);
+        }
+        let third = trials.run("mapping", || Some(1));
+        assert!(matches!(&third, Outcome::NotMade(_)), "{third:?}");
+    }
+
+    #[test]
+    fn a_trial_that_ends_leaves_nothing_and_forgets_what_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let trials = trials(dir.path());
+        for _ in 0..5 {
+            assert_eq!(trials.run::<()>("mapping", || None), Outcome::Stuck);
+            assert_eq!(trials.run("mapping", || Some(1)), Outcome::Ended(1));
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn two_processes_that_start_together_both_try() {
+        let dir = tempfile::tempdir().unwrap();
+        let trials = trials(dir.path());
+        let inner = || Some(trials.run("mapping", || Some(1)));
+        let outer = trials.run("mapping", inner);
+        assert_eq!(outer, Outcome::Ended(Outcome::Ended(1)));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,283 @@
+//! The feed-forwards of experts on the host: routed rows are sorted by expert, and all experts' products of one kind are one
+//! job of the pool.
+//!
+//! *Invariant:* what a routed row gets depends neither on the other rows nor on which experts are computed by the same call
+//! (products are by row; test `experts_may_come_in_any_parts`).
+
+#![expect(
+    unsafe_code,
+    reason = "products write disjoint columns of one buffer from several threads"
+)]
+
+use std::ops::Range;
+
+use rocmforge_kernels::host::{ActivationForm, Activations, PackedMatrix, RowsOut, ops};
+use rocmforge_ops::{ExpertFfn, TensorIndex};
+
+use super::HostDevice;
+use super::products::{Item, form_of, run_all};
+use super::run::{On, OpContext, share};
+use crate::error::Error;
+use crate::{Batch, BoundExpert, Scratch};
+
+/// An expert that rows are routed to.
+struct Busy<'a> {
+    on: On<'a>,
+    first_tensor: usize,
+    /// Its rows among those sorted by expert.
+    rows: Range<usize>,
+}
+
+impl Busy<'_> {
+    fn tensor(&self, index: TensorIndex) -> TensorIndex {
+        self.first_tensor + index
+    }
+
+    fn matrix(&self, index: TensorIndex) -> Result<PackedMatrix, Error> {
+        super::packed(&self.on.tensor(self.tensor(index)).desc, self.on.device.isa)
+    }
+}
+
+/// Computes the rows that are routed to the given experts.
+pub(super) fn run(
+    device: &mut HostDevice,
+    ffn: &ExpertFfn,
+    experts: &[BoundExpert<'_>],
+    scratch: Scratch<'_>,
+    batch: &Batch<'_>,
+) -> Result<(), Error> {
+    let mut inputs = std::mem::take(&mut device.expert_inputs);
+    let mut sorted = std::mem::take(&mut device.expert_rows);
+    let done = compute(
+        device,
+        ffn,
+        experts,
+        scratch,
+        batch,
+        &mut inputs,
+        &mut sorted,
+    );
+    device.expert_inputs = inputs;
+    device.expert_rows = sorted;
+    done
+}
+
+fn compute(
+    device: &HostDevice,
+    ffn: &ExpertFfn,
+    experts: &[BoundExpert<'_>],
+    scratch: Scratch<'_>,
+    batch: &Batch<'_>,
+    inputs: &mut Vec<Activations>,
+    results: &mut Vec<f32>,
+) -> Result<(), Error> {
+    let context = |weights| OpContext {
+        weights,
+        scratch,
+        rows: batch.counts(),
+    };
+    let plain = context(None);
+    let on = plain.on(device);
+    let (pool, simd) = (&device.pool, device.simd);
+    let n_used = ffn.n_used as usize;
+    let ids = on.rows(ffn.ids);
+    // Routed rows by expert, in their own order within one.
+    let mut order: Vec<usize> = Vec::new();
+    let contexts: Vec<OpContext<'_>> = experts.iter().map(|e| context(Some(e.weights))).collect();
+    let mut busy: Vec<Busy<'_>> = Vec::new();
+    for (expert, context) in experts.iter().zip(&contexts) {
+        let first = order.len();
+        let wanted = expert.expert as f32;
+        order.extend(
+            ids.iter()
+                .enumerate()
+                .filter(|(_, id)| **id == wanted)
+                .map(|(i, _)| i),
+        );
+        if order.len() > first {
+            busy.push(Busy {
+                on: context.on(device),
+                first_tensor: expert.first_tensor,
+                rows: first..order.len(),
+            });
+        }
+    }
+    if busy.is_empty() {
+        return Ok(());
+    }
+    let n_rows = order.len();
+    let (cols, n_ff, width) = (on.width(ffn.x), on.width(ffn.up_out), on.width(ffn.out));
+    if inputs.len() < busy.len() {
+        inputs.resize_with(busy.len(), Activations::new);
+    }
+
+    // Gate and up.
+    let x = on.rows(ffn.x);
+    let first_products: Vec<Vec<PackedMatrix>> = busy
+        .iter()
+        .map(|b| {
+            ffn.gate
+                .iter()
+                .chain([&ffn.up])
+                .map(|&t| b.matrix(t))
+                .collect()
+        })
+        .collect::<Result<_, _>>()?;
+    let mut gathered = vec![0.0; n_rows * cols];
+    for (row, &routed) in gathered.chunks_exact_mut(cols).zip(&order) {
+        row.copy_from_slice(&x[routed / n_used * cols..][..cols]);
+    }
+    fill_each(
+        device,
+        &busy,
+        inputs,
+        |i| form_of(&first_products[i]),
+        &gathered,
+        cols,
+    );
+    let (gate_out, up_out) = (on.rows_mut(ffn.gate_out), on.rows_mut(ffn.up_out));
+    {
+        let (mut gates, mut ups) = (gate_out, up_out);
+        let mut items = Vec::with_capacity(2 * busy.len());
+        for ((b, input), matrices) in busy.iter().zip(inputs.iter()).zip(&first_products) {
+            let n = b.rows.len();
+            let mut matrices = matrices.iter();
+            if let Some(gate) = ffn.gate {
+                let out = gates
+                    .split_off_mut(..n * n_ff)
+                    .expect("the buffer has a row for each routed row");
+                let matrix = matrices.next().expect("made above");
+                items.push(item(b, gate, *matrix, input, out));
+            }
+            let out = ups
+                .split_off_mut(..n * n_ff)
+                .expect("the buffer has a row for each routed row");
+            let matrix = matrices.next().expect("made above");
+            items.push(item(b, ffn.up, *matrix, input, out));
+        }
+        run_all(pool, &items);
+    }
+    let gate_rows = on.rows_mut(ffn.gate_out);
+    let hidden = if ffn.gate.is_some() {
+        let up_rows = on.rows_mut(ffn.up_out);
+        for b in &busy {
+            let range = b.rows.start * n_ff..b.rows.end * n_ff;
+            bias(b, ffn.gate_bias, simd, &mut gate_rows[range.clone()]);
+            bias(b, ffn.up_bias, simd, &mut up_rows[range]);
+        }
+        let up_rows = &up_rows[..n_rows * n_ff];
+        pool.run_rows(
+            &mut gate_rows[..n_rows * n_ff],
+            n_ff,
+            share(n_ff),
+            |rows, gate| {
+                ops::gate(
+                    simd,
+                    ffn.act,
+                    gate,
+                    &up_rows[rows.start * n_ff..rows.end * n_ff],
+                );
+            },
+        );
+        &gate_rows[..n_rows * n_ff]
+    } else {
+        for b in &busy {
+            bias(
+                b,
+                ffn.up_bias,
+                simd,
+                &mut gate_rows[b.rows.start * n_ff..b.rows.end * n_ff],
+            );
+        }
+        pool.run_rows(
+            &mut gate_rows[..n_rows * n_ff],
+            n_ff,
+            share(n_ff),
+            |_, rows| {
+                ops::activate(simd, ffn.act, rows);
+            },
+        );
+        &gate_rows[..n_rows * n_ff]
+    };
+
+    // Down, then each row to its place.
+    let down: Vec<PackedMatrix> = busy
+        .iter()
+        .map(|b| b.matrix(ffn.down))
+        .collect::<Result<_, _>>()?;
+    fill_each(
+        device,
+        &busy,
+        inputs,
+        |i| ActivationForm::of(down[i].ty()),
+        hidden,
+        n_ff,
+    );
+    results.resize(n_rows * width, 0.0);
+    {
+        let mut rest = results.as_mut_slice();
+        let mut items = Vec::with_capacity(busy.len());
+        for ((b, input), matrix) in busy.iter().zip(inputs.iter()).zip(&down) {
+            let out = rest
+                .split_off_mut(..b.rows.len() * width)
+                .expect("as long as all rows");
+            items.push(item(b, ffn.down, *matrix, input, out));
+        }
+        run_all(pool, &items);
+    }
+    let out = on.rows_mut(ffn.out);
+    for b in &busy {
+        let rows = &mut results[b.rows.start * width..b.rows.end * width];
+        bias(b, ffn.down_bias, simd, rows);
+        if let Some(scale) = ffn.scale {
+            ops::scale(simd, rows, b.on.floats(b.tensor(scale))[0]);
+        }
+        for (row, &routed) in rows.chunks_exact(width).zip(&order[b.rows.clone()]) {
+            out[routed * width..][..width].copy_from_slice(row);
+        }
+    }
+    Ok(())
+}
+
+fn bias(b: &Busy<'_>, tensor: Option<TensorIndex>, simd: ops::Simd, rows: &mut [f32]) {
+    if let Some(tensor) = tensor {
+        ops::add_bias(simd, rows, b.on.floats(b.tensor(tensor)));
+    }
+}
+
+/// Brings each expert's rows of `sorted` into the form that its matrices want.
+fn fill_each(
+    device: &HostDevice,
+    busy: &[Busy<'_>],
+    inputs: &mut [Activations],
+    form: impl Fn(usize) -> ActivationForm + Sync,
+    sorted: &[f32],
+    cols: usize,
+) {
+    let isa = device.isa;
+    let mut jobs: Vec<_> = inputs.iter_mut().zip(busy).enumerate().collect();
+    device.pool.run_rows(&mut jobs, 1, 1, |_, jobs| {
+        for (i, (input, b)) in jobs {
+            let rows = &sorted[b.rows.start * cols..b.rows.end * cols];
+            input.fill(isa, form(*i), rows, b.rows.len(), cols);
+        }
+    });
+}
+
+fn item<'a>(
+    b: &Busy<'a>,
+    tensor: TensorIndex,
+    matrix: PackedMatrix,
+    input: &'a Activations,
+    out: &'a mut [f32],
+) -> Item<'a> {
+    let rows = matrix.rows();
+    Item {
+        packed: b.on.packed(b.tensor(tensor), &matrix),
+        matrix,
+        input,
+        groups: 0..matrix.row_groups(),
+        // SAFETY: the rows are this product's alone, and the pool hands each row group to one call.
+        out: unsafe { RowsOut::new(out, b.rows.len(), rows, rows) },
+    }
+}

@@ -1,0 +1,220 @@
+//! Products on the host: the input is brought into the form that the matrices want, and all row groups of all products are one
+//! list of items for the pool.
+
+#![expect(
+    unsafe_code,
+    reason = "products write disjoint columns of one buffer from several threads"
+)]
+
+use rocmforge_kernels::host::{
+    ActivationForm, Activations, Isa, PackedMatrix, Pool, RowsOut, mat_mul, ops,
+};
+use rocmforge_ops::{Buf, Product, TensorIndex};
+
+use super::HostDevice;
+use super::run::{OpContext, share};
+use crate::error::Error;
+
+/// Shares of a product that each thread gets on average: enough that a thread that is interrupted does not hold up the
+/// others by much.
+const SHARES: usize = 8;
+
+/// Bytes of weights that a share should have: each begins with a few kilobytes that no prefetch has fetched.
+const SHARE_BYTES: usize = 256 << 10;
+
+/// One product of a job.
+pub(super) struct Item<'a> {
+    pub(super) matrix: PackedMatrix,
+    pub(super) packed: &'a [u8],
+    pub(super) input: &'a Activations,
+    /// The row groups of the matrix that are wanted.
+    pub(super) groups: std::ops::Range<usize>,
+    pub(super) out: RowsOut<'a>,
+}
+
+/// Computes all products of a job. All row groups are one list of items, so that a small product does not wait for a
+/// thread of its own.
+pub(super) fn run_all(pool: &Pool, items: &[Item<'_>]) {
+    let n_groups: usize = items.iter().map(|i| i.groups.len()).sum();
+    let bytes: usize = items
+        .iter()
+        .map(|i| i.groups.len() * i.matrix.group_bytes())
+        .sum();
+    if n_groups == 0 {
+        return;
+    }
+    let least = SHARE_BYTES.div_ceil(bytes.div_ceil(n_groups).max(1));
+    // The kernels take groups two at a time.
+    let chunk = (n_groups / (pool.threads() * SHARES))
+        .max(least)
+        .next_multiple_of(2);
+    pool.run(n_groups, chunk, |range| {
+        let mut first = 0;
+        for item in items {
+            let end = first + item.groups.len();
+            let (from, to) = (range.start.clamp(first, end), range.end.clamp(first, end));
+            if from < to {
+                let at = item.groups.start;
+                let groups = at + from - first..at + to - first;
+                mat_mul(&item.matrix, item.packed, item.input, groups, item.out);
+            }
+            first = end;
+        }
+    });
+}
+
+/// The form of an input that suits all of some matrices.
+pub(super) fn form_of(matrices: &[PackedMatrix]) -> ActivationForm {
+    let mut forms = matrices.iter().map(|m| ActivationForm::of(m.ty()));
+    let first = forms.next().expect("a product has a matrix");
+    if forms.all(|f| f == first) {
+        first
+    } else {
+        ActivationForm::Both
+    }
+}
+
+/// Fills activations from `[rows][cols]`, the rows shared out over the pool.
+pub(super) fn fill(
+    pool: &Pool,
+    isa: Isa,
+    activations: &mut Activations,
+    form: ActivationForm,
+    input: &[f32],
+    cols: usize,
+) {
+    activations.resize(form, input.len() / cols, cols);
+    let mut parts: Vec<_> = activations.parts(share(cols)).collect();
+    pool.run_rows(&mut parts, 1, 1, |_, parts| {
+        parts.iter_mut().for_each(|p| p.fill(isa, input))
+    });
+}
+
+/// Products of one input.
+pub(super) fn multiply(
+    device: &mut HostDevice,
+    x: Buf,
+    products: &[Product],
+    context: &OpContext<'_>,
+) -> Result<(), Error> {
+    let mut activations = std::mem::take(&mut device.activations);
+    let done = with_activations(device, x, products, context, &mut activations);
+    device.activations = activations;
+    done
+}
+
+fn with_activations(
+    device: &HostDevice,
+    x: Buf,
+    products: &[Product],
+    context: &OpContext<'_>,
+    activations: &mut Activations,
+) -> Result<(), Error> {
+    let on = context.on(device);
+    let isa = device.isa;
+    let matrices: Vec<PackedMatrix> = products
+        .iter()
+        .map(|p| super::packed(&on.tensor(p.weight).desc, isa))
+        .collect::<Result<_, _>>()?;
+    let (tokens, cols) = (on.count(x), on.width(x));
+    if tokens == 0 {
+        return Ok(());
+    }
+    fill(
+        &device.pool,
+        isa,
+        activations,
+        form_of(&matrices),
+        on.rows(x),
+        cols,
+    );
+    let activations = &*activations;
+    let items: Vec<Item<'_>> = products
+        .iter()
+        .zip(&matrices)
+        .map(|(product, matrix)| {
+            let out = on.rows_mut(product.out);
+            Item {
+                matrix: *matrix,
+                packed: on.packed(product.weight, matrix),
+                input: activations,
+                groups: 0..matrix.row_groups(),
+                // SAFETY: the pool hands each row group to one call, so no two write the same columns.
+                out: unsafe { RowsOut::new(out, tokens, matrix.rows(), matrix.rows()) },
+            }
+        })
+        .collect();
+    run_all(&device.pool, &items);
+    drop(items);
+    for product in products {
+        if let Some(bias) = product.bias {
+            ops::add_bias(device.simd, on.rows_mut(product.out), on.floats(bias));
+        }
+    }
+    Ok(())
+}
+
+/// A product for each head: `x` is `[tokens][n_head][cols]`, `out` `[tokens][n_head][rows]`, the matrix has one head's rows
+/// after the other's.
+pub(super) fn multiply_heads(
+    device: &mut HostDevice,
+    x: Buf,
+    n_head: u32,
+    weight: TensorIndex,
+    out: Buf,
+    context: &OpContext<'_>,
+) -> Result<(), Error> {
+    let on = context.on(device);
+    let (isa, pool, n_head) = (device.isa, &device.pool, n_head as usize);
+    let tokens = on.count(x);
+    if tokens == 0 {
+        return Ok(());
+    }
+    let matrix = super::packed(&on.tensor(weight).desc, isa)?;
+    let (cols, rows) = (on.width(x) / n_head, on.width(out) / n_head);
+    let groups = matrix.row_groups() / n_head;
+    assert!(
+        matrix.cols() == cols
+            && matrix.rows() == rows * n_head
+            && groups * n_head == matrix.row_groups(),
+        "a product for each of {n_head} heads of {cols}: matrix [{}, {}]",
+        matrix.cols(),
+        matrix.rows()
+    );
+    // One head's rows together, as activations want them.
+    let input = on.rows(x);
+    let mut heads = vec![0.0; tokens * cols];
+    let inputs: Vec<Activations> = (0..n_head)
+        .map(|head| {
+            for (t, row) in heads.chunks_exact_mut(cols).enumerate() {
+                row.copy_from_slice(&input[(t * n_head + head) * cols..][..cols]);
+            }
+            let mut activations = Activations::new();
+            fill(
+                pool,
+                isa,
+                &mut activations,
+                ActivationForm::of(matrix.ty()),
+                &heads,
+                cols,
+            );
+            activations
+        })
+        .collect();
+    let packed = on.packed(weight, &matrix);
+    // SAFETY: each head has row groups of its own, and the pool hands each to one call.
+    let target = unsafe { RowsOut::new(on.rows_mut(out), tokens, matrix.rows(), matrix.rows()) };
+    let items: Vec<Item<'_>> = inputs
+        .iter()
+        .enumerate()
+        .map(|(head, input)| Item {
+            matrix,
+            packed,
+            input,
+            groups: head * groups..(head + 1) * groups,
+            out: target,
+        })
+        .collect();
+    run_all(pool, &items);
+    Ok(())
+}

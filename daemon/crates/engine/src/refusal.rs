@@ -1,0 +1,171 @@
+//! What stands in the way of a request that waiting alone does not mend, one variant a cause, with the numbers.
+//!
+//! Programs tell the causes apart by [`Refusal::reason`] and read [`Refusal::numbers`]; people read `Display`, which says
+//! what to do.
+
+/// Why something cannot be done in the present state.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The most models are loaded.
+    #[error("{max} models are loaded, the most there can be; unload one")]
+    TooManyModels {
+        /// How many there may be.
+        max: u64,
+    },
+    /// A model that requests use is to be unloaded.
+    #[error(
+        "model '{model}' has {requests} requests that run or wait; let them end, or unload with force"
+    )]
+    Busy {
+        /// The model.
+        model: String,
+        /// Its requests.
+        requests: u64,
+    },
+    /// A model that is pinned is to be unloaded.
+    #[error("model '{model}' is pinned; unpin it, or unload with force")]
+    Pinned {
+        /// The model.
+        model: String,
+        /// Bytes of its pinned segments.
+        pinned_bytes: u64,
+    },
+    /// The model went while the request waited or ran.
+    #[error("model '{model}' was unloaded under the request; load it again")]
+    Unloaded {
+        /// The model.
+        model: String,
+    },
+    /// Another model has the name by now.
+    #[error("model '{model}' was unloaded and loaded again meanwhile; send the request again")]
+    Reloaded {
+        /// The model.
+        model: String,
+    },
+    /// The pins would leave too little to run.
+    #[error(
+        "pinning this of '{model}' needs at least {need} bytes, with what runs and the largest segment that stays \
+         unpinned, of a budget of {budget}; pin less, or raise the budget"
+    )]
+    PinTooLarge {
+        /// The model.
+        model: String,
+        /// Bytes that pins, running work and the largest segment beside them need.
+        need: u64,
+        /// The budget.
+        budget: u64,
+    },
+    /// The model, or the request, is larger than the budget can ever hold.
+    #[error("{message}")]
+    NeverFits {
+        /// What needs how much, and what to do.
+        message: String,
+        /// Bytes needed.
+        need: u64,
+        /// The budget.
+        budget: u64,
+        /// Bytes of it that are pinned.
+        pinned: u64,
+    },
+    /// The device's driver refuses memory that the request cannot do without.
+    #[error("{message}")]
+    NoDeviceMemory {
+        /// What was refused, and what to do.
+        message: String,
+        /// Bytes needed.
+        need: u64,
+        /// The budget that would be left.
+        budget: u64,
+    },
+    /// No such budget can be had.
+    #[error(
+        "a budget of {asked} bytes cannot be had: the least is {min}, and the device's memory is {max}"
+    )]
+    BudgetOutOfRange {
+        /// Bytes asked for.
+        asked: u64,
+        /// The least.
+        min: u64,
+        /// The device's memory.
+        max: u64,
+    },
+    /// A model's pieces are held, which passes in a moment.
+    #[error("{message}")]
+    InUse {
+        /// What is held.
+        message: String,
+    },
+    /// A setting of the environment that cannot be used.
+    #[error("{message}")]
+    Setting {
+        /// Which, and what to do.
+        message: String,
+    },
+}
+
+impl Refusal {
+    /// The cause in capitals, for programs.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::TooManyModels { .. } => "TOO_MANY_MODELS",
+            Self::Busy { .. } => "MODEL_BUSY",
+            Self::Pinned { .. } => "MODEL_PINNED",
+            Self::Unloaded { .. } => "MODEL_UNLOADED",
+            Self::Reloaded { .. } => "MODEL_RELOADED",
+            Self::PinTooLarge { .. } => "PIN_TOO_LARGE",
+            Self::NeverFits { .. } => "NEVER_FITS",
+            Self::NoDeviceMemory { .. } => "NO_DEVICE_MEMORY",
+            Self::BudgetOutOfRange { .. } => "BUDGET_OUT_OF_RANGE",
+            Self::InUse { .. } => "IN_USE",
+            Self::Setting { .. } => "SETTING",
+        }
+    }
+
+    /// The model that it is about, if one.
+    pub fn model(&self) -> Option<&str> {
+        match self {
+            Self::Busy { model, .. }
+            | Self::Pinned { model, .. }
+            | Self::Unloaded { model }
+            | Self::Reloaded { model }
+            | Self::PinTooLarge { model, .. } => Some(model),
+            Self::TooManyModels { .. }
+            | Self::NeverFits { .. }
+            | Self::NoDeviceMemory { .. }
+            | Self::BudgetOutOfRange { .. }
+            | Self::InUse { .. }
+            | Self::Setting { .. } => None,
+        }
+    }
+
+    /// The numbers by name; those that count bytes say so.
+    pub fn numbers(&self) -> Vec<(&'static str, u64)> {
+        match *self {
+            Self::TooManyModels { max } => vec![("max", max)],
+            Self::Busy { requests, .. } => vec![("requests", requests)],
+            Self::Pinned { pinned_bytes, .. } => vec![("pinned_bytes", pinned_bytes)],
+            Self::PinTooLarge { need, budget, .. } | Self::NoDeviceMemory { need, budget, .. } => {
+                vec![("need_bytes", need), ("budget_bytes", budget)]
+            }
+            Self::NeverFits {
+                need,
+                budget,
+                pinned,
+                ..
+            } => vec![
+                ("need_bytes", need),
+                ("budget_bytes", budget),
+                ("pinned_bytes", pinned),
+            ],
+            Self::BudgetOutOfRange { asked, min, max } => vec![
+                ("asked_bytes", asked),
+                ("min_bytes", min),
+                ("max_bytes", max),
+            ],
+            Self::Unloaded { .. }
+            | Self::Reloaded { .. }
+            | Self::InUse { .. }
+            | Self::Setting { .. } => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! GLM 4: half of each head rotates; norms before and after; one matrix for gate and up.
+//!
+//! Source: Team GLM 2024, "ChatGLM: A Family of Large Language Models"; the authors' published code (Glm4ForCausalLM).
+
+use rocmforge_ops::{Act, RopeOrder, RopeUse};
+
+use super::layer::{FeedForward, Layer, Norms, layer};
+use crate::build::{AttentionSpec, PlanBuilder, Presence, blk};
+use crate::error::Error;
+use crate::hparams::Hparams;
+
+pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
+    let x = b.embedding()?;
+    let rope = b.keys.rope(RopeOrder::Norm, h.heads.head_dim)?;
+    let table = b.rope_table(rope);
+    leave_predictors(b, h);
+    for i in 0..h.n_layer {
+        let attention = AttentionSpec {
+            qkv_bias: Presence::Optional,
+            ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
+        };
+        let feed_forward = FeedForward::Gated {
+            n_ff: h.n_ff(b.keys, i)?,
+            act: Act::Silu,
+            bias: Presence::Absent,
+        };
+        let norms = Norms::SANDWICH;
+        layer(
+            b,
+            i,
+            x,
+            &Layer {
+                norms,
+                ..Layer::new(attention, feed_forward)
+            },
+        )?;
+    }
+    b.head(x, Presence::Absent, None, None)
+}
+
+/// Notes the tensors of blocks that predict further tokens (MTP), which a pass does without.
+pub(super) fn leave_predictors(b: &mut PlanBuilder<'_>, h: &Hparams) {
+    let blocks: Vec<String> = (h.n_layer..h.n_layer + h.n_layer_nextn)
+        .map(|i| blk(i, ""))
+        .collect();
+    b.leave_alone(|name| {
+        blocks
+            .iter()
+            .any(|prefix| name.starts_with(prefix.as_str()))
+            || name.starts_with("mtp.")
+            || name.contains(".nextn.")
+    });
+}

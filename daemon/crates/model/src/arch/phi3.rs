@@ -1,0 +1,44 @@
+//! Phi 3 and 4: one matrix for queries, keys and values and one for gate and up; frequencies with factors for long contexts.
+//!
+//! Source: Abdin et al. 2024, "Phi-3 Technical Report"; Ding et al. 2024, "LongRoPE".
+
+use rocmforge_ops::{Act, RopeOrder, RopeUse};
+
+use super::layer::{FeedForward, Layer, layer};
+use crate::build::{AttentionSpec, PlanBuilder, Presence};
+use crate::error::Error;
+use crate::hparams::Hparams;
+use crate::keys::N_CTX_MAX;
+
+pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
+    let x = b.embedding()?;
+    let keys = b.keys;
+    let mut rope = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
+    let original = keys.count_or(
+        "rope.scaling.original_context_length",
+        N_CTX_MAX,
+        h.n_ctx_train,
+    )?;
+    let short = b.rope_factors("rope_factors_short.weight", rope.n_rot)?;
+    let long = b.rope_factors("rope_factors_long.weight", rope.n_rot)?;
+    // One table serves all positions of a sequence, so a model for long contexts rotates by the factors for these throughout.
+    rope.factors = if h.n_ctx_train > original {
+        long
+    } else {
+        short
+    };
+    if rope.factors.is_some() {
+        rope.magnitude = f64::from(keys.positive_or("rope.scaling.attn_factor", 1.0)?);
+    }
+    let table = b.rope_table(rope);
+    for i in 0..h.n_layer {
+        let attention = AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }));
+        let feed_forward = FeedForward::Gated {
+            n_ff: h.n_ff(keys, i)?,
+            act: Act::Silu,
+            bias: Presence::Absent,
+        };
+        layer(b, i, x, &Layer::new(attention, feed_forward))?;
+    }
+    b.head(x, Presence::Optional, None, None)
+}

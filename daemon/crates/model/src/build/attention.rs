@@ -1,0 +1,317 @@
+//! Attention as most architectures have it: products for queries, keys and values, heads normed and rotated, KV appended,
+//! attention, output product.
+
+use rocmforge_ops::{Buf, ColumnPart, HeadShape, KvLayer, Mask, Op, Role, RopeUse, TensorIndex};
+
+use super::{PlanBuilder, Presence, blk, scale_of};
+use crate::error::Error;
+
+/// How a layer attends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AttentionSpec {
+    pub(crate) heads: HeadShape,
+    /// Biases of the query, key and value products.
+    pub(crate) qkv_bias: Presence,
+    /// Bias of the output product.
+    pub(crate) output_bias: Presence,
+    /// RMSNorms over each query and key head.
+    pub(crate) head_norms: Presence,
+    /// RMSNorms over all of a row's queries and all of its keys.
+    pub(crate) row_norms: bool,
+    /// An RMSNorm without weight over each value head.
+    pub(crate) value_norm: bool,
+    /// Whether keys serve as values where the file has no value matrix.
+    pub(crate) keys_as_values: bool,
+    pub(crate) rope: Option<RopeUse>,
+    pub(crate) window: Option<u32>,
+    pub(crate) scale: f32,
+    pub(crate) softcap: f32,
+    /// A tensor of one more score a head.
+    pub(crate) sinks: bool,
+    /// The query product also gives a gate for attention's output, interleaved by heads (Qwen3-Next).
+    pub(crate) output_gate: bool,
+    /// Strength and span of the temperature by position.
+    pub(crate) temperature: Option<(f32, u32)>,
+    /// Keys and values of another layer, instead of its own.
+    pub(crate) shared_kv: Option<KvLayer>,
+}
+
+impl AttentionSpec {
+    /// Grouped-query attention over all positions, with nothing beside.
+    pub(crate) fn new(heads: HeadShape, rope: Option<RopeUse>) -> Self {
+        Self {
+            heads,
+            qkv_bias: Presence::Absent,
+            output_bias: Presence::Absent,
+            head_norms: Presence::Absent,
+            row_norms: false,
+            value_norm: false,
+            keys_as_values: false,
+            rope,
+            window: None,
+            scale: scale_of(heads.head_dim),
+            softcap: 0.0,
+            sinks: false,
+            output_gate: false,
+            temperature: None,
+            shared_kv: None,
+        }
+    }
+}
+
+impl PlanBuilder<'_> {
+    /// Attention of layer `layer` on normed rows `n`; returns the output product's buffer, and where its keys and values
+    /// are.
+    pub(crate) fn attention(
+        &mut self,
+        layer: u32,
+        n: Buf,
+        spec: &AttentionSpec,
+    ) -> Result<(Buf, KvLayer), Error> {
+        let heads = spec.heads;
+        let (q_width, k_width, v_width) = widths(&heads);
+        let q = self.buf("q", q_width);
+        let a = self.buf("a", u64::from(heads.n_head) * u64::from(heads.head_dim_v));
+        let mut gate = None;
+        let kv = if let Some(kv) = spec.shared_kv {
+            let product = self.linear(
+                &blk(layer, "attn_q"),
+                self.width(n),
+                q_width,
+                spec.qkv_bias,
+                q,
+            )?;
+            self.mat_mul(n, vec![product]);
+            self.queries_alone(layer, q, spec)?;
+            kv
+        } else {
+            let k = self.buf("k", k_width);
+            let v = self.buf("v", v_width);
+            gate = self.queries_keys_values(layer, n, spec, (q, k, v))?;
+            let kv = self.kv_layer(&heads, spec.window);
+            self.append(layer, (q, k, v), spec, kv)?;
+            kv
+        };
+        self.attend(layer, q, a, spec, kv)?;
+        let attended = match gate {
+            Some(gate) => {
+                let act = rocmforge_ops::Act::Sigmoid;
+                self.op(Op::Gate { gate, up: a, act });
+                gate
+            }
+            None => a,
+        };
+        let p = self.buf("p", self.n_embd);
+        let name = blk(layer, "attn_output");
+        let product = self.linear(
+            &name,
+            self.width(attended),
+            self.n_embd,
+            spec.output_bias,
+            p,
+        )?;
+        self.mat_mul(attended, vec![product]);
+        Ok((p, kv))
+    }
+
+    /// Queries, keys and values, from matrices of their own or from one; the output gate where there is one.
+    fn queries_keys_values(
+        &mut self,
+        layer: u32,
+        n: Buf,
+        spec: &AttentionSpec,
+        (q, k, v): (Buf, Buf, Buf),
+    ) -> Result<Option<Buf>, Error> {
+        let (q_width, k_width, v_width) = widths(&spec.heads);
+        let cols = self.width(n);
+        let fused = blk(layer, "attn_qkv.weight");
+        if self.has(&fused) && !spec.output_gate {
+            let rows = q_width + k_width + v_width;
+            let matrix = self.tensor(&fused, &[cols, rows])?;
+            let mut products = vec![
+                self.rows_of(&matrix, 0, q_width, q),
+                self.rows_of(&matrix, q_width, k_width, k),
+                self.rows_of(&matrix, q_width + k_width, v_width, v),
+            ];
+            let name = blk(layer, "attn_qkv.bias");
+            if spec.qkv_bias != Presence::Absent
+                && let Some(bias) = self.tensor_if(&name, &[rows])?
+            {
+                let mut first = 0;
+                for product in &mut products {
+                    let width = self.width(product.out);
+                    let part = bias.columns(first, width);
+                    product.bias = Some(self.place(&part, Role::Vector));
+                    first += width;
+                }
+            }
+            self.mat_mul(n, products);
+            return Ok(None);
+        }
+        let mut products = Vec::with_capacity(3);
+        let joint = spec.output_gate.then(|| self.buf("qg", 2 * q_width));
+        let (q_out, q_rows) = joint.map_or((q, q_width), |joint| (joint, 2 * q_width));
+        products.push(self.linear(&blk(layer, "attn_q"), cols, q_rows, spec.qkv_bias, q_out)?);
+        products.push(self.linear(&blk(layer, "attn_k"), cols, k_width, spec.qkv_bias, k)?);
+        let value = blk(layer, "attn_v");
+        let no_values = spec.keys_as_values && !self.has(&format!("{value}.weight"));
+        if !no_values {
+            products.push(self.linear(&value, cols, v_width, spec.qkv_bias, v)?);
+        }
+        self.mat_mul(n, products);
+        if no_values {
+            let part = |x, width: u64| ColumnPart {
+                x,
+                first: 0,
+                stride: 0,
+                width: width as u32,
+            };
+            self.op(Op::Columns {
+                n_group: 1,
+                parts: vec![part(k, k_width)],
+                out: v,
+            });
+        }
+        let Some(joint) = joint else {
+            return Ok(None);
+        };
+        let gate = self.buf("qgate", q_width);
+        let d = spec.heads.head_dim;
+        for (first, out) in [(0, q), (d, gate)] {
+            self.op(Op::Columns {
+                n_group: spec.heads.n_head,
+                parts: vec![ColumnPart {
+                    x: joint,
+                    first,
+                    stride: 2 * d,
+                    width: d,
+                }],
+                out,
+            });
+        }
+        Ok(Some(gate))
+    }
+
+    /// Norms and rotates queries and keys and appends keys and values.
+    fn append(
+        &mut self,
+        layer: u32,
+        (q, k, v): (Buf, Buf, Buf),
+        spec: &AttentionSpec,
+        kv: KvLayer,
+    ) -> Result<(), Error> {
+        let eps = self.eps;
+        if spec.row_norms {
+            for (buf, name) in [(q, "attn_q_norm.weight"), (k, "attn_k_norm.weight")] {
+                let width = self.width(buf);
+                let weight = Some(self.vector(&blk(layer, name), width)?);
+                let group = width as u32;
+                self.op(Op::RmsNorm {
+                    x: buf,
+                    weight,
+                    eps,
+                    group,
+                    out: buf,
+                });
+            }
+        }
+        if spec.value_norm {
+            let group = spec.heads.head_dim_v;
+            self.op(Op::RmsNorm {
+                x: v,
+                weight: None,
+                eps,
+                group,
+                out: v,
+            });
+        }
+        let q_norm = self.head_norm(layer, "attn_q_norm.weight", spec)?;
+        let k_norm = self.head_norm(layer, "attn_k_norm.weight", spec)?;
+        self.op(Op::RopeKv {
+            q,
+            k,
+            v,
+            heads: spec.heads,
+            q_norm,
+            k_norm,
+            rope: spec.rope,
+            layer: kv,
+        });
+        Ok(())
+    }
+
+    fn head_norm(
+        &mut self,
+        layer: u32,
+        name: &str,
+        spec: &AttentionSpec,
+    ) -> Result<Option<(TensorIndex, f32)>, Error> {
+        let d = u64::from(spec.heads.head_dim);
+        let norm = self.vector_if(&blk(layer, name), d, spec.head_norms)?;
+        Ok(norm.map(|n| (n, self.eps)))
+    }
+
+    /// Norms and rotates queries whose keys are another layer's.
+    fn queries_alone(&mut self, layer: u32, q: Buf, spec: &AttentionSpec) -> Result<(), Error> {
+        let norm = self.head_norm(layer, "attn_q_norm.weight", spec)?;
+        match spec.rope {
+            Some(rope) => self.op(Op::Rope {
+                x: q,
+                n_head: spec.heads.n_head,
+                head_dim: spec.heads.head_dim,
+                norm,
+                rope,
+            }),
+            None => {
+                if let Some((weight, eps)) = norm {
+                    let (weight, group) = (Some(weight), spec.heads.head_dim);
+                    self.op(Op::RmsNorm {
+                        x: q,
+                        weight,
+                        eps,
+                        group,
+                        out: q,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Attention of queries over keys and values.
+    pub(crate) fn attend(
+        &mut self,
+        layer: u32,
+        q: Buf,
+        out: Buf,
+        spec: &AttentionSpec,
+        kv: KvLayer,
+    ) -> Result<(), Error> {
+        if let Some((beta, span)) = spec.temperature {
+            self.op(Op::PositionScale { x: q, beta, span });
+        }
+        let sinks = if spec.sinks {
+            let name = blk(layer, "attn_sinks.weight");
+            Some(self.vector(&name, u64::from(spec.heads.n_head))?)
+        } else {
+            None
+        };
+        self.op(Op::Attention {
+            q,
+            out,
+            heads: spec.heads,
+            layer: kv,
+            scale: spec.scale,
+            mask: spec.window.map_or(Mask::Causal, Mask::Window),
+            softcap: spec.softcap,
+            sinks,
+        });
+        Ok(())
+    }
+}
+
+fn widths(heads: &HeadShape) -> (u64, u64, u64) {
+    let (n, n_kv) = (u64::from(heads.n_head), u64::from(heads.n_head_kv));
+    let (d, d_v) = (u64::from(heads.head_dim), u64::from(heads.head_dim_v));
+    (n * d, n_kv * d, n_kv * d_v)
+}

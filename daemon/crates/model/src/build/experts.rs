@@ -1,0 +1,242 @@
+//! Mixtures of experts: the router in the segment under construction, each expert a segment, then the weighted sum.
+
+use rocmforge_ops::{
+    Act, Buf, ExpertFfn, Op, Product, Role, Router, Rows, Segment, SegmentKind, Step, TensorDesc,
+    TensorIndex,
+};
+
+use super::{Found, PlanBuilder, Presence, blk};
+use crate::error::Error;
+
+/// Bytes below which several experts become one segment, so that an upload is worth its overhead: the link reaches its
+/// rate with pieces of about a MiB.
+const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+
+/// A layer's experts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MoeSpec {
+    pub(crate) router: Router,
+    /// Rows of an expert's up matrix.
+    pub(crate) n_ff: u64,
+    /// Elements of an expert's input and output.
+    pub(crate) width: u64,
+    pub(crate) act: Act,
+    /// Whether there is a gate beside up.
+    pub(crate) gated: bool,
+    /// Biases of the router and of the experts' products.
+    pub(crate) bias: Presence,
+    /// A bias of the selection, `exp_probs_b`.
+    pub(crate) selection_bias: Presence,
+}
+
+/// Where one expert's part of a tensor is.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    /// Rows `expert * stride + first ..`, so many of them.
+    Rows { stride: u64, first: u64, rows: u64 },
+    /// The element of its number.
+    Element,
+}
+
+/// One expert's tensors.
+#[derive(Default)]
+struct Parts(Vec<(Found, Part, Role)>);
+
+impl Parts {
+    fn add(&mut self, found: Found, part: Part, role: Role) -> TensorIndex {
+        self.0.push((found, part, role));
+        self.0.len() - 1
+    }
+
+    fn matrix(&mut self, found: Found, rows: u64) -> TensorIndex {
+        let part = Part::Rows {
+            stride: rows,
+            first: 0,
+            rows,
+        };
+        self.add(found, part, Role::Matrix)
+    }
+
+    fn of(&self, expert: u64) -> impl Iterator<Item = TensorDesc> + '_ {
+        self.0.iter().map(move |(found, part, role)| match *part {
+            Part::Rows {
+                stride,
+                first,
+                rows,
+            } => found.slice(expert * stride + first, rows).with_role(*role),
+            Part::Element => found.columns(expert, 1).with_role(*role),
+        })
+    }
+}
+
+impl PlanBuilder<'_> {
+    /// The router's logits of rows `n`, from `ffn_gate_inp`.
+    pub(crate) fn router_logits(
+        &mut self,
+        layer: u32,
+        n: Buf,
+        spec: &MoeSpec,
+    ) -> Result<Buf, Error> {
+        let n_expert = u64::from(spec.router.n_expert);
+        let logits = self.buf("router", n_expert);
+        let name = blk(layer, "ffn_gate_inp");
+        let product: Product = self.linear(&name, self.width(n), n_expert, spec.bias, logits)?;
+        self.mat_mul(n, vec![product]);
+        Ok(logits)
+    }
+
+    /// Routes by `logits`, runs the experts on rows `x` and leaves the weighted sum in the buffer that is returned, in a new
+    /// step without weights. `carried` is alive behind it beside the residual stream.
+    pub(crate) fn experts(
+        &mut self,
+        layer: u32,
+        x: Buf,
+        logits: Buf,
+        spec: &MoeSpec,
+        carried: &[Buf],
+    ) -> Result<Buf, Error> {
+        let n_used = spec.router.n_used;
+        let n_expert = u64::from(spec.router.n_expert);
+        let bias_name = ["exp_probs_b.bias", "exp_probs_b"]
+            .into_iter()
+            .map(|n| blk(layer, n))
+            .find(|n| self.has(n))
+            .unwrap_or_else(|| blk(layer, "exp_probs_b.bias"));
+        let bias = self.vector_if(&bias_name, n_expert, spec.selection_bias)?;
+        let ids = self.buf("ids", u64::from(n_used));
+        let weights = self.buf("weights", u64::from(n_used));
+        self.op(Op::Route {
+            logits,
+            bias,
+            router: spec.router,
+            ids,
+            weights,
+        });
+        let mut alive = vec![x, ids, weights];
+        alive.extend(carried);
+        self.close(&alive);
+
+        let (parts, mut ffn) = self.expert_parts(layer, spec, n_expert)?;
+        ffn.x = x;
+        ffn.ids = ids;
+        let routed = Rows::Routed(n_used);
+        ffn.up_out = self.buf_rows("expert up", spec.n_ff, routed);
+        ffn.gate_out = if spec.gated {
+            self.buf_rows("expert gate", spec.n_ff, routed)
+        } else {
+            ffn.up_out
+        };
+        ffn.out = self.buf_rows("expert out", spec.width, routed);
+        let bytes: u64 = parts.of(0).map(|t| t.bytes).sum();
+        let per_segment = SEGMENT_BYTES_MIN
+            .div_ceil(bytes.max(1))
+            .clamp(1, 8)
+            .min(n_expert);
+        let first_segment = self.experts.len() as u32;
+        for first in (0..n_expert).step_by(per_segment as usize) {
+            let end = (first + per_segment).min(n_expert);
+            let name = if end == first + 1 {
+                blk(layer, &format!("exps.{first}"))
+            } else {
+                blk(layer, &format!("exps.{first}-{}", end - 1))
+            };
+            self.experts.push(Segment {
+                name,
+                kind: SegmentKind::Expert {
+                    layer: self.n_expert_layers,
+                },
+                tensors: (first..end).flat_map(|e| parts.of(e)).collect(),
+            });
+        }
+        self.n_expert_layers += 1;
+        let mut alive = vec![ffn.out, weights];
+        alive.extend(carried);
+        self.push_step(
+            Step::Experts {
+                first_segment,
+                n_expert: n_expert as u32,
+                per_segment: per_segment as u32,
+                ffn,
+            },
+            &alive,
+        );
+        self.cut(blk(layer, "combine"), &[]);
+        let out = self.buf("moe", spec.width);
+        self.op(Op::Combine {
+            y: ffn.out,
+            weights,
+            out,
+        });
+        Ok(out)
+    }
+
+    /// The experts' tensors: separate or with gate and up fused (gate's rows first in each expert).
+    fn expert_parts(
+        &mut self,
+        layer: u32,
+        spec: &MoeSpec,
+        n_expert: u64,
+    ) -> Result<(Parts, ExpertFfn), Error> {
+        let (n_ff, width) = (spec.n_ff, spec.width);
+        let mut parts = Parts::default();
+        let mut gate = None;
+        let name = |part: &str| blk(layer, part);
+        let fused = name("ffn_gate_up_exps.weight");
+        let up = if spec.gated && self.has(&fused) {
+            let both = self.tensor(&fused, &[width, 2 * n_ff, n_expert])?;
+            let half = |first| Part::Rows {
+                stride: 2 * n_ff,
+                first,
+                rows: n_ff,
+            };
+            gate = Some(parts.add(both.clone(), half(0), Role::Matrix));
+            parts.add(both, half(n_ff), Role::Matrix)
+        } else {
+            if spec.gated {
+                let found = self.tensor(&name("ffn_gate_exps.weight"), &[width, n_ff, n_expert])?;
+                gate = Some(parts.matrix(found, n_ff));
+            }
+            let found = self.tensor(&name("ffn_up_exps.weight"), &[width, n_ff, n_expert])?;
+            parts.matrix(found, n_ff)
+        };
+        let found = self.tensor(&name("ffn_down_exps.weight"), &[n_ff, width, n_expert])?;
+        let down = parts.matrix(found, width);
+        let mut vector =
+            |b: &mut Self, name: &str, len: u64| -> Result<Option<TensorIndex>, Error> {
+                let found = b.tensor_if(&blk(layer, name), &[len, n_expert])?;
+                let part = Part::Rows {
+                    stride: 1,
+                    first: 0,
+                    rows: 1,
+                };
+                Ok(found.map(|f| parts.add(f, part, Role::Vector)))
+            };
+        let (mut gate_bias, mut up_bias, mut down_bias) = (None, None, None);
+        if spec.bias != Presence::Absent {
+            gate_bias = vector(self, "ffn_gate_exps.bias", n_ff)?;
+            up_bias = vector(self, "ffn_up_exps.bias", n_ff)?;
+            down_bias = vector(self, "ffn_down_exps.bias", width)?;
+        }
+        let scale = self
+            .tensor_if(&name("ffn_down_exps.scale"), &[n_expert])?
+            .map(|f| parts.add(f, Part::Element, Role::Vector));
+        let ffn = ExpertFfn {
+            x: Buf(0),
+            ids: Buf(0),
+            n_used: spec.router.n_used,
+            gate_out: Buf(0),
+            up_out: Buf(0),
+            out: Buf(0),
+            act: spec.act,
+            gate,
+            up,
+            down,
+            gate_bias,
+            up_bias,
+            down_bias,
+            scale,
+            n_tensors: parts.0.len() as u32,
+        };
+        Ok((parts, ffn))
+    }
+}

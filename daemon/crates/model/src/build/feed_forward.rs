@@ -1,0 +1,101 @@
+//! Feed-forwards of all rows: gated, or with one matrix up.
+
+use rocmforge_ops::{Act, Buf, Op};
+
+use super::{PlanBuilder, Presence, blk};
+use crate::error::Error;
+
+impl PlanBuilder<'_> {
+    /// `p = Wdown (act(Wgate n) * Wup n)` of tensors `ffn_gate`, `ffn_up`, `ffn_down` with a suffix; gate and up may be one
+    /// matrix, the gate's rows first. Begins a segment for the down product. `carried` is alive behind gate and up.
+    pub(crate) fn gated_ffn(
+        &mut self,
+        layer: u32,
+        n: Buf,
+        n_ff: u64,
+        act: Act,
+        bias: Presence,
+        carried: &[Buf],
+    ) -> Result<Buf, Error> {
+        let h = self.gated_up(layer, n, n_ff, act, bias, "")?;
+        let mut alive = vec![h];
+        alive.extend(carried);
+        self.cut(blk(layer, "ffn_down"), &alive);
+        let p = self.buf("p", self.n_embd);
+        let product = self.linear(&blk(layer, "ffn_down"), n_ff, self.n_embd, bias, p)?;
+        self.mat_mul(h, vec![product]);
+        Ok(p)
+    }
+
+    /// `act(Wgate n) * Wup n`.
+    pub(crate) fn gated_up(
+        &mut self,
+        layer: u32,
+        n: Buf,
+        n_ff: u64,
+        act: Act,
+        bias: Presence,
+        suffix: &str,
+    ) -> Result<Buf, Error> {
+        let cols = self.width(n);
+        let g = self.buf("gate", n_ff);
+        let u = self.buf("up", n_ff);
+        let (gate, up) = (format!("ffn_gate{suffix}"), format!("ffn_up{suffix}"));
+        let products = if self.has(&blk(layer, &format!("{gate}.weight"))) {
+            vec![
+                self.linear(&blk(layer, &gate), cols, n_ff, bias, g)?,
+                self.linear(&blk(layer, &up), cols, n_ff, bias, u)?,
+            ]
+        } else {
+            let matrix = self.tensor(&blk(layer, &format!("{up}.weight")), &[cols, 2 * n_ff])?;
+            vec![
+                self.rows_of(&matrix, 0, n_ff, g),
+                self.rows_of(&matrix, n_ff, n_ff, u),
+            ]
+        };
+        self.mat_mul(n, products);
+        self.op(Op::Gate {
+            gate: g,
+            up: u,
+            act,
+        });
+        Ok(g)
+    }
+
+    /// `p = Wdown act(Wup n)`, in one segment, of tensors with a suffix; `p` goes to the buffer that is named.
+    pub(crate) fn plain_ffn(
+        &mut self,
+        layer: u32,
+        n: Buf,
+        n_ff: u64,
+        act: Act,
+        bias: Presence,
+        (suffix, out): (&str, &'static str),
+    ) -> Result<Buf, Error> {
+        let u = self.buf("up", n_ff);
+        let name = |part: &str| blk(layer, &format!("{part}{suffix}"));
+        let up = self.linear(&name("ffn_up"), self.width(n), n_ff, bias, u)?;
+        self.mat_mul(n, vec![up]);
+        self.op(Op::Activate { x: u, act });
+        let p = self.buf(out, self.n_embd);
+        let down = self.linear(&name("ffn_down"), n_ff, self.n_embd, bias, p)?;
+        self.mat_mul(u, vec![down]);
+        Ok(p)
+    }
+
+    /// A shared expert's gated feed-forward, in the segment under construction; to a buffer of its own.
+    pub(crate) fn shared_expert(
+        &mut self,
+        layer: u32,
+        n: Buf,
+        n_ff: u64,
+        act: Act,
+    ) -> Result<Buf, Error> {
+        let h = self.gated_up(layer, n, n_ff, act, Presence::Absent, "_shexp")?;
+        let s = self.buf("shared", self.n_embd);
+        let name = blk(layer, "ffn_down_shexp");
+        let down = self.linear(&name, n_ff, self.n_embd, Presence::Absent, s)?;
+        self.mat_mul(h, vec![down]);
+        Ok(s)
+    }
+}

@@ -1,0 +1,568 @@
+//! The builder of a plan: an architecture asks it for weights by name and shape, for buffers and for places of KV and
+//! state, and emits operations; the builder cuts them into segments and checks what came out.
+//!
+//! *Invariant:* every tensor of the file is used, or is on the list of those that are known and left alone
+//! (`finish` refuses others; test `a_tensor_that_nothing_uses_is_refused`).
+//!
+//! *Invariant:* no buffer is read before it is written, none is written for nobody, and what crosses a step was declared
+//! by `cut` (`Plan::settle_lifetimes`, run on every plan).
+
+mod attention;
+mod experts;
+mod feed_forward;
+
+use std::collections::{HashMap, HashSet};
+
+use rocmforge_gguf::{Gguf, TensorInfo};
+use rocmforge_ops::{
+    Buf, BufSpec, Conflicts, HeadShape, Input, KvGroup, KvLayer, KvLayout, Op, Plan, Product, Role,
+    RopeSpec, Rows, Segment, SegmentKind, Step, TensorDesc, TensorIndex,
+};
+
+use crate::error::Error;
+use crate::keys::Keys;
+
+pub(crate) use attention::AttentionSpec;
+pub(crate) use experts::MoeSpec;
+
+/// What an architecture asks of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// The file must have it.
+    Required,
+    /// Used if the file has it.
+    Optional,
+    /// The architecture does not know it.
+    Absent,
+}
+
+/// Tensors that old converters wrote and that nothing needs: rotations are computed.
+const IGNORED: [&str; 2] = ["attn_rot_embd", "rope.freqs"];
+
+/// A segment under construction.
+struct Open {
+    name: String,
+    tensors: Vec<TensorDesc>,
+    ops: Vec<Op>,
+}
+
+/// A tensor of the header, or rows of one, before its role is known.
+#[derive(Debug, Clone)]
+pub(crate) struct Found(TensorDesc);
+
+/// Makes a plan.
+pub(crate) struct PlanBuilder<'a> {
+    pub(crate) keys: Keys<'a>,
+    used: HashSet<String>,
+    left_alone: Vec<String>,
+    open: Option<Open>,
+    ordered: Vec<Segment>,
+    experts: Vec<Segment>,
+    n_expert_layers: u32,
+    steps: Vec<Step>,
+    carried: Vec<Vec<Buf>>,
+    head_step: Option<usize>,
+    inputs: Vec<Input>,
+    bufs: Vec<BufSpec>,
+    buf_of: HashMap<(&'static str, u64, Rows), Buf>,
+    kv: Vec<KvGroup>,
+    state_elements: u64,
+    ropes: Vec<RopeSpec>,
+    /// The residual stream and what else lives all along the pass.
+    stream: Vec<Buf>,
+    pub(crate) n_embd: u64,
+    pub(crate) n_vocab: u64,
+    pub(crate) eps: f32,
+    output_norm: &'static str,
+}
+
+impl<'a> PlanBuilder<'a> {
+    pub(crate) fn new(keys: Keys<'a>, n_embd: u32, n_vocab: u32, eps: f32) -> Self {
+        Self {
+            keys,
+            used: HashSet::new(),
+            left_alone: Vec::new(),
+            open: None,
+            ordered: Vec::new(),
+            experts: Vec::new(),
+            n_expert_layers: 0,
+            steps: Vec::new(),
+            carried: Vec::new(),
+            head_step: None,
+            inputs: Vec::new(),
+            bufs: Vec::new(),
+            buf_of: HashMap::new(),
+            kv: Vec::new(),
+            state_elements: 0,
+            ropes: Vec::new(),
+            stream: Vec::new(),
+            n_embd: u64::from(n_embd),
+            n_vocab: u64::from(n_vocab),
+            eps,
+            output_norm: "output_norm.weight",
+        }
+    }
+
+    fn gguf(&self) -> &'a Gguf {
+        self.keys.gguf
+    }
+
+    // ---- tensors
+
+    /// A tensor of the file by its name, its shape compared; `None` where the file has none.
+    fn lookup(&mut self, name: &str, dims: &[u64]) -> Result<Option<Found>, Error> {
+        let Some(tensor) = self.gguf().tensor(name) else {
+            return Ok(None);
+        };
+        let mut expected = [1; 4];
+        expected[..dims.len()].copy_from_slice(dims);
+        // Converters keep some vectors as matrices of one row or one column.
+        let same = tensor.dims == expected || dims.len() == 1 && tensor.elements() == dims[0];
+        if !same {
+            return Err(Error::WrongShape {
+                name: name.to_owned(),
+                found: tensor.shape().to_vec(),
+                expected: dims.to_vec(),
+                arch: self.keys.arch,
+            });
+        }
+        self.used.insert(name.to_owned());
+        Ok(Some(Found(describe(tensor, dims)?)))
+    }
+
+    /// A tensor that the file must have.
+    pub(crate) fn tensor(&mut self, name: &str, dims: &[u64]) -> Result<Found, Error> {
+        self.lookup(name, dims)?
+            .ok_or_else(|| Error::MissingTensor(name.to_owned()))
+    }
+
+    /// A tensor that the file may have.
+    pub(crate) fn tensor_if(&mut self, name: &str, dims: &[u64]) -> Result<Option<Found>, Error> {
+        self.lookup(name, dims)
+    }
+
+    /// Whether the file has a tensor.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.gguf().tensor(name).is_some()
+    }
+
+    /// Notes tensors that are known and that this plan does without.
+    pub(crate) fn leave_alone(&mut self, matches: impl Fn(&str) -> bool) {
+        let names = self.gguf().tensors().iter().map(|t| &t.name);
+        let found: Vec<String> = names.filter(|n| matches(n)).cloned().collect();
+        self.used.extend(found.iter().cloned());
+        self.left_alone.extend(found);
+    }
+
+    /// Places a tensor in the segment under construction.
+    pub(crate) fn place(&mut self, found: &Found, role: Role) -> TensorIndex {
+        let open = self.open.as_mut().expect("a segment was begun");
+        open.tensors.push(TensorDesc {
+            role,
+            ..found.0.clone()
+        });
+        open.tensors.len() - 1
+    }
+
+    /// A vector of the segment under construction.
+    pub(crate) fn vector(&mut self, name: &str, len: u64) -> Result<TensorIndex, Error> {
+        let found = self.tensor(name, &[len])?;
+        Ok(self.place(&found, Role::Vector))
+    }
+
+    pub(crate) fn vector_if(
+        &mut self,
+        name: &str,
+        len: u64,
+        presence: Presence,
+    ) -> Result<Option<TensorIndex>, Error> {
+        match presence {
+            Presence::Required => self.vector(name, len).map(Some),
+            Presence::Optional => {
+                let found = self.tensor_if(name, &[len])?;
+                Ok(found.map(|f| self.place(&f, Role::Vector)))
+            }
+            Presence::Absent => Ok(None),
+        }
+    }
+
+    /// A product of `{name}.weight` `[cols, rows]` with `{name}.bias`.
+    pub(crate) fn linear(
+        &mut self,
+        name: &str,
+        cols: u64,
+        rows: u64,
+        bias: Presence,
+        out: Buf,
+    ) -> Result<Product, Error> {
+        let found = self.tensor(&format!("{name}.weight"), &[cols, rows])?;
+        let weight = self.place(&found, Role::Matrix);
+        let bias = self.vector_if(&format!("{name}.bias"), rows, bias)?;
+        Ok(Product { weight, bias, out })
+    }
+
+    /// A product of rows of a matrix, without a bias.
+    pub(crate) fn rows_of(&mut self, matrix: &Found, first: u64, rows: u64, out: Buf) -> Product {
+        let weight = self.place(&matrix.slice(first, rows), Role::Matrix);
+        Product {
+            weight,
+            bias: None,
+            out,
+        }
+    }
+
+    // ---- buffers, KV, state, rotations
+
+    /// A buffer with a row a token. The same name and width give the same buffer.
+    pub(crate) fn buf(&mut self, name: &'static str, width: u64) -> Buf {
+        self.buf_rows(name, width, Rows::Tokens)
+    }
+
+    pub(crate) fn buf_rows(&mut self, name: &'static str, width: u64, rows: Rows) -> Buf {
+        let next = Buf(u8::try_from(self.bufs.len()).expect("a plan has few buffers"));
+        let bufs = &mut self.bufs;
+        *self.buf_of.entry((name, width, rows)).or_insert_with(|| {
+            bufs.push(BufSpec { name, width, rows });
+            next
+        })
+    }
+
+    pub(crate) fn width(&self, buf: Buf) -> u64 {
+        self.bufs[usize::from(buf.0)].width
+    }
+
+    /// A place for one more layer's keys and values.
+    pub(crate) fn kv_layer(&mut self, heads: &HeadShape, window: Option<u32>) -> KvLayer {
+        let layout = KvLayout {
+            n_layer: 0,
+            n_head_kv: heads.n_head_kv as usize,
+            head_dim_k: heads.head_dim as usize,
+            head_dim_v: heads.head_dim_v as usize,
+        };
+        let same = |g: &KvGroup| {
+            g.window == window
+                && KvLayout {
+                    n_layer: 0,
+                    ..g.layout
+                } == layout
+        };
+        let group = self.kv.iter().position(same).unwrap_or_else(|| {
+            self.kv.push(KvGroup { layout, window });
+            self.kv.len() - 1
+        });
+        let layers = &mut self.kv[group].layout.n_layer;
+        *layers += 1;
+        KvLayer {
+            group: group as u8,
+            index: (*layers - 1) as u32,
+        }
+    }
+
+    /// Room in the state of a sequence, in f32 elements; begins at a multiple of 64.
+    pub(crate) fn state(&mut self, elements: u64) -> u64 {
+        let at = self.state_elements;
+        self.state_elements = (at + elements).next_multiple_of(64);
+        at
+    }
+
+    /// A table of rotations.
+    pub(crate) fn rope_table(&mut self, spec: RopeSpec) -> u8 {
+        let at = self
+            .ropes
+            .iter()
+            .position(|r| *r == spec)
+            .unwrap_or_else(|| {
+                self.ropes.push(spec);
+                self.ropes.len() - 1
+            });
+        at as u8
+    }
+
+    /// The divisors of rotation frequencies of a file that has them.
+    pub(crate) fn rope_factors(
+        &mut self,
+        name: &str,
+        n_rot: u32,
+    ) -> Result<Option<TensorDesc>, Error> {
+        let found = self.tensor_if(name, &[u64::from(n_rot) / 2])?;
+        Ok(found.map(|f| TensorDesc {
+            role: Role::Vector,
+            ..f.0
+        }))
+    }
+
+    // ---- steps
+
+    /// Ends the segment under construction and begins one. `carried` is what later steps read of what was computed so
+    /// far, beside the residual stream.
+    pub(crate) fn cut(&mut self, name: String, carried: &[Buf]) {
+        self.close(carried);
+        self.open = Some(Open {
+            name,
+            tensors: Vec::new(),
+            ops: Vec::new(),
+        });
+    }
+
+    fn close(&mut self, carried: &[Buf]) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let segment = (!open.tensors.is_empty()).then(|| {
+            self.ordered.push(Segment {
+                name: open.name,
+                kind: SegmentKind::Ordered,
+                tensors: open.tensors,
+            });
+            self.ordered.len() as u32 - 1
+        });
+        if open.ops.is_empty() {
+            return;
+        }
+        self.push_step(
+            Step::Run {
+                segment,
+                ops: open.ops,
+                live_out: Vec::new(),
+            },
+            carried,
+        );
+    }
+
+    fn push_step(&mut self, step: Step, carried: &[Buf]) {
+        self.steps.push(step);
+        let carried = self.stream.iter().chain(carried).copied().collect();
+        self.carried.push(carried);
+    }
+
+    /// Emits an operation.
+    pub(crate) fn op(&mut self, op: Op) {
+        self.open
+            .as_mut()
+            .expect("a segment was begun")
+            .ops
+            .push(op);
+    }
+
+    /// Emits products of one input.
+    pub(crate) fn mat_mul(&mut self, x: Buf, products: Vec<Product>) {
+        self.op(Op::MatMul { x, products });
+    }
+
+    /// The rows of an embedding table, which live all along the pass.
+    pub(crate) fn input(
+        &mut self,
+        buf: &'static str,
+        table: &str,
+        width: u64,
+    ) -> Result<Buf, Error> {
+        let found = self.tensor(table, &[width, self.n_vocab])?;
+        let buf = self.buf(buf, width);
+        self.stream.push(buf);
+        self.inputs.push(Input {
+            table: found.0,
+            buf,
+        });
+        Ok(buf)
+    }
+
+    /// The residual stream, which begins with the rows of `token_embd.weight`.
+    pub(crate) fn embedding(&mut self) -> Result<Buf, Error> {
+        self.input("x", "token_embd.weight", self.n_embd)
+    }
+
+    /// `out = rms_norm(x) * {name}`.
+    pub(crate) fn norm(&mut self, x: Buf, name: &str, out: &'static str) -> Result<Buf, Error> {
+        let width = self.width(x);
+        let rows = self.bufs[usize::from(x.0)].rows;
+        let weight = Some(self.vector(name, width)?);
+        let out = self.buf_rows(out, width, rows);
+        self.op(Op::RmsNorm {
+            x,
+            weight,
+            eps: self.eps,
+            group: width as u32,
+            out,
+        });
+        Ok(out)
+    }
+
+    /// `x += p`, `p` normed by `{norm}` before where a name is given.
+    pub(crate) fn residual(
+        &mut self,
+        x: Buf,
+        p: Buf,
+        norm: Option<&str>,
+        scale: f32,
+    ) -> Result<(), Error> {
+        let y = match norm {
+            Some(name) => self.norm(p, name, "post")?,
+            None => p,
+        };
+        self.op(Op::Add { x, y, scale });
+        Ok(())
+    }
+
+    /// Names the norm of the output head where it is not `output_norm.weight`.
+    pub(crate) fn head_norm_name(&mut self, name: &'static str) {
+        self.output_norm = name;
+    }
+
+    /// The output head: norm, product, and what is done to the logits.
+    pub(crate) fn head(
+        &mut self,
+        x: Buf,
+        bias: Presence,
+        scale: Option<f32>,
+        softcap: Option<f32>,
+    ) -> Result<(), Error> {
+        let (n_embd, n_vocab) = (self.n_embd, self.n_vocab);
+        self.cut("output".to_owned(), &[]);
+        self.head_step = Some(self.steps.len());
+        let o = self.buf_rows("o", n_embd, Rows::Outputs);
+        self.op(Op::GatherOutputs { x, out: o });
+        let on = self.norm(o, self.output_norm, "on")?;
+        let logits = self.buf_rows("logits", n_vocab, Rows::Outputs);
+        // Without a matrix of its own the head uses the embedding's (tied).
+        let found = match self.tensor_if("output.weight", &[n_embd, n_vocab])? {
+            Some(found) => found,
+            None => self.tensor("token_embd.weight", &[n_embd, n_vocab])?,
+        };
+        let weight = self.place(&found, Role::Matrix);
+        let bias = self.vector_if("output.bias", n_vocab, bias)?;
+        let out = logits;
+        self.mat_mul(on, vec![Product { weight, bias, out }]);
+        if let Some(factor) = scale.filter(|&f| f != 1.0) {
+            self.op(Op::Scale { x: logits, factor });
+        }
+        if let Some(cap) = softcap.filter(|&c| c != 0.0) {
+            self.op(Op::SoftCap { x: logits, cap });
+        }
+        self.close(&[]);
+        Ok(())
+    }
+
+    /// The plan, checked, and the names of tensors that were left alone.
+    pub(crate) fn finish(mut self) -> Result<(Plan, Vec<String>), Error> {
+        self.close(&[]);
+        self.refuse_unused()?;
+        let n_ordered = self.ordered.len() as u32;
+        for step in &mut self.steps {
+            if let Step::Experts { first_segment, .. } = step {
+                *first_segment += n_ordered;
+            }
+        }
+        let logits = *self
+            .buf_of
+            .get(&("logits", self.n_vocab, Rows::Outputs))
+            .expect("an architecture ends with its head");
+        let mut plan = Plan {
+            segments: self.ordered.into_iter().chain(self.experts).collect(),
+            head_step: self.head_step.expect("an architecture ends with its head"),
+            steps: self.steps,
+            inputs: self.inputs,
+            logits,
+            conflicts: Conflicts::all(self.bufs.len()),
+            bufs: self.bufs,
+            kv: self.kv,
+            state_elements: self.state_elements,
+            ropes: self.ropes,
+        };
+        plan.settle_lifetimes(&self.carried)
+            .map_err(|fault| Error::Plan {
+                arch: self.keys.arch,
+                fault,
+            })?;
+        Ok((plan, self.left_alone))
+    }
+
+    /// Computing without a tensor that the file has would give wrong text.
+    fn refuse_unused(&self) -> Result<(), Error> {
+        let ignored = |name: &str| IGNORED.iter().any(|part| name.contains(part));
+        let tensors = self.gguf().tensors().iter().map(|t| t.name.as_str());
+        let unused: Vec<&str> = tensors
+            .filter(|name| !self.used.contains(*name) && !ignored(name))
+            .collect();
+        if unused.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Unsupported(format!(
+            "the file has {} tensors that architecture '{}' as implemented does not use, so its text would be wrong: {}{}",
+            unused.len(),
+            self.keys.arch,
+            unused[..unused.len().min(5)].join(", "),
+            if unused.len() > 5 { ", ..." } else { "" },
+        )))
+    }
+}
+
+impl Found {
+    /// Rows `first..first + rows` of it.
+    pub(crate) fn slice(&self, first: u64, rows: u64) -> Self {
+        Self(self.0.slice(first, rows))
+    }
+
+    /// Elements `first..first + n` of a vector whose elements lie by themselves.
+    pub(crate) fn columns(&self, first: u64, n: u64) -> Self {
+        let tensor = &self.0;
+        assert!(
+            tensor.rows == 1 && first + n <= tensor.cols,
+            "elements {first}..{first}+{n} of '{}' [{}, {}]",
+            tensor.name,
+            tensor.cols,
+            tensor.rows
+        );
+        let element = tensor.bytes / tensor.cols;
+        Self(TensorDesc {
+            cols: n,
+            offset: tensor.offset + first * element,
+            bytes: n * element,
+            ..tensor.clone()
+        })
+    }
+
+    pub(crate) fn with_role(self, role: Role) -> TensorDesc {
+        TensorDesc { role, ..self.0 }
+    }
+}
+
+/// A tensor as rows of its first dimension: the second and third dimension are rows, one after the other.
+fn describe(tensor: &TensorInfo, dims: &[u64]) -> Result<TensorDesc, Error> {
+    let ty = tensor
+        .ty
+        .weight_type()
+        .ok_or_else(|| Error::UnsupportedType {
+            tensor: tensor.name.clone(),
+            ty: tensor.ty.name(),
+        })?;
+    if dims.len() == 1 && ty.is_quantized() {
+        return Err(Error::Unsupported(format!(
+            "tensor '{}' is a vector of type {}; vectors are F32, F16 or BF16",
+            tensor.name,
+            ty.name()
+        )));
+    }
+    Ok(TensorDesc {
+        name: tensor.name.clone(),
+        ty,
+        rows: dims[1..].iter().product(),
+        cols: dims[0],
+        offset: tensor.offset,
+        bytes: tensor.bytes,
+        role: if dims.len() == 1 {
+            Role::Vector
+        } else {
+            Role::Matrix
+        },
+    })
+}
+
+/// `1 / sqrt(head_dim)`.
+pub(crate) fn scale_of(head_dim: u32) -> f32 {
+    1.0 / (head_dim as f32).sqrt()
+}
+
+/// The name of a layer's tensor or segment.
+pub(crate) fn blk(layer: u32, name: &str) -> String {
+    format!("blk.{layer}.{name}")
+}

@@ -1,0 +1,211 @@
+//! A file's hyperparameters: each read from its key, checked against a named limit.
+
+use rocmforge_gguf::{Gguf, Value};
+use rocmforge_ops::{RopeOrder, RopeScaling, RopeSpec};
+
+use crate::error::Error;
+
+/// Most layers.
+pub(crate) const N_LAYER_MAX: u32 = 1024;
+/// Widest residual stream or feed-forward, in elements.
+pub(crate) const WIDTH_MAX: u32 = 1 << 20;
+/// Most heads.
+pub(crate) const N_HEAD_MAX: u32 = 4096;
+/// Largest head.
+pub(crate) const HEAD_DIM_MAX: u32 = 1024;
+/// Longest context.
+pub(crate) const N_CTX_MAX: u32 = 1 << 24;
+/// Most experts of a layer.
+pub(crate) const N_EXPERT_MAX: u32 = 1024;
+
+/// Reads keys below the architecture's prefix.
+#[derive(Clone, Copy)]
+pub(crate) struct Keys<'a> {
+    pub(crate) gguf: &'a Gguf,
+    pub(crate) arch: &'static str,
+}
+
+impl Keys<'_> {
+    pub(crate) fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.arch)
+    }
+
+    pub(crate) fn bad(&self, key: &str, value: impl ToString, message: impl Into<String>) -> Error {
+        Error::BadValue {
+            key: self.name(key),
+            value: value.to_string(),
+            message: message.into(),
+        }
+    }
+
+    pub(crate) fn missing(&self, key: &str) -> Error {
+        Error::MissingKey(self.name(key))
+    }
+
+    pub(crate) fn optional_u32(&self, key: &str) -> Result<Option<u32>, Error> {
+        Ok(self.gguf.u32(&self.name(key))?)
+    }
+
+    /// A count of at least 1.
+    pub(crate) fn count(&self, key: &str, max: u32) -> Result<u32, Error> {
+        let value = self.optional_u32(key)?.ok_or_else(|| self.missing(key))?;
+        self.in_bounds(key, value, max)
+    }
+
+    pub(crate) fn count_or(&self, key: &str, max: u32, default: u32) -> Result<u32, Error> {
+        self.in_bounds(key, self.optional_u32(key)?.unwrap_or(default), max)
+    }
+
+    /// A count that may be absent or 0.
+    pub(crate) fn maybe(&self, key: &str, max: u32) -> Result<u32, Error> {
+        let value = self.optional_u32(key)?.unwrap_or(0);
+        if value > max {
+            return Err(self.bad(key, value, format!("must be at most {max}")));
+        }
+        Ok(value)
+    }
+
+    fn in_bounds(&self, key: &str, value: u32, max: u32) -> Result<u32, Error> {
+        if value == 0 || value > max {
+            return Err(self.bad(key, value, format!("must be in 1..={max}")));
+        }
+        Ok(value)
+    }
+
+    /// A count for each of `n` layers: an array of as many or more, or one number for all; `None` if absent.
+    pub(crate) fn per_layer(&self, key: &str, n: u32, max: u32) -> Result<Option<Vec<u32>>, Error> {
+        let name = self.name(key);
+        let Some(value) = self.gguf.value(&name) else {
+            return Ok(None);
+        };
+        let read = |value: &Value<'_>| match value {
+            Value::Bool(b) => Ok(u32::from(*b)),
+            other => other
+                .as_integer()
+                .and_then(|i| u32::try_from(i).ok())
+                .filter(|&v| v <= max)
+                .ok_or_else(|| self.bad(key, "an element", format!("must be in 0..={max}"))),
+        };
+        match value {
+            Value::Array(array) => {
+                if array.len() < n as usize {
+                    let found = format!("an array of {}", array.len());
+                    return Err(self.bad(key, found, format!("must have {n} elements")));
+                }
+                array
+                    .iter()
+                    .take(n as usize)
+                    .map(|v| read(&v))
+                    .collect::<Result<_, _>>()
+                    .map(Some)
+            }
+            single => read(&single).map(|v| Some(vec![v; n as usize])),
+        }
+    }
+
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, Error> {
+        Ok(self.gguf.bool(&self.name(key))?.unwrap_or(default))
+    }
+
+    pub(crate) fn optional_f32(&self, key: &str) -> Result<Option<f32>, Error> {
+        let value = self.gguf.f32(&self.name(key))?;
+        match value {
+            Some(v) if !v.is_finite() => Err(self.bad(key, v, "must be a finite number")),
+            other => Ok(other),
+        }
+    }
+
+    pub(crate) fn f32_or(&self, key: &str, default: f32) -> Result<f32, Error> {
+        Ok(self.optional_f32(key)?.unwrap_or(default))
+    }
+
+    pub(crate) fn positive_or(&self, key: &str, default: f32) -> Result<f32, Error> {
+        let value = self.f32_or(key, default)?;
+        if value <= 0.0 {
+            return Err(self.bad(key, value, "must be a positive number"));
+        }
+        Ok(value)
+    }
+
+    /// The epsilon of RMSNorms.
+    pub(crate) fn norm_eps(&self) -> Result<f32, Error> {
+        const KEY: &str = "attention.layer_norm_rms_epsilon";
+        // Nemotron's files have the key of the other kind of norm alone.
+        let eps = match self.optional_f32(KEY)? {
+            Some(eps) => eps,
+            None => self
+                .optional_f32("attention.layer_norm_epsilon")?
+                .ok_or_else(|| self.missing(KEY))?,
+        };
+        if !(0.0..1.0).contains(&eps) {
+            return Err(self.bad(KEY, eps, "must be in 0..1"));
+        }
+        Ok(eps)
+    }
+
+    /// The rotations that the usual keys describe. `n_rot` is what `rope.dimension_count` says, else this.
+    pub(crate) fn rope(&self, order: RopeOrder, head_dim: u32) -> Result<RopeSpec, Error> {
+        const KEY: &str = "rope.dimension_count";
+        let n_rot = self.count_or(KEY, HEAD_DIM_MAX, head_dim)?;
+        if n_rot > head_dim || n_rot % 2 != 0 {
+            let message = format!("must be even and at most the head's {head_dim} elements");
+            return Err(self.bad(KEY, n_rot, message));
+        }
+        Ok(RopeSpec {
+            order,
+            n_rot,
+            freq_base: f64::from(self.positive_or("rope.freq_base", 10_000.0)?),
+            scaling: self.scaling()?,
+            factors: None,
+            magnitude: 1.0,
+        })
+    }
+
+    /// The stretch of the context.
+    fn scaling(&self) -> Result<RopeScaling, Error> {
+        let kind = self.gguf.str(&self.name("rope.scaling.type"))?;
+        let linear = |key: &str| -> Result<RopeScaling, Error> {
+            let factor = f64::from(self.positive_or(key, 1.0)?);
+            Ok(if factor == 1.0 {
+                RopeScaling::None
+            } else {
+                RopeScaling::Linear { factor }
+            })
+        };
+        match kind {
+            // A factor without a type is a linear one; files from before the type had a key of their own for it.
+            None if self.optional_f32("rope.scaling.factor")?.is_some() => {
+                linear("rope.scaling.factor")
+            }
+            None => linear("rope.scale_linear"),
+            Some("none") => Ok(RopeScaling::None),
+            // Per-pair factors come as tensors.
+            Some("longrope") => Ok(RopeScaling::None),
+            Some("linear") => linear("rope.scaling.factor"),
+            Some("yarn") => {
+                let n_ctx_train = self.count("context_length", N_CTX_MAX)?;
+                let number =
+                    |key: &str, default: f32| self.positive_or(key, default).map(f64::from);
+                Ok(RopeScaling::Yarn {
+                    factor: number("rope.scaling.factor", 1.0)?,
+                    orig_ctx: self.count_or(
+                        "rope.scaling.original_context_length",
+                        N_CTX_MAX,
+                        n_ctx_train,
+                    )?,
+                    beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
+                    beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
+                    ext_factor: number("rope.scaling.yarn_ext_factor", 1.0)?,
+                    attn_factor: number("rope.scaling.attn_factor", 1.0)?,
+                    rounded: true,
+                })
+            }
+            Some(other) => Err(Error::Unsupported(format!(
+                "RoPE scaling '{}' ({}) is not supported; supported: none, linear, yarn, longrope, and \
+                 the rope_freqs tensor",
+                other.chars().take(64).collect::<String>(),
+                self.name("rope.scaling.type"),
+            ))),
+        }
+    }
+}

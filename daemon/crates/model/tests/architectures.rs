@@ -1,0 +1,68 @@
+//! Every architecture's small model makes a plan that uses all of its tensors.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+use std::path::{Path, PathBuf};
+
+use rocmforge_gguf::Gguf;
+use rocmforge_model::Model;
+use rocmforge_ops::{RowCounts, SegmentKind, Step};
+
+fn fixtures() -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures/arch");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "gguf"))
+        .collect();
+    files.sort();
+    files
+}
+
+fn model(path: &Path) -> Model {
+    let bytes = std::fs::read(path).unwrap();
+    let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+    Model::from_gguf(&gguf).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+#[test]
+fn every_architecture_makes_a_plan() {
+    let files = fixtures();
+    assert_eq!(files.len(), 26, "{files:?}");
+    for path in files {
+        let model = model(&path);
+        let plan = model.plan();
+        let n_ordered = plan
+            .segments
+            .iter()
+            .take_while(|s| s.kind == SegmentKind::Ordered)
+            .count();
+        assert!(
+            plan.segments[n_ordered..]
+                .iter()
+                .all(|s| s.kind != SegmentKind::Ordered),
+            "{}: ordered segments come first",
+            path.display()
+        );
+        // The ordered segments are named by runs, each once and in order.
+        let named: Vec<u32> = plan
+            .steps
+            .iter()
+            .filter_map(|s| match s {
+                Step::Run { segment, .. } => *segment,
+                Step::Experts { .. } => None,
+            })
+            .collect();
+        let all: Vec<u32> = (0..n_ordered as u32).collect();
+        assert_eq!(named, all, "{}", path.display());
+        let one = plan.scratch(RowCounts {
+            tokens: 1,
+            outputs: 1,
+        });
+        let many = plan.scratch(RowCounts {
+            tokens: 64,
+            outputs: 1,
+        });
+        assert!(one.bytes < many.bytes, "{}", path.display());
+    }
+}

@@ -1,0 +1,550 @@
+//! The operations: what a plan can ask of any device.
+//!
+//! Operations name weights by their index in the step's segment and activations by buffer. A plan is made
+//! once a model; what changes from pass to pass (rows, sequences, positions) comes with the pass.
+//! In formulas `t` is a row. Vectors of weights are f32 on the device.
+
+use crate::buf::Buf;
+use crate::kv::KvLayer;
+use crate::tensor::TensorIndex;
+
+/// The shape of the attention heads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadShape {
+    /// Query heads.
+    pub n_head: u32,
+    /// Key and value heads; divides `n_head`.
+    pub n_head_kv: u32,
+    /// Elements of a query or key head.
+    pub head_dim: u32,
+    /// Elements of a value head.
+    pub head_dim_v: u32,
+}
+
+/// One product of a [`Op::MatMul`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Product {
+    /// The matrix, `[cols, rows]` in ggml's order.
+    pub weight: TensorIndex,
+    /// A bias of `rows` elements.
+    pub bias: Option<TensorIndex>,
+    /// Where the result goes: `[tokens][rows]`.
+    pub out: Buf,
+}
+
+/// A function of one element.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Act {
+    /// `x`.
+    Identity,
+    /// `x / (1 + exp(-x))` (Elfwing et al. 2017; Ramachandran et al. 2017).
+    Silu,
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))` (Hendrycks & Gimpel 2016).
+    GeluTanh,
+    /// `max(x, 0)^2` (So et al. 2021).
+    ReluSquared,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `ln(1 + exp(x))`.
+    Softplus,
+    /// gpt-oss's gate: of `g = min(gate, limit)` and `u = clamp(up, -limit, limit)` the product
+    /// `g * sigmoid(alpha * g) * (u + 1)`. Only for gates.
+    SwigluClamped {
+        /// Factor inside the sigmoid.
+        alpha: f32,
+        /// Bound of both inputs.
+        limit: f32,
+    },
+}
+
+/// Which positions a row attends to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mask {
+    /// All up to its own.
+    Causal,
+    /// So many up to its own, its own included.
+    Window(u32),
+}
+
+/// How heads are rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RopeUse {
+    /// The table, by its index in the plan.
+    pub table: u8,
+    /// The element of a head at which the rotated ones begin.
+    pub first: u32,
+}
+
+/// A source of [`Op::Columns`]: `width` elements for each group, from a row of `x`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ColumnPart {
+    /// Where they come from.
+    pub x: Buf,
+    /// The first group's first element.
+    pub first: u32,
+    /// Elements from one group's first to the next one's; 0 gives every group the same.
+    pub stride: u32,
+    /// Elements a group.
+    pub width: u32,
+}
+
+/// How a router's logits become probabilities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouterGate {
+    /// Softmax over all experts.
+    Softmax,
+    /// The logistic function of each.
+    Sigmoid,
+    /// The best logits are chosen, then softmax over the chosen ones.
+    SoftmaxOfChosen,
+    /// `sqrt(ln(1 + exp(x)))` of each.
+    SqrtSoftplus,
+}
+
+/// Which experts a row goes to, and with what weights (Shazeer et al. 2017; DeepSeek-AI 2024, arXiv 2412.19437, for
+/// groups and selection biases).
+///
+/// Experts are chosen by probability plus selection bias, the lowest index first among equals; what they weigh is
+/// the probability alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Router {
+    /// Experts.
+    pub n_expert: u32,
+    /// Experts that a row goes to.
+    pub n_used: u32,
+    /// Probabilities.
+    pub gate: RouterGate,
+    /// Groups of consecutive experts; 1 for no groups.
+    pub n_group: u32,
+    /// Groups that are kept: those with the largest sum of their two largest selection values.
+    pub n_group_used: u32,
+    /// Whether the weights of the chosen are divided by their sum.
+    pub renormalize: bool,
+    /// Multiplies the weights at last.
+    pub scale: f32,
+}
+
+/// The feed-forward of each expert. Routed row `t * n_used + s` is row `t`'s `s`-th choice.
+///
+/// ```text
+/// g = Wgate[e] x[t] + bgate[e];  u = Wup[e] x[t] + bup[e];  h = act(g) * u      (without Wgate: h = act(u))
+/// out[t * n_used + s] = (Wdown[e] h + bdown[e]) * scale[e]       with e = ids[t][s]
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertFfn {
+    /// Input rows.
+    pub x: Buf,
+    /// Chosen experts, `[tokens][n_used]`, as whole numbers in f32.
+    pub ids: Buf,
+    /// Experts that a row goes to.
+    pub n_used: u32,
+    /// The gate's product, `[routed][n_ff]`; `up_out` where there is no gate.
+    pub gate_out: Buf,
+    /// The up product, `[routed][n_ff]`.
+    pub up_out: Buf,
+    /// Output, `[routed][n_embd]`.
+    pub out: Buf,
+    /// The gated unit's function.
+    pub act: Act,
+    /// Tensors of one expert, by their index in the expert's own list.
+    pub gate: Option<TensorIndex>,
+    /// Matrix up.
+    pub up: TensorIndex,
+    /// Matrix down.
+    pub down: TensorIndex,
+    /// Bias of the gate.
+    pub gate_bias: Option<TensorIndex>,
+    /// Bias of up.
+    pub up_bias: Option<TensorIndex>,
+    /// Bias of down.
+    pub down_bias: Option<TensorIndex>,
+    /// One factor on the expert's output.
+    pub scale: Option<TensorIndex>,
+    /// Tensors of one expert.
+    pub n_tensors: u32,
+}
+
+/// An operation.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// `out = x / sqrt(mean(x^2) + eps) * weight` over each group of elements (Zhang & Sennrich 2019).
+    RmsNorm {
+        /// Input rows.
+        x: Buf,
+        /// One element a column; or one an element of a group, for all groups alike; or none, for 1.
+        weight: Option<TensorIndex>,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// Elements that are normed together; divides the width.
+        group: u32,
+        /// Output rows. May be `x`.
+        out: Buf,
+    },
+    /// `x += scale * y`.
+    Add {
+        /// Changed in place.
+        x: Buf,
+        /// What is added.
+        y: Buf,
+        /// Factor on it.
+        scale: f32,
+    },
+    /// `x *= factor`.
+    Scale {
+        /// Changed in place.
+        x: Buf,
+        /// The factor.
+        factor: f32,
+    },
+    /// `x *= weight[0]`.
+    ScaleBy {
+        /// Changed in place.
+        x: Buf,
+        /// A tensor of one element.
+        weight: TensorIndex,
+    },
+    /// `x = cap * tanh(x / cap)`.
+    SoftCap {
+        /// Changed in place.
+        x: Buf,
+        /// The bound.
+        cap: f32,
+    },
+    /// `out[t][r] = sum_k weight[r][k] * x[t][k] + bias[r]` for each product; they share the input.
+    MatMul {
+        /// Input rows.
+        x: Buf,
+        /// The products.
+        products: Vec<Product>,
+    },
+    /// A product for each head: `out[t][h][r] = sum_k weight[h][r][k] * x[t][h][k]`.
+    MatMulHeads {
+        /// Input rows `[tokens][n_head][cols]`.
+        x: Buf,
+        /// Heads.
+        n_head: u32,
+        /// Matrices `[cols, rows * n_head]` in ggml's order, one head's rows after the other's.
+        weight: TensorIndex,
+        /// Output `[tokens][n_head][rows]`.
+        out: Buf,
+    },
+    /// Gathers columns: row `t` of `out` has for each group `h` its parts one after another,
+    /// `part.x[t][part.first + h * part.stride ..][.. part.width]`.
+    Columns {
+        /// Groups.
+        n_group: u32,
+        /// Parts of a group.
+        parts: Vec<ColumnPart>,
+        /// Output `[tokens][n_group * sum of widths]`.
+        out: Buf,
+    },
+    /// Norms (where given) and rotates heads in place.
+    Rope {
+        /// `[tokens][n_head * head_dim]`, changed in place.
+        x: Buf,
+        /// Heads.
+        n_head: u32,
+        /// Elements of a head.
+        head_dim: u32,
+        /// Weight and eps of an RMSNorm over each head.
+        norm: Option<(TensorIndex, f32)>,
+        /// The rotation.
+        rope: RopeUse,
+    },
+    /// Norms and rotates (where given) the heads of `q` and `k` in place and appends `k` and `v` to the KV pages.
+    /// Afterwards `k` holds nothing of use.
+    RopeKv {
+        /// Queries `[tokens][n_head * head_dim]`.
+        q: Buf,
+        /// Keys `[tokens][n_head_kv * head_dim]`.
+        k: Buf,
+        /// Values `[tokens][n_head_kv * head_dim_v]`.
+        v: Buf,
+        /// Heads.
+        heads: HeadShape,
+        /// Weight and eps of an RMSNorm over each query head.
+        q_norm: Option<(TensorIndex, f32)>,
+        /// Weight and eps of an RMSNorm over each key head; the eps is that of `q_norm` where both are there.
+        k_norm: Option<(TensorIndex, f32)>,
+        /// The rotation of both; none where positions come from elsewhere.
+        rope: Option<RopeUse>,
+        /// Layer whose KV it is.
+        layer: KvLayer,
+    },
+    /// Attention of each query over its sequence's KV, softmax in f32.
+    Attention {
+        /// Queries.
+        q: Buf,
+        /// Output `[tokens][n_head * head_dim_v]`.
+        out: Buf,
+        /// Heads.
+        heads: HeadShape,
+        /// Layer whose KV is read.
+        layer: KvLayer,
+        /// Factor on the products of queries and keys.
+        scale: f32,
+        /// Which positions.
+        mask: Mask,
+        /// Scores become `softcap * tanh(score / softcap)`; 0 for none.
+        softcap: f32,
+        /// One more score a head that takes part in the softmax and has no value (gpt-oss's sinks), `[n_head]`.
+        sinks: Option<TensorIndex>,
+    },
+    /// `gate = act(gate) * up`.
+    Gate {
+        /// Changed in place.
+        gate: Buf,
+        /// The other factor.
+        up: Buf,
+        /// The function.
+        act: Act,
+    },
+    /// `x = act(x)`.
+    Activate {
+        /// Changed in place.
+        x: Buf,
+        /// The function.
+        act: Act,
+    },
+    /// `x[t] += sigmoid(gate[t][0]) * y[t]`.
+    AddGated {
+        /// Changed in place.
+        x: Buf,
+        /// What is added.
+        y: Buf,
+        /// `[tokens][1]`.
+        gate: Buf,
+    },
+    /// `x[t] *= 1 + beta * ln(1 + floor(position / span))` (Llama 4's and Ministral's attention temperature).
+    PositionScale {
+        /// Changed in place.
+        x: Buf,
+        /// Strength.
+        beta: f32,
+        /// Positions of one step.
+        span: u32,
+    },
+    /// Causal convolution of each channel over the sequence, with the last inputs kept as state:
+    /// `out[t][c] = act(bias[c] + sum_j weight[c][j] * in[t - (kernel - 1) + j][c])`.
+    Conv {
+        /// Input rows `[tokens][channels]`.
+        x: Buf,
+        /// `[kernel, channels]` in ggml's order.
+        weight: TensorIndex,
+        /// `[channels]`.
+        bias: Option<TensorIndex>,
+        /// Inputs that a row sees, its own included; at least 2.
+        kernel: u32,
+        /// The function of the sum.
+        act: Act,
+        /// Where its state begins in the sequence's, in f32 elements: `[kernel - 1][channels]`, oldest first.
+        state: u64,
+        /// Output rows.
+        out: Buf,
+    },
+    /// Gated delta rule (Yang et al. 2024, arXiv 2412.06464). For value head `h` with key head `g(h)`:
+    ///
+    /// ```text
+    /// q, k   = l2norm(q) / sqrt(dim_k), l2norm(k)            (l2norm(x) = x / sqrt(sum x^2 + eps))
+    /// S      = S * exp(a[h] * softplus(alpha[t][h] + dt_bias[h]))
+    /// S     += k (sigmoid(beta[t][h]) * (v - S^T k))^T
+    /// out    = S^T q
+    /// ```
+    DeltaNet {
+        /// `[tokens][2 * n_head_k * dim_k + n_head_v * dim_v]`: queries, keys, values.
+        qkv: Buf,
+        /// `[tokens][n_head_v]`.
+        alpha: Buf,
+        /// `[tokens][n_head_v]`.
+        beta: Buf,
+        /// `[n_head_v]`, negative.
+        a: TensorIndex,
+        /// `[n_head_v]`.
+        dt_bias: TensorIndex,
+        /// Heads of queries and keys.
+        n_head_k: u32,
+        /// Heads of values; a multiple of `n_head_k`.
+        n_head_v: u32,
+        /// Elements of a query or key head.
+        dim_k: u32,
+        /// Elements of a value head.
+        dim_v: u32,
+        /// Whether value head `h` has key head `h % n_head_k`; else `h / (n_head_v / n_head_k)`.
+        interleaved: bool,
+        /// Added to the sum of squares in the norm of queries and keys.
+        eps: f32,
+        /// Where its state begins in the sequence's, in f32 elements: `[n_head_v][dim_k][dim_v]`.
+        state: u64,
+        /// Output `[tokens][n_head_v * dim_v]`.
+        out: Buf,
+    },
+    /// Mamba-2 (Dao & Gu 2024, arXiv 2405.21060). For head `h` of group `g = h / (n_head / n_group)`:
+    ///
+    /// ```text
+    /// d   = softplus(dt[t][h] + dt_bias[h])
+    /// S   = S * exp(d * a[h]) + d * x B[g]^T
+    /// out = S C[g] + skip[h] * x
+    /// ```
+    Ssm {
+        /// `[tokens][n_head * dim + 2 * n_group * n_state]`: x, B, C.
+        xbc: Buf,
+        /// `[tokens][n_head]`.
+        dt: Buf,
+        /// `[n_head]`, negative.
+        a: TensorIndex,
+        /// `[n_head]`.
+        skip: TensorIndex,
+        /// `[n_head]`.
+        dt_bias: TensorIndex,
+        /// Heads.
+        n_head: u32,
+        /// Elements of a head.
+        dim: u32,
+        /// Groups of heads that share B and C.
+        n_group: u32,
+        /// Elements of B and C.
+        n_state: u32,
+        /// Where its state begins in the sequence's, in f32 elements: `[n_head][dim][n_state]`.
+        state: u64,
+        /// Output `[tokens][n_head * dim]`.
+        out: Buf,
+    },
+    /// Chooses each row's experts.
+    Route {
+        /// `[tokens][n_expert]`.
+        logits: Buf,
+        /// A bias of the selection alone, `[n_expert]`.
+        bias: Option<TensorIndex>,
+        /// How.
+        router: Router,
+        /// Chosen experts, `[tokens][n_used]`, as whole numbers in f32, in falling order of selection.
+        ids: Buf,
+        /// Their weights, `[tokens][n_used]`.
+        weights: Buf,
+    },
+    /// `out[t] = sum_s weights[t][s] * y[t * n_used + s]`, in the order of `s`.
+    Combine {
+        /// Routed rows.
+        y: Buf,
+        /// `[tokens][n_used]`.
+        weights: Buf,
+        /// Output rows.
+        out: Buf,
+    },
+    /// Copies the rows of the tokens whose logits are wanted: `out[i] = x[outputs[i]]`.
+    GatherOutputs {
+        /// Token rows.
+        x: Buf,
+        /// Output rows.
+        out: Buf,
+    },
+}
+
+impl Op {
+    /// Calls `read` with each buffer whose content it needs, and `write` with each that it changes; a buffer
+    /// that is changed in place is given to both, first to `read`.
+    pub fn buffers(&self, read: &mut dyn FnMut(Buf), write: &mut dyn FnMut(Buf)) {
+        let (reads, writes): (&[Buf], &[Buf]) = match self {
+            Op::RmsNorm { x, out, .. } => (&[*x], &[*out]),
+            Op::Add { x, y, .. } => (&[*x, *y], &[*x]),
+            Op::Scale { x, .. }
+            | Op::ScaleBy { x, .. }
+            | Op::SoftCap { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Activate { x, .. }
+            | Op::PositionScale { x, .. } => (&[*x], &[*x]),
+            Op::MatMul { x, products } => {
+                read(*x);
+                products.iter().for_each(|p| write(p.out));
+                return;
+            }
+            Op::MatMulHeads { x, out, .. } | Op::Conv { x, out, .. } => (&[*x], &[*out]),
+            Op::Columns { parts, out, .. } => {
+                parts.iter().for_each(|p| read(p.x));
+                write(*out);
+                return;
+            }
+            // What is left in `k` is nobody's affair.
+            Op::RopeKv { q, k, v, .. } => (&[*q, *k, *v], &[*q]),
+            Op::Attention { q, out, .. } => (&[*q], &[*out]),
+            Op::Gate { gate, up, .. } => (&[*gate, *up], &[*gate]),
+            Op::AddGated { x, y, gate } => (&[*x, *y, *gate], &[*x]),
+            Op::DeltaNet {
+                qkv,
+                alpha,
+                beta,
+                out,
+                ..
+            } => (&[*qkv, *alpha, *beta], &[*out]),
+            Op::Ssm { xbc, dt, out, .. } => (&[*xbc, *dt], &[*out]),
+            Op::Route {
+                logits,
+                ids,
+                weights,
+                ..
+            } => (&[*logits], &[*ids, *weights]),
+            Op::Combine { y, weights, out } => (&[*y, *weights], &[*out]),
+            Op::GatherOutputs { x, out } => (&[*x], &[*out]),
+        };
+        reads.iter().for_each(|&b| read(b));
+        writes.iter().for_each(|&b| write(b));
+    }
+
+    /// Whether it needs this buffer's content.
+    #[must_use]
+    pub fn reads(&self, buf: Buf) -> bool {
+        let mut found = false;
+        self.buffers(&mut |b| found |= b == buf, &mut |_| {});
+        found
+    }
+
+    /// Whether it changes this buffer.
+    #[must_use]
+    pub fn writes(&self, buf: Buf) -> bool {
+        let mut found = false;
+        self.buffers(&mut |_| {}, &mut |b| found |= b == buf);
+        found
+    }
+
+    /// Its name, for messages.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::Add { .. } => "add",
+            Op::Scale { .. } => "scale",
+            Op::ScaleBy { .. } => "scale_by",
+            Op::SoftCap { .. } => "soft_cap",
+            Op::MatMul { .. } => "mat_mul",
+            Op::MatMulHeads { .. } => "mat_mul_heads",
+            Op::Columns { .. } => "columns",
+            Op::Rope { .. } => "rope",
+            Op::RopeKv { .. } => "rope_kv",
+            Op::Attention { .. } => "attention",
+            Op::Gate { .. } => "gate",
+            Op::Activate { .. } => "activate",
+            Op::AddGated { .. } => "add_gated",
+            Op::PositionScale { .. } => "position_scale",
+            Op::Conv { .. } => "conv",
+            Op::DeltaNet { .. } => "delta_net",
+            Op::Ssm { .. } => "ssm",
+            Op::Route { .. } => "route",
+            Op::Combine { .. } => "combine",
+            Op::GatherOutputs { .. } => "gather_outputs",
+        }
+    }
+}
+
+impl ExpertFfn {
+    /// As [`Op::buffers`].
+    pub fn buffers(&self, read: &mut dyn FnMut(Buf), write: &mut dyn FnMut(Buf)) {
+        read(self.x);
+        read(self.ids);
+        write(self.out);
+    }
+
+    /// Buffers that it uses and that hold nothing before and after.
+    pub fn temporaries(&self) -> [Buf; 2] {
+        [self.gate_out, self.up_out]
+    }
+}

@@ -1,0 +1,387 @@
+//! A plan: how a pass of one model runs, made of its header alone.
+//!
+//! Steps run in order. Nothing of a segment is needed but while its step runs, so that a model that is larger than
+//! its budget runs segment by segment. A plan holds indices and places in the file, never data.
+
+use std::fmt;
+
+use crate::buf::{Buf, BufSpec, Conflicts, RowCounts, ScratchLayout};
+use crate::kv::KvGroup;
+use crate::op::{ExpertFfn, Op};
+use crate::rope::RopeSpec;
+use crate::tensor::TensorDesc;
+
+/// Operations that a device may compute as one, reading the first one's inputs while it writes the last one's
+/// outputs. So a buffer's memory is another's only so many operations after its last use.
+pub const FUSED_OPS_MAX: usize = 3;
+
+/// Most buffers of a plan.
+pub const BUFS_MAX: usize = 256;
+
+/// How a pass uses a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// Every pass, at the same place of the order.
+    Ordered,
+    /// By the rows that are routed to its experts.
+    Expert {
+        /// The layer, counted among the layers with experts.
+        layer: u32,
+    },
+}
+
+/// The unit of residency: weights that are uploaded and evicted together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segment {
+    /// For example `blk.{i}.attn`, `blk.{i}.ffn_up`, `blk.{i}.exps.{e}` or `output`.
+    pub name: String,
+    /// When it is used.
+    pub kind: SegmentKind,
+    /// Its tensors, in the order that operations name them by index.
+    pub tensors: Vec<TensorDesc>,
+}
+
+impl Segment {
+    /// Bytes in the file.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.tensors.iter().map(|t| t.bytes).sum()
+    }
+}
+
+/// A step of a pass.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// Operations on the weights of one segment, or on none.
+    Run {
+        /// The segment.
+        segment: Option<u32>,
+        /// The operations, in order.
+        ops: Vec<Op>,
+        /// Buffers whose content later steps read.
+        live_out: Vec<Buf>,
+    },
+    /// The feed-forwards of those experts that rows are routed to.
+    Experts {
+        /// The segment of the first experts; the others' follow it.
+        first_segment: u32,
+        /// Experts.
+        n_expert: u32,
+        /// Experts a segment; the last segment may have fewer.
+        per_segment: u32,
+        /// What each computes.
+        ffn: ExpertFfn,
+    },
+}
+
+/// Rows of a tensor that a pass begins with, one for each token id.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Input {
+    /// The table, `[width, n_vocab]` in ggml's order.
+    pub table: TensorDesc,
+    /// Where the rows go.
+    pub buf: Buf,
+}
+
+/// How a pass of one model runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The segments, those of ordered kind in the order of a pass.
+    pub segments: Vec<Segment>,
+    /// The steps of a pass.
+    pub steps: Vec<Step>,
+    /// Steps from this one on work on the rows whose logits are wanted, and are left out where none is.
+    pub head_step: usize,
+    /// What is written before the first step.
+    pub inputs: Vec<Input>,
+    /// Where the last step leaves the logits, `[outputs][n_vocab]`.
+    pub logits: Buf,
+    /// Activation buffers.
+    pub bufs: Vec<BufSpec>,
+    /// Which of them lie apart.
+    pub conflicts: Conflicts,
+    /// Keys and values.
+    pub kv: Vec<KvGroup>,
+    /// f32 elements of recurrent state that a sequence has; they are zero before its first position.
+    pub state_elements: u64,
+    /// Tables of rotations.
+    pub ropes: Vec<RopeSpec>,
+}
+
+/// A fault of a plan: a bug of the builder that made it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanFault(String);
+
+impl fmt::Display for PlanFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for PlanFault {}
+
+/// What one operation or one step of experts does to buffers.
+struct Use {
+    step: usize,
+    name: &'static str,
+    reads: Vec<Buf>,
+    writes: Vec<Buf>,
+    temporaries: Vec<Buf>,
+}
+
+/// The uses of all steps, in order.
+fn uses(steps: &[Step]) -> Vec<Use> {
+    let mut uses = Vec::new();
+    let new = |step, name| Use {
+        step,
+        name,
+        reads: Vec::new(),
+        writes: Vec::new(),
+        temporaries: Vec::new(),
+    };
+    for (i, step) in steps.iter().enumerate() {
+        match step {
+            Step::Run { ops, .. } => {
+                for op in ops {
+                    let mut u = new(i, op.name());
+                    op.buffers(&mut |b| u.reads.push(b), &mut |b| u.writes.push(b));
+                    uses.push(u);
+                }
+            }
+            Step::Experts { ffn, .. } => {
+                let mut u = new(i, "experts");
+                ffn.buffers(&mut |b| u.reads.push(b), &mut |b| u.writes.push(b));
+                u.temporaries.extend(ffn.temporaries());
+                uses.push(u);
+            }
+        }
+    }
+    uses
+}
+
+impl Plan {
+    /// The layout of the scratch block.
+    #[must_use]
+    pub fn scratch(&self, counts: RowCounts) -> ScratchLayout {
+        ScratchLayout {
+            tables: self.ropes.len() as u64,
+            ..ScratchLayout::new(&self.bufs, &self.conflicts, counts)
+        }
+    }
+
+    /// Steps of a pass that wants logits of some rows, or of none.
+    #[must_use]
+    pub fn steps_for(&self, outputs: bool) -> &[Step] {
+        if outputs {
+            &self.steps
+        } else {
+            &self.steps[..self.head_step]
+        }
+    }
+
+    /// Finds out which buffers live at the same time, what each step leaves to later ones, and whether
+    /// the operations read only what was written before.
+    ///
+    /// `carried` tells what the builder declared to be alive behind each step.
+    ///
+    /// # Errors
+    /// A buffer that is read before it is written, that is never read, or that is alive behind a step that does not
+    /// declare it.
+    pub fn settle_lifetimes(&mut self, carried: &[Vec<Buf>]) -> Result<(), PlanFault> {
+        assert!(
+            self.bufs.len() <= BUFS_MAX,
+            "more buffers than a Buf can name"
+        );
+        let uses = uses(&self.steps);
+        let name = |b: Buf| self.bufs[usize::from(b.0)].name;
+        let mut alive: Vec<Buf> = vec![self.logits];
+        let mut live_out: Vec<Vec<Buf>> = vec![Vec::new(); self.steps.len()];
+        // What is alive after each use, found from the end.
+        let mut after: Vec<Vec<Buf>> = vec![Vec::new(); uses.len()];
+        for (i, u) in uses.iter().enumerate().rev() {
+            let last_of_step = uses.get(i + 1).is_none_or(|next| next.step != u.step);
+            if last_of_step {
+                live_out[u.step] = alive.clone();
+            }
+            after[i] = alive.clone();
+            for &b in &u.writes {
+                if !alive.contains(&b) {
+                    return Err(PlanFault(format!(
+                        "{} of step {} writes '{}', which nothing reads",
+                        u.name,
+                        u.step,
+                        name(b)
+                    )));
+                }
+            }
+            alive.retain(|b| !u.writes.contains(b) || u.reads.contains(b));
+            for &b in &u.reads {
+                if !alive.contains(&b) {
+                    alive.push(b);
+                }
+            }
+        }
+        let given: Vec<Buf> = self.inputs.iter().map(|i| i.buf).collect();
+        if let Some(&b) = alive.iter().find(|b| !given.contains(b)) {
+            return Err(PlanFault(format!(
+                "'{}' is read before it is written",
+                name(b)
+            )));
+        }
+        for (step, alive) in live_out.iter().enumerate() {
+            let last = step + 1 == self.steps.len();
+            let undeclared = alive
+                .iter()
+                .find(|b| !(carried[step].contains(b) || last && **b == self.logits));
+            if let Some(&b) = undeclared {
+                return Err(PlanFault(format!(
+                    "'{}' is alive behind step {step}, which does not declare it",
+                    name(b)
+                )));
+            }
+        }
+        self.conflicts = conflicts(&uses, &after, &given, self.bufs.len());
+        for (step, out) in self.steps.iter_mut().zip(live_out) {
+            if let Step::Run { live_out, .. } = step {
+                *live_out = out;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Buffers that are used by the same [`FUSED_OPS_MAX`] operations, or alive across them, lie apart.
+fn conflicts(uses: &[Use], after: &[Vec<Buf>], given: &[Buf], n: usize) -> Conflicts {
+    let mut conflicts = Conflicts::none(n);
+    let mut together: Vec<Buf> = Vec::new();
+    for i in 0..uses.len() {
+        together.clear();
+        for (u, after) in uses[i..].iter().zip(&after[i..]).take(FUSED_OPS_MAX) {
+            let used = u.reads.iter().chain(&u.writes).chain(&u.temporaries);
+            together.extend(used.chain(after).copied());
+        }
+        if i == 0 {
+            together.extend(given);
+        }
+        together.sort_unstable();
+        together.dedup();
+        for (j, &a) in together.iter().enumerate() {
+            for &b in &together[j + 1..] {
+                conflicts.add(a, b);
+            }
+        }
+    }
+    conflicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::Rows;
+
+    fn plan(ops: Vec<Vec<Op>>) -> Plan {
+        let spec = |name| BufSpec {
+            name,
+            width: 64,
+            rows: Rows::Tokens,
+        };
+        Plan {
+            segments: Vec::new(),
+            steps: ops
+                .into_iter()
+                .map(|ops| Step::Run {
+                    segment: None,
+                    ops,
+                    live_out: Vec::new(),
+                })
+                .collect(),
+            head_step: 0,
+            inputs: vec![Input {
+                table: TensorDesc {
+                    name: "token_embd.weight".to_owned(),
+                    ty: crate::WeightType::F32,
+                    rows: 1,
+                    cols: 64,
+                    offset: 0,
+                    bytes: 256,
+                    role: crate::Role::Matrix,
+                },
+                buf: X,
+            }],
+            logits: L,
+            bufs: vec![spec("x"), spec("n"), spec("p"), spec("logits")],
+            conflicts: Conflicts::none(4),
+            kv: Vec::new(),
+            state_elements: 0,
+            ropes: Vec::new(),
+        }
+    }
+
+    const X: Buf = Buf(0);
+    const N: Buf = Buf(1);
+    const P: Buf = Buf(2);
+    const L: Buf = Buf(3);
+
+    fn norm(x: Buf, out: Buf) -> Op {
+        Op::RmsNorm {
+            x,
+            weight: None,
+            eps: 1e-5,
+            group: 64,
+            out,
+        }
+    }
+
+    fn add(x: Buf, y: Buf) -> Op {
+        Op::Add { x, y, scale: 1.0 }
+    }
+
+    #[test]
+    fn what_is_read_before_it_is_written_is_refused() {
+        let mut p = plan(vec![vec![norm(N, L)]]);
+        let fault = p.settle_lifetimes(&[vec![]]).unwrap_err();
+        assert_eq!(fault.to_string(), "'n' is read before it is written");
+    }
+
+    #[test]
+    fn what_nothing_reads_is_refused() {
+        let mut p = plan(vec![vec![norm(X, P), norm(X, L)]]);
+        let fault = p.settle_lifetimes(&[vec![]]).unwrap_err();
+        assert!(
+            fault
+                .to_string()
+                .contains("writes 'p', which nothing reads")
+        );
+    }
+
+    #[test]
+    fn what_crosses_a_step_is_declared() {
+        let steps = || plan(vec![vec![norm(X, N)], vec![norm(N, L)]]);
+        let fault = steps().settle_lifetimes(&[vec![], vec![]]).unwrap_err();
+        assert!(fault.to_string().contains("'n' is alive behind step 0"));
+        let mut p = steps();
+        p.settle_lifetimes(&[vec![N], vec![]]).unwrap();
+        let Step::Run { live_out, .. } = &p.steps[0] else {
+            panic!("a run");
+        };
+        assert_eq!(live_out, &[N]);
+    }
+
+    #[test]
+    fn buffers_share_memory_only_when_no_fused_operations_need_both() {
+        // n is written first and read last by the third operation; p lives from the second on.
+        let mut p = plan(vec![vec![
+            norm(X, N),
+            norm(X, P),
+            add(P, N),
+            norm(P, X),
+            norm(X, P),
+            norm(P, L),
+        ]]);
+        p.settle_lifetimes(&[vec![]]).unwrap();
+        assert!(p.conflicts.between(N, P));
+        assert!(p.conflicts.between(P, L));
+        // The last read of n is three operations before logits are written.
+        assert!(!p.conflicts.between(N, L));
+    }
+}

@@ -1,0 +1,314 @@
+//! Which sequences run: those whose promised KV, with scratch and the largest segment beside it,
+//! fits the budget.
+//!
+//! A sequence with an end of its own is promised all positions that it can come to. An open-ended
+//! one is promised a while, and more as it goes on. Promises are sums; pages are taken as a
+//! sequence grows. Where promises do not fit any more, because an open-ended sequence goes on or
+//! the budget shrank, the newest sequence of the lowest class yields. So the oldest of the highest
+//! class always goes on, and everyone becomes that at last.
+//!
+//! Whoever comes first by the rules and does not fit may be passed by a few others that do, then
+//! everybody waits for his room. A sequence that could not even run alone is refused at once.
+
+use std::cmp::Reverse;
+
+use crate::demand::ScratchTarget;
+use crate::error::Refusal;
+use crate::plan::Action;
+use crate::scheduler::Scheduler;
+use crate::sequence::{Class, SeqId, Sequence, Tick};
+use crate::view::View;
+
+/// A sequence that waits and is the first of its client and class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Head {
+    /// False goes first.
+    in_time: bool,
+    /// Overdue ones count as interactive.
+    class: Class,
+    /// What was computed for its client; 0 if it is overdue.
+    service: u64,
+    number: u64,
+    seq: SeqId,
+}
+
+/// What came of a try to admit.
+enum Tried {
+    Admitted,
+    Refused,
+    NoRoom,
+}
+
+impl Scheduler {
+    /// Brings the sequences in line with the clock and the view: expires, refuses, lets yield, and
+    /// admits.
+    ///
+    /// Actions are appended in the order in which they are to be carried out. To be called before
+    /// [`Scheduler::next`], with the same view.
+    pub fn admit(&mut self, view: &View<'_>, now: Tick, actions: &mut Vec<Action>) {
+        self.expire(now, actions);
+        self.refuse_the_failed(actions);
+        self.protect_the_old();
+        self.keep_promises(view, actions);
+        self.admit_waiting(view, actions);
+    }
+
+    /// Lets the newest sequence of the lowest class yield, where the ledger had less room than the
+    /// sums say. `None` if fewer than two run.
+    pub fn yield_one(&mut self, actions: &mut Vec<Action>) -> Option<SeqId> {
+        let seq = self.most_junior().filter(|_| self.running.len() > 1)?;
+        self.let_yield(seq, actions);
+        Some(seq)
+    }
+
+    /// Lets running sequences that came long ago keep their place: they would be overdue as soon as
+    /// they yielded.
+    fn protect_the_old(&mut self) {
+        for seq in &self.running {
+            let s = self.sequences.get_mut(seq).expect("it runs");
+            let patience = self.config.patience(s.arrival.class);
+            s.protected |= self.passes - s.entered >= patience;
+        }
+    }
+
+    /// Promises running sequences the positions of what they know, lets yield who does not fit with
+    /// that, and promises more where there is room.
+    fn keep_promises(&mut self, view: &View<'_>, actions: &mut Vec<Action>) {
+        let mut grew: Vec<SeqId> = Vec::new();
+        for seq in &self.running {
+            let s = self.sequences.get_mut(seq).expect("it runs");
+            if s.promised < s.goal() {
+                s.promised = s.goal();
+                grew.push(*seq);
+            }
+        }
+        let mut shortened = false;
+        while !self.running.is_empty() && self.demand_running(view).total() > view.budget_bytes {
+            if !shortened {
+                // What is promised and not needed yet goes before what is computed.
+                shortened = true;
+                for seq in &self.running {
+                    let s = self.sequences.get_mut(seq).expect("it runs");
+                    s.promised = s.promised.min(s.promise_least());
+                }
+                continue;
+            }
+            let seq = self.most_junior().expect("some run");
+            if self.running.len() > 1 {
+                self.let_yield(seq, actions);
+                continue;
+            }
+            let s = &self.sequences[&seq];
+            let why = self.no_room(s, view);
+            self.refuse(seq, why, actions);
+        }
+        grew.sort_by_key(|seq| self.sequences.get(seq).map(Sequence::seniority));
+        for seq in grew {
+            let Some(s) = self.sequences.get_mut(&seq).filter(|s| s.running) else {
+                continue;
+            };
+            let before = s.promised;
+            s.promised = s.promise_usual(self.config.promise_positions);
+            if self.demand_running(view).total() > view.budget_bytes {
+                let s = self.sequences.get_mut(&seq).expect("looked at above");
+                s.promised = before;
+            }
+        }
+    }
+
+    /// Admits who waits, in the order of the rules.
+    fn admit_waiting(&mut self, view: &View<'_>, actions: &mut Vec<Action>) {
+        while self.admit_next(view, actions) {}
+    }
+
+    /// Admits or refuses one sequence. Whether there was one.
+    fn admit_next(&mut self, view: &View<'_>, actions: &mut Vec<Action>) -> bool {
+        let mut passed: Vec<SeqId> = Vec::new();
+        let mut class = None;
+        for head in self.heads() {
+            if class.is_some_and(|class| class != head.class) {
+                // Nobody of a lower class takes the room that one of a higher class waits for.
+                return false;
+            }
+            match self.try_admit(head, view, actions) {
+                Tried::Refused => return true,
+                Tried::Admitted => {
+                    for seq in passed {
+                        self.sequences.get_mut(&seq).expect("it waits").bypassed += 1;
+                    }
+                    return true;
+                }
+                Tried::NoRoom => {
+                    let bypassed = self.sequences[&head.seq].bypassed;
+                    if !head.in_time || bypassed >= self.config.bypass_max {
+                        return false;
+                    }
+                    class = Some(head.class);
+                    passed.push(head.seq);
+                }
+            }
+        }
+        false
+    }
+
+    /// The first ready sequence of each queue, in the order in which they are to be admitted.
+    fn heads(&self) -> Vec<Head> {
+        let mut heads: Vec<Head> = Vec::new();
+        for ((client, class), queue) in self.queues.iter() {
+            let ready = |seq: &&SeqId| self.sequences[*seq].ready;
+            let Some(seq) = queue.waiting.values().find(ready) else {
+                continue;
+            };
+            let s = &self.sequences[seq];
+            // One that yielded has waited since it came.
+            let since = match s.begun {
+                true => s.entered,
+                false => s.entered.max(queue.admitted_at),
+            };
+            let patience = self.config.patience(class);
+            let overdue = self.passes - since >= patience;
+            heads.push(Head {
+                in_time: !overdue,
+                class: if overdue {
+                    Class::Interactive
+                } else {
+                    s.class()
+                },
+                service: match overdue {
+                    true => 0,
+                    false => self.queues.service(client),
+                },
+                number: s.number,
+                seq: *seq,
+            });
+        }
+        heads.sort_unstable();
+        heads
+    }
+
+    fn try_admit(&mut self, head: Head, view: &View<'_>, actions: &mut Vec<Action>) -> Tried {
+        let s = &self.sequences[&head.seq];
+        let least = s.promise_least();
+        if self.demand_alone(s, least, view).total() > view.budget_bytes {
+            let why = match s.begun {
+                true => self.no_room(s, view),
+                false => Refusal::NeverFits {
+                    model: s.arrival.model,
+                    positions: least,
+                    demand: self.demand_alone(s, least, view),
+                    budget_bytes: view.budget_bytes,
+                },
+            };
+            self.refuse(head.seq, why, actions);
+            return Tried::Refused;
+        }
+        let mut promised = s.promise_usual(self.config.promise_positions);
+        if self.demand_alone(s, promised, view).total() > view.budget_bytes {
+            promised = least;
+        }
+        let Some(yielding) = self.who_yields_to(s, promised, view) else {
+            return Tried::NoRoom;
+        };
+        for seq in yielding {
+            self.let_yield(seq, actions);
+        }
+        self.start(head, promised, actions);
+        Tried::Admitted
+    }
+
+    /// Who has to yield so that a waiting sequence fits; `None` if it does not fit even so.
+    ///
+    /// Batch sequences yield to interactive ones, and sequences whose readers are slow yield if
+    /// nobody else runs.
+    fn who_yields_to(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Option<Vec<SeqId>> {
+        let fits = |kept: &[SeqId]| {
+            let target = match kept.is_empty() {
+                true => ScratchTarget::Least,
+                // Nobody's passes become shorter for the sake of one who can wait.
+                false => ScratchTarget::Usual,
+            };
+            let kept_sequences = kept.iter().map(|seq| &self.sequences[seq]);
+            let demand = self.demand(kept_sequences, Some((s, promised)), target, view);
+            kept.len() < self.config.running_max && demand.total() <= view.budget_bytes
+        };
+        if fits(&self.running) {
+            return Some(Vec::new());
+        }
+        let nobody_goes_on = !self.running_sequences().any(Sequence::runnable);
+        let may_yield = |other: &Sequence| {
+            nobody_goes_on || s.arrival.class == Class::Interactive && other.class() == Class::Batch
+        };
+        let mut yielding: Vec<SeqId> = self.running.clone();
+        yielding.retain(|seq| may_yield(&self.sequences[seq]));
+        yielding.sort_by_key(|seq| Reverse(self.sequences[seq].seniority()));
+        let mut kept = self.running.clone();
+        for (at, seq) in yielding.iter().enumerate() {
+            kept.retain(|other| other != seq);
+            if fits(&kept) {
+                yielding.truncate(at + 1);
+                return Some(yielding);
+            }
+        }
+        None
+    }
+
+    fn start(&mut self, head: Head, promised: u32, actions: &mut Vec<Action>) {
+        let passes = self.passes;
+        let s = &self.sequences[&head.seq];
+        let of_queue = |other: &Sequence| {
+            let same = (s.arrival.client, s.arrival.class);
+            (other.arrival.client, other.arrival.class) == same && !other.decodes()
+        };
+        let first = !self.running_sequences().any(of_queue);
+        let s = self.sequences.get_mut(&head.seq).expect("it waits");
+        let (client, class) = (s.arrival.client, s.arrival.class);
+        let queue = self.queues.queue_mut(client, class);
+        queue.waiting.remove(&s.number);
+        if !s.begun {
+            queue.admitted_at = passes;
+        }
+        if first {
+            queue.prompt_at = passes;
+        }
+        s.running = true;
+        s.begun = true;
+        s.protected |= !head.in_time;
+        s.promised = promised;
+        s.last_pass = passes;
+        self.running.push(head.seq);
+        actions.push(Action::Admitted(head.seq));
+    }
+
+    fn let_yield(&mut self, seq: SeqId, actions: &mut Vec<Action>) {
+        let s = self.sequences.get_mut(&seq).expect("it runs");
+        s.running = false;
+        s.n_past = 0;
+        s.promised = 0;
+        s.drafts = 0;
+        s.yields += 1;
+        let queue = self.queues.queue_mut(s.arrival.client, s.arrival.class);
+        queue.waiting.insert(s.number, seq);
+        self.running.retain(|other| *other != seq);
+        actions.push(Action::Yielded(seq));
+    }
+
+    /// The running sequence that yields first.
+    fn most_junior(&self) -> Option<SeqId> {
+        let junior = self.running_sequences().max_by_key(|s| s.seniority());
+        junior.map(|s| s.arrival.seq)
+    }
+
+    pub(crate) fn refuse(&mut self, seq: SeqId, why: Refusal, actions: &mut Vec<Action>) {
+        self.end(seq);
+        actions.push(Action::Refused { seq, why });
+    }
+
+    fn no_room(&self, s: &Sequence, view: &View<'_>) -> Refusal {
+        Refusal::NoRoom {
+            model: s.arrival.model,
+            position: s.goal(),
+            demand: self.demand_alone(s, s.promise_least(), view),
+            budget_bytes: view.budget_bytes,
+        }
+    }
+}

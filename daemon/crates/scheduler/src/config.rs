@@ -1,0 +1,61 @@
+//! The numbers that the rules have. Waiting is counted in passes, since the scheduler knows no
+//! time.
+
+use crate::sequence::Class;
+
+/// How the scheduler is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Sequences that run at the same time at most; at least 1.
+    pub running_max: usize,
+    /// Sequences that wait at most when another comes.
+    pub waiting_max: usize,
+    /// Positions beyond its tokens that an open-ended sequence is promised at a time.
+    pub promise_positions: u32,
+    /// Rows below which no prompt's pass becomes shorter for want of room: each pass reads all
+    /// weights.
+    pub least_rows: u32,
+    /// Sequences that may be admitted before one that is first in order and does not fit.
+    pub bypass_max: u32,
+    /// Passes after which a client's first interactive sequence goes before everyone else's.
+    pub patience_passes: u64,
+    /// The same of a batch sequence, which from then on keeps its place as an interactive one does.
+    pub batch_patience_passes: u64,
+    /// Passes after which a model that has something to compute has its turn whatever a switch
+    /// costs.
+    pub model_patience_passes: u64,
+    /// The most passes that a switch is taken to cost, so that turns have a bounded length.
+    pub switch_passes_max: u64,
+    /// Passes by which a model with batch sequences alone stands behind the others.
+    pub batch_lag_passes: u64,
+    /// Times that a sequence's pass is done again after the driver refused memory.
+    pub refusals_max: u32,
+}
+
+impl Config {
+    /// Passes after which the first sequence of a client and class is overdue.
+    pub(crate) fn patience(&self, class: Class) -> u64 {
+        match class {
+            Class::Interactive => self.patience_passes,
+            Class::Batch => self.batch_patience_passes,
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            running_max: 256,
+            waiting_max: 1024,
+            promise_positions: 256,
+            least_rows: 16,
+            bypass_max: 8,
+            patience_passes: 512,
+            batch_patience_passes: 4096,
+            model_patience_passes: 512,
+            switch_passes_max: 64,
+            batch_lag_passes: 16,
+            refusals_max: 12,
+        }
+    }
+}

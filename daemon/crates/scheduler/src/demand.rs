@@ -1,0 +1,177 @@
+//! What sequences and passes need of the budget.
+//!
+//! One pass runs at a time, so its model's largest segment and its scratch are needed once, and the
+//! KV of all that runs. Scratch has an eighth of the budget; it yields to KV, down to passes of
+//! [`Config::least_rows`] rows.
+//!
+//! [`Config::least_rows`]: crate::Config::least_rows
+
+use crate::error::Demand;
+use crate::scheduler::Scheduler;
+use crate::sequence::{ModelId, Sequence};
+use crate::view::{ModelView, View};
+
+/// The part of the budget that scratch usually has.
+const SCRATCH_PART: u64 = 8;
+
+/// How much scratch sequences are to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScratchTarget {
+    /// Enough for passes of the length that is worth its bytes.
+    Usual,
+    /// Enough for the shortest passes that are worth their reading of all weights.
+    Least,
+}
+
+/// The rows of a pass and the rows of logits that it computes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) rows: u32,
+    pub(crate) outputs: u32,
+}
+
+impl Shape {
+    /// The longest pass of a model, at most this one, whose scratch has at most `usual` bytes, if
+    /// that is enough for passes of `least` rows, and in any case at most `room` bytes, if that is
+    /// enough for them.
+    pub(crate) fn within(
+        mut self,
+        view: &View<'_>,
+        model: &ModelView,
+        least: u32,
+        (usual, room): (u64, u64),
+    ) -> Shape {
+        let bytes = |rows, outputs| view.costs.scratch_bytes(model.model, rows, outputs);
+        self.outputs = self.outputs.clamp(1, model.outputs_max.max(1));
+        self.rows = self.rows.clamp(1, model.rows_max.max(1));
+        let least = least.clamp(1, model.rows_max.max(1));
+        let target = usual.max(bytes(least, 1)).min(room);
+        // Logits are computed a few rows at a time before a pass becomes shorter: that reads the
+        // head again, not all.
+        let logits = |shape: Shape| bytes(shape.rows, shape.outputs) - bytes(shape.rows, 1);
+        while self.outputs > 1
+            && bytes(self.rows, self.outputs) > target
+            && logits(self) > target / 4
+        {
+            self.outputs /= 2;
+        }
+        while self.rows > least && bytes(self.rows, self.outputs) > target {
+            self.rows = (self.rows / 2).max(least);
+        }
+        while self.outputs > 1 && bytes(self.rows, self.outputs) > target {
+            self.outputs /= 2;
+        }
+        self
+    }
+}
+
+/// What the sequences of one model add to a demand.
+struct Share {
+    model: ModelId,
+    rows: u32,
+    outputs: u32,
+    least: u32,
+}
+
+impl Scheduler {
+    /// Rows of the shortest pass that is worth its cost. It depends on nothing that changes while a
+    /// sequence runs or yields, so that what fitted once fits again.
+    pub(crate) fn least_rows(&self, s: &Sequence, promised: u32, view: &View<'_>) -> u32 {
+        let model = view.model(s.arrival.model);
+        self.config
+            .least_rows
+            .min(model.rows_max)
+            .min(promised)
+            .max(1)
+    }
+
+    /// What running sequences need, with another that is promised so many positions.
+    pub(crate) fn demand<'a>(
+        &'a self,
+        running: impl Iterator<Item = &'a Sequence>,
+        another: Option<(&'a Sequence, u32)>,
+        target: ScratchTarget,
+        view: &View<'_>,
+    ) -> Demand {
+        let mut demand = Demand {
+            held_bytes: view.held_bytes,
+            ..Demand::default()
+        };
+        let mut shares: Vec<Share> = Vec::new();
+        for (s, promised) in running.map(|s| (s, s.promised)).chain(another) {
+            let id = s.arrival.model;
+            let kv = view.costs.kv_bytes(id, promised);
+            demand.kv_bytes = demand.kv_bytes.saturating_add(kv);
+            let at = shares
+                .iter()
+                .position(|share| share.model == id)
+                .unwrap_or_else(|| {
+                    demand.segment_bytes = demand.segment_bytes.max(view.model(id).segment_bytes);
+                    shares.push(Share {
+                        model: id,
+                        rows: 0,
+                        outputs: 0,
+                        least: 1,
+                    });
+                    shares.len() - 1
+                });
+            let share = &mut shares[at];
+            share.rows = share.rows.saturating_add(s.ahead());
+            share.outputs += 1;
+            share.least = share.least.max(self.least_rows(s, promised, view));
+        }
+        let usual = view.budget_bytes / SCRATCH_PART;
+        for share in shares {
+            let model = view.model(share.model);
+            let mut shape = Shape {
+                rows: share.least,
+                outputs: 1,
+            };
+            if target == ScratchTarget::Usual {
+                let wanted = Shape {
+                    rows: share.rows.max(share.least),
+                    outputs: share.outputs,
+                };
+                shape = wanted.within(view, model, share.least, (usual, u64::MAX));
+            }
+            let bytes = view
+                .costs
+                .scratch_bytes(share.model, shape.rows, shape.outputs);
+            demand.scratch_bytes = demand.scratch_bytes.max(bytes);
+        }
+        demand
+    }
+
+    /// What one sequence needs alone at the least.
+    pub(crate) fn demand_alone(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Demand {
+        let nobody = std::iter::empty();
+        self.demand(nobody, Some((s, promised)), ScratchTarget::Least, view)
+    }
+
+    /// What all that runs needs at the least.
+    pub(crate) fn demand_running(&self, view: &View<'_>) -> Demand {
+        self.demand(self.running_sequences(), None, ScratchTarget::Least, view)
+    }
+
+    /// Bytes that the scratch of a pass of a model may have, and those that it usually has. `alone`
+    /// if nobody waits for a token while a prompt is computed.
+    pub(crate) fn scratch_room(
+        &self,
+        model: &ModelView,
+        alone: bool,
+        view: &View<'_>,
+    ) -> (u64, u64) {
+        let beside = Demand {
+            segment_bytes: model.segment_bytes,
+            scratch_bytes: 0,
+            ..self.demand_running(view)
+        };
+        let room = view.budget_bytes.saturating_sub(beside.total());
+        let mut usual = view.budget_bytes / SCRATCH_PART;
+        if alone && !model.fits {
+            // Each pass uploads what is absent: longer and fewer ones are worth some of the room.
+            usual = usual.max(room / 2);
+        }
+        (usual, room)
+    }
+}

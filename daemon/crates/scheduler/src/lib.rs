@@ -1,0 +1,56 @@
+//! Decides which sequences go into the next pass of which model, and who of those that wait may
+//! run.
+//!
+//! Pure: no clock, thread, channel or device. [`Scheduler`] is a value with methods; the engine
+//! thread owns it, keeps channels, samplers and KV pages in a table by [`SeqId`], and goes round:
+//!
+//! ```text
+//!   arrive, end, set_ready, model_unloaded     commands and readers
+//!        |
+//!   admit(view, now) -> actions                carried out in the order given
+//!        |                                     (reused: what an admitted one finds computed)
+//!   next(view) -> PassPlan                     KV grows, the pass runs; a row may end its sequence
+//!        |
+//!   computed(results) or memory_refused(seqs)  then with a smaller budget in the next view
+//! ```
+//!
+//! Time is counted in passes; deadlines are ticks that are compared and nothing else. No decision
+//! uses floating point, and the same calls give the same answers.
+//!
+//! Invariants, asserted here or held by the simulation in `tests/`:
+//! - What runs fits: the KV that is promised to running sequences, the largest segment and the
+//!   scratch of a pass, with what is held by others, is at most the budget after every
+//!   [`Scheduler::admit`].
+//! - If a sequence can go on, a pass is planned.
+//! - In a pass of a model each of its sequences that decodes has a row, as far as the pass's limits
+//!   go; those left out go first in the next.
+//! - Sequences of one client and class are admitted in the order in which they came, unless a
+//!   reader is slow.
+//! - What is admitted ends, unless the budget becomes too small for it alone.
+//! - Everyone who waits has his turn after a bounded number of passes.
+//!
+//! Cost: [`Scheduler::next`] looks at each running sequence a few times, [`Scheduler::admit`] also
+//! at the first of each queue.
+
+#![forbid(unsafe_code)]
+
+mod admission;
+mod config;
+mod demand;
+mod error;
+mod pass;
+mod plan;
+mod pressure;
+mod queues;
+mod scheduler;
+mod sequence;
+mod turns;
+mod view;
+
+pub use config::Config;
+pub use error::{Demand, NotTaken, Refusal};
+pub use plan::{Action, PassPlan, SpanPlan, SpanResult};
+pub use pressure::shrunk_budget;
+pub use scheduler::Scheduler;
+pub use sequence::{Arrival, Class, ClientId, Kind, ModelId, SeqId, SequenceStatus, Tick};
+pub use view::{Costs, ModelView, View};

@@ -1,0 +1,302 @@
+//! What the next pass computes: a row of every sequence that decodes, and chunks of prompts.
+//!
+//! Prompts take what the decoding sequences leave of the rows, and at most
+//! [`ModelView::shared_rows`] while somebody waits for a token, so a long prompt delays every token
+//! by a bounded amount. Their client that was served least goes first, and of one client and class
+//! the prompt that came first. Where there are more rows than a pass may have, those who were left
+//! out go first in the next one.
+//!
+//! [`ModelView::shared_rows`]: crate::ModelView::shared_rows
+
+use crate::demand::Shape;
+use crate::plan::{PassPlan, SpanPlan};
+use crate::scheduler::Scheduler;
+use crate::sequence::{Class, ClientId, Kind, ModelId, SeqId, Sequence};
+use crate::turns::{Candidate, Turns};
+use crate::view::{ModelView, View};
+
+/// One part in so many of a pass that decoding sequences leave to prompts at least.
+const PROMPT_PART: u32 = 4;
+
+/// Sequences of a model that have something to compute, in the order in which they get rows.
+struct Ready {
+    decode: Vec<SeqId>,
+    prompts: Vec<SeqId>,
+}
+
+/// How many rows a pass gives to whom.
+struct Rows {
+    decode: usize,
+    prompts: u32,
+    outputs_at_a_time: u32,
+    /// Rows of the pass at most.
+    most: u32,
+}
+
+impl Scheduler {
+    /// The next pass; `None` if nobody can go on.
+    ///
+    /// The pass is taken as run: what it computed is to be told by [`Scheduler::computed`] before
+    /// the next call.
+    pub fn next(&mut self, view: &View<'_>) -> Option<PassPlan> {
+        let candidates = self.candidates();
+        let pass = self.passes + 1;
+        self.turns.note(&candidates, pass);
+        let model = self
+            .turns
+            .pick(&candidates, pass, None, (view, &self.config))?;
+        let mut plan = self.plan(view.model(model), view);
+        self.passes = pass;
+        self.charge(&plan);
+        plan.expects_next = self.expects_next(&plan, view);
+        self.turns.charge(model, plan.rows, pass);
+        Some(plan)
+    }
+
+    /// The models in the order in which their weights are needed: those with something to compute
+    /// by their turns, the one of the last pass first if its turn goes on, then those of waiting
+    /// sequences, and of sequences whose readers are slow.
+    #[must_use]
+    pub fn upcoming_models(&self, view: &View<'_>) -> Vec<ModelId> {
+        let mut candidates = self.candidates();
+        let mut models = Vec::new();
+        let (mut turns, pass) = (self.turns.clone(), self.passes + 1);
+        turns.note(&candidates, pass);
+        while let Some(model) = turns.pick(&candidates, pass, None, (view, &self.config)) {
+            candidates.retain(|c| c.model != model);
+            models.push(model);
+        }
+        let mut rest: Vec<&Sequence> = self.sequences.values().collect();
+        rest.sort_by_key(|s| (!s.ready, s.running, s.class(), s.number));
+        for s in rest {
+            if !models.contains(&s.arrival.model) {
+                models.push(s.arrival.model);
+            }
+        }
+        models
+    }
+
+    /// Models with something to compute.
+    fn candidates(&self) -> Vec<Candidate> {
+        candidates(self.running_sequences().filter(|s| s.runnable()))
+    }
+
+    fn plan(&self, model: &ModelView, view: &View<'_>) -> PassPlan {
+        let mut ready = self.ready(model.model);
+        let awaited = self
+            .running_sequences()
+            .any(|s| s.runnable() && s.decodes());
+        let (usual, room) = self.scratch_room(model, !awaited, view);
+        let spans_max = view.spans_max.max(1) as usize;
+        if spans_max == 1 {
+            self.keep_the_longest_waiting(&mut ready);
+        }
+        let mut rows = self.rows(model, &ready, awaited, (usual, room), view);
+        if rows.most == 1 {
+            self.keep_the_longest_waiting(&mut ready);
+            rows = self.rows(model, &ready, awaited, (usual, room), view);
+        }
+        let kept_for_prompts = usize::from(!ready.prompts.is_empty() && spans_max > 1);
+        let decode_spans = rows.decode.min(spans_max - kept_for_prompts);
+        let mut left = rows.most - decode_spans as u32;
+        let mut spans: Vec<SpanPlan> = Vec::with_capacity(ready.decode.len() + 1);
+        let mut prompts = Vec::new();
+        let mut for_prompts = rows.prompts.min(left);
+        for seq in &ready.prompts {
+            if for_prompts == 0 || decode_spans + prompts.len() == spans_max {
+                break;
+            }
+            let s = &self.sequences[seq];
+            let n = s.ahead().min(for_prompts);
+            for_prompts -= n;
+            left -= n;
+            prompts.push(SpanPlan {
+                seq: *seq,
+                first_position: s.n_past,
+                rows: n,
+                outputs: match s.arrival.kind {
+                    Kind::Generate => u32::from(n == s.ahead()),
+                    Kind::Score => n,
+                    Kind::Embed => 0,
+                },
+            });
+        }
+        for seq in &ready.decode[..decode_spans] {
+            let s = &self.sequences[seq];
+            let drafts = s.drafts.min(left).min(s.promised - s.goal());
+            left -= drafts;
+            spans.push(SpanPlan {
+                seq: *seq,
+                first_position: s.n_past,
+                rows: 1 + drafts,
+                outputs: 1 + drafts,
+            });
+        }
+        spans.append(&mut prompts);
+        let n_rows: u32 = spans.iter().map(|s| s.rows).sum();
+        let outputs: u32 = spans.iter().map(|s| s.outputs).sum();
+        let outputs_at_a_time = rows.outputs_at_a_time.min(outputs).max(1);
+        PassPlan {
+            model: model.model,
+            spans,
+            decode_spans,
+            rows: n_rows,
+            outputs_at_a_time,
+            scratch_bytes: view
+                .costs
+                .scratch_bytes(model.model, n_rows, outputs_at_a_time),
+            scratch_bytes_max: room,
+            expects_next: false,
+        }
+    }
+
+    /// How many rows whom gets, within what scratch has.
+    fn rows(
+        &self,
+        model: &ModelView,
+        ready: &Ready,
+        awaited: bool,
+        bytes: (u64, u64),
+        view: &View<'_>,
+    ) -> Rows {
+        let of = |seqs: &[SeqId], n: fn(&Sequence) -> u32| {
+            let each = seqs.iter().map(|seq| n(&self.sequences[seq]));
+            each.fold(0, u32::saturating_add)
+        };
+        let rows_max = model.rows_max.max(1);
+        let decoding = ready.decode.len() as u32;
+        let chunk_max = match awaited {
+            true => model.shared_rows.max(1),
+            false => rows_max,
+        };
+        let asked = of(&ready.prompts, Sequence::ahead).min(chunk_max);
+        // So much of a pass that there is something for both.
+        let kept = |rows: u32| match rows {
+            0 | 1 => u32::from(decoding == 0),
+            more => (more / PROMPT_PART).max(1),
+        };
+        let drafts = of(&ready.decode, |s| s.drafts);
+        let wanted = decoding.saturating_add(asked).saturating_add(drafts);
+        let scored = of(&ready.prompts, |s| match s.arrival.kind {
+            Kind::Generate => 1,
+            Kind::Score => s.ahead(),
+            Kind::Embed => 0,
+        });
+        let least = self
+            .running_sequences()
+            .filter(|s| s.arrival.model == model.model)
+            .map(|s| self.least_rows(s, s.promised, view))
+            .max()
+            .unwrap_or(1);
+        let shape = Shape {
+            rows: wanted,
+            outputs: decoding.saturating_add(drafts).saturating_add(scored),
+        }
+        .within(view, model, least, bytes);
+        let left = shape.rows.saturating_sub(decoding);
+        let prompts = asked.min(left.max(kept(shape.rows)));
+        Rows {
+            decode: (decoding.min(shape.rows - prompts)) as usize,
+            prompts,
+            outputs_at_a_time: shape.outputs,
+            most: shape.rows,
+        }
+    }
+
+    /// Where a pass has room for one: who was left out longest.
+    fn keep_the_longest_waiting(&self, ready: &mut Ready) {
+        let waited = |seqs: &[SeqId]| seqs.iter().map(|seq| self.sequences[seq].last_pass).min();
+        let (decode, prompts) = (waited(&ready.decode), waited(&ready.prompts));
+        match (decode, prompts) {
+            (Some(decode), Some(prompt)) if prompt < decode => ready.decode.clear(),
+            (Some(_), Some(_)) => ready.prompts.clear(),
+            _ => {}
+        }
+    }
+
+    /// Who of a model can go on.
+    fn ready(&self, model: ModelId) -> Ready {
+        let of_model = |s: &&Sequence| s.arrival.model == model && s.runnable();
+        let (mut decode, mut prompts): (Vec<&Sequence>, Vec<&Sequence>) = self
+            .running_sequences()
+            .filter(of_model)
+            .partition(|s| s.decodes());
+        decode.sort_by_key(|s| (s.last_pass, s.seniority()));
+        prompts.sort_by_key(|s| self.prompt_order(s));
+        let names = |seqs: Vec<&Sequence>| seqs.into_iter().map(|s| s.arrival.seq).collect();
+        Ready {
+            decode: names(decode),
+            prompts: names(prompts),
+        }
+    }
+
+    /// Who of the prompts goes first. All of a client and class are overdue together, so that among
+    /// them the one that came first stays first.
+    fn prompt_order(&self, s: &Sequence) -> (bool, u64, Class, u64, ClientId, u64) {
+        let (client, class) = (s.arrival.client, s.arrival.class);
+        let at = self.queues.queue(client, class).prompt_at;
+        let overdue = self.passes - at >= self.config.patience_passes;
+        let class = match (overdue, class) {
+            (true, _) => Class::Interactive,
+            (false, class) => class,
+        };
+        let service = self.queues.service(client);
+        let since = if overdue { at } else { 0 };
+        (!overdue, since, class, service, client, s.number)
+    }
+
+    /// Notes what a pass gives to whom.
+    fn charge(&mut self, plan: &PassPlan) {
+        for (at, span) in plan.spans.iter().enumerate() {
+            let s = self.sequences.get_mut(&span.seq).expect("it runs");
+            s.last_pass = self.passes;
+            let (client, class) = (s.arrival.client, s.arrival.class);
+            let decode = at < plan.decode_spans;
+            self.queues.charge(client, span.rows, decode);
+            if !decode {
+                self.queues.queue_mut(client, class).prompt_at = self.passes;
+            }
+        }
+    }
+
+    /// Whether the pass after this one is expected to be of the same model.
+    fn expects_next(&self, plan: &PassPlan, view: &View<'_>) -> bool {
+        let ends = |s: &Sequence| {
+            let span = plan.spans.iter().find(|span| span.seq == s.arrival.seq);
+            span.is_some_and(|span| span.rows >= s.ahead()) && s.ends_when_computed()
+        };
+        let goes_on = |s: &&Sequence| s.ready && s.ahead() > 0 && !ends(s);
+        let mut after = candidates(self.running_sequences().filter(goes_on));
+        let mut waiting = self.sequences.values().filter(|s| !s.running && s.ready);
+        if !after.iter().any(|c| c.model == plan.model) {
+            let Some(s) = waiting.find(|s| s.arrival.model == plan.model) else {
+                return false;
+            };
+            after.push(Candidate {
+                model: plan.model,
+                interactive: s.class() == Class::Interactive,
+            });
+        }
+        let ahead = Some((plan.model, Turns::cost(plan.rows)));
+        let next = self
+            .turns
+            .pick(&after, self.passes + 1, ahead, (view, &self.config));
+        next == Some(plan.model)
+    }
+}
+
+/// The models of some sequences.
+fn candidates<'a>(sequences: impl Iterator<Item = &'a Sequence>) -> Vec<Candidate> {
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for s in sequences {
+        let interactive = s.class() == Class::Interactive;
+        match candidates.iter_mut().find(|c| c.model == s.arrival.model) {
+            Some(known) => known.interactive |= interactive,
+            None => candidates.push(Candidate {
+                model: s.arrival.model,
+                interactive,
+            }),
+        }
+    }
+    candidates
+}

@@ -1,0 +1,70 @@
+//! What the scheduler answers: what has changed for sequences, and the next pass.
+
+use crate::error::Refusal;
+use crate::sequence::{ModelId, SeqId};
+
+/// What was decided about a sequence, to be carried out in the order of the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It runs from now on. Whoever can reuse computed positions says so with
+    /// [`crate::Scheduler::reused`] before the next pass is asked for.
+    Admitted(SeqId),
+    /// It gives its KV back, waits, and continues later with the same tokens.
+    Yielded(SeqId),
+    /// It ends: it cannot run. The scheduler has forgotten it.
+    Refused {
+        /// Which one.
+        seq: SeqId,
+        /// Why.
+        why: Refusal,
+    },
+    /// It ends: its deadline is over. The scheduler has forgotten it.
+    Expired(SeqId),
+}
+
+/// The rows of one sequence in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanPlan {
+    /// Whose rows.
+    pub seq: SeqId,
+    /// The position of the first row.
+    pub first_position: u32,
+    /// How many; those beyond the known tokens are drafts.
+    pub rows: u32,
+    /// Of how many of the last rows logits are wanted.
+    pub outputs: u32,
+}
+
+/// A pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassPlan {
+    /// The model.
+    pub model: ModelId,
+    /// Sequences that decode, then those whose prompt is computed.
+    pub spans: Vec<SpanPlan>,
+    /// How many of the spans decode: each is one row and its drafts.
+    pub decode_spans: usize,
+    /// Rows of all spans.
+    pub rows: u32,
+    /// Rows of logits that the scratch holds at a time; at least 1.
+    pub outputs_at_a_time: u32,
+    /// Bytes of the scratch.
+    pub scratch_bytes: u64,
+    /// Bytes that scratch may have: a block that is already taken can be kept if it is no larger.
+    pub scratch_bytes_max: u64,
+    /// The next pass is expected to be of this model, too.
+    pub expects_next: bool,
+}
+
+/// What a pass did for one of its spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanResult {
+    /// Whose span.
+    pub seq: SeqId,
+    /// Rows whose KV counts: all, or, where drafts were wrong, those up to the last right one.
+    pub rows: u32,
+    /// Tokens that are known now beyond those before.
+    pub appended: u32,
+    /// Whether the sequence is over; the scheduler forgets it.
+    pub ended: bool,
+}

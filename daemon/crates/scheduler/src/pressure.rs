@@ -1,0 +1,98 @@
+//! Memory that the driver refuses while passes run, because another process took it.
+//!
+//! The engine gives a part of the budget back to the driver and does the pass again; whoever does
+//! not fit any more then yields. How much to give back, and how often, is decided here.
+
+use crate::error::Refusal;
+use crate::plan::Action;
+use crate::scheduler::Scheduler;
+use crate::sequence::SeqId;
+use crate::view::View;
+
+/// The part of the budget that goes the first time, at the least; twice as much the next time, up
+/// to half.
+const FIRST_PART: u64 = 16;
+
+/// What is left of a budget when the driver refused so many bytes (0 if it did not say), after
+/// `refusals` before, in multiples of `align`.
+#[must_use]
+pub fn shrunk_budget(budget_bytes: u64, refused_bytes: u64, refusals: u32, align: u64) -> u64 {
+    let part = (FIRST_PART >> refusals.min(3)).max(2);
+    let step = refused_bytes.max(budget_bytes / part).max(1);
+    let step = step.checked_next_multiple_of(align).unwrap_or(step);
+    budget_bytes.saturating_sub(step)
+}
+
+impl Scheduler {
+    /// A pass with these sequences failed because the driver refused memory, and computed nothing.
+    /// Returns how often the one among them failed that failed most; one that failed too often is
+    /// refused by the next
+    /// [`Scheduler::admit`].
+    pub fn memory_refused(&mut self, seqs: impl IntoIterator<Item = SeqId>) -> u32 {
+        let mut most = 0;
+        for seq in seqs {
+            if let Some(s) = self.sequences.get_mut(&seq) {
+                s.refusals += 1;
+                most = most.max(s.refusals);
+            }
+        }
+        most
+    }
+
+    /// Refuses whoever failed too often.
+    pub(crate) fn refuse_the_failed(&mut self, actions: &mut Vec<Action>) {
+        let most = self.config.refusals_max;
+        let failed: Vec<(SeqId, u32)> = self
+            .running
+            .iter()
+            .map(|seq| (*seq, self.sequences[seq].refusals))
+            .filter(|(_, refusals)| *refusals > most)
+            .collect();
+        for (seq, refusals) in failed {
+            let why = Refusal::DriverRefuses { refusals };
+            self.refuse(seq, why, actions);
+        }
+    }
+
+    /// The smallest budget in which all that has begun can come to its end, if need be one after
+    /// another; 0 if nothing has begun. An open-ended sequence counts with the tokens that it has.
+    #[must_use]
+    pub fn budget_least(&self, view: &View<'_>) -> u64 {
+        let begun = self.sequences.values().filter(|s| s.begun);
+        begun
+            .map(|s| self.demand_alone(s, s.promise_least(), view).total())
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shrunk_budget;
+
+    #[test]
+    fn a_budget_shrinks_by_what_was_refused_but_not_by_crumbs() {
+        assert_eq!(shrunk_budget(16 << 20, 0, 0, 256), 15 << 20);
+        assert_eq!(shrunk_budget(16 << 20, 1000, 0, 256), 15 << 20);
+        assert_eq!(shrunk_budget(16 << 20, 3 << 20, 0, 256), 13 << 20);
+        assert_eq!(
+            shrunk_budget(16 << 20, (3 << 20) + 1, 0, 256),
+            (13 << 20) - 256
+        );
+        assert_eq!(shrunk_budget(16 << 20, 0, 1, 256), 14 << 20);
+        assert_eq!(shrunk_budget(16 << 20, 0, 100, 256), 8 << 20);
+        assert_eq!(shrunk_budget(1 << 20, u64::MAX, 0, 256), 0);
+        assert_eq!(shrunk_budget(0, 0, 0, 256), 0);
+    }
+
+    #[test]
+    fn shrinking_ends() {
+        let mut budget = 1 << 40;
+        for refusals in 0..12 {
+            let after = shrunk_budget(budget, 0, refusals, 256);
+            assert!(after < budget, "{refusals}");
+            budget = after;
+        }
+        assert!(budget < 1 << 32, "{budget}");
+    }
+}

@@ -1,0 +1,216 @@
+//! A sequence: a prompt and what is generated after it, as counts of positions.
+//!
+//! ```text
+//!            admitted                      computed, until its engine ends it
+//!   Waiting ----------> Running (prompt) ------------------------------------> Running (decode)
+//!      ^                      |                                                      |
+//!      +----------------------+------------------------------------------------------+
+//!                       yielded: its KV is given back, its tokens are kept
+//! ```
+
+/// Names a sequence; chosen by the engine, and never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SeqId(pub u64);
+
+/// Names a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModelId(pub u32);
+
+/// Names who asks: a user of the machine, or what an API key stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// A time in units of the engine's choice. The scheduler only compares ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tick(pub u64);
+
+/// How urgent a sequence is; the lesser goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Somebody waits for it.
+    Interactive,
+    /// It takes what interactive sequences leave, but waits a bounded number of passes.
+    Batch,
+}
+
+/// What is wanted of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// More tokens: the logits of the last row, once all known tokens are computed.
+    Generate,
+    /// The log-probability of each token after the first: the logits of every row.
+    Score,
+    /// The hidden state of the rows, and no logits.
+    Embed,
+}
+
+/// A sequence that comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Its name.
+    pub seq: SeqId,
+    /// The model that computes it.
+    pub model: ModelId,
+    /// Who asks.
+    pub client: ClientId,
+    /// How urgent it is.
+    pub class: Class,
+    /// What is wanted.
+    pub kind: Kind,
+    /// Tokens of the prompt; at least 1, of a scoring 2.
+    pub tokens: u32,
+    /// Positions that it can come to at most: prompt and generated tokens, bounded by the context.
+    pub positions_max: u32,
+    /// Whether it goes on until the model ends it. It is then promised KV for a while at a time;
+    /// any other is promised all that it can come to.
+    pub open_ended: bool,
+    /// When it must have ended.
+    pub deadline: Option<Tick>,
+}
+
+/// What the scheduler knows of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceStatus {
+    /// What came.
+    pub arrival: Arrival,
+    /// Whether it is admitted; else it waits.
+    pub running: bool,
+    /// Whether it was admitted before, and so may have produced something.
+    pub begun: bool,
+    /// Positions that are computed.
+    pub n_past: u32,
+    /// Tokens that are known: the prompt and what was generated.
+    pub known: u32,
+    /// Positions whose KV it is promised; 0 while it waits.
+    pub promised: u32,
+    /// Times that it yielded.
+    pub yields: u32,
+}
+
+/// A sequence, with what its place among the others depends on.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence {
+    pub(crate) arrival: Arrival,
+    /// Its number in the order of arrival.
+    pub(crate) number: u64,
+    /// Passes that had been planned when it came.
+    pub(crate) entered: u64,
+    pub(crate) n_past: u32,
+    pub(crate) known: u32,
+    pub(crate) promised: u32,
+    /// Tokens that are guessed to follow the known ones, to be checked by the next pass.
+    pub(crate) drafts: u32,
+    /// Its reader has room for what a pass may produce.
+    pub(crate) ready: bool,
+    pub(crate) running: bool,
+    pub(crate) begun: bool,
+    /// It waited so long that it keeps its place as an interactive one does.
+    pub(crate) protected: bool,
+    /// Sequences that were admitted before it although it came first by the rules.
+    pub(crate) bypassed: u32,
+    pub(crate) yields: u32,
+    /// Passes that failed with it because the driver refused memory.
+    pub(crate) refusals: u32,
+    /// The number of the last pass with it, or of the last before its admission.
+    pub(crate) last_pass: u64,
+}
+
+impl Sequence {
+    pub(crate) fn new(arrival: Arrival, number: u64, entered: u64) -> Sequence {
+        Sequence {
+            arrival,
+            number,
+            entered,
+            n_past: 0,
+            known: arrival.tokens,
+            promised: 0,
+            drafts: 0,
+            ready: true,
+            running: false,
+            begun: false,
+            protected: false,
+            bypassed: 0,
+            yields: 0,
+            refusals: 0,
+            last_pass: entered,
+        }
+    }
+
+    /// Positions that are to be computed for what is known. The last token of a scoring is only
+    /// looked up.
+    pub(crate) fn goal(&self) -> u32 {
+        match self.arrival.kind {
+            Kind::Generate | Kind::Embed => self.known,
+            Kind::Score => self.known - 1,
+        }
+    }
+
+    /// Positions that are still to be computed.
+    pub(crate) fn ahead(&self) -> u32 {
+        self.goal() - self.n_past
+    }
+
+    /// Whether its next pass computes one row, and the token that follows is wanted.
+    pub(crate) fn decodes(&self) -> bool {
+        self.arrival.kind == Kind::Generate && self.ahead() == 1
+    }
+
+    pub(crate) fn runnable(&self) -> bool {
+        self.running && self.ready && self.ahead() > 0
+    }
+
+    /// Whether the pass that computes all that is known is surely its last.
+    pub(crate) fn ends_when_computed(&self) -> bool {
+        match self.arrival.kind {
+            Kind::Generate => self.known + 1 >= self.arrival.positions_max,
+            Kind::Score | Kind::Embed => true,
+        }
+    }
+
+    /// The class that it is treated as.
+    pub(crate) fn class(&self) -> Class {
+        if self.protected {
+            Class::Interactive
+        } else {
+            self.arrival.class
+        }
+    }
+
+    /// Orders sequences by who may keep what it has; the greatest yields first.
+    pub(crate) fn seniority(&self) -> (Class, u64) {
+        (self.class(), self.number)
+    }
+
+    /// The least positions that it must be promised to go on: all that it can come to, or what is
+    /// known.
+    pub(crate) fn promise_least(&self) -> u32 {
+        if self.arrival.open_ended {
+            self.goal().max(1)
+        } else {
+            self.arrival.positions_max
+        }
+    }
+
+    /// The positions that it is promised if there is room.
+    pub(crate) fn promise_usual(&self, more: u32) -> u32 {
+        if self.arrival.open_ended {
+            self.goal()
+                .saturating_add(more)
+                .min(self.arrival.positions_max)
+        } else {
+            self.arrival.positions_max
+        }
+    }
+
+    pub(crate) fn status(&self) -> SequenceStatus {
+        SequenceStatus {
+            arrival: self.arrival,
+            running: self.running,
+            begun: self.begun,
+            n_past: self.n_past,
+            known: self.known,
+            promised: self.promised,
+            yields: self.yields,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What the scheduler is shown before it decides: the budget, the models and what things cost.
+
+use crate::sequence::ModelId;
+
+/// What sequences and passes cost in bytes of the budget.
+pub trait Costs {
+    /// Bytes of the KV pages and states of a sequence with so many positions, rounded as the ledger
+    /// rounds them.
+    ///
+    /// Must not fall where `positions` rises.
+    fn kv_bytes(&self, model: ModelId, positions: u32) -> u64;
+
+    /// Bytes of the scratch of a pass of so many rows that computes the logits of `outputs` rows at
+    /// a time.
+    ///
+    /// Must not fall where `rows` or `outputs` rises. Both are at least 1.
+    fn scratch_bytes(&self, model: ModelId, rows: u32, outputs: u32) -> u64;
+}
+
+/// A model as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelView {
+    /// Its name.
+    pub model: ModelId,
+    /// Bytes of the largest of its segments that is not pinned: one at a time must be resident.
+    pub segment_bytes: u64,
+    /// Rows of one pass at most; at least 1.
+    pub rows_max: u32,
+    /// Rows of prompts in a pass while somebody waits for his next token; at least 1. It holds the
+    /// time between tokens.
+    pub shared_rows: u32,
+    /// Rows of logits that are computed at a time at most; at least 1.
+    pub outputs_max: u32,
+    /// Whether all its segments can be resident at once. If not, each of its passes uploads what is
+    /// absent.
+    pub fits: bool,
+    /// Bytes that its next pass uploads beyond what each of its passes uploads.
+    pub switch_bytes: u64,
+}
+
+/// What the scheduler is shown.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    /// Bytes of the budget.
+    pub budget_bytes: u64,
+    /// Bytes of it that no sequence can have: pinned weights, the block that the device keeps for
+    /// itself.
+    pub held_bytes: u64,
+    /// At least the models that have sequences.
+    pub models: &'a [ModelView],
+    /// What sequences and passes cost.
+    pub costs: &'a dyn Costs,
+    /// Sequences of one pass at most; at least 1.
+    pub spans_max: u32,
+    /// Bytes that are uploaded in the time of a usual pass.
+    pub pass_upload_bytes: u64,
+}
+
+impl std::fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("View")
+            .field("budget_bytes", &self.budget_bytes)
+            .field("held_bytes", &self.held_bytes)
+            .field("models", &self.models)
+            .field("spans_max", &self.spans_max)
+            .finish_non_exhaustive()
+    }
+}
+
+impl View<'_> {
+    /// A model that has sequences.
+    ///
+    /// # Panics
+    /// It is not among the models: the engine forgot one.
+    pub(crate) fn model(&self, model: ModelId) -> &ModelView {
+        self.models
+            .iter()
+            .find(|m| m.model == model)
+            .expect("the view has every model that has sequences")
+    }
+
+    /// How many passes take as long as the upload that a switch to this model takes.
+    pub(crate) fn switch_passes(&self, model: ModelId, most: u64) -> u64 {
+        self.model(model)
+            .switch_bytes
+            .div_ceil(self.pass_upload_bytes.max(1))
+            .min(most)
+    }
+}

@@ -1,0 +1,490 @@
+//! The naive oracle: what happened to each sequence, kept from the answers alone, and what was
+//! allowed.
+
+pub(crate) mod outcome;
+mod rules;
+
+use outcome::Outcome;
+use rand::RngExt;
+use rand::rngs::StdRng;
+use rocmforge_scheduler::*;
+
+/// A sequence as the oracle knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Seq {
+    a: Arrival,
+    entered: u64,
+    /// Known tokens at which it ends.
+    end_at: u32,
+    n_past: u32,
+    known: u32,
+    ready: bool,
+    running: bool,
+    begun: bool,
+    protected: bool,
+    refusals: u32,
+    last_pass: u64,
+    /// Passes of its model in a row that left it out although it could go on.
+    left_out: u64,
+}
+
+impl Seq {
+    fn goal(&self) -> u32 {
+        self.known - u32::from(self.a.kind == Kind::Score)
+    }
+
+    fn ahead(&self) -> u32 {
+        self.goal() - self.n_past
+    }
+
+    fn runnable(&self) -> bool {
+        self.running && self.ready && self.ahead() > 0
+    }
+
+    fn decodes(&self) -> bool {
+        self.a.kind == Kind::Generate && self.ahead() == 1
+    }
+
+    fn promise_least(&self) -> u32 {
+        if self.a.open_ended {
+            self.goal()
+        } else {
+            self.a.positions_max
+        }
+    }
+
+    fn class(&self) -> Class {
+        if self.protected {
+            Class::Interactive
+        } else {
+            self.a.class
+        }
+    }
+}
+
+/// What things cost here: pages, and scratch that is a sum.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    page_positions: u32,
+    page_bytes: u64,
+    row_bytes: u64,
+    output_bytes: u64,
+}
+
+impl Costs for Machine {
+    fn kv_bytes(&self, model: ModelId, positions: u32) -> u64 {
+        let state = u64::from(model.0) * 7;
+        state + u64::from(positions.div_ceil(self.page_positions)) * self.page_bytes
+    }
+
+    fn scratch_bytes(&self, model: ModelId, rows: u32, outputs: u32) -> u64 {
+        assert!(rows > 0 && outputs > 0);
+        u64::from(model.0 + 1) * 8
+            + u64::from(rows) * self.row_bytes
+            + u64::from(outputs) * self.output_bytes
+    }
+}
+
+/// The scheduler, and what the oracle knows beside it.
+pub(crate) struct World {
+    scheduler: Scheduler,
+    config: Config,
+    machine: Machine,
+    models: Vec<ModelView>,
+    /// In the order of arrival.
+    seqs: Vec<Seq>,
+    /// For each client and class, passes planned when one of it was last admitted for the first
+    /// time.
+    admitted_at: Vec<(ClientId, Class, u64)>,
+    /// For each model, passes planned when it last had a pass or nothing to compute.
+    model_since: Vec<u64>,
+    budget: u64,
+    /// A budget that everything fits alone.
+    roomy: u64,
+    held: u64,
+    spans_max: u32,
+    pass_upload_bytes: u64,
+    now: u64,
+    names: u64,
+    passes: u64,
+    last_model: Option<ModelId>,
+    /// The last pass's guess whether the next one is of its model.
+    guess: Option<bool>,
+}
+
+impl World {
+    pub(crate) fn new(rng: &mut StdRng) -> World {
+        let config = Config {
+            running_max: rng.random_range(1..12),
+            waiting_max: rng.random_range(4..24),
+            promise_positions: rng.random_range(1..40),
+            least_rows: rng.random_range(1..8),
+            bypass_max: rng.random_range(0..4),
+            patience_passes: rng.random_range(20..80),
+            batch_patience_passes: rng.random_range(40..160),
+            model_patience_passes: rng.random_range(10..60),
+            switch_passes_max: rng.random_range(0..20),
+            batch_lag_passes: rng.random_range(0..8),
+            refusals_max: rng.random_range(1..4),
+        };
+        let machine = Machine {
+            page_positions: rng.random_range(1..9),
+            page_bytes: rng.random_range(1..200),
+            row_bytes: rng.random_range(1..20),
+            output_bytes: rng.random_range(1..50),
+        };
+        let n_models = rng.random_range(1..5);
+        let models: Vec<ModelView> = (0..n_models)
+            .map(|model| {
+                let rows_max = rng.random_range(1..64);
+                ModelView {
+                    model: ModelId(model),
+                    segment_bytes: rng.random_range(1..500),
+                    rows_max,
+                    shared_rows: rng.random_range(1..=rows_max),
+                    outputs_max: rng.random_range(1..16),
+                    fits: rng.random_bool(0.5),
+                    switch_bytes: rng.random_range(0..2000),
+                }
+            })
+            .collect();
+        let roomy = rng.random_range(3_000..12_000);
+        World {
+            scheduler: Scheduler::new(config),
+            config,
+            machine,
+            admitted_at: Vec::new(),
+            model_since: vec![0; models.len()],
+            models,
+            seqs: Vec::new(),
+            budget: roomy,
+            roomy,
+            held: rng.random_range(0..300),
+            spans_max: rng.random_range(1..12),
+            pass_upload_bytes: rng.random_range(1..400),
+            now: 0,
+            names: 0,
+            passes: 0,
+            last_model: None,
+            guess: None,
+        }
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            budget_bytes: self.budget,
+            held_bytes: self.held,
+            models: &self.models,
+            costs: &self.machine,
+            spans_max: self.spans_max,
+            pass_upload_bytes: self.pass_upload_bytes,
+        }
+    }
+
+    fn ask<T>(&mut self, question: impl FnOnce(&mut Scheduler, &View<'_>) -> T) -> T {
+        let nobody = Scheduler::new(self.config);
+        let mut scheduler = std::mem::replace(&mut self.scheduler, nobody);
+        let answer = question(&mut scheduler, &self.view());
+        self.scheduler = scheduler;
+        answer
+    }
+
+    fn at(&self, seq: SeqId) -> usize {
+        let at = self.seqs.iter().position(|s| s.a.seq == seq);
+        at.expect("a known sequence")
+    }
+
+    pub(crate) fn arrive(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
+        let kind = match rng.random_range(0..10) {
+            0 => Kind::Score,
+            1 => Kind::Embed,
+            _ => Kind::Generate,
+        };
+        let tokens = match rng.random_range(0..4) {
+            0 => rng.random_range(2..120),
+            _ => rng.random_range(2..20),
+        };
+        let more = match kind {
+            Kind::Generate => rng.random_range(1..40),
+            Kind::Score | Kind::Embed => 0,
+        };
+        let seq = SeqId(self.names);
+        let a = Arrival {
+            seq,
+            model: self.models[rng.random_range(0..self.models.len())].model,
+            client: ClientId(rng.random_range(0..4)),
+            class: match rng.random_bool(0.6) {
+                true => Class::Interactive,
+                false => Class::Batch,
+            },
+            kind,
+            tokens,
+            positions_max: tokens + more,
+            open_ended: kind == Kind::Generate && rng.random_bool(0.5),
+            deadline: rng
+                .random_bool(0.1)
+                .then(|| Tick(self.now + rng.random_range(1..200))),
+        };
+        if self.scheduler.arrive(a).is_err() {
+            let waiting = self.seqs.iter().filter(|s| !s.running).count();
+            assert!(waiting >= self.config.waiting_max, "refused at {waiting}");
+            outcome.queue_full += 1;
+            return;
+        }
+        self.names += 1;
+        outcome.arrived += 1;
+        self.seqs.push(Seq {
+            a,
+            entered: self.passes,
+            end_at: tokens + rng.random_range(1..=more.max(1)),
+            n_past: 0,
+            known: tokens,
+            ready: true,
+            running: false,
+            begun: false,
+            protected: false,
+            refusals: 0,
+            last_pass: self.passes,
+            left_out: 0,
+        });
+    }
+
+    fn any(&self, rng: &mut StdRng) -> Option<usize> {
+        (!self.seqs.is_empty()).then(|| rng.random_range(0..self.seqs.len()))
+    }
+
+    pub(crate) fn cancel(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
+        let Some(at) = self.any(rng) else {
+            return;
+        };
+        let gone = self.seqs.remove(at);
+        assert!(self.scheduler.end(gone.a.seq) && !self.scheduler.end(gone.a.seq));
+        outcome.cancelled += 1;
+    }
+
+    pub(crate) fn block(&mut self, rng: &mut StdRng, _: &mut Outcome) {
+        // Sometimes all readers are slow at once.
+        let all = rng.random_bool(0.05);
+        let one = self.any(rng);
+        for at in 0..self.seqs.len() {
+            if all || Some(at) == one {
+                self.seqs[at].ready = false;
+                self.scheduler.set_ready(self.seqs[at].a.seq, false);
+            }
+        }
+    }
+
+    pub(crate) fn unblock(&mut self, rng: &mut StdRng) {
+        let share = rng.random_range(0.2..1.0);
+        for s in &mut self.seqs {
+            if !s.ready && rng.random_bool(share) {
+                s.ready = true;
+                self.scheduler.set_ready(s.a.seq, true);
+            }
+        }
+    }
+
+    pub(crate) fn change_budget(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
+        let least = self.scheduler.budget_least(&self.view());
+        let before = self.budget;
+        self.budget = match rng.random_range(0..10) {
+            // Less than what has begun needs: someone is refused.
+            0 if least > 0 => least - 1,
+            1..=4 => rng.random_range(least..=least.max(self.roomy)),
+            _ => self.roomy,
+        };
+        outcome.budget_shrunk += u64::from(self.budget < before);
+    }
+
+    pub(crate) fn unload(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
+        let model = self.models[rng.random_range(0..self.models.len())].model;
+        let gone = self.scheduler.model_unloaded(model);
+        let expected = self.seqs.iter().filter(|s| s.a.model == model);
+        assert_eq!(gone, Vec::from_iter(expected.map(|s| s.a.seq)));
+        self.seqs.retain(|s| s.a.model != model);
+        outcome.unloaded += u64::from(!gone.is_empty());
+    }
+
+    pub(crate) fn change_residency(&mut self, rng: &mut StdRng) {
+        let at = rng.random_range(0..self.models.len());
+        self.models[at].switch_bytes = rng.random_range(0..2000);
+        self.models[at].fits = rng.random_bool(0.5);
+        // A segment that is pinned is counted as held; what runs is left its room, as by the
+        // engine.
+        let held = self.held;
+        self.held = rng.random_range(0..300);
+        if self.scheduler.budget_least(&self.view()) > self.budget {
+            self.held = held;
+        }
+    }
+
+    pub(crate) fn propose(&mut self, rng: &mut StdRng) {
+        for s in self.seqs.iter().filter(|s| s.running) {
+            self.scheduler.propose(s.a.seq, rng.random_range(0..5));
+        }
+    }
+
+    pub(crate) fn force_yield(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
+        let mut actions = Vec::new();
+        if self.scheduler.yield_one(&mut actions).is_some() {
+            outcome.yielded_forced += 1;
+        } else {
+            assert!(self.seqs.iter().filter(|s| s.running).count() < 2);
+        }
+        self.carry_out(&actions, rng, &mut Outcome::default());
+    }
+
+    /// A turn of the engine's loop: admits, plans a pass, and runs it.
+    pub(crate) fn turn(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
+        self.now += rng.random_range(0..3);
+        let waited = self.seqs.iter().any(|s| !s.running);
+        let fitted = self.least_demand(|s| s.promise_least()) <= self.budget;
+        let failed = self
+            .seqs
+            .iter()
+            .any(|s| s.running && s.refusals > self.config.refusals_max);
+        for s in self.seqs.iter_mut().filter(|s| s.running) {
+            let patience = match s.a.class {
+                Class::Interactive => self.config.patience_passes,
+                Class::Batch => self.config.batch_patience_passes,
+            };
+            s.protected |= self.passes - s.entered >= patience;
+        }
+        let mut actions = Vec::new();
+        let now = Tick(self.now);
+        self.ask(|scheduler, view| scheduler.admit(view, now, &mut actions));
+        let yielded = actions.iter().any(|a| matches!(a, Action::Yielded(_)));
+        assert!(
+            !yielded || waited || !fitted,
+            "yields for nothing: {actions:?}"
+        );
+        assert!(!failed || !actions.is_empty(), "failed too often");
+        self.carry_out(&actions, rng, outcome);
+        self.check_admitted();
+        let upcoming = self.scheduler.upcoming_models(&self.view());
+        let plan = self.ask(Scheduler::next);
+        let Some(plan) = plan else {
+            assert!(
+                !self.seqs.iter().any(Seq::runnable),
+                "someone could go on: {:#?}",
+                self.seqs
+            );
+            outcome.stuck += u64::from(!self.seqs.is_empty());
+            return;
+        };
+        assert_eq!(upcoming[0], plan.model, "what was said to come comes");
+        self.check_plan(&plan, outcome);
+        self.run(&plan, rng, outcome);
+    }
+
+    /// Runs a pass as an engine does: rows fail, are cancelled and end their sequences.
+    fn run(&mut self, plan: &PassPlan, rng: &mut StdRng, outcome: &mut Outcome) {
+        if rng.random_bool(0.02) {
+            outcome.memory_refused += 1;
+            let failed = self
+                .scheduler
+                .memory_refused(plan.spans.iter().map(|s| s.seq));
+            let mut most = 0;
+            for span in &plan.spans {
+                let at = self.at(span.seq);
+                self.seqs[at].refusals += 1;
+                most = most.max(self.seqs[at].refusals);
+            }
+            assert_eq!(most, failed);
+            let least = self.scheduler.budget_least(&self.view());
+            self.budget = shrunk_budget(self.budget, 0, failed, 1).max(least);
+            if rng.random_bool(0.8) {
+                return;
+            }
+            // Another process holds on to it: the same pass fails again and again.
+            while failed > 0
+                && self.seqs[self.at(plan.spans[0].seq)].refusals <= self.config.refusals_max
+            {
+                let again = plan.spans.iter().map(|s| s.seq);
+                self.scheduler.memory_refused(again);
+                for span in &plan.spans {
+                    let at = self.at(span.seq);
+                    self.seqs[at].refusals += 1;
+                }
+            }
+            return;
+        }
+        let mut results = Vec::new();
+        for span in &plan.spans {
+            let at = self.at(span.seq);
+            match rng.random_range(0..200) {
+                0 => {
+                    outcome.cancelled_in_pass += 1;
+                    self.seqs.remove(at);
+                    self.scheduler.end(span.seq);
+                    // The engine may tell of it or not.
+                    if rng.random_bool(0.5) {
+                        continue;
+                    }
+                    results.push(SpanResult {
+                        seq: span.seq,
+                        rows: span.rows,
+                        appended: 0,
+                        ended: rng.random_bool(0.5),
+                    });
+                    continue;
+                }
+                1 => continue,
+                _ => {}
+            }
+            let s = &mut self.seqs[at];
+            let decoding = s.decodes();
+            let rows = match decoding {
+                true => rng.random_range(1..=span.rows),
+                false => span.rows,
+            };
+            outcome.drafts_dropped += u64::from(rows < span.rows);
+            outcome.drafts_kept += u64::from(rows > 1 && decoding);
+            let complete = rows >= s.ahead();
+            let appended = match s.a.kind {
+                Kind::Generate if complete => rows - s.ahead() + 1,
+                _ => 0,
+            };
+            s.n_past += rows;
+            s.known += appended;
+            s.refusals = 0;
+            let ended = match s.a.kind {
+                Kind::Generate => s.known >= s.end_at || s.known >= s.a.positions_max,
+                Kind::Score | Kind::Embed => complete,
+            };
+            if ended {
+                outcome.done += 1;
+                self.seqs.remove(at);
+            }
+            results.push(SpanResult {
+                seq: span.seq,
+                rows,
+                appended,
+                ended,
+            });
+        }
+        self.scheduler.computed(&results);
+    }
+
+    /// Nobody comes any more and all readers read: everybody ends, after no more passes than their
+    /// rows need.
+    pub(crate) fn drain(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
+        for s in &mut self.seqs {
+            s.ready = true;
+            self.scheduler.set_ready(s.a.seq, true);
+        }
+        self.budget = self.roomy.max(self.scheduler.budget_least(&self.view()));
+        let rows: u64 = self.seqs.iter().map(|s| u64::from(s.a.positions_max)).sum();
+        // A sequence that yields computes its rows again; each pass may fail.
+        let most = 4 * rows + 100;
+        let mut turns = 0;
+        while !self.seqs.is_empty() {
+            self.turn(rng, outcome);
+            self.check();
+            turns += 1;
+            assert!(turns <= most, "{turns} turns: {:#?}", self.seqs);
+        }
+        assert_eq!(self.scheduler.sequences().count(), 0);
+        outcome.drained += 1;
+    }
+}

@@ -1,0 +1,564 @@
+//! What the scheduler promises, one rule a test.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use rocmforge_scheduler::*;
+
+const A: ModelId = ModelId(0);
+const B: ModelId = ModelId(1);
+
+/// A position takes a byte, in pages of 4; a row of a pass takes one, a row of logits 10.
+struct Bytes;
+
+impl Costs for Bytes {
+    fn kv_bytes(&self, _: ModelId, positions: u32) -> u64 {
+        u64::from(positions.next_multiple_of(4))
+    }
+
+    fn scratch_bytes(&self, _: ModelId, rows: u32, outputs: u32) -> u64 {
+        u64::from(rows) + 10 * u64::from(outputs)
+    }
+}
+
+fn model(model: ModelId) -> ModelView {
+    ModelView {
+        model,
+        segment_bytes: 100,
+        rows_max: 64,
+        shared_rows: 16,
+        outputs_max: 16,
+        fits: true,
+        switch_bytes: 0,
+    }
+}
+
+/// A scheduler, a roomy view of two models, and what was decided.
+struct Bench {
+    scheduler: Scheduler,
+    models: [ModelView; 2],
+    budget: u64,
+    spans_max: u32,
+    now: u64,
+    names: u64,
+    actions: Vec<Action>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        Bench::with(Config {
+            promise_positions: 8,
+            ..Config::default()
+        })
+    }
+
+    fn with(config: Config) -> Bench {
+        Bench {
+            scheduler: Scheduler::new(config),
+            models: [model(A), model(B)],
+            budget: 10_000,
+            spans_max: 64,
+            now: 0,
+            names: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    /// An interactive generation of client 0 with model A, of so many tokens, that ends after
+    /// `more`.
+    fn arrival(&mut self, tokens: u32, more: u32) -> Arrival {
+        self.names += 1;
+        Arrival {
+            seq: SeqId(self.names),
+            model: A,
+            client: ClientId(0),
+            class: Class::Interactive,
+            kind: Kind::Generate,
+            tokens,
+            positions_max: tokens + more,
+            open_ended: false,
+            deadline: None,
+        }
+    }
+
+    fn come(&mut self, arrival: Arrival) -> SeqId {
+        self.scheduler.arrive(arrival).unwrap();
+        arrival.seq
+    }
+
+    fn comes(&mut self, tokens: u32, more: u32) -> SeqId {
+        let arrival = self.arrival(tokens, more);
+        self.come(arrival)
+    }
+
+    fn with_view<T>(&mut self, ask: impl FnOnce(&mut Scheduler, &View<'_>) -> T) -> T {
+        let view = View {
+            budget_bytes: self.budget,
+            held_bytes: 0,
+            models: &self.models,
+            costs: &Bytes,
+            spans_max: self.spans_max,
+            pass_upload_bytes: 10,
+        };
+        ask(&mut self.scheduler, &view)
+    }
+
+    fn admit(&mut self) -> Vec<Action> {
+        let now = Tick(self.now);
+        let mut actions = Vec::new();
+        self.with_view(|scheduler, view| scheduler.admit(view, now, &mut actions));
+        self.scheduler.assert_consistent();
+        actions
+    }
+
+    /// Admits and plans; the pass is not run.
+    fn plan(&mut self) -> Option<PassPlan> {
+        self.actions = self.admit();
+        self.with_view(Scheduler::next)
+    }
+
+    /// Admits, plans and runs a pass in which no draft is right.
+    fn pass(&mut self) -> Option<PassPlan> {
+        let plan = self.plan()?;
+        let mut results = Vec::new();
+        for (at, span) in plan.spans.iter().enumerate() {
+            let s = self.scheduler.sequence(span.seq).unwrap();
+            let rows = if at < plan.decode_spans { 1 } else { span.rows };
+            let appended = u32::from(span.outputs > 0 && s.arrival.kind == Kind::Generate);
+            results.push(SpanResult {
+                seq: span.seq,
+                rows,
+                appended,
+                ended: s.arrival.kind == Kind::Generate
+                    && s.known + appended >= s.arrival.positions_max,
+            });
+        }
+        self.scheduler.computed(&results);
+        Some(plan)
+    }
+
+    fn running(&self, seq: SeqId) -> bool {
+        self.scheduler.sequence(seq).is_some_and(|s| s.running)
+    }
+}
+
+fn rows(plan: &PassPlan) -> Vec<(u64, u32)> {
+    plan.spans.iter().map(|s| (s.seq.0, s.rows)).collect()
+}
+
+#[test]
+fn a_pass_has_a_row_of_everyone_who_decodes_and_a_chunk_of_a_prompt() {
+    let mut bench = Bench::new();
+    (0..3).for_each(|_| _ = bench.comes(5, 50));
+    assert_eq!(rows(&bench.pass().unwrap()), [(1, 5), (2, 5), (3, 5)]);
+    bench.comes(100, 5);
+    let plan = bench.pass().unwrap();
+    assert_eq!(rows(&plan), [(1, 1), (2, 1), (3, 1), (4, 16)]);
+    assert_eq!((plan.decode_spans, plan.rows), (3, 19));
+    let outputs: Vec<u32> = plan.spans.iter().map(|s| s.outputs).collect();
+    assert_eq!(outputs, [1, 1, 1, 0], "the prompt goes on");
+    assert_eq!(plan.scratch_bytes, 19 + 30);
+    assert!(plan.expects_next);
+}
+
+#[test]
+fn a_prompt_that_delays_nobody_has_the_longest_passes() {
+    let mut bench = Bench::new();
+    bench.comes(100, 5);
+    assert_eq!(rows(&bench.pass().unwrap()), [(1, 64)]);
+    assert_eq!(rows(&bench.pass().unwrap()), [(1, 36)]);
+}
+
+#[test]
+fn a_slow_reader_is_passed_over_and_gives_way_when_nobody_else_goes_on() {
+    let mut bench = Bench::new();
+    let (slow, other) = (bench.comes(5, 50), bench.comes(5, 50));
+    bench.pass().unwrap();
+    bench.scheduler.set_ready(slow, false);
+    assert_eq!(rows(&bench.pass().unwrap()), [(2, 1)]);
+    bench.scheduler.end(other);
+    assert!(bench.pass().is_none());
+    bench.budget = 100 + 16 + 10 + 60;
+    let third = bench.comes(40, 10);
+    assert!(bench.plan().is_some());
+    assert_eq!(
+        bench.actions,
+        [Action::Yielded(slow), Action::Admitted(third)]
+    );
+}
+
+#[test]
+fn a_client_is_served_in_the_order_in_which_it_asked() {
+    let mut bench = Bench::with(Config {
+        running_max: 2,
+        ..Config::default()
+    });
+    let seqs = [9, 7, 8, 5].map(|tokens| bench.comes(tokens, 3));
+    let mut admitted = Vec::new();
+    while let Some(_plan) = bench.pass() {
+        for action in &bench.actions {
+            if let Action::Admitted(seq) = action {
+                admitted.push(*seq);
+            }
+        }
+    }
+    assert_eq!(admitted, seqs);
+}
+
+#[test]
+fn the_client_that_was_served_least_goes_first() {
+    let mut bench = Bench::with(Config {
+        running_max: 1,
+        ..Config::default()
+    });
+    // Client 0 asks ten times before client 1 asks once.
+    (0..10).for_each(|_| _ = bench.comes(20, 2));
+    bench.pass().unwrap();
+    let late = Arrival {
+        client: ClientId(1),
+        ..bench.arrival(20, 2)
+    };
+    let late = bench.come(late);
+    while !bench.running(late) {
+        bench.pass().unwrap();
+    }
+    let waiting = bench.scheduler.waiting();
+    assert_eq!(waiting, 9, "it went right after the one that ran");
+}
+
+#[test]
+fn interactive_goes_before_batch_and_takes_its_room() {
+    let mut bench = Bench::new();
+    bench.budget = 100 + 10 + 16 + 80;
+    let batch = Arrival {
+        class: Class::Batch,
+        ..bench.arrival(40, 20)
+    };
+    let batch = bench.come(batch);
+    bench.pass().unwrap();
+    assert!(bench.running(batch));
+    let urgent = bench.comes(30, 10);
+    let plan = bench.pass().unwrap();
+    assert_eq!(
+        bench.actions,
+        [Action::Yielded(batch), Action::Admitted(urgent)]
+    );
+    assert_eq!(plan.spans[0].seq, urgent);
+    while bench.scheduler.sequence(urgent).is_some() {
+        bench.pass().unwrap();
+    }
+    let plan = bench.pass().unwrap();
+    assert_eq!(
+        (plan.spans[0].seq, plan.spans[0].first_position),
+        (batch, 0)
+    );
+    let said = bench.scheduler.sequence(batch).unwrap();
+    assert!(said.known >= 40 && said.yields == 1, "{said:?}");
+}
+
+#[test]
+fn batch_has_its_turn_after_a_bounded_wait_and_then_keeps_its_place() {
+    let mut bench = Bench::with(Config {
+        running_max: 1,
+        batch_patience_passes: 30,
+        ..Config::default()
+    });
+    let batch = Arrival {
+        class: Class::Batch,
+        client: ClientId(1),
+        ..bench.arrival(4, 40)
+    };
+    let batch = bench.come(batch);
+    let mut waited = 0;
+    loop {
+        bench.comes(4, 3);
+        bench.pass().unwrap();
+        if bench.running(batch) && waited > 0 {
+            break;
+        }
+        waited += 1;
+        assert!(waited < 40);
+    }
+    let mut left = 40;
+    while bench.scheduler.sequence(batch).is_some() {
+        bench.comes(4, 3);
+        bench.pass().unwrap();
+        left -= 1;
+        assert!(left > -5, "it ends without yielding again");
+    }
+}
+
+#[test]
+fn what_never_fits_is_refused_at_once_with_its_numbers() {
+    let mut bench = Bench::new();
+    bench.budget = 300;
+    bench.comes(10, 10);
+    bench.pass().unwrap();
+    let large = bench.comes(100, 100);
+    bench.plan().unwrap();
+    let Some(Action::Refused { seq, why }) = bench.actions.first() else {
+        panic!("{:?}", bench.actions);
+    };
+    let expected = Refusal::NeverFits {
+        model: A,
+        positions: 200,
+        demand: Demand {
+            kv_bytes: 200,
+            scratch_bytes: 16 + 10,
+            segment_bytes: 100,
+            held_bytes: 0,
+        },
+        budget_bytes: 300,
+    };
+    assert_eq!((*seq, why), (large, &expected));
+    assert!(why.to_string().contains("326 bytes"), "{why}");
+}
+
+#[test]
+fn an_open_end_is_promised_a_while_at_a_time_and_the_newest_yields_when_kv_runs_short() {
+    let mut bench = Bench::new();
+    bench.budget = 100 + 10 + 16 + 64;
+    let open = |bench: &mut Bench| {
+        let arrival = Arrival {
+            open_ended: true,
+            ..bench.arrival(8, 50)
+        };
+        bench.come(arrival)
+    };
+    let (first, second) = (open(&mut bench), open(&mut bench));
+    bench.pass().unwrap();
+    let promised = |bench: &Bench, seq| bench.scheduler.sequence(seq).unwrap().promised;
+    assert_eq!(
+        (promised(&bench, first), promised(&bench, second)),
+        (16, 16)
+    );
+    let mut yields = 0;
+    while bench.scheduler.sequence(first).is_some() {
+        bench.pass().unwrap();
+        for action in &bench.actions {
+            match action {
+                Action::Yielded(seq) => {
+                    assert_eq!(*seq, second);
+                    yields += 1;
+                }
+                Action::Admitted(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!((1..4).contains(&yields), "{yields}");
+    while bench.pass().is_some() {}
+    assert_eq!(bench.scheduler.sequences().count(), 0, "both ended");
+}
+
+#[test]
+fn a_lone_prompt_of_a_model_that_does_not_fit_has_longer_passes() {
+    let mut bench = Bench::new();
+    bench.budget = 100 + 104 + 40;
+    bench.comes(100, 4);
+    assert_eq!(bench.plan().unwrap().rows, 16, "an eighth of the budget");
+    bench.models[0].fits = false;
+    bench.models[0].rows_max = 20;
+    bench.budget = 100 + 104 + 80;
+    assert_eq!(bench.plan().unwrap().rows, 20, "half of what is left");
+}
+
+#[test]
+fn nobodys_passes_become_shorter_for_one_who_can_wait() {
+    let mut bench = Bench::new();
+    // Room for passes of 64 rows of a long prompt, and for 40 positions.
+    bench.budget = 800;
+    bench.comes(400, 200);
+    bench.plan().unwrap();
+    let second = bench.comes(20, 20);
+    bench.plan().unwrap();
+    assert!(!bench.running(second), "{:?}", bench.actions);
+}
+
+#[test]
+fn resident_models_take_turns_and_others_stay_for_what_a_switch_costs() {
+    for (switch_bytes, least, most) in [(0, 1, 1), (100, 10, 25)] {
+        let mut bench = Bench::new();
+        for model in [A, B] {
+            let arrival = Arrival {
+                model,
+                ..bench.arrival(1, 400)
+            };
+            bench.come(arrival);
+        }
+        for model in &mut bench.models {
+            model.switch_bytes = switch_bytes;
+        }
+        let models: Vec<ModelId> = (0..200).map(|_| bench.pass().unwrap().model).collect();
+        let runs: Vec<usize> = models.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
+        let inner = &runs[1..runs.len() - 1];
+        assert!(
+            inner.iter().all(|run| (least..=most).contains(run)),
+            "{switch_bytes}: {runs:?}"
+        );
+    }
+}
+
+#[test]
+fn the_next_model_is_foretold() {
+    let mut bench = Bench::new();
+    for model in [A, B] {
+        let arrival = Arrival {
+            model,
+            ..bench.arrival(1, 60)
+        };
+        bench.come(arrival);
+        bench.models[model.0 as usize].switch_bytes = 50;
+    }
+    let mut guess: Option<(ModelId, bool)> = None;
+    while bench.scheduler.sequences().count() > 0 {
+        bench.admit();
+        let upcoming = bench.with_view(|scheduler, view| scheduler.upcoming_models(view));
+        let plan = bench.pass().unwrap();
+        assert_eq!(upcoming[0], plan.model);
+        if let Some((last, again)) = guess {
+            assert_eq!(again, last == plan.model);
+        }
+        guess = Some((plan.model, plan.expects_next));
+    }
+    assert!(!guess.unwrap().1, "after the last nobody comes");
+}
+
+#[test]
+fn drafts_are_rows_that_count_only_if_they_are_right() {
+    let mut bench = Bench::new();
+    let seq = bench.comes(4, 20);
+    bench.pass().unwrap();
+    bench.scheduler.propose(seq, 3);
+    let plan = bench.plan().unwrap();
+    let span = plan.spans[0];
+    assert_eq!((span.first_position, span.rows, span.outputs), (4, 4, 4));
+    bench.scheduler.computed(&[SpanResult {
+        seq,
+        rows: 3,
+        appended: 3,
+        ended: false,
+    }]);
+    let span = bench.plan().unwrap().spans[0];
+    assert_eq!((span.first_position, span.rows), (7, 1));
+}
+
+#[test]
+fn reused_positions_are_not_computed_again() {
+    let mut bench = Bench::new();
+    let seq = bench.comes(40, 4);
+    assert_eq!(bench.admit(), [Action::Admitted(seq)]);
+    bench.scheduler.reused(seq, 32);
+    let span = bench.plan().unwrap().spans[0];
+    assert_eq!((span.first_position, span.rows, span.outputs), (32, 8, 1));
+}
+
+#[test]
+fn a_scoring_wants_every_row_but_of_its_last_token_none() {
+    let mut bench = Bench::new();
+    let arrival = Arrival {
+        kind: Kind::Score,
+        ..bench.arrival(11, 0)
+    };
+    bench.come(arrival);
+    let plan = bench.plan().unwrap();
+    assert_eq!((plan.spans[0].rows, plan.spans[0].outputs), (10, 10));
+}
+
+#[test]
+fn one_sequence_a_pass_takes_turns_between_prompts_and_tokens() {
+    let mut bench = Bench::new();
+    bench.spans_max = 1;
+    bench.comes(2, 20);
+    bench.pass().unwrap();
+    bench.comes(60, 20);
+    let turns: Vec<u64> = (0..6)
+        .map(|_| bench.pass().unwrap().spans[0].seq.0)
+        .collect();
+    assert_eq!(turns, [1, 2, 1, 2, 1, 2]);
+}
+
+#[test]
+fn a_deadline_ends_who_waits_and_who_runs() {
+    let mut bench = Bench::with(Config {
+        running_max: 1,
+        ..Config::default()
+    });
+    let timed = |bench: &mut Bench, deadline| {
+        let arrival = Arrival {
+            deadline: Some(Tick(deadline)),
+            ..bench.arrival(4, 40)
+        };
+        bench.come(arrival)
+    };
+    let (running, waiting) = (timed(&mut bench, 5), timed(&mut bench, 3));
+    bench.pass().unwrap();
+    assert_eq!(bench.scheduler.next_deadline(), Some(Tick(3)));
+    bench.now = 3;
+    assert_eq!(bench.admit(), [Action::Expired(waiting)]);
+    bench.now = 5;
+    assert_eq!(bench.admit(), [Action::Expired(running)]);
+    assert_eq!(bench.scheduler.next_deadline(), None);
+}
+
+#[test]
+fn memory_that_is_refused_again_and_again_ends_the_request() {
+    let mut bench = Bench::with(Config {
+        refusals_max: 2,
+        ..Config::default()
+    });
+    let seq = bench.comes(4, 4);
+    for refusals in 1..=3 {
+        assert_eq!(rows(&bench.plan().unwrap()), [(1, 4)]);
+        assert_eq!(bench.scheduler.memory_refused([seq]), refusals);
+    }
+    let why = Refusal::DriverRefuses { refusals: 3 };
+    assert_eq!(bench.admit(), [Action::Refused { seq, why }]);
+}
+
+#[test]
+fn the_least_budget_is_one_in_which_all_that_began_ends() {
+    let mut bench = Bench::new();
+    let seqs = [30, 50, 20].map(|tokens| bench.comes(tokens, 10));
+    bench.pass().unwrap();
+    assert!(seqs.iter().all(|seq| bench.running(*seq)));
+    bench.budget = bench.with_view(|scheduler, view| scheduler.budget_least(view));
+    assert_eq!(bench.budget, 100 + 60 + 16 + 10);
+    let mut yielded = 0;
+    while bench.pass().is_some() {
+        for action in &bench.actions {
+            assert!(!matches!(action, Action::Refused { .. }), "{action:?}");
+            yielded += usize::from(matches!(action, Action::Yielded(_)));
+        }
+    }
+    assert!(yielded > 0 && bench.scheduler.sequences().count() == 0);
+}
+
+#[test]
+fn a_full_queue_takes_nobody() {
+    let mut bench = Bench::with(Config {
+        waiting_max: 1,
+        ..Config::default()
+    });
+    bench.comes(4, 4);
+    let arrival = bench.arrival(4, 4);
+    let full = NotTaken::QueueFull {
+        waiting: 1,
+        waiting_max: 1,
+    };
+    assert_eq!(bench.scheduler.arrive(arrival), Err(full));
+    assert!(bench.scheduler.sequence(arrival.seq).is_none());
+}
+
+#[test]
+fn a_model_that_is_unloaded_takes_its_sequences_along() {
+    let mut bench = Bench::new();
+    let a = bench.comes(4, 4);
+    let arrival = Arrival {
+        model: B,
+        ..bench.arrival(4, 4)
+    };
+    let b = bench.come(arrival);
+    bench.pass().unwrap();
+    assert_eq!(bench.scheduler.model_unloaded(A), [a]);
+    assert_eq!(bench.plan().unwrap().spans[0].seq, b);
+}

@@ -1,0 +1,97 @@
+//! What a value may be: text to a setting, or a message that says what is allowed.
+
+use std::time::Duration;
+
+use rocmforge_engine::DeviceChoice;
+use rocmforge_engine::api::{Budget, Policy};
+use tracing_subscriber::EnvFilter;
+
+use super::{DRAIN_GRACE_MAX, WATCHDOG_MAX, WATCHDOG_MIN};
+
+pub(super) fn device(text: &str) -> Result<DeviceChoice, String> {
+    match text {
+        "auto" => Ok(DeviceChoice::Auto),
+        "host" => Ok(DeviceChoice::Host),
+        _ => gpu(text).ok_or_else(|| {
+            format!("'{text}' is no device: auto, host, hip, hip:N, cuda or cuda:N")
+        }),
+    }
+}
+
+/// `hip`, `cuda`, each with or without `:N`.
+fn gpu(text: &str) -> Option<DeviceChoice> {
+    let (kind, ordinal) = match text.split_once(':') {
+        Some((kind, ordinal)) => (kind, ordinal.parse().ok()?),
+        None => (text, 0),
+    };
+    match kind {
+        "hip" => Some(DeviceChoice::Hip(ordinal)),
+        "cuda" => Some(DeviceChoice::Cuda(ordinal)),
+        _ => None,
+    }
+}
+
+pub(super) fn policy(text: &str) -> Result<Policy, String> {
+    match text {
+        "pass-aware" => Ok(Policy::Belady),
+        "lru" => Ok(Policy::Lru),
+        _ => Err(format!("'{text}' is no policy: pass-aware or lru")),
+    }
+}
+
+pub(super) fn log_filter(text: &str) -> Result<String, String> {
+    match EnvFilter::try_new(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(format!(
+            "'{text}' is no log filter ({error}): a level (error, warn, info, debug, trace) or directives such as \
+             info,rocmforge_engine=debug"
+        )),
+    }
+}
+
+pub(super) fn integer(text: &str, min: u64, max: u64) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(n) if (min..=max).contains(&n) => Ok(n),
+        _ => Err(format!(
+            "'{text}' is not a whole number from {min} to {max}"
+        )),
+    }
+}
+
+pub(super) fn integer_u32(text: &str, max: u32) -> Result<u32, String> {
+    integer(text, 1, u64::from(max)).map(|n| n as u32)
+}
+
+/// Reads the watchdog's patience.
+pub(super) fn watchdog(text: &str) -> Result<Duration, String> {
+    let range = WATCHDOG_MIN.as_secs_f64()..=WATCHDOG_MAX.as_secs_f64();
+    match text.parse::<f64>() {
+        Ok(s) if range.contains(&s) => Ok(Duration::from_secs_f64(s)),
+        _ => Err(format!(
+            "'{text}' is not a number of seconds from {} to {}",
+            range.start(),
+            range.end()
+        )),
+    }
+}
+
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+    let max = DRAIN_GRACE_MAX.as_secs();
+    match text.parse::<f64>() {
+        Ok(s) if s.is_finite() && (0.0..=DRAIN_GRACE_MAX.as_secs_f64()).contains(&s) => {
+            Ok(Duration::from_secs_f64(s))
+        }
+        _ => Err(format!(
+            "'{text}' is not a number of seconds from 0 to {max}"
+        )),
+    }
+}
+
+/// Reads a budget, in the notation that daemon and clients share: `2147483648`, `2GiB`, `1.5G` (binary), `2GB` (decimal)
+/// or `80%`.
+///
+/// # Errors
+/// A message that says what is allowed.
+pub fn parse_budget(text: &str) -> Result<Budget, String> {
+    crate::rpc::parse_budget(text)
+}

@@ -1,0 +1,53 @@
+//! Whether the engine goes on, for health and for the service manager's watchdog.
+//!
+//! The engine is asked for a sign of life, which it gives between two steps of its work. A step may be long: a large
+//! model's pass over a long prompt, or an upload from a slow disk. One that is longer than [`STUCK_AFTER`] is taken for
+//! an engine that is stuck, in a driver or on a file that does not answer: health says NOT_SERVING until it goes on. The
+//! service manager is told nothing meanwhile, and after its own WatchdogSec= starts the daemon again.
+
+use std::time::Duration;
+
+use rocmforge_engine::{EngineHandle, Error};
+use sd_notify::NotifyState;
+
+use crate::rpc::Health;
+
+/// Longest time that a step may take before the engine counts as stuck.
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(120);
+/// Longest pause between two signs of life.
+const ASK_EVERY_MAX: Duration = Duration::from_secs(20);
+
+/// Asks for as long as it is polled, or until the engine is gone.
+pub(crate) async fn follow(engine: &EngineHandle, health: &Health) {
+    let watchdog = sd_notify::watchdog_enabled();
+    let every = watchdog.map_or(ASK_EVERY_MAX, |limit| (limit / 4).min(ASK_EVERY_MAX));
+    loop {
+        let mut sign = std::pin::pin!(engine.ping());
+        let mut outcome = tokio::time::timeout(STUCK_AFTER, &mut sign).await;
+        if outcome.is_err() {
+            tracing::error!(
+                seconds = STUCK_AFTER.as_secs(),
+                "the engine gives no sign of life: health says NOT_SERVING"
+            );
+            health.set(false).await;
+            outcome = Ok(sign.await);
+            if matches!(outcome, Ok(Ok(()))) {
+                tracing::warn!("the engine goes on: health says SERVING");
+                health.set(true).await;
+            }
+        }
+        match outcome {
+            Ok(Ok(())) => {
+                if watchdog.is_some()
+                    && let Err(error) = sd_notify::notify(&[NotifyState::Watchdog])
+                {
+                    tracing::debug!(%error, "the service manager's watchdog cannot be told");
+                }
+            }
+            // Many commands wait, or the engine ends; whoever follows its end says so.
+            Ok(Err(Error::Exhausted { .. })) | Err(_) => {}
+            Ok(Err(_)) => return std::future::pending().await,
+        }
+        tokio::time::sleep(every).await;
+    }
+}

@@ -1,0 +1,249 @@
+//! The log: lines on standard error that can hurt nobody.
+//!
+//! Standard error may be a full disk, a closed terminal, or a pipe that nobody reads. Whoever logs puts a line into a
+//! bounded queue and goes on; one thread writes. A line that finds the queue full, or that cannot be written, is
+//! dropped and counted, and the count is written as soon as lines can be again.
+//!
+//! *Invariants:* logging neither waits for standard error nor fails nor panics; the lock is never held during a write;
+//! the queue holds at most [`LINES_MAX`] lines of [`BYTES_MAX`] bytes together.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Lines that may wait to be written.
+pub const LINES_MAX: usize = 4096;
+/// Their bytes.
+pub const BYTES_MAX: usize = 1 << 20;
+/// Pause before a write to a descriptor that is non-blocking and full is tried again.
+const FULL_PAUSE: Duration = Duration::from_millis(20);
+
+/// Where lines go. Clones share one queue and one thread.
+#[derive(Debug, Clone)]
+pub struct Log(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// A line came.
+    filled: Condvar,
+    /// The queue is empty and nothing is being written.
+    idle: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    lines: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Lines lost since the last note about it.
+    lost: u64,
+    writing: bool,
+}
+
+impl Log {
+    /// A log on standard error.
+    ///
+    /// # Errors
+    /// When the descriptor cannot be duplicated or the thread not started.
+    pub fn stderr() -> io::Result<Self> {
+        Self::on(io::stderr().as_fd().try_clone_to_owned()?)
+    }
+
+    /// A log on `sink`, which may block or fail.
+    ///
+    /// # Errors
+    /// When the thread cannot be started.
+    pub fn on(sink: OwnedFd) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let log = Self(Arc::clone(&shared));
+        // A file, since `Stderr` has a lock that a stuck write would hold.
+        let mut sink = File::from(sink);
+        std::thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(move || shared.write_all_lines(&mut sink))?;
+        Ok(log)
+    }
+
+    /// Puts a line into the queue. Control characters inside of it are escaped, so that a name made of line breaks
+    /// cannot forge another line.
+    pub fn line(&self, text: &str) {
+        self.push(text.as_bytes());
+    }
+
+    fn push(&self, text: &[u8]) {
+        let line = one_line(text);
+        let mut queue = self.0.lock();
+        if queue.lines.len() >= LINES_MAX || queue.bytes + line.len() > BYTES_MAX {
+            queue.lost += 1;
+            return;
+        }
+        queue.bytes += line.len();
+        queue.lines.push_back(line);
+        drop(queue);
+        self.0.filled.notify_one();
+    }
+
+    /// Waits until everything has been written, at most for `limit`. Returns whether it has.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let queue = self.0.lock();
+        let busy = |queue: &mut Queue| queue.writing || !queue.lines.is_empty();
+        let waited = self.0.idle.wait_timeout_while(queue, limit, busy);
+        let (_queue, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        !timeout.timed_out()
+    }
+}
+
+impl Shared {
+    /// The queue is whole at every moment, also after a panic.
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_all_lines(&self, sink: &mut impl Write) {
+        loop {
+            let mut queue = self.lock();
+            queue.writing = false;
+            while queue.lines.is_empty() {
+                self.idle.notify_all();
+                queue = self
+                    .filled
+                    .wait(queue)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            let Some(line) = queue.lines.pop_front() else {
+                continue;
+            };
+            queue.bytes -= line.len();
+            queue.writing = true;
+            let lost = queue.lost;
+            drop(queue);
+
+            let noted = lost > 0 && write(sink, note(lost).as_bytes()).is_ok();
+            let written = (lost == 0 || noted) && write(sink, &line).is_ok();
+            let mut queue = self.lock();
+            if noted {
+                queue.lost -= lost;
+            }
+            if !written {
+                queue.lost += 1;
+            }
+        }
+    }
+}
+
+fn note(lost: u64) -> String {
+    format!("rocmforged: {lost} lines of the log were lost: standard error did not take them\n")
+}
+
+/// Writes all of it, also to a descriptor that somebody made non-blocking.
+fn write(sink: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match sink.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                std::thread::sleep(FULL_PAUSE);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The text as one line. Colours, which the formatter writes as escape sequences, stay; it escapes those of values.
+fn one_line(text: &[u8]) -> Vec<u8> {
+    const COLOUR: u8 = 0x1b;
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let mut line = Vec::with_capacity(text.len() + 1);
+    for &byte in text {
+        if byte.is_ascii_control() && byte != COLOUR {
+            line.extend(byte.escape_ascii());
+        } else {
+            line.push(byte);
+        }
+    }
+    line.push(b'\n');
+    line
+}
+
+/// One event on its way into the queue.
+#[derive(Debug)]
+pub struct Line<'a>(&'a Log);
+
+impl Write for Line<'_> {
+    /// Takes an event, which the formatter writes in one piece.
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.push(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, pipe};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn lines_come_out_in_order_and_cannot_forge_others() {
+        let (reader, writer) = pipe().unwrap();
+        let log = Log::on(writer.into()).unwrap();
+        log.line("one");
+        log.line("a\nERROR b\r\x07\n");
+        assert!(log.flush(PATIENCE));
+        let mut lines = BufReader::new(reader).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "one");
+        assert_eq!(lines.next().unwrap().unwrap(), "a\\nERROR b\\r\\x07");
+    }
+
+    #[test]
+    fn a_full_disk_costs_lines_only() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let log = Log::on(full.into()).unwrap();
+        for n in 0..100 {
+            log.line(&format!("line {n}"));
+        }
+        assert!(log.flush(PATIENCE));
+        assert_eq!(log.0.lock().lost, 100);
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_holds_nobody_up_and_what_was_lost_is_counted() {
+        let (reader, writer) = pipe().unwrap();
+        let log = Log::on(writer.into()).unwrap();
+        let line = "x".repeat(1 << 10);
+        for _ in 0..4 * BYTES_MAX / line.len() {
+            log.line(&line);
+        }
+        assert!(!log.flush(Duration::from_millis(50)), "the pipe is stuck");
+        let (lines, bytes, lost) = {
+            let queue = log.0.lock();
+            (queue.lines.len(), queue.bytes, queue.lost)
+        };
+        assert!(bytes <= BYTES_MAX && lines <= LINES_MAX && lost > 0);
+
+        let mut read = BufReader::new(reader).lines();
+        let noted = read.find_map(|line| line.unwrap().contains(" were lost").then_some(()));
+        assert_eq!(noted, Some(()));
+    }
+}

@@ -1,0 +1,97 @@
+//! The GGUF files below the model directories, for clients that choose one.
+//!
+//! *Invariants:* a link counts only if what it leads to lies below a model directory, and directories behind links are
+//! not entered, so that the walk ends; it looks at no more than [`ENTRIES_MAX`] entries.
+
+use std::fs::{DirEntry, Metadata};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use super::ModelDirs;
+
+/// Directories below a model directory that are entered, one in the other.
+const DEPTH_MAX: usize = 8;
+/// Entries of directories that are looked at.
+const ENTRIES_MAX: usize = 1 << 16;
+/// Files that are listed.
+pub const FILES_MAX: usize = 4096;
+
+/// A file that could be loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFile {
+    /// Where it is, as below the model directory; may be a link.
+    pub path: PathBuf,
+    /// What that leads to.
+    pub real: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+    /// When it was last changed, in milliseconds since 1970.
+    pub mtime_unix_ms: i64,
+}
+
+impl ModelDirs {
+    /// The files whose names end in `.gguf`, by path, and whether these are all. Blocks on the file system; call it on a
+    /// blocking thread. What cannot be read is left out.
+    pub fn list(&self) -> (Vec<ModelFile>, bool) {
+        let mut files = Vec::new();
+        let mut entries = 0;
+        let mut dirs: Vec<(PathBuf, usize)> = self.real().map(|dir| (dir.to_owned(), 0)).collect();
+        let mut is_whole = true;
+        while let Some((dir, depth)) = dirs.pop() {
+            let Ok(found) = std::fs::read_dir(&dir) else {
+                continue;
+            };
+            for entry in found.flatten() {
+                entries += 1;
+                if entries > ENTRIES_MAX || files.len() >= FILES_MAX {
+                    is_whole = false;
+                    break;
+                }
+                let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
+                if !is_dir {
+                    files.extend(self.file(&entry));
+                } else if depth < DEPTH_MAX {
+                    dirs.push((entry.path(), depth + 1));
+                } else {
+                    is_whole = false;
+                }
+            }
+        }
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        // A model directory may lie below another.
+        files.dedup();
+        (files, is_whole)
+    }
+
+    fn file(&self, entry: &DirEntry) -> Option<ModelFile> {
+        let path = entry.path();
+        if !path.extension()?.eq_ignore_ascii_case("gguf") {
+            return None;
+        }
+        let real = path.canonicalize().ok().filter(|real| self.holds(real))?;
+        let metadata = std::fs::metadata(&real).ok().filter(Metadata::is_file)?;
+        Some(ModelFile {
+            bytes: metadata.len(),
+            mtime_unix_ms: mtime_unix_ms(&metadata),
+            path,
+            real,
+        })
+    }
+}
+
+fn mtime_unix_ms(metadata: &Metadata) -> i64 {
+    let since = metadata
+        .modified()
+        .ok()
+        .and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |since| {
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    })
+}
+
+impl ModelFile {
+    /// The path as text; `None` for one that no request can name.
+    pub fn name(&self) -> Option<&str> {
+        Path::to_str(&self.path)
+    }
+}

@@ -1,0 +1,285 @@
+//! Who may do what: roles by the user and the groups of the process at the other end of the socket.
+//!
+//! ```text
+//! use       generate, tokenize, score; look at models, cache and status
+//! manage    and load, unload, preload, pin, clear
+//! admin     and change budget and policy
+//! ```
+//!
+//! A role includes those above it in this table. Where nothing is configured for a role, those have it who have the one
+//! above it; where nothing is configured at all, everyone who may connect has all. Root and the daemon's own user have all roles: they could end the daemon as well.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::CString;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::unistd::{Gid, Group, Uid, User, geteuid, getgrouplist};
+
+/// Most entries of a list.
+const ENTRIES_MAX: usize = 256;
+/// How long a user's groups are remembered. They come from the system's directory, which may be far away.
+const GROUPS_KEPT: Duration = Duration::from_secs(60);
+/// Users whose groups are remembered.
+const GROUPS_MAX: usize = 1024;
+
+/// What a call needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Uses models that are loaded.
+    Use,
+    /// Loads, unloads and steers what is resident.
+    Manage,
+    /// Changes budget and policy.
+    Admin,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Use => "use",
+            Self::Manage => "manage",
+            Self::Admin => "admin",
+        })
+    }
+}
+
+/// Who has a role.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Who {
+    /// Everyone who may connect.
+    #[default]
+    Everyone,
+    /// These users, and the members of these groups.
+    Listed {
+        /// Numbers of users.
+        users: BTreeSet<u32>,
+        /// Numbers of groups.
+        groups: BTreeSet<u32>,
+    },
+}
+
+impl Who {
+    /// Reads a list of users and `@groups`, by name or number; `*` is everyone, an empty list nobody.
+    ///
+    /// # Errors
+    /// A message that names what is unknown.
+    pub fn parse(entries: &[String]) -> Result<Self, String> {
+        if entries.len() > ENTRIES_MAX {
+            return Err(format!(
+                "{} entries; at most {ENTRIES_MAX} are allowed, use a group",
+                entries.len()
+            ));
+        }
+        let (mut users, mut groups) = (BTreeSet::new(), BTreeSet::new());
+        for entry in entries {
+            match entry.trim() {
+                "" => {}
+                "*" => return Ok(Self::Everyone),
+                text => {
+                    // Named twice is named.
+                    let _ = match text.strip_prefix('@') {
+                        Some(group) => groups.insert(group_number(group)?),
+                        None => users.insert(user_number(text)?),
+                    };
+                }
+            }
+        }
+        Ok(Self::Listed { users, groups })
+    }
+
+    fn has_groups(&self) -> bool {
+        matches!(self, Self::Listed { groups, .. } if !groups.is_empty())
+    }
+
+    fn holds(&self, uid: u32, gids: &[u32]) -> bool {
+        match self {
+            Self::Everyone => true,
+            Self::Listed { users, groups } => {
+                users.contains(&uid) || gids.iter().any(|gid| groups.contains(gid))
+            }
+        }
+    }
+}
+
+fn user_number(name: &str) -> Result<u32, String> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    match User::from_name(name) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        Ok(None) => Err(format!(
+            "there is no user '{name}'; a group is written @{name}"
+        )),
+        Err(error) => Err(format!("the user '{name}' cannot be looked up: {error}")),
+    }
+}
+
+fn group_number(name: &str) -> Result<u32, String> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    match Group::from_name(name) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => Err(format!("there is no group '{name}'")),
+        Err(error) => Err(format!("the group '{name}' cannot be looked up: {error}")),
+    }
+}
+
+/// The configuration of all roles.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Roles {
+    /// Who may use.
+    pub use_by: Who,
+    /// Who may manage.
+    pub manage_by: Who,
+    /// Who is admin.
+    pub admin_by: Who,
+}
+
+impl Roles {
+    /// The highest role of a user with these groups, if any.
+    fn highest(&self, uid: u32, gids: &[u32]) -> Option<Role> {
+        if uid == 0 || uid == geteuid().as_raw() {
+            return Some(Role::Admin);
+        }
+        [
+            (Role::Admin, &self.admin_by),
+            (Role::Manage, &self.manage_by),
+            (Role::Use, &self.use_by),
+        ]
+        .into_iter()
+        .find_map(|(role, who)| who.holds(uid, gids).then_some(role))
+    }
+
+    fn need_groups(&self) -> bool {
+        [&self.use_by, &self.manage_by, &self.admin_by]
+            .into_iter()
+            .any(Who::has_groups)
+    }
+}
+
+/// Users' groups, and when they were looked up.
+type KnownGroups = HashMap<u32, (Instant, Arc<[u32]>)>;
+
+/// Tells callers' roles.
+#[derive(Debug)]
+pub(crate) struct RoleBook {
+    roles: Roles,
+    groups: Mutex<KnownGroups>,
+}
+
+impl RoleBook {
+    pub(crate) fn new(roles: Roles) -> Self {
+        Self {
+            roles,
+            groups: Mutex::default(),
+        }
+    }
+
+    /// The highest role of a caller, if any. Where groups count, looks them up on a blocking thread.
+    pub(crate) async fn highest(&self, uid: u32, gid: u32) -> Option<Role> {
+        if !self.roles.need_groups() {
+            return self.roles.highest(uid, &[]);
+        }
+        let kept = |groups: &KnownGroups| {
+            let (at, gids) = groups.get(&uid)?;
+            (at.elapsed() < GROUPS_KEPT).then(|| Arc::clone(gids))
+        };
+        let known = kept(&self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        let gids = match known {
+            Some(gids) => gids,
+            None => {
+                let looked = tokio::task::spawn_blocking(move || groups_of(uid, gid)).await;
+                let gids: Arc<[u32]> = looked.unwrap_or_default().into();
+                let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+                if groups.len() >= GROUPS_MAX {
+                    groups.clear();
+                }
+                groups.insert(uid, (Instant::now(), Arc::clone(&gids)));
+                gids
+            }
+        };
+        // The group that the process has now, too, which the directory may not know of.
+        if gids.contains(&gid) {
+            self.roles.highest(uid, &gids)
+        } else {
+            self.roles.highest(uid, &[&gids[..], &[gid]].concat())
+        }
+    }
+}
+
+/// The groups that the system's directory knows of a user.
+fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
+    let name = match User::from_uid(Uid::from_raw(uid)) {
+        Ok(Some(user)) => user.name,
+        Ok(None) | Err(_) => return Vec::new(),
+    };
+    let groups = CString::new(name)
+        .ok()
+        .and_then(|name| getgrouplist(&name, Gid::from_raw(gid)).ok());
+    let groups = groups.unwrap_or_default();
+    groups.into_iter().map(Gid::as_raw).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STRANGER: u32 = 4_000_000_001;
+
+    fn who(entries: &[&str]) -> Who {
+        let entries: Vec<String> = entries.iter().map(|e| (*e).to_owned()).collect();
+        Who::parse(&entries).unwrap()
+    }
+
+    #[test]
+    fn without_configuration_everyone_has_all_roles() {
+        assert_eq!(Roles::default().highest(STRANGER, &[]), Some(Role::Admin));
+    }
+
+    #[test]
+    fn a_role_includes_the_lower_ones_and_root_has_all() {
+        let roles = Roles {
+            use_by: who(&["@7000"]),
+            manage_by: who(&["4000000001"]),
+            admin_by: who(&[]),
+        };
+        assert_eq!(roles.highest(STRANGER, &[]), Some(Role::Manage));
+        assert_eq!(roles.highest(STRANGER + 1, &[1, 7000]), Some(Role::Use));
+        assert_eq!(roles.highest(STRANGER + 1, &[1]), None);
+        assert_eq!(roles.highest(0, &[]), Some(Role::Admin));
+        assert!(Role::Admin > Role::Manage && Role::Manage > Role::Use);
+    }
+
+    #[test]
+    fn names_are_looked_up_and_unknown_ones_refused() {
+        let mut expected = BTreeSet::new();
+        expected.insert(0);
+        assert_eq!(
+            who(&["root", "@root"]),
+            Who::Listed {
+                users: expected.clone(),
+                groups: expected,
+            }
+        );
+        assert_eq!(who(&["root", "*"]), Who::Everyone);
+        for entry in ["no-such-user-here", "@no-such-group-here"] {
+            let error = Who::parse(&[entry.to_owned()]).unwrap_err();
+            assert!(error.contains("no-such"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn groups_of_the_process_count() {
+        let book = RoleBook::new(Roles {
+            use_by: who(&["@7000"]),
+            manage_by: who(&[]),
+            admin_by: who(&[]),
+        });
+        assert_eq!(book.highest(STRANGER, 7000).await, Some(Role::Use));
+        assert_eq!(book.highest(STRANGER, 7000).await, Some(Role::Use));
+        assert_eq!(book.highest(STRANGER + 1, 1).await, None);
+    }
+}

@@ -1,0 +1,122 @@
+//! What each call may bring, by its path.
+
+use std::time::Duration;
+
+use super::shape::Shape;
+use crate::roles::Role;
+use crate::rpc::REQUEST_MAX_BYTES;
+
+/// Largest request that names things only.
+const SMALL_MAX_BYTES: usize = 64 << 10;
+/// Largest request that is a list of ids.
+const IDS_MAX_BYTES: usize = 8 << 20;
+/// How long a stream of text may be unread while others wait.
+const UNREAD_WHILE_OTHERS_WAIT: Duration = Duration::from_secs(10);
+/// How long any other reply may be unread.
+const UNREAD: Duration = Duration::from_secs(60);
+
+/// A call's bounds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Method {
+    /// Largest body of its request.
+    pub(super) request_max_bytes: usize,
+    /// What its request is checked for before it is decoded.
+    pub(super) shape: Shape,
+    /// What its caller must be.
+    pub(super) role: Option<Role>,
+    /// Answered also where everything is full.
+    pub(super) is_light: bool,
+    /// Its requests come one after another while it answers.
+    pub(super) streams_in: bool,
+    /// How long its reply may be unread, and whether only while others wait.
+    pub(super) unread_max: (Duration, bool),
+}
+
+impl Method {
+    /// Of the path that a request names; paths that nothing serves are like small calls.
+    pub(super) fn of(path: &str) -> Self {
+        let small = Self {
+            request_max_bytes: SMALL_MAX_BYTES,
+            shape: Shape::Any,
+            role: Some(Role::Use),
+            is_light: false,
+            streams_in: false,
+            unread_max: (UNREAD, false),
+        };
+        let text = Self {
+            request_max_bytes: REQUEST_MAX_BYTES,
+            ..small
+        };
+        let stream = Self {
+            unread_max: (UNREAD_WHILE_OTHERS_WAIT, true),
+            ..text
+        };
+        match path.strip_prefix("/rocmforge.v1.").unwrap_or(path) {
+            "Inference/Generate" => Self {
+                shape: Shape::Generate,
+                ..stream
+            },
+            "Inference/Chat" => Self {
+                shape: Shape::Chat,
+                ..stream
+            },
+            "Inference/Tokenize" | "Inference/Score" => text,
+            "Inference/Detokenize" => Self {
+                request_max_bytes: IDS_MAX_BYTES,
+                ..small
+            },
+            "Models/Load" | "Models/Unload" | "Models/Preload" | "Models/Pin" | "Models/Unpin"
+            | "Cache/Clear" => Self {
+                role: Some(Role::Manage),
+                ..small
+            },
+            "Cache/SetBudget" | "Cache/SetPolicy" => Self {
+                role: Some(Role::Admin),
+                ..small
+            },
+            "Server/Status" | "Models/List" | "Models/Get" | "Cache/Stats" => Self {
+                is_light: true,
+                ..small
+            },
+            "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch" => Self {
+                role: None,
+                is_light: true,
+                ..small
+            },
+            path if path.starts_with("/grpc.reflection.") => Self {
+                role: None,
+                streams_in: true,
+                ..small
+            },
+            "Server/ListDevices" | "Models/ListFiles" => small,
+            // What is not named here needs the highest.
+            _ => Self {
+                role: Some(Role::Admin),
+                ..small
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn every_call_of_the_protocol_is_named_here() {
+        let set = prost_types::FileDescriptorSet::decode(rocmforge_proto::FILE_DESCRIPTOR_SET);
+        let mut seen = 0;
+        for service in set.unwrap().file.iter().flat_map(|file| &file.service) {
+            for method in &service.method {
+                let path = format!("/rocmforge.v1.{}/{}", service.name(), method.name());
+                let role = Method::of(&path).role;
+                let admin = matches!(method.name(), "SetBudget" | "SetPolicy");
+                assert_eq!(role == Some(Role::Admin), admin, "{path}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 15, "{seen}");
+    }
+}

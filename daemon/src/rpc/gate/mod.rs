@@ -1,0 +1,228 @@
+//! What every call passes before and after its handler: bounds on what a client may make the daemon hold.
+//!
+//! ```text
+//! connection kept for health and status?  -> other calls are refused
+//! role of the caller                      -> PERMISSION_DENIED without the one that the call needs
+//! body: collected here, whole             -> bounded in bytes (each call's own bound), in time, and in the sum over
+//!                                            all calls and over one user's; counted before it is decoded
+//! handler
+//! reply: handed out in pieces             -> bytes not yet sent are summed likewise; a stream that is not read while
+//!                                            others wait is ended ([`replies`])
+//! ```
+//!
+//! *Invariants:* the bytes of requests that are being read stay within [`READING_MAX_BYTES`]; a refusal holds nothing
+//! back; nothing here waits but for the body, and for that no longer than [`BODY_WAIT_MAX`].
+
+mod method;
+mod replies;
+mod shape;
+mod sum;
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as Poller, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame};
+use tokio::time::Instant;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::codegen::http::{Request, Response};
+use tower::Layer;
+
+use self::method::Method;
+use self::replies::Replies;
+use self::sum::{Held, Sum};
+use super::{Context, status_code};
+use crate::connection::{Caller, Peer};
+
+/// Bytes of requests that may be in reading, all together.
+pub(crate) const READING_MAX_BYTES: u64 = 128 << 20;
+/// Bytes of replies that are made and not sent, above which calls with large replies are refused.
+pub(crate) const SENDING_MAX_BYTES: u64 = 128 << 20;
+/// How long a body may take from its first byte to its last.
+const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
+/// When to try again where bytes are short.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The bounds, for all connections.
+#[derive(Debug)]
+pub(super) struct Bounds {
+    context: Arc<Context>,
+    reading: Arc<Sum>,
+    replies: Arc<Replies>,
+}
+
+impl Bounds {
+    pub(super) fn new(context: &Arc<Context>) -> Arc<Self> {
+        Arc::new(Self {
+            context: Arc::clone(context),
+            reading: Sum::new(READING_MAX_BYTES),
+            replies: Replies::new(Sum::new(SENDING_MAX_BYTES)),
+        })
+    }
+
+    /// Ends streams that nobody reads, for as long as it is polled.
+    pub(super) async fn watch(&self) {
+        let engine = &self.context.engine;
+        self.replies.watch(|| engine.snapshot().queued > 0).await;
+    }
+}
+
+/// Puts the bounds around services.
+#[derive(Debug, Clone)]
+pub(super) struct GateLayer(pub(super) Arc<Bounds>);
+
+impl<S> Layer<S> for GateLayer {
+    type Service = Gate<S>;
+
+    fn layer(&self, inner: S) -> Gate<S> {
+        Gate {
+            inner,
+            bounds: Arc::clone(&self.0),
+        }
+    }
+}
+
+/// A service behind the bounds.
+#[derive(Debug, Clone)]
+pub(super) struct Gate<S> {
+    inner: S,
+    bounds: Arc<Bounds>,
+}
+
+impl<S> Service<Request<Body>> for Gate<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Poller<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // The one that was polled ready is used, and a fresh one stays.
+        let fresh = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, fresh);
+        let bounds = Arc::clone(&self.bounds);
+        Box::pin(async move {
+            let method = Method::of(request.uri().path());
+            let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
+                return Ok(status_code::bug("a call without a connection").into_http());
+            };
+            let call = peer.call();
+            let uid = peer.caller.uid;
+            let entered = match bounds.enter(&method, &peer).await {
+                Ok(()) => bounds.read(&method, uid, request).await,
+                Err(status) => Err(status),
+            };
+            let (request, held) = match entered {
+                Ok(entered) => entered,
+                Err(status) => return Ok(status.into_http()),
+            };
+            let response = inner.call(request).await?;
+            // The handler has made of the request what it keeps.
+            drop(held);
+            Ok(response.map(|body| bounds.replies.wrap(body, &method, uid, call)))
+        })
+    }
+}
+
+impl Bounds {
+    async fn enter(&self, method: &Method, peer: &Peer) -> Result<(), Status> {
+        let Caller { uid, gid, pid } = peer.caller;
+        if let Some(needed) = method.role
+            && self.context.roles.highest(uid, gid).await < Some(needed)
+        {
+            tracing::info!(target: "audit", uid, pid, role = %needed, "refused: the role is missing");
+            return Err(status_code::role_missing(needed, uid));
+        }
+        if peer.is_reserved() && !method.is_light {
+            return Err(status_code::exhausted(
+                "all connections that the daemon keeps for work are busy; this one answers health and status only",
+                RETRY,
+            ));
+        }
+        if !method.is_light && self.replies.is_full(peer.caller.uid) {
+            return Err(status_code::exhausted(
+                "replies that were asked for are not read, and take the room of others; read them",
+                RETRY,
+            ));
+        }
+        Ok(())
+    }
+
+    /// The request with its body here, and the count of its bytes.
+    async fn read(
+        &self,
+        method: &Method,
+        uid: u32,
+        request: Request<Body>,
+    ) -> Result<(Request<Body>, Held), Status> {
+        let mut held = self.reading.hold(uid);
+        let (parts, mut body) = request.into_parts();
+        if method.streams_in {
+            return Ok((Request::from_parts(parts, body), held));
+        }
+        let until = Instant::now() + BODY_WAIT_MAX;
+        let mut frames = Vec::new();
+        let mut bytes = 0;
+        loop {
+            let next = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
+            let frame = match tokio::time::timeout_at(until, next).await {
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(status))) => return Err(status),
+                Ok(None) => break,
+                Err(_) => return Err(status_code::body_late(BODY_WAIT_MAX)),
+            };
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            bytes += data.len();
+            if bytes > method.request_max_bytes {
+                return Err(status_code::body_too_large(method.request_max_bytes));
+            }
+            if !held.grow(data.len() as u64) {
+                return Err(status_code::exhausted(
+                    "the requests that are being read fill the room for them",
+                    RETRY,
+                ));
+            }
+            frames.push(data);
+        }
+        shape::check(method.shape, &frames)?;
+        let body = Body::new(Collected(frames.into_iter()));
+        Ok((Request::from_parts(parts, body), held))
+    }
+}
+
+/// A body that is here; its frames are freed as they are taken.
+#[derive(Debug)]
+struct Collected(std::vec::IntoIter<Bytes>);
+
+impl http_body::Body for Collected {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Poller<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Poll::Ready(self.0.next().map(|data| Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.as_slice().is_empty()
+    }
+}

@@ -1,0 +1,179 @@
+//! Requests whose decoded form is many times their bytes: two bytes make an empty message of a conversation, which takes
+//! fifty once decoded. They are counted in the encoded form, before anything is allocated for them.
+//!
+//! Knows as much of the encoding as it needs: fields by number, and which of them are lists. What is malformed is left
+//! for the decoder to refuse.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use tonic::Status;
+
+use crate::rpc::check::{MESSAGES_MAX, STOP_MAX};
+use crate::rpc::status_code;
+
+/// Bytes before a message: whether it is compressed, and its length.
+const FRAME_HEADER: usize = 5;
+/// Entries of a list that pass here and are refused, with its own words, by the check of the decoded request.
+const SLACK: usize = 16;
+
+/// What a request is checked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// Nothing: its decoded form is about as large.
+    Any,
+    /// `GenerateRequest`: `sampling.stop`.
+    Generate,
+    /// `ChatRequest`: `messages` and `sampling.stop`.
+    Chat,
+}
+
+/// Refuses a request with longer lists than may be.
+pub(super) fn check(shape: Shape, frames: &[Bytes]) -> Result<(), Status> {
+    let lists: &[(&str, &[u64], usize)] = match shape {
+        Shape::Any => return Ok(()),
+        Shape::Generate => &[("sampling.stop", &[6, 11], STOP_MAX)],
+        Shape::Chat => &[
+            ("messages", &[2], MESSAGES_MAX),
+            ("sampling.stop", &[3, 11], STOP_MAX),
+        ],
+    };
+    let body = match frames {
+        [one] => Cow::Borrowed(&one[..]),
+        many => Cow::Owned(many.concat()),
+    };
+    let Some(message) = body.get(FRAME_HEADER..) else {
+        return Ok(());
+    };
+    for (field, path, max) in lists {
+        let n = count(message, path);
+        if n > max + SLACK {
+            return Err(status_code::invalid(
+                field,
+                &format!("{n} entries; at most {max} are allowed"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// How many entries the list at `path` has.
+fn count(message: &[u8], path: &[u64]) -> usize {
+    let Some((&field, deeper)) = path.split_first() else {
+        return 1;
+    };
+    let of_field = Fields(message).filter(|(number, _)| *number == field);
+    of_field.map(|(_, value)| count(value, deeper)).sum()
+}
+
+/// The fields of a message that have a length, with their bytes.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = (u64, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let tag = self.varint()?;
+            match tag & 7 {
+                0 => {
+                    self.varint()?;
+                }
+                1 => self.0 = self.0.get(8..)?,
+                2 => {
+                    let length = usize::try_from(self.varint()?).ok()?;
+                    let (value, rest) = self.0.split_at_checked(length)?;
+                    self.0 = rest;
+                    return Some((tag >> 3, value));
+                }
+                5 => self.0 = self.0.get(4..)?,
+                _ => return None,
+            }
+        }
+    }
+}
+
+impl Fields<'_> {
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(value);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_proto::v1;
+    use tonic_types::StatusExt;
+
+    use super::*;
+
+    /// As on the wire, in frames of a few bytes or in one.
+    fn body(message: &[u8], in_frames_of: usize) -> Vec<Bytes> {
+        let mut body = vec![0];
+        body.extend((message.len() as u32).to_be_bytes());
+        body.extend(message);
+        body.chunks(in_frames_of)
+            .map(Bytes::copy_from_slice)
+            .collect()
+    }
+
+    fn chat(messages: usize, stops: usize) -> Vec<u8> {
+        use prost::Message;
+        let request = v1::ChatRequest {
+            model: "m".into(),
+            messages: vec![v1::ChatMessage::default(); messages],
+            sampling: Some(v1::SamplingParams {
+                seed: Some(u64::MAX),
+                temperature: Some(1.0),
+                stop: vec![String::new(); stops],
+                ..Default::default()
+            }),
+            n_ctx: Some(-1),
+            ..Default::default()
+        };
+        request.encode_to_vec()
+    }
+
+    #[test]
+    fn lists_are_counted_before_they_are_decoded() {
+        for frame in [3, 1 << 20] {
+            assert!(check(Shape::Chat, &body(&chat(MESSAGES_MAX, STOP_MAX), frame)).is_ok());
+            for (message, field) in [
+                (chat(MESSAGES_MAX + SLACK + 1, 0), "messages"),
+                (chat(1, STOP_MAX + SLACK + 1), "sampling.stop"),
+            ] {
+                let status = check(Shape::Chat, &body(&message, frame)).unwrap_err();
+                assert_eq!(status.code(), tonic::Code::InvalidArgument);
+                let details = status.get_error_details();
+                assert_eq!(
+                    details.bad_request().unwrap().field_violations[0].field,
+                    field
+                );
+            }
+            assert!(check(Shape::Any, &body(&chat(9999, 99), frame)).is_ok());
+        }
+    }
+
+    #[test]
+    fn what_is_malformed_is_the_decoders() {
+        for message in [
+            &b"\x12"[..],
+            b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+            b"\x13",
+            b"\x12\x7f",
+            b"",
+        ] {
+            assert!(check(Shape::Chat, &body(message, 1 << 20)).is_ok());
+        }
+        assert!(check(Shape::Chat, &[]).is_ok());
+        assert!(check(Shape::Chat, &[Bytes::from_static(b"\0\0")]).is_ok());
+    }
+}

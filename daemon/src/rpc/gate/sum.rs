@@ -1,0 +1,132 @@
+//! A sum of bytes with a bound, and a share of it for each user.
+//!
+//! *Invariant:* what a [`Held`] counts is taken off when it is dropped; the sum never passes its bound but by
+//! [`Held::add`], which counts what is there already.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The sum.
+#[derive(Debug)]
+pub(super) struct Sum {
+    max: u64,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    all: u64,
+    users: HashMap<u32, u64>,
+}
+
+impl Sum {
+    pub(super) fn new(max: u64) -> Arc<Self> {
+        Arc::new(Self {
+            max,
+            counts: Mutex::default(),
+        })
+    }
+
+    /// A part of the sum for a user, 0 at first.
+    pub(super) fn hold(self: &Arc<Self>, uid: u32) -> Held {
+        Held {
+            sum: Arc::clone(self),
+            uid,
+            bytes: 0,
+        }
+    }
+
+    /// Whether this user can have no more.
+    pub(super) fn is_full(&self, uid: u32) -> bool {
+        let counts = self.lock();
+        counts.all >= self.max || counts.of(uid) >= self.share()
+    }
+
+    fn share(&self) -> u64 {
+        self.max / 4 * 3
+    }
+
+    /// The counts are whole at every moment.
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counts {
+    fn of(&self, uid: u32) -> u64 {
+        self.users.get(&uid).copied().unwrap_or(0)
+    }
+}
+
+/// A part of the sum.
+#[derive(Debug)]
+pub(super) struct Held {
+    sum: Arc<Sum>,
+    uid: u32,
+    bytes: u64,
+}
+
+impl Held {
+    /// Takes more, if the bound and the user's share allow it.
+    pub(super) fn grow(&mut self, bytes: u64) -> bool {
+        {
+            let counts = self.sum.lock();
+            let (all, own) = (counts.all + bytes, counts.of(self.uid) + bytes);
+            if all > self.sum.max || own > self.sum.share() {
+                return false;
+            }
+        }
+        self.add(bytes);
+        true
+    }
+
+    /// Takes more, whatever the bound.
+    pub(super) fn add(&mut self, bytes: u64) {
+        let mut counts = self.sum.lock();
+        counts.all += bytes;
+        *counts.users.entry(self.uid).or_default() += bytes;
+        self.bytes += bytes;
+    }
+
+    /// Gives some back.
+    pub(super) fn sub(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.bytes);
+        let mut counts = self.sum.lock();
+        counts.all -= bytes;
+        if let Some(own) = counts.users.get_mut(&self.uid) {
+            *own -= bytes;
+            if *own == 0 {
+                counts.users.remove(&self.uid);
+            }
+        }
+        self.bytes -= bytes;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.sub(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_has_a_share_and_all_have_the_bound() {
+        let sum = Sum::new(100);
+        let (mut a, mut b) = (sum.hold(1), sum.hold(2));
+        assert!(a.grow(75) && !a.grow(1));
+        assert!(b.grow(25) && !b.grow(1));
+        assert!(sum.is_full(3));
+        a.sub(30);
+        assert!(!sum.is_full(3) && b.grow(30));
+        drop((a, b));
+        assert_eq!(sum.lock().all, 0);
+        assert!(sum.lock().users.is_empty());
+        let mut over = sum.hold(1);
+        over.add(500);
+        assert!(sum.is_full(1) && sum.is_full(2));
+    }
+}

@@ -1,0 +1,69 @@
+//! What signals ask of the daemon.
+//!
+//! ```text
+//! SIGTERM, SIGINT              stop: the first drains, the second ends at once
+//! SIGHUP                       a line in the log: nothing is reloaded, and a logout that sends it is no end
+//! SIGUSR1, SIGUSR2, SIGALRM    nothing, where the system's default would end the process without a drain
+//! ```
+//!
+//! Stops that come within [`STOP_APART_MIN`] of each other are one: `timeout` and shells signal a process and then its
+//! group.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+/// Time between two signals from which on the second is a stop of its own.
+pub const STOP_APART_MIN: Duration = Duration::from_millis(500);
+
+/// Listens from now on; gives a message for each stop, of which only the first two matter. Must be called on a tokio
+/// runtime.
+///
+/// # Errors
+/// When the system refuses a handler.
+pub fn listen() -> io::Result<mpsc::Receiver<()>> {
+    let (stop, stops) = mpsc::channel(2);
+    let [mut term, mut interrupt, mut hangup] = handlers([
+        SignalKind::terminate(),
+        SignalKind::interrupt(),
+        SignalKind::hangup(),
+    ])?;
+    // A handler of tokio's stays for the life of the process, also when its receiver is gone.
+    let _ignored = handlers([
+        SignalKind::user_defined1(),
+        SignalKind::user_defined2(),
+        SignalKind::alarm(),
+    ])?;
+    tokio::spawn(async move {
+        let mut stopped: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = interrupt.recv() => {}
+                _ = hangup.recv() => {
+                    tracing::info!("SIGHUP: no setting is reloaded while the daemon runs; restart it");
+                    continue;
+                }
+            }
+            let now = Instant::now();
+            let apart = stopped.is_none_or(|at| now.duration_since(at) >= STOP_APART_MIN);
+            if apart {
+                stopped = Some(now);
+                // Whoever has had two stops listens no more.
+                let _ = stop.try_send(());
+            }
+        }
+    });
+    Ok(stops)
+}
+
+fn handlers<const N: usize>(kinds: [SignalKind; N]) -> io::Result<[Signal; N]> {
+    let mut made = Vec::with_capacity(N);
+    for kind in kinds {
+        made.push(signal(kind)?);
+    }
+    made.try_into()
+        .map_err(|_| io::Error::other("a signal has no handler"))
+}

@@ -1,0 +1,210 @@
+//! Exit codes, readiness, the socket, one daemon after another.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::Signal;
+
+use crate::program::{PROGRAM, host, refused, said, start};
+
+#[test]
+fn settings_that_cannot_be_used_end_with_2_and_name_the_flag() {
+    let rows: [&[&str]; 5] = [
+        &["--threads", "0"],
+        &["--config", "/nonexistent.toml"],
+        &["--model-dir", "/nonexistent"],
+        &["--vram-budget", "lots"],
+        &["--no-such-flag"],
+    ];
+    for arguments in rows {
+        let output = refused(arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(
+            text.contains(arguments[0]),
+            "'{text}' lacks {}",
+            arguments[0]
+        );
+        assert!(output.stdout.is_empty(), "messages belong on stderr");
+    }
+}
+
+#[test]
+fn a_socket_that_cannot_be_had_ends_with_1_and_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let output = refused(&["--device", "host", "--socket", file.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("not a socket") && text.contains("--socket"),
+        "{text}"
+    );
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+}
+
+#[test]
+fn it_says_ready_when_it_serves_and_drains_on_each_signal() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let (daemon, notify) = start(dir.path(), &mut host(dir.path(), &socket));
+        assert!(UnixStream::connect(&socket).is_ok());
+        daemon.signal(signal);
+        assert!(said(&notify).contains("STOPPING=1"));
+        let (code, log) = daemon.ended();
+        assert_eq!(code, Some(0), "{signal}: {log}");
+        assert!(!socket.exists(), "the socket is removed");
+    }
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_the_first_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let (daemon, _notify) = start(dir.path(), &mut host(dir.path(), &socket));
+    let output = host(dir.path(), &socket).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains(&format!("process {}", daemon.0.id())),
+        "{text}"
+    );
+    assert!(UnixStream::connect(&socket).is_ok());
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.ended().0, Some(0));
+}
+
+#[test]
+fn a_daemon_that_was_killed_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let (daemon, _notify) = start(dir.path(), &mut host(dir.path(), &socket));
+    drop(daemon);
+    assert!(socket.exists());
+    std::fs::remove_file(dir.path().join("notify")).unwrap();
+    let (daemon, _notify) = start(dir.path(), &mut host(dir.path(), &socket));
+    assert!(UnixStream::connect(&socket).is_ok());
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.ended().0, Some(0));
+}
+
+#[test]
+fn a_socket_passed_by_systemd_is_served_and_left_in_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let passed = dir.path().join("passed");
+    let listener = UnixListener::bind(&passed).unwrap();
+    // The first passed descriptor is 3; a shell moves it there and names its own process, which exec keeps.
+    let mut command = Command::new("sh");
+    command
+        .arg("-c")
+        .arg("exec 3<&0 0</dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" \"$@\"");
+    command.arg(PROGRAM).args([
+        "--device",
+        "host",
+        "--threads",
+        "1",
+        "--vram-budget",
+        "64MiB",
+    ]);
+    command
+        .arg("--socket")
+        .arg(dir.path().join("unused"))
+        .stdin(Stdio::from(OwnedFd::from(listener)));
+    let (daemon, _notify) = start(dir.path(), &mut command);
+    assert!(UnixStream::connect(&passed).is_ok());
+    assert!(!dir.path().join("unused").exists());
+    daemon.signal(Signal::SIGTERM);
+    let (code, log) = daemon.ended();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(passed.exists(), "systemd owns its file");
+}
+
+#[test]
+fn too_few_file_descriptors_are_named() {
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -n 8; exec \"$0\" --device host --socket \"$1\"",
+        ])
+        .arg(PROGRAM)
+        .arg(tempfile::tempdir().unwrap().path().join("s"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("RLIMIT_NOFILE") && text.contains("ulimit -n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_budget_that_the_device_cannot_have_ends_with_2_and_names_the_setting() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let output = host(dir.path(), &socket)
+        .args(["--config", "/dev/null"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("/dev/null"), "{text}");
+
+    let config = dir.path().join("rocmforged.toml");
+    std::fs::write(&config, "device = 'host'\nvram_budget = '900TiB'\n").unwrap();
+    let socket = socket.to_str().unwrap();
+    let output = refused(&["--config", config.to_str().unwrap(), "--socket", socket]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for word in ["vram_budget in", "rocmforged.toml", "--vram-budget"] {
+        assert!(text.contains(word), "'{text}' lacks {word}");
+    }
+    let output = refused(&[
+        "--device",
+        "host",
+        "--vram-budget",
+        "1KiB",
+        "--socket",
+        socket,
+    ]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("--vram-budget: "), "{text}");
+}
+
+#[test]
+fn a_bounded_address_space_is_named_where_the_host_device_does_not_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -v 1000000; exec \"$0\" --device host --socket \"$1\"",
+        ])
+        .arg(PROGRAM)
+        .arg(dir.path().join("s"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_ne!(output.status.code(), Some(0), "{text}");
+    assert!(
+        text.contains("RLIMIT_AS") && text.contains("ulimit -v"),
+        "{text}"
+    );
+}
+
+#[test]
+fn settings_are_checked_without_a_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let good = host(dir.path(), &socket)
+        .arg("--check-config")
+        .output()
+        .unwrap();
+    assert_eq!(good.status.code(), Some(0));
+    assert!(good.stderr.is_empty() && !socket.exists());
+    let bad = refused(&["--check-config", "--model-dir", "/nonexistent"]);
+    assert_eq!(bad.status.code(), Some(2));
+}

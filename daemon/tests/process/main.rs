@@ -1,0 +1,11 @@
+//! The program as systemd and a shell see it.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test may panic, and so may its helpers"
+)]
+
+mod life;
+mod log;
+mod program;
+mod signals;

@@ -1,0 +1,112 @@
+// Rows of f32 changed element by element, gathered by columns, and routed rows summed.
+//
+//   scale:           x *= factor, times by[0] where there is one
+//   soft_cap:        x = factor * tanh(x / factor)
+//   add_gated:       x[t] += sigmoid(by[t]) * y[t]
+//   position_scale:  x[t] *= 1 + factor * ln(1 + floor(positions[t] / span))
+//   columns:         row t of out has for each group h its parts one after another, part.x[t][part.first + h part.stride ..][.. width]
+//   combine:         out[t] = sum_s weights[t][s] y[t n_used + s]
+//
+// Geometry: grid (ceil(cols / THREADS), rows), a thread an element. Bound by memory.
+// Entries: scale, soft_cap, add_gated, position_scale, columns, combine.
+#include "compat.h"
+#include "act.h"
+
+#define THREADS 256
+
+struct ElementsArgs {
+    float* x;
+    const float* y;
+    const float* by;
+    const u32* positions;
+    float factor;
+    u32 span;
+    u32 cols;
+    u32 reserved;
+};
+
+struct ColumnPlace {
+    const float* x;
+    u32 cols;  // elements of a row of x
+    u32 first, stride, width;
+};
+
+struct ColumnsArgs {
+    float* out;
+    u32 n_group;
+    u32 group_width;  // the sum of the parts' widths
+    ColumnPlace parts[4];
+};
+
+struct CombineArgs {
+    const float* y;
+    const float* weights;
+    float* out;
+    u32 cols;
+    u32 n_used;
+};
+
+FORCE u32 element() { return block_x() * THREADS + thread_x(); }
+
+ENTRY(THREADS, 1) scale(ElementsArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element();
+    const float factor = a.by ? a.factor * a.by[0] : a.factor;
+    if (i < a.cols) a.x[(u64)block_y() * a.cols + i] *= factor;
+}
+ENTRY(THREADS, 1) soft_cap(ElementsArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element();
+    if (i >= a.cols) return;
+    float* x = a.x + (u64)block_y() * a.cols + i;
+    *x = a.factor * tanh_of(*x / a.factor);
+}
+ENTRY(THREADS, 1) add_gated(ElementsArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element();
+    const u64 at = (u64)block_y() * a.cols + i;
+    if (i < a.cols) a.x[at] += sigmoid_of(a.by[block_y()]) * a.y[at];
+}
+ENTRY(THREADS, 1) position_scale(ElementsArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element();
+    const float factor = 1.0f + a.factor * log_of((float)(1 + a.positions[block_y()] / a.span));
+    if (i < a.cols) a.x[(u64)block_y() * a.cols + i] *= factor;
+}
+
+// Part p. On AMD a by-value argument that is indexed at run time is copied to scratch memory; a choice is not.
+FORCE ColumnPlace part_of(const ColumnsArgs& a, u32 p) {
+    return p == 0 ? a.parts[0] : p == 1 ? a.parts[1] : p == 2 ? a.parts[2] : a.parts[3];
+}
+ENTRY(THREADS, 1) columns(ColumnsArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element(), cols = a.n_group * a.group_width;
+    if (i >= cols) return;
+    const u32 group = i / a.group_width;
+    u32 in_group = i % a.group_width, p = 0;
+#pragma unroll
+    for (u32 j = 0; j < 3; ++j) {
+        if (p == j && in_group >= a.parts[j].width) {
+            in_group -= a.parts[j].width;
+            p = j + 1;
+        }
+    }
+    const ColumnPlace part = part_of(a, p);
+    a.out[(u64)block_y() * cols + i] = part.x[(u64)block_y() * part.cols + part.first + group * part.stride + in_group];
+}
+ENTRY(THREADS, 1) combine(CombineArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element();
+    if (i >= a.cols) return;
+    const float* weights = a.weights + (u64)block_y() * a.n_used;
+    const float* y = a.y + (u64)block_y() * a.n_used * a.cols + i;
+    float sum = 0.0f;
+    for (u32 s = 0; s < a.n_used; ++s) sum += weights[s] * y[(u64)s * a.cols];
+    a.out[(u64)block_y() * a.cols + i] = sum;
+}

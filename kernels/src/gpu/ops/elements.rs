@@ -1,0 +1,218 @@
+//! Rows changed element by element, gathered by columns, and routed rows summed (`hip/elements.hip`).
+
+use crate::gpu::error::count;
+use crate::gpu::launch::{ArgBytes, ArgField, arg_struct};
+use crate::gpu::{Address, Error, Launch};
+
+const THREADS: u32 = 256;
+
+/// Most parts of [`columns`].
+pub const PARTS_MAX: usize = 4;
+
+arg_struct! {
+    /// Of `scale`, `soft_cap`, `add_gated` and `position_scale`.
+    ElementsArgs: 48 {
+        x: u64,
+        y: u64,
+        by: u64,
+        positions: u64,
+        factor: f32,
+        span: u32,
+        cols: u32,
+        reserved: u32,
+    }
+}
+
+arg_struct! {
+    /// A part of `columns`.
+    ColumnPlace: 24 {
+        x: u64,
+        cols: u32,
+        first: u32,
+        stride: u32,
+        width: u32,
+    }
+}
+
+arg_struct! {
+    /// Of `columns`.
+    ColumnsArgs: 112 {
+        out: u64,
+        n_group: u32,
+        group_width: u32,
+        parts: [ColumnPlace; PARTS_MAX],
+    }
+}
+
+arg_struct! {
+    /// Of `combine`.
+    CombineArgs: 32 {
+        y: u64,
+        weights: u64,
+        out: u64,
+        cols: u32,
+        n_used: u32,
+    }
+}
+
+/// What is done to the rows `x`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Change {
+    /// `x *= factor`.
+    Scale(f32),
+    /// `x *= by[0]`.
+    ScaleBy(Address),
+    /// `x = cap * tanh(x / cap)`.
+    SoftCap(f32),
+    /// `x[t] += sigmoid(gate[t]) * y[t]`.
+    AddGated {
+        /// f32 rows.
+        y: Address,
+        /// f32 `[rows]`.
+        gate: Address,
+    },
+    /// `x[t] *= 1 + beta * ln(1 + floor(positions[t] / span))`.
+    PositionScale {
+        /// u32 `[rows]`.
+        positions: Address,
+        /// Strength.
+        beta: f32,
+        /// Positions of a step; at least 1.
+        span: u32,
+    },
+}
+
+/// Changes `rows` rows of `cols` elements at `x` in place.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn change(x: Address, rows: u64, cols: u64, what: Change) -> Result<Launch, Error> {
+    let mut args = ElementsArgs {
+        x,
+        factor: 1.0,
+        span: 1,
+        cols: count("the width of a row", cols)?,
+        ..ElementsArgs::default()
+    };
+    let kernel = match what {
+        Change::Scale(factor) => {
+            args.factor = factor;
+            "elements.scale"
+        }
+        Change::ScaleBy(by) => {
+            args.by = by;
+            "elements.scale"
+        }
+        Change::SoftCap(cap) => {
+            args.factor = cap;
+            "elements.soft_cap"
+        }
+        Change::AddGated { y, gate } => {
+            (args.y, args.by) = (y, gate);
+            "elements.add_gated"
+        }
+        Change::PositionScale {
+            positions,
+            beta,
+            span,
+        } => {
+            (args.positions, args.factor, args.span) = (positions, beta, span.max(1));
+            "elements.position_scale"
+        }
+    };
+    launch(kernel, args.cols, rows, &args)
+}
+
+/// A part of [`columns`]: `width` elements for each group, from rows of `cols` at `x`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// f32 rows.
+    pub x: Address,
+    /// Elements a row of theirs.
+    pub cols: u64,
+    /// The first group's first element.
+    pub first: u32,
+    /// Elements from one group's first to the next one's.
+    pub stride: u32,
+    /// Elements a group.
+    pub width: u32,
+}
+
+/// Row `t` of `out` has for each of `n_group` groups its parts one after another.
+///
+/// # Errors
+/// [`Error::NoKernel`] for no part, more than [`PARTS_MAX`], or one that reaches past its rows; [`Error::TooLarge`].
+pub fn columns(parts: &[Part], n_group: u32, rows: u64, out: Address) -> Result<Launch, Error> {
+    let reach = |p: &Part| {
+        u64::from(p.first)
+            + u64::from(n_group.saturating_sub(1)) * u64::from(p.stride)
+            + u64::from(p.width)
+    };
+    let width: u64 = parts.iter().map(|p| u64::from(p.width)).sum();
+    let fits = parts.iter().all(|p| reach(p) <= p.cols);
+    if parts.len() > PARTS_MAX || n_group == 0 || width == 0 || !fits {
+        return Err(Error::NoKernel {
+            what: format!("a gather of {n_group} groups of {parts:?}"),
+            built: "1 to 4 parts within their rows",
+        });
+    }
+    let mut args = ColumnsArgs {
+        out,
+        n_group,
+        group_width: count("the width of a group", width)?,
+        ..ColumnsArgs::default()
+    };
+    for (to, part) in args.parts.iter_mut().zip(parts) {
+        *to = ColumnPlace {
+            x: part.x,
+            cols: count("the width of a row", part.cols)?,
+            first: part.first,
+            stride: part.stride,
+            width: part.width,
+        };
+    }
+    let cols = count("the width of a row", u64::from(n_group) * width)?;
+    launch("elements.columns", cols, rows, &args)
+}
+
+/// `out[t] = sum_s weights[t][s] * y[t * n_used + s]` for `rows` rows `t` of `cols` elements.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn combine(
+    y: Address,
+    weights: Address,
+    n_used: u32,
+    rows: u64,
+    cols: u64,
+    out: Address,
+) -> Result<Launch, Error> {
+    let args = CombineArgs {
+        y,
+        weights,
+        out,
+        cols: count("the width of a row", cols)?,
+        n_used,
+    };
+    launch("elements.combine", args.cols, rows, &args)
+}
+
+fn launch<T: ArgField>(
+    kernel: &'static str,
+    cols: u32,
+    rows: u64,
+    args: &T,
+) -> Result<Launch, Error> {
+    Ok(Launch {
+        kernel,
+        grid: [
+            cols.div_ceil(THREADS),
+            count("the number of rows", rows)?,
+            1,
+        ],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(args),
+        overlaps: true,
+    })
+}

@@ -1,0 +1,331 @@
+//! Products of routed rows with matrices of their experts (`hip/experts.h`): a few (`hip/experts.hip`), and many,
+//! sorted by their experts (`hip/experts_group.hip`, `hip/experts_many.hip`).
+
+use super::activations::ActSpec;
+use super::per_type;
+use crate::gpu::error::count;
+use crate::gpu::launch::{ArgBytes, arg_struct};
+use crate::gpu::{Address, Error, GpuTarget, Launch};
+use crate::host::WeightType;
+use rocmforge_ops::Act;
+
+const THREADS: u32 = 256;
+
+/// A tensor that is not there, where a place is expected.
+const NO_TENSOR: u64 = u64::MAX;
+
+arg_struct! {
+    /// `ExpertTensors` of experts.h.
+    ExpertTensors: 80 {
+        table: u64,
+        first: u64,
+        second: u64,
+        first_bias: u64,
+        second_bias: u64,
+        scale: u64,
+        n_expert: u32,
+        rows: u32,
+        cols: u32,
+        reserved: u32,
+        act: ActSpec,
+    }
+}
+
+arg_struct! {
+    /// Of `experts_<type>`.
+    ExpertsArgs: 112 {
+        x: u64,
+        ids: u64,
+        out: u64,
+        tensors: ExpertTensors,
+        share: u32,
+        n_blocks: u32,
+    }
+}
+
+/// Tensors of every expert, by their places in bytes from where the expert's tensors begin. Matrices are of one type and shape.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tensors {
+    /// u64 `[n_expert]` in device memory: where each expert's tensors begin; 0 for an expert that is not there.
+    pub table: Address,
+    /// Experts.
+    pub n_expert: u32,
+    /// Type of the matrices.
+    pub ty: WeightType,
+    /// Outputs.
+    pub rows: u64,
+    /// Inputs.
+    pub cols: u64,
+    /// The matrix, or the gate's.
+    pub first: u64,
+    /// The matrix that a gate's products are multiplied with.
+    pub second: Option<u64>,
+    /// f32 `[rows]`.
+    pub first_bias: Option<u64>,
+    /// f32 `[rows]`.
+    pub second_bias: Option<u64>,
+    /// The function of the first's products.
+    pub act: Act,
+    /// One f32 that all outputs are multiplied by at last.
+    pub scale: Option<u64>,
+}
+
+impl Tensors {
+    pub(super) fn args(&self) -> Result<ExpertTensors, Error> {
+        crate::gpu::device_bytes(self.ty, self.rows, self.cols)?;
+        let unpaired = self.second.is_none() && matches!(self.act, Act::SwigluClamped { .. });
+        if unpaired {
+            return Err(Error::NoKernel {
+                what: "a clamped gate of one matrix".to_owned(),
+                built: "clamped gates with their partner",
+            });
+        }
+        Ok(ExpertTensors {
+            table: self.table,
+            first: self.first,
+            second: self.second.unwrap_or(NO_TENSOR),
+            first_bias: self.first_bias.unwrap_or(NO_TENSOR),
+            second_bias: self.second_bias.unwrap_or(NO_TENSOR),
+            scale: self.scale.unwrap_or(NO_TENSOR),
+            n_expert: self.n_expert,
+            rows: count("the number of a matrix's rows", self.rows)?,
+            cols: count("the number of a matrix's columns", self.cols)?,
+            reserved: 0,
+            act: ActSpec::new(self.act),
+        })
+    }
+}
+
+impl ExpertTensors {
+    /// A place, unless it is that of no tensor.
+    #[must_use]
+    pub fn place(at: u64) -> Option<u64> {
+        (at != NO_TENSOR).then_some(at)
+    }
+}
+
+/// Routed rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routed {
+    /// f32 `[n / share][cols]`.
+    pub x: Address,
+    /// Routed rows that have the same row of `x`: the experts that a row goes to, or 1.
+    pub share: u32,
+    /// f32 `[n]`: each one's expert.
+    pub ids: Address,
+    /// How many.
+    pub n: u32,
+    /// f32 `[n][rows]`.
+    pub out: Address,
+}
+
+/// `out[i] = act(first[e] x[i / share]) * (second[e] x[i / share]) * scale[e]` with `e = ids[i]`, biases added to the products; rows of
+/// experts that are not there are left alone.
+///
+/// # Errors
+/// [`Error::TooLarge`] for an input that does not fit shared memory, [`Error::Block`].
+pub fn experts(target: &GpuTarget, routed: Routed, tensors: &Tensors) -> Result<Launch, Error> {
+    let args = tensors.args()?;
+    let shared = match tensors.ty.is_quantized() {
+        true => tensors.cols / 32 * 40,
+        false => 0,
+    };
+    if shared > u64::from(target.shared_bytes_max) {
+        return Err(Error::TooLarge {
+            what: "the width of a product's input",
+            value: tensors.cols,
+            max: u64::from(target.shared_bytes_max) / 40 * 32,
+        });
+    }
+    let items = match tensors.second {
+        Some(_) => args.rows,
+        None => args.rows.div_ceil(2),
+    };
+    // As many blocks as fill the device a few times, but no more than have something to do.
+    let filling = (8 * target.compute_units.max(1)).div_ceil(routed.n.max(1));
+    let n_blocks = items
+        .div_ceil(THREADS / target.wave)
+        .clamp(1, filling.max(1));
+    let args = ExpertsArgs {
+        x: routed.x,
+        ids: routed.ids,
+        out: routed.out,
+        tensors: args,
+        share: routed.share.max(1),
+        n_blocks,
+    };
+    Ok(Launch {
+        kernel: per_type!(tensors.ty, "experts_", ".experts_"),
+        grid: [n_blocks, routed.n, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: shared as u32,
+        args: ArgBytes::of(&args),
+        overlaps: true,
+    })
+}
+
+/// Rows of a tile of [`group`].
+pub const TILE: u32 = 32;
+
+/// Most experts that [`group`] sorts by.
+pub const EXPERTS_MAX: u32 = 512;
+
+arg_struct! {
+    /// Of `experts_group`.
+    ExpertsGroupArgs: 40 {
+        ids: u64,
+        table: u64,
+        list: u64,
+        tiles: u64,
+        n_routed: u32,
+        n_expert: u32,
+    }
+}
+
+arg_struct! {
+    /// Of `experts_many_<type>`.
+    ExpertsManyArgs: 136 {
+        x: u64,
+        x_scales: u64,
+        out: u64,
+        list: u64,
+        tiles: u64,
+        tensors: ExpertTensors,
+        share: u32,
+        n_blocks: u32,
+        factor: f32,
+        reserved: u32,
+    }
+}
+
+/// Routed rows sorted by their experts, as [`group`] leaves them; good for all products of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// [`groups_bytes`] bytes in device memory, aligned to 16.
+    pub at: Address,
+    /// Routed rows.
+    pub n: u32,
+    /// Experts.
+    pub n_expert: u32,
+}
+
+impl Groups {
+    /// Where the tiles are, behind the list of rows.
+    fn tiles(&self) -> Address {
+        self.at + (u64::from(self.n) * 4).next_multiple_of(16)
+    }
+
+    /// Tiles that there can be at most: the whole ones, and one that is begun for each expert.
+    fn tiles_max(&self) -> u32 {
+        self.n / TILE + self.n_expert.min(self.n)
+    }
+}
+
+/// Bytes of [`Groups`] of `n` routed rows.
+#[must_use]
+pub const fn groups_bytes(n: u64, n_expert: u64) -> u64 {
+    (n * 4).next_multiple_of(16) + 16 * (1 + n / TILE as u64 + n_expert)
+}
+
+/// Sorts routed rows by their experts, `ids` f32 `[n]`; those of experts that `table` has not are left out.
+///
+/// # Errors
+/// [`Error::TooLarge`] for more than [`EXPERTS_MAX`] experts.
+pub fn group(groups: Groups, ids: Address, table: Address) -> Result<Launch, Error> {
+    if groups.n_expert > EXPERTS_MAX {
+        return Err(Error::TooLarge {
+            what: "the number of experts",
+            value: u64::from(groups.n_expert),
+            max: u64::from(EXPERTS_MAX),
+        });
+    }
+    let args = ExpertsGroupArgs {
+        ids,
+        table,
+        list: groups.at,
+        tiles: groups.tiles(),
+        n_routed: groups.n,
+        n_expert: groups.n_expert,
+    };
+    Ok(Launch {
+        kernel: "experts_group.experts_group",
+        grid: [1, 1, 1],
+        block: [512, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(&args),
+        overlaps: true,
+    })
+}
+
+/// The input rows `[n / share][cols]` of [`experts_many`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ManyInputs {
+    /// 8 bits, from `activations` with [`Sink::Q8`](super::activations::Sink): bytes and scales.
+    Q8(Address, Address),
+    /// f16, and what products are multiplied by; only on a target that [has matrix instructions](GpuTarget::has_mma).
+    F16(Address, f32),
+}
+
+/// `out[i] = (first[e] x[i / share] + bias[e]) * scale[e]` with `e` the expert of routed row `i`, `[n][rows]`; rows of experts that are
+/// not there are left alone. For many rows: weights are read once for the rows of a tile.
+///
+/// # Errors
+/// [`Error::NoKernel`] for floats (take [`experts`]), two matrices or a function, or f16 without matrix instructions; [`Error::Block`].
+pub fn experts_many(
+    target: &GpuTarget,
+    inputs: ManyInputs,
+    groups: Groups,
+    share: u32,
+    tensors: &Tensors,
+    out: Address,
+) -> Result<Launch, Error> {
+    let single = tensors.second.is_none() && tensors.act == Act::Identity;
+    let half = matches!(inputs, ManyInputs::F16(..));
+    if !tensors.ty.is_quantized() || !single || half && !target.has_mma() {
+        return Err(Error::NoKernel {
+            what: format!(
+                "products of tiles of rows with {} matrices of experts on {}",
+                tensors.ty, target.arch
+            ),
+            built: "one quantized matrix an expert, and f16 rows on NVIDIA GPUs from sm_80 on",
+        });
+    }
+    let args = tensors.args()?;
+    let row_groups = args.rows.div_ceil(2).div_ceil(THREADS / target.wave);
+    let (x, x_scales, factor) = match inputs {
+        ManyInputs::Q8(bytes, scales) => (bytes, scales, 1.0),
+        ManyInputs::F16(x, factor) => (x, 0, factor),
+    };
+    // Tiles fill the device: few blocks each, so that what a block does not read again is little.
+    let n_blocks = match half {
+        true => args.rows.div_ceil(32),
+        false => row_groups.clamp(1, 16),
+    };
+    let args = ExpertsManyArgs {
+        x,
+        x_scales,
+        out,
+        list: groups.at,
+        tiles: groups.tiles(),
+        tensors: args,
+        share: share.max(1),
+        n_blocks,
+        factor,
+        reserved: 0,
+    };
+    Ok(Launch {
+        kernel: match half {
+            true => per_type!(tensors.ty, "experts_many_", ".experts_many_f16_"),
+            false => per_type!(tensors.ty, "experts_many_", ".experts_many_"),
+        },
+        grid: [
+            n_blocks,
+            groups.tiles_max().max(1),
+            if half { 1 } else { TILE / 8 },
+        ],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(&args),
+        overlaps: true,
+    })
+}

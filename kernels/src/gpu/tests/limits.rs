@@ -1,0 +1,183 @@
+//! What builders refuse, and how they deal out what they take.
+
+use super::*;
+
+#[test]
+fn what_is_not_fused_is_refused() {
+    let target = &targets()[0];
+    let normed = Input {
+        norm: Some((1, 1e-5)),
+        ..input(64)
+    };
+    let refused = |r: Result<Vec<Launch>, Error>| matches!(r, Err(Error::NoKernel { .. }));
+    let f16 = matrix(WeightType::F16, 64);
+    assert!(refused(matvec(target, normed, &[f16], Epilogue::Store)));
+    assert!(!fuses_gate(WeightType::Q4K, WeightType::Q6K));
+    assert!(refused(matvec(
+        target,
+        input(64),
+        &[f16, f16],
+        Epilogue::Gate(Act::Silu)
+    )));
+    let wide = matvec(
+        target,
+        input(64 << 10),
+        &[matrix(WeightType::Q8_0, 64)],
+        Epilogue::Store,
+    );
+    assert!(matches!(wide, Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn a_choice_that_no_block_can_make_is_refused() {
+    let refused = |router: Router| route::supports(&router).is_err();
+    assert!(!refused(ROUTER));
+    assert!(refused(Router {
+        n_expert: 1024,
+        n_group: 1,
+        n_group_used: 1,
+        ..ROUTER
+    }));
+    assert!(refused(Router {
+        n_group: 3,
+        ..ROUTER
+    }));
+    assert!(refused(Router {
+        n_used: 33,
+        n_group_used: 1,
+        ..ROUTER
+    }));
+    assert!(refused(Router {
+        n_used: 0,
+        ..ROUTER
+    }));
+}
+
+#[test]
+fn every_shape_of_heads_has_a_kernel_but_what_no_16_bytes_hold() {
+    let layout = |n_head_kv, head_dim_k, head_dim_v| KvLayout {
+        n_layer: 1,
+        n_head_kv,
+        head_dim_k,
+        head_dim_v,
+    };
+    let blocks = |n_head, kv: KvLayout| attention::decode_blocks(n_head, &kv).ok();
+    // Query heads of one key/value head are dealt out evenly.
+    assert_eq!(blocks(32, layout(8, 128, 128)), Some(8));
+    assert_eq!(blocks(128, layout(1, 576, 512)), Some(32));
+    assert_eq!(blocks(12, layout(1, 128, 128)), Some(2));
+    assert_eq!(blocks(16, layout(1, 256, 256)), Some(4));
+    assert_eq!(blocks(28, layout(4, 128, 128)), Some(4));
+    assert_eq!(blocks(5, layout(1, 80, 80)), Some(5));
+    for dim in (8..=576).step_by(8) {
+        attention::supports(20, &layout(1, dim, 8)).unwrap();
+        attention::supports(2, &layout(2, 8, dim)).unwrap();
+    }
+    for (n_head, kv) in [
+        (8, layout(3, 64, 64)),
+        (8, layout(8, 60, 64)),
+        (8, layout(8, 640, 64)),
+        (8, layout(8, 64, 0)),
+    ] {
+        attention::supports(n_head, &kv).unwrap_err();
+    }
+}
+
+#[test]
+fn rotations_stay_within_their_heads() {
+    let heads = |dim| Heads {
+        x: 1,
+        n_head: 2,
+        dim,
+        rows: 1,
+    };
+    let turn = |first, n_rot| {
+        Some(Rotation {
+            cos: 1,
+            sin: 2,
+            first,
+            n_rot,
+            order: RopeOrder::Norm,
+            by_position: false,
+        })
+    };
+    let target = &targets()[0];
+    rope_heads(target, heads(192), 0, None, turn(128, 64)).unwrap();
+    rope_heads(target, heads(192), 0, None, None).unwrap();
+    rope_heads(target, heads(192), 0, None, turn(136, 64)).unwrap_err();
+    rope_heads(target, heads(192), 0, None, turn(0, 63)).unwrap_err();
+    rope_heads(target, heads(584), 0, None, None).unwrap_err();
+}
+
+#[test]
+fn norms_of_groups_are_norms_of_shorter_rows() {
+    let norm = |weight_of_row| {
+        Source::Norm(Norm {
+            weight: Some(1),
+            weight_of_row,
+            group: 128,
+            eps: 1e-6,
+        })
+    };
+    for (of_row, weight_rows) in [(true, 4), (false, 1)] {
+        let launch = activations(1, 3, 512, norm(of_row), Sink::F32(4)).unwrap();
+        let args = ops::activations::ActivationsArgs::from_bytes(&launch.args.to_bytes()).unwrap();
+        assert_eq!(
+            (launch.grid[0], args.cols, args.weight_rows),
+            (12, 128, weight_rows)
+        );
+    }
+    activations(1, 3, 512, norm(true), Sink::Q8(4, 5)).unwrap_err();
+    let uneven = Source::Norm(Norm {
+        weight: None,
+        weight_of_row: false,
+        group: 100,
+        eps: 0.0,
+    });
+    activations(1, 3, 512, uneven, Sink::F32(4)).unwrap_err();
+}
+
+#[test]
+fn states_that_no_block_holds_are_refused() {
+    let target = &targets()[0];
+    let net = |dim_k, n_head_k| DeltaNet {
+        dim_k,
+        n_head_k,
+        ..DELTA_NET
+    };
+    delta_net(target, &net(64, 32), SEQUENCES).unwrap();
+    delta_net(target, &net(257, 16), SEQUENCES).unwrap_err();
+    delta_net(target, &net(128, 12), SEQUENCES).unwrap_err();
+    let space = |n_state, n_group| Ssm {
+        n_state,
+        n_group,
+        ..SSM
+    };
+    ssm(&space(16, 1), SEQUENCES).unwrap();
+    ssm(&space(512, 1), SEQUENCES).unwrap_err();
+    ssm(&space(128, 5), SEQUENCES).unwrap_err();
+    for kernel in [1, 9] {
+        conv(&Conv { kernel, ..CONV }, SEQUENCES).unwrap_err();
+    }
+}
+
+#[test]
+fn experts_of_many_rows_take_fewer_blocks_each() {
+    let target = &targets()[0];
+    let blocks = |n| {
+        let launch = experts(target, Routed { n, ..ROUTED }, &TENSORS).unwrap();
+        assert_eq!(launch.grid[1], n);
+        launch.grid[0]
+    };
+    // 768 rows for the 8 waves of a block.
+    assert_eq!((blocks(8), blocks(64), blocks(4096)), (96, 17, 1));
+    let alone = Tensors {
+        second: None,
+        act: Act::SwigluClamped {
+            alpha: 1.702,
+            limit: 7.0,
+        },
+        ..TENSORS
+    };
+    experts(target, ROUTED, &alone).unwrap_err();
+}
