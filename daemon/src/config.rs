@@ -37,7 +37,7 @@ pub const N_CTX_MAX_DEFAULT: u32 = 131_072;
 /// Largest `--n-ctx-max`, in tokens.
 pub const N_CTX_MAX_LIMIT: u32 = 16 << 20;
 /// Default of `--max-sequences`.
-pub const MAX_SEQUENCES_DEFAULT: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
+pub const MAX_SEQUENCES_DEFAULT: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
 /// Largest `--max-sequences`.
 pub const MAX_SEQUENCES_LIMIT: u32 = 1024;
 /// Default of `--queue-capacity`.
@@ -95,7 +95,7 @@ pub struct Flags {
     /// Longest context of a request in tokens [default: 131072]
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     pub n_ctx_max: Option<String>,
-    /// Requests that run at once [default: 16]
+    /// Requests that run at once [default: 64]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub max_sequences: Option<String>,
     /// Requests that may wait to be admitted [default: 256]

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rocmforge_engine::api::Asker;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
@@ -48,6 +49,14 @@ impl Arrival {
             at,
             deadline: timeout
                 .and_then(|timeout| at.checked_add(timeout - HEAD_START.min(timeout / 4))),
+        }
+    }
+
+    /// For whom the engine works: the user whose process asks.
+    pub(super) fn asker(&self) -> Asker {
+        Asker {
+            client: self.caller.map_or(0, |caller| u64::from(caller.uid)),
+            ..Asker::default()
         }
     }
 

@@ -144,6 +144,7 @@ impl InferenceService {
             n_ctx: Some(n_ctx),
             stop: sampling.stop,
             deadline: arrival.deadline,
+            asker: arrival.asker(),
         };
         let events = self
             .context
@@ -365,6 +366,7 @@ impl Context {
             ids,
             top_n,
             deadline: arrival.deadline,
+            asker: arrival.asker(),
         };
         let scoring = async {
             self.engine

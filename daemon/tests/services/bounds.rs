@@ -169,8 +169,8 @@ async fn streams_that_are_not_read_end_when_others_wait() {
     daemon.load("tiny-llama-Q4_K_M.gguf", "m").await.unwrap();
     let slow = connect(daemon.dir.path().join("s"), 1).await;
     let mut unread = Vec::new();
-    // As many as run at once.
-    for seed in 1..=8 {
+    // One more than run at once, so that one always waits.
+    for seed in 1..=9 {
         let mut client = InferenceClient::new(slow.clone());
         unread.push(client.generate(endless("m", seed)).await.unwrap());
     }
@@ -181,6 +181,8 @@ async fn streams_that_are_not_read_end_when_others_wait() {
         .unwrap();
     assert!(!text.is_empty());
 
+    // Longer than a stream may be unread while others wait.
+    tokio::time::sleep(Duration::from_secs(12)).await;
     let mut told = 0;
     for events in unread {
         let mut events = events.into_inner();

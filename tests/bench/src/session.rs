@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_engine::api::{
-    Budget, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent, SamplingParams,
-    ScoreRequest, Scores, TOP_N_MAX,
+    Asker, Budget, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent,
+    SamplingParams, ScoreRequest, Scores, TOP_N_MAX,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -89,6 +89,11 @@ impl Session {
     pub(crate) fn end(self) -> Result<()> {
         self.runtime.block_on(self.engine.drain(Duration::ZERO));
         Ok(self.thread.join()?)
+    }
+
+    /// Runs requests of the engine.
+    pub(crate) fn block_on<T>(&self, work: impl AsyncFnOnce(&EngineHandle) -> T) -> T {
+        self.runtime.block_on(work(&self.engine))
     }
 
     /// Registers a file and tells how long that took, from opening it to the engine's answer.
@@ -237,6 +242,7 @@ impl Session {
             ids,
             top_n: TOP_N_MAX,
             deadline: None,
+            asker: Asker::default(),
         })?;
         let last = scores.tokens.into_iter().last();
         Ok(last.context("a score without tokens")?.top)
@@ -268,6 +274,7 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> Gene
         n_ctx: Some(N_CTX),
         stop: Vec::new(),
         deadline: None,
+        asker: Asker::default(),
     }
 }
 

@@ -346,6 +346,12 @@ pub trait Device: Send {
         batch: &Batch<'_>,
     ) -> Result<(), Error>;
 
+    /// Entries of the table that the pages of a pass's sequences must have room in, each with the pages of its longest in
+    /// every group of KV, as a power of two of at least 8; `None` if there is no such bound.
+    fn page_table_entries(&self) -> Option<u64> {
+        None
+    }
+
     /// How fast segments are computed, for a pass of so many rows, and uploaded; `None` while it is not known.
     fn pace(&mut self, _rows: usize) -> Option<Pace> {
         None

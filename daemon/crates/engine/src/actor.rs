@@ -2,18 +2,18 @@
 //!
 //! ```text
 //!   command --> waiting --(admitted: its KV pages, scratch and a segment fit)--> running --> done
-//!                  |                                                               |
-//!                  +---- queue full: RESOURCE_EXHAUSTED                            +-- one chunk of a prompt or one
-//!                                                                                      token at a time, in turn
+//!                  |  ^                                                            |
+//!                  |  +-- yielded: others need its room; computed again later -----+-- rows in passes: chunks of its
+//!                  +-- queue full: RESOURCE_EXHAUSTED                                  prompt, then a token each
 //! ```
 //!
-//! Each turn of the loop takes the commands that wait, admits what fits, and runs one step of one request: a chunk of
-//! its prompt or one token. So a long request delays another by one step, and a command waits for one step. A request
-//! whose reader is slow is passed over until the reader has taken an event.
+//! Each turn of the loop takes the commands that wait, lets the scheduler admit what fits, and runs one pass of one model:
+//! a row of each of its requests that decode, and chunks of prompts. A command waits for one pass. A request whose reader
+//! is slow is passed over until the reader has taken an event.
 //!
 //! *Invariant:* nothing here waits for a client. Only an upload, and the absence of work, are waited for.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use rocmforge_device::gpu::Report;
 use rocmforge_device::{Device, SegmentLayout};
 use rocmforge_kernels::host::ops::{RopeAngles, RopeTable};
 use rocmforge_ops::Segment;
+use rocmforge_scheduler::{Scheduler, SeqId};
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
 
@@ -34,11 +35,12 @@ use crate::handle::EngineHandle;
 use crate::loaded::LoadedModel;
 use crate::open::{Opened, no_device};
 use crate::residency::Residency;
+use crate::schedule::{PassPace, ScratchSizes};
 use crate::suspend::{Clocks, SleepClock};
 use crate::task::Task;
 use crate::watchdog::{self, Loss};
 
-/// Steps of requests for each segment of a preload, while there are requests: it goes on, and costs them little.
+/// Passes for each segment of a preload, while there are requests: it goes on, and costs them little.
 const PRELOAD_TURNS: u32 = 8;
 
 /// Which device to use.
@@ -68,7 +70,7 @@ pub struct EngineConfig {
     pub budget: Budget,
     /// Which segments go first.
     pub policy: Policy,
-    /// Requests that run at the same time, in turn.
+    /// Requests that run at the same time.
     pub max_sequences: NonZeroUsize,
     /// Requests that may wait for admission.
     pub queue_capacity: usize,
@@ -93,8 +95,8 @@ impl Default for EngineConfig {
             threads: None,
             budget: Budget::Percent(80.0),
             policy: Policy::Belady,
-            max_sequences: NonZeroUsize::new(16).expect("not zero"),
-            queue_capacity: 64,
+            max_sequences: NonZeroUsize::new(64).expect("not zero"),
+            queue_capacity: 256,
             n_ctx_max: 32_768,
             prefill_chunk: None,
             prefetch: None,
@@ -160,17 +162,25 @@ pub(crate) struct Engine {
     pub(crate) residency: Residency,
     pub(crate) models: Vec<Entry>,
     pub(crate) next_model: u32,
-    pub(crate) waiting: VecDeque<Task>,
-    pub(crate) running: VecDeque<Task>,
+    /// Decides who runs, and what the next pass computes.
+    pub(crate) scheduler: Scheduler,
+    /// The requests that the scheduler knows, in the order in which they came.
+    pub(crate) tasks: BTreeMap<SeqId, Task>,
+    /// The name of the next request.
+    pub(crate) next_seq: u64,
+    pub(crate) scratch_sizes: ScratchSizes,
+    pub(crate) pass_pace: PassPace,
     pub(crate) preloads: VecDeque<Preloading>,
-    /// Steps of requests that go before the next segment of a preload.
+    /// Passes that go before the next segment of a preload.
     pub(crate) turns_before_preload: u32,
     pub(crate) draining: Option<Draining>,
     /// The scratch block and its bytes; there is one, since one pass runs at a time.
     pub(crate) scratch: Option<(BlockId, u64)>,
     /// The budget asked for, while running work needs more than it.
     pub(crate) budget_wanted: Option<u64>,
-    /// Rows of the inputs of the pass under way, as their tables have them.
+    /// Tokens of the pass under way.
+    pub(crate) ids: Vec<u32>,
+    /// Rows of its inputs, as their tables have them.
     pub(crate) inputs: Vec<Vec<u8>>,
     /// Rotations of its rows, for each table.
     pub(crate) angles: Vec<RopeAngles>,
@@ -256,18 +266,22 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     let lost = loss.subscribe();
     let sleep = SleepClock::new(config.clocks.clone());
     let engine = Engine {
-        config,
         found,
         residency,
         models: Vec::new(),
         next_model: 0,
-        waiting: VecDeque::new(),
-        running: VecDeque::new(),
+        scheduler: crate::schedule::scheduler(&config),
+        tasks: BTreeMap::new(),
+        next_seq: 0,
+        scratch_sizes: ScratchSizes::default(),
+        pass_pace: PassPace::default(),
         preloads: VecDeque::new(),
         turns_before_preload: PRELOAD_TURNS,
         draining: None,
         scratch: None,
         budget_wanted: None,
+        config,
+        ids: Vec::new(),
         inputs: Vec::new(),
         angles: Vec::new(),
         snapshot,
@@ -406,11 +420,7 @@ impl Engine {
 
     /// How long nothing can happen without a command.
     fn patience(&self) -> Duration {
-        let deadlines = self
-            .running
-            .iter()
-            .chain(&self.waiting)
-            .filter_map(|t| t.deadline);
+        let deadlines = self.tasks.values().filter_map(|t| t.deadline);
         let deadline = deadlines
             .chain(self.draining.as_ref().map(|d| d.until))
             .min();
@@ -431,7 +441,7 @@ impl Engine {
 
     /// Scratch belongs to running work.
     pub(crate) fn free_idle_scratch(&mut self) {
-        if self.running.is_empty() {
+        if !self.tasks.values().any(|t| t.begun) {
             self.free_scratch();
         }
     }
@@ -443,18 +453,10 @@ impl Engine {
 
     /// Ends the requests for which there is a reason.
     pub(crate) fn end_those(&mut self, reason: impl Fn(&Task) -> Option<Error>) {
-        let queues: [fn(&mut Engine) -> &mut VecDeque<Task>; 2] =
-            [|e| &mut e.running, |e| &mut e.waiting];
-        for queue in queues {
-            let mut at = 0;
-            while let Some(task) = queue(self).get(at) {
-                let Some(error) = reason(task) else {
-                    at += 1;
-                    continue;
-                };
-                let task = queue(self).remove(at).expect("it was just looked at");
-                self.finish(task, Some(error));
-            }
+        let found = |task: &Task| reason(task).map(|error| (task.seq, error));
+        let over: Vec<(SeqId, Error)> = self.tasks.values().filter_map(found).collect();
+        for (seq, error) in over {
+            self.end(seq, error);
         }
     }
 
@@ -473,12 +475,10 @@ impl Engine {
         let Some(draining) = &self.draining else {
             return false;
         };
-        if !self.running.is_empty() && Instant::now() < draining.until {
+        if !self.tasks.is_empty() && Instant::now() < draining.until {
             return false;
         }
-        while let Some(task) = self.running.pop_front() {
-            self.finish(task, Some(crate::commands::draining()));
-        }
+        self.end_those(|_| Some(crate::commands::draining()));
         let draining = self.draining.take().expect("looked at above");
         for reply in draining.replies {
             // Nobody waiting is no reason to stay.
@@ -491,20 +491,13 @@ impl Engine {
     fn give_up(&mut self, reason: &str) {
         self.lost = Some(reason.to_owned());
         let error = || device_lost(reason);
-        for task in self.running.drain(..).chain(self.waiting.drain(..)) {
+        for task in std::mem::take(&mut self.tasks).into_values() {
             task.fail(error());
         }
         for preload in self.preloads.drain(..) {
             let _ = preload.events.try_send(PreloadEvent::Failed(error()));
         }
         self.loss.tell(reason);
-    }
-
-    pub(crate) fn entry(&self, model: ModelId) -> &Entry {
-        self.models
-            .iter()
-            .find(|e| e.id == model)
-            .expect("a request keeps its model registered")
     }
 
     /// Where the device wants a model's tensors.

@@ -18,6 +18,7 @@ pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as prob
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
 pub use crate::sampler::SamplingParams;
+pub use rocmforge_scheduler::Class;
 
 /// Commands that may wait for the engine. Replies to waiting ones come within a step (one token of one sequence),
 /// so a short queue is enough; a full one is answered with RESOURCE_EXHAUSTED at once.
@@ -118,6 +119,24 @@ pub enum Command {
     Wake,
 }
 
+/// For whom a request is, which decides what goes first where not all can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asker {
+    /// A user of the machine, or what an API key stands for. Those that were served less go first.
+    pub client: u64,
+    /// How urgent it is.
+    pub class: Class,
+}
+
+impl Default for Asker {
+    fn default() -> Self {
+        Self {
+            client: 0,
+            class: Class::Interactive,
+        }
+    }
+}
+
 /// A request for text.
 #[derive(Debug)]
 pub struct GenerateRequest {
@@ -135,6 +154,8 @@ pub struct GenerateRequest {
     pub stop: Vec<String>,
     /// When to give up.
     pub deadline: Option<Instant>,
+    /// For whom.
+    pub asker: Asker,
 }
 
 /// An event of a generation.
@@ -188,7 +209,7 @@ pub struct GenerateSummary {
     pub cache: RequestCacheUse,
 }
 
-/// What one request did to the cache.
+/// What one request did to the cache. A pass that it shares counts for each of its requests as a whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestCacheUse {
     /// Segments found resident (or already on their way).
@@ -212,6 +233,8 @@ pub struct ScoreRequest {
     pub top_n: u32,
     /// When to give up.
     pub deadline: Option<Instant>,
+    /// For whom.
+    pub asker: Asker,
 }
 
 /// Most alternatives that a score reports for a position.

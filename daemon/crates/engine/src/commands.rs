@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rocmforge_scheduler::{Arrival, ClientId, Kind, SeqId};
 use rocmforge_tensor_cache::{ModelId, Policy as CachePolicy};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::actor::{Draining, Engine, Entry};
-use crate::admission::PROMISE_TOKENS;
 use crate::api::{
-    Budget, BudgetChange, Command, GenerateEvent, GenerateRequest, Policy, PreloadEvent,
+    Asker, Budget, BudgetChange, Command, GenerateEvent, GenerateRequest, Policy, PreloadEvent,
     ScoreRequest, Scores,
 };
 use crate::error::Error;
@@ -114,9 +114,13 @@ impl Engine {
         let mut sampler = Sampler::new(request.sampling);
         request.prompt.iter().for_each(|&t| sampler.accept(t));
         let n_prompt = request.prompt.len();
-        let promised = match request.max_tokens {
-            Some(max) => n_ctx.min(n_prompt + max as usize),
-            None => n_ctx.min(n_prompt + PROMISE_TOKENS),
+        let wanted = Wanted {
+            kind: Kind::Generate,
+            positions_max: match request.max_tokens {
+                Some(max) => n_ctx.min(n_prompt + max as usize),
+                None => n_ctx,
+            },
+            open_ended: request.max_tokens.is_none(),
         };
         let work = Work::Generate(Box::new(Generation {
             events,
@@ -135,9 +139,9 @@ impl Engine {
             request.model,
             request.prompt,
             n_ctx,
-            promised,
+            wanted,
             received,
-            request.deadline,
+            (request.deadline, request.asker),
             work,
         );
     }
@@ -161,7 +165,11 @@ impl Engine {
                 return;
             }
         };
-        let promised = request.ids.len() - 1;
+        let wanted = Wanted {
+            kind: Kind::Score,
+            positions_max: request.ids.len(),
+            open_ended: false,
+        };
         let scores = Vec::with_capacity(request.ids.len());
         let work = Work::Score(Scoring {
             reply,
@@ -173,9 +181,9 @@ impl Engine {
             request.model,
             request.ids,
             n_ctx,
-            promised,
+            wanted,
             received,
-            request.deadline,
+            (request.deadline, request.asker),
             work,
         );
     }
@@ -253,38 +261,40 @@ impl Engine {
         loaded: Arc<LoadedModel>,
         tokens: Vec<u32>,
         n_ctx: usize,
-        promised: usize,
+        wanted: Wanted,
         received: Instant,
-        deadline: Option<Instant>,
+        (deadline, asker): (Option<Instant>, Asker),
         work: Work,
     ) {
+        let seq = SeqId(self.next_seq);
+        self.next_seq += 1;
+        let arrival = Arrival {
+            seq,
+            model: rocmforge_scheduler::ModelId(model.0),
+            client: ClientId(asker.client),
+            class: asker.class,
+            kind: wanted.kind,
+            tokens: tokens.len() as u32,
+            positions_max: wanted.positions_max as u32,
+            open_ended: wanted.open_ended,
+            // The engine ends what is late itself, and says how many tokens there were.
+            deadline: None,
+        };
         let task = Task {
+            seq,
             model,
             loaded,
             tokens,
             n_past: 0,
             n_ctx,
-            promised,
             memory: SequenceMemory::default(),
+            begun: false,
             counts: crate::api::RequestCacheUse::default(),
-            refusals: 0,
             received,
             deadline,
             work,
         };
-        if self.waiting.len() >= self.config.queue_capacity {
-            task.fail(Error::Exhausted {
-                message: format!(
-                    "{} requests wait already and {} run; the queue is full",
-                    self.waiting.len(),
-                    self.running.len()
-                ),
-                retry_after: Duration::from_secs(1),
-            });
-            return;
-        }
-        self.waiting.push_back(task);
-        self.requests_changed = true;
+        self.arrive(task, arrival);
     }
 
     fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {
@@ -340,14 +350,21 @@ impl Engine {
                 })
             }
         }
-        while let Some(task) = self.waiting.pop_front() {
-            self.finish(task, Some(draining()));
-        }
+        self.end_those(|task| (!task.begun).then(draining));
         for preload in self.preloads.drain(..) {
             let _ = preload.events.try_send(PreloadEvent::Failed(draining()));
         }
         self.publish(true);
     }
+}
+
+/// What a request wants of the scheduler.
+struct Wanted {
+    kind: Kind,
+    /// Positions that it can come to.
+    positions_max: usize,
+    /// It ends when the model ends it.
+    open_ended: bool,
 }
 
 /// The answer to new work while the daemon ends.

@@ -15,7 +15,7 @@ use rocmforge_tokenizer::Error as TokenizerError;
 use crate::refusal::Refusal;
 
 /// An error of the engine. `Display` never repeats its source.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// A request's field has a value that can never work. INVALID_ARGUMENT.
     #[error("{field}: {message}")]

@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod actor;
-mod admission;
 pub mod api;
 mod commands;
 mod embed;
@@ -23,6 +22,7 @@ mod publish;
 mod refusal;
 mod residency;
 mod sampler;
+mod schedule;
 mod step;
 mod stop;
 mod suspend;

@@ -67,12 +67,7 @@ impl Engine {
 
     pub(crate) fn unload(&mut self, name: &str, force: bool) -> Result<Unloaded, Error> {
         let (id, loaded) = self.find(name).map(|e| (e.id, Arc::clone(&e.loaded)))?;
-        let busy = self
-            .running
-            .iter()
-            .chain(&self.waiting)
-            .filter(|t| t.model == id)
-            .count();
+        let busy = self.tasks.values().filter(|t| t.model == id).count();
         if busy > 0 && !force {
             return Err(Refusal::Busy {
                 model: name.to_owned(),
@@ -107,6 +102,9 @@ impl Engine {
         let freed_bytes = self.residency.cache.model_stats(id).usage.total();
         self.residency.unregister(id)?;
         self.models.retain(|e| e.id != id);
+        self.scheduler
+            .model_unloaded(rocmforge_scheduler::ModelId(id.0));
+        self.scratch_sizes.borrow_mut().retain(|key, _| key.0 != id);
         Ok(Unloaded {
             freed_bytes,
             cancelled_requests: busy as u32,

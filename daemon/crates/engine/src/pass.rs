@@ -1,7 +1,7 @@
-//! One pass of a model over a chunk of one sequence: step by step, each step's segments acquired, run and released.
+//! One pass of a model over rows of some sequences: step by step, each step's segments acquired, run and released.
 //!
 //! Nothing of a segment outlives its step, so a model that is larger than the budget runs like any other. Between two
-//! segments the request is looked at: one that nobody waits for ends within a segment's time.
+//! segments the requests are looked at: a pass that nobody waits for ends within a segment's time.
 
 use rocmforge_device::{
     Batch, Bound, BoundExpert, BoundStep, ExpertFfn, Plan, Scratch, ScratchLayout, Span,
@@ -18,31 +18,17 @@ use crate::residency::Residency;
 /// What is told of a wanted row.
 type RowSink<'a> = &'a mut dyn FnMut(usize, RowOutput<'_>) -> Result<(), Error>;
 
-/// Whose logits a pass computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    /// Nobody's: a chunk of a prompt that goes on. The output head is not touched.
-    None,
-    /// The last row's.
-    Last,
-    /// Every row's.
-    All,
-}
-
 /// What a pass works on.
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) model: ModelId,
     pub(crate) plan: &'a Plan,
     pub(crate) angles: &'a [RopeAngles],
-    /// The sequence's pages, for each group.
-    pub(crate) kv_pages: &'a [&'a [u64]],
-    /// Arena offset of the sequence's recurrent state.
-    pub(crate) state: u64,
-    /// Position of the first row.
-    pub(crate) first_position: u32,
+    /// The sequences' rows; they cover all rows of the pass.
+    pub(crate) spans: &'a [Span<'a>],
     pub(crate) n_tokens: usize,
-    pub(crate) wanted: Wanted,
+    /// Rows whose logits are wanted, ascending. If there are none, the output head is not touched.
+    pub(crate) outputs: &'a [u32],
     /// Another pass of this model is expected right after.
     pub(crate) more: bool,
     pub(crate) scratch: &'a ScratchLayout,
@@ -50,8 +36,17 @@ pub(crate) struct Pass<'a> {
     pub(crate) scratch_at: u64,
     /// Uploads under way ahead of their turn, at most.
     pub(crate) prefetch: u32,
-    /// How much of a wanted row is of interest.
+    /// How much of the wanted rows is of interest.
     pub(crate) interest: Interest,
+}
+
+impl Pass<'_> {
+    /// Whether every sequence has one row, whose logits are wanted and have room at once.
+    fn decodes(&self) -> bool {
+        self.spans.len() == self.n_tokens
+            && self.outputs.len() == self.n_tokens
+            && self.n_tokens as u64 <= self.scratch.outputs
+    }
 }
 
 /// How much of a wanted row is of interest.
@@ -119,10 +114,7 @@ fn steps(
     }
     let n_segments = pass.plan.segments.len() as u32;
     let mut slabs = Vec::new();
-    if pass.n_tokens == 1
-        && pass.wanted == Wanted::Last
-        && residency.acquire_resident(pass.model, n_segments, counts, &mut slabs)?
-    {
+    if pass.decodes() && residency.acquire_resident(pass.model, n_segments, counts, &mut slabs)? {
         let ran = all_resident(residency, pass, &slabs, sink);
         for index in 0..n_segments {
             residency.release(id(pass, index));
@@ -139,12 +131,9 @@ fn steps(
     for step in pass.plan.steps_for(false) {
         run.step(residency, step, &[])?;
     }
-    let first = match pass.wanted {
-        Wanted::None => return Ok(()),
-        Wanted::All => 0,
-        Wanted::Last => pass.n_tokens - 1,
-    };
-    let rows: Vec<u32> = (first as u32..pass.n_tokens as u32).collect();
+    if pass.outputs.is_empty() {
+        return Ok(());
+    }
     let [
         Step::Run {
             segment: Some(head),
@@ -159,7 +148,7 @@ fn steps(
     let step = &pass.plan.steps[pass.plan.head_step];
     run.with_segment(residency, *head, |residency, run, slab| {
         let mut buffer = Vec::new();
-        for chunk in rows.chunks(pass.scratch.outputs as usize) {
+        for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
             run_ops(residency, pass, step, Some((*head, slab)), chunk)?;
             emit_rows(residency, pass, chunk, &mut buffer, sink)?;
             if let Some(error) = (run.ended)() {
@@ -211,9 +200,9 @@ impl Run<'_, '_> {
         let slab = residency.acquire(segment, self.counts)?;
         let missed = self.counts.misses > misses;
         // The head is the last of the ordered segments.
-        let end = match (&pass.wanted, &pass.plan.steps[pass.plan.head_step]) {
+        let end = match (pass.outputs, &pass.plan.steps[pass.plan.head_step]) {
             (
-                Wanted::None,
+                [],
                 Step::Run {
                     segment: Some(head),
                     ..
@@ -327,7 +316,6 @@ fn run_experts(
     ffn: &ExpertFfn,
     experts: &[(u32, u32, Slab, u32)],
 ) -> Result<(), Error> {
-    let spans = spans(pass);
     let (device, layouts) = residency.device_and_layouts(pass.model);
     let experts = experts
         .iter()
@@ -341,19 +329,17 @@ fn run_experts(
         })
         .collect();
     let step = BoundStep::Experts { ffn, experts };
-    let ran = device.run(&step, scratch(pass), &batch(pass, &spans, &[]));
+    let ran = device.run(&step, scratch(pass), &batch(pass, &[]));
     ran.map_err(|e| residency.device_error(Some(pass.model), e))
 }
 
-/// One token through a model of which everything is resident: the device gets the whole pass at once.
+/// A token of each sequence through a model of which everything is resident: the device gets the whole pass at once.
 fn all_resident(
     residency: &mut Residency,
     pass: &Pass<'_>,
     slabs: &[Slab],
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
-    let outputs = [0];
-    let spans = spans(pass);
     let (device, layouts) = residency.device_and_layouts(pass.model);
     let bound = |segment: u32| Bound {
         layout: &layouts[segment as usize],
@@ -365,9 +351,9 @@ fn all_resident(
         .iter()
         .map(|s| BoundStep::of(s, bound))
         .collect();
-    let ran = device.run_all(&steps, scratch(pass), &batch(pass, &spans, &outputs));
+    let ran = device.run_all(&steps, scratch(pass), &batch(pass, pass.outputs));
     ran.map_err(|e| residency.device_error(Some(pass.model), e))?;
-    emit_rows(residency, pass, &outputs, &mut Vec::new(), sink)
+    emit_rows(residency, pass, pass.outputs, &mut Vec::new(), sink)
 }
 
 /// Reads what the head left for `rows` and tells it.
@@ -419,7 +405,6 @@ fn run_ops(
     let Step::Run { ops, live_out, .. } = step else {
         return Err(Error::Internal("experts are no operations".to_owned()));
     };
-    let spans = spans(pass);
     let (device, layouts) = residency.device_and_layouts(pass.model);
     let step = BoundStep::Run {
         ops,
@@ -429,7 +414,7 @@ fn run_ops(
             slab: slab.offset,
         }),
     };
-    let ran = device.run(&step, scratch(pass), &batch(pass, &spans, outputs));
+    let ran = device.run(&step, scratch(pass), &batch(pass, outputs));
     ran.map_err(|e| residency.device_error(Some(pass.model), e))
 }
 
@@ -447,20 +432,10 @@ fn scratch<'a>(pass: &Pass<'a>) -> Scratch<'a> {
     }
 }
 
-fn spans<'a>(pass: &Pass<'a>) -> [Span<'a>; 1] {
-    [Span {
-        first_row: 0,
-        n_rows: pass.n_tokens,
-        first_position: pass.first_position,
-        kv_pages: pass.kv_pages,
-        state: pass.state,
-    }]
-}
-
-fn batch<'a>(pass: &Pass<'a>, spans: &'a [Span<'a>], outputs: &'a [u32]) -> Batch<'a> {
+fn batch<'a>(pass: &Pass<'a>, outputs: &'a [u32]) -> Batch<'a> {
     Batch {
         n_tokens: pass.n_tokens,
-        spans,
+        spans: pass.spans,
         kv: &pass.plan.kv,
         rope: pass.angles,
         outputs,

@@ -2,7 +2,7 @@
 //!
 //! The arena was taken at start, but a driver needs memory of its own besides: for a kernel's code, a recording, a vendor's
 //! library. When it refuses, a part of the arena goes back to it: the budget shrinks, all weights go (they come again as
-//! they are needed; KV pages are kept through the host's memory), and the step is done again.
+//! they are needed; KV pages are kept through the host's memory), and the pass is done again.
 //!
 //! ```text
 //!   refused --(what runs fits what would be left)--> renewed with less --> the step again
@@ -14,6 +14,7 @@
 
 use std::time::Duration;
 
+use rocmforge_scheduler::{SeqId, shrunk_budget};
 use rocmforge_tensor_cache::Slab;
 
 use crate::actor::Engine;
@@ -21,99 +22,112 @@ use crate::error::Error;
 use crate::refusal::Refusal;
 use crate::task::Task;
 
-/// Most times that a request's step is done again.
-const REFUSALS_MAX: u32 = 12;
-
-/// The part of the budget that goes the first time, at the least; twice as much the next time, up to half.
-const STEP: u64 = 16;
-
-/// What is left of a budget when the driver refused so many bytes (0 if it did not say), after `refusals` before.
-fn less(budget: u64, refused: u64, refusals: u32) -> u64 {
-    let part = (STEP >> refusals.min(3)).max(2);
-    let step = refused.max(budget / part).max(1);
-    let step = step.next_multiple_of(rocmforge_device::ALIGNMENT);
-    budget.saturating_sub(step)
-}
-
 impl Engine {
-    /// After a failed step of a request that is not among the running ones: if the driver refused memory, gives it some
-    /// of the arena's, so that the step can be done again.
-    ///
-    /// # Errors
-    /// The step's error, if it was another; [`Error::Precondition`] with the numbers if the request could not even run
-    /// alone in what would be left, [`Error::Exhausted`] if only beside others it cannot.
-    pub(crate) fn shrink_for(&mut self, task: &mut Task, error: Error) -> Result<(), Error> {
+    /// After a failed pass of these requests: if the driver refused memory, gives it some of the arena's, so that the pass
+    /// can be done again. A request that could not even run alone in what would be left fails, as do all of them if the
+    /// error was another.
+    pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
         let Some(refused) = self.residency.take_refused() else {
-            return Err(error);
+            if matches!(error, Error::Exhausted { .. }) && self.yield_one() {
+                return;
+            }
+            for &seq in seqs {
+                self.end(seq, error.clone());
+            }
+            return;
         };
         self.free_scratch();
+        let refusals = self.scheduler.memory_refused(seqs.iter().copied());
         let before = self.budget();
-        let after = less(before, refused, task.refusals);
-        let need = self.need_with_in(task, after);
-        let (alone, name) = (self.need_alone_in(task, after), task.loaded.name());
-        let free = self.residency.device.free_bytes().unwrap_or(0);
-        let numbers = format!(
-            "the driver refuses memory ({error}); {free} bytes are free; of the budget of {before} bytes {after} would be \
-             left, and the request of '{name}' needs {alone}"
-        );
-        if after < alone {
-            return Err(Refusal::NoDeviceMemory {
-                message: format!(
-                    "{numbers}; end other users of the device's memory, ask for fewer tokens, unpin, or use a smaller \
-                     model"
-                ),
-                need: alone,
+        let align = rocmforge_device::ALIGNMENT;
+        let after = shrunk_budget(before, refused, refusals.saturating_sub(1), align);
+        let too_large: Vec<(SeqId, u64)> = self.scheduling(after, |scheduler, view| {
+            let alone = |&seq: &SeqId| (seq, scheduler.needed_alone(seq, view));
+            seqs.iter()
+                .map(alone)
+                .filter(|(_, need)| *need > after)
+                .collect()
+        });
+        for &(seq, need) in &too_large {
+            let name = self.tasks[&seq].loaded.name().to_owned();
+            let free = self.residency.device.free_bytes().unwrap_or(0);
+            let message = format!(
+                "the driver refuses memory ({error}); {free} bytes are free; of the budget of {before} bytes {after} would \
+                 be left, and the request of '{name}' needs {need}; end other users of the device's memory, ask for fewer \
+                 tokens, unpin, or use a smaller model"
+            );
+            let refusal = Refusal::NoDeviceMemory {
+                message,
+                need,
                 budget: after,
+            };
+            self.end(seq, refusal.into());
+        }
+        if too_large.len() == seqs.len() {
+            return;
+        }
+        // Who does not fit any more yields, or is refused; what the others have computed is kept.
+        self.admit_within(after);
+        for &seq in seqs {
+            // A recurrent state may have taken in a part of the pass: the sequence is computed anew.
+            let Some(task) = self.tasks.get(&seq).filter(|t| t.n_past > 0) else {
+                continue;
+            };
+            if task.loaded.model().plan().state_elements > 0 {
+                self.scheduler.start_over(seq);
+                self.start_over(seq);
             }
-            .into());
         }
-        if after < need || task.refusals >= REFUSALS_MAX {
-            return Err(Error::Exhausted {
-                message: format!("{numbers}, {need} with the others that run"),
-                retry_after: Duration::from_secs(1),
-            });
+        let keep = self.kept();
+        if let Err(lost) = self.shrink(after, &keep, &error) {
+            for &seq in seqs {
+                self.end(seq, lost.clone());
+            }
         }
-        task.refusals += 1;
-        let keep: Vec<Slab> = self
-            .running
-            .iter()
-            .chain(std::iter::once(&*task))
-            .flat_map(|t| t.memory.slabs(&self.residency))
-            .collect();
-        self.shrink(after, &keep, &error)
+    }
+
+    /// Lets a request yield because the ledger had less room than the sums say. Whether there was one to yield.
+    fn yield_one(&mut self) -> bool {
+        let mut actions = Vec::new();
+        let Some(seq) = self.scheduler.yield_one(&mut actions) else {
+            return false;
+        };
+        tracing::debug!(?seq, "a request yields: the ledger had no room");
+        self.start_over(seq);
+        true
     }
 
     /// The same for an upload of a preload.
     ///
     /// # Errors
-    /// As [`Engine::shrink_for`].
+    /// The upload's error, if it was another; [`Error::Precondition`] with the numbers if running work needs what would go.
     pub(crate) fn shrink_for_preload(&mut self, error: Error) -> Result<(), Error> {
         let Some(refused) = self.residency.take_refused() else {
             return Err(error);
         };
         self.free_scratch();
         let before = self.budget();
-        let after = less(before, refused, 0);
-        if after < self.room_for_running(after).max(before / 2) {
+        let after = shrunk_budget(before, refused, 0, rocmforge_device::ALIGNMENT);
+        let need = self.room_for_running(after).max(before / 2);
+        if after < need {
             return Err(Refusal::NoDeviceMemory {
                 message: format!(
                     "the driver refuses memory ({error}); of the budget of {before} bytes {after} would be left, too \
                      little for a preload; end other users of the device's memory"
                 ),
-                need: self.room_for_running(after).max(before / 2),
+                need,
                 budget: after,
             }
             .into());
         }
-        self.shrink(after, &self.kept_of_running(), &error)
+        let keep = self.kept();
+        self.shrink(after, &keep, &error)
     }
 
-    /// KV pages of what runs.
-    fn kept_of_running(&self) -> Vec<Slab> {
-        self.running
-            .iter()
-            .flat_map(|t| t.memory.slabs(&self.residency))
-            .collect()
+    /// KV pages and states of what runs.
+    fn kept(&self) -> Vec<Slab> {
+        let held = |task: &Task| task.memory.slabs(&self.residency).collect::<Vec<_>>();
+        self.tasks.values().flat_map(held).collect()
     }
 
     /// Scratch holds nothing between two steps.
@@ -169,7 +183,7 @@ impl Engine {
             return Err(refused(before));
         }
         self.free_scratch();
-        let keep = self.kept_of_running();
+        let keep = self.kept();
         let had = self.renew(wanted, before, &keep)?;
         if had < wanted {
             return Err(refused(had));
@@ -187,40 +201,12 @@ impl Engine {
             return Ok(());
         }
         self.free_scratch();
-        let keep = self.kept_of_running();
+        let keep = self.kept();
         let budget = self.renew(self.budget(), self.budget(), &keep)?;
         tracing::info!(
             budget_bytes = budget,
             "memory above the budget went back to the driver; weights are loaded anew"
         );
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{REFUSALS_MAX, less};
-
-    #[test]
-    fn a_budget_shrinks_by_what_was_refused_but_not_by_crumbs() {
-        assert_eq!(less(16 << 20, 0, 0), 15 << 20);
-        assert_eq!(less(16 << 20, 1000, 0), 15 << 20);
-        assert_eq!(less(16 << 20, 3 << 20, 0), 13 << 20);
-        assert_eq!(less(16 << 20, (3 << 20) + 1, 0), (13 << 20) - 256);
-        assert_eq!(less(16 << 20, 0, 1), 14 << 20);
-        assert_eq!(less(16 << 20, 0, 100), 8 << 20);
-        assert_eq!(less(1 << 20, 1 << 30, 0), 0);
-        assert_eq!(less(0, 0, 0), 0);
-    }
-
-    #[test]
-    fn shrinking_ends() {
-        let mut budget = 1 << 40;
-        for refusals in 0..REFUSALS_MAX {
-            let after = less(budget, 0, refusals);
-            assert!(after < budget, "{refusals}");
-            budget = after;
-        }
-        assert!(budget < 1 << 32, "{budget}");
     }
 }

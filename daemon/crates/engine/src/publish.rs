@@ -27,15 +27,10 @@ impl Engine {
         let mut snapshot = snapshot_of(&self.residency, &self.models, &self.config, &self.found);
         for model in &mut snapshot.models {
             let mine = |t: &&crate::task::Task| Arc::ptr_eq(&t.loaded, &model.model);
-            model.requests = self
-                .running
-                .iter()
-                .chain(&self.waiting)
-                .filter(mine)
-                .count() as u32;
+            model.requests = self.tasks.values().filter(mine).count() as u32;
         }
-        snapshot.queued = self.waiting.len() as u32;
-        snapshot.running = self.running.len() as u32;
+        snapshot.queued = self.scheduler.waiting() as u32;
+        snapshot.running = self.scheduler.running() as u32;
         snapshot.draining = self.draining.is_some();
         self.snapshot.send_replace(Arc::new(snapshot));
     }

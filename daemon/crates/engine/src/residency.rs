@@ -270,6 +270,11 @@ impl Residency {
         self.sources[&model].largest_unpinned
     }
 
+    /// Bytes of all segments of a model on the device.
+    pub(crate) fn model_bytes(&self, model: ModelId) -> u64 {
+        self.sources[&model].bytes
+    }
+
     /// Bytes of all pinned segments, resident or not.
     pub(crate) fn pinned_bytes(&self) -> u64 {
         self.sources.values().map(|s| s.pinned_bytes).sum()

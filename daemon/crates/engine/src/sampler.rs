@@ -121,6 +121,20 @@ impl Sampler {
         self.draw().ok_or(NotFinite)
     }
 
+    /// The same from more of the largest logits than it looks at, as another sampler of the pass asked for; also what
+    /// takes the best token.
+    pub(crate) fn choose(&mut self, top: &[(u32, f32)]) -> Result<u32, NotFinite> {
+        let looked_at = match self.takes_top() {
+            Some(k) => k.min(top.len()),
+            None => 1,
+        };
+        match top {
+            [] => Err(NotFinite),
+            [best, ..] if self.takes_best() => Ok(best.0),
+            top => self.sample_from(&top[..looked_at]),
+        }
+    }
+
     /// Chooses a token from `logits`, `[n_vocab]`, which the penalties change.
     pub(crate) fn sample(&mut self, logits: &mut [f32]) -> Result<u32, NotFinite> {
         if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {

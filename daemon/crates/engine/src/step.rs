@@ -1,10 +1,13 @@
-//! One step of one request: a chunk of its prompt, or one token.
+//! One pass: rows of the sequences that the scheduler chose, and what came of each of them.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rocmforge_device::Span;
 use rocmforge_kernels::host::ops::{self, RopeAngles, RopeParams, RopeTable, Simd};
 use rocmforge_ops::{RopeSpec, RowCounts};
+use rocmforge_scheduler::{PassPlan, SeqId, SpanPlan, SpanResult};
 use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId};
 
 use crate::actor::Engine;
@@ -13,181 +16,234 @@ use crate::api::{
 };
 use crate::embed;
 use crate::error::Error;
+use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
-use crate::pass::{self, Interest, Pass, RowOutput, Wanted};
+use crate::pass::{self, Interest, Pass, RowOutput};
 use crate::stop::Checked;
-use crate::task::{Generation, Scoring, Task, Work};
+use crate::task::{Generation, Task, Work};
 
-/// What a step did to its request.
+/// What a pass did to a request.
 enum Stepped {
     GoesOn,
+    /// It has another token.
+    Appended,
     Done(Option<FinishReason>),
+    Failed(Error),
+}
+
+/// How a request ended.
+type Outcome = Result<Option<FinishReason>, Error>;
+
+/// A request in a pass.
+struct Member {
+    span: SpanPlan,
+    task: Task,
+    stepped: Stepped,
 }
 
 impl Engine {
-    /// Runs a step of the next request whose reader has room. Whether there was one.
+    /// Runs the next pass. Whether there was one.
     pub(crate) fn step(&mut self) -> bool {
-        let Some(at) = self.running.iter().position(Task::reader_has_room) else {
+        let Some(plan) = self.next_pass() else {
             return false;
         };
-        let mut task = self
-            .running
-            .remove(at)
-            .expect("the index was just looked at");
-        // What an upload ahead of need was refused is not this step's affair.
+        let mut members: Vec<Member> = plan
+            .spans
+            .iter()
+            .map(|span| Member {
+                span: *span,
+                task: self
+                    .tasks
+                    .remove(&span.seq)
+                    .expect("the scheduler knows the same requests"),
+                stepped: Stepped::GoesOn,
+            })
+            .collect();
+        // What an upload ahead of need was refused is not this pass's affair.
         self.residency.take_refused();
-        match self.step_of(&mut task) {
-            Ok(Stepped::GoesOn) => self.running.push_back(task),
-            Ok(Stepped::Done(finish)) => self.complete(task, finish),
-            Err(error) => match self.shrink_for(&mut task, error) {
-                Ok(()) => {
-                    // A recurrent state may have taken in a part of the step: the sequence is computed anew.
-                    if task.loaded.model().plan().state_elements > 0 {
-                        task.memory.free(&mut self.residency);
-                        task.n_past = 0;
-                    }
-                    self.running.push_front(task);
-                }
-                Err(error) => self.finish(task, Some(error)),
-            },
+        let begun = Instant::now();
+        match self.run_pass(&plan, &mut members) {
+            Ok(()) => {
+                self.note_pass(plan.rows as usize, begun.elapsed());
+                let ended = self.take_back(members);
+                self.conclude(ended);
+            }
+            Err(error) => self.pass_failed(members, error),
         }
         true
     }
 
-    fn step_of(&mut self, task: &mut Task) -> Result<Stepped, Error> {
-        // The request itself is out of the queue now.
-        let (n_tokens, outputs) = self.rows_of_step(task);
-        let end = task.n_past + n_tokens;
-        tracing::trace!(n_tokens, position = task.n_past, "a step");
-        self.extend_promise(task, end)?;
-        self.ensure_scratch(task.model, n_tokens, outputs)?;
-        let plan = task.loaded.model().plan();
-        let layout = plan.scratch(RowCounts {
+    fn run_pass(&mut self, plan: &PassPlan, members: &mut [Member]) -> Result<(), Error> {
+        let first = members.first().ok_or_else(|| {
+            Error::Internal("the scheduler planned a pass without rows".to_owned())
+        })?;
+        let (model, loaded) = (first.task.model, Arc::clone(&first.task.loaded));
+        let n_tokens = plan.rows as usize;
+        tracing::trace!(n_tokens, sequences = members.len(), "a pass");
+        self.ensure_scratch(model, plan)?;
+        let of_model = loaded.model().plan();
+        let layout = of_model.scratch(RowCounts {
             tokens: n_tokens as u64,
-            outputs,
+            outputs: u64::from(plan.outputs_at_a_time),
         });
-        task.memory
-            .prepare(&mut self.residency, task.model, plan, task.n_past, end)?;
-        let held = crate::kv::bytes_for(plan, end, n_tokens);
-        let blocks = held + self.scratch.map_or(0, |s| s.1);
-        task.counts.block_bytes = task.counts.block_bytes.max(blocks);
-        self.set_angles(task.model, task.n_past as u32, n_tokens)?;
-        self.inputs.resize_with(plan.inputs.len(), Vec::new);
-        for (input, rows) in plan.inputs.iter().zip(&mut self.inputs) {
-            let ids = &task.tokens[task.n_past..end];
-            embed::rows(&task.loaded, &input.table, ids, rows)?;
+        let scratch_bytes = self.scratch.map_or(0, |s| s.1);
+        for Member { span, task, .. } in &mut *members {
+            let end = task.n_past + span.rows as usize;
+            task.memory
+                .prepare(&mut self.residency, model, of_model, task.n_past, end)?;
+            let held = crate::kv::bytes_for(of_model, end, span.rows as usize);
+            task.counts.block_bytes = task.counts.block_bytes.max(held + scratch_bytes);
+            if let Work::Generate(g) = &mut task.work {
+                g.started.get_or_insert_with(Instant::now);
+            }
         }
+        self.set_angles(model, &*members)?;
+        self.inputs.resize_with(of_model.inputs.len(), Vec::new);
+        let mut ids = std::mem::take(&mut self.ids);
+        ids.clear();
+        for Member { span, task, .. } in &*members {
+            ids.extend_from_slice(&task.tokens[task.n_past..][..span.rows as usize]);
+        }
+        for (input, rows) in of_model.inputs.iter().zip(&mut self.inputs) {
+            embed::rows(&loaded, &input.table, &ids, rows)?;
+        }
+        self.ids = ids;
 
-        let complete = n_tokens == task.ahead();
-        let wanted = match &task.work {
-            Work::Generate(_) if complete => Wanted::Last,
-            Work::Generate(_) => Wanted::None,
-            Work::Score(_) => Wanted::All,
-        };
-        let last_pass = match &task.work {
-            Work::Generate(g) => complete && g.max_tokens.is_some_and(|max| g.generated + 1 >= max),
-            Work::Score(_) => complete,
-        };
-        let others = self.running.iter().any(|t| t.model == task.model);
-        let loaded = Arc::clone(&task.loaded);
-        let state = task.memory.state_offset(&self.residency);
+        // Behind this the requests change with each row that comes, their memory does not.
+        let memories: Vec<SequenceMemory> = members
+            .iter_mut()
+            .map(|m| std::mem::take(&mut m.task.memory))
+            .collect();
+        let pages: Vec<Vec<&[u64]>> = memories.iter().map(SequenceMemory::pages).collect();
+        let mut spans: Vec<Span<'_>> = Vec::with_capacity(members.len());
+        // The wanted rows, and whose each of them is.
+        let (mut outputs, mut owners) = (Vec::new(), Vec::new());
+        let mut first_row = 0;
+        for (i, member) in members.iter().enumerate() {
+            let n_rows = member.span.rows as usize;
+            spans.push(Span {
+                first_row,
+                n_rows,
+                first_position: member.task.n_past as u32,
+                kv_pages: &pages[i],
+                state: memories[i].state_offset(&self.residency),
+            });
+            first_row += n_rows;
+            let wanted = (first_row as u32 - member.span.outputs)..first_row as u32;
+            owners.extend(wanted.clone().map(|_| i));
+            outputs.extend(wanted);
+        }
         let (block, _) = self.scratch.expect("ensured above");
-        let kv_pages = task.memory.pages();
         let pass = Pass {
-            model: task.model,
-            plan: loaded.model().plan(),
+            model,
+            plan: of_model,
             angles: &self.angles,
-            kv_pages: &kv_pages,
-            state,
-            first_position: task.n_past as u32,
+            spans: &spans,
             n_tokens,
-            wanted,
-            more: !last_pass || others,
+            outputs: &outputs,
+            more: plan.expects_next,
             scratch: &layout,
             scratch_at: self.residency.cache.block(block).offset,
             prefetch: self.prefetch,
-            interest: match &task.work {
-                Work::Generate(g) if g.sampler.takes_best() => Interest::Best,
-                Work::Generate(g) => g
-                    .sampler
-                    .takes_top()
-                    .map_or(Interest::Logits, Interest::Top),
-                Work::Score(_) => Interest::Logits,
-            },
+            interest: interest(members),
         };
-        let Task {
-            work,
-            tokens,
-            loaded,
-            counts,
-            n_past,
-            n_ctx,
-            deadline,
-            ..
-        } = task;
-        let expired = || deadline.is_some_and(|d| Instant::now() >= d);
-        let (residency, rows) = (&mut self.residency, &self.inputs);
-        match work {
-            Work::Generate(g) => {
-                g.started.get_or_insert_with(Instant::now);
-                let Generation {
-                    events,
-                    sampler,
-                    generated,
-                    ..
-                } = &mut **g;
-                let ended = || match events.is_closed() {
-                    true => Some(Error::Cancelled),
-                    false => expired().then_some(Error::DeadlineExceeded {
-                        generated: *generated,
-                    }),
-                };
-                let mut chosen = None;
-                let mut choose = |_: usize, found: RowOutput<'_>| {
-                    let token = match found {
-                        RowOutput::Logits(logits) => sampler.sample(logits).ok(),
-                        RowOutput::Best(best) => best,
-                        RowOutput::Top(top) => top.and_then(|top| sampler.sample_from(top).ok()),
-                    };
-                    chosen = Some(token.ok_or_else(|| not_finite(loaded))?);
-                    Ok(())
-                };
-                pass::run(residency, &pass, rows, counts, &ended, &mut choose)?;
-                *n_past = end;
-                Ok(chosen.map_or(Stepped::GoesOn, |token| {
-                    accept(g, tokens, *n_ctx, loaded, token)
-                }))
+        let mut counts = RequestCacheUse::default();
+        let members = RefCell::new(members);
+        // A pass goes on while somebody waits for any of it.
+        let ended = || {
+            let reasons = members.borrow();
+            let mut reasons = reasons.iter().map(|m| m.task.ended());
+            reasons.try_fold(None, |_, reason| reason.map(Some))?
+        };
+        let mut told = 0;
+        let mut sink = |row: usize, found: RowOutput<'_>| {
+            let owner: usize = owners[told];
+            told += 1;
+            let member = &mut members.borrow_mut()[owner];
+            if !matches!(member.stepped, Stepped::Failed(_)) {
+                let row = row - spans[owner].first_row;
+                member.stepped = take_row(&mut member.task, row, found);
             }
-            Work::Score(s) => {
-                let Scoring {
-                    reply,
-                    scores,
-                    top_n,
-                } = s;
-                let ended = || match reply.is_closed() {
-                    true => Some(Error::Cancelled),
-                    false => expired().then_some(Error::DeadlineExceeded { generated: 0 }),
-                };
-                let first = *n_past;
-                // A step that is done again begins where the last one that ended left off.
-                scores.truncate(first);
-                let mut keep = |row: usize, found: RowOutput<'_>| {
-                    let RowOutput::Logits(logits) = found else {
-                        return Err(Error::Internal("scores need logits".to_owned()));
-                    };
-                    let scored = score(logits, tokens[first + row + 1], *top_n);
-                    scores.push(scored.ok_or_else(|| not_finite(loaded))?);
-                    Ok(())
-                };
-                pass::run(residency, &pass, rows, counts, &ended, &mut keep)?;
-                *n_past = end;
-                Ok(if complete {
-                    Stepped::Done(None)
-                } else {
-                    Stepped::GoesOn
-                })
+            Ok(())
+        };
+        let ran = pass::run(
+            &mut self.residency,
+            &pass,
+            &self.inputs,
+            &mut counts,
+            &ended,
+            &mut sink,
+        );
+        let members = members.into_inner();
+        for (member, memory) in members.iter_mut().zip(memories) {
+            let task = &mut member.task;
+            task.memory = memory;
+            task.counts.hits += counts.hits;
+            task.counts.misses += counts.misses;
+            task.counts.uploaded_bytes += counts.uploaded_bytes;
+        }
+        ran
+    }
+
+    /// Puts requests whose rows were computed back, and returns those that are done, which hold nothing any more.
+    fn take_back(&mut self, members: Vec<Member>) -> Vec<(Task, Outcome)> {
+        let results: Vec<SpanResult> = members
+            .iter()
+            .map(|m| SpanResult {
+                seq: m.span.seq,
+                rows: m.span.rows,
+                appended: u32::from(matches!(m.stepped, Stepped::Appended)),
+                ended: matches!(m.stepped, Stepped::Done(_) | Stepped::Failed(_)),
+            })
+            .collect();
+        self.scheduler.computed(&results);
+        let mut ended = Vec::new();
+        for Member {
+            span,
+            mut task,
+            stepped,
+        } in members
+        {
+            task.n_past += span.rows as usize;
+            let outcome = match stepped {
+                Stepped::GoesOn | Stepped::Appended => {
+                    self.tasks.insert(span.seq, task);
+                    continue;
+                }
+                Stepped::Done(finish) => Ok(finish),
+                Stepped::Failed(error) => Err(error),
+            };
+            task.memory.free(&mut self.residency);
+            ended.push((task, outcome));
+        }
+        ended
+    }
+
+    fn conclude(&mut self, ended: Vec<(Task, Outcome)>) {
+        for (task, outcome) in ended {
+            match outcome {
+                Ok(finish) => self.complete(task, finish),
+                Err(error) => self.finish(task, Some(error)),
             }
         }
+    }
+
+    /// A pass that failed: it is done again with less memory, or its requests fail, but for those that have their token.
+    fn pass_failed(&mut self, members: Vec<Member>, error: Error) {
+        let (told, failed): (Vec<Member>, Vec<Member>) = members
+            .into_iter()
+            .partition(|m| !matches!(m.stepped, Stepped::GoesOn));
+        let ended = self.take_back(told);
+        let seqs: Vec<SeqId> = failed.iter().map(|m| m.span.seq).collect();
+        let nobody_waits = failed.iter().all(|m| m.task.ended().is_some());
+        for member in failed {
+            self.tasks.insert(member.span.seq, member.task);
+        }
+        // The next look at the requests ends those that nobody waits for, each with its own reason.
+        if !nobody_waits {
+            self.do_again(&seqs, error);
+        }
+        self.conclude(ended);
     }
 
     /// Ends a request that came to its end.
@@ -245,7 +301,7 @@ impl Engine {
     /// Gives back what only running requests need, and publishes, so that a client that reads the end of its request
     /// and then asks for the status sees a state after it.
     pub(crate) fn release_rest(&mut self, model: ModelId) {
-        if !self.running.iter().any(|t| t.model == model) {
+        if !self.tasks.values().any(|t| t.model == model && t.begun) {
             self.residency.cache.request_end(model);
         }
         self.free_idle_scratch();
@@ -253,28 +309,31 @@ impl Engine {
         self.publish(true);
     }
 
-    fn ensure_scratch(&mut self, model: ModelId, rows: usize, outputs: u64) -> Result<(), Error> {
-        let bytes = self.scratch_bytes(model, rows, outputs);
+    fn ensure_scratch(&mut self, model: ModelId, plan: &PassPlan) -> Result<(), Error> {
         if let Some((_, has)) = self.scratch {
             // What a long prompt took would be uploaded again for every token of a model that does not fit.
-            let spare =
-                has / 2 > bytes && !self.residency.cache.fits(model) && !self.prompts_go_on();
-            if has >= bytes && !spare {
+            let spare = has / 2 > plan.scratch_bytes
+                && !self.residency.cache.fits(model)
+                && !self.prompts_go_on();
+            if (plan.scratch_bytes..=plan.scratch_bytes_max).contains(&has) && !spare {
                 return Ok(());
             }
             self.free_scratch();
         }
+        let bytes = plan.scratch_bytes;
         let (block, _) = self.residency.reserve(BlockKind::Scratch, None, bytes)?;
         self.scratch = Some((block, bytes));
         Ok(())
     }
 
-    /// Whether a request other than the one under way has more than a token to compute.
+    /// Whether a request outside of the pass under way has more than a token to compute.
     fn prompts_go_on(&self) -> bool {
-        self.running.iter().any(|t| t.ahead() > 1)
+        let begun = self.tasks.values().filter(|t| t.begun);
+        begun.into_iter().any(|t| !t.is_complete_at(t.n_past + 1))
     }
 
-    fn set_angles(&mut self, model: ModelId, first: u32, n_tokens: usize) -> Result<(), Error> {
+    /// Sets the rotations of a pass's rows.
+    fn set_angles(&mut self, model: ModelId, members: &[Member]) -> Result<(), Error> {
         let entry = self
             .models
             .iter_mut()
@@ -287,8 +346,12 @@ impl Engine {
         }
         self.angles.clear();
         for (spec, table) in specs.iter().zip(&entry.rope) {
+            let positions = members.iter().flat_map(|m| {
+                let first = m.task.n_past as u32;
+                first..first + m.span.rows
+            });
             let mut angles = RopeAngles::new(spec.order);
-            angles.set(table, (first..).take(n_tokens));
+            angles.set(table, positions);
             self.angles.push(angles);
         }
         Ok(())
@@ -345,6 +408,59 @@ impl Engine {
     }
 }
 
+/// How much of the wanted rows some requests look at.
+fn interest(members: &[Member]) -> Interest {
+    let mut most = Interest::Best;
+    for member in members.iter().filter(|m| m.span.outputs > 0) {
+        let Work::Generate(g) = &member.task.work else {
+            return Interest::Logits;
+        };
+        most = match (g.sampler.takes_top(), most) {
+            _ if g.sampler.takes_best() => most,
+            (Some(k), Interest::Top(other)) => Interest::Top(k.max(other)),
+            (Some(k), _) => Interest::Top(k),
+            (None, _) => return Interest::Logits,
+        };
+    }
+    most
+}
+
+/// Takes what was found for a request's row in a pass.
+fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> Stepped {
+    match &mut task.work {
+        Work::Generate(g) => {
+            let token = match found {
+                RowOutput::Logits(logits) => g.sampler.sample(logits).ok(),
+                RowOutput::Best(best) => best,
+                RowOutput::Top(top) => top.and_then(|top| g.sampler.choose(top).ok()),
+            };
+            match token {
+                Some(token) => accept(g, &mut task.tokens, task.n_ctx, &task.loaded, token),
+                None => Stepped::Failed(not_finite(&task.loaded)),
+            }
+        }
+        Work::Score(s) => {
+            let at = task.n_past + row;
+            // A pass that is done again begins where the last one that ended left off.
+            s.scores.truncate(at);
+            let scored = match found {
+                RowOutput::Logits(logits) => score(logits, task.tokens[at + 1], s.top_n),
+                RowOutput::Best(_) | RowOutput::Top(_) => {
+                    return Stepped::Failed(Error::Internal("scores need logits".to_owned()));
+                }
+            };
+            let Some(scored) = scored else {
+                return Stepped::Failed(not_finite(&task.loaded));
+            };
+            s.scores.push(scored);
+            match task.is_complete_at(at + 1) {
+                true => Stepped::Done(None),
+                false => Stepped::GoesOn,
+            }
+        }
+    }
+}
+
 /// Takes a chosen token into a generation.
 fn accept(
     g: &mut Generation,
@@ -386,7 +502,7 @@ fn accept(
     if tokens.len() >= n_ctx {
         return Stepped::Done(Some(FinishReason::ContextFull));
     }
-    Stepped::GoesOn
+    Stepped::Appended
 }
 
 fn summary(

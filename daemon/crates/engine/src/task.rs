@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use rocmforge_scheduler::SeqId;
 use rocmforge_tensor_cache::ModelId;
 use rocmforge_tokenizer::StreamDecoder;
 use tokio::sync::{mpsc, oneshot};
@@ -11,6 +12,7 @@ use crate::api::{GenerateEvent, RequestCacheUse, Scores, TokenScore};
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
+use crate::residency::Residency;
 use crate::sampler::Sampler;
 use crate::stop::StopStrings;
 
@@ -20,6 +22,7 @@ pub(crate) const STEP_EVENTS: usize = 3;
 /// One request.
 #[derive(Debug)]
 pub(crate) struct Task {
+    pub(crate) seq: SeqId,
     pub(crate) model: ModelId,
     pub(crate) loaded: Arc<LoadedModel>,
     /// The prompt, then what was generated. Position `i` holds token `i`.
@@ -28,12 +31,10 @@ pub(crate) struct Task {
     pub(crate) n_past: usize,
     /// Positions that there may be.
     pub(crate) n_ctx: usize,
-    /// Positions whose pages are promised by the admission.
-    pub(crate) promised: usize,
     pub(crate) memory: SequenceMemory,
+    /// It was admitted before, and so may have produced something.
+    pub(crate) begun: bool,
     pub(crate) counts: RequestCacheUse,
-    /// Times that the driver refused memory in its steps.
-    pub(crate) refusals: u32,
     pub(crate) received: Instant,
     pub(crate) deadline: Option<Instant>,
     pub(crate) work: Work,
@@ -87,14 +88,18 @@ impl Task {
             .map(|_| Error::DeadlineExceeded { generated })
     }
 
-    /// Positions that are still to be computed: those of the tokens there are, but of a scoring not the last one's, which is
-    /// only looked up. At least one while it runs.
-    pub(crate) fn ahead(&self) -> usize {
-        let known = match &self.work {
-            Work::Generate(_) => self.tokens.len(),
-            Work::Score(_) => self.tokens.len() - 1,
-        };
-        known - self.n_past
+    /// Whether all that is known would be computed with so many positions; the last token of a scoring is only looked up.
+    pub(crate) fn is_complete_at(&self, n_past: usize) -> bool {
+        match &self.work {
+            Work::Generate(_) => n_past == self.tokens.len(),
+            Work::Score(_) => n_past + 1 == self.tokens.len(),
+        }
+    }
+
+    /// Forgets what was computed, so that it is computed again.
+    pub(crate) fn start_over(&mut self, residency: &mut Residency) {
+        self.memory.free(residency);
+        self.n_past = 0;
     }
 
     /// Tokens generated so far.

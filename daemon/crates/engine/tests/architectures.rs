@@ -10,7 +10,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use requests::load;
-use rocmforge_engine::api::{Budget, ScoreRequest};
+use rocmforge_engine::api::{Asker, Budget, ScoreRequest};
 use rocmforge_engine::{DeviceChoice, EngineConfig, EngineHandle, LoadedModel, start};
 use serde_json::Value;
 
@@ -93,6 +93,7 @@ async fn compare(
             ids,
             top_n: 10,
             deadline: None,
+            asker: Asker::default(),
         };
         let scores = engine.score(request).await.map_err(|e| e.to_string())?;
         let found = scores.tokens.iter().map(|t| f64::from(t.logprob));

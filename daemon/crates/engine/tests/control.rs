@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use requests::{chat, engine, load, load_endless, questions, run};
 use rocmforge_engine::api::{
-    Budget, EVENT_CAPACITY, GenerateEvent, GenerateRequest, KeptReason, PreloadEvent,
+    Asker, Budget, EVENT_CAPACITY, GenerateEvent, GenerateRequest, KeptReason, PreloadEvent,
     SamplingParams, ScoreRequest, SegmentState,
 };
 use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel};
@@ -182,6 +182,7 @@ async fn a_deadline_ends_a_request_that_runs_and_one_that_waits() {
         ids: vec![5; 100],
         top_n: 0,
         deadline: past,
+        asker: Asker::default(),
     };
     assert!(matches!(
         engine.score(score).await,
@@ -540,6 +541,7 @@ async fn bad_requests_are_told_what_is_wrong() {
         ids: vec![1],
         top_n: 0,
         deadline: None,
+        asker: Asker::default(),
     };
     assert!(
         engine
@@ -554,6 +556,7 @@ async fn bad_requests_are_told_what_is_wrong() {
         ids: vec![1, 1 << 20],
         top_n: 0,
         deadline: None,
+        asker: Asker::default(),
     };
     let error = engine.score(score).await.unwrap_err().to_string();
     assert!(error.contains("vocabulary"), "{error}");

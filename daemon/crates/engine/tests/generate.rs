@@ -7,7 +7,7 @@ mod requests;
 use std::sync::Arc;
 
 use requests::{chat, engine, load, questions, run};
-use rocmforge_engine::api::{Budget, FinishReason, ScoreRequest};
+use rocmforge_engine::api::{Asker, Budget, FinishReason, ScoreRequest};
 
 #[tokio::test]
 async fn right_answers_and_the_same_ones_in_a_small_budget() {
@@ -66,6 +66,7 @@ async fn scores_are_those_of_the_tokens_that_greedy_chooses() {
         ids: all.clone(),
         top_n: 3,
         deadline: None,
+        asker: Asker::default(),
     };
     let scores = engine.score(score).await.unwrap();
     assert_eq!(scores.tokens.len(), all.len() - 1);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use fake::{Runtime, gpu_config};
 use requests::{chat, load, questions, run};
 use rocmforge_device::gpu::GpuConfig;
-use rocmforge_engine::api::{Budget, GenerateRequest, ScoreRequest};
+use rocmforge_engine::api::{Asker, Budget, GenerateRequest, ScoreRequest};
 use rocmforge_engine::{EngineHandle, Error, LoadedModel};
 use rocmforge_fake_hip::{GRANULARITY, Live};
 
@@ -46,6 +46,7 @@ async fn gap(
             ids: ids.clone(),
             top_n: 0,
             deadline: None,
+            asker: Asker::default(),
         };
         *to = host
             .score(request)

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fake::{Runtime, ended, greedy, load, run, tiny};
-use rocmforge_engine::api::{Budget, GenerateEvent, PreloadEvent, ScoreRequest, TokenScore};
+use rocmforge_engine::api::{Asker, Budget, GenerateEvent, PreloadEvent, ScoreRequest, TokenScore};
 use rocmforge_engine::{EngineHandle, Error, LoadedModel};
 use rocmforge_fake_hip::{Live, when_run};
 
@@ -102,6 +102,7 @@ async fn scores(engine: &EngineHandle, model: &Arc<LoadedModel>) -> Result<Vec<u
         ids: model.tokenizer().encode(PROMPT, true, true).unwrap(),
         top_n: 1,
         deadline: None,
+        asker: Asker::default(),
     };
     let scores = engine.score(request).await?;
     let bits = |s: &TokenScore| s.logprob.to_bits();

@@ -14,7 +14,7 @@ use requests::{chat, load, questions, run};
 use rocmforge_device::gpu::GpuDevice;
 use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_engine::api::{
-    Budget, GenerateEvent, GenerateRequest, Policy, PreloadEvent, ScoreRequest,
+    Asker, Budget, GenerateEvent, GenerateRequest, Policy, PreloadEvent, ScoreRequest,
 };
 use rocmforge_engine::{
     Clocks, EngineConfig, EngineHandle, EngineThread, Error, Events, LoadedModel, start_on,
@@ -116,6 +116,7 @@ async fn everyone_is_told(call: &str, nth: u64, code: u32, joins: bool) {
         ids: (1..60).collect(),
         top_n: 0,
         deadline: None,
+        asker: Asker::default(),
     });
     let score = score.await;
     assert!(matches!(score, Err(Error::Unavailable { .. })), "{score:?}");
@@ -361,6 +362,7 @@ async fn a_scoring_that_is_done_again_counts_nothing_twice() {
         ids: (1..200).collect(),
         top_n: 2,
         deadline: None,
+        asker: Asker::default(),
     };
     let expected = engine.score(request()).await.unwrap();
     let launches = fake.calls("hipModuleLaunchKernel");

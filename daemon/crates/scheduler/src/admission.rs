@@ -222,10 +222,11 @@ impl Scheduler {
     /// nobody else runs.
     fn who_yields_to(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Option<Vec<SeqId>> {
         let fits = |kept: &[SeqId]| {
-            let target = match kept.is_empty() {
-                true => ScratchTarget::Least,
+            let target = match (kept.is_empty(), s.begun) {
+                (true, true) => ScratchTarget::Single,
+                (true, false) => ScratchTarget::Least,
                 // Nobody's passes become shorter for the sake of one who can wait.
-                false => ScratchTarget::Usual,
+                (false, _) => ScratchTarget::Usual,
             };
             let kept_sequences = kept.iter().map(|seq| &self.sequences[seq]);
             let demand = self.demand(kept_sequences, Some((s, promised)), target, view);

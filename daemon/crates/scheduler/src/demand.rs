@@ -21,6 +21,8 @@ pub(crate) enum ScratchTarget {
     Usual,
     /// Enough for the shortest passes that are worth their reading of all weights.
     Least,
+    /// Enough for a row at a time, with which what has begun can come to its end.
+    Single,
 }
 
 /// The rows of a pass and the rows of logits that it computes at a time.
@@ -33,7 +35,7 @@ pub(crate) struct Shape {
 impl Shape {
     /// The longest pass of a model, at most this one, whose scratch has at most `usual` bytes, if
     /// that is enough for passes of `least` rows, and in any case at most `room` bytes, if that is
-    /// enough for them.
+    /// enough for one row.
     pub(crate) fn within(
         mut self,
         view: &View<'_>,
@@ -61,6 +63,9 @@ impl Shape {
         while self.outputs > 1 && bytes(self.rows, self.outputs) > target {
             self.outputs /= 2;
         }
+        while self.rows > 1 && bytes(self.rows, self.outputs) > room {
+            self.rows /= 2;
+        }
         self
     }
 }
@@ -74,15 +79,17 @@ struct Share {
 }
 
 impl Scheduler {
-    /// Rows of the shortest pass that is worth its cost. It depends on nothing that changes while a
-    /// sequence runs or yields, so that what fitted once fits again.
+    /// Rows of the shortest pass that is worth its cost: fewer where even their scratch takes more
+    /// than its usual part. It depends on nothing that changes while a sequence runs or yields.
     pub(crate) fn least_rows(&self, s: &Sequence, promised: u32, view: &View<'_>) -> u32 {
         let model = view.model(s.arrival.model);
-        self.config
-            .least_rows
-            .min(model.rows_max)
-            .min(promised)
-            .max(1)
+        let most = self.config.least_rows.min(model.rows_max).min(promised);
+        let usual = view.budget_bytes / SCRATCH_PART;
+        let mut rows = most.max(1);
+        while rows > 1 && view.costs.scratch_bytes(model.model, rows, 1) > usual {
+            rows /= 2;
+        }
+        rows
     }
 
     /// What running sequences need, with another that is promised so many positions.
@@ -123,17 +130,23 @@ impl Scheduler {
         let usual = view.budget_bytes / SCRATCH_PART;
         for share in shares {
             let model = view.model(share.model);
-            let mut shape = Shape {
-                rows: share.least,
-                outputs: 1,
+            let shape = match target {
+                ScratchTarget::Usual => {
+                    let wanted = Shape {
+                        rows: share.rows.max(share.least),
+                        outputs: share.outputs,
+                    };
+                    wanted.within(view, model, share.least, (usual, u64::MAX))
+                }
+                ScratchTarget::Least => Shape {
+                    rows: share.least,
+                    outputs: 1,
+                },
+                ScratchTarget::Single => Shape {
+                    rows: 1,
+                    outputs: 1,
+                },
             };
-            if target == ScratchTarget::Usual {
-                let wanted = Shape {
-                    rows: share.rows.max(share.least),
-                    outputs: share.outputs,
-                };
-                shape = wanted.within(view, model, share.least, (usual, u64::MAX));
-            }
             let bytes = view
                 .costs
                 .scratch_bytes(share.model, shape.rows, shape.outputs);
@@ -142,15 +155,23 @@ impl Scheduler {
         demand
     }
 
-    /// What one sequence needs alone at the least.
+    /// What one sequence needs alone at the least. One that has begun may go on by single rows.
     pub(crate) fn demand_alone(&self, s: &Sequence, promised: u32, view: &View<'_>) -> Demand {
         let nobody = std::iter::empty();
-        self.demand(nobody, Some((s, promised)), ScratchTarget::Least, view)
+        let target = match s.begun {
+            true => ScratchTarget::Single,
+            false => ScratchTarget::Least,
+        };
+        self.demand(nobody, Some((s, promised)), target, view)
     }
 
     /// What all that runs needs at the least.
     pub(crate) fn demand_running(&self, view: &View<'_>) -> Demand {
-        self.demand(self.running_sequences(), None, ScratchTarget::Least, view)
+        let target = match self.running.len() {
+            0 | 1 => ScratchTarget::Single,
+            _ => ScratchTarget::Least,
+        };
+        self.demand(self.running_sequences(), None, target, view)
     }
 
     /// Bytes that the scratch of a pass of a model may have, and those that it usually has. `alone`

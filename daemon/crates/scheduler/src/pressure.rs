@@ -54,6 +54,19 @@ impl Scheduler {
         }
     }
 
+    /// What running sequences need at the least, in bytes.
+    #[must_use]
+    pub fn needed(&self, view: &View<'_>) -> u64 {
+        self.demand_running(view).total()
+    }
+
+    /// What a sequence needs at the least to go on alone, in bytes; 0 if it is not known.
+    #[must_use]
+    pub fn needed_alone(&self, seq: SeqId, view: &View<'_>) -> u64 {
+        let known = self.sequences.get(&seq);
+        known.map_or(0, |s| self.demand_alone(s, s.promise_least(), view).total())
+    }
+
     /// The smallest budget in which all that has begun can come to its end, if need be one after
     /// another; 0 if nothing has begun. An open-ended sequence counts with the tokens that it has.
     #[must_use]

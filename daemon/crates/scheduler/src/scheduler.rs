@@ -140,6 +140,14 @@ impl Scheduler {
         s.n_past = positions;
     }
 
+    /// What a running sequence has computed is lost; it is computed again.
+    pub fn start_over(&mut self, seq: SeqId) {
+        if let Some(s) = self.sequences.get_mut(&seq) {
+            s.n_past = 0;
+            s.drafts = 0;
+        }
+    }
+
     /// So many tokens are guessed to follow the known ones; the next pass checks as many as there
     /// is room for.
     pub fn propose(&mut self, seq: SeqId, drafts: u32) {

@@ -516,13 +516,34 @@ fn memory_that_is_refused_again_and_again_ends_the_request() {
 }
 
 #[test]
+fn what_is_lost_is_computed_again_and_needs_are_told() {
+    let mut bench = Bench::new();
+    let seqs = [30, 50].map(|tokens| bench.comes(tokens, 10));
+    bench.pass().unwrap();
+    assert_eq!(bench.scheduler.sequence(seqs[0]).unwrap().n_past, 30);
+    bench.scheduler.start_over(seqs[0]);
+    let status = bench.scheduler.sequence(seqs[0]).unwrap();
+    assert_eq!((status.n_past, status.known, status.running), (0, 31, true));
+    let [alone, other] =
+        seqs.map(|seq| bench.with_view(|scheduler, view| scheduler.needed_alone(seq, view)));
+    let all = bench.with_view(|scheduler, view| scheduler.needed(view));
+    assert!(alone < other && other < all, "{alone} {other} {all}");
+    let nobody = SeqId(u64::MAX);
+    assert_eq!(
+        bench.with_view(|scheduler, view| scheduler.needed_alone(nobody, view)),
+        0
+    );
+}
+
+#[test]
 fn the_least_budget_is_one_in_which_all_that_began_ends() {
     let mut bench = Bench::new();
     let seqs = [30, 50, 20].map(|tokens| bench.comes(tokens, 10));
     bench.pass().unwrap();
     assert!(seqs.iter().all(|seq| bench.running(*seq)));
     bench.budget = bench.with_view(|scheduler, view| scheduler.budget_least(view));
-    assert_eq!(bench.budget, 100 + 60 + 16 + 10);
+    // By single rows, if need be.
+    assert_eq!(bench.budget, 100 + 60 + 1 + 10);
     let mut yielded = 0;
     while bench.pass().is_some() {
         for action in &bench.actions {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use rocmforge_engine::api::ScoreRequest;
+use rocmforge_engine::api::{Asker, ScoreRequest};
 use serde::Deserialize;
 
 use super::Bench;
@@ -91,6 +91,7 @@ fn compare(bench: &Bench, path: &Path) -> Result<(f32, usize, usize)> {
             ids: case.ids,
             top_n: 0,
             deadline: None,
+            asker: Asker::default(),
         };
         let scores = session.score(request)?;
         ensure!(

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! table   figures beside must, aim, llama.cpp and the card's own ceilings    figures.rs, first.rs
+//! clients many requests at once                                               clients.rs
 //! parity  every operation and type against the host                           parity.rs
 //! goldens small models of every architecture against their authors' code       goldens.rs
 //! text    greedy text against the host's                                      text.rs
@@ -12,6 +13,7 @@
 //! A figure short of its goal is marked; a check that fails, or a part that could not be run, makes the exit code 1.
 
 mod card;
+mod clients;
 mod figures;
 pub(crate) mod first;
 mod goldens;
@@ -44,6 +46,8 @@ const PROBE_BYTES: u64 = 64 << 20;
 enum Part {
     /// The figures.
     Table,
+    /// Many requests at once.
+    Clients,
     /// Operations against the host's.
     Parity,
     /// Small models of every architecture against their authors' code.
@@ -67,7 +71,7 @@ pub(crate) struct Options {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "table,parity,goldens,text,soak,rounds"
+        default_value = "table,clients,parity,goldens,text,soak,rounds"
     )]
     parts: Vec<Part>,
     /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 14 GB at a time].
@@ -170,6 +174,10 @@ impl Bench {
             Part::Table => {
                 let check = Check::ran("Figures", |check| figures::run(self, check));
                 // Rows speak for themselves: only what could not be measured is told.
+                (!check.passed()).then_some(check).into_iter().collect()
+            }
+            Part::Clients => {
+                let check = Check::ran("Clients", |check| clients::run_all(self, check));
                 (!check.passed()).then_some(check).into_iter().collect()
             }
             Part::Parity => vec![Check::ran(parity::name(self), |check| {

@@ -6,6 +6,15 @@ use crate::presets::{Mix, Preset};
 /// A model by its shape and types.
 pub(crate) type Kind = (Preset, Mix);
 
+/// How tokens are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// The likeliest.
+    Greedy,
+    /// From the 40 likeliest.
+    Sampled,
+}
+
 /// What is measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
@@ -35,6 +44,12 @@ pub(crate) struct Plan {
     pub(crate) prompts: (usize, usize, u32),
     /// Questions of the exam asked under a small budget as well.
     pub(crate) questions_streamed: usize,
+    /// Clients that ask at once, and how their tokens are chosen.
+    pub(crate) together: Vec<(usize, Choice)>,
+    /// Tokens of their prompts and of their texts.
+    pub(crate) text_together: (usize, u32),
+    /// Runs of each that count.
+    pub(crate) rounds_together: usize,
     /// Clients of the mixed load, and tokens of their longest prompts.
     pub(crate) clients: (usize, usize),
     /// Bytes beside the largest segment in the mixed load's least budget, for KV, scratch and the device's own.
@@ -86,6 +101,13 @@ impl Plan {
             requests: 12,
             prompts: (8, 200, 32),
             questions_streamed: 40,
+            together: [1, 8, 32, 64]
+                .map(|n| (n, Choice::Greedy))
+                .into_iter()
+                .chain([(64, Choice::Sampled)])
+                .collect(),
+            text_together: (282, 128),
+            rounds_together: 3,
             clients: (8, 1500),
             room: 512 << 20,
             judged: true,
@@ -109,6 +131,9 @@ impl Plan {
             requests: 4,
             prompts: (2, 24, 6),
             questions_streamed: 4,
+            together: vec![(1, Choice::Greedy), (3, Choice::Sampled)],
+            text_together: (12, 24),
+            rounds_together: 1,
             clients: (3, 40),
             room: 32 << 20,
             judged: false,
@@ -134,6 +159,18 @@ impl Plan {
             Figure::Alternating => Goal::at_most(200.0, Some(60.0)).beside(1400.0),
         };
         self.judged.then_some(goal)
+    }
+
+    /// What the decode of so many clients is judged by: llama.cpp's batched bench.
+    pub(crate) fn clients_goal(&self, n: usize) -> Option<Goal> {
+        let theirs = match n {
+            1 => 268.0,
+            8 => 968.0,
+            32 => 3299.0,
+            64 => 4626.0,
+            _ => return None,
+        };
+        self.judged.then(|| Goal::of_llama_cpp(theirs))
     }
 
     /// What another model's decode is judged by: llama.cpp's, where it was measured.

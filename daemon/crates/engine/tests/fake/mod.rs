@@ -11,7 +11,7 @@ use std::time::Duration;
 use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
 use rocmforge_engine::api::{
-    Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+    Asker, Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
 };
 use rocmforge_engine::{
     EngineConfig, EngineHandle, EngineThread, Error, LoadedModel, prepare, start_on,
@@ -143,6 +143,7 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, text: &str, n: u32) -> GenerateRe
         n_ctx: None,
         stop: Vec::new(),
         deadline: None,
+        asker: Asker::default(),
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
-    Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+    Asker, Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -56,6 +56,7 @@ pub(crate) fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest 
         n_ctx: None,
         stop: Vec::new(),
         deadline: None,
+        asker: Asker::default(),
     }
 }
 

@@ -41,12 +41,20 @@ impl World {
         &self.models[model.0 as usize]
     }
 
-    fn least_scratch(&self, s: &Seq, promised: u32) -> u64 {
-        let rows = self.config.least_rows;
-        let rows = rows
+    /// Scratch of the shortest passes; what has begun may go on by single rows if it is alone.
+    fn least_scratch(&self, s: &Seq, promised: u32, by_rows: bool) -> u64 {
+        let rows = match by_rows {
+            true => 1,
+            false => self.config.least_rows,
+        };
+        let mut rows = rows
             .min(self.model(s.a.model).rows_max)
             .min(promised)
             .max(1);
+        let bytes = |rows| self.machine.scratch_bytes(s.a.model, rows, 1);
+        while rows > 1 && bytes(rows) > self.budget / 8 {
+            rows /= 2;
+        }
         self.machine.scratch_bytes(s.a.model, rows, 1)
     }
 
@@ -55,11 +63,12 @@ impl World {
         let mut kv = 0;
         let mut segment = 0;
         let mut scratch = 0;
+        let alone = self.seqs.iter().filter(|s| s.running).count() == 1;
         for s in self.seqs.iter().filter(|s| s.running) {
             let promised = promised(s);
             kv += self.machine.kv_bytes(s.a.model, promised);
             segment = segment.max(self.model(s.a.model).segment_bytes);
-            scratch = scratch.max(self.least_scratch(s, promised));
+            scratch = scratch.max(self.least_scratch(s, promised, alone));
         }
         self.held + kv + segment + scratch
     }
@@ -69,7 +78,7 @@ impl World {
         self.held
             + self.machine.kv_bytes(s.a.model, promised)
             + self.model(s.a.model).segment_bytes
-            + self.least_scratch(s, promised)
+            + self.least_scratch(s, promised, s.begun)
     }
 
     fn overdue(&self, s: &Seq) -> bool {

@@ -14,9 +14,6 @@ pub(super) const SLOTS: usize = 3;
 /// Uploads under way that can have a flag of their own.
 pub(super) const FLAGS: u64 = 1024;
 
-/// Bytes of results that are read back: the largest logits of rows.
-const RESULTS_BYTES: u64 = 4096;
-
 /// Bytes of the counters of split attention.
 const COUNTERS_BYTES: u64 = 16 << 10;
 
@@ -26,7 +23,7 @@ const TAIL_BYTES: u64 = crate::ALIGNMENT;
 const SLOT_MIN: u64 = 16 << 10;
 const SLOT_MAX: u64 = 8 << 20;
 
-/// Budgets below this get a short page table.
+/// Budgets below this get a short page table and little room for sampling.
 const LARGE_BUDGET: u64 = 256 << 20;
 
 /// Offsets in the arena.
@@ -49,18 +46,29 @@ pub(super) struct Fixed {
     pub(super) slot_bytes: u64,
 }
 
+/// Bytes of results that are read back, the largest logits of rows: 128 of 64 rows.
+fn results_bytes(budget: u64) -> u64 {
+    if budget >= LARGE_BUDGET {
+        68 << 10
+    } else {
+        4096
+    }
+}
+
+/// Bytes of the page table: of 128 sequences of 131,072 positions, in pages of 64.
 fn table_bytes(budget: u64) -> u64 {
     if budget >= LARGE_BUDGET {
-        256 << 10
+        2 << 20
     } else {
         16 << 10
     }
 }
 
-/// Bytes of the candidates for the largest logits: of the 256 largest of 160,000, respectively the 8 largest of 256,000.
+/// Bytes of the candidates for the largest logits: of the 40 largest of 64 rows of 150,000, respectively the 8 largest of
+/// one of 256,000.
 fn candidates_bytes(budget: u64) -> u64 {
     if budget >= LARGE_BUDGET {
-        160 << 10
+        2 << 20
     } else {
         16 << 10
     }
@@ -74,7 +82,7 @@ fn slot_bytes(budget: u64) -> u64 {
 
 /// Bytes of everything but the bounce buffer and the slots.
 fn small_bytes(budget: u64) -> u64 {
-    let sampling = RESULTS_BYTES + candidates_bytes(budget);
+    let sampling = results_bytes(budget) + candidates_bytes(budget);
     FLAGS * 4 + sampling + COUNTERS_BYTES + table_bytes(budget) + TAIL_BYTES
 }
 
@@ -102,7 +110,7 @@ impl Fixed {
         };
         Self {
             flags: take(FLAGS * 4),
-            results: take(RESULTS_BYTES),
+            results: take(results_bytes(budget)),
             candidates: take(candidates_bytes),
             candidates_bytes,
             counters: take(COUNTERS_BYTES),

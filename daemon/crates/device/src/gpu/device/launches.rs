@@ -134,12 +134,12 @@ impl<'a> Lowering<'a> {
                 let rope = self.rope(*rope, *q_norm, *k_norm, bound);
                 let scores = self.scores(scores, bound);
                 let out = self.at(*out);
-                if self.shape.decode {
+                if self.shape.is_decode() {
                     return self.decode(qkv, out, &place, Some(&rope), &scores, heads);
                 }
                 let rotated = self.scratch_base + self.workspace.input;
                 self.push(kv::rope_kv(self.target, qkv, rotated, &place, &rope))?;
-                self.prefill(rotated, out, &place, &scores, heads)
+                self.rotated(rotated, out, &place, &scores, heads)
             }
             Fused::Single(op) => self.single(op, bound),
         }
@@ -164,16 +164,11 @@ impl<'a> Lowering<'a> {
             1,
             u64::from(heads.head_dim_v),
         );
-        let n_split = u64::from(wanted).min(self.workspace.partials_bytes / one.max(1));
-        let counters = rows * u64::from(blocks);
-        if counters > self.fixed.counters_len {
-            return Err(Error::Driver {
-                operation: "attention",
-                message: format!(
-                    "{rows} sequences in one pass are more than there are counters for"
-                ),
-            });
-        }
+        // One part needs neither partial sums nor counters.
+        let n_split = match rows * u64::from(blocks) <= self.fixed.counters_len {
+            true => u64::from(wanted).min(self.workspace.partials_bytes / one.max(1)),
+            false => 1,
+        };
         let partials = Partials {
             partials: self.scratch_base + self.workspace.partials,
             counters: self.fixed.counters,
@@ -187,6 +182,32 @@ impl<'a> Lowering<'a> {
             n_split.max(1) as u32,
             partials,
         ))
+    }
+
+    /// Attention of rows that are rotated, their keys and values in the pages: single rows and longer spans by a launch
+    /// each.
+    fn rotated(
+        &mut self,
+        q: u64,
+        out: u64,
+        place: &Kv<'_>,
+        scores: &Scores,
+        heads: &HeadShape,
+    ) -> Lowered {
+        if self.shape.single_rows > 0 {
+            let rows = Qkv {
+                q,
+                k: 0,
+                v: 0,
+                n_head: heads.n_head,
+                rows: self.shape.single_rows,
+            };
+            self.decode(rows, out, place, None, scores, heads)?;
+        }
+        if self.shape.n_tiles == 0 {
+            return Ok(());
+        }
+        self.prefill(q, out, place, scores, heads)
     }
 
     fn prefill(
@@ -390,7 +411,8 @@ impl<'a> Lowering<'a> {
             table: self.fixed.table + rows * u64::from(self.shape.table_stride) * 8,
             table_stride: self.shape.table_stride,
             positions: self.scratch_base + self.workspace.positions,
-            sequences: (!self.shape.decode).then_some(self.scratch_base + self.workspace.sequences),
+            sequences: (!self.shape.is_decode())
+                .then_some(self.scratch_base + self.workspace.sequences),
         }
     }
 

@@ -366,6 +366,10 @@ impl Device for GpuDevice {
         self.queue_pass(steps, scratch, batch)
     }
 
+    fn page_table_entries(&self) -> Option<u64> {
+        self.fixed.map(|fixed| fixed.table_len)
+    }
+
     fn argmax(
         &mut self,
         scratch: Scratch<'_>,

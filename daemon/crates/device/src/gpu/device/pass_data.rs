@@ -49,11 +49,19 @@ pub(super) struct Places<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PassShape {
     pub(super) table_stride: u32,
+    /// Tiles of spans behind the leading ones of one row.
     pub(super) n_tiles: u32,
-    /// Whether every sequence has one row.
-    pub(super) decode: bool,
+    /// Spans of one row before all longer ones.
+    pub(super) single_rows: u32,
     /// No position is at or beyond this.
     pub(super) positions_max: u32,
+}
+
+impl PassShape {
+    /// Whether every sequence has one row.
+    pub(super) fn is_decode(self) -> bool {
+        self.n_tiles == 0
+    }
 }
 
 /// Entries of a sequence in the page table: a power of two, so that a growing sequence rarely changes it.
@@ -86,14 +94,11 @@ impl PassData {
             .iter()
             .map(|s| s.first_position + s.n_rows as u32)
             .max();
-        let tiles = batch
-            .spans
-            .iter()
-            .map(|s| (s.first_row as u32, s.n_rows as u32));
+        let single_rows = batch.spans.iter().take_while(|s| s.n_rows == 1).count();
         PassShape {
             table_stride: stride_for(pages.unwrap_or(0)) as u32,
-            n_tiles: prefill_tiles(tiles).len() as u32,
-            decode: batch.spans.iter().all(|s| s.n_rows == 1),
+            n_tiles: tiles(batch).len() as u32,
+            single_rows: single_rows as u32,
             positions_max: last.unwrap_or(1).next_power_of_two().max(256),
         }
     }
@@ -177,11 +182,7 @@ impl PassData {
                 message: format!("{elements} elements are more than there is room for"),
             });
         }
-        let spans = batch
-            .spans
-            .iter()
-            .map(|s| (s.first_row as u32, s.n_rows as u32));
-        self.tiles = prefill_tiles(spans);
+        self.tiles = tiles(batch);
         // One piece of memory from positions to the rotations' end, as it lies on the device.
         let start = workspace.positions;
         let end = workspace.rope + elements as u64 * 4;
@@ -264,12 +265,24 @@ impl PassData {
                 ),
             });
         }
+        // The rows that changed, from the first to the last one, which sequences that grew in turn keep few.
+        let same = |(old, new): (&[u64], &[u64])| old == new;
+        let rows = || self.table.chunks(stride).zip(fresh.chunks(stride));
+        let (from, to) =
+            match self.table.len() == fresh.len() && self.table_stride == shape.table_stride {
+                true => {
+                    let before = rows().take_while(|r| same(*r)).count();
+                    let after = rows().rev().take_while(|r| same(*r)).count();
+                    (before * stride, fresh.len() - after * stride)
+                }
+                false => (0, fresh.len()),
+            };
         self.table.clear();
         send(
             ring,
             stream,
-            fixed.table,
-            &fresh,
+            fixed.table + from as u64 * 8,
+            &fresh[from..to],
             u64::to_le_bytes,
             &mut self.bytes,
         )?;
@@ -277,6 +290,12 @@ impl PassData {
         self.table_stride = shape.table_stride;
         Ok(())
     }
+}
+
+/// Tiles of the rows behind the leading spans of one row: first row, rows.
+fn tiles(batch: &Batch<'_>) -> Vec<[u32; 2]> {
+    let longer = batch.spans.iter().skip_while(|s| s.n_rows == 1);
+    prefill_tiles(longer.map(|s| (s.first_row as u32, s.n_rows as u32)))
 }
 
 fn same_rows(batch: &Batch<'_>, positions: &[u32], sequences: &[u32]) -> bool {

@@ -46,7 +46,7 @@ impl GpuDevice {
         let room = self.vendor_room(scratch);
         // The table of a layer's experts is sent between launches, which a recording would do but once.
         let routed = steps.iter().any(|s| matches!(s, BoundStep::Experts { .. }));
-        if !self.config.graphs || !shape.decode || routed {
+        if !self.config.graphs || !shape.is_decode() || routed {
             let work = self.work(steps, scratch, batch, shape)?;
             return self.queue(&work, room);
         }

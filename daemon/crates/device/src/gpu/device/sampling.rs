@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::ops::{Buf, PlacedBuf};
 use crate::{Candidates, Scratch};
 
+use super::fixed::Fixed;
 use super::{GpuDevice, launch_error};
 
 impl GpuDevice {
@@ -24,15 +25,33 @@ impl GpuDevice {
         if rows == 0 || k == 0 || k > sample::K_MAX as usize {
             return Ok(None);
         }
-        let room = sample::candidates_bytes(rows as u64, n, k as u32);
-        let part = rows * k * 4;
+        let of_row = sample::candidates_bytes(1, n, k as u32);
         // A mark has the first word of the results.
-        if room > fixed.candidates_bytes
-            || part * 2 + 8 > (fixed.candidates - fixed.results) as usize
-        {
+        let room = (fixed.candidates - fixed.results) as usize - 8;
+        let at_once = ((fixed.candidates_bytes / of_row) as usize).min(room / (k * 8));
+        if at_once == 0 {
             return Ok(None);
         }
-        let logits = self.arena.at(scratch.base + at, rows as u64 * width * 4);
+        let mut found = Vec::with_capacity(rows);
+        for first in (0..rows).step_by(at_once) {
+            let n_rows = at_once.min(rows - first);
+            let at = at + first as u64 * width * 4;
+            let logits = self.arena.at(scratch.base + at, n_rows as u64 * width * 4);
+            self.largest_of(logits, (n_rows, width), k, &fixed, &mut found)?;
+        }
+        Ok(Some(found))
+    }
+
+    /// The `k` largest of `rows` rows of `width` logits at an address, as many as the fixed block has room for.
+    fn largest_of(
+        &mut self,
+        logits: u64,
+        (rows, width): (usize, u64),
+        k: usize,
+        fixed: &Fixed,
+        found: &mut Vec<Option<Candidates>>,
+    ) -> Result<(), Error> {
+        let part = rows * k * 4;
         let (ids, values) = (fixed.results + 8, fixed.results + 8 + part as u64);
         let to = TopK {
             candidates: fixed.candidates,
@@ -54,15 +73,15 @@ impl GpuDevice {
             words.iter().map(|w| u32::from_le_bytes(*w)).collect()
         };
         let (ids, values) = (words(&bytes[..part]), words(&bytes[part..]));
-        let found = ids.chunks_exact(k).zip(values.chunks_exact(k));
-        let found = found.map(|(ids, values)| {
+        let rows = ids.chunks_exact(k).zip(values.chunks_exact(k));
+        found.extend(rows.map(|(ids, values)| {
             let row = ids
                 .iter()
                 .zip(values)
                 .map(|(&i, &v)| (i, f32::from_bits(v)));
             let row: Candidates = row.collect();
             row[0].1.is_finite().then_some(row)
-        });
-        Ok(Some(found.collect()))
+        }));
+        Ok(())
     }
 }

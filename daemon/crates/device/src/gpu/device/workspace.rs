@@ -103,12 +103,14 @@ impl Workspace {
         }
         let input_bytes = (rows * widest * 4).max(routed_bytes) + 2 * ALIGNMENT;
         let input = take(input_bytes);
-        // Split attention is for few rows: every block of a grid that fills the card twice has its part.
-        let partials_bytes = if layout.tokens <= SMALL_BATCH {
-            (widest * 5 * (layout.tokens + u64::from(2 * units))).min(4 << 20)
-        } else {
-            0
+        // Split attention is for few rows: every block of a grid that fills the card twice has its part. A longer pass may
+        // have some beside its prompts.
+        let few = layout.tokens.min(SMALL_BATCH) + u64::from(2 * units);
+        let most = match layout.tokens <= SMALL_BATCH {
+            true => 4 << 20,
+            false => (layout.bytes / 16).min(4 << 20),
         };
+        let partials_bytes = (widest * 5 * few).min(most);
         let partials = take(partials_bytes);
         let large = layout.tokens > SMALL_BATCH;
         let tile_bytes = if large {

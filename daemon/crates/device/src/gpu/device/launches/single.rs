@@ -194,7 +194,7 @@ impl Lowering<'_> {
                     sinks: *sinks,
                 };
                 let scores = self.scores(&scores, bound);
-                if self.shape.decode {
+                if self.shape.is_decode() {
                     let qkv = Qkv {
                         q: at,
                         k: 0,
@@ -204,7 +204,7 @@ impl Lowering<'_> {
                     };
                     return self.decode(qkv, out, &place, None, &scores, heads);
                 }
-                self.prefill(at, out, &place, &scores, heads)
+                self.rotated(at, out, &place, &scores, heads)
             }
             Op::Conv { .. } | Op::DeltaNet { .. } | Op::Ssm { .. } => self.recurrent(op, bound),
         }

@@ -1,0 +1,318 @@
+//! What the scheduler is shown, and what it decides carried out.
+//!
+//! The scheduler (crate `scheduler`) counts positions and bytes and knows no request; the engine keeps the requests by
+//! the names that it knows them by. Before each pass it is told whose readers have room, it admits who fits, and plans.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rocmforge_device::Device;
+use rocmforge_ops::RowCounts;
+use rocmforge_scheduler::{
+    Action, Arrival, Config, Costs, ModelView, NotTaken, PassPlan, Refusal as Refused, Scheduler,
+    SeqId, Tick, View,
+};
+use rocmforge_tensor_cache::ModelId;
+
+use crate::actor::{Engine, EngineConfig, Entry};
+use crate::error::Error;
+use crate::kv;
+use crate::refusal::Refusal;
+use crate::task::Task;
+
+/// Most rows of logits that are computed at a time.
+const OUTPUT_ROWS_MAX: u64 = 256;
+
+/// The part of the budget that rows of logits may take.
+const OUTPUT_ROWS_PART: u64 = 32;
+
+/// Tokens of prompts in one pass while somebody waits for his next token.
+const SHARED_ROWS: u32 = 128;
+
+/// Sizes of scratch that are remembered.
+const SIZES_MAX: usize = 4096;
+
+/// Bytes that are uploaded in the time of a usual pass, while nothing is measured.
+const PASS_UPLOAD_BYTES: u64 = 64 << 20;
+
+/// Passes after which the pace is looked at again.
+const PACE_PASSES: u32 = 64;
+
+/// How long passes take, and what the link brings meanwhile.
+#[derive(Debug)]
+pub(crate) struct PassPace {
+    /// Seconds of a pass, weighted towards the recent; 0 before the first.
+    seconds: f64,
+    passes: u32,
+    upload_bytes: u64,
+}
+
+impl Default for PassPace {
+    fn default() -> Self {
+        Self {
+            seconds: 0.0,
+            passes: 0,
+            upload_bytes: PASS_UPLOAD_BYTES,
+        }
+    }
+}
+
+/// Sizes of scratch by model, rows and rows of logits: to lay it out takes longer than all else that is decided before a
+/// pass.
+pub(crate) type ScratchSizes = RefCell<HashMap<(ModelId, u32, u32), u64>>;
+
+/// What sequences and passes cost on this device.
+struct Sizes<'a> {
+    models: &'a [Entry],
+    device: &'a dyn Device,
+    known: &'a ScratchSizes,
+    /// Rows of a pass at most.
+    rows_max: usize,
+}
+
+impl Sizes<'_> {
+    fn plan(&self, model: rocmforge_scheduler::ModelId) -> &rocmforge_ops::Plan {
+        let entry = self.models.iter().find(|e| e.id.0 == model.0);
+        let entry = entry.expect("a request keeps its model registered");
+        entry.loaded.model().plan()
+    }
+}
+
+impl Costs for Sizes<'_> {
+    fn kv_bytes(&self, model: rocmforge_scheduler::ModelId, positions: u32) -> u64 {
+        kv::bytes_for(self.plan(model), positions as usize, self.rows_max)
+    }
+
+    fn scratch_bytes(&self, model: rocmforge_scheduler::ModelId, rows: u32, outputs: u32) -> u64 {
+        let key = (ModelId(model.0), rows, outputs);
+        if let Some(&bytes) = self.known.borrow().get(&key) {
+            return bytes;
+        }
+        let layout = self.plan(model).scratch(RowCounts {
+            tokens: u64::from(rows),
+            outputs: u64::from(outputs),
+        });
+        let bytes = layout.bytes + self.device.workspace_bytes(&layout);
+        let mut known = self.known.borrow_mut();
+        if known.len() >= SIZES_MAX {
+            known.clear();
+        }
+        known.insert(key, bytes);
+        bytes
+    }
+}
+
+/// The scheduler of an engine.
+pub(crate) fn scheduler(config: &EngineConfig) -> Scheduler {
+    Scheduler::new(Config {
+        running_max: config.max_sequences.get(),
+        waiting_max: config.queue_capacity,
+        ..Config::default()
+    })
+}
+
+impl Engine {
+    /// Shows the scheduler what there is, in this budget.
+    pub(crate) fn scheduling<T>(
+        &mut self,
+        budget: u64,
+        ask: impl FnOnce(&mut Scheduler, &View<'_>) -> T,
+    ) -> T {
+        let residency = &self.residency;
+        let cache = &residency.cache;
+        let pinned = residency.pinned_bytes();
+        let mut models: Vec<ModelView> = Vec::new();
+        for task in self.tasks.values() {
+            let id = rocmforge_scheduler::ModelId(task.model.0);
+            if models.iter().any(|m| m.model == id) {
+                continue;
+            }
+            let row = u64::from(task.loaded.model().hparams().n_vocab) * 4;
+            let outputs = (budget / OUTPUT_ROWS_PART / row).clamp(1, OUTPUT_ROWS_MAX);
+            let all = residency.model_bytes(task.model);
+            let there = cache.model_stats(task.model).usage.resident;
+            models.push(ModelView {
+                model: id,
+                segment_bytes: residency.largest_unpinned(task.model),
+                rows_max: self.prefill_chunk.get() as u32,
+                shared_rows: SHARED_ROWS,
+                outputs_max: outputs as u32,
+                fits: cache.fits(task.model),
+                switch_bytes: all.min(budget).saturating_sub(there),
+            });
+        }
+        let sizes = Sizes {
+            models: &self.models,
+            device: residency.device.as_ref(),
+            known: &self.scratch_sizes,
+            rows_max: self.prefill_chunk.get(),
+        };
+        let view = View {
+            budget_bytes: budget,
+            held_bytes: pinned + residency.fixed_bytes,
+            models: &models,
+            costs: &sizes,
+            spans_max: self.spans_max(),
+            pass_upload_bytes: self.pass_pace.upload_bytes,
+        };
+        ask(&mut self.scheduler, &view)
+    }
+
+    /// Sequences of one pass at most: their pages must have room in the device's table.
+    fn spans_max(&self) -> u32 {
+        let Some(entries) = self.residency.device.page_table_entries() else {
+            return u32::MAX;
+        };
+        let pages = |task: &Task| {
+            let groups = &task.loaded.model().plan().kv;
+            let longest = groups.iter().map(|g| g.layout.pages_for(task.tokens.len()));
+            let row = longest.max().unwrap_or(0).next_power_of_two().max(8);
+            (row * groups.len()) as u64
+        };
+        let most = self.tasks.values().filter(|t| t.begun).map(pages).max();
+        (entries / most.unwrap_or(8).max(1)).max(1) as u32
+    }
+
+    /// A request comes.
+    pub(crate) fn arrive(&mut self, task: Task, arrival: Arrival) {
+        match self.scheduler.arrive(arrival) {
+            Ok(()) => {
+                self.tasks.insert(task.seq, task);
+                self.requests_changed = true;
+            }
+            Err(NotTaken::QueueFull { waiting, .. }) => task.fail(Error::Exhausted {
+                message: format!(
+                    "{waiting} requests wait already and {} run; the queue is full",
+                    self.scheduler.running()
+                ),
+                retry_after: Duration::from_secs(1),
+            }),
+        }
+    }
+
+    /// Brings the requests in line with the budget: who runs, who yields, who cannot.
+    pub(crate) fn admit(&mut self) {
+        self.admit_within(self.budget());
+    }
+
+    /// The same for another budget.
+    pub(crate) fn admit_within(&mut self, budget: u64) {
+        if self.tasks.is_empty() {
+            return;
+        }
+        for task in self.tasks.values() {
+            self.scheduler.set_ready(task.seq, task.reader_has_room());
+        }
+        let mut actions = Vec::new();
+        self.scheduling(budget, |scheduler, view| {
+            // Deadlines are the engine's affair, which says how many tokens there were.
+            scheduler.admit(view, Tick(0), &mut actions);
+        });
+        for action in actions {
+            match action {
+                Action::Admitted(seq) => {
+                    if let Some(task) = self.tasks.get_mut(&seq) {
+                        task.begun = true;
+                        self.requests_changed = true;
+                    }
+                }
+                Action::Yielded(seq) => self.start_over(seq),
+                Action::Refused { seq, why } => {
+                    if let Some(task) = self.tasks.remove(&seq) {
+                        let error = self.refused(&task, why);
+                        self.finish(task, Some(error));
+                    }
+                }
+                Action::Expired(seq) => self.end(seq, Error::Cancelled),
+            }
+        }
+    }
+
+    /// Takes back what a request computed.
+    pub(crate) fn start_over(&mut self, seq: SeqId) {
+        if let Some(task) = self.tasks.get_mut(&seq) {
+            task.start_over(&mut self.residency);
+            self.requests_changed = true;
+        }
+    }
+
+    /// The pass that comes next.
+    pub(crate) fn next_pass(&mut self) -> Option<PassPlan> {
+        if self.tasks.is_empty() {
+            return None;
+        }
+        self.scheduling(self.budget(), |scheduler, view| scheduler.next(view))
+    }
+
+    /// A pass of so many rows took so long.
+    pub(crate) fn note_pass(&mut self, rows: usize, took: Duration) {
+        let pace = &mut self.pass_pace;
+        let took = took.as_secs_f64();
+        pace.seconds = match pace.passes {
+            0 => took,
+            _ => pace.seconds + (took - pace.seconds) / 8.0,
+        };
+        pace.passes = pace.passes.wrapping_add(1);
+        if pace.passes % PACE_PASSES == 1
+            && let Some(measured) = self.residency.device.pace(rows)
+        {
+            pace.upload_bytes = ((pace.seconds * measured.upload_bytes_per_s) as u64).max(1);
+        }
+    }
+
+    /// Ends a request that is known.
+    pub(crate) fn end(&mut self, seq: SeqId, error: Error) {
+        self.scheduler.end(seq);
+        if let Some(task) = self.tasks.remove(&seq) {
+            self.finish(task, Some(error));
+        }
+    }
+
+    /// The smallest budget of at least `wanted` bytes in which the running requests can go on.
+    pub(crate) fn room_for_running(&mut self, wanted: u64) -> u64 {
+        let needed = self.scheduling(wanted, |scheduler, view| scheduler.needed(view));
+        wanted.max(needed)
+    }
+
+    pub(crate) fn budget(&self) -> u64 {
+        self.residency.budget()
+    }
+
+    /// Why a request cannot run.
+    fn refused(&self, task: &Task, why: Refused) -> Error {
+        let name = task.loaded.name();
+        match why {
+            Refused::NeverFits {
+                positions,
+                demand,
+                budget_bytes,
+                ..
+            } => {
+                let pinned = self.residency.pinned_bytes();
+                let message = format!(
+                    "the request needs {} bytes of the cache and its budget is {budget_bytes}: {} for the KV of \
+                     {positions} tokens, {} for scratch, {} for the largest segment of '{name}', {pinned} pinned, {} for \
+                     the device's own staging; ask for fewer tokens, unpin, or raise the budget (rocmforgectl cache \
+                     budget)",
+                    demand.total(),
+                    demand.kv_bytes,
+                    demand.scratch_bytes,
+                    demand.segment_bytes,
+                    demand.held_bytes - pinned,
+                );
+                Refusal::NeverFits {
+                    message,
+                    need: demand.total(),
+                    budget: budget_bytes,
+                    pinned,
+                }
+                .into()
+            }
+            Refused::NoRoom { .. } | Refused::DriverRefuses { .. } => Error::Exhausted {
+                message: why.to_string(),
+                retry_after: Duration::from_secs(1),
+            },
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Many requests at once: they share passes, and each gets what it would get alone.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod fake;
+mod requests;
+
+use std::sync::Arc;
+
+use rocmforge_engine::api::{
+    Asker, Budget, Class, GenerateEvent, GenerateRequest, SamplingParams, ScoreRequest,
+};
+use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel};
+
+use requests::{chat, engine, load, load_endless, questions};
+
+/// Requests at once.
+const MANY: usize = 12;
+
+/// The i-th request: questions of different lengths, greedy and not, of two clients and both classes.
+fn request(model: &Arc<LoadedModel>, i: usize) -> GenerateRequest {
+    let (question, _) = questions(MANY).swap_remove(i);
+    let sampling = match i % 3 {
+        0 => SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        1 => SamplingParams {
+            seed: Some(i as u64),
+            top_k: 3 + i as u32,
+            ..SamplingParams::default()
+        },
+        _ => SamplingParams {
+            seed: Some(i as u64),
+            top_k: 0,
+            ..SamplingParams::default()
+        },
+    };
+    GenerateRequest {
+        sampling,
+        max_tokens: Some(8 + 3 * i as u32),
+        asker: Asker {
+            client: i as u64 % 2,
+            class: match i % 4 {
+                3 => Class::Batch,
+                _ => Class::Interactive,
+            },
+        },
+        ..chat(model, &question.repeat(1 + i % 3))
+    }
+}
+
+/// Tokens, and segments that its passes had.
+async fn tokens(mut events: Events<GenerateEvent>) -> Result<(Vec<u32>, u64), Error> {
+    let mut tokens = Vec::new();
+    loop {
+        match events.next().await.unwrap() {
+            GenerateEvent::Piece { ids, .. } => tokens.extend(ids),
+            GenerateEvent::Done(summary) => {
+                return Ok((tokens, summary.cache.hits + summary.cache.misses));
+            }
+            GenerateEvent::Failed(error) => return Err(error),
+        }
+    }
+}
+
+/// Each request alone, then all of them at once with a scoring beside them.
+async fn share(engine: &EngineHandle, model: &Arc<LoadedModel>) {
+    let score = || ScoreRequest {
+        model: Arc::clone(model),
+        ids: model
+            .tokenizer()
+            .encode(&questions(1)[0].0.repeat(4), true, true)
+            .unwrap(),
+        top_n: 2,
+        deadline: None,
+        asker: Asker::default(),
+    };
+    let mut alone = Vec::new();
+    for i in 0..MANY {
+        alone.push(
+            tokens(engine.generate(request(model, i)).unwrap())
+                .await
+                .unwrap(),
+        );
+    }
+    let scored = engine.score(score()).await.unwrap();
+
+    let before = engine.snapshot().cache;
+    let together: Vec<_> = (0..MANY)
+        .map(|i| tokio::spawn(tokens(engine.generate(request(model, i)).unwrap())))
+        .collect();
+    let beside = engine.score(score()).await.unwrap();
+    let mut told = beside.cache.hits + beside.cache.misses;
+    for (i, request) in together.into_iter().enumerate() {
+        let (tokens, segments) = request.await.unwrap().unwrap();
+        assert_eq!(tokens, alone[i].0, "request {i}");
+        told += segments;
+    }
+    assert_eq!(beside.tokens, scored.tokens);
+    let after = engine.snapshot().cache;
+    let had = after.hits + after.misses - before.hits - before.misses;
+    println!("{told} segments by the requests' counts, {had} by the cache's");
+    assert!(had * 2 < told, "they did not share passes: {had} of {told}");
+    assert_eq!(after.kv_bytes + after.scratch_bytes, 0, "nothing is held");
+}
+
+#[tokio::test]
+async fn what_each_gets_is_what_it_gets_alone() {
+    for file in ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"] {
+        let engine = engine(Budget::Bytes(64 << 20));
+        let model = load(&engine, file, "m").await;
+        share(&engine, &model).await;
+    }
+}
+
+#[tokio::test]
+async fn requests_of_a_mixture_share_passes_too() {
+    let engine = engine(Budget::Bytes(256 << 20));
+    let model = load(&engine, "tiny-qwen3moe-Q4_K_M.gguf", "m").await;
+    share(&engine, &model).await;
+}
+
+/// A greedy request of some ids, each time others.
+fn of_ids(model: &Arc<LoadedModel>, i: u32) -> GenerateRequest {
+    let ids = (0..3 + 7 * i)
+        .map(|j| 5 + (j * 31 + i * 17) % 200)
+        .collect();
+    GenerateRequest {
+        model: Arc::clone(model),
+        prompt: ids,
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(6),
+        n_ctx: None,
+        stop: Vec::new(),
+        deadline: None,
+        asker: Asker::default(),
+    }
+}
+
+/// Layers with a state, windows, mixtures and latent attention keep their sequences apart.
+async fn kinds_of_layers(engine: &EngineHandle) {
+    for name in [
+        "qwen35",
+        "nemotron_h",
+        "lfm2",
+        "granitehybrid",
+        "gemma3",
+        "gpt-oss",
+        "deepseek2",
+    ] {
+        let model = load(engine, &format!("arch/{name}.gguf"), name).await;
+        let mut alone = Vec::new();
+        for i in 0..5 {
+            alone.push(
+                tokens(engine.generate(of_ids(&model, i)).unwrap())
+                    .await
+                    .unwrap()
+                    .0,
+            );
+        }
+        let together: Vec<_> = (0..5)
+            .map(|i| tokio::spawn(tokens(engine.generate(of_ids(&model, i)).unwrap())))
+            .collect();
+        for (i, request) in together.into_iter().enumerate() {
+            let found = request.await.unwrap().unwrap().0;
+            assert_eq!(found, alone[i], "{name}, request {i}");
+        }
+        engine.unload(name, false).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn sequences_of_all_kinds_of_layers_are_kept_apart() {
+    kinds_of_layers(&engine(Budget::Bytes(256 << 20))).await;
+}
+
+#[tokio::test]
+async fn sequences_of_all_kinds_of_layers_are_kept_apart_on_the_hip_path() {
+    let runtime = fake::Runtime::new();
+    let engine = runtime.start(128 << 20).unwrap();
+    kinds_of_layers(&engine).await;
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn the_same_on_the_hip_path() {
+    let runtime = fake::Runtime::new();
+    let engine = runtime.start(64 << 20).unwrap();
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    share(&engine, &model).await;
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn who_goes_disturbs_nobody() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let endless = load_endless(&engine, "endless").await;
+    let expected = tokens(engine.generate(request(&model, 0)).unwrap())
+        .await
+        .unwrap();
+    for round in 0..6 {
+        let mut leaving: Vec<_> = (0..4)
+            .map(|_| {
+                let request = GenerateRequest {
+                    max_tokens: None,
+                    ..chat(&endless, "Tell me all.")
+                };
+                engine.generate(request).unwrap()
+            })
+            .collect();
+        let stays = tokio::spawn(tokens(engine.generate(request(&model, 0)).unwrap()));
+        for (i, mut events) in leaving.drain(..).enumerate() {
+            for _ in 0..i * (round + 1) {
+                events.next().await;
+            }
+            drop(events);
+        }
+        assert_eq!(stays.await.unwrap().unwrap().0, expected.0);
+    }
+    let begin = std::time::Instant::now();
+    while engine.snapshot().running > 0 {
+        assert!(begin.elapsed().as_secs() < 30, "{:?}", engine.snapshot());
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    assert_eq!(engine.snapshot().cache.kv_bytes, 0);
+}
