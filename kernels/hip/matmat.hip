@@ -6,22 +6,27 @@
 // Geometry: grid (blocks, tokens / COLUMNS rounded up), THREADS threads; waves go through the groups of rows round robin.
 // Moves the weights once a COLUMNS tokens (mostly from the second-level cache after the first), 40 bytes of x a block of 32,
 // token and ROWS rows. No shared memory.
-// Entries: matmat_<type> (WEIGHT), and for NVIDIA matmat_f16_<type> (TYPE), see matmat_f16.h.
+// Entries: matmat_<type> (WEIGHT), and for NVIDIA matmat_f16_32_<type> and matmat_f16_64_<type> (TYPE), see matmat_staged.h.
 #define WEIGHTS_SHARED
 #include "compat.h"
 #include "formats.h"
 
 #define THREADS 256
-#include "matmat_f16.h"
+#include "matmat_staged.h"
 #include "matmat_q8.h"
 
 ENTRY(THREADS, 1) UNIT(MatmatArgs a) { matmat<WEIGHT>(a, EveryToken{a.n_tokens, a.rows}); }
 #ifdef RF_CUDA
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)
-ENTRY(THREADS, 1) NAME(matmat_f16_, TYPE)(MatmatF16Args a) {
+ENTRY(THREADS, 2) NAME(matmat_f16_32_, TYPE)(MatmatF16Args a) {
 #if __CUDA_ARCH__ >= 800
-    matmat_f16<WEIGHT>(a, EveryToken{a.n_tokens, a.rows});
+    matmat_staged<WEIGHT, 4>(a);
+#endif
+}
+ENTRY(THREADS, 1) NAME(matmat_f16_64_, TYPE)(MatmatF16Args a) {
+#if __CUDA_ARCH__ >= 800
+    matmat_staged<WEIGHT, 8>(a);
 #endif
 }
 #endif

@@ -1,4 +1,5 @@
-// Products of some 2 to 128 tokens by mma.sync (NVIDIA, sm_80 and later). Included by matmat.hip.
+// Products of some 2 to 32 tokens a block by mma.sync (NVIDIA, sm_80 and later), of whichever rows `Tokens` names. Included by
+// experts_many.hip and, for its fragments of weights, by matmat_staged.h.
 //
 // out[t][r] = factor * sum_k W[r][k] * x[t][k] with x [tokens][cols] f16 (activations.hip), W as f16 made in registers, f32 sums.
 // Geometry: grid (rows / 32 rounded up, tokens / 32 rounded up), THREADS threads: a block has 32 rows and up to 32 tokens, and its waves

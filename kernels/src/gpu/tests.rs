@@ -150,7 +150,10 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
             factor: 1.0,
         };
         if target.has_mma() && ty.is_quantized() {
-            all.push(matmat_f16(target, half, &matrix(ty, 100), true).unwrap());
+            for n_tokens in [9, 33] {
+                let half = HalfInputs { n_tokens, ..half };
+                all.push(matmat_f16(target, half, &matrix(ty, 100), true).unwrap());
+            }
         }
         let weights = Weights {
             ty,
@@ -478,7 +481,8 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
             assert!(threads.contains(&launch.block[0]), "{}", launch.kernel);
             assert!(launch.grid.iter().all(|&n| n > 0), "{}", launch.kernel);
             // More than any block may use is asked for by name; every NVIDIA GPU from sm_80 on has 99 KiB.
-            let most = match launch.unit().starts_with("attention_prefill_") {
+            let by_name = ["attention_prefill_", "matmat_"];
+            let most = match by_name.iter().any(|name| launch.unit().starts_with(name)) {
                 true => 99 << 10,
                 false => target.shared_bytes_max,
             };

@@ -90,7 +90,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 45] = files![
+const FILES: [(&str, &str); 46] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -112,6 +112,7 @@ const FILES: [(&str, &str); 45] = files![
     "kv.h",
     "attention_mma.h",
     "matmat_f16.h",
+    "matmat_staged.h",
     "attention_wmma.h",
     "attention_plain.h",
     "matvec.hip",

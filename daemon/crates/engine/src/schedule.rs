@@ -27,8 +27,9 @@ const OUTPUT_ROWS_MAX: u64 = 256;
 /// The part of the budget that rows of logits may take.
 const OUTPUT_ROWS_PART: u64 = 32;
 
-/// Tokens of prompts in one pass while somebody waits for his next token.
-const SHARED_ROWS: u32 = 128;
+/// The part of a pass's rows at most that prompts have while somebody waits for his next token. A pass of the whole length
+/// is what the device is fastest at; on an H200 one of an 8B model takes 15 ms with 128 rows of prompts and 20 with 512.
+const SHARED_PART: u32 = 4;
 
 /// Sizes of scratch that are remembered.
 const SIZES_MAX: usize = 4096;
@@ -136,7 +137,7 @@ impl Engine {
                 model: id,
                 segment_bytes: residency.largest_unpinned(task.model),
                 rows_max: self.prefill_chunk.get() as u32,
-                shared_rows: SHARED_ROWS,
+                shared_rows: (self.prefill_chunk.get() as u32 / SHARED_PART).max(1),
                 outputs_max: outputs as u32,
                 fits: cache.fits(task.model),
                 switch_bytes: all.min(budget).saturating_sub(there),

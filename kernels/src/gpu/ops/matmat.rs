@@ -1,4 +1,4 @@
-//! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_f16.h`): 2 to 64, right for any number.
+//! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_staged.h`): 2 to 128, right for any number.
 
 use super::matvec::{Matrix, float_tokens};
 use super::per_type;
@@ -10,9 +10,11 @@ const THREADS: u32 = 256;
 const ROWS: u32 = 2;
 const COLUMNS: u32 = 8;
 
-/// Rows and tokens of a block of `matmat_f16_<type>`.
+/// Rows of a block of `matmat_f16_<tokens>_<type>`.
 const F16_ROWS: u32 = 32;
-const F16_TOKENS: u32 = 32;
+
+/// Dynamic shared memory of such a block for each of its tokens: 8 waves, 3 steps, 32 f16.
+const F16_SHARED_TOKEN: u32 = 8 * 3 * 64;
 
 arg_struct! {
     /// Of `matmat_<type>`.
@@ -32,7 +34,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `matmat_f16_<type>`.
+    /// Of `matmat_f16_<tokens>_<type>`.
     MatmatF16Args: 56 {
         weights: u64,
         x: u64,
@@ -90,15 +92,16 @@ pub fn matmat_f16(
         epilogue: u32::from(add),
         factor: inputs.factor,
     };
+    // More tokens a block unpack each weight less often; fewer leave room for two blocks at a time.
+    let (tokens, kernel) = match args.n_tokens {
+        ..=32 => (32, per_type!(matrix.ty, "matmat_", ".matmat_f16_32_")),
+        _ => (64, per_type!(matrix.ty, "matmat_", ".matmat_f16_64_")),
+    };
     Ok(Launch {
-        kernel: per_type!(matrix.ty, "matmat_", ".matmat_f16_"),
-        grid: [
-            rows.div_ceil(F16_ROWS),
-            args.n_tokens.div_ceil(F16_TOKENS),
-            1,
-        ],
+        kernel,
+        grid: [rows.div_ceil(F16_ROWS), args.n_tokens.div_ceil(tokens), 1],
         block: [THREADS, 1, 1],
-        shared_bytes: 0,
+        shared_bytes: tokens * F16_SHARED_TOKEN,
         args: ArgBytes::of(&args),
         overlaps: true,
     })

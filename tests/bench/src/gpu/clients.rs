@@ -4,13 +4,15 @@
 //! generated from the first request to the last end, prompts included; *decode* those between the last first token and
 //! the first end, when nobody has a prompt left.
 
+use std::num::NonZeroUsize;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use futures_util::future::try_join_all;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rocmforge_engine::api::{Policy, SamplingParams};
+use rocmforge_engine::EngineConfig;
+use rocmforge_engine::api::SamplingParams;
 
 use super::Bench;
 use super::plan::{Choice, title};
@@ -42,7 +44,13 @@ struct Rates {
 pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
     let main = bench.plan.main;
     let path = bench.models.get(main, 1)?;
-    let mut session = Session::start(bench.device, None, Policy::Belady, None)?;
+    let most = bench.plan.together.iter().map(|(n, _)| *n).max();
+    let most = most.and_then(NonZeroUsize::new).context("no clients")?;
+    let mut session = Session::start_as(EngineConfig {
+        device: bench.device.choice(),
+        max_sequences: most,
+        ..EngineConfig::default()
+    })?;
     let (model, _) = session.load("main", &path)?;
     session.generate(&model, 1, 2)?;
     let mut rng = StdRng::seed_from_u64(bench.seed);
@@ -117,7 +125,7 @@ impl Rates {
         let firsts = texts.iter().filter_map(|t| t.tokens.first()).max();
         let ends = texts.iter().filter_map(|t| t.tokens.last()).min();
         let (Some(begin), Some(end), Some(&first), Some(&last)) = (begin, end, firsts, ends) else {
-            anyhow::bail!("a client without tokens");
+            bail!("a client without tokens");
         };
         let all = texts.iter().map(|t| t.tokens.len()).sum::<usize>();
         self.together.push(all as f64 / (end - begin).as_secs_f64());

@@ -36,7 +36,7 @@ use crate::report::{Report, Row, figure};
 use crate::session::Session;
 use card::Card;
 use models::Models;
-use plan::Plan;
+use plan::{Choice, Plan};
 
 /// Budget of the engine that only tells which device there is.
 const PROBE_BYTES: u64 = 64 << 20;
@@ -80,6 +80,12 @@ pub(crate) struct Options {
     /// How long the mixed load lasts.
     #[arg(long, default_value_t = 10.0, value_parser = minutes)]
     soak_minutes: f64,
+    /// Clients that ask at once, of a list of numbers [default: 1, 8, 32, 64].
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    clients: Vec<u16>,
+    /// Tokens of each client's prompt [default: 282].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4000))]
+    client_prompt: Option<u16>,
     /// Rounds of load, generate, unload.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rounds: u32,
@@ -98,6 +104,23 @@ pub(crate) struct Options {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
+}
+
+impl Options {
+    fn plan(&self) -> Plan {
+        let mut plan = match self.quick {
+            true => Plan::quick(),
+            false => Plan::full(),
+        };
+        if !self.clients.is_empty() {
+            let asked = self.clients.iter();
+            plan.together = asked.map(|&n| (n.into(), Choice::Greedy)).collect();
+        }
+        if let Some(n) = self.client_prompt {
+            plan.text_together.0 = n.into();
+        }
+        plan
+    }
 }
 
 fn minutes(text: &str) -> Result<f64, String> {
@@ -141,11 +164,7 @@ impl Bench {
             device: DeviceArg::of_kind(&status.kind),
             kind: status.kind,
             card,
-            plan: if options.quick {
-                Plan::quick()
-            } else {
-                Plan::full()
-            },
+            plan: options.plan(),
             is_quick: options.quick,
             models: Models::new(options.models.as_deref())?,
             seed: options.seed,

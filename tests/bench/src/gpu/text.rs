@@ -24,7 +24,7 @@ use crate::session::{Session, random_prompt};
 
 /// Most that the host's token may be likelier than the device's, as the difference of their logits. Products of 8-bit
 /// inputs err by a part in a hundred, and a logit of these models is of the order of ten.
-const MARGIN_MAX: f32 = 0.5;
+pub(crate) const MARGIN_MAX: f32 = 0.5;
 
 /// Most tokens of an answer.
 const ANSWER_MAX: u32 = 80;

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
 //! | up to [`DOT_BATCH`] | the input as 8 bits, then mat-mat |
-//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA); else as above |
+//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA), 32 or 64 rows at a time; else as above |
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 
 use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
