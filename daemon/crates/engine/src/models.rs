@@ -22,8 +22,7 @@ impl Engine {
         }
         let loaded = prepared.loaded;
         if let Ok(there) = self.find(loaded.name()) {
-            let same = there.loaded.path() == loaded.path()
-                && there.loaded.file().identity() == loaded.file().identity();
+            let same = there.loaded.file().is_same_as(loaded.file());
             return if same {
                 Ok(Arc::clone(&there.loaded))
             } else {

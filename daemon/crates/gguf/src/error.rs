@@ -59,6 +59,30 @@ pub enum Error {
         /// Length of the file.
         len: u64,
     },
+    /// More parts than [`limits::MAX_PARTS`].
+    #[error("{path} is one of {found} parts: at most {max} are read; merge them into fewer files", path = path.display(), max = limits::MAX_PARTS)]
+    TooManyParts {
+        /// The first part.
+        path: PathBuf,
+        /// How many there are.
+        found: u64,
+    },
+    /// A part of a split model that does not belong to the others.
+    #[error("{path}: {problem}", path = path.display())]
+    Split {
+        /// The part.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// A part of a split model whose header cannot be used.
+    #[error("in {path}", path = path.display())]
+    Part {
+        /// The part.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
 
     /// The first four bytes are not `GGUF`.
     #[error(
