@@ -22,6 +22,8 @@ impl Engine {
         }
         let loaded = prepared.loaded;
         if let Ok(there) = self.find(loaded.name()) {
+            // A mere change of permissions or links since is noticed here, and is none of the content.
+            let _ = there.loaded.file().check_unchanged();
             let same = there.loaded.file().is_same_as(loaded.file());
             return if same {
                 Ok(Arc::clone(&there.loaded))

@@ -64,11 +64,12 @@ struct Guarded {
     pages: Pages,
 }
 
-/// Regular files, opened read only, whose ranges can be read from several threads at once: one file, or the parts of a
-/// split model one behind the other.
+/// Regular files, opened read only, whose ranges can be read from several threads at once: one
+/// file, or the parts of a split model one behind the other.
 ///
-/// An offset counts from the first file's start. Each part begins at the next multiple of [`PART_ALIGNMENT`] behind the
-/// one before it; what lies between belongs to no range, and a range lies in one part.
+/// An offset counts from the first file's start. Each part begins at the next multiple of
+/// [`PART_ALIGNMENT`] behind the one before it; what lies between belongs to no range, and a range
+/// lies in one part.
 #[derive(Debug)]
 pub struct MappedFile {
     backing: Backing,
@@ -171,7 +172,7 @@ impl MappedFile {
 
     /// What the first part was when it was opened.
     pub fn identity(&self) -> Identity {
-        self.first().identity
+        self.first().identity()
     }
 
     /// When the part that was written last was, in nanoseconds since 1970.
@@ -180,13 +181,14 @@ impl MappedFile {
         times.max().unwrap_or_default()
     }
 
-    /// Whether both are the same files, part by part, as they were opened.
+    /// Whether both are the same files, part by part, as they were opened and not changed between
+    /// the two.
     pub fn is_same_as(&self, other: &MappedFile) -> bool {
         let parts = self.parts.iter().zip(&other.parts);
         self.parts.len() == other.parts.len()
             && parts
                 .into_iter()
-                .all(|(a, b)| a.path == b.path && a.identity == b.identity)
+                .all(|(a, b)| a.path == b.path && a.identity() == b.identity())
     }
 
     /// One past the last offset of the part that holds `offset`; `None` where none does.
@@ -267,8 +269,9 @@ impl MappedFile {
         part.check_unchanged()
     }
 
-    /// Fills each of `pieces` with the bytes from its offset on, for many small ones far from each other: each is one read of
-    /// a file, and the files are checked once. On an error their content is not to be used.
+    /// Fills each of `pieces` with the bytes from its offset on, for many small ones far from each
+    /// other: each is one read of a file, and the files are checked once. On an error their content
+    /// is not to be used.
     ///
     /// # Errors
     /// As [`with_range`](Self::with_range).
@@ -344,13 +347,14 @@ impl MappedFile {
     /// Asks the system whether the files are still those that were opened: one fstat each.
     ///
     /// # Errors
-    /// [`Error::Changed`] for the first that is not, [`Error::Io`] where the system does not answer.
+    /// [`Error::Changed`] for the first that is not, [`Error::Io`] where the system does not
+    /// answer.
     pub fn check_unchanged(&self) -> Result<(), Error> {
         self.parts.iter().try_for_each(Part::check_unchanged)
     }
 
-    /// Starts reading `range` ahead and does not wait for it. A hint: what lies outside of the part in which it begins is
-    /// left out, and failures show when the range is read.
+    /// Starts reading `range` ahead and does not wait for it. A hint: what lies outside of the part
+    /// in which it begins is left out, and failures show when the range is read.
     pub fn will_need(&self, range: Range<u64>) {
         let part = self.part_at(range.start);
         let (start, end) = (range.start.max(part.base), range.end.min(part.end()));
@@ -406,7 +410,8 @@ impl MappedFile {
         Ok((part, len))
     }
 
-    /// The error for a page that the guard had to make up: which part it was is told by the part that changed.
+    /// The error for a page that the guard had to make up: which part it was is told by the part
+    /// that changed.
     fn broken(&self) -> Error {
         let changed = self
             .parts
@@ -463,7 +468,8 @@ impl MappedRange {
     }
 }
 
-/// Maps the files and registers the mapping; `None` where either cannot be done, and `pread` has to do.
+/// Maps the files and registers the mapping; `None` where either cannot be done, and `pread` has to
+/// do.
 fn map_guarded(parts: &[Part]) -> Option<Guarded> {
     if !guard::install() {
         return None;

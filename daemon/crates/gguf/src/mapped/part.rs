@@ -3,8 +3,10 @@
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Error;
 
@@ -17,8 +19,10 @@ pub struct Identity {
     pub inode: u64,
     /// Its length in bytes.
     pub size: u64,
-    /// When it was last written, in nanoseconds since 1970.
+    /// When it was last written, in nanoseconds since 1970; whoever may write it may also set this.
     pub mtime_ns: i128,
+    /// When anything of it was last changed, by the system's own clock, in nanoseconds since 1970.
+    pub ctime_ns: i128,
 }
 
 impl Identity {
@@ -27,21 +31,64 @@ impl Identity {
             dev: meta.dev(),
             inode: meta.ino(),
             size: meta.len(),
-            mtime_ns: i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()),
+            mtime_ns: ns(meta.mtime(), meta.mtime_nsec()),
+            ctime_ns: ns(meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+
+    /// Whether both are of one file of one content, as far as its own times say.
+    fn is_like(&self, other: &Identity) -> bool {
+        let without = |identity: &Identity| Identity {
+            ctime_ns: 0,
+            ..*identity
+        };
+        without(self) == without(other)
+    }
+}
+
+fn ns(secs: i64, ns: i64) -> i128 {
+    i128::from(secs) * 1_000_000_000 + i128::from(ns)
+}
+
+/// What of a file may change and move its ctime though its content stays: permissions, owner,
+/// links, name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Attributes {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    links: u64,
+    name: Option<PathBuf>,
+}
+
+impl Attributes {
+    fn of(file: &File, meta: &Metadata) -> Attributes {
+        Attributes {
+            mode: meta.mode(),
+            uid: meta.uid(),
+            gid: meta.gid(),
+            links: meta.nlink(),
+            // Where it is now, or that it is nowhere, as the system knows it; unknown without
+            // /proc.
+            name: std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok(),
         }
     }
 }
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (secs, ns) = (
-            self.mtime_ns.div_euclid(1_000_000_000),
-            self.mtime_ns.rem_euclid(1_000_000_000),
-        );
+        let seconds = |ns: i128| {
+            let (secs, ns) = (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000));
+            format!("{secs}.{ns:09}")
+        };
         write!(
             f,
-            "{} bytes, inode {}:{}, modified at {secs}.{ns:09}",
-            self.size, self.dev, self.inode
+            "{} bytes, inode {}:{}, modified at {}, changed at {}",
+            self.size,
+            self.dev,
+            self.inode,
+            seconds(self.mtime_ns),
+            seconds(self.ctime_ns)
         )
     }
 }
@@ -51,7 +98,10 @@ impl fmt::Display for Identity {
 pub(super) struct Part {
     pub(super) file: File,
     pub(super) path: PathBuf,
+    /// As it was opened, but for the ctime, which is in `known`.
     pub(super) identity: Identity,
+    /// The ctime up to which the content is known to be the same, and the attributes then.
+    known: Mutex<(i128, Attributes)>,
     /// The offset of its first byte.
     pub(super) base: u64,
 }
@@ -66,8 +116,8 @@ impl Part {
                 source,
             }
         };
-        // Looked at before it is opened, because opening some devices has effects; and again after, because the name may
-        // have been given to something else in between.
+        // Looked at before it is opened, because opening some devices has effects; and again after,
+        // because the name may have been given to something else in between.
         let check = |meta: &Metadata| match kind_unless_regular(meta) {
             Some(kind) => Err(Error::NotRegular {
                 path: path.to_owned(),
@@ -89,8 +139,10 @@ impl Part {
                 path: path.to_owned(),
             });
         }
+        let identity = Identity::of(&meta);
         Ok(Part {
-            identity: Identity::of(&meta),
+            known: Mutex::new((identity.ctime_ns, Attributes::of(&file, &meta))),
+            identity,
             file,
             path: path.to_owned(),
             base: 0,
@@ -102,15 +154,52 @@ impl Part {
         self.base + self.identity.size
     }
 
+    /// What it was when it was opened, with the ctime that is accepted now.
+    pub(super) fn identity(&self) -> Identity {
+        Identity {
+            ctime_ns: self.known().0,
+            ..self.identity
+        }
+    }
+
+    /// Held for moments, by whoever looks at the file, and for longer only where its ctime moved.
+    fn known(&self) -> MutexGuard<'_, (i128, Attributes)> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Asks the system whether the file is still the one that was opened: one fstat.
+    ///
+    /// A ctime that moved with the mtime where it was is a rewrite whose time was put back, unless
+    /// a change of permissions, owner, links or name explains it. (One that comes together with
+    /// such a change is not told from it.)
     pub(super) fn check_unchanged(&self) -> Result<(), Error> {
-        let now = Identity::of(&self.file.metadata().map_err(|e| self.failed("stat", e))?);
-        if now == self.identity {
+        let look = || self.file.metadata().map_err(|e| self.failed("stat", e));
+        if Identity::of(&look()?) == self.identity() {
             return Ok(());
+        }
+        let mut known = self.known();
+        // Looked at again: what another thread has accepted meanwhile may be newer than that look.
+        let meta = look()?;
+        let (now, was) = (
+            Identity::of(&meta),
+            Identity {
+                ctime_ns: known.0,
+                ..self.identity
+            },
+        );
+        if now == was {
+            return Ok(());
+        }
+        if now.is_like(&was) {
+            let attributes = Attributes::of(&self.file, &meta);
+            if attributes != known.1 {
+                *known = (now.ctime_ns, attributes);
+                return Ok(());
+            }
         }
         Err(Error::Changed {
             path: self.path.clone(),
-            was: Box::new(self.identity),
+            was: Box::new(was),
             now: Box::new(now),
         })
     }
@@ -123,7 +212,8 @@ impl Part {
         }
     }
 
-    /// The error for a range that could not be read: that the file changed, if it did, else what the system said.
+    /// The error for a range that could not be read: that the file changed, if it did, else what
+    /// the system said.
     pub(super) fn unreadable(&self, source: io::Error) -> Error {
         match self.check_unchanged() {
             Err(changed) => changed,
