@@ -86,8 +86,8 @@ fn check_load(request: v1::LoadRequest) -> Result<Load, Status> {
     })
 }
 
-/// The file's name without `.gguf`, in either case, and of a split model without the part's number; what a name cannot have
-/// becomes `-`.
+/// The file's name without `.gguf`, in either case, and of a split model without the part's number;
+/// what a name cannot have becomes `-`.
 fn default_name(path: &Path) -> String {
     const SUFFIX: &str = ".gguf";
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -211,6 +211,7 @@ impl Context {
             load.name.clone(),
             events.clone(),
         );
+        let snapshot = self.engine.snapshot();
         let prepared = tokio::task::spawn_blocking(move || {
             let _place = place;
             let file = dirs
@@ -227,7 +228,8 @@ impl Context {
                 let _ = events.try_send(Ok(stage(at, 0, 0)));
             };
             tracing::debug!(path = %file.path().display(), bytes, "reading a model's header");
-            rocmforge_engine::prepare(&name, file, &mut progress)
+            let others = snapshot.models.iter().map(|status| &*status.model);
+            rocmforge_engine::prepare_among(&name, file, others, &mut progress)
                 .map_err(|error| status_code::from_engine(&error))
         });
         match prepared.await {
