@@ -5,6 +5,8 @@ use rocmforge_proto::v1::models_client::ModelsClient;
 use rocmforged::End;
 use tonic::Code;
 
+use rocmforge_gguf::write::GgufWriter;
+
 use crate::daemon::{Daemon, assert_status, connect, fixtures, greedy};
 
 #[tokio::test]
@@ -299,4 +301,27 @@ async fn a_file_that_is_rewritten_with_its_time_put_back_is_not_served() {
     assert_status(ask().await, Code::DataLoss, &["copy.gguf", "changed"]);
     let again = daemon.load("copy.gguf", "copy").await;
     assert_status(again, Code::AlreadyExists, &["copy"]);
+}
+
+#[tokio::test]
+async fn files_of_other_kinds_are_told_apart() {
+    let daemon = Daemon::start().await;
+    for (kind, mentions) in [
+        ("adapter", &["kind.gguf", "LoRA"]),
+        ("mmproj", &["images", "text model"]),
+        ("imatrix", &["importance matrix", "the file of the model"]),
+    ] {
+        let file = GgufWriter::new()
+            .key("general.architecture", "llama")
+            .key("general.type", kind);
+        file.write_to(&daemon.dir.path().join("kind.gguf")).unwrap();
+        let refused = daemon.load("kind.gguf", "").await;
+        assert_status(refused, Code::Unimplemented, mentions);
+    }
+    // A file that only the daemon may read can be linked into a model directory; what it begins
+    // with is not told.
+    std::fs::write(daemon.dir.path().join("secret.gguf"), "s3cr and more of it").unwrap();
+    let refused = daemon.load("secret.gguf", "").await;
+    let status = assert_status(refused, Code::InvalidArgument, &["not a GGUF file"]);
+    assert!(!format!("{status:?}").contains("s3cr"), "{status:?}");
 }

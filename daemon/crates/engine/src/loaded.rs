@@ -76,7 +76,8 @@ impl LoadedModel {
         self.contents.template.as_ref()
     }
 
-    /// Takes the contents of another name of the same file in its own ones' place; tells whether it is one.
+    /// Takes the contents of another name of the same file in its own ones' place; tells whether it
+    /// is one.
     pub(crate) fn share(&mut self, other: &LoadedModel) -> bool {
         let same = self.file.is_same_as(&other.file);
         if same {
@@ -136,6 +137,7 @@ pub fn prepare(
         message,
     };
     let gguf = Gguf::open(&file).map_err(|e| crate::error::from_gguf(name, file.path(), e))?;
+    refuse_other_kinds(&gguf, file.path())?;
     progress(PrepareStage::Header);
     let tokenizer =
         Tokenizer::from_gguf(&gguf).map_err(|e| crate::error::from_tokenizer(file.path(), &e))?;
@@ -163,6 +165,27 @@ pub fn prepare(
             }),
         },
     })
+}
+
+/// Files of the same format that are parts of a model's use and no model.
+fn refuse_other_kinds(gguf: &Gguf, path: &Path) -> Result<(), Error> {
+    let kind = gguf.str("general.type").unwrap_or_default();
+    let what = match kind {
+        Some("adapter") => {
+            "an adapter (LoRA) for a model, which cannot be applied yet; give a file into which it was merged"
+        }
+        Some("mmproj") => {
+            "the part of a model that reads images or sound; give the file of its text model"
+        }
+        Some("imatrix") => {
+            "an importance matrix for quantizing a model; give the file of the model"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::Unsupported(format!(
+        "{}: general.type says that it is {what}",
+        path.display()
+    )))
 }
 
 fn check_name(name: &str) -> Result<(), Error> {

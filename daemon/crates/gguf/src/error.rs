@@ -84,15 +84,12 @@ pub enum Error {
         source: Box<Error>,
     },
 
-    /// The first four bytes are not `GGUF`.
+    /// The first four bytes are not `GGUF`. They are not told: the file may be one that the asker
+    /// may not read.
     #[error(
-        "not a GGUF file: it begins with {:?}, not \"GGUF\"",
-        String::from_utf8_lossy(found)
+        "not a GGUF file: it does not begin with \"GGUF\"; give a .gguf file, or convert the model to one"
     )]
-    BadMagic {
-        /// The first four bytes.
-        found: [u8; 4],
-    },
+    BadMagic,
     /// A version whose bytes are swapped: a file for big-endian machines.
     #[error(
         "big-endian GGUF (version {version}): only little-endian files can be read; convert it with gguf_convert_endian.py"
