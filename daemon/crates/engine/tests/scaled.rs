@@ -1,4 +1,5 @@
-//! Files that keep a factor beside each matrix, as those of NVFP4 weights do: the scores of the file without them.
+//! Files that keep a factor beside each matrix, as those of NVFP4 weights do: the scores of the
+//! file without them.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -18,7 +19,7 @@ use rocmforge_gguf::{Gguf, MappedFile, TensorType};
 const TOLERANCE: f32 = 0.02;
 
 /// Products of one token row by a matrix, by the end of their names.
-const PRODUCTS: [&str; 17] = [
+const PRODUCTS: [&str; 20] = [
     "attn_q",
     "attn_k",
     "attn_v",
@@ -32,6 +33,9 @@ const PRODUCTS: [&str; 17] = [
     "ffn_gate_shexp",
     "ffn_up_shexp",
     "ffn_down_shexp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
     "ssm_in",
     "ssm_out",
     "in_proj",
@@ -66,7 +70,8 @@ fn multiplied(ty: TensorType, bytes: &[u8], factor: f32) -> Option<Vec<u8>> {
     }
 }
 
-/// Writes a copy of a model whose matrices are so much larger and have the factor that makes up for it; says how many.
+/// Writes a copy of a model whose matrices are so much larger and have the factor that makes up for
+/// it; says how many.
 fn write(source: &Path, to: &Path) -> usize {
     let whole = std::fs::read(source).unwrap();
     let gguf = Gguf::parse(&whole, whole.len() as u64).unwrap();
@@ -76,10 +81,19 @@ fn write(source: &Path, to: &Path) -> usize {
     let mut scaled = 0;
     for tensor in gguf.tensors() {
         let bytes = &whole[tensor.offset as usize..tensor.range().end as usize];
-        let factor = [4.0, 8.0, 2.0][scaled % 3];
+        // Each expert has a factor of its own.
+        let parts = tensor.dims[2] as usize;
+        let factors: Vec<f32> = (0..parts)
+            .map(|part| [4.0, 8.0, 2.0][(scaled + part) % 3])
+            .collect();
         let larger = is_product(&tensor.name)
-            .then(|| multiplied(tensor.ty, bytes, factor))
-            .flatten();
+            .then(|| {
+                let parts = bytes.chunks_exact(bytes.len() / parts).zip(&factors);
+                let parts = parts.map(|(part, factor)| multiplied(tensor.ty, part, *factor));
+                parts.collect::<Option<Vec<_>>>()
+            })
+            .flatten()
+            .map(|parts| parts.concat());
         writer = writer.tensor(
             &tensor.name,
             tensor.shape(),
@@ -89,14 +103,15 @@ fn write(source: &Path, to: &Path) -> usize {
         if larger.is_some() {
             scaled += 1;
             let stem = tensor.name.strip_suffix("weight").unwrap();
-            let mut add = |end: &str, value: f32| {
+            let inverse: Vec<u8> = factors
+                .iter()
+                .flat_map(|f| (1.0 / f).to_le_bytes())
+                .collect();
+            let ones = 1f32.to_le_bytes().repeat(parts);
+            for (end, values) in [("scale", inverse), ("input_scale", ones)] {
                 let name = format!("{stem}{end}");
-                writer = writer
-                    .clone()
-                    .tensor(&name, &[1], TensorType::F32, value.to_le_bytes());
-            };
-            add("scale", 1.0 / factor);
-            add("input_scale", 0.125);
+                writer = writer.tensor(&name, &[parts as u64], TensorType::F32, values);
+            }
         }
     }
     writer.write_to(to).unwrap();
@@ -130,7 +145,9 @@ async fn a_factor_beside_a_matrix_multiplies_its_product() {
         "phi3",
         "qwen35",
         "qwen35moe",
+        "qwen3moe",
         "nemotron_h",
+        "nemotron_h_moe",
         "lfm2",
     ] {
         let plain = requests::fixture(&format!("arch/{name}.gguf"));
