@@ -76,7 +76,7 @@ pub struct Flags {
     /// /run/rocmforged/rocmforged.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Device to compute on: auto, host, hip[:N] or cuda[:N] [default: auto]
+    /// Device to compute on: auto, host, hip, hip:N, cuda or cuda:N [default: auto]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Most device memory to hold: bytes, 2GiB, 1.5G (binary units), 2GB (decimal) or 80% [default: 50%]

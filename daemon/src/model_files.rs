@@ -4,6 +4,9 @@
 //! its real path as the kernel knows it, its type, its inode. A link or directory swapped meanwhile can therefore not
 //! lead elsewhere. The mapping that follows has to be of the same inode.
 //!
+//! A split model is opened by its first part; the others are looked for beside it and judged like
+//! it.
+//!
 //! *Invariant:* no answer tells whether something outside of the model directories exists.
 
 use std::fmt;
@@ -15,7 +18,7 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use rocmforge_gguf::MappedFile;
+use rocmforge_gguf::{MappedFile, PartName, ReadMode};
 
 mod list;
 
@@ -70,6 +73,31 @@ pub enum ModelFileError {
     NotFound {
         /// The paths that were tried.
         tried: Vec<PathBuf>,
+    },
+    /// Parts of a split model are not beside the others.
+    #[error(
+        "{} is one of {count} parts of a model, and {} of them are not there: {}; put them beside it",
+        path.display(), missing.len(), List(missing)
+    )]
+    MissingParts {
+        /// The part asked for.
+        path: PathBuf,
+        /// How many parts the model has, by the part's name.
+        count: u32,
+        /// Those that are not there.
+        missing: Vec<PathBuf>,
+    },
+    /// A part of a split model that is not its first one.
+    #[error("{} is part {number} of {count} of a model; give the first part: {}", path.display(), first.display())]
+    NotFirstPart {
+        /// The path asked for.
+        path: PathBuf,
+        /// Which part it is, from 1.
+        number: u32,
+        /// How many there are.
+        count: u32,
+        /// The first part.
+        first: PathBuf,
     },
     /// Not a regular file.
     #[error("{} is {kind}, not a regular file", path.display())]
@@ -173,8 +201,9 @@ impl ModelDirs {
         self.dirs.iter().map(|(_, real)| real.as_path())
     }
 
-    /// Opens and maps the file. A relative path is looked for below each model directory in turn. Blocks on the file
-    /// system; call it on a blocking thread.
+    /// Opens and maps the file, and those beside it if it is the first part of a split model. A
+    /// relative path is looked for below each model directory in turn. Blocks on the file system;
+    /// call it on a blocking thread.
     ///
     /// # Errors
     /// [`ModelFileError`].
@@ -192,12 +221,12 @@ impl ModelDirs {
             return Err(ModelFileError::NoModelDir);
         }
         if path.is_absolute() {
-            return self.open_absolute(path);
+            return self.open_model(path);
         }
         let mut tried = Vec::new();
         let mut refused = None;
         for (_, dir) in &self.dirs {
-            match self.open_absolute(&dir.join(path)) {
+            match self.open_model(&dir.join(path)) {
                 Ok(file) => return Ok(file),
                 Err(ModelFileError::NotFound { tried: one }) => tried.extend(one),
                 Err(error) => refused = refused.or(Some(error)),
@@ -206,9 +235,50 @@ impl ModelDirs {
         Err(refused.unwrap_or(ModelFileError::NotFound { tried }))
     }
 
-    fn open_absolute(&self, path: &Path) -> Result<MappedFile, ModelFileError> {
+    /// Each part has to be one that could be opened by itself; the names are those of the path
+    /// asked for, not of what links lead to.
+    fn open_model(&self, path: &Path) -> Result<MappedFile, ModelFileError> {
+        let Some(name) = PartName::of(path) else {
+            return self.open_absolute(path, ReadMode::Map);
+        };
+        // Mapped once all are there.
+        let first = self.open_absolute(path, ReadMode::Pread)?;
+        if name.number() != 1 {
+            return Err(ModelFileError::NotFirstPart {
+                path: path.to_owned(),
+                number: name.number(),
+                count: name.count(),
+                first: name.path(1),
+            });
+        }
+        let refused = |error: rocmforge_gguf::Error| ModelFileError::Io {
+            path: path.to_owned(),
+            message: error.to_string(),
+        };
+        let (mut parts, mut missing) = (vec![first], Vec::new());
+        let paths = name.paths().map_err(|error| ModelFileError::BadPath {
+            message: error.to_string(),
+        })?;
+        for part in paths.skip(1) {
+            match self.open_absolute(&part, ReadMode::Pread) {
+                Ok(part) => parts.push(part),
+                Err(ModelFileError::NotFound { .. }) => missing.push(part),
+                Err(error) => return Err(error),
+            }
+        }
+        if !missing.is_empty() {
+            return Err(ModelFileError::MissingParts {
+                path: path.to_owned(),
+                count: name.count(),
+                missing,
+            });
+        }
+        MappedFile::join(parts, ReadMode::Map).map_err(refused)
+    }
+
+    fn open_absolute(&self, path: &Path, mode: ReadMode) -> Result<MappedFile, ModelFileError> {
         for _ in 0..OPEN_TRIES {
-            if let Some(file) = self.open_once(path)? {
+            if let Some(file) = self.open_once(path, mode)? {
                 return Ok(file);
             }
         }
@@ -218,7 +288,7 @@ impl ModelDirs {
     }
 
     /// `None` if the file was replaced between the look and the mapping.
-    fn open_once(&self, path: &Path) -> Result<Option<MappedFile>, ModelFileError> {
+    fn open_once(&self, path: &Path, mode: ReadMode) -> Result<Option<MappedFile>, ModelFileError> {
         let io_error = |error: io::Error| io_error(path, &error);
         let mut options = OpenOptions::new();
         options
@@ -261,7 +331,7 @@ impl ModelDirs {
                 _ => io_error(error),
             });
         }
-        let file = match MappedFile::open(&real) {
+        let file = match MappedFile::open_with(&real, mode) {
             Ok(file) => file,
             Err(rocmforge_gguf::Error::Empty { .. }) => {
                 return Err(ModelFileError::Empty {

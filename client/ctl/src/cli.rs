@@ -145,7 +145,12 @@ pub(crate) enum Command {
     /// Show the daemon: version, device, models, queue
     Status,
     /// List the GPU drivers and devices of the daemon's machine
-    Devices,
+    Devices {
+        /// Show what the device in use was found to do when it was opened and since: one table to
+        /// send with a report
+        #[arg(long)]
+        check: bool,
+    },
     /// List the GGUF files below the daemon's model directories
     Files,
     /// Ask whether the daemon serves; the exit code says so, too

@@ -100,7 +100,7 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Pin(args) => models::pin(context, &args).await,
         Command::Unpin(args) => models::unpin(context, &args).await,
         Command::Status => status::status(context).await,
-        Command::Devices => devices::devices(context).await,
+        Command::Devices { check } => devices::devices(context, check).await,
         Command::Files => status::files(context).await,
         Command::Health => status::health(context).await,
     }

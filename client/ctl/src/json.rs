@@ -297,6 +297,7 @@ fn device(device: &Device) -> Value {
         "driver_version": device.driver_version,
         "compute_units": device.compute_units,
         "allocations": device.allocations,
+        "findings": device.findings,
         "memory": memory,
     })
 }
@@ -329,6 +330,11 @@ fn driver(driver: &GpuDriver) -> Value {
         "devices": devices.collect::<Vec<_>>(),
         "errors": driver.errors,
     })
+}
+
+/// What is known of the device in use, with the daemon's version.
+pub(crate) fn device_check(device: &Device, version: &str) -> Value {
+    json!({"version": version, "device": self::device(device)})
 }
 
 /// The GPU drivers and devices.

@@ -74,7 +74,7 @@ impl SamplingArgs {
 }
 
 /// The flag that sets a field of a request, as the daemon names the field:
-/// "sampling.max_tokens" is "--max-tokens", "sampling.stop[2]" is "--stop".
+/// "sampling.max_tokens" is "--max-tokens", `sampling.stop[2]` is "--stop".
 /// `None` for fields that no flag sets.
 pub(crate) fn flag_of(field: &str) -> Option<String> {
     let name = field.rsplit('.').next()?.split('[').next()?;

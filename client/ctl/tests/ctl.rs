@@ -510,6 +510,7 @@ async fn every_command_answers_with_one_json_object() {
         (&["show", "tiny"], "n_layer"),
         (&["status"], "uptime_ms"),
         (&["devices"], "drivers"),
+        (&["devices", "--check"], "device"),
         (
             &["score", "tiny", "Once upon", "--top-n", "2"],
             "perplexity",

@@ -3,9 +3,12 @@
 //! *Invariants:* a link counts only if what it leads to lies below a model directory, and directories behind links are
 //! not entered, so that the walk ends; it looks at no more than [`ENTRIES_MAX`] entries.
 
+use std::collections::HashMap;
 use std::fs::{DirEntry, Metadata};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
+
+use rocmforge_gguf::PartName;
 
 use super::ModelDirs;
 
@@ -23,15 +26,16 @@ pub struct ModelFile {
     pub path: PathBuf,
     /// What that leads to.
     pub real: PathBuf,
-    /// Its size.
+    /// Its size; of a split model, listed by its first part, that of all parts.
     pub bytes: u64,
     /// When it was last changed, in milliseconds since 1970.
     pub mtime_unix_ms: i64,
 }
 
 impl ModelDirs {
-    /// The files whose names end in `.gguf`, by path, and whether these are all. Blocks on the file system; call it on a
-    /// blocking thread. What cannot be read is left out.
+    /// The files whose names end in `.gguf`, by path, a split model once, and whether these are
+    /// all. Blocks on the file system; call it on a blocking thread. What cannot be read is left
+    /// out.
     pub fn list(&self) -> (Vec<ModelFile>, bool) {
         let mut files = Vec::new();
         let mut entries = 0;
@@ -60,7 +64,7 @@ impl ModelDirs {
         files.sort_by(|a, b| a.path.cmp(&b.path));
         // A model directory may lie below another.
         files.dedup();
-        (files, is_whole)
+        (fold_parts(files), is_whole)
     }
 
     fn file(&self, entry: &DirEntry) -> Option<ModelFile> {
@@ -77,6 +81,30 @@ impl ModelDirs {
             real,
         })
     }
+}
+
+/// Counts the parts of a split model to its first one. Parts without it stay as they are.
+fn fold_parts(files: Vec<ModelFile>) -> Vec<ModelFile> {
+    let parts: Vec<Option<PartName>> = files.iter().map(|f| PartName::of(&f.path)).collect();
+    let firsts = files.iter().zip(&parts).enumerate();
+    let firsts: HashMap<PathBuf, usize> = firsts
+        .filter(|(_, (_, part))| part.as_ref().is_some_and(|part| part.number() == 1))
+        .map(|(index, (file, _))| (file.path.clone(), index))
+        .collect();
+    let mut folded: Vec<Option<ModelFile>> = files.into_iter().map(Some).collect();
+    for (index, part) in parts.iter().enumerate() {
+        let first = part.as_ref().filter(|part| part.number() > 1);
+        let Some(&first) = first.and_then(|part| firsts.get(&part.path(1))) else {
+            continue;
+        };
+        if let Some(gone) = folded[index].take()
+            && let Some(first) = &mut folded[first]
+        {
+            first.bytes += gone.bytes;
+            first.mtime_unix_ms = first.mtime_unix_ms.max(gone.mtime_unix_ms);
+        }
+    }
+    folded.into_iter().flatten().collect()
 }
 
 fn mtime_unix_ms(metadata: &Metadata) -> i64 {

@@ -20,8 +20,8 @@ pub(super) fn model(status: &ModelStatus) -> v1::Model {
         n_params: info.n_params,
         file: Some(v1::ModelFile {
             path: model.path().display().to_string(),
-            size_bytes: file.len(),
-            mtime_unix_ms: i64::try_from(file.identity().mtime_ns / 1_000_000).unwrap_or(i64::MAX),
+            size_bytes: file.size_bytes(),
+            mtime_unix_ms: i64::try_from(file.mtime_ns() / 1_000_000).unwrap_or(i64::MAX),
             gguf_version: info.gguf_version,
         }),
         n_ctx_train: info.n_ctx_train,
@@ -118,7 +118,7 @@ pub(super) fn summary(status: &ModelStatus) -> v1::ModelSummary {
             .first()
             .map(|share| share.ty.to_owned())
             .unwrap_or_default(),
-        file_bytes: model.file().len(),
+        file_bytes: model.file().size_bytes(),
         weight_bytes: residency.weight_bytes,
         resident_bytes: residency.resident_bytes,
         n_segments: status.segments.len() as u32,

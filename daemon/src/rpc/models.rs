@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::{Stream, stream};
 use rocmforge_engine::api as engine;
 use rocmforge_engine::{Error, Events, LoadedModel, PrepareStage, PreparedModel};
+use rocmforge_gguf::PartName;
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::models_server::Models;
 use tokio::sync::mpsc;
@@ -85,12 +86,17 @@ fn check_load(request: v1::LoadRequest) -> Result<Load, Status> {
     })
 }
 
-/// The file's name without `.gguf`, in either case; what a name cannot have becomes `-`.
+/// The file's name without `.gguf`, in either case, and of a split model without the part's number;
+/// what a name cannot have becomes `-`.
 fn default_name(path: &Path) -> String {
     const SUFFIX: &str = ".gguf";
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let stem = match name.len().checked_sub(SUFFIX.len()) {
-        Some(at) if name.is_char_boundary(at) && name[at..].eq_ignore_ascii_case(SUFFIX) => {
+    let part = PartName::of(path);
+    let stem = match (&part, name.len().checked_sub(SUFFIX.len())) {
+        (Some(part), _) => part.stem(),
+        (None, Some(at))
+            if name.is_char_boundary(at) && name[at..].eq_ignore_ascii_case(SUFFIX) =>
+        {
             &name[..at]
         }
         _ => &name,
@@ -205,12 +211,13 @@ impl Context {
             load.name.clone(),
             events.clone(),
         );
+        let snapshot = self.engine.snapshot();
         let prepared = tokio::task::spawn_blocking(move || {
             let _place = place;
             let file = dirs
                 .open(&path)
                 .map_err(|error| status_code::from_model_file(&error))?;
-            let bytes = file.len();
+            let bytes = file.size_bytes();
             let mut progress = |at| {
                 let at = match at {
                     PrepareStage::Header => v1::LoadStage::Metadata,
@@ -221,7 +228,8 @@ impl Context {
                 let _ = events.try_send(Ok(stage(at, 0, 0)));
             };
             tracing::debug!(path = %file.path().display(), bytes, "reading a model's header");
-            rocmforge_engine::prepare(&name, file, &mut progress)
+            let others = snapshot.models.iter().map(|status| &*status.model);
+            rocmforge_engine::prepare_among(&name, file, others, &mut progress)
                 .map_err(|error| status_code::from_engine(&error))
         });
         match prepared.await {

@@ -36,6 +36,7 @@ fn device(context: &Context, snapshot: &Snapshot) -> v1::Device {
         driver_version: device.driver.clone(),
         compute_units: device.compute_units,
         allocations: device.allocations,
+        findings: device.findings.clone(),
         memory: device.memory.map(|memory| v1::DeviceMemory {
             free_bytes: device.free_bytes.unwrap_or_default(),
             allocated_bytes: memory.allocated_bytes,

@@ -191,6 +191,15 @@ pub(super) fn from_model_file(error: &ModelFileError) -> Status {
                 .with("tried", &tried)
                 .resource("file", &tried, "no such file")
         }
+        ModelFileError::MissingParts { path, missing, .. } => {
+            let missing: Vec<String> = missing.iter().map(|p| p.display().to_string()).collect();
+            file(Code::NotFound, "MISSING_PARTS", path).with("missing", missing.join(", "))
+        }
+        ModelFileError::NotFirstPart { path, first, .. } => {
+            file(Code::InvalidArgument, "NOT_FIRST_PART", path)
+                .with("first", first.display().to_string())
+                .field("path", &text)
+        }
         ModelFileError::NotAFile { path, kind: _ } => {
             file(Code::InvalidArgument, "NOT_A_REGULAR_FILE", path).field("path", &text)
         }

@@ -242,6 +242,25 @@ fn every_refusal_of_a_file_has_its_code_and_words() {
             vec!["/models/a", "/more/a"],
         ),
         (
+            ModelFileError::MissingParts {
+                path: path.clone(),
+                count: 3,
+                missing: vec!["/models/a-00003-of-00003.gguf".into()],
+            },
+            Code::NotFound,
+            vec!["3 parts", "1 of them", "/models/a-00003-of-00003.gguf"],
+        ),
+        (
+            ModelFileError::NotFirstPart {
+                path: path.clone(),
+                number: 2,
+                count: 3,
+                first: "/models/a-00001-of-00003.gguf".into(),
+            },
+            Code::InvalidArgument,
+            vec!["part 2 of 3", "/models/a-00001-of-00003.gguf"],
+        ),
+        (
             ModelFileError::NotAFile {
                 path: path.clone(),
                 kind: "a FIFO",

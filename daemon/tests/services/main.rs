@@ -11,4 +11,5 @@ mod life;
 mod models;
 mod refusals;
 mod roles;
+mod split;
 mod templates;

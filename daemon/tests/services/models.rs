@@ -5,6 +5,8 @@ use rocmforge_proto::v1::models_client::ModelsClient;
 use rocmforged::End;
 use tonic::Code;
 
+use rocmforge_gguf::write::GgufWriter;
+
 use crate::daemon::{Daemon, assert_status, connect, fixtures, greedy};
 
 #[tokio::test]
@@ -262,4 +264,64 @@ async fn a_name_is_made_of_the_file_when_none_is_given() {
         assert_eq!(model.name, name);
     }
     assert_eq!(daemon.stop().await, End::Drained);
+}
+
+/// Copying another model over a file with its times kept once gave wrong text without a word.
+#[tokio::test]
+async fn a_file_that_is_rewritten_with_its_time_put_back_is_not_served() {
+    let daemon = Daemon::start().await;
+    let path = daemon.dir.path().join("copy.gguf");
+    std::fs::copy(fixtures().join("tiny-llama-Q4_K_M.gguf"), &path).unwrap();
+    daemon.load("copy.gguf", "copy").await.unwrap();
+    let ask = || daemon.generate(greedy("copy", "Once upon a time", 8));
+    let (text, _) = ask().await.unwrap();
+    assert!(!text.is_empty());
+
+    // Permissions are no content.
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    let mut permissions = path.metadata().unwrap().permissions();
+    permissions.set_readonly(true);
+    std::fs::set_permissions(&path, permissions.clone()).unwrap();
+    assert_eq!(ask().await.unwrap().0, text);
+    daemon.load("copy.gguf", "copy").await.unwrap();
+    #[expect(
+        clippy::permissions_set_readonly_false,
+        reason = "the file is the test's"
+    )]
+    permissions.set_readonly(false);
+    std::fs::set_permissions(&path, permissions).unwrap();
+    assert_eq!(ask().await.unwrap().0, text);
+
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    let modified = path.metadata().unwrap().modified().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let len = path.metadata().unwrap().len();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0x11; 4096], len - 8192).unwrap();
+    file.set_modified(modified).unwrap();
+    assert_status(ask().await, Code::DataLoss, &["copy.gguf", "changed"]);
+    let again = daemon.load("copy.gguf", "copy").await;
+    assert_status(again, Code::AlreadyExists, &["copy"]);
+}
+
+#[tokio::test]
+async fn files_of_other_kinds_are_told_apart() {
+    let daemon = Daemon::start().await;
+    for (kind, mentions) in [
+        ("adapter", &["kind.gguf", "LoRA"]),
+        ("mmproj", &["images", "text model"]),
+        ("imatrix", &["importance matrix", "the file of the model"]),
+    ] {
+        let file = GgufWriter::new()
+            .key("general.architecture", "llama")
+            .key("general.type", kind);
+        file.write_to(&daemon.dir.path().join("kind.gguf")).unwrap();
+        let refused = daemon.load("kind.gguf", "").await;
+        assert_status(refused, Code::Unimplemented, mentions);
+    }
+    // A file that only the daemon may read can be linked into a model directory; what it begins
+    // with is not told.
+    std::fs::write(daemon.dir.path().join("secret.gguf"), "s3cr and more of it").unwrap();
+    let refused = daemon.load("secret.gguf", "").await;
+    let status = assert_status(refused, Code::InvalidArgument, &["not a GGUF file"]);
+    assert!(!format!("{status:?}").contains("s3cr"), "{status:?}");
 }

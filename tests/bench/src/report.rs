@@ -331,6 +331,7 @@ mod tests {
             arch: "scalar".to_owned(),
             ordinal: 0,
             driver: String::new(),
+            findings: Vec::new(),
             compute_units: 0,
             memory_bytes: 8 << 30,
             allocations: 1,

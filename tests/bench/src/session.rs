@@ -114,7 +114,7 @@ impl Session {
     /// # Errors
     /// What loading gives.
     pub(crate) fn register(&self, name: &str, path: &Path) -> Result<Arc<LoadedModel>> {
-        let prepared = prepare(name, MappedFile::open(path)?, &mut |_| {})?;
+        let prepared = prepare(name, MappedFile::open_model(path)?, &mut |_| {})?;
         let model = self.runtime.block_on(self.engine.load(prepared));
         model.with_context(|| format!("{} does not load", path.display()))
     }

@@ -1,7 +1,8 @@
 //! Every operation and weight type on one device against another, usually a GPU against the host.
 //!
-//! [`cases`] is the table; [`Pair::compare`] runs a case on both devices, from the same seed, and tells how far apart the
-//! results are. The device's own test and `rocmforge-bench gpu` both use it.
+//! [`cases()`] is the table; [`Pair::compare`] runs a case on both devices, from the same seed, and
+//! tells how far apart the results are. The device's own test and `rocmforge-bench gpu` both use
+//! it.
 //!
 //! Tolerances: both devices round a product's input to 8 bits a block of 32 (a GPU to f16 instead where the vendor's
 //! library multiplies), each with its own scale, so two right results differ by a small share of the result's size.

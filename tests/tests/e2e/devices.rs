@@ -179,5 +179,18 @@ async fn the_card_in_use_is_listed_with_its_memory() {
     assert_eq!(device["memory"]["capacity_bytes"], 32 << 20);
     let text = ctl(&daemon, &["devices"]);
     assert!(text.contains("hip:1   Fake GPU  gfx1100"), "{text}");
+    // What the self-test of the card found is in all three, in the same words.
+    let findings = device["findings"].as_array().expect("a list");
+    let how = findings.iter().filter_map(Value::as_str);
+    let how: Vec<_> = how.filter(|f| f.contains("GB/s")).collect();
+    assert_eq!(how.len(), 1, "how files reach the card: {findings:?}");
+    for command in [&["devices"][..], &["devices", "--check"], &["status"]] {
+        let text = ctl(&daemon, command);
+        assert!(text.contains(how[0]), "{command:?}: {text}");
+    }
+    let check = ctl(&daemon, &["--json", "devices", "--check"]);
+    let check: Value = serde_json::from_str(&check).expect("one JSON object");
+    assert_eq!(check["device"]["findings"], device["findings"]);
+    assert_eq!(check["version"], status["version"]);
     daemon.stop();
 }

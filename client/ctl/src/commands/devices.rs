@@ -1,17 +1,71 @@
 //! devices: the GPU drivers and devices of the daemon's machine.
 
+use anyhow::bail;
 use rocmforge_client::proto::v1::{Device, GpuDriver, ListDevicesResponse};
 
 use super::Context;
-use crate::human::{Align, Table, size};
+use crate::human::{Align, Table, clean, fields, plural, size};
 use crate::json;
 
-pub(super) async fn devices(context: &mut Context) -> anyhow::Result<()> {
+pub(super) async fn devices(context: &mut Context, check: bool) -> anyhow::Result<()> {
     let client = context.connect().await?;
     let found = client.list_devices().await?;
-    context
-        .output
-        .answer(|| json::devices(&found), || text(&found))
+    if !check {
+        return context
+            .output
+            .answer(|| json::devices(&found), || text(&found));
+    }
+    let Some(device) = &found.in_use else {
+        bail!("the daemon does not say which device it uses; is it older than this command?");
+    };
+    let version = client.status().await?.version;
+    context.output.answer(
+        || json::device_check(device, &version),
+        || checked(device, &version),
+    )
+}
+
+/// What is known of the device in use, a line an item.
+fn checked(device: &Device, version: &str) -> String {
+    let kind = json::device_kind(device.kind());
+    let mut rows = vec![("rocmforged", version.to_owned())];
+    if on_host(device) {
+        rows.push(("device", format!("host: {}", device.name)));
+        rows.push(("memory", size(device.memory_bytes)));
+        rows.push((
+            "self-test",
+            "none is made of the host; start rocmforged with --device hip or cuda for a card's"
+                .to_owned(),
+        ));
+        return fields(&rows);
+    }
+    rows.push((
+        "device",
+        format!("{kind}:{}: {}, {}", device.ordinal, device.name, device.isa),
+    ));
+    let driver = match device.driver_version.as_str() {
+        "" => "it does not say its version",
+        version => version,
+    };
+    rows.push(("driver", driver.to_owned()));
+    rows.push(("memory", size(device.memory_bytes)));
+    if let Some(memory) = &device.memory {
+        rows.push((
+            "on device",
+            format!(
+                "{} allocated, {} free, {}",
+                size(memory.allocated_bytes),
+                size(memory.free_bytes),
+                plural(device.allocations, "allocation")
+            ),
+        ));
+    }
+    if device.findings.is_empty() {
+        rows.push(("self-test", "nothing to tell".to_owned()));
+    }
+    let findings = device.findings.iter();
+    rows.extend(findings.map(|finding| ("self-test", finding.clone())));
+    fields(&rows)
 }
 
 fn text(found: &ListDevicesResponse) -> String {
@@ -52,7 +106,13 @@ fn text(found: &ListDevicesResponse) -> String {
         }
     }
     let mut text = table.to_string();
-    let notes: String = found.drivers.iter().map(notes).collect();
+    let mut notes: String = found.drivers.iter().map(notes).collect();
+    if let Some(device) = &found.in_use {
+        let name = format!("{}:{}", json::device_kind(device.kind()), device.ordinal);
+        for finding in &device.findings {
+            notes.push_str(&format!("{name}: {}\n", clean(finding)));
+        }
+    }
     if !notes.is_empty() {
         text.push_str(&format!("\n{notes}"));
     }

@@ -101,6 +101,8 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
                 ),
             ));
         }
+        let findings = device.findings.iter();
+        rows.extend(findings.map(|finding| ("self-test", finding.clone())));
     }
     let (used, budget) = (status.used_bytes, status.budget_bytes);
     let share = percent(used, budget);

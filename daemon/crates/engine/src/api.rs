@@ -1,7 +1,7 @@
 //! All that anyone can ask of the engine: one closed enum of commands, and the handle that sends them.
 //!
 //! The engine is one OS thread that owns the device, the cache, the KV pages and the sequences. Everybody else holds a
-//! cloneable [`EngineHandle`]: a bounded channel of [`Command`]s in, and a `watch` of published [`Snapshot`]s out. A
+//! cloneable `EngineHandle`: a bounded channel of [`Command`]s in, and a `watch` of published [`Snapshot`]s out. A
 //! status call reads the snapshot and never enters the engine. Replies travel on channels that the asker made; the
 //! engine never blocks on one of them: a sequence whose reader is slow is left out of the schedule until it reads.
 //!
@@ -396,6 +396,9 @@ pub struct DeviceStatus {
     pub ordinal: u32,
     /// Version of its driver; empty for the host or where it is not known.
     pub driver: String,
+    /// What was found of it when it was opened and since; see
+    /// [`rocmforge_device::DeviceInfo::findings`].
+    pub findings: Vec<String>,
     /// Compute units or streaming multiprocessors; 0 for the host.
     pub compute_units: u32,
     /// Its memory in bytes.

@@ -288,6 +288,7 @@ impl Engine {
             n_past: 0,
             n_ctx,
             memory: SequenceMemory::default(),
+            compactions: 0,
             begun: false,
             counts: crate::api::RequestCacheUse::default(),
             received,
@@ -301,7 +302,7 @@ impl Engine {
         let wanted = budget_bytes(budget, self.residency.device.info().memory_bytes)?;
         let before = self.residency.cache.stats().total.counters;
         // Running work keeps what it needs; the rest of the way is gone as it ends.
-        let now = self.room_for_running(wanted);
+        let now = self.room_on_the_way_to(wanted);
         self.budget_wanted = (now > wanted).then_some(wanted);
         let above = match self.residency.set_budget(now) {
             Err(_) if self.residency.take_refused().is_some() => {
@@ -323,7 +324,7 @@ impl Engine {
     /// After releases: goes on with a shrink that running work held up.
     pub(crate) fn settle(&mut self) {
         if let Some(wanted) = self.budget_wanted {
-            let now = self.room_for_running(wanted);
+            let now = self.room_on_the_way_to(wanted);
             if let Err(error) = self.residency.set_budget(now) {
                 self.lost = Some(error.to_string());
             }
@@ -334,6 +335,12 @@ impl Engine {
         if let Err(error) = self.give_back_unused() {
             self.lost = Some(error.to_string());
         }
+    }
+
+    /// The budget that is in force on the way to `wanted`: running work does not let it shrink, nor make it grow.
+    fn room_on_the_way_to(&mut self, wanted: u64) -> u64 {
+        let before = self.budget();
+        self.room_for_running(wanted).min(before.max(wanted))
     }
 
     fn drain(&mut self, grace: Duration, reply: oneshot::Sender<()>) {

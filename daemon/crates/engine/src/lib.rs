@@ -33,6 +33,8 @@ pub use actor::{DeviceChoice, EngineConfig, EngineThread, WATCHDOG_DEFAULT, star
 pub use commands::{BUDGET_MIN, MODELS_MAX};
 pub use error::Error;
 pub use handle::{EngineHandle, Events};
-pub use loaded::{LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, prepare};
+pub use loaded::{
+    LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, prepare, prepare_among,
+};
 pub use refusal::Refusal;
 pub use suspend::Clocks;

@@ -34,6 +34,12 @@ pub struct PreparedModel {
 pub struct LoadedModel {
     name: String,
     file: Arc<MappedFile>,
+    contents: Arc<Contents>,
+}
+
+/// What a file's header comes to, held once for all names of the file.
+#[derive(Debug)]
+struct Contents {
     model: Model,
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
@@ -57,18 +63,61 @@ impl LoadedModel {
 
     /// Hyperparameters, segments and plan.
     pub fn model(&self) -> &Model {
-        &self.model
+        &self.contents.model
     }
 
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.tokenizer
+        &self.contents.tokenizer
     }
 
     /// The chat template, if the file has one.
     pub fn template(&self) -> Option<&ChatTemplate> {
-        self.template.as_ref()
+        self.contents.template.as_ref()
     }
+
+    /// Takes the contents of another name of the same file in its own ones' place; tells whether it
+    /// is one.
+    pub(crate) fn share(&mut self, other: &LoadedModel) -> bool {
+        let same = self.file.is_same_as(&other.file);
+        if same {
+            self.contents = Arc::clone(&other.contents);
+        }
+        same
+    }
+}
+
+/// As [`prepare`], but what one of `others` has made of the same file is shared, not made again.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_among<'a>(
+    name: &str,
+    file: MappedFile,
+    others: impl IntoIterator<Item = &'a LoadedModel>,
+    progress: &mut dyn FnMut(PrepareStage),
+) -> Result<PreparedModel, Error> {
+    let mut others = others.into_iter();
+    let Some(other) = others.find(|other| other.file.is_same_as(&file)) else {
+        return prepare(name, file, progress);
+    };
+    check_name(name)?;
+    file.check_unchanged()
+        .map_err(|e| crate::error::from_gguf(name, file.path(), e))?;
+    for stage in [
+        PrepareStage::Header,
+        PrepareStage::Tokenizer,
+        PrepareStage::Plan,
+    ] {
+        progress(stage);
+    }
+    Ok(PreparedModel {
+        loaded: LoadedModel {
+            name: name.to_owned(),
+            file: Arc::new(file),
+            contents: Arc::clone(&other.contents),
+        },
+    })
 }
 
 /// Reads an open file's header and makes the model of it. Reads no tensor data. Takes milliseconds; meant for a
@@ -88,6 +137,7 @@ pub fn prepare(
         message,
     };
     let gguf = Gguf::open(&file).map_err(|e| crate::error::from_gguf(name, file.path(), e))?;
+    refuse_other_kinds(&gguf, file.path())?;
     progress(PrepareStage::Header);
     let tokenizer =
         Tokenizer::from_gguf(&gguf).map_err(|e| crate::error::from_tokenizer(file.path(), &e))?;
@@ -108,11 +158,34 @@ pub fn prepare(
         loaded: LoadedModel {
             name: name.to_owned(),
             file: Arc::new(file),
-            model,
-            tokenizer,
-            template,
+            contents: Arc::new(Contents {
+                model,
+                tokenizer,
+                template,
+            }),
         },
     })
+}
+
+/// Files of the same format that are parts of a model's use and no model.
+fn refuse_other_kinds(gguf: &Gguf, path: &Path) -> Result<(), Error> {
+    let kind = gguf.str("general.type").unwrap_or_default();
+    let what = match kind {
+        Some("adapter") => {
+            "an adapter (LoRA) for a model, which cannot be applied yet; give a file into which it was merged"
+        }
+        Some("mmproj") => {
+            "the part of a model that reads images or sound; give the file of its text model"
+        }
+        Some("imatrix") => {
+            "an importance matrix for quantizing a model; give the file of the model"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::Unsupported(format!(
+        "{}: general.type says that it is {what}",
+        path.display()
+    )))
 }
 
 fn check_name(name: &str) -> Result<(), Error> {

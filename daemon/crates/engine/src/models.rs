@@ -20,10 +20,12 @@ impl Engine {
         if self.draining.is_some() {
             return Err(draining());
         }
-        let loaded = prepared.loaded;
+        let mut loaded = prepared.loaded;
         if let Ok(there) = self.find(loaded.name()) {
-            let same = there.loaded.path() == loaded.path()
-                && there.loaded.file().identity() == loaded.file().identity();
+            // A mere change of permissions or links since is noticed here, and is none of the
+            // content.
+            let _ = there.loaded.file().check_unchanged();
+            let same = there.loaded.file().is_same_as(loaded.file());
             return if same {
                 Ok(Arc::clone(&there.loaded))
             } else {
@@ -40,6 +42,8 @@ impl Engine {
             }
             .into());
         }
+        // Two loads at once may each have made theirs.
+        self.models.iter().any(|there| loaded.share(&there.loaded));
         let layouts = self.layouts(&loaded)?;
         let kinds = loaded.model().plan().segments.iter().map(|s| s.kind);
         let kinds = kinds.collect();

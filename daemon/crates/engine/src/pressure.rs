@@ -22,13 +22,17 @@ use crate::error::Error;
 use crate::refusal::Refusal;
 use crate::task::Task;
 
+/// Most times that a request is computed anew for want of room in one piece.
+const COMPACTIONS_MAX: u32 = 4;
+
 impl Engine {
     /// After a failed pass of these requests: if the driver refused memory, gives it some of the arena's, so that the pass
     /// can be done again. A request that could not even run alone in what would be left fails, as do all of them if the
     /// error was another.
     pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
         let Some(refused) = self.residency.take_refused() else {
-            if matches!(error, Error::Exhausted { .. }) && self.yield_one() {
+            if matches!(error, Error::Exhausted { .. }) && (self.yield_one() || self.compact(seqs))
+            {
                 return;
             }
             for &seq in seqs {
@@ -93,6 +97,29 @@ impl Engine {
             return false;
         };
         tracing::debug!(?seq, "a request yields: the ledger had no room");
+        self.start_over(seq);
+        true
+    }
+
+    /// Where there would be room, but not in one piece: lets the one request that runs be computed anew, its blocks side by
+    /// side. Whether that is worth a try.
+    fn compact(&mut self, seqs: &[SeqId]) -> bool {
+        let &[seq] = seqs else {
+            return false;
+        };
+        let Some(task) = self.tasks.get_mut(&seq) else {
+            return false;
+        };
+        if task.compactions >= COMPACTIONS_MAX {
+            return false;
+        }
+        task.compactions += 1;
+        tracing::debug!(
+            ?seq,
+            "a request is computed anew: its blocks left no room in one piece"
+        );
+        self.free_scratch();
+        self.scheduler.start_over(seq);
         self.start_over(seq);
         true
     }

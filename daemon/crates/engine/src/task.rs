@@ -32,6 +32,8 @@ pub(crate) struct Task {
     /// Positions that there may be.
     pub(crate) n_ctx: usize,
     pub(crate) memory: SequenceMemory,
+    /// Times that it was computed anew for want of room in one piece.
+    pub(crate) compactions: u32,
     /// It was admitted before, and so may have produced something.
     pub(crate) begun: bool,
     pub(crate) counts: RequestCacheUse,

@@ -381,6 +381,38 @@ async fn names_belong_to_one_file() {
     ));
 }
 
+/// Each name of a file once held a vocabulary of its own: 8.6 MiB where it has 128k tokens.
+#[tokio::test]
+async fn names_of_one_file_share_what_its_header_comes_to() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let first = load(&engine, LLAMA, "a").await;
+    let second = load(&engine, LLAMA, "b").await;
+    let shared = |model: &Arc<LoadedModel>| {
+        Arc::ptr_eq(model.tokenizer(), first.tokenizer())
+            && std::ptr::eq(model.model(), first.model())
+    };
+    assert!(shared(&second), "though it was prepared by itself");
+    let snapshot = engine.snapshot();
+    let prepare = |name: &str, file: &str| {
+        let file = rocmforge_gguf::MappedFile::open(&requests::fixture(file)).unwrap();
+        let others = snapshot.models.iter().map(|status| &*status.model);
+        rocmforge_engine::prepare_among(name, file, others, &mut |_| {})
+    };
+    let third = engine.load(prepare("c", LLAMA).unwrap()).await.unwrap();
+    assert!(shared(&third) && third.name() == "c");
+    assert!(matches!(
+        prepare("no name", LLAMA),
+        Err(Error::InvalidArgument { .. })
+    ));
+    let other = engine.load(prepare("d", QWEN).unwrap()).await.unwrap();
+    assert!(!shared(&other), "another file");
+    // What is shared outlasts the name that made it.
+    let expected = run(&engine, chat(&third, "Hello")).await.0;
+    engine.unload("a", false).await.unwrap();
+    engine.unload("b", false).await.unwrap();
+    assert_eq!(run(&engine, chat(&third, "Hello")).await.0, expected);
+}
+
 #[tokio::test]
 async fn two_models_with_room_for_one_and_a_half_never_reload_a_whole_one() {
     let whole = |m: &Arc<LoadedModel>| {

@@ -59,16 +59,37 @@ pub enum Error {
         /// Length of the file.
         len: u64,
     },
-
-    /// The first four bytes are not `GGUF`.
-    #[error(
-        "not a GGUF file: it begins with {:?}, not \"GGUF\"",
-        String::from_utf8_lossy(found)
-    )]
-    BadMagic {
-        /// The first four bytes.
-        found: [u8; 4],
+    /// More parts than [`limits::MAX_PARTS`].
+    #[error("{path} is one of {found} parts: at most {max} are read; merge them into fewer files", path = path.display(), max = limits::MAX_PARTS)]
+    TooManyParts {
+        /// The first part.
+        path: PathBuf,
+        /// How many there are.
+        found: u64,
     },
+    /// A part of a split model that does not belong to the others.
+    #[error("{path}: {problem}", path = path.display())]
+    Split {
+        /// The part.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// A part of a split model whose header cannot be used.
+    #[error("in {path}", path = path.display())]
+    Part {
+        /// The part.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
+
+    /// The first four bytes are not `GGUF`. They are not told: the file may be one that the asker
+    /// may not read.
+    #[error(
+        "not a GGUF file: it does not begin with \"GGUF\"; give a .gguf file, or convert the model to one"
+    )]
+    BadMagic,
     /// A version whose bytes are swapped: a file for big-endian machines.
     #[error(
         "big-endian GGUF (version {version}): only little-endian files can be read; convert it with gguf_convert_endian.py"

@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::error::Described;
 use crate::parse::{Parser, Step};
 use crate::value::{Array, Strings, Value, ValueType, decode};
-use crate::{Error, MappedFile, TensorType};
+use crate::{Error, MappedFile, TensorType, split};
 
 /// One row of the tensor table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,8 @@ pub struct TensorInfo {
     pub n_dims: u32,
     /// The type of the elements.
     pub ty: TensorType,
-    /// Where the data begins, in bytes from the start of the file.
+    /// Where the data begins, in bytes from the start of the file; of a split model as
+    /// [`MappedFile`] counts.
     pub offset: u64,
     /// Bytes of data.
     pub bytes: u64,
@@ -93,27 +94,57 @@ impl Gguf {
         }
     }
 
-    /// Parses the header of `file`. Reads the header's bytes and no others: the parser asks only for bytes that must
-    /// still belong to the header, judging by the counts and lengths read so far.
+    /// Parses the header of `file`; of a split model those of all parts, which become one. Reads
+    /// the headers' bytes and no others: the parser asks only for bytes that must still belong to
+    /// the header, judging by the counts and lengths read so far.
     ///
     /// # Errors
-    /// Every [`Error`] of the header group; [`Error::Changed`] and [`Error::Io`] from reading.
+    /// Every [`Error`] of the header group; [`Error::Split`] where parts do not belong together or
+    /// are not all there, [`Error::Part`] for the header of one; [`Error::Changed`] and
+    /// [`Error::Io`] from reading.
     pub fn open(file: &MappedFile) -> Result<Gguf, Error> {
-        let mut parser = Parser::new(file.len());
+        if file.parts().len() == 1 {
+            let gguf = Gguf::open_part(file, 0..file.len())?;
+            split::refuse_part(file.path(), &gguf)?;
+            return Ok(gguf);
+        }
+        let parts = file.parts().map(|(path, range)| {
+            let gguf = Gguf::open_part(file, range);
+            Ok((path, gguf.map_err(|e| split::in_part(path, e))?))
+        });
+        split::merge(parts.collect::<Result<_, Error>>()?)
+    }
+
+    /// The header of the file that lies at `range`; offsets of its tensors count from the first
+    /// part's start.
+    fn open_part(file: &MappedFile, range: Range<u64>) -> Result<Gguf, Error> {
+        let mut parser = Parser::new(range.end - range.start);
         let mut header = Vec::new();
         loop {
             match parser.advance(&header)? {
                 Step::Done => break,
                 Step::More(need) => {
                     let have = header.len() as u64;
-                    file.with_range(have..need.max(have + 1), |bytes| {
-                        header.extend_from_slice(bytes)
-                    })?;
+                    let (start, end) = (range.start + have, range.start + need.max(have + 1));
+                    file.with_range(start..end, |bytes| header.extend_from_slice(bytes))?;
                 }
             }
         }
         header.truncate(parser.header_len());
-        parser.finish(header)
+        let mut gguf = parser.finish(header)?;
+        for tensor in &mut gguf.tensors {
+            tensor.offset += range.start;
+        }
+        Ok(gguf)
+    }
+
+    /// Adds another part's tensors, of names that are not there.
+    pub(crate) fn extend(&mut self, tensors: Vec<TensorInfo>) {
+        for tensor in tensors {
+            let index = self.tensors.len() as u32; // at most MAX_TENSORS
+            self.by_name.insert(tensor.name.as_str().into(), index);
+            self.tensors.push(tensor);
+        }
     }
 
     /// The format's version, 2 or 3.

@@ -40,7 +40,10 @@
 //!
 //! - [`Gguf`], [`TensorInfo`]: the result; typed getters by key, tensors by name.
 //! - `parse`: the walk over the bytes, which asks for no byte that is not the header's.
-//! - [`MappedFile`]: the one place that maps files; populate, SIGBUS guard, identity, `pread`.
+//! - [`MappedFile`]: the one place that maps files; populate, SIGBUS guard, identity, `pread`,
+//!   several files as one.
+//! - [`PartName`], `split`: models in several files, their names and what their headers must agree
+//!   in.
 //! - [`mod@write`]: a writer for tests and tools, of files right and wrong.
 //!
 //! *Invariant:* `unsafe` occurs in `mapped` and its guard only. *Invariant:* nothing here starts a thread or holds a lock
@@ -52,6 +55,7 @@ mod gguf;
 pub mod limits;
 mod mapped;
 mod parse;
+mod split;
 mod value;
 pub mod write;
 
@@ -59,4 +63,5 @@ pub use error::{Described, Error};
 pub use gguf::{Gguf, TensorInfo};
 pub use mapped::{Identity, MappedFile, MappedRange, ReadMode};
 pub use rocmforge_ops::TensorType;
+pub use split::PartName;
 pub use value::{Array, Strings, Value, ValueType};

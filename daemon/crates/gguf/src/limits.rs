@@ -43,5 +43,12 @@ pub const MAX_ALIGNMENT: u64 = 1 << 20;
 /// Live file mappings of a process that the SIGBUS guard can watch. A file opened beyond them is read with `pread`.
 pub const MAX_MAPPINGS: usize = 1024;
 
+/// Parts of a split model. Each keeps a file open.
+pub const MAX_PARTS: usize = 256;
+
+/// Bytes at a multiple of which each part of a split model begins. Large, so that no window of a
+/// device's uploads has pages of two files: some drivers refuse to register such.
+pub const PART_ALIGNMENT: u64 = 32 << 20;
+
 // A header is addressed with 32-bit offsets inside the parser.
 const _: () = assert!(MAX_HEADER_BYTES <= u32::MAX as u64);

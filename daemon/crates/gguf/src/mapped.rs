@@ -8,7 +8,7 @@
 //!
 //! *Invariants:* nothing writes to the file or to the mapping; a mapping is in the guard's table from before its first read
 //! until after its last; a result that was computed from bytes that may not be the file's never leaves
-//! [`MappedFile::with_range`] as `Ok`. Any thread may read; there is no lock.
+//! [`MappedFile::with_range`] as `Ok`. Any thread may read; no lock is held while it does.
 //!
 //! What remains is the reader's part: while it runs, the bytes may change (a rewrite in place shows through a shared
 //! mapping). It must not rely on two reads of one byte giving the same, and must not index by what it read without a
@@ -19,60 +19,26 @@
 )]
 
 mod guard;
+mod pages;
+mod part;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use memmap2::{Advice, Mmap};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use crate::Error;
+use crate::limits::{MAX_PARTS, PART_ALIGNMENT};
 
-/// What makes a file the one that was opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Identity {
-    /// The device that the file is on.
-    pub dev: u64,
-    /// Its inode there.
-    pub inode: u64,
-    /// Its length in bytes.
-    pub size: u64,
-    /// When it was last written, in nanoseconds since 1970.
-    pub mtime_ns: i128,
-}
+use pages::Pages;
+use part::Part;
 
-impl Identity {
-    fn of(meta: &Metadata) -> Identity {
-        Identity {
-            dev: meta.dev(),
-            inode: meta.ino(),
-            size: meta.len(),
-            mtime_ns: i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()),
-        }
-    }
-}
-
-impl fmt::Display for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (secs, ns) = (
-            self.mtime_ns.div_euclid(1_000_000_000),
-            self.mtime_ns.rem_euclid(1_000_000_000),
-        );
-        write!(
-            f,
-            "{} bytes, inode {}:{}, modified at {secs}.{ns:09}",
-            self.size, self.dev, self.inode
-        )
-    }
-}
+pub use part::Identity;
 
 /// How a file's bytes are to be had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,21 +61,22 @@ enum Backing {
 struct Guarded {
     // Fields drop in this order: the guard forgets the range before the range is unmapped.
     slot: guard::Registration,
-    map: Mmap,
+    pages: Pages,
 }
 
-/// A regular file, opened read only, whose ranges can be read from several threads at once.
+/// Regular files, opened read only, whose ranges can be read from several threads at once: one
+/// file, or the parts of a split model one behind the other.
+///
+/// An offset counts from the first file's start. Each part begins at the next multiple of
+/// [`PART_ALIGNMENT`] behind the one before it; what lies between belongs to no range, and a range
+/// lies in one part.
 #[derive(Debug)]
 pub struct MappedFile {
     backing: Backing,
-    file: File,
-    path: PathBuf,
-    identity: Identity,
+    /// In the order of their bases; at least one.
+    parts: Vec<Part>,
     bytes_read: AtomicU64,
 }
-
-/// Set once the kernel has said that it does not know `MADV_POPULATE_READ` (before Linux 5.14).
-static NO_POPULATE: AtomicBool = AtomicBool::new(false);
 
 impl MappedFile {
     /// Opens the regular file at `path`. Never blocks, whatever the path names, and opens nothing but regular files.
@@ -125,66 +92,111 @@ impl MappedFile {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(path: &Path, mode: ReadMode) -> Result<MappedFile, Error> {
-        let failed = |op| {
-            move |source| Error::Io {
-                op,
-                path: path.to_owned(),
-                source,
-            }
-        };
-        // Looked at before it is opened, because opening some devices has effects; and again after, because the name may
-        // have been given to something else in between.
-        let check = |meta: &Metadata| match kind_unless_regular(meta) {
-            Some(kind) => Err(Error::NotRegular {
-                path: path.to_owned(),
-                kind,
-            }),
-            None => Ok(()),
-        };
-        check(&std::fs::metadata(path).map_err(failed("open"))?)?;
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(flags)
-            .open(path)
-            .map_err(failed("open"))?;
-        let meta = file.metadata().map_err(failed("stat"))?;
-        check(&meta)?;
-        if meta.len() == 0 {
-            return Err(Error::Empty {
-                path: path.to_owned(),
-            });
-        }
-        let backing = match mode {
-            ReadMode::Map => map_guarded(&file, meta.len()).map_or(Backing::Pread, Backing::Map),
-            ReadMode::Pread => Backing::Pread,
-        };
-        Ok(MappedFile {
-            backing,
-            file,
-            path: path.to_owned(),
-            identity: Identity::of(&meta),
-            bytes_read: AtomicU64::new(0),
-        })
+        Ok(MappedFile::of(vec![Part::open(path)?], mode))
     }
 
-    /// Length of the file in bytes when it was opened; never 0.
+    /// The parts of a split model as one, in their order. Their own mappings go.
+    ///
+    /// # Errors
+    /// [`Error::TooManyParts`]; [`Error::Split`] for sizes that no address space has.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn join(files: Vec<MappedFile>, mode: ReadMode) -> Result<MappedFile, Error> {
+        let mut parts: Vec<Part> = files.into_iter().flat_map(|file| file.parts).collect();
+        assert!(!parts.is_empty(), "a model has at least one file");
+        let found = parts.len() as u64;
+        if found > MAX_PARTS as u64 {
+            return Err(Error::TooManyParts {
+                path: parts.swap_remove(0).path,
+                found,
+            });
+        }
+        let mut base = 0u64;
+        for part in &mut parts {
+            part.base = base;
+            let end = base.checked_add(part.identity.size);
+            let next = end.and_then(|end| end.checked_next_multiple_of(PART_ALIGNMENT));
+            let Some(next) = next else {
+                return Err(Error::Split {
+                    path: part.path.clone(),
+                    problem: "the sizes of the parts up to this one overflow 64 bits".to_owned(),
+                });
+            };
+            base = next;
+        }
+        Ok(MappedFile::of(parts, mode))
+    }
+
+    fn of(parts: Vec<Part>, mode: ReadMode) -> MappedFile {
+        let backing = match mode {
+            ReadMode::Map => map_guarded(&parts).map_or(Backing::Pread, Backing::Map),
+            ReadMode::Pread => Backing::Pread,
+        };
+        MappedFile {
+            backing,
+            parts,
+            bytes_read: AtomicU64::new(0),
+        }
+    }
+
+    fn first(&self) -> &Part {
+        &self.parts[0]
+    }
+
+    /// One past the last offset; never 0. Of a single file, its length in bytes when it was opened.
     #[expect(
         clippy::len_without_is_empty,
         reason = "an empty file cannot be opened"
     )]
     pub fn len(&self) -> u64 {
-        self.identity.size
+        self.parts.last().map_or(0, Part::end)
     }
 
-    /// The path that was opened.
+    /// The sum of the parts' lengths in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.identity.size).sum()
+    }
+
+    /// The path that was opened, of the first part.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.first().path
     }
 
-    /// What the file was when it was opened.
+    /// The path and the offsets of each part.
+    pub fn parts(&self) -> impl ExactSizeIterator<Item = (&Path, Range<u64>)> {
+        self.parts
+            .iter()
+            .map(|part| (part.path.as_path(), part.base..part.end()))
+    }
+
+    /// What the first part was when it was opened.
     pub fn identity(&self) -> Identity {
-        self.identity
+        self.first().identity()
+    }
+
+    /// When the part that was written last was, in nanoseconds since 1970.
+    pub fn mtime_ns(&self) -> i128 {
+        let times = self.parts.iter().map(|part| part.identity.mtime_ns);
+        times.max().unwrap_or_default()
+    }
+
+    /// Whether both are the same files, part by part, as they were opened and not changed between
+    /// the two.
+    pub fn is_same_as(&self, other: &MappedFile) -> bool {
+        let parts = self.parts.iter().zip(&other.parts);
+        self.parts.len() == other.parts.len()
+            && parts
+                .into_iter()
+                .all(|(a, b)| a.path == b.path && a.identity() == b.identity())
+    }
+
+    /// One past the last offset of the part that holds `offset`; `None` where none does.
+    pub fn part_end(&self, offset: u64) -> Option<u64> {
+        let part = self.part_at(offset);
+        (part.base..part.end())
+            .contains(&offset)
+            .then(|| part.end())
     }
 
     /// Whether ranges come from a mapping (otherwise from `pread`).
@@ -212,17 +224,17 @@ impl MappedFile {
         range: Range<u64>,
         read: impl FnOnce(&[u8]) -> R,
     ) -> Result<R, Error> {
-        let len = self.check_range(&range)?;
+        let (part, len) = self.part_of(&range)?;
         let result = match &self.backing {
-            Backing::Map(Guarded { slot, map }) => {
+            Backing::Map(Guarded { slot, pages }) => {
                 let start = range.start as usize; // below the mapping's length, which is a usize
                 if slot.is_broken() {
-                    return Err(self.unreadable(io::Error::from_raw_os_error(libc::EIO)));
+                    return Err(self.broken());
                 }
-                populate(map, start, len).map_err(|e| self.unreadable(e))?;
-                let result = read(&map[start..start + len]);
+                pages.populate(start, len).map_err(|e| part.unreadable(e))?;
+                let result = read(pages.bytes(start, len));
                 if slot.is_broken() {
-                    return Err(self.unreadable(io::Error::from_raw_os_error(libc::EIO)));
+                    return Err(self.broken());
                 }
                 result
             }
@@ -230,16 +242,14 @@ impl MappedFile {
                 let mut buffer = Vec::new();
                 buffer
                     .try_reserve_exact(len)
-                    .map_err(|_| self.failed("read", io::ErrorKind::OutOfMemory.into()))?;
+                    .map_err(|_| part.failed("read", io::ErrorKind::OutOfMemory.into()))?;
                 buffer.resize(len, 0);
-                self.file
-                    .read_exact_at(&mut buffer, range.start)
-                    .map_err(|e| self.unreadable(e))?;
+                part.read(range.start, &mut buffer)?;
                 read(&buffer)
             }
         };
         self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
-        self.check_unchanged()?;
+        part.check_unchanged()?;
         Ok(result)
     }
 
@@ -252,30 +262,27 @@ impl MappedFile {
             let end = offset.saturating_add(dst.len() as u64);
             return self.with_range(offset..end, |bytes| dst.copy_from_slice(bytes));
         }
-        self.check_range(&(offset..offset.saturating_add(dst.len() as u64)))?;
-        self.file
-            .read_exact_at(dst, offset)
-            .map_err(|e| self.unreadable(e))?;
+        let (part, _) = self.part_of(&(offset..offset.saturating_add(dst.len() as u64)))?;
+        part.read(offset, dst)?;
         self.bytes_read
             .fetch_add(dst.len() as u64, Ordering::Relaxed);
-        self.check_unchanged()
+        part.check_unchanged()
     }
 
-    /// Fills each of `parts` with the bytes from its offset on, for many small parts far from each other: each is one read of the
-    /// file, and the file is checked once. On an error their content is not to be used.
+    /// Fills each of `pieces` with the bytes from its offset on, for many small ones far from each
+    /// other: each is one read of a file, and the files are checked once. On an error their content
+    /// is not to be used.
     ///
     /// # Errors
     /// As [`with_range`](Self::with_range).
     pub fn read_each<'a>(
         &self,
-        parts: impl IntoIterator<Item = (u64, &'a mut [u8])>,
+        pieces: impl IntoIterator<Item = (u64, &'a mut [u8])>,
     ) -> Result<(), Error> {
         let mut bytes = 0;
-        for (offset, dst) in parts {
-            self.check_range(&(offset..offset.saturating_add(dst.len() as u64)))?;
-            self.file
-                .read_exact_at(dst, offset)
-                .map_err(|e| self.unreadable(e))?;
+        for (offset, dst) in pieces {
+            let (part, _) = self.part_of(&(offset..offset.saturating_add(dst.len() as u64)))?;
+            part.read(offset, dst)?;
             bytes += dst.len() as u64;
         }
         self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
@@ -297,7 +304,7 @@ impl MappedFile {
         mut read: impl FnMut(u64, &[u8]),
     ) -> Result<(), Error> {
         assert!(chunk_bytes > 0, "a chunk has at least one byte");
-        self.check_range(&range)?;
+        self.part_of(&range)?;
         let mut at = range.start;
         while at < range.end {
             let end = range.end.min(at.saturating_add(chunk_bytes as u64));
@@ -316,12 +323,12 @@ impl MappedFile {
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Changed`] or [`Error::Io`] where the mapping is known to be broken.
     pub fn mapped_range(self: &Arc<Self>, range: Range<u64>) -> Result<Option<MappedRange>, Error> {
-        self.check_range(&range)?;
+        self.part_of(&range)?;
         let Backing::Map(Guarded { slot, .. }) = &self.backing else {
             return Ok(None);
         };
         if slot.is_broken() {
-            return Err(self.unreadable(io::Error::from_raw_os_error(libc::EIO)));
+            return Err(self.broken());
         }
         let page = guard::page_bytes() as u64;
         let start = range.start - range.start % page;
@@ -337,36 +344,31 @@ impl MappedFile {
         self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Asks the system whether the file is still the one that was opened: one fstat.
+    /// Asks the system whether the files are still those that were opened: one fstat each.
     ///
     /// # Errors
-    /// [`Error::Changed`] where it is not, [`Error::Io`] where the system does not answer.
+    /// [`Error::Changed`] for the first that is not, [`Error::Io`] where the system does not
+    /// answer.
     pub fn check_unchanged(&self) -> Result<(), Error> {
-        let now = Identity::of(&self.file.metadata().map_err(|e| self.failed("stat", e))?);
-        if now == self.identity {
-            return Ok(());
-        }
-        Err(Error::Changed {
-            path: self.path.clone(),
-            was: Box::new(self.identity),
-            now: Box::new(now),
-        })
+        self.parts.iter().try_for_each(Part::check_unchanged)
     }
 
-    /// Starts reading `range` ahead and does not wait for it. A hint: what lies outside of the file is left out, and
-    /// failures show when the range is read.
+    /// Starts reading `range` ahead and does not wait for it. A hint: what lies outside of the part
+    /// in which it begins is left out, and failures show when the range is read.
     pub fn will_need(&self, range: Range<u64>) {
-        let (start, end) = (range.start.min(self.len()), range.end.min(self.len()));
+        let part = self.part_at(range.start);
+        let (start, end) = (range.start.max(part.base), range.end.min(part.end()));
         if start >= end {
             return;
         }
-        if let Backing::Map(Guarded { map, .. }) = &self.backing {
-            let _ = map.advise_range(Advice::WillNeed, start as usize, (end - start) as usize);
+        if let Backing::Map(Guarded { pages, .. }) = &self.backing {
+            pages.will_need(start as usize, (end - start) as usize);
             return;
         }
-        if let (Ok(start), Ok(len)) = (i64::try_from(start), i64::try_from(end - start)) {
+        if let (Ok(start), Ok(len)) = (i64::try_from(start - part.base), i64::try_from(end - start))
+        {
             let _ = posix_fadvise(
-                &self.file,
+                &part.file,
                 start,
                 len,
                 PosixFadviseAdvice::POSIX_FADV_WILLNEED,
@@ -375,57 +377,47 @@ impl MappedFile {
     }
 
     /// Whether the system holds all of `range` in its page cache, as far as it tells: a reader would not wait for a disk.
-    /// False where there is no mapping, or for a range outside of the file.
+    /// False where there is no mapping, or for a range that is in no part.
     pub fn is_cached(&self, range: Range<u64>) -> bool {
-        let Backing::Map(Guarded { map, .. }) = &self.backing else {
+        let Backing::Map(Guarded { pages, .. }) = &self.backing else {
             return false;
         };
-        if self.check_range(&range).is_err() {
-            return false;
+        match self.part_of(&range) {
+            Ok((_, len)) => pages.are_cached(range.start as usize, len),
+            Err(_) => false,
         }
-        let page = guard::page_bytes();
-        let (start, end) = (range.start as usize, range.end as usize); // below the mapping's length, which is a usize
-        let first = start - start % page;
-        let mut states = vec![0u8; (end - first).div_ceil(page)];
-        // SAFETY: the pages are of a mapping that `self` keeps, and there is a byte for each of them; nothing is read.
-        let told = unsafe {
-            libc::mincore(
-                map.as_ptr().wrapping_add(first).cast_mut().cast(),
-                end - first,
-                states.as_mut_ptr().cast(),
-            )
-        };
-        told == 0 && states.iter().all(|state| state & 1 != 0)
     }
 
-    /// The length of `range`, if it lies inside of the file.
-    fn check_range(&self, range: &Range<u64>) -> Result<usize, Error> {
+    /// The last part that begins at `offset` or before it.
+    fn part_at(&self, offset: u64) -> &Part {
+        let behind = self.parts.partition_point(|part| part.base <= offset);
+        &self.parts[behind.max(1) - 1]
+    }
+
+    /// The part in which `range` lies whole, and its length.
+    fn part_of(&self, range: &Range<u64>) -> Result<(&Part, usize), Error> {
+        let part = self.part_at(range.start);
         let out_of_range = || Error::OutOfRange {
-            path: self.path.clone(),
+            path: part.path.clone(),
             start: range.start,
             end: range.end,
-            len: self.len(),
+            len: part.end(),
         };
-        if range.start > range.end || range.end > self.len() {
+        if range.start > range.end || range.end > part.end() {
             return Err(out_of_range());
         }
-        usize::try_from(range.end - range.start).map_err(|_| out_of_range())
+        let len = usize::try_from(range.end - range.start).map_err(|_| out_of_range())?;
+        Ok((part, len))
     }
 
-    fn failed(&self, op: &'static str, source: io::Error) -> Error {
-        Error::Io {
-            op,
-            path: self.path.clone(),
-            source,
-        }
-    }
-
-    /// The error for a range that could not be read: that the file changed, if it did, else what the system said.
-    fn unreadable(&self, source: io::Error) -> Error {
-        match self.check_unchanged() {
-            Err(changed) => changed,
-            Ok(()) => self.failed("read", source),
-        }
+    /// The error for a page that the guard had to make up: which part it was is told by the part
+    /// that changed.
+    fn broken(&self) -> Error {
+        let changed = self
+            .parts
+            .iter()
+            .find_map(|part| part.check_unchanged().err());
+        changed.unwrap_or_else(|| self.first().broken())
     }
 }
 
@@ -441,7 +433,7 @@ impl MappedRange {
     /// The first page's address. Reading there is the holder's risk: the file may shrink.
     pub fn as_ptr(&self) -> *const u8 {
         match &self.file.backing {
-            Backing::Map(Guarded { map, .. }) => map.as_ptr().wrapping_add(self.start),
+            Backing::Map(Guarded { pages, .. }) => pages.at(self.start),
             Backing::Pread => std::ptr::null(),
         }
     }
@@ -470,57 +462,23 @@ impl MappedRange {
         if let Backing::Map(Guarded { slot, .. }) = &self.file.backing
             && slot.is_broken()
         {
-            return Err(self
-                .file
-                .unreadable(io::Error::from_raw_os_error(libc::EIO)));
+            return Err(self.file.broken());
         }
         self.file.check_unchanged()
     }
 }
 
-/// What the file is, unless it is a regular one.
-fn kind_unless_regular(meta: &Metadata) -> Option<&'static str> {
-    let ty = meta.file_type();
-    match () {
-        () if ty.is_file() => None,
-        () if ty.is_dir() => Some("directory"),
-        () if ty.is_fifo() => Some("FIFO"),
-        () if ty.is_socket() => Some("socket"),
-        () if ty.is_block_device() => Some("block device"),
-        () if ty.is_char_device() => Some("character device"),
-        () => Some("special file"),
+/// Maps the files and registers the mapping; `None` where either cannot be done, and `pread` has to
+/// do.
+fn map_guarded(parts: &[Part]) -> Option<Guarded> {
+    if !guard::install() {
+        return None;
     }
-}
-
-/// Maps the file and registers the mapping; `None` where either cannot be done, and `pread` has to do.
-fn map_guarded(file: &File, len: u64) -> Option<Guarded> {
-    let len = usize::try_from(len).ok()?;
-    // SAFETY: `Mmap::map` asks that the file not change while a slice of the mapping is alive. That cannot be promised for
-    // a file of others. Slices are only lent to `with_range`'s reader, as bytes, for which every value is valid; a
-    // change in content is told to the caller as an error after the reader ran (module docs), and a page that vanishes
-    // raises SIGBUS, which the guard registered below turns into zeros.
-    let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) }.ok()?;
-    let slot = guard::register(&map)?;
-    Some(Guarded { slot, map })
-}
-
-/// Makes the pages of a range present, or says why that cannot be.
-fn populate(map: &Mmap, start: usize, len: usize) -> io::Result<()> {
-    if len == 0 || NO_POPULATE.load(Ordering::Relaxed) {
-        return Ok(());
-    }
-    loop {
-        match map.advise_range(Advice::PopulateRead, start, len) {
-            Ok(()) => return Ok(()),
-            Err(e) => match e.raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN) => continue,
-                // A kernel that does not know it. The guard alone has to do.
-                Some(libc::EINVAL) => {
-                    NO_POPULATE.store(true, Ordering::Relaxed);
-                    return Ok(());
-                }
-                _ => return Err(e),
-            },
-        }
-    }
+    let files: Vec<_> = parts
+        .iter()
+        .map(|part| (part.base, &part.file, part.identity.size))
+        .collect();
+    let pages = Pages::map(&files)?;
+    let slot = guard::register(&pages)?;
+    Some(Guarded { slot, pages })
 }

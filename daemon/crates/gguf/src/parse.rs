@@ -200,7 +200,7 @@ impl Parser {
         };
         let magic = take::<4>(bytes, 0).map_err(|_| Stop::Need(first))?;
         if magic != MAGIC {
-            return Err(Error::BadMagic { found: magic }.into());
+            return Err(Error::BadMagic.into());
         }
         let version = u32_at(bytes, 4).map_err(|_| Stop::Need(START_BYTES))?;
         match version {

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use crate::limits::DEFAULT_ALIGNMENT;
-use crate::{TensorType, ValueType};
+use crate::{Error, Gguf, TensorType, ValueType};
 
 /// A metadata value to write.
 #[derive(Clone, Debug, PartialEq)]
@@ -149,6 +149,45 @@ pub struct RawTensor {
     pub offset: u64,
 }
 
+/// Takes a whole file apart as gguf-split does: into as many parts as there are counts, each with
+/// the next so many tensors, and the metadata in the first. The keys of [`GgufWriter::part`] are
+/// left to the caller.
+///
+/// # Errors
+/// As [`Gguf::parse`].
+///
+/// # Panics
+/// If the counts are not of all tensors.
+pub fn split(whole: &[u8], counts: &[usize]) -> Result<Vec<GgufWriter>, Error> {
+    let gguf = Gguf::parse(whole, whole.len() as u64)?;
+    assert_eq!(
+        counts.iter().sum::<usize>(),
+        gguf.tensors.len(),
+        "each tensor has its part"
+    );
+    let mut first = GgufWriter::new();
+    for entry in &gguf.entries {
+        // An array's type and count stand before its elements.
+        let head = entry.array.map_or(0, |_| 4 + 8);
+        let value = entry.bytes.start - head..entry.bytes.end;
+        first = first.raw_key(entry.key.as_bytes(), entry.ty as u32, &whole[value]);
+    }
+    first.alignment = gguf.alignment;
+    let mut tensors = gguf.tensors.iter();
+    let part = |(number, &count)| {
+        let empty = if number == 0 {
+            first.clone()
+        } else {
+            GgufWriter::new()
+        };
+        tensors.by_ref().take(count).fold(empty, |part, tensor| {
+            let bytes = &whole[tensor.offset as usize..][..tensor.bytes as usize];
+            part.tensor(&tensor.name, tensor.shape(), tensor.ty, bytes)
+        })
+    };
+    Ok(counts.iter().enumerate().map(part).collect())
+}
+
 /// Builds a GGUF file from metadata and tensors.
 ///
 /// ```
@@ -258,6 +297,15 @@ impl GgufWriter {
             .expect("a row is a whole number of blocks");
         let bytes = row * dims[1..].iter().product::<u64>();
         self.tensor(name, dims, ty, vec![0; bytes as usize])
+    }
+
+    /// Adds the keys by which a part of a split model says its place: its number from 0, how many
+    /// parts there are, and how many tensors they have together.
+    #[must_use]
+    pub fn part(self, number: u16, count: u16, tensors: i32) -> Self {
+        self.key("split.no", number)
+            .key("split.count", count)
+            .key("split.tensors.count", tensors)
     }
 
     /// Adds a key with any bytes as key, type number and value.

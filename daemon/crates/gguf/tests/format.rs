@@ -302,7 +302,7 @@ fn what_is_no_gguf_is_refused() {
         file[at..at + bytes.len()].copy_from_slice(bytes);
         Gguf::parse(&file, file.len() as u64).unwrap_err()
     };
-    assert!(matches!(with(0, b"GGML"), Error::BadMagic { found } if &found == b"GGML"));
+    assert!(matches!(with(0, b"GGML"), Error::BadMagic));
     assert!(matches!(
         with(4, &[0, 0, 0, 3]),
         Error::BigEndian { version: 3 }
@@ -322,7 +322,7 @@ fn what_is_no_gguf_is_refused() {
     ));
     assert!(matches!(
         Gguf::parse(b"PK\x03\x04 zip", 8),
-        Err(Error::BadMagic { .. })
+        Err(Error::BadMagic)
     ));
     assert!(matches!(
         Gguf::parse(b"GGUF\x03\0\0\0", 8),

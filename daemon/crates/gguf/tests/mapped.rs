@@ -347,6 +347,79 @@ fn a_rewrite_in_place_is_a_change_and_an_unlink_or_rename_is_not() {
     }
 }
 
+/// Long enough that the clock of file times has moved on.
+fn tick() {
+    std::thread::sleep(Duration::from_millis(30));
+}
+
+/// Copying over a file with its times kept, as backup tools do, once served the new bytes as the
+/// old model.
+#[test]
+fn a_rewrite_in_place_whose_time_is_put_back_is_a_change() {
+    for mode in BOTH {
+        let dir = dir();
+        let path = noise_file(dir.path(), "noise", 8192);
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        let file = MappedFile::open_with(&path, mode).unwrap();
+        tick();
+        let writer = OpenOptions::new().write(true).open(&path).unwrap();
+        writer.write_all_at(&[7; 100], 4000).unwrap();
+        writer.set_modified(modified).unwrap();
+        for error in [
+            file.check_unchanged().unwrap_err(),
+            file.with_range(0..10, |_| ()).unwrap_err(),
+            file.read_into(0, &mut [0; 4]).unwrap_err(),
+        ] {
+            assert!(
+                matches!(&error, Error::Changed { was, now, .. }
+                    if was.mtime_ns == now.mtime_ns && was.ctime_ns < now.ctime_ns),
+                "{error}"
+            );
+        }
+        let again = MappedFile::open_with(&path, mode).unwrap();
+        assert!(!again.is_same_as(&file), "a load sees that it is another");
+    }
+}
+
+#[test]
+fn other_permissions_links_and_names_are_no_change() {
+    type Change = fn(&Path);
+    let changes: [(&str, Change); 5] = [
+        ("chmod", |path| {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o640)).unwrap();
+        }),
+        ("link", |path| {
+            fs::hard_link(path, path.with_extension("link")).unwrap();
+        }),
+        ("unlink of the link", |path| {
+            fs::remove_file(path.with_extension("link")).unwrap();
+        }),
+        ("rename", |path| {
+            fs::rename(path, path.with_extension("moved")).unwrap();
+            fs::rename(path.with_extension("moved"), path.with_extension("twice")).unwrap();
+        }),
+        ("unlink", |path| {
+            fs::remove_file(path.with_extension("twice")).unwrap();
+        }),
+    ];
+    for mode in BOTH {
+        let dir = dir();
+        let path = noise_file(dir.path(), "noise", 8192);
+        let file = MappedFile::open_with(&path, mode).unwrap();
+        let before = file.identity();
+        for (what, change) in changes {
+            tick();
+            change(&path);
+            let read = file.with_range(8191..8192, |b| b[0]);
+            assert_eq!(read.unwrap(), noise(8191), "{what}");
+        }
+        assert!(
+            file.identity().ctime_ns > before.ctime_ns,
+            "the times did move"
+        );
+    }
+}
+
 /// A file with a header of some hundred kilobytes and 64 MiB of (sparse) tensor data.
 fn model(dir: &Path) -> (PathBuf, u64) {
     let words = (0..30_000)

@@ -22,7 +22,7 @@ pub struct QuantizationShare {
 /// A segment as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentInfo {
-    /// As [`Segment::name`].
+    /// As [`rocmforge_ops::Segment::name`].
     pub name: String,
     /// Bytes in the file.
     pub bytes: u64,

@@ -127,7 +127,8 @@ pub struct Router {
 /// The feed-forward of each expert. Routed row `t * n_used + s` is row `t`'s `s`-th choice.
 ///
 /// ```text
-/// g = Wgate[e] x[t] + bgate[e];  u = Wup[e] x[t] + bup[e];  h = act(g) * u      (without Wgate: h = act(u))
+/// g = (Wgate[e] x[t] + bgate[e]) * gate_scale[e];  u = (Wup[e] x[t] + bup[e]) * up_scale[e]
+/// h = act(g) * u      (without Wgate: h = act(u))
 /// out[t * n_used + s] = (Wdown[e] h + bdown[e]) * scale[e]       with e = ids[t][s]
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -158,6 +159,10 @@ pub struct ExpertFfn {
     pub up_bias: Option<TensorIndex>,
     /// Bias of down.
     pub down_bias: Option<TensorIndex>,
+    /// One factor on the gate's product.
+    pub gate_scale: Option<TensorIndex>,
+    /// One factor on the up product.
+    pub up_scale: Option<TensorIndex>,
     /// One factor on the expert's output.
     pub scale: Option<TensorIndex>,
     /// Tensors of one expert.

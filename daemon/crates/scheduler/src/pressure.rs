@@ -3,6 +3,7 @@
 //! The engine gives a part of the budget back to the driver and does the pass again; whoever does
 //! not fit any more then yields. How much to give back, and how often, is decided here.
 
+use crate::demand::ScratchTarget;
 use crate::error::Refusal;
 use crate::plan::Action;
 use crate::scheduler::Scheduler;
@@ -54,10 +55,13 @@ impl Scheduler {
         }
     }
 
-    /// What running sequences need at the least, in bytes.
+    /// What running sequences need to go on by passes that are worth their cost, in bytes. A lone one
+    /// could do with a little less, but a ledger whose blocks stay where they are wants some room.
     #[must_use]
     pub fn needed(&self, view: &View<'_>) -> u64 {
-        self.demand_running(view).total()
+        let running = self.running_sequences();
+        self.demand(running, None, ScratchTarget::Least, view)
+            .total()
     }
 
     /// What a sequence needs at the least to go on alone, in bytes; 0 if it is not known.

@@ -59,7 +59,7 @@ pub struct AttentionSpan<'a> {
     pub n_rows: usize,
     /// The position of the first row.
     pub pos0: usize,
-    /// This layer of the sequence's pages ([`KvLayout::layer`]), from position 0, the span's own included.
+    /// This layer of the sequence's pages, from position 0, the span's own included.
     /// Pages that lie wholly before every row's window may be empty slices.
     pub pages: &'a [&'a [f16]],
 }

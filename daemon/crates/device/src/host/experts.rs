@@ -162,8 +162,11 @@ fn compute(
         let up_rows = on.rows_mut(ffn.up_out);
         for b in &busy {
             let range = b.rows.start * n_ff..b.rows.end * n_ff;
-            bias(b, ffn.gate_bias, simd, &mut gate_rows[range.clone()]);
-            bias(b, ffn.up_bias, simd, &mut up_rows[range]);
+            let (gates, ups) = (&mut gate_rows[range.clone()], &mut up_rows[range]);
+            bias(b, ffn.gate_bias, simd, gates);
+            factor(b, ffn.gate_scale, simd, gates);
+            bias(b, ffn.up_bias, simd, ups);
+            factor(b, ffn.up_scale, simd, ups);
         }
         let up_rows = &up_rows[..n_rows * n_ff];
         pool.run_rows(
@@ -182,12 +185,9 @@ fn compute(
         &gate_rows[..n_rows * n_ff]
     } else {
         for b in &busy {
-            bias(
-                b,
-                ffn.up_bias,
-                simd,
-                &mut gate_rows[b.rows.start * n_ff..b.rows.end * n_ff],
-            );
+            let ups = &mut gate_rows[b.rows.start * n_ff..b.rows.end * n_ff];
+            bias(b, ffn.up_bias, simd, ups);
+            factor(b, ffn.up_scale, simd, ups);
         }
         pool.run_rows(
             &mut gate_rows[..n_rows * n_ff],
@@ -229,9 +229,7 @@ fn compute(
     for b in &busy {
         let rows = &mut results[b.rows.start * width..b.rows.end * width];
         bias(b, ffn.down_bias, simd, rows);
-        if let Some(scale) = ffn.scale {
-            ops::scale(simd, rows, b.on.floats(b.tensor(scale))[0]);
-        }
+        factor(b, ffn.scale, simd, rows);
         for (row, &routed) in rows.chunks_exact(width).zip(&order[b.rows.clone()]) {
             out[routed * width..][..width].copy_from_slice(row);
         }
@@ -242,6 +240,12 @@ fn compute(
 fn bias(b: &Busy<'_>, tensor: Option<TensorIndex>, simd: ops::Simd, rows: &mut [f32]) {
     if let Some(tensor) = tensor {
         ops::add_bias(simd, rows, b.on.floats(b.tensor(tensor)));
+    }
+}
+
+fn factor(b: &Busy<'_>, tensor: Option<TensorIndex>, simd: ops::Simd, rows: &mut [f32]) {
+    if let Some(tensor) = tensor {
+        ops::scale(simd, rows, b.on.floats(b.tensor(tensor))[0]);
     }
 }
 

@@ -16,9 +16,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use memmap2::Mmap;
-
 use crate::limits::MAX_MAPPINGS;
+
+use super::pages::Pages;
 
 /// One mapping, as the handler sees it.
 struct Slot {
@@ -101,19 +101,16 @@ impl Drop for Registration {
     }
 }
 
-/// The system's page size, once a mapping is registered.
+/// The system's page size, once the handler is installed.
 pub(super) fn page_bytes() -> usize {
     PAGE.load(Ordering::Relaxed)
 }
 
-/// Puts `map` under guard. `None` where the table is full or the handler cannot be installed.
-pub(super) fn register(map: &Mmap) -> Option<Registration> {
-    if !install() {
-        return None;
-    }
-    let page = PAGE.load(Ordering::Relaxed);
-    let start = map.as_ptr() as usize;
-    let end = start + map.len().next_multiple_of(page);
+/// Puts `pages` under guard, once the handler is [installed](install). `None` where the table is
+/// full.
+pub(super) fn register(pages: &Pages) -> Option<Registration> {
+    let start = pages.at(0) as usize;
+    let end = start + pages.len();
     let _writer = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
     let index = SLOTS
         .iter()
@@ -122,8 +119,8 @@ pub(super) fn register(map: &Mmap) -> Option<Registration> {
     Some(Registration { index })
 }
 
-/// Installs the handler, once in the life of the process.
-fn install() -> bool {
+/// Installs the handler, once in the life of the process. False where that cannot be done.
+pub(super) fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
         // SAFETY: sysconf takes any name and touches no memory of ours.

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
-use super::{MappedFile, NO_POPULATE};
+use super::MappedFile;
+use super::pages::NO_POPULATE;
 use crate::Error;
 
 #[test]

@@ -72,9 +72,9 @@ fn short_conv(b: &mut PlanBuilder<'_>, i: u32, x: Buf, kernel: u32) -> Result<()
         b.buf("conv u", n_embd),
     );
     let products = vec![
-        b.rows_of(&all, 0, n_embd, gate),
-        b.rows_of(&all, n_embd, n_embd, out_gate),
-        b.rows_of(&all, 2 * n_embd, n_embd, u),
+        b.rows_of(&all, 0, n_embd, gate)?,
+        b.rows_of(&all, n_embd, n_embd, out_gate)?,
+        b.rows_of(&all, 2 * n_embd, n_embd, u)?,
     ];
     b.mat_mul(n, products);
     let act = Act::Identity;

@@ -65,9 +65,9 @@ impl Mamba2 {
             b.buf("dt", n_head),
         );
         let products = vec![
-            b.rows_of(&all, 0, d_inner, z),
-            b.rows_of(&all, d_inner, channels, xbc),
-            b.rows_of(&all, d_inner + channels, n_head, dt),
+            b.rows_of(&all, 0, d_inner, z)?,
+            b.rows_of(&all, d_inner, channels, xbc)?,
+            b.rows_of(&all, d_inner + channels, n_head, dt)?,
         ];
         b.mat_mul(n, products);
         let mixed = b.buf("xbc mixed", channels);

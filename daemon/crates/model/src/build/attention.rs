@@ -129,9 +129,9 @@ impl PlanBuilder<'_> {
             let rows = q_width + k_width + v_width;
             let matrix = self.tensor(&fused, &[cols, rows])?;
             let mut products = vec![
-                self.rows_of(&matrix, 0, q_width, q),
-                self.rows_of(&matrix, q_width, k_width, k),
-                self.rows_of(&matrix, q_width + k_width, v_width, v),
+                self.rows_of(&matrix, 0, q_width, q)?,
+                self.rows_of(&matrix, q_width, k_width, k)?,
+                self.rows_of(&matrix, q_width + k_width, v_width, v)?,
             ];
             let name = blk(layer, "attn_qkv.bias");
             if spec.qkv_bias != Presence::Absent
@@ -140,6 +140,7 @@ impl PlanBuilder<'_> {
                 let mut first = 0;
                 for product in &mut products {
                     let width = self.width(product.out);
+                    self.refuse_scaled_bias(&name, product.out, true)?;
                     let part = bias.columns(first, width);
                     product.bias = Some(self.place(&part, Role::Vector));
                     first += width;

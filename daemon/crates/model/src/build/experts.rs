@@ -217,9 +217,27 @@ impl PlanBuilder<'_> {
             up_bias = vector(self, "ffn_up_exps.bias", n_ff)?;
             down_bias = vector(self, "ffn_down_exps.bias", width)?;
         }
-        let scale = self
-            .tensor_if(&name("ffn_down_exps.scale"), &[n_expert])?
-            .map(|f| parts.add(f, Part::Element, Role::Vector));
+        let fused = self.has(&fused);
+        let [gate_name, up_name] = match fused && spec.gated {
+            true => ["ffn_gate_up_exps"; 2],
+            false => ["ffn_gate_exps", "ffn_up_exps"],
+        };
+        let mut factor = |name: &str, bias: Option<TensorIndex>| {
+            let name = blk(layer, &format!("{name}.scale"));
+            let found = self.tensor_if(&name, &[n_expert])?;
+            if found.is_some() && bias.is_some() {
+                return Err(Error::Unsupported(format!(
+                    "the experts of '{name}' have biases, too, which is not supported; use a file of another quantization"
+                )));
+            }
+            Ok(found.map(|f| parts.add(f, Part::Element, Role::Vector)))
+        };
+        let gate_scale = match spec.gated {
+            true => factor(gate_name, gate_bias)?,
+            false => None,
+        };
+        let up_scale = factor(up_name, up_bias)?;
+        let scale = factor("ffn_down_exps", down_bias)?;
         let ffn = ExpertFfn {
             x: Buf(0),
             ids: Buf(0),
@@ -234,6 +252,8 @@ impl PlanBuilder<'_> {
             gate_bias,
             up_bias,
             down_bias,
+            gate_scale,
+            up_scale,
             scale,
             n_tensors: parts.0.len() as u32,
         };

@@ -49,8 +49,8 @@ impl PlanBuilder<'_> {
         } else {
             let matrix = self.tensor(&blk(layer, &format!("{up}.weight")), &[cols, 2 * n_ff])?;
             vec![
-                self.rows_of(&matrix, 0, n_ff, g),
-                self.rows_of(&matrix, n_ff, n_ff, u),
+                self.rows_of(&matrix, 0, n_ff, g)?,
+                self.rows_of(&matrix, n_ff, n_ff, u)?,
             ]
         };
         self.mat_mul(n, products);

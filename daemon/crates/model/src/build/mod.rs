@@ -10,6 +10,7 @@
 mod attention;
 mod experts;
 mod feed_forward;
+mod products;
 
 use std::collections::{HashMap, HashSet};
 
@@ -65,6 +66,8 @@ pub(crate) struct PlanBuilder<'a> {
     inputs: Vec<Input>,
     bufs: Vec<BufSpec>,
     buf_of: HashMap<(&'static str, u64, Rows), Buf>,
+    /// Factors on products that are yet to be emitted, by their output.
+    scales: Vec<(Buf, TensorIndex)>,
     kv: Vec<KvGroup>,
     state_elements: u64,
     ropes: Vec<RopeSpec>,
@@ -92,6 +95,7 @@ impl<'a> PlanBuilder<'a> {
             inputs: Vec::new(),
             bufs: Vec::new(),
             buf_of: HashMap::new(),
+            scales: Vec::new(),
             kv: Vec::new(),
             state_elements: 0,
             ropes: Vec::new(),
@@ -183,31 +187,6 @@ impl<'a> PlanBuilder<'a> {
                 Ok(found.map(|f| self.place(&f, Role::Vector)))
             }
             Presence::Absent => Ok(None),
-        }
-    }
-
-    /// A product of `{name}.weight` `[cols, rows]` with `{name}.bias`.
-    pub(crate) fn linear(
-        &mut self,
-        name: &str,
-        cols: u64,
-        rows: u64,
-        bias: Presence,
-        out: Buf,
-    ) -> Result<Product, Error> {
-        let found = self.tensor(&format!("{name}.weight"), &[cols, rows])?;
-        let weight = self.place(&found, Role::Matrix);
-        let bias = self.vector_if(&format!("{name}.bias"), rows, bias)?;
-        Ok(Product { weight, bias, out })
-    }
-
-    /// A product of rows of a matrix, without a bias.
-    pub(crate) fn rows_of(&mut self, matrix: &Found, first: u64, rows: u64, out: Buf) -> Product {
-        let weight = self.place(&matrix.slice(first, rows), Role::Matrix);
-        Product {
-            weight,
-            bias: None,
-            out,
         }
     }
 
@@ -344,11 +323,6 @@ impl<'a> PlanBuilder<'a> {
             .push(op);
     }
 
-    /// Emits products of one input.
-    pub(crate) fn mat_mul(&mut self, x: Buf, products: Vec<Product>) {
-        self.op(Op::MatMul { x, products });
-    }
-
     /// The rows of an embedding table, which live all along the pass.
     pub(crate) fn input(
         &mut self,
@@ -429,7 +403,8 @@ impl<'a> PlanBuilder<'a> {
             None => self.tensor("token_embd.weight", &[n_embd, n_vocab])?,
         };
         let weight = self.place(&found, Role::Matrix);
-        let bias = self.vector_if("output.bias", n_vocab, bias)?;
+        self.scaled("output.weight", logits)?;
+        let bias = self.bias_if("output.bias", logits, bias)?;
         let out = logits;
         self.mat_mul(on, vec![Product { weight, bias, out }]);
         if let Some(factor) = scale.filter(|&f| f != 1.0) {
@@ -445,6 +420,13 @@ impl<'a> PlanBuilder<'a> {
     /// The plan, checked, and the names of tensors that were left alone.
     pub(crate) fn finish(mut self) -> Result<(Plan, Vec<String>), Error> {
         self.close(&[]);
+        assert!(
+            self.scales.is_empty(),
+            "a scaled product was never emitted by `mat_mul`"
+        );
+        // What a product's input may be rounded by where a device multiplies in 4 bits; none here
+        // does.
+        self.leave_alone(|name| name.ends_with(".input_scale"));
         self.refuse_unused()?;
         let n_ordered = self.ordered.len() as u32;
         for step in &mut self.steps {

@@ -7,9 +7,11 @@
 //! RopeKv, Attention                  -> attention that rotates and appends
 //! ```
 //!
-//! A buffer between two fused operations is not written. That is seen by nobody: no later operation of the step reads it, and
-//! it is not among those that the plan says are read by later steps (`live_out`). A plan keeps the memory of buffers apart
-//! for [`FUSED_OPS_MAX`] operations, so no more than these become one.
+//! A buffer between two fused operations is not written. That is seen by nobody: no later operation
+//! of the step reads it, and it is not among those that the plan says are read by later steps
+//! (`live_out`). A plan keeps the memory of buffers apart for
+//! [`FUSED_OPS_MAX`](rocmforge_ops::plan::FUSED_OPS_MAX) operations, so no more than these become
+//! one.
 
 use crate::ops::{Act, Buf, HeadShape, KvLayer, Mask, Op, Product, RopeUse, TensorIndex};
 

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rocmforge_gguf::limits::PART_ALIGNMENT;
 use rocmforge_gguf::{MappedFile, MappedRange};
 
 use crate::error::Error;
@@ -56,10 +57,14 @@ fn key_of(file: &Arc<MappedFile>) -> usize {
     Arc::as_ptr(file) as usize
 }
 
-/// The bytes of a file that its window of this number has.
+// So that no window has pages of two parts of a split model.
+const _: () = assert!(PART_ALIGNMENT.is_multiple_of(WINDOW_BYTES));
+
+/// The bytes of a file that its window of this number has: up to the end of the part in which it
+/// begins.
 fn range_of(file: &MappedFile, number: u64) -> std::ops::Range<u64> {
     let start = number * WINDOW_BYTES;
-    start..(start + WINDOW_BYTES).min(file.len())
+    start..(start + WINDOW_BYTES).min(file.part_end(start).unwrap_or(start))
 }
 
 /// A window: file and number in it.
@@ -424,6 +429,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use rocmforge_fake_hip::{Fake, Misbehaviour};
+    use rocmforge_gguf::ReadMode;
 
     use super::*;
     use crate::gpu::{Libraries, Vendor, open};
@@ -464,6 +470,40 @@ mod tests {
         assert_eq!(windows.lock().bytes, 0);
         assert!(windows.lock().forgotten.is_empty());
     }
+
+    /// Some drivers refuse a range of two mappings, and what lies between parts is not there.
+    #[test]
+    fn no_window_has_pages_of_two_parts_of_a_model() {
+        let fake = Fake::new();
+        let libraries = Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        };
+        let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
+        let windows = Windows::new(&context, 256 << 20);
+        let part = |bytes: u64| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().set_len(bytes).unwrap();
+            MappedFile::open(file.path()).unwrap()
+        };
+        let sizes = [WINDOW_BYTES + 5000, 5000, WINDOW_BYTES];
+        let file = MappedFile::join(sizes.map(part).into(), ReadMode::Map).unwrap();
+        let file = Arc::new(file);
+        let mut used = Vec::new();
+        for (_, range) in file.parts() {
+            for offset in [range.start, range.end - 1] {
+                let (_, rest) = windows.address(&file, offset, &mut used).unwrap().unwrap();
+                let end = (offset / WINDOW_BYTES + 1) * WINDOW_BYTES;
+                assert_eq!(offset + rest, end.min(range.end));
+            }
+        }
+        assert_eq!(fake.live().registrations, 4);
+        windows.release(&used);
+        windows.forget(&file);
+        assert_eq!(fake.live().registrations, 0);
+        assert_eq!(fake.violations(), Vec::<String>::new());
+    }
+
     /// What the trial at the start did not see: another file system, or a kernel that crawls only
     /// now and then.
     #[test]

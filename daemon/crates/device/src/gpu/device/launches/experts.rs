@@ -41,7 +41,8 @@ impl Lowering<'_> {
         let tensors = &first.weights.layout.tensors[first.first_tensor..];
         let base = tensors[0].at;
         let at = |i: TensorIndex| tensors[i].at - base;
-        let describe = |first: TensorIndex, bias: Option<TensorIndex>| Tensors {
+        type Maybe = Option<TensorIndex>;
+        let describe = |first: TensorIndex, bias: Maybe, scale: Maybe| Tensors {
             table,
             n_expert: n_expert as u32,
             ty: tensors[first].desc.ty,
@@ -52,16 +53,13 @@ impl Lowering<'_> {
             first_bias: bias.map(at),
             second_bias: None,
             act: Act::Identity,
-            scale: None,
+            scale: scale.map(at),
         };
         let n = self.count(ffn.out);
         let ids = self.at(ffn.ids);
-        let up = describe(ffn.up, ffn.up_bias);
-        let down = Tensors {
-            scale: ffn.scale.map(at),
-            ..describe(ffn.down, ffn.down_bias)
-        };
-        let gate = ffn.gate.map(|g| describe(g, ffn.gate_bias));
+        let up = describe(ffn.up, ffn.up_bias, ffn.up_scale);
+        let down = describe(ffn.down, ffn.down_bias, ffn.scale);
+        let gate = ffn.gate.map(|g| describe(g, ffn.gate_bias, ffn.gate_scale));
         let (n_ff, hidden) = (self.width(ffn.up_out), self.at(ffn.gate_out));
         let groups = Groups {
             at: self.scratch_base + self.workspace.groups,
@@ -128,20 +126,23 @@ impl Lowering<'_> {
                 out,
             ));
         }
-        let same = gate.filter(|g| g.ty == up.ty);
-        let unit = match (&gate, same) {
-            (None, _) => Tensors { act: ffn.act, ..up },
-            (Some(_), Some(gate)) => Tensors {
+        // A kernel of both has one factor, behind the function.
+        let plain = ffn.gate_scale.or(ffn.up_scale).is_none();
+        let unit = match &gate {
+            None if plain => Tensors { act: ffn.act, ..up },
+            Some(gate) if plain && gate.ty == up.ty => Tensors {
                 second: Some(up.first),
                 second_bias: up.first_bias,
                 act: ffn.act,
-                ..gate
+                ..*gate
             },
-            (Some(gate), None) => {
-                self.push(experts::experts(self.target, routed(x, hidden), gate))?;
+            _ => {
+                if let Some(gate) = &gate {
+                    self.push(experts::experts(self.target, routed(x, hidden), gate))?;
+                }
                 self.push(experts::experts(self.target, routed(x, up_to), &up))?;
                 let source = Source::Gate {
-                    other: Some(up_to),
+                    other: gate.map(|_| up_to),
                     act: ffn.act,
                 };
                 self.push(activations::activations(
