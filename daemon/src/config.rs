@@ -16,9 +16,8 @@ use clap::Parser;
 use nix::fcntl::OFlag;
 use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_service::roles::{Roles, Who};
 use serde::Deserialize;
-
-use crate::roles::{Roles, Who};
 
 mod values;
 

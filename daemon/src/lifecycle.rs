@@ -20,13 +20,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_engine::EngineHandle;
+use rocmforge_service::model_files::ModelDirs;
+use rocmforge_service::roles::Roles;
+use rocmforge_service::{Limits, Service};
 use rocmforge_tokenizer::Renderer;
 use sd_notify::NotifyState;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::model_files::ModelDirs;
-use crate::roles::Roles;
-use crate::rpc::{self, Context, Health, Limits};
+use crate::rpc::{self, Health};
 use crate::{connection, heartbeat};
 
 /// How much longer than the grace period the engine may take to end: one pass of a large model.
@@ -93,7 +94,7 @@ pub async fn serve(
         .set_nonblocking(true)
         .map_err(ServeError::Listener)?;
     let listener = tokio::net::UnixListener::from_std(listener).map_err(ServeError::Listener)?;
-    let context = Arc::new(Context::new(
+    let context = Arc::new(Service::new(
         engine.clone(),
         options.model_dirs,
         options.limits,
@@ -163,7 +164,7 @@ pub async fn serve(
 }
 
 /// Follows what the engine publishes for as long as it lives: the peak of memory, and the loss of the device.
-async fn follow(engine: &EngineHandle, context: &Context) -> ServeError {
+async fn follow(engine: &EngineHandle, context: &Service) -> ServeError {
     let mut snapshots = engine.watch();
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
