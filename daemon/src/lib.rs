@@ -7,6 +7,7 @@ pub mod config;
 mod connection;
 pub mod devices;
 mod heartbeat;
+mod http;
 mod lifecycle;
 pub mod log;
 mod rpc;
@@ -14,6 +15,7 @@ pub mod signals;
 pub mod socket;
 
 pub use connection::CONNECTIONS_MAX;
+pub use http::{HttpListeners, Token};
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
 pub use rocmforge_service::{Limits, REQUEST_MAX_BYTES, model_files, roles};
 pub use rpc::{BLOCKING_THREADS, default_socket_path};

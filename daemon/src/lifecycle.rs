@@ -25,8 +25,9 @@ use rocmforge_service::roles::Roles;
 use rocmforge_service::{Limits, Service};
 use rocmforge_tokenizer::Renderer;
 use sd_notify::NotifyState;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::http::{self, Http, HttpListeners};
 use crate::rpc::{self, Health};
 use crate::{connection, heartbeat};
 
@@ -50,6 +51,8 @@ pub struct ServeOptions {
     pub roles: Roles,
     /// How long running requests may go on after the first stop.
     pub drain_grace: Duration,
+    /// Where HTTP is served beside gRPC.
+    pub http: HttpListeners,
     /// What renders chat templates. They come with files, so that a daemon renders them in children.
     pub templates: Renderer,
 }
@@ -69,6 +72,9 @@ pub enum ServeError {
     /// The listening socket cannot be used.
     #[error("cannot serve on the socket")]
     Listener(#[source] io::Error),
+    /// HTTP cannot be served.
+    #[error("cannot serve HTTP")]
+    Http(#[source] io::Error),
     /// The server gave up.
     #[error("the server ended")]
     Server(#[source] Option<tonic::transport::Error>),
@@ -104,6 +110,9 @@ pub async fn serve(
     let (health, health_service) = Health::new();
     health.set(true).await;
 
+    let (close_http, http_closing) = watch::channel(false);
+    let http = Http::new(Arc::clone(&context), options.http.token.clone());
+    let mut http_server = tokio::spawn(http::serve(http, options.http, http_closing));
     let (close, closing) = oneshot::channel::<()>();
     let mut server = tokio::spawn({
         let context = Arc::clone(&context);
@@ -126,6 +135,8 @@ pub async fn serve(
         error = follow(&engine, &context) => Some(error),
         () = heartbeat::follow(&engine, &health) => None,
         ended = &mut server => Some(ServeError::Server(ended.ok().and_then(Result::err))),
+        // Without a listener it ends at once, which is no reason to end.
+        Ok(Err(error)) = &mut http_server => Some(ServeError::Http(error)),
     };
     context.drain();
     health.set(false).await;
@@ -139,9 +150,11 @@ pub async fn serve(
             tracing::error!(%error, "ending, so that the service manager starts the daemon again");
             let _ = tokio::time::timeout(LOST_WAIT, &mut server).await;
             let _ = close.send(());
+            close_http.send_replace(true);
             let _ = tokio::time::timeout(CLOSE_WAIT_MAX, &mut server).await;
             server.abort();
         }
+        http_server.abort();
         return Err(error);
     }
 
@@ -153,13 +166,21 @@ pub async fn serve(
         () = tokio::time::sleep(options.drain_grace.saturating_add(DRAIN_MARGIN)) => End::Forced,
     };
     let _ = close.send(());
+    close_http.send_replace(true);
     if end == End::Drained {
+        let closed = async {
+            let _ = (&mut server).await;
+            if !http_server.is_finished() {
+                let _ = (&mut http_server).await;
+            }
+        };
         tokio::select! {
-            _ = tokio::time::timeout(CLOSE_WAIT_MAX, &mut server) => {}
+            _ = tokio::time::timeout(CLOSE_WAIT_MAX, closed) => {}
             Some(()) = stops.recv() => {}
         }
     }
     server.abort();
+    http_server.abort();
     Ok(end)
 }
 

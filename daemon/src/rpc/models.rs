@@ -23,8 +23,8 @@ use super::arrival;
 use super::convert::{self, Residency};
 use super::status_code::status;
 
-/// Steps of a load that may wait for its reader: more than it has stages, so that none of them is lost; no more, so that
-/// a reader that does not read holds the preload up.
+/// Steps of a load that may wait for its reader: more than it has stages, so that none of them is
+/// lost; no more, so that a reader that does not read holds the preload up.
 const LOAD_EVENTS: usize = 4;
 
 /// The service.

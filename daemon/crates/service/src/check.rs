@@ -28,7 +28,8 @@ pub struct Violations {
 }
 
 impl Violations {
-    /// Violations that call the fields of [`SamplingFields`] and their like as the caller wrote them.
+    /// Violations that call the fields of [`SamplingFields`] and their like as the caller wrote
+    /// them.
     pub fn named(rename: fn(&str) -> String) -> Self {
         Self {
             found: Vec::new(),

@@ -157,6 +157,13 @@ impl Service {
             .map_err(|error| failure::from_engine(&error))
     }
 
+    /// The context length of a request that asks for room rather than for a length: no more than
+    /// the model and the daemon allow.
+    pub fn n_ctx_at_most(&self, asked: Option<u32>, model: &LoadedModel) -> u32 {
+        let most = model.model().info().n_ctx_train.min(self.limits.n_ctx_max);
+        asked.map_or(most, |asked| asked.min(most))
+    }
+
     /// The context length of a request.
     ///
     /// # Errors

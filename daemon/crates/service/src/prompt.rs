@@ -33,8 +33,8 @@ pub enum Prompt {
 pub struct Encoded {
     /// The ids.
     pub ids: Vec<u32>,
-    /// The end of a rendered chat without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it tells whether the
-    /// answer begins inside of something that the template has opened.
+    /// The end of a rendered chat without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it
+    /// tells whether the answer begins inside of something that the template has opened.
     pub tail: String,
 }
 
@@ -64,7 +64,8 @@ impl Prompt {
     /// renders its template. `field` is what a refusal calls it.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT where there is no room or the template refuses, FAILED_PRECONDITION for an unusable template.
+    /// INVALID_ARGUMENT where there is no room or the template refuses, FAILED_PRECONDITION for an
+    /// unusable template.
     pub fn encode(
         self,
         field: &str,
@@ -221,11 +222,12 @@ fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Fa
 }
 
 impl Service {
-    /// The ids of a prompt, at most as many as there is room for; made on a blocking thread. `field` is what a refusal
-    /// calls the prompt.
+    /// The ids of a prompt, at most as many as there is room for; made on a blocking thread.
+    /// `field` is what a refusal calls the prompt.
     ///
     /// # Errors
-    /// Those of [`Prompt::encode`], DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED where too many texts wait.
+    /// Those of [`Prompt::encode`], DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED where too many texts
+    /// wait.
     pub async fn encode(
         &self,
         model: Arc<LoadedModel>,

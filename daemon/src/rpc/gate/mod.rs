@@ -10,8 +10,9 @@
 //!                                            others wait is ended ([`replies`])
 //! ```
 //!
-//! *Invariants:* the bytes of requests that are being read stay within [`rocmforge_service::READING_MAX_BYTES`]; a refusal holds nothing
-//! back; nothing here waits but for the body, and for that no longer than [`BODY_WAIT_MAX`].
+//! *Invariants:* the bytes of requests that are being read stay within
+//! [`rocmforge_service::READING_MAX_BYTES`]; a refusal holds nothing back; nothing here waits but
+//! for the body, and for that no longer than [`BODY_WAIT_MAX`].
 
 mod method;
 mod replies;
