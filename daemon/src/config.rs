@@ -16,12 +16,13 @@ use clap::Parser;
 use nix::fcntl::OFlag;
 use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_service::roles::{Roles, Who};
 use serde::Deserialize;
 
-use crate::roles::{Roles, Who};
-
+mod http;
 mod values;
 
+pub use http::{HttpConfig, HttpFlags};
 pub use values::parse_budget;
 use values::{device, integer, integer_u32, log_filter, policy, seconds, watchdog};
 
@@ -120,6 +121,9 @@ pub struct Flags {
     /// [default: as --manage-by]
     #[arg(long, value_name = "WHO")]
     pub admin_by: Vec<String>,
+    /// Where HTTP is served, if anywhere.
+    #[command(flatten)]
+    pub http: HttpFlags,
     /// Check the settings and the model directories, and end
     #[arg(long)]
     pub check_config: bool,
@@ -159,6 +163,8 @@ pub struct Config {
     pub watchdog: Duration,
     /// Who may do what.
     pub roles: Roles,
+    /// Where HTTP is served, if anywhere.
+    pub http: HttpConfig,
 }
 
 /// Where a value came from.
@@ -291,6 +297,9 @@ struct File {
     use_by: Option<Vec<String>>,
     manage_by: Option<Vec<String>>,
     admin_by: Option<Vec<String>>,
+    http_socket: Option<PathBuf>,
+    http_listen: Option<String>,
+    http_token_file: Option<PathBuf>,
 }
 
 impl Config {
@@ -311,6 +320,12 @@ impl Config {
             Some(path) => path,
             None => default_socket,
         };
+        let http_file = http::HttpFile {
+            socket: file.http_socket,
+            listen: file.http_listen,
+            token_file: file.http_token_file,
+        };
+        let http = HttpConfig::new(flags.http, http_file, &settings, &socket)?;
         let model_dirs = settings.model_dirs(flags.model_dir, file.model_dir.into_paths())?;
         let get = |key, flag, scalar| settings.pick(key, flag, scalar);
         let vram_budget = get("vram_budget", flags.vram_budget, text(file.vram_budget));
@@ -373,6 +388,7 @@ impl Config {
                 manage_by,
                 admin_by,
             },
+            http,
         })
     }
 
@@ -479,7 +495,7 @@ impl Settings {
         if bytes == 0 {
             return refuse("the path is empty".to_owned());
         }
-        if key == "socket" && bytes > SOCKET_PATH_MAX {
+        if key.ends_with("socket") && bytes > SOCKET_PATH_MAX {
             return refuse(format!(
                 "{} has {bytes} bytes, but the path of a Unix socket has at most {SOCKET_PATH_MAX}; choose a shorter one",
                 path.display()

@@ -13,13 +13,15 @@ use std::time::{Duration, Instant};
 
 use futures_util::{Stream, stream};
 use nix::sys::resource::{Resource, getrlimit};
+use rocmforge_service::arrival::Caller;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
-use table::{Table, Ticket};
+pub(crate) use table::Table;
+use table::Ticket;
 
 /// Connections that are open at once, where the process may open four times as many files.
 pub const CONNECTIONS_MAX: usize = 2048;
@@ -32,34 +34,15 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How often such a failure is logged.
 const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// The process at the other end, as the kernel knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Caller {
-    /// Its user.
-    pub(crate) uid: u32,
-    /// Its first group.
-    pub(crate) gid: u32,
-    /// Its process, 0 if that lies outside of our namespace.
-    pub(crate) pid: i32,
-}
-
-impl Caller {
-    /// The user that stands for one that the kernel does not tell.
-    const NOBODY: u32 = 65_534;
-
-    fn of(stream: &UnixStream) -> Self {
-        match stream.peer_cred() {
-            Ok(peer) => Self {
-                uid: peer.uid(),
-                gid: peer.gid(),
-                pid: peer.pid().unwrap_or(0),
-            },
-            Err(_) => Self {
-                uid: Self::NOBODY,
-                gid: Self::NOBODY,
-                pid: 0,
-            },
-        }
+/// The process at the other end of a Unix socket.
+pub(crate) fn caller_of(stream: &UnixStream) -> Caller {
+    match stream.peer_cred() {
+        Ok(peer) => Caller {
+            uid: peer.uid(),
+            gid: peer.gid(),
+            pid: peer.pid().unwrap_or(0),
+        },
+        Err(_) => Caller::unknown(),
     }
 }
 
@@ -72,6 +55,12 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// A connection of `caller` that is counted in `table`, and the word to close it.
+    pub(crate) fn enter(caller: Caller, table: &Arc<Table>) -> (Arc<Self>, oneshot::Receiver<()>) {
+        let (ticket, closed) = table.enter(caller);
+        (Arc::new(Self { caller, ticket }), closed)
+    }
+
     /// Whether only health and status are answered, as all ordinary places are taken.
     pub(crate) fn is_reserved(&self) -> bool {
         self.ticket.reserved
@@ -106,7 +95,7 @@ pub(crate) struct Connection {
 }
 
 /// Ordinary connections that the limit of open files allows.
-fn connections_max() -> usize {
+pub(crate) fn connections_max() -> usize {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
     usize::try_from(files / 4)
         .unwrap_or(CONNECTIONS_MAX)
@@ -140,9 +129,9 @@ pub(crate) fn accept(listener: UnixListener) -> impl Stream<Item = io::Result<Co
 
 impl Connection {
     fn new(stream: UnixStream, table: &Arc<Table>) -> Self {
-        let caller = Caller::of(&stream);
-        let (ticket, closed) = table.enter(caller);
-        if ticket.reserved {
+        let caller = caller_of(&stream);
+        let (peer, closed) = Peer::enter(caller, table);
+        if peer.is_reserved() {
             tracing::debug!(
                 uid = caller.uid,
                 pid = caller.pid,
@@ -151,7 +140,7 @@ impl Connection {
         }
         Self {
             stream,
-            peer: Arc::new(Peer { caller, ticket }),
+            peer,
             closed: Some(closed),
             preface: Some((
                 PREFACE_BYTES,

@@ -7,14 +7,15 @@ pub mod config;
 mod connection;
 pub mod devices;
 mod heartbeat;
+mod http;
 mod lifecycle;
 pub mod log;
-pub mod model_files;
-pub mod roles;
 mod rpc;
 pub mod signals;
 pub mod socket;
 
 pub use connection::CONNECTIONS_MAX;
+pub use http::{HttpListeners, Token};
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
-pub use rpc::{BLOCKING_THREADS, Limits, REQUEST_MAX_BYTES, default_socket_path};
+pub use rocmforge_service::{Limits, REQUEST_MAX_BYTES, model_files, roles};
+pub use rpc::{BLOCKING_THREADS, default_socket_path};

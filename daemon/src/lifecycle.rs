@@ -20,13 +20,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_engine::EngineHandle;
+use rocmforge_service::model_files::ModelDirs;
+use rocmforge_service::roles::Roles;
+use rocmforge_service::{Limits, Service};
 use rocmforge_tokenizer::Renderer;
 use sd_notify::NotifyState;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::model_files::ModelDirs;
-use crate::roles::Roles;
-use crate::rpc::{self, Context, Health, Limits};
+use crate::http::{self, Http, HttpListeners};
+use crate::rpc::{self, Health};
 use crate::{connection, heartbeat};
 
 /// How much longer than the grace period the engine may take to end: one pass of a large model.
@@ -49,6 +51,8 @@ pub struct ServeOptions {
     pub roles: Roles,
     /// How long running requests may go on after the first stop.
     pub drain_grace: Duration,
+    /// Where HTTP is served beside gRPC.
+    pub http: HttpListeners,
     /// What renders chat templates. They come with files, so that a daemon renders them in children.
     pub templates: Renderer,
 }
@@ -68,6 +72,9 @@ pub enum ServeError {
     /// The listening socket cannot be used.
     #[error("cannot serve on the socket")]
     Listener(#[source] io::Error),
+    /// HTTP cannot be served.
+    #[error("cannot serve HTTP")]
+    Http(#[source] io::Error),
     /// The server gave up.
     #[error("the server ended")]
     Server(#[source] Option<tonic::transport::Error>),
@@ -93,7 +100,7 @@ pub async fn serve(
         .set_nonblocking(true)
         .map_err(ServeError::Listener)?;
     let listener = tokio::net::UnixListener::from_std(listener).map_err(ServeError::Listener)?;
-    let context = Arc::new(Context::new(
+    let context = Arc::new(Service::new(
         engine.clone(),
         options.model_dirs,
         options.limits,
@@ -103,6 +110,9 @@ pub async fn serve(
     let (health, health_service) = Health::new();
     health.set(true).await;
 
+    let (close_http, http_closing) = watch::channel(false);
+    let http = Http::new(Arc::clone(&context), options.http.token.clone());
+    let mut http_server = tokio::spawn(http::serve(http, options.http, http_closing));
     let (close, closing) = oneshot::channel::<()>();
     let mut server = tokio::spawn({
         let context = Arc::clone(&context);
@@ -125,6 +135,8 @@ pub async fn serve(
         error = follow(&engine, &context) => Some(error),
         () = heartbeat::follow(&engine, &health) => None,
         ended = &mut server => Some(ServeError::Server(ended.ok().and_then(Result::err))),
+        // Without a listener it ends at once, which is no reason to end.
+        Ok(Err(error)) = &mut http_server => Some(ServeError::Http(error)),
     };
     context.drain();
     health.set(false).await;
@@ -138,9 +150,11 @@ pub async fn serve(
             tracing::error!(%error, "ending, so that the service manager starts the daemon again");
             let _ = tokio::time::timeout(LOST_WAIT, &mut server).await;
             let _ = close.send(());
+            close_http.send_replace(true);
             let _ = tokio::time::timeout(CLOSE_WAIT_MAX, &mut server).await;
             server.abort();
         }
+        http_server.abort();
         return Err(error);
     }
 
@@ -152,18 +166,26 @@ pub async fn serve(
         () = tokio::time::sleep(options.drain_grace.saturating_add(DRAIN_MARGIN)) => End::Forced,
     };
     let _ = close.send(());
+    close_http.send_replace(true);
     if end == End::Drained {
+        let closed = async {
+            let _ = (&mut server).await;
+            if !http_server.is_finished() {
+                let _ = (&mut http_server).await;
+            }
+        };
         tokio::select! {
-            _ = tokio::time::timeout(CLOSE_WAIT_MAX, &mut server) => {}
+            _ = tokio::time::timeout(CLOSE_WAIT_MAX, closed) => {}
             Some(()) = stops.recv() => {}
         }
     }
     server.abort();
+    http_server.abort();
     Ok(end)
 }
 
 /// Follows what the engine publishes for as long as it lives: the peak of memory, and the loss of the device.
-async fn follow(engine: &EngineHandle, context: &Context) -> ServeError {
+async fn follow(engine: &EngineHandle, context: &Service) -> ServeError {
     let mut snapshots = engine.watch();
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());

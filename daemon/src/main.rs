@@ -8,6 +8,7 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
+use std::net::TcpListener;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ use rocmforged::log::Log;
 use rocmforged::model_files::{ModelDirError, ModelDirs};
 use rocmforged::signals;
 use rocmforged::socket::Socket;
-use rocmforged::{End, Limits, ServeError, ServeOptions};
+use rocmforged::{End, HttpListeners, Limits, ServeError, ServeOptions};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
@@ -203,7 +204,21 @@ fn serve(config: &Config) -> anyhow::Result<End> {
     };
     // Before the engine, so that a second daemon is refused before it takes memory.
     let socket = Socket::acquire(&config.socket)?;
-    serve_on(config, model_dirs, runtime, stops, &socket)
+    let http_socket = config.http.socket.as_deref().map(|path| {
+        Socket::bind(path)
+            .with_context(|| format!("cannot serve HTTP on {} (--http-socket)", path.display()))
+    });
+    let http_socket = http_socket.transpose()?;
+    let tcp = config.http.listen.map(|address| {
+        TcpListener::bind(address)
+            .with_context(|| format!("cannot serve HTTP on {address} (--http-listen)"))
+    });
+    let http = HttpListeners {
+        unix: http_socket.as_ref().map(Socket::listener).transpose()?,
+        tcp: tcp.transpose()?,
+        token: config.http.token.clone(),
+    };
+    serve_on(config, model_dirs, runtime, stops, &socket, http)
 }
 
 fn serve_on(
@@ -212,6 +227,7 @@ fn serve_on(
     runtime: Runtime,
     stops: mpsc::Receiver<()>,
     socket: &Socket,
+    http: HttpListeners,
 ) -> anyhow::Result<End> {
     let (engine, thread) = rocmforge_engine::start(EngineConfig {
         device: config.device,
@@ -230,6 +246,16 @@ fn serve_on(
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         socket = socket.describe(),
+        http_socket = config
+            .http
+            .socket
+            .as_ref()
+            .map(|path| path.display().to_string()),
+        http_listen = http
+            .tcp
+            .as_ref()
+            .and_then(|tcp| tcp.local_addr().ok())
+            .map(|a| a.to_string()),
         device = snapshot.device.name,
         budget_bytes = snapshot.cache.budget_bytes,
         "serving"
@@ -247,6 +273,7 @@ fn serve_on(
         },
         roles: config.roles.clone(),
         drain_grace: config.drain_grace,
+        http,
         templates: Renderer::with_children(None, RenderLimits::default()),
     };
     let listener = socket.listener().context("cannot share the socket")?;

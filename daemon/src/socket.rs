@@ -43,7 +43,7 @@ const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// The directory is missing or no directory.
-    #[error("cannot put a socket into {}: {message}; create it (systemd does so with RuntimeDirectory=) or choose another path with --socket", dir.display())]
+    #[error("cannot put a socket into {}: {message}; create it (systemd does so with RuntimeDirectory=) or choose another path with --socket (for HTTP --http-socket)", dir.display())]
     Directory {
         /// The directory.
         dir: PathBuf,
@@ -51,13 +51,13 @@ pub enum SocketError {
         message: String,
     },
     /// Another process of this user holds the lock.
-    #[error("{} stays locked by another process that starts there; stop it, or choose another path with --socket", dir.display())]
+    #[error("{} stays locked by another process that starts there; stop it, or choose another path with --socket (for HTTP --http-socket)", dir.display())]
     Locked {
         /// The directory.
         dir: PathBuf,
     },
     /// A live daemon serves it.
-    #[error("{} is served already, by process {pid} of user {uid}; stop that daemon, or choose another path with --socket", path.display())]
+    #[error("{} is served already, by process {pid} of user {uid}; stop that daemon, or choose another path with --socket (for HTTP --http-socket)", path.display())]
     Live {
         /// The socket.
         path: PathBuf,
@@ -67,7 +67,7 @@ pub enum SocketError {
         uid: u32,
     },
     /// Something else is there.
-    #[error("{} exists and is {kind}, not a socket; it is left alone: move it away, or choose another path with --socket", path.display())]
+    #[error("{} exists and is {kind}, not a socket; it is left alone: move it away, or choose another path with --socket (for HTTP --http-socket)", path.display())]
     Foreign {
         /// The path.
         path: PathBuf,
@@ -75,7 +75,7 @@ pub enum SocketError {
         kind: &'static str,
     },
     /// It cannot be told whether somebody listens.
-    #[error("{} exists, and whether a daemon serves it cannot be found out; remove it if none does, or choose another path with --socket", path.display())]
+    #[error("{} exists, and whether a daemon serves it cannot be found out; remove it if none does, or choose another path with --socket (for HTTP --http-socket)", path.display())]
     Unknown {
         /// The socket.
         path: PathBuf,

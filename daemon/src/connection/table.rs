@@ -15,9 +15,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use rocmforge_service::arrival::Caller;
 use tokio::sync::oneshot;
-
-use super::Caller;
 
 /// Reserved places.
 pub(crate) const RESERVE_MAX: usize = 32;

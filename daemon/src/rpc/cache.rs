@@ -5,76 +5,73 @@ use std::sync::Arc;
 use rocmforge_engine::api as engine;
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::cache_server::Cache;
+use rocmforge_service::Service;
+use rocmforge_service::arrival::Arrival;
+use rocmforge_service::check::{self, Violations};
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::request_log::RequestLog;
 use tonic::{Request, Response, Status};
 
-use super::arrival::Arrival;
-use super::check::{self, Violations};
-use super::request_log::RequestLog;
-use super::{Context, convert, status_code};
+use super::status_code::status;
+use super::{arrival, convert};
 
 /// The service.
 #[derive(Debug)]
 pub(super) struct CacheService {
-    context: Arc<Context>,
+    context: Arc<Service>,
 }
 
 impl CacheService {
-    pub(super) fn new(context: Arc<Context>) -> Self {
+    pub(super) fn new(context: Arc<Service>) -> Self {
         Self { context }
     }
 }
 
 /// Checks a budget for its form; whether it can be had is the engine's to say.
-fn budget(wire: Option<v1::set_budget_request::Budget>) -> Result<engine::Budget, Status> {
+fn budget(wire: Option<v1::set_budget_request::Budget>) -> Result<engine::Budget, Failure> {
     use v1::set_budget_request::Budget;
 
     match wire {
-        Some(Budget::Bytes(0)) => Err(status_code::invalid(
-            "bytes",
-            "0 is out of range: at least 1",
-        )),
+        Some(Budget::Bytes(0)) => Err(failure::invalid("bytes", "0 is out of range: at least 1")),
         Some(Budget::Bytes(bytes)) => Ok(engine::Budget::Bytes(bytes)),
         // False for NaN, too.
         Some(Budget::Percent(percent)) if percent > 0.0 && percent <= 100.0 => {
             Ok(engine::Budget::Percent(percent))
         }
-        Some(Budget::Percent(percent)) => Err(status_code::invalid(
+        Some(Budget::Percent(percent)) => Err(failure::invalid(
             "percent",
             &format!("{percent} is out of range: above 0, at most 100"),
         )),
-        None => Err(status_code::invalid(
-            "budget",
-            "missing; give bytes or percent",
-        )),
+        None => Err(failure::invalid("budget", "missing; give bytes or percent")),
     }
 }
 
-fn policy(wire: i32) -> Result<engine::Policy, Status> {
+fn policy(wire: i32) -> Result<engine::Policy, Failure> {
     match v1::CachePolicy::try_from(wire) {
         Ok(v1::CachePolicy::PassAware) => Ok(engine::Policy::Belady),
         Ok(v1::CachePolicy::Lru) => Ok(engine::Policy::Lru),
-        Ok(v1::CachePolicy::Unspecified) | Err(_) => Err(status_code::invalid(
+        Ok(v1::CachePolicy::Unspecified) | Err(_) => Err(failure::invalid(
             "policy",
             &format!("{wire} is no policy: CACHE_POLICY_PASS_AWARE (1) or CACHE_POLICY_LRU (2)"),
         )),
     }
 }
 
-impl Context {
-    async fn clear(
+impl CacheService {
+    async fn clear_cache(
         &self,
         request: v1::ClearRequest,
         arrival: Arrival,
-    ) -> Result<v1::ClearResponse, Status> {
-        self.admit()?;
+    ) -> Result<v1::ClearResponse, Failure> {
+        self.context.admit()?;
         let mut violations = Violations::default();
         if let Some(name) = &request.model {
             check::model_name("model", name, &mut violations);
         }
         violations.result()?;
         let work = async {
-            let cleared = self.engine.clear(request.model.as_deref()).await;
-            cleared.map_err(|error| status_code::from_engine(&error))
+            let cleared = self.context.engine.clear(request.model.as_deref()).await;
+            cleared.map_err(|error| failure::from_engine(&error))
         };
         let cleared = arrival.limit(work).await?;
         Ok(v1::ClearResponse {
@@ -84,21 +81,22 @@ impl Context {
         })
     }
 
-    async fn set_budget(
+    async fn change_budget(
         &self,
         request: v1::SetBudgetRequest,
         arrival: Arrival,
-    ) -> Result<v1::SetBudgetResponse, Status> {
-        self.admit()?;
+    ) -> Result<v1::SetBudgetResponse, Failure> {
+        self.context.admit()?;
         let budget = budget(request.budget)?;
         let work = async {
-            self.engine
+            self.context
+                .engine
                 .set_budget(budget)
                 .await
-                .map_err(|error| status_code::from_engine(&error))
+                .map_err(|error| failure::from_engine(&error))
         };
         let change = arrival.limit(work).await?;
-        let cache = self.engine.snapshot().cache;
+        let cache = self.context.engine.snapshot().cache;
         Ok(v1::SetBudgetResponse {
             budget_bytes: change.budget_bytes,
             effective_budget_bytes: change.budget_bytes.saturating_add(change.excess_bytes),
@@ -109,18 +107,19 @@ impl Context {
         })
     }
 
-    async fn set_policy(
+    async fn change_policy(
         &self,
         request: v1::SetPolicyRequest,
         arrival: Arrival,
-    ) -> Result<v1::SetPolicyResponse, Status> {
-        self.admit()?;
+    ) -> Result<v1::SetPolicyResponse, Failure> {
+        self.context.admit()?;
         let policy = policy(request.policy)?;
         let work = async {
-            self.engine
+            self.context
+                .engine
                 .set_policy(policy)
                 .await
-                .map_err(|error| status_code::from_engine(&error))
+                .map_err(|error| failure::from_engine(&error))
         };
         let previous = arrival.limit(work).await?;
         Ok(v1::SetPolicyResponse {
@@ -159,42 +158,46 @@ impl Cache for CacheService {
         &self,
         request: Request<v1::ClearRequest>,
     ) -> Result<Response<v1::ClearResponse>, Status> {
-        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
         let name = request.model.as_deref().unwrap_or_default();
         let log = RequestLog::audit("Clear", name, "", &arrival);
-        log.end(self.context.clear(request, arrival).await)
+        log.end(self.clear_cache(request, arrival).await)
             .map(Response::new)
+            .map_err(status)
     }
 
     async fn set_budget(
         &self,
         request: Request<v1::SetBudgetRequest>,
     ) -> Result<Response<v1::SetBudgetResponse>, Status> {
-        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
         let asked = match &request.budget {
             Some(v1::set_budget_request::Budget::Bytes(bytes)) => format!("bytes={bytes}"),
             Some(v1::set_budget_request::Budget::Percent(percent)) => format!("percent={percent}"),
             None => String::new(),
         };
         let log = RequestLog::audit("SetBudget", "", &asked, &arrival);
-        log.end(self.context.set_budget(request, arrival).await)
+        log.end(self.change_budget(request, arrival).await)
             .map(Response::new)
+            .map_err(status)
     }
 
     async fn set_policy(
         &self,
         request: Request<v1::SetPolicyRequest>,
     ) -> Result<Response<v1::SetPolicyResponse>, Status> {
-        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
         let asked = format!("policy={}", request.policy().as_str_name());
         let log = RequestLog::audit("SetPolicy", "", &asked, &arrival);
-        log.end(self.context.set_policy(request, arrival).await)
+        log.end(self.change_policy(request, arrival).await)
             .map(Response::new)
+            .map_err(status)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rocmforge_service::failure::Kind;
     use v1::set_budget_request::Budget;
 
     use super::*;
@@ -220,8 +223,8 @@ mod tests {
         ];
         for wire in refused {
             assert_eq!(
-                budget(wire).unwrap_err().code(),
-                tonic::Code::InvalidArgument,
+                budget(wire).unwrap_err().kind(),
+                Kind::InvalidArgument,
                 "{wire:?}"
             );
         }
@@ -232,12 +235,12 @@ mod tests {
         assert_eq!(policy(1).unwrap(), engine::Policy::Belady);
         assert_eq!(policy(2).unwrap(), engine::Policy::Lru);
         for wire in [0, 3, -1, i32::MAX] {
-            let status = policy(wire).unwrap_err();
-            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            let failure = policy(wire).unwrap_err();
+            assert_eq!(failure.kind(), Kind::InvalidArgument);
             assert!(
-                status.message().contains("CACHE_POLICY_LRU"),
+                failure.message().contains("CACHE_POLICY_LRU"),
                 "{}",
-                status.message()
+                failure.message()
             );
         }
     }

@@ -5,48 +5,43 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::{Stream, stream};
+use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api as engine;
-use rocmforge_engine::{Events, LoadedModel};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
+use rocmforge_service::Service;
+use rocmforge_service::arrival::Arrival;
+use rocmforge_service::check::{self, SamplingFields, Violations};
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::generation::{Running, Wanted};
+use rocmforge_service::prompt::{Prompt, Room, no_template};
+use rocmforge_service::request_log::RequestLog;
 use rocmforge_tokenizer::{Chat, Message};
 use tonic::{Request, Response, Status};
 
-use super::arrival::Arrival;
-use super::check::{self, Sampling, Violations};
-use super::prompt::{Prompt, Room, no_template};
-use super::request_log::RequestLog;
-use super::{Context, convert, status_code};
+use super::status_code::status;
+use super::{arrival, convert};
 
 /// The service.
 #[derive(Debug)]
 pub(super) struct InferenceService {
-    context: Arc<Context>,
+    context: Arc<Service>,
 }
 
 type GenerateStream = Pin<Box<dyn Stream<Item = Result<v1::GenerateEvent, Status>> + Send>>;
 
-/// A checked request for text.
-#[derive(Debug)]
-struct Wanted {
-    model: Arc<LoadedModel>,
-    prompt: Prompt,
-    sampling: Sampling,
-    n_ctx: u32,
-}
-
 impl InferenceService {
-    pub(super) fn new(context: Arc<Context>) -> Self {
+    pub(super) fn new(context: Arc<Service>) -> Self {
         Self { context }
     }
 
-    fn check_generate(&self, request: v1::GenerateRequest) -> Result<Wanted, Status> {
+    fn check_generate(&self, request: v1::GenerateRequest) -> Result<Wanted, Failure> {
         use v1::generate_request::Prompt as Wire;
 
         self.context.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
-        let sampling = check::sampling(request.sampling, &mut violations);
+        let sampling = check::sampling(sampling(request.sampling), &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
         let prompt = match request.prompt {
             Some(Wire::Text(text)) if !text.is_empty() => Some(Prompt::Text {
@@ -68,25 +63,27 @@ impl InferenceService {
         let model = self.context.model(&request.model)?;
         let n_ctx = self.context.n_ctx(n_ctx, &model)?;
         let Some(prompt) = prompt else {
-            return Err(status_code::bug("a missing prompt was let through"));
+            return Err(failure::bug("a missing prompt was let through"));
         };
         if let Prompt::Ids(ids) = &prompt {
             check::ids("tokens.ids", ids, model.model().info().n_vocab)?;
         }
         Ok(Wanted {
             model,
+            field: prompt.field(),
             prompt,
             sampling,
             n_ctx,
         })
     }
 
-    fn check_chat(&self, request: v1::ChatRequest) -> Result<Wanted, Status> {
+    fn check_chat(&self, request: v1::ChatRequest) -> Result<Wanted, Failure> {
         self.context.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
-        check::messages(&request.messages, &mut violations);
-        let sampling = check::sampling(request.sampling, &mut violations);
+        let roles: Vec<_> = request.messages.iter().map(|m| m.role.as_str()).collect();
+        check::messages(&roles, &mut violations);
+        let sampling = check::sampling(sampling(request.sampling), &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
         violations.result()?;
         refuse_logprobs(request.logprobs)?;
@@ -103,55 +100,10 @@ impl InferenceService {
         Ok(Wanted {
             model,
             prompt: Prompt::Chat(Chat::new(messages)),
+            field: "messages",
             sampling,
             n_ctx,
         })
-    }
-
-    /// Tokenizes and hands over to the engine.
-    async fn start(
-        &self,
-        wanted: Result<Wanted, Status>,
-        arrival: Arrival,
-        log: &mut RequestLog,
-    ) -> Result<Running, Status> {
-        let Wanted {
-            model,
-            prompt,
-            mut sampling,
-            n_ctx,
-        } = wanted?;
-        let field = prompt.field();
-        let room = Room::for_prompt(n_ctx, &self.context, &model);
-        let ids = self
-            .context
-            .ids(Arc::clone(&model), prompt, room, arrival)
-            .await?;
-        log.prompt_tokens = Some(ids.len() as u32);
-        if ids.is_empty() {
-            return Err(status_code::invalid(
-                field,
-                "it has no tokens; give at least one",
-            ));
-        }
-        let seed = *sampling.params.seed.get_or_insert_with(rand::random);
-        let stop = sampling.stop.clone();
-        let request = engine::GenerateRequest {
-            model,
-            prompt: ids,
-            sampling: sampling.params,
-            max_tokens: sampling.max_tokens,
-            n_ctx: Some(n_ctx),
-            stop: sampling.stop,
-            deadline: arrival.deadline,
-            asker: arrival.asker(),
-        };
-        let events = self
-            .context
-            .engine
-            .generate(request)
-            .map_err(|error| status_code::from_engine(&error))?;
-        Ok(Running { events, seed, stop })
     }
 
     async fn stream(
@@ -159,33 +111,46 @@ impl InferenceService {
         rpc: &'static str,
         model: &str,
         arrival: Arrival,
-        wanted: Result<Wanted, Status>,
+        wanted: Result<Wanted, Failure>,
     ) -> Result<Response<GenerateStream>, Status> {
         let mut log = RequestLog::new(rpc, model, &arrival);
-        match self.start(wanted, arrival, &mut log).await {
+        let started = match wanted {
+            Ok(wanted) => self.context.generate(wanted, arrival, &mut log).await,
+            Err(failure) => Err(failure),
+        };
+        match started {
             Ok(running) => Ok(Response::new(Box::pin(events(running, arrival, log)))),
-            Err(status) => log.end(Err(status)),
+            Err(failure) => log.end(Err(failure)).map_err(status),
         }
     }
 }
 
-fn refuse_logprobs(asked: Option<i32>) -> Result<(), Status> {
+/// The wire's fields of sampling.
+fn sampling(wire: Option<v1::SamplingParams>) -> SamplingFields {
+    let wire = wire.unwrap_or_default();
+    SamplingFields {
+        temperature: wire.temperature,
+        top_k: wire.top_k,
+        top_p: wire.top_p,
+        min_p: wire.min_p,
+        repeat_penalty: wire.repeat_penalty,
+        presence_penalty: wire.presence_penalty,
+        frequency_penalty: wire.frequency_penalty,
+        penalty_last_n: wire.penalty_last_n,
+        seed: wire.seed,
+        max_tokens: wire.max_tokens,
+        stop: wire.stop,
+    }
+}
+
+fn refuse_logprobs(asked: Option<i32>) -> Result<(), Failure> {
     match asked {
         None => Ok(()),
-        Some(_) => Err(status_code::unsupported_field(
+        Some(_) => Err(failure::unsupported_field(
             "logprobs",
             "not implemented for generated tokens; leave it unset, and use Score for log-probabilities",
         )),
     }
-}
-
-/// A generation that the engine has taken.
-#[derive(Debug)]
-struct Running {
-    events: Events<engine::GenerateEvent>,
-    seed: u64,
-    /// The request's stop strings.
-    stop: Vec<String>,
 }
 
 /// The wire's events. Dropping the stream drops the engine's, which cancels the generation.
@@ -197,13 +162,7 @@ fn events(
     stream::unfold(Some((running, log)), move |state| async move {
         let (mut running, mut log) = state?;
         let next = arrival
-            .limit(async {
-                running
-                    .events
-                    .next()
-                    .await
-                    .ok_or_else(status_code::engine_gone)
-            })
+            .limit(async { running.events.next().await.ok_or_else(failure::engine_gone) })
             .await;
         let (item, goes_on) = match next {
             Ok(engine::GenerateEvent::Piece { text, ids }) => {
@@ -226,15 +185,15 @@ fn events(
                     false,
                 )
             }
-            Ok(engine::GenerateEvent::Failed(error)) => {
-                (Err(status_code::from_engine(&error)), false)
-            }
-            Err(status) => (Err(status), false),
+            Ok(engine::GenerateEvent::Failed(error)) => (Err(failure::from_engine(&error)), false),
+            Err(failure) => (Err(failure), false),
         };
         if !goes_on {
             log.note(&item);
         }
-        let item = item.map(|event| v1::GenerateEvent { event: Some(event) });
+        let item = item
+            .map(|event| v1::GenerateEvent { event: Some(event) })
+            .map_err(status);
         Some((item, goes_on.then_some((running, log))))
     })
 }
@@ -263,71 +222,69 @@ fn done(
         queue_ms: summary.queued.as_secs_f64() * 1e3,
         total_ms: arrived.elapsed().as_secs_f64() * 1e3,
         seed: running.seed,
-        stop_string: match summary.finish {
-            engine::FinishReason::StopString { index } => running
-                .stop
-                .get(index as usize)
-                .cloned()
-                .unwrap_or_default(),
-            engine::FinishReason::EndOfText
-            | engine::FinishReason::MaxTokens
-            | engine::FinishReason::ContextFull => String::new(),
-        },
+        stop_string: running
+            .stop_string(summary.finish)
+            .unwrap_or_default()
+            .to_owned(),
     }
 }
 
-impl Context {
-    async fn tokenize(
+impl InferenceService {
+    async fn tokenize_text(
         &self,
         request: v1::TokenizeRequest,
         arrival: Arrival,
-    ) -> Result<v1::TokenizeResponse, Status> {
-        self.admit()?;
+    ) -> Result<v1::TokenizeResponse, Failure> {
+        self.context.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         violations.result()?;
-        let model = self.model(&request.model)?;
+        let model = self.context.model(&request.model)?;
         let prompt = Prompt::Text {
             text: request.text,
             add_special: request.add_special.unwrap_or(true),
             parse_special: request.parse_special.unwrap_or(true),
         };
-        let work = self.text.run(prompt.bytes(), move |_| {
-            let ids = prompt.into_ids(&model, None, None)?;
+        let work = self.context.text.run(prompt.bytes(), move |_| {
+            let field = prompt.field();
+            let ids = prompt.encode(field, &model, None, None)?.ids;
             let pieces = ids.iter().map(|&id| piece(&model, id)).collect();
             Ok(v1::TokenizeResponse { ids, pieces })
         });
         arrival.limit(work).await
     }
 
-    async fn detokenize(
+    async fn detokenize_ids(
         &self,
         request: v1::DetokenizeRequest,
         arrival: Arrival,
-    ) -> Result<v1::DetokenizeResponse, Status> {
-        self.admit()?;
+    ) -> Result<v1::DetokenizeResponse, Failure> {
+        self.context.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         violations.result()?;
-        let model = self.model(&request.model)?;
+        let model = self.context.model(&request.model)?;
         check::ids("ids", &request.ids, model.model().info().n_vocab)?;
         let ids = request.ids;
-        let work = self.text.run(size_of_val(ids.as_slice()), move |_| {
-            let decoded = model.tokenizer().decode(&ids);
-            let text = decoded.map_err(|error| status_code::invalid("ids", &error.to_string()))?;
-            Ok(v1::DetokenizeResponse { text })
-        });
+        let work = self
+            .context
+            .text
+            .run(size_of_val(ids.as_slice()), move |_| {
+                let decoded = model.tokenizer().decode(&ids);
+                let text = decoded.map_err(|error| failure::invalid("ids", &error.to_string()))?;
+                Ok(v1::DetokenizeResponse { text })
+            });
         arrival.limit(work).await
     }
 
-    async fn score(
+    async fn score_text(
         &self,
         request: v1::ScoreRequest,
         arrival: Arrival,
-    ) -> Result<v1::ScoreResponse, Status> {
+    ) -> Result<v1::ScoreResponse, Failure> {
         use v1::score_request::Input;
 
-        self.admit()?;
+        self.context.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         let top_n = check::top_n(request.top_n, &mut violations);
@@ -351,13 +308,17 @@ impl Context {
             }
         };
         violations.result()?;
-        let model = self.model(&request.model)?;
-        let n_ctx = self.n_ctx(n_ctx, &model)?;
+        let model = self.context.model(&request.model)?;
+        let n_ctx = self.context.n_ctx(n_ctx, &model)?;
         if let Prompt::Ids(ids) = &prompt {
             check::ids(field, ids, model.model().info().n_vocab)?;
         }
-        let room = Room::for_scores(n_ctx, self, &model);
-        let ids = self.ids(Arc::clone(&model), prompt, room, arrival).await?;
+        let room = Room::for_scores(n_ctx, &self.context, &model);
+        let encoded = self
+            .context
+            .encode(Arc::clone(&model), prompt, field, room, arrival)
+            .await?;
+        let ids = encoded.ids;
         check::score_length(field, ids.len(), top_n)?;
 
         let first = ids[0];
@@ -369,10 +330,11 @@ impl Context {
             asker: arrival.asker(),
         };
         let scoring = async {
-            self.engine
+            self.context
+                .engine
                 .score(request)
                 .await
-                .map_err(|error| status_code::from_engine(&error))
+                .map_err(|error| failure::from_engine(&error))
         };
         let scores = arrival.limit(scoring).await?;
         Ok(score_response(&model, first, scores, arrival.at))
@@ -444,7 +406,7 @@ impl Inference for InferenceService {
         &self,
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
         let model = request.model.clone();
         self.stream("Generate", &model, arrival, self.check_generate(request))
             .await
@@ -454,7 +416,7 @@ impl Inference for InferenceService {
         &self,
         request: Request<v1::ChatRequest>,
     ) -> Result<Response<Self::ChatStream>, Status> {
-        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
         let model = request.model.clone();
         self.stream("Chat", &model, arrival, self.check_chat(request))
             .await
@@ -464,35 +426,36 @@ impl Inference for InferenceService {
         &self,
         request: Request<v1::TokenizeRequest>,
     ) -> Result<Response<v1::TokenizeResponse>, Status> {
-        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
         let mut log = RequestLog::new("Tokenize", &request.model, &arrival);
-        let result = self.context.tokenize(request, arrival).await;
+        let result = self.tokenize_text(request, arrival).await;
         log.prompt_tokens = result.as_ref().ok().map(|answer| answer.ids.len() as u32);
-        log.end(result).map(Response::new)
+        log.end(result).map(Response::new).map_err(status)
     }
 
     async fn detokenize(
         &self,
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
-        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
         let log = RequestLog::new("Detokenize", &request.model, &arrival);
-        log.end(self.context.detokenize(request, arrival).await)
+        log.end(self.detokenize_ids(request, arrival).await)
             .map(Response::new)
+            .map_err(status)
     }
 
     async fn score(
         &self,
         request: Request<v1::ScoreRequest>,
     ) -> Result<Response<v1::ScoreResponse>, Status> {
-        let (arrival, request) = (Arrival::of(&request), request.into_inner());
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
         let mut log = RequestLog::new("Score", &request.model, &arrival);
-        let result = self.context.score(request, arrival).await;
+        let result = self.score_text(request, arrival).await;
         log.prompt_tokens = result
             .as_ref()
             .ok()
             .map(|answer| answer.tokens.len() as u32);
         log.uploaded_bytes = result.as_ref().ok().map(|answer| answer.uploaded_bytes);
-        log.end(result).map(Response::new)
+        log.end(result).map(Response::new).map_err(status)
     }
 }

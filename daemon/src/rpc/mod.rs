@@ -5,32 +5,24 @@
 
 mod arrival;
 mod cache;
-mod check;
 mod convert;
 mod gate;
 mod inference;
 mod models;
-mod prompt;
-mod request_log;
 mod server;
 mod status_code;
-mod text_work;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::Stream;
-use rocmforge_engine::api::{Budget, Snapshot};
-use rocmforge_engine::{EngineHandle, LoadedModel};
+use rocmforge_engine::api::Budget;
 use rocmforge_proto::v1::cache_server::CacheServer;
 use rocmforge_proto::v1::inference_server::InferenceServer;
 use rocmforge_proto::v1::models_server::ModelsServer;
 use rocmforge_proto::v1::server_server::ServerServer;
-use rocmforge_tokenizer::Renderer;
-use tokio::sync::Semaphore;
-use tonic::Status;
+use rocmforge_service::{REQUEST_MAX_BYTES, Service};
 use tonic::service::InterceptorLayer;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
@@ -38,12 +30,8 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthReporter;
 
 use crate::connection::Connection;
-use crate::devices::{self, Devices};
-use crate::model_files::ModelDirs;
-use crate::roles::{RoleBook, Roles};
+use crate::devices;
 
-/// Largest request message: room for an eight-megabyte prompt and more, so that it arrives and is judged by its tokens.
-pub const REQUEST_MAX_BYTES: usize = 16 << 20;
 /// Calls of one connection that may be under way.
 const STREAMS_PER_CONNECTION_MAX: u32 = 256;
 /// Bytes that a connection may have under way to us, and a call of it. They lie here until their call takes them.
@@ -58,11 +46,8 @@ const HEADERS_MAX_BYTES: u32 = 16 << 10;
 /// stopped or hangs is dropped after both.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Headers that are read at once.
-const LOADS_AT_ONCE: usize = 4;
-/// Blocking threads that the services need at most; two for a listing of files and a look-up of groups.
-pub const BLOCKING_THREADS: usize =
-    LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE + devices::AT_ONCE + 2;
+/// Blocking threads that the services need at most.
+pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS + devices::AT_ONCE;
 
 /// The socket that is served when none is named: the one that clients look for first.
 pub fn default_socket_path() -> PathBuf {
@@ -75,105 +60,6 @@ pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
         Ok(rocmforge_proto::Budget::Bytes(bytes)) => Ok(Budget::Bytes(bytes)),
         Ok(rocmforge_proto::Budget::Percent(percent)) => Ok(Budget::Percent(percent)),
         Err(error) => Err(rocmforge_proto::BudgetError::to_string(&error)),
-    }
-}
-
-/// What the services are told of the configuration.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Longest context of a request, in tokens.
-    pub n_ctx_max: u32,
-    /// Requests that the engine runs at once.
-    pub max_sequences: u32,
-    /// Threads that compute on the host device.
-    pub threads: u32,
-}
-
-/// What all services share.
-#[derive(Debug)]
-pub(crate) struct Context {
-    engine: EngineHandle,
-    dirs: Arc<ModelDirs>,
-    limits: Limits,
-    started: Instant,
-    draining: AtomicBool,
-    peak_bytes: AtomicU64,
-    loads: Arc<Semaphore>,
-    listings: Arc<Semaphore>,
-    text: text_work::TextWork,
-    templates: Renderer,
-    devices: Arc<Devices>,
-    roles: RoleBook,
-}
-
-impl Context {
-    pub(crate) fn new(
-        engine: EngineHandle,
-        dirs: ModelDirs,
-        limits: Limits,
-        templates: Renderer,
-        roles: Roles,
-    ) -> Self {
-        Self {
-            engine,
-            dirs: Arc::new(dirs),
-            limits,
-            started: Instant::now(),
-            draining: AtomicBool::new(false),
-            peak_bytes: AtomicU64::new(0),
-            loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
-            listings: Arc::new(Semaphore::new(1)),
-            text: text_work::TextWork::new(),
-            templates,
-            devices: Arc::default(),
-            roles: RoleBook::new(roles),
-        }
-    }
-
-    /// Refuses new work from now on.
-    pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
-    }
-
-    fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
-    }
-
-    /// Notes what the device holds, for the largest that was ever seen.
-    pub(crate) fn note_bytes(&self, snapshot: &Snapshot) {
-        let bytes = snapshot
-            .cache
-            .resident_bytes
-            .saturating_add(snapshot.cache.in_flight_bytes);
-        self.peak_bytes.fetch_max(bytes, Ordering::Relaxed);
-    }
-
-    fn peak_bytes(&self, snapshot: &Snapshot) -> u64 {
-        self.note_bytes(snapshot);
-        self.peak_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Lets work in, or not.
-    fn admit(&self) -> Result<(), Status> {
-        if self.is_draining() {
-            Err(status_code::draining())
-        } else {
-            Ok(())
-        }
-    }
-
-    fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Status> {
-        self.engine
-            .model(name)
-            .map_err(|error| status_code::from_engine(&error))
-    }
-
-    fn n_ctx(&self, asked: Option<u32>, model: &LoadedModel) -> Result<u32, Status> {
-        check::context(
-            asked,
-            model.model().info().n_ctx_train,
-            self.limits.n_ctx_max,
-        )
     }
 }
 
@@ -216,7 +102,7 @@ impl Health {
 /// # Errors
 /// When a connection cannot be served at all.
 pub(crate) async fn serve(
-    context: &Arc<Context>,
+    context: &Arc<Service>,
     health: HealthService,
     incoming: impl Stream<Item = std::io::Result<Connection>>,
     shutdown: impl Future<Output = ()>,

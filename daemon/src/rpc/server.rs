@@ -5,25 +5,30 @@ use std::sync::Arc;
 use rocmforge_engine::api::{DeviceStatus, Snapshot};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::server_server::Server;
+use rocmforge_service::Service;
 use tonic::{Request, Response, Status};
 
-use super::{Context, convert};
-use crate::devices::FoundDriver;
+use super::convert;
+use crate::devices::{Devices, FoundDriver};
 
 /// The service.
 #[derive(Debug)]
 pub(super) struct ServerService {
-    context: Arc<Context>,
+    context: Arc<Service>,
+    devices: Arc<Devices>,
 }
 
 impl ServerService {
-    pub(super) fn new(context: Arc<Context>) -> Self {
-        Self { context }
+    pub(super) fn new(context: Arc<Service>) -> Self {
+        Self {
+            context,
+            devices: Arc::default(),
+        }
     }
 }
 
 /// The device in use.
-fn device(context: &Context, snapshot: &Snapshot) -> v1::Device {
+fn device(context: &Service, snapshot: &Snapshot) -> v1::Device {
     let device = &snapshot.device;
     let on_host = device.kind == "host";
     v1::Device {
@@ -138,7 +143,7 @@ impl Server for ServerService {
         &self,
         _: Request<v1::ListDevicesRequest>,
     ) -> Result<Response<v1::ListDevicesResponse>, Status> {
-        let found = self.context.devices.list().await;
+        let found = self.devices.list().await;
         let snapshot = self.context.engine.snapshot();
         let drivers = found.iter().map(|found| driver(found, &snapshot.device));
         Ok(Response::new(v1::ListDevicesResponse {

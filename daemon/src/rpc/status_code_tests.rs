@@ -1,10 +1,21 @@
 //! The table of errors and statuses, row by row.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use rocmforge_engine::Refusal;
+use rocmforge_engine::{Error, Refusal};
+use rocmforge_service::failure;
+use rocmforge_service::model_files::ModelFileError;
 
 use super::*;
+
+fn from_engine(error: &Error) -> Status {
+    status(failure::from_engine(error))
+}
+
+fn from_model_file(error: &ModelFileError) -> Status {
+    status(failure::from_model_file(error))
+}
 
 fn second() -> Duration {
     Duration::from_secs(1)
@@ -178,8 +189,16 @@ fn details_tell_programs_what_the_message_tells_people() {
             "{error:?}"
         );
     }
-    assert!(details_of(&draining()).retry_info().is_some());
-    assert!(details_of(&engine_gone()).retry_info().is_some());
+    assert!(
+        details_of(&super::status(failure::draining()))
+            .retry_info()
+            .is_some()
+    );
+    assert!(
+        details_of(&super::status(failure::engine_gone()))
+            .retry_info()
+            .is_some()
+    );
 
     let details = details_of(&from_engine(&Error::Precondition(Refusal::NeverFits {
         message: "too small".into(),
@@ -328,7 +347,7 @@ fn a_status_fits_the_headers_of_any_client() {
             path: long.clone().into(),
             dirs: vec![long.clone().into(); 64],
         }),
-        invalid_all(&violations),
+        super::status(failure::invalid_all(&violations)),
     ];
     for status in statuses {
         // Text is percent-encoded, details are base64.
@@ -339,12 +358,4 @@ fn a_status_fits_the_headers_of_any_client() {
             status.code()
         );
     }
-}
-
-#[test]
-fn a_cut_keeps_whole_characters() {
-    assert_eq!(cut("abc", 3), "abc");
-    assert_eq!(cut("abcdefgh", 6), "abc...");
-    assert_eq!(cut("\u{e9}\u{e9}\u{e9}\u{e9}", 6), "\u{e9}...");
-    assert_eq!(cut("\u{1f600}\u{1f600}", 5), "...");
 }

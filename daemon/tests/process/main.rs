@@ -5,6 +5,7 @@
     reason = "a test may panic, and so may its helpers"
 )]
 
+mod http;
 mod life;
 mod log;
 mod program;

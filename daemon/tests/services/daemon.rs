@@ -17,7 +17,7 @@ use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::model_files::ModelDirs;
 use rocmforged::roles::Roles;
 use rocmforged::socket::Socket;
-use rocmforged::{End, Limits, ServeError, ServeOptions, serve};
+use rocmforged::{End, HttpListeners, Limits, ServeError, ServeOptions, serve};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -83,6 +83,10 @@ impl Daemon {
     }
 
     pub(crate) async fn start_with(roles: Roles) -> Self {
+        Self::start_with_http(roles, HttpListeners::default()).await
+    }
+
+    pub(crate) async fn start_with_http(roles: Roles, http: HttpListeners) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let socket = Socket::bind(&path).unwrap();
@@ -106,6 +110,7 @@ impl Daemon {
             },
             roles,
             drain_grace: GRACE,
+            http,
             templates: Renderer::with_children(
                 Some(env!("CARGO_BIN_EXE_rocmforged").into()),
                 RenderLimits::default(),

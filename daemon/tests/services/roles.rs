@@ -2,21 +2,26 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::cache_client::CacheClient;
 use rocmforge_proto::v1::models_client::ModelsClient;
 use rocmforge_proto::v1::server_client::ServerClient;
-use rocmforged::End;
 use rocmforged::roles::{Roles, Who};
+use rocmforged::socket::Socket;
+use rocmforged::{End, HttpListeners};
+use serde_json::json;
 use tonic::Code;
 use tonic_types::StatusExt;
 
 use crate::daemon::{Daemon, assert_status, connect};
+use crate::http::client::unix;
 
 /// Names the socket for the process that this test starts.
 const SOCKET: &str = "ROCMFORGE_TEST_ROLES_SOCKET";
+/// Likewise its HTTP socket.
+const HTTP_SOCKET: &str = "ROCMFORGE_TEST_ROLES_HTTP_SOCKET";
 /// A user that has no other right here.
 const STRANGER: u32 = 65_534;
 
@@ -29,15 +34,27 @@ async fn a_caller_without_the_role_is_refused_by_its_name() {
         println!("skipped: only root can start a process of another user");
         return;
     }
-    let daemon = Daemon::start_with(Roles {
+    let roles = Roles {
         use_by: Who::parse(&[STRANGER.to_string()]).unwrap(),
         manage_by: Who::parse(&[]).unwrap(),
         admin_by: Who::parse(&[]).unwrap(),
-    })
-    .await;
+    };
+    let http_dir = tempfile::tempdir().unwrap();
+    let http_path = http_dir.path().join("h");
+    let http_socket = Socket::bind(&http_path).unwrap();
+    let http = HttpListeners {
+        unix: Some(http_socket.listener().unwrap()),
+        ..HttpListeners::default()
+    };
+    let daemon = Daemon::start_with_http(roles, http).await;
     // The mode that keeps others out is not what is tested here.
     let socket = daemon.dir.path().join("s");
-    for (path, mode) in [(daemon.dir.path(), 0o755), (&socket, 0o666)] {
+    for (path, mode) in [
+        (daemon.dir.path(), 0o755),
+        (&socket, 0o666),
+        (http_dir.path(), 0o755),
+        (&http_path, 0o666),
+    ] {
         std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     }
     // A copy that the stranger may run.
@@ -51,6 +68,7 @@ async fn a_caller_without_the_role_is_refused_by_its_name() {
             ])
             .args(["--nocapture"])
             .env(SOCKET, socket)
+            .env(HTTP_SOCKET, http_path)
             .uid(STRANGER)
             .gid(STRANGER)
             .output()
@@ -66,7 +84,25 @@ async fn a_caller_without_the_role_is_refused_by_its_name() {
     assert_eq!(daemon.stop().await, End::Drained);
 }
 
+/// What the role 'use' may over HTTP, and what it may not.
+async fn over_http(socket: &Path) {
+    let health = unix(socket, "GET", "/v1/models", &[], "").await;
+    assert_eq!(health.status, 200, "{health:?}");
+    for target in ["/models/load", "/models/unload"] {
+        let body = r#"{"model": "tiny-llama-Q4_K_M"}"#;
+        let refused = unix(socket, "POST", target, &[], body).await;
+        assert_eq!(refused.status, 403, "{refused:?}");
+        let error = &refused.json()["error"];
+        assert_eq!(
+            (&error["code"], &error["details"]["role"]),
+            (&json!("ROLE_MISSING"), &json!("manage"))
+        );
+    }
+}
+
 async fn as_the_stranger(socket: PathBuf) {
+    let http = PathBuf::from(std::env::var_os(HTTP_SOCKET).expect("given with the other"));
+    over_http(&http).await;
     let channel = connect(socket, 1 << 20).await;
     let mut models = ModelsClient::new(channel.clone());
     let mut cache = CacheClient::new(channel.clone());

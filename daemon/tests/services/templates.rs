@@ -25,7 +25,7 @@ fn text_of(value: &mut [u8]) -> &mut [u8] {
 }
 
 /// With another template, of no more bytes than its own.
-fn with_template(daemon: &Daemon, name: &str, template: &str) -> String {
+pub(crate) fn with_template(daemon: &Daemon, name: &str, template: &str) -> String {
     forged(daemon, name, "tokenizer.chat_template", |value| {
         let text = text_of(value);
         assert!(template.len() <= text.len(), "{template}");

@@ -1,4 +1,7 @@
-//! Another language's client, made from the .proto files alone.
+//! Clients in another language: one made from the .proto files alone, and over HTTP the libraries
+//! that applications use.
+
+use std::os::unix::fs::PermissionsExt;
 
 use rocmforge_tests::daemon::{Daemon, Options};
 use rocmforge_tests::fixtures::{self, TINY_LLAMA};
@@ -23,5 +26,46 @@ fn stock_grpcio_loads_and_generates() {
     ];
     let answer = python.run("grpc_client.py", &arguments);
     assert_eq!(answer.trim(), exam[0].answer);
+    daemon.stop();
+}
+
+#[test]
+fn the_libraries_of_openai_anthropic_and_ollama_are_served() {
+    let modules = ["openai", "anthropic", "ollama", "httpx"];
+    let test = "the_libraries_of_openai_anthropic_and_ollama_are_served";
+    let Some(python) = Python::find(test, &modules) else {
+        return;
+    };
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (token, token_file) = ("0123456789abcdef0123456789abcdef", dir.path().join("token"));
+    std::fs::write(&token_file, token).expect("a writable directory");
+    std::fs::set_permissions(&token_file, PermissionsExt::from_mode(0o600)).expect("our own file");
+    // Port 0 is any that is free; the daemon's log says which.
+    let options = Options::default()
+        .arg("--http-listen")
+        .arg("127.0.0.1:0")
+        .arg("--http-token-file")
+        .arg(token_file.to_str().expect("a path of plain characters"));
+    let daemon = Daemon::start(&options);
+    let log = daemon.log();
+    let address = log
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("http_listen="))
+        .unwrap_or_else(|| panic!("no address in {log}"));
+    let exam = fixtures::exam();
+    let url = format!("http://{}", address.trim_matches('"'));
+    let arguments = [
+        "--url",
+        &url,
+        "--token",
+        token,
+        "--model",
+        TINY_LLAMA.trim_end_matches(".gguf"),
+        "--message",
+        &exam[0].prompt,
+    ];
+    let answers = python.run("http_clients.py", &arguments);
+    let answers: Vec<_> = answers.lines().map(str::trim).collect();
+    assert_eq!(answers, [exam[0].answer.as_str(); 3]);
     daemon.stop();
 }

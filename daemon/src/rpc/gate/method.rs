@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use rocmforge_service::REQUEST_MAX_BYTES;
+use rocmforge_service::roles::Role;
+
 use super::shape::Shape;
-use crate::roles::Role;
-use crate::rpc::REQUEST_MAX_BYTES;
 
 /// Largest request that names things only.
 const SMALL_MAX_BYTES: usize = 64 << 10;

@@ -10,13 +10,13 @@
 //!                                            others wait is ended ([`replies`])
 //! ```
 //!
-//! *Invariants:* the bytes of requests that are being read stay within [`READING_MAX_BYTES`]; a refusal holds nothing
-//! back; nothing here waits but for the body, and for that no longer than [`BODY_WAIT_MAX`].
+//! *Invariants:* the bytes of requests that are being read stay within
+//! [`rocmforge_service::READING_MAX_BYTES`]; a refusal holds nothing back; nothing here waits but
+//! for the body, and for that no longer than [`BODY_WAIT_MAX`].
 
 mod method;
 mod replies;
 mod shape;
-mod sum;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -27,6 +27,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
+use rocmforge_service::Service as Daemon;
+use rocmforge_service::arrival::Caller;
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::sum::{Held, Sum};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
@@ -36,12 +40,9 @@ use tower::Layer;
 
 use self::method::Method;
 use self::replies::Replies;
-use self::sum::{Held, Sum};
-use super::{Context, status_code};
-use crate::connection::{Caller, Peer};
+use super::status_code::status;
+use crate::connection::Peer;
 
-/// Bytes of requests that may be in reading, all together.
-pub(crate) const READING_MAX_BYTES: u64 = 128 << 20;
 /// Bytes of replies that are made and not sent, above which calls with large replies are refused.
 pub(crate) const SENDING_MAX_BYTES: u64 = 128 << 20;
 /// How long a body may take from its first byte to its last.
@@ -52,16 +53,14 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The bounds, for all connections.
 #[derive(Debug)]
 pub(super) struct Bounds {
-    context: Arc<Context>,
-    reading: Arc<Sum>,
+    context: Arc<Daemon>,
     replies: Arc<Replies>,
 }
 
 impl Bounds {
-    pub(super) fn new(context: &Arc<Context>) -> Arc<Self> {
+    pub(super) fn new(context: &Arc<Daemon>) -> Arc<Self> {
         Arc::new(Self {
             context: Arc::clone(context),
-            reading: Sum::new(READING_MAX_BYTES),
             replies: Replies::new(Sum::new(SENDING_MAX_BYTES)),
         })
     }
@@ -119,13 +118,13 @@ where
         Box::pin(async move {
             let method = Method::of(request.uri().path());
             let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
-                return Ok(status_code::bug("a call without a connection").into_http());
+                return Ok(status(failure::bug("a call without a connection")).into_http());
             };
             let call = peer.call();
             let uid = peer.caller.uid;
             let entered = match bounds.enter(&method, &peer).await {
                 Ok(()) => bounds.read(&method, uid, request).await,
-                Err(status) => Err(status),
+                Err(failure) => Err(status(failure)),
             };
             let (request, held) = match entered {
                 Ok(entered) => entered,
@@ -140,22 +139,22 @@ where
 }
 
 impl Bounds {
-    async fn enter(&self, method: &Method, peer: &Peer) -> Result<(), Status> {
+    async fn enter(&self, method: &Method, peer: &Peer) -> Result<(), Failure> {
         let Caller { uid, gid, pid } = peer.caller;
         if let Some(needed) = method.role
             && self.context.roles.highest(uid, gid).await < Some(needed)
         {
             tracing::info!(target: "audit", uid, pid, role = %needed, "refused: the role is missing");
-            return Err(status_code::role_missing(needed, uid));
+            return Err(failure::role_missing(needed, uid));
         }
         if peer.is_reserved() && !method.is_light {
-            return Err(status_code::exhausted(
+            return Err(failure::exhausted(
                 "all connections that the daemon keeps for work are busy; this one answers health and status only",
                 RETRY,
             ));
         }
         if !method.is_light && self.replies.is_full(peer.caller.uid) {
-            return Err(status_code::exhausted(
+            return Err(failure::exhausted(
                 "replies that were asked for are not read, and take the room of others; read them",
                 RETRY,
             ));
@@ -170,7 +169,7 @@ impl Bounds {
         uid: u32,
         request: Request<Body>,
     ) -> Result<(Request<Body>, Held), Status> {
-        let mut held = self.reading.hold(uid);
+        let mut held = self.context.reading.hold(uid);
         let (parts, mut body) = request.into_parts();
         if method.streams_in {
             return Ok((Request::from_parts(parts, body), held));
@@ -184,20 +183,20 @@ impl Bounds {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(status))) => return Err(status),
                 Ok(None) => break,
-                Err(_) => return Err(status_code::body_late(BODY_WAIT_MAX)),
+                Err(_) => return Err(status(failure::body_late(BODY_WAIT_MAX))),
             };
             let Ok(data) = frame.into_data() else {
                 continue;
             };
             bytes += data.len();
             if bytes > method.request_max_bytes {
-                return Err(status_code::body_too_large(method.request_max_bytes));
+                return Err(status(failure::body_too_large(method.request_max_bytes)));
             }
             if !held.grow(data.len() as u64) {
-                return Err(status_code::exhausted(
+                return Err(status(failure::exhausted(
                     "the requests that are being read fill the room for them",
                     RETRY,
-                ));
+                )));
             }
             frames.push(data);
         }

@@ -21,12 +21,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
+use rocmforge_service::failure;
+use rocmforge_service::sum::{Held, Sum};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::HeaderMap;
 
 use super::method::Method;
-use super::sum::{Held, Sum};
 use crate::connection::Call;
 use crate::rpc::status_code;
 
@@ -161,7 +162,7 @@ impl Reply {
         if state.body.is_none() || now.duration_since(since) < self.unread_max {
             return;
         }
-        let status = status_code::unread(self.unread_max);
+        let status = status_code::status(failure::unread(self.unread_max));
         state.end = Some(match state.rest.take() {
             Some(_) => End::Reset(status),
             None => End::Status(status),

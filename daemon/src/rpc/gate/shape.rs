@@ -7,10 +7,11 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use rocmforge_service::check::{MESSAGES_MAX, STOP_MAX};
+use rocmforge_service::failure;
 use tonic::Status;
 
-use crate::rpc::check::{MESSAGES_MAX, STOP_MAX};
-use crate::rpc::status_code;
+use crate::rpc::status_code::status;
 
 /// Bytes before a message: whether it is compressed, and its length.
 const FRAME_HEADER: usize = 5;
@@ -48,10 +49,10 @@ pub(super) fn check(shape: Shape, frames: &[Bytes]) -> Result<(), Status> {
     for (field, path, max) in lists {
         let n = count(message, path);
         if n > max + SLACK {
-            return Err(status_code::invalid(
+            return Err(status(failure::invalid(
                 field,
                 &format!("{n} entries; at most {max} are allowed"),
-            ));
+            )));
         }
     }
     Ok(())

@@ -5,46 +5,47 @@
 
 use std::time::Instant;
 
-use tonic::{Code, Status};
-
-use super::arrival::Arrival;
-use crate::connection::Caller;
+use crate::arrival::{Arrival, Caller};
+use crate::failure::Failure;
 
 /// Longest model name or list of arguments that a line shows, in characters.
 const TEXT_MAX: usize = 256;
 
 /// The line of one request. Written on drop; a request that was dropped before its end counts as cancelled.
 #[derive(Debug)]
-pub(super) struct RequestLog {
+pub struct RequestLog {
     rpc: &'static str,
+    /// What the client calls the request.
+    id: Option<String>,
     model: String,
     caller: Option<Caller>,
     /// What a call of management asks for.
     arguments: Option<String>,
     at: Instant,
-    code: Code,
+    code: &'static str,
     /// Why it was refused.
     refusal: Option<String>,
     /// Tokens of the prompt or input, if the request has such.
-    pub(super) prompt_tokens: Option<u32>,
+    pub prompt_tokens: Option<u32>,
     /// Tokens that were generated.
-    pub(super) generated_tokens: Option<u32>,
+    pub generated_tokens: Option<u32>,
     /// Tokens a second of the decode.
-    pub(super) tokens_per_s: Option<f64>,
+    pub tokens_per_s: Option<f64>,
     /// Bytes that were uploaded for it.
-    pub(super) uploaded_bytes: Option<u64>,
+    pub uploaded_bytes: Option<u64>,
 }
 
 impl RequestLog {
     /// Begins a line. `model` is empty for requests about no model.
-    pub(super) fn new(rpc: &'static str, model: &str, arrival: &Arrival) -> Self {
+    pub fn new(rpc: &'static str, model: &str, arrival: &Arrival) -> Self {
         Self {
             rpc,
+            id: None,
             model: cut(model),
             caller: arrival.caller,
             arguments: None,
             at: arrival.at,
-            code: Code::Cancelled,
+            code: "Cancelled",
             refusal: None,
             prompt_tokens: None,
             generated_tokens: None,
@@ -54,28 +55,36 @@ impl RequestLog {
     }
 
     /// Begins the line of a call of management.
-    pub(super) fn audit(
-        rpc: &'static str,
-        model: &str,
-        arguments: &str,
-        arrival: &Arrival,
-    ) -> Self {
+    pub fn audit(rpc: &'static str, model: &str, arguments: &str, arrival: &Arrival) -> Self {
         let mut log = Self::new(rpc, model, arrival);
         log.arguments = Some(cut(arguments));
         log
     }
 
+    /// Notes what the client calls the request.
+    pub fn identify(&mut self, id: &str) {
+        self.id = Some(cut(id));
+    }
+
+    /// Notes the model, where it is known only after the line was begun.
+    pub fn about(&mut self, model: &str) {
+        self.model = cut(model);
+    }
+
     /// Notes how the request ended and hands the result on.
-    pub(super) fn end<T>(mut self, result: Result<T, Status>) -> Result<T, Status> {
+    ///
+    /// # Errors
+    /// Those of `result`.
+    pub fn end<T>(mut self, result: Result<T, Failure>) -> Result<T, Failure> {
         self.note(&result);
         result
     }
 
     /// Notes how the request stands.
-    pub(super) fn note<T>(&mut self, result: &Result<T, Status>) {
+    pub fn note<T>(&mut self, result: &Result<T, Failure>) {
         (self.code, self.refusal) = match result {
-            Ok(_) => (Code::Ok, None),
-            Err(status) => (status.code(), Some(cut(status.message()))),
+            Ok(_) => ("Ok", None),
+            Err(failure) => (failure.kind().name(), Some(cut(failure.message()))),
         };
     }
 }
@@ -92,10 +101,11 @@ impl Drop for RequestLog {
         match &self.arguments {
             None => tracing::info!(
                 rpc = self.rpc,
+                id = self.id,
                 model = ?self.model,
                 uid,
                 pid,
-                code = ?self.code,
+                code = %self.code,
                 ms,
                 prompt_tokens = self.prompt_tokens,
                 generated_tokens = self.generated_tokens,
@@ -106,11 +116,12 @@ impl Drop for RequestLog {
             Some(arguments) => tracing::info!(
                 target: "audit",
                 rpc = self.rpc,
+                id = self.id,
                 model = ?self.model,
                 arguments,
                 uid,
                 pid,
-                code = ?self.code,
+                code = %self.code,
                 refusal = ?self.refusal.as_deref().unwrap_or_default(),
                 ms,
                 uploaded_bytes = self.uploaded_bytes,

@@ -8,27 +8,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tonic::Status;
 
-use super::status_code;
+use crate::failure::{self, Failure};
 
 /// Texts up to this many bytes are short: a few milliseconds of work.
 const SHORT_MAX_BYTES: usize = 64 << 10;
 /// Short texts that are worked on at once.
-pub(crate) const SHORT_AT_ONCE: usize = 4;
+pub const SHORT_AT_ONCE: usize = 4;
 /// Short texts that may wait; a client that sends more is not waiting for answers.
 const SHORT_WAITING_MAX: usize = 1024;
 /// Long texts that are worked on at once.
-pub(crate) const LONG_AT_ONCE: usize = 2;
+pub const LONG_AT_ONCE: usize = 2;
 /// Long texts that may wait: at the largest message size, half a gigabyte.
 const LONG_WAITING_MAX: usize = 32;
 
 /// Tells work that nobody waits for it any more.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Unwanted(Arc<AtomicBool>);
+pub struct Unwanted(Arc<AtomicBool>);
 
 impl Unwanted {
-    pub(super) fn get(&self) -> bool {
+    /// Whether nobody waits.
+    pub fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -45,7 +45,7 @@ impl Drop for DropGuard {
 
 /// The two lanes.
 #[derive(Debug)]
-pub(super) struct TextWork {
+pub struct TextWork {
     short: Lane,
     long: Lane,
 }
@@ -65,35 +65,40 @@ impl Lane {
     }
 }
 
-impl TextWork {
-    pub(super) fn new() -> Self {
+impl Default for TextWork {
+    fn default() -> Self {
         Self {
             short: Lane::new(SHORT_AT_ONCE, SHORT_WAITING_MAX),
             long: Lane::new(LONG_AT_ONCE, LONG_WAITING_MAX),
         }
     }
+}
 
+impl TextWork {
     /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future while it waits takes it
     /// out of the lane. Once begun, work keeps its place until it ends; it is told that the future was dropped, so that
     /// what may take long (a template) ends then. What does not ask takes time in proportion to its text.
-    pub(super) async fn run<T: Send + 'static>(
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED where too many texts wait, INTERNAL for a panic, and those of `work`.
+    pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
-        work: impl FnOnce(&Unwanted) -> Result<T, Status> + Send + 'static,
-    ) -> Result<T, Status> {
+        work: impl FnOnce(&Unwanted) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
         let lane = if bytes <= SHORT_MAX_BYTES {
             &self.short
         } else {
             &self.long
         };
         let Ok(admitted) = Arc::clone(&lane.admitted).try_acquire_owned() else {
-            return Err(status_code::exhausted(
+            return Err(failure::exhausted(
                 "too many texts already wait to be tokenized",
                 Duration::from_millis(500),
             ));
         };
         let Ok(running) = Arc::clone(&lane.running).acquire_owned().await else {
-            return Err(status_code::bug("a lane of text work was closed"));
+            return Err(failure::bug("a lane of text work was closed"));
         };
         let unwanted = Unwanted::default();
         let guard = DropGuard(unwanted.clone());
@@ -107,9 +112,9 @@ impl TextWork {
         match ended {
             Ok(result) => result,
             Err(error) if error.is_panic() => {
-                Err(status_code::bug("the tokenizer or the template panicked"))
+                Err(failure::bug("the tokenizer or the template panicked"))
             }
-            Err(_) => Err(status_code::draining()),
+            Err(_) => Err(failure::draining()),
         }
     }
 }
@@ -120,7 +125,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_nobody_waits_for_is_told_so_and_frees_its_place() {
-        let lanes = TextWork::new();
+        let lanes = TextWork::default();
         let endless = |unwanted: &Unwanted| {
             while !unwanted.get() {
                 std::thread::sleep(Duration::from_millis(1));

@@ -1,47 +1,39 @@
 //! Every field of a request: what is taken, what is refused, and with which words.
 
-use tonic::Code;
-
 use super::*;
+use crate::failure::Kind;
 
 /// Applies one change to an otherwise empty `SamplingParams`.
-fn with(change: impl FnOnce(&mut v1::SamplingParams)) -> Result<Sampling, Status> {
-    let mut wire = v1::SamplingParams::default();
+fn with(change: impl FnOnce(&mut SamplingFields)) -> Result<Sampling, Failure> {
+    let mut wire = SamplingFields::default();
     change(&mut wire);
     let mut violations = Violations::default();
-    let sampling = sampling(Some(wire), &mut violations);
+    let sampling = sampling(wire, &mut violations);
     violations.result().map(|()| sampling)
 }
 
-fn assert_refused<T: std::fmt::Debug>(result: Result<T, Status>, field: &str, range: &str) {
-    let status = result.expect_err(field);
-    assert_eq!(status.code(), Code::InvalidArgument);
+fn assert_refused<T: std::fmt::Debug>(result: Result<T, Failure>, field: &str, range: &str) {
+    let failure = result.expect_err(field);
+    assert_eq!(failure.kind(), Kind::InvalidArgument);
     assert!(
-        status.message().contains(field),
+        failure.message().contains(field),
         "'{}' lacks '{field}'",
-        status.message()
+        failure.message()
     );
     assert!(
-        status.message().contains(range),
+        failure.message().contains(range),
         "'{}' lacks '{range}'",
-        status.message()
+        failure.message()
     );
-    use tonic_types::StatusExt;
-    let details = status.get_error_details();
     assert!(
-        details
-            .bad_request()
-            .unwrap()
-            .field_violations
-            .iter()
-            .any(|v| v.field == field),
-        "{details:?}"
+        failure.fields().iter().any(|(name, _)| name == field),
+        "{failure:?}"
     );
 }
 
 type FloatField = (
     &'static str,
-    fn(&mut v1::SamplingParams, f32),
+    fn(&mut SamplingFields, f32),
     &'static [f32],
     &'static [f32],
 );
@@ -100,7 +92,7 @@ fn numbers_of_sampling_are_held_to_their_ranges() {
     }
 }
 
-type IntegerField = (&'static str, fn(&mut v1::SamplingParams, i32), i32);
+type IntegerField = (&'static str, fn(&mut SamplingFields, i32), i32);
 
 #[test]
 fn whole_numbers_of_sampling_are_held_to_their_ranges() {
@@ -159,18 +151,18 @@ fn stop_strings_are_bounded_in_number_and_length() {
 
 #[test]
 fn all_violations_are_told_together() {
-    let status = with(|p| {
+    let failure = with(|p| {
         p.top_p = Some(2.0);
         p.max_tokens = Some(0);
         p.stop = vec![String::new()];
     })
     .unwrap_err();
     for field in ["sampling.top_p", "sampling.max_tokens", "sampling.stop"] {
-        assert!(status.message().contains(field), "{}", status.message());
+        assert!(failure.message().contains(field), "{}", failure.message());
     }
 }
 
-fn one<T>(check: impl FnOnce(&mut Violations) -> T) -> Result<T, Status> {
+fn one<T>(check: impl FnOnce(&mut Violations) -> T) -> Result<T, Failure> {
     let mut violations = Violations::default();
     let value = check(&mut violations);
     violations.result().map(|()| value)
@@ -205,27 +197,34 @@ fn the_other_fields_are_held_to_their_ranges() {
 
 #[test]
 fn conversations_are_bounded() {
-    let message = |role: &str| v1::ChatMessage {
-        role: role.into(),
-        content: String::new(),
-    };
-    assert!(one(|v| messages(&[message("user")], v)).is_ok());
+    assert!(one(|v| messages(&["user"], v)).is_ok());
     assert_refused(one(|v| messages(&[], v)), "messages", "1 to 4096");
     assert_refused(
-        one(|v| messages(&vec![message("user"); MESSAGES_MAX + 1], v)),
+        one(|v| messages(&vec!["user"; MESSAGES_MAX + 1], v)),
         "messages",
         "1 to 4096",
     );
     assert_refused(
-        one(|v| messages(&[message("user"), message("")], v)),
+        one(|v| messages(&["user", ""], v)),
         "messages[1].role",
         "1 to 64",
     );
     assert_refused(
-        one(|v| messages(&[message(&"r".repeat(65))], v)),
+        one(|v| messages(&["r".repeat(65).as_str()], v)),
         "messages[0].role",
         "1 to 64",
     );
+}
+
+#[test]
+fn fields_are_called_as_the_caller_wrote_them() {
+    let mut violations = Violations::named(|field| field.replace("sampling.", "options."));
+    let fields = SamplingFields {
+        top_p: Some(2.0),
+        ..SamplingFields::default()
+    };
+    sampling(fields, &mut violations);
+    assert_refused(violations.result(), "options.top_p", "above 0");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The sum.
 #[derive(Debug)]
-pub(super) struct Sum {
+pub struct Sum {
     max: u64,
     counts: Mutex<Counts>,
 }
@@ -20,7 +20,8 @@ struct Counts {
 }
 
 impl Sum {
-    pub(super) fn new(max: u64) -> Arc<Self> {
+    /// A sum of at most `max` bytes.
+    pub fn new(max: u64) -> Arc<Self> {
         Arc::new(Self {
             max,
             counts: Mutex::default(),
@@ -28,7 +29,7 @@ impl Sum {
     }
 
     /// A part of the sum for a user, 0 at first.
-    pub(super) fn hold(self: &Arc<Self>, uid: u32) -> Held {
+    pub fn hold(self: &Arc<Self>, uid: u32) -> Held {
         Held {
             sum: Arc::clone(self),
             uid,
@@ -37,7 +38,7 @@ impl Sum {
     }
 
     /// Whether this user can have no more.
-    pub(super) fn is_full(&self, uid: u32) -> bool {
+    pub fn is_full(&self, uid: u32) -> bool {
         let counts = self.lock();
         counts.all >= self.max || counts.of(uid) >= self.share()
     }
@@ -60,7 +61,7 @@ impl Counts {
 
 /// A part of the sum.
 #[derive(Debug)]
-pub(super) struct Held {
+pub struct Held {
     sum: Arc<Sum>,
     uid: u32,
     bytes: u64,
@@ -68,7 +69,7 @@ pub(super) struct Held {
 
 impl Held {
     /// Takes more, if the bound and the user's share allow it.
-    pub(super) fn grow(&mut self, bytes: u64) -> bool {
+    pub fn grow(&mut self, bytes: u64) -> bool {
         {
             let counts = self.sum.lock();
             let (all, own) = (counts.all + bytes, counts.of(self.uid) + bytes);
@@ -81,7 +82,7 @@ impl Held {
     }
 
     /// Takes more, whatever the bound.
-    pub(super) fn add(&mut self, bytes: u64) {
+    pub fn add(&mut self, bytes: u64) {
         let mut counts = self.sum.lock();
         counts.all += bytes;
         *counts.users.entry(self.uid).or_default() += bytes;
@@ -89,7 +90,7 @@ impl Held {
     }
 
     /// Gives some back.
-    pub(super) fn sub(&mut self, bytes: u64) {
+    pub fn sub(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         let mut counts = self.sum.lock();
         counts.all -= bytes;

@@ -4,26 +4,46 @@ use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_tokenizer::{Chat, Error as TokenizerError, Renderer};
-use tonic::Status;
 
-use super::arrival::Arrival;
-use super::text_work::Unwanted;
-use super::{Context, status_code};
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::failure::{self, Failure};
+use crate::text_work::Unwanted;
 
 /// What to continue, before it is ids.
 #[derive(Debug)]
-pub(super) enum Prompt {
+pub enum Prompt {
+    /// A text.
     Text {
+        /// The text.
         text: String,
+        /// Put before it what the vocabulary puts before every text.
         add_special: bool,
+        /// Names of control tokens in it are these tokens.
         parse_special: bool,
     },
+    /// Token ids, which were checked against the vocabulary.
     Ids(Vec<u32>),
+    /// A conversation.
     Chat(Chat),
 }
 
+/// A prompt as ids.
+#[derive(Debug, Default)]
+pub struct Encoded {
+    /// The ids.
+    pub ids: Vec<u32>,
+    /// The end of a rendered chat without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it
+    /// tells whether the answer begins inside of something that the template has opened.
+    pub tail: String,
+}
+
+/// Most bytes of [`Encoded::tail`].
+pub const TAIL_MAX_BYTES: usize = 64;
+
 impl Prompt {
-    pub(super) fn bytes(&self) -> usize {
+    /// Its size, for the choice of who works on it.
+    pub fn bytes(&self) -> usize {
         match self {
             Self::Text { text, .. } => text.len(),
             Self::Ids(ids) => size_of_val(ids.as_slice()),
@@ -31,8 +51,8 @@ impl Prompt {
         }
     }
 
-    /// The field that a refusal names.
-    pub(super) fn field(&self) -> &'static str {
+    /// The field that a refusal names, where the caller has no other name for it.
+    pub fn field(&self) -> &'static str {
         match self {
             Self::Text { .. } => "text",
             Self::Ids(_) => "tokens.ids",
@@ -41,15 +61,20 @@ impl Prompt {
     }
 
     /// The ids, of which there may be `room`; without, any number. CPU-bound: for a blocking thread. A chat needs what
-    /// renders its template.
-    pub(super) fn into_ids(
+    /// renders its template. `field` is what a refusal calls it.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where there is no room or the template refuses, FAILED_PRECONDITION for an
+    /// unusable template.
+    pub fn encode(
         self,
+        field: &str,
         model: &LoadedModel,
         room: Option<Room>,
         templates: Option<(&Renderer, &Unwanted)>,
-    ) -> Result<Vec<u32>, Status> {
+    ) -> Result<Encoded, Failure> {
         let tokenizer = model.tokenizer();
-        let field = self.field();
+        let mut tail = String::new();
         let most = room.map_or(usize::MAX, |room| room.tokens);
         let encoded = match self {
             Self::Ids(ids) => Ok(ids),
@@ -65,7 +90,8 @@ impl Prompt {
                 };
                 let rendered =
                     renderer.render(template, Some(tokenizer), &chat, &|| unwanted.get());
-                let rendered = rendered.map_err(|error| from_template(model, &error))?;
+                let rendered = rendered.map_err(|error| from_template(field, model, &error))?;
+                tail = tail_of(&rendered.text());
                 tokenizer.encode_rendered(most, &rendered)
             }
         };
@@ -73,7 +99,7 @@ impl Prompt {
             (Ok(ids), Some(room)) if ids.len() > most => {
                 Err(room.refuse(field, &format!("{} tokens", ids.len())))
             }
-            (Ok(ids), _) => Ok(ids),
+            (Ok(ids), _) => Ok(Encoded { ids, tail }),
             // For an answer one place has to stay free, so that nothing fits where n_ctx is 1.
             (Err(TokenizerError::TooManyTokens { max: 0 }), Some(room)) => {
                 Err(room.refuse(field, "tokens"))
@@ -81,14 +107,23 @@ impl Prompt {
             (Err(TokenizerError::TooManyTokens { max }), Some(room)) => {
                 Err(room.refuse(field, &format!("more than {max} tokens")))
             }
-            (Err(error), _) => Err(status_code::invalid(field, &error.to_string())),
+            (Err(error), _) => Err(failure::invalid(field, &error.to_string())),
         }
     }
 }
 
+fn tail_of(text: &str) -> String {
+    let text = text.trim_end();
+    let mut from = text.len().saturating_sub(TAIL_MAX_BYTES);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    text[from..].to_owned()
+}
+
 /// How many tokens a request may bring, and why no more.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
+pub struct Room {
     tokens: usize,
     n_ctx: u32,
     n_ctx_train: u32,
@@ -99,7 +134,7 @@ pub(super) struct Room {
 
 impl Room {
     /// Room for a prompt: the context, less one token of the answer.
-    pub(super) fn for_prompt(n_ctx: u32, context: &Context, model: &LoadedModel) -> Self {
+    pub fn for_prompt(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
         Self {
             tokens: n_ctx as usize - 1,
             n_ctx,
@@ -110,7 +145,7 @@ impl Room {
     }
 
     /// Room for what is scored: the context.
-    pub(super) fn for_scores(n_ctx: u32, context: &Context, model: &LoadedModel) -> Self {
+    pub fn for_scores(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
         Self {
             tokens: n_ctx as usize,
             answer: false,
@@ -118,7 +153,7 @@ impl Room {
         }
     }
 
-    fn refuse(&self, field: &str, tokens: &str) -> Status {
+    fn refuse(&self, field: &str, tokens: &str) -> Failure {
         let Self {
             n_ctx,
             n_ctx_train,
@@ -135,24 +170,25 @@ impl Room {
         } else {
             format!("score it in windows{raise}")
         };
-        status_code::invalid(
+        failure::context_exceeded(
             field,
             &format!(
                 "it has {tokens}, but the context of this request has n_ctx = {n_ctx}, {what} (the model was trained with \
                  {n_ctx_train}, the daemon allows {n_ctx_max})"
             ),
+            n_ctx,
         )
     }
 }
 
 /// FAILED_PRECONDITION: the model cannot Chat.
-pub(super) fn no_template(model: &LoadedModel) -> Status {
-    status_code::model_precondition(
+pub fn no_template(model: &LoadedModel) -> Failure {
+    failure::model_precondition(
         "NO_CHAT_TEMPLATE",
         model.name(),
         &format!(
-            "the file of model '{}' carries no chat template, so that it cannot Chat; use Generate with a prompt in the \
-             model's own format",
+            "the file of model '{}' carries no chat template, so that it cannot Chat; generate from a prompt in the \
+             model's own format instead",
             model.name()
         ),
     )
@@ -160,13 +196,13 @@ pub(super) fn no_template(model: &LoadedModel) -> Status {
 
 /// What a chat fails with whose template gave no text: the template's own words are about the messages; that it does
 /// not parse, crashes or takes too much is about the model.
-fn from_template(model: &LoadedModel, error: &TokenizerError) -> Status {
+fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Failure {
     match error {
         TokenizerError::Renderer { error: cause, .. } => {
             tracing::error!(%error, %cause, "no chat can be rendered");
-            status_code::bug(&format!("{error}: {cause}"))
+            failure::bug(&format!("{error}: {cause}"))
         }
-        TokenizerError::Cancelled => status_code::deadline(),
+        TokenizerError::Cancelled => failure::deadline(),
         TokenizerError::TemplateSyntax { .. }
         | TokenizerError::TemplateCrashed { .. }
         | TokenizerError::Size { .. }
@@ -175,35 +211,61 @@ fn from_template(model: &LoadedModel, error: &TokenizerError) -> Status {
                 tracing::warn!(model = model.name(), words, "a chat template crashed");
             }
             let message = format!("model '{}' cannot Chat: {error}", model.name());
-            status_code::model_precondition("CHAT_TEMPLATE_UNUSABLE", model.name(), &message)
+            failure::model_precondition("CHAT_TEMPLATE_UNUSABLE", model.name(), &message)
         }
         TokenizerError::TemplateLimit { .. } => {
             tracing::warn!(model = model.name(), %error, "a chat template was stopped");
-            status_code::invalid("messages", &error.to_string())
+            failure::invalid(field, &error.to_string())
         }
-        _ => status_code::invalid("messages", &error.to_string()),
+        _ => failure::invalid(field, &error.to_string()),
     }
 }
 
-impl Context {
+impl Service {
     /// The ids of a prompt, at most as many as there is room for; made on a blocking thread.
-    pub(super) async fn ids(
+    /// `field` is what a refusal calls the prompt.
+    ///
+    /// # Errors
+    /// Those of [`Prompt::encode`], DEADLINE_EXCEEDED, and RESOURCE_EXHAUSTED where too many texts
+    /// wait.
+    pub async fn encode(
         &self,
         model: Arc<LoadedModel>,
         prompt: Prompt,
+        field: &'static str,
         room: Room,
         arrival: Arrival,
-    ) -> Result<Vec<u32>, Status> {
+    ) -> Result<Encoded, Failure> {
         let bytes = prompt.bytes();
         match prompt {
-            Prompt::Ids(_) => prompt.into_ids(&model, Some(room), None),
+            Prompt::Ids(_) => prompt.encode(field, &model, Some(room), None),
             prompt => {
                 let templates = self.templates.clone();
                 let work = move |unwanted: &Unwanted| {
-                    prompt.into_ids(&model, Some(room), Some((&templates, unwanted)))
+                    prompt.encode(field, &model, Some(room), Some((&templates, unwanted)))
                 };
                 arrival.limit(self.text.run(bytes, work)).await
             }
         }
+    }
+
+    /// How many ids a prompt has, whatever the room for it.
+    ///
+    /// # Errors
+    /// As [`Service::encode`].
+    pub async fn count(
+        &self,
+        model: Arc<LoadedModel>,
+        prompt: Prompt,
+        field: &'static str,
+        arrival: Arrival,
+    ) -> Result<u32, Failure> {
+        let bytes = prompt.bytes();
+        let templates = self.templates.clone();
+        let work = move |unwanted: &Unwanted| {
+            let encoded = prompt.encode(field, &model, None, Some((&templates, unwanted)))?;
+            Ok(encoded.ids.len() as u32)
+        };
+        arrival.limit(self.text.run(bytes, work)).await
     }
 }

@@ -2,43 +2,58 @@
 //! is corrected silently. All violations of a request are reported together.
 
 use rocmforge_engine::api::{SamplingParams, TOP_N_MAX};
-use rocmforge_proto::v1;
-use tonic::Status;
 
-use super::status_code;
+use crate::failure::{self, Failure};
 
 /// Most stop strings of a request.
-pub(super) const STOP_MAX: usize = 16;
+pub const STOP_MAX: usize = 16;
 /// Longest stop string in bytes.
-pub(super) const STOP_MAX_BYTES: usize = 256;
+pub const STOP_MAX_BYTES: usize = 256;
 /// Largest presence or frequency penalty, either sign.
-pub(super) const PENALTY_MAX: f32 = 100.0;
+pub const PENALTY_MAX: f32 = 100.0;
 /// Most messages of a conversation.
-pub(super) const MESSAGES_MAX: usize = 4096;
+pub const MESSAGES_MAX: usize = 4096;
 /// Longest role in bytes.
-pub(super) const ROLE_MAX_BYTES: usize = 64;
+pub const ROLE_MAX_BYTES: usize = 64;
 /// Longest name of a model in bytes.
-pub(super) const MODEL_NAME_MAX: usize = rocmforge_engine::MODEL_NAME_MAX;
+pub const MODEL_NAME_MAX: usize = rocmforge_engine::MODEL_NAME_MAX;
 /// Most scores in an answer: tokens times one more than `top_n`.
-pub(super) const SCORES_MAX: u64 = 1 << 20;
+pub const SCORES_MAX: u64 = 1 << 20;
 
 /// What is wrong with a request, field by field.
 #[derive(Debug, Default)]
-pub(super) struct Violations {
+pub struct Violations {
     found: Vec<(String, String)>,
+    rename: Option<fn(&str) -> String>,
 }
 
 impl Violations {
-    pub(super) fn add(&mut self, field: &str, message: impl Into<String>) {
-        self.found.push((field.to_owned(), message.into()));
+    /// Violations that call the fields of [`SamplingFields`] and their like as the caller wrote
+    /// them.
+    pub fn named(rename: fn(&str) -> String) -> Self {
+        Self {
+            found: Vec::new(),
+            rename: Some(rename),
+        }
     }
 
+    /// Adds what is wrong with a field.
+    pub fn add(&mut self, field: &str, message: impl Into<String>) {
+        let field = self
+            .rename
+            .map_or_else(|| field.to_owned(), |name| name(field));
+        self.found.push((field, message.into()));
+    }
+
+    /// What has been added, as one failure.
+    ///
+    /// # Errors
     /// INVALID_ARGUMENT if anything was added.
-    pub(super) fn result(self) -> Result<(), Status> {
+    pub fn result(self) -> Result<(), Failure> {
         if self.found.is_empty() {
             Ok(())
         } else {
-            Err(status_code::invalid_all(&self.found))
+            Err(failure::invalid_all(&self.found))
         }
     }
 
@@ -82,17 +97,46 @@ impl Violations {
     }
 }
 
+/// Sampling as a request has it; what is absent has its default.
+#[derive(Debug, Clone, Default)]
+pub struct SamplingFields {
+    /// At least 0; 0 is greedy.
+    pub temperature: Option<f32>,
+    /// At least 0; 0 keeps all.
+    pub top_k: Option<i32>,
+    /// Above 0, at most 1.
+    pub top_p: Option<f32>,
+    /// At least 0, below 1.
+    pub min_p: Option<f32>,
+    /// Above 0.
+    pub repeat_penalty: Option<f32>,
+    /// At most [`PENALTY_MAX`], either sign.
+    pub presence_penalty: Option<f32>,
+    /// At most [`PENALTY_MAX`], either sign.
+    pub frequency_penalty: Option<f32>,
+    /// Tokens that penalties look back at.
+    pub penalty_last_n: Option<i32>,
+    /// Where the draw begins; drawn where absent.
+    pub seed: Option<u64>,
+    /// At least 1.
+    pub max_tokens: Option<i32>,
+    /// At most [`STOP_MAX`] strings of at most [`STOP_MAX_BYTES`] bytes.
+    pub stop: Vec<String>,
+}
+
 /// The checked sampling fields.
 #[derive(Debug)]
-pub(super) struct Sampling {
-    pub(super) params: SamplingParams,
-    pub(super) max_tokens: Option<u32>,
-    pub(super) stop: Vec<String>,
+pub struct Sampling {
+    /// How tokens are chosen.
+    pub params: SamplingParams,
+    /// Most tokens; `None` is up to the context's end.
+    pub max_tokens: Option<u32>,
+    /// Strings that end the text.
+    pub stop: Vec<String>,
 }
 
 /// Checks `sampling.*`.
-pub(super) fn sampling(wire: Option<v1::SamplingParams>, violations: &mut Violations) -> Sampling {
-    let wire = wire.unwrap_or_default();
+pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
     let default = SamplingParams::default();
     let v = violations;
     let max = i32::MAX as u32;
@@ -191,7 +235,7 @@ pub(super) fn sampling(wire: Option<v1::SamplingParams>, violations: &mut Violat
 }
 
 /// Checks that a model's name could be one.
-pub(super) fn model_name(field: &str, name: &str, violations: &mut Violations) {
+pub fn model_name(field: &str, name: &str, violations: &mut Violations) {
     if name.is_empty() {
         violations.add(
             field,
@@ -209,7 +253,7 @@ pub(super) fn model_name(field: &str, name: &str, violations: &mut Violations) {
 }
 
 /// Checks `n_ctx` for its sign; its upper end is the model's.
-pub(super) fn n_ctx(value: Option<i32>, violations: &mut Violations) -> Option<u32> {
+pub fn n_ctx(value: Option<i32>, violations: &mut Violations) -> Option<u32> {
     violations.integer(
         "n_ctx",
         value,
@@ -220,7 +264,7 @@ pub(super) fn n_ctx(value: Option<i32>, violations: &mut Violations) -> Option<u
 }
 
 /// Checks `top_n`.
-pub(super) fn top_n(value: Option<i32>, violations: &mut Violations) -> u32 {
+pub fn top_n(value: Option<i32>, violations: &mut Violations) -> u32 {
     violations
         .integer(
             "top_n",
@@ -232,22 +276,19 @@ pub(super) fn top_n(value: Option<i32>, violations: &mut Violations) -> u32 {
         .unwrap_or(0)
 }
 
-/// Checks a conversation.
-pub(super) fn messages(messages: &[v1::ChatMessage], violations: &mut Violations) {
-    if messages.is_empty() || messages.len() > MESSAGES_MAX {
+/// Checks a conversation by the roles of its messages.
+pub fn messages(roles: &[&str], violations: &mut Violations) {
+    if roles.is_empty() || roles.len() > MESSAGES_MAX {
         violations.add(
             "messages",
-            format!(
-                "{} messages; 1 to {MESSAGES_MAX} are allowed",
-                messages.len()
-            ),
+            format!("{} messages; 1 to {MESSAGES_MAX} are allowed", roles.len()),
         );
     }
-    if let Some(at) = messages
+    if let Some(at) = roles
         .iter()
-        .position(|m| m.role.is_empty() || m.role.len() > ROLE_MAX_BYTES)
+        .position(|role| role.is_empty() || role.len() > ROLE_MAX_BYTES)
     {
-        let bytes = messages[at].role.len();
+        let bytes = roles[at].len();
         violations.add(
             &format!("messages[{at}].role"),
             format!("{bytes} bytes; a role has 1 to {ROLE_MAX_BYTES}, for example system, user or assistant"),
@@ -256,7 +297,10 @@ pub(super) fn messages(messages: &[v1::ChatMessage], violations: &mut Violations
 }
 
 /// The context length in force for a request: what it asks for, within the model's and the daemon's.
-pub(super) fn context(asked: Option<u32>, n_ctx_train: u32, n_ctx_max: u32) -> Result<u32, Status> {
+///
+/// # Errors
+/// INVALID_ARGUMENT, with the field and its range.
+pub fn context(asked: Option<u32>, n_ctx_train: u32, n_ctx_max: u32) -> Result<u32, Failure> {
     let most = n_ctx_train.min(n_ctx_max);
     match asked {
         Some(n) if n > most => {
@@ -265,7 +309,7 @@ pub(super) fn context(asked: Option<u32>, n_ctx_train: u32, n_ctx_max: u32) -> R
             } else {
                 "the daemon's limit, --n-ctx-max"
             };
-            Err(status_code::invalid(
+            Err(failure::invalid(
                 "n_ctx",
                 &format!("{n} is out of range: at least 1, at most {most}, {whose}"),
             ))
@@ -276,10 +320,13 @@ pub(super) fn context(asked: Option<u32>, n_ctx_train: u32, n_ctx_max: u32) -> R
 }
 
 /// Checks token ids against the vocabulary.
-pub(super) fn ids(field: &str, ids: &[u32], n_vocab: u32) -> Result<(), Status> {
+///
+/// # Errors
+/// INVALID_ARGUMENT, with the field and its range.
+pub fn ids(field: &str, ids: &[u32], n_vocab: u32) -> Result<(), Failure> {
     match ids.iter().position(|&id| id >= n_vocab) {
         None => Ok(()),
-        Some(at) => Err(status_code::invalid(
+        Some(at) => Err(failure::invalid(
             field,
             &format!(
                 "id {} at place {at} is out of range: the vocabulary has the ids 0 to {}",
@@ -291,16 +338,19 @@ pub(super) fn ids(field: &str, ids: &[u32], n_vocab: u32) -> Result<(), Status> 
 }
 
 /// Checks that there is something to score, and that the scores fit an answer.
-pub(super) fn score_length(field: &str, n_tokens: usize, top_n: u32) -> Result<(), Status> {
+///
+/// # Errors
+/// INVALID_ARGUMENT, with the field and its range.
+pub fn score_length(field: &str, n_tokens: usize, top_n: u32) -> Result<(), Failure> {
     if n_tokens < 2 {
-        return Err(status_code::invalid(
+        return Err(failure::invalid(
             field,
             &format!("{n_tokens} tokens; at least 2, since the first has nothing before it"),
         ));
     }
     let scores = n_tokens as u64 * (u64::from(top_n) + 1);
     if scores > SCORES_MAX {
-        return Err(status_code::invalid(
+        return Err(failure::invalid(
             "top_n",
             &format!(
                 "{top_n} for {n_tokens} tokens makes {scores} scores; at most {SCORES_MAX} fit an answer"
@@ -311,12 +361,15 @@ pub(super) fn score_length(field: &str, n_tokens: usize, top_n: u32) -> Result<(
 }
 
 /// Checks segment indexes and drops repeated ones. Empty is all.
-pub(super) fn segments(asked: Vec<u32>, n_segments: usize) -> Result<Option<Vec<u32>>, Status> {
+///
+/// # Errors
+/// INVALID_ARGUMENT, with the field and its range.
+pub fn segments(asked: Vec<u32>, n_segments: usize) -> Result<Option<Vec<u32>>, Failure> {
     if asked.is_empty() {
         return Ok(None);
     }
     if let Some(&index) = asked.iter().find(|&&index| index as usize >= n_segments) {
-        return Err(status_code::invalid(
+        return Err(failure::invalid(
             "segments",
             &format!(
                 "index {index} is out of range: the model has the segments 0 to {}",

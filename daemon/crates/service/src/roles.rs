@@ -165,13 +165,14 @@ type KnownGroups = HashMap<u32, (Instant, Arc<[u32]>)>;
 
 /// Tells callers' roles.
 #[derive(Debug)]
-pub(crate) struct RoleBook {
+pub struct RoleBook {
     roles: Roles,
     groups: Mutex<KnownGroups>,
 }
 
 impl RoleBook {
-    pub(crate) fn new(roles: Roles) -> Self {
+    /// Tells them by this configuration.
+    pub fn new(roles: Roles) -> Self {
         Self {
             roles,
             groups: Mutex::default(),
@@ -179,7 +180,7 @@ impl RoleBook {
     }
 
     /// The highest role of a caller, if any. Where groups count, looks them up on a blocking thread.
-    pub(crate) async fn highest(&self, uid: u32, gid: u32) -> Option<Role> {
+    pub async fn highest(&self, uid: u32, gid: u32) -> Option<Role> {
         if !self.roles.need_groups() {
             return self.roles.highest(uid, &[]);
         }

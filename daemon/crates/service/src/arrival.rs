@@ -1,0 +1,118 @@
+//! Who sent a request, when it came and when it has to be answered.
+
+use std::time::{Duration, Instant};
+
+use rocmforge_engine::api::Asker;
+
+use crate::failure::{self, Failure};
+
+/// The process at the other end, as the kernel knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// Its user.
+    pub uid: u32,
+    /// Its first group.
+    pub gid: u32,
+    /// Its process, 0 if that lies outside of our namespace.
+    pub pid: i32,
+}
+
+impl Caller {
+    /// The user that stands for one that the kernel does not tell.
+    pub const NOBODY: u32 = 65_534;
+
+    /// A caller of whom the kernel tells nothing, as over TCP.
+    pub fn unknown() -> Self {
+        Self {
+            uid: Self::NOBODY,
+            gid: Self::NOBODY,
+            pid: 0,
+        }
+    }
+}
+
+/// Who sent a request, when it came, and its deadline if it has one.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival {
+    /// The process that sent it.
+    pub caller: Option<Caller>,
+    /// When it came.
+    pub at: Instant,
+    /// When its answer is of no use any more.
+    pub deadline: Option<Instant>,
+}
+
+impl Arrival {
+    /// One that comes now, with as long as it takes.
+    pub fn now(caller: Option<Caller>) -> Self {
+        Self {
+            caller,
+            at: Instant::now(),
+            deadline: None,
+        }
+    }
+
+    /// For whom the engine works: the user whose process asks.
+    pub fn asker(&self) -> Asker {
+        Asker {
+            client: self.caller.map_or(0, |caller| u64::from(caller.uid)),
+            ..Asker::default()
+        }
+    }
+
+    /// With at most `timeout` from its arrival. A deadline beyond the clock's range is none.
+    #[must_use]
+    pub fn within(mut self, timeout: Duration) -> Self {
+        self.deadline = self.at.checked_add(timeout);
+        self
+    }
+
+    /// Ends at the deadline, with DEADLINE_EXCEEDED; never without one.
+    pub async fn passed(&self) -> Failure {
+        match self.deadline {
+            Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+            None => std::future::pending().await,
+        }
+        failure::deadline()
+    }
+
+    /// What `work` gives. `work` is dropped at the deadline, which cancels it.
+    ///
+    /// # Errors
+    /// DEADLINE_EXCEEDED, and those of `work`.
+    pub async fn limit<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        match self.deadline {
+            None => work.await,
+            // A new timer would fire with the next tick only, and the server's may have fired by
+            // then.
+            Some(deadline) if Instant::now() >= deadline => Err(failure::deadline()),
+            Some(deadline) => match tokio::time::timeout_at(deadline.into(), work).await {
+                Ok(result) => result,
+                Err(_) => Err(failure::deadline()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Kind;
+
+    #[tokio::test]
+    async fn work_past_its_deadline_is_dropped_with_the_right_code() {
+        let arrival = Arrival::now(None).within(Duration::from_millis(5));
+        let failure = arrival
+            .limit(std::future::pending::<Result<(), Failure>>())
+            .await
+            .unwrap_err();
+        assert_eq!(failure.kind(), Kind::DeadlineExceeded);
+        let late = arrival.limit(async { Ok(()) }).await;
+        assert_eq!(late.unwrap_err().kind(), Kind::DeadlineExceeded);
+        let free = Arrival::now(None);
+        assert!(free.limit(async { Ok(()) }).await.is_ok());
+    }
+}

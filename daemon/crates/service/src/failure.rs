@@ -1,0 +1,570 @@
+//! Why something is not done: one reason a cause, with the fields, names and numbers that programs
+//! read.
+//!
+//! Every way of asking (gRPC, HTTP) puts a [`Failure`] into its own words on the wire; which
+//! failures there are, and what they say, is decided here. Texts are cut to [`MESSAGE_MAX_BYTES`],
+//! since they travel as headers and a client refuses headers above 16 KiB.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rocmforge_engine::api::ModelStatus;
+use rocmforge_engine::{Error, Refusal};
+
+use crate::model_files::ModelFileError;
+use crate::roles::Role;
+
+/// Longest message of a failure, in bytes.
+pub const MESSAGE_MAX_BYTES: usize = 1024;
+/// Longest text inside of a detail, in bytes.
+const DETAIL_MAX_BYTES: usize = 512;
+/// Most field violations that one failure lists.
+const VIOLATIONS_MAX: usize = 8;
+/// When to come back while a drain goes on: a new daemon is up by then.
+const DRAIN_RETRY: Duration = Duration::from_secs(2);
+
+/// What kind of failure it is: who has to act on it, and whether trying again helps. The names are
+/// gRPC's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The request can never work as it is.
+    InvalidArgument,
+    /// It asks for what is not implemented.
+    Unimplemented,
+    /// It names what is not there.
+    NotFound,
+    /// The name is taken.
+    AlreadyExists,
+    /// The caller may not.
+    PermissionDenied,
+    /// It is not known who calls.
+    Unauthenticated,
+    /// The present state does not allow it, and waiting alone does not mend that.
+    FailedPrecondition,
+    /// Full now; later it may work.
+    ResourceExhausted,
+    /// The daemon takes no work now.
+    Unavailable,
+    /// A file is not what it was.
+    DataLoss,
+    /// Too late.
+    DeadlineExceeded,
+    /// The client went away.
+    Cancelled,
+    /// A bug of the daemon.
+    Internal,
+}
+
+impl Kind {
+    /// Its name, for the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "InvalidArgument",
+            Self::Unimplemented => "Unimplemented",
+            Self::NotFound => "NotFound",
+            Self::AlreadyExists => "AlreadyExists",
+            Self::PermissionDenied => "PermissionDenied",
+            Self::Unauthenticated => "Unauthenticated",
+            Self::FailedPrecondition => "FailedPrecondition",
+            Self::ResourceExhausted => "ResourceExhausted",
+            Self::Unavailable => "Unavailable",
+            Self::DataLoss => "DataLoss",
+            Self::DeadlineExceeded => "DeadlineExceeded",
+            Self::Cancelled => "Cancelled",
+            Self::Internal => "Internal",
+        }
+    }
+}
+
+/// What a failure is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// What it is: `model`, `file`, `gguf`, `feature`; of a precondition its reason.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// What is the matter with it.
+    pub message: String,
+}
+
+/// Why something is not done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure(Box<Told>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Told {
+    kind: Kind,
+    reason: &'static str,
+    message: String,
+    metadata: BTreeMap<String, String>,
+    fields: Vec<(String, String)>,
+    resource: Option<Subject>,
+    precondition: Option<Subject>,
+    retry_after: Option<Duration>,
+}
+
+impl Failure {
+    fn new(kind: Kind, reason: &'static str) -> Self {
+        Self(Box::new(Told {
+            kind,
+            reason,
+            message: String::new(),
+            metadata: BTreeMap::new(),
+            fields: Vec::new(),
+            resource: None,
+            precondition: None,
+            retry_after: None,
+        }))
+    }
+
+    /// What kind it is.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// The cause in capitals, for programs.
+    pub fn reason(&self) -> &'static str {
+        self.0.reason
+    }
+
+    /// What is the matter and what to do, for people.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The names and numbers of the message, by name.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.0.metadata
+    }
+
+    /// The fields of the request that are at fault, each with what is wrong.
+    pub fn fields(&self) -> &[(String, String)] {
+        &self.0.fields
+    }
+
+    /// The thing that is missing or unusable.
+    pub fn resource(&self) -> Option<&Subject> {
+        self.0.resource.as_ref()
+    }
+
+    /// What would have to hold.
+    pub fn precondition(&self) -> Option<&Subject> {
+        self.0.precondition.as_ref()
+    }
+
+    /// When to try again.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
+    }
+
+    fn with(mut self, key: &str, value: impl AsRef<str>) -> Self {
+        self.0
+            .metadata
+            .insert(key.to_owned(), cut(value.as_ref(), DETAIL_MAX_BYTES));
+        self
+    }
+
+    fn field(mut self, field: &str, message: &str) -> Self {
+        let (field, message) = (cut(field, DETAIL_MAX_BYTES), cut(message, DETAIL_MAX_BYTES));
+        self.0.fields.push((field, message));
+        self
+    }
+
+    fn about(mut self, kind: &str, name: &str, message: &str) -> Self {
+        self.0.resource = Some(subject(kind, name, message));
+        self
+    }
+
+    fn requires(mut self, kind: &str, name: &str, message: &str) -> Self {
+        self.0.precondition = Some(subject(kind, name, message));
+        self
+    }
+
+    fn retry(mut self, after: Duration) -> Self {
+        self.0.retry_after = Some(after);
+        self
+    }
+
+    fn says(mut self, message: &str) -> Self {
+        self.0.message = cut(message, MESSAGE_MAX_BYTES);
+        self
+    }
+}
+
+fn subject(kind: &str, name: &str, message: &str) -> Subject {
+    Subject {
+        kind: kind.to_owned(),
+        name: cut(name, DETAIL_MAX_BYTES),
+        message: cut(message, DETAIL_MAX_BYTES),
+    }
+}
+
+/// The failure of an engine's error.
+pub fn from_engine(error: &Error) -> Failure {
+    let text = error.to_string();
+    let failure = match error {
+        Error::InvalidArgument { field, message } => {
+            Failure::new(Kind::InvalidArgument, "INVALID_FIELD")
+                .with("field", field)
+                .field(field, message)
+        }
+        Error::BadModel { path, message } => {
+            let path = path.display().to_string();
+            Failure::new(Kind::InvalidArgument, "BAD_MODEL_FILE")
+                .with("path", &path)
+                .about("gguf", &path, message)
+        }
+        Error::Unsupported(message) => {
+            Failure::new(Kind::Unimplemented, "UNSUPPORTED").about("feature", "", message)
+        }
+        Error::UnknownModel { name, known } => Failure::new(Kind::NotFound, "UNKNOWN_MODEL")
+            .with("model", name)
+            .with("loaded", known.join(", "))
+            .about("model", name, "not loaded"),
+        Error::NameTaken {
+            name,
+            path,
+            changed,
+        } => {
+            let (reason, what) = if *changed {
+                (
+                    "LOADED_FILE_CHANGED",
+                    "the file has changed since it was loaded",
+                )
+            } else {
+                ("NAME_TAKEN", "another file has this name")
+            };
+            Failure::new(Kind::AlreadyExists, reason)
+                .with("model", name)
+                .with("path", path.display().to_string())
+                .about("model", name, what)
+        }
+        Error::Precondition(refusal) => from_refusal(refusal, &text),
+        Error::Exhausted {
+            message: _,
+            retry_after,
+        } => Failure::new(Kind::ResourceExhausted, "FULL_NOW").retry(*retry_after),
+        Error::Unavailable {
+            message: _,
+            retry_after,
+        } => Failure::new(Kind::Unavailable, "NOT_SERVING").retry(*retry_after),
+        Error::DataLoss { name, message } => Failure::new(Kind::DataLoss, "MODEL_FILE_CHANGED")
+            .with("model", name)
+            .about("model", name, message),
+        Error::DeadlineExceeded { generated } => Failure::new(Kind::DeadlineExceeded, "DEADLINE")
+            .with("generated_tokens", generated.to_string()),
+        Error::Cancelled => Failure::new(Kind::Cancelled, "CANCELLED"),
+        Error::NoDevice(message) => Failure::new(Kind::FailedPrecondition, "NO_DEVICE")
+            .requires("DEVICE", "engine", message),
+        Error::Internal(_) => Failure::new(Kind::Internal, "BUG"),
+    };
+    failure.says(&text)
+}
+
+/// One reason a cause, and the numbers beside it.
+fn from_refusal(refusal: &Refusal, text: &str) -> Failure {
+    let mut failure = Failure::new(Kind::FailedPrecondition, refusal.reason());
+    for (name, number) in refusal.numbers() {
+        failure = failure.with(name, number.to_string());
+    }
+    match refusal.model() {
+        Some(model) => failure
+            .with("model", model)
+            .requires(refusal.reason(), model, text),
+        None => failure.requires(refusal.reason(), "engine", text),
+    }
+}
+
+/// The failure of a file that cannot be opened.
+pub fn from_model_file(error: &ModelFileError) -> Failure {
+    let text = error.to_string();
+    let file = |code, reason, path: &std::path::Path| {
+        let path = path.display().to_string();
+        Failure::new(code, reason)
+            .with("path", &path)
+            .about("file", &path, &text)
+    };
+    let failure = match error {
+        ModelFileError::BadPath { message } => Failure::new(Kind::InvalidArgument, "INVALID_FIELD")
+            .with("field", "path")
+            .field("path", message),
+        ModelFileError::Outside { path, dirs: _ } => {
+            file(Kind::PermissionDenied, "OUTSIDE_MODEL_DIRS", path).with("flag", "--model-dir")
+        }
+        ModelFileError::NoModelDir => {
+            Failure::new(Kind::PermissionDenied, "NO_MODEL_DIR").with("flag", "--model-dir")
+        }
+        ModelFileError::NotFound { tried } => {
+            let tried: Vec<String> = tried
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect();
+            let tried = tried.join(", ");
+            Failure::new(Kind::NotFound, "NO_SUCH_FILE")
+                .with("tried", &tried)
+                .about("file", &tried, "no such file")
+        }
+        ModelFileError::MissingParts { path, missing, .. } => {
+            let missing: Vec<String> = missing.iter().map(|p| p.display().to_string()).collect();
+            file(Kind::NotFound, "MISSING_PARTS", path).with("missing", missing.join(", "))
+        }
+        ModelFileError::NotFirstPart { path, first, .. } => {
+            file(Kind::InvalidArgument, "NOT_FIRST_PART", path)
+                .with("first", first.display().to_string())
+                .field("path", &text)
+        }
+        ModelFileError::NotAFile { path, kind: _ } => {
+            file(Kind::InvalidArgument, "NOT_A_REGULAR_FILE", path).field("path", &text)
+        }
+        ModelFileError::Unreadable { path, user: _ } => {
+            file(Kind::PermissionDenied, "FILE_NOT_READABLE", path)
+        }
+        ModelFileError::Replaced { path } => {
+            file(Kind::Unavailable, "FILE_BEING_REPLACED", path).retry(Duration::from_secs(1))
+        }
+        ModelFileError::Empty { path } => file(Kind::InvalidArgument, "BAD_MODEL_FILE", path),
+        ModelFileError::TooManyFiles { path } => {
+            file(Kind::ResourceExhausted, "TOO_MANY_FILES", path).retry(Duration::from_secs(5))
+        }
+        ModelFileError::Io { path, message: _ } => file(
+            Kind::FailedPrecondition,
+            "FILE_NOT_READABLE",
+            path,
+        )
+        .requires("FILE", &path.display().to_string(), &text),
+    };
+    failure.says(&text)
+}
+
+/// INVALID_ARGUMENT for one field.
+pub fn invalid(field: &str, message: &str) -> Failure {
+    invalid_all(&[(field.to_owned(), message.to_owned())])
+}
+
+/// INVALID_ARGUMENT that lists what is wrong with each field.
+pub fn invalid_all(violations: &[(String, String)]) -> Failure {
+    let mut text = String::new();
+    let mut failure = Failure::new(Kind::InvalidArgument, "INVALID_FIELD");
+    for (i, (field, message)) in violations.iter().take(VIOLATIONS_MAX).enumerate() {
+        if i == 0 {
+            failure = failure.with("field", field);
+        } else {
+            text.push_str("; ");
+        }
+        text.push_str(field);
+        text.push_str(": ");
+        text.push_str(message);
+        failure = failure.field(field, message);
+    }
+    if violations.len() > VIOLATIONS_MAX {
+        text.push_str(&format!("; and {} more", violations.len() - VIOLATIONS_MAX));
+    }
+    failure.says(&text)
+}
+
+/// NOT_FOUND, naming the models that are loaded.
+pub fn unknown_model(name: &str, models: &[ModelStatus]) -> Failure {
+    let known = models
+        .iter()
+        .map(|status| status.model.name().to_owned())
+        .collect();
+    from_engine(&Error::UnknownModel {
+        name: name.to_owned(),
+        known,
+    })
+}
+
+/// NOT_FOUND, naming the models that are loaded and the files that could be.
+pub(crate) fn no_such_model<'a>(
+    name: &str,
+    loaded: impl Iterator<Item = &'a str>,
+    on_disk: impl Iterator<Item = &'a str>,
+) -> Failure {
+    let list = |names: Vec<&str>| match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
+    };
+    let (loaded, on_disk) = (list(loaded.collect()), list(on_disk.collect()));
+    Failure::new(Kind::NotFound, "UNKNOWN_MODEL")
+        .with("model", name)
+        .with("loaded", &loaded)
+        .with("on_disk", &on_disk)
+        .about("model", name, "neither loaded nor in a model directory")
+        .says(&format!(
+            "no model '{name}' is loaded or in a model directory; loaded: {loaded}; files: {on_disk}"
+        ))
+}
+
+/// NOT_FOUND: the model was loaded, and somebody unloaded it before the load was answered.
+pub fn unloaded_meanwhile(name: &str) -> Failure {
+    let message = format!(
+        "model '{name}' was loaded, and unloaded again by another client before this call ended"
+    );
+    Failure::new(Kind::NotFound, "UNKNOWN_MODEL")
+        .with("model", name)
+        .about("model", name, &message)
+        .says(&message)
+}
+
+/// FAILED_PRECONDITION about a model.
+pub fn model_precondition(reason: &'static str, model: &str, message: &str) -> Failure {
+    Failure::new(Kind::FailedPrecondition, reason)
+        .with("model", model)
+        .requires(reason, model, message)
+        .says(message)
+}
+
+/// UNIMPLEMENTED, naming the field that asks for it.
+pub fn unsupported_field(field: &str, message: &str) -> Failure {
+    Failure::new(Kind::Unimplemented, "UNSUPPORTED")
+        .with("field", field)
+        .field(field, message)
+        .says(&format!("{field}: {message}"))
+}
+
+/// RESOURCE_EXHAUSTED with the delay after which to try again.
+pub fn exhausted(message: &str, retry_after: Duration) -> Failure {
+    Failure::new(Kind::ResourceExhausted, "FULL_NOW")
+        .retry(retry_after)
+        .says(message)
+}
+
+/// PERMISSION_DENIED: the caller lacks the role.
+pub fn role_missing(role: Role, uid: u32) -> Failure {
+    let key = format!("{role}_by");
+    Failure::new(Kind::PermissionDenied, "ROLE_MISSING")
+        .with("role", role.to_string())
+        .with("setting", &key)
+        .says(&format!(
+            "user {uid} has not the role '{role}', which this call needs; the daemon's setting {key} names who has it"
+        ))
+}
+
+/// RESOURCE_EXHAUSTED: the reply was not read.
+pub fn unread(unread: Duration) -> Failure {
+    Failure::new(Kind::ResourceExhausted, "UNREAD")
+        .with("unread_s", unread.as_secs().to_string())
+        .retry(Duration::from_secs(1))
+        .says(&format!(
+            "the reply was not read for {} s and has been ended, since it held what others need; read replies as they \
+             come",
+            unread.as_secs()
+        ))
+}
+
+/// DEADLINE_EXCEEDED: the request did not arrive whole.
+pub fn body_late(limit: Duration) -> Failure {
+    Failure::new(Kind::DeadlineExceeded, "REQUEST_TOO_SLOW")
+        .with("limit_s", limit.as_secs().to_string())
+        .says(&format!(
+            "the request did not arrive whole within {} s; send it at once",
+            limit.as_secs()
+        ))
+}
+
+/// INVALID_ARGUMENT: the request has too many bytes.
+pub fn body_too_large(max: usize) -> Failure {
+    let message = format!("the request has more than {max} bytes, the most that this call takes");
+    Failure::new(Kind::InvalidArgument, "REQUEST_TOO_LARGE")
+        .with("max_bytes", max.to_string())
+        .says(&message)
+}
+
+/// INVALID_ARGUMENT: a prompt is longer than its context. Programs shorten it when they see this
+/// reason.
+pub(crate) fn context_exceeded(field: &str, message: &str, n_ctx: u32) -> Failure {
+    Failure::new(Kind::InvalidArgument, "CONTEXT_EXCEEDED")
+        .with("field", field)
+        .with("n_ctx", n_ctx.to_string())
+        .field(field, message)
+        .says(&format!("{field}: {message}"))
+}
+
+/// UNAUTHENTICATED: the request has no token, or not the right one.
+pub fn token_missing() -> Failure {
+    Failure::new(Kind::Unauthenticated, "TOKEN_MISSING")
+        .with("setting", "http_token_file")
+        .says(
+            "this address needs the token of the daemon's http_token_file: send it as 'Authorization: Bearer TOKEN' or \
+             'x-api-key: TOKEN'",
+        )
+}
+
+/// PERMISSION_DENIED: an address that any process of this machine reaches gives no such role.
+pub fn role_missing_here(role: Role) -> Failure {
+    Failure::new(Kind::PermissionDenied, "ROLE_MISSING")
+        .with("role", role.to_string())
+        .with("setting", "http_token_file")
+        .says(&format!(
+            "this call needs the role '{role}', which callers over TCP have by a token alone; configure http_token_file, \
+             or use the Unix socket"
+        ))
+}
+
+/// PERMISSION_DENIED: a web page of another site is behind the request.
+pub fn foreign_origin(header: &str, value: &str) -> Failure {
+    Failure::new(Kind::PermissionDenied, "FOREIGN_ORIGIN")
+        .with("header", header)
+        .says(&format!(
+            "the header {header} names '{value}', and without a token only this machine's own names are served; use \
+             http://127.0.0.1 or http://localhost, or configure http_token_file"
+        ))
+}
+
+/// NOT_FOUND: nothing answers here.
+pub fn no_route(method: &str, path: &str) -> Failure {
+    Failure::new(Kind::NotFound, "NO_SUCH_ROUTE").says(&format!(
+        "nothing answers {method} {path}; the README lists the routes"
+    ))
+}
+
+/// UNAVAILABLE: the daemon takes no new work.
+pub fn draining() -> Failure {
+    Failure::new(Kind::Unavailable, "DRAINING")
+        .retry(DRAIN_RETRY)
+        .says("the daemon is ending and takes no new work; retry on a new connection once it runs again")
+}
+
+/// UNAVAILABLE: the engine ended under a request.
+pub fn engine_gone() -> Failure {
+    Failure::new(Kind::Unavailable, "NOT_SERVING")
+        .retry(DRAIN_RETRY)
+        .says("the engine ended before the request did; retry on a new connection once the daemon runs again")
+}
+
+/// DEADLINE_EXCEEDED outside of the engine.
+pub fn deadline() -> Failure {
+    Failure::new(Kind::DeadlineExceeded, "DEADLINE")
+        .says("the deadline passed before the answer was ready")
+}
+
+/// INTERNAL.
+pub fn bug(message: &str) -> Failure {
+    from_engine(&Error::Internal(message.to_owned()))
+}
+
+/// `text`, cut at a character so that it has at most `max` bytes with the mark of the cut.
+fn cut(text: &str, max: usize) -> String {
+    const MARK: &str = "...";
+    if text.len() <= max {
+        return text.to_owned();
+    }
+    let mut end = max - MARK.len();
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}{MARK}", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cut;
+
+    #[test]
+    fn a_cut_keeps_whole_characters() {
+        assert_eq!(cut("abc", 3), "abc");
+        assert_eq!(cut("abcdefgh", 6), "abc...");
+        assert_eq!(cut("\u{e9}\u{e9}\u{e9}\u{e9}", 6), "\u{e9}...");
+        assert_eq!(cut("\u{1f600}\u{1f600}", 5), "...");
+    }
+}

@@ -1,0 +1,178 @@
+//! What every way of asking the daemon shares, without a word of any wire.
+//!
+//! A skin (gRPC, HTTP) turns bytes into the fields of [`check`], hands them to [`Service`], and
+//! puts what comes back, or the [`failure::Failure`], into its own words. Checks, prompts, loads,
+//! roles and refusals are here and nowhere else.
+//!
+//! *Invariants:* no wire type is seen here; nothing holds a lock across an await; nothing CPU-bound
+//! or blocking runs on the async workers.
+
+#![forbid(unsafe_code)]
+
+pub mod arrival;
+pub mod check;
+pub mod failure;
+pub mod files;
+pub mod generation;
+pub mod load;
+pub mod model_files;
+pub mod prompt;
+pub mod request_log;
+pub mod roles;
+pub mod sum;
+pub mod text_work;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use rocmforge_engine::api::Snapshot;
+use rocmforge_engine::{EngineHandle, LoadedModel};
+use rocmforge_tokenizer::Renderer;
+use tokio::sync::Semaphore;
+
+use crate::failure::Failure;
+use crate::files::Listing;
+use crate::model_files::ModelDirs;
+use crate::roles::{RoleBook, Roles};
+use crate::sum::Sum;
+use crate::text_work::TextWork;
+
+/// Bytes of requests that may be in reading, over all ways of asking together.
+pub const READING_MAX_BYTES: u64 = 128 << 20;
+/// Largest request message: room for an eight-megabyte prompt and more, so that it arrives and is
+/// judged by its tokens.
+pub const REQUEST_MAX_BYTES: usize = 16 << 20;
+/// Headers that are read at once.
+const LOADS_AT_ONCE: usize = 4;
+/// Blocking threads that are needed at most; two are for a listing of files and a look-up of
+/// groups.
+pub const BLOCKING_THREADS: usize =
+    LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE + 2;
+
+/// What requests are held to.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Longest context of a request, in tokens.
+    pub n_ctx_max: u32,
+    /// Requests that the engine runs at once.
+    pub max_sequences: u32,
+    /// Threads that compute on the host device.
+    pub threads: u32,
+}
+
+/// The daemon, as every way of asking sees it.
+#[derive(Debug)]
+pub struct Service {
+    /// The way to the engine.
+    pub engine: EngineHandle,
+    /// Where models may be loaded from.
+    pub dirs: Arc<ModelDirs>,
+    /// What requests are held to.
+    pub limits: Limits,
+    /// When the daemon started.
+    pub started: Instant,
+    /// Who may do what.
+    pub roles: RoleBook,
+    /// Work on texts.
+    pub text: TextWork,
+    /// Bytes of requests that are being read.
+    pub reading: Arc<Sum>,
+    templates: Renderer,
+    draining: AtomicBool,
+    peak_bytes: AtomicU64,
+    loads: Arc<Semaphore>,
+    listing: Listing,
+}
+
+impl Service {
+    /// The service over an engine.
+    pub fn new(
+        engine: EngineHandle,
+        dirs: ModelDirs,
+        limits: Limits,
+        templates: Renderer,
+        roles: Roles,
+    ) -> Self {
+        Self {
+            engine,
+            dirs: Arc::new(dirs),
+            limits,
+            started: Instant::now(),
+            roles: RoleBook::new(roles),
+            text: TextWork::default(),
+            reading: Sum::new(READING_MAX_BYTES),
+            templates,
+            draining: AtomicBool::new(false),
+            peak_bytes: AtomicU64::new(0),
+            loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
+            listing: Listing::default(),
+        }
+    }
+
+    /// Refuses new work from now on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether new work is refused.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Notes what the device holds, for the largest that was ever seen.
+    pub fn note_bytes(&self, snapshot: &Snapshot) {
+        let bytes = snapshot
+            .cache
+            .resident_bytes
+            .saturating_add(snapshot.cache.in_flight_bytes);
+        self.peak_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// The most bytes that the device ever held.
+    pub fn peak_bytes(&self, snapshot: &Snapshot) -> u64 {
+        self.note_bytes(snapshot);
+        self.peak_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Lets work in, or not.
+    ///
+    /// # Errors
+    /// UNAVAILABLE while the daemon drains.
+    pub fn admit(&self) -> Result<(), Failure> {
+        if self.is_draining() {
+            Err(failure::draining())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// NOT_FOUND with the names of those that are loaded.
+    pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Failure> {
+        self.engine
+            .model(name)
+            .map_err(|error| failure::from_engine(&error))
+    }
+
+    /// The context length of a request that asks for room rather than for a length: no more than
+    /// the model and the daemon allow.
+    pub fn n_ctx_at_most(&self, asked: Option<u32>, model: &LoadedModel) -> u32 {
+        let most = model.model().info().n_ctx_train.min(self.limits.n_ctx_max);
+        asked.map_or(most, |asked| asked.min(most))
+    }
+
+    /// The context length of a request.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where more is asked for than the model or the daemon allows.
+    pub fn n_ctx(&self, asked: Option<u32>, model: &LoadedModel) -> Result<u32, Failure> {
+        check::context(
+            asked,
+            model.model().info().n_ctx_train,
+            self.limits.n_ctx_max,
+        )
+    }
+}

@@ -1,0 +1,274 @@
+//! From a file's path to a model that clients can name.
+
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_engine::api::{ModelStatus, PreloadEvent, Snapshot};
+use rocmforge_engine::{Error, Events, LoadedModel, PrepareStage, PreparedModel};
+use rocmforge_gguf::PartName;
+use tokio::sync::mpsc;
+
+use crate::Service;
+use crate::check::Violations;
+use crate::failure::{self, Failure};
+
+/// How long a load waits for others before it is refused.
+const LOAD_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long a change that the engine has confirmed may take to show in its snapshot.
+const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How long a model that a failed load has registered may take to go, and how often that is tried.
+const FORGET_WAIT_MAX: Duration = Duration::from_secs(10);
+const FORGET_RETRY: Duration = Duration::from_millis(20);
+
+/// Where a load is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadStep {
+    /// Work on the header.
+    Header(PrepareStage),
+    /// Bytes resident of the model's.
+    Preload {
+        /// Resident so far.
+        done_bytes: u64,
+        /// Of the whole model.
+        total_bytes: u64,
+    },
+}
+
+/// Where the steps of a load go. One that is full or has no reader loses steps of the header.
+pub type Steps = mpsc::Sender<LoadStep>;
+
+/// A checked load.
+#[derive(Debug, Clone)]
+pub struct Load {
+    /// The file, absolute or below a model directory.
+    pub path: PathBuf,
+    /// What clients will call the model.
+    pub name: String,
+    /// Pin all of its segments.
+    pub pin: bool,
+    /// Upload what fits.
+    pub preload: bool,
+}
+
+impl Load {
+    /// Checks a load. An empty `name` is that of the file.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT.
+    pub fn checked(path: &str, name: &str, pin: bool, preload: bool) -> Result<Self, Failure> {
+        let path = PathBuf::from(path);
+        let mut violations = Violations::default();
+        if path.as_os_str().is_empty() {
+            violations.add(
+                "path",
+                "empty; give the path of a GGUF file, absolute or relative to a model directory",
+            );
+        }
+        let name = if name.is_empty() {
+            default_name(&path)
+        } else {
+            name.to_owned()
+        };
+        if name.is_empty() {
+            violations.add(
+                "name",
+                "empty, and the path has no file name to take it from; give a name",
+            );
+        }
+        violations.result()?;
+        Ok(Self {
+            path,
+            name,
+            pin,
+            preload,
+        })
+    }
+}
+
+/// The file's name without `.gguf`, in either case, and of a split model without the part's number;
+/// what a name cannot have becomes `-`.
+pub fn default_name(path: &Path) -> String {
+    const SUFFIX: &str = ".gguf";
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let part = PartName::of(path);
+    let stem = match (&part, name.len().checked_sub(SUFFIX.len())) {
+        (Some(part), _) => part.stem(),
+        (None, Some(at))
+            if name.is_char_boundary(at) && name[at..].eq_ignore_ascii_case(SUFFIX) =>
+        {
+            &name[..at]
+        }
+        _ => &name,
+    };
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+".contains(c);
+    stem.chars()
+        .map(|c| if allowed(c) { c } else { '-' })
+        .collect()
+}
+
+/// The client that waits went away.
+fn waiter_gone<T>(_: T) -> Failure {
+    failure::from_engine(&Error::Cancelled)
+}
+
+impl Service {
+    /// Loads, telling `steps`. Returns the model as it is then. Where `stop` comes first, or
+    /// anything fails, the call leaves nothing behind; a model that was there before it stays.
+    ///
+    /// # Errors
+    /// Those of the file and of the engine, and what `stop` gives.
+    pub async fn load(
+        &self,
+        load: &Load,
+        steps: &Steps,
+        stop: impl Future<Output = Failure>,
+    ) -> Result<ModelStatus, Failure> {
+        let mut stop = pin!(stop);
+        let prepared = tokio::select! {
+            prepared = self.prepared(load, steps) => prepared?,
+            failure = &mut stop => return Err(failure),
+        };
+        let known = self.engine.model(&load.name).is_ok();
+        // Not stopped: once the engine has it, only its answer tells what there is to undo.
+        let registered = self.engine.load(prepared).await;
+        let model = registered.map_err(|error| failure::from_engine(&error))?;
+        let mut kept = if load.preload {
+            tokio::select! {
+                done = self.preload_all(&model, steps) => done,
+                failure = &mut stop => Err(failure),
+            }
+        } else {
+            Ok(())
+        };
+        if kept.is_ok() && load.pin {
+            let pinned = self.engine.pin(model.name(), None, true).await;
+            kept = pinned
+                .map(drop)
+                .map_err(|error| failure::from_engine(&error));
+        }
+        match kept {
+            Ok(()) => self.published(&model).await,
+            Err(failure) => {
+                if !known {
+                    self.forget(&load.name).await;
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Unloads what a load has left. What was under way for it may take a moment to end.
+    async fn forget(&self, name: &str) {
+        let give_up = Instant::now() + FORGET_WAIT_MAX;
+        loop {
+            match self.engine.unload(name, false).await {
+                Ok(_) | Err(Error::UnknownModel { .. }) => return,
+                Err(error) if Instant::now() >= give_up => {
+                    tracing::warn!(model = ?name, %error, "a load failed after the model was registered, and it stays");
+                    return;
+                }
+                Err(_) => tokio::time::sleep(FORGET_RETRY).await,
+            }
+        }
+    }
+
+    /// Opens the file and reads its header.
+    async fn prepared(&self, load: &Load, steps: &Steps) -> Result<PreparedModel, Failure> {
+        let place =
+            tokio::time::timeout(LOAD_WAIT_MAX, Arc::clone(&self.loads).acquire_owned()).await;
+        let Ok(Ok(place)) = place else {
+            return Err(failure::exhausted(
+                "too many models are being loaded at once",
+                Duration::from_secs(1),
+            ));
+        };
+        let (dirs, path, name, steps) = (
+            Arc::clone(&self.dirs),
+            load.path.clone(),
+            load.name.clone(),
+            steps.clone(),
+        );
+        let snapshot = self.engine.snapshot();
+        let prepared = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            let file = dirs
+                .open(&path)
+                .map_err(|error| failure::from_model_file(&error))?;
+            let bytes = file.size_bytes();
+            let mut progress = |at| {
+                // A reader that is gone or asleep does not stop the load here; the next await
+                // notices.
+                let _ = steps.try_send(LoadStep::Header(at));
+            };
+            tracing::debug!(path = %file.path().display(), bytes, "reading a model's header");
+            let others = snapshot.models.iter().map(|status| &*status.model);
+            rocmforge_engine::prepare_among(&name, file, others, &mut progress)
+                .map_err(|error| failure::from_engine(&error))
+        });
+        match prepared.await {
+            Ok(prepared) => prepared,
+            Err(error) if error.is_panic() => {
+                Err(failure::bug("reading the model's header panicked"))
+            }
+            Err(_) => Err(failure::draining()),
+        }
+    }
+
+    /// Uploads what fits, telling `steps`.
+    async fn preload_all(&self, model: &LoadedModel, steps: &Steps) -> Result<(), Failure> {
+        let mut events = self.preload(model.name(), None)?;
+        loop {
+            match events.next().await {
+                Some(PreloadEvent::Progress {
+                    done_bytes,
+                    total_bytes,
+                }) => steps
+                    .send(LoadStep::Preload {
+                        done_bytes,
+                        total_bytes,
+                    })
+                    .await
+                    .map_err(waiter_gone)?,
+                Some(PreloadEvent::Done { .. }) => return Ok(()),
+                Some(PreloadEvent::Failed(error)) => return Err(failure::from_engine(&error)),
+                None => return Err(failure::engine_gone()),
+            }
+        }
+    }
+
+    /// Starts a preload of some segments, or all.
+    ///
+    /// # Errors
+    /// Those of an engine that takes no work.
+    pub fn preload(
+        &self,
+        name: &str,
+        segments: Option<Vec<u32>>,
+    ) -> Result<Events<PreloadEvent>, Failure> {
+        self.engine
+            .preload(name, segments)
+            .map_err(|error| failure::from_engine(&error))
+    }
+
+    /// The model as the engine publishes it, which may be a moment after it confirmed the load.
+    async fn published(&self, model: &Arc<LoadedModel>) -> Result<ModelStatus, Failure> {
+        let mut snapshots = self.engine.watch();
+        let is_there =
+            |snapshot: &Arc<Snapshot>| snapshot.models.iter().any(|m| Arc::ptr_eq(&m.model, model));
+        let shown = tokio::time::timeout(PUBLISH_WAIT_MAX, snapshots.wait_for(is_there)).await;
+        let found = match &shown {
+            Ok(Ok(snapshot)) => snapshot
+                .models
+                .iter()
+                .find(|m| Arc::ptr_eq(&m.model, model)),
+            Ok(Err(_)) => return Err(failure::engine_gone()),
+            Err(_) => None,
+        };
+        match found {
+            Some(status) => Ok(status.clone()),
+            None => Err(failure::unloaded_meanwhile(model.name())),
+        }
+    }
+}

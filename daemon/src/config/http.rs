@@ -1,0 +1,109 @@
+//! Where HTTP is served, and with which token.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::{ConfigError, Origin, Settings};
+use crate::http::Token;
+
+/// The command line's part.
+#[derive(Debug, Default, Args)]
+pub struct HttpFlags {
+    /// Unix socket for HTTP (OpenAI, Anthropic, Ollama and llama-server routes) [default: none]
+    #[arg(long, value_name = "PATH")]
+    pub http_socket: Option<PathBuf>,
+    /// Address for HTTP, such as 127.0.0.1:8080; one that other machines reach needs
+    /// --http-token-file, and a proxy for TLS [default: none]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub http_listen: Option<String>,
+    /// File with the token that callers over TCP have to send; with it they may load and unload,
+    /// too
+    #[arg(long, value_name = "FILE")]
+    pub http_token_file: Option<PathBuf>,
+}
+
+/// The file's part.
+#[derive(Debug, Default)]
+pub(super) struct HttpFile {
+    pub(super) socket: Option<PathBuf>,
+    pub(super) listen: Option<String>,
+    pub(super) token_file: Option<PathBuf>,
+}
+
+/// The settings in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HttpConfig {
+    /// A Unix socket.
+    pub socket: Option<PathBuf>,
+    /// An address.
+    pub listen: Option<SocketAddr>,
+    /// What callers over TCP have to send.
+    pub token: Option<Token>,
+}
+
+impl HttpConfig {
+    /// `grpc_socket` is the path that is taken already.
+    pub(super) fn new(
+        flags: HttpFlags,
+        file: HttpFile,
+        settings: &Settings,
+        grpc_socket: &Path,
+    ) -> Result<Self, ConfigError> {
+        const SOCKET: &str = "http_socket";
+        const LISTEN: &str = "http_listen";
+        const TOKEN: &str = "http_token_file";
+
+        let origin = |by_flag: bool| {
+            if by_flag {
+                Origin::Flag
+            } else {
+                Origin::File(settings.file.clone())
+            }
+        };
+        let refuse = |key, origin, message| ConfigError::Value {
+            key,
+            origin,
+            message,
+        };
+        let socket_origin = origin(flags.http_socket.is_some());
+        let socket = settings.path(SOCKET, flags.http_socket, file.socket)?;
+        if socket.as_deref() == Some(grpc_socket) {
+            let message = format!(
+                "{} is the socket that gRPC is served on (--socket); choose another path",
+                grpc_socket.display()
+            );
+            return Err(refuse(SOCKET, socket_origin, message));
+        }
+        let token_origin = origin(flags.http_token_file.is_some());
+        let token = match settings.path(TOKEN, flags.http_token_file, file.token_file)? {
+            Some(path) => {
+                Some(Token::read(&path).map_err(|error| refuse(TOKEN, token_origin, error))?)
+            }
+            None => None,
+        };
+        let listen_origin = origin(flags.http_listen.is_some());
+        let listen = settings
+            .pick(LISTEN, flags.http_listen, file.listen)
+            .parse(address)?;
+        if let Some(address) = listen.filter(|a| token.is_none() && !a.ip().is_loopback()) {
+            let message = format!(
+                "{address} can be reached from other machines, and there is no token that tells callers apart; add \
+                 --http-token-file (http_token_file), or listen on 127.0.0.1 or [::1]"
+            );
+            return Err(refuse(LISTEN, listen_origin, message));
+        }
+        Ok(Self {
+            socket,
+            listen,
+            token,
+        })
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        format!("'{text}' is no address: numbers and a port, such as 127.0.0.1:8080 or [::1]:8080")
+    })
+}

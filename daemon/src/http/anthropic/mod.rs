@@ -1,0 +1,151 @@
+//! Anthropic's routes: `POST /v1/messages` and `/v1/messages/count_tokens`.
+
+mod request;
+mod stream;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_service::check::{self, Violations};
+use rocmforge_service::failure::Failure;
+use rocmforge_service::prompt::{Prompt, no_template};
+use rocmforge_tokenizer::Chat;
+use serde_json::{Value, json};
+
+use self::request::MessagesRequest;
+use self::stream::MessageEvents;
+use super::Http;
+use super::call::{Call, fresh_id, json as answer};
+use super::parts::Part;
+use super::reply::Ended;
+use super::tool_calls::ToolCall;
+use super::{reply, start, tool_calls};
+
+/// The handler of messages.
+pub(super) async fn messages(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /v1/messages", &request);
+    let result = complete(&call, request).await;
+    call.respond(result)
+}
+
+async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: MessagesRequest = call.read(request).await?;
+    let streams = asked.stream == Some(true);
+    let (conversation, violations) = asked.conversation()?;
+    let model = conversation.model.clone();
+    let generation = start::chat(call, conversation, violations).await?;
+    let id = format!("msg_{}", fresh_id());
+    if streams {
+        let prompt_tokens = generation.prompt_tokens();
+        let request_id = call.id.as_str().to_owned();
+        let events = MessageEvents::new(id, model, request_id, prompt_tokens);
+        return reply::stream(generation, events, call).await;
+    }
+    let (parts, ended) = generation.collect().await?;
+    let content: Vec<_> = parts.into_iter().map(block).collect();
+    answer(&json!({
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": stop_reason(&ended),
+        "stop_sequence": ended.stop_string,
+        "usage": usage(ended.prompt_tokens, ended.generated_tokens),
+    }))
+}
+
+/// A part as a block of content.
+fn block(part: Part) -> Value {
+    match part {
+        Part::Text(text) => json!({"type": "text", "text": text}),
+        // Thoughts are not signed here; what comes back is not checked.
+        Part::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        Part::Call(call) => {
+            let input = input(&call);
+            json!({"type": "tool_use", "id": tool_use_id(), "name": call.name, "input": input})
+        }
+    }
+}
+
+/// A call's arguments as an object.
+fn input(call: &ToolCall) -> Value {
+    serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}))
+}
+
+fn tool_use_id() -> String {
+    format!("toolu_{}", fresh_id())
+}
+
+fn stop_reason(ended: &Ended) -> &'static str {
+    use rocmforge_engine::api::FinishReason;
+
+    match ended.finish {
+        FinishReason::MaxTokens => "max_tokens",
+        FinishReason::ContextFull => "model_context_window_exceeded",
+        FinishReason::StopString { .. } => "stop_sequence",
+        FinishReason::EndOfText if ended.calls > 0 => "tool_use",
+        FinishReason::EndOfText => "end_turn",
+    }
+}
+
+fn usage(input: u32, output: u32) -> Value {
+    json!({
+        "input_tokens": input,
+        "output_tokens": output,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+    })
+}
+
+/// The handler of counts.
+pub(super) async fn count_tokens(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /v1/messages/count_tokens", &request);
+    let result = count(&call, request).await;
+    call.respond(result)
+}
+
+async fn count(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: MessagesRequest = call.read(request).await?;
+    let (conversation, mut violations) = asked.for_counting()?;
+    let mut log = call.log(&conversation.model);
+    let result = async {
+        let roles = conversation.messages.iter().map(|m| m.role.as_str());
+        let roles: Vec<_> = roles.collect();
+        check::messages(&roles, &mut violations);
+        violations.result()?;
+        let service = &call.service;
+        let model = service
+            .model_at_first_use("model", &conversation.model, &call.arrival)
+            .await?;
+        if model.template().is_none() {
+            return Err(no_template(&model));
+        }
+        tool_calls::check_model(&conversation.tools, &model)?;
+        let mut chat = Chat::new(conversation.messages);
+        chat.tools = conversation.tools.described;
+        chat.template_kwargs = conversation.kwargs;
+        let prompt = Prompt::Chat(chat);
+        service
+            .count(model, prompt, conversation.field, call.arrival)
+            .await
+    };
+    let result = result.await;
+    log.prompt_tokens = result.as_ref().ok().copied();
+    let n = log.end(result)?;
+    answer(&json!({"input_tokens": n}))
+}
+
+/// A field as Anthropic's requests have it.
+fn name(field: &str) -> String {
+    match field {
+        "sampling.stop" => "stop_sequences".to_owned(),
+        _ => field.strip_prefix("sampling.").unwrap_or(field).to_owned(),
+    }
+}
+
+/// Violations in these names.
+fn violations() -> Violations {
+    Violations::named(name)
+}

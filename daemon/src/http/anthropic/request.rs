@@ -1,0 +1,309 @@
+//! What a request for a message says, as the conversation that templates see.
+
+use rocmforge_service::check::Violations;
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_tokenizer::{Content, Message, ToolCall};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::super::prompt::{TextOr, WireSampling, take, text_parts};
+use super::super::start::Conversation;
+use super::super::tool_calls::{self, Tools};
+use super::violations;
+
+/// The body of both routes.
+#[derive(Debug, Deserialize)]
+pub(super) struct MessagesRequest {
+    #[serde(default)]
+    model: String,
+    messages: Vec<WireMessage>,
+    system: Option<TextOr<Value>>,
+    max_tokens: Option<i64>,
+    pub(super) stream: Option<bool>,
+    stop_sequences: Option<Vec<String>>,
+    #[serde(flatten)]
+    sampling: WireSampling,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    thinking: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct WireMessage {
+    role: String,
+    content: TextOr<Value>,
+}
+
+impl MessagesRequest {
+    /// The conversation that is to be answered.
+    pub(super) fn conversation(self) -> Result<(Conversation, Violations), Failure> {
+        if self.max_tokens.is_none() {
+            return Err(failure::invalid(
+                "max_tokens",
+                "missing; give the most tokens that the answer may have",
+            ));
+        }
+        self.for_counting()
+    }
+
+    /// The conversation, where no answer is asked for.
+    pub(super) fn for_counting(self) -> Result<(Conversation, Violations), Failure> {
+        let kwargs = thinking(self.thinking.as_ref());
+        let tools = tools(self.tools, self.tool_choice.as_ref())?;
+        let mut messages = Vec::new();
+        if let Some(system) = self.system {
+            let content = match system {
+                TextOr::Text(text) => Content::Text(text),
+                TextOr::List(parts) => joined(text_parts(parts, |at| format!("system[{at}]"))?),
+            };
+            messages.push(Message {
+                role: "system".to_owned(),
+                content,
+                ..Message::default()
+            });
+        }
+        for (at, message) in self.messages.into_iter().enumerate() {
+            turn(at, message, &mut messages)?;
+        }
+        let mut violations = violations();
+        let stop = self.stop_sequences.map(TextOr::List);
+        let sampling = self.sampling.fields(self.max_tokens, stop, &mut violations);
+        let conversation = Conversation {
+            model: self.model,
+            messages,
+            tools,
+            kwargs,
+            sampling,
+            n_ctx: None,
+            field: "messages",
+        };
+        Ok((conversation, violations))
+    }
+}
+
+/// Parts of a system prompt are one text: templates know none there.
+fn joined(content: Content) -> Content {
+    match content {
+        Content::Parts(parts) => {
+            let texts: Vec<_> = parts
+                .iter()
+                .filter_map(|part| part["text"].as_str())
+                .collect();
+            Content::Text(texts.join("\n"))
+        }
+        other => other,
+    }
+}
+
+/// `thinking` as variables of templates.
+fn thinking(thinking: Option<&Value>) -> Map<String, Value> {
+    let mut kwargs = Map::new();
+    let on = match thinking.and_then(|thinking| thinking["type"].as_str()) {
+        Some("enabled" | "adaptive") => true,
+        Some("disabled") => false,
+        _ => return kwargs,
+    };
+    kwargs.insert("enable_thinking".to_owned(), on.into());
+    kwargs
+}
+
+/// Tools, in OpenAI's shape.
+fn tools(tools: Option<Vec<Value>>, choice_value: Option<&Value>) -> Result<Tools, Failure> {
+    let kind = choice_value.and_then(|choice| choice["type"].as_str());
+    let choice = match kind {
+        None => None,
+        Some("auto" | "none") => kind.map(Value::from),
+        Some(other) => {
+            return Err(failure::unsupported_field(
+                "tool_choice",
+                &format!("type {other} cannot be enforced; leave it unset, or give auto or none"),
+            ));
+        }
+    };
+    let single = choice_value.is_some_and(|choice| choice["disable_parallel_tool_use"] == true);
+    let mut described = Vec::new();
+    for (at, mut tool) in tools.unwrap_or_default().into_iter().enumerate() {
+        let kind = tool["type"].as_str().unwrap_or("custom");
+        if kind != "custom" {
+            return Err(failure::unsupported_field(
+                &format!("tools[{at}].type"),
+                &format!(
+                    "{kind} is not available here; give tools with a name and an input_schema"
+                ),
+            ));
+        }
+        let Some(name) = tool["name"].as_str().map(str::to_owned) else {
+            return Err(failure::invalid(
+                &format!("tools[{at}].name"),
+                "missing; give the tool's name",
+            ));
+        };
+        let schema = take(&mut tool, "input_schema");
+        let description = tool["description"].as_str();
+        described.push(tool_calls::described(&name, description, &schema));
+    }
+    tool_calls::checked(Some(described), choice.as_ref(), single.then_some(false))
+}
+
+/// One message, which may be several for a template: each result of a tool is one of its own.
+fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(), Failure> {
+    let blocks = match wire.content {
+        TextOr::Text(text) => {
+            messages.push(Message::new(wire.role, text));
+            return Ok(());
+        }
+        TextOr::List(blocks) => blocks,
+    };
+    let mut message = Message {
+        role: wire.role,
+        ..Message::default()
+    };
+    let mut texts = Vec::new();
+    for (n, mut block) in blocks.into_iter().enumerate() {
+        let field = || format!("messages[{at}].content[{n}]");
+        let kind = block_kind(&block);
+        let mut text = |key: &str| match take(&mut block, key) {
+            Value::String(text) => Ok(text),
+            _ => Err(failure::invalid(
+                &field(),
+                &format!("it has no {key}; give one"),
+            )),
+        };
+        match kind {
+            "text" => texts.push(json!({"type": "text", "text": text("text")?})),
+            "thinking" => message.reasoning_content = Some(text("thinking")?),
+            // Nobody here can read it.
+            "redacted_thinking" => {}
+            "tool_use" => {
+                let (id, name) = (text("id")?, text("name")?);
+                message.tool_calls.push(ToolCall {
+                    id: Some(id),
+                    name,
+                    arguments: take(&mut block, "input"),
+                });
+            }
+            "tool_result" => {
+                let id = text("tool_use_id")?;
+                let content = match take(&mut block, "content") {
+                    Value::Array(parts) => joined(text_parts(parts, |part| {
+                        format!("{}.content[{part}]", field())
+                    })?),
+                    Value::String(text) => Content::Text(text),
+                    _ => Content::Text(String::new()),
+                };
+                messages.push(Message {
+                    role: "tool".to_owned(),
+                    content,
+                    tool_call_id: Some(id),
+                    ..Message::default()
+                });
+            }
+            kind => {
+                return Err(failure::unsupported_field(
+                    &field(),
+                    &format!(
+                        "a block of the type {kind} cannot be read; the models here read text only"
+                    ),
+                ));
+            }
+        }
+    }
+    let only_results = texts.is_empty()
+        && message.tool_calls.is_empty()
+        && message.reasoning_content.is_none()
+        && message.role == "user";
+    if !only_results {
+        message.content = match texts.len() {
+            0 => Content::None,
+            1 => Content::Text(texts[0]["text"].as_str().unwrap_or_default().to_owned()),
+            _ => Content::Parts(texts),
+        };
+        messages.push(message);
+    }
+    Ok(())
+}
+
+fn block_kind(block: &Value) -> &'static str {
+    const KINDS: [&str; 6] = [
+        "text",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        "image",
+    ];
+    let kind = block["type"].as_str().unwrap_or("text");
+    KINDS
+        .into_iter()
+        .find(|known| *known == kind)
+        .unwrap_or("unknown")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: Value) -> Result<Conversation, Failure> {
+        let request: MessagesRequest = serde_json::from_value(value).unwrap();
+        request.conversation().map(|(conversation, _)| conversation)
+    }
+
+    #[test]
+    fn blocks_become_what_templates_know() {
+        let conversation = read(json!({
+            "model": "m", "max_tokens": 5,
+            "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}],
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "auto"},
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": ""},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "7"}]},
+                    {"type": "text", "text": "and?"}]},
+            ],
+        }))
+        .unwrap();
+        let roles: Vec<_> = conversation
+            .messages
+            .iter()
+            .map(|m| m.role.as_str())
+            .collect();
+        assert_eq!(roles, ["system", "user", "assistant", "tool", "user"]);
+        let [system, _, assistant, tool, user] = &conversation.messages[..] else {
+            panic!("five messages");
+        };
+        assert_eq!(system.content, Content::Text("a\nb".into()));
+        assert_eq!(assistant.reasoning_content.as_deref(), Some("hm"));
+        assert_eq!(assistant.tool_calls[0].arguments, json!({"a": 1}));
+        assert_eq!(tool.content, Content::Text("7".into()));
+        assert_eq!(tool.tool_call_id.as_deref(), Some("t1"));
+        assert_eq!(user.content, Content::Text("and?".into()));
+        assert_eq!(conversation.kwargs["enable_thinking"], true);
+        assert_eq!(conversation.tools.described[0]["function"]["name"], "f");
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused_by_its_field() {
+        let base = |key: &str, value: Value| {
+            let mut request = json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
+            request[key] = value;
+            read(request).unwrap_err().fields()[0].0.clone()
+        };
+        assert_eq!(base("max_tokens", Value::Null), "max_tokens");
+        assert_eq!(base("tool_choice", json!({"type": "any"})), "tool_choice");
+        assert_eq!(
+            base(
+                "tools",
+                json!([{"type": "web_search_20250305", "name": "w"}])
+            ),
+            "tools[0].type"
+        );
+        let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
+        assert_eq!(base("messages", image), "messages[0].content[0]");
+    }
+}

@@ -1,0 +1,148 @@
+//! The events of a message's stream.
+//!
+//! ```text
+//! message_start
+//!   (content_block_start content_block_delta* content_block_stop)*
+//! message_delta message_stop
+//! ```
+//!
+//! One block is open at a time: a block of another kind opens once the one before is closed.
+
+use rocmforge_service::failure::Failure;
+use serde_json::{Value, json};
+
+use super::super::error::Dialect;
+use super::super::parts::Part;
+use super::super::reply::{Ended, Events, SSE, event};
+use super::{stop_reason, tool_use_id, usage};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Text,
+    Thinking,
+}
+
+/// Writes the events.
+#[derive(Debug)]
+pub(super) struct MessageEvents {
+    id: String,
+    model: String,
+    request_id: String,
+    prompt_tokens: u32,
+    open: Option<Block>,
+    /// The number of the next block.
+    index: u32,
+}
+
+impl MessageEvents {
+    pub(super) fn new(id: String, model: String, request_id: String, prompt_tokens: u32) -> Self {
+        Self {
+            id,
+            model,
+            request_id,
+            prompt_tokens,
+            open: None,
+            index: 0,
+        }
+    }
+
+    fn start(&self, block: &Value, out: &mut String) {
+        let data =
+            json!({"type": "content_block_start", "index": self.index, "content_block": block});
+        event(Some("content_block_start"), &data, out);
+    }
+
+    fn delta(&self, delta: &Value, out: &mut String) {
+        let data = json!({"type": "content_block_delta", "index": self.index, "delta": delta});
+        event(Some("content_block_delta"), &data, out);
+    }
+
+    fn stop(&mut self, out: &mut String) {
+        let data = json!({"type": "content_block_stop", "index": self.index});
+        event(Some("content_block_stop"), &data, out);
+        self.index += 1;
+    }
+
+    /// Closes the block that is open, if any.
+    fn close(&mut self, out: &mut String) {
+        let Some(open) = self.open.take() else { return };
+        if open == Block::Thinking {
+            self.delta(&json!({"type": "signature_delta", "signature": ""}), out);
+        }
+        self.stop(out);
+    }
+
+    /// Opens a block of this kind, unless it is open.
+    fn enter(&mut self, block: Block, out: &mut String) {
+        if self.open == Some(block) {
+            return;
+        }
+        self.close(out);
+        let empty = match block {
+            Block::Text => json!({"type": "text", "text": ""}),
+            Block::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
+        };
+        self.start(&empty, out);
+        self.open = Some(block);
+    }
+}
+
+impl Events for MessageEvents {
+    const CONTENT_TYPE: &'static str = SSE;
+
+    fn begin(&mut self, out: &mut String) {
+        let message = json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": usage(self.prompt_tokens, 0),
+        });
+        let data = json!({"type": "message_start", "message": message});
+        event(Some("message_start"), &data, out);
+    }
+
+    fn part(&mut self, part: Part, out: &mut String) {
+        match part {
+            Part::Text(text) => {
+                self.enter(Block::Text, out);
+                self.delta(&json!({"type": "text_delta", "text": text}), out);
+            }
+            Part::Reasoning(text) => {
+                self.enter(Block::Thinking, out);
+                self.delta(&json!({"type": "thinking_delta", "thinking": text}), out);
+            }
+            Part::Call(call) => {
+                self.close(out);
+                let block = json!({"type": "tool_use", "id": tool_use_id(), "name": call.name, "input": {}});
+                self.start(&block, out);
+                let input = json!({"type": "input_json_delta", "partial_json": call.arguments});
+                self.delta(&input, out);
+                self.stop(out);
+            }
+        }
+    }
+
+    fn heartbeat(&mut self, out: &mut String) {
+        event(Some("ping"), &json!({"type": "ping"}), out);
+    }
+
+    fn end(&mut self, ended: &Ended, out: &mut String) {
+        self.close(out);
+        let data = json!({
+            "type": "message_delta",
+            "delta": {"stop_reason": stop_reason(ended), "stop_sequence": ended.stop_string},
+            "usage": usage(ended.prompt_tokens, ended.generated_tokens),
+        });
+        event(Some("message_delta"), &data, out);
+        event(Some("message_stop"), &json!({"type": "message_stop"}), out);
+    }
+
+    fn failed(&mut self, failure: &Failure, out: &mut String) {
+        let data = Dialect::Anthropic.body(failure, &self.request_id);
+        event(Some("error"), &data, out);
+    }
+}

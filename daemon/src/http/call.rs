@@ -1,0 +1,194 @@
+//! One request: who sent it, what it is called, and the dialect of its answer.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use axum::response::Response;
+use rocmforge_service::Service;
+use rocmforge_service::arrival::{Arrival, Caller};
+use rocmforge_service::failure::Failure;
+use rocmforge_service::request_log::RequestLog;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::error::Dialect;
+use super::{Http, body};
+
+/// What a client calls its request, and what we call it in the answer.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Where Anthropic's clients look for it.
+pub(super) const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
+/// Longest such name.
+const REQUEST_ID_MAX_BYTES: usize = 128;
+
+/// Who sent a request, as its connection knows; put into every request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Client {
+    /// The process at the other end of the Unix socket; nobody over TCP.
+    pub(super) caller: Option<Caller>,
+    /// All ordinary places are taken: health and metrics only.
+    pub(super) reserved: bool,
+}
+
+/// The name of a request.
+#[derive(Debug, Clone)]
+pub(super) struct RequestId(pub(super) HeaderValue);
+
+impl RequestId {
+    /// The client's, or a fresh one where it has none that is fit to print.
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let printable = |value: &&HeaderValue| {
+            let bytes = value.as_bytes();
+            !bytes.is_empty()
+                && bytes.len() <= REQUEST_ID_MAX_BYTES
+                && bytes.iter().all(u8::is_ascii_graphic)
+        };
+        let given = headers.get(REQUEST_ID).filter(printable);
+        Self(given.cloned().unwrap_or_else(|| {
+            let fresh = format!("req-{}", fresh_id());
+            HeaderValue::from_str(&fresh).unwrap_or(HeaderValue::from_static("req"))
+        }))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        self.0.to_str().unwrap_or_default()
+    }
+}
+
+/// Sixteen digits that no other answer has.
+pub(super) fn fresh_id() -> String {
+    format!("{:016x}", rand::random::<u64>())
+}
+
+/// A request on its way to an answer.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) service: Arc<Service>,
+    pub(super) arrival: Arrival,
+    pub(super) dialect: Dialect,
+    pub(super) id: RequestId,
+    /// The route, for the log.
+    route: &'static str,
+}
+
+impl Call {
+    pub(super) fn of(http: &Http, route: &'static str, request: &Request) -> Self {
+        let extensions = request.extensions();
+        let client = extensions.get::<Client>();
+        let id = extensions.get::<RequestId>().cloned();
+        Self {
+            service: Arc::clone(&http.service),
+            arrival: Arrival::now(client.and_then(|client| client.caller)),
+            dialect: Dialect::of(request.uri(), request.headers()),
+            id: id.unwrap_or_else(|| RequestId::of(request.headers())),
+            route,
+        }
+    }
+
+    /// Begins the line of this request in the log.
+    pub(super) fn log(&self, model: &str) -> RequestLog {
+        let mut log = RequestLog::new(self.route, model, &self.arrival);
+        log.identify(self.id.as_str());
+        log
+    }
+
+    /// Begins the line of a call of management.
+    pub(super) fn audit(&self, model: &str, arguments: &str) -> RequestLog {
+        let mut log = RequestLog::audit(self.route, model, arguments, &self.arrival);
+        log.identify(self.id.as_str());
+        log
+    }
+
+    /// The body, decoded.
+    pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
+        &self,
+        request: Request,
+    ) -> Result<T, Failure> {
+        body::read(self, request).await
+    }
+
+    /// What the handler came to, as a response.
+    pub(super) fn respond(&self, result: Result<Response, Failure>) -> Response {
+        match result {
+            Ok(response) => response,
+            Err(failure) => self.refuse(&failure),
+        }
+    }
+
+    /// The refusal in the dialect's words.
+    pub(super) fn refuse(&self, failure: &Failure) -> Response {
+        // Requests that came far enough to be generated have lines of their own.
+        tracing::debug!(
+            route = self.route,
+            id = self.id.as_str(),
+            reason = failure.reason(),
+            message = ?failure.message(),
+            "an HTTP request is refused"
+        );
+        self.dialect.response(failure, self.id.as_str())
+    }
+}
+
+/// A JSON answer.
+pub(super) fn json<T: Serialize>(value: &T) -> Result<Response, Failure> {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => Ok(with_type("application/json", Body::from(bytes))),
+        Err(error) => Err(rocmforge_service::failure::bug(&format!(
+            "an answer is no JSON: {error}"
+        ))),
+    }
+}
+
+/// An answer with the type of its content.
+pub(super) fn with_type(content_type: &'static str, body: Body) -> Response {
+    let mut response = Response::new(body);
+    let value = HeaderValue::from_static(content_type);
+    response.headers_mut().insert(header::CONTENT_TYPE, value);
+    response
+}
+
+/// What a query says of `key`, percent-decoded.
+pub(super) fn query(uri: &Uri, key: &str) -> Option<String> {
+    let pairs = uri.query()?.split('&');
+    let mut pairs = pairs.filter_map(|pair| pair.split_once('='));
+    let (_, value) = pairs.find(|(name, _)| *name == key)?;
+    Some(percent_decoded(value))
+}
+
+/// Percent escapes as the bytes that they stand for; what is no escape stays.
+pub(super) fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let escaped = (first == b'%')
+            .then(|| after.get(..2))
+            .flatten()
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match escaped {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Seconds since 1970.
+pub(super) fn unix_seconds() -> u64 {
+    let now = std::time::SystemTime::now();
+    now.duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// Whether a request may be answered where everything is full, and by anyone.
+pub(super) fn is_light(method: &Method, path: &str) -> bool {
+    method == Method::GET && matches!(path, "/health" | "/v1/health" | "/metrics")
+}

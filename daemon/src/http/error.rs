@@ -1,0 +1,222 @@
+//! Failures in the words of each dialect: the one place where an HTTP status is chosen.
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::Response;
+use rocmforge_service::failure::{Failure, Kind};
+use serde_json::{Value, json};
+
+use super::call::with_type;
+
+/// Nobody reads it: the client went away.
+const CLIENT_CLOSED: u16 = 499;
+
+/// Whose shapes an answer has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// OpenAI's and llama-server's.
+    OpenAi,
+    /// Anthropic's.
+    Anthropic,
+    /// Ollama's.
+    Ollama,
+}
+
+impl Dialect {
+    /// By the path; the list of models, which two dialects have at one path, by a header.
+    pub(super) fn of(uri: &Uri, headers: &HeaderMap) -> Self {
+        let path = uri.path();
+        let anthropic = path.starts_with("/v1/models") && headers.contains_key("anthropic-version");
+        if path.starts_with("/v1/messages") || anthropic {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
+
+    /// The failure as an answer.
+    pub(super) fn response(self, failure: &Failure, id: &str) -> Response {
+        let body = self.body(failure, id).to_string();
+        let mut response = with_type("application/json", Body::from(body));
+        *response.status_mut() = status(failure);
+        if let Some(after) = failure.retry_after() {
+            let seconds = after.as_secs_f64().ceil() as u64;
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if leaves_body(failure) {
+            response
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if failure.kind() == Kind::Unauthenticated {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+
+    /// The failure as an object, which streams send, too.
+    pub(super) fn body(self, failure: &Failure, id: &str) -> Value {
+        let message = failure.message();
+        match self {
+            Self::OpenAi => {
+                let param = failure.fields().first().map(|(field, _)| field);
+                json!({"error": {
+                    "message": message,
+                    "type": openai_type(failure),
+                    "param": param,
+                    "code": openai_code(failure),
+                    "details": failure.metadata(),
+                }})
+            }
+            Self::Anthropic => json!({
+                "type": "error",
+                "error": {"type": anthropic_type(failure), "message": message},
+                "request_id": id,
+            }),
+            Self::Ollama => json!({"error": message}),
+        }
+    }
+}
+
+/// The status of a failure. Clients try 408, 409, 429 and 5xx again by themselves.
+pub(super) fn status(failure: &Failure) -> StatusCode {
+    match (failure.kind(), failure.reason()) {
+        (_, "REQUEST_TOO_LARGE") => StatusCode::PAYLOAD_TOO_LARGE,
+        (_, "REQUEST_TOO_SLOW") => StatusCode::REQUEST_TIMEOUT,
+        // These pass, or somebody else mends them.
+        (_, "MODEL_BUSY" | "MODEL_PINNED" | "MODEL_UNLOADED" | "MODEL_RELOADED" | "IN_USE") => {
+            StatusCode::CONFLICT
+        }
+        (kind, _) => match kind {
+            Kind::InvalidArgument | Kind::Unimplemented | Kind::FailedPrecondition => {
+                StatusCode::BAD_REQUEST
+            }
+            Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::AlreadyExists => StatusCode::CONFLICT,
+            Kind::PermissionDenied => StatusCode::FORBIDDEN,
+            Kind::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Kind::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+            Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+            Kind::DataLoss | Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Kind::Cancelled => {
+                StatusCode::from_u16(CLIENT_CLOSED).unwrap_or(StatusCode::BAD_REQUEST)
+            }
+        },
+    }
+}
+
+/// Whether the request was answered before its body was read. The connection ends then, which its
+/// client has to be told, lest it sends the next request into it.
+fn leaves_body(failure: &Failure) -> bool {
+    matches!(
+        failure.reason(),
+        "TOKEN_MISSING"
+            | "ROLE_MISSING"
+            | "FOREIGN_ORIGIN"
+            | "NO_SUCH_ROUTE"
+            | "REQUEST_TOO_LARGE"
+            | "REQUEST_TOO_SLOW"
+            | "FULL_NOW"
+    )
+}
+
+fn openai_type(failure: &Failure) -> &'static str {
+    match status(failure).as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        429 => "rate_limit_error",
+        503 => "service_unavailable_error",
+        500.. => "server_error",
+        _ => "invalid_request_error",
+    }
+}
+
+/// OpenAI's own code where it has one, else our reason.
+fn openai_code(failure: &Failure) -> &'static str {
+    match failure.reason() {
+        "CONTEXT_EXCEEDED" => "context_length_exceeded",
+        "UNKNOWN_MODEL" => "model_not_found",
+        "TOKEN_MISSING" => "invalid_api_key",
+        reason => reason,
+    }
+}
+
+fn anthropic_type(failure: &Failure) -> &'static str {
+    match status(failure).as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        500.. => "api_error",
+        _ => "invalid_request_error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rocmforge_service::failure;
+
+    use super::*;
+
+    #[test]
+    fn each_dialect_has_its_own_shape() {
+        let failure = failure::invalid("top_p", "2 is out of range");
+        let openai = Dialect::OpenAi.body(&failure, "r");
+        assert_eq!(openai["error"]["type"], "invalid_request_error");
+        assert_eq!(openai["error"]["param"], "top_p");
+        assert_eq!(openai["error"]["code"], "INVALID_FIELD");
+        let anthropic = Dialect::Anthropic.body(&failure, "r");
+        assert_eq!(anthropic["type"], "error");
+        assert_eq!(anthropic["error"]["type"], "invalid_request_error");
+        assert_eq!(anthropic["request_id"], "r");
+        let ollama = Dialect::Ollama.body(&failure, "r");
+        assert_eq!(ollama["error"], "top_p: 2 is out of range");
+    }
+
+    #[test]
+    fn statuses_say_who_acts_and_when_to_try_again() {
+        let rows = [
+            (failure::invalid("x", "y"), 400),
+            (failure::unsupported_field("x", "y"), 400),
+            (failure::token_missing(), 401),
+            (failure::no_route("GET", "/x"), 404),
+            (failure::body_too_large(7), 413),
+            (failure::body_late(Duration::from_secs(1)), 408),
+            (failure::exhausted("full", Duration::from_millis(10)), 429),
+            (failure::bug("odd"), 500),
+            (failure::draining(), 503),
+            (failure::deadline(), 504),
+        ];
+        for (failure, expected) in rows {
+            let response = Dialect::OpenAi.response(&failure, "r");
+            assert_eq!(response.status().as_u16(), expected, "{failure:?}");
+            let retry = response.headers().get(header::RETRY_AFTER);
+            assert_eq!(retry.is_some(), failure.retry_after().is_some());
+        }
+    }
+
+    #[test]
+    fn the_path_tells_the_dialect() {
+        let of =
+            |path: &'static str, headers: &HeaderMap| Dialect::of(&Uri::from_static(path), headers);
+        let none = HeaderMap::new();
+        assert_eq!(of("/v1/messages?beta=true", &none), Dialect::Anthropic);
+        assert_eq!(of("/api/chat", &none), Dialect::Ollama);
+        assert_eq!(of("/v1/models", &none), Dialect::OpenAi);
+        let mut headers = HeaderMap::new();
+        headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
+        assert_eq!(of("/v1/models", &headers), Dialect::Anthropic);
+    }
+}

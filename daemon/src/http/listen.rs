@@ -1,0 +1,221 @@
+//! Connections: accepted, bounded in number, served with HTTP/1.1 until the daemon closes.
+//!
+//! *Invariant:* a connection that sends no whole header within [`HEADER_WAIT_MAX`] is closed, also
+//! between requests.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rocmforge_service::arrival::Caller;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+use tower::ServiceExt as _;
+
+use super::call::Client;
+use super::{Http, HttpListeners, router};
+use crate::connection::{self, Peer, Table};
+
+/// How long a client may take to send the header of a request, counted from its connection or its
+/// last answer.
+const HEADER_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Most bytes of a header.
+const HEADER_MAX_BYTES: usize = 32 << 10;
+/// Most lines of a header.
+const HEADERS_MAX: usize = 100;
+/// How long to wait after accepting failed, for want of descriptors or memory.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How often such a failure is logged.
+const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(10);
+
+/// What listens.
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+/// What was accepted.
+enum Stream {
+    Unix(tokio::net::UnixStream),
+    Tcp(tokio::net::TcpStream),
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Self::Unix(listener) => listener.accept().await.map(|(s, _)| Stream::Unix(s)),
+            Self::Tcp(listener) => listener.accept().await.map(|(s, _)| Stream::Tcp(s)),
+        }
+    }
+}
+
+/// Serves the listeners until `closing`, then until the last connection has ended.
+///
+/// # Errors
+/// When a listener cannot be used.
+pub(crate) async fn serve(
+    http: Arc<Http>,
+    listeners: HttpListeners,
+    closing: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let table = Table::new(connection::connections_max());
+    let router = router(&http);
+    let mut open = Vec::new();
+    if let Some(unix) = listeners.unix {
+        unix.set_nonblocking(true)?;
+        open.push(Listener::Unix(UnixListener::from_std(unix)?));
+    }
+    if let Some(tcp) = listeners.tcp {
+        tcp.set_nonblocking(true)?;
+        open.push(Listener::Tcp(TcpListener::from_std(tcp)?));
+    }
+    let mut loops = JoinSet::new();
+    for listener in open {
+        loops.spawn(accept(
+            listener,
+            router.clone(),
+            Arc::clone(&table),
+            closing.clone(),
+        ));
+    }
+    while loops.join_next().await.is_some() {}
+    Ok(())
+}
+
+async fn accept(
+    listener: Listener,
+    router: Router,
+    table: Arc<Table>,
+    mut closing: watch::Receiver<bool>,
+) {
+    let mut connections = JoinSet::new();
+    let mut logged = None::<Instant>;
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            // Ended connections are forgotten as they end.
+            Some(_) = connections.join_next() => continue,
+            _ = closing.wait_for(|closing| *closing) => break,
+        };
+        match accepted {
+            Ok(stream) => {
+                let (router, closing) = (router.clone(), closing.clone());
+                let table = Arc::clone(&table);
+                connections.spawn(async move {
+                    match stream {
+                        Stream::Unix(stream) => {
+                            let caller = connection::caller_of(&stream);
+                            let (peer, closed) = Peer::enter(caller, &table);
+                            serve_one(stream, Some(caller), peer, closed, router, closing).await;
+                        }
+                        Stream::Tcp(stream) => {
+                            // Tokens are small and wanted at once.
+                            let _ = stream.set_nodelay(true);
+                            let (peer, closed) = Peer::enter(Caller::unknown(), &table);
+                            serve_one(stream, None, peer, closed, router, closing).await;
+                        }
+                    }
+                });
+            }
+            Err(error) => {
+                // Descriptors are short: whoever does nothing makes room.
+                table.close_one();
+                if logged.is_none_or(|at| at.elapsed() > ACCEPT_LOG_EVERY) {
+                    logged = Some(Instant::now());
+                    tracing::warn!(%error, "cannot accept an HTTP connection");
+                }
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    caller: Option<Caller>,
+    peer: Arc<Peer>,
+    mut closed: oneshot::Receiver<()>,
+    router: Router,
+    mut closing: watch::Receiver<bool>,
+) {
+    let client = Client {
+        caller,
+        reserved: peer.is_reserved(),
+    };
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(client);
+        let call = peer.call();
+        let router = router.clone();
+        async move {
+            let response = router.oneshot(request.map(Body::new)).await?;
+            Ok::<_, Infallible>(response.map(|body| Kept { body, _call: call }))
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_WAIT_MAX)
+        .max_buf_size(HEADER_MAX_BYTES)
+        .max_headers(HEADERS_MAX);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let mut is_closing = false;
+    loop {
+        tokio::select! {
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "an HTTP connection ended early");
+                }
+                return;
+            }
+            // It makes room for another.
+            Ok(()) = &mut closed => return,
+            _ = closing.wait_for(|closing| *closing), if !is_closing => {
+                is_closing = true;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// The body of an answer, and the call that it keeps under way.
+struct Kept {
+    body: Body,
+    _call: connection::Call,
+}
+
+impl http_body::Body for Kept {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,213 @@
+//! llama-server's routes: health, properties, tokens, and the loading of models.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_engine::LoadedModel;
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::files::Available;
+use rocmforge_service::prompt::Prompt;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Http;
+use super::call::{Call, json as answer, query};
+
+/// `GET /health`: 200 while work is taken, 503 otherwise.
+pub(super) async fn health(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /health", &request);
+    let snapshot = http.service.engine.snapshot();
+    let failure = match &snapshot.device_lost {
+        Some(_) => Some(failure::engine_gone()),
+        None => http.service.admit().err(),
+    };
+    match failure {
+        Some(failure) => call.refuse(&failure),
+        None => call.respond(answer(&json!({"status": "ok"}))),
+    }
+}
+
+/// The model that a request names; without a name, the only one that is loaded.
+async fn named(call: &Call, name: Option<&str>) -> Result<Arc<LoadedModel>, Failure> {
+    if let Some(name) = name.filter(|name| !name.is_empty()) {
+        let found = call
+            .service
+            .model_at_first_use("model", name, &call.arrival);
+        return found.await;
+    }
+    call.service.admit()?;
+    let snapshot = call.service.engine.snapshot();
+    match snapshot.models.as_slice() {
+        [only] => Ok(Arc::clone(&only.model)),
+        several => Err(failure::invalid(
+            "model",
+            &format!(
+                "missing, and {} models are loaded; name one of GET /v1/models",
+                several.len()
+            ),
+        )),
+    }
+}
+
+/// `GET /props`, of the model in `?model=`.
+pub(super) async fn props(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /props", &request);
+    let name = query(request.uri(), "model");
+    let result = properties(&call, name.as_deref()).await;
+    call.respond(result)
+}
+
+async fn properties(call: &Call, name: Option<&str>) -> Result<Response, Failure> {
+    let limits = call.service.limits;
+    let mut props = json!({
+        "total_slots": limits.max_sequences,
+        "modalities": {"vision": false, "audio": false},
+        "build_info": concat!("rocmforged ", env!("CARGO_PKG_VERSION")),
+    });
+    // Without a name and with no single model, what holds for all of them.
+    let several = call.service.engine.snapshot().models.len() != 1;
+    if name.is_none() && several {
+        return answer(&props);
+    }
+    let model = named(call, name).await?;
+    let info = model.model().info();
+    let (tokenizer, template) = (model.tokenizer(), model.template());
+    let text = |id: Option<u32>| {
+        let bytes = id.and_then(|id| tokenizer.token_bytes(id));
+        String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
+    };
+    props["model_alias"] = model.name().into();
+    props["model_path"] = model.path().display().to_string().into();
+    props["chat_template"] = template
+        .and_then(|template| template.source().ok())
+        .unwrap_or_default()
+        .into();
+    props["bos_token"] = text(tokenizer.bos()).into();
+    props["eos_token"] = text(tokenizer.eos()).into();
+    props["default_generation_settings"] = json!({
+        "n_ctx": info.n_ctx_train.min(limits.n_ctx_max),
+    });
+    answer(&props)
+}
+
+#[derive(Debug, Deserialize)]
+struct TokenizeRequest {
+    #[serde(default)]
+    model: Option<String>,
+    #[serde(default)]
+    content: String,
+    add_special: Option<bool>,
+    parse_special: Option<bool>,
+    with_pieces: Option<bool>,
+}
+
+/// `POST /tokenize`.
+pub(super) async fn tokenize(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /tokenize", &request);
+    let result = tokens(&call, request).await;
+    call.respond(result)
+}
+
+async fn tokens(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: TokenizeRequest = call.read(request).await?;
+    let mut log = call.log(asked.model.as_deref().unwrap_or_default());
+    let model = match named(call, asked.model.as_deref()).await {
+        Ok(model) => model,
+        Err(failure) => return log.end(Err(failure)),
+    };
+    log.about(model.name());
+    let prompt = Prompt::Text {
+        text: asked.content,
+        add_special: asked.add_special.unwrap_or(false),
+        parse_special: asked.parse_special.unwrap_or(true),
+    };
+    let with_pieces = asked.with_pieces.unwrap_or(false);
+    let work = call.service.text.run(prompt.bytes(), move |_| {
+        let ids = prompt.encode("content", &model, None, None)?.ids;
+        let token = |&id: &u32| -> Value {
+            if !with_pieces {
+                return id.into();
+            }
+            let bytes = model.tokenizer().token_bytes(id).unwrap_or_default();
+            // A piece that is no text by itself is a list of its bytes.
+            match std::str::from_utf8(bytes) {
+                Ok(piece) => json!({"id": id, "piece": piece}),
+                Err(_) => json!({"id": id, "piece": bytes}),
+            }
+        };
+        Ok((ids.len(), ids.iter().map(token).collect::<Vec<_>>()))
+    });
+    let result = call.arrival.limit(work).await;
+    log.prompt_tokens = result.as_ref().ok().map(|(n, _)| *n as u32);
+    let (_, tokens) = log.end(result)?;
+    answer(&json!({"tokens": tokens}))
+}
+
+/// `GET /models`: all models, and whether they are loaded.
+pub(super) async fn models(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /models", &request);
+    let result = listed(&call).await;
+    call.respond(result)
+}
+
+async fn listed(call: &Call) -> Result<Response, Failure> {
+    let models = call.service.available().await?;
+    let data: Vec<_> = models
+        .iter()
+        .map(|model| {
+            let status = match model {
+                Available::Loaded(_) => "loaded",
+                Available::OnDisk(_) => "unloaded",
+            };
+            json!({
+                "id": model.name(),
+                "object": "model",
+                "owned_by": "rocmforge",
+                "created": model.mtime_unix_ms() / 1000,
+                "in_cache": true,
+                "status": {"value": status},
+            })
+        })
+        .collect();
+    answer(&json!({"object": "list", "data": data}))
+}
+
+#[derive(Debug, Deserialize)]
+struct Named {
+    #[serde(default)]
+    model: String,
+}
+
+/// `POST /models/load`.
+pub(super) async fn load(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /models/load", &request);
+    let result = loaded(&call, request).await;
+    call.respond(result)
+}
+
+async fn loaded(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: Named = call.read(request).await?;
+    // The load itself leaves its line, where there is one to do.
+    let found = call
+        .service
+        .model_at_first_use("model", &asked.model, &call.arrival);
+    found.await?;
+    answer(&json!({"success": true}))
+}
+
+/// `POST /models/unload`.
+pub(super) async fn unload(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /models/unload", &request);
+    let result = unloaded(&call, request).await;
+    call.respond(result)
+}
+
+async fn unloaded(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: Named = call.read(request).await?;
+    let log = call.audit(&asked.model, "force=false");
+    let done = call.service.engine.unload(&asked.model, false).await;
+    let done = done.map_err(|error| failure::from_engine(&error));
+    let unloaded = log.end(done)?;
+    answer(&json!({"success": true, "freed_bytes": unloaded.freed_bytes}))
+}

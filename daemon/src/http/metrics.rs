@@ -1,0 +1,367 @@
+//! `GET /metrics`: Prometheus text, from the published snapshot alone.
+//!
+//! Routers of fleets read vLLM's names; they are written with what they mean here. The rest is
+//! ours.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use rocmforge_engine::api::{CacheStatus, ModelStatus, SegmentState, Snapshot};
+
+use super::Http;
+use super::call::with_type;
+
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What vLLM calls a block, in tokens: routers multiply by it.
+const BLOCK_TOKENS: u64 = 16;
+
+/// The handler.
+pub(super) async fn metrics(State(http): State<Arc<Http>>) -> Response {
+    let service = &http.service;
+    let snapshot = service.engine.snapshot();
+    let mut text = Text::default();
+    vllm(&snapshot, &mut text);
+    queue(&snapshot, service.limits.max_sequences, &mut text);
+    cache(&snapshot, service.peak_bytes(&snapshot), &mut text);
+    models(&snapshot, &mut text);
+    device(&snapshot, &mut text);
+    let uptime = service.started.elapsed().as_secs_f64();
+    text.one(
+        "rocmforge_uptime_seconds",
+        "gauge",
+        "Seconds since the start",
+        uptime,
+    );
+    let draining = f64::from(u8::from(service.is_draining() || snapshot.draining));
+    text.one(
+        "rocmforge_draining",
+        "gauge",
+        "1 while no new work is taken",
+        draining,
+    );
+    with_type(CONTENT_TYPE, Body::from(text.0))
+}
+
+/// Lines of the exposition format.
+#[derive(Debug, Default)]
+struct Text(String);
+
+impl Text {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a String does not fail.
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn value(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        self.0.push_str(name);
+        for (i, (label, text)) in labels.iter().enumerate() {
+            self.0.push(if i == 0 { '{' } else { ',' });
+            let _ = write!(self.0, "{label}=\"{}\"", escaped(text));
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = writeln!(self.0, " {value}");
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
+        self.head(name, kind, help);
+        self.value(name, &[], value);
+    }
+
+    fn by_model(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        models: &[ModelStatus],
+        value: impl Fn(&ModelStatus) -> f64,
+    ) {
+        self.head(name, kind, help);
+        for status in models {
+            self.value(name, &[("model", status.model.name())], value(status));
+        }
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+fn number(n: u64) -> f64 {
+    n as f64
+}
+
+/// The share of the room for KV that is in use. KV shares one budget with weights, which make room
+/// for it; what is in the way of more is what cannot be evicted.
+fn kv_use(cache: &CacheStatus) -> f64 {
+    let room = cache
+        .budget_bytes
+        .saturating_sub(cache.pinned_bytes + cache.scratch_bytes);
+    if room == 0 {
+        return 1.0;
+    }
+    (number(cache.kv_bytes) / number(room)).min(1.0)
+}
+
+/// vLLM's names. They carry the name of a model there, which engines here have several of: one line
+/// for all.
+fn vllm(snapshot: &Snapshot, text: &mut Text) {
+    let requests = [
+        (
+            "vllm:num_requests_running",
+            "Requests that run",
+            snapshot.running,
+        ),
+        (
+            "vllm:num_requests_waiting",
+            "Requests that wait to be admitted",
+            snapshot.queued,
+        ),
+    ];
+    for (name, help, n) in requests {
+        text.one(name, "gauge", help, f64::from(n));
+    }
+    let help = "Share of the room for KV that is in use, from 0 to 1";
+    text.one(
+        "vllm:kv_cache_usage_perc",
+        "gauge",
+        help,
+        kv_use(&snapshot.cache),
+    );
+    let per_token = snapshot
+        .models
+        .iter()
+        .map(|m| m.model.model().info().kv_bytes_per_token);
+    // Of the model that needs most: a bound for all of them.
+    let block_bytes = per_token.max().unwrap_or(0).saturating_mul(BLOCK_TOKENS);
+    let blocks = snapshot
+        .cache
+        .budget_bytes
+        .checked_div(block_bytes)
+        .unwrap_or(0);
+    text.head(
+        "vllm:cache_config_info",
+        "gauge",
+        "Tokens of a block of KV, and blocks that the budget has room for",
+    );
+    let labels = [
+        ("block_size", BLOCK_TOKENS.to_string()),
+        ("num_gpu_blocks", blocks.to_string()),
+    ];
+    let labels = labels
+        .each_ref()
+        .map(|(name, value)| (*name, value.as_str()));
+    text.value("vllm:cache_config_info", &labels, 1.0);
+}
+
+fn queue(snapshot: &Snapshot, running_max: u32, text: &mut Text) {
+    let rows = [
+        (
+            "rocmforge_requests_running",
+            "Requests that run",
+            snapshot.running,
+        ),
+        (
+            "rocmforge_requests_running_max",
+            "Requests that may run at once",
+            running_max,
+        ),
+        (
+            "rocmforge_requests_queued",
+            "Requests that wait to be admitted",
+            snapshot.queued,
+        ),
+        (
+            "rocmforge_requests_queued_max",
+            "Requests that may wait",
+            snapshot.queue_capacity,
+        ),
+    ];
+    for (name, help, n) in rows {
+        text.one(name, "gauge", help, f64::from(n));
+    }
+}
+
+fn cache(snapshot: &Snapshot, peak: u64, text: &mut Text) {
+    let cache = &snapshot.cache;
+    let weights = cache
+        .resident_bytes
+        .saturating_sub(cache.kv_bytes + cache.scratch_bytes);
+    let gauges = [
+        (
+            "rocmforge_budget_bytes",
+            "Most bytes that the device may hold",
+            cache.budget_bytes,
+        ),
+        ("rocmforge_peak_bytes", "Most bytes that it ever held", peak),
+        (
+            "rocmforge_weight_bytes",
+            "Bytes of resident weights",
+            weights,
+        ),
+        (
+            "rocmforge_in_flight_bytes",
+            "Bytes of weights on their way",
+            cache.in_flight_bytes,
+        ),
+        (
+            "rocmforge_pinned_bytes",
+            "Bytes of resident weights that are pinned",
+            cache.pinned_bytes,
+        ),
+        (
+            "rocmforge_kv_bytes",
+            "Bytes of keys and values",
+            cache.kv_bytes,
+        ),
+        (
+            "rocmforge_scratch_bytes",
+            "Bytes of scratch",
+            cache.scratch_bytes,
+        ),
+    ];
+    for (name, help, bytes) in gauges {
+        text.one(name, "gauge", help, number(bytes));
+    }
+}
+
+fn models(snapshot: &Snapshot, text: &mut Text) {
+    let models = &snapshot.models;
+    text.one(
+        "rocmforge_models",
+        "gauge",
+        "Models that are loaded",
+        models.len() as f64,
+    );
+    let resident = |status: &ModelStatus| -> u64 {
+        let there = |segment: &&rocmforge_engine::api::SegmentStatus| {
+            segment.state == SegmentState::Resident
+        };
+        status.segments.iter().filter(there).map(|s| s.bytes).sum()
+    };
+    let weights = |status: &ModelStatus| -> u64 { status.segments.iter().map(|s| s.bytes).sum() };
+    type Of = fn(&CacheStatus) -> u64;
+    type Value<'f> = &'f dyn Fn(&ModelStatus) -> f64;
+    let gauges: [(&str, &str, Value<'_>); 5] = [
+        (
+            "rocmforge_model_requests",
+            "Requests of a model that run or wait",
+            &|m| f64::from(m.requests),
+        ),
+        (
+            "rocmforge_model_weight_bytes",
+            "Bytes of a model's weights",
+            &|m| number(weights(m)),
+        ),
+        (
+            "rocmforge_model_resident_bytes",
+            "Bytes of them on the device",
+            &|m| number(resident(m)),
+        ),
+        (
+            "rocmforge_model_residency_ratio",
+            "Share of them on the device, from 0 to 1",
+            &|m| number(resident(m)) / number(weights(m).max(1)),
+        ),
+        (
+            "rocmforge_model_in_flight_bytes",
+            "Bytes of them on their way",
+            &|m| number(m.cache.in_flight_bytes),
+        ),
+    ];
+    for (name, help, value) in gauges {
+        text.by_model(name, "gauge", help, models, value);
+    }
+    let counters: [(&str, &str, Of); 5] = [
+        (
+            "rocmforge_segment_hits_total",
+            "Segments found resident",
+            |c| c.hits,
+        ),
+        (
+            "rocmforge_segment_misses_total",
+            "Segments that were not",
+            |c| c.misses,
+        ),
+        ("rocmforge_evictions_total", "Segments evicted", |c| {
+            c.evictions
+        }),
+        ("rocmforge_uploads_total", "Uploads that ended", |c| {
+            c.uploads
+        }),
+        (
+            "rocmforge_uploaded_bytes_total",
+            "Bytes that they moved",
+            |c| c.uploaded_bytes,
+        ),
+    ];
+    for (name, help, of) in counters {
+        text.by_model(name, "counter", help, models, |m| number(of(&m.cache)));
+    }
+}
+
+fn device(snapshot: &Snapshot, text: &mut Text) {
+    let device = &snapshot.device;
+    text.head("rocmforge_device_info", "gauge", "The device in use");
+    let labels = [
+        ("kind", device.kind.as_str()),
+        ("name", &device.name),
+        ("arch", &device.arch),
+        ("driver", &device.driver),
+    ];
+    text.value("rocmforge_device_info", &labels, 1.0);
+    let help = "Memory of the device";
+    text.one(
+        "rocmforge_device_memory_bytes",
+        "gauge",
+        help,
+        number(device.memory_bytes),
+    );
+    if let Some(free) = device.free_bytes {
+        let help = "Bytes of it that are free, by its driver";
+        text.one("rocmforge_device_free_bytes", "gauge", help, number(free));
+    }
+    let lost = f64::from(u8::from(snapshot.device_lost.is_some()));
+    text.one(
+        "rocmforge_device_lost",
+        "gauge",
+        "1 once it failed for good",
+        lost,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped_and_values_follow() {
+        let mut text = Text::default();
+        text.one("a", "gauge", "help", 1.5);
+        text.value("b", &[("x", "q\"\\\n"), ("y", "z")], 2.0);
+        assert_eq!(
+            text.0,
+            "# HELP a help\n# TYPE a gauge\na 1.5\nb{x=\"q\\\"\\\\\\n\",y=\"z\"} 2\n"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_evicted_is_no_room_for_kv() {
+        let cache = CacheStatus {
+            budget_bytes: 100,
+            pinned_bytes: 40,
+            scratch_bytes: 10,
+            kv_bytes: 25,
+            ..CacheStatus::default()
+        };
+        assert!((kv_use(&cache) - 0.5).abs() < 1e-9);
+        assert!((kv_use(&CacheStatus::default()) - 1.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,105 @@
+//! HTTP for applications that speak OpenAI, Anthropic, Ollama or llama-server.
+//!
+//! ```text
+//! connection (listen) -> gate (access): request id, who calls, role
+//!   -> handler: body within bounds (body) -> service (start)
+//!   -> JSON at once, or a stream of events (reply); refusals in the dialect's words (error)
+//! ```
+//!
+//! TLS is not done here: what is reached from other machines stands behind a proxy that does it.
+//!
+//! *Invariants:* the bodies' types never leave this module; nothing of the rules of requests is
+//! decided here but how a dialect spells them; every body, list, stream and connection has a bound.
+
+mod access;
+mod anthropic;
+mod body;
+mod call;
+mod error;
+mod listen;
+mod llama;
+mod metrics;
+mod ollama;
+mod openai;
+mod parts;
+mod prompt;
+mod reply;
+mod start;
+mod tool_calls;
+
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware;
+use axum::response::Response;
+use axum::routing::{get, post};
+use rocmforge_service::{Service, failure};
+
+pub use self::access::Token;
+use self::call::Call;
+pub(crate) use self::listen::serve;
+
+/// Where HTTP is served, and the token that callers over TCP need. Nothing, by default.
+#[derive(Debug, Default)]
+pub struct HttpListeners {
+    /// A Unix socket.
+    pub unix: Option<UnixListener>,
+    /// An address.
+    pub tcp: Option<TcpListener>,
+    /// What callers over TCP have to send.
+    pub token: Option<Token>,
+}
+
+/// What all handlers share.
+#[derive(Debug)]
+pub(crate) struct Http {
+    service: Arc<Service>,
+    token: Option<Token>,
+}
+
+impl Http {
+    pub(crate) fn new(service: Arc<Service>, token: Option<Token>) -> Arc<Self> {
+        Arc::new(Self { service, token })
+    }
+}
+
+/// All routes, behind the gate.
+fn router(http: &Arc<Http>) -> Router {
+    let routes = Router::new()
+        .route("/health", get(llama::health))
+        .route("/v1/health", get(llama::health))
+        .route("/metrics", get(metrics::metrics))
+        .route("/props", get(llama::props))
+        .route("/tokenize", post(llama::tokenize))
+        .route("/models", get(llama::models))
+        .route("/models/load", post(llama::load))
+        .route("/models/unload", post(llama::unload))
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{*name}", get(openai::models::get))
+        .route("/v1/chat/completions", post(openai::chat::chat))
+        .route("/chat/completions", post(openai::chat::chat))
+        .route("/v1/completions", post(openai::completions::completions))
+        .route("/v1/responses", post(openai::responses::responses))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/", get(ollama::models::root))
+        .route("/api/version", get(ollama::models::version))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/show", post(ollama::models::show))
+        .route("/api/chat", post(ollama::chat::chat))
+        .route("/api/generate", post(ollama::generate::generate))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_route);
+    let gate = middleware::from_fn_with_state(Arc::clone(http), access::gate);
+    routes.layer(gate).with_state(Arc::clone(http))
+}
+
+async fn no_route(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "none", &request);
+    let (method, path) = (request.method().as_str(), request.uri().path());
+    call.refuse(&failure::no_route(method, path))
+}

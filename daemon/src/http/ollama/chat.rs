@@ -1,0 +1,174 @@
+//! `POST /api/chat`: a line of JSON for each piece, the last with `done` and the counts. Streams
+//! unless told otherwise.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_service::check::Violations;
+use rocmforge_service::failure::Failure;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::super::Http;
+use super::super::call::{Call, json as answer};
+use super::super::error::Dialect;
+use super::super::parts::Part;
+use super::super::prompt::{WireMessage, messages};
+use super::super::reply::{Ended, Events, stream};
+use super::super::start::{self, Conversation};
+use super::super::tool_calls::{self, ToolCall};
+use super::{NDJSON, Options, counts, lets_go, line, merge, name, refuse_format, thinking, time};
+
+#[derive(Debug, Deserialize)]
+struct ChatRequest {
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    messages: Vec<WireMessage>,
+    stream: Option<bool>,
+    #[serde(default)]
+    options: Option<Options>,
+    tools: Option<Vec<Value>>,
+    think: Option<Value>,
+    keep_alive: Option<Value>,
+    format: Option<Value>,
+}
+
+/// The handler.
+pub(in super::super) async fn chat(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /api/chat", &request);
+    let result = complete(&call, request).await;
+    call.respond(result)
+}
+
+async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: ChatRequest = call.read(request).await?;
+    let lines = Lines {
+        model: asked.model.clone(),
+        request_id: call.id.as_str().to_owned(),
+    };
+    if asked.messages.is_empty() {
+        let done = only_the_model(call, &asked.model, asked.keep_alive.as_ref()).await?;
+        let mut last = lines.line(&json!({"role": "assistant", "content": ""}));
+        merge(&mut last, done);
+        return answer(&last);
+    }
+    refuse_format(asked.format.as_ref())?;
+    let options = asked.options.unwrap_or_default();
+    options.refuse_unsupported()?;
+    let mut violations = Violations::named(name);
+    let (sampling, n_ctx) = options.fields(&mut violations);
+    let conversation = Conversation {
+        model: asked.model,
+        messages: messages(asked.messages)?,
+        tools: tool_calls::checked(asked.tools, None, None)?,
+        kwargs: thinking(asked.think.as_ref()),
+        sampling,
+        n_ctx,
+        field: "messages",
+    };
+    let generation = start::chat(call, conversation, violations).await?;
+    if asked.stream != Some(false) {
+        return stream(generation, lines, call).await;
+    }
+    let (parts, ended) = generation.collect().await?;
+    let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+    for part in parts {
+        match part {
+            Part::Text(text) => content.push_str(&text),
+            Part::Reasoning(text) => thought.push_str(&text),
+            Part::Call(call) => calls.push(tool_call(&call)),
+        }
+    }
+    let mut message = json!({"role": "assistant", "content": content});
+    if !thought.is_empty() {
+        message["thinking"] = thought.into();
+    }
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    let mut whole = lines.line(&message);
+    whole["done"] = true.into();
+    merge(&mut whole, counts(&ended));
+    answer(&whole)
+}
+
+/// A request without a text: it has the model loaded, or says that it is not needed any more.
+/// Weights go by themselves when others need the room, so that there is nothing to do then.
+pub(super) async fn only_the_model(
+    call: &Call,
+    model: &str,
+    keep_alive: Option<&Value>,
+) -> Result<Value, Failure> {
+    let reason = if lets_go(keep_alive) {
+        "unload"
+    } else {
+        let loaded = call
+            .service
+            .model_at_first_use("model", model, &call.arrival);
+        loaded.await?;
+        "load"
+    };
+    Ok(json!({"done": true, "done_reason": reason}))
+}
+
+/// Ollama's calls have their arguments as an object.
+fn tool_call(call: &ToolCall) -> Value {
+    let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+    json!({"function": {"name": call.name, "arguments": arguments}})
+}
+
+/// The lines of a stream.
+#[derive(Debug)]
+struct Lines {
+    model: String,
+    request_id: String,
+}
+
+impl Lines {
+    fn line(&self, message: &Value) -> Value {
+        json!({
+            "model": self.model,
+            "created_at": time::now(),
+            "message": message,
+            "done": false,
+        })
+    }
+}
+
+impl Events for Lines {
+    const CONTENT_TYPE: &'static str = NDJSON;
+
+    fn begin(&mut self, _: &mut String) {}
+
+    fn part(&mut self, part: Part, out: &mut String) {
+        let message = match part {
+            Part::Text(text) => json!({"role": "assistant", "content": text}),
+            Part::Reasoning(text) => {
+                json!({"role": "assistant", "content": "", "thinking": text})
+            }
+            Part::Call(call) => {
+                json!({"role": "assistant", "content": "", "tool_calls": [tool_call(&call)]})
+            }
+        };
+        line(&self.line(&message), out);
+    }
+
+    fn heartbeat(&mut self, out: &mut String) {
+        // A line without text is one that every reader takes.
+        let message = json!({"role": "assistant", "content": ""});
+        line(&self.line(&message), out);
+    }
+
+    fn end(&mut self, ended: &Ended, out: &mut String) {
+        let mut last = self.line(&json!({"role": "assistant", "content": ""}));
+        last["done"] = true.into();
+        merge(&mut last, counts(ended));
+        line(&last, out);
+    }
+
+    fn failed(&mut self, failure: &Failure, out: &mut String) {
+        line(&Dialect::Ollama.body(failure, &self.request_id), out);
+    }
+}

@@ -1,0 +1,186 @@
+//! `POST /api/generate`: a prompt, through the model's template unless it is `raw`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_service::check::Violations;
+use rocmforge_service::failure::Failure;
+use rocmforge_service::prompt::Prompt;
+use rocmforge_tokenizer::Message;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::super::Http;
+use super::super::call::{Call, json as answer};
+use super::super::error::Dialect;
+use super::super::parts::Part;
+use super::super::prompt::{refuse_unsupported, says_something};
+use super::super::reply::{Ended, Events, stream};
+use super::super::start::{self, Continuation, Conversation};
+use super::super::tool_calls::Tools;
+use super::chat::only_the_model;
+use super::{NDJSON, Options, counts, line, merge, name, refuse_format, thinking, time};
+
+#[derive(Debug, Deserialize)]
+struct GenerateRequest {
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    prompt: String,
+    system: Option<String>,
+    raw: Option<bool>,
+    stream: Option<bool>,
+    #[serde(default)]
+    options: Option<Options>,
+    think: Option<Value>,
+    keep_alive: Option<Value>,
+    // Refused where they ask for anything.
+    format: Option<Value>,
+    suffix: Option<Value>,
+    images: Option<Value>,
+    template: Option<Value>,
+    context: Option<Value>,
+}
+
+impl GenerateRequest {
+    fn refuse_unsupported(&self) -> Result<(), Failure> {
+        const LATER: &str = "not implemented; leave it unset";
+        const CONTEXT: &str = "earlier turns are not kept here; use /api/chat with all messages";
+        refuse_format(self.format.as_ref())?;
+        refuse_unsupported(&[
+            ("suffix", says_something(self.suffix.as_ref()), LATER),
+            ("images", says_something(self.images.as_ref()), LATER),
+            ("template", says_something(self.template.as_ref()), LATER),
+            ("context", says_something(self.context.as_ref()), CONTEXT),
+        ])
+    }
+}
+
+/// The handler.
+pub(in super::super) async fn generate(
+    State(http): State<Arc<Http>>,
+    request: Request,
+) -> Response {
+    let call = Call::of(&http, "POST /api/generate", &request);
+    let result = complete(&call, request).await;
+    call.respond(result)
+}
+
+async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: GenerateRequest = call.read(request).await?;
+    let lines = Lines {
+        model: asked.model.clone(),
+        request_id: call.id.as_str().to_owned(),
+    };
+    if asked.prompt.is_empty() {
+        let done = only_the_model(call, &asked.model, asked.keep_alive.as_ref()).await?;
+        let mut last = lines.line("");
+        merge(&mut last, done);
+        return answer(&last);
+    }
+    asked.refuse_unsupported()?;
+    let options = asked.options.unwrap_or_default();
+    options.refuse_unsupported()?;
+    let mut violations = Violations::named(name);
+    let (sampling, n_ctx) = options.fields(&mut violations);
+    let generation = if asked.raw == Some(true) {
+        let continuation = Continuation {
+            model: asked.model,
+            prompt: Prompt::Text {
+                text: asked.prompt,
+                add_special: true,
+                parse_special: true,
+            },
+            sampling,
+            n_ctx,
+            field: "prompt",
+        };
+        start::text(call, continuation, violations).await?
+    } else {
+        let system = asked.system.filter(|text| !text.is_empty());
+        let system = system.map(|text| Message::new("system", text));
+        let user = Message::new("user", asked.prompt);
+        let conversation = Conversation {
+            model: asked.model,
+            messages: system.into_iter().chain([user]).collect(),
+            tools: Tools::default(),
+            kwargs: thinking(asked.think.as_ref()),
+            sampling,
+            n_ctx,
+            field: "prompt",
+        };
+        start::chat(call, conversation, violations).await?
+    };
+    if asked.stream != Some(false) {
+        return stream(generation, lines, call).await;
+    }
+    let (parts, ended) = generation.collect().await?;
+    let (mut response, mut thought) = (String::new(), String::new());
+    for part in parts {
+        match part {
+            Part::Text(text) => response.push_str(&text),
+            Part::Reasoning(text) => thought.push_str(&text),
+            Part::Call(_) => {}
+        }
+    }
+    let mut whole = lines.line(&response);
+    if !thought.is_empty() {
+        whole["thinking"] = thought.into();
+    }
+    whole["done"] = true.into();
+    merge(&mut whole, counts(&ended));
+    answer(&whole)
+}
+
+/// The lines of a stream.
+#[derive(Debug)]
+struct Lines {
+    model: String,
+    request_id: String,
+}
+
+impl Lines {
+    fn line(&self, response: &str) -> Value {
+        json!({
+            "model": self.model,
+            "created_at": time::now(),
+            "response": response,
+            "done": false,
+        })
+    }
+}
+
+impl Events for Lines {
+    const CONTENT_TYPE: &'static str = NDJSON;
+
+    fn begin(&mut self, _: &mut String) {}
+
+    fn part(&mut self, part: Part, out: &mut String) {
+        let value = match part {
+            Part::Text(text) => self.line(&text),
+            Part::Reasoning(text) => {
+                let mut value = self.line("");
+                value["thinking"] = text.into();
+                value
+            }
+            Part::Call(_) => return,
+        };
+        line(&value, out);
+    }
+
+    fn heartbeat(&mut self, out: &mut String) {
+        line(&self.line(""), out);
+    }
+
+    fn end(&mut self, ended: &Ended, out: &mut String) {
+        let mut last = self.line("");
+        last["done"] = true.into();
+        merge(&mut last, counts(ended));
+        line(&last, out);
+    }
+
+    fn failed(&mut self, failure: &Failure, out: &mut String) {
+        line(&Dialect::Ollama.body(failure, &self.request_id), out);
+    }
+}

@@ -1,0 +1,166 @@
+//! Ollama's routes.
+
+pub(super) mod chat;
+pub(super) mod generate;
+pub(super) mod models;
+pub(super) mod time;
+
+use rocmforge_service::check::{SamplingFields, Violations};
+use rocmforge_service::failure::Failure;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::prompt::{TextOr, WireSampling, refuse_unsupported, says_something};
+use super::reply::Ended;
+
+/// The content type of a line of JSON after the other.
+const NDJSON: &str = "application/x-ndjson";
+
+/// `options`: those that mean something here; others concern how Ollama places a model, and are
+/// ignored.
+#[derive(Debug, Default, Deserialize)]
+struct Options {
+    num_predict: Option<i64>,
+    num_ctx: Option<i64>,
+    stop: Option<TextOr<String>>,
+    #[serde(flatten)]
+    sampling: WireSampling,
+    mirostat: Option<i64>,
+    typical_p: Option<f64>,
+    tfs_z: Option<f64>,
+}
+
+impl Options {
+    fn refuse_unsupported(&self) -> Result<(), Failure> {
+        const LATER: &str = "not implemented; leave it unset";
+        refuse_unsupported(&[
+            (
+                "options.mirostat",
+                self.mirostat.is_some_and(|n| n != 0),
+                LATER,
+            ),
+            (
+                "options.typical_p",
+                self.typical_p.is_some_and(|p| p != 1.0),
+                LATER,
+            ),
+            ("options.tfs_z", self.tfs_z.is_some_and(|z| z != 1.0), LATER),
+        ])
+    }
+
+    /// The sampling, and the context's length.
+    fn fields(self, violations: &mut Violations) -> (SamplingFields, Option<i32>) {
+        // Below 0 is without end, which the context's is.
+        let max_tokens = self.num_predict.filter(|&n| n >= 0);
+        let mut sampling = self.sampling.fields(max_tokens, self.stop, violations);
+        // Below 0 is a fresh draw.
+        sampling.seed = sampling.seed.filter(|&seed| seed.cast_signed() >= 0);
+        let n_ctx = self.num_ctx.map(|n| i32::try_from(n).unwrap_or(i32::MAX));
+        (sampling, n_ctx)
+    }
+}
+
+/// A field as Ollama's requests have it.
+fn name(field: &str) -> String {
+    match field {
+        "n_ctx" => "options.num_ctx".to_owned(),
+        "sampling.max_tokens" => "options.num_predict".to_owned(),
+        "sampling.penalty_last_n" => "options.repeat_last_n".to_owned(),
+        _ => field.replace("sampling.", "options."),
+    }
+}
+
+/// `think` as variables of templates: off, on, or how much.
+fn thinking(think: Option<&Value>) -> Map<String, Value> {
+    let mut kwargs = Map::new();
+    match think {
+        Some(Value::Bool(on)) => {
+            kwargs.insert("enable_thinking".to_owned(), (*on).into());
+        }
+        Some(Value::String(effort)) => {
+            kwargs.insert("enable_thinking".to_owned(), true.into());
+            kwargs.insert("reasoning_effort".to_owned(), effort.as_str().into());
+        }
+        _ => {}
+    }
+    kwargs
+}
+
+fn refuse_format(format: Option<&Value>) -> Result<(), Failure> {
+    const MESSAGE: &str = "answers cannot be held to a format yet; leave it unset";
+    refuse_unsupported(&[("format", says_something(format), MESSAGE)])
+}
+
+/// Whether a request without a text only asks for the model: to have it loaded, or to let it go
+/// (`keep_alive: 0`).
+fn lets_go(keep_alive: Option<&Value>) -> bool {
+    match keep_alive {
+        Some(Value::Number(n)) => n.as_f64() == Some(0.0),
+        Some(Value::String(text)) => matches!(text.as_str(), "0" | "0s" | "0m"),
+        _ => false,
+    }
+}
+
+/// What the last line says beside `done`.
+fn counts(ended: &Ended) -> Value {
+    let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    json!({
+        "done_reason": if ended.is_cut() { "length" } else { "stop" },
+        "total_duration": ns(ended.times.total),
+        "load_duration": 0,
+        "prompt_eval_count": ended.prompt_tokens,
+        "prompt_eval_duration": ns(ended.times.prompt),
+        "eval_count": ended.generated_tokens,
+        "eval_duration": ns(ended.times.generation),
+    })
+}
+
+/// Puts the members of one object into another.
+fn merge(into: &mut Value, from: Value) {
+    if let (Value::Object(into), Value::Object(from)) = (into, from) {
+        into.extend(from);
+    }
+}
+
+fn line(value: &Value, out: &mut String) {
+    out.push_str(&value.to_string());
+    out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_and_called_by_their_names() {
+        let options: Options = serde_json::from_value(json!({
+            "num_predict": -1, "num_ctx": 0, "temperature": 0, "top_k": 5, "seed": -1, "stop": "x",
+            "num_gpu": 99, "use_mmap": true,
+        }))
+        .unwrap();
+        assert!(options.refuse_unsupported().is_ok());
+        let mut violations = Violations::named(name);
+        let (fields, n_ctx) = options.fields(&mut violations);
+        assert_eq!(
+            (fields.max_tokens, fields.top_k, fields.seed),
+            (None, Some(5), None)
+        );
+        assert_eq!((n_ctx, fields.stop.len()), (Some(0), 1));
+        rocmforge_service::check::n_ctx(n_ctx, &mut violations);
+        let failure = violations.result().unwrap_err();
+        assert_eq!(failure.fields()[0].0, "options.num_ctx");
+        let options: Options = serde_json::from_value(json!({"mirostat": 2})).unwrap();
+        let failure = options.refuse_unsupported().unwrap_err();
+        assert_eq!(failure.fields()[0].0, "options.mirostat");
+    }
+
+    #[test]
+    fn zero_in_any_spelling_lets_a_model_go() {
+        for zero in [json!(0), json!("0"), json!("0s")] {
+            assert!(lets_go(Some(&zero)), "{zero}");
+        }
+        for other in [json!(-1), json!("5m"), json!(null)] {
+            assert!(!lets_go(Some(&other)), "{other}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What models there are, in Ollama's words: `/api/version`, `/api/tags`, `/api/ps`, `/api/show`.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{ModelStatus, SegmentState};
+use rocmforge_service::failure::Failure;
+use rocmforge_service::files::Available;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::super::Http;
+use super::super::call::{Call, json as answer, with_type};
+use super::super::tool_calls;
+use super::time::rfc3339;
+
+/// The version of Ollama's API that is spoken: clients look whether fields that came later are
+/// there.
+const SPOKEN_VERSION: &str = "0.12.0";
+/// Models stay for as long as nobody needs their room.
+const NEVER_MS: i64 = 4_102_444_800_000;
+
+/// `GET /`, by which clients find out whether somebody is there.
+pub(in super::super) async fn root() -> Response {
+    with_type(
+        "text/plain; charset=utf-8",
+        Body::from("rocmforged is running\n"),
+    )
+}
+
+/// The handler of the version.
+pub(in super::super) async fn version(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /api/version", &request);
+    let body = json!({"version": SPOKEN_VERSION, "rocmforged": env!("CARGO_PKG_VERSION")});
+    call.respond(answer(&body))
+}
+
+fn details(model: Option<&LoadedModel>) -> Value {
+    let info = model.map(|model| model.model().info());
+    let family = info.map_or("", |info| info.architecture);
+    let families: Vec<_> = info.iter().map(|info| info.architecture).collect();
+    let quantization = info.and_then(|info| info.quantization.first().map(|share| share.ty));
+    json!({
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": families,
+        "parameter_size": info.map_or(String::new(), |info| size(info.n_params)),
+        "quantization_level": quantization.unwrap_or_default(),
+    })
+}
+
+/// A number of parameters as people say it.
+fn size(n_params: u64) -> String {
+    match n_params as f64 {
+        n if n >= 1e9 => format!("{:.1}B", n / 1e9),
+        n if n >= 1e6 => format!("{:.2}M", n / 1e6),
+        n => format!("{:.0}K", n / 1e3),
+    }
+}
+
+/// What stands for the digest of a file that is not read: its size and age.
+fn digest(bytes: u64, mtime_unix_ms: i64) -> String {
+    format!("{bytes:032x}{mtime_unix_ms:032x}")
+}
+
+/// The handler of the list.
+pub(in super::super) async fn tags(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /api/tags", &request);
+    let result = listed(&call).await;
+    call.respond(result)
+}
+
+async fn listed(call: &Call) -> Result<Response, Failure> {
+    let models = call.service.available().await?;
+    let models: Vec<_> = models
+        .iter()
+        .map(|available| {
+            let model = match available {
+                Available::Loaded(status) => Some(&*status.model),
+                Available::OnDisk(_) => None,
+            };
+            json!({
+                "name": available.name(),
+                "model": available.name(),
+                "modified_at": rfc3339(available.mtime_unix_ms()),
+                "size": available.file_bytes(),
+                "digest": digest(available.file_bytes(), available.mtime_unix_ms()),
+                "details": details(model),
+            })
+        })
+        .collect();
+    answer(&json!({"models": models}))
+}
+
+/// The handler of what is loaded.
+pub(in super::super) async fn ps(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /api/ps", &request);
+    let snapshot = call.service.engine.snapshot();
+    let models: Vec<_> = snapshot
+        .models
+        .iter()
+        .map(|status| running(&call, status))
+        .collect();
+    call.respond(answer(&json!({"models": models})))
+}
+
+fn running(call: &Call, status: &ModelStatus) -> Value {
+    let model = &status.model;
+    let file = model.file();
+    let mtime_ms = i64::try_from(file.identity().mtime_ns / 1_000_000).unwrap_or(i64::MAX);
+    let resident =
+        |segment: &&rocmforge_engine::api::SegmentStatus| segment.state == SegmentState::Resident;
+    let weights: u64 = status.segments.iter().map(|segment| segment.bytes).sum();
+    let there: u64 = status
+        .segments
+        .iter()
+        .filter(resident)
+        .map(|s| s.bytes)
+        .sum();
+    let n_ctx = model
+        .model()
+        .info()
+        .n_ctx_train
+        .min(call.service.limits.n_ctx_max);
+    json!({
+        "name": model.name(),
+        "model": model.name(),
+        "size": weights,
+        "size_vram": there,
+        "digest": digest(file.len(), mtime_ms),
+        "details": details(Some(model)),
+        "expires_at": rfc3339(NEVER_MS),
+        "context_length": n_ctx,
+    })
+}
+
+#[derive(Debug, Deserialize)]
+struct ShowRequest {
+    #[serde(default, alias = "name")]
+    model: String,
+}
+
+/// The handler of one model, which is loaded for it.
+pub(in super::super) async fn show(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /api/show", &request);
+    let result = shown(&call, request).await;
+    call.respond(result)
+}
+
+async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: ShowRequest = call.read(request).await?;
+    let model = call
+        .service
+        .model_at_first_use("model", &asked.model, &call.arrival)
+        .await?;
+    let info = model.model().info();
+    let template = model.template().and_then(|template| template.source().ok());
+    let template = template.unwrap_or_default();
+    let mut capabilities = vec!["completion"];
+    if template.contains(tool_calls::OPEN) {
+        capabilities.push("tools");
+    }
+    if template.contains("</think>") {
+        capabilities.push("thinking");
+    }
+    let architecture = info.architecture;
+    let mtime_ms = model.file().identity().mtime_ns / 1_000_000;
+    let mut described = json!({
+        "general.architecture": architecture,
+        "general.parameter_count": info.n_params,
+    });
+    for (key, value) in [
+        ("context_length", info.n_ctx_train),
+        ("embedding_length", info.n_embd),
+        ("block_count", info.n_layer),
+        ("attention.head_count", info.n_head),
+        ("attention.head_count_kv", info.n_head_kv),
+        ("vocab_size", info.n_vocab),
+    ] {
+        described[format!("{architecture}.{key}")] = value.into();
+    }
+    answer(&json!({
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "details": details(Some(&model)),
+        "model_info": described,
+        "capabilities": capabilities,
+        "modified_at": rfc3339(i64::try_from(mtime_ms).unwrap_or(i64::MAX)),
+    }))
+}

@@ -1,0 +1,26 @@
+//! Moments as Ollama and Anthropic write them.
+
+use jiff::Timestamp;
+
+/// Milliseconds since 1970 as RFC 3339, in UTC.
+pub(in super::super) fn rfc3339(unix_ms: i64) -> String {
+    let moment = Timestamp::from_millisecond(unix_ms);
+    moment.unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+}
+
+/// Now.
+pub(super) fn now() -> String {
+    Timestamp::now().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_in_utc() {
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(951_782_399_999), "2000-02-28T23:59:59.999Z");
+        assert_eq!(rfc3339(i64::MAX), "1970-01-01T00:00:00Z");
+    }
+}

@@ -1,0 +1,90 @@
+//! `GET /v1/models`, for OpenAI's and for Anthropic's clients: what is loaded, and what its first
+//! use loads.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::files::Available;
+use serde_json::{Value, json};
+
+use super::super::Http;
+use super::super::call::{Call, json as answer, percent_decoded};
+use super::super::error::Dialect;
+use super::super::ollama::time::rfc3339;
+
+fn openai(model: &Available) -> Value {
+    let mut value = json!({
+        "id": model.name(),
+        "object": "model",
+        "created": model.mtime_unix_ms() / 1000,
+        "owned_by": "rocmforge",
+    });
+    if let Available::Loaded(status) = model {
+        let info = status.model.model().info();
+        value["meta"] = json!({
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": info.n_embd,
+            "n_vocab": info.n_vocab,
+            "n_params": info.n_params,
+            "size": info.tensor_bytes,
+        });
+        // What vLLM's clients ask for.
+        value["max_model_len"] = info.n_ctx_train.into();
+    }
+    value
+}
+
+fn anthropic(model: &Available) -> Value {
+    json!({
+        "type": "model",
+        "id": model.name(),
+        "display_name": model.name(),
+        "created_at": rfc3339(model.mtime_unix_ms()),
+    })
+}
+
+/// The handler of the list.
+pub(in super::super) async fn list(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /v1/models", &request);
+    let result = listed(&call).await;
+    call.respond(result)
+}
+
+async fn listed(call: &Call) -> Result<Response, Failure> {
+    let models = call.service.available().await?;
+    if call.dialect == Dialect::Anthropic {
+        let data: Vec<_> = models.iter().map(anthropic).collect();
+        let (first, last) = (
+            models.first().map(Available::name),
+            models.last().map(Available::name),
+        );
+        return answer(&json!({
+            "data": data, "has_more": false, "first_id": first, "last_id": last,
+        }));
+    }
+    let data: Vec<_> = models.iter().map(openai).collect();
+    answer(&json!({"object": "list", "data": data}))
+}
+
+/// The handler of one.
+pub(in super::super) async fn get(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /v1/models/MODEL", &request);
+    let path = request.uri().path().to_owned();
+    let result = one(&call, &path).await;
+    call.respond(result)
+}
+
+async fn one(call: &Call, path: &str) -> Result<Response, Failure> {
+    let name = percent_decoded(path.strip_prefix("/v1/models/").unwrap_or_default());
+    let models = call.service.available().await?;
+    match models.iter().find(|model| model.name() == name) {
+        Some(model) if call.dialect == Dialect::Anthropic => answer(&anthropic(model)),
+        Some(model) => answer(&openai(model)),
+        None => Err(failure::unknown_model(
+            &name,
+            &call.service.engine.snapshot().models,
+        )),
+    }
+}

@@ -1,0 +1,121 @@
+//! `POST /v1/responses`, without a memory of earlier ones: every request brings its whole
+//! conversation.
+//!
+//! The answer is a list of items: what the model thinks (`reasoning`), says (`message`) and calls
+//! (`function_call`). In a stream each item is opened, filled and closed before the next one opens:
+//!
+//! ```text
+//! response.created response.in_progress
+//!   (response.output_item.added [response.content_part.added] ...delta* ...done
+//!    response.output_item.done)*
+//! response.completed | response.incomplete | response.failed
+//! ```
+
+mod events;
+mod request;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_service::failure::Failure;
+use serde_json::{Value, json};
+
+use self::events::{Answer, ResponseEvents};
+use self::request::ResponsesRequest;
+use super::super::Http;
+use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
+use super::super::parts::Part;
+use super::super::reply::{self, Ended};
+use super::super::start;
+use super::super::tool_calls::ToolCall;
+
+/// The handler.
+pub(in super::super) async fn responses(
+    State(http): State<Arc<Http>>,
+    request: Request,
+) -> Response {
+    let call = Call::of(&http, "POST /v1/responses", &request);
+    let result = complete(&call, request).await;
+    call.respond(result)
+}
+
+async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: ResponsesRequest = call.read(request).await?;
+    let streams = asked.stream == Some(true);
+    let described = Answer {
+        id: format!("resp_{}", fresh_id()),
+        created: unix_seconds(),
+        model: asked.model.clone(),
+        echo: asked.echo(),
+    };
+    let (conversation, violations) = asked.conversation()?;
+    let generation = match start::chat(call, conversation, violations).await {
+        // Agents compact their conversation when they find this inside of a stream, and give up at
+        // a status.
+        Err(failure) if streams && failure.reason() == "CONTEXT_EXCEEDED" => {
+            return Ok(reply::failed_stream(
+                ResponseEvents::new(described),
+                &failure,
+            ));
+        }
+        started => started?,
+    };
+    if streams {
+        return reply::stream(generation, ResponseEvents::new(described), call).await;
+    }
+    let (parts, ended) = generation.collect().await?;
+    let output: Vec<_> = parts.into_iter().map(item).collect();
+    answer(&described.whole(status(&ended), &output, Some(&ended)))
+}
+
+/// A part as a whole item.
+fn item(part: Part) -> Value {
+    match part {
+        Part::Text(text) => message(&item_id("msg"), "completed", &[output_text(&text)]),
+        Part::Reasoning(text) => reasoning(&item_id("rs"), &text),
+        Part::Call(call) => function_call(&item_id("fc"), &item_id("call"), &call),
+    }
+}
+
+fn item_id(kind: &str) -> String {
+    format!("{kind}_{}", fresh_id())
+}
+
+fn message(id: &str, status: &str, content: &[Value]) -> Value {
+    json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": content})
+}
+
+fn output_text(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+fn reasoning(id: &str, text: &str) -> Value {
+    let content: Vec<_> = match text {
+        "" => Vec::new(),
+        text => vec![json!({"type": "reasoning_text", "text": text})],
+    };
+    json!({
+        "type": "reasoning", "id": id, "summary": [], "content": content, "encrypted_content": null,
+    })
+}
+
+fn function_call(id: &str, call_id: &str, call: &ToolCall) -> Value {
+    json!({
+        "type": "function_call",
+        "id": id,
+        "call_id": call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    })
+}
+
+/// How an answer ended, in this route's words.
+fn status(ended: &Ended) -> &'static str {
+    if ended.is_cut() {
+        "incomplete"
+    } else {
+        "completed"
+    }
+}

@@ -1,0 +1,230 @@
+//! The events of a response's stream, and the response that they end in.
+
+use rocmforge_service::failure::Failure;
+use serde_json::{Value, json};
+
+use super::super::super::error::Dialect;
+use super::super::super::parts::Part;
+use super::super::super::reply::{Ended, Events, SSE, SSE_HEARTBEAT, event};
+use super::{function_call, item_id, message, output_text, reasoning, status};
+
+/// What a response says beside its output.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) id: String,
+    pub(super) created: u64,
+    pub(super) model: String,
+    /// What it repeats of the request.
+    pub(super) echo: Value,
+}
+
+impl Answer {
+    /// The response.
+    pub(super) fn whole(&self, status: &str, output: &[Value], ended: Option<&Ended>) -> Value {
+        let mut whole = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": null,
+            "incomplete_details": null,
+            "model": self.model,
+            "output": output,
+            "usage": ended.map(usage),
+        });
+        if status == "incomplete" {
+            whole["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        if let (Value::Object(whole), Value::Object(echo)) = (&mut whole, &self.echo) {
+            whole.extend(echo.clone());
+        }
+        whole
+    }
+}
+
+fn usage(ended: &Ended) -> Value {
+    json!({
+        "input_tokens": ended.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": ended.generated_tokens,
+        "output_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
+        "total_tokens": ended.prompt_tokens + ended.generated_tokens,
+    })
+}
+
+/// The item that is being filled.
+#[derive(Debug)]
+enum Open {
+    Message { id: String, text: String },
+    Reasoning { id: String, text: String },
+}
+
+/// Writes the events.
+#[derive(Debug)]
+pub(super) struct ResponseEvents {
+    answer: Answer,
+    open: Option<Open>,
+    /// Items that are closed.
+    output: Vec<Value>,
+    sequence: u64,
+}
+
+impl ResponseEvents {
+    pub(super) fn new(answer: Answer) -> Self {
+        Self {
+            answer,
+            open: None,
+            output: Vec::new(),
+            sequence: 0,
+        }
+    }
+
+    fn send(&mut self, name: &str, mut data: Value, out: &mut String) {
+        data["type"] = name.into();
+        data["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        event(Some(name), &data, out);
+    }
+
+    /// The number of the item that is open, or is to be.
+    fn index(&self) -> usize {
+        self.output.len()
+    }
+
+    fn item_added(&mut self, item: &Value, out: &mut String) {
+        let data = json!({"output_index": self.index(), "item": item});
+        self.send("response.output_item.added", data, out);
+    }
+
+    fn item_done(&mut self, item: Value, out: &mut String) {
+        let data = json!({"output_index": self.index(), "item": item});
+        self.send("response.output_item.done", data, out);
+        self.output.push(item);
+    }
+
+    /// An event about the text of the open item.
+    fn about_text(&mut self, name: &str, id: &str, more: Value, out: &mut String) {
+        let mut data = json!({"item_id": id, "output_index": self.index(), "content_index": 0});
+        if let (Value::Object(data), Value::Object(more)) = (&mut data, more) {
+            data.extend(more);
+        }
+        self.send(name, data, out);
+    }
+
+    fn close(&mut self, out: &mut String) {
+        match self.open.take() {
+            None => {}
+            Some(Open::Message { id, text }) => {
+                let part = output_text(&text);
+                let done = json!({"text": text, "logprobs": []});
+                self.about_text("response.output_text.done", &id, done, out);
+                let done = json!({"part": part});
+                self.about_text("response.content_part.done", &id, done, out);
+                self.item_done(message(&id, "completed", &[part]), out);
+            }
+            Some(Open::Reasoning { id, text }) => {
+                let done = json!({"text": text});
+                self.about_text("response.reasoning_text.done", &id, done, out);
+                self.item_done(reasoning(&id, &text), out);
+            }
+        }
+    }
+
+    fn text(&mut self, delta: &str, out: &mut String) {
+        if !matches!(self.open, Some(Open::Message { .. })) {
+            self.close(out);
+            let id = item_id("msg");
+            self.item_added(&message(&id, "in_progress", &[]), out);
+            let part = json!({"part": output_text("")});
+            self.about_text("response.content_part.added", &id, part, out);
+            self.open = Some(Open::Message {
+                id,
+                text: String::new(),
+            });
+        }
+        if let Some(Open::Message { id, text }) = &mut self.open {
+            text.push_str(delta);
+            let id = id.clone();
+            let delta = json!({"delta": delta, "logprobs": []});
+            self.about_text("response.output_text.delta", &id, delta, out);
+        }
+    }
+
+    fn thought(&mut self, delta: &str, out: &mut String) {
+        if !matches!(self.open, Some(Open::Reasoning { .. })) {
+            self.close(out);
+            let id = item_id("rs");
+            self.item_added(&reasoning(&id, ""), out);
+            self.open = Some(Open::Reasoning {
+                id,
+                text: String::new(),
+            });
+        }
+        if let Some(Open::Reasoning { id, text }) = &mut self.open {
+            text.push_str(delta);
+            let id = id.clone();
+            self.about_text(
+                "response.reasoning_text.delta",
+                &id,
+                json!({"delta": delta}),
+                out,
+            );
+        }
+    }
+}
+
+impl Events for ResponseEvents {
+    const CONTENT_TYPE: &'static str = SSE;
+
+    fn begin(&mut self, out: &mut String) {
+        for name in ["response.created", "response.in_progress"] {
+            let response = self.answer.whole("in_progress", &[], None);
+            self.send(name, json!({"response": response}), out);
+        }
+    }
+
+    fn part(&mut self, part: Part, out: &mut String) {
+        match part {
+            Part::Text(text) => self.text(&text, out),
+            Part::Reasoning(text) => self.thought(&text, out),
+            Part::Call(call) => {
+                self.close(out);
+                let (id, call_id) = (item_id("fc"), item_id("call"));
+                let whole = function_call(&id, &call_id, &call);
+                let mut begun = whole.clone();
+                begun["arguments"] = "".into();
+                begun["status"] = "in_progress".into();
+                self.item_added(&begun, out);
+                let index = self.index();
+                let delta = json!({"item_id": id, "output_index": index, "delta": call.arguments});
+                self.send("response.function_call_arguments.delta", delta, out);
+                let done = json!({
+                    "item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments,
+                });
+                self.send("response.function_call_arguments.done", done, out);
+                self.item_done(whole, out);
+            }
+        }
+    }
+
+    fn heartbeat(&mut self, out: &mut String) {
+        out.push_str(SSE_HEARTBEAT);
+    }
+
+    fn end(&mut self, ended: &Ended, out: &mut String) {
+        self.close(out);
+        let status = status(ended);
+        let response = self.answer.whole(status, &self.output, Some(ended));
+        let name = format!("response.{status}");
+        self.send(&name, json!({"response": response}), out);
+    }
+
+    fn failed(&mut self, failure: &Failure, out: &mut String) {
+        let error = Dialect::OpenAi.body(failure, "");
+        let mut response = self.answer.whole("failed", &self.output, None);
+        response["error"] = json!({
+            "code": error["error"]["code"], "message": error["error"]["message"],
+        });
+        self.send("response.failed", json!({"response": response}), out);
+    }
+}

@@ -1,0 +1,357 @@
+//! What a request for a response says, as the conversation that templates see.
+
+use rocmforge_service::check::Violations;
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_tokenizer::{Content, Message, ToolCall};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::super::super::prompt::{
+    TextOr, WireSampling, refuse_unsupported, says_something, take, text_parts,
+};
+use super::super::super::start::Conversation;
+use super::super::super::tool_calls::{self, Tools};
+use super::super::name;
+
+/// The body.
+#[derive(Debug, Deserialize)]
+pub(super) struct ResponsesRequest {
+    #[serde(default)]
+    pub(super) model: String,
+    input: TextOr<Value>,
+    instructions: Option<String>,
+    max_output_tokens: Option<i64>,
+    pub(super) stream: Option<bool>,
+    #[serde(flatten)]
+    sampling: WireSampling,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    reasoning: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    metadata: Option<Value>,
+    // Refused where they ask for anything.
+    previous_response_id: Option<Value>,
+    conversation: Option<Value>,
+    background: Option<bool>,
+    prompt: Option<Value>,
+    text: Option<Value>,
+    top_logprobs: Option<i64>,
+}
+
+impl ResponsesRequest {
+    /// What the answer repeats of the request.
+    pub(super) fn echo(&self) -> Value {
+        json!({
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata.clone().unwrap_or_else(|| json!({})),
+            "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
+            "reasoning": self.reasoning,
+            "tool_choice": self.tool_choice.clone().unwrap_or_else(|| "auto".into()),
+            "tools": self.tools.clone().unwrap_or_default(),
+            "text": {"format": {"type": "text"}},
+            "previous_response_id": null,
+            "store": false,
+        })
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), Failure> {
+        const STATELESS: &str =
+            "earlier responses are not kept here; send the whole conversation as input";
+        const LATER: &str = "not implemented; leave it unset";
+        const FORMAT: &str =
+            "answers cannot be held to a format yet; leave it unset, or give type text";
+        let format = self.text.as_ref().map(|text| &text["format"]["type"]);
+        let formatted = format.is_some_and(|kind| kind.as_str().is_some_and(|kind| kind != "text"));
+        let says = |value: &Option<Value>| says_something(value.as_ref());
+        refuse_unsupported(&[
+            (
+                "previous_response_id",
+                says(&self.previous_response_id),
+                STATELESS,
+            ),
+            ("conversation", says(&self.conversation), STATELESS),
+            ("background", self.background == Some(true), LATER),
+            ("prompt", says(&self.prompt), LATER),
+            ("text.format", formatted, FORMAT),
+            (
+                "top_logprobs",
+                self.top_logprobs.is_some_and(|n| n > 0),
+                LATER,
+            ),
+        ])
+    }
+
+    /// The conversation that is to be answered.
+    pub(super) fn conversation(self) -> Result<(Conversation, Violations), Failure> {
+        self.refuse_unsupported()?;
+        let mut kwargs = self.chat_template_kwargs.unwrap_or_default();
+        let effort = self.reasoning.as_ref().and_then(|r| r["effort"].as_str());
+        match effort {
+            None => {}
+            Some("none") => {
+                kwargs.entry("enable_thinking").or_insert(false.into());
+            }
+            Some(effort) => {
+                kwargs.entry("reasoning_effort").or_insert(effort.into());
+            }
+        }
+        let tools = tools(
+            self.tools,
+            self.tool_choice.as_ref(),
+            self.parallel_tool_calls,
+        )?;
+        let mut messages = Vec::new();
+        if let Some(instructions) = self.instructions.filter(|text| !text.is_empty()) {
+            messages.push(Message::new("system", instructions));
+        }
+        match self.input {
+            TextOr::Text(text) => messages.push(Message::new("user", text)),
+            TextOr::List(items) => {
+                for (at, item) in items.into_iter().enumerate() {
+                    turn(at, item, &mut messages)?;
+                }
+            }
+        }
+        let mut violations = Violations::named(field_name);
+        let sampling = self
+            .sampling
+            .fields(self.max_output_tokens, None, &mut violations);
+        let conversation = Conversation {
+            model: self.model,
+            messages,
+            tools,
+            kwargs,
+            sampling,
+            n_ctx: None,
+            field: "input",
+        };
+        Ok((conversation, violations))
+    }
+}
+
+/// A field as this route has it.
+fn field_name(field: &str) -> String {
+    match field {
+        "sampling.max_tokens" => "max_output_tokens".to_owned(),
+        "messages" => "input".to_owned(),
+        _ => name(field),
+    }
+}
+
+/// Functions, in the shape of chat completions. Tools that only OpenAI's own machines have are left
+/// out, as agents offer them with every request and do without.
+fn tools(
+    tools: Option<Vec<Value>>,
+    choice: Option<&Value>,
+    parallel: Option<bool>,
+) -> Result<Tools, Failure> {
+    let mut described = Vec::new();
+    for (at, mut tool) in tools.unwrap_or_default().into_iter().enumerate() {
+        match tool["type"].as_str() {
+            Some("function") => {}
+            Some(
+                kind @ ("custom" | "namespace" | "local_shell" | "web_search" | "image_generation"),
+            ) => {
+                tracing::debug!(kind, "a tool that models here cannot call is left out");
+                continue;
+            }
+            kind => {
+                return Err(failure::unsupported_field(
+                    &format!("tools[{at}].type"),
+                    &format!(
+                        "{} is not available here; give tools of the type function",
+                        kind.unwrap_or("none")
+                    ),
+                ));
+            }
+        }
+        let Some(name) = tool["name"].as_str().map(str::to_owned) else {
+            return Err(failure::invalid(
+                &format!("tools[{at}].name"),
+                "missing; give the function's name",
+            ));
+        };
+        let parameters = take(&mut tool, "parameters");
+        described.push(tool_calls::described(
+            &name,
+            tool["description"].as_str(),
+            &parameters,
+        ));
+    }
+    tool_calls::checked(Some(described), choice, parallel)
+}
+
+/// One item of the input. What the model thought and called goes into one message of the assistant,
+/// as templates want it.
+fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), Failure> {
+    let field = || format!("input[{at}]");
+    let text = |value: Value, key: &str| match value {
+        Value::String(text) => Ok(text),
+        _ => Err(failure::invalid(
+            &field(),
+            &format!("it has no {key}; give one"),
+        )),
+    };
+    let kind = item["type"].as_str().unwrap_or("message").to_owned();
+    match kind.as_str() {
+        "message" => {
+            let role = text(take(&mut item, "role"), "role")?;
+            let content = content(take(&mut item, "content"), &field())?;
+            if role == "assistant" {
+                let last = open_turn(messages);
+                last.content = content;
+                return Ok(());
+            }
+            let role = match role.as_str() {
+                "developer" => "system".to_owned(),
+                _ => role,
+            };
+            messages.push(Message {
+                role,
+                content,
+                ..Message::default()
+            });
+        }
+        "reasoning" => {
+            let parts = [take(&mut item, "content"), take(&mut item, "summary")];
+            let thought = parts.into_iter().find_map(thought);
+            if thought.is_some() {
+                open_turn(messages).reasoning_content = thought;
+            }
+        }
+        "function_call" => {
+            let call = ToolCall {
+                id: item["call_id"].as_str().map(str::to_owned),
+                name: text(take(&mut item, "name"), "name")?,
+                arguments: take(&mut item, "arguments"),
+            };
+            match messages.last_mut().filter(|last| last.role == "assistant") {
+                Some(last) => last.tool_calls.push(call),
+                None => open_turn(messages).tool_calls.push(call),
+            }
+        }
+        "function_call_output" => {
+            let id = text(take(&mut item, "call_id"), "call_id")?;
+            messages.push(Message {
+                role: "tool".to_owned(),
+                content: content(take(&mut item, "output"), &field())?,
+                tool_call_id: Some(id),
+                ..Message::default()
+            });
+        }
+        other => {
+            return Err(failure::unsupported_field(
+                &field(),
+                &format!(
+                    "an item of the type {other} cannot be read; give messages, reasoning and function calls"
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The assistant's message that the next item belongs to: one that has not said anything yet, else
+/// a new one.
+fn open_turn(messages: &mut Vec<Message>) -> &mut Message {
+    let fresh = |last: &Message| {
+        last.role == "assistant" && last.content == Content::None && last.tool_calls.is_empty()
+    };
+    if !messages.last().is_some_and(fresh) {
+        messages.push(Message {
+            role: "assistant".to_owned(),
+            ..Message::default()
+        });
+    }
+    let last = messages.len() - 1;
+    &mut messages[last]
+}
+
+fn content(value: Value, field: &str) -> Result<Content, Failure> {
+    match value {
+        Value::String(text) => Ok(Content::Text(text)),
+        Value::Array(parts) => text_parts(parts, |part| format!("{field}.content[{part}]")),
+        _ => Err(failure::invalid(
+            field,
+            "it has no content; give a text or parts",
+        )),
+    }
+}
+
+/// The text of a thought's parts, if there is any.
+fn thought(parts: Value) -> Option<String> {
+    let Value::Array(parts) = parts else {
+        return None;
+    };
+    let texts: Vec<_> = parts
+        .iter()
+        .filter_map(|part| part["text"].as_str())
+        .collect();
+    (!texts.is_empty()).then(|| texts.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: Value) -> Result<Conversation, Failure> {
+        let request: ResponsesRequest = serde_json::from_value(value).unwrap();
+        request.conversation().map(|(conversation, _)| conversation)
+    }
+
+    #[test]
+    fn items_become_turns() {
+        let conversation = read(json!({
+            "model": "m", "instructions": "Be brief.", "store": false, "include": ["reasoning.encrypted_content"],
+            "tools": [{"type": "function", "name": "f", "parameters": {}}, {"type": "web_search"}, {"type": "local_shell"}],
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "input": [
+                {"role": "developer", "content": [{"type": "input_text", "text": "d"}]},
+                {"type": "message", "role": "user", "content": "hi"},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+                {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+                {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "7"},
+                {"type": "function_call", "call_id": "c3", "name": "f", "arguments": "{}"},
+            ],
+        }))
+        .unwrap();
+        let roles: Vec<_> = conversation
+            .messages
+            .iter()
+            .map(|m| m.role.as_str())
+            .collect();
+        assert_eq!(
+            roles,
+            ["system", "system", "user", "assistant", "tool", "assistant"]
+        );
+        let assistant = &conversation.messages[3];
+        assert_eq!(assistant.reasoning_content.as_deref(), Some("hm"));
+        assert_eq!(assistant.content, Content::Text("I look.".into()));
+        assert_eq!(assistant.tool_calls.len(), 2);
+        assert_eq!(conversation.messages[4].tool_call_id.as_deref(), Some("c1"));
+        assert_eq!(conversation.tools.described.len(), 1);
+        assert_eq!(conversation.kwargs["reasoning_effort"], "low");
+    }
+
+    #[test]
+    fn what_needs_a_memory_is_refused_by_name() {
+        for (key, value) in [
+            ("previous_response_id", json!("resp_1")),
+            ("background", json!(true)),
+            ("tool_choice", json!("required")),
+        ] {
+            let mut request = json!({"model": "m", "input": "hi"});
+            request[key] = value;
+            assert_eq!(read(request).unwrap_err().fields()[0].0, key);
+        }
+        let format =
+            json!({"model": "m", "input": "hi", "text": {"format": {"type": "json_schema"}}});
+        assert_eq!(read(format).unwrap_err().fields()[0].0, "text.format");
+        let item = json!({"model": "m", "input": [{"type": "item_reference", "id": "x"}]});
+        assert_eq!(read(item).unwrap_err().fields()[0].0, "input[0]");
+    }
+}

@@ -1,0 +1,258 @@
+//! Calls of tools in a model's text, and the descriptions of tools in a request.
+//!
+//! Read are the forms that stand between `<tool_call>` and `</tool_call>`:
+//!
+//! ```text
+//! {"name": "f", "arguments": {"a": 1}}                                      Hermes, Qwen 2.5 and 3
+//! <function=f><parameter=a>1</parameter></function>                         Qwen 3 Coder, Qwen 3.5
+//! f<arg_key>a</arg_key><arg_value>1</arg_value>                             GLM 4.5 and later
+//! ```
+//!
+//! In the last two a value is text where the tool's schema says so, and JSON where it parses as
+//! such otherwise.
+
+use rocmforge_engine::LoadedModel;
+use rocmforge_service::failure::{self, Failure};
+use serde_json::{Map, Value, json};
+
+/// What opens and closes a call.
+pub(super) const OPEN: &str = "<tool_call>";
+pub(super) const CLOSE: &str = "</tool_call>";
+/// Most tools of a request.
+const TOOLS_MAX: usize = 512;
+
+/// A call that the model made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ToolCall {
+    pub(super) name: String,
+    /// An object, as JSON text.
+    pub(super) arguments: String,
+}
+
+/// What a request says of tools, in OpenAI's shape.
+#[derive(Debug, Default)]
+pub(super) struct Tools {
+    /// `{"type": "function", "function": {...}}` each.
+    pub(super) described: Vec<Value>,
+    /// Only the first call of an answer counts.
+    pub(super) single: bool,
+}
+
+/// Checks tools in OpenAI's shape. `choice` is `tool_choice`, whose `none` leaves them out.
+pub(super) fn checked(
+    tools: Option<Vec<Value>>,
+    choice: Option<&Value>,
+    parallel: Option<bool>,
+) -> Result<Tools, Failure> {
+    let described = tools.unwrap_or_default();
+    match choice {
+        None | Some(Value::Null) => {}
+        Some(Value::String(word)) if word == "auto" => {}
+        Some(Value::String(word)) if word == "none" => return Ok(Tools::default()),
+        Some(other) => {
+            return Err(failure::unsupported_field(
+                "tool_choice",
+                &format!("{other} cannot be enforced; leave it unset, or give auto or none"),
+            ));
+        }
+    }
+    if described.len() > TOOLS_MAX {
+        return Err(failure::invalid(
+            "tools",
+            &format!("{} tools; at most {TOOLS_MAX}", described.len()),
+        ));
+    }
+    for (at, tool) in described.iter().enumerate() {
+        if tool["type"] != "function" {
+            return Err(failure::unsupported_field(
+                &format!("tools[{at}].type"),
+                &format!(
+                    "{} is not available here; give tools of the type function",
+                    tool["type"]
+                ),
+            ));
+        }
+        if tool["function"]["name"].as_str().is_none_or(str::is_empty) {
+            return Err(failure::invalid(
+                &format!("tools[{at}].function.name"),
+                "missing; give the function's name",
+            ));
+        }
+    }
+    Ok(Tools {
+        described,
+        single: parallel == Some(false),
+    })
+}
+
+/// A tool in OpenAI's shape, from its parts.
+pub(super) fn described(name: &str, description: Option<&str>, parameters: &Value) -> Value {
+    json!({"type": "function", "function": {
+        "name": name,
+        "description": description.unwrap_or_default(),
+        "parameters": parameters,
+    }})
+}
+
+/// Refuses tools for a model whose calls would not be recognised.
+pub(super) fn check_model(tools: &Tools, model: &LoadedModel) -> Result<(), Failure> {
+    let knows = || {
+        let source = model.template().and_then(|template| template.source().ok());
+        source.is_some_and(|source| source.contains(OPEN))
+    };
+    if tools.described.is_empty() || knows() {
+        return Ok(());
+    }
+    Err(failure::unsupported_field(
+        "tools",
+        &format!(
+            "the chat template of model '{}' writes calls in no form that is read here ({OPEN}); leave tools out, or \
+             set tool_choice to none",
+            model.name()
+        ),
+    ))
+}
+
+/// The call that stands between [`OPEN`] and [`CLOSE`], or nothing if it is none.
+pub(super) fn parse(block: &str, tools: &[Value]) -> Option<ToolCall> {
+    let block = block.trim();
+    if block.starts_with('{') {
+        let value: Value = serde_json::from_str(block).ok()?;
+        let arguments = match &value["arguments"] {
+            Value::Null => "{}".to_owned(),
+            // Some models write the object as a text.
+            Value::String(text) => text.clone(),
+            object => object.to_string(),
+        };
+        let name = value["name"].as_str()?.to_owned();
+        return Some(ToolCall { name, arguments });
+    }
+    let (name, pairs) = match block.strip_prefix("<function=") {
+        Some(rest) => {
+            let (name, body) = rest.split_once('>')?;
+            (name, pairs(body, "<parameter=", ">", "</parameter>"))
+        }
+        None => {
+            let end = block.find("<arg_key>").unwrap_or(block.len());
+            let (name, body) = block.split_at(end);
+            let between = "</arg_key>";
+            let body = body.replace("\n<arg_value>", "<arg_value>");
+            let pairs = pairs(&body, "<arg_key>", between, "</arg_value>");
+            let value = |(key, value): (String, String)| {
+                let value = value.strip_prefix("<arg_value>").unwrap_or(&value);
+                (key, value.to_owned())
+            };
+            (name, pairs.into_iter().map(value).collect())
+        }
+    };
+    let name = name.trim();
+    let named = !name.is_empty() && !name.contains(['<', '{', ' ', '\n']);
+    let known = tools.iter().find(|tool| tool["function"]["name"] == name);
+    if !named || known.is_none() {
+        return None;
+    }
+    let schema = known.map_or(
+        &Value::Null,
+        |tool| &tool["function"]["parameters"]["properties"],
+    );
+    let mut arguments = Map::new();
+    for (key, text) in pairs {
+        let value = typed(&text, &schema[&key]);
+        arguments.insert(key, value);
+    }
+    Some(ToolCall {
+        name: name.to_owned(),
+        arguments: Value::Object(arguments).to_string(),
+    })
+}
+
+/// Keys and values between marks: `OPEN key MIDDLE value CLOSE`, again and again.
+fn pairs(text: &str, open: &str, middle: &str, close: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some((_, after)) = rest.split_once(open) {
+        let Some((key, after)) = after.split_once(middle) else {
+            break;
+        };
+        let (value, after) = after.split_once(close).unwrap_or((after, ""));
+        // The templates put each on lines of its own.
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        let value = value.strip_suffix('\n').unwrap_or(value);
+        found.push((key.trim().to_owned(), value.to_owned()));
+        rest = after;
+    }
+    found
+}
+
+fn typed(text: &str, schema: &Value) -> Value {
+    if schema["type"] == "string" {
+        return text.into();
+    }
+    serde_json::from_str(text).unwrap_or_else(|_| text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tools() -> Vec<Value> {
+        let parameters =
+            json!({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+        vec![described("weather", None, &parameters)]
+    }
+
+    fn call(arguments: &str) -> Option<ToolCall> {
+        Some(ToolCall {
+            name: "weather".into(),
+            arguments: arguments.into(),
+        })
+    }
+
+    #[test]
+    fn three_forms_are_read() {
+        let expected = call(r#"{"city":"12","days":3}"#);
+        for block in [
+            "\n{\"name\": \"weather\", \"arguments\": {\"city\": \"12\", \"days\": 3}}\n",
+            "\n<function=weather>\n<parameter=city>\n12\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n",
+            "weather\n<arg_key>city</arg_key>\n<arg_value>12</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n",
+        ] {
+            assert_eq!(parse(block, &tools()), expected, "{block}");
+        }
+        let text = r#"{"name": "weather", "arguments": "{\"city\":\"x\"}"}"#;
+        assert_eq!(parse(text, &tools()), call(r#"{"city":"x"}"#));
+        assert_eq!(parse("weather", &tools()), call("{}"));
+    }
+
+    #[test]
+    fn what_is_no_call_is_none() {
+        for block in [
+            "",
+            "{\"name\": ",
+            "{}",
+            "not a call",
+            "<function=weather",
+            "other",
+        ] {
+            assert_eq!(parse(block, &tools()), None, "{block}");
+        }
+    }
+
+    #[test]
+    fn choices_that_cannot_be_enforced_are_refused_by_name() {
+        let refused = |choice: Value| {
+            let failure = checked(Some(tools()), Some(&choice), None).unwrap_err();
+            assert_eq!(failure.fields()[0].0, "tool_choice");
+        };
+        refused(json!("required"));
+        refused(json!({"type": "function", "function": {"name": "weather"}}));
+        let none = checked(Some(tools()), Some(&json!("none")), None).unwrap();
+        assert!(none.described.is_empty());
+        let auto = checked(Some(tools()), Some(&json!("auto")), Some(false)).unwrap();
+        assert!(auto.single && auto.described.len() == 1);
+        let unnamed = vec![json!({"type": "function", "function": {}})];
+        assert!(checked(Some(unnamed), None, None).is_err());
+        let other = vec![json!({"type": "web_search"})];
+        let failure = checked(Some(other), None, None).unwrap_err();
+        assert_eq!(failure.fields()[0].0, "tools[0].type");
+    }
+}

@@ -1,0 +1,105 @@
+//! HTTP as the program serves it: what its log says of clients that go away, and where it listens.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::program::{PATIENCE, host, refused, start_logging_to};
+
+/// Times that each is tried: on a busy machine a generation may end before its client went.
+const TRIES: usize = 5;
+
+/// Nearly evenly drawn tokens up to the end of the context.
+fn endless(stream: bool) -> String {
+    let body = format!(
+        r#"{{"model": "tiny-llama-Q4_K_M", "prompt": "Once upon a time", "temperature": 1000, "top_k": 0, "top_p": 1,
+            "min_p": 0, "seed": 7, "stream": {stream}}}"#
+    );
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length:";
+    format!("{head} {}\r\n\r\n{body}", body.len())
+}
+
+fn send(socket: &Path, request: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    stream
+}
+
+/// Reads until `mark` was seen.
+fn read_until(stream: &mut UnixStream, mark: &str) -> String {
+    let (mut text, mut bytes) = (String::new(), [0; 4096]);
+    while !text.contains(mark) {
+        let n = stream.read(&mut bytes).unwrap();
+        assert!(n > 0, "it ended without '{mark}': {text}");
+        text.push_str(&String::from_utf8_lossy(&bytes[..n]));
+    }
+    text
+}
+
+/// How many requests ended so, once `all` have ended.
+fn ended(log: &Path, code: &str, all: usize) -> usize {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        let text = std::fs::read_to_string(log).unwrap();
+        let lines = text.lines().filter(|line| line.contains("/v1/completions"));
+        let lines: Vec<_> = lines.collect();
+        if lines.len() >= all {
+            let code = format!("code={code} ");
+            return lines.iter().filter(|line| line.contains(&code)).count();
+        }
+        assert!(
+            Instant::now() < give_up,
+            "{all} requests do not end: {text}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_client_that_goes_ends_its_generation() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, log) = (dir.path().join("h"), dir.path().join("log"));
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let mut command = host(dir.path(), &dir.path().join("s"));
+    command.arg("--model-dir").arg(fixtures);
+    command.arg("--http-socket").arg(&socket);
+    let file = File::create(&log).unwrap();
+    let (mut daemon, _notify) = start_logging_to(dir.path(), &mut command, file);
+
+    let mut whole = send(&socket, &endless(true));
+    let text = read_until(&mut whole, "[DONE]");
+    let pieces = text.matches("finish_reason").count();
+    assert!(pieces > 100, "{pieces} pieces up to the end of the context");
+    assert_eq!(ended(&log, "Ok", 1), 1);
+    for _ in 0..TRIES {
+        let mut stream = send(&socket, &endless(true));
+        read_until(&mut stream, "data: ");
+    }
+    let cut = ended(&log, "Cancelled", 1 + TRIES);
+    assert!(cut > 0, "no stream ended with its client");
+    // Likewise where the answer was to come whole, before there is a byte of it.
+    for _ in 0..TRIES {
+        let stream = send(&socket, &endless(false));
+        std::thread::sleep(Duration::from_millis(20));
+        drop(stream);
+    }
+    let both = ended(&log, "Cancelled", 1 + 2 * TRIES);
+    assert!(both > cut, "no whole answer ended with its client");
+
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0));
+    assert!(!socket.exists(), "the socket is removed");
+}
+
+#[test]
+fn an_address_that_others_reach_needs_a_token() {
+    let output = refused(&["--device", "host", "--http-listen", "0.0.0.0:0"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("--http-token-file"), "{said}");
+}

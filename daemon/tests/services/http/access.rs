@@ -1,0 +1,101 @@
+//! Who may do what over which way.
+
+use rocmforged::End;
+use rocmforged::roles::Roles;
+use serde_json::json;
+
+use crate::http::client::{HttpDaemon, LLAMA, tcp};
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+#[tokio::test]
+async fn without_a_token_this_machine_may_use_and_not_manage() {
+    let http = HttpDaemon::start().await;
+    let body = json!({"model": LLAMA}).to_string();
+    assert_eq!(
+        tcp(http.tcp, "GET", "/v1/models", &[], "").await.status,
+        200
+    );
+    let generate = tcp(http.tcp, "POST", "/api/generate", &[], &body).await;
+    assert_eq!(generate.status, 200, "{generate:?}");
+    for target in ["/models/load", "/models/unload"] {
+        let refused = tcp(http.tcp, "POST", target, &[], &body).await;
+        assert_eq!(refused.status, 403);
+        assert_eq!(refused.json()["error"]["code"], "ROLE_MISSING");
+        assert_eq!(refused.json()["error"]["details"]["role"], "manage");
+        let connection = &refused.headers["connection"];
+        assert_eq!(connection, "close", "the body was not read");
+    }
+    // A page of another site, and a name that was made to lead here.
+    for header in [
+        ("origin", "https://example.com"),
+        ("host", "example.com:8080"),
+    ] {
+        let refused = tcp(http.tcp, "POST", "/api/generate", &[header], &body).await;
+        assert_eq!(refused.status, 403, "{header:?}");
+        let message = refused.json()["error"].as_str().unwrap().to_owned();
+        assert!(message.contains("http_token_file"), "{message}");
+    }
+    let page = [
+        ("origin", "http://localhost:3000"),
+        ("host", "127.0.0.1:8080"),
+    ];
+    assert_eq!(
+        tcp(http.tcp, "POST", "/api/generate", &page, &body)
+            .await
+            .status,
+        200
+    );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn with_a_token_nothing_but_health_goes_without_it() {
+    let http = HttpDaemon::start_with(Some(TOKEN), Roles::default()).await;
+    assert_eq!(tcp(http.tcp, "GET", "/health", &[], "").await.status, 200);
+    let routes = [
+        ("GET", "/v1/models"),
+        ("GET", "/metrics"),
+        ("GET", "/api/tags"),
+        ("GET", "/nothing"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/messages"),
+        ("POST", "/api/chat"),
+        ("POST", "/models/unload"),
+    ];
+    for (method, target) in routes {
+        for headers in [
+            vec![],
+            vec![("authorization", "Bearer wrong")],
+            vec![("x-api-key", "wrong")],
+        ] {
+            let refused = tcp(http.tcp, method, target, &headers, "{}").await;
+            assert_eq!(refused.status, 401, "{target}: {refused:?}");
+            assert_eq!(refused.headers["www-authenticate"], "Bearer");
+            let error = refused.json()["error"].clone();
+            match target {
+                "/v1/messages" => assert_eq!(error["type"], "authentication_error"),
+                path if path.starts_with("/api/") => assert!(error.is_string()),
+                _ => assert_eq!(error["code"], "invalid_api_key"),
+            }
+        }
+    }
+    let body = json!({"model": LLAMA}).to_string();
+    let bearer = format!("Bearer {TOKEN}");
+    let load = tcp(
+        http.tcp,
+        "POST",
+        "/models/load",
+        &[("authorization", &bearer)],
+        &body,
+    )
+    .await;
+    assert_eq!(load.status, 200, "{load:?}");
+    // Names of other machines are fine for who has the token.
+    let headers = [("x-api-key", TOKEN), ("host", "models.example.com")];
+    let unload = tcp(http.tcp, "POST", "/models/unload", &headers, &body).await;
+    assert_eq!(unload.status, 200, "{unload:?}");
+    // The Unix socket knows its callers.
+    assert_eq!(http.get("/v1/models").await.status, 200);
+    assert_eq!(http.stop().await, End::Drained);
+}

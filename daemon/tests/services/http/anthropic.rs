@@ -1,0 +1,173 @@
+//! Anthropic's routes.
+
+use rocmforged::End;
+use serde_json::{Value, json};
+
+use crate::http::client::{HttpDaemon, LLAMA, unix};
+use crate::templates::with_template;
+
+fn question() -> Value {
+    json!({
+        "model": LLAMA,
+        "max_tokens": 16,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "42 - 30 = ?"}]}],
+        "metadata": {"user_id": "somebody"},
+    })
+}
+
+fn data(event: &(String, String)) -> Value {
+    serde_json::from_str(&event.1).unwrap()
+}
+
+#[tokio::test]
+async fn messages_are_answered_and_counted() {
+    let http = HttpDaemon::start().await;
+    let reply = http.post("/v1/messages?beta=true", &question()).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let message = reply.json();
+    assert_eq!(
+        (&message["type"], &message["role"]),
+        (&json!("message"), &json!("assistant"))
+    );
+    assert_eq!(
+        message["content"],
+        json!([{"type": "text", "text": "42 - 30 = 12."}])
+    );
+    assert_eq!(message["stop_reason"], "end_turn");
+    let usage = &message["usage"];
+    assert!(usage["output_tokens"].as_u64() > Some(0));
+    assert_eq!(usage["cache_read_input_tokens"], 0);
+
+    let mut counting = question();
+    counting.as_object_mut().unwrap().remove("max_tokens");
+    let counted = http.post("/v1/messages/count_tokens", &counting).await;
+    assert_eq!(counted.json()["input_tokens"], usage["input_tokens"]);
+
+    let mut cut = question();
+    cut["stop_sequences"] = json!([" ="]);
+    let message = http.post("/v1/messages", &cut).await.json();
+    assert_eq!(message["stop_reason"], "stop_sequence");
+    assert_eq!(message["stop_sequence"], " =");
+    assert_eq!(message["content"][0]["text"], "42 - 30");
+    cut["max_tokens"] = 1.into();
+    assert_eq!(
+        http.post("/v1/messages", &cut).await.json()["stop_reason"],
+        "max_tokens"
+    );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_stream_has_its_events_in_order() {
+    let http = HttpDaemon::start().await;
+    let mut asked = question();
+    asked["stream"] = true.into();
+    let events = http.post("/v1/messages", &asked).await.events();
+    let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
+    let deltas = names
+        .iter()
+        .filter(|name| **name == "content_block_delta")
+        .count();
+    assert!(deltas > 1, "{names:?}");
+    let mut expected = vec!["message_start", "content_block_start"];
+    expected.extend(vec!["content_block_delta"; deltas]);
+    expected.extend(["content_block_stop", "message_delta", "message_stop"]);
+    assert_eq!(names, expected);
+    let text: String = events[2..2 + deltas]
+        .iter()
+        .map(|event| {
+            let delta = data(event);
+            assert_eq!(
+                (&delta["index"], &delta["delta"]["type"]),
+                (&json!(0), &json!("text_delta"))
+            );
+            delta["delta"]["text"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    assert_eq!(text, "42 - 30 = 12.");
+    let start = data(&events[0]);
+    assert!(start["message"]["usage"]["input_tokens"].as_u64() > Some(0));
+    assert_eq!(start["message"]["content"], json!([]));
+    for event in &events {
+        assert_eq!(data(event)["type"], event.0.as_str());
+    }
+    let end = data(&events[events.len() - 2]);
+    assert_eq!(end["delta"]["stop_reason"], "end_turn");
+    assert!(end["usage"]["output_tokens"].as_u64() > Some(0));
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn thoughts_are_blocks_of_their_own() {
+    let http = HttpDaemon::start().await;
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}<think>";
+    with_template(&http.daemon, "thinker", template);
+    let mut asked = question();
+    asked["model"] = "thinker".into();
+    let message = http.post("/v1/messages", &asked).await.json();
+    assert_eq!(message["content"][0]["type"], "thinking");
+    asked["stream"] = true.into();
+    let events = http.post("/v1/messages", &asked).await.events();
+    assert_eq!(data(&events[1])["content_block"]["type"], "thinking");
+    let stop = events
+        .iter()
+        .position(|(name, _)| name == "content_block_stop")
+        .unwrap();
+    let signature = data(&events[stop - 1]);
+    assert_eq!(
+        signature["delta"]["type"], "signature_delta",
+        "before the block ends"
+    );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn refusals_have_anthropics_shape() {
+    let http = HttpDaemon::start().await;
+    let rows = [
+        (
+            "max_tokens",
+            Value::Null,
+            400,
+            "invalid_request_error",
+            "max_tokens",
+        ),
+        (
+            "temperature",
+            json!(-1),
+            400,
+            "invalid_request_error",
+            "temperature",
+        ),
+        ("model", json!("ghost"), 404, "not_found_error", "ghost"),
+        (
+            "tool_choice",
+            json!({"type": "any"}),
+            400,
+            "invalid_request_error",
+            "tool_choice",
+        ),
+    ];
+    for (key, value, status, kind, mentions) in rows {
+        let mut asked = question();
+        asked[key] = value;
+        let body = asked.to_string();
+        let headers = [("x-request-id", "mine-7")];
+        let reply = unix(&http.path(), "POST", "/v1/messages", &headers, &body).await;
+        assert_eq!(reply.status, status, "{reply:?}");
+        let answer = reply.json();
+        assert_eq!(answer["type"], "error");
+        assert_eq!(answer["error"]["type"], kind);
+        assert_eq!(answer["request_id"], "mine-7");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(mentions), "{message}");
+    }
+    let headers = [("anthropic-version", "2023-06-01")];
+    let models = unix(&http.path(), "GET", "/v1/models", &headers, "")
+        .await
+        .json();
+    assert_eq!(models["data"][0]["type"], "model");
+    assert_eq!(models["has_more"], false);
+    assert_eq!(http.stop().await, End::Drained);
+}

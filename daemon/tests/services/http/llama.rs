@@ -1,0 +1,191 @@
+//! llama-server's routes, metrics, and what no route answers.
+
+use rocmforge_proto::v1;
+use rocmforged::End;
+use serde_json::{Value, json};
+
+use crate::http::client::{HttpDaemon, LLAMA, unix};
+
+fn state(models: &Value, name: &str) -> Value {
+    let data = models["data"].as_array().unwrap();
+    let found = data.iter().find(|model| model["id"] == name).unwrap();
+    found["status"]["value"].clone()
+}
+
+#[tokio::test]
+async fn models_are_loaded_and_unloaded_by_name() {
+    let http = HttpDaemon::start().await;
+    assert_eq!(state(&http.get("/models").await.json(), LLAMA), "unloaded");
+    let asked = json!({"model": LLAMA});
+    let loaded = http.post("/models/load", &asked).await;
+    assert_eq!(
+        (loaded.status, loaded.json()),
+        (200, json!({"success": true}))
+    );
+    assert_eq!(state(&http.get("/models").await.json(), LLAMA), "loaded");
+    let list = http
+        .daemon
+        .models()
+        .list(v1::ListModelsRequest {})
+        .await
+        .unwrap();
+    assert_eq!(list.into_inner().models[0].name, LLAMA, "gRPC sees it, too");
+    assert_eq!(http.post("/models/unload", &asked).await.status, 200);
+    assert_eq!(state(&http.get("/models").await.json(), LLAMA), "unloaded");
+    let again = http.post("/models/unload", &asked).await;
+    assert_eq!(again.status, 404);
+    assert!(
+        again.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains(LLAMA)
+    );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn tokens_are_those_that_grpc_gives() {
+    let http = HttpDaemon::start().await;
+    http.daemon
+        .load(format!("{LLAMA}.gguf"), LLAMA)
+        .await
+        .unwrap();
+    let request = v1::TokenizeRequest {
+        model: LLAMA.into(),
+        text: "Once upon a time".into(),
+        add_special: Some(false),
+        ..Default::default()
+    };
+    let expected = http
+        .daemon
+        .inference()
+        .tokenize(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let asked = json!({"content": "Once upon a time"});
+    assert_eq!(
+        http.post("/tokenize", &asked).await.json()["tokens"],
+        json!(expected.ids)
+    );
+    let asked = json!({"model": LLAMA, "content": "Once upon a time", "with_pieces": true});
+    let pieces = http.post("/tokenize", &asked).await.json();
+    let text: String = pieces["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|token| token["piece"].as_str().unwrap())
+        .collect();
+    assert!(text.contains("upon a time"), "{text}");
+
+    let props = http.get(&format!("/props?model={LLAMA}")).await.json();
+    assert_eq!(props["total_slots"], 4);
+    assert!(props["default_generation_settings"]["n_ctx"].as_u64() > Some(0));
+    assert!(
+        props["chat_template"]
+            .as_str()
+            .unwrap()
+            .contains("messages")
+    );
+    assert_eq!(
+        http.get("/props").await.json()["model_alias"],
+        LLAMA,
+        "the only one"
+    );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn metrics_say_what_routers_and_people_ask() {
+    let http = HttpDaemon::start().await;
+    let asked = json!({"model": LLAMA, "prompt": "Once upon a time", "max_tokens": 4});
+    assert_eq!(http.post("/v1/completions", &asked).await.status, 200);
+    let reply = http.get("/metrics").await;
+    let kind = reply.headers["content-type"].to_str().unwrap();
+    assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
+    let value = |name: &str| -> f64 {
+        let mut lines = reply.text.lines();
+        let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {}", reply.text));
+        line.parse().unwrap()
+    };
+    assert_eq!(value("vllm:num_requests_running"), 0.0);
+    assert_eq!(value("vllm:num_requests_waiting"), 0.0);
+    assert!((0.0..=1.0).contains(&value("vllm:kv_cache_usage_perc")));
+    assert!(
+        reply
+            .text
+            .contains("vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"")
+    );
+    assert_eq!(value("rocmforge_budget_bytes"), f64::from(64 << 20));
+    let of_llama = |name: &str| value(&format!("{name}{{model=\"{LLAMA}\"}}"));
+    assert!(of_llama("rocmforge_uploaded_bytes_total") > 0.0);
+    assert!(of_llama("rocmforge_segment_misses_total") > 0.0);
+    assert!((0.0..=1.0).contains(&of_llama("rocmforge_model_residency_ratio")));
+    assert!(of_llama("rocmforge_model_resident_bytes") > 0.0);
+    // Every metric has its type, and no line is anything else.
+    for line in reply.text.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        assert!(reply.text.contains(&format!("# TYPE {name} ")), "{line}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn requests_have_names_and_what_is_not_there_says_so() {
+    let http = HttpDaemon::start().await;
+    let given = unix(
+        &http.path(),
+        "GET",
+        "/health",
+        &[("x-request-id", "abc-1")],
+        "",
+    )
+    .await;
+    assert_eq!(given.headers["x-request-id"], "abc-1");
+    assert_eq!((given.status, given.json()), (200, json!({"status": "ok"})));
+    let fresh = http.get("/health").await;
+    assert!(
+        fresh.headers["x-request-id"]
+            .to_str()
+            .unwrap()
+            .starts_with("req-")
+    );
+    let long = "x".repeat(1000);
+    let odd = unix(
+        &http.path(),
+        "GET",
+        "/health",
+        &[("x-request-id", &long)],
+        "",
+    )
+    .await;
+    assert_ne!(odd.headers["x-request-id"], long.as_str());
+
+    let nothing = http.get("/v1/nothing").await;
+    assert_eq!(
+        (nothing.status, nothing.json()["error"]["code"].clone()),
+        (404, json!("NO_SUCH_ROUTE"))
+    );
+    assert_eq!(http.get("/v1/chat/completions").await.status, 404);
+    assert!(http.get("/api/nothing").await.json()["error"].is_string());
+    let broken = unix(
+        &http.path(),
+        "POST",
+        "/v1/chat/completions",
+        &[],
+        "{\"model\": ",
+    )
+    .await;
+    assert_eq!(broken.status, 400);
+    assert!(
+        broken.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("JSON")
+    );
+    let large = " ".repeat(rocmforged::REQUEST_MAX_BYTES + 1);
+    let reply = unix(&http.path(), "POST", "/v1/completions", &[], &large).await;
+    assert_eq!(reply.status, 413, "{reply:?}");
+    assert_eq!(http.stop().await, End::Drained);
+}

@@ -1,0 +1,12 @@
+//! HTTP over a socket, in process: each route, each shape of a refusal, and what a connection may
+//! do.
+
+mod access;
+mod anthropic;
+pub(crate) mod client;
+mod llama;
+mod ollama;
+mod openai;
+mod responses;
+mod shapes;
+mod streams;

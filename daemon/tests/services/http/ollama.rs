@@ -1,0 +1,151 @@
+//! Ollama's routes.
+
+use rocmforged::End;
+use serde_json::{Value, json};
+
+use crate::http::client::{HttpDaemon, LLAMA};
+
+fn question() -> Value {
+    json!({
+        "model": LLAMA,
+        "messages": [{"role": "user", "content": "42 - 30 = ?"}],
+        "options": {"temperature": 0, "num_predict": 16, "num_ctx": 512, "num_gpu": 1},
+        "keep_alive": "5m",
+    })
+}
+
+#[tokio::test]
+async fn chats_are_lines_and_the_last_has_the_counts() {
+    let http = HttpDaemon::start().await;
+    let reply = http.post("/api/chat", &question()).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert_eq!(reply.headers["content-type"], "application/x-ndjson");
+    let lines = reply.lines();
+    let (last, pieces) = lines.split_last().unwrap();
+    let text: String = pieces
+        .iter()
+        .map(|line| {
+            assert_eq!(
+                (&line["done"], &line["model"]),
+                (&json!(false), &json!(LLAMA))
+            );
+            line["message"]["content"].as_str().unwrap()
+        })
+        .collect();
+    assert_eq!(text, "42 - 30 = 12.");
+    assert_eq!(
+        (&last["done"], &last["done_reason"]),
+        (&json!(true), &json!("stop"))
+    );
+    for count in ["prompt_eval_count", "eval_count", "total_duration"] {
+        assert!(last[count].as_u64() > Some(0), "{last}");
+    }
+
+    let mut whole = question();
+    whole["stream"] = false.into();
+    whole["model"] = format!("{LLAMA}:latest").into();
+    // More than the model's is the model's.
+    whole["options"]["num_ctx"] = (1 << 30).into();
+    let answer = http.post("/api/chat", &whole).await.json();
+    assert_eq!(answer["message"]["content"], "42 - 30 = 12.");
+    assert_eq!(answer["done"], true);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn generate_uses_the_template_unless_it_is_raw() {
+    let http = HttpDaemon::start().await;
+    let mut asked = json!({
+        "model": LLAMA, "prompt": "42 - 30 = ?", "stream": false, "options": {"temperature": 0, "num_predict": 16},
+    });
+    let answer = http.post("/api/generate", &asked).await.json();
+    assert_eq!(answer["response"], "42 - 30 = 12.");
+    asked["raw"] = true.into();
+    let raw = http.post("/api/generate", &asked).await.json();
+    assert!(raw["prompt_eval_count"].as_u64() < answer["prompt_eval_count"].as_u64());
+    asked["stream"] = true.into();
+    let lines = http.post("/api/generate", &asked).await.lines();
+    let text: String = lines
+        .iter()
+        .map(|line| line["response"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, raw["response"].as_str().unwrap());
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn models_are_told_in_ollamas_words() {
+    let http = HttpDaemon::start().await;
+    assert!(http.get("/api/version").await.json()["version"].is_string());
+    assert_eq!(http.get("/").await.status, 200);
+    let tags = http.get("/api/tags").await.json();
+    let llama = |list: &Value| {
+        let models = list["models"].as_array().unwrap();
+        models.iter().find(|model| model["name"] == LLAMA).cloned()
+    };
+    assert!(llama(&tags).unwrap()["size"].as_u64() > Some(1 << 20));
+    assert_eq!(http.get("/api/ps").await.json(), json!({"models": []}));
+
+    // Without a text, the model is loaded.
+    let loaded = http
+        .post("/api/generate", &json!({"model": LLAMA}))
+        .await
+        .json();
+    assert_eq!(
+        (&loaded["done"], &loaded["done_reason"]),
+        (&json!(true), &json!("load"))
+    );
+    let ps = http.get("/api/ps").await.json();
+    assert!(llama(&ps).unwrap()["size"].as_u64() > Some(1 << 20));
+    let gone = http
+        .post("/api/chat", &json!({"model": LLAMA, "keep_alive": 0}))
+        .await;
+    assert_eq!(gone.json()["done_reason"], "unload");
+
+    let shown = http
+        .post("/api/show", &json!({"model": LLAMA}))
+        .await
+        .json();
+    assert_eq!(shown["details"]["family"], "llama");
+    assert_eq!(shown["model_info"]["general.architecture"], "llama");
+    assert!(shown["model_info"]["llama.context_length"].as_u64() > Some(0));
+    assert_eq!(shown["capabilities"], json!(["completion"]));
+    assert!(shown["template"].as_str().unwrap().contains("messages"));
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn refusals_have_ollamas_shape_and_names() {
+    let http = HttpDaemon::start().await;
+    let rows = [
+        (
+            "options",
+            json!({"temperature": -1}),
+            400,
+            "options.temperature",
+        ),
+        (
+            "options",
+            json!({"num_predict": 0}),
+            400,
+            "options.num_predict",
+        ),
+        ("options", json!({"num_ctx": -5}), 400, "options.num_ctx"),
+        ("options", json!({"mirostat": 1}), 400, "options.mirostat"),
+        ("format", json!("json"), 400, "format"),
+        ("model", json!("ghost"), 404, "ghost"),
+    ];
+    for (key, value, status, mentions) in rows {
+        let mut asked = question();
+        asked[key] = value;
+        let reply = http.post("/api/chat", &asked).await;
+        assert_eq!(reply.status, status, "{reply:?}");
+        let message = reply.json()["error"].as_str().unwrap().to_owned();
+        assert!(message.contains(mentions), "{message}");
+    }
+    let images =
+        json!({"model": LLAMA, "messages": [{"role": "user", "content": "x", "images": ["aa"]}]});
+    let reply = http.post("/api/chat", &images).await;
+    assert_eq!(reply.status, 400);
+    assert_eq!(http.stop().await, End::Drained);
+}

@@ -1,0 +1,272 @@
+//! OpenAI's routes.
+
+use rocmforged::End;
+use serde_json::{Value, json};
+
+use crate::daemon::greedy;
+use crate::http::client::{HttpDaemon, LLAMA};
+use crate::templates::with_template;
+
+fn question(stream: bool) -> Value {
+    json!({
+        "model": LLAMA,
+        "messages": [{"role": "user", "content": "42 - 30 = ?"}],
+        "temperature": 0,
+        "max_tokens": 16,
+        "stream": stream,
+        "user": "somebody",
+        "store": false,
+    })
+}
+
+#[tokio::test]
+async fn a_model_on_disk_is_listed_and_loaded_at_its_first_use() {
+    let http = HttpDaemon::start().await;
+    let names = |list: &Value| -> Vec<String> {
+        let data = list["data"].as_array().unwrap();
+        data.iter()
+            .map(|m| m["id"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let before = http.get("/v1/models").await.json();
+    assert!(names(&before).contains(&LLAMA.to_owned()), "{before}");
+    assert_eq!(before["object"], "list");
+    assert!(before["data"][0]["created"].is_i64());
+
+    let reply = http.post("/v1/chat/completions", &question(false)).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let whole = reply.json();
+    assert_eq!(whole["object"], "chat.completion");
+    assert_eq!(whole["model"], LLAMA);
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert_eq!(choice["message"]["content"], "42 - 30 = 12.");
+    assert_eq!(choice["finish_reason"], "stop");
+    let usage = &whole["usage"];
+    let (prompt, answer) = (
+        usage["prompt_tokens"].as_u64(),
+        usage["completion_tokens"].as_u64(),
+    );
+    assert_eq!(
+        usage["total_tokens"].as_u64(),
+        Some(prompt.unwrap() + answer.unwrap())
+    );
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+
+    let after = http.get("/v1/models").await.json();
+    assert_eq!(names(&after), names(&before), "each model is listed once");
+    let one = http.get(&format!("/v1/models/{LLAMA}")).await;
+    assert_eq!(one.json()["id"], LLAMA);
+    assert_eq!(http.get("/v1/models/ghost").await.status, 404);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_stream_has_its_chunks_in_order() {
+    let http = HttpDaemon::start().await;
+    let mut asked = question(true);
+    asked["stream_options"] = json!({"include_usage": true});
+    let reply = http.post("/v1/chat/completions", &asked).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let kind = reply.headers["content-type"].to_str().unwrap();
+    assert!(kind.starts_with("text/event-stream"), "{kind}");
+    let events = reply.events();
+    let (done, chunks) = events.split_last().unwrap();
+    assert_eq!(done.1, "[DONE]");
+    let chunks: Vec<Value> = chunks
+        .iter()
+        .map(|(_, data)| serde_json::from_str(data).unwrap())
+        .collect();
+    let [first, middle @ .., finish, usage] = &chunks[..] else {
+        panic!("{chunks:?}");
+    };
+    assert_eq!(first["choices"][0]["delta"]["role"], "assistant");
+    let text: String = middle
+        .iter()
+        .map(|chunk| {
+            assert!(chunk["choices"][0]["delta"].get("role").is_none());
+            assert!(chunk["choices"][0]["finish_reason"].is_null());
+            chunk["choices"][0]["delta"]["content"].as_str().unwrap()
+        })
+        .collect();
+    assert_eq!(text, "42 - 30 = 12.");
+    assert_eq!(finish["choices"][0]["finish_reason"], "stop");
+    assert_eq!(finish["choices"][0]["delta"], json!({}));
+    assert_eq!(usage["choices"], json!([]));
+    assert!(usage["usage"]["completion_tokens"].as_u64() > Some(0));
+    for chunk in &chunks {
+        assert_eq!(chunk["object"], "chat.completion.chunk");
+        assert_eq!(
+            (&chunk["id"], &chunk["created"]),
+            (&first["id"], &first["created"])
+        );
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn completions_are_what_the_same_prompt_gives_over_grpc() {
+    let http = HttpDaemon::start().await;
+    http.daemon
+        .load(format!("{LLAMA}.gguf"), LLAMA)
+        .await
+        .unwrap();
+    let mut grpc = greedy(LLAMA, "Once upon a time", 12);
+    let (expected, _) = http.daemon.generate(grpc.clone()).await.unwrap();
+    let mut asked =
+        json!({"model": LLAMA, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12});
+    let whole = http.post("/v1/completions", &asked).await.json();
+    assert_eq!(whole["object"], "text_completion");
+    assert_eq!(whole["choices"][0]["text"], expected);
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+
+    asked["stream"] = true.into();
+    let reply = http.post("/v1/completions", &asked).await;
+    let events = reply.events();
+    assert_eq!(events.last().unwrap().1, "[DONE]");
+    let text: String = events[..events.len() - 1]
+        .iter()
+        .map(|(_, data)| serde_json::from_str::<Value>(data).unwrap())
+        .map(|chunk| chunk["choices"][0]["text"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(text, expected);
+
+    // A stop string is no part of the text, and the prompt may be ids.
+    let stop = expected.split_whitespace().nth(2).unwrap().to_owned();
+    grpc.sampling.as_mut().unwrap().stop = vec![stop.clone()];
+    let (cut, _) = http.daemon.generate(grpc).await.unwrap();
+    let tokens = http
+        .post(
+            "/tokenize",
+            &json!({"content": "Once upon a time", "add_special": true}),
+        )
+        .await;
+    asked = json!({
+        "model": LLAMA, "prompt": tokens.json()["tokens"], "temperature": 0, "max_tokens": 12, "stop": stop,
+    });
+    let whole = http.post("/v1/completions", &asked).await.json();
+    assert_eq!(whole["choices"][0]["text"], cut);
+    assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn what_the_model_thinks_is_apart_from_what_it_says() {
+    let http = HttpDaemon::start().await;
+    // The template opens the thinking, which this model never ends.
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}<think>";
+    with_template(&http.daemon, "thinker", template);
+    let mut asked = question(false);
+    asked["model"] = "thinker".into();
+    let message =
+        http.post("/v1/chat/completions", &asked).await.json()["choices"][0]["message"].clone();
+    assert_eq!(message["content"], "");
+    let thought = message["reasoning_content"].as_str().unwrap().to_owned();
+    assert!(!thought.is_empty());
+
+    asked["stream"] = true.into();
+    let reply = http.post("/v1/chat/completions", &asked).await;
+    let chunks = reply.events();
+    let streamed: String = chunks
+        .iter()
+        .filter_map(|(_, data)| serde_json::from_str::<Value>(data).ok())
+        .filter_map(|chunk| {
+            let delta = &chunk["choices"][0]["delta"]["reasoning_content"];
+            delta.as_str().map(str::to_owned)
+        })
+        .collect();
+    assert_eq!(streamed, thought);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn tools_reach_templates_that_know_them_and_no_others() {
+    let http = HttpDaemon::start().await;
+    let template = "{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}{# <tool_call> #}";
+    with_template(&http.daemon, "caller", template);
+    let tools =
+        json!([{"type": "function", "function": {"name": "some_function", "parameters": {}}}]);
+    let prompt_tokens = |tools: Value| {
+        let mut asked = question(false);
+        asked["model"] = "caller".into();
+        asked["tools"] = tools;
+        asked["max_tokens"] = 1.into();
+        let http = &http;
+        async move {
+            let whole = http.post("/v1/chat/completions", &asked).await.json();
+            whole["usage"]["prompt_tokens"].as_u64().unwrap()
+        }
+    };
+    assert!(prompt_tokens(tools.clone()).await > prompt_tokens(json!([])).await);
+
+    let mut asked = question(false);
+    asked["tools"] = tools;
+    let refused = http.post("/v1/chat/completions", &asked).await;
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.json()["error"]["param"], "tools");
+    asked["tool_choice"] = "none".into();
+    assert_eq!(http.post("/v1/chat/completions", &asked).await.status, 200);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn refusals_name_the_field_and_say_what_to_do() {
+    let http = HttpDaemon::start().await;
+    let rows = [
+        ("temperature", json!(-1), "temperature", "INVALID_FIELD"),
+        ("max_tokens", json!(0), "max_tokens", "INVALID_FIELD"),
+        ("top_p", json!(2), "top_p", "INVALID_FIELD"),
+        ("stop", json!(vec!["x"; 17]), "stop", "INVALID_FIELD"),
+        ("messages", json!([]), "messages", "INVALID_FIELD"),
+        ("n", json!(2), "n", "UNSUPPORTED"),
+        ("logprobs", json!(true), "logprobs", "UNSUPPORTED"),
+        (
+            "response_format",
+            json!({"type": "json_object"}),
+            "response_format",
+            "UNSUPPORTED",
+        ),
+        ("logit_bias", json!({"1": 5}), "logit_bias", "UNSUPPORTED"),
+        ("model", json!("ghost"), "", "model_not_found"),
+        ("model", json!(""), "model", "INVALID_FIELD"),
+        (
+            "messages",
+            json!([{"role": "user", "content": "word ".repeat(4000)}]),
+            "messages",
+            "context_length_exceeded",
+        ),
+    ];
+    for (key, value, param, code) in rows {
+        let mut asked = question(false);
+        asked[key] = value;
+        let reply = http.post("/v1/chat/completions", &asked).await;
+        let error = &reply.json()["error"];
+        let expected = if code == "model_not_found" { 404 } else { 400 };
+        assert_eq!(reply.status, expected, "{key}: {error}");
+        assert_eq!(error["code"], code, "{error}");
+        assert_eq!(
+            error["param"].as_str().unwrap_or_default(),
+            param,
+            "{error}"
+        );
+        assert!(
+            error["message"]
+                .as_str()
+                .is_some_and(|text| !text.is_empty())
+        );
+    }
+    // Fields that ask for what is done anyway are fine.
+    let mut asked = question(false);
+    for (key, value) in [
+        ("n", json!(1)),
+        ("logprobs", json!(false)),
+        ("response_format", json!({"type": "text"})),
+        ("logit_bias", json!({})),
+        ("tools", json!([])),
+        ("some_new_field", json!({"a": [1]})),
+    ] {
+        asked[key] = value;
+    }
+    assert_eq!(http.post("/v1/chat/completions", &asked).await.status, 200);
+    assert_eq!(http.stop().await, End::Drained);
+}

@@ -1,0 +1,137 @@
+//! `/v1/responses`.
+
+use rocmforged::End;
+use serde_json::{Value, json};
+
+use crate::http::client::{HttpDaemon, LLAMA};
+use crate::templates::with_template;
+
+fn question() -> Value {
+    json!({
+        "model": LLAMA,
+        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "42 - 30 = ?"}]}],
+        "temperature": 0,
+        "max_output_tokens": 16,
+        "store": false,
+        "include": ["reasoning.encrypted_content"],
+    })
+}
+
+fn data(event: &(String, String)) -> Value {
+    serde_json::from_str(&event.1).unwrap()
+}
+
+#[tokio::test]
+async fn a_response_is_a_list_of_items() {
+    let http = HttpDaemon::start().await;
+    let reply = http.post("/v1/responses", &question()).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let response = reply.json();
+    assert_eq!(
+        (&response["object"], &response["status"]),
+        (&json!("response"), &json!("completed"))
+    );
+    let item = &response["output"][0];
+    assert_eq!(
+        (&item["type"], &item["role"]),
+        (&json!("message"), &json!("assistant"))
+    );
+    assert_eq!(item["content"][0]["text"], "42 - 30 = 12.");
+    let usage = &response["usage"];
+    assert_eq!(
+        usage["total_tokens"].as_u64(),
+        Some(usage["input_tokens"].as_u64().unwrap() + usage["output_tokens"].as_u64().unwrap())
+    );
+    assert_eq!(usage["input_tokens_details"]["cached_tokens"], 0);
+    assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], 0);
+
+    let mut cut = question();
+    cut["max_output_tokens"] = 1.into();
+    let response = http.post("/v1/responses", &cut).await.json();
+    assert_eq!(response["status"], "incomplete");
+    assert_eq!(
+        response["incomplete_details"]["reason"],
+        "max_output_tokens"
+    );
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_stream_opens_fills_and_closes_each_item() {
+    let http = HttpDaemon::start().await;
+    let mut asked = question();
+    asked["stream"] = true.into();
+    let events = http.post("/v1/responses", &asked).await.events();
+    let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
+    let deltas = names
+        .iter()
+        .filter(|name| **name == "response.output_text.delta")
+        .count();
+    assert!(deltas > 1, "{names:?}");
+    let mut expected = vec![
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ];
+    expected.extend(vec!["response.output_text.delta"; deltas]);
+    expected.extend([
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]);
+    assert_eq!(names, expected);
+    for (n, event) in events.iter().enumerate() {
+        assert_eq!(data(event)["sequence_number"], n);
+        assert_eq!(data(event)["type"], event.0.as_str());
+    }
+    let text: String = events[4..4 + deltas]
+        .iter()
+        .map(|event| data(event)["delta"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(text, "42 - 30 = 12.");
+    let done = data(&events[events.len() - 2]);
+    assert_eq!(done["item"]["content"][0]["text"], "42 - 30 = 12.");
+    let last = data(events.last().unwrap())["response"].clone();
+    assert_eq!(last["output"], json!([done["item"]]));
+    assert_eq!(last["id"], data(&events[0])["response"]["id"]);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn thoughts_are_items_and_a_long_prompt_fails_inside_of_the_stream() {
+    let http = HttpDaemon::start().await;
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}<think>";
+    with_template(&http.daemon, "thinker", template);
+    let mut asked = question();
+    asked["model"] = "thinker".into();
+    asked["stream"] = true.into();
+    let events = http.post("/v1/responses", &asked).await.events();
+    let delta = events
+        .iter()
+        .find(|(name, _)| name == "response.reasoning_text.delta");
+    assert_eq!(data(delta.unwrap())["content_index"], 0);
+    let last = data(events.last().unwrap())["response"].clone();
+    assert_eq!(last["output"][0]["type"], "reasoning");
+    assert!(last["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64() > Some(0));
+
+    let mut long = question();
+    long["input"] = "word ".repeat(4000).into();
+    let refused = http.post("/v1/responses", &long).await;
+    assert_eq!(
+        (refused.status, refused.json()["error"]["param"].clone()),
+        (400, json!("input"))
+    );
+    long["stream"] = true.into();
+    let events = http.post("/v1/responses", &long).await.events();
+    assert_eq!(events[0].0, "response.created");
+    let (name, _) = events.last().unwrap();
+    assert_eq!(name, "response.failed");
+    let failed = data(events.last().unwrap());
+    assert_eq!(
+        failed["response"]["error"]["code"],
+        "context_length_exceeded"
+    );
+    assert_eq!(http.stop().await, End::Drained);
+}
