@@ -66,8 +66,57 @@ fn multiplied(ty: TensorType, bytes: &[u8], factor: f32) -> Option<Vec<u8>> {
             };
             Some(bytes.as_chunks().0.iter().flat_map(times).collect())
         }
+        // The blocks' scales alone: a block of 8 bits is its scale times whole numbers.
+        TensorType::Q8_0 => {
+            let times = |b: &[u8; 34]| {
+                let mut block = *b;
+                let d = multiplied(TensorType::F16, &b[..2], factor);
+                block[..2].copy_from_slice(&d.unwrap());
+                block
+            };
+            Some(bytes.as_chunks().0.iter().flat_map(times).collect())
+        }
         _ => None,
     }
+}
+
+/// Rows of f16 in blocks of 32 elements of 8 bits with a scale in f16.
+fn q8_0(bytes: &[u8]) -> Vec<u8> {
+    let block = |halves: &[[u8; 2]]| {
+        let x: Vec<f32> = halves
+            .iter()
+            .map(|&h| f16::from_le_bytes(h).to_f32())
+            .collect();
+        let largest = x.iter().fold(0f32, |most, v| most.max(v.abs()));
+        let d = f16::from_f32(largest / 127.0);
+        let inverse = if d > f16::ZERO { 1.0 / d.to_f32() } else { 0.0 };
+        let quantized = x.into_iter().map(|v| (v * inverse).round() as i8 as u8);
+        d.to_le_bytes()
+            .into_iter()
+            .chain(quantized)
+            .collect::<Vec<_>>()
+    };
+    let (halves, _) = bytes.as_chunks::<2>();
+    halves.chunks(32).flat_map(block).collect()
+}
+
+/// Writes a copy of a model whose experts are of 8 bits, which GPUs compute by tiles of rows.
+fn write_q8(source: &Path, to: &Path) {
+    let whole = std::fs::read(source).unwrap();
+    let gguf = Gguf::parse(&whole, whole.len() as u64).unwrap();
+    let n = gguf.tensors().len();
+    let mut writer: GgufWriter = split(&whole, &[0, n]).unwrap().swap_remove(0);
+    for tensor in gguf.tensors() {
+        let bytes = &whole[tensor.offset as usize..tensor.range().end as usize];
+        let (name, shape) = (&tensor.name, tensor.shape());
+        writer = match tensor.ty {
+            TensorType::F16 if name.contains("_exps.") => {
+                writer.tensor(name, shape, TensorType::Q8_0, q8_0(bytes))
+            }
+            ty => writer.tensor(name, shape, ty, bytes),
+        };
+    }
+    writer.write_to(to).unwrap();
 }
 
 /// Writes a copy of a model whose matrices are so much larger and have the factor that makes up for
@@ -150,8 +199,17 @@ async fn a_factor_beside_a_matrix_multiplies_its_product() {
         "nemotron_h",
         "nemotron_h_moe",
         "lfm2",
+        "qwen3moe-q8",
+        "nemotron_h_moe-q8",
     ] {
-        let plain = requests::fixture(&format!("arch/{name}.gguf"));
+        let plain = match name.strip_suffix("-q8") {
+            None => requests::fixture(&format!("arch/{name}.gguf")),
+            Some(source) => {
+                let to = dir.path().join(format!("{name}-plain.gguf"));
+                write_q8(&requests::fixture(&format!("arch/{source}.gguf")), &to);
+                to
+            }
+        };
         let path = dir.path().join(format!("{name}.gguf"));
         let scaled = write(&plain, &path);
         assert!(scaled > 3, "{name}: {scaled} matrices have a factor");
