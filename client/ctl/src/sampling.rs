@@ -4,7 +4,7 @@
 //! names the field, and [`flag_of`] names the flag.
 
 use clap::Args;
-use rocmforge_client::proto::v1::SamplingParams;
+use rocmforge_client::proto::v1::{Priority, SamplingParams};
 
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sampling", allow_negative_numbers = true)]
@@ -49,12 +49,23 @@ pub(crate) struct SamplingArgs {
     /// model was trained with, within the daemon's limit]
     #[arg(long, value_name = "N")]
     pub(crate) n_ctx: Option<i32>,
+    /// Let requests that somebody waits for go first
+    #[arg(long, help_heading = None)]
+    batch: bool,
     /// Print counts and speed on standard error, also where that is no terminal
     #[arg(long, help_heading = None)]
     pub(crate) stats: bool,
 }
 
 impl SamplingArgs {
+    /// How urgent the request is.
+    pub(crate) fn priority(&self) -> Priority {
+        match self.batch {
+            true => Priority::Batch,
+            false => Priority::Interactive,
+        }
+    }
+
     /// The flags as the request has them; what is not given stays unset.
     pub(crate) fn params(&self) -> SamplingParams {
         SamplingParams {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rocmforge_engine::api::Class;
 use rocmforge_service::check::{self, SamplingFields, Violations};
 use rocmforge_service::failure::Failure;
 use rocmforge_service::generation::Wanted;
@@ -71,6 +72,7 @@ pub(super) async fn chat(
             field: asked.field,
             sampling,
             n_ctx,
+            class: Class::Interactive,
         };
         let running = service.generate(wanted, call.arrival, &mut log).await?;
         let splitter = Splitter::for_chat(&model, &running.tail, asked.tools);
@@ -108,6 +110,7 @@ pub(super) async fn text(
             field: asked.field,
             sampling,
             n_ctx,
+            class: Class::Interactive,
         };
         service.generate(wanted, call.arrival, &mut log).await
     };

@@ -43,6 +43,7 @@ impl InferenceService {
         check::model_name("model", &request.model, &mut violations);
         let sampling = check::sampling(sampling(request.sampling), &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
+        let class = class(request.priority, &mut violations);
         let prompt = match request.prompt {
             Some(Wire::Text(text)) if !text.is_empty() => Some(Prompt::Text {
                 text,
@@ -74,6 +75,7 @@ impl InferenceService {
             prompt,
             sampling,
             n_ctx,
+            class,
         })
     }
 
@@ -85,6 +87,7 @@ impl InferenceService {
         check::messages(&roles, &mut violations);
         let sampling = check::sampling(sampling(request.sampling), &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
+        let class = class(request.priority, &mut violations);
         violations.result()?;
         refuse_logprobs(request.logprobs)?;
         let model = self.context.model(&request.model)?;
@@ -103,6 +106,7 @@ impl InferenceService {
             field: "messages",
             sampling,
             n_ctx,
+            class,
         })
     }
 
@@ -121,6 +125,18 @@ impl InferenceService {
         match started {
             Ok(running) => Ok(Response::new(Box::pin(events(running, arrival, log)))),
             Err(failure) => log.end(Err(failure)).map_err(status),
+        }
+    }
+}
+
+/// How urgent a request is.
+fn class(priority: i32, violations: &mut Violations) -> engine::Class {
+    match v1::Priority::try_from(priority) {
+        Ok(v1::Priority::Unspecified | v1::Priority::Interactive) => engine::Class::Interactive,
+        Ok(v1::Priority::Batch) => engine::Class::Batch,
+        Err(_) => {
+            violations.add("priority", "give 1 for interactive, or 2 for batch");
+            engine::Class::Interactive
         }
     }
 }
@@ -289,6 +305,7 @@ impl InferenceService {
         check::model_name("model", &request.model, &mut violations);
         let top_n = check::top_n(request.top_n, &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
+        let class = class(request.priority, &mut violations);
         let (field, prompt) = match request.input {
             Some(Input::Text(text)) => {
                 let add_special = request.add_special.unwrap_or(true);
@@ -327,7 +344,7 @@ impl InferenceService {
             ids,
             top_n,
             deadline: arrival.deadline,
-            asker: arrival.asker(),
+            asker: arrival.asker(class),
         };
         let scoring = async {
             self.context

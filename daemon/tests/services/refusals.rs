@@ -175,6 +175,20 @@ async fn prompts_are_judged_by_their_tokens_and_ids_by_the_vocabulary() {
         Code::InvalidArgument,
         &["n_ctx", "at most"],
     );
+    let priority = v1::GenerateRequest {
+        priority: 3,
+        ..greedy("m", "x", 1)
+    };
+    assert_status(
+        daemon.generate(priority).await,
+        Code::InvalidArgument,
+        &["priority", "2 for batch"],
+    );
+    let batch = v1::GenerateRequest {
+        priority: v1::Priority::Batch.into(),
+        ..greedy("m", "x", 1)
+    };
+    assert!(daemon.generate(batch).await.is_ok());
     let logprobs = v1::GenerateRequest {
         logprobs: Some(1),
         ..greedy("m", "x", 1)

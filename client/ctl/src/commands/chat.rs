@@ -28,6 +28,7 @@ pub(super) fn request(
         sampling: Some(sampling.params()),
         n_ctx: sampling.n_ctx,
         logprobs: None,
+        priority: sampling.priority().into(),
     }
 }
 

@@ -35,6 +35,7 @@ pub(super) async fn generate(
         sampling: Some(sampling.params()),
         n_ctx: sampling.n_ctx,
         logprobs: None,
+        priority: sampling.priority().into(),
     };
     let events = context.connect().await?.generate(request).await?;
     print(&mut context.output, events, sampling.stats).await?;

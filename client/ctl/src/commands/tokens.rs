@@ -1,7 +1,7 @@
 //! score, tokenize and detokenize.
 
 use rocmforge_client::proto::v1::{
-    ScoreRequest, ScoreResponse, TokenIds, TokenizeRequest, score_request,
+    Priority, ScoreRequest, ScoreResponse, TokenIds, TokenizeRequest, score_request,
 };
 use serde_json::json;
 
@@ -29,6 +29,7 @@ pub(super) async fn score(
         parse_special: Some(!special.no_parse_special),
         top_n,
         n_ctx,
+        priority: Priority::Unspecified.into(),
     };
     let score = context.connect().await?.score(request).await?;
     context

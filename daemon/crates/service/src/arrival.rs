@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::api::Asker;
+use rocmforge_engine::api::{Asker, Class};
 
 use crate::failure::{self, Failure};
 
@@ -53,10 +53,10 @@ impl Arrival {
     }
 
     /// For whom the engine works: the user whose process asks.
-    pub fn asker(&self) -> Asker {
+    pub fn asker(&self, class: Class) -> Asker {
         Asker {
             client: self.caller.map_or(0, |caller| u64::from(caller.uid)),
-            ..Asker::default()
+            class,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rocmforge_engine::api::{FinishReason, GenerateEvent, GenerateRequest};
+use rocmforge_engine::api::{Class, FinishReason, GenerateEvent, GenerateRequest};
 use rocmforge_engine::{Events, LoadedModel};
 
 use crate::Service;
@@ -25,6 +25,8 @@ pub struct Wanted {
     pub sampling: Sampling,
     /// The context length, within the model's and the daemon's.
     pub n_ctx: u32,
+    /// How urgent it is.
+    pub class: Class,
 }
 
 /// A generation that the engine has taken. Dropping it cancels it.
@@ -72,6 +74,7 @@ impl Service {
             field,
             mut sampling,
             n_ctx,
+            class,
         } = wanted;
         let room = Room::for_prompt(n_ctx, self, &model);
         let encoded = self
@@ -95,7 +98,7 @@ impl Service {
             n_ctx: Some(n_ctx),
             stop: sampling.stop,
             deadline: arrival.deadline,
-            asker: arrival.asker(),
+            asker: arrival.asker(class),
         };
         let events = self
             .engine
