@@ -358,7 +358,7 @@ impl Engine {
                 return None;
             }
             self.admit();
-            // Before the step: it may take long, and its event must not come before the state that knows of its request.
+            // Before the pass: it may take long, and its event must not come before the state that knows of its request.
             if self.requests_changed {
                 self.publish(true);
             }

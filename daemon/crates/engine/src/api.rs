@@ -20,8 +20,8 @@ use crate::loaded::{LoadedModel, PreparedModel};
 pub use crate::sampler::SamplingParams;
 pub use rocmforge_scheduler::Class;
 
-/// Commands that may wait for the engine. Replies to waiting ones come within a step (one token of one sequence),
-/// so a short queue is enough; a full one is answered with RESOURCE_EXHAUSTED at once.
+/// Commands that may wait for the engine. Replies to waiting ones come within a pass, so a short queue is enough; a full
+/// one is answered with RESOURCE_EXHAUSTED at once.
 pub const COMMAND_CAPACITY: usize = 256;
 
 /// Events of one request that may wait for a slow reader before its sequence is left out of the schedule.

@@ -5,12 +5,12 @@
 //! they are needed; KV pages are kept through the host's memory), and the pass is done again.
 //!
 //! ```text
-//!   refused --(what runs fits what would be left)--> renewed with less --> the step again
-//!      |
-//!      +--(it does not)--> the request fails, with the numbers; others go on
+//! refused --(each request of the pass fits what would be left, alone)--> less, and the pass again; who does not fit
+//!      |                                                                 beside the others any more yields
+//!      +--(one does not)--> it fails, with the numbers; the others go on
 //! ```
 //!
-//! *Invariant:* a request's step is done again at most [`REFUSALS_MAX`] times for want of memory.
+//! How much goes, and how often, is the scheduler's (`scheduler/src/pressure.rs`).
 
 use std::time::Duration;
 
@@ -157,7 +157,7 @@ impl Engine {
         self.tasks.values().flat_map(held).collect()
     }
 
-    /// Scratch holds nothing between two steps.
+    /// Scratch holds nothing between two passes.
     pub(crate) fn free_scratch(&mut self) {
         if let Some((block, _)) = self.scratch.take() {
             self.residency.free(block);

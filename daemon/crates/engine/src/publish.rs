@@ -9,7 +9,7 @@ use crate::actor::{Engine, EngineConfig, Entry, Found};
 use crate::api::{CacheStatus, DeviceStatus, ModelStatus, SegmentState, SegmentStatus, Snapshot};
 use crate::residency::Residency;
 
-/// Between two steps the snapshot is renewed at most this often. When a request comes, starts or ends, and before a
+/// Between two passes the snapshot is renewed at most this often. When a request comes, starts or ends, and before a
 /// command is answered, always: whoever has an event of a request or an answer reads a state that knows of it.
 const RENEWAL: Duration = Duration::from_millis(5);
 

@@ -280,7 +280,7 @@ impl Engine {
                     },
                 };
                 if !text.is_empty() {
-                    // Places are free: a step runs only if three are.
+                    // Places are free: a pass has rows of a request only if three are.
                     let _ = events.try_send(GenerateEvent::Piece {
                         text,
                         ids: Vec::new(),
@@ -490,7 +490,7 @@ fn accept(
         text: checked.text,
         ids: vec![token],
     };
-    // The step ran because three places were free; if the reader is gone the next look ends the request.
+    // The pass had its row because three places were free; if the reader is gone the next look ends the request.
     let _ = g.events.try_send(piece);
     if let Some(index) = checked.stopped {
         return Stepped::Done(Some(FinishReason::StopString { index }));

@@ -16,7 +16,7 @@ use crate::residency::Residency;
 use crate::sampler::Sampler;
 use crate::stop::StopStrings;
 
-/// Most events of one step.
+/// Most events of one pass.
 pub(crate) const STEP_EVENTS: usize = 3;
 
 /// One request.
