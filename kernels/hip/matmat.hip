@@ -19,7 +19,7 @@ ENTRY(THREADS, 1) UNIT(MatmatArgs a) { matmat<WEIGHT>(a, EveryToken{a.n_tokens, 
 #ifdef RF_CUDA
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)
-ENTRY(THREADS, 2) NAME(matmat_f16_32_, TYPE)(MatmatF16Args a) {
+ENTRY(THREADS, 1) NAME(matmat_f16_32_, TYPE)(MatmatF16Args a) {
 #if __CUDA_ARCH__ >= 800
     matmat_staged<WEIGHT, 4>(a);
 #endif

@@ -79,11 +79,12 @@ struct Share {
 }
 
 impl Scheduler {
-    /// Rows of the shortest pass that is worth its cost: fewer where even their scratch takes more
-    /// than its usual part. It depends on nothing that changes while a sequence runs or yields.
+    /// Rows of the shortest pass that is worth its cost: fewer for a shorter prompt, and where even
+    /// their scratch takes more than its usual part. It depends on nothing that changes while a sequence runs or yields.
     pub(crate) fn least_rows(&self, s: &Sequence, promised: u32, view: &View<'_>) -> u32 {
         let model = view.model(s.arrival.model);
         let most = self.config.least_rows.min(model.rows_max).min(promised);
+        let most = most.min(s.arrival.tokens);
         let usual = view.budget_bytes / SCRATCH_PART;
         let mut rows = most.max(1);
         while rows > 1 && view.costs.scratch_bytes(model.model, rows, 1) > usual {

@@ -80,10 +80,10 @@ pub(crate) struct Options {
     /// How long the mixed load lasts.
     #[arg(long, default_value_t = 10.0, value_parser = minutes)]
     soak_minutes: f64,
-    /// Clients that ask at once, of a list of numbers [default: 1, 8, 32, 64].
+    /// Clients that ask at once, of a list of numbers [default: 1, 8, 32, 64, 128].
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     clients: Vec<u16>,
-    /// Tokens of each client's prompt [default: 282].
+    /// Tokens of each client's prompt [default: 128].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4000))]
     client_prompt: Option<u16>,
     /// Rounds of load, generate, unload.

@@ -101,12 +101,12 @@ impl Plan {
             requests: 12,
             prompts: (8, 200, 32),
             questions_streamed: 40,
-            together: [1, 8, 32, 64]
+            together: [1, 8, 32, 64, 128]
                 .map(|n| (n, Choice::Greedy))
                 .into_iter()
                 .chain([(64, Choice::Sampled)])
                 .collect(),
-            text_together: (282, 128),
+            text_together: (128, 128),
             rounds_together: 3,
             clients: (8, 1500),
             room: 512 << 20,
@@ -168,6 +168,7 @@ impl Plan {
             8 => 968.0,
             32 => 3299.0,
             64 => 4626.0,
+            128 => 5511.0,
             _ => return None,
         };
         self.judged.then(|| Goal::of_llama_cpp(theirs))

@@ -50,6 +50,7 @@ impl World {
         let mut rows = rows
             .min(self.model(s.a.model).rows_max)
             .min(promised)
+            .min(s.a.tokens)
             .max(1);
         let bytes = |rows| self.machine.scratch_bytes(s.a.model, rows, 1);
         while rows > 1 && bytes(rows) > self.budget / 8 {
