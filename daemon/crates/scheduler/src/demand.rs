@@ -80,7 +80,8 @@ struct Share {
 
 impl Scheduler {
     /// Rows of the shortest pass that is worth its cost: fewer for a shorter prompt, and where even
-    /// their scratch takes more than its usual part. It depends on nothing that changes while a sequence runs or yields.
+    /// their scratch takes more than its usual part. It depends on nothing that changes while a
+    /// sequence runs or yields.
     pub(crate) fn least_rows(&self, s: &Sequence, promised: u32, view: &View<'_>) -> u32 {
         let model = view.model(s.arrival.model);
         let most = self.config.least_rows.min(model.rows_max).min(promised);
