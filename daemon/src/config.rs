@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use nix::fcntl::OFlag;
-use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::{DeviceChoice, PrefixCache};
 use rocmforge_service::roles::{Roles, Who};
 use serde::Deserialize;
 
@@ -24,7 +24,7 @@ mod values;
 
 pub use http::{HttpConfig, HttpFlags};
 pub use values::parse_budget;
-use values::{device, integer, integer_u32, log_filter, policy, seconds, watchdog};
+use values::{device, integer, integer_u32, log_filter, policy, prefix_cache, seconds, watchdog};
 
 /// Default of `--vram-budget`, in percent of the device's memory. On the host device the other half is for the page
 /// cache, which holds the file pages that uploads read.
@@ -108,6 +108,9 @@ pub struct Flags {
     /// Eviction policy: pass-aware or lru [default: pass-aware]
     #[arg(long, value_name = "POLICY")]
     pub policy: Option<String>,
+    /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
+    #[arg(long, value_name = "WHOSE")]
+    pub prefix_cache: Option<String>,
     /// Seconds that work of a GPU may take before the GPU counts as hung and the daemon ends [default: 30]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub watchdog: Option<String>,
@@ -159,6 +162,8 @@ pub struct Config {
     pub drain_grace: Duration,
     /// Eviction policy at start.
     pub policy: Policy,
+    /// Whose prompts may begin with what an earlier one has computed.
+    pub prefix_cache: PrefixCache,
     /// How long work of a GPU may take.
     pub watchdog: Duration,
     /// Who may do what.
@@ -293,6 +298,7 @@ struct File {
     queue_capacity: Option<Scalar>,
     drain_grace: Option<Scalar>,
     policy: Option<String>,
+    prefix_cache: Option<String>,
     watchdog: Option<Scalar>,
     use_by: Option<Vec<String>>,
     manage_by: Option<Vec<String>>,
@@ -380,6 +386,9 @@ impl Config {
             policy: get("policy", flags.policy, file.policy)
                 .parse(policy)?
                 .unwrap_or(Policy::Belady),
+            prefix_cache: get("prefix_cache", flags.prefix_cache, file.prefix_cache)
+                .parse(prefix_cache)?
+                .unwrap_or(PrefixCache::PerClient),
             watchdog: get("watchdog", flags.watchdog, text(file.watchdog))
                 .parse(watchdog)?
                 .unwrap_or(rocmforge_engine::WATCHDOG_DEFAULT),

@@ -234,6 +234,7 @@ fn serve_on(
         threads: config.threads,
         budget: config.vram_budget,
         policy: config.policy,
+        prefix_cache: config.prefix_cache,
         max_sequences: config.max_sequences,
         queue_capacity: config.queue_capacity,
         n_ctx_max: config.n_ctx_max,

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::{DeviceChoice, PrefixCache};
 use rocmforged::config::{Config, ConfigError, Flags, parse_budget};
 
 fn flags(arguments: &[&str]) -> Flags {
@@ -61,6 +61,7 @@ fn nothing_given_is_the_defaults() {
         (config.drain_grace, config.policy),
         (Duration::from_secs(20), Policy::Belady)
     );
+    assert_eq!(config.prefix_cache, PrefixCache::PerClient);
 }
 
 #[test]
@@ -77,6 +78,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         queue_capacity = 7
         drain_grace = 0.5
         policy = "lru"
+        prefix_cache = "shared"
     "#;
     let config = file(text, &[]).unwrap();
     assert_eq!(config.socket, Path::new("/run/file.sock"));
@@ -99,6 +101,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         (config.drain_grace, config.policy),
         (Duration::from_millis(500), Policy::Lru)
     );
+    assert_eq!(config.prefix_cache, PrefixCache::Shared);
 
     let over = [
         "--socket",
@@ -169,6 +172,7 @@ fn every_refusal_of_a_flag_names_it() {
         ("--drain-grace", "NaN", "from 0 to 3600"),
         ("--drain-grace", "1e9", "from 0 to 3600"),
         ("--policy", "random", "pass-aware or lru"),
+        ("--prefix-cache", "mine", "per-user"),
         ("--socket", &long, "at most 107"),
     ];
     for (flag, value, range) in rows {

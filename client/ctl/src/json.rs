@@ -148,6 +148,7 @@ pub(crate) fn outcome(done: &GenerateDone) -> Value {
     let mut value = json!({
         "finish_reason": finish_reason(done.finish_reason()),
         "prompt_tokens": done.prompt_tokens,
+        "reused_tokens": done.reused_tokens,
         "generated_tokens": done.generated_tokens,
         "ttft_ms": done.ttft_ms,
         "decode_tokens_per_s": done.decode_tokens_per_s,
@@ -213,6 +214,7 @@ fn usage(usage: &CacheUsage) -> Map<String, Value> {
         ("in_flight_bytes", usage.in_flight_bytes),
         ("pinned_bytes", usage.pinned_bytes),
         ("kv_bytes", usage.kv_bytes),
+        ("prefix_bytes", usage.prefix_bytes),
         ("scratch_bytes", usage.scratch_bytes),
         ("hits", usage.hits),
         ("misses", usage.misses),

@@ -52,6 +52,9 @@ pub(crate) struct SamplingArgs {
     /// Let requests that somebody waits for go first
     #[arg(long, help_heading = None)]
     batch: bool,
+    /// Compute the whole prompt, whatever earlier ones have computed, and keep nothing of it
+    #[arg(long, help_heading = None)]
+    no_reuse: bool,
     /// Print counts and speed on standard error, also where that is no terminal
     #[arg(long, help_heading = None)]
     pub(crate) stats: bool,
@@ -64,6 +67,11 @@ impl SamplingArgs {
             true => Priority::Batch,
             false => Priority::Interactive,
         }
+    }
+
+    /// Whether the prompt may begin with what earlier ones have computed; unset is the daemon's own.
+    pub(crate) fn reuse_prompt(&self) -> Option<bool> {
+        self.no_reuse.then_some(false)
     }
 
     /// The flags as the request has them; what is not given stays unset.
@@ -167,7 +175,7 @@ mod tests {
     fn fields_lead_back_to_flags_that_exist() {
         let command = Only::command();
         // What is the command's own, or cannot be wrong in the request.
-        let own = ["help", "stats", "batch"];
+        let own = ["help", "stats", "batch", "no_reuse"];
         let of_requests = |a: &&clap::Arg| !own.contains(&a.get_id().as_str());
         for argument in command.get_arguments().filter(of_requests) {
             let id = argument.get_id().as_str();

@@ -448,10 +448,11 @@ async fn tables_are_aligned() {
     let stats = ctl(&daemon, &["cache", "stats"]).await;
     assert_eq!(
         success(&stats),
-        "budget       2.00 GiB\n\
-         held         4.8 MiB (0.2 %), at most 5.0 MiB\n\
-         kv, scratch  512.0 KiB, 256.0 KiB\n\
-         policy       pass-aware\n\
+        "budget        2.00 GiB\n\
+         held          5.0 MiB (0.2 %), at most 5.0 MiB\n\
+         kv, scratch   512.0 KiB, 256.0 KiB\n\
+         kept prompts  256.0 KiB\n\
+         policy        pass-aware\n\
          \n\
          MODEL    RESIDENT  IN FLIGHT   PINNED  HITS  MISSES  HIT RATE  EVICTIONS  UPLOADED\n\
          tiny      3.0 MiB    1.0 MiB  1.0 MiB    75      25    75.0 %          4   9.0 MiB\n\

@@ -140,6 +140,7 @@ pub fn usage() -> CacheUsage {
         in_flight_bytes: 1 << 20,
         pinned_bytes: 1 << 20,
         kv_bytes: 512 << 10,
+        prefix_bytes: 256 << 10,
         scratch_bytes: 256 << 10,
         hits: 75,
         misses: 25,
@@ -184,6 +185,7 @@ pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
     let done = GenerateDone {
         finish_reason: reason.into(),
         prompt_tokens: 3,
+        reused_tokens: 0,
         generated_tokens: most.min(STORY.len()) as u32,
         ttft_ms: 12.5,
         decode_tokens_per_s: 80.0,

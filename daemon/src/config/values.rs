@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use rocmforge_engine::DeviceChoice;
 use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::{DeviceChoice, PrefixCache};
 use tracing_subscriber::EnvFilter;
 
 use super::{DRAIN_GRACE_MAX, WATCHDOG_MAX, WATCHDOG_MIN};
@@ -36,6 +36,15 @@ pub(super) fn policy(text: &str) -> Result<Policy, String> {
         "pass-aware" => Ok(Policy::Belady),
         "lru" => Ok(Policy::Lru),
         _ => Err(format!("'{text}' is no policy: pass-aware or lru")),
+    }
+}
+
+pub(super) fn prefix_cache(text: &str) -> Result<PrefixCache, String> {
+    match text {
+        "off" => Ok(PrefixCache::Off),
+        "per-user" => Ok(PrefixCache::PerClient),
+        "shared" => Ok(PrefixCache::Shared),
+        _ => Err(format!("'{text}' is none of off, per-user and shared")),
     }
 }
 

@@ -27,6 +27,7 @@ pub(super) async fn metrics(State(http): State<Arc<Http>>) -> Response {
     vllm(&snapshot, &mut text);
     queue(&snapshot, service.limits.max_sequences, &mut text);
     cache(&snapshot, service.peak_bytes(&snapshot), &mut text);
+    prefixes(&snapshot, &mut text);
     models(&snapshot, &mut text);
     device(&snapshot, &mut text);
     let uptime = service.started.elapsed().as_secs_f64();
@@ -161,6 +162,31 @@ fn vllm(snapshot: &Snapshot, text: &mut Text) {
     text.value("vllm:cache_config_info", &labels, 1.0);
 }
 
+fn prefixes(snapshot: &Snapshot, text: &mut Text) {
+    let counts = &snapshot.prefixes;
+    let rows = [
+        (
+            "vllm:prefix_cache_queries_total",
+            "Tokens of prompts that might begin with what earlier ones have computed",
+            counts.asked_tokens,
+        ),
+        (
+            "vllm:prefix_cache_hits_total",
+            "Of them, tokens that were not computed again",
+            counts.reused_tokens,
+        ),
+    ];
+    for (name, help, n) in rows {
+        text.one(name, "counter", help, number(n));
+    }
+    text.one(
+        "rocmforge_prefix_bytes",
+        "gauge",
+        "Bytes of keys, values and states that no request uses, kept for prompts that begin alike",
+        number(snapshot.cache.prefix_bytes),
+    );
+}
+
 fn queue(snapshot: &Snapshot, running_max: u32, text: &mut Text) {
     let rows = [
         (
@@ -193,7 +219,7 @@ fn cache(snapshot: &Snapshot, peak: u64, text: &mut Text) {
     let cache = &snapshot.cache;
     let weights = cache
         .resident_bytes
-        .saturating_sub(cache.kv_bytes + cache.scratch_bytes);
+        .saturating_sub(cache.kv_bytes + cache.prefix_bytes + cache.scratch_bytes);
     let gauges = [
         (
             "rocmforge_budget_bytes",

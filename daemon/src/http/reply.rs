@@ -55,6 +55,8 @@ pub(super) struct Ended {
     pub(super) stop_string: Option<String>,
     pub(super) calls: usize,
     pub(super) prompt_tokens: u32,
+    /// Of them those that were not computed.
+    pub(super) reused_tokens: u32,
     pub(super) generated_tokens: u32,
     /// Of the generated ones those that the model thought, about.
     pub(super) reasoning_tokens: u32,
@@ -152,6 +154,7 @@ impl Generation {
             stop_string: stop_string.map(str::to_owned),
             calls: self.splitter.calls(),
             prompt_tokens: summary.prompt_tokens,
+            reused_tokens: summary.reused_tokens,
             generated_tokens: summary.generated_tokens,
             reasoning_tokens: self.reasoning_tokens.min(summary.generated_tokens),
             times: Times {

@@ -73,6 +73,7 @@ pub(super) async fn chat(
             sampling,
             n_ctx,
             class: Class::Interactive,
+            reuse: true,
         };
         let running = service.generate(wanted, call.arrival, &mut log).await?;
         let splitter = Splitter::for_chat(&model, &running.tail, asked.tools);
@@ -111,6 +112,7 @@ pub(super) async fn text(
             sampling,
             n_ctx,
             class: Class::Interactive,
+            reuse: true,
         };
         service.generate(wanted, call.arrival, &mut log).await
     };

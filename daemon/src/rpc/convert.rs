@@ -180,10 +180,11 @@ pub(super) fn usage(cache: &CacheStatus) -> v1::CacheUsage {
     v1::CacheUsage {
         resident_bytes: cache
             .resident_bytes
-            .saturating_sub(cache.kv_bytes + cache.scratch_bytes),
+            .saturating_sub(cache.kv_bytes + cache.prefix_bytes + cache.scratch_bytes),
         in_flight_bytes: cache.in_flight_bytes,
         pinned_bytes: cache.pinned_bytes,
         kv_bytes: cache.kv_bytes,
+        prefix_bytes: cache.prefix_bytes,
         scratch_bytes: cache.scratch_bytes,
         hits: cache.hits,
         misses: cache.misses,

@@ -76,6 +76,7 @@ impl InferenceService {
             sampling,
             n_ctx,
             class,
+            reuse: request.reuse_prompt.unwrap_or(true),
         })
     }
 
@@ -107,6 +108,7 @@ impl InferenceService {
             sampling,
             n_ctx,
             class,
+            reuse: request.reuse_prompt.unwrap_or(true),
         })
     }
 
@@ -224,6 +226,7 @@ fn done(
     v1::GenerateDone {
         finish_reason: convert::finish(summary.finish).into(),
         prompt_tokens: summary.prompt_tokens,
+        reused_tokens: summary.reused_tokens,
         generated_tokens: summary.generated_tokens,
         ttft_ms: ttft_s * 1e3,
         decode_tokens_per_s: summary.decode_tokens_per_s,
@@ -231,7 +234,7 @@ fn done(
         cache_misses: summary.cache.misses,
         uploaded_bytes: summary.cache.uploaded_bytes,
         prefill_tokens_per_s: if prefill_s > 0.0 {
-            f64::from(summary.prompt_tokens) / prefill_s
+            f64::from(summary.prompt_tokens - summary.reused_tokens) / prefill_s
         } else {
             0.0
         },

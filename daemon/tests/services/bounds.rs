@@ -209,7 +209,9 @@ async fn streams_that_are_not_read_end_when_others_wait() {
 async fn many_cancellations_at_once_end_no_innocent_call() {
     let daemon = Daemon::start().await;
     daemon.load("tiny-llama-Q4_K_M.gguf", "m").await.unwrap();
-    for _ in 0..20 {
+    // In all fewer than the 1,024 frames for streams that it has reset after which this side, not the daemon, gives the
+    // connection up.
+    for _ in 0..4 {
         let mut calls = tokio::task::JoinSet::new();
         for seed in 0..200 {
             let mut client = daemon.inference();

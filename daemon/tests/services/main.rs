@@ -11,6 +11,7 @@ mod http;
 mod life;
 mod models;
 mod refusals;
+mod reuse;
 mod roles;
 mod split;
 mod templates;

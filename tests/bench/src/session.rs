@@ -275,6 +275,7 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> Gene
         stop: Vec::new(),
         deadline: None,
         asker: Asker::default(),
+        reuse: false,
     }
 }
 

@@ -82,7 +82,11 @@ pub(super) async fn cache(context: &mut Context, command: CacheCommand) -> anyho
 
 fn stats_text(stats: &StatsResponse) -> String {
     let total = stats.total.unwrap_or_default();
-    let held = total.resident_bytes + total.in_flight_bytes + total.kv_bytes + total.scratch_bytes;
+    let held = total.resident_bytes
+        + total.in_flight_bytes
+        + total.kv_bytes
+        + total.prefix_bytes
+        + total.scratch_bytes;
     let share = percent(held, stats.budget_bytes);
     let head = fields(&[
         ("budget", size(stats.budget_bytes)),
@@ -98,6 +102,7 @@ fn stats_text(stats: &StatsResponse) -> String {
             "kv, scratch",
             format!("{}, {}", size(total.kv_bytes), size(total.scratch_bytes)),
         ),
+        ("kept prompts", size(total.prefix_bytes)),
         ("policy", json::cache_policy(stats.policy()).to_owned()),
     ]);
     let mut table = Table::new([

@@ -29,6 +29,7 @@ pub(super) fn request(
         n_ctx: sampling.n_ctx,
         logprobs: None,
         priority: sampling.priority().into(),
+        reuse_prompt: sampling.reuse_prompt(),
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) async fn generate(
         n_ctx: sampling.n_ctx,
         logprobs: None,
         priority: sampling.priority().into(),
+        reuse_prompt: sampling.reuse_prompt(),
     };
     let events = context.connect().await?.generate(request).await?;
     print(&mut context.output, events, sampling.stats).await?;
@@ -123,6 +124,9 @@ fn figures(done: &GenerateDone) -> String {
         done.decode_tokens_per_s,
         json::finish_reason(done.finish_reason()).replace('_', " "),
     );
+    if done.reused_tokens > 0 {
+        text.push_str(&format!(", {} of the prompt reused", done.reused_tokens));
+    }
     if done.uploaded_bytes > 0 {
         text.push_str(&format!(", {} uploaded", size(done.uploaded_bytes)));
     }

@@ -59,6 +59,17 @@ pub enum DeviceChoice {
 /// Usual value of [`EngineConfig::watchdog`].
 pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
 
+/// Whose prompts may begin with what was computed for another request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixCache {
+    /// Nobody's: every prompt is computed from its first token.
+    Off,
+    /// Those of one client. No client can tell by the time of an answer what another one asked.
+    PerClient,
+    /// Everybody's.
+    Shared,
+}
+
 /// How the engine is set up.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -82,6 +93,8 @@ pub struct EngineConfig {
     pub prefill_chunk: Option<NonZeroUsize>,
     /// Uploads under way ahead of their turn, at most; `None` is what the device prefers.
     pub prefetch: Option<u32>,
+    /// Whose prompts may begin with what was computed for another request.
+    pub prefix_cache: PrefixCache,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
     /// What tells that the machine slept.
@@ -100,6 +113,7 @@ impl Default for EngineConfig {
             n_ctx_max: 32_768,
             prefill_chunk: None,
             prefetch: None,
+            prefix_cache: PrefixCache::PerClient,
             watchdog: WATCHDOG_DEFAULT,
             clocks: Clocks::default(),
         }
@@ -170,6 +184,7 @@ pub(crate) struct Engine {
     pub(crate) next_seq: u64,
     pub(crate) scratch_sizes: ScratchSizes,
     pub(crate) pass_pace: PassPace,
+    pub(crate) prefix_counts: crate::api::PrefixCounts,
     pub(crate) preloads: VecDeque<Preloading>,
     /// Passes that go before the next segment of a preload.
     pub(crate) turns_before_preload: u32,
@@ -275,6 +290,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         next_seq: 0,
         scratch_sizes: ScratchSizes::default(),
         pass_pace: PassPace::default(),
+        prefix_counts: crate::api::PrefixCounts::default(),
         preloads: VecDeque::new(),
         turns_before_preload: PRELOAD_TURNS,
         draining: None,

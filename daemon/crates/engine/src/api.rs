@@ -156,6 +156,8 @@ pub struct GenerateRequest {
     pub deadline: Option<Instant>,
     /// For whom.
     pub asker: Asker,
+    /// Whether its prompt may begin with what is kept of others', and be kept for others to begin with.
+    pub reuse: bool,
 }
 
 /// An event of a generation.
@@ -197,6 +199,8 @@ pub struct GenerateSummary {
     pub finish: FinishReason,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
+    /// Of them, tokens that were not computed: their keys and values were there from an earlier request.
+    pub reused_tokens: u32,
     /// Tokens generated, an end-of-generation token not counted.
     pub generated_tokens: u32,
     /// From the engine's receipt of the request to its first pass.
@@ -377,10 +381,21 @@ pub struct Snapshot {
     pub queue_capacity: u32,
     /// Requests that run.
     pub running: u32,
+    /// What prompts began with, since start-up.
+    pub prefixes: PrefixCounts,
     /// No new work is taken.
     pub draining: bool,
     /// The device failed for good, and why.
     pub device_lost: Option<String>,
+}
+
+/// Counts of prompts' tokens, of requests that may reuse.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PrefixCounts {
+    /// Tokens of prompts.
+    pub asked_tokens: u64,
+    /// Of them, tokens that were not computed.
+    pub reused_tokens: u64,
 }
 
 /// The device, as clients see it.
@@ -459,8 +474,10 @@ pub struct CacheStatus {
     pub in_flight_bytes: u64,
     /// Bytes of resident pinned segments.
     pub pinned_bytes: u64,
-    /// Bytes of KV pages, part of `resident_bytes`.
+    /// Bytes of KV pages and states that requests use, part of `resident_bytes`.
     pub kv_bytes: u64,
+    /// Bytes of KV pages and states that no request uses, kept for prompts that begin alike; part of `resident_bytes`.
+    pub prefix_bytes: u64,
     /// Bytes of scratch, part of `resident_bytes`.
     pub scratch_bytes: u64,
     /// Segments found resident when needed.

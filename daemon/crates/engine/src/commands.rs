@@ -7,7 +7,7 @@ use rocmforge_scheduler::{Arrival, ClientId, Kind, SeqId};
 use rocmforge_tensor_cache::{ModelId, Policy as CachePolicy};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::actor::{Draining, Engine, Entry};
+use crate::actor::{Draining, Engine, Entry, PrefixCache};
 use crate::api::{
     Asker, Budget, BudgetChange, Command, GenerateEvent, GenerateRequest, Policy, PreloadEvent,
     ScoreRequest, Scores,
@@ -15,6 +15,7 @@ use crate::api::{
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
+use crate::prefix::Realm;
 use crate::refusal::Refusal;
 use crate::sampler::Sampler;
 use crate::stop::StopStrings;
@@ -121,6 +122,13 @@ impl Engine {
                 None => n_ctx,
             },
             open_ended: request.max_tokens.is_none(),
+            realm: match self.config.prefix_cache {
+                _ if !request.reuse => None,
+                PrefixCache::Off => None,
+                PrefixCache::PerClient => Some(request.asker.client),
+                PrefixCache::Shared => Some(0),
+            }
+            .map(|asker| Realm { model, asker }),
         };
         let work = Work::Generate(Box::new(Generation {
             events,
@@ -129,6 +137,7 @@ impl Engine {
             stops: StopStrings::new(request.stop),
             max_tokens: request.max_tokens,
             n_prompt,
+            reused: 0,
             generated: 0,
             started: None,
             first_token: None,
@@ -169,6 +178,8 @@ impl Engine {
             kind: Kind::Score,
             positions_max: request.ids.len(),
             open_ended: false,
+            // The logits of all of its rows are wanted.
+            realm: None,
         };
         let scores = Vec::with_capacity(request.ids.len());
         let work = Work::Score(Scoring {
@@ -290,6 +301,7 @@ impl Engine {
             memory: SequenceMemory::default(),
             compactions: 0,
             begun: false,
+            realm: wanted.realm,
             counts: crate::api::RequestCacheUse::default(),
             received,
             deadline,
@@ -372,6 +384,8 @@ struct Wanted {
     positions_max: usize,
     /// It ends when the model ends it.
     open_ended: bool,
+    /// Whose beginnings it shares.
+    realm: Option<Realm>,
 }
 
 /// The answer to new work while the daemon ends.

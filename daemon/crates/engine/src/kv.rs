@@ -1,20 +1,56 @@
 //! What a sequence holds on the device: pages of keys and values for each group of the plan, taken one at a time as the
 //! sequence grows and given back behind the group's window, and its recurrent state.
+//!
+//! Pages that are full are handed to the beginnings of prompts ([`crate::prefix`]), of which the sequence then is one user
+//! among others; a sequence begins with what is found there. Nothing writes to a page that is shared: rows are computed
+//! behind it.
 
 use rocmforge_device::{ALIGNMENT, NO_PAGE, Plan};
+use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use crate::error::Error;
+use crate::prefix::{NodeId, Realm};
 use crate::residency::Residency;
+
+/// Pages that a prompt must go beyond what is found for its end to be worth a pass of its own: the state of recurrent
+/// layers can be kept only where a pass ends.
+const STATE_PAGES_MIN: usize = 2;
+
+/// A page or a state that a sequence holds.
+#[derive(Debug, Clone, Copy)]
+enum Held {
+    /// Its own.
+    Own(BlockId),
+    /// A slot of a beginning.
+    Shared(NodeId),
+}
 
 /// The pages of one group, by page number.
 #[derive(Debug, Default)]
 struct Pages {
-    blocks: Vec<Option<BlockId>>,
+    held: Vec<Option<Held>>,
     /// Arena offsets; [`NO_PAGE`] where the sequence holds none.
     offsets: Vec<u64>,
     /// Pages before this one were given back.
     first: usize,
+}
+
+/// How a sequence takes part in beginnings.
+#[derive(Debug)]
+struct Sharing {
+    realm: Realm,
+    /// The node of its last page that was handed over; `None` at first.
+    at: Option<NodeId>,
+    /// Pages that it began with.
+    found: usize,
+    /// Pages that were found or handed over.
+    pages: usize,
+    /// Positions from which others are likely to go on: where prompts parted before, and the prompt's end. There the state
+    /// is kept, and what lies in a window before.
+    marks: Vec<usize>,
+    /// The last state that was kept behind the prompt: the next one takes its place.
+    moving: Option<NodeId>,
 }
 
 /// The memory of one sequence.
@@ -22,6 +58,16 @@ struct Pages {
 pub(crate) struct SequenceMemory {
     groups: Vec<Pages>,
     state: Option<BlockId>,
+    sharing: Option<Sharing>,
+}
+
+/// What a sequence begins with.
+#[derive(Debug, Default)]
+pub(crate) struct Begun {
+    /// Positions that are computed.
+    pub(crate) positions: usize,
+    /// Positions at which a pass should end.
+    pub(crate) stops: Vec<usize>,
 }
 
 impl SequenceMemory {
@@ -36,12 +82,100 @@ impl SequenceMemory {
             .map_or(0, |block| residency.cache.block(block).offset)
     }
 
-    /// All slabs.
+    /// All slabs; one that sequences share is told by each.
     pub(crate) fn slabs<'a>(&'a self, residency: &'a Residency) -> impl Iterator<Item = Slab> + 'a {
-        let pages = self.groups.iter().flat_map(|g| g.blocks.iter().flatten());
-        pages
-            .chain(&self.state)
-            .map(|&block| residency.cache.block(block))
+        let groups = self.groups.iter().enumerate();
+        let pages = groups.flat_map(move |(g, pages)| {
+            let held = pages.held.iter().flatten();
+            held.map(move |held| match *held {
+                Held::Own(block) => residency.cache.block(block),
+                Held::Shared(node) => residency.prefixes.slab(node, g),
+            })
+        });
+        let state = self.state.iter();
+        pages.chain(state.map(|&block| residency.cache.block(block)))
+    }
+
+    /// Begins with what is there of the known tokens, and takes part in beginnings from now on. The last of the tokens is
+    /// computed in any case, for its logits.
+    pub(crate) fn begin(
+        &mut self,
+        residency: &mut Residency,
+        realm: Realm,
+        plan: &Plan,
+        tokens: &[u32],
+    ) -> Begun {
+        let most = tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
+        let found = residency.prefixes.find(realm, tokens, most, plan);
+        let mut pages = found.nodes.len();
+        if plan.state_elements > 0
+            && let Some(&last) = found.nodes.last()
+            && !self.take_state(residency, realm.model, plan, last)
+        {
+            pages = 0;
+        }
+        let nodes = &found.nodes[..pages];
+        self.groups.resize_with(plan.kv.len(), Pages::default);
+        let positions = pages * KV_PAGE_TOKENS;
+        for (g, (own, group)) in self.groups.iter_mut().zip(&plan.kv).enumerate() {
+            own.first = group.first_page(positions).min(pages);
+            for (page, &node) in nodes.iter().enumerate() {
+                let slab = (page >= own.first).then(|| residency.prefixes.hold(node, g));
+                own.held.push(slab.map(|_| Held::Shared(node)));
+                own.offsets.push(slab.map_or(NO_PAGE, |s| s.offset));
+            }
+        }
+        if let Some(&last) = nodes.last() {
+            residency.prefixes.touch(last);
+        }
+        let windows = plan.kv.iter().any(|g| g.window.is_some());
+        let mut marks = Vec::new();
+        if plan.state_elements > 0 || windows {
+            // Where prompts part, unless that is near to where this one goes on.
+            let parting = Some(found.common).filter(|&p| p >= pages + STATE_PAGES_MIN && p < most);
+            let end = Some(most).filter(|&p| p >= pages + STATE_PAGES_MIN);
+            let pages = parting.into_iter().chain(end);
+            marks.extend(pages.map(|p| p * KV_PAGE_TOKENS));
+        }
+        let stops = match plan.state_elements {
+            0 => Vec::new(),
+            _ => marks.clone(),
+        };
+        self.sharing = Some(Sharing {
+            realm,
+            at: nodes.last().copied(),
+            found: pages,
+            pages,
+            marks,
+            moving: None,
+        });
+        Begun { positions, stops }
+    }
+
+    /// Takes a copy of a kept state. Whether there was room.
+    fn take_state(
+        &mut self,
+        residency: &mut Residency,
+        model: ModelId,
+        plan: &Plan,
+        node: NodeId,
+    ) -> bool {
+        let (slot, bytes) = (plan.kv.len(), plan.state_elements * 4);
+        let from = residency.prefixes.hold(node, slot);
+        let reserved = residency.reserve(BlockKind::Kv, Some(model), bytes);
+        let taken = reserved.and_then(|(block, to)| {
+            let copied = residency.device.move_slab(from.offset, to.offset, bytes);
+            copied.map_err(|e| {
+                residency.free(block);
+                residency.device_error(Some(model), e)
+            })?;
+            self.state = Some(block);
+            Ok(())
+        });
+        residency.prefixes.let_go(node, slot);
+        taken
+            .inspect_err(|error| tracing::debug!(%error, "a kept state is not used"))
+            .is_ok()
     }
 
     /// Makes room for a pass over positions `first..end`: pages that no row of it reads go, those that it writes come.
@@ -54,19 +188,33 @@ impl SequenceMemory {
         end: usize,
     ) -> Result<(), Error> {
         self.groups.resize_with(plan.kv.len(), Pages::default);
-        for (pages, group) in self.groups.iter_mut().zip(&plan.kv) {
-            let behind = group.first_page(first).min(pages.blocks.len());
+        let sharing = self.sharing.as_ref();
+        let (marks, found) = sharing.map_or((&[][..], 0), |s| (&s.marks, s.found));
+        for (g, (pages, group)) in self.groups.iter_mut().zip(&plan.kv).enumerate() {
+            let behind = group.first_page(first).min(pages.held.len());
             for page in pages.first..behind {
                 pages.offsets[page] = NO_PAGE;
-                if let Some(block) = pages.blocks[page].take() {
-                    residency.free(block);
+                match pages.held[page].take() {
+                    None => {}
+                    Some(Held::Own(block)) => residency.free(block),
+                    Some(Held::Shared(node)) => {
+                        residency.prefixes.let_go(node, g);
+                        // Who goes on from a mark reads what is in the window before it; and from where this one
+                        // went on others may, too.
+                        let is_read = |&mark: &usize| {
+                            (group.first_page(mark)..mark / KV_PAGE_TOKENS).contains(&page)
+                        };
+                        if page >= found && !marks.iter().any(is_read) {
+                            residency.give_up(node, g);
+                        }
+                    }
                 }
             }
             pages.first = pages.first.max(behind);
-            while pages.blocks.len() < group.layout.pages_for(end) {
+            while pages.held.len() < group.layout.pages_for(end) {
                 let bytes = group.layout.page_bytes() as u64;
                 let (block, slab) = residency.reserve(BlockKind::Kv, Some(model), bytes)?;
-                pages.blocks.push(Some(block));
+                pages.held.push(Some(Held::Own(block)));
                 pages.offsets.push(slab.offset);
             }
         }
@@ -78,17 +226,74 @@ impl SequenceMemory {
         Ok(())
     }
 
+    /// After a pass: hands over the pages that are full, and keeps the state where others may go on. `tokens` has the tokens
+    /// of all `n_past` computed positions.
+    pub(crate) fn hand_over(
+        &mut self,
+        residency: &mut Residency,
+        plan: &Plan,
+        tokens: &[u32],
+        n_past: usize,
+    ) {
+        let Some(sharing) = &mut self.sharing else {
+            return;
+        };
+        let full = n_past / KV_PAGE_TOKENS;
+        while sharing.pages < full {
+            let page = sharing.pages;
+            let chunk = &tokens[page * KV_PAGE_TOKENS..][..KV_PAGE_TOKENS];
+            let Some(node) = residency.add_prefix(sharing.realm, sharing.at, chunk, plan) else {
+                // The beginning that it went on from was given up.
+                self.sharing = None;
+                return;
+            };
+            for (g, pages) in self.groups.iter_mut().enumerate() {
+                // Where another sequence computed the same at the same time, each keeps its own.
+                let Some(Some(Held::Own(block))) = pages.held.get(page).copied() else {
+                    continue;
+                };
+                let slab = residency.cache.block(block);
+                if residency.prefixes.put(node, g, (block, slab), true) {
+                    pages.held[page] = Some(Held::Shared(node));
+                }
+            }
+            sharing.at = Some(node);
+            sharing.pages += 1;
+        }
+        let at_a_page = n_past > 0 && n_past.is_multiple_of(KV_PAGE_TOKENS);
+        if plan.state_elements > 0
+            && at_a_page
+            && let (Some(node), Some(state)) = (sharing.at, self.state)
+        {
+            let slot = plan.kv.len();
+            if !residency.prefixes.has(node, slot) {
+                let kept = residency.keep_state(node, slot, state, sharing.realm.model);
+                let marked = sharing.marks.contains(&n_past);
+                if kept
+                    && !marked
+                    && let Some(before) = sharing.moving.replace(node)
+                {
+                    residency.give_up(before, slot);
+                }
+            }
+        }
+    }
+
     /// Gives everything back.
     pub(crate) fn free(&mut self, residency: &mut Residency) {
-        for group in self.groups.drain(..) {
-            group
-                .blocks
-                .into_iter()
-                .flatten()
-                .for_each(|b| residency.free(b));
+        for (g, group) in self.groups.drain(..).enumerate() {
+            for held in group.held.into_iter().flatten() {
+                match held {
+                    Held::Own(block) => residency.free(block),
+                    Held::Shared(node) => residency.prefixes.let_go(node, g),
+                }
+            }
         }
         if let Some(block) = self.state.take() {
             residency.free(block);
+        }
+        if let Some(at) = self.sharing.take().and_then(|s| s.at) {
+            residency.prefixes.touch(at);
         }
     }
 }

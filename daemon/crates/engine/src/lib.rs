@@ -17,6 +17,7 @@ mod lookahead;
 mod models;
 mod open;
 mod pass;
+mod prefix;
 mod pressure;
 mod publish;
 mod refusal;
@@ -29,7 +30,9 @@ mod suspend;
 mod task;
 mod watchdog;
 
-pub use actor::{DeviceChoice, EngineConfig, EngineThread, WATCHDOG_DEFAULT, start, start_on};
+pub use actor::{
+    DeviceChoice, EngineConfig, EngineThread, PrefixCache, WATCHDOG_DEFAULT, start, start_on,
+};
 pub use commands::{BUDGET_MIN, MODELS_MAX};
 pub use error::Error;
 pub use handle::{EngineHandle, Events};

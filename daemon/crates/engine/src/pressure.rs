@@ -121,6 +121,7 @@ impl Engine {
         self.free_scratch();
         self.scheduler.start_over(seq);
         self.start_over(seq);
+        self.residency.give_up_all();
         true
     }
 
@@ -154,7 +155,11 @@ impl Engine {
     /// KV pages and states of what runs.
     fn kept(&self) -> Vec<Slab> {
         let held = |task: &Task| task.memory.slabs(&self.residency).collect::<Vec<_>>();
-        self.tasks.values().flat_map(held).collect()
+        let mut slabs: Vec<Slab> = self.tasks.values().flat_map(held).collect();
+        // What requests share is kept once.
+        slabs.sort_unstable_by_key(|s| s.offset);
+        slabs.dedup_by_key(|s| s.offset);
+        slabs
     }
 
     /// Scratch holds nothing between two passes.

@@ -31,6 +31,7 @@ impl Engine {
         }
         snapshot.queued = self.scheduler.waiting() as u32;
         snapshot.running = self.scheduler.running() as u32;
+        snapshot.prefixes = self.prefix_counts;
         snapshot.draining = self.draining.is_some();
         self.snapshot.send_replace(Arc::new(snapshot));
     }
@@ -65,11 +66,12 @@ pub(crate) fn snapshot_of(
             .iter()
             .map(|entry| model_status(residency, entry))
             .collect(),
-        cache: cache_status(stats.budget, &stats.total),
+        cache: cache_status(stats.budget, &stats.total, residency.prefixes.kept_bytes()),
         policy: crate::commands::from_cache(stats.policy),
         queued: 0,
         queue_capacity: config.queue_capacity as u32,
         running: 0,
+        prefixes: crate::api::PrefixCounts::default(),
         draining: false,
         device_lost: None,
     }
@@ -94,18 +96,23 @@ fn model_status(residency: &Residency, entry: &Entry) -> ModelStatus {
                 in_use: s.refs > 0,
             })
             .collect(),
-        cache: cache_status(cache.budget(), &cache.model_stats(entry.id)),
+        cache: cache_status(
+            cache.budget(),
+            &cache.model_stats(entry.id),
+            residency.prefixes.kept_bytes_of(entry.id),
+        ),
         requests: 0,
     }
 }
 
-fn cache_status(budget_bytes: u64, of: &ModelStats) -> CacheStatus {
+fn cache_status(budget_bytes: u64, of: &ModelStats, prefix_bytes: u64) -> CacheStatus {
     CacheStatus {
         budget_bytes,
         resident_bytes: of.usage.resident + of.usage.blocks(),
         in_flight_bytes: of.usage.in_flight,
         pinned_bytes: of.usage.pinned,
-        kv_bytes: of.usage.kv,
+        kv_bytes: of.usage.kv - prefix_bytes,
+        prefix_bytes,
         scratch_bytes: of.usage.scratch,
         hits: of.counters.hits,
         misses: of.counters.misses,
@@ -140,6 +147,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         queued: 0,
         queue_capacity: 0,
         running: 0,
+        prefixes: crate::api::PrefixCounts::default(),
         draining: false,
         device_lost: None,
     }

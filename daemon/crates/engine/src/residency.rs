@@ -7,6 +7,7 @@
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
 
 mod memory;
+mod prefixes;
 
 use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
@@ -23,6 +24,7 @@ use rocmforge_tensor_cache::{
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache, from_device};
+use crate::prefix::Prefixes;
 
 /// Where a model's segments come from.
 #[derive(Debug)]
@@ -63,6 +65,10 @@ pub(crate) struct Residency {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: Cache,
     pub(crate) sources: HashMap<ModelId, Source>,
+    /// Beginnings of prompts that are on the device.
+    pub(crate) prefixes: Prefixes,
+    /// Bytes of weights that go before beginnings that no sequence uses.
+    wanted_weights: u64,
     tickets: HashMap<UploadTicket, SegmentId>,
     under_way: HashMap<SegmentId, UploadTicket>,
     /// Uploads that were taken for done and whose end the device has not seen yet.
@@ -97,6 +103,8 @@ impl Residency {
             device,
             cache,
             sources: HashMap::new(),
+            prefixes: Prefixes::default(),
+            wanted_weights: 0,
             tickets: HashMap::new(),
             under_way: HashMap::new(),
             settling: HashMap::new(),
@@ -168,6 +176,7 @@ impl Residency {
             // Whether it came or failed: it is no longer under way.
             let _ = self.wait(segment);
         }
+        self.forget_prefixes(model);
         self.cache
             .unregister(model, &mut self.actions)
             .map_err(from_cache)?;
@@ -204,6 +213,7 @@ impl Residency {
                 }
                 // What is in the way may be uploads that were started ahead of need.
                 Err(CacheError::NoRoom { .. }) if !self.under_way.is_empty() => self.wait_any(),
+                Err(CacheError::NoRoom { .. }) if self.give_up_oldest() => {}
                 Err(error) => return Err(from_cache(error)),
             }
         }
@@ -335,6 +345,7 @@ impl Residency {
         bytes: u64,
     ) -> Result<(BlockId, Slab), Error> {
         self.collect();
+        self.trim_prefixes(bytes);
         loop {
             match self.cache.reserve(kind, owner, bytes, &mut self.actions) {
                 Ok(block) => {
@@ -345,6 +356,7 @@ impl Residency {
                     return Ok((block, self.cache.block(block)));
                 }
                 Err(CacheError::NoRoom { .. }) if !self.under_way.is_empty() => self.wait_any(),
+                Err(CacheError::NoRoom { .. }) if self.give_up_oldest() => {}
                 Err(error) => return Err(from_cache(error)),
             }
         }
@@ -361,10 +373,15 @@ impl Residency {
         model: Option<ModelId>,
     ) -> Result<rocmforge_tensor_cache::Cleared, Error> {
         self.collect();
-        let cleared = self
+        let beginnings = match model {
+            Some(model) => self.forget_prefixes(model),
+            None => self.give_up_all(),
+        };
+        let mut cleared = self
             .cache
             .clear(model, &mut self.actions)
             .map_err(from_cache)?;
+        cleared.freed += beginnings;
         self.execute_and_discard()?;
         Ok(cleared)
     }
@@ -381,6 +398,10 @@ impl Residency {
             self.device
                 .set_capacity(bytes)
                 .map_err(|e| self.device_error(None, e))?;
+        }
+        if bytes < self.budget() {
+            // They cannot move out of the way.
+            self.give_up_all();
         }
         let change = self.cache.set_budget(bytes, &mut self.actions);
         self.execute_and_discard()?;
@@ -432,6 +453,10 @@ impl Residency {
             }
         }
         let mut spoiled = std::mem::take(&mut self.spoiled);
+        for segment in &spoiled {
+            // They may have been computed with it.
+            self.forget_prefixes(segment.model);
+        }
         spoiled.retain(|&segment| {
             self.sources.contains_key(&segment.model)
                 && !self.cache.spoiled(segment, &mut self.actions)

@@ -205,6 +205,9 @@ impl Engine {
         } in members
         {
             task.n_past += span.rows as usize;
+            let plan = task.loaded.model().plan();
+            task.memory
+                .hand_over(&mut self.residency, plan, &task.tokens, task.n_past);
             let outcome = match stepped {
                 Stepped::GoesOn | Stepped::Appended => {
                     self.tasks.insert(span.seq, task);
@@ -304,6 +307,7 @@ impl Engine {
         if !self.tasks.values().any(|t| t.model == model && t.begun) {
             self.residency.cache.request_end(model);
         }
+        self.note_wanted_weights();
         self.free_idle_scratch();
         self.settle();
         self.publish(true);
@@ -521,6 +525,7 @@ fn summary(
     GenerateSummary {
         finish: finish.unwrap_or(FinishReason::MaxTokens),
         prompt_tokens: g.n_prompt as u32,
+        reused_tokens: g.reused,
         generated_tokens: g.generated,
         queued: g.started.unwrap_or(first).duration_since(received),
         ttft: first.duration_since(received),

@@ -12,6 +12,7 @@ use crate::api::{GenerateEvent, RequestCacheUse, Scores, TokenScore};
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
+use crate::prefix::Realm;
 use crate::residency::Residency;
 use crate::sampler::Sampler;
 use crate::stop::StopStrings;
@@ -36,6 +37,8 @@ pub(crate) struct Task {
     pub(crate) compactions: u32,
     /// It was admitted before, and so may have produced something.
     pub(crate) begun: bool,
+    /// Whose beginnings it shares; `None` if it shares none.
+    pub(crate) realm: Option<Realm>,
     pub(crate) counts: RequestCacheUse,
     pub(crate) received: Instant,
     pub(crate) deadline: Option<Instant>,
@@ -60,6 +63,8 @@ pub(crate) struct Generation {
     pub(crate) stops: StopStrings,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) n_prompt: usize,
+    /// Tokens of the prompt that were there when it was admitted first.
+    pub(crate) reused: u32,
     pub(crate) generated: u32,
     /// When its first pass began.
     pub(crate) started: Option<Instant>,

@@ -46,6 +46,7 @@ fn request(model: &Arc<LoadedModel>, i: usize) -> GenerateRequest {
                 _ => Class::Interactive,
             },
         },
+        reuse: false,
         ..chat(model, &question.repeat(1 + i % 3))
     }
 }
@@ -138,6 +139,7 @@ fn of_ids(model: &Arc<LoadedModel>, i: u32) -> GenerateRequest {
         stop: Vec::new(),
         deadline: None,
         asker: Asker::default(),
+        reuse: false,
     }
 }
 

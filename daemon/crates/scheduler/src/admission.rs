@@ -284,6 +284,7 @@ impl Scheduler {
         let s = self.sequences.get_mut(&seq).expect("it runs");
         s.running = false;
         s.n_past = 0;
+        s.stops.clear();
         s.promised = 0;
         s.drafts = 0;
         s.yields += 1;

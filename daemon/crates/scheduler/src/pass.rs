@@ -107,7 +107,7 @@ impl Scheduler {
                 break;
             }
             let s = &self.sequences[seq];
-            let n = s.ahead().min(for_prompts);
+            let n = s.rows_ahead().min(for_prompts);
             for_prompts -= n;
             left -= n;
             prompts.push(SpanPlan {
@@ -169,7 +169,7 @@ impl Scheduler {
             true => model.shared_rows.max(1),
             false => rows_max,
         };
-        let asked = of(&ready.prompts, Sequence::ahead).min(chunk_max);
+        let asked = of(&ready.prompts, Sequence::rows_ahead).min(chunk_max);
         // So much of a pass that there is something for both.
         let kept = |rows: u32| match rows {
             0 | 1 => u32::from(decoding == 0),
@@ -179,7 +179,7 @@ impl Scheduler {
         let wanted = decoding.saturating_add(asked).saturating_add(drafts);
         let scored = of(&ready.prompts, |s| match s.arrival.kind {
             Kind::Generate => 1,
-            Kind::Score => s.ahead(),
+            Kind::Score => s.rows_ahead(),
             Kind::Embed => 0,
         });
         let least = self

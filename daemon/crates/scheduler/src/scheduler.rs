@@ -140,11 +140,21 @@ impl Scheduler {
         s.n_past = positions;
     }
 
+    /// Positions at which a pass of a running sequence is to end, because its engine keeps there what it has then. They are
+    /// forgotten when it yields.
+    pub fn stop_at(&mut self, seq: SeqId, positions: &[u32]) {
+        if let Some(s) = self.sequences.get_mut(&seq).filter(|s| s.running) {
+            s.stops = positions.to_vec();
+            s.stops.sort_unstable_by(|a, b| b.cmp(a));
+        }
+    }
+
     /// What a running sequence has computed is lost; it is computed again.
     pub fn start_over(&mut self, seq: SeqId) {
         if let Some(s) = self.sequences.get_mut(&seq) {
             s.n_past = 0;
             s.drafts = 0;
+            s.stops.clear();
         }
     }
 

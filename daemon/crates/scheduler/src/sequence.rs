@@ -100,6 +100,8 @@ pub(crate) struct Sequence {
     pub(crate) promised: u32,
     /// Tokens that are guessed to follow the known ones, to be checked by the next pass.
     pub(crate) drafts: u32,
+    /// Positions ahead at which a pass is to end, the farthest first.
+    pub(crate) stops: Vec<u32>,
     /// Its reader has room for what a pass may produce.
     pub(crate) ready: bool,
     pub(crate) running: bool,
@@ -125,6 +127,7 @@ impl Sequence {
             known: arrival.tokens,
             promised: 0,
             drafts: 0,
+            stops: Vec::new(),
             ready: true,
             running: false,
             begun: false,
@@ -148,6 +151,13 @@ impl Sequence {
     /// Positions that are still to be computed.
     pub(crate) fn ahead(&self) -> u32 {
         self.goal() - self.n_past
+    }
+
+    /// Rows that its next pass may have: up to where a pass is to end.
+    pub(crate) fn rows_ahead(&self) -> u32 {
+        let stops = self.stops.iter().rev();
+        let stop = stops.copied().find(|&stop| stop > self.n_past);
+        stop.map_or(self.ahead(), |stop| self.ahead().min(stop - self.n_past))
     }
 
     /// Whether its next pass computes one row, and the token that follows is wanted.

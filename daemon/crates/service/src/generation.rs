@@ -27,6 +27,8 @@ pub struct Wanted {
     pub n_ctx: u32,
     /// How urgent it is.
     pub class: Class,
+    /// Whether its prompt may begin with what was computed for earlier ones, and be kept for later ones.
+    pub reuse: bool,
 }
 
 /// A generation that the engine has taken. Dropping it cancels it.
@@ -75,6 +77,7 @@ impl Service {
             mut sampling,
             n_ctx,
             class,
+            reuse,
         } = wanted;
         let room = Room::for_prompt(n_ctx, self, &model);
         let encoded = self
@@ -99,6 +102,7 @@ impl Service {
             stop: sampling.stop,
             deadline: arrival.deadline,
             asker: arrival.asker(class),
+            reuse,
         };
         let events = self
             .engine

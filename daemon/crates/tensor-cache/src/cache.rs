@@ -511,7 +511,8 @@ impl Cache {
             .counters);
     }
 
-    pub(crate) fn usage(&self) -> &Usage {
+    /// The ledger of all models and blocks.
+    pub fn usage(&self) -> &Usage {
         &self.usage
     }
 

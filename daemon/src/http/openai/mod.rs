@@ -26,7 +26,7 @@ fn usage(ended: &Ended) -> Value {
         "prompt_tokens": ended.prompt_tokens,
         "completion_tokens": ended.generated_tokens,
         "total_tokens": ended.prompt_tokens + ended.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": ended.reused_tokens},
         "completion_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
     })
 }

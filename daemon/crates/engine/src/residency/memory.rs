@@ -27,6 +27,8 @@ impl Residency {
             self.wait_any();
         }
         self.collect();
+        // What is not in `keep` is lost.
+        self.give_up_all();
         let models: Vec<(ModelId, usize)> = self
             .sources
             .iter()

@@ -144,6 +144,7 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, text: &str, n: u32) -> GenerateRe
         stop: Vec::new(),
         deadline: None,
         asker: Asker::default(),
+        reuse: false,
     }
 }
 

@@ -57,6 +57,7 @@ pub(crate) fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest 
         stop: Vec::new(),
         deadline: None,
         asker: Asker::default(),
+        reuse: false,
     }
 }
 

@@ -45,7 +45,7 @@ impl Answer {
 fn usage(ended: &Ended) -> Value {
     json!({
         "input_tokens": ended.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": ended.reused_tokens},
         "output_tokens": ended.generated_tokens,
         "output_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
         "total_tokens": ended.prompt_tokens + ended.generated_tokens,

@@ -1,0 +1,133 @@
+//! How much of the budget beginnings of prompts may keep, and when they give it up.
+//!
+//! Weights that a running request needs go before what is kept: a beginning saves its computation once, a weight that is
+//! missing is uploaded for every pass. Weights that nobody needs now come back at the link's rate, several times faster than
+//! a prompt is computed; they give way, up to a part of the budget.
+
+use rocmforge_device::Plan;
+use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId};
+
+use super::Residency;
+use crate::prefix::{NodeId, Realm};
+
+/// The part of the budget that is kept at most.
+const PART_MAX: u64 = 4;
+
+/// The part of the budget that is kept at most where the weights of running requests are streamed: there a prompt is
+/// computed slowest.
+const PART_STREAMED: u64 = 16;
+
+/// There at most one part in so many of what is missing is missing for the sake of beginnings.
+const PART_MISSING: u64 = 4;
+
+impl Residency {
+    /// Bytes of weights that have the first right to the budget from now on.
+    pub(crate) fn set_wanted_weights(&mut self, bytes: u64) {
+        self.wanted_weights = bytes;
+        self.trim_prefixes(0);
+    }
+
+    /// What may be kept while `more` bytes are about to be reserved.
+    fn prefix_limit(&self, more: u64) -> u64 {
+        let usage = self.cache.usage();
+        let in_use = usage.blocks() - self.prefixes.kept_bytes();
+        let left = self.budget().saturating_sub(in_use + more);
+        match left.checked_sub(self.wanted_weights) {
+            Some(free) => free.min(self.budget() / PART_MAX),
+            None => {
+                let missing = self.wanted_weights - left;
+                (missing / PART_MISSING)
+                    .min(self.budget() / PART_STREAMED)
+                    .min(left / 2)
+            }
+        }
+    }
+
+    /// Gives up what is above the limit, the oldest first.
+    pub(super) fn trim_prefixes(&mut self, more: u64) {
+        if self.prefixes.kept_bytes() == 0 {
+            return;
+        }
+        let limit = self.prefix_limit(more);
+        while self.prefixes.kept_bytes() > limit && self.give_up_oldest() {}
+    }
+
+    /// Gives up the oldest that no sequence uses. Whether there was something.
+    pub(crate) fn give_up_oldest(&mut self) -> bool {
+        let mut freed = Vec::new();
+        let some = self.prefixes.give_up(&mut freed);
+        freed.into_iter().for_each(|block| self.free(block));
+        some
+    }
+
+    /// Gives up all that no sequence uses. How many bytes that were.
+    pub(crate) fn give_up_all(&mut self) -> u64 {
+        let kept = self.prefixes.kept_bytes();
+        while self.prefixes.kept_bytes() > 0 && self.give_up_oldest() {}
+        kept - self.prefixes.kept_bytes()
+    }
+
+    /// Gives up what a model has of what no sequence uses. How many bytes that were.
+    pub(crate) fn forget_prefixes(&mut self, model: ModelId) -> u64 {
+        let kept = self.prefixes.kept_bytes();
+        let mut freed = Vec::new();
+        self.prefixes.forget(model, &mut freed);
+        freed.into_iter().for_each(|block| self.free(block));
+        kept - self.prefixes.kept_bytes()
+    }
+
+    /// Gives up one slot, unless a sequence uses it.
+    pub(crate) fn give_up(&mut self, node: NodeId, slot: usize) {
+        if let Some(block) = self.prefixes.take(node, slot) {
+            self.free(block);
+        }
+    }
+
+    /// The node of these tokens after a parent; `None` if the parent was given up.
+    pub(crate) fn add_prefix(
+        &mut self,
+        realm: Realm,
+        parent: Option<NodeId>,
+        tokens: &[u32],
+        plan: &Plan,
+    ) -> Option<NodeId> {
+        let mut freed = Vec::new();
+        let slots = plan.kv.len() + usize::from(plan.state_elements > 0);
+        let node = self.prefixes.add(realm, parent, tokens, slots, &mut freed);
+        freed.into_iter().for_each(|block| self.free(block));
+        node
+    }
+
+    /// Keeps a copy of a sequence's state in an empty slot, if there is room. Whether it is kept.
+    pub(crate) fn keep_state(
+        &mut self,
+        node: NodeId,
+        slot: usize,
+        state: BlockId,
+        model: ModelId,
+    ) -> bool {
+        let from = self.cache.block(state);
+        while self.prefixes.kept_bytes() + from.bytes > self.prefix_limit(from.bytes) {
+            if !self.give_up_oldest() {
+                return false;
+            }
+        }
+        let Ok((block, to)) = self.reserve(BlockKind::Kv, Some(model), from.bytes) else {
+            return false;
+        };
+        let copied = self.device.move_slab(from.offset, to.offset, from.bytes);
+        if let Err(error) = copied {
+            // A loss is noted, and ends the engine at its next look.
+            let error = self.device_error(Some(model), error);
+            tracing::debug!(%error, "a state is not kept");
+            self.free(block);
+            return false;
+        }
+        // The reservation may have cost the node.
+        let kept = self.prefixes.put(node, slot, (block, to), false);
+        if !kept {
+            self.free(block);
+        }
+        kept
+    }
+}

@@ -1,0 +1,312 @@
+//! Prompts that begin like earlier ones: what was computed is used again, and the text does not depend on it.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod fake;
+mod requests;
+
+use std::sync::Arc;
+
+use rocmforge_engine::api::{Asker, Budget, GenerateRequest, SamplingParams};
+use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, PrefixCache, start};
+
+use requests::{engine, load, run};
+
+/// Positions of a page: a prompt is used again in steps of so many.
+const PAGE: usize = 32;
+
+/// A model of each kind of layers: all positions, windows, states, convolutions, latent attention, mixtures.
+const KINDS: [&str; 9] = [
+    "smollm3",
+    "gemma3",
+    "gemma4",
+    "gpt-oss",
+    "qwen35",
+    "lfm2",
+    "nemotron_h",
+    "deepseek2",
+    "granitehybrid",
+];
+
+fn request(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> GenerateRequest {
+    GenerateRequest {
+        model: Arc::clone(model),
+        prompt,
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_tokens: Some(n),
+        n_ctx: None,
+        stop: Vec::new(),
+        deadline: None,
+        asker: Asker::default(),
+        reuse: true,
+    }
+}
+
+/// The same, from the first token.
+fn anew(request: &GenerateRequest) -> GenerateRequest {
+    GenerateRequest {
+        model: Arc::clone(&request.model),
+        prompt: request.prompt.clone(),
+        sampling: request.sampling.clone(),
+        max_tokens: request.max_tokens,
+        n_ctx: None,
+        stop: Vec::new(),
+        deadline: None,
+        asker: request.asker,
+        reuse: false,
+    }
+}
+
+/// `n` ids, others for another `seed`.
+fn ids(seed: u32, n: usize) -> Vec<u32> {
+    (0..n as u32)
+        .map(|i| 5 + (i * 31 + seed * 17 + i * i * seed) % 200)
+        .collect()
+}
+
+/// Two turns of a chat of which the second has the first and its answer before it.
+async fn two_turns(engine: &EngineHandle, name: &str) {
+    let before = engine.snapshot().cache.resident_bytes;
+    let model = load(engine, &format!("arch/{name}.gguf"), name).await;
+    let mut prompt = ids(1, 150);
+    for turn in 0..3 {
+        let request = request(&model, prompt.clone(), 45);
+        let (_, expected, alone) = run(engine, anew(&request)).await;
+        assert_eq!(alone.reused_tokens, 0);
+        let (_, found, summary) = run(engine, request).await;
+        assert_eq!(found, expected, "{name}, turn {turn}");
+        let known = prompt.len() as u32;
+        let computed = known - summary.reused_tokens;
+        println!("{name}: {computed} of {known} computed");
+        match turn {
+            0 => assert_eq!(summary.reused_tokens, 0, "{name}"),
+            // The last page of the answer is not full, and its last token was never computed.
+            _ => assert!(
+                computed as usize <= 20 + PAGE,
+                "{name}: {computed} of {known}"
+            ),
+        }
+        prompt.extend(found);
+        prompt.extend(ids(turn + 2, 20));
+    }
+    let cache = engine.snapshot().cache;
+    assert_eq!(cache.kv_bytes, 0);
+    assert!(cache.prefix_bytes > 0);
+    engine.unload(name, false).await.unwrap();
+    assert_eq!(engine.snapshot().cache.resident_bytes, before);
+}
+
+#[tokio::test]
+async fn a_second_turn_computes_what_is_new() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    for name in KINDS {
+        two_turns(&engine, name).await;
+    }
+}
+
+#[tokio::test]
+async fn a_second_turn_computes_what_is_new_on_a_card() {
+    let runtime = fake::Runtime::new();
+    let engine = runtime.start(64 << 20).unwrap();
+    for name in ["smollm3", "gemma3", "qwen35"] {
+        two_turns(&engine, name).await;
+    }
+}
+
+/// Prompts that part in the middle: the second one to do so leaves there what the third can go on from.
+#[tokio::test]
+async fn where_prompts_part_others_go_on() {
+    for name in KINDS {
+        let engine = engine(Budget::Bytes(64 << 20));
+        let model = load(&engine, &format!("arch/{name}.gguf"), name).await;
+        let common = ids(7, 4 * PAGE + 5);
+        let mut reused = Vec::new();
+        for i in 0..4 {
+            let prompt = [common.clone(), ids(20 + i, 3 * PAGE + 7)].concat();
+            let request = request(&model, prompt, 5);
+            let (_, expected, _) = run(&engine, anew(&request)).await;
+            let (_, found, summary) = run(&engine, request).await;
+            assert_eq!(found, expected, "{name}, prompt {i}");
+            reused.push(summary.reused_tokens as usize);
+        }
+        println!("{name}: {reused:?}");
+        assert_eq!(reused[0], 0);
+        assert_eq!(reused[2..], [4 * PAGE; 2], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn an_agent_computes_each_token_once() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let mut prompt = ids(3, 40);
+    let (mut computed, mut turns) = (0, 0);
+    while turns < 20 {
+        let (_, new, summary) = run(&engine, request(&model, prompt.clone(), 6)).await;
+        computed += prompt.len() - summary.reused_tokens as usize;
+        prompt.extend(new);
+        prompt.extend(ids(turns, 3));
+        turns += 1;
+    }
+    // A turn computes again what does not fill a page.
+    let most = prompt.len() + turns as usize * PAGE;
+    println!("{computed} computed for {} tokens", prompt.len());
+    assert!(computed <= most, "{computed} for {}", prompt.len());
+    let counts = engine.snapshot().prefixes;
+    assert_eq!(counts.asked_tokens - counts.reused_tokens, computed as u64);
+}
+
+/// Tokens that a second request of another asker finds.
+async fn found_by_another(prefix_cache: PrefixCache, first: GenerateAs, second: GenerateAs) -> u32 {
+    let engine = start(EngineConfig {
+        budget: Budget::Bytes(64 << 20),
+        prefix_cache,
+        ..EngineConfig::default()
+    });
+    let engine = engine.unwrap().0;
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let mut found = 0;
+    for GenerateAs { client, reuse } in [first, second] {
+        let request = GenerateRequest {
+            asker: Asker {
+                client,
+                ..Asker::default()
+            },
+            reuse,
+            ..request(&model, ids(1, 100), 4)
+        };
+        found = run(&engine, request).await.2.reused_tokens;
+    }
+    found
+}
+
+#[derive(Clone, Copy)]
+struct GenerateAs {
+    client: u64,
+    reuse: bool,
+}
+
+#[tokio::test]
+async fn what_a_client_asked_is_its_own_affair() {
+    let as_client = |client| GenerateAs {
+        client,
+        reuse: true,
+    };
+    let never = GenerateAs {
+        client: 1,
+        reuse: false,
+    };
+    let (one, two) = (as_client(1), as_client(2));
+    assert_eq!(found_by_another(PrefixCache::PerClient, one, one).await, 96);
+    assert_eq!(found_by_another(PrefixCache::PerClient, one, two).await, 0);
+    assert_eq!(found_by_another(PrefixCache::Shared, one, two).await, 96);
+    assert_eq!(found_by_another(PrefixCache::Off, one, one).await, 0);
+    assert_eq!(
+        found_by_another(PrefixCache::PerClient, one, never).await,
+        0
+    );
+    assert_eq!(
+        found_by_another(PrefixCache::PerClient, never, one).await,
+        0
+    );
+}
+
+/// Chats of two models in turn, in budgets from one for a part of a model to one for both: what is kept goes before
+/// anything fails, and the text stays.
+#[tokio::test]
+async fn what_is_kept_gives_way() {
+    let ample = engine(Budget::Bytes(64 << 20));
+    for budget in [1600 << 10, 3 << 20, 6 << 20, 12 << 20] {
+        let tight = engine(Budget::Bytes(budget));
+        let mut reused = 0;
+        for (file, name) in [
+            ("tiny-llama-Q4_K_M.gguf", "llama"),
+            ("arch/qwen35.gguf", "qwen35"),
+        ] {
+            load(&tight, file, name).await;
+            if budget == 1600 << 10 {
+                load(&ample, file, name).await;
+            }
+        }
+        for round in 0..12 {
+            let name = ["llama", "qwen35"][round % 2];
+            let of = |engine: &EngineHandle| {
+                let snapshot = engine.snapshot();
+                let model = snapshot.models.iter().find(|m| m.model.name() == name);
+                Arc::clone(&model.unwrap().model)
+            };
+            let prompt = [ids(round as u32 % 4, 70), ids(round as u32, 50)].concat();
+            let (_, expected, _) =
+                run(&ample, anew(&request(&of(&ample), prompt.clone(), 20))).await;
+            let (_, found, summary) = run(&tight, request(&of(&tight), prompt, 20)).await;
+            assert_eq!(found, expected, "{budget}, round {round}");
+            reused += summary.reused_tokens;
+            let cache = tight.snapshot().cache;
+            assert!(cache.resident_bytes + cache.in_flight_bytes <= budget);
+            assert!(cache.prefix_bytes <= budget / 4, "{cache:?}");
+        }
+        println!("{budget} bytes: {reused} tokens used again");
+        let cleared = tight.clear(None).await.unwrap();
+        assert!(cleared.kept.is_empty());
+        assert_eq!(tight.snapshot().cache.prefix_bytes, 0);
+        if budget >= 12 << 20 {
+            assert!(reused > 0);
+        }
+    }
+}
+
+/// Many at once that begin alike, some of which yield: each gets what it gets alone.
+#[tokio::test]
+async fn those_that_begin_alike_run_together() {
+    let ample = engine(Budget::Bytes(64 << 20));
+    let tight = engine(Budget::Bytes(3 << 20));
+    for name in [
+        "tiny-llama-Q4_K_M.gguf",
+        "arch/qwen35.gguf",
+        "arch/gemma3.gguf",
+    ] {
+        let there = load(&ample, name, "m").await;
+        let model = load(&tight, name, "m").await;
+        let prompt = |i: u32| [ids(9, 70 + 16 * (i as usize % 3)), ids(i, 40)].concat();
+        let mut expected = Vec::new();
+        for i in 0..10 {
+            expected.push(run(&ample, anew(&request(&there, prompt(i), 40))).await.1);
+        }
+        for round in 0..2 {
+            let together: Vec<_> = (0..10)
+                .map(|i| {
+                    let (engine, request) = (tight.clone(), request(&model, prompt(i), 40));
+                    tokio::spawn(async move { run(&engine, request).await })
+                })
+                .collect();
+            for (i, one) in together.into_iter().enumerate() {
+                let (_, found, _) = one.await.unwrap();
+                assert_eq!(found, expected[i], "{name}, round {round}, request {i}");
+            }
+        }
+        let cache = tight.snapshot().cache;
+        assert_eq!((cache.kv_bytes, cache.scratch_bytes), (0, 0));
+        for engine in [&ample, &tight] {
+            engine.unload("m", false).await.unwrap();
+            assert_eq!(engine.snapshot().cache.resident_bytes, 0);
+        }
+    }
+}
+
+/// A budget that shrinks takes what is kept with it, and one that grows again begins anew.
+#[tokio::test]
+async fn a_budget_that_shrinks_takes_what_is_kept() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let ask = || request(&model, ids(1, 100), 4);
+    let (_, expected, _) = run(&engine, ask()).await;
+    assert_eq!(run(&engine, ask()).await.2.reused_tokens, 96);
+    engine.set_budget(Budget::Bytes(4 << 20)).await.unwrap();
+    assert_eq!(engine.snapshot().cache.prefix_bytes, 0);
+    engine.set_budget(Budget::Bytes(64 << 20)).await.unwrap();
+    let (_, found, summary) = run(&engine, ask()).await;
+    assert_eq!((found, summary.reused_tokens), (expected, 0));
+}
