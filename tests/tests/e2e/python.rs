@@ -47,13 +47,8 @@ fn the_libraries_of_openai_anthropic_and_ollama_are_served() {
         .arg("--http-token-file")
         .arg(token_file.to_str().expect("a path of plain characters"));
     let daemon = Daemon::start(&options);
-    let log = daemon.log();
-    let address = log
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix("http_listen="))
-        .unwrap_or_else(|| panic!("no address in {log}"));
     let exam = fixtures::exam();
-    let url = format!("http://{}", address.trim_matches('"'));
+    let url = format!("http://{}", http_address(&daemon));
     let arguments = [
         "--url",
         &url,
@@ -68,4 +63,17 @@ fn the_libraries_of_openai_anthropic_and_ollama_are_served() {
     let answers: Vec<_> = answers.lines().map(str::trim).collect();
     assert_eq!(answers, [exam[0].answer.as_str(); 3]);
     daemon.stop();
+}
+
+/// Where a daemon listens for HTTP. The line that says so may come after the socket answers.
+fn http_address(daemon: &Daemon) -> String {
+    for _ in 0..600 {
+        let log = daemon.log();
+        let mut words = log.split_whitespace();
+        if let Some(address) = words.find_map(|word| word.strip_prefix("http_listen=")) {
+            return address.trim_matches('"').to_owned();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    panic!("no address in {}", daemon.log());
 }
