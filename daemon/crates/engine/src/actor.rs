@@ -36,6 +36,7 @@ use crate::loaded::LoadedModel;
 use crate::open::{Opened, no_device};
 use crate::residency::Residency;
 use crate::schedule::{PassPace, ScratchSizes};
+use crate::speculate::PassTimes;
 use crate::suspend::{Clocks, SleepClock};
 use crate::task::Task;
 use crate::watchdog::{self, Loss};
@@ -95,6 +96,9 @@ pub struct EngineConfig {
     pub prefetch: Option<u32>,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
+    /// Whether tokens are drafted from what a text has said before, where that pays. `None` is on the host alone: there a
+    /// row's result does not depend on the number of rows, and so the text is the same whenever drafts are made.
+    pub speculate: Option<bool>,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
     /// What tells that the machine slept.
@@ -114,6 +118,7 @@ impl Default for EngineConfig {
             prefill_chunk: None,
             prefetch: None,
             prefix_cache: PrefixCache::PerClient,
+            speculate: None,
             watchdog: WATCHDOG_DEFAULT,
             clocks: Clocks::default(),
         }
@@ -144,6 +149,8 @@ pub(crate) struct Entry {
     pub(crate) loaded: Arc<LoadedModel>,
     /// The plan's tables of rotations; made at the first request, since they may need a tensor of the file.
     pub(crate) rope: Vec<RopeTable>,
+    /// How long passes take that only decode.
+    pub(crate) times: PassTimes,
 }
 
 /// A preload under way.
@@ -184,6 +191,10 @@ pub(crate) struct Engine {
     pub(crate) next_seq: u64,
     pub(crate) scratch_sizes: ScratchSizes,
     pub(crate) pass_pace: PassPace,
+    /// Tokens are drafted.
+    pub(crate) speculates: bool,
+    /// Drafts of the pass that is planned.
+    pub(crate) drafts: u32,
     pub(crate) prefix_counts: crate::api::PrefixCounts,
     pub(crate) preloads: VecDeque<Preloading>,
     /// Passes that go before the next segment of a preload.
@@ -279,6 +290,9 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     let (snapshot, watch) = watch::channel(Arc::new(first));
     let loss = Loss::new(snapshot.clone());
     let lost = loss.subscribe();
+    let speculates = config
+        .speculate
+        .unwrap_or(residency.device.info().kind == "host");
     let sleep = SleepClock::new(config.clocks.clone());
     let engine = Engine {
         found,
@@ -290,6 +304,8 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         next_seq: 0,
         scratch_sizes: ScratchSizes::default(),
         pass_pace: PassPace::default(),
+        speculates,
+        drafts: 0,
         prefix_counts: crate::api::PrefixCounts::default(),
         preloads: VecDeque::new(),
         turns_before_preload: PRELOAD_TURNS,

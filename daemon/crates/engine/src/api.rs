@@ -203,6 +203,10 @@ pub struct GenerateSummary {
     pub reused_tokens: u32,
     /// Tokens generated, an end-of-generation token not counted.
     pub generated_tokens: u32,
+    /// Tokens that were guessed and computed beside the others.
+    pub drafted_tokens: u32,
+    /// Of them, those that were right.
+    pub accepted_tokens: u32,
     /// From the engine's receipt of the request to its first pass.
     pub queued: Duration,
     /// From the engine's receipt of the request to its first token.

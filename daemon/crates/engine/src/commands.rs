@@ -18,6 +18,7 @@ use crate::loaded::LoadedModel;
 use crate::prefix::Realm;
 use crate::refusal::Refusal;
 use crate::sampler::Sampler;
+use crate::speculate::Drafts;
 use crate::stop::StopStrings;
 use crate::task::{Generation, Scoring, Task, Work};
 
@@ -133,6 +134,8 @@ impl Engine {
         let work = Work::Generate(Box::new(Generation {
             events,
             sampler,
+            drafts: Drafts::default(),
+            drafted: (0, 0),
             decoder: request.model.tokenizer().stream(),
             stops: StopStrings::new(request.stop),
             max_tokens: request.max_tokens,

@@ -24,6 +24,7 @@ mod refusal;
 mod residency;
 mod sampler;
 mod schedule;
+mod speculate;
 mod step;
 mod stop;
 mod suspend;

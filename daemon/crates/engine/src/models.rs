@@ -14,6 +14,7 @@ use crate::error::{Error, from_cache, from_device};
 use crate::loaded::{LoadedModel, PreparedModel};
 use crate::refusal::Refusal;
 use crate::residency::Source;
+use crate::speculate::PassTimes;
 
 impl Engine {
     pub(crate) fn load(&mut self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
@@ -65,6 +66,7 @@ impl Engine {
             id,
             loaded: Arc::clone(&loaded),
             rope: Vec::new(),
+            times: PassTimes::default(),
         });
         Ok(loaded)
     }

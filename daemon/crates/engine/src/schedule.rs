@@ -154,7 +154,8 @@ impl Engine {
             held_bytes: pinned + residency.fixed_bytes,
             models: &models,
             costs: &sizes,
-            spans_max: self.spans_max(),
+            // A row of a draft is a span of its own.
+            spans_max: self.spans_max().saturating_sub(self.drafts).max(1),
             pass_upload_bytes: self.pass_pace.upload_bytes,
         };
         ask(&mut self.scheduler, &view)
@@ -282,11 +283,39 @@ impl Engine {
         if self.tasks.is_empty() {
             return None;
         }
+        if self.speculates {
+            self.draft();
+        }
         self.scheduling(self.budget(), |scheduler, view| scheduler.next(view))
     }
 
-    /// A pass of so many rows took so long.
-    pub(crate) fn note_pass(&mut self, rows: usize, took: Duration) {
+    /// Has sequences draft their next tokens where that pays.
+    fn draft(&mut self) {
+        // Others must have room, too.
+        let most = self.spans_max() as usize / 2;
+        let mut spans_left = most;
+        for entry in &self.models {
+            let of_model = self.tasks.values_mut().filter(|t| t.model == entry.id);
+            let mut rows = of_model
+                .filter(|t| t.begun && t.n_past + 1 == t.tokens.len())
+                .count();
+            for task in self.tasks.values_mut().filter(|t| t.model == entry.id) {
+                let drafts = task.draft(rows, spans_left, &entry.times);
+                rows += drafts;
+                spans_left -= drafts;
+                self.scheduler.propose(task.seq, drafts as u32);
+            }
+        }
+        self.drafts = (most - spans_left) as u32;
+    }
+
+    /// A pass took so long.
+    pub(crate) fn note_pass(&mut self, plan: &PassPlan, took: Duration) {
+        let rows = plan.rows as usize;
+        let entry = self.models.iter_mut().find(|e| e.id.0 == plan.model.0);
+        if let Some(entry) = entry.filter(|_| plan.spans.len() == plan.decode_spans) {
+            entry.times.note(rows, took);
+        }
         let pace = &mut self.pass_pace;
         let took = took.as_secs_f64();
         pace.seconds = match pace.passes {

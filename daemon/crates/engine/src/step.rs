@@ -39,6 +39,34 @@ struct Member {
     span: SpanPlan,
     task: Task,
     stepped: Stepped,
+    /// Rows whose tokens were told, up to the first wrong draft.
+    told: u32,
+    /// A draft was wrong: what was computed behind it means nothing.
+    wrong: bool,
+}
+
+impl Member {
+    /// Takes what was found for its row `row`.
+    fn take(&mut self, row: usize, found: RowOutput<'_>) {
+        if self.wrong || matches!(self.stepped, Stepped::Failed(_) | Stepped::Done(_)) {
+            return;
+        }
+        self.told += 1;
+        self.stepped = take_row(&mut self.task, row, found);
+        if let (Stepped::Appended, Work::Generate(g)) = (&self.stepped, &self.task.work) {
+            let draft = g.drafts.next.get(self.told as usize - 1);
+            self.wrong = draft.is_some() && draft != self.task.tokens.last();
+        }
+    }
+
+    /// Rows whose keys and values count: those of drafts only if they were right.
+    fn rows(&self) -> u32 {
+        match (&self.task.work, &self.stepped) {
+            // Nothing of it was told: all of it is done again, or there was nothing to tell.
+            (_, Stepped::GoesOn) | (Work::Score(_), _) => self.span.rows,
+            (Work::Generate(_), _) => self.span.rows - (self.span.outputs - self.told),
+        }
+    }
 }
 
 impl Engine {
@@ -57,6 +85,8 @@ impl Engine {
                     .remove(&span.seq)
                     .expect("the scheduler knows the same requests"),
                 stepped: Stepped::GoesOn,
+                told: 0,
+                wrong: false,
             })
             .collect();
         // What an upload ahead of need was refused is not this pass's affair.
@@ -64,7 +94,7 @@ impl Engine {
         let begun = Instant::now();
         match self.run_pass(&plan, &mut members) {
             Ok(()) => {
-                self.note_pass(plan.rows as usize, begun.elapsed());
+                self.note_pass(&plan, begun.elapsed());
                 let ended = self.take_back(members);
                 self.conclude(ended);
             }
@@ -102,7 +132,7 @@ impl Engine {
         let mut ids = std::mem::take(&mut self.ids);
         ids.clear();
         for Member { span, task, .. } in &*members {
-            ids.extend_from_slice(&task.tokens[task.n_past..][..span.rows as usize]);
+            ids.extend(task.row_ids(span.rows as usize));
         }
         for (input, rows) in of_model.inputs.iter().zip(&mut self.inputs) {
             embed::rows(&loaded, &input.table, &ids, rows)?;
@@ -116,18 +146,32 @@ impl Engine {
             .collect();
         let pages: Vec<Vec<&[u64]>> = memories.iter().map(SequenceMemory::pages).collect();
         let mut spans: Vec<Span<'_>> = Vec::with_capacity(members.len());
+        // Of each member.
+        let mut first_rows = Vec::with_capacity(members.len());
         // The wanted rows, and whose each of them is.
         let (mut outputs, mut owners) = (Vec::new(), Vec::new());
         let mut first_row = 0;
         for (i, member) in members.iter().enumerate() {
             let n_rows = member.span.rows as usize;
-            spans.push(Span {
+            let span = Span {
                 first_row,
                 n_rows,
                 first_position: member.task.n_past as u32,
                 kv_pages: &pages[i],
                 state: memories[i].state_offset(&self.residency),
-            });
+            };
+            if i < plan.decode_spans {
+                // Rows of drafts are as those of other sequences, which only happen to have the same pages.
+                spans.extend((0..n_rows).map(|row| Span {
+                    first_row: first_row + row,
+                    n_rows: 1,
+                    first_position: span.first_position + row as u32,
+                    ..span
+                }));
+            } else {
+                spans.push(span);
+            }
+            first_rows.push(first_row);
             first_row += n_rows;
             let wanted = (first_row as u32 - member.span.outputs)..first_row as u32;
             owners.extend(wanted.clone().map(|_| i));
@@ -159,11 +203,7 @@ impl Engine {
         let mut sink = |row: usize, found: RowOutput<'_>| {
             let owner: usize = owners[told];
             told += 1;
-            let member = &mut members.borrow_mut()[owner];
-            if !matches!(member.stepped, Stepped::Failed(_)) {
-                let row = row - spans[owner].first_row;
-                member.stepped = take_row(&mut member.task, row, found);
-            }
+            members.borrow_mut()[owner].take(row - first_rows[owner], found);
             Ok(())
         };
         let ran = pass::run(
@@ -191,20 +231,34 @@ impl Engine {
             .iter()
             .map(|m| SpanResult {
                 seq: m.span.seq,
-                rows: m.span.rows,
-                appended: u32::from(matches!(m.stepped, Stepped::Appended)),
+                rows: m.rows(),
+                appended: match m.stepped {
+                    Stepped::Appended => m.told,
+                    _ => 0,
+                },
                 ended: matches!(m.stepped, Stepped::Done(_) | Stepped::Failed(_)),
             })
             .collect();
         self.scheduler.computed(&results);
         let mut ended = Vec::new();
-        for Member {
-            span,
-            mut task,
-            stepped,
-        } in members
-        {
-            task.n_past += span.rows as usize;
+        for member in members {
+            let rows = member.rows() as usize;
+            let Member {
+                span,
+                mut task,
+                stepped,
+                told,
+                ..
+            } = member;
+            if let Work::Generate(g) = &mut task.work
+                && told > 0
+                && span.outputs > 1
+            {
+                let (made, right) = (span.outputs - 1, told - 1);
+                g.drafts.note(made as usize, right as usize);
+                g.drafted = (g.drafted.0 + made, g.drafted.1 + right);
+            }
+            task.n_past += rows;
             let plan = task.loaded.model().plan();
             task.memory
                 .hand_over(&mut self.residency, plan, &task.tokens, task.n_past);
@@ -527,6 +581,8 @@ fn summary(
         prompt_tokens: g.n_prompt as u32,
         reused_tokens: g.reused,
         generated_tokens: g.generated,
+        drafted_tokens: g.drafted.0,
+        accepted_tokens: g.drafted.1,
         queued: g.started.unwrap_or(first).duration_since(received),
         ttft: first.duration_since(received),
         decode_tokens_per_s: if decoding > 0.0 {

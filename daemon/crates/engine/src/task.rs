@@ -15,6 +15,7 @@ use crate::loaded::LoadedModel;
 use crate::prefix::Realm;
 use crate::residency::Residency;
 use crate::sampler::Sampler;
+use crate::speculate::{Drafts, PassTimes};
 use crate::stop::StopStrings;
 
 /// Most events of one pass.
@@ -59,6 +60,9 @@ pub(crate) enum Work {
 pub(crate) struct Generation {
     pub(crate) events: mpsc::Sender<GenerateEvent>,
     pub(crate) sampler: Sampler,
+    pub(crate) drafts: Drafts,
+    /// Drafts that were computed, and those of them that were right.
+    pub(crate) drafted: (u32, u32),
     pub(crate) decoder: StreamDecoder,
     pub(crate) stops: StopStrings,
     pub(crate) max_tokens: Option<u32>,
@@ -123,6 +127,39 @@ impl Task {
             Work::Generate(g) => g.events.capacity() >= STEP_EVENTS,
             Work::Score(_) => true,
         }
+    }
+
+    /// Drafts the tokens of its next pass, which has `rows` rows without them, if that is one of a token. How many.
+    pub(crate) fn draft(&mut self, rows: usize, room: usize, times: &PassTimes) -> usize {
+        let decodes = self.begun && self.n_past + 1 == self.tokens.len();
+        let has_state = self.loaded.model().plan().state_elements > 0;
+        let Work::Generate(g) = &mut self.work else {
+            return 0;
+        };
+        g.drafts.next.clear();
+        if !decodes || has_state {
+            return 0;
+        }
+        // Each right one is a token, of which there may be so many; each is an event.
+        let wanted = g
+            .max_tokens
+            .map_or(usize::MAX, |max| (max - g.generated) as usize);
+        let most = wanted
+            .min(self.n_ctx - self.tokens.len() + 1)
+            .min((g.events.capacity() + 1).saturating_sub(STEP_EVENTS))
+            .saturating_sub(1)
+            .min(room);
+        g.drafts.draft(&self.tokens, most, rows, times)
+    }
+
+    /// The ids of its next `rows` rows: known tokens, then drafts.
+    pub(crate) fn row_ids(&self, rows: usize) -> impl Iterator<Item = u32> {
+        let drafts: &[u32] = match &self.work {
+            Work::Generate(g) => &g.drafts.next,
+            Work::Score(_) => &[],
+        };
+        let known = self.tokens[self.n_past..].iter();
+        known.chain(drafts).copied().take(rows)
     }
 
     /// Sends the end of a request that failed.

@@ -1,0 +1,264 @@
+//! Tokens drafted from what a text has said before: where its last tokens stood earlier, what followed then may follow
+//! now. A pass computes a row for each draft beside the row of the last known token; each row's token is chosen as it would
+//! be without drafts, and a draft that is not the token chosen before it ends the sequence's part in the pass. So the
+//! text does not depend on drafts, whatever the sampling.
+//!
+//! Whether drafts pay depends on what rows cost here and on how often they are right, both of which are measured: passes of
+//! so many rows by the clock, drafts by sequence. Where they do not pay, few or none are made, and after a while they
+//! are tried again.
+//!
+//! A sequence with a recurrent state makes none: the state behind a wrong draft cannot be taken back.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Tokens that are looked up.
+const GRAM: usize = 3;
+
+/// How many drafts a sequence makes in a pass: few different numbers, since a device may record a pass of each.
+const DRAFTS: [usize; 3] = [7, 3, 1];
+
+/// Most rows of a pass whose time is remembered.
+const ROWS_MAX: usize = 128;
+
+/// Passes after which a time is too old to go by.
+const STALE_PASSES: u64 = 2048;
+
+/// How likely a draft is right, before any was made.
+const LIKELY_AT_FIRST: f64 = 0.6;
+
+/// The weight of a draft's outcome among those before it.
+const WEIGHT: f64 = 1.0 / 16.0;
+
+/// How fast a sequence that makes no drafts comes to try again, a token.
+const RECOVERY: f64 = 1.0 / 128.0;
+
+/// What a draft must save at least to be made: times are noisy.
+const GAIN_MIN: f64 = 1.05;
+
+/// What one sequence knows.
+#[derive(Debug)]
+pub(crate) struct Drafts {
+    /// Where each run of tokens stood last: the position behind it.
+    behind: HashMap<[u32; GRAM], u32>,
+    /// Tokens that were looked through.
+    seen: usize,
+    /// How likely a draft is right if those before it were.
+    likely: f64,
+    /// The drafts of the next pass.
+    pub(crate) next: Vec<u32>,
+}
+
+impl Default for Drafts {
+    fn default() -> Self {
+        Self {
+            behind: HashMap::new(),
+            seen: 0,
+            likely: LIKELY_AT_FIRST,
+            next: Vec::new(),
+        }
+    }
+}
+
+impl Drafts {
+    /// Drafts at most `most` tokens that follow `tokens`, in a pass that has `rows` rows without them. How many there are.
+    pub(crate) fn draft(
+        &mut self,
+        tokens: &[u32],
+        most: usize,
+        rows: usize,
+        times: &PassTimes,
+    ) -> usize {
+        self.next.clear();
+        let from = self.look_through(tokens);
+        let Some(from) = from else {
+            return 0;
+        };
+        let there = &tokens[from..];
+        let most = most.min(there.len());
+        let n = times.worth(self.likely, most, rows);
+        if n == 0 {
+            self.likely += (LIKELY_AT_FIRST - self.likely).max(0.0) * RECOVERY;
+        }
+        self.next.extend_from_slice(&there[..n]);
+        n
+    }
+
+    /// Takes note of new tokens; where the last ones stood before.
+    fn look_through(&mut self, tokens: &[u32]) -> Option<usize> {
+        // The run that ends with the last token is looked up before it is noted.
+        let ends = self.seen.max(GRAM)..tokens.len();
+        for end in ends {
+            self.behind.insert(gram(&tokens[..end])?, end as u32);
+        }
+        self.seen = tokens.len();
+        let last = gram(tokens)?;
+        self.behind.get(&last).map(|&at| at as usize)
+    }
+
+    /// So many of `made` drafts were right; the next one was wrong, if there was one.
+    pub(crate) fn note(&mut self, made: usize, right: usize) {
+        let wrong = usize::from(right < made);
+        for outcome in std::iter::repeat_n(1.0, right).chain(std::iter::repeat_n(0.0, wrong)) {
+            self.likely += (outcome - self.likely) * WEIGHT;
+        }
+        self.next.clear();
+    }
+}
+
+/// The last tokens.
+fn gram(tokens: &[u32]) -> Option<[u32; GRAM]> {
+    tokens.last_chunk().copied()
+}
+
+/// How long passes take that only decode, by their rows.
+#[derive(Debug)]
+pub(crate) struct PassTimes {
+    /// Seconds, and the pass in which they were measured last.
+    rows: Vec<Option<(f64, u64)>>,
+    passes: u64,
+}
+
+impl Default for PassTimes {
+    fn default() -> Self {
+        Self {
+            rows: vec![None; ROWS_MAX + 1],
+            passes: 0,
+        }
+    }
+}
+
+impl PassTimes {
+    /// A pass of so many rows took so long.
+    pub(crate) fn note(&mut self, rows: usize, took: Duration) {
+        self.passes += 1;
+        let took = took.as_secs_f64();
+        let passes = self.passes;
+        if let Some(known) = self.rows.get_mut(rows) {
+            let seconds = match known {
+                // Now and then something else goes on, too.
+                Some((before, at)) if passes - *at < STALE_PASSES => {
+                    *before + (took.min(*before * 2.0) - *before) / 8.0
+                }
+                _ => took,
+            };
+            *known = Some((seconds, passes));
+        }
+    }
+
+    /// Seconds of a pass of so many rows; where it was not measured lately, those of the next smaller one that was, so
+    /// that it is tried.
+    fn seconds(&self, rows: usize) -> Option<f64> {
+        let known = self.rows.get(..=rows)?.iter().rev().flatten();
+        let mut recent = known.filter(|(_, at)| self.passes - at < STALE_PASSES);
+        recent.next().map(|(seconds, _)| *seconds)
+    }
+
+    /// How many drafts of this likelihood are worth their rows beside `rows` others.
+    fn worth(&self, likely: f64, most: usize, rows: usize) -> usize {
+        let Some(without) = self.seconds(rows) else {
+            return 0;
+        };
+        let gain = |n: usize| {
+            let right: f64 = (1..=n).map(|i| likely.powi(i as i32)).sum();
+            let with = self.seconds(rows + n)?;
+            Some((rows as f64 + right) / rows as f64 * without / with)
+        };
+        let gains = DRAFTS.iter().filter(|n| **n <= most);
+        let gains = gains.filter_map(|&n| gain(n).map(|gain| (n, gain)));
+        let best = gains.max_by(|a, b| a.1.total_cmp(&b.1));
+        best.filter(|(_, gain)| *gain > GAIN_MIN)
+            .map_or(0, |(n, _)| n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Times of a device on which a row costs `each` of what a pass costs anyway.
+    fn times(each: f64) -> PassTimes {
+        let mut times = PassTimes::default();
+        for rows in 1..=ROWS_MAX {
+            times.note(rows, Duration::from_secs_f64(1.0 + each * rows as f64));
+        }
+        times
+    }
+
+    #[test]
+    fn what_followed_before_is_drafted_again() {
+        let mut drafts = Drafts::default();
+        let cheap = times(0.01);
+        let text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3];
+        assert_eq!(drafts.draft(&text, 20, 1, &cheap), 7);
+        assert_eq!(drafts.next, [4, 5, 6, 7, 8, 9, 1]);
+        assert_eq!(drafts.draft(&text, 5, 1, &cheap), 3);
+        // Where it stood last counts.
+        let longer = [&text[..], &[7, 7, 1, 2, 3]].concat();
+        drafts.draft(&longer, 2, 1, &cheap);
+        assert_eq!(drafts.next, [7]);
+        assert_eq!(
+            drafts.draft(&[&longer[..], &[50]].concat(), 9, 1, &cheap),
+            0
+        );
+        assert_eq!(Drafts::default().draft(&[1, 2], 9, 1, &cheap), 0);
+    }
+
+    #[test]
+    fn drafts_are_made_while_they_pay() {
+        let text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3];
+        let (cheap, dear) = (times(0.01), times(100.0));
+        assert_eq!(
+            PassTimes::default().worth(0.9, 7, 1),
+            0,
+            "nothing is measured"
+        );
+        // Rows as dear as passes: no draft pays, however likely.
+        assert_eq!(dear.worth(0.9, 7, 1), 0);
+        let mut drafts = Drafts::default();
+        let mut tried = 0;
+        for _ in 0..200 {
+            let n = drafts.draft(&text, 7, 1, &cheap);
+            tried += usize::from(n > 0);
+            if n > 0 {
+                drafts.note(n, 0);
+            }
+        }
+        assert!(
+            (10..150).contains(&tried),
+            "wrong ones are made less often: {tried}"
+        );
+        for _ in 0..50 {
+            drafts.likely = drafts.likely.max(0.3);
+            let n = drafts.draft(&text, 7, 1, &cheap);
+            drafts.note(n, n);
+        }
+        assert_eq!(drafts.draft(&text, 7, 1, &cheap), 7);
+        // Beside many others a row costs more than it brings.
+        let mut steps = PassTimes::default();
+        for rows in 1..=ROWS_MAX {
+            steps.note(
+                rows,
+                Duration::from_millis(if rows <= 8 { 10 } else { 5 * rows as u64 }),
+            );
+        }
+        assert_eq!(steps.worth(0.9, 7, 1), 7);
+        assert_eq!(steps.worth(0.9, 7, 64), 0);
+    }
+
+    #[test]
+    fn a_size_that_was_not_measured_is_tried_and_old_times_are_forgotten() {
+        let mut times = PassTimes::default();
+        times.note(1, Duration::from_millis(10));
+        assert_eq!(times.worth(0.9, 7, 1), 7);
+        times.note(8, Duration::from_millis(100));
+        assert_eq!(times.worth(0.9, 7, 1), 3);
+        times.note(4, Duration::from_millis(100));
+        times.note(2, Duration::from_millis(100));
+        assert_eq!(times.worth(0.9, 7, 1), 0);
+        for _ in 0..STALE_PASSES {
+            times.note(1, Duration::from_millis(10));
+        }
+        assert_eq!(times.worth(0.9, 7, 1), 7);
+    }
+}

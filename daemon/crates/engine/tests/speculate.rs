@@ -1,0 +1,202 @@
+//! Tokens that are drafted from what a text has said before: fewer passes, and the same text.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod fake;
+mod requests;
+
+use std::sync::Arc;
+
+use rocmforge_engine::api::{Asker, Budget, GenerateRequest, GenerateSummary, SamplingParams};
+use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, start};
+
+use requests::{load, load_endless, run};
+
+/// A trained model that knows no end of text.
+const ENDLESS: &str = "endless";
+
+fn engine(budget: u64, speculate: bool) -> EngineHandle {
+    let config = EngineConfig {
+        budget: Budget::Bytes(budget),
+        speculate: Some(speculate),
+        ..EngineConfig::default()
+    };
+    start(config).unwrap().0
+}
+
+/// A text that repeats itself, and goes on to.
+fn refrain(model: &Arc<LoadedModel>) -> Vec<u32> {
+    let text = "The whale sang a song. The fox found a coin. ".repeat(6);
+    model.tokenizer().encode(&text, true, true).unwrap()
+}
+
+fn request(
+    model: &Arc<LoadedModel>,
+    prompt: Vec<u32>,
+    sampling: SamplingParams,
+) -> GenerateRequest {
+    GenerateRequest {
+        model: Arc::clone(model),
+        prompt,
+        sampling,
+        max_tokens: Some(90),
+        n_ctx: None,
+        stop: Vec::new(),
+        deadline: None,
+        asker: Asker::default(),
+        reuse: false,
+    }
+}
+
+/// Greedy, drawn, drawn from few, and with penalties, which look at each token.
+fn samplings() -> [SamplingParams; 4] {
+    let drawn = SamplingParams {
+        seed: Some(7),
+        temperature: 0.4,
+        ..SamplingParams::default()
+    };
+    [
+        SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        SamplingParams {
+            top_k: 0,
+            ..drawn.clone()
+        },
+        SamplingParams {
+            top_k: 5,
+            ..drawn.clone()
+        },
+        SamplingParams {
+            repeat_penalty: 1.05,
+            frequency_penalty: 0.1,
+            ..drawn
+        },
+    ]
+}
+
+/// All samplings on both engines; the summaries of the one that drafts.
+async fn compare(
+    plain: &EngineHandle,
+    drafting: &EngineHandle,
+    file: &str,
+) -> Vec<GenerateSummary> {
+    let (there, model) = match file {
+        ENDLESS => (
+            load_endless(plain, "m").await,
+            load_endless(drafting, "m").await,
+        ),
+        file => (
+            load(plain, file, "m").await,
+            load(drafting, file, "m").await,
+        ),
+    };
+    let mut summaries = Vec::new();
+    for sampling in samplings() {
+        let ask = |model| request(model, refrain(model), sampling.clone());
+        let (text, ids, alone) = run(plain, ask(&there)).await;
+        assert_eq!((alone.drafted_tokens, alone.accepted_tokens), (0, 0));
+        let (found, found_ids, summary) = run(drafting, ask(&model)).await;
+        assert_eq!((found, found_ids), (text, ids), "{file}: {sampling:?}");
+        assert_eq!(summary.generated_tokens, alone.generated_tokens);
+        assert!(summary.accepted_tokens <= summary.drafted_tokens);
+        println!(
+            "{file}: {} tokens, {} of {} drafts were right",
+            summary.generated_tokens, summary.accepted_tokens, summary.drafted_tokens
+        );
+        summaries.push(summary);
+    }
+    for engine in [plain, drafting] {
+        engine.unload("m", false).await.unwrap();
+        assert_eq!(engine.snapshot().cache.kv_bytes, 0);
+    }
+    summaries
+}
+
+#[tokio::test]
+async fn the_text_is_the_same_and_drafts_are_right_where_it_repeats() {
+    let (plain, drafting) = (engine(64 << 20, false), engine(64 << 20, true));
+    // A number of rows that was never timed is tried, so there are drafts on any machine.
+    let summaries = compare(&plain, &drafting, ENDLESS).await;
+    let accepted: u32 = summaries.iter().map(|s| s.accepted_tokens).sum();
+    assert!(accepted > 0);
+    compare(&plain, &drafting, "tiny-qwen3-Q8_0.gguf").await;
+}
+
+#[tokio::test]
+async fn windows_and_mixtures_take_drafts_and_states_make_none() {
+    let (plain, drafting) = (engine(64 << 20, false), engine(64 << 20, true));
+    for name in ["gemma3", "gpt-oss", "deepseek2", "qwen3moe", "qwen35"] {
+        let file = format!("arch/{name}.gguf");
+        let summaries = compare(&plain, &drafting, &file).await;
+        if name == "qwen35" {
+            assert!(summaries.iter().all(|s| s.drafted_tokens == 0));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_budget_for_a_part_of_the_model_and_others_beside_change_nothing() {
+    let plain = engine(64 << 20, false);
+    for budget in [1600 << 10, 64 << 20] {
+        let drafting = engine(budget, true);
+        let file = "tiny-llama-Q4_K_M.gguf";
+        let (there, model) = (
+            load(&plain, file, "m").await,
+            load(&drafting, file, "m").await,
+        );
+        let mut together = Vec::new();
+        for i in 0..6 {
+            let sampling = samplings()[i % 4].clone();
+            let mut prompt = refrain(&model);
+            prompt.truncate(prompt.len() - 3 * i);
+            let (engine, request) = (drafting.clone(), request(&model, prompt, sampling));
+            together.push(tokio::spawn(async move { run(&engine, request).await }));
+        }
+        for (i, one) in together.into_iter().enumerate() {
+            let sampling = samplings()[i % 4].clone();
+            let mut prompt = refrain(&there);
+            prompt.truncate(prompt.len() - 3 * i);
+            let (_, expected, _) = run(&plain, request(&there, prompt, sampling)).await;
+            assert_eq!(one.await.unwrap().1, expected, "{budget}, request {i}");
+        }
+        assert_eq!(drafting.snapshot().cache.kv_bytes, 0);
+        plain.unload("m", false).await.unwrap();
+    }
+}
+
+/// The context's end, the most tokens and a stop string end a text in the middle of drafts as they do without.
+#[tokio::test]
+async fn what_ends_a_text_ends_it_among_drafts() {
+    let (plain, drafting) = (engine(64 << 20, false), engine(64 << 20, true));
+    let file = "tiny-llama-Q4_K_M.gguf";
+    let (there, model) = (
+        load(&plain, file, "m").await,
+        load(&drafting, file, "m").await,
+    );
+    let greedy = || samplings()[0].clone();
+    for n in 1..24 {
+        for (max_tokens, n_ctx, stop) in [
+            (Some(n), None, Vec::new()),
+            (None, Some(refrain(&model).len() as u32 + n), Vec::new()),
+            (
+                Some(60),
+                None,
+                vec!["coin".repeat(1 + n as usize / 20), "sang a".to_owned()],
+            ),
+        ] {
+            let ask = |model: &Arc<LoadedModel>| GenerateRequest {
+                max_tokens,
+                n_ctx,
+                stop: stop.clone(),
+                ..request(model, refrain(model), greedy())
+            };
+            let (text, ids, alone) = run(&plain, ask(&there)).await;
+            let (found, found_ids, summary) = run(&drafting, ask(&model)).await;
+            assert_eq!((found, found_ids), (text, ids), "{n}");
+            assert_eq!(summary.finish, alone.finish);
+            assert_eq!(summary.generated_tokens, alone.generated_tokens);
+        }
+    }
+}
