@@ -15,6 +15,7 @@ pub mod failure;
 pub mod files;
 pub mod generation;
 pub mod load;
+pub mod measured;
 pub mod model_files;
 pub mod prompt;
 pub mod request_log;
@@ -33,6 +34,7 @@ use tokio::sync::Semaphore;
 
 use crate::failure::Failure;
 use crate::files::Listing;
+use crate::measured::Measured;
 use crate::model_files::ModelDirs;
 use crate::roles::{RoleBook, Roles};
 use crate::sum::Sum;
@@ -76,6 +78,8 @@ pub struct Service {
     pub roles: RoleBook,
     /// Work on texts.
     pub text: TextWork,
+    /// What requests took.
+    pub measured: Measured,
     /// Bytes of requests that are being read.
     pub reading: Arc<Sum>,
     templates: Renderer,
@@ -101,6 +105,7 @@ impl Service {
             started: Instant::now(),
             roles: RoleBook::new(roles),
             text: TextWork::default(),
+            measured: Measured::default(),
             reading: Sum::new(READING_MAX_BYTES),
             templates,
             draining: AtomicBool::new(false),
