@@ -11,6 +11,7 @@
 
 pub mod arrival;
 pub mod check;
+pub mod declared;
 pub mod failure;
 pub mod files;
 pub mod generation;
@@ -32,6 +33,7 @@ use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_tokenizer::Renderer;
 use tokio::sync::Semaphore;
 
+use crate::declared::Shelf;
 use crate::failure::Failure;
 use crate::files::Listing;
 use crate::measured::Measured;
@@ -87,6 +89,7 @@ pub struct Service {
     peak_bytes: AtomicU64,
     loads: Arc<Semaphore>,
     listing: Listing,
+    shelf: Shelf,
 }
 
 impl Service {
@@ -112,6 +115,7 @@ impl Service {
             peak_bytes: AtomicU64::new(0),
             loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
             listing: Listing::default(),
+            shelf: Shelf::default(),
         }
     }
 
@@ -152,13 +156,13 @@ impl Service {
         }
     }
 
-    /// The model of this name.
+    /// The model of this name or alias.
     ///
     /// # Errors
     /// NOT_FOUND with the names of those that are loaded.
     pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Failure> {
         self.engine
-            .model(name)
+            .model(&self.real_name(name))
             .map_err(|error| failure::from_engine(&error))
     }
 
