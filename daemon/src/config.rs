@@ -1,30 +1,35 @@
-//! What the daemon was told: command-line flags over a TOML file over defaults, every value checked.
+//! What the daemon was told: command-line flags over TOML files over defaults, every value checked.
 //!
 //! A setting has one name in two spellings: `--vram-budget` on the command line, `vram_budget` in the file. Both are read
 //! as text and go through the same check, so that a value is refused with the same message wherever it came from, and
 //! the message names the place.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
-use std::io::Read;
 use std::num::NonZeroUsize;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use nix::fcntl::OFlag;
 use rocmforge_engine::api::{Budget, Policy};
 use rocmforge_engine::{DeviceChoice, PrefixCache};
 use rocmforge_service::roles::{Roles, Who};
-use serde::Deserialize;
 
+mod effective;
 mod http;
+mod layers;
+mod models;
 mod values;
 
+pub use effective::Setting;
 pub use http::{HttpConfig, HttpFlags};
+use layers::{Layers, Scalar};
+pub use models::DeclaredModel;
 pub use values::parse_budget;
-use values::{device, integer, integer_u32, log_filter, policy, prefix_cache, seconds, watchdog};
+use values::{
+    device, integer, integer_u32, log_filter, policy, prefix_cache, seconds, speculate, watchdog,
+};
 
 /// Default of `--vram-budget`, in percent of the device's memory. On the host device the other half is for the page
 /// cache, which holds the file pages that uploads read.
@@ -61,7 +66,7 @@ pub const SOCKET_PATH_MAX: usize = 107;
 pub const CONFIG_FILE_MAX_BYTES: u64 = 1 << 20;
 
 /// The command line. Values are kept as text; [`Config::new`] checks them together with the file's.
-#[derive(Debug, Default, Parser)]
+#[derive(Debug, Clone, Default, Parser)]
 #[command(
     name = "rocmforged",
     version,
@@ -70,7 +75,8 @@ pub const CONFIG_FILE_MAX_BYTES: u64 = 1 << 20;
                   With no --model-dir every load is refused: the daemon opens nothing that it was not told to."
 )]
 pub struct Flags {
-    /// TOML file with the same settings
+    /// TOML file with the same settings; *.toml in conf.d beside it are read after it, by name, and
+    /// the last one wins
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Unix socket to serve [default: $ROCMFORGE_SOCKET, $XDG_RUNTIME_DIR/rocmforged.sock, else
@@ -111,6 +117,9 @@ pub struct Flags {
     /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
+    /// Draft tokens from what a text has said before, where that pays: on, off or auto, on the host alone [default: auto]
+    #[arg(long, value_name = "WHETHER")]
+    pub speculate: Option<String>,
     /// Seconds that work of a GPU may take before the GPU counts as hung and the daemon ends [default: 30]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub watchdog: Option<String>,
@@ -127,7 +136,8 @@ pub struct Flags {
     /// Where HTTP is served, if anywhere.
     #[command(flatten)]
     pub http: HttpFlags,
-    /// Check the settings and the model directories, and end
+    /// Check settings, model directories and declared models, print what would be in force and where
+    /// each value came from, and end
     #[arg(long)]
     pub check_config: bool,
     /// List the GPU drivers and devices that are found, and end
@@ -164,12 +174,20 @@ pub struct Config {
     pub policy: Policy,
     /// Whose prompts may begin with what an earlier one has computed.
     pub prefix_cache: PrefixCache,
+    /// Whether tokens are drafted from what a text has said before; `None` is on the host alone.
+    pub speculate: Option<bool>,
     /// How long work of a GPU may take.
     pub watchdog: Duration,
     /// Who may do what.
     pub roles: Roles,
     /// Where HTTP is served, if anywhere.
     pub http: HttpConfig,
+    /// Declared models.
+    pub models: Vec<DeclaredModel>,
+    /// Where values came from that are no defaults, by key.
+    pub origins: BTreeMap<&'static str, Origin>,
+    /// The files that were read, in that order.
+    pub files: Vec<PathBuf>,
 }
 
 /// Where a value came from.
@@ -212,6 +230,34 @@ pub enum ConfigError {
         /// Line, column and cause.
         source: Box<toml::de::Error>,
     },
+    /// Somebody else could write settings.
+    #[error("{} belongs to user {owner}, neither root nor the daemon's user nor the owner of the configuration file; give it to root, or remove it", dir.display())]
+    ForeignDropIns {
+        /// The directory.
+        dir: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// There are too many.
+    #[error("{} has more than {} files; put several settings into one", dir.display(), layers::DROP_INS_MAX)]
+    TooManyDropIns {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// A declared model is refused.
+    #[error("{key} of [[model]] {number} ('{name}') in {}: {message}", file.display())]
+    Model {
+        /// The file.
+        file: PathBuf,
+        /// Which of the file's, from 1.
+        number: usize,
+        /// Its name.
+        name: String,
+        /// The key.
+        key: &'static str,
+        /// What is wrong, and what is allowed.
+        message: String,
+    },
     /// A value is refused.
     #[error("{}: {message}", Place { key, origin })]
     Value {
@@ -239,75 +285,6 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-/// A scalar of the file, turned into the text that a flag would have.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a string or a number")]
-enum Scalar {
-    Integer(i64),
-    Float(f64),
-    Text(String),
-}
-
-impl Scalar {
-    fn into_text(self) -> String {
-        match self {
-            Self::Integer(n) => n.to_string(),
-            Self::Float(x) => x.to_string(),
-            Self::Text(text) => text,
-        }
-    }
-}
-
-/// One path, or a list of them.
-#[derive(Debug, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a path, or a list of paths such as [\"/a\", \"/b\"]"
-)]
-enum PathList {
-    One(PathBuf),
-    Many(Vec<PathBuf>),
-}
-
-impl Default for PathList {
-    fn default() -> Self {
-        Self::Many(Vec::new())
-    }
-}
-
-impl PathList {
-    fn into_paths(self) -> Vec<PathBuf> {
-        match self {
-            Self::One(path) => vec![path],
-            Self::Many(paths) => paths,
-        }
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct File {
-    socket: Option<PathBuf>,
-    device: Option<String>,
-    vram_budget: Option<Scalar>,
-    model_dir: PathList,
-    threads: Option<Scalar>,
-    log: Option<String>,
-    n_ctx_max: Option<Scalar>,
-    max_sequences: Option<Scalar>,
-    queue_capacity: Option<Scalar>,
-    drain_grace: Option<Scalar>,
-    policy: Option<String>,
-    prefix_cache: Option<String>,
-    watchdog: Option<Scalar>,
-    use_by: Option<Vec<String>>,
-    manage_by: Option<Vec<String>>,
-    admin_by: Option<Vec<String>>,
-    http_socket: Option<PathBuf>,
-    http_listen: Option<String>,
-    http_token_file: Option<PathBuf>,
-}
-
 impl Config {
     /// Reads the file that `flags` name, if any, and puts the flags over it. `default_socket` is served if neither names
     /// a socket.
@@ -315,11 +292,16 @@ impl Config {
     /// # Errors
     /// [`ConfigError`], which names the file, key and flag.
     pub fn new(flags: Flags, default_socket: PathBuf) -> Result<Self, ConfigError> {
-        let (file, file_path) = match &flags.config {
-            Some(path) => (read_file(path)?, path.clone()),
-            None => (File::default(), PathBuf::new()),
+        let layers = match &flags.config {
+            Some(path) => Layers::read(path)?,
+            None => Layers::default(),
         };
-        let settings = Settings { file: file_path };
+        let models = models::checked(layers.models)?;
+        let (file, files) = (layers.file, layers.files);
+        let settings = Settings {
+            files: layers.origins,
+            origins: RefCell::default(),
+        };
         let text = |scalar: Option<Scalar>| scalar.map(Scalar::into_text);
 
         let socket = match settings.path("socket", flags.socket, file.socket)? {
@@ -334,6 +316,7 @@ impl Config {
         let http = HttpConfig::new(flags.http, http_file, &settings, &socket)?;
         let model_dirs = settings.model_dirs(flags.model_dir, file.model_dir.into_paths())?;
         let get = |key, flag, scalar| settings.pick(key, flag, scalar);
+        let device = get("device", flags.device, file.device).parse(device)?;
         let vram_budget = get("vram_budget", flags.vram_budget, text(file.vram_budget));
         let vram_budget_origin = vram_budget.value.as_ref().map(|(_, origin)| origin.clone());
         let use_by = settings
@@ -348,9 +331,7 @@ impl Config {
             .unwrap_or_else(|| manage_by.clone());
         Ok(Self {
             socket,
-            device: get("device", flags.device, file.device)
-                .parse(device)?
-                .unwrap_or(DeviceChoice::Auto),
+            device: device.unwrap_or(DeviceChoice::Auto),
             vram_budget: vram_budget
                 .parse(parse_budget)?
                 .unwrap_or(Budget::Percent(BUDGET_DEFAULT_PERCENT)),
@@ -389,6 +370,9 @@ impl Config {
             prefix_cache: get("prefix_cache", flags.prefix_cache, file.prefix_cache)
                 .parse(prefix_cache)?
                 .unwrap_or(PrefixCache::PerClient),
+            speculate: get("speculate", flags.speculate, file.speculate)
+                .parse(speculate)?
+                .flatten(),
             watchdog: get("watchdog", flags.watchdog, text(file.watchdog))
                 .parse(watchdog)?
                 .unwrap_or(rocmforge_engine::WATCHDOG_DEFAULT),
@@ -398,6 +382,9 @@ impl Config {
                 admin_by,
             },
             http,
+            models,
+            files,
+            origins: settings.origins.into_inner(),
         })
     }
 
@@ -411,40 +398,12 @@ impl Config {
     }
 }
 
-fn read_file(path: &Path) -> Result<File, ConfigError> {
-    let read = |source| ConfigError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    // A FIFO would be waited for, a device has no end.
-    let file = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(path)
-        .map_err(read)?;
-    if !file.metadata().map_err(read)?.is_file() {
-        return Err(ConfigError::NotAFile {
-            path: path.to_owned(),
-        });
-    }
-    let mut text = String::new();
-    file.take(CONFIG_FILE_MAX_BYTES + 1)
-        .read_to_string(&mut text)
-        .map_err(read)?;
-    if text.len() as u64 > CONFIG_FILE_MAX_BYTES {
-        return Err(ConfigError::TooLarge {
-            path: path.to_owned(),
-        });
-    }
-    toml::from_str(&text).map_err(|source| ConfigError::Syntax {
-        path: path.to_owned(),
-        source: Box::new(source),
-    })
-}
-
-/// Picks between flag and file, and knows the file's name for messages.
+/// Picks between flag and files, and knows for messages which file says what.
 struct Settings {
-    file: PathBuf,
+    /// The file of each key.
+    files: BTreeMap<String, PathBuf>,
+    /// Where the values in force came from.
+    origins: RefCell<BTreeMap<&'static str, Origin>>,
 }
 
 /// A setting's text, if it was given, and its place.
@@ -472,10 +431,20 @@ impl Given {
 }
 
 impl Settings {
+    /// Notes where a value came from.
+    fn origin(&self, key: &'static str, by_flag: bool) -> Origin {
+        let origin = match self.files.get(key) {
+            Some(file) if !by_flag => Origin::File(file.clone()),
+            _ => Origin::Flag,
+        };
+        self.origins.borrow_mut().insert(key, origin.clone());
+        origin
+    }
+
     fn pick(&self, key: &'static str, flag: Option<String>, file: Option<String>) -> Given {
         let value = match (flag, file) {
-            (Some(text), _) => Some((text, Origin::Flag)),
-            (None, Some(text)) => Some((text, Origin::File(self.file.clone()))),
+            (Some(text), _) => Some((text, self.origin(key, true))),
+            (None, Some(text)) => Some((text, self.origin(key, false))),
             (None, None) => None,
         };
         Given { key, value }
@@ -489,8 +458,8 @@ impl Settings {
         file: Option<PathBuf>,
     ) -> Result<Option<PathBuf>, ConfigError> {
         let (path, origin) = match (flag, file) {
-            (Some(path), _) => (path, Origin::Flag),
-            (None, Some(path)) => (path, Origin::File(self.file.clone())),
+            (Some(path), _) => (path, self.origin(key, true)),
+            (None, Some(path)) => (path, self.origin(key, false)),
             (None, None) => return Ok(None),
         };
         let refuse = |message| {
@@ -527,8 +496,8 @@ impl Settings {
         file: Option<Vec<String>>,
     ) -> Result<Option<Who>, ConfigError> {
         let (entries, origin) = match (flags, file) {
-            (flags, _) if !flags.is_empty() => (flags, Origin::Flag),
-            (_, Some(entries)) => (entries, Origin::File(self.file.clone())),
+            (flags, _) if !flags.is_empty() => (flags, self.origin(key, true)),
+            (_, Some(entries)) => (entries, self.origin(key, false)),
             (_, None) => return Ok(None),
         };
         Who::parse(&entries)
@@ -548,11 +517,7 @@ impl Settings {
         let from_flags = !flags.is_empty();
         let given = if from_flags { flags } else { file };
         if given.len() > MODEL_DIRS_MAX {
-            let origin = if from_flags {
-                Origin::Flag
-            } else {
-                Origin::File(self.file.clone())
-            };
+            let origin = self.origin("model_dir", from_flags);
             let message = format!(
                 "{} directories are named; at most {MODEL_DIRS_MAX}",
                 given.len()

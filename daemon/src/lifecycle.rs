@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_engine::EngineHandle;
+use rocmforge_service::declared::Declared;
 use rocmforge_service::model_files::ModelDirs;
 use rocmforge_service::roles::Roles;
 use rocmforge_service::{Limits, Service};
@@ -28,9 +29,12 @@ use sd_notify::NotifyState;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::http::{self, Http, HttpListeners};
+use crate::reload::{self, Reloads};
 use crate::rpc::{self, Health};
 use crate::{connection, heartbeat};
 
+/// How long the headers of declared models may hold up READY; what is left is registered after it.
+const DECLARED_WAIT_MAX: Duration = Duration::from_secs(20);
 /// How much longer than the grace period the engine may take to end: one pass of a large model.
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
 /// How long connections may take to close once the last request has ended, so that the last messages arrive.
@@ -53,6 +57,10 @@ pub struct ServeOptions {
     pub drain_grace: Duration,
     /// Where HTTP is served beside gRPC.
     pub http: HttpListeners,
+    /// Models that are registered before READY.
+    pub declared: Vec<Declared>,
+    /// What reads the settings anew, if anything does.
+    pub reloads: Option<Reloads>,
     /// What renders chat templates. They come with files, so that a daemon renders them in children.
     pub templates: Renderer,
 }
@@ -107,11 +115,13 @@ pub async fn serve(
         options.templates,
         options.roles,
     ));
+    register(&context, options.declared).await;
     let (health, health_service) = Health::new();
     health.set(true).await;
 
     let (close_http, http_closing) = watch::channel(false);
     let http = Http::new(Arc::clone(&context), options.http.token.clone());
+    let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));
     let mut http_server = tokio::spawn(http::serve(http, options.http, http_closing));
     let (close, closing) = oneshot::channel::<()>();
     let mut server = tokio::spawn({
@@ -134,6 +144,7 @@ pub async fn serve(
         _ = stops.recv() => None,
         error = follow(&engine, &context) => Some(error),
         () = heartbeat::follow(&engine, &health) => None,
+        () = reloading => None,
         ended = &mut server => Some(ServeError::Server(ended.ok().and_then(Result::err))),
         // Without a listener it ends at once, which is no reason to end.
         Ok(Err(error)) = &mut http_server => Some(ServeError::Http(error)),
@@ -184,6 +195,29 @@ pub async fn serve(
     Ok(end)
 }
 
+/// Registers declared models, so that who connects finds them.
+async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
+    if declared.is_empty() {
+        return;
+    }
+    context.declare(declared);
+    let registering = tokio::spawn({
+        let context = Arc::clone(context);
+        async move {
+            let registered = context.register_declared().await;
+            reload::preload(&context, registered);
+        }
+    });
+    if tokio::time::timeout(DECLARED_WAIT_MAX, registering)
+        .await
+        .is_err()
+    {
+        tracing::warn!(
+            "declared models take long to open; the daemon serves before all of them are"
+        );
+    }
+}
+
 /// Follows what the engine publishes for as long as it lives: the peak of memory, and the loss of the device.
 async fn follow(engine: &EngineHandle, context: &Service) -> ServeError {
     let mut snapshots = engine.watch();
@@ -199,7 +233,7 @@ async fn follow(engine: &EngineHandle, context: &Service) -> ServeError {
     }
 }
 
-fn notify(state: &[NotifyState<'_>]) {
+pub(crate) fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "cannot tell systemd how the daemon stands");
     }

@@ -22,14 +22,17 @@ use rocmforge_engine::{EngineConfig, Error, Refusal};
 use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::config::{Config, ConfigError, Flags};
 use rocmforged::devices::FoundDriver;
+use rocmforged::generated;
 use rocmforged::log::Log;
 use rocmforged::model_files::{ModelDirError, ModelDirs};
+use rocmforged::reload::{Reloader, Reloads, SetFilter};
 use rocmforged::signals;
 use rocmforged::socket::Socket;
 use rocmforged::{End, HttpListeners, Limits, ServeError, ServeOptions};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::reload::Handle;
 
 /// Threads of the async runtime. They move messages only; the engine and the text work have threads of their own.
 const ASYNC_THREADS: usize = 2;
@@ -63,26 +66,36 @@ fn main() -> ExitCode {
         let vendor = std::env::args().nth(2).unwrap_or_default();
         return ExitCode::from(rocmforged::devices::child_main(&vendor));
     }
+    if let Some(generated::ARGUMENT) = std::env::args().nth(1).as_deref() {
+        let arguments: Vec<String> = std::env::args().skip(2).collect();
+        return match generated::main(&arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(message) => fail(&anyhow::Error::msg(message), 1),
+        };
+    }
     let flags = Flags::parse();
     if flags.list_devices {
         return list_devices();
     }
     let check_only = flags.check_config;
-    let config = match Config::new(flags, rocmforged::default_socket_path()) {
+    let config = match Config::new(flags.clone(), rocmforged::default_socket_path()) {
         Ok(config) => config,
         Err(error) => return fail(&error.into(), 2),
     };
     if check_only {
-        return match ModelDirs::new(&config.model_dirs) {
-            Ok(_) => ExitCode::SUCCESS,
-            Err(error) => fail(&error.into(), 2),
-        };
+        return check(&config);
     }
-    let log = match start_log(&config.log) {
-        Ok(log) => log,
+    let (log, set_filter) = match start_log(&config.log) {
+        Ok(started) => started,
         Err(error) => return fail(&error, 2),
     };
-    let code = match serve(&config) {
+    let reloader = Reloader::new(
+        flags,
+        rocmforged::default_socket_path(),
+        config.clone(),
+        set_filter,
+    );
+    let code = match serve(&config, reloader) {
         Ok(End::Drained) => 0,
         Ok(End::Forced) => {
             tracing::warn!("ended before the running requests did");
@@ -127,6 +140,28 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
+/// Prints what would be in force, and looks at what it leads to.
+fn check(config: &Config) -> ExitCode {
+    // A reader that has seen enough is no failure.
+    let _ = io::stdout().write_all(config.describe().as_bytes());
+    let dirs = match ModelDirs::new(&config.model_dirs) {
+        Ok(dirs) => dirs,
+        Err(error) => return fail(&error.into(), 2),
+    };
+    let mut code = ExitCode::SUCCESS;
+    for declared in &config.models {
+        if let Err(error) = dirs.open(&declared.model.path) {
+            let error = anyhow::Error::from(error).context(format!(
+                "path of the declared model '{}' in {}",
+                declared.model.name,
+                declared.file.display()
+            ));
+            code = fail(&error, 2);
+        }
+    }
+    code
+}
+
 /// Prints what there is, without a daemon.
 fn list_devices() -> ExitCode {
     let reports = probe(&Libraries::from_env());
@@ -147,7 +182,7 @@ fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
 }
 
 /// Starts the log, through which panics speak, too: their usual words would wait for a stuck standard error.
-fn start_log(filter: &str) -> anyhow::Result<Log> {
+fn start_log(filter: &str) -> anyhow::Result<(Log, SetFilter)> {
     let log = Log::stderr().context("cannot start the log")?;
     let lines = tracing_subscriber::fmt()
         .with_env_filter(log_filter(filter)?)
@@ -155,9 +190,15 @@ fn start_log(filter: &str) -> anyhow::Result<Log> {
         .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal());
     // The journal has its own clock.
-    let started = match std::env::var_os("JOURNAL_STREAM") {
-        Some(_) => lines.without_time().try_init(),
-        None => lines.try_init(),
+    let (set_filter, started) = match std::env::var_os("JOURNAL_STREAM") {
+        Some(_) => {
+            let lines = lines.without_time().with_filter_reloading();
+            (setter(lines.reload_handle()), lines.try_init())
+        }
+        None => {
+            let lines = lines.with_filter_reloading();
+            (setter(lines.reload_handle()), lines.try_init())
+        }
     };
     started.map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))?;
     let words = log.clone();
@@ -172,7 +213,15 @@ fn start_log(filter: &str) -> anyhow::Result<Log> {
         // A second panic would abort the process with these words unwritten.
         words.flush(LOG_WAIT_MAX);
     }));
-    Ok(log)
+    Ok((log, set_filter))
+}
+
+/// What puts another filter in force.
+fn setter<S: 'static>(in_force: Handle<EnvFilter, S>) -> SetFilter {
+    Box::new(move |filter| {
+        let filter = log_filter(filter).map_err(|error| error.to_string())?;
+        in_force.reload(filter).map_err(|error| error.to_string())
+    })
 }
 
 /// The filter, under which calls of management are written at every level unless it speaks of them itself.
@@ -184,7 +233,7 @@ fn log_filter(filter: &str) -> anyhow::Result<EnvFilter> {
     Ok(parsed.add_directive("audit=info".parse()?))
 }
 
-fn serve(config: &Config) -> anyhow::Result<End> {
+fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     let model_dirs = ModelDirs::new(&config.model_dirs)?;
     raise_descriptors()?;
     if model_dirs.real().next().is_none() {
@@ -198,7 +247,7 @@ fn serve(config: &Config) -> anyhow::Result<End> {
         .build()
         .context("cannot start the async runtime")?;
     // Before the socket: a signal during the start must not leave its file behind.
-    let stops = {
+    let signals = {
         let _context = runtime.enter();
         signals::listen().context("cannot listen for signals")?
     };
@@ -218,14 +267,25 @@ fn serve(config: &Config) -> anyhow::Result<End> {
         tcp: tcp.transpose()?,
         token: config.http.token.clone(),
     };
-    serve_on(config, model_dirs, runtime, stops, &socket, http)
+    let reloads = Reloads {
+        asked: signals.reloads,
+        reloader,
+    };
+    serve_on(
+        config,
+        model_dirs,
+        runtime,
+        (signals.stops, reloads),
+        &socket,
+        http,
+    )
 }
 
 fn serve_on(
     config: &Config,
     model_dirs: ModelDirs,
     runtime: Runtime,
-    stops: mpsc::Receiver<()>,
+    (stops, reloads): (mpsc::Receiver<()>, Reloads),
     socket: &Socket,
     http: HttpListeners,
 ) -> anyhow::Result<End> {
@@ -235,6 +295,7 @@ fn serve_on(
         budget: config.vram_budget,
         policy: config.policy,
         prefix_cache: config.prefix_cache,
+        speculate: config.speculate,
         max_sequences: config.max_sequences,
         queue_capacity: config.queue_capacity,
         n_ctx_max: config.n_ctx_max,
@@ -275,6 +336,8 @@ fn serve_on(
         roles: config.roles.clone(),
         drain_grace: config.drain_grace,
         http,
+        declared: config.models.iter().map(|m| m.model.clone()).collect(),
+        reloads: Some(reloads),
         templates: Renderer::with_children(None, RenderLimits::default()),
     };
     let listener = socket.listener().context("cannot share the socket")?;

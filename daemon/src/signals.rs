@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! SIGTERM, SIGINT              stop: the first drains, the second ends at once
-//! SIGHUP                       a line in the log: nothing is reloaded, and a logout that sends it is no end
+//! SIGHUP                       the settings are read anew; those that come meanwhile are one
 //! SIGUSR1, SIGUSR2, SIGALRM    nothing, where the system's default would end the process without a drain
 //! ```
 //!
@@ -18,13 +18,22 @@ use tokio::sync::mpsc;
 /// Time between two signals from which on the second is a stop of its own.
 pub const STOP_APART_MIN: Duration = Duration::from_millis(500);
 
-/// Listens from now on; gives a message for each stop, of which only the first two matter. Must be called on a tokio
-/// runtime.
+/// What signals ask for.
+#[derive(Debug)]
+pub struct Signals {
+    /// A message for each stop, of which only the first two matter.
+    pub stops: mpsc::Receiver<()>,
+    /// A message for each time that settings are to be read anew.
+    pub reloads: mpsc::Receiver<()>,
+}
+
+/// Listens from now on. Must be called on a tokio runtime.
 ///
 /// # Errors
 /// When the system refuses a handler.
-pub fn listen() -> io::Result<mpsc::Receiver<()>> {
+pub fn listen() -> io::Result<Signals> {
     let (stop, stops) = mpsc::channel(2);
+    let (reload, reloads) = mpsc::channel(1);
     let [mut term, mut interrupt, mut hangup] = handlers([
         SignalKind::terminate(),
         SignalKind::interrupt(),
@@ -43,7 +52,8 @@ pub fn listen() -> io::Result<mpsc::Receiver<()>> {
                 _ = term.recv() => {}
                 _ = interrupt.recv() => {}
                 _ = hangup.recv() => {
-                    tracing::info!("SIGHUP: no setting is reloaded while the daemon runs; restart it");
+                    // Where one waits already, it will find what has changed since.
+                    let _ = reload.try_send(());
                     continue;
                 }
             }
@@ -56,7 +66,7 @@ pub fn listen() -> io::Result<mpsc::Receiver<()>> {
             }
         }
     });
-    Ok(stops)
+    Ok(Signals { stops, reloads })
 }
 
 fn handlers<const N: usize>(kinds: [SignalKind; N]) -> io::Result<[Signal; N]> {

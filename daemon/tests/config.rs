@@ -62,6 +62,7 @@ fn nothing_given_is_the_defaults() {
         (Duration::from_secs(20), Policy::Belady)
     );
     assert_eq!(config.prefix_cache, PrefixCache::PerClient);
+    assert_eq!(config.speculate, None);
 }
 
 #[test]
@@ -79,6 +80,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         drain_grace = 0.5
         policy = "lru"
         prefix_cache = "shared"
+        speculate = "on"
     "#;
     let config = file(text, &[]).unwrap();
     assert_eq!(config.socket, Path::new("/run/file.sock"));
@@ -102,6 +104,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         (Duration::from_millis(500), Policy::Lru)
     );
     assert_eq!(config.prefix_cache, PrefixCache::Shared);
+    assert_eq!(config.speculate, Some(true));
 
     let over = [
         "--socket",
@@ -173,6 +176,7 @@ fn every_refusal_of_a_flag_names_it() {
         ("--drain-grace", "1e9", "from 0 to 3600"),
         ("--policy", "random", "pass-aware or lru"),
         ("--prefix-cache", "mine", "per-user"),
+        ("--speculate", "maybe", "auto"),
         ("--socket", &long, "at most 107"),
     ];
     for (flag, value, range) in rows {
@@ -363,4 +367,171 @@ fn http_is_served_where_it_was_asked_for_and_nowhere_else() {
     assert!(config(&open).unwrap().http.token.is_some());
     std::fs::write(&token, "short").unwrap();
     refused(&["--http-token-file", path], &["--http-token-file", "16"]);
+}
+
+/// Settings of a directory with a file and others in `conf.d`.
+fn files(
+    main: &str,
+    drop_ins: &[(&str, &str)],
+) -> (tempfile::TempDir, Result<Config, ConfigError>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    std::fs::write(&path, main).unwrap();
+    std::fs::create_dir(dir.path().join("conf.d")).unwrap();
+    for (name, text) in drop_ins {
+        std::fs::write(dir.path().join("conf.d").join(name), text).unwrap();
+    }
+    let read = config(&["--config", path.to_str().unwrap(), "--policy", "lru"]);
+    (dir, read)
+}
+
+#[test]
+fn files_beside_the_file_are_read_by_name_and_the_last_one_wins() {
+    let (dir, read) = files(
+        "threads = 2\nn_ctx_max = 100\nmodel_dir = \"/a\"\n",
+        &[
+            ("20-b.toml", "threads = 4\n"),
+            (
+                "10-a.toml",
+                "threads = 3\nmodel_dir = [\"/b\", \"/c\"]\npolicy = \"pass-aware\"\n",
+            ),
+            ("30-c.toml.dpkg-old", "threads = 9\n"),
+            (".40-hidden.toml", "threads = 9\n"),
+        ],
+    );
+    let config = read.unwrap();
+    assert_eq!(config.threads.map(|n| n.get()), Some(4));
+    assert_eq!(config.n_ctx_max, 100);
+    assert_eq!(
+        config.model_dirs,
+        [PathBuf::from("/b"), PathBuf::from("/c")]
+    );
+    assert_eq!(config.policy, Policy::Lru, "a flag wins over all files");
+
+    let told = config.describe();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    for line in [
+        format!("threads = 4  # {}", at("conf.d/20-b.toml")),
+        format!("n_ctx_max = 100  # {}", at("config.toml")),
+        format!("model_dir = [\"/b\", \"/c\"]  # {}", at("conf.d/10-a.toml")),
+        "policy = \"lru\"  # command line".to_owned(),
+        "queue_capacity = 256  # default".to_owned(),
+        "# http_listen is not set".to_owned(),
+    ] {
+        assert!(told.lines().any(|l| l == line), "no '{line}' in\n{told}");
+    }
+    // What is printed is a file that says the same.
+    let again = file(&told, &[]).unwrap();
+    let values = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|l| !l.starts_with('#'));
+        let value = |line: &str| line.split("  #").next().unwrap().to_owned();
+        lines.map(value).collect()
+    };
+    assert_eq!(values(&again.describe()), values(&told));
+}
+
+#[test]
+fn a_refusal_names_the_file_beside_the_file() {
+    let rows = [
+        (
+            "threads = 0\n",
+            &["threads in ", "10-a.toml", "from 1 to"][..],
+        ),
+        ("thread = 1\n", &["10-a.toml", "unknown field `thread`"]),
+        (
+            "http_listen = \"0.0.0.0:1\"\n",
+            &["http_listen in ", "10-a.toml", "http_token_file"],
+        ),
+    ];
+    for (text, words) in rows {
+        let (_dir, read) = files("", &[("10-a.toml", text)]);
+        let error = with_causes(&read.unwrap_err());
+        for word in words {
+            assert!(error.contains(word), "'{error}' lacks '{word}'");
+        }
+    }
+    let many: Vec<_> = (0..65).map(|i| (format!("{i}.toml"), "")).collect();
+    let many: Vec<_> = many
+        .iter()
+        .map(|(name, text)| (name.as_str(), *text))
+        .collect();
+    let (_dir, read) = files("", &many);
+    assert!(read.unwrap_err().to_string().contains("more than 64 files"));
+}
+
+fn model(name: &str, path: &str, rest: &str) -> String {
+    format!("[[model]]\nname = \"{name}\"\npath = \"{path}\"\n{rest}\n")
+}
+
+#[test]
+fn models_are_declared_with_aliases_and_a_later_file_says_it_anew() {
+    let first =
+        model("a", "/m/a.gguf", "aliases = [\"x\"]") + &model("b", "/m/b.gguf", "pin = true");
+    let second = model(
+        "a",
+        "/m/a2.gguf",
+        "aliases = [\"y\", \"z\"]\npreload = true",
+    );
+    let (_dir, read) = files(&first, &[("10-a.toml", &second)]);
+    let models = read.unwrap().models;
+    let names: Vec<_> = models.iter().map(|m| m.model.name.as_str()).collect();
+    assert_eq!(names, ["b", "a"]);
+    let (b, a) = (&models[0].model, &models[1].model);
+    assert!(b.pin && !b.preload && b.aliases.is_empty());
+    assert!(a.preload && a.path == Path::new("/m/a2.gguf") && a.aliases == ["y", "z"]);
+    assert!(models[1].file.ends_with("conf.d/10-a.toml"));
+}
+
+#[test]
+fn a_refusal_of_a_declared_model_names_file_model_and_key() {
+    let good = model("a", "/m/a.gguf", "aliases = [\"x\"]");
+    let rows = [
+        (
+            model("b c", "/m", ""),
+            "name of [[model]] 1 ('b c')",
+            "letters, digits",
+        ),
+        (
+            model("b", "m.gguf", ""),
+            "path of [[model]] 1 ('b')",
+            "absolute",
+        ),
+        (
+            model("b", "/m", "aliases = [\"\"]"),
+            "aliases of [[model]] 1 ('b')",
+            "no model name",
+        ),
+        (
+            model("b", "/m", "aliases = [\"x\"]"),
+            "aliases of [[model]] 1 ('b')",
+            "'x' is a name of the model 'a'",
+        ),
+        (
+            model("b", "/m", "aliases = [\"a\"]"),
+            "aliases of [[model]] 1 ('b')",
+            "'a' is a name of the model 'a'",
+        ),
+        (
+            model("x", "/m", ""),
+            "name of [[model]] 1 ('x')",
+            "'x' is a name of the model 'a'",
+        ),
+        (
+            model("b", "/m", "pinned = true"),
+            "10-a.toml",
+            "unknown field `pinned`",
+        ),
+        (
+            "[[model]]\nname = \"b\"\n".to_owned(),
+            "10-a.toml",
+            "missing field `path`",
+        ),
+    ];
+    for (text, place, cause) in rows {
+        let (_dir, read) = files(&good, &[("10-a.toml", &text)]);
+        let error = with_causes(&read.expect_err(&text));
+        for word in [place, cause, "10-a.toml"] {
+            assert!(error.contains(word), "'{error}' lacks '{word}'");
+        }
+    }
 }

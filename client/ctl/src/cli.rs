@@ -155,6 +155,23 @@ pub(crate) enum Command {
     Files,
     /// Ask whether the daemon serves; the exit code says so, too
     Health,
+    /// Look for what this machine lacks to serve models, and say what to do; exit code 1 if
+    /// something fails
+    Doctor {
+        /// Read /sys, /dev, /proc and /etc below this directory, and ask no daemon but that of
+        /// --socket
+        #[arg(long, value_name = "DIR")]
+        root: Option<PathBuf>,
+    },
+    /// Write what a package ships beside the program: man pages, shell completions
+    #[command(hide = true)]
+    Generated {
+        /// What to write
+        #[arg(value_enum)]
+        what: GeneratedFiles,
+        /// Into this directory, which exists
+        dir: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -237,6 +254,15 @@ pub(crate) enum CacheCommand {
         #[arg(value_enum)]
         policy: Option<Policy>,
     },
+}
+
+/// What is made of the command line's definition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum GeneratedFiles {
+    /// A man page for the program and one for each command
+    Man,
+    /// Completions for bash, zsh and fish
+    Completions,
 }
 
 /// Policies by the names that users type.

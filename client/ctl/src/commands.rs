@@ -2,7 +2,7 @@
 
 mod cache;
 mod chat;
-mod devices;
+pub(crate) mod devices;
 mod generate;
 mod load;
 mod models;
@@ -11,7 +11,7 @@ mod status;
 mod tokens;
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use rocmforge_client::{Client, MAX_MESSAGE_BYTES};
@@ -42,6 +42,11 @@ impl Context {
     /// Connects to the daemon.
     pub(crate) async fn connect(&self) -> Result<Client, rocmforge_client::Error> {
         Client::connect(self.socket.as_deref()).await
+    }
+
+    /// The socket that the user named on the command line.
+    pub(crate) fn socket(&self) -> Option<&Path> {
+        self.socket.as_deref()
     }
 
     /// Whether the user named a socket on the command line.
@@ -103,6 +108,8 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Devices { check } => devices::devices(context, check).await,
         Command::Files => status::files(context).await,
         Command::Health => status::health(context).await,
+        Command::Doctor { root } => crate::doctor::doctor(context, root.as_deref()).await,
+        Command::Generated { what, dir } => crate::generated::write(what, &dir),
     }
 }
 

@@ -14,7 +14,9 @@
 
 mod cli;
 mod commands;
+mod doctor;
 mod failure;
+mod generated;
 mod human;
 mod json;
 mod output;

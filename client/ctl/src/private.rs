@@ -159,10 +159,11 @@ impl Drop for PrivateDaemon {
     }
 }
 
-/// The daemon's program: beside this one, else in PATH.
-pub(crate) fn find_daemon() -> anyhow::Result<PathBuf> {
+/// The daemon's program: beside this one unless told otherwise, else in PATH.
+pub(crate) fn find_daemon(looks_beside: bool) -> anyhow::Result<PathBuf> {
     let beside = env::current_exe()
         .ok()
+        .filter(|_| looks_beside)
         .and_then(|program| program.parent().map(Path::to_owned));
     find_in(beside, env::var_os("PATH"))
 }

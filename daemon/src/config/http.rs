@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{ConfigError, Origin, Settings};
+use super::{ConfigError, Settings};
 use crate::http::Token;
 
 /// The command line's part.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct HttpFlags {
     /// Unix socket for HTTP (OpenAI, Anthropic, Ollama and llama-server routes) [default: none]
     #[arg(long, value_name = "PATH")]
@@ -39,6 +39,8 @@ pub struct HttpConfig {
     pub socket: Option<PathBuf>,
     /// An address.
     pub listen: Option<SocketAddr>,
+    /// The file of the token.
+    pub token_file: Option<PathBuf>,
     /// What callers over TCP have to send.
     pub token: Option<Token>,
 }
@@ -55,35 +57,27 @@ impl HttpConfig {
         const LISTEN: &str = "http_listen";
         const TOKEN: &str = "http_token_file";
 
-        let origin = |by_flag: bool| {
-            if by_flag {
-                Origin::Flag
-            } else {
-                Origin::File(settings.file.clone())
-            }
-        };
         let refuse = |key, origin, message| ConfigError::Value {
             key,
             origin,
             message,
         };
-        let socket_origin = origin(flags.http_socket.is_some());
+        let by_flag = flags.http_socket.is_some();
         let socket = settings.path(SOCKET, flags.http_socket, file.socket)?;
         if socket.as_deref() == Some(grpc_socket) {
             let message = format!(
                 "{} is the socket that gRPC is served on (--socket); choose another path",
                 grpc_socket.display()
             );
-            return Err(refuse(SOCKET, socket_origin, message));
+            return Err(refuse(SOCKET, settings.origin(SOCKET, by_flag), message));
         }
-        let token_origin = origin(flags.http_token_file.is_some());
-        let token = match settings.path(TOKEN, flags.http_token_file, file.token_file)? {
-            Some(path) => {
-                Some(Token::read(&path).map_err(|error| refuse(TOKEN, token_origin, error))?)
-            }
-            None => None,
-        };
-        let listen_origin = origin(flags.http_listen.is_some());
+        let by_flag = flags.http_token_file.is_some();
+        let token_file = settings.path(TOKEN, flags.http_token_file, file.token_file)?;
+        let token = token_file.as_deref().map(|path| {
+            Token::read(path).map_err(|error| refuse(TOKEN, settings.origin(TOKEN, by_flag), error))
+        });
+        let token = token.transpose()?;
+        let by_flag = flags.http_listen.is_some();
         let listen = settings
             .pick(LISTEN, flags.http_listen, file.listen)
             .parse(address)?;
@@ -92,11 +86,12 @@ impl HttpConfig {
                 "{address} can be reached from other machines, and there is no token that tells callers apart; add \
                  --http-token-file (http_token_file), or listen on 127.0.0.1 or [::1]"
             );
-            return Err(refuse(LISTEN, listen_origin, message));
+            return Err(refuse(LISTEN, settings.origin(LISTEN, by_flag), message));
         }
         Ok(Self {
             socket,
             listen,
+            token_file,
             token,
         })
     }

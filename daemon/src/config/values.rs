@@ -48,6 +48,16 @@ pub(super) fn prefix_cache(text: &str) -> Result<PrefixCache, String> {
     }
 }
 
+/// `None` is the device's affair.
+pub(super) fn speculate(text: &str) -> Result<Option<bool>, String> {
+    match text {
+        "auto" => Ok(None),
+        "on" => Ok(Some(true)),
+        "off" => Ok(Some(false)),
+        _ => Err(format!("'{text}' is none of on, off and auto")),
+    }
+}
+
 pub(super) fn log_filter(text: &str) -> Result<String, String> {
     match EnvFilter::try_new(text) {
         Ok(_) => Ok(text.to_owned()),

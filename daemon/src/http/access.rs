@@ -138,7 +138,7 @@ impl Http {
             return Ok(());
         }
         let role = needed(method, path);
-        match (client.caller, &self.token) {
+        match (client.caller, self.token()) {
             (Some(caller), _) => {
                 if self.service.roles.highest(caller.uid, caller.gid).await < Some(role) {
                     tracing::info!(target: "audit", uid = caller.uid, pid = caller.pid, %role, path, "refused: the role is missing");

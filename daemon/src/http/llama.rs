@@ -6,7 +6,6 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
 use rocmforge_service::failure::{self, Failure};
-use rocmforge_service::files::Available;
 use rocmforge_service::prompt::Prompt;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -156,9 +155,9 @@ async fn listed(call: &Call) -> Result<Response, Failure> {
     let data: Vec<_> = models
         .iter()
         .map(|model| {
-            let status = match model {
-                Available::Loaded(_) => "loaded",
-                Available::OnDisk(_) => "unloaded",
+            let status = match model.loaded() {
+                Some(_) => "loaded",
+                None => "unloaded",
             };
             json!({
                 "id": model.name(),
@@ -188,11 +187,12 @@ pub(super) async fn load(State(http): State<Arc<Http>>, request: Request) -> Res
 
 async fn loaded(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: Named = call.read(request).await?;
-    // The load itself leaves its line, where there is one to do.
+    // The load itself leaves a line of its own, where there is one to do.
+    let log = call.audit(&asked.model, "");
     let found = call
         .service
         .model_at_first_use("model", &asked.model, &call.arrival);
-    found.await?;
+    log.end(found.await)?;
     answer(&json!({"success": true}))
 }
 
@@ -206,7 +206,8 @@ pub(super) async fn unload(State(http): State<Arc<Http>>, request: Request) -> R
 async fn unloaded(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: Named = call.read(request).await?;
     let log = call.audit(&asked.model, "force=false");
-    let done = call.service.engine.unload(&asked.model, false).await;
+    let name = call.service.real_name(&asked.model);
+    let done = call.service.engine.unload(&name, false).await;
     let done = done.map_err(|error| failure::from_engine(&error));
     let unloaded = log.end(done)?;
     answer(&json!({"success": true, "freed_bytes": unloaded.freed_bytes}))

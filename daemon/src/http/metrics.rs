@@ -3,7 +3,6 @@
 //! Routers of fleets read vLLM's names; they are written with what they mean here. The rest is
 //! ours.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -11,8 +10,12 @@ use axum::extract::State;
 use axum::response::Response;
 use rocmforge_engine::api::{CacheStatus, ModelStatus, SegmentState, Snapshot};
 
+use self::text::Text;
 use super::Http;
 use super::call::with_type;
+
+mod requests;
+mod text;
 
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -29,6 +32,7 @@ pub(super) async fn metrics(State(http): State<Arc<Http>>) -> Response {
     cache(&snapshot, service.peak_bytes(&snapshot), &mut text);
     prefixes(&snapshot, &mut text);
     models(&snapshot, &mut text);
+    requests::write(&service.measured, &snapshot, &mut text);
     device(&snapshot, &mut text);
     let uptime = service.started.elapsed().as_secs_f64();
     text.one(
@@ -44,55 +48,7 @@ pub(super) async fn metrics(State(http): State<Arc<Http>>) -> Response {
         "1 while no new work is taken",
         draining,
     );
-    with_type(CONTENT_TYPE, Body::from(text.0))
-}
-
-/// Lines of the exposition format.
-#[derive(Debug, Default)]
-struct Text(String);
-
-impl Text {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a String does not fail.
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn value(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
-        self.0.push_str(name);
-        for (i, (label, text)) in labels.iter().enumerate() {
-            self.0.push(if i == 0 { '{' } else { ',' });
-            let _ = write!(self.0, "{label}=\"{}\"", escaped(text));
-        }
-        if !labels.is_empty() {
-            self.0.push('}');
-        }
-        let _ = writeln!(self.0, " {value}");
-    }
-
-    fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
-        self.head(name, kind, help);
-        self.value(name, &[], value);
-    }
-
-    fn by_model(
-        &mut self,
-        name: &str,
-        kind: &str,
-        help: &str,
-        models: &[ModelStatus],
-        value: impl Fn(&ModelStatus) -> f64,
-    ) {
-        self.head(name, kind, help);
-        for status in models {
-            self.value(name, &[("model", status.model.name())], value(status));
-        }
-    }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
+    with_type(CONTENT_TYPE, Body::from(text.into_string()))
 }
 
 fn number(n: u64) -> f64 {
@@ -111,8 +67,8 @@ fn kv_use(cache: &CacheStatus) -> f64 {
     (number(cache.kv_bytes) / number(room)).min(1.0)
 }
 
-/// vLLM's names. They carry the name of a model there, which engines here have several of: one line
-/// for all.
+/// vLLM's names of what all models share: they carry the name of a model there, which engines here
+/// have several of, so there is one line for all.
 fn vllm(snapshot: &Snapshot, text: &mut Text) {
     let requests = [
         (
@@ -366,17 +322,6 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn labels_are_escaped_and_values_follow() {
-        let mut text = Text::default();
-        text.one("a", "gauge", "help", 1.5);
-        text.value("b", &[("x", "q\"\\\n"), ("y", "z")], 2.0);
-        assert_eq!(
-            text.0,
-            "# HELP a help\n# TYPE a gauge\na 1.5\nb{x=\"q\\\"\\\\\\n\",y=\"z\"} 2\n"
-        );
-    }
 
     #[test]
     fn what_cannot_be_evicted_is_no_room_for_kv() {

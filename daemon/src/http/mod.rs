@@ -19,6 +19,7 @@ mod error;
 mod listen;
 mod llama;
 mod metrics;
+mod model_events;
 mod ollama;
 mod openai;
 mod parts;
@@ -29,7 +30,7 @@ mod tool_calls;
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -57,12 +58,25 @@ pub struct HttpListeners {
 #[derive(Debug)]
 pub(crate) struct Http {
     service: Arc<Service>,
-    token: Option<Token>,
+    /// The lock is held to copy or replace it.
+    token: RwLock<Option<Token>>,
 }
 
 impl Http {
     pub(crate) fn new(service: Arc<Service>, token: Option<Token>) -> Arc<Self> {
+        let token = RwLock::new(token);
         Arc::new(Self { service, token })
+    }
+
+    fn token(&self) -> Option<Token> {
+        let token = self.token.read();
+        token.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on requests over TCP have to bring this one.
+    pub(crate) fn set_token(&self, token: Token) {
+        let mut place = self.token.write().unwrap_or_else(PoisonError::into_inner);
+        *place = Some(token);
     }
 }
 
@@ -75,6 +89,7 @@ fn router(http: &Arc<Http>) -> Router {
         .route("/props", get(llama::props))
         .route("/tokenize", post(llama::tokenize))
         .route("/models", get(llama::models))
+        .route("/models/sse", get(model_events::models))
         .route("/models/load", post(llama::load))
         .route("/models/unload", post(llama::unload))
         .route("/v1/models", get(openai::models::list))

@@ -117,7 +117,7 @@ impl Generation {
     /// The next step. Cancelling it loses nothing.
     async fn next(&mut self) -> Step {
         let mut parts = Vec::new();
-        match self.running.events.next().await {
+        match self.running.next().await {
             Some(GenerateEvent::Piece { text, ids }) => {
                 let n = ids.len() as u32;
                 self.log.generated_tokens = Some(self.log.generated_tokens.unwrap_or(0) + n);

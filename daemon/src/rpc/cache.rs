@@ -69,8 +69,10 @@ impl CacheService {
             check::model_name("model", name, &mut violations);
         }
         violations.result()?;
+        let name = request.model.as_deref();
+        let name = name.map(|name| self.context.real_name(name));
         let work = async {
-            let cleared = self.context.engine.clear(request.model.as_deref()).await;
+            let cleared = self.context.engine.clear(name.as_deref()).await;
             cleared.map_err(|error| failure::from_engine(&error))
         };
         let cleared = arrival.limit(work).await?;

@@ -180,7 +180,7 @@ fn events(
     stream::unfold(Some((running, log)), move |state| async move {
         let (mut running, mut log) = state?;
         let next = arrival
-            .limit(async { running.events.next().await.ok_or_else(failure::engine_gone) })
+            .limit(async { running.next().await.ok_or_else(failure::engine_gone) })
             .await;
         let (item, goes_on) = match next {
             Ok(engine::GenerateEvent::Piece { text, ids }) => {

@@ -103,7 +103,8 @@ impl ModelsService {
         pinned: bool,
         arrival: Arrival,
     ) -> Result<(u32, u64), Failure> {
-        let (_, segments) = self.named_segments(name, segments)?;
+        let (model, segments) = self.named_segments(name, segments)?;
+        let name = model.name();
         let work = async {
             let bytes = self.context.engine.pin(name, segments, pinned).await;
             bytes.map_err(|error| failure::from_engine(&error))
@@ -147,7 +148,7 @@ impl ModelsService {
             let unloaded = self
                 .context
                 .engine
-                .unload(&request.name, request.force)
+                .unload(&self.context.real_name(&request.name), request.force)
                 .await;
             unloaded.map_err(|error| failure::from_engine(&error))
         };
@@ -318,7 +319,8 @@ impl Models for ModelsService {
         check::model_name("name", &name, &mut violations);
         violations.result().map_err(status)?;
         let snapshot = self.context.engine.snapshot();
-        match snapshot.models.iter().find(|m| m.model.name() == name) {
+        let real = self.context.real_name(&name);
+        match snapshot.models.iter().find(|m| m.model.name() == real) {
             Some(found) => Ok(Response::new(v1::GetModelResponse {
                 model: Some(convert::model(found)),
             })),
@@ -335,14 +337,15 @@ impl Models for ModelsService {
         let log = RequestLog::audit("Preload", &request.name, &asked, &arrival);
         let started = self
             .named_segments(&request.name, request.segments)
-            .and_then(|(_, segments)| {
-                let events = self.context.preload(&request.name, segments.clone())?;
-                Ok((segments, events))
+            .and_then(|(model, segments)| {
+                let name = model.name().to_owned();
+                let events = self.context.preload(&name, segments.clone())?;
+                Ok((name, segments, events))
             });
         match started {
-            Ok((segments, events)) => {
+            Ok((name, segments, events)) => {
                 let context = Arc::clone(&self.context);
-                let stream = preload_stream(context, request.name, segments, events, arrival, log);
+                let stream = preload_stream(context, name, segments, events, arrival, log);
                 Ok(Response::new(Box::pin(stream)))
             }
             Err(failure) => log.end(Err(failure)).map_err(status),

@@ -205,6 +205,28 @@ fn settings_are_checked_without_a_daemon() {
         .unwrap();
     assert_eq!(good.status.code(), Some(0));
     assert!(good.stderr.is_empty() && !socket.exists());
+    let told = String::from_utf8(good.stdout).unwrap();
+    assert!(told.contains("threads = 1  # command line"), "{told}");
+    assert!(told.contains("log = \"info\"  # default"), "{told}");
     let bad = refused(&["--check-config", "--model-dir", "/nonexistent"]);
     assert_eq!(bad.status.code(), Some(2));
+    let file = dir.path().join("config.toml");
+    let declared = "[[model]]\nname = \"absent\"\npath = \"/nonexistent/m.gguf\"\n";
+    std::fs::write(&file, declared).unwrap();
+    let bad = host(dir.path(), &socket)
+        .arg("--check-config")
+        .arg("--config")
+        .arg(&file)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(bad.stderr).unwrap();
+    assert_eq!(bad.status.code(), Some(2), "{said}");
+    for word in [
+        "'absent'",
+        "config.toml",
+        "/nonexistent/m.gguf",
+        "model directory",
+    ] {
+        assert!(said.contains(word), "'{said}' lacks '{word}'");
+    }
 }

@@ -9,4 +9,5 @@ mod http;
 mod life;
 mod log;
 mod program;
+mod reload;
 mod signals;

@@ -17,7 +17,7 @@ use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::model_files::ModelDirs;
 use rocmforged::roles::Roles;
 use rocmforged::socket::Socket;
-use rocmforged::{End, HttpListeners, Limits, ServeError, ServeOptions, serve};
+use rocmforged::{Declared, End, HttpListeners, Limits, ServeError, ServeOptions, serve};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -87,6 +87,14 @@ impl Daemon {
     }
 
     pub(crate) async fn start_with_http(roles: Roles, http: HttpListeners) -> Self {
+        Self::start_declaring(roles, http, Vec::new()).await
+    }
+
+    pub(crate) async fn start_declaring(
+        roles: Roles,
+        http: HttpListeners,
+        declared: Vec<Declared>,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let socket = Socket::bind(&path).unwrap();
@@ -111,6 +119,8 @@ impl Daemon {
             roles,
             drain_grace: GRACE,
             http,
+            declared,
+            reloads: None,
             templates: Renderer::with_children(
                 Some(env!("CARGO_BIN_EXE_rocmforged").into()),
                 RenderLimits::default(),

@@ -7,6 +7,7 @@
 
 mod bounds;
 mod daemon;
+mod declared;
 mod http;
 mod life;
 mod models;

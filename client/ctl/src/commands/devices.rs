@@ -124,7 +124,7 @@ fn on_host(device: &Device) -> bool {
 }
 
 /// What was looked for and opened, and what went wrong: a line a finding.
-pub(super) fn notes(driver: &GpuDriver) -> String {
+pub(crate) fn notes(driver: &GpuDriver) -> String {
     let kind = json::device_kind(driver.kind());
     let mut lines = Vec::new();
     if driver.library.is_empty() {

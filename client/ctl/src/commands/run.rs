@@ -46,7 +46,7 @@ async fn daemon(context: &Context, file: &Path, private: bool) -> anyhow::Result
     let file =
         std::fs::canonicalize(file).with_context(|| format!("cannot read {}", file.display()))?;
     let dir = file.parent().unwrap_or(Path::new("/"));
-    context.private.start(&find_daemon()?, dir).await
+    context.private.start(&find_daemon(true)?, dir).await
 }
 
 /// Loads the file, unless it is loaded, and gives the model's name. A model

@@ -3,7 +3,7 @@
 //!
 //! A file is called by its own name without `.gguf`. Of two with one name the first by path has it,
 //! and the others are called by their paths below their model directory. A file is loaded when its
-//! name is first asked for.
+//! name is first asked for. A declared model has the name that the configuration gives it.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::{MODEL_NAME_MAX, Violations, model_name};
+use crate::declared::Book;
 use crate::failure::{self, Failure, Kind};
 use crate::load::{Load, default_name};
 use crate::model_files::{ModelDirs, ModelFile};
@@ -62,48 +63,88 @@ impl Listing {
     }
 }
 
-/// A model that can be asked for.
+/// Where a model is that can be asked for.
 #[derive(Debug, Clone)]
-pub enum Available {
+enum Place {
     /// It is loaded.
-    Loaded(ModelStatus),
+    Loaded(Box<ModelStatus>),
     /// It is a file that its first use loads.
-    OnDisk(NamedFile),
+    OnDisk(ModelFile),
+}
+
+/// A model that can be asked for, under one of its names.
+#[derive(Debug, Clone)]
+pub struct Available {
+    name: String,
+    alias_of: Option<String>,
+    place: Place,
 }
 
 impl Available {
     /// What it is asked for by.
     pub fn name(&self) -> &str {
-        match self {
-            Self::Loaded(status) => status.model.name(),
-            Self::OnDisk(file) => &file.name,
+        &self.name
+    }
+
+    /// The model's own name, where this one is an alias.
+    pub fn alias_of(&self) -> Option<&str> {
+        self.alias_of.as_deref()
+    }
+
+    /// The model, if it is loaded.
+    pub fn loaded(&self) -> Option<&ModelStatus> {
+        match &self.place {
+            Place::Loaded(status) => Some(status),
+            Place::OnDisk(_) => None,
         }
     }
 
     /// Bytes of its file.
     pub fn file_bytes(&self) -> u64 {
-        match self {
-            Self::Loaded(status) => status.model.file().size_bytes(),
-            Self::OnDisk(named) => named.file.bytes,
+        match &self.place {
+            Place::Loaded(status) => status.model.file().size_bytes(),
+            Place::OnDisk(file) => file.bytes,
         }
     }
 
     /// When its file was last changed, in milliseconds since 1970.
     pub fn mtime_unix_ms(&self) -> i64 {
-        match self {
-            Self::Loaded(status) => {
+        match &self.place {
+            Place::Loaded(status) => {
                 let ns = status.model.file().identity().mtime_ns;
                 i64::try_from(ns / 1_000_000).unwrap_or(i64::MAX)
             }
-            Self::OnDisk(named) => named.file.mtime_unix_ms,
+            Place::OnDisk(file) => file.mtime_unix_ms,
         }
     }
 }
 
-/// Names the files, each of them once.
-fn named(dirs: &ModelDirs, files: Vec<ModelFile>) -> Vec<NamedFile> {
+/// Names the files, each of them once: as they are declared, then by their own names.
+/// Blocks on the file system.
+fn named(dirs: &ModelDirs, book: &Book, files: Vec<ModelFile>) -> Vec<NamedFile> {
     let mut taken = HashSet::new();
-    let named = files.into_iter().filter_map(|file| {
+    for model in book.models() {
+        taken.insert(model.name.clone());
+        taken.extend(model.aliases.iter().cloned());
+    }
+    let mut all = Vec::new();
+    let mut declared = HashSet::new();
+    for model in book.models() {
+        let real = model.path.canonicalize().unwrap_or_default();
+        let is_it = |file: &&ModelFile| file.path == model.path || file.real == real;
+        // One that is not below a model directory cannot be loaded, and is not listed.
+        if let Some(file) = files.iter().find(is_it) {
+            declared.insert(file.path.clone());
+            all.push(NamedFile {
+                name: model.name.clone(),
+                file: file.clone(),
+            });
+        }
+    }
+    let others = files
+        .into_iter()
+        .filter(|file| !declared.contains(&file.path));
+    let named = others.filter_map(|file| {
         let short = default_name(&file.path);
         let name = if taken.contains(&short) {
             below(dirs, &file.path)?
@@ -113,7 +154,8 @@ fn named(dirs: &ModelDirs, files: Vec<ModelFile>) -> Vec<NamedFile> {
         let fits = !name.is_empty() && name.len() <= MODEL_NAME_MAX;
         (fits && taken.insert(name.clone())).then_some(NamedFile { name, file })
     });
-    named.collect()
+    all.extend(named);
+    all
 }
 
 /// The path below its model directory, as a name.
@@ -154,7 +196,9 @@ impl Service {
             return Ok(files);
         }
         let (files, _) = self.list_files().await?;
-        let files: Arc<[NamedFile]> = named(&self.dirs, files).into();
+        let (dirs, book) = (Arc::clone(&self.dirs), self.declared());
+        let naming = tokio::task::spawn_blocking(move || named(&dirs, &book, files));
+        let files: Arc<[NamedFile]> = naming.await.map_err(|_| failure::draining())?.into();
         let last = self.listing.last.lock();
         *last.unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), Arc::clone(&files)));
         Ok(files)
@@ -171,14 +215,40 @@ impl Service {
             let mut models = snapshot.models.iter().map(|status| &status.model);
             models.any(|m| m.path() == named.file.real || m.name() == named.name)
         };
-        let on_disk = files.iter().filter(|named| !is_loaded(named)).cloned();
-        let loaded = snapshot.models.iter().cloned().map(Available::Loaded);
-        let mut all: Vec<_> = loaded.chain(on_disk.map(Available::OnDisk)).collect();
-        all.sort_by(|a, b| a.name().cmp(b.name()));
+        let on_disk = files.iter().filter(|named| !is_loaded(named));
+        let on_disk = on_disk.map(|named| Available {
+            name: named.name.clone(),
+            alias_of: None,
+            place: Place::OnDisk(named.file.clone()),
+        });
+        let loaded = snapshot.models.iter().map(|status| Available {
+            name: status.model.name().to_owned(),
+            alias_of: None,
+            place: Place::Loaded(Box::new(status.clone())),
+        });
+        let mut all: Vec<_> = loaded.chain(on_disk).collect();
+        let book = self.declared();
+        let aliases = all.iter().flat_map(|model| {
+            let aliases = book.aliases_of(&model.name).iter();
+            aliases.map(|alias| Available {
+                name: alias.clone(),
+                alias_of: Some(model.name.clone()),
+                place: model.place.clone(),
+            })
+        });
+        let aliases: Vec<_> = aliases.collect();
+        all.extend(aliases);
+        all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
 
-    /// The model of this name, which is loaded now if it is a file. `field` is what a refusal calls
+    /// Looks anew when names are next asked for.
+    pub(crate) fn forget_listing(&self) {
+        let last = self.listing.last.lock();
+        *last.unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// The model of this name or alias, which is loaded now if it is a file. `field` is what a refusal calls
     /// the name.
     ///
     /// # Errors
@@ -193,9 +263,22 @@ impl Service {
         let mut violations = Violations::default();
         model_name(field, name, &mut violations);
         violations.result()?;
+        let book = self.declared();
+        let asked = name;
+        let name = &*book.real_name(name);
         let short = name.strip_suffix(DEFAULT_TAG).unwrap_or(name);
+        let short = &*book.real_name(short);
         if let Some(model) = self.loaded(&[name, short]) {
             return Ok(model);
+        }
+        if let Some(model) = book.model(name).or_else(|| book.model(short)) {
+            let loaded = self.load_declared(model, arrival).await;
+            return match self.loaded(&[&model.name]) {
+                Some(loaded) => Ok(loaded),
+                None => Err(loaded
+                    .err()
+                    .unwrap_or_else(|| failure::unloaded_meanwhile(&model.name))),
+            };
         }
         let mut files = self.named_files(false).await?;
         let find = |files: &[NamedFile]| {
@@ -208,7 +291,7 @@ impl Service {
             found = find(&files);
         }
         let Some(found) = found else {
-            return Err(self.unknown(name, &files));
+            return Err(self.unknown(asked, &files));
         };
         // It may be there under another name, under which it holds its weights already.
         let snapshot = self.engine.snapshot();
@@ -222,8 +305,8 @@ impl Service {
             pin: false,
             preload: false,
         };
-        let asked = format!("path={:?} at its first use", load.path);
-        let log = RequestLog::audit("Load", &load.name, &asked, arrival);
+        let arguments = format!("path={:?} at its first use", load.path);
+        let log = RequestLog::audit("Load", &load.name, &arguments, arrival);
         // Nobody reads the steps of such a load.
         let (steps, _) = mpsc::channel(1);
         let loaded = log.end(self.load(&load, &steps, arrival.passed()).await);
@@ -263,7 +346,10 @@ mod tests {
         let dirs = ModelDirs::new(&[root.path().to_owned()]).unwrap();
         let (files, is_whole) = dirs.list();
         assert!(is_whole);
-        let names: Vec<_> = named(&dirs, files).into_iter().map(|f| f.name).collect();
+        let names: Vec<_> = named(&dirs, &Book::default(), files)
+            .into_iter()
+            .map(|f| f.name)
+            .collect();
         // The last one's name is taken by then, so that it can be loaded by its path only.
         assert_eq!(names, ["m", "b/c-d/m", "n"]);
     }

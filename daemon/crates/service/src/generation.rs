@@ -9,6 +9,7 @@ use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::Sampling;
 use crate::failure::{self, Failure};
+use crate::measured::Course;
 use crate::prompt::{Prompt, Room};
 use crate::request_log::RequestLog;
 
@@ -34,8 +35,8 @@ pub struct Wanted {
 /// A generation that the engine has taken. Dropping it cancels it.
 #[derive(Debug)]
 pub struct Running {
-    /// What it gives.
-    pub events: Events<GenerateEvent>,
+    events: Events<GenerateEvent>,
+    course: Course,
     /// The model.
     pub model: Arc<LoadedModel>,
     /// Where its draws began.
@@ -49,6 +50,17 @@ pub struct Running {
 }
 
 impl Running {
+    /// What it gives next; `None` where the engine ended. Cancelling it loses nothing.
+    pub async fn next(&mut self) -> Option<GenerateEvent> {
+        let event = self.events.next().await;
+        match &event {
+            Some(GenerateEvent::Piece { ids, .. }) => self.course.tokens(ids.len()),
+            Some(GenerateEvent::Done(summary)) => self.course.done(summary),
+            Some(GenerateEvent::Failed(_)) | None => {}
+        }
+        event
+    }
+
     /// The stop string that ended it, if one did.
     pub fn stop_string(&self, finish: FinishReason) -> Option<&str> {
         match finish {
@@ -104,12 +116,15 @@ impl Service {
             asker: arrival.asker(class),
             reuse,
         };
+        let snapshot = self.engine.snapshot();
+        let course = self.measured.begin(model.name(), arrival.at, &snapshot);
         let events = self
             .engine
             .generate(request)
             .map_err(|error| failure::from_engine(&error))?;
         Ok(Running {
             events,
+            course,
             model,
             seed,
             stop,

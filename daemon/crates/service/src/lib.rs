@@ -11,10 +11,12 @@
 
 pub mod arrival;
 pub mod check;
+pub mod declared;
 pub mod failure;
 pub mod files;
 pub mod generation;
 pub mod load;
+pub mod measured;
 pub mod model_files;
 pub mod prompt;
 pub mod request_log;
@@ -31,8 +33,10 @@ use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_tokenizer::Renderer;
 use tokio::sync::Semaphore;
 
+use crate::declared::Shelf;
 use crate::failure::Failure;
 use crate::files::Listing;
+use crate::measured::Measured;
 use crate::model_files::ModelDirs;
 use crate::roles::{RoleBook, Roles};
 use crate::sum::Sum;
@@ -76,6 +80,8 @@ pub struct Service {
     pub roles: RoleBook,
     /// Work on texts.
     pub text: TextWork,
+    /// What requests took.
+    pub measured: Measured,
     /// Bytes of requests that are being read.
     pub reading: Arc<Sum>,
     templates: Renderer,
@@ -83,6 +89,7 @@ pub struct Service {
     peak_bytes: AtomicU64,
     loads: Arc<Semaphore>,
     listing: Listing,
+    shelf: Shelf,
 }
 
 impl Service {
@@ -101,12 +108,14 @@ impl Service {
             started: Instant::now(),
             roles: RoleBook::new(roles),
             text: TextWork::default(),
+            measured: Measured::default(),
             reading: Sum::new(READING_MAX_BYTES),
             templates,
             draining: AtomicBool::new(false),
             peak_bytes: AtomicU64::new(0),
             loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
             listing: Listing::default(),
+            shelf: Shelf::default(),
         }
     }
 
@@ -147,13 +156,13 @@ impl Service {
         }
     }
 
-    /// The model of this name.
+    /// The model of this name or alias.
     ///
     /// # Errors
     /// NOT_FOUND with the names of those that are loaded.
     pub fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Failure> {
         self.engine
-            .model(name)
+            .model(&self.real_name(name))
             .map_err(|error| failure::from_engine(&error))
     }
 

@@ -125,6 +125,7 @@ impl Service {
         steps: &Steps,
         stop: impl Future<Output = Failure>,
     ) -> Result<ModelStatus, Failure> {
+        self.refuse_alias(&load.name)?;
         let mut stop = pin!(stop);
         let prepared = tokio::select! {
             prepared = self.prepared(load, steps) => prepared?,

@@ -8,7 +8,6 @@ use axum::response::Response;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{ModelStatus, SegmentState};
 use rocmforge_service::failure::Failure;
-use rocmforge_service::files::Available;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -79,10 +78,7 @@ async fn listed(call: &Call) -> Result<Response, Failure> {
     let models: Vec<_> = models
         .iter()
         .map(|available| {
-            let model = match available {
-                Available::Loaded(status) => Some(&*status.model),
-                Available::OnDisk(_) => None,
-            };
+            let model = available.loaded().map(|status| &*status.model);
             json!({
                 "name": available.name(),
                 "model": available.name(),

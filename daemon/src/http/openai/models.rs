@@ -21,7 +21,11 @@ fn openai(model: &Available) -> Value {
         "created": model.mtime_unix_ms() / 1000,
         "owned_by": "rocmforge",
     });
-    if let Available::Loaded(status) = model {
+    if let Some(real) = model.alias_of() {
+        // vLLM's word for the model behind a name.
+        value["root"] = real.into();
+    }
+    if let Some(status) = model.loaded() {
         let info = status.model.model().info();
         value["meta"] = json!({
             "n_ctx_train": info.n_ctx_train,

@@ -4,7 +4,7 @@ use rocmforge_proto::v1;
 use rocmforged::End;
 use serde_json::{Value, json};
 
-use crate::http::client::{HttpDaemon, LLAMA, unix};
+use crate::http::client::{HttpDaemon, LLAMA, send, unix, whole};
 
 fn state(models: &Value, name: &str) -> Value {
     let data = models["data"].as_array().unwrap();
@@ -126,7 +126,12 @@ async fn metrics_say_what_routers_and_people_ask() {
     // Every metric has its type, and no line is anything else.
     for line in reply.text.lines().filter(|line| !line.starts_with('#')) {
         let name = line.split(['{', ' ']).next().unwrap();
-        assert!(reply.text.contains(&format!("# TYPE {name} ")), "{line}");
+        let mut families = ["_bucket", "_sum", "_count", ""].iter();
+        let is_typed = families.any(|suffix| {
+            let family = name.strip_suffix(suffix).unwrap_or(name);
+            reply.text.contains(&format!("# TYPE {family} "))
+        });
+        assert!(is_typed, "{line}");
     }
     assert_eq!(http.stop().await, End::Drained);
 }
@@ -188,4 +193,41 @@ async fn requests_have_names_and_what_is_not_there_says_so() {
     let reply = unix(&http.path(), "POST", "/v1/completions", &[], &large).await;
     assert_eq!(reply.status, 413, "{reply:?}");
     assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn loads_and_unloads_are_told_as_they_happen() {
+    let http = HttpDaemon::start().await;
+    let stream = tokio::net::UnixStream::connect(http.path()).await.unwrap();
+    let response = send(stream, "GET", "/models/sse", &[], "").await;
+    let kind = response.headers()["content-type"].to_str().unwrap();
+    assert!(kind.starts_with("text/event-stream"), "{kind}");
+    let watching = tokio::spawn(whole(response));
+    let asked = json!({"model": LLAMA});
+    for action in ["load", "unload", "load"] {
+        let done = http.post(&format!("/models/{action}"), &asked).await;
+        assert_eq!(done.status, 200, "{done:?}");
+        // Two changes between two looks would be none.
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    }
+    // The stream ends with the daemon, and does not hold it up.
+    assert_eq!(http.stop().await, End::Drained);
+    let told = watching.await.unwrap();
+    let events: Vec<Value> = told
+        .events()
+        .iter()
+        .filter(|(_, data)| !data.is_empty())
+        .map(|(_, data)| serde_json::from_str(data).unwrap())
+        .collect();
+    let statuses: Vec<_> = events
+        .iter()
+        .map(|event| event["data"]["status"].as_str().unwrap())
+        .collect();
+    assert_eq!(statuses, ["loaded", "unloaded", "loaded"], "{events:?}");
+    for event in &events {
+        assert_eq!(
+            (&event["model"], &event["event"]),
+            (&json!(LLAMA), &json!("status_change"))
+        );
+    }
 }

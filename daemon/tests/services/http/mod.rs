@@ -5,6 +5,7 @@ mod access;
 mod anthropic;
 pub(crate) mod client;
 mod llama;
+mod metrics;
 mod ollama;
 mod openai;
 mod responses;

@@ -1,0 +1,158 @@
+//! The kernel's files below a root.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Most bytes that are read of a file.
+const FILE_MAX_BYTES: u64 = 1 << 16;
+/// Most entries of a directory that are looked at.
+const ENTRIES_MAX: usize = 4096;
+/// `O_NONBLOCK` of Linux: a FIFO among the files would be waited for.
+const NONBLOCK: i32 = 0o4000;
+
+/// Files of one machine.
+#[derive(Debug)]
+pub(super) struct System {
+    root: PathBuf,
+}
+
+/// Who looks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) uid: u32,
+    pub(super) gids: Vec<u32>,
+}
+
+/// A file's owner and what it allows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Access {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mode: u32,
+}
+
+impl Access {
+    /// Whether `who` may read and write.
+    pub(super) fn is_open_to(self, who: &Identity) -> bool {
+        let bits = if who.uid == 0 {
+            return true;
+        } else if self.uid == who.uid {
+            self.mode >> 6
+        } else if who.gids.contains(&self.gid) {
+            self.mode >> 3
+        } else {
+            self.mode
+        };
+        bits & 0o6 == 0o6
+    }
+
+    /// As `ls -l` has it, of files that matter here.
+    pub(super) fn octal(self) -> String {
+        format!("{:04o}", self.mode & 0o7777)
+    }
+}
+
+impl System {
+    pub(super) fn below(root: &Path) -> System {
+        System {
+            root: root.to_owned(),
+        }
+    }
+
+    /// A path of the machine, here.
+    pub(super) fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    pub(super) fn exists(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
+
+    /// The beginning of a file as text; `None` where it is not there or not to be read.
+    pub(super) fn read(&self, path: &str) -> Option<String> {
+        let file = File::options()
+            .read(true)
+            .custom_flags(NONBLOCK)
+            .open(self.path(path))
+            .ok()?;
+        let mut bytes = Vec::new();
+        file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    pub(super) fn number(&self, path: &str) -> Option<u64> {
+        self.read(path)?.parse().ok()
+    }
+
+    /// What a directory has, by name.
+    pub(super) fn list(&self, path: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.path(path)) else {
+            return Vec::new();
+        };
+        let names = entries.flatten().take(ENTRIES_MAX);
+        let mut names: Vec<_> = names
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    pub(super) fn access(&self, path: &Path) -> Option<Access> {
+        let below = path.strip_prefix("/").unwrap_or(path);
+        let found = fs::metadata(self.root.join(below)).ok()?;
+        Some(Access {
+            uid: found.uid(),
+            gid: found.gid(),
+            mode: found.mode(),
+        })
+    }
+
+    /// The value of a line `NAME: VALUE` or `NAME VALUE`.
+    pub(super) fn line(&self, path: &str, name: &str) -> Option<String> {
+        let text = self.read(path)?;
+        let mut lines = text.lines();
+        lines.find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+    }
+
+    /// This process, with the groups that count for opening files.
+    pub(super) fn identity(&self) -> Identity {
+        let numbers = |name: &str| -> Vec<u32> {
+            let line = self.line("/proc/self/status", name).unwrap_or_default();
+            line.split_whitespace()
+                .filter_map(|word| word.parse().ok())
+                .collect()
+        };
+        // Real, effective, saved, and that of the file system.
+        let effective = |ids: Vec<u32>| ids.get(1).copied();
+        let mut gids = numbers("Groups:");
+        gids.extend(effective(numbers("Gid:")));
+        Identity {
+            uid: effective(numbers("Uid:")).unwrap_or(u32::MAX),
+            gids,
+        }
+    }
+
+    /// A group's name, where the machine's own list has it.
+    pub(super) fn group(&self, gid: u32) -> String {
+        named(self.read("/etc/group"), gid)
+    }
+
+    /// A user's name, where the machine's own list has it.
+    pub(super) fn user(&self, uid: u32) -> String {
+        named(self.read("/etc/passwd"), uid)
+    }
+}
+
+/// The first field of the line whose third one is `number`.
+fn named(list: Option<String>, number: u32) -> String {
+    let list = list.unwrap_or_default();
+    let found = list.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        let own: u32 = fields.nth(1)?.parse().ok()?;
+        (own == number).then(|| name.to_owned())
+    });
+    found.unwrap_or_else(|| number.to_string())
+}

@@ -1,0 +1,334 @@
+//! doctor: each finding, on machines that are made of files, and against a daemon that runs.
+
+#[path = "../../tests/fake/mod.rs"]
+mod fake;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use fake::FakeDaemon;
+use serde_json::Value;
+
+const AMD: &str = "sys/bus/pci/devices/0000:03:00.0";
+const NVIDIA: &str = "sys/bus/pci/devices/0000:41:00.0";
+
+/// The files of a machine, and what lies in the search path.
+struct Fake {
+    dir: tempfile::TempDir,
+}
+
+/// The number of this process' group, which files of the test have.
+fn own_group(dir: &Path) -> u32 {
+    fs::metadata(dir).expect("it exists").gid()
+}
+
+impl Fake {
+    /// A machine without a card, on which user 1000 looks, whose group has the name `render`.
+    fn new() -> Fake {
+        let fake = Fake {
+            dir: tempfile::tempdir().expect("a temporary directory"),
+        };
+        let gid = own_group(fake.dir.path());
+        fake.write("proc/sys/kernel/osrelease", "6.12.0-test\n");
+        fake.identity(&[gid]);
+        fake.locked("unlimited");
+        fake.write(
+            "proc/self/smaps",
+            "00-01 r--p\nSize: 4 kB\nKernelPageSize:        4 kB\n",
+        );
+        fake.write(
+            "proc/meminfo",
+            "MemTotal:       33554432 kB\nMemFree: 1 kB\n",
+        );
+        fake.write("etc/group", &format!("root:x:99999:\nrender:x:{gid}:ada\n"));
+        fake.write("etc/passwd", "ada:x:1000:1000::/home/ada:/bin/sh\n");
+        fake.script("echo 'hip: libamdhip64.so.6: cannot open shared object file'");
+        fake
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.dir.path().join(path);
+        fs::create_dir_all(path.parent().expect("below the root")).expect("it is made");
+        fs::write(path, text).expect("it is written");
+    }
+
+    fn identity(&self, groups: &[u32]) {
+        let groups: Vec<_> = groups.iter().map(u32::to_string).collect();
+        let groups = groups.join(" ");
+        let text = format!(
+            "Name: x\nUid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\nGroups:\t{groups}\n"
+        );
+        self.write("proc/self/status", &text);
+    }
+
+    fn locked(&self, soft: &str) {
+        let text = format!(
+            "Limit                     Soft Limit           Hard Limit           Units\n\
+             Max locked memory         {soft}           {soft}           bytes\n"
+        );
+        self.write("proc/self/limits", &text);
+    }
+
+    /// A program in the place of the daemon's, which answers --list-devices so.
+    fn script(&self, devices: &str) {
+        let dir = self.dir.path().join("bin");
+        fs::create_dir_all(&dir).expect("it is made");
+        let version = env!("CARGO_PKG_VERSION");
+        rocmforge_test_scripts::write(
+            &dir.join("rocmforged"),
+            &format!("case \"$1\" in --version) echo rocmforged {version};; *) {devices};; esac"),
+        );
+    }
+
+    fn card(&self, pci: &str, vendor: &str) {
+        self.write(&format!("{pci}/vendor"), vendor);
+        self.write(&format!("{pci}/class"), "0x030000\n");
+    }
+
+    fn node(&self, path: &str, mode: u32) {
+        self.write(path, "");
+        let path = self.dir.path().join(path);
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect("it is ours");
+    }
+
+    /// A machine with an AMD card on which nothing is missing but a socket.
+    fn with_amd() -> Fake {
+        let fake = Fake::new();
+        fake.card(AMD, "0x1002\n");
+        fake.write("sys/module/amdgpu/version", "6.14.4\n");
+        fake.node("dev/kfd", 0o660);
+        fake.node("dev/dri/renderD128", 0o660);
+        fake.write(&format!("{AMD}/mem_info_vram_total"), "25753026560\n");
+        fake.write(&format!("{AMD}/mem_info_gtt_total"), "17179869184\n");
+        fake.script("echo 'hip:0 Radeon (gfx1100, 48 compute units, 24560 MiB)'");
+        fake
+    }
+
+    fn socket(&self, mode: u32) -> UnixListener {
+        let path = self.dir.path().join("run/rocmforged/rocmforged.sock");
+        fs::create_dir_all(path.parent().expect("below the root")).expect("it is made");
+        let listener = UnixListener::bind(&path).expect("it binds");
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect("it is ours");
+        listener
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_rocmforgectl"))
+            .env_remove("ROCMFORGE_SOCKET")
+            .env_remove("XDG_RUNTIME_DIR")
+            .env("PATH", self.dir.path().join("bin"))
+            .args(["doctor", "--root"])
+            .arg(self.dir.path())
+            .args(arguments)
+            .output()
+            .expect("rocmforgectl starts")
+    }
+
+    fn lines(&self) -> Vec<[String; 4]> {
+        let output = self.run(&["--json"]);
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        let value: Value = serde_json::from_str(&text).expect("one object");
+        let findings = value["findings"].as_array().expect("a list").iter();
+        let lines: Vec<_> = findings
+            .map(|finding| {
+                ["level", "subject", "found", "todo"]
+                    .map(|key| finding[key].as_str().unwrap_or_default().to_owned())
+            })
+            .collect();
+        let failed = lines.iter().any(|[level, ..]| level == "fail");
+        assert_eq!(output.status.code(), Some(i32::from(failed)), "{lines:?}");
+        for [level, _, _, todo] in &lines {
+            assert_eq!(level == "ok", todo.is_empty(), "{lines:?}");
+        }
+        lines
+    }
+
+    /// The one finding of this level and subject whose text has these words.
+    #[track_caller]
+    fn has(&self, level: &str, subject: &str, words: &[&str]) {
+        let lines = self.lines();
+        let fits = |line: &&[String; 4]| {
+            let text = format!("{} {}", line[2], line[3]);
+            line[0] == level && line[1] == subject && words.iter().all(|w| text.contains(w))
+        };
+        let found = lines.iter().filter(fits).count();
+        assert_eq!(found, 1, "{level} {subject} {words:?} in {lines:#?}");
+    }
+}
+
+#[test]
+fn a_machine_with_everything_has_no_failure() {
+    let fake = Fake::with_amd();
+    let _socket = fake.socket(0o660);
+    let lines = fake.lines();
+    assert!(lines.iter().all(|[level, ..]| level == "ok"), "{lines:#?}");
+    fake.has("ok", "kernel", &["6.12.0-test"]);
+    fake.has("ok", "driver", &["amdgpu 6.14.4"]);
+    fake.has("ok", "device node", &["/dev/kfd (group render, mode 0660)"]);
+    fake.has("ok", "device node", &["/dev/dri/renderD128"]);
+    fake.has("ok", "runtime", &["hip:0 Radeon"]);
+    fake.has("ok", "card memory", &["24560 MiB on the card"]);
+    fake.has("ok", "locked memory", &["unlimited"]);
+    fake.has("ok", "page size", &["4 KiB"]);
+    fake.has("ok", "socket", &["members of render may connect"]);
+    fake.has(
+        "ok",
+        "versions",
+        &[env!("CARGO_PKG_VERSION"), "bin/rocmforged"],
+    );
+
+    let output = fake.run(&[]);
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(text.contains("ok    device node    /dev/kfd"), "{text}");
+    assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn a_machine_without_a_card_serves_on_its_processor() {
+    let fake = Fake::new();
+    let _socket = fake.socket(0o666);
+    fake.locked("8388608");
+    assert_eq!(fake.run(&[]).status.code(), Some(0));
+    fake.has("warn", "cards", &["no AMD or NVIDIA card"]);
+    fake.has("ok", "runtime", &["libamdhip64.so.6: cannot open"]);
+    fake.has("ok", "locked memory", &["8192 KiB", "processor needs none"]);
+    fake.has("ok", "socket", &["everyone may connect"]);
+}
+
+#[test]
+fn what_is_missing_is_named_with_what_mends_it() {
+    let fake = Fake::with_amd();
+    let root = fake.dir.path();
+    fake.has(
+        "fail",
+        "socket",
+        &["/run/rocmforged/rocmforged.sock", "systemctl enable --now"],
+    );
+    fs::remove_dir_all(root.join("sys/module/amdgpu")).expect("it is there");
+    fake.has(
+        "fail",
+        "driver",
+        &["amdgpu is not loaded", "modprobe amdgpu"],
+    );
+    fs::remove_file(root.join("dev/kfd")).expect("it is there");
+    fake.has(
+        "fail",
+        "device node",
+        &["there is no /dev/kfd", "--device /dev/kfd"],
+    );
+    fs::remove_file(root.join("dev/dri/renderD128")).expect("it is there");
+    fake.has("fail", "device node", &["there is no /dev/dri/renderD*"]);
+    fake.script("echo 'hip: libamdhip64.so.6: cannot open shared object file'");
+    fake.has("fail", "runtime", &["no runtime shows it", "libamdhip64"]);
+    fake.has("ok", "runtime", &["cannot open shared object"]);
+    fs::remove_file(root.join("bin/rocmforged")).expect("it is there");
+    fake.has(
+        "fail",
+        "runtime",
+        &["no rocmforged to start", "install rocmforged"],
+    );
+
+    let output = fake.run(&[]);
+    let (text, said) = (
+        String::from_utf8(output.stdout).expect("UTF-8"),
+        String::from_utf8(output.stderr).expect("UTF-8"),
+    );
+    assert!(text.contains("-> modprobe amdgpu"), "{text}");
+    assert!(said.contains("failures to mend"), "{said}");
+}
+
+#[test]
+fn nodes_that_the_caller_may_not_open_fail_with_the_group() {
+    let fake = Fake::with_amd();
+    fake.identity(&[4242]);
+    fake.has(
+        "fail",
+        "device node",
+        &["/dev/kfd", "closed to ada", "usermod -aG render ada"],
+    );
+    fake.node("dev/kfd", 0o600);
+    fake.has("fail", "device node", &["/dev/kfd", "udev rule"]);
+    fake.node("dev/kfd", 0o666);
+    fake.has("ok", "device node", &["/dev/kfd"]);
+    let _socket = fake.socket(0o660);
+    fake.has("fail", "socket", &["ada may not", "usermod -aG render ada"]);
+}
+
+#[test]
+fn limits_that_are_low_are_found() {
+    let fake = Fake::with_amd();
+    fake.locked("8388608");
+    fake.has(
+        "fail",
+        "locked memory",
+        &["8192 KiB", "LimitMEMLOCK=infinity"],
+    );
+    fake.locked("1073741824");
+    fake.has(
+        "warn",
+        "locked memory",
+        &["1048576 KiB", "LimitMEMLOCK=infinity"],
+    );
+    fake.write("proc/self/smaps", "KernelPageSize:       64 kB\n");
+    fake.has("warn", "page size", &["64 KiB"]);
+}
+
+#[test]
+fn an_apu_with_the_kernels_default_is_told_how_to_have_more() {
+    let fake = Fake::with_amd();
+    fake.write(&format!("{AMD}/mem_info_vram_total"), "536870912\n");
+    fake.write(&format!("{AMD}/mem_info_gtt_total"), "17179869184\n");
+    fake.has(
+        "warn",
+        "card memory",
+        &[
+            "APU",
+            "512 MiB",
+            "16384 MiB",
+            "32768 MiB",
+            "ttm.pages_limit=6291456",
+        ],
+    );
+    fake.write(&format!("{AMD}/mem_info_gtt_total"), "25769803776\n");
+    fake.has("ok", "card memory", &["APU", "24576 MiB"]);
+}
+
+#[test]
+fn an_nvidia_card_needs_its_own_nodes_and_module() {
+    let fake = Fake::new();
+    fake.card(NVIDIA, "0x10de\n");
+    fake.has("fail", "driver", &["nvidia is not loaded"]);
+    fake.has("fail", "device node", &["there is no /dev/nvidia-uvm"]);
+    fake.has("fail", "runtime", &["cuda", "libcuda"]);
+    fake.write("sys/module/nvidia/version", "570.86\n");
+    for node in ["nvidiactl", "nvidia0", "nvidia-uvm"] {
+        fake.node(&format!("dev/{node}"), 0o666);
+    }
+    fake.script("echo 'cuda:0 H200 (sm_90, 132 units)'");
+    fake.has("ok", "driver", &["nvidia 570.86"]);
+    fake.has("ok", "runtime", &["cuda:0 H200"]);
+    let lines = fake.lines();
+    assert!(
+        !lines.iter().any(|[l, s, ..]| l == "fail" && s != "socket"),
+        "{lines:#?}"
+    );
+}
+
+#[tokio::test]
+async fn a_daemon_that_runs_is_asked_and_another_version_is_told() {
+    let daemon = FakeDaemon::start();
+    let fake = Fake::with_amd();
+    let socket = daemon.socket.to_str().expect("UTF-8").to_owned();
+    let output = tokio::task::spawn_blocking(move || {
+        // Of the root only files are read; the socket is named, so that it is asked.
+        fake.write(socket.trim_start_matches('/'), "");
+        fake.run(&["--json", "--socket", &socket])
+    });
+    let output = output.await.expect("it ends");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(text.contains("the daemon computes on"), "{text}");
+    assert!(text.contains("the running daemon"), "{text}");
+}

@@ -1,0 +1,256 @@
+//! Models that the configuration declares, with other names for them.
+//!
+//! A declared model is registered when the daemon starts, and when a reload brings it. It and its
+//! aliases are asked for like any other model, on every way of asking. A model that a reload no
+//! longer declares stays loaded: unloading is a call of its own.
+//!
+//! *Invariants:* an alias leads to its model whatever else is loaded: no model is loaded under a
+//! name that is an alias. The lock is held to read or replace one pointer.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rocmforge_engine::api::PreloadEvent;
+use tokio::sync::mpsc;
+
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::check::MODEL_NAME_MAX;
+use crate::failure::{self, Failure};
+use crate::load::Load;
+use crate::request_log::RequestLog;
+
+/// Most models that are declared.
+pub const DECLARED_MAX: usize = 256;
+/// Most aliases of one.
+pub const ALIASES_MAX: usize = 16;
+
+/// A model that the configuration declares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Declared {
+    /// Its name.
+    pub name: String,
+    /// Its file, below a model directory.
+    pub path: PathBuf,
+    /// Other names for it.
+    pub aliases: Vec<String>,
+    /// Upload what fits when it is registered.
+    pub preload: bool,
+    /// Pin all of its segments.
+    pub pin: bool,
+}
+
+impl Declared {
+    /// Checks a name or an alias.
+    ///
+    /// # Errors
+    /// A message that says what is allowed.
+    pub fn check_name(name: &str) -> Result<(), String> {
+        let fine = |c: char| c.is_ascii_alphanumeric() || "._-:/@+".contains(c);
+        if !name.is_empty() && name.len() <= MODEL_NAME_MAX && name.chars().all(fine) {
+            return Ok(());
+        }
+        Err(format!(
+            "{name:?} is no model name: 1 to {MODEL_NAME_MAX} letters, digits and any of . _ - : / @ +"
+        ))
+    }
+}
+
+/// What is declared.
+#[derive(Debug, Default)]
+pub struct Book {
+    models: Vec<Declared>,
+    /// The name of each alias.
+    aliases: HashMap<String, String>,
+}
+
+impl Book {
+    fn new(models: Vec<Declared>) -> Self {
+        let pairs = models.iter().flat_map(|model| {
+            let aliases = model.aliases.iter();
+            aliases.map(|alias| (alias.clone(), model.name.clone()))
+        });
+        Self {
+            aliases: pairs.collect(),
+            models,
+        }
+    }
+
+    /// The models.
+    pub fn models(&self) -> &[Declared] {
+        &self.models
+    }
+
+    /// The model that is declared under this name, no alias.
+    pub fn model(&self, name: &str) -> Option<&Declared> {
+        self.models.iter().find(|model| model.name == name)
+    }
+
+    /// The aliases of a model.
+    pub fn aliases_of(&self, name: &str) -> &[String] {
+        self.model(name).map_or(&[], |model| &model.aliases)
+    }
+
+    /// The model's own name, of a name or an alias.
+    pub fn real_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        match self.aliases.get(name) {
+            Some(real) => Cow::Owned(real.clone()),
+            None => Cow::Borrowed(name),
+        }
+    }
+}
+
+/// The book in force.
+#[derive(Debug, Default)]
+pub(crate) struct Shelf(RwLock<Arc<Book>>);
+
+impl Shelf {
+    fn get(&self) -> Arc<Book> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn replace(&self, book: Book) -> Arc<Book> {
+        let mut place = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut place, Arc::new(book))
+    }
+}
+
+impl Service {
+    /// What is declared now.
+    pub fn declared(&self) -> Arc<Book> {
+        self.shelf.get()
+    }
+
+    /// The model's own name, of a name or an alias.
+    pub fn real_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        self.shelf.get().real_name(name)
+    }
+
+    /// Declares these models and no others. Names count at once; [`Service::register_declared`]
+    /// loads.
+    pub fn declare(&self, models: Vec<Declared>) {
+        let book = Book::new(models);
+        let names: Vec<_> = book.models.iter().map(|m| m.name.clone()).collect();
+        let before = self.shelf.replace(book);
+        self.forget_listing();
+        for gone in before.models.iter().filter(|m| !names.contains(&m.name)) {
+            let is_loaded = self.engine.model(&gone.name).is_ok();
+            tracing::info!(model = ?gone.name, is_loaded, "no longer declared; a loaded model stays until it is unloaded");
+        }
+        // Whatever was loaded by hand under such a name could not be asked for any more.
+        for model in self.declared().models() {
+            for alias in &model.aliases {
+                if self.engine.model(alias).is_ok() {
+                    tracing::warn!(alias = ?alias, model = ?model.name, "a model is loaded under a name that is an alias now; the alias wins");
+                }
+            }
+        }
+    }
+
+    /// Registers what is declared and not loaded, with its pins. A model that cannot be loaded is
+    /// told in the log, and tried again at its first use over HTTP. Returns those that were
+    /// registered now.
+    pub async fn register_declared(&self) -> Vec<Declared> {
+        let mut registered = Vec::new();
+        for model in self.declared().models() {
+            if let Ok(loaded) = self.engine.model(&model.name) {
+                let path = model.path.clone();
+                let real = tokio::task::spawn_blocking(move || path.canonicalize()).await;
+                let is_same = matches!(real, Ok(Ok(path)) if path == loaded.path());
+                if !is_same {
+                    tracing::warn!(model = ?model.name, loaded = ?loaded.path(), declared = ?model.path, "another file is loaded under a declared name; unload it for the declared one");
+                }
+                continue;
+            }
+            if self.load_declared(model, &Arrival::now(None)).await.is_ok() {
+                registered.push(model.clone());
+            }
+        }
+        registered
+    }
+
+    /// Loads one declared model, without its preload.
+    pub(crate) async fn load_declared(
+        &self,
+        model: &Declared,
+        arrival: &Arrival,
+    ) -> Result<(), Failure> {
+        let load = Load {
+            path: model.path.clone(),
+            name: model.name.clone(),
+            pin: model.pin,
+            preload: false,
+        };
+        let asked = format!("path={:?} pin={} as declared", load.path, load.pin);
+        let log = RequestLog::audit("Load", &load.name, &asked, arrival);
+        // Nobody reads the steps of such a load.
+        let (steps, _) = mpsc::channel(1);
+        let loaded = self.load(&load, &steps, arrival.passed()).await;
+        log.end(loaded).map(drop)
+    }
+
+    /// Uploads those of `models` that are declared with `preload`, one after the other.
+    pub async fn preload_declared(&self, models: &[Declared]) {
+        for model in models.iter().filter(|model| model.preload) {
+            let log = RequestLog::audit("Preload", &model.name, "as declared", &Arrival::now(None));
+            // The log has said why, where it failed.
+            let _ = log.end(self.preload_to_end(&model.name).await);
+        }
+    }
+
+    async fn preload_to_end(&self, name: &str) -> Result<(), Failure> {
+        let mut events = self.preload(name, None)?;
+        loop {
+            match events.next().await {
+                Some(PreloadEvent::Progress { .. }) => {}
+                Some(PreloadEvent::Done { .. }) => return Ok(()),
+                Some(PreloadEvent::Failed(error)) => return Err(failure::from_engine(&error)),
+                None => return Err(failure::engine_gone()),
+            }
+        }
+    }
+
+    /// Refuses a load under a name that leads elsewhere.
+    pub(crate) fn refuse_alias(&self, name: &str) -> Result<(), Failure> {
+        match self.declared().aliases.get(name) {
+            Some(real) => Err(failure::invalid(
+                "name",
+                &format!(
+                    "'{name}' is an alias of the model '{real}' in the daemon's configuration; choose another name"
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alias_leads_to_its_model_and_a_name_to_itself() {
+        let book = Book::new(vec![Declared {
+            name: "a".to_owned(),
+            path: "/m/a.gguf".into(),
+            aliases: vec!["gpt-4".to_owned()],
+            preload: false,
+            pin: false,
+        }]);
+        assert_eq!(book.real_name("gpt-4"), "a");
+        assert_eq!(book.real_name("a"), "a");
+        assert_eq!(book.real_name("b"), "b");
+        assert_eq!(book.aliases_of("a"), ["gpt-4"]);
+        assert!(book.model("gpt-4").is_none());
+    }
+
+    #[test]
+    fn names_are_those_that_a_load_takes() {
+        assert!(Declared::check_name("org/model:7b+x@1").is_ok());
+        for bad in ["", "a b", "ü", "a\n", &"x".repeat(MODEL_NAME_MAX + 1)] {
+            assert!(Declared::check_name(bad).is_err(), "{bad:?}");
+        }
+    }
+}

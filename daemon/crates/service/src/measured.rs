@@ -1,0 +1,349 @@
+//! What requests took, by model: histograms, counts, and what a first token would take here.
+//!
+//! ```text
+//! both skins -> Running::next -> Course (one request) -> Record (one model) -> GET /metrics
+//! ```
+//!
+//! *Invariants:* a request writes to atomics only; the lock is held to find a model's record, at a
+//! request's start and at a scrape. There are at most [`KEPT_MAX`] records beside those of models
+//! that are loaded.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rocmforge_engine::api::{
+    FinishReason, GenerateSummary, ModelStatus, SegmentState, SegmentStatus, Snapshot,
+};
+
+/// Records that are kept of models that are unloaded meanwhile.
+pub const KEPT_MAX: usize = 64;
+/// What a new sample counts for beside those before it.
+const WEIGHT: f64 = 0.25;
+/// A prompt counts as one that found its weights there, or not, by the share that was absent.
+const FEW_ABSENT: f64 = 0.01;
+/// Upper bounds of the times to the first token and of whole requests, in seconds.
+pub const REQUEST_BOUNDS: [f64; 18] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0,
+];
+/// Upper bounds of the times between two tokens, in seconds.
+pub const GAP_BOUNDS: [f64; 16] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+/// Times in fixed buckets.
+#[derive(Debug)]
+pub struct Histogram {
+    /// Upper bounds in seconds, ascending.
+    bounds: &'static [f64],
+    /// How many lie in each bucket; one more than there are bounds.
+    counts: Box<[AtomicU64]>,
+    sum_ns: AtomicU64,
+}
+
+impl Histogram {
+    fn new(bounds: &'static [f64]) -> Self {
+        Self {
+            bounds,
+            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
+            sum_ns: AtomicU64::new(0),
+        }
+    }
+
+    fn note(&self, took: Duration, times: u64) {
+        let seconds = took.as_secs_f64();
+        let bucket = self.bounds.partition_point(|bound| *bound < seconds);
+        self.counts[bucket].fetch_add(times, Ordering::Relaxed);
+        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.sum_ns
+            .fetch_add(ns.saturating_mul(times), Ordering::Relaxed);
+    }
+
+    /// The bounds in seconds, each with how many were no longer; the count of all; their sum in
+    /// seconds.
+    pub fn read(&self) -> (Vec<(f64, u64)>, u64, f64) {
+        let mut all = 0;
+        let mut below = Vec::with_capacity(self.counts.len());
+        for (i, count) in self.counts.iter().enumerate() {
+            all += count.load(Ordering::Relaxed);
+            below.extend(self.bounds.get(i).map(|bound| (*bound, all)));
+        }
+        let sum_s = self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9;
+        (below, all, sum_s)
+    }
+}
+
+/// A value that follows its samples; none before the first.
+#[derive(Debug, Default)]
+struct Average(AtomicU64);
+
+impl Average {
+    /// Takes a sample, which is above 0.
+    fn note(&self, sample: f64) {
+        if !(sample.is_finite() && sample > 0.0) {
+            return;
+        }
+        let next = |bits| {
+            let before = f64::from_bits(bits);
+            let after = if bits == 0 {
+                sample
+            } else {
+                before + (sample - before) * WEIGHT
+            };
+            Some(after.to_bits())
+        };
+        // The function never refuses.
+        let _ = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
+    fn get(&self) -> Option<f64> {
+        let bits = self.0.load(Ordering::Relaxed);
+        (bits != 0).then(|| f64::from_bits(bits))
+    }
+}
+
+/// How requests of a model ended.
+#[derive(Debug, Default)]
+pub struct Ends {
+    /// By an end of the text or a stop string.
+    pub stop: AtomicU64,
+    /// By `max_tokens`, or because the context was full.
+    pub length: AtomicU64,
+    /// Failed, or their clients went away.
+    pub abort: AtomicU64,
+}
+
+/// What requests of one model took.
+#[derive(Debug)]
+pub struct Record {
+    /// From a request's arrival to its first token.
+    pub first_token: Histogram,
+    /// From one token to the next.
+    pub gap: Histogram,
+    /// From a request's arrival to its end.
+    pub whole: Histogram,
+    /// Tokens of prompts.
+    pub prompt_tokens: AtomicU64,
+    /// Tokens that were generated.
+    pub generated_tokens: AtomicU64,
+    /// How requests ended.
+    pub ends: Ends,
+    /// Seconds of a prompt whose weights were on the device.
+    pass_s: Average,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self {
+            first_token: Histogram::new(&REQUEST_BOUNDS),
+            gap: Histogram::new(&GAP_BOUNDS),
+            whole: Histogram::new(&REQUEST_BOUNDS),
+            prompt_tokens: AtomicU64::new(0),
+            generated_tokens: AtomicU64::new(0),
+            ends: Ends::default(),
+            pass_s: Average::default(),
+        }
+    }
+}
+
+/// What is known of the device, whichever model it was seen with.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Seconds of a prompt for each byte of its model's weights, with all of them there.
+    pass_s_per_byte: Average,
+    /// Bytes a second by which absent weights delayed first tokens.
+    upload_rate: Average,
+}
+
+/// The records of all models.
+#[derive(Debug, Default)]
+pub struct Measured {
+    records: Mutex<HashMap<String, Arc<Record>>>,
+    pace: Arc<Pace>,
+}
+
+/// Bytes of a model's weights: those that are not on the device, and all.
+fn absent_of(segments: &[SegmentStatus]) -> (u64, u64) {
+    let bytes = |s: &SegmentStatus| s.bytes;
+    let all = segments.iter().map(bytes).sum();
+    let is_absent = |s: &&SegmentStatus| s.state != SegmentState::Resident;
+    let absent = segments.iter().filter(is_absent).map(bytes).sum();
+    (absent, all)
+}
+
+impl Measured {
+    /// The record of a model, which begins here if it is new.
+    fn record(&self, name: &str, snapshot: &Snapshot) -> Arc<Record> {
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(record) = records.get(name) {
+            return Arc::clone(record);
+        }
+        if records.len() >= KEPT_MAX {
+            let loaded = |name: &str| snapshot.models.iter().any(|m| m.model.name() == name);
+            records.retain(|name, _| loaded(name));
+        }
+        let record = Arc::<Record>::default();
+        records.insert(name.to_owned(), Arc::clone(&record));
+        record
+    }
+
+    /// Begins to follow a request that arrived at `arrived`.
+    pub(crate) fn begin(&self, name: &str, arrived: Instant, snapshot: &Snapshot) -> Course {
+        let status = snapshot.models.iter().find(|m| m.model.name() == name);
+        let (absent_bytes, weight_bytes) = status.map_or((0, 0), |m| absent_of(&m.segments));
+        Course {
+            record: self.record(name, snapshot),
+            pace: Arc::clone(&self.pace),
+            arrived,
+            last: None,
+            is_alone: snapshot.running == 0 && snapshot.queued == 0,
+            absent_bytes,
+            weight_bytes,
+            is_ended: false,
+        }
+    }
+
+    /// All records, by the names of their models.
+    pub fn all(&self) -> Vec<(String, Arc<Record>)> {
+        let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = records
+            .iter()
+            .map(|(name, record)| (name.clone(), Arc::clone(record)))
+            .collect();
+        drop(records);
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    }
+
+    /// Bytes a second at which absent weights came, if that was seen.
+    pub fn upload_rate(&self) -> Option<f64> {
+        self.pace.upload_rate.get()
+    }
+
+    /// Seconds to the first token of a request that has the device for itself: a prompt of this
+    /// model as they were measured, else one of another model by bytes of weights, and the absent
+    /// bytes by the measured rate. `None` before what it needs was measured.
+    pub fn expected_first_token_s(&self, status: &ModelStatus) -> Option<f64> {
+        let (absent, all) = absent_of(&status.segments);
+        let own = {
+            let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+            let record = records.get(status.model.name());
+            record.and_then(|record| record.pass_s.get())
+        };
+        let others = || self.pace.pass_s_per_byte.get().map(|s| s * all as f64);
+        let pass_s = own.or_else(others);
+        if absent == 0 {
+            return pass_s;
+        }
+        // Before any prompt had all its weights there, the rate has the time of computing in it.
+        Some(pass_s.unwrap_or(0.0) + absent as f64 / self.pace.upload_rate.get()?)
+    }
+}
+
+/// One request on its way. Dropped before its end it counts as aborted.
+#[derive(Debug)]
+pub struct Course {
+    record: Arc<Record>,
+    pace: Arc<Pace>,
+    arrived: Instant,
+    /// When the last token came.
+    last: Option<Instant>,
+    /// Nothing else ran when it came.
+    is_alone: bool,
+    /// Bytes of weights that were not on the device then, and of all.
+    absent_bytes: u64,
+    weight_bytes: u64,
+    is_ended: bool,
+}
+
+impl Course {
+    /// So many tokens came at once.
+    pub(crate) fn tokens(&mut self, n: usize) {
+        if n == 0 {
+            return;
+        }
+        let now = Instant::now();
+        match self.last {
+            None => self.record.first_token.note(now - self.arrived, 1),
+            // Those that came together took equal parts of the time.
+            Some(last) => self.record.gap.note((now - last) / n as u32, n as u64),
+        }
+        self.last = Some(now);
+    }
+
+    /// It ended as it should.
+    pub(crate) fn done(&mut self, summary: &GenerateSummary) {
+        self.is_ended = true;
+        let record = &self.record;
+        record.whole.note(self.arrived.elapsed(), 1);
+        let (prompt, generated) = (summary.prompt_tokens, summary.generated_tokens);
+        let add = |to: &AtomicU64, n: u32| to.fetch_add(n.into(), Ordering::Relaxed);
+        add(&record.prompt_tokens, prompt);
+        add(&record.generated_tokens, generated);
+        let end = match summary.finish {
+            FinishReason::EndOfText | FinishReason::StopString { .. } => &record.ends.stop,
+            FinishReason::MaxTokens | FinishReason::ContextFull => &record.ends.length,
+        };
+        add(end, 1);
+        self.note_pace(summary);
+    }
+
+    /// Learns from a request that began alone: beside others a pass takes longer for their sake.
+    fn note_pace(&self, summary: &GenerateSummary) {
+        if !self.is_alone || self.weight_bytes == 0 {
+            return;
+        }
+        let prompt_s = summary.ttft.saturating_sub(summary.queued).as_secs_f64();
+        let (absent, all) = (self.absent_bytes as f64, self.weight_bytes as f64);
+        if absent <= all * FEW_ABSENT {
+            self.record.pass_s.note(prompt_s);
+            self.pace.pass_s_per_byte.note(prompt_s / all);
+            return;
+        }
+        // What computing alone takes is no part of the delay; before that is known, all is.
+        let pass_s = self.record.pass_s.get();
+        let delay_s = prompt_s - pass_s.filter(|pass_s| *pass_s < prompt_s).unwrap_or(0.0);
+        self.pace.upload_rate.note(absent / delay_s);
+    }
+}
+
+impl Drop for Course {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            self.record.ends.abort.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_cumulative_and_a_bound_belongs_to_its_bucket() {
+        let histogram = Histogram::new(&[0.1, 1.0]);
+        histogram.note(Duration::from_millis(100), 1);
+        histogram.note(Duration::from_millis(101), 2);
+        histogram.note(Duration::from_secs(5), 1);
+        let (below, all, sum_s) = histogram.read();
+        assert_eq!((below, all), (vec![(0.1, 1), (1.0, 3)], 4));
+        assert!((sum_s - 5.302).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_average_begins_with_its_first_sample_and_follows() {
+        let average = Average::default();
+        assert_eq!(average.get(), None);
+        for odd in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            average.note(odd);
+        }
+        assert_eq!(average.get(), None);
+        average.note(4.0);
+        average.note(8.0);
+        assert_eq!(average.get(), Some(5.0));
+    }
+}

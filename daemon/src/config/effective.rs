@@ -1,0 +1,173 @@
+//! What is in force, setting by setting, and where each value came from: for `--check-config`, and
+//! to tell what a reload changes.
+
+use std::fmt::{self, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::{DeviceChoice, PrefixCache};
+use rocmforge_service::roles::Who;
+
+use super::models::{quoted, quoted_path};
+use super::{Config, Origin};
+
+/// One setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// Its key.
+    pub key: &'static str,
+    /// Its value as TOML has it; `None` where nothing is set and there is no default.
+    pub value: Option<String>,
+    /// Where it came from; `None` for the default.
+    pub origin: Option<Origin>,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag => f.write_str("command line"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+fn device(choice: DeviceChoice) -> String {
+    quoted(&match choice {
+        DeviceChoice::Auto => "auto".to_owned(),
+        DeviceChoice::Host => "host".to_owned(),
+        DeviceChoice::Hip(n) => format!("hip:{n}"),
+        DeviceChoice::Cuda(n) => format!("cuda:{n}"),
+    })
+}
+
+fn budget(budget: Budget) -> String {
+    match budget {
+        Budget::Bytes(bytes) => bytes.to_string(),
+        Budget::Percent(percent) => quoted(&format!("{percent}%")),
+    }
+}
+
+fn policy(policy: Policy) -> String {
+    quoted(match policy {
+        Policy::Belady => "pass-aware",
+        Policy::Lru => "lru",
+    })
+}
+
+fn prefix_cache(whose: PrefixCache) -> String {
+    quoted(match whose {
+        PrefixCache::Off => "off",
+        PrefixCache::PerClient => "per-user",
+        PrefixCache::Shared => "shared",
+    })
+}
+
+fn speculate(speculate: Option<bool>) -> String {
+    quoted(match speculate {
+        None => "auto",
+        Some(true) => "on",
+        Some(false) => "off",
+    })
+}
+
+fn list<'a>(items: impl Iterator<Item = &'a str>) -> String {
+    let items: Vec<_> = items.map(quoted).collect();
+    format!("[{}]", items.join(", "))
+}
+
+/// Users and groups by their numbers, by which they are told apart.
+fn who(who: &Who) -> String {
+    match who {
+        Who::Everyone => list(["*"].into_iter()),
+        Who::Listed { users, groups } => {
+            let users = users.iter().map(u32::to_string);
+            let groups = groups.iter().map(|gid| format!("@{gid}"));
+            let all: Vec<_> = users.chain(groups).collect();
+            list(all.iter().map(String::as_str))
+        }
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    time.as_secs_f64().to_string()
+}
+
+impl Config {
+    /// All settings but the declared models, in the order of the documentation.
+    pub fn settings(&self) -> Vec<Setting> {
+        let path = |path: &Path| quoted_path(path);
+        let http = &self.http;
+        let rows = [
+            ("socket", Some(path(&self.socket))),
+            ("device", Some(device(self.device))),
+            ("vram_budget", Some(budget(self.vram_budget))),
+            (
+                "model_dir",
+                Some({
+                    let dirs: Vec<_> = self
+                        .model_dirs
+                        .iter()
+                        .map(|d| d.to_string_lossy())
+                        .collect();
+                    list(dirs.iter().map(AsRef::as_ref))
+                }),
+            ),
+            ("threads", self.threads.map(|n| n.to_string())),
+            ("n_ctx_max", Some(self.n_ctx_max.to_string())),
+            ("max_sequences", Some(self.max_sequences.to_string())),
+            ("queue_capacity", Some(self.queue_capacity.to_string())),
+            ("drain_grace", Some(seconds(self.drain_grace))),
+            ("policy", Some(policy(self.policy))),
+            ("prefix_cache", Some(prefix_cache(self.prefix_cache))),
+            ("speculate", Some(speculate(self.speculate))),
+            ("watchdog", Some(seconds(self.watchdog))),
+            ("use_by", Some(who(&self.roles.use_by))),
+            ("manage_by", Some(who(&self.roles.manage_by))),
+            ("admin_by", Some(who(&self.roles.admin_by))),
+            ("http_socket", http.socket.as_deref().map(path)),
+            ("http_listen", http.listen.map(|a| quoted(&a.to_string()))),
+            ("http_token_file", http.token_file.as_deref().map(path)),
+            ("log", Some(quoted(&self.log))),
+        ];
+        let setting = |(key, value)| Setting {
+            key,
+            value,
+            origin: self.origins.get(key).cloned(),
+        };
+        rows.into_iter().map(setting).collect()
+    }
+
+    /// What is in force as a file that would say the same, with where each value came from behind
+    /// it.
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        for file in &self.files {
+            let _ = writeln!(text, "# read: {}", file.display());
+        }
+        for setting in self.settings() {
+            let origin = setting
+                .origin
+                .map_or("default".to_owned(), |origin| origin.to_string());
+            let _ = match setting.value {
+                Some(value) => writeln!(text, "{} = {value}  # {origin}", setting.key),
+                None => writeln!(text, "# {} is not set", setting.key),
+            };
+        }
+        for declared in &self.models {
+            let model = &declared.model;
+            let _ = write!(
+                text,
+                "\n[[model]]  # {}\nname = {}\npath = {}\naliases = {}\npreload = {}\npin = {}\n",
+                declared.file.display(),
+                quoted(&model.name),
+                quoted_path(&model.path),
+                list(model.aliases.iter().map(String::as_str)),
+                model.preload,
+                model.pin,
+            );
+        }
+        text
+    }
+}

@@ -1,0 +1,46 @@
+//! What a package ships beside the program, made of the definition of the command line:
+//! `rocmforged generated man|completions DIR`.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::config::Flags;
+
+/// The first argument of a program that writes them.
+pub const ARGUMENT: &str = "generated";
+
+/// Writes what the arguments behind [`ARGUMENT`] ask for.
+///
+/// # Errors
+/// Arguments that ask for nothing, and files that cannot be written.
+pub fn main(arguments: &[String]) -> Result<(), String> {
+    let written = match arguments {
+        [what, dir] if what == "man" => man(Path::new(dir)),
+        [what, dir] if what == "completions" => completions(Path::new(dir)),
+        _ => {
+            return Err(format!(
+                "{ARGUMENT} takes 'man' or 'completions', and a directory"
+            ));
+        }
+    };
+    written.map_err(|error| format!("cannot write into {}: {error}", arguments[1]))
+}
+
+fn man(dir: &Path) -> io::Result<()> {
+    let mut page = Vec::new();
+    Man::new(Flags::command()).section("8").render(&mut page)?;
+    fs::write(dir.join("rocmforged.8"), page)
+}
+
+fn completions(dir: &Path) -> io::Result<()> {
+    let mut command = Flags::command();
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut command, "rocmforged", dir)?;
+    }
+    Ok(())
+}

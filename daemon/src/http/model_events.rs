@@ -1,0 +1,121 @@
+//! `GET /models/sse`: which models are loaded and unloaded, as it happens, in llama-server's words.
+//!
+//! Only changes are told; `GET /models` has the state. A model is told under its name and under
+//! each alias. There is no `loading` in between: a load takes milliseconds.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use bytes::Bytes;
+use futures_util::stream;
+use rocmforge_engine::api::Snapshot;
+use rocmforge_service::Service;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::Http;
+use super::call::{Call, with_type};
+use super::reply::{SSE, event};
+
+/// How long the stream may be silent.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// Shortest time between two looks: while it works the engine publishes every few milliseconds.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// The handler.
+pub(super) async fn models(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "GET /models/sse", &request);
+    if let Err(failure) = call.service.admit() {
+        return call.refuse(&failure);
+    }
+    let mut snapshots = call.service.engine.watch();
+    let names = names(&snapshots.borrow_and_update());
+    let watching = Watching {
+        service: call.service,
+        snapshots,
+        names,
+        said: None,
+    };
+    let events = stream::unfold(watching, |mut watching| async move {
+        let text = watching.next().await?;
+        Some((Ok::<_, Infallible>(Bytes::from(text)), watching))
+    });
+    let mut response = with_type(SSE, Body::from_stream(events));
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies would hold small pieces back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+fn names(snapshot: &Snapshot) -> BTreeSet<String> {
+    let models = snapshot.models.iter();
+    models.map(|m| m.model.name().to_owned()).collect()
+}
+
+/// One client that watches.
+struct Watching {
+    service: Arc<Service>,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+    /// The models that it knows to be loaded.
+    names: BTreeSet<String>,
+    /// When it was last told something.
+    said: Option<Instant>,
+}
+
+impl Watching {
+    /// What is sent next; `None` once the daemon ends.
+    async fn next(&mut self) -> Option<String> {
+        // The header goes out with the first bytes.
+        let Some(said) = self.said else {
+            self.said = Some(Instant::now());
+            return Some(": changes of models follow\n\n".to_owned());
+        };
+        let silent = tokio::time::sleep_until(said + HEARTBEAT);
+        let mut silent = std::pin::pin!(silent);
+        loop {
+            tokio::select! {
+                changed = self.snapshots.changed() => changed.ok()?,
+                () = &mut silent => {
+                    self.said = Some(Instant::now());
+                    return Some(": nothing changed\n\n".to_owned());
+                }
+            }
+            let snapshot = Arc::clone(&self.snapshots.borrow_and_update());
+            if snapshot.draining || self.service.is_draining() {
+                return None;
+            }
+            let told = self.tell(names(&snapshot));
+            if !told.is_empty() {
+                self.said = Some(Instant::now());
+                return Some(told);
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// The events of what is different from what the client knows.
+    fn tell(&mut self, now: BTreeSet<String>) -> String {
+        let gone = self.names.difference(&now).map(|name| (name, "unloaded"));
+        let new = now.difference(&self.names).map(|name| (name, "loaded"));
+        let book = self.service.declared();
+        let mut text = String::new();
+        for (name, status) in gone.chain(new) {
+            for name in std::iter::once(name).chain(book.aliases_of(name)) {
+                let data = json!({
+                    "model": name, "event": "status_change", "data": {"status": status},
+                });
+                event(None, &data, &mut text);
+            }
+        }
+        self.names = now;
+        text
+    }
+}

@@ -1,0 +1,160 @@
+//! SIGHUP: what is reloaded, what is not and says so, and what systemd is told meanwhile.
+
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+
+use crate::program::{Daemon, PATIENCE, host, said, start_logging_to};
+
+const FIRST: &str = "first-token-0123456789";
+const SECOND: &str = "second-token-0123456789";
+
+fn write_token(path: &Path, token: &str) {
+    fs::write(path, token).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+}
+
+/// A free port of this machine, free again for the daemon.
+fn free_address() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+/// The status and the body of a request with a token.
+fn request(address: &str, token: &str, head: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{head} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\nconnection: close\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let status = text.split(' ').nth(1).unwrap().parse().unwrap();
+    let body = text.split_once("\r\n\r\n").unwrap().1.to_owned();
+    (status, body)
+}
+
+/// Sends SIGHUP and waits for the end of the reload, as systemd does.
+fn reload(daemon: &Daemon, notify: &UnixDatagram) {
+    daemon.signal(Signal::SIGHUP);
+    let begun = said(notify);
+    assert!(
+        begun.contains("RELOADING=1") && begun.contains("MONOTONIC_USEC="),
+        "{begun}"
+    );
+    assert!(said(notify).contains("READY=1"));
+}
+
+/// Waits until the log has these words in one line, and gives it.
+fn logged(log: &Path, words: &[&str]) -> String {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        let text = fs::read_to_string(log).unwrap();
+        let mut lines = text.lines();
+        let found = lines.find(|line| words.iter().all(|word| line.contains(word)));
+        if let Some(found) = found {
+            return found.to_owned();
+        }
+        assert!(
+            Instant::now() < give_up,
+            "no line with {words:?} in\n{text}"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_reload_takes_filter_token_and_models_and_names_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, log) = (dir.path().join("config.toml"), dir.path().join("log"));
+    let (token, drop_ins) = (dir.path().join("token"), dir.path().join("conf.d"));
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let fixtures = fixtures.canonicalize().unwrap();
+    let address = free_address();
+    fs::create_dir(&drop_ins).unwrap();
+    write_token(&token, FIRST);
+    let settings = |log: &str, queue: u32| {
+        let text = format!(
+            "log = \"{log}\"\nqueue_capacity = {queue}\nhttp_listen = \"{address}\"\nhttp_token_file = {token:?}\n"
+        );
+        fs::write(&config, text).unwrap();
+    };
+    let declare = |name: &str, file: &str, alias: &str| {
+        let path = fixtures.join(file);
+        let text = format!(
+            "[[model]]\nname = \"{name}\"\npath = {path:?}\naliases = [\"{alias}\"]\npin = true\npreload = true\n"
+        );
+        fs::write(drop_ins.join("10-models.toml"), text).unwrap();
+    };
+    settings("warn", 16);
+    declare("small", "tiny-llama-Q4_K_M.gguf", "gpt-4o");
+    let mut command = host(dir.path(), &dir.path().join("s"));
+    command.arg("--config").arg(&config);
+    command.arg("--model-dir").arg(&fixtures);
+    let file = File::create(&log).unwrap();
+    let (mut daemon, notify) = start_logging_to(dir.path(), &mut command, file);
+
+    let ask = |token: &str, model: &str| {
+        let body = format!(r#"{{"model": "{model}", "prompt": "Once", "max_tokens": 2}}"#);
+        request(&address, token, "POST /v1/completions", &body)
+    };
+    let (status, answer) = ask(FIRST, "gpt-4o");
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(ask(SECOND, "gpt-4o").0, 401);
+    let (_, listed) = request(&address, FIRST, "GET /v1/models", "");
+    assert!(listed.contains(r#""id":"gpt-4o""#) && listed.contains(r#""root":"small""#));
+    logged(&log, &["management", "Preload", "small", "code=Ok"]);
+
+    // All of it changes at once.
+    settings("info", 17);
+    write_token(&token, SECOND);
+    declare("other", "tiny-qwen3-Q8_0.gguf", "gpt-5");
+    reload(&daemon, &notify);
+    logged(&log, &["reloaded", "setting=\"log\""]);
+    logged(&log, &["reloaded", "setting=\"http_token_file\""]);
+    logged(
+        &log,
+        &[
+            "not reloaded",
+            "setting=\"queue_capacity\"",
+            "running=16",
+            "configured=17",
+        ],
+    );
+    logged(&log, &["no longer declared", "small", "is_loaded=true"]);
+    assert_eq!(
+        ask(FIRST, "gpt-5").0,
+        401,
+        "the first token is none any more"
+    );
+    let (status, answer) = ask(SECOND, "gpt-5");
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(ask(SECOND, "gpt-4o").0, 404, "the alias is gone");
+    assert_eq!(ask(SECOND, "small").0, 200, "and its model stays");
+
+    // What cannot be used changes nothing.
+    fs::write(
+        drop_ins.join("20-bad.toml"),
+        "log = \"debug\"\nn_ctx_max = \"none\"\n",
+    )
+    .unwrap();
+    reload(&daemon, &notify);
+    let line = logged(&log, &["nothing was reloaded"]);
+    assert!(
+        line.contains("n_ctx_max") && line.contains("20-bad.toml"),
+        "{line}"
+    );
+    assert_eq!(ask(SECOND, "gpt-5").0, 200);
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0));
+}

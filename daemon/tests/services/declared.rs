@@ -1,0 +1,190 @@
+//! Declared models: there from the start, under each of their names, on both skins.
+
+use rocmforge_proto::v1;
+use rocmforged::roles::Roles;
+use rocmforged::socket::Socket;
+use rocmforged::{Declared, End, HttpListeners};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::daemon::{Daemon, assert_status, fixtures, greedy};
+use crate::http::client::{Reply, unix};
+
+/// A daemon that declares `small` with two aliases, and a model whose file is not there.
+struct Declaring {
+    daemon: Daemon,
+    dir: tempfile::TempDir,
+    _socket: Socket,
+}
+
+impl Declaring {
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = Socket::bind(&dir.path().join("h")).unwrap();
+        let http = HttpListeners {
+            unix: Some(socket.listener().unwrap()),
+            ..HttpListeners::default()
+        };
+        let declared = |name: &str, file: &str, aliases: &[&str]| Declared {
+            name: name.to_owned(),
+            path: fixtures().join(file),
+            aliases: aliases.iter().map(|&a| a.to_owned()).collect(),
+            preload: false,
+            pin: true,
+        };
+        let models = vec![
+            declared("absent", "not-there.gguf", &[]),
+            declared("small", "tiny-llama-Q4_K_M.gguf", &["gpt-4o", "org/m:7b"]),
+        ];
+        Self {
+            daemon: Daemon::start_declaring(Roles::default(), http, models).await,
+            dir,
+            _socket: socket,
+        }
+    }
+
+    async fn http(&self, method: &str, target: &str, body: &Value) -> Reply {
+        let body = match body {
+            Value::Null => String::new(),
+            body => body.to_string(),
+        };
+        unix(&self.dir.path().join("h"), method, target, &[], &body).await
+    }
+}
+
+fn names(list: &Value, key: &str) -> Vec<String> {
+    let all = list.as_array().unwrap().iter();
+    all.map(|model| model[key].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[tokio::test]
+async fn an_alias_works_wherever_a_name_does() {
+    let it = Declaring::start().await;
+    let daemon = &it.daemon;
+    // Over gRPC, which loads nothing by itself: it is there from the start.
+    let (by_alias, _) = daemon.generate(greedy("gpt-4o", "Once", 4)).await.unwrap();
+    let (by_name, _) = daemon.generate(greedy("small", "Once", 4)).await.unwrap();
+    assert_eq!(by_alias, by_name);
+    let asked = v1::GetModelRequest {
+        name: "org/m:7b".into(),
+    };
+    let found = daemon.models().get(asked).await.unwrap().into_inner();
+    assert_eq!(found.model.unwrap().name, "small");
+    let tokenized = daemon
+        .inference()
+        .tokenize(v1::TokenizeRequest {
+            model: "gpt-4o".into(),
+            text: "Once".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(!tokenized.ids.is_empty());
+    let unpinned = daemon
+        .models()
+        .unpin(v1::UnpinRequest {
+            name: "gpt-4o".into(),
+            segments: Vec::new(),
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(unpinned.pinned_segments, 0);
+    let pin = || v1::PinRequest {
+        name: "gpt-4o".into(),
+        segments: Vec::new(),
+    };
+    let cleared = daemon
+        .cache()
+        .clear(v1::ClearRequest {
+            model: Some("gpt-4o".into()),
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(cleared.freed_segments > 0);
+    let mut preload = daemon
+        .models()
+        .preload(v1::PreloadRequest {
+            name: "gpt-4o".into(),
+            segments: Vec::new(),
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    let mut last = None;
+    while let Some(event) = preload.message().await.unwrap() {
+        last = event.event;
+    }
+    let Some(v1::preload_event::Event::Done(done)) = last else {
+        panic!("{last:?}")
+    };
+    assert!(done.resident_segments > 0 && done.skipped_segments == 0);
+    let pinned = daemon.models().pin(pin()).await.unwrap().into_inner();
+    assert_eq!(pinned.pinned_segments, done.resident_segments);
+    assert_status(
+        daemon.load("tiny-llama-Q4_K_M.gguf", "gpt-4o").await,
+        Code::InvalidArgument,
+        &["'gpt-4o' is an alias of the model 'small'"],
+    );
+
+    // Over HTTP, in the words of each dialect.
+    let list = it.http("GET", "/v1/models", &Value::Null).await.json();
+    let listed = names(&list["data"], "id");
+    for name in ["small", "gpt-4o", "org/m:7b", "tiny-qwen3-Q8_0"] {
+        let times = listed.iter().filter(|id| *id == name).count();
+        assert_eq!(times, 1, "{name} in {listed:?}");
+    }
+    assert!(
+        !listed.contains(&"tiny-llama-Q4_K_M".to_owned()),
+        "it is declared under another name"
+    );
+    let one = it.http("GET", "/v1/models/org/m:7b", &Value::Null).await;
+    assert_eq!(one.json()["root"], "small");
+    let tags = it.http("GET", "/api/tags", &Value::Null).await.json();
+    assert!(names(&tags["models"], "name").contains(&"gpt-4o".to_owned()));
+    let asked = json!({"model": "gpt-4o:latest", "prompt": "Once", "stream": false});
+    let answer = it.http("POST", "/api/generate", &asked).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+
+    // Unloaded by an alias, it comes back at its first use, pinned as declared.
+    let asked = json!({"model": "gpt-4o"});
+    assert_eq!(
+        it.http("POST", "/models/unload", &asked).await.status,
+        409,
+        "it is pinned"
+    );
+    let unloaded = daemon
+        .models()
+        .unload(v1::UnloadRequest {
+            name: "gpt-4o".into(),
+            force: true,
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(unloaded.freed_bytes > 0);
+    let again = it.http("POST", "/models/load", &asked).await;
+    assert_eq!(again.status, 200, "{again:?}");
+    let asked = v1::GetModelRequest {
+        name: "small".into(),
+    };
+    let found = daemon.models().get(asked).await.unwrap().into_inner();
+    let segments = found.model.unwrap().segments;
+    assert!(!segments.is_empty() && segments.iter().all(|segment| segment.pinned));
+    assert_eq!(it.daemon.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_declared_file_that_is_not_there_costs_its_own_model_only() {
+    let it = Declaring::start().await;
+    let asked = json!({"model": "absent", "prompt": "Once"});
+    let answer = it.http("POST", "/v1/completions", &asked).await;
+    assert_eq!(answer.status, 404, "{answer:?}");
+    assert!(answer.text.contains("not-there.gguf"), "{answer:?}");
+    let list = it.http("GET", "/v1/models", &Value::Null).await.json();
+    assert!(!names(&list["data"], "id").contains(&"absent".to_owned()));
+    assert_eq!(it.daemon.stop().await, End::Drained);
+}
