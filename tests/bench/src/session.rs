@@ -73,7 +73,12 @@ impl Session {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()?;
-        let (engine, thread) = start(config)?;
+        // Where tokens are drafted, a rate depends on what random weights happen to repeat.
+        let speculate = config.speculate.or(Some(false));
+        let (engine, thread) = start(EngineConfig {
+            speculate,
+            ..config
+        })?;
         Ok(Self {
             runtime,
             engine,

@@ -3,6 +3,7 @@
 //! ```text
 //! table   figures beside must, aim, llama.cpp and the card's own ceilings    figures.rs, first.rs
 //! clients many requests at once                                               clients.rs
+//! turns   the second turn of a chat; what drafts cost                          turns.rs
 //! parity  every operation and type against the host                           parity.rs
 //! goldens small models of every architecture against their authors' code       goldens.rs
 //! text    greedy text against the host's                                      text.rs
@@ -23,6 +24,7 @@ mod plan;
 mod rounds;
 mod soak;
 mod text;
+mod turns;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -48,6 +50,8 @@ enum Part {
     Table,
     /// Many requests at once.
     Clients,
+    /// The second turn of a chat.
+    Turns,
     /// Operations against the host's.
     Parity,
     /// Small models of every architecture against their authors' code.
@@ -71,7 +75,7 @@ pub(crate) struct Options {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "table,clients,parity,goldens,text,soak,rounds"
+        default_value = "table,clients,turns,parity,goldens,text,soak,rounds"
     )]
     parts: Vec<Part>,
     /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 14 GB at a time].
@@ -197,6 +201,10 @@ impl Bench {
             }
             Part::Clients => {
                 let check = Check::ran("Clients", |check| clients::run_all(self, check));
+                (!check.passed()).then_some(check).into_iter().collect()
+            }
+            Part::Turns => {
+                let check = Check::ran("Turns", |check| turns::run_all(self, check));
                 (!check.passed()).then_some(check).into_iter().collect()
             }
             Part::Parity => vec![Check::ran(parity::name(self), |check| {

@@ -34,6 +34,8 @@ pub(crate) struct Plan {
     pub(crate) runs: usize,
     /// Tokens of a decode.
     pub(crate) decode: u32,
+    /// Tokens of a chat's first turn.
+    pub(crate) history: usize,
     /// Tokens of a decode under a budget.
     pub(crate) decode_streamed: u32,
     /// Tokens of the prompts.
@@ -96,6 +98,7 @@ impl Plan {
             processes: 5,
             runs: 7,
             decode: 128,
+            history: 2000,
             decode_streamed: 32,
             prefills: [512, 2048],
             requests: 12,
@@ -126,6 +129,7 @@ impl Plan {
             processes: 1,
             runs: 2,
             decode: 8,
+            history: 70,
             decode_streamed: 4,
             prefills: [16, 48],
             requests: 4,
