@@ -44,7 +44,7 @@ impl Fake {
             "MemTotal:       33554432 kB\nMemFree: 1 kB\n",
         );
         fake.write("etc/group", &format!("root:x:99999:\nrender:x:{gid}:ada\n"));
-        fake.write("etc/passwd", "ada:x:1000:1000::/home/ada:/bin/sh\n");
+        fake.write("etc/passwd", "ada:x:1000:1000::/srv/ada:/bin/sh\n");
         fake.script("echo 'hip: libamdhip64.so.6: cannot open shared object file'");
         fake
     }
