@@ -118,11 +118,13 @@ fn output(path: &Path, argument: &str) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
+/// Whether a line shows a device of this kind.
+type ShowsDevice = fn(&str, &str) -> bool;
+
 /// The libraries that were tried, and the devices that they know.
 pub(super) fn runtimes(told: &Told, machine: &Machine) -> Vec<Finding> {
     const SUBJECT: &str = "runtime";
-    let (lines, found): (Vec<String>, fn(&str, &str) -> bool) = match (&told.running, &told.program)
-    {
+    let (lines, found): (Vec<String>, ShowsDevice) = match (&told.running, &told.program) {
         (Some((status, devices)), _) => {
             let in_use = devices.in_use.as_ref();
             let device = in_use.or(status.device.as_ref());

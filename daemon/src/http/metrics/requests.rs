@@ -10,10 +10,13 @@ use super::text::Text;
 /// The label by which vLLM tells models apart.
 const MODEL: &str = "model_name";
 
+/// A part of a model's record.
+type Of<T> = fn(&Record) -> &T;
+
 /// Writes all of them.
 pub(super) fn write(measured: &Measured, snapshot: &Snapshot, text: &mut Text) {
     let all = measured.all();
-    let histograms: [(&str, &str, fn(&Record) -> &Histogram); 4] = [
+    let histograms: [(&str, &str, Of<Histogram>); 4] = [
         (
             "vllm:time_to_first_token_seconds",
             "Seconds from the arrival of a request to its first token",
@@ -41,7 +44,7 @@ pub(super) fn write(measured: &Measured, snapshot: &Snapshot, text: &mut Text) {
             histogram(name, model, of(record), text);
         }
     }
-    let counters: [(&str, &str, fn(&Record) -> &AtomicU64); 2] = [
+    let counters: [(&str, &str, Of<AtomicU64>); 2] = [
         (
             "vllm:prompt_tokens_total",
             "Tokens of prompts of requests that ended well",
