@@ -22,7 +22,7 @@ macro_rules! words {
 
 words!(finish_reason, FinishReason,
     Stop => "stop", StopString => "stop_string", MaxTokens => "max_tokens",
-    ContextFull => "context_full");
+    ContextFull => "context_full", StopToken => "stop_token");
 words!(segment_state, SegmentState,
     Absent => "absent", Uploading => "uploading", Resident => "resident");
 words!(keep_reason, KeepReason,
@@ -161,6 +161,9 @@ pub(crate) fn outcome(done: &GenerateDone) -> Value {
     });
     if !done.stop_string.is_empty() {
         value["stop_string"] = done.stop_string.clone().into();
+    }
+    if let Some(id) = done.stop_token_id {
+        value["stop_token_id"] = id.into();
     }
     value
 }

@@ -182,6 +182,7 @@ pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
         FinishReason::Stop
     };
     let done = GenerateDone {
+        stop_token_id: None,
         finish_reason: reason.into(),
         prompt_tokens: 3,
         generated_tokens: most.min(STORY.len()) as u32,

@@ -7,6 +7,7 @@
 
 mod bounds;
 mod daemon;
+mod decoding;
 mod http;
 mod life;
 mod models;

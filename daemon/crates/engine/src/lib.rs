@@ -8,12 +8,14 @@
 mod actor;
 pub mod api;
 mod commands;
+mod decoding;
 mod embed;
 mod error;
 mod handle;
 mod kv;
 mod loaded;
 mod lookahead;
+mod masks;
 mod models;
 mod open;
 mod pass;

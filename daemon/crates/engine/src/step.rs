@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_device::Span;
-use rocmforge_kernels::host::ops::{self, RopeAngles, RopeParams, RopeTable, Simd};
+use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
 use rocmforge_ops::{RopeSpec, RowCounts};
 use rocmforge_scheduler::{PassPlan, SeqId, SpanPlan, SpanResult};
 use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId};
 
 use crate::actor::Engine;
 use crate::api::{
-    FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores, TokenScore,
+    FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores,
 };
+use crate::decoding::{Chosen, Ends, not_finite, score};
 use crate::embed;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
@@ -284,6 +285,7 @@ impl Engine {
                     let _ = events.try_send(GenerateEvent::Piece {
                         text,
                         ids: Vec::new(),
+                        scores: Vec::new(),
                     });
                 }
                 let _ = events.try_send(GenerateEvent::Done(ended));
@@ -415,8 +417,12 @@ fn interest(members: &[Member]) -> Interest {
         let Work::Generate(g) = &member.task.work else {
             return Interest::Logits;
         };
-        most = match (g.sampler.takes_top(), most) {
-            _ if g.sampler.takes_best() => most,
+        if g.chooser.looks_at_all(g.generated) {
+            return Interest::Logits;
+        }
+        let sampler = &g.chooser.sampler;
+        most = match (sampler.takes_top(), most) {
+            _ if sampler.takes_best() => most,
             (Some(k), Interest::Top(other)) => Interest::Top(k.max(other)),
             (Some(k), _) => Interest::Top(k),
             (None, _) => return Interest::Logits,
@@ -428,17 +434,10 @@ fn interest(members: &[Member]) -> Interest {
 /// Takes what was found for a request's row in a pass.
 fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> Stepped {
     match &mut task.work {
-        Work::Generate(g) => {
-            let token = match found {
-                RowOutput::Logits(logits) => g.sampler.sample(logits).ok(),
-                RowOutput::Best(best) => best,
-                RowOutput::Top(top) => top.and_then(|top| g.sampler.choose(top).ok()),
-            };
-            match token {
-                Some(token) => accept(g, &mut task.tokens, task.n_ctx, &task.loaded, token),
-                None => Stepped::Failed(not_finite(&task.loaded)),
-            }
-        }
+        Work::Generate(g) => match g.chooser.choose(found, g.generated, &task.loaded) {
+            Ok(chosen) => accept(g, &mut task.tokens, task.n_ctx, &task.loaded, chosen),
+            Err(error) => Stepped::Failed(error),
+        },
         Work::Score(s) => {
             let at = task.n_past + row;
             // A pass that is done again begins where the last one that ended left off.
@@ -467,8 +466,9 @@ fn accept(
     tokens: &mut Vec<u32>,
     n_ctx: usize,
     loaded: &LoadedModel,
-    token: u32,
+    chosen: Chosen,
 ) -> Stepped {
+    let Chosen { token, score } = chosen;
     let now = Instant::now();
     if g.first_token.is_none() {
         tracing::debug!(model = loaded.name(), "a first token");
@@ -479,21 +479,30 @@ fn accept(
         return Stepped::Done(Some(FinishReason::MaxTokens));
     }
     let tokenizer = loaded.tokenizer();
-    if tokenizer.is_end_of_generation(token) {
-        return Stepped::Done(Some(FinishReason::EndOfText));
+    match g.chooser.ends(loaded, token) {
+        Some(Ends::Text) => return Stepped::Done(Some(FinishReason::EndOfText)),
+        Some(Ends::Stop) => return Stepped::Done(Some(FinishReason::StopToken { id: token })),
+        None => {}
     }
     g.generated += 1;
-    g.sampler.accept(token);
+    let complete = match g.chooser.accept(token) {
+        Ok(complete) => complete,
+        Err(error) => return Stepped::Failed(error),
+    };
     tokens.push(token);
     let checked = g.stops.push(&g.decoder.push(tokenizer, token));
     let piece = GenerateEvent::Piece {
         text: checked.text,
         ids: vec![token],
+        scores: score.into_iter().collect(),
     };
     // The pass had its row because three places were free; if the reader is gone the next look ends the request.
     let _ = g.events.try_send(piece);
     if let Some(index) = checked.stopped {
         return Stepped::Done(Some(FinishReason::StopString { index }));
+    }
+    if complete {
+        return Stepped::Done(Some(FinishReason::EndOfText));
     }
     if g.max_tokens.is_some_and(|max| g.generated >= max) {
         return Stepped::Done(Some(FinishReason::MaxTokens));
@@ -530,33 +539,6 @@ fn summary(
             0.0
         },
         cache,
-    }
-}
-
-/// The score of `next` in `logits`, which become log-probabilities. `None` if they are not finite.
-fn score(logits: &mut [f32], next: u32, top_n: usize) -> Option<TokenScore> {
-    if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
-        return None;
-    }
-    let width = logits.len();
-    ops::log_softmax(Simd::detect(), logits, width);
-    let mut top = Vec::new();
-    if top_n > 0 {
-        ops::top_k(Simd::detect(), logits, top_n, &mut top);
-    }
-    Some(TokenScore {
-        id: next,
-        logprob: logits[next as usize],
-        top,
-    })
-}
-
-fn not_finite(loaded: &LoadedModel) -> Error {
-    Error::BadModel {
-        path: loaded.path().to_owned(),
-        message:
-            "the logits are not finite; a weight of the file is damaged, or the model overflows f32"
-                .to_owned(),
     }
 }
 

@@ -9,11 +9,11 @@ use rocmforge_tokenizer::StreamDecoder;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::api::{GenerateEvent, RequestCacheUse, Scores, TokenScore};
+use crate::decoding::Chooser;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
 use crate::residency::Residency;
-use crate::sampler::Sampler;
 use crate::stop::StopStrings;
 
 /// Most events of one pass.
@@ -55,7 +55,7 @@ pub(crate) enum Work {
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) events: mpsc::Sender<GenerateEvent>,
-    pub(crate) sampler: Sampler,
+    pub(crate) chooser: Chooser,
     pub(crate) decoder: StreamDecoder,
     pub(crate) stops: StopStrings,
     pub(crate) max_tokens: Option<u32>,
