@@ -8,12 +8,15 @@ usage: http_clients.py --url http://127.0.0.1:PORT --token TOKEN --model NAME --
 """
 
 import argparse
+import json
 import sys
+from typing import Literal
 
 import anthropic
 import httpx
 import ollama
 import openai
+import pydantic
 
 NO_SUCH_MODEL = "no-such-model"
 
@@ -63,11 +66,26 @@ def with_openai(url, token, model, message):
 
     completion = client.completions.create(model=model, prompt="Once upon a time", max_tokens=4, temperature=0)
     expect(completion.choices[0].finish_reason == "length", "openai: completion", completion)
+    several = client.chat.completions.create(**asked, n=2, logprobs=True, top_logprobs=2)
+    expect([choice.message.content for choice in several.choices] == [answer] * 2, "openai: several", several)
+    told = several.choices[1].logprobs.content
+    expect("".join(token.token for token in told) == answer, "openai: logprobs", told)
+    expect(all(len(token.top_logprobs) == 2 for token in told), "openai: top_logprobs", told)
+
+    class Verdict(pydantic.BaseModel):
+        right: bool
+        why: Literal["sum", "difference"]
+
+    parsed = client.chat.completions.parse(**asked, response_format=Verdict)
+    expect(isinstance(parsed.choices[0].message.parsed, Verdict), "openai: parsed", parsed)
+    parsed = client.responses.parse(**asked_response, text_format=Verdict)
+    expect(isinstance(parsed.output_parsed, Verdict), "openai: parsed response", parsed)
+
     raw = client.models.with_raw_response.list(extra_headers={"x-request-id": "from-python"})
     expect(raw.headers["x-request-id"] == "from-python", "openai: request id", raw.headers)
 
     expect_raises(openai.NotFoundError, lambda: client.chat.completions.create(**{**asked, "model": NO_SUCH_MODEL}))
-    refused = expect_raises(openai.BadRequestError, lambda: client.chat.completions.create(**asked, n=2))
+    refused = expect_raises(openai.BadRequestError, lambda: client.chat.completions.create(**asked, n=9))
     expect(refused.param == "n", "openai: param", refused.param)
     stranger = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0)
     expect_raises(openai.AuthenticationError, stranger.models.list)
@@ -123,6 +141,9 @@ def with_ollama(url, token, model, message):
     generated = client.generate(model=model, prompt=message, options=options)
     expect(generated.response == answer, "ollama: generated", repr(generated.response))
     expect(model in [m.model for m in client.ps().models], "ollama: it is not among the loaded ones")
+    schema = {"type": "object", "properties": {"right": {"type": "boolean"}}, "required": ["right"]}
+    held = client.chat(**{**asked, "format": schema})
+    expect(isinstance(json.loads(held.message.content)["right"], bool), "ollama: held to a schema", held)
     shown = client.show(model)
     expect(shown.modelinfo["general.architecture"] == "llama", "ollama: shown", shown.modelinfo)
 

@@ -22,7 +22,7 @@ macro_rules! words {
 
 words!(finish_reason, FinishReason,
     Stop => "stop", StopString => "stop_string", MaxTokens => "max_tokens",
-    ContextFull => "context_full");
+    ContextFull => "context_full", StopToken => "stop_token");
 words!(segment_state, SegmentState,
     Absent => "absent", Uploading => "uploading", Resident => "resident");
 words!(keep_reason, KeepReason,
@@ -149,6 +149,8 @@ pub(crate) fn outcome(done: &GenerateDone) -> Value {
         "finish_reason": finish_reason(done.finish_reason()),
         "prompt_tokens": done.prompt_tokens,
         "reused_tokens": done.reused_tokens,
+        "drafted_tokens": done.drafted_tokens,
+        "accepted_tokens": done.accepted_tokens,
         "generated_tokens": done.generated_tokens,
         "ttft_ms": done.ttft_ms,
         "decode_tokens_per_s": done.decode_tokens_per_s,
@@ -162,6 +164,9 @@ pub(crate) fn outcome(done: &GenerateDone) -> Value {
     });
     if !done.stop_string.is_empty() {
         value["stop_string"] = done.stop_string.clone().into();
+    }
+    if let Some(id) = done.stop_token_id {
+        value["stop_token_id"] = id.into();
     }
     value
 }

@@ -3,8 +3,11 @@
 //! Ranges are the daemon's to judge, so that they stand in one place; its answer
 //! names the field, and [`flag_of`] names the flag.
 
+use std::io::Read as _;
+
 use clap::Args;
-use rocmforge_client::proto::v1::{Priority, SamplingParams};
+use rocmforge_client::proto::v1::format::Kind;
+use rocmforge_client::proto::v1::{Format, JsonObject, Priority, SamplingParams};
 
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sampling", allow_negative_numbers = true)]
@@ -45,6 +48,35 @@ pub(crate) struct SamplingArgs {
     /// End the text before this string; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
+    /// Add BIAS (-100 to 100) to the logit of a token; may be repeated
+    #[arg(long, value_name = "ID=BIAS", value_parser = bias)]
+    logit_bias: Vec<(u32, f32)>,
+    /// Choose no token that ends the text before so many [default: 0]
+    #[arg(long, value_name = "N")]
+    min_tokens: Option<i32>,
+    /// Go on behind tokens that end a text
+    #[arg(long)]
+    ignore_eos: bool,
+    /// End the text before this token, too; may be repeated
+    #[arg(long, value_name = "ID")]
+    stop_token_ids: Vec<u32>,
+    /// With --json: the log-probability of each token, and of the N most probable
+    /// ones in its place, 0 to 20
+    #[arg(long, value_name = "N")]
+    pub(crate) logprobs: Option<i32>,
+    /// Answer with a JSON object
+    #[arg(long, group = "format")]
+    json_object: bool,
+    /// Answer with JSON that this schema describes; @FILE reads it from a file
+    #[arg(long, group = "format", value_name = "SCHEMA", value_parser = text_or_file)]
+    json_schema: Option<String>,
+    /// Answer with a text that this regular expression describes
+    #[arg(long, group = "format", value_name = "REGEX")]
+    regex: Option<String>,
+    /// Answer with a text that this grammar in Lark describes; @FILE reads it from
+    /// a file
+    #[arg(long, group = "format", value_name = "GRAMMAR", value_parser = text_or_file)]
+    lark: Option<String>,
     /// Context length in tokens, prompt and answer together [default: what the
     /// model was trained with, within the daemon's limit]
     #[arg(long, value_name = "N")]
@@ -74,6 +106,16 @@ impl SamplingArgs {
         self.no_reuse.then_some(false)
     }
 
+    /// What the text is held to.
+    fn format(&self) -> Option<Format> {
+        let schema = || self.json_schema.clone().map(Kind::JsonSchema);
+        let regex = || self.regex.clone().map(Kind::Regex);
+        let lark = || self.lark.clone().map(Kind::Lark);
+        let object = self.json_object.then_some(Kind::JsonObject(JsonObject {}));
+        let kind = object.or_else(schema).or_else(regex).or_else(lark)?;
+        Some(Format { kind: Some(kind) })
+    }
+
     /// The flags as the request has them; what is not given stays unset.
     pub(crate) fn params(&self) -> SamplingParams {
         SamplingParams {
@@ -88,8 +130,38 @@ impl SamplingArgs {
             penalty_last_n: self.penalty_last_n,
             seed: self.seed,
             stop: self.stop.clone(),
+            logit_bias: self.logit_bias.iter().copied().collect(),
+            min_tokens: self.min_tokens,
+            ignore_eos: self.ignore_eos,
+            stop_token_ids: self.stop_token_ids.clone(),
+            format: self.format(),
         }
     }
+}
+
+/// Largest file that a flag names: more than a daemon takes.
+const FILE_MAX_BYTES: u64 = 1 << 20;
+
+/// The text itself, or that of the file behind an `@`.
+fn text_or_file(text: &str) -> Result<String, String> {
+    let Some(path) = text.strip_prefix('@') else {
+        return Ok(text.to_owned());
+    };
+    let read = || {
+        let mut text = String::new();
+        let file = std::fs::File::open(path)?;
+        file.take(FILE_MAX_BYTES).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    read().map_err(|error: std::io::Error| format!("{path}: {error}"))
+}
+
+/// A token id and its bias.
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let parsed = text
+        .split_once('=')
+        .and_then(|(id, bias)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?)));
+    parsed.ok_or_else(|| "give a token id and a number, as in 1234=-2.5".to_owned())
 }
 
 /// The flag that sets a field of a request, as the daemon names the field:
@@ -110,6 +182,15 @@ pub(crate) fn flag_of(field: &str) -> Option<String> {
             | "penalty_last_n"
             | "seed"
             | "stop"
+            | "logit_bias"
+            | "min_tokens"
+            | "ignore_eos"
+            | "stop_token_ids"
+            | "logprobs"
+            | "json_object"
+            | "json_schema"
+            | "regex"
+            | "lark"
             | "n_ctx"
             | "top_n"
             | "name"
@@ -145,7 +226,8 @@ mod tests {
         let params = parse(
             "--max-tokens 1 --temperature 0.5 --top-k 2 --top-p 0.25 --min-p 0.125 \
              --repeat-penalty 1.5 --presence-penalty -0.5 --frequency-penalty 0.75 \
-             --penalty-last-n 3 --seed 18446744073709551615 --stop a --stop -b",
+             --penalty-last-n 3 --seed 18446744073709551615 --stop a --stop -b \
+             --logit-bias 7=-2.5 --logit-bias 8=1 --min-tokens 4 --ignore-eos --stop-token-ids 9",
         );
         let expected = SamplingParams {
             max_tokens: Some(1),
@@ -159,8 +241,29 @@ mod tests {
             penalty_last_n: Some(3),
             seed: Some(u64::MAX),
             stop: vec!["a".into(), "-b".into()],
+            logit_bias: [(7, -2.5), (8, 1.0)].into(),
+            min_tokens: Some(4),
+            ignore_eos: true,
+            stop_token_ids: vec![9],
+            format: None,
         };
         assert_eq!(params, expected);
+    }
+
+    #[test]
+    fn one_format_reaches_the_request_from_a_flag_or_a_file() {
+        let kind = |line: &str| parse(line).format.and_then(|format| format.kind);
+        assert_eq!(kind("--json-object"), Some(Kind::JsonObject(JsonObject {})));
+        assert_eq!(kind("--regex a+"), Some(Kind::Regex("a+".into())));
+        assert_eq!(kind("--lark x"), Some(Kind::Lark("x".into())));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "{}").unwrap();
+        let line = format!("--json-schema @{}", file.path().display());
+        assert_eq!(kind(&line), Some(Kind::JsonSchema("{}".into())));
+        for bad in ["--json-object --regex a", "--json-schema @/no/such/file"] {
+            let words = std::iter::once("x").chain(bad.split_whitespace());
+            assert!(Only::try_parse_from(words).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -183,9 +183,12 @@ pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
         FinishReason::Stop
     };
     let done = GenerateDone {
+        stop_token_id: None,
         finish_reason: reason.into(),
         prompt_tokens: 3,
         reused_tokens: 0,
+        drafted_tokens: 0,
+        accepted_tokens: 0,
         generated_tokens: most.min(STORY.len()) as u32,
         ttft_ms: 12.5,
         decode_tokens_per_s: 80.0,

@@ -16,6 +16,7 @@ mod anthropic;
 mod body;
 mod call;
 mod error;
+mod format;
 mod listen;
 mod llama;
 mod metrics;

@@ -293,6 +293,7 @@ mod tests {
                         vec![]
                     },
                     single: false,
+                    forced: None,
                 };
                 let mut splitter = Splitter {
                     state,
@@ -377,6 +378,7 @@ mod tests {
         splitter.tools = Tools {
             described: vec![tool_calls::described("f", None, &json!({}))],
             single: true,
+            forced: None,
         };
         let mut parts = Vec::new();
         let one = r#"<tool_call>{"name": "f"}</tool_call>"#;

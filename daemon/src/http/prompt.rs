@@ -2,6 +2,7 @@
 //! dialects share.
 
 use rocmforge_service::check::{SamplingFields, Violations};
+use rocmforge_service::decoding::{BIAS_MAX, DecodingFields};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_tokenizer::{Content, Message, ToolCall};
 use serde::Deserialize;
@@ -150,6 +151,10 @@ pub(super) struct WireSampling {
     repeat_penalty: Option<f32>,
     repeat_last_n: Option<i64>,
     seed: Option<i64>,
+    logit_bias: Option<Value>,
+    min_tokens: Option<i64>,
+    ignore_eos: Option<bool>,
+    stop_token_ids: Option<Vec<u32>>,
 }
 
 impl WireSampling {
@@ -184,7 +189,45 @@ impl WireSampling {
             seed: self.seed.map(i64::cast_unsigned),
             max_tokens: small("sampling.max_tokens", max_tokens),
             stop: stop.map(TextOr::into_list).unwrap_or_default(),
+            decoding: DecodingFields {
+                min_tokens: small("sampling.min_tokens", self.min_tokens),
+                ignore_eos: self.ignore_eos.unwrap_or(false),
+                stop_token_ids: self.stop_token_ids.unwrap_or_default(),
+                logit_bias: biases(self.logit_bias.as_ref()).unwrap_or_else(|| {
+                    violations.add(
+                        "sampling.logit_bias",
+                        "give an object of token ids and numbers, as in {\"1234\": -2.5}",
+                    );
+                    Vec::new()
+                }),
+                logprobs: None,
+                format: None,
+            },
         }
+    }
+}
+
+/// Biases by token: `{"1234": -2.5}`, or llama-server's `[[1234, -2.5]]`, whose `false` is as low
+/// as may be.
+fn biases(value: Option<&Value>) -> Option<Vec<(u32, f32)>> {
+    let number = |value: &Value| match value {
+        Value::Bool(false) => Some(-BIAS_MAX),
+        value => value.as_f64().map(|bias| bias as f32),
+    };
+    match value {
+        None | Some(Value::Null) => Some(Vec::new()),
+        Some(Value::Object(map)) => map
+            .iter()
+            .map(|(id, bias)| Some((id.parse().ok()?, number(bias)?)))
+            .collect(),
+        Some(Value::Array(pairs)) => pairs
+            .iter()
+            .map(|pair| match pair.as_array()?.as_slice() {
+                [id, bias] => Some((id.as_u64()?.try_into().ok()?, number(bias)?)),
+                _ => None,
+            })
+            .collect(),
+        Some(_) => None,
     }
 }
 
@@ -206,11 +249,6 @@ pub(super) fn says_something(value: Option<&Value>) -> bool {
         Some(Value::String(text)) => !text.is_empty(),
         Some(Value::Bool(true) | Value::Number(_)) => true,
     }
-}
-
-/// Whether a `response_format` asks for anything but text.
-pub(super) fn wants_format(format: Option<&Value>) -> bool {
-    format.is_some_and(|format| says_something(Some(format)) && format["type"] != "text")
 }
 
 #[cfg(test)]
@@ -241,6 +279,26 @@ mod tests {
         assert_eq!(chat[3].reasoning_content.as_deref(), Some("hm"));
         assert_eq!(chat[3].tool_calls[0].name, "f");
         assert_eq!(chat[4].tool_call_id.as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn biases_are_read_in_both_spellings() {
+        let read = |value: Value| biases(Some(&value));
+        let expected = Some(vec![(7, -2.5), (12, 1.0)]);
+        assert_eq!(read(json!({"7": -2.5, "12": 1})), expected);
+        assert_eq!(read(json!([[7, -2.5], [12, 1]])), expected);
+        assert_eq!(read(json!([[7, false]])), Some(vec![(7, -100.0)]));
+        assert_eq!(biases(None), Some(Vec::new()));
+        for bad in [
+            json!({"a": 1}),
+            json!({"-1": 1}),
+            json!({"1": "x"}),
+            json!([[1]]),
+            json!([["word", 1]]),
+            json!(5),
+        ] {
+            assert_eq!(read(bad.clone()), None, "{bad}");
+        }
     }
 
     #[test]

@@ -11,6 +11,8 @@
 //! before the first event is answered with a status, not inside of a stream.
 
 use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -18,7 +20,9 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use rocmforge_engine::api::{FinishReason, GenerateEvent, GenerateSummary};
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{FinishReason, GenerateEvent, GenerateSummary, TokenScore};
+use rocmforge_service::check::SCORES_MAX;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::generation::Running;
 use rocmforge_service::request_log::RequestLog;
@@ -46,6 +50,9 @@ const PATIENCE: Patience = Patience {
 const FIRST_WAIT: Duration = Duration::from_secs(2);
 /// Chunks that may wait for the connection; the engine has a queue of its own.
 const CHUNKS_WAITING: usize = 8;
+/// What an answer is refused with whose scores are too many to be held until its end.
+const TOO_MANY_SCORES: &str =
+    "more scores than an answer holds; stream it, or ask for fewer of them or of tokens";
 
 /// How an answer ended.
 #[derive(Debug, Clone)]
@@ -58,9 +65,19 @@ pub(super) struct Ended {
     /// Of them those that were not computed.
     pub(super) reused_tokens: u32,
     pub(super) generated_tokens: u32,
-    /// Of the generated ones those that the model thought, about.
-    pub(super) reasoning_tokens: u32,
+    /// Of all answers that have ended, this one with them.
+    pub(super) all: Generated,
+    /// The scores of the generated tokens, where they are wanted and the answer was collected.
+    pub(super) scores: Vec<TokenScore>,
     pub(super) times: Times,
+}
+
+/// How much was generated.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Generated {
+    pub(super) tokens: u32,
+    /// Those of them that the model thought, about.
+    pub(super) reasoning_tokens: u32,
 }
 
 /// Where the time went.
@@ -81,60 +98,106 @@ impl Ended {
     }
 }
 
-/// A generation, taken apart.
+/// A generation of one answer or several, taken apart.
 #[derive(Debug)]
 pub(super) struct Generation {
-    running: Running,
-    splitter: Splitter,
+    choices: Vec<Choice>,
     log: RequestLog,
     started: std::time::Instant,
+    all: Generated,
+}
+
+/// One of the answers.
+#[derive(Debug)]
+struct Choice {
+    running: Running,
+    splitter: Splitter,
     reasoning_tokens: u32,
+    ended: bool,
 }
 
 /// What comes next.
 enum Step {
-    Parts(Vec<Part>),
-    End(Vec<Part>, Ended),
+    /// More of an answer, by its index.
+    Parts(usize, Vec<Part>, Vec<TokenScore>),
+    /// The end of an answer, and whether it is the last that ends.
+    End(usize, Vec<Part>, Box<Ended>, bool),
     Failed(Failure),
 }
 
 impl Generation {
-    pub(super) fn new(running: Running, splitter: Splitter, log: RequestLog, call: &Call) -> Self {
-        Self {
+    /// Of at least one answer.
+    pub(super) fn new(choices: Vec<(Running, Splitter)>, log: RequestLog, call: &Call) -> Self {
+        let choice = |(running, splitter)| Choice {
             running,
             splitter,
+            reasoning_tokens: 0,
+            ended: false,
+        };
+        Self {
+            choices: choices.into_iter().map(choice).collect(),
             log,
             started: call.arrival.at,
-            reasoning_tokens: 0,
+            all: Generated::default(),
         }
+    }
+
+    /// The model that answers.
+    pub(super) fn model(&self) -> Option<&Arc<LoadedModel>> {
+        self.choices.first().map(|choice| &choice.running.model)
     }
 
     /// Tokens of the prompt.
     pub(super) fn prompt_tokens(&self) -> u32 {
-        self.running.prompt_tokens
+        let first = self.choices.first();
+        first.map_or(0, |choice| choice.running.prompt_tokens)
     }
 
-    /// The next step. Cancelling it loses nothing.
+    /// The next step of whichever answer has one. Cancelling it loses nothing.
     async fn next(&mut self) -> Step {
+        let open = self.choices.iter_mut().enumerate();
+        let mut open: Vec<_> = open
+            .filter(|(_, choice)| !choice.ended)
+            .map(|(i, choice)| Box::pin(async move { (i, choice.running.next().await) }))
+            .collect();
+        let (at, event) = std::future::poll_fn(|context| {
+            for next in &mut open {
+                if let Poll::Ready(event) = next.as_mut().poll(context) {
+                    return Poll::Ready(event);
+                }
+            }
+            Poll::Pending
+        })
+        .await;
+        drop(open);
         let mut parts = Vec::new();
-        match self.running.next().await {
-            Some(GenerateEvent::Piece { text, ids }) => {
+        let choice = &mut self.choices[at];
+        match event {
+            Some(GenerateEvent::Piece { text, ids, scores }) => {
                 let n = ids.len() as u32;
                 self.log.generated_tokens = Some(self.log.generated_tokens.unwrap_or(0) + n);
-                let before = self.splitter.is_thinking();
-                self.splitter.push(&text, &mut parts);
-                if before || self.splitter.is_thinking() {
-                    self.reasoning_tokens += n;
+                let before = choice.splitter.is_thinking();
+                choice.splitter.push(&text, &mut parts);
+                if before || choice.splitter.is_thinking() {
+                    choice.reasoning_tokens += n;
                 }
-                Step::Parts(parts)
+                Step::Parts(at, parts, scores)
             }
             Some(GenerateEvent::Done(summary)) => {
-                self.splitter.finish(&mut parts);
-                self.log.generated_tokens = Some(summary.generated_tokens);
+                choice.splitter.finish(&mut parts);
+                choice.ended = true;
+                let reasoning_tokens = choice.reasoning_tokens.min(summary.generated_tokens);
+                self.all.tokens += summary.generated_tokens;
+                self.all.reasoning_tokens += reasoning_tokens;
+                self.log.generated_tokens = Some(self.all.tokens);
                 self.log.tokens_per_s = Some(summary.decode_tokens_per_s);
                 self.log.uploaded_bytes = Some(summary.cache.uploaded_bytes);
-                self.log.note(&Ok(()));
-                Step::End(parts, self.ended(&summary))
+                let last = self.choices.iter().all(|choice| choice.ended);
+                if last {
+                    self.log.note(&Ok(()));
+                }
+                let ended = self.ended(at, &summary);
+                Step::End(at, parts, Box::new(ended), last)
             }
             Some(GenerateEvent::Failed(error)) => self.failed(failure::from_engine(&error)),
             None => self.failed(failure::engine_gone()),
@@ -146,17 +209,19 @@ impl Generation {
         Step::Failed(failure)
     }
 
-    fn ended(&self, summary: &GenerateSummary) -> Ended {
+    fn ended(&self, at: usize, summary: &GenerateSummary) -> Ended {
         let total = self.started.elapsed();
-        let stop_string = self.running.stop_string(summary.finish);
+        let choice = &self.choices[at];
+        let stop_string = choice.running.stop_string(summary.finish);
         Ended {
             finish: summary.finish,
             stop_string: stop_string.map(str::to_owned),
-            calls: self.splitter.calls(),
+            calls: choice.splitter.calls(),
             prompt_tokens: summary.prompt_tokens,
             reused_tokens: summary.reused_tokens,
             generated_tokens: summary.generated_tokens,
-            reasoning_tokens: self.reasoning_tokens.min(summary.generated_tokens),
+            all: self.all,
+            scores: Vec::new(),
             times: Times {
                 total,
                 prompt: summary.ttft.saturating_sub(summary.queued),
@@ -165,15 +230,43 @@ impl Generation {
         }
     }
 
-    /// The whole answer. Dropping the future cancels the generation.
-    pub(super) async fn collect(mut self) -> Result<(Vec<Part>, Ended), Failure> {
-        let mut parts = Vec::new();
+    /// The whole answer, of one. Dropping the future cancels the generation.
+    pub(super) async fn collect(self) -> Result<(Vec<Part>, Ended), Failure> {
+        let mut answers = self.collect_all().await?;
+        answers
+            .pop()
+            .ok_or_else(|| failure::bug("there is no answer"))
+    }
+
+    /// All answers, by index; each tells what all of them generated. Dropping the future cancels
+    /// the generation.
+    pub(super) async fn collect_all(mut self) -> Result<Vec<(Vec<Part>, Ended)>, Failure> {
+        let mut so_far = vec![(Vec::new(), Vec::new()); self.choices.len()];
+        let mut answers: Vec<Option<(Vec<Part>, Ended)>> = vec![None; self.choices.len()];
+        let mut n_scores = 0;
         loop {
             match self.next().await {
-                Step::Parts(more) => parts.extend(more),
-                Step::End(more, ended) => {
+                Step::Parts(at, more, scored) => {
+                    n_scores += scored.iter().map(|s| s.top.len() as u64 + 1).sum::<u64>();
+                    if n_scores > SCORES_MAX {
+                        return Err(failure::invalid("logprobs", TOO_MANY_SCORES));
+                    }
+                    let (parts, scores) = &mut so_far[at];
                     parts.extend(more);
-                    return Ok((joined(parts), ended));
+                    scores.extend(scored);
+                }
+                Step::End(at, more, mut ended, last) => {
+                    let (mut parts, scores) = std::mem::take(&mut so_far[at]);
+                    parts.extend(more);
+                    ended.scores = scores;
+                    answers[at] = Some((joined(parts), *ended));
+                    if last {
+                        let mut answers: Vec<_> = answers.into_iter().flatten().collect();
+                        for (_, ended) in &mut answers {
+                            ended.all = self.all;
+                        }
+                        return Ok(answers);
+                    }
                 }
                 Step::Failed(failure) => return Err(failure),
             }
@@ -188,10 +281,16 @@ pub(super) trait Events: Send + 'static {
 
     /// The first events.
     fn begin(&mut self, out: &mut String);
+    /// The index of the answer that what follows is about.
+    fn choice(&mut self, _: usize) {}
+    /// The scores of tokens whose text comes next; called only where they are wanted.
+    fn scores(&mut self, _: Vec<TokenScore>) {}
     /// More of the answer.
     fn part(&mut self, part: Part, out: &mut String);
     /// A sign of life.
     fn heartbeat(&mut self, out: &mut String);
+    /// The last events of an answer that others go on behind.
+    fn choice_end(&mut self, _: &Ended, _: &mut String) {}
     /// The last events.
     fn end(&mut self, ended: &Ended, out: &mut String);
     /// The last events of a stream that failed.
@@ -299,14 +398,22 @@ async fn write<E: Events>(
 /// Writes a step; whether it was the last.
 fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
     match step {
-        Step::Parts(parts) => {
+        Step::Parts(at, parts, scores) => {
+            events.choice(at);
+            if !scores.is_empty() {
+                events.scores(scores);
+            }
             parts.into_iter().for_each(|part| events.part(part, out));
             false
         }
-        Step::End(parts, ended) => {
+        Step::End(at, parts, ended, last) => {
+            events.choice(at);
             parts.into_iter().for_each(|part| events.part(part, out));
-            events.end(&ended, out);
-            true
+            match last {
+                true => events.end(&ended, out),
+                false => events.choice_end(&ended, out),
+            }
+            last
         }
         Step::Failed(failure) => {
             events.failed(&failure, out);
@@ -395,7 +502,7 @@ mod tests {
                 Some(ms) => {
                     tokio::time::sleep(Duration::from_millis(ms)).await;
                     self.0.remove(0);
-                    Step::Parts(vec![Part::Text("step".to_owned())])
+                    Step::Parts(0, vec![Part::Text("step".to_owned())], Vec::new())
                 }
                 None => Step::Failed(failure::engine_gone()),
             }

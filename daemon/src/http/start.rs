@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rocmforge_engine::api::Class;
 use rocmforge_service::check::{self, SamplingFields, Violations};
 use rocmforge_service::failure::Failure;
-use rocmforge_service::generation::Wanted;
+use rocmforge_service::generation::{Running, Wanted};
 use rocmforge_service::prompt::{Prompt, no_template};
 use rocmforge_tokenizer::{Chat, Message};
 use serde_json::{Map, Value};
@@ -14,6 +14,9 @@ use super::call::Call;
 use super::parts::Splitter;
 use super::reply::Generation;
 use super::tool_calls::{self, Tools};
+
+/// Most answers of a request.
+pub(super) const CHOICES_MAX: u32 = 8;
 
 /// A conversation that is to be answered.
 #[derive(Debug)]
@@ -25,6 +28,8 @@ pub(super) struct Conversation {
     pub(super) kwargs: Map<String, Value>,
     pub(super) sampling: SamplingFields,
     pub(super) n_ctx: Option<i32>,
+    /// Answers that are wanted, at most [`CHOICES_MAX`].
+    pub(super) choices: u32,
     /// What a refusal calls the messages.
     pub(super) field: &'static str,
 }
@@ -36,6 +41,8 @@ pub(super) struct Continuation {
     pub(super) prompt: Prompt,
     pub(super) sampling: SamplingFields,
     pub(super) n_ctx: Option<i32>,
+    /// Answers that are wanted, at most [`CHOICES_MAX`].
+    pub(super) choices: u32,
     pub(super) field: &'static str,
 }
 
@@ -50,7 +57,7 @@ pub(super) async fn chat(
     let result = async {
         let roles: Vec<_> = asked.messages.iter().map(|m| m.role.as_str()).collect();
         check::messages(&roles, &mut violations);
-        let sampling = check::sampling(asked.sampling, &mut violations);
+        let mut sampling = check::sampling(asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
         let service = &call.service;
@@ -61,6 +68,7 @@ pub(super) async fn chat(
             return Err(no_template(&model));
         }
         tool_calls::check_model(&asked.tools, &model)?;
+        sampling.format = tool_calls::format(&asked.tools, sampling.format, &model)?;
         // Ollama's clients send a length for all models, whatever theirs.
         let n_ctx = service.n_ctx_at_most(n_ctx, &model);
         let mut chat = Chat::new(asked.messages);
@@ -75,12 +83,15 @@ pub(super) async fn chat(
             class: Class::Interactive,
             reuse: true,
         };
-        let running = service.generate(wanted, call.arrival, &mut log).await?;
-        let splitter = Splitter::for_chat(&model, &running.tail, asked.tools);
-        Ok((running, splitter))
+        let choices = service.generate_choices(wanted, asked.choices, call.arrival, &mut log);
+        let split = |running: Running| {
+            let splitter = Splitter::for_chat(&model, &running.tail, asked.tools.clone());
+            (running, splitter)
+        };
+        Ok(choices.await?.into_iter().map(split).collect())
     };
     match result.await {
-        Ok((running, splitter)) => Ok(Generation::new(running, splitter, log, call)),
+        Ok(choices) => Ok(Generation::new(choices, log, call)),
         Err(failure) => log.end(Err(failure)),
     }
 }
@@ -114,10 +125,12 @@ pub(super) async fn text(
             class: Class::Interactive,
             reuse: true,
         };
-        service.generate(wanted, call.arrival, &mut log).await
+        let choices = service.generate_choices(wanted, asked.choices, call.arrival, &mut log);
+        let split = |running: Running| (running, Splitter::plain());
+        Ok(choices.await?.into_iter().map(split).collect())
     };
     match result.await {
-        Ok(running) => Ok(Generation::new(running, Splitter::plain(), log, call)),
+        Ok(choices) => Ok(Generation::new(choices, log, call)),
         Err(failure) => log.end(Err(failure)),
     }
 }

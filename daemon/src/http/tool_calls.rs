@@ -13,11 +13,14 @@
 
 use rocmforge_engine::LoadedModel;
 use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::format::{Call, Calls, Format, Grammar};
 use serde_json::{Map, Value, json};
 
 /// What opens and closes a call.
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
+/// What templates have that write calls in another form than JSON.
+const OTHER_FORMS: [&str; 2] = ["<function=", "<arg_key>"];
 /// Most tools of a request.
 const TOOLS_MAX: usize = 512;
 
@@ -30,12 +33,21 @@ pub(super) struct ToolCall {
 }
 
 /// What a request says of tools, in OpenAI's shape.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Tools {
     /// `{"type": "function", "function": {...}}` each.
     pub(super) described: Vec<Value>,
     /// Only the first call of an answer counts.
     pub(super) single: bool,
+    /// The answer is a call: of any of them, or of the one with this name.
+    pub(super) forced: Option<Forced>,
+}
+
+/// Which tool has to be called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Forced {
+    Any,
+    Named(String),
 }
 
 /// Checks tools in OpenAI's shape. `choice` is `tool_choice`, whose `none` leaves them out.
@@ -45,16 +57,12 @@ pub(super) fn checked(
     parallel: Option<bool>,
 ) -> Result<Tools, Failure> {
     let described = tools.unwrap_or_default();
+    let mut forced = None;
     match choice {
         None | Some(Value::Null) => {}
         Some(Value::String(word)) if word == "auto" => {}
         Some(Value::String(word)) if word == "none" => return Ok(Tools::default()),
-        Some(other) => {
-            return Err(failure::unsupported_field(
-                "tool_choice",
-                &format!("{other} cannot be enforced; leave it unset, or give auto or none"),
-            ));
-        }
+        Some(other) => forced = Some(forced_by(other, &described)?),
     }
     if described.len() > TOOLS_MAX {
         return Err(failure::invalid(
@@ -81,8 +89,103 @@ pub(super) fn checked(
     }
     Ok(Tools {
         described,
-        single: parallel == Some(false),
+        single: parallel == Some(false) || matches!(forced, Some(Forced::Named(_))),
+        forced,
     })
+}
+
+/// The choice that forces a call: "required" or Anthropic's `{"type": "any"}`; or a function by its
+/// name, in the shape of either of OpenAI's routes or of Anthropic's.
+fn forced_by(choice: &Value, described: &[Value]) -> Result<Forced, Failure> {
+    let refuse = |message: &str| Err(failure::invalid("tool_choice", message));
+    if described.is_empty() {
+        return refuse("there is no tool to call; give tools, or leave it unset");
+    }
+    let kind = choice["type"].as_str();
+    if choice == "required" || kind == Some("any") {
+        return Ok(Forced::Any);
+    }
+    let named = [&choice["function"]["name"], &choice["name"]];
+    let name = match kind {
+        Some("function" | "tool") => named.into_iter().find_map(Value::as_str),
+        _ => None,
+    };
+    match name {
+        Some(name)
+            if described
+                .iter()
+                .any(|tool| tool["function"]["name"] == name) =>
+        {
+            Ok(Forced::Named(name.to_owned()))
+        }
+        Some(name) => refuse(&format!("no tool is named '{name}'; name one of tools")),
+        None => refuse(&format!(
+            "{choice} is none here; give auto, none, required, or a function by its name"
+        )),
+    }
+}
+
+/// What an answer with these tools is held to: calls where they are forced; calls or the format
+/// where there is one.
+pub(super) fn format(
+    tools: &Tools,
+    format: Option<Format>,
+    model: &LoadedModel,
+) -> Result<Option<Format>, Failure> {
+    if tools.described.is_empty() || (tools.forced.is_none() && format.is_none()) {
+        return Ok(format);
+    }
+    let field = format.as_ref().map_or("tool_choice", |format| format.field);
+    let or = match (&tools.forced, format.map(|format| format.grammar)) {
+        (_, None) => None,
+        (None, Some(Grammar::JsonObject)) => Some(json!({"type": "object"})),
+        (None, Some(Grammar::JsonSchema(schema))) => Some(schema),
+        (None, Some(_)) => {
+            let message = "not together with tools; leave one of them out";
+            return Err(failure::unsupported_field(field, message));
+        }
+        (Some(_), Some(_)) => {
+            let message = "not together with a tool_choice that forces a call; leave one out";
+            return Err(failure::invalid(field, message));
+        }
+    };
+    let source = model.template().and_then(|template| template.source().ok());
+    if OTHER_FORMS
+        .iter()
+        .any(|mark| source.is_some_and(|source| source.contains(mark)))
+    {
+        return Err(failure::unsupported_field(
+            field,
+            &format!(
+                "the chat template of model '{}' writes calls in a form that answers cannot be held to here; leave it \
+                 unset, or leave tools out",
+                model.name()
+            ),
+        ));
+    }
+    let wanted = tools.described.iter().map(|tool| &tool["function"]);
+    let wanted = wanted.filter(|function| match &tools.forced {
+        Some(Forced::Named(name)) => function["name"] == **name,
+        _ => true,
+    });
+    let calls = wanted.map(|function| Call {
+        before: format!("{OPEN}\n{{\"name\": {}, \"arguments\": ", function["name"]),
+        schema: match &function["parameters"] {
+            Value::Object(schema) if !schema.is_empty() => {
+                let mut schema = schema.clone();
+                schema.entry("type").or_insert("object".into());
+                schema.into()
+            }
+            _ => json!({"type": "object"}),
+        },
+        after: format!("}}\n{CLOSE}"),
+    });
+    let calls = Calls {
+        calls: calls.collect(),
+        between: (!tools.single).then(|| "\n".to_owned()),
+        or,
+    };
+    Ok(Some(Format::new(Grammar::Calls(calls), field)))
 }
 
 /// A tool in OpenAI's shape, from its parts.
@@ -238,13 +341,34 @@ mod tests {
     }
 
     #[test]
-    fn choices_that_cannot_be_enforced_are_refused_by_name() {
-        let refused = |choice: Value| {
-            let failure = checked(Some(tools()), Some(&choice), None).unwrap_err();
+    fn choices_are_read_and_others_are_refused_by_name() {
+        let forced = |choice: Value| checked(Some(tools()), Some(&choice), None);
+        let named = Some(Forced::Named("weather".into()));
+        for (choice, expected) in [
+            (json!("required"), Some(Forced::Any)),
+            (json!({"type": "any"}), Some(Forced::Any)),
+            (
+                json!({"type": "function", "function": {"name": "weather"}}),
+                named.clone(),
+            ),
+            (
+                json!({"type": "function", "name": "weather"}),
+                named.clone(),
+            ),
+            (json!({"type": "tool", "name": "weather"}), named),
+        ] {
+            assert_eq!(forced(choice).unwrap().forced, expected);
+        }
+        for choice in [
+            json!("always"),
+            json!({"type": "function", "function": {"name": "other"}}),
+            json!({"type": "function"}),
+            json!({"type": "allowed_tools", "tools": []}),
+        ] {
+            let failure = forced(choice).unwrap_err();
             assert_eq!(failure.fields()[0].0, "tool_choice");
-        };
-        refused(json!("required"));
-        refused(json!({"type": "function", "function": {"name": "weather"}}));
+        }
+        assert!(checked(None, Some(&json!("required")), None).is_err());
         let none = checked(Some(tools()), Some(&json!("none")), None).unwrap();
         assert!(none.described.is_empty());
         let auto = checked(Some(tools()), Some(&json!("auto")), Some(false)).unwrap();

@@ -223,6 +223,7 @@ pub(super) fn finish(reason: engine::FinishReason) -> v1::FinishReason {
     match reason {
         engine::FinishReason::EndOfText => v1::FinishReason::Stop,
         engine::FinishReason::StopString { .. } => v1::FinishReason::StopString,
+        engine::FinishReason::StopToken { .. } => v1::FinishReason::StopToken,
         engine::FinishReason::MaxTokens => v1::FinishReason::MaxTokens,
         engine::FinishReason::ContextFull => v1::FinishReason::ContextFull,
     }

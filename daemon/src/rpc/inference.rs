@@ -12,7 +12,9 @@ use rocmforge_proto::v1::inference_server::Inference;
 use rocmforge_service::Service;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::check::{self, SamplingFields, Violations};
+use rocmforge_service::decoding::DecodingFields;
 use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::format::{Format, Grammar};
 use rocmforge_service::generation::{Running, Wanted};
 use rocmforge_service::prompt::{Prompt, Room, no_template};
 use rocmforge_service::request_log::RequestLog;
@@ -41,7 +43,8 @@ impl InferenceService {
         self.context.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
-        let sampling = check::sampling(sampling(request.sampling), &mut violations);
+        let sampling = sampling(request.sampling, request.logprobs)?;
+        let sampling = check::sampling(sampling, &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
         let class = class(request.priority, &mut violations);
         let prompt = match request.prompt {
@@ -60,7 +63,6 @@ impl InferenceService {
             }
         };
         violations.result()?;
-        refuse_logprobs(request.logprobs)?;
         let model = self.context.model(&request.model)?;
         let n_ctx = self.context.n_ctx(n_ctx, &model)?;
         let Some(prompt) = prompt else {
@@ -86,11 +88,11 @@ impl InferenceService {
         check::model_name("model", &request.model, &mut violations);
         let roles: Vec<_> = request.messages.iter().map(|m| m.role.as_str()).collect();
         check::messages(&roles, &mut violations);
-        let sampling = check::sampling(sampling(request.sampling), &mut violations);
+        let sampling = sampling(request.sampling, request.logprobs)?;
+        let sampling = check::sampling(sampling, &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
         let class = class(request.priority, &mut violations);
         violations.result()?;
-        refuse_logprobs(request.logprobs)?;
         let model = self.context.model(&request.model)?;
         if model.template().is_none() {
             return Err(no_template(&model));
@@ -144,9 +146,12 @@ fn class(priority: i32, violations: &mut Violations) -> engine::Class {
 }
 
 /// The wire's fields of sampling.
-fn sampling(wire: Option<v1::SamplingParams>) -> SamplingFields {
+fn sampling(
+    wire: Option<v1::SamplingParams>,
+    logprobs: Option<i32>,
+) -> Result<SamplingFields, Failure> {
     let wire = wire.unwrap_or_default();
-    SamplingFields {
+    Ok(SamplingFields {
         temperature: wire.temperature,
         top_k: wire.top_k,
         top_p: wire.top_p,
@@ -158,15 +163,31 @@ fn sampling(wire: Option<v1::SamplingParams>) -> SamplingFields {
         seed: wire.seed,
         max_tokens: wire.max_tokens,
         stop: wire.stop,
-    }
+        decoding: DecodingFields {
+            logit_bias: wire.logit_bias.into_iter().collect(),
+            min_tokens: wire.min_tokens,
+            ignore_eos: wire.ignore_eos,
+            stop_token_ids: wire.stop_token_ids,
+            logprobs,
+            format: wire.format.map(format).transpose()?,
+        },
+    })
 }
 
-fn refuse_logprobs(asked: Option<i32>) -> Result<(), Failure> {
-    match asked {
-        None => Ok(()),
-        Some(_) => Err(failure::unsupported_field(
-            "logprobs",
-            "not implemented for generated tokens; leave it unset, and use Score for log-probabilities",
+/// What a text is held to.
+fn format(wire: v1::Format) -> Result<Format, Failure> {
+    use v1::format::Kind;
+
+    match wire.kind {
+        Some(Kind::JsonObject(_)) => Ok(Format::new(Grammar::JsonObject, "sampling.format")),
+        Some(Kind::JsonSchema(text)) => {
+            Format::of_schema_text(&text, "sampling.format.json_schema")
+        }
+        Some(Kind::Regex(text)) => Ok(Format::new(Grammar::Regex(text), "sampling.format.regex")),
+        Some(Kind::Lark(text)) => Ok(Format::new(Grammar::Lark(text), "sampling.format.lark")),
+        None => Err(failure::invalid(
+            "sampling.format",
+            "empty; give a kind of format, or leave it unset",
         )),
     }
 }
@@ -183,12 +204,15 @@ fn events(
             .limit(async { running.next().await.ok_or_else(failure::engine_gone) })
             .await;
         let (item, goes_on) = match next {
-            Ok(engine::GenerateEvent::Piece { text, ids }) => {
+            Ok(engine::GenerateEvent::Piece { text, ids, scores }) => {
                 log.generated_tokens = Some(log.generated_tokens.unwrap_or(0) + ids.len() as u32);
                 let piece = v1::GeneratePiece {
                     text,
                     token_ids: ids,
-                    logprobs: Vec::new(),
+                    logprobs: scores
+                        .into_iter()
+                        .map(|score| token_logprob(&running.model, score))
+                        .collect(),
                 };
                 (Ok(v1::generate_event::Event::Piece(piece)), true)
             }
@@ -227,6 +251,8 @@ fn done(
         finish_reason: convert::finish(summary.finish).into(),
         prompt_tokens: summary.prompt_tokens,
         reused_tokens: summary.reused_tokens,
+        drafted_tokens: summary.drafted_tokens,
+        accepted_tokens: summary.accepted_tokens,
         generated_tokens: summary.generated_tokens,
         ttft_ms: ttft_s * 1e3,
         decode_tokens_per_s: summary.decode_tokens_per_s,
@@ -245,6 +271,10 @@ fn done(
             .stop_string(summary.finish)
             .unwrap_or_default()
             .to_owned(),
+        stop_token_id: match summary.finish {
+            engine::FinishReason::StopToken { id } => Some(id),
+            _ => None,
+        },
     }
 }
 
@@ -379,20 +409,10 @@ fn score_response(
         piece: piece(model, first),
         top: Vec::new(),
     };
-    let rest = scores.tokens.into_iter().map(|token| v1::TokenLogprob {
-        id: token.id,
-        logprob: Some(token.logprob),
-        piece: piece(model, token.id),
-        top: token
-            .top
-            .into_iter()
-            .map(|(id, logprob)| v1::TopLogprob {
-                id,
-                logprob,
-                piece: piece(model, id),
-            })
-            .collect(),
-    });
+    let rest = scores
+        .tokens
+        .into_iter()
+        .map(|score| token_logprob(model, score));
     v1::ScoreResponse {
         tokens: std::iter::once(start).chain(rest).collect(),
         sum_logprob,
@@ -406,6 +426,20 @@ fn score_response(
         cache_misses: scores.cache.misses,
         uploaded_bytes: scores.cache.uploaded_bytes,
         total_ms: arrived.elapsed().as_secs_f64() * 1e3,
+    }
+}
+
+fn token_logprob(model: &LoadedModel, score: engine::TokenScore) -> v1::TokenLogprob {
+    let top = score.top.into_iter().map(|(id, logprob)| v1::TopLogprob {
+        id,
+        logprob,
+        piece: piece(model, id),
+    });
+    v1::TokenLogprob {
+        id: score.id,
+        logprob: Some(score.logprob),
+        piece: piece(model, score.id),
+        top: top.collect(),
     }
 }
 

@@ -8,6 +8,7 @@
 mod bounds;
 mod daemon;
 mod declared;
+mod decoding;
 mod http;
 mod life;
 mod models;

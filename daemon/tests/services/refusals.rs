@@ -190,13 +190,13 @@ async fn prompts_are_judged_by_their_tokens_and_ids_by_the_vocabulary() {
     };
     assert!(daemon.generate(batch).await.is_ok());
     let logprobs = v1::GenerateRequest {
-        logprobs: Some(1),
+        logprobs: Some(21),
         ..greedy("m", "x", 1)
     };
     assert_status(
         daemon.generate(logprobs).await,
-        Code::Unimplemented,
-        &["logprobs", "Score"],
+        Code::InvalidArgument,
+        &["logprobs", "from 0 to 20"],
     );
     assert!(
         daemon.generate(greedy("m", "x", 1)).await.is_ok(),

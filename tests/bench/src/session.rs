@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_engine::api::{
-    Asker, Budget, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent,
+    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent,
     SamplingParams, ScoreRequest, Scores, TOP_N_MAX,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, LoadedModel, prepare, start};
@@ -278,6 +278,7 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> Gene
         max_tokens: Some(n),
         n_ctx: Some(N_CTX),
         stop: Vec::new(),
+        decoding: Decoding::default(),
         deadline: None,
         asker: Asker::default(),
         reuse: false,

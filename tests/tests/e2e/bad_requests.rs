@@ -194,10 +194,12 @@ async fn prompts_and_contexts_are_checked() {
     for (word, request) in cases {
         let what = format!("{:.200}", format!("{request:?}"));
         let error = refused(&what, generate(&client, request).await);
-        // Log-probabilities of generated tokens are UNIMPLEMENTED where a daemon has none, in range or not.
-        let fits = error.code == Code::InvalidArgument
-            || (word == "logprobs" && error.code == Code::Unimplemented);
-        assert!(fits, "{what}: {:?} {}", error.code, error.message);
+        assert!(
+            error.code == Code::InvalidArgument,
+            "{what}: {:?} {}",
+            error.code,
+            error.message
+        );
         assert!(
             error.message.contains(word),
             "{what}: {word} is not in {:?}",

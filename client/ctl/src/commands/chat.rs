@@ -27,7 +27,7 @@ pub(super) fn request(
         messages,
         sampling: Some(sampling.params()),
         n_ctx: sampling.n_ctx,
-        logprobs: None,
+        logprobs: sampling.logprobs,
         priority: sampling.priority().into(),
         reuse_prompt: sampling.reuse_prompt(),
     }

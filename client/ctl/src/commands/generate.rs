@@ -34,7 +34,7 @@ pub(super) async fn generate(
         parse_special: Some(!special.no_parse_special),
         sampling: Some(sampling.params()),
         n_ctx: sampling.n_ctx,
-        logprobs: None,
+        logprobs: sampling.logprobs,
         priority: sampling.priority().into(),
         reuse_prompt: sampling.reuse_prompt(),
     };
@@ -110,7 +110,10 @@ fn cut(done: &GenerateDone) -> Option<&'static str> {
         FinishReason::ContextFull => {
             Some("[cut: the context is full; raise --n-ctx if the model allows it]")
         }
-        FinishReason::Stop | FinishReason::StopString | FinishReason::Unspecified => None,
+        FinishReason::Stop
+        | FinishReason::StopString
+        | FinishReason::StopToken
+        | FinishReason::Unspecified => None,
     }
 }
 

@@ -33,6 +33,7 @@ use crate::api::{Budget, COMMAND_CAPACITY, Command, Policy, PreloadEvent, Snapsh
 use crate::error::{Error, from_device};
 use crate::handle::EngineHandle;
 use crate::loaded::LoadedModel;
+use crate::masks::Masks;
 use crate::open::{Opened, no_device};
 use crate::residency::Residency;
 use crate::schedule::{PassPace, ScratchSizes};
@@ -189,6 +190,8 @@ pub(crate) struct Engine {
     pub(crate) tasks: BTreeMap<SeqId, Task>,
     /// The name of the next request.
     pub(crate) next_seq: u64,
+    /// The threads that compute masks, since the first text that was held to a grammar.
+    pub(crate) masks: Option<Masks>,
     pub(crate) scratch_sizes: ScratchSizes,
     pub(crate) pass_pace: PassPace,
     /// Tokens are drafted.
@@ -302,6 +305,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         scheduler: crate::schedule::scheduler(&config),
         tasks: BTreeMap::new(),
         next_seq: 0,
+        masks: None,
         scratch_sizes: ScratchSizes::default(),
         pass_pace: PassPace::default(),
         speculates,

@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use rocmforge_device::MemoryUse;
 pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as probe_vendor};
 
+pub use crate::decoding::Decoding;
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
 pub use crate::sampler::SamplingParams;
@@ -152,6 +153,8 @@ pub struct GenerateRequest {
     pub n_ctx: Option<u32>,
     /// Strings that end the text; they are not part of it.
     pub stop: Vec<String>,
+    /// What else is asked of the tokens.
+    pub decoding: Decoding,
     /// When to give up.
     pub deadline: Option<Instant>,
     /// For whom.
@@ -169,6 +172,8 @@ pub enum GenerateEvent {
         text: String,
         /// Tokens generated since the last event.
         ids: Vec<u32>,
+        /// The score of each of them, where the request asks for log-probabilities.
+        scores: Vec<TokenScore>,
     },
     /// The end.
     Done(GenerateSummary),
@@ -186,6 +191,11 @@ pub enum FinishReason {
         /// Its index in the request.
         index: u32,
     },
+    /// A token that the request named.
+    StopToken {
+        /// The token.
+        id: u32,
+    },
     /// `max_tokens` was reached.
     MaxTokens,
     /// The context is full.
@@ -201,7 +211,7 @@ pub struct GenerateSummary {
     pub prompt_tokens: u32,
     /// Of them, tokens that were not computed: their keys and values were there from an earlier request.
     pub reused_tokens: u32,
-    /// Tokens generated, an end-of-generation token not counted.
+    /// Tokens generated, the one that ended the text not counted.
     pub generated_tokens: u32,
     /// Tokens that were guessed and computed beside the others.
     pub drafted_tokens: u32,

@@ -12,9 +12,11 @@ use crate::api::{
     Asker, Budget, BudgetChange, Command, GenerateEvent, GenerateRequest, Policy, PreloadEvent,
     ScoreRequest, Scores,
 };
+use crate::decoding::Chooser;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
+use crate::masks::Masks;
 use crate::prefix::Realm;
 use crate::refusal::Refusal;
 use crate::sampler::Sampler;
@@ -133,7 +135,9 @@ impl Engine {
         };
         let work = Work::Generate(Box::new(Generation {
             events,
-            sampler,
+            chooser: Chooser::new(sampler, request.decoding, || {
+                self.masks.get_or_insert_with(Masks::start).clone()
+            }),
             drafts: Drafts::default(),
             drafted: (0, 0),
             decoder: request.model.tokenizer().stream(),

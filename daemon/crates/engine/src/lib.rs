@@ -8,12 +8,15 @@
 mod actor;
 pub mod api;
 mod commands;
+mod decoding;
 mod embed;
 mod error;
 mod handle;
 mod kv;
 mod loaded;
 mod lookahead;
+mod masks;
+mod member;
 mod models;
 mod open;
 mod pass;

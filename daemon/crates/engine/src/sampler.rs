@@ -1,4 +1,4 @@
-//! Choosing the next token from logits: penalties, temperature, top-k, top-p, min-p, seed.
+//! Choosing the next token from logits: bias, penalties, temperature, top-k, top-p, min-p, seed.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -27,6 +27,8 @@ pub struct SamplingParams {
     pub penalty_last_n: u32,
     /// Seed; the same seed gives the same text. `None` draws one.
     pub seed: Option<u64>,
+    /// Added to the logits of these tokens before anything else; each token once.
+    pub logit_bias: Vec<(u32, f32)>,
 }
 
 impl Default for SamplingParams {
@@ -41,6 +43,7 @@ impl Default for SamplingParams {
             frequency_penalty: 0.0,
             penalty_last_n: 64,
             seed: None,
+            logit_bias: Vec::new(),
         }
     }
 }
@@ -55,8 +58,8 @@ pub(crate) struct NotFinite;
 
 /// Chooses the tokens of one sequence.
 ///
-/// The steps are those of the field in their usual order: penalties on the logits, then top-k, top-p and min-p on the
-/// distribution at temperature 1, then temperature, then a draw.
+/// The steps are those of the field in their usual order: bias and penalties on the logits, then
+/// top-k, top-p and min-p on the distribution at temperature 1, then temperature, then a draw.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     params: SamplingParams,
@@ -100,14 +103,14 @@ impl Sampler {
 
     /// Whether it only ever takes the most likely token, whatever came before.
     pub(crate) fn takes_best(&self) -> bool {
-        self.params.temperature == 0.0 && !self.penalizes()
+        self.params.temperature == 0.0 && !self.changes_logits()
     }
 
     /// How many of the largest logits are all that it looks at, if so few: [`Sampler::sample_from`] takes those.
     pub(crate) fn takes_top(&self) -> Option<usize> {
         let k = self.params.top_k as usize;
         let few = (1..=TOP_MAX).contains(&k);
-        (few && self.params.temperature > 0.0 && !self.penalizes()).then_some(k)
+        (few && self.params.temperature > 0.0 && !self.changes_logits()).then_some(k)
     }
 
     /// Chooses a token from the [`Sampler::takes_top`] largest logits with their ids, sorted as [`ops::top_k`] does: the
@@ -135,14 +138,21 @@ impl Sampler {
         }
     }
 
-    /// Chooses a token from `logits`, `[n_vocab]`, which the penalties change.
+    /// Chooses a token from `logits`, `[n_vocab]`, which bias and penalties change. What is minus
+    /// infinity there is never chosen.
     pub(crate) fn sample(&mut self, logits: &mut [f32]) -> Result<u32, NotFinite> {
         if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
             return Err(NotFinite);
         }
+        for &(token, bias) in &self.params.logit_bias {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit += bias;
+            }
+        }
         self.penalize(logits);
         if self.params.temperature == 0.0 {
             return ops::argmax(Simd::detect(), logits)
+                .filter(|&i| logits[i] != f32::NEG_INFINITY)
                 .map(|i| i as u32)
                 .ok_or(NotFinite);
         }
@@ -151,7 +161,12 @@ impl Sampler {
             k => k.min(logits.len()),
         };
         ops::top_k(Simd::detect(), logits, k, &mut self.candidates);
+        self.candidates.retain(|c| c.1 != f32::NEG_INFINITY);
         self.draw().ok_or(NotFinite)
+    }
+
+    fn changes_logits(&self) -> bool {
+        self.penalizes() || !self.params.logit_bias.is_empty()
     }
 
     fn penalizes(&self) -> bool {
@@ -254,6 +269,37 @@ mod tests {
             Sampler::new(params(0.0)).sample(&mut [f32::NEG_INFINITY, 0.0]),
             Ok(1)
         );
+    }
+
+    #[test]
+    fn what_is_minus_infinity_is_never_chosen() {
+        for temperature in [0.0, 5.0] {
+            let mut sampler = Sampler::new(params(temperature));
+            for _ in 0..200 {
+                let mut logits = [f32::NEG_INFINITY, -1e30, f32::NEG_INFINITY];
+                assert_eq!(sampler.sample(&mut logits), Ok(1));
+            }
+            let mut none = [f32::NEG_INFINITY; 3];
+            assert_eq!(sampler.sample(&mut none), Err(NotFinite));
+        }
+    }
+
+    #[test]
+    fn bias_moves_the_choice_and_is_looked_at_in_all_logits() {
+        for temperature in [0.0, 1.0] {
+            let mut sampler = Sampler::new(SamplingParams {
+                logit_bias: vec![(1, 100.0), (7, 100.0)],
+                top_k: 1,
+                ..params(temperature)
+            });
+            assert_eq!((sampler.takes_best(), sampler.takes_top()), (false, None));
+            assert_eq!(sampler.sample(&mut [3.0, 0.0, 9.0]), Ok(1));
+        }
+        let mut sampler = Sampler::new(SamplingParams {
+            logit_bias: vec![(2, -100.0)],
+            ..params(0.0)
+        });
+        assert_eq!(sampler.sample(&mut [3.0, 0.0, 9.0]), Ok(0));
     }
 
     #[test]

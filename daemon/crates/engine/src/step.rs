@@ -5,69 +5,26 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_device::Span;
-use rocmforge_kernels::host::ops::{self, RopeAngles, RopeParams, RopeTable, Simd};
+use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
 use rocmforge_ops::{RopeSpec, RowCounts};
-use rocmforge_scheduler::{PassPlan, SeqId, SpanPlan, SpanResult};
+use rocmforge_scheduler::{PassPlan, SeqId, SpanResult};
 use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId};
 
 use crate::actor::Engine;
 use crate::api::{
-    FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores, TokenScore,
+    FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores,
 };
 use crate::embed;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
-use crate::pass::{self, Interest, Pass, RowOutput};
+use crate::member::{Member, Stepped, interest};
+use crate::pass::{self, Pass, RowOutput};
 use crate::stop::Checked;
 use crate::task::{Generation, Task, Work};
 
-/// What a pass did to a request.
-enum Stepped {
-    GoesOn,
-    /// It has another token.
-    Appended,
-    Done(Option<FinishReason>),
-    Failed(Error),
-}
-
 /// How a request ended.
 type Outcome = Result<Option<FinishReason>, Error>;
-
-/// A request in a pass.
-struct Member {
-    span: SpanPlan,
-    task: Task,
-    stepped: Stepped,
-    /// Rows whose tokens were told, up to the first wrong draft.
-    told: u32,
-    /// A draft was wrong: what was computed behind it means nothing.
-    wrong: bool,
-}
-
-impl Member {
-    /// Takes what was found for its row `row`.
-    fn take(&mut self, row: usize, found: RowOutput<'_>) {
-        if self.wrong || matches!(self.stepped, Stepped::Failed(_) | Stepped::Done(_)) {
-            return;
-        }
-        self.told += 1;
-        self.stepped = take_row(&mut self.task, row, found);
-        if let (Stepped::Appended, Work::Generate(g)) = (&self.stepped, &self.task.work) {
-            let draft = g.drafts.next.get(self.told as usize - 1);
-            self.wrong = draft.is_some() && draft != self.task.tokens.last();
-        }
-    }
-
-    /// Rows whose keys and values count: those of drafts only if they were right.
-    fn rows(&self) -> u32 {
-        match (&self.task.work, &self.stepped) {
-            // Nothing of it was told: all of it is done again, or there was nothing to tell.
-            (_, Stepped::GoesOn) | (Work::Score(_), _) => self.span.rows,
-            (Work::Generate(_), _) => self.span.rows - (self.span.outputs - self.told),
-        }
-    }
-}
 
 impl Engine {
     /// Runs the next pass. Whether there was one.
@@ -78,15 +35,9 @@ impl Engine {
         let mut members: Vec<Member> = plan
             .spans
             .iter()
-            .map(|span| Member {
-                span: *span,
-                task: self
-                    .tasks
-                    .remove(&span.seq)
-                    .expect("the scheduler knows the same requests"),
-                stepped: Stepped::GoesOn,
-                told: 0,
-                wrong: false,
+            .map(|span| {
+                let task = self.tasks.remove(&span.seq);
+                Member::new(*span, task.expect("the scheduler knows the same requests"))
             })
             .collect();
         // What an upload ahead of need was refused is not this pass's affair.
@@ -341,6 +292,7 @@ impl Engine {
                     let _ = events.try_send(GenerateEvent::Piece {
                         text,
                         ids: Vec::new(),
+                        scores: Vec::new(),
                     });
                 }
                 let _ = events.try_send(GenerateEvent::Done(ended));
@@ -466,103 +418,6 @@ impl Engine {
     }
 }
 
-/// How much of the wanted rows some requests look at.
-fn interest(members: &[Member]) -> Interest {
-    let mut most = Interest::Best;
-    for member in members.iter().filter(|m| m.span.outputs > 0) {
-        let Work::Generate(g) = &member.task.work else {
-            return Interest::Logits;
-        };
-        most = match (g.sampler.takes_top(), most) {
-            _ if g.sampler.takes_best() => most,
-            (Some(k), Interest::Top(other)) => Interest::Top(k.max(other)),
-            (Some(k), _) => Interest::Top(k),
-            (None, _) => return Interest::Logits,
-        };
-    }
-    most
-}
-
-/// Takes what was found for a request's row in a pass.
-fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> Stepped {
-    match &mut task.work {
-        Work::Generate(g) => {
-            let token = match found {
-                RowOutput::Logits(logits) => g.sampler.sample(logits).ok(),
-                RowOutput::Best(best) => best,
-                RowOutput::Top(top) => top.and_then(|top| g.sampler.choose(top).ok()),
-            };
-            match token {
-                Some(token) => accept(g, &mut task.tokens, task.n_ctx, &task.loaded, token),
-                None => Stepped::Failed(not_finite(&task.loaded)),
-            }
-        }
-        Work::Score(s) => {
-            let at = task.n_past + row;
-            // A pass that is done again begins where the last one that ended left off.
-            s.scores.truncate(at);
-            let scored = match found {
-                RowOutput::Logits(logits) => score(logits, task.tokens[at + 1], s.top_n),
-                RowOutput::Best(_) | RowOutput::Top(_) => {
-                    return Stepped::Failed(Error::Internal("scores need logits".to_owned()));
-                }
-            };
-            let Some(scored) = scored else {
-                return Stepped::Failed(not_finite(&task.loaded));
-            };
-            s.scores.push(scored);
-            match task.is_complete_at(at + 1) {
-                true => Stepped::Done(None),
-                false => Stepped::GoesOn,
-            }
-        }
-    }
-}
-
-/// Takes a chosen token into a generation.
-fn accept(
-    g: &mut Generation,
-    tokens: &mut Vec<u32>,
-    n_ctx: usize,
-    loaded: &LoadedModel,
-    token: u32,
-) -> Stepped {
-    let now = Instant::now();
-    if g.first_token.is_none() {
-        tracing::debug!(model = loaded.name(), "a first token");
-    }
-    g.first_token.get_or_insert(now);
-    g.last_token = Some(now);
-    if g.max_tokens == Some(0) {
-        return Stepped::Done(Some(FinishReason::MaxTokens));
-    }
-    let tokenizer = loaded.tokenizer();
-    if tokenizer.is_end_of_generation(token) {
-        return Stepped::Done(Some(FinishReason::EndOfText));
-    }
-    g.generated += 1;
-    g.sampler.accept(token);
-    tokens.push(token);
-    let checked = g.stops.push(&g.decoder.push(tokenizer, token));
-    let piece = GenerateEvent::Piece {
-        text: checked.text,
-        ids: vec![token],
-    };
-    // The pass had its row because three places were free; if the reader is gone the next look ends the request.
-    let _ = g.events.try_send(piece);
-    if let Some(index) = checked.stopped {
-        return Stepped::Done(Some(FinishReason::StopString { index }));
-    }
-    if g.max_tokens.is_some_and(|max| g.generated >= max) {
-        return Stepped::Done(Some(FinishReason::MaxTokens));
-    }
-    // The last position can be generated but not continued from.
-    if tokens.len() >= n_ctx {
-        return Stepped::Done(Some(FinishReason::ContextFull));
-    }
-    Stepped::Appended
-}
-
 fn summary(
     g: &Generation,
     finish: Option<FinishReason>,
@@ -591,33 +446,6 @@ fn summary(
             0.0
         },
         cache,
-    }
-}
-
-/// The score of `next` in `logits`, which become log-probabilities. `None` if they are not finite.
-fn score(logits: &mut [f32], next: u32, top_n: usize) -> Option<TokenScore> {
-    if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
-        return None;
-    }
-    let width = logits.len();
-    ops::log_softmax(Simd::detect(), logits, width);
-    let mut top = Vec::new();
-    if top_n > 0 {
-        ops::top_k(Simd::detect(), logits, top_n, &mut top);
-    }
-    Some(TokenScore {
-        id: next,
-        logprob: logits[next as usize],
-        top,
-    })
-}
-
-fn not_finite(loaded: &LoadedModel) -> Error {
-    Error::BadModel {
-        path: loaded.path().to_owned(),
-        message:
-            "the logits are not finite; a weight of the file is damaged, or the model overflows f32"
-                .to_owned(),
     }
 }
 

@@ -9,12 +9,12 @@ use rocmforge_tokenizer::StreamDecoder;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::api::{GenerateEvent, RequestCacheUse, Scores, TokenScore};
+use crate::decoding::Chooser;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
 use crate::prefix::Realm;
 use crate::residency::Residency;
-use crate::sampler::Sampler;
 use crate::speculate::{Drafts, PassTimes};
 use crate::stop::StopStrings;
 
@@ -59,7 +59,7 @@ pub(crate) enum Work {
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) events: mpsc::Sender<GenerateEvent>,
-    pub(crate) sampler: Sampler,
+    pub(crate) chooser: Chooser,
     pub(crate) drafts: Drafts,
     /// Drafts that were computed, and those of them that were right.
     pub(crate) drafted: (u32, u32),
@@ -137,7 +137,7 @@ impl Task {
             return 0;
         };
         g.drafts.next.clear();
-        if !decodes || has_state {
+        if !decodes || has_state || !g.chooser.takes_drafts() {
             return 0;
         }
         // Each right one is a token, of which there may be so many; each is an event.

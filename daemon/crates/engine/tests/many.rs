@@ -8,7 +8,7 @@ mod requests;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
-    Asker, Budget, Class, GenerateEvent, GenerateRequest, SamplingParams, ScoreRequest,
+    Asker, Budget, Class, Decoding, GenerateEvent, GenerateRequest, SamplingParams, ScoreRequest,
 };
 use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel};
 
@@ -137,6 +137,7 @@ fn of_ids(model: &Arc<LoadedModel>, i: u32) -> GenerateRequest {
         max_tokens: Some(6),
         n_ctx: None,
         stop: Vec::new(),
+        decoding: Decoding::default(),
         deadline: None,
         asker: Asker::default(),
         reuse: false,

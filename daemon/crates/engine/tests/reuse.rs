@@ -7,7 +7,7 @@ mod requests;
 
 use std::sync::Arc;
 
-use rocmforge_engine::api::{Asker, Budget, GenerateRequest, SamplingParams};
+use rocmforge_engine::api::{Asker, Budget, Decoding, GenerateRequest, SamplingParams};
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, PrefixCache, start};
 
 use requests::{engine, load, run};
@@ -39,6 +39,7 @@ fn request(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> GenerateReques
         max_tokens: Some(n),
         n_ctx: None,
         stop: Vec::new(),
+        decoding: Decoding::default(),
         deadline: None,
         asker: Asker::default(),
         reuse: true,
@@ -54,6 +55,7 @@ fn anew(request: &GenerateRequest) -> GenerateRequest {
         max_tokens: request.max_tokens,
         n_ctx: None,
         stop: Vec::new(),
+        decoding: Decoding::default(),
         deadline: None,
         asker: request.asker,
         reuse: false,

@@ -7,7 +7,9 @@ mod requests;
 
 use std::sync::Arc;
 
-use rocmforge_engine::api::{Asker, Budget, GenerateRequest, GenerateSummary, SamplingParams};
+use rocmforge_engine::api::{
+    Asker, Budget, Decoding, GenerateRequest, GenerateSummary, SamplingParams,
+};
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, start};
 
 use requests::{load, load_endless, run};
@@ -42,6 +44,7 @@ fn request(
         max_tokens: Some(90),
         n_ctx: None,
         stop: Vec::new(),
+        decoding: Decoding::default(),
         deadline: None,
         asker: Asker::default(),
         reuse: false,

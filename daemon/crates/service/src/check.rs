@@ -1,9 +1,11 @@
 //! Request fields against their ranges. What is out of range is refused with the field, the value and the range; nothing
 //! is corrected silently. All violations of a request are reported together.
 
-use rocmforge_engine::api::{SamplingParams, TOP_N_MAX};
+use rocmforge_engine::api::{Decoding, SamplingParams, TOP_N_MAX};
 
+use crate::decoding::{self, DecodingFields};
 use crate::failure::{self, Failure};
+use crate::format::Format;
 
 /// Most stop strings of a request.
 pub const STOP_MAX: usize = 16;
@@ -58,7 +60,7 @@ impl Violations {
     }
 
     /// A whole number in a range, or the default.
-    fn integer(
+    pub(crate) fn integer(
         &mut self,
         field: &str,
         value: Option<i32>,
@@ -122,6 +124,8 @@ pub struct SamplingFields {
     pub max_tokens: Option<i32>,
     /// At most [`STOP_MAX`] strings of at most [`STOP_MAX_BYTES`] bytes.
     pub stop: Vec<String>,
+    /// What is asked beside.
+    pub decoding: DecodingFields,
 }
 
 /// The checked sampling fields.
@@ -133,6 +137,19 @@ pub struct Sampling {
     pub max_tokens: Option<u32>,
     /// Strings that end the text.
     pub stop: Vec<String>,
+    /// What is asked beside.
+    pub decoding: Decoding,
+    /// What the text is held to; not yet a part of `decoding`.
+    pub format: Option<Format>,
+    rename: Option<fn(&str) -> String>,
+}
+
+impl Sampling {
+    /// A field as the request calls it.
+    pub(crate) fn name_of(&self, field: &str) -> String {
+        self.rename
+            .map_or_else(|| field.to_owned(), |name| name(field))
+    }
 }
 
 /// Checks `sampling.*`.
@@ -140,7 +157,7 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
     let default = SamplingParams::default();
     let v = violations;
     let max = i32::MAX as u32;
-    let params = SamplingParams {
+    let mut params = SamplingParams {
         temperature: v.number(
             "sampling.temperature",
             wire.temperature,
@@ -202,6 +219,7 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
             )
             .unwrap_or(default.penalty_last_n),
         seed: wire.seed,
+        logit_bias: Vec::new(),
     };
     let max_tokens = v.integer(
         "sampling.max_tokens",
@@ -227,10 +245,15 @@ pub fn sampling(wire: SamplingFields, violations: &mut Violations) -> Sampling {
             format!("string {at} has {bytes} bytes; 1 to {STOP_MAX_BYTES} are allowed"),
         );
     }
+    let (decoding, format);
+    (params.logit_bias, decoding, format) = decoding::checked(wire.decoding, max_tokens, v);
     Sampling {
         params,
         max_tokens,
         stop: wire.stop,
+        decoding,
+        format,
+        rename: v.rename,
     }
 }
 

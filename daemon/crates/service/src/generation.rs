@@ -8,7 +8,9 @@ use rocmforge_engine::{Events, LoadedModel};
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::Sampling;
+use crate::decoding;
 use crate::failure::{self, Failure};
+use crate::format;
 use crate::measured::Course;
 use crate::prompt::{Prompt, Room};
 use crate::request_log::RequestLog;
@@ -65,7 +67,10 @@ impl Running {
     pub fn stop_string(&self, finish: FinishReason) -> Option<&str> {
         match finish {
             FinishReason::StopString { index } => self.stop.get(index as usize).map(String::as_str),
-            FinishReason::EndOfText | FinishReason::MaxTokens | FinishReason::ContextFull => None,
+            FinishReason::EndOfText
+            | FinishReason::StopToken { .. }
+            | FinishReason::MaxTokens
+            | FinishReason::ContextFull => None,
         }
     }
 }
@@ -82,6 +87,24 @@ impl Service {
         arrival: Arrival,
         log: &mut RequestLog,
     ) -> Result<Running, Failure> {
+        let mut choices = self.generate_choices(wanted, 1, arrival, log).await?;
+        choices
+            .pop()
+            .ok_or_else(|| failure::bug("no choice was made"))
+    }
+
+    /// As [`Service::generate`], `n` times for one prompt; the draws of choice `i` begin at the
+    /// seed and `i`.
+    ///
+    /// # Errors
+    /// Those of [`Service::generate`]; then none of the choices is made.
+    pub async fn generate_choices(
+        &self,
+        wanted: Wanted,
+        n: u32,
+        arrival: Arrival,
+        log: &mut RequestLog,
+    ) -> Result<Vec<Running>, Failure> {
         let Wanted {
             model,
             prompt,
@@ -91,6 +114,11 @@ impl Service {
             class,
             reuse,
         } = wanted;
+        decoding::check_vocabulary(&sampling, &model)?;
+        let matcher = match sampling.format.take() {
+            Some(format) => Some(self.matcher(&model, format, arrival).await?),
+            None => None,
+        };
         let room = Room::for_prompt(n_ctx, self, &model);
         let encoded = self
             .encode(Arc::clone(&model), prompt, field, room, arrival)
@@ -103,33 +131,38 @@ impl Service {
                 "it has no tokens; give at least one",
             ));
         }
+        sampling.decoding.grammar = matcher.map(|matcher| format::begun(matcher, &encoded));
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
-        let stop = sampling.stop.clone();
-        let request = GenerateRequest {
-            model: Arc::clone(&model),
-            prompt: encoded.ids,
-            sampling: sampling.params,
-            max_tokens: sampling.max_tokens,
-            n_ctx: Some(n_ctx),
-            stop: sampling.stop,
-            deadline: arrival.deadline,
-            asker: arrival.asker(class),
-            reuse,
-        };
         let snapshot = self.engine.snapshot();
-        let course = self.measured.begin(model.name(), arrival.at, &snapshot);
-        let events = self
-            .engine
-            .generate(request)
-            .map_err(|error| failure::from_engine(&error))?;
-        Ok(Running {
-            events,
-            course,
-            model,
-            seed,
-            stop,
-            prompt_tokens,
-            tail: encoded.tail,
-        })
+        let choice = |i: u32| {
+            let seed = seed.wrapping_add(u64::from(i));
+            let mut params = sampling.params.clone();
+            params.seed = Some(seed);
+            let request = GenerateRequest {
+                model: Arc::clone(&model),
+                prompt: encoded.ids.clone(),
+                sampling: params,
+                max_tokens: sampling.max_tokens,
+                n_ctx: Some(n_ctx),
+                stop: sampling.stop.clone(),
+                decoding: sampling.decoding.clone(),
+                deadline: arrival.deadline,
+                asker: arrival.asker(class),
+                reuse,
+            };
+            let course = self.measured.begin(model.name(), arrival.at, &snapshot);
+            let events = self.engine.generate(request);
+            Ok(Running {
+                events: events.map_err(|error| failure::from_engine(&error))?,
+                course,
+                model: Arc::clone(&model),
+                seed,
+                stop: sampling.stop.clone(),
+                prompt_tokens,
+                tail: encoded.tail.clone(),
+            })
+        };
+        // Those that run end where one is refused, since nobody takes their events.
+        (0..n).map(choice).collect()
     }
 }

@@ -12,8 +12,10 @@
 pub mod arrival;
 pub mod check;
 pub mod declared;
+pub mod decoding;
 pub mod failure;
 pub mod files;
+pub mod format;
 pub mod generation;
 pub mod load;
 pub mod measured;

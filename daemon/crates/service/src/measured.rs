@@ -285,7 +285,9 @@ impl Course {
         add(&record.prompt_tokens, prompt);
         add(&record.generated_tokens, generated);
         let end = match summary.finish {
-            FinishReason::EndOfText | FinishReason::StopString { .. } => &record.ends.stop,
+            FinishReason::EndOfText
+            | FinishReason::StopString { .. }
+            | FinishReason::StopToken { .. } => &record.ends.stop,
             FinishReason::MaxTokens | FinishReason::ContextFull => &record.ends.length,
         };
         add(end, 1);

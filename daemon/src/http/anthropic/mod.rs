@@ -86,7 +86,7 @@ fn stop_reason(ended: &Ended) -> &'static str {
         FinishReason::ContextFull => "model_context_window_exceeded",
         FinishReason::StopString { .. } => "stop_sequence",
         FinishReason::EndOfText if ended.calls > 0 => "tool_use",
-        FinishReason::EndOfText => "end_turn",
+        FinishReason::EndOfText | FinishReason::StopToken { .. } => "end_turn",
     }
 }
 

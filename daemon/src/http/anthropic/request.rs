@@ -6,6 +6,7 @@ use rocmforge_tokenizer::{Content, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::super::format;
 use super::super::prompt::{TextOr, WireSampling, take, text_parts};
 use super::super::start::Conversation;
 use super::super::tool_calls::{self, Tools};
@@ -26,6 +27,8 @@ pub(super) struct MessagesRequest {
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     thinking: Option<Value>,
+    output_config: Option<Value>,
+    output_format: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -67,7 +70,9 @@ impl MessagesRequest {
         }
         let mut violations = violations();
         let stop = self.stop_sequences.map(TextOr::List);
-        let sampling = self.sampling.fields(self.max_tokens, stop, &mut violations);
+        let mut sampling = self.sampling.fields(self.max_tokens, stop, &mut violations);
+        sampling.decoding.format =
+            format::of_messages(self.output_config.as_ref(), self.output_format.as_ref())?;
         let conversation = Conversation {
             model: self.model,
             messages,
@@ -75,6 +80,7 @@ impl MessagesRequest {
             kwargs,
             sampling,
             n_ctx: None,
+            choices: 1,
             field: "messages",
         };
         Ok((conversation, violations))
@@ -113,12 +119,7 @@ fn tools(tools: Option<Vec<Value>>, choice_value: Option<&Value>) -> Result<Tool
     let choice = match kind {
         None => None,
         Some("auto" | "none") => kind.map(Value::from),
-        Some(other) => {
-            return Err(failure::unsupported_field(
-                "tool_choice",
-                &format!("type {other} cannot be enforced; leave it unset, or give auto or none"),
-            ));
-        }
+        Some(_) => choice_value.cloned(),
     };
     let single = choice_value.is_some_and(|choice| choice["disable_parallel_tool_use"] == true);
     let mut described = Vec::new();

@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 use super::super::Http;
 use super::super::call::{Call, json as answer};
 use super::super::error::Dialect;
+use super::super::format;
 use super::super::parts::Part;
 use super::super::prompt::{WireMessage, messages};
 use super::super::reply::{Ended, Events, stream};
 use super::super::start::{self, Conversation};
 use super::super::tool_calls::{self, ToolCall};
-use super::{NDJSON, Options, counts, lets_go, line, merge, name, refuse_format, thinking, time};
+use super::{NDJSON, Options, counts, lets_go, line, merge, name, thinking, time};
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {
@@ -54,11 +55,11 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         merge(&mut last, done);
         return answer(&last);
     }
-    refuse_format(asked.format.as_ref())?;
     let options = asked.options.unwrap_or_default();
     options.refuse_unsupported()?;
     let mut violations = Violations::named(name);
-    let (sampling, n_ctx) = options.fields(&mut violations);
+    let (mut sampling, n_ctx) = options.fields(&mut violations);
+    sampling.decoding.format = format::of_ollama(asked.format)?;
     let conversation = Conversation {
         model: asked.model,
         messages: messages(asked.messages)?,
@@ -66,6 +67,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         kwargs: thinking(asked.think.as_ref()),
         sampling,
         n_ctx,
+        choices: 1,
         field: "messages",
     };
     let generation = start::chat(call, conversation, violations).await?;

@@ -14,13 +14,14 @@ use serde_json::{Value, json};
 use super::super::Http;
 use super::super::call::{Call, json as answer};
 use super::super::error::Dialect;
+use super::super::format;
 use super::super::parts::Part;
 use super::super::prompt::{refuse_unsupported, says_something};
 use super::super::reply::{Ended, Events, stream};
 use super::super::start::{self, Continuation, Conversation};
 use super::super::tool_calls::Tools;
 use super::chat::only_the_model;
-use super::{NDJSON, Options, counts, line, merge, name, refuse_format, thinking, time};
+use super::{NDJSON, Options, counts, line, merge, name, thinking, time};
 
 #[derive(Debug, Deserialize)]
 struct GenerateRequest {
@@ -35,8 +36,8 @@ struct GenerateRequest {
     options: Option<Options>,
     think: Option<Value>,
     keep_alive: Option<Value>,
-    // Refused where they ask for anything.
     format: Option<Value>,
+    // Refused where they ask for anything.
     suffix: Option<Value>,
     images: Option<Value>,
     template: Option<Value>,
@@ -47,7 +48,6 @@ impl GenerateRequest {
     fn refuse_unsupported(&self) -> Result<(), Failure> {
         const LATER: &str = "not implemented; leave it unset";
         const CONTEXT: &str = "earlier turns are not kept here; use /api/chat with all messages";
-        refuse_format(self.format.as_ref())?;
         refuse_unsupported(&[
             ("suffix", says_something(self.suffix.as_ref()), LATER),
             ("images", says_something(self.images.as_ref()), LATER),
@@ -83,7 +83,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let options = asked.options.unwrap_or_default();
     options.refuse_unsupported()?;
     let mut violations = Violations::named(name);
-    let (sampling, n_ctx) = options.fields(&mut violations);
+    let (mut sampling, n_ctx) = options.fields(&mut violations);
+    sampling.decoding.format = format::of_ollama(asked.format)?;
     let generation = if asked.raw == Some(true) {
         let continuation = Continuation {
             model: asked.model,
@@ -94,6 +95,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             },
             sampling,
             n_ctx,
+            choices: 1,
             field: "prompt",
         };
         start::text(call, continuation, violations).await?
@@ -108,6 +110,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             kwargs: thinking(asked.think.as_ref()),
             sampling,
             n_ctx,
+            choices: 1,
             field: "prompt",
         };
         start::chat(call, conversation, violations).await?

@@ -10,7 +10,7 @@ use rocmforge_service::failure::Failure;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::prompt::{TextOr, WireSampling, refuse_unsupported, says_something};
+use super::prompt::{TextOr, WireSampling, refuse_unsupported};
 use super::reply::Ended;
 
 /// The content type of a line of JSON after the other.
@@ -84,11 +84,6 @@ fn thinking(think: Option<&Value>) -> Map<String, Value> {
         _ => {}
     }
     kwargs
-}
-
-fn refuse_format(format: Option<&Value>) -> Result<(), Failure> {
-    const MESSAGE: &str = "answers cannot be held to a format yet; leave it unset";
-    refuse_unsupported(&[("format", says_something(format), MESSAGE)])
 }
 
 /// Whether a request without a text only asks for the model: to have it loaded, or to let it go

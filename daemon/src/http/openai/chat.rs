@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::TokenScore;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::{self, Failure};
 use serde::Deserialize;
@@ -15,14 +17,15 @@ use serde_json::{Map, Value, json};
 use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
+use super::super::format::WireFormat;
 use super::super::parts::Part;
 use super::super::prompt::{
-    TextOr, WireMessage, WireSampling, messages, refuse_unsupported, says_something, wants_format,
+    TextOr, WireMessage, WireSampling, messages, refuse_unsupported, says_something,
 };
 use super::super::reply::{Ended, Events, Generation, SSE, SSE_HEARTBEAT, event, stream};
 use super::super::start::{self, Conversation};
 use super::super::tool_calls::{self, ToolCall};
-use super::{StreamOptions, finish_reason, name, usage};
+use super::{StreamOptions, choices, finish_reason, logprobs, name, small, usage};
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {
@@ -36,34 +39,27 @@ struct ChatRequest {
     stop: Option<TextOr<String>>,
     #[serde(flatten)]
     sampling: WireSampling,
+    #[serde(flatten)]
+    format: WireFormat,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
     chat_template_kwargs: Option<Map<String, Value>>,
-    // Refused where they ask for anything.
-    n: Option<i64>,
-    logprobs: Option<Value>,
+    logprobs: Option<bool>,
     top_logprobs: Option<i64>,
-    logit_bias: Option<Value>,
-    response_format: Option<Value>,
+    n: Option<i64>,
+    // Refused where they ask for anything.
     functions: Option<Value>,
     function_call: Option<Value>,
     modalities: Option<Vec<String>>,
     audio: Option<Value>,
     web_search_options: Option<Value>,
-    grammar: Option<Value>,
-    json_schema: Option<Value>,
 }
 
 impl ChatRequest {
     fn refuse_unsupported(&self) -> Result<(), Failure> {
-        const ONE: &str = "one answer is made a request; leave it unset, or send several requests";
-        const LOGPROBS: &str =
-            "log-probabilities of generated tokens are not implemented; leave it unset";
-        const BIAS: &str = "not implemented; leave it unset";
-        const FORMAT: &str =
-            "answers cannot be held to a format yet; leave it unset, or give type text";
+        const LATER: &str = "not implemented; leave it unset";
         const FUNCTIONS: &str = "replaced by tools; send tools";
         const TEXT: &str = "the models here write text only; leave it unset, or give [\"text\"]";
         let says = |value: &Option<Value>| says_something(value.as_ref());
@@ -71,27 +67,25 @@ impl ChatRequest {
         let speaks = modalities.is_some_and(|list| list.iter().any(|mode| mode != "text"));
         let calls = says(&self.function_call) && self.function_call != Some(json!("none"));
         refuse_unsupported(&[
-            ("n", self.n.is_some_and(|n| n != 1), ONE),
-            ("logprobs", says(&self.logprobs), LOGPROBS),
-            (
-                "top_logprobs",
-                self.top_logprobs.is_some_and(|n| n > 0),
-                LOGPROBS,
-            ),
-            ("logit_bias", says(&self.logit_bias), BIAS),
-            (
-                "response_format",
-                wants_format(self.response_format.as_ref()),
-                FORMAT,
-            ),
-            ("grammar", says(&self.grammar), FORMAT),
-            ("json_schema", says(&self.json_schema), FORMAT),
             ("functions", says(&self.functions), FUNCTIONS),
             ("function_call", calls, FUNCTIONS),
             ("modalities", speaks, TEXT),
             ("audio", says(&self.audio) && speaks, TEXT),
-            ("web_search_options", says(&self.web_search_options), BIAS),
+            ("web_search_options", says(&self.web_search_options), LATER),
         ])
+    }
+
+    /// How many of the most likely tokens are told for each generated one; nothing where no
+    /// log-probabilities are wanted.
+    fn scores(&self) -> Result<Option<i32>, Failure> {
+        match (self.logprobs, self.top_logprobs) {
+            (Some(true), top) => Ok(Some(top.map_or(0, small))),
+            (_, None | Some(0)) => Ok(None),
+            (_, Some(_)) => Err(failure::invalid(
+                "top_logprobs",
+                "it counts only with logprobs; set logprobs to true",
+            )),
+        }
     }
 
     /// More variables for the template.
@@ -119,16 +113,20 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let mut asked: ChatRequest = call.read(request).await?;
     asked.refuse_unsupported()?;
     let kwargs = asked.kwargs();
+    let scores = asked.scores()?;
+    let choices = choices(asked.n)?;
     let tools = tool_calls::checked(
         asked.tools,
         asked.tool_choice.as_ref(),
         asked.parallel_tool_calls,
     )?;
-    let mut violations = Violations::named(name);
+    let mut violations = Violations::named(chat_name);
     let max_tokens = asked.max_completion_tokens.or(asked.max_tokens);
-    let sampling = asked
+    let mut sampling = asked
         .sampling
         .fields(max_tokens, asked.stop, &mut violations);
+    sampling.decoding.logprobs = scores;
+    sampling.decoding.format = asked.format.format()?;
     let conversation = Conversation {
         model: asked.model.clone(),
         messages: messages(asked.messages)?,
@@ -136,6 +134,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         kwargs,
         sampling,
         n_ctx: None,
+        choices,
         field: "messages",
     };
     let generation = start::chat(call, conversation, violations).await?;
@@ -148,7 +147,9 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             .stream_options
             .and_then(|options| options.include_usage)
             .unwrap_or(false),
-        calls: 0,
+        scored: generation.model().filter(|_| scores.is_some()).cloned(),
+        choices: vec![Choice::default(); choices as usize],
+        at: 0,
     };
     if asked.stream == Some(true) {
         stream(generation, chunks, call).await
@@ -158,7 +159,32 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
 }
 
 async fn whole(generation: Generation, chunks: &Chunks) -> Result<Response, Failure> {
-    let (parts, ended) = generation.collect().await?;
+    let answers = generation.collect_all().await?;
+    let Some((_, ended)) = answers.last() else {
+        return Err(failure::bug("there is no answer"));
+    };
+    let usage = usage(ended);
+    let choices = answers.into_iter().enumerate();
+    let choices = choices.map(|(index, (parts, ended))| {
+        json!({
+            "index": index,
+            "message": message(parts),
+            "logprobs": chunks.logprobs_of(&ended.scores),
+            "finish_reason": finish_reason(&ended),
+        })
+    });
+    answer(&json!({
+        "id": chunks.id,
+        "object": "chat.completion",
+        "created": chunks.created,
+        "model": chunks.model,
+        "choices": choices.collect::<Vec<_>>(),
+        "usage": usage,
+        "system_fingerprint": null,
+    }))
+}
+
+fn message(parts: Vec<Part>) -> Value {
     let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     for part in parts {
         match part {
@@ -177,20 +203,7 @@ async fn whole(generation: Generation, chunks: &Chunks) -> Result<Response, Fail
         }
         message["tool_calls"] = calls.into();
     }
-    answer(&json!({
-        "id": chunks.id,
-        "object": "chat.completion",
-        "created": chunks.created,
-        "model": chunks.model,
-        "choices": [{
-            "index": 0,
-            "message": message,
-            "logprobs": null,
-            "finish_reason": finish_reason(&ended),
-        }],
-        "usage": usage(&ended),
-        "system_fingerprint": null,
-    }))
+    message
 }
 
 fn tool_call(call: &ToolCall) -> Value {
@@ -209,7 +222,19 @@ struct Chunks {
     model: String,
     request_id: String,
     with_usage: bool,
+    /// The model, where log-probabilities are wanted.
+    scored: Option<Arc<LoadedModel>>,
+    choices: Vec<Choice>,
+    /// The one that is told about.
+    at: usize,
+}
+
+/// One of the answers.
+#[derive(Debug, Clone, Default)]
+struct Choice {
     calls: usize,
+    /// Log-probabilities that the next chunk brings.
+    logprobs: Value,
 }
 
 impl Chunks {
@@ -223,9 +248,19 @@ impl Chunks {
         })
     }
 
-    fn delta(&self, delta: &Value, finish: Option<&str>, out: &mut String) {
-        let choice = json!([{"index": 0, "delta": delta, "finish_reason": finish}]);
-        event(None, &self.chunk(&choice), out);
+    fn logprobs_of(&self, scores: &[TokenScore]) -> Value {
+        match &self.scored {
+            Some(model) => logprobs::of_chat(model, scores),
+            None => Value::Null,
+        }
+    }
+
+    fn delta(&mut self, delta: &Value, finish: Option<&str>, out: &mut String) {
+        let mut choice = json!({"index": self.at, "delta": delta, "finish_reason": finish});
+        if self.scored.is_some() {
+            choice["logprobs"] = self.choices[self.at].logprobs.take();
+        }
+        event(None, &self.chunk(&json!([choice])), out);
     }
 }
 
@@ -233,7 +268,24 @@ impl Events for Chunks {
     const CONTENT_TYPE: &'static str = SSE;
 
     fn begin(&mut self, out: &mut String) {
-        self.delta(&json!({"role": "assistant", "content": ""}), None, out);
+        for at in 0..self.choices.len() {
+            self.at = at;
+            self.delta(&json!({"role": "assistant", "content": ""}), None, out);
+        }
+    }
+
+    fn choice(&mut self, index: usize) {
+        self.at = index;
+    }
+
+    fn scores(&mut self, scores: Vec<TokenScore>) {
+        let mut more = self.logprobs_of(&scores);
+        let held = &mut self.choices[self.at].logprobs;
+        // Those of text that was held back.
+        match (held.get_mut("content"), more.get_mut("content")) {
+            (Some(Value::Array(held)), Some(Value::Array(more))) => held.append(more),
+            _ => *held = more,
+        }
     }
 
     fn part(&mut self, part: Part, out: &mut String) {
@@ -242,8 +294,9 @@ impl Events for Chunks {
             Part::Reasoning(text) => json!({"reasoning_content": text}),
             Part::Call(call) => {
                 let mut call = tool_call(&call);
-                call["index"] = self.calls.into();
-                self.calls += 1;
+                let choice = &mut self.choices[self.at];
+                call["index"] = choice.calls.into();
+                choice.calls += 1;
                 json!({"tool_calls": [call]})
             }
         };
@@ -254,8 +307,12 @@ impl Events for Chunks {
         out.push_str(SSE_HEARTBEAT);
     }
 
-    fn end(&mut self, ended: &Ended, out: &mut String) {
+    fn choice_end(&mut self, ended: &Ended, out: &mut String) {
         self.delta(&json!({}), Some(finish_reason(ended)), out);
+    }
+
+    fn end(&mut self, ended: &Ended, out: &mut String) {
+        self.choice_end(ended, out);
         if self.with_usage {
             let mut last = self.chunk(&json!([]));
             last["usage"] = usage(ended);
@@ -266,6 +323,14 @@ impl Events for Chunks {
 
     fn failed(&mut self, failure: &Failure, out: &mut String) {
         event(None, &Dialect::OpenAi.body(failure, &self.request_id), out);
+    }
+}
+
+/// A field as this route has it.
+fn chat_name(field: &str) -> String {
+    match field {
+        "logprobs" => "top_logprobs".to_owned(),
+        _ => name(field),
     }
 }
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::TokenScore;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::prompt::Prompt;
@@ -13,14 +15,13 @@ use serde_json::{Value, json};
 use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
+use super::super::format::WireFormat;
 use super::super::parts::Part;
-use super::super::prompt::{
-    TextOr, WireSampling, refuse_unsupported, says_something, wants_format,
-};
+use super::super::prompt::{TextOr, WireSampling, refuse_unsupported};
 use super::super::reply::{Ended, Events, SSE, SSE_HEARTBEAT, event, stream};
 use super::super::start::{self, Continuation};
 use super::chat::no_prompt;
-use super::{StreamOptions, finish_reason, name, usage};
+use super::{StreamOptions, choices, finish_reason, logprobs, name, small, usage};
 
 #[derive(Debug, Deserialize)]
 struct CompletionRequest {
@@ -34,38 +35,43 @@ struct CompletionRequest {
     stop: Option<TextOr<String>>,
     #[serde(flatten)]
     sampling: WireSampling,
-    // Refused where they ask for anything.
+    #[serde(flatten)]
+    format: WireFormat,
+    logprobs: Option<Value>,
     n: Option<i64>,
+    // Refused where they ask for anything.
     best_of: Option<i64>,
     echo: Option<bool>,
-    logprobs: Option<i64>,
-    logit_bias: Option<Value>,
     suffix: Option<String>,
-    response_format: Option<Value>,
 }
 
 impl CompletionRequest {
     fn refuse_unsupported(&self) -> Result<(), Failure> {
-        const ONE: &str = "one answer is made a request; leave it unset, or send several requests";
+        const ALL: &str = "all answers are given, none is left out; leave it unset";
+        let best_of = self.best_of.is_some_and(|of| of != self.n.unwrap_or(1));
         const LATER: &str = "not implemented; leave it unset";
         let suffix = self.suffix.as_ref().is_some_and(|text| !text.is_empty());
         refuse_unsupported(&[
-            ("n", self.n.is_some_and(|n| n != 1), ONE),
-            ("best_of", self.best_of.is_some_and(|n| n != 1), ONE),
+            ("best_of", best_of, ALL),
             ("echo", self.echo == Some(true), LATER),
-            ("logprobs", self.logprobs.is_some(), LATER),
-            (
-                "logit_bias",
-                says_something(self.logit_bias.as_ref()),
-                LATER,
-            ),
             ("suffix", suffix, LATER),
-            (
-                "response_format",
-                wants_format(self.response_format.as_ref()),
-                LATER,
-            ),
         ])
+    }
+}
+
+/// How many of the most likely tokens are told for each generated one: a number, or, as newer
+/// clients write it, whether any of it is wanted.
+fn scores(value: Option<&Value>) -> Result<Option<i32>, Failure> {
+    match value {
+        None | Some(Value::Null | Value::Bool(false)) => Ok(None),
+        Some(Value::Bool(true)) => Ok(Some(0)),
+        Some(value) => match value.as_i64() {
+            Some(n) => Ok(Some(small(n))),
+            None => Err(failure::invalid(
+                "logprobs",
+                "give a whole number from 0 to 20",
+            )),
+        },
     }
 }
 
@@ -113,18 +119,23 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: CompletionRequest = call.read(request).await?;
     asked.refuse_unsupported()?;
     let mut violations = Violations::named(name);
-    let sampling = asked
+    let mut sampling = asked
         .sampling
         .fields(asked.max_tokens, asked.stop, &mut violations);
+    let scores = scores(asked.logprobs.as_ref())?;
+    let choices = choices(asked.n)?;
+    sampling.decoding.logprobs = scores;
+    sampling.decoding.format = asked.format.format()?;
     let continuation = Continuation {
         model: asked.model.clone(),
         prompt: prompt(asked.prompt)?,
         sampling,
         n_ctx: None,
+        choices,
         field: "prompt",
     };
     let generation = start::text(call, continuation, violations).await?;
-    let chunks = Chunks {
+    let mut chunks = Chunks {
         id: format!("cmpl-{}", fresh_id()),
         created: unix_seconds(),
         model: asked.model,
@@ -133,14 +144,24 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             .stream_options
             .and_then(|options| options.include_usage)
             .unwrap_or(false),
+        scored: generation.model().filter(|_| scores.is_some()).cloned(),
+        choices: vec![Choice::default(); choices as usize],
+        at: 0,
     };
     if asked.stream == Some(true) {
         return stream(generation, chunks, call).await;
     }
-    let (parts, ended) = generation.collect().await?;
-    let text: String = parts.into_iter().filter_map(text_of).collect();
-    let mut whole = chunks.chunk(&chunks.choices(&text, Some(finish_reason(&ended))));
-    whole["usage"] = usage(&ended);
+    let answers = generation.collect_all().await?;
+    let usage = answers.last().map(|(_, ended)| usage(ended));
+    let mut choices = Vec::with_capacity(answers.len());
+    for (at, (parts, ended)) in answers.into_iter().enumerate() {
+        let text: String = parts.into_iter().filter_map(text_of).collect();
+        chunks.at = at;
+        chunks.scores(ended.scores.clone());
+        choices.push(chunks.choice_of(&text, Some(finish_reason(&ended))));
+    }
+    let mut whole = chunks.chunk(&choices.into());
+    whole["usage"] = usage.unwrap_or_default();
     answer(&whole)
 }
 
@@ -159,11 +180,33 @@ struct Chunks {
     model: String,
     request_id: String,
     with_usage: bool,
+    /// The model, where log-probabilities are wanted.
+    scored: Option<Arc<LoadedModel>>,
+    choices: Vec<Choice>,
+    /// The one that is told about.
+    at: usize,
+}
+
+/// One of the answers.
+#[derive(Debug, Clone, Default)]
+struct Choice {
+    /// The scores that the next chunk brings.
+    scores: Vec<TokenScore>,
+    /// Characters of the tokens before.
+    offset: u64,
 }
 
 impl Chunks {
-    fn choices(&self, text: &str, finish: Option<&str>) -> Value {
-        json!([{"index": 0, "text": text, "logprobs": null, "finish_reason": finish}])
+    fn choice_of(&mut self, text: &str, finish: Option<&str>) -> Value {
+        let choice = &mut self.choices[self.at];
+        let scores = std::mem::take(&mut choice.scores);
+        let logprobs = match &self.scored {
+            Some(model) if !scores.is_empty() => {
+                logprobs::of_completion(model, &scores, &mut choice.offset)
+            }
+            _ => Value::Null,
+        };
+        json!({"index": self.at, "text": text, "logprobs": logprobs, "finish_reason": finish})
     }
 
     fn chunk(&self, choices: &Value) -> Value {
@@ -182,9 +225,14 @@ impl Events for Chunks {
 
     fn begin(&mut self, _: &mut String) {}
 
+    fn scores(&mut self, scores: Vec<TokenScore>) {
+        self.choices[self.at].scores.extend(scores);
+    }
+
     fn part(&mut self, part: Part, out: &mut String) {
         if let Some(text) = text_of(part) {
-            event(None, &self.chunk(&self.choices(&text, None)), out);
+            let choice = self.choice_of(&text, None);
+            event(None, &self.chunk(&json!([choice])), out);
         }
     }
 
@@ -192,9 +240,17 @@ impl Events for Chunks {
         out.push_str(SSE_HEARTBEAT);
     }
 
+    fn choice(&mut self, index: usize) {
+        self.at = index;
+    }
+
+    fn choice_end(&mut self, ended: &Ended, out: &mut String) {
+        let choice = self.choice_of("", Some(finish_reason(ended)));
+        event(None, &self.chunk(&json!([choice])), out);
+    }
+
     fn end(&mut self, ended: &Ended, out: &mut String) {
-        let choices = self.choices("", Some(finish_reason(ended)));
-        event(None, &self.chunk(&choices), out);
+        self.choice_end(ended, out);
         if self.with_usage {
             let mut last = self.chunk(&json!([]));
             last["usage"] = usage(ended);

@@ -2,13 +2,16 @@
 
 pub(super) mod chat;
 pub(super) mod completions;
+mod logprobs;
 pub(super) mod models;
 pub(super) mod responses;
 
+use rocmforge_service::failure::{self, Failure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::reply::Ended;
+use super::start::CHOICES_MAX;
 
 /// What a stream says beside the answer.
 #[derive(Debug, Default, Deserialize)]
@@ -21,13 +24,31 @@ fn name(field: &str) -> String {
     field.strip_prefix("sampling.").unwrap_or(field).to_owned()
 }
 
+/// A count, which the checks hold to their range; what is far out of it stays so.
+fn small(n: i64) -> i32 {
+    i32::try_from(n).unwrap_or(if n < 0 { i32::MIN } else { i32::MAX })
+}
+
+/// How many answers a request wants.
+fn choices(n: Option<i64>) -> Result<u32, Failure> {
+    let n = n.unwrap_or(1);
+    match u32::try_from(n) {
+        Ok(n) if (1..=CHOICES_MAX).contains(&n) => Ok(n),
+        _ => Err(failure::invalid(
+            "n",
+            &format!("{n} is out of range: from 1 to {CHOICES_MAX}"),
+        )),
+    }
+}
+
+/// What all answers of a request took; the prompt is computed for each and counted once.
 fn usage(ended: &Ended) -> Value {
     json!({
         "prompt_tokens": ended.prompt_tokens,
-        "completion_tokens": ended.generated_tokens,
-        "total_tokens": ended.prompt_tokens + ended.generated_tokens,
+        "completion_tokens": ended.all.tokens,
+        "total_tokens": ended.prompt_tokens + ended.all.tokens,
         "prompt_tokens_details": {"cached_tokens": ended.reused_tokens},
-        "completion_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
+        "completion_tokens_details": {"reasoning_tokens": ended.all.reasoning_tokens},
     })
 }
 

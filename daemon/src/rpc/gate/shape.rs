@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use rocmforge_service::check::{MESSAGES_MAX, STOP_MAX};
+use rocmforge_service::decoding::LOGIT_BIAS_MAX;
 use rocmforge_service::failure;
 use tonic::Status;
 
@@ -23,9 +24,9 @@ const SLACK: usize = 16;
 pub(super) enum Shape {
     /// Nothing: its decoded form is about as large.
     Any,
-    /// `GenerateRequest`: `sampling.stop`.
+    /// `GenerateRequest`: the lists of `sampling`.
     Generate,
-    /// `ChatRequest`: `messages` and `sampling.stop`.
+    /// `ChatRequest`: `messages` and the lists of `sampling`.
     Chat,
 }
 
@@ -33,10 +34,14 @@ pub(super) enum Shape {
 pub(super) fn check(shape: Shape, frames: &[Bytes]) -> Result<(), Status> {
     let lists: &[(&str, &[u64], usize)] = match shape {
         Shape::Any => return Ok(()),
-        Shape::Generate => &[("sampling.stop", &[6, 11], STOP_MAX)],
+        Shape::Generate => &[
+            ("sampling.stop", &[6, 11], STOP_MAX),
+            ("sampling.logit_bias", &[6, 12], LOGIT_BIAS_MAX),
+        ],
         Shape::Chat => &[
             ("messages", &[2], MESSAGES_MAX),
             ("sampling.stop", &[3, 11], STOP_MAX),
+            ("sampling.logit_bias", &[3, 12], LOGIT_BIAS_MAX),
         ],
     };
     let body = match frames {

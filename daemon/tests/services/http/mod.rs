@@ -4,6 +4,8 @@
 mod access;
 mod anthropic;
 pub(crate) mod client;
+mod decoding;
+mod forced;
 mod llama;
 mod metrics;
 mod ollama;

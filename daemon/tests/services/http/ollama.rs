@@ -132,7 +132,7 @@ async fn refusals_have_ollamas_shape_and_names() {
         ),
         ("options", json!({"num_ctx": -5}), 400, "options.num_ctx"),
         ("options", json!({"mirostat": 1}), 400, "options.mirostat"),
-        ("format", json!("json"), 400, "format"),
+        ("format", json!("yaml"), 400, "format"),
         ("model", json!("ghost"), 404, "ghost"),
     ];
     for (key, value, status, mentions) in rows {

@@ -218,15 +218,9 @@ async fn refusals_name_the_field_and_say_what_to_do() {
         ("top_p", json!(2), "top_p", "INVALID_FIELD"),
         ("stop", json!(vec!["x"; 17]), "stop", "INVALID_FIELD"),
         ("messages", json!([]), "messages", "INVALID_FIELD"),
-        ("n", json!(2), "n", "UNSUPPORTED"),
-        ("logprobs", json!(true), "logprobs", "UNSUPPORTED"),
-        (
-            "response_format",
-            json!({"type": "json_object"}),
-            "response_format",
-            "UNSUPPORTED",
-        ),
-        ("logit_bias", json!({"1": 5}), "logit_bias", "UNSUPPORTED"),
+        ("n", json!(9), "n", "INVALID_FIELD"),
+        ("modalities", json!(["audio"]), "modalities", "UNSUPPORTED"),
+        ("grammar", json!("root ::= 1"), "grammar", "UNSUPPORTED"),
         ("model", json!("ghost"), "", "model_not_found"),
         ("model", json!(""), "model", "INVALID_FIELD"),
         (

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
 use rocmforge_engine::api::{
-    Asker, Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
 };
 use rocmforge_engine::{
     EngineConfig, EngineHandle, EngineThread, Error, LoadedModel, prepare, start_on,
@@ -142,6 +142,7 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, text: &str, n: u32) -> GenerateRe
         max_tokens: Some(n),
         n_ctx: None,
         stop: Vec::new(),
+        decoding: Decoding::default(),
         deadline: None,
         asker: Asker::default(),
         reuse: false,

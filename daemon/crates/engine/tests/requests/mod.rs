@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
-    Asker, Budget, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -55,6 +55,7 @@ pub(crate) fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest 
         max_tokens: Some(80),
         n_ctx: None,
         stop: Vec::new(),
+        decoding: Decoding::default(),
         deadline: None,
         asker: Asker::default(),
         reuse: false,
@@ -76,6 +77,7 @@ pub(crate) async fn run(
             GenerateEvent::Piece {
                 text: piece,
                 ids: new,
+                ..
             } => {
                 text += &piece;
                 ids.extend(new);

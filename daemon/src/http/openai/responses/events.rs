@@ -47,7 +47,7 @@ fn usage(ended: &Ended) -> Value {
         "input_tokens": ended.prompt_tokens,
         "input_tokens_details": {"cached_tokens": ended.reused_tokens},
         "output_tokens": ended.generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": ended.all.reasoning_tokens},
         "total_tokens": ended.prompt_tokens + ended.generated_tokens,
     })
 }

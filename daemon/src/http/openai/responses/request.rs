@@ -6,6 +6,7 @@ use rocmforge_tokenizer::{Content, Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::super::super::format;
 use super::super::super::prompt::{
     TextOr, WireSampling, refuse_unsupported, says_something, take, text_parts,
 };
@@ -50,20 +51,22 @@ impl ResponsesRequest {
             "reasoning": self.reasoning,
             "tool_choice": self.tool_choice.clone().unwrap_or_else(|| "auto".into()),
             "tools": self.tools.clone().unwrap_or_default(),
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self.format()},
             "previous_response_id": null,
             "store": false,
         })
+    }
+
+    fn format(&self) -> Value {
+        let format = self.text.as_ref().map(|text| text["format"].clone());
+        let said = format.filter(|format| !format.is_null());
+        said.unwrap_or_else(|| json!({"type": "text"}))
     }
 
     fn refuse_unsupported(&self) -> Result<(), Failure> {
         const STATELESS: &str =
             "earlier responses are not kept here; send the whole conversation as input";
         const LATER: &str = "not implemented; leave it unset";
-        const FORMAT: &str =
-            "answers cannot be held to a format yet; leave it unset, or give type text";
-        let format = self.text.as_ref().map(|text| &text["format"]["type"]);
-        let formatted = format.is_some_and(|kind| kind.as_str().is_some_and(|kind| kind != "text"));
         let says = |value: &Option<Value>| says_something(value.as_ref());
         refuse_unsupported(&[
             (
@@ -74,7 +77,6 @@ impl ResponsesRequest {
             ("conversation", says(&self.conversation), STATELESS),
             ("background", self.background == Some(true), LATER),
             ("prompt", says(&self.prompt), LATER),
-            ("text.format", formatted, FORMAT),
             (
                 "top_logprobs",
                 self.top_logprobs.is_some_and(|n| n > 0),
@@ -115,9 +117,10 @@ impl ResponsesRequest {
             }
         }
         let mut violations = Violations::named(field_name);
-        let sampling = self
+        let mut sampling = self
             .sampling
             .fields(self.max_output_tokens, None, &mut violations);
+        sampling.decoding.format = format::of_responses(self.text.as_ref())?;
         let conversation = Conversation {
             model: self.model,
             messages,
@@ -125,6 +128,7 @@ impl ResponsesRequest {
             kwargs,
             sampling,
             n_ctx: None,
+            choices: 1,
             field: "input",
         };
         Ok((conversation, violations))

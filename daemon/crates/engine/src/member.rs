@@ -1,0 +1,170 @@
+//! What a pass finds for one request: its rows' tokens and scores, in the order of the rows.
+
+use std::time::Instant;
+
+use rocmforge_scheduler::SpanPlan;
+
+use crate::api::{FinishReason, GenerateEvent};
+use crate::decoding::{Chosen, Ends, not_finite, score};
+use crate::error::Error;
+use crate::loaded::LoadedModel;
+use crate::pass::{Interest, RowOutput};
+use crate::task::{Generation, Task, Work};
+
+/// What a pass did to a request.
+pub(crate) enum Stepped {
+    GoesOn,
+    /// It has another token.
+    Appended,
+    Done(Option<FinishReason>),
+    Failed(Error),
+}
+
+/// A request in a pass.
+pub(crate) struct Member {
+    pub(crate) span: SpanPlan,
+    pub(crate) task: Task,
+    pub(crate) stepped: Stepped,
+    /// Rows whose tokens were told, up to the first wrong draft.
+    pub(crate) told: u32,
+    /// A draft was wrong: what was computed behind it means nothing.
+    wrong: bool,
+}
+
+impl Member {
+    pub(crate) fn new(span: SpanPlan, task: Task) -> Self {
+        Self {
+            span,
+            task,
+            stepped: Stepped::GoesOn,
+            told: 0,
+            wrong: false,
+        }
+    }
+
+    /// Takes what was found for its row `row`.
+    pub(crate) fn take(&mut self, row: usize, found: RowOutput<'_>) {
+        if self.wrong || matches!(self.stepped, Stepped::Failed(_) | Stepped::Done(_)) {
+            return;
+        }
+        self.told += 1;
+        self.stepped = take_row(&mut self.task, row, found);
+        if let (Stepped::Appended, Work::Generate(g)) = (&self.stepped, &self.task.work) {
+            let draft = g.drafts.next.get(self.told as usize - 1);
+            self.wrong = draft.is_some() && draft != self.task.tokens.last();
+        }
+    }
+
+    /// Rows whose keys and values count: those of drafts only if they were right.
+    pub(crate) fn rows(&self) -> u32 {
+        match (&self.task.work, &self.stepped) {
+            // Nothing of it was told: all of it is done again, or there was nothing to tell.
+            (_, Stepped::GoesOn) | (Work::Score(_), _) => self.span.rows,
+            (Work::Generate(_), _) => self.span.rows - (self.span.outputs - self.told),
+        }
+    }
+}
+
+/// How much of the wanted rows some requests look at.
+pub(crate) fn interest(members: &[Member]) -> Interest {
+    let mut most = Interest::Best;
+    for member in members.iter().filter(|m| m.span.outputs > 0) {
+        let Work::Generate(g) = &member.task.work else {
+            return Interest::Logits;
+        };
+        if g.chooser.looks_at_all(g.generated) {
+            return Interest::Logits;
+        }
+        let sampler = &g.chooser.sampler;
+        most = match (sampler.takes_top(), most) {
+            _ if sampler.takes_best() => most,
+            (Some(k), Interest::Top(other)) => Interest::Top(k.max(other)),
+            (Some(k), _) => Interest::Top(k),
+            (None, _) => return Interest::Logits,
+        };
+    }
+    most
+}
+
+/// Takes what was found for a request's row in a pass.
+fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> Stepped {
+    match &mut task.work {
+        Work::Generate(g) => match g.chooser.choose(found, g.generated, &task.loaded) {
+            Ok(chosen) => accept(g, &mut task.tokens, task.n_ctx, &task.loaded, chosen),
+            Err(error) => Stepped::Failed(error),
+        },
+        Work::Score(s) => {
+            let at = task.n_past + row;
+            // A pass that is done again begins where the last one that ended left off.
+            s.scores.truncate(at);
+            let scored = match found {
+                RowOutput::Logits(logits) => score(logits, task.tokens[at + 1], s.top_n),
+                RowOutput::Best(_) | RowOutput::Top(_) => {
+                    return Stepped::Failed(Error::Internal("scores need logits".to_owned()));
+                }
+            };
+            let Some(scored) = scored else {
+                return Stepped::Failed(not_finite(&task.loaded));
+            };
+            s.scores.push(scored);
+            match task.is_complete_at(at + 1) {
+                true => Stepped::Done(None),
+                false => Stepped::GoesOn,
+            }
+        }
+    }
+}
+
+/// Takes a chosen token into a generation.
+fn accept(
+    g: &mut Generation,
+    tokens: &mut Vec<u32>,
+    n_ctx: usize,
+    loaded: &LoadedModel,
+    chosen: Chosen,
+) -> Stepped {
+    let Chosen { token, score } = chosen;
+    let now = Instant::now();
+    if g.first_token.is_none() {
+        tracing::debug!(model = loaded.name(), "a first token");
+    }
+    g.first_token.get_or_insert(now);
+    g.last_token = Some(now);
+    if g.max_tokens == Some(0) {
+        return Stepped::Done(Some(FinishReason::MaxTokens));
+    }
+    let tokenizer = loaded.tokenizer();
+    match g.chooser.ends(loaded, token) {
+        Some(Ends::Text) => return Stepped::Done(Some(FinishReason::EndOfText)),
+        Some(Ends::Stop) => return Stepped::Done(Some(FinishReason::StopToken { id: token })),
+        None => {}
+    }
+    g.generated += 1;
+    let complete = match g.chooser.accept(token) {
+        Ok(complete) => complete,
+        Err(error) => return Stepped::Failed(error),
+    };
+    tokens.push(token);
+    let checked = g.stops.push(&g.decoder.push(tokenizer, token));
+    let piece = GenerateEvent::Piece {
+        text: checked.text,
+        ids: vec![token],
+        scores: score.into_iter().collect(),
+    };
+    // The pass had its row because three places were free; if the reader is gone the next look ends the request.
+    let _ = g.events.try_send(piece);
+    if let Some(index) = checked.stopped {
+        return Stepped::Done(Some(FinishReason::StopString { index }));
+    }
+    if complete {
+        return Stepped::Done(Some(FinishReason::EndOfText));
+    }
+    if g.max_tokens.is_some_and(|max| g.generated >= max) {
+        return Stepped::Done(Some(FinishReason::MaxTokens));
+    }
+    // The last position can be generated but not continued from.
+    if tokens.len() >= n_ctx {
+        return Stepped::Done(Some(FinishReason::ContextFull));
+    }
+    Stepped::Appended
+}

@@ -1,0 +1,256 @@
+//! From what a request says to a parser that is ready for the first token.
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::panic_utils::catch_unwind;
+use serde_json::{Value, json};
+
+use crate::matcher::Matcher;
+use crate::vocabulary::Vocabulary;
+use crate::{Error, limits, reason};
+
+/// What a text is held to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Grammar {
+    /// A JSON object.
+    JsonObject,
+    /// A JSON value that a schema describes.
+    JsonSchema(Value),
+    /// A text that a regular expression describes from its beginning to its end.
+    Regex(String),
+    /// A text that a grammar in llguidance's variant of Lark describes; its rule `start` is the
+    /// whole text.
+    Lark(String),
+    /// A few of some texts, each of which has JSON in its middle.
+    Calls(Calls),
+}
+
+/// One of the calls, or several; or, where there is a schema for it, a JSON value in their place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Calls {
+    /// What can be called.
+    pub calls: Vec<Call>,
+    /// What stands between two calls, where there may be several.
+    pub between: Option<String>,
+    /// What may stand there instead.
+    pub or: Option<Value>,
+}
+
+/// What can be called: a text, JSON that a schema describes, and a text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call {
+    /// Before the JSON.
+    pub before: String,
+    /// The JSON's schema.
+    pub schema: Value,
+    /// Behind the JSON.
+    pub after: String,
+}
+
+impl Calls {
+    /// The grammar in Lark. Each schema is a document of its own, so that its references hold.
+    fn lark(&self) -> Result<String, Error> {
+        let mut text = String::new();
+        let mut names = Vec::new();
+        for (i, call) in self.calls.iter().enumerate() {
+            let (before, after) = (Value::from(&*call.before), Value::from(&*call.after));
+            let schema = prepared(&call.schema)?;
+            text.push_str(&format!(
+                "c{i}: {before} v{i} {after}\nv{i}: %json {schema}\n"
+            ));
+            names.push(format!("c{i}"));
+        }
+        text.push_str(&format!("one: {}\n", names.join(" | ")));
+        let mut start = match &self.between {
+            None => "start: one".to_owned(),
+            Some(between) => format!("start: one ({} one)*", Value::from(&**between)),
+        };
+        if let Some(schema) = &self.or {
+            text.push_str(&format!("value: %json {}\n", prepared(schema)?));
+            start.push_str(" | value");
+        }
+        text.push_str(&start);
+        check_size(&text, limits::GRAMMAR_MAX_BYTES)?;
+        Ok(text)
+    }
+}
+
+/// A checked schema, with bounds on white space unless it has options of its own.
+fn prepared(schema: &Value) -> Result<Value, Error> {
+    if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
+        let message = "a schema is an object, or true or false; give one";
+        return Err(refused(message.to_owned()));
+    }
+    check_size(&schema.to_string(), limits::GRAMMAR_MAX_BYTES)?;
+    check_schema(schema, 0, &mut 0)?;
+    let mut schema = schema.clone();
+    if let Value::Object(schema) = &mut schema {
+        schema
+            .entry("x-guidance")
+            .or_insert_with(|| json!({"whitespace_pattern": limits::JSON_SPACE}));
+    }
+    Ok(schema)
+}
+
+impl Grammar {
+    /// A schema from its text.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] where it is no JSON, or larger than may be.
+    pub fn from_schema_text(text: &str) -> Result<Self, Error> {
+        check_size(text, limits::GRAMMAR_MAX_BYTES)?;
+        let schema = serde_json::from_str(text).map_err(|error| refused(error.to_string()))?;
+        Ok(Self::JsonSchema(schema))
+    }
+
+    /// Bytes of its text, about, for the choice of who compiles it; no more are counted than may
+    /// be.
+    pub fn bytes(&self) -> usize {
+        let of = |schema: &Value| {
+            let mut left = limits::GRAMMAR_MAX_BYTES;
+            count(schema, &mut left);
+            limits::GRAMMAR_MAX_BYTES - left
+        };
+        match self {
+            Self::JsonObject => 0,
+            Self::JsonSchema(schema) => of(schema),
+            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Calls(calls) => {
+                let or = calls.or.as_ref().map_or(0, of);
+                or + calls
+                    .calls
+                    .iter()
+                    .map(|call| of(&call.schema))
+                    .sum::<usize>()
+            }
+        }
+    }
+
+    fn top_level(&self) -> Result<TopLevelGrammar, Error> {
+        match self {
+            Self::JsonObject => {
+                let schema = prepared(&json!({"type": "object"}))?;
+                Ok(TopLevelGrammar::from_json_schema(schema))
+            }
+            Self::JsonSchema(schema) => {
+                let schema = prepared(schema)?;
+                Ok(TopLevelGrammar::from_json_schema(schema))
+            }
+            Self::Calls(calls) => Ok(TopLevelGrammar::from_lark(calls.lark()?)),
+            Self::Regex(text) => {
+                check_size(text, limits::GRAMMAR_MAX_BYTES)?;
+                check_nesting(text)?;
+                Ok(TopLevelGrammar::from_regex(text))
+            }
+            Self::Lark(text) => {
+                check_size(text, limits::LARK_MAX_BYTES)?;
+                check_nesting(text)?;
+                Ok(TopLevelGrammar::from_lark(text.clone()))
+            }
+        }
+    }
+}
+
+impl Vocabulary {
+    /// A matcher at the beginning of a text. Takes milliseconds for a usual schema and some tens of
+    /// them at most; CPU-bound, for a blocking thread.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] with the reason.
+    pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, Error> {
+        let top = grammar.top_level()?;
+        let compile = || {
+            let parser = catch_unwind(std::panic::AssertUnwindSafe(|| {
+                self.factory.create_parser(top)
+            }));
+            let inner = llguidance::Matcher::new(parser);
+            match inner.get_error() {
+                None => Ok(inner),
+                Some(error) => Err(refused(reason(&error))),
+            }
+        };
+        let inner = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new()
+                .name("grammar".to_owned())
+                .stack_size(limits::COMPILE_STACK_BYTES)
+                .spawn_scoped(scope, compile);
+            let thread = thread.map_err(|error| refused(format!("no thread for it: {error}")))?;
+            let ended = thread.join();
+            ended.unwrap_or_else(|_| Err(refused("it cannot be compiled".to_owned())))
+        })?;
+        Matcher::new(inner, self)
+    }
+}
+
+fn refused(reason: String) -> Error {
+    Error::Grammar { reason }
+}
+
+fn check_size(text: &str, max: usize) -> Result<(), Error> {
+    if text.len() > max {
+        let message = format!("it has {} bytes; at most {max}", text.len());
+        return Err(refused(message));
+    }
+    Ok(())
+}
+
+/// Takes what a value's text has off `left`, about, until nothing is left.
+fn count(value: &Value, left: &mut usize) {
+    let own = match value {
+        Value::String(text) => text.len(),
+        _ => 0,
+    };
+    *left = left.saturating_sub(own + 4);
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members.iter().take(*left) {
+                *left = left.saturating_sub(name.len());
+                count(member, left);
+            }
+        }
+        Value::Array(list) => list.iter().take(*left).for_each(|one| count(one, left)),
+        _ => {}
+    }
+}
+
+/// Refuses what a parser by recursive descent would go too deep for. Brackets count wherever they
+/// stand, since what is text and what is not is for that parser to say.
+fn check_nesting(text: &str) -> Result<(), Error> {
+    let mut depth = 0usize;
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > limits::NESTING_MAX {
+            let max = limits::NESTING_MAX;
+            return Err(refused(format!(
+                "its brackets are nested deeper than {max}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a schema that is nested deeper or has more values than may be: its text is walked by
+/// recursion, and members of an object are compared with one another.
+fn check_schema(value: &Value, depth: usize, values: &mut usize) -> Result<(), Error> {
+    *values += 1;
+    if depth > limits::NESTING_MAX {
+        let max = limits::NESTING_MAX;
+        return Err(refused(format!("it is nested deeper than {max}")));
+    }
+    if *values > limits::SCHEMA_VALUES_MAX {
+        let max = limits::SCHEMA_VALUES_MAX;
+        return Err(refused(format!("it has more than {max} values")));
+    }
+    match value {
+        Value::Object(members) => members
+            .values()
+            .try_for_each(|member| check_schema(member, depth + 1, values)),
+        Value::Array(list) => list
+            .iter()
+            .try_for_each(|member| check_schema(member, depth + 1, values)),
+        _ => Ok(()),
+    }
+}

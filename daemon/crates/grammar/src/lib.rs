@@ -1,0 +1,65 @@
+//! Which tokens may come next in a text that is held to a grammar.
+//!
+//! ```text
+//! Tokenizer --once--> Vocabulary --for each request--> Matcher --for each token--> Mask
+//!                     Grammar ------------------------^  ^---- the token that was chosen
+//! ```
+//!
+//! The work is done by the crate `llguidance`; what is here gives it our vocabularies, bounds what
+//! a request can make it do, and says what is wrong in our words.
+//!
+//! *Invariants:* no panic and no endless work comes of a grammar, whatever it says: sizes, nesting,
+//! steps and states are bounded ([`limits`]). A mask allows tokens that end the text exactly where
+//! the grammar is complete.
+
+#![forbid(unsafe_code)]
+
+mod compile;
+pub mod limits;
+mod matcher;
+mod vocabulary;
+
+pub use compile::{Call, Calls, Grammar};
+pub use matcher::{Mask, Matcher};
+pub use vocabulary::Vocabulary;
+
+/// What is wrong with a grammar, or with a text that is held to it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The grammar cannot be used.
+    #[error("{reason}")]
+    Grammar {
+        /// Why, in one line.
+        reason: String,
+    },
+    /// The vocabulary cannot be used.
+    #[error("the vocabulary cannot be held to a grammar: {reason}")]
+    Vocabulary {
+        /// Why, in one line.
+        reason: String,
+    },
+    /// No token can continue the text, or finding out takes more than is allowed.
+    #[error("the text cannot be continued as its grammar asks: {reason}; make the grammar simpler")]
+    Stuck {
+        /// Why, in one line.
+        reason: String,
+    },
+}
+
+/// The reason that llguidance gives, as one line of bounded length.
+fn reason(error: &dyn std::fmt::Display) -> String {
+    let text = error.to_string();
+    // What follows describes its own state.
+    let text = text.split("\n<").next().unwrap_or_default();
+    let words: Vec<_> = text.split_whitespace().collect();
+    let mut line = words.join(" ");
+    if line.len() > limits::REASON_MAX_BYTES {
+        let mut end = limits::REASON_MAX_BYTES;
+        while !line.is_char_boundary(end) {
+            end -= 1;
+        }
+        line.truncate(end);
+        line.push_str(" ...");
+    }
+    line
+}

@@ -1,0 +1,32 @@
+//! What a request can make of a grammar, at most.
+
+use llguidance::api::ParserLimits;
+
+/// Largest grammar in bytes of its text.
+pub const GRAMMAR_MAX_BYTES: usize = 256 << 10;
+/// The same of one in Lark, whose schemas are not looked into before they are compiled.
+pub const LARK_MAX_BYTES: usize = 64 << 10;
+/// Deepest nesting of brackets in a grammar, and of values in a schema.
+pub const NESTING_MAX: usize = 64;
+/// Most values in a JSON schema. As many as members of one object take a second to compile.
+pub const SCHEMA_VALUES_MAX: usize = 6_000;
+/// White space between two parts of a JSON text: a little on one line, or a line end with an
+/// indentation. More of it is what models fall into that do not know how to go on.
+pub(crate) const JSON_SPACE: &str = r"[ \t]{1,2}|\r?\n[ \t]{0,40}";
+/// Longest reason of a refusal in bytes.
+pub(crate) const REASON_MAX_BYTES: usize = 400;
+/// Stack of the thread that compiles: schemas and expressions are walked by recursion.
+pub(crate) const COMPILE_STACK_BYTES: usize = 64 << 20;
+
+/// The bounds of the parser: about 20 ms for the beginning, 15 ms for the mask of a token, and 40
+/// MB of states for a text.
+pub(crate) fn parser() -> ParserLimits {
+    ParserLimits {
+        max_lexer_states: 20_000,
+        max_grammar_size: 200_000,
+        verbose_errors: false,
+        // It would run over the whole vocabulary for each request.
+        precompute_large_lexemes: false,
+        ..ParserLimits::default()
+    }
+}

@@ -1,0 +1,164 @@
+//! What requests ask beside sampling: bias by token, where a text may and must end,
+//! log-probabilities.
+
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::Decoding;
+
+use crate::check::{Sampling, Violations};
+use crate::failure::{self, Failure};
+use crate::format::Format;
+
+/// Most tokens with a bias.
+pub const LOGIT_BIAS_MAX: usize = 1024;
+/// Largest bias, either sign.
+pub const BIAS_MAX: f32 = 100.0;
+/// Most tokens that end a text beside the vocabulary's own.
+pub const STOP_TOKENS_MAX: usize = 64;
+/// Most tokens that are told with their log-probabilities in a generated one's place.
+pub const LOGPROBS_MAX: u32 = 20;
+
+/// The fields as a request has them; what is absent does nothing.
+#[derive(Debug, Clone, Default)]
+pub struct DecodingFields {
+    /// Token ids with what is added to their logits: at most [`LOGIT_BIAS_MAX`], each at most
+    /// [`BIAS_MAX`], either sign.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// At least 0, at most `max_tokens`.
+    pub min_tokens: Option<i32>,
+    /// Go on behind tokens that end a text.
+    pub ignore_eos: bool,
+    /// At most [`STOP_TOKENS_MAX`].
+    pub stop_token_ids: Vec<u32>,
+    /// 0 to [`LOGPROBS_MAX`].
+    pub logprobs: Option<i32>,
+    /// What the text is held to.
+    pub format: Option<Format>,
+}
+
+/// Checks the fields, but for what the vocabulary has to say; gives the biases by token, the rest,
+/// and the format that is yet to be compiled.
+pub(crate) fn checked(
+    mut fields: DecodingFields,
+    max_tokens: Option<u32>,
+    v: &mut Violations,
+) -> (Vec<(u32, f32)>, Decoding, Option<Format>) {
+    let bias = &mut fields.logit_bias;
+    if bias.len() > LOGIT_BIAS_MAX {
+        let message = format!("{} tokens; at most {LOGIT_BIAS_MAX}", bias.len());
+        v.add("sampling.logit_bias", message);
+    }
+    // No number at all is in no range.
+    if let Some((id, bias)) = bias
+        .iter()
+        .find(|(_, bias)| bias.is_nan() || bias.abs() > BIAS_MAX)
+    {
+        let message = format!("{bias} for token {id} is out of range: from -100 to 100");
+        v.add("sampling.logit_bias", message);
+    }
+    bias.sort_unstable_by_key(|(id, _)| *id);
+    if let Some(twice) = bias.windows(2).find(|two| two[0].0 == two[1].0) {
+        let message = format!("token {} stands there twice; give it once", twice[0].0);
+        v.add("sampling.logit_bias", message);
+    }
+    let range = "at least 0, where 0 does nothing";
+    let min_tokens = v.integer(
+        "sampling.min_tokens",
+        fields.min_tokens,
+        0,
+        i32::MAX as u32,
+        range,
+    );
+    let min_tokens = min_tokens.unwrap_or(0);
+    if let Some(max) = max_tokens.filter(|&max| max < min_tokens) {
+        let message = format!("{min_tokens} is more than max_tokens, {max}; give less");
+        v.add("sampling.min_tokens", message);
+    }
+    if fields.stop_token_ids.len() > STOP_TOKENS_MAX {
+        let n = fields.stop_token_ids.len();
+        let message = format!("{n} tokens; at most {STOP_TOKENS_MAX}");
+        v.add("sampling.stop_token_ids", message);
+    }
+    if let Some(format) = &fields.format {
+        format.check_beside(min_tokens, fields.ignore_eos, v);
+    }
+    let range = format!("from 0 to {LOGPROBS_MAX}");
+    let decoding = Decoding {
+        min_tokens,
+        ignore_eos: fields.ignore_eos,
+        stop_tokens: fields.stop_token_ids,
+        logprobs: v.integer("logprobs", fields.logprobs, 0, LOGPROBS_MAX, &range),
+        grammar: None,
+    };
+    (fields.logit_bias, decoding, fields.format)
+}
+
+/// Checks token ids against a model's vocabulary.
+///
+/// # Errors
+/// INVALID_ARGUMENT, with the field as the request calls it.
+pub fn check_vocabulary(sampling: &Sampling, model: &LoadedModel) -> Result<(), Failure> {
+    let n_vocab = model.model().info().n_vocab;
+    let bias = sampling.params.logit_bias.iter().map(|(id, _)| *id);
+    let stops = sampling.decoding.stop_tokens.iter().copied();
+    let check = |field: &str, mut ids: Box<dyn Iterator<Item = u32> + '_>| {
+        let Some(id) = ids.find(|&id| id >= n_vocab) else {
+            return Ok(());
+        };
+        let last = n_vocab.max(1) - 1;
+        Err(failure::invalid(
+            &sampling.name_of(field),
+            &format!("id {id} is out of range: the vocabulary has the ids 0 to {last}"),
+        ))
+    };
+    check("sampling.logit_bias", Box::new(bias))?;
+    check("sampling.stop_token_ids", Box::new(stops))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl Fn(&mut DecodingFields), max_tokens: Option<u32>) -> Option<String> {
+        let mut fields = DecodingFields::default();
+        change(&mut fields);
+        let mut violations = Violations::default();
+        checked(fields, max_tokens, &mut violations);
+        violations
+            .result()
+            .err()
+            .map(|failure| failure.fields()[0].0.clone())
+    }
+
+    #[test]
+    fn each_field_is_held_to_its_range() {
+        assert_eq!(refused(|_| {}, None), None);
+        let bias = |list: &[(u32, f32)]| refused(|f| f.logit_bias = list.to_vec(), None);
+        assert_eq!(bias(&[(7, 100.0), (1, -100.0)]), None);
+        let many: Vec<_> = (0..=LOGIT_BIAS_MAX as u32).map(|id| (id, 1.0)).collect();
+        assert_eq!(bias(&many[1..]), None);
+        for bad in [
+            &[(0, 100.1)][..],
+            &[(0, f32::NAN)],
+            &[(0, f32::NEG_INFINITY)],
+            &[(5, 1.0), (6, 1.0), (5, 2.0)],
+            &many,
+        ] {
+            assert_eq!(bias(bad).as_deref(), Some("sampling.logit_bias"));
+        }
+        let least = |n, max| refused(|f| f.min_tokens = Some(n), max);
+        assert_eq!(least(5, None), None);
+        assert_eq!(least(5, Some(5)), None);
+        for (n, max) in [(-1, None), (6, Some(5))] {
+            assert_eq!(least(n, max).as_deref(), Some("sampling.min_tokens"));
+        }
+        let stops = |n| refused(|f| f.stop_token_ids = vec![1; n], None);
+        assert_eq!(stops(STOP_TOKENS_MAX), None);
+        let field = stops(STOP_TOKENS_MAX + 1);
+        assert_eq!(field.as_deref(), Some("sampling.stop_token_ids"));
+        let logprobs = |n| refused(|f| f.logprobs = Some(n), None);
+        assert_eq!((logprobs(0), logprobs(20)), (None, None));
+        for n in [-1, 21] {
+            assert_eq!(logprobs(n).as_deref(), Some("logprobs"));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Answers that are held to a grammar: from what a request says to a matcher, off the async
+//! workers.
+
+use std::sync::Arc;
+
+use rocmforge_engine::LoadedModel;
+pub use rocmforge_grammar::{Call, Calls, Grammar};
+use rocmforge_grammar::{Error, Matcher};
+
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::check::Violations;
+use crate::failure::{self, Failure};
+use crate::prompt::Encoded;
+
+/// What ends a model's thinking, which is not held to anything.
+const THINK_OPEN: &str = "<think>";
+const THINK_CLOSE: &str = "</think>";
+/// Bytes of text that cost as much as a byte of a grammar, about.
+const BYTES_OF_TEXT: usize = 16;
+
+/// What an answer is held to.
+#[derive(Debug, Clone)]
+pub struct Format {
+    /// The grammar.
+    pub grammar: Grammar,
+    /// What a refusal calls it.
+    pub field: &'static str,
+}
+
+impl Format {
+    /// With the field of the request that says it.
+    pub fn new(grammar: Grammar, field: &'static str) -> Self {
+        Self { grammar, field }
+    }
+
+    /// What a schema's text says.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT where it is no JSON.
+    pub fn of_schema_text(text: &str, field: &'static str) -> Result<Self, Failure> {
+        let grammar = Grammar::from_schema_text(text);
+        let grammar = grammar.map_err(|error| refused(field, &error))?;
+        Ok(Self::new(grammar, field))
+    }
+
+    /// Refuses what cannot be beside a format.
+    pub(crate) fn check_beside(&self, min_tokens: u32, ignore_eos: bool, v: &mut Violations) {
+        let message = "a text that is held to a format ends where the format does; leave it unset";
+        if min_tokens > 0 {
+            v.add("sampling.min_tokens", message);
+        }
+        if ignore_eos {
+            v.add("sampling.ignore_eos", message);
+        }
+    }
+}
+
+/// A matcher that begins behind the thinking, where the prompt has opened it.
+pub(crate) fn begun(mut matcher: Matcher, prompt: &Encoded) -> Box<Matcher> {
+    if prompt.tail.ends_with(THINK_OPEN) {
+        matcher.begin_after(THINK_CLOSE);
+    }
+    Box::new(matcher)
+}
+
+impl Service {
+    /// Compiles what an answer is held to, for a model's vocabulary.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the reason, RESOURCE_EXHAUSTED where too much waits.
+    pub(crate) async fn matcher(
+        &self,
+        model: &Arc<LoadedModel>,
+        format: Format,
+        arrival: Arrival,
+    ) -> Result<Matcher, Failure> {
+        let Format { grammar, field } = format;
+        let model = Arc::clone(model);
+        // A long one waits with long texts: each of its bytes costs more than one of those.
+        let size = BYTES_OF_TEXT * grammar.bytes();
+        let work = move |_: &_| {
+            let vocabulary = model.grammars();
+            let matcher = vocabulary.and_then(|vocabulary| vocabulary.matcher(&grammar));
+            matcher.map_err(|error| refused(field, &error))
+        };
+        arrival.limit(self.text.run(size, work)).await
+    }
+}
+
+fn refused(field: &str, error: &Error) -> Failure {
+    match error {
+        Error::Grammar { .. } | Error::Stuck { .. } => failure::invalid(field, &error.to_string()),
+        Error::Vocabulary { .. } => failure::unsupported_field(field, &error.to_string()),
+    }
+}

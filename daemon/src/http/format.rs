@@ -1,0 +1,217 @@
+//! What an answer is held to, in each dialect's spelling.
+
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::format::{Format, Grammar};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::prompt::says_something;
+
+/// How llama-server tells a grammar in llguidance's Lark from one in GBNF.
+const LARK_MARK: &str = "%llguidance";
+
+/// The fields of OpenAI's chat and completions, with llama-server's own ones.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct WireFormat {
+    response_format: Option<Value>,
+    json_schema: Option<Value>,
+    grammar: Option<Value>,
+}
+
+impl WireFormat {
+    /// The format; an error where there are several.
+    pub(super) fn format(self) -> Result<Option<Format>, Failure> {
+        let named = [
+            of_response(self.response_format.as_ref())?,
+            schema(self.json_schema),
+            grammar(self.grammar)?,
+        ];
+        let mut named = named.into_iter().flatten();
+        let first = named.next();
+        match (&first, named.next()) {
+            (Some(first), Some(second)) => Err(failure::invalid(
+                second.field,
+                &format!("the answer is held to {} already; give one", first.field),
+            )),
+            _ => Ok(first),
+        }
+    }
+}
+
+/// OpenAI's `response_format`: `{"type": "json_schema", "json_schema": {"schema": {...}}}`.
+fn of_response(format: Option<&Value>) -> Result<Option<Format>, Failure> {
+    const FIELD: &str = "response_format";
+    let Some(format) = format.filter(|format| says_something(Some(format))) else {
+        return Ok(None);
+    };
+    // llama-server takes a schema beside json_object, too.
+    let described = match format["type"].as_str() {
+        Some("json_object") => &format["schema"],
+        _ => &format["json_schema"]["schema"],
+    };
+    of_kind(&format["type"], described, FIELD)
+}
+
+/// `text.format` of responses: `{"type": "json_schema", "schema": {...}}`.
+pub(super) fn of_responses(text: Option<&Value>) -> Result<Option<Format>, Failure> {
+    let format = text.map(|text| &text["format"]);
+    let Some(format) = format.filter(|format| says_something(Some(format))) else {
+        return Ok(None);
+    };
+    of_kind(&format["type"], &format["schema"], "text.format")
+}
+
+/// Anthropic's `output_config.format`, and `output_format` before that.
+pub(super) fn of_messages(
+    config: Option<&Value>,
+    before: Option<&Value>,
+) -> Result<Option<Format>, Failure> {
+    let config = config.map(|config| &config["format"]);
+    for (format, field) in [(config, "output_config.format"), (before, "output_format")] {
+        if let Some(format) = format.filter(|format| says_something(Some(format))) {
+            return of_kind(&format["type"], &format["schema"], field);
+        }
+    }
+    Ok(None)
+}
+
+fn of_kind(
+    kind: &Value,
+    described: &Value,
+    field: &'static str,
+) -> Result<Option<Format>, Failure> {
+    let grammar = match (kind.as_str(), described) {
+        (Some("text"), _) => return Ok(None),
+        (Some("json_object"), Value::Null) => Grammar::JsonObject,
+        (Some("json_object" | "json_schema"), Value::Object(_) | Value::Bool(_)) => {
+            Grammar::JsonSchema(described.clone())
+        }
+        (Some("json_schema"), _) => {
+            let message = "it has no schema; give one, an object";
+            return Err(failure::invalid(field, message));
+        }
+        _ => {
+            let message = format!("{kind} is no type here; give text, json_object or json_schema");
+            return Err(failure::invalid(field, &message));
+        }
+    };
+    Ok(Some(Format::new(grammar, field)))
+}
+
+fn schema(schema: Option<Value>) -> Option<Format> {
+    let schema = schema.filter(|schema| !schema.is_null())?;
+    Some(Format::new(Grammar::JsonSchema(schema), "json_schema"))
+}
+
+fn grammar(grammar: Option<Value>) -> Result<Option<Format>, Failure> {
+    match grammar {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(Value::String(text)) if text.trim_start().starts_with(LARK_MARK) => {
+            Ok(Some(Format::new(Grammar::Lark(text), "grammar")))
+        }
+        Some(_) => Err(failure::unsupported_field(
+            "grammar",
+            "GBNF is not read here; give a grammar in Lark that begins with %llguidance {}, or a \
+             json_schema",
+        )),
+    }
+}
+
+/// Ollama's `format`: "json", or a schema.
+pub(super) fn of_ollama(format: Option<Value>) -> Result<Option<Format>, Failure> {
+    let grammar = match format {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(word)) if word.is_empty() => return Ok(None),
+        Some(Value::String(word)) if word == "json" => Grammar::JsonObject,
+        Some(schema @ Value::Object(_)) => Grammar::JsonSchema(schema),
+        Some(_) => {
+            let message = "give \"json\", or a JSON schema";
+            return Err(failure::invalid("format", message));
+        }
+    };
+    Ok(Some(Format::new(grammar, "format")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn grammar_of(format: Result<Option<Format>, Failure>) -> Option<Grammar> {
+        format.unwrap().map(|format| format.grammar)
+    }
+
+    fn field_of(format: Result<Option<Format>, Failure>) -> String {
+        format.unwrap_err().fields()[0].0.clone()
+    }
+
+    fn wire(value: Value) -> Result<Option<Format>, Failure> {
+        serde_json::from_value::<WireFormat>(value)
+            .unwrap()
+            .format()
+    }
+
+    #[test]
+    fn each_dialect_says_it_its_own_way() {
+        let schema = json!({"type": "object"});
+        let held = Some(Grammar::JsonSchema(schema.clone()));
+        let chat = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
+        let flat = json!({"type": "json_schema", "name": "n", "schema": schema});
+        assert_eq!(grammar_of(wire(json!({"response_format": chat}))), held);
+        assert_eq!(grammar_of(wire(json!({"json_schema": schema}))), held);
+        let beside = json!({"response_format": {"type": "json_object", "schema": schema}});
+        assert_eq!(grammar_of(wire(beside)), held);
+        assert_eq!(
+            grammar_of(of_responses(Some(&json!({"format": flat})))),
+            held
+        );
+        assert_eq!(
+            grammar_of(of_messages(Some(&json!({"format": flat})), None)),
+            held
+        );
+        assert_eq!(grammar_of(of_messages(None, Some(&flat))), held);
+        assert_eq!(grammar_of(of_ollama(Some(schema))), held);
+
+        let object = Some(Grammar::JsonObject);
+        let wanted = json!({"response_format": {"type": "json_object"}});
+        assert_eq!(grammar_of(wire(wanted)), object);
+        assert_eq!(grammar_of(of_ollama(Some(json!("json")))), object);
+        let lark = "%llguidance {}\nstart: \"a\"".to_owned();
+        let wanted = grammar_of(wire(json!({"grammar": lark})));
+        assert_eq!(wanted, Some(Grammar::Lark(lark)));
+
+        for nothing in [
+            json!({}),
+            json!({"response_format": null, "grammar": ""}),
+            json!({"response_format": {"type": "text"}}),
+        ] {
+            assert_eq!(grammar_of(wire(nothing)), None);
+        }
+        assert_eq!(grammar_of(of_ollama(Some(json!("")))), None);
+        assert_eq!(
+            grammar_of(of_responses(Some(&json!({"verbosity": "low"})))),
+            None
+        );
+    }
+
+    #[test]
+    fn what_says_nothing_clear_is_refused_by_its_name() {
+        let format = |value: Value| field_of(wire(json!({"response_format": value})));
+        assert_eq!(format(json!({"type": "xml"})), "response_format");
+        assert_eq!(format(json!({"type": "json_schema"})), "response_format");
+        assert_eq!(format(json!("json")), "response_format");
+        assert_eq!(
+            field_of(wire(json!({"grammar": "root ::= \"a\""}))),
+            "grammar"
+        );
+        let both = json!({"response_format": {"type": "json_object"}, "json_schema": {}});
+        assert_eq!(field_of(wire(both)), "json_schema");
+        assert_eq!(field_of(of_ollama(Some(json!("yaml")))), "format");
+        assert_eq!(
+            field_of(of_responses(Some(&json!({"format": {"type": "grammar"}})))),
+            "text.format"
+        );
+    }
+}
