@@ -155,6 +155,8 @@ pub(super) struct WireSampling {
     min_tokens: Option<i64>,
     ignore_eos: Option<bool>,
     stop_token_ids: Option<Vec<u32>>,
+    /// llama-server's.
+    cache_prompt: Option<bool>,
 }
 
 impl WireSampling {
@@ -203,6 +205,7 @@ impl WireSampling {
                 logprobs: None,
                 format: None,
             },
+            reuse_prompt: self.cache_prompt,
         }
     }
 }

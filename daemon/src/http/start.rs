@@ -57,6 +57,7 @@ pub(super) async fn chat(
     let result = async {
         let roles: Vec<_> = asked.messages.iter().map(|m| m.role.as_str()).collect();
         check::messages(&roles, &mut violations);
+        let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
         let mut sampling = check::sampling(asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
@@ -81,7 +82,7 @@ pub(super) async fn chat(
             sampling,
             n_ctx,
             class: Class::Interactive,
-            reuse: true,
+            reuse,
         };
         let choices = service.generate_choices(wanted, asked.choices, call.arrival, &mut log);
         let split = |running: Running| {
@@ -104,6 +105,7 @@ pub(super) async fn text(
 ) -> Result<Generation, Failure> {
     let mut log = call.log(&asked.model);
     let result = async {
+        let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
         let sampling = check::sampling(asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
@@ -123,7 +125,7 @@ pub(super) async fn text(
             sampling,
             n_ctx,
             class: Class::Interactive,
-            reuse: true,
+            reuse,
         };
         let choices = service.generate_choices(wanted, asked.choices, call.arrival, &mut log);
         let split = |running: Running| (running, Splitter::plain());

@@ -171,6 +171,8 @@ fn sampling(
             logprobs,
             format: wire.format.map(format).transpose()?,
         },
+        // The request has it itself.
+        reuse_prompt: None,
     })
 }
 

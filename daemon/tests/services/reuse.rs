@@ -66,6 +66,10 @@ async fn applications_are_told_how_much_of_a_prompt_was_cached() {
     }
     assert_eq!(cached[0].1, 0);
     assert_eq!(cached[1].1, (cached[1].0 - 1) / 32 * 32);
+    let mut anew = asked.clone();
+    anew["cache_prompt"] = json!(false);
+    let usage = http.post("/v1/chat/completions", &anew).await.json()["usage"].clone();
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
     let metrics = http.get("/metrics").await.text;
     for line in [
         format!("vllm:prefix_cache_queries_total {}", 2 * cached[0].0),

@@ -308,6 +308,7 @@ impl Engine {
             memory: SequenceMemory::default(),
             compactions: 0,
             begun: false,
+            follows: false,
             realm: wanted.realm,
             counts: crate::api::RequestCacheUse::default(),
             received,

@@ -19,7 +19,7 @@ use crate::actor::{Engine, EngineConfig, Entry};
 use crate::error::Error;
 use crate::kv;
 use crate::refusal::Refusal;
-use crate::task::{Task, Work};
+use crate::task::Task;
 
 /// Most rows of logits that are computed at a time.
 const OUTPUT_ROWS_MAX: u64 = 256;
@@ -204,7 +204,8 @@ impl Engine {
             return;
         }
         for task in self.tasks.values() {
-            self.scheduler.set_ready(task.seq, task.reader_has_room());
+            let ready = task.reader_has_room() && !task.follows;
+            self.scheduler.set_ready(task.seq, ready);
         }
         let mut actions = Vec::new();
         self.scheduling(budget, |scheduler, view| {
@@ -224,50 +225,7 @@ impl Engine {
                 Action::Expired(seq) => self.end(seq, Error::Cancelled),
             }
         }
-    }
-
-    /// A request was admitted: what is there of its prompt is not computed.
-    fn begin(&mut self, seq: SeqId) {
-        let Some(task) = self.tasks.get_mut(&seq) else {
-            return;
-        };
-        let first = !std::mem::replace(&mut task.begun, true);
-        self.requests_changed = true;
-        self.note_wanted_weights();
-        let Some(task) = self.tasks.get_mut(&seq) else {
-            return;
-        };
-        let Some(realm) = task.realm else {
-            return;
-        };
-        let plan = task.loaded.model().plan();
-        let begun = task
-            .memory
-            .begin(&mut self.residency, realm, plan, &task.tokens);
-        task.n_past = begun.positions;
-        if begun.positions > 0 {
-            self.scheduler.reused(seq, begun.positions as u32);
-        }
-        let stops: Vec<u32> = begun.stops.iter().map(|&p| p as u32).collect();
-        self.scheduler.stop_at(seq, &stops);
-        if let (true, Work::Generate(g)) = (first, &mut task.work) {
-            g.reused = begun.positions as u32;
-            self.prefix_counts.asked_tokens += g.n_prompt as u64;
-            self.prefix_counts.reused_tokens += begun.positions as u64;
-        }
-    }
-
-    /// Tells which weights go before what is kept of prompts: those of models with running requests, and pinned ones.
-    pub(crate) fn note_wanted_weights(&mut self) {
-        let bytes = self.models.iter().map(|entry| {
-            let runs = self.tasks.values().any(|t| t.begun && t.model == entry.id);
-            match runs {
-                true => self.residency.model_bytes(entry.id),
-                false => self.residency.model_pinned_bytes(entry.id),
-            }
-        });
-        let bytes = bytes.sum();
-        self.residency.set_wanted_weights(bytes);
+        self.follow();
     }
 
     /// Takes back what a request computed.

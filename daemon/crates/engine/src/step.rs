@@ -210,9 +210,14 @@ impl Engine {
                 g.drafted = (g.drafted.0 + made, g.drafted.1 + right);
             }
             task.n_past += rows;
-            let plan = task.loaded.model().plan();
-            task.memory
-                .hand_over(&mut self.residency, plan, &task.tokens, task.n_past);
+            if let Stepped::Failed(_) = stepped {
+                // Nobody is to begin with what may be wrong.
+                self.residency.forget_prefixes(task.model);
+            } else {
+                let plan = task.loaded.model().plan();
+                task.memory
+                    .hand_over(&mut self.residency, plan, &task.tokens, task.n_past);
+            }
             let outcome = match stepped {
                 Stepped::GoesOn | Stepped::Appended => {
                     self.tasks.insert(span.seq, task);

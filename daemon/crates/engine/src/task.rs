@@ -38,6 +38,8 @@ pub(crate) struct Task {
     pub(crate) compactions: u32,
     /// It was admitted before, and so may have produced something.
     pub(crate) begun: bool,
+    /// Another one computes what it begins with, and it waits for that.
+    pub(crate) follows: bool,
     /// Whose beginnings it shares; `None` if it shares none.
     pub(crate) realm: Option<Realm>,
     pub(crate) counts: RequestCacheUse,

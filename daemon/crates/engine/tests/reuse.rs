@@ -312,3 +312,80 @@ async fn a_budget_that_shrinks_takes_what_is_kept() {
     let (_, found, summary) = run(&engine, ask()).await;
     assert_eq!((found, summary.reused_tokens), (expected, 0));
 }
+
+/// Several that come together and begin alike: one computes what they have in common, the others wait for it.
+#[tokio::test]
+async fn those_that_come_together_compute_their_beginning_once() {
+    const MANY: usize = 8;
+    for name in [
+        "tiny-llama-Q4_K_M.gguf",
+        "arch/qwen35.gguf",
+        "arch/gemma3.gguf",
+    ] {
+        let engine = engine(Budget::Bytes(64 << 20));
+        let model = load(&engine, name, "m").await;
+        let prompt = ids(5, 5 * PAGE + 9);
+        let mut expected = Vec::new();
+        for seed in 0..MANY as u64 {
+            expected.push(run(&engine, anew(&drawn(&model, &prompt, seed))).await.1);
+        }
+        // One of another beginning does not hold them up, nor they it.
+        let other = request(&model, ids(6, 3 * PAGE), 4);
+        let (_, alone, _) = run(&engine, anew(&other)).await;
+        let together: Vec<_> = (0..MANY as u64)
+            .map(|seed| drawn(&model, &prompt, seed))
+            .chain([other])
+            .map(|request| {
+                let engine = engine.clone();
+                tokio::spawn(async move { run(&engine, request).await })
+            })
+            .collect();
+        let mut reused = Vec::new();
+        for (i, one) in together.into_iter().enumerate() {
+            let (_, found, summary) = one.await.unwrap();
+            assert_eq!(found, *expected.get(i).unwrap_or(&alone), "{name}, {i}");
+            reused.push(summary.reused_tokens as usize);
+        }
+        println!("{name}: {reused:?}");
+        assert_eq!(reused[MANY], 0);
+        reused.truncate(MANY);
+        reused.sort_unstable();
+        assert_eq!(reused[0], 0);
+        assert_eq!(reused[1..], [5 * PAGE; MANY - 1], "{name}");
+    }
+}
+
+/// A request whose text is drawn.
+fn drawn(model: &Arc<LoadedModel>, prompt: &[u32], seed: u64) -> GenerateRequest {
+    GenerateRequest {
+        sampling: SamplingParams {
+            seed: Some(seed),
+            ..SamplingParams::default()
+        },
+        ..request(model, prompt.to_vec(), 12)
+    }
+}
+
+/// Those who wait for one that goes away do not wait for ever.
+#[tokio::test]
+async fn whoever_followed_goes_on_when_the_first_is_cancelled() {
+    let config = EngineConfig {
+        budget: Budget::Bytes(64 << 20),
+        prefill_chunk: std::num::NonZeroUsize::new(8),
+        ..EngineConfig::default()
+    };
+    let engine = start(config).unwrap().0;
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let prompt = ids(5, 8 * PAGE + 9);
+    let (_, expected, _) = run(&engine, anew(&request(&model, prompt.clone(), 6))).await;
+    let clearing = engine.clone();
+    for _ in 0..5 {
+        let first = engine.generate(request(&model, prompt.clone(), 6)).unwrap();
+        let (engine, second) = (engine.clone(), request(&model, prompt.clone(), 6));
+        let second = tokio::spawn(async move { run(&engine, second).await });
+        tokio::time::sleep(std::time::Duration::from_millis(3)).await;
+        drop(first);
+        assert_eq!(second.await.unwrap().1, expected);
+        clearing.clear(None).await.unwrap();
+    }
+}

@@ -126,6 +126,8 @@ pub struct SamplingFields {
     pub stop: Vec<String>,
     /// What is asked beside.
     pub decoding: DecodingFields,
+    /// Whether the prompt may begin with what earlier ones have computed; what HTTP's bodies have beside the others.
+    pub reuse_prompt: Option<bool>,
 }
 
 /// The checked sampling fields.

@@ -107,7 +107,11 @@ impl Residency {
         model: ModelId,
     ) -> bool {
         let from = self.cache.block(state);
-        while self.prefixes.kept_bytes() + from.bytes > self.prefix_limit(from.bytes) {
+        let limit = self.prefix_limit(from.bytes);
+        if from.bytes > limit {
+            return false;
+        }
+        while self.prefixes.kept_bytes() + from.bytes > limit {
             if !self.give_up_oldest() {
                 return false;
             }

@@ -1,0 +1,129 @@
+//! How a request begins: with what is there of its prompt, or behind another one that computes the same just now.
+//!
+//! Requests that come together and begin alike (several answers to one prompt, many questions about one text) would each
+//! compute the same. So one that has computed nothing yet follows the first of them: it waits until that one is past what
+//! they have in common, and begins with its pages. It waits for nobody else, for nobody less urgent, and not for one that
+//! yielded or whose reader is slow; so it never waits longer than computing the same itself would take.
+
+use rocmforge_ops::KV_PAGE_TOKENS;
+use rocmforge_scheduler::{SeqId, SequenceStatus};
+
+use crate::actor::Engine;
+use crate::task::{Task, Work};
+
+/// Pages that two prompts must have in common for one to wait for the other.
+const COMMON_PAGES_MIN: usize = 2;
+
+impl Engine {
+    /// A request was admitted: what is there of its prompt is not computed.
+    pub(crate) fn begin(&mut self, seq: SeqId) {
+        let Some(task) = self.tasks.get_mut(&seq) else {
+            return;
+        };
+        if !std::mem::replace(&mut task.begun, true)
+            && let (Some(_), Work::Generate(g)) = (task.realm, &task.work)
+        {
+            self.prefix_counts.asked_tokens += g.n_prompt as u64;
+        }
+        self.requests_changed = true;
+        self.note_wanted_weights();
+        self.begin_with_what_is_there(seq);
+    }
+
+    fn begin_with_what_is_there(&mut self, seq: SeqId) {
+        let Some(task) = self.tasks.get_mut(&seq) else {
+            return;
+        };
+        let Some(realm) = task.realm else {
+            return;
+        };
+        let plan = task.loaded.model().plan();
+        let begun = task
+            .memory
+            .begin(&mut self.residency, realm, plan, &task.tokens);
+        task.n_past = begun.positions;
+        if begun.positions > 0 {
+            self.scheduler.reused(seq, begun.positions as u32);
+        }
+        let stops: Vec<u32> = begun.stops.iter().map(|&p| p as u32).collect();
+        self.scheduler.stop_at(seq, &stops);
+        // What it finds of its own after it yielded was computed once.
+        if let Work::Generate(g) = &mut task.work
+            && g.generated == 0
+            && g.started.is_none()
+        {
+            g.reused = begun.positions as u32;
+            self.prefix_counts.reused_tokens += begun.positions as u64;
+        }
+    }
+
+    /// Lets requests wait that would compute what another one computes, and those begin that have waited.
+    pub(crate) fn follow(&mut self) {
+        let new = |task: &&Task| task.begun && task.n_past == 0 && task.realm.is_some();
+        let new: Vec<SeqId> = self.tasks.values().filter(new).map(|t| t.seq).collect();
+        for seq in new {
+            let follows = self.has_leader(seq);
+            let Some(task) = self.tasks.get_mut(&seq) else {
+                continue;
+            };
+            let followed = std::mem::replace(&mut task.follows, follows);
+            let ready = task.reader_has_room() && !follows;
+            if followed && !follows {
+                task.memory.free(&mut self.residency);
+                self.begin_with_what_is_there(seq);
+            }
+            self.scheduler.set_ready(seq, ready);
+        }
+    }
+
+    /// Whether a request that came before this one computes what both begin with.
+    fn has_leader(&self, seq: SeqId) -> bool {
+        let (Some(task), Some(status)) = (self.tasks.get(&seq), self.running(seq)) else {
+            return false;
+        };
+        let before = self.tasks.range(..seq).map(|(_, leader)| leader);
+        before.filter(|l| l.realm == task.realm).any(|leader| {
+            let Some(computed) = leads(leader, task) else {
+                return false;
+            };
+            let urgent = |of: &SequenceStatus| of.arrival.class <= status.arrival.class;
+            !computed
+                && !leader.follows
+                && leader.reader_has_room()
+                && self.running(leader.seq).as_ref().is_some_and(urgent)
+        })
+    }
+
+    fn running(&self, seq: SeqId) -> Option<SequenceStatus> {
+        self.scheduler.sequence(seq).filter(|s| s.running)
+    }
+
+    /// Tells which weights go before what is kept of prompts: those of models with running requests, and pinned ones.
+    pub(crate) fn note_wanted_weights(&mut self) {
+        let bytes = self.models.iter().map(|entry| {
+            let runs = self.tasks.values().any(|t| t.begun && t.model == entry.id);
+            match runs {
+                true => self.residency.model_bytes(entry.id),
+                false => self.residency.model_pinned_bytes(entry.id),
+            }
+        });
+        let bytes = bytes.sum();
+        self.residency.set_wanted_weights(bytes);
+    }
+}
+
+/// Whether `leader` has computed what `task` could begin with; `None` if that is too little to wait for.
+fn leads(leader: &Task, task: &Task) -> Option<bool> {
+    let most = |task: &Task| task.tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
+    let (theirs, ours) = (
+        leader.tokens.chunks_exact(KV_PAGE_TOKENS),
+        task.tokens.chunks_exact(KV_PAGE_TOKENS).take(most(task)),
+    );
+    let common = theirs.zip(ours).take_while(|(a, b)| a == b).count();
+    let plan = task.loaded.model().plan();
+    // With a state or a window others go on only from where the leader's prompt ends.
+    let anywhere = plan.state_elements == 0 && plan.kv.iter().all(|g| g.window.is_none());
+    let usable = anywhere || (common == most(task) && common == most(leader));
+    let worth = usable && common >= COMMON_PAGES_MIN;
+    worth.then(|| leader.n_past >= common * KV_PAGE_TOKENS)
+}
