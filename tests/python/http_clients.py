@@ -66,6 +66,10 @@ def with_openai(url, token, model, message):
 
     completion = client.completions.create(model=model, prompt="Once upon a time", max_tokens=4, temperature=0)
     expect(completion.choices[0].finish_reason == "length", "openai: completion", completion)
+    embedded = client.embeddings.create(model=model, input=[message, "Once upon a time"])
+    expect(len(embedded.data) == 2, "openai: embeddings", embedded.usage)
+    for one in embedded.data:
+        expect(abs(sum(x * x for x in one.embedding) - 1) < 1e-3, "openai: the length of an embedding")
     several = client.chat.completions.create(**asked, n=2, logprobs=True, top_logprobs=2)
     expect([choice.message.content for choice in several.choices] == [answer] * 2, "openai: several", several)
     told = several.choices[1].logprobs.content
@@ -141,9 +145,17 @@ def with_ollama(url, token, model, message):
     generated = client.generate(model=model, prompt=message, options=options)
     expect(generated.response == answer, "ollama: generated", repr(generated.response))
     expect(model in [m.model for m in client.ps().models], "ollama: it is not among the loaded ones")
-    schema = {"type": "object", "properties": {"right": {"type": "boolean"}}, "required": ["right"]}
+    # Open to further members, a small model would add them without end.
+    schema = {
+        "type": "object",
+        "properties": {"right": {"type": "boolean"}},
+        "required": ["right"],
+        "additionalProperties": False,
+    }
     held = client.chat(**{**asked, "format": schema})
     expect(isinstance(json.loads(held.message.content)["right"], bool), "ollama: held to a schema", held)
+    embedded = client.embed(model=model, input=[message, "Once upon a time"])
+    expect(len(embedded.embeddings) == 2, "ollama: embeddings")
     shown = client.show(model)
     expect(shown.modelinfo["general.architecture"] == "llama", "ollama: shown", shown.modelinfo)
 

@@ -15,6 +15,7 @@ mod access;
 mod anthropic;
 mod body;
 mod call;
+mod embedding;
 mod error;
 mod format;
 mod listen;
@@ -98,6 +99,7 @@ fn router(http: &Arc<Http>) -> Router {
         .route("/v1/chat/completions", post(openai::chat::chat))
         .route("/chat/completions", post(openai::chat::chat))
         .route("/v1/completions", post(openai::completions::completions))
+        .route("/v1/embeddings", post(openai::embeddings::embeddings))
         .route("/v1/responses", post(openai::responses::responses))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
@@ -107,6 +109,8 @@ fn router(http: &Arc<Http>) -> Router {
         .route("/api/ps", get(ollama::models::ps))
         .route("/api/show", post(ollama::models::show))
         .route("/api/chat", post(ollama::chat::chat))
+        .route("/api/embed", post(ollama::embed::embed_many))
+        .route("/api/embeddings", post(ollama::embed::embed_one))
         .route("/api/generate", post(ollama::generate::generate))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route);

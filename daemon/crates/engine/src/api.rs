@@ -19,6 +19,7 @@ pub use crate::decoding::Decoding;
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
 pub use crate::sampler::SamplingParams;
+pub use rocmforge_model::Pooling;
 pub use rocmforge_scheduler::Class;
 
 /// Commands that may wait for the engine. Replies to waiting ones come within a pass, so a short queue is enough; a full
@@ -61,6 +62,13 @@ pub enum Command {
         request: Box<ScoreRequest>,
         /// The scores.
         reply: oneshot::Sender<Result<Scores, Error>>,
+    },
+    /// Computes what a text means to a model, as one vector.
+    Embed {
+        /// What to embed.
+        request: Box<EmbedRequest>,
+        /// The vector.
+        reply: oneshot::Sender<Result<Embedding, Error>>,
     },
     /// Uploads segments ahead of use.
     Preload {
@@ -253,6 +261,30 @@ pub struct ScoreRequest {
     pub deadline: Option<Instant>,
     /// For whom.
     pub asker: Asker,
+}
+
+/// A request for an embedding.
+#[derive(Debug)]
+pub struct EmbedRequest {
+    /// The model.
+    pub model: Arc<LoadedModel>,
+    /// Token ids; at least one.
+    pub ids: Vec<u32>,
+    /// Which of their hidden states make it.
+    pub pooling: Pooling,
+    /// When to give up.
+    pub deadline: Option<Instant>,
+    /// For whom.
+    pub asker: Asker,
+}
+
+/// What a text's hidden states, behind the last norm, come to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embedding {
+    /// One value for each element of the residual stream, not normalised.
+    pub values: Vec<f32>,
+    /// The request's use of the cache.
+    pub cache: RequestCacheUse,
 }
 
 /// Most alternatives that a score reports for a position.

@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::actor::{Draining, Engine, Entry, PrefixCache};
 use crate::api::{
-    Asker, Budget, BudgetChange, Command, GenerateEvent, GenerateRequest, Policy, PreloadEvent,
-    ScoreRequest, Scores,
+    Asker, Budget, BudgetChange, Command, EmbedRequest, Embedding, GenerateEvent, GenerateRequest,
+    Policy, PreloadEvent, ScoreRequest, Scores,
 };
 use crate::decoding::Chooser;
 use crate::error::Error;
@@ -22,7 +22,7 @@ use crate::refusal::Refusal;
 use crate::sampler::Sampler;
 use crate::speculate::Drafts;
 use crate::stop::StopStrings;
-use crate::task::{Generation, Scoring, Task, Work};
+use crate::task::{Generation, Pooled, Scoring, Task, Work};
 
 /// Most models that can be registered at a time.
 pub const MODELS_MAX: usize = 1024;
@@ -47,6 +47,7 @@ impl Engine {
             }
             Command::Generate { request, events } => self.generate(*request, events),
             Command::Score { request, reply } => self.score(*request, reply),
+            Command::Embed { request, reply } => self.embed(*request, reply),
             Command::Preload {
                 name,
                 segments,
@@ -198,6 +199,44 @@ impl Engine {
             model,
             request.model,
             request.ids,
+            n_ctx,
+            wanted,
+            received,
+            (request.deadline, request.asker),
+            work,
+        );
+    }
+
+    fn embed(&mut self, request: EmbedRequest, reply: oneshot::Sender<Result<Embedding, Error>>) {
+        let received = Instant::now();
+        let checked = self.check(&request.model, &request.ids, 0, None);
+        let (model, n_ctx) = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                let _ = reply.send(Err(error));
+                return;
+            }
+        };
+        // To the scheduler it is a scoring, which computes a row for each token but the last.
+        let mut tokens = request.ids;
+        tokens.push(0);
+        let wanted = Wanted {
+            kind: Kind::Score,
+            positions_max: tokens.len(),
+            open_ended: false,
+            // The states of its rows are wanted.
+            realm: None,
+        };
+        let work = Work::Embed(Pooled {
+            reply,
+            pooling: request.pooling,
+            values: Vec::new(),
+            rows: 0,
+        });
+        self.enqueue(
+            model,
+            request.model,
+            tokens,
             n_ctx,
             wanted,
             received,

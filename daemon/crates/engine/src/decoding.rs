@@ -120,6 +120,9 @@ impl Chooser {
                 let token = top.and_then(|top| self.sampler.choose(top).ok());
                 return plain(token, loaded);
             }
+            RowOutput::Hidden(_) => {
+                return Err(Error::Internal("a token needs logits".to_owned()));
+            }
         };
         if self.wanted.logprobs.is_some() {
             self.untouched.clear();

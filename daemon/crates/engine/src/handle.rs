@@ -9,8 +9,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api::{
-    Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, GenerateEvent,
-    GenerateRequest, Policy, PreloadEvent, ScoreRequest, Scores, Snapshot, Unloaded,
+    Budget, BudgetChange, COMMAND_CAPACITY, Cleared, Command, EVENT_CAPACITY, EmbedRequest,
+    Embedding, GenerateEvent, GenerateRequest, Policy, PreloadEvent, ScoreRequest, Scores,
+    Snapshot, Unloaded,
 };
 use crate::error::Error;
 use crate::loaded::{LoadedModel, PreparedModel};
@@ -123,6 +124,19 @@ impl EngineHandle {
     pub async fn score(&self, request: ScoreRequest) -> Result<Scores, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Score {
+            request: Box::new(request),
+            reply,
+        })?;
+        self.answered(answer).await?
+    }
+
+    /// Computes an embedding. Dropping the future cancels it.
+    ///
+    /// # Errors
+    /// Whatever a pass can meet, and those of sending.
+    pub async fn embed(&self, request: EmbedRequest) -> Result<Embedding, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Embed {
             request: Box::new(request),
             reply,
         })?;

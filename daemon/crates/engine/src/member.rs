@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use rocmforge_scheduler::SpanPlan;
 
-use crate::api::{FinishReason, GenerateEvent};
+use crate::api::{FinishReason, GenerateEvent, Pooling};
 use crate::decoding::{Chosen, Ends, not_finite, score};
 use crate::error::Error;
 use crate::loaded::LoadedModel;
@@ -59,7 +59,7 @@ impl Member {
     pub(crate) fn rows(&self) -> u32 {
         match (&self.task.work, &self.stepped) {
             // Nothing of it was told: all of it is done again, or there was nothing to tell.
-            (_, Stepped::GoesOn) | (Work::Score(_), _) => self.span.rows,
+            (_, Stepped::GoesOn) | (Work::Score(_) | Work::Embed(_), _) => self.span.rows,
             (Work::Generate(_), _) => self.span.rows - (self.span.outputs - self.told),
         }
     }
@@ -69,8 +69,11 @@ impl Member {
 pub(crate) fn interest(members: &[Member]) -> Interest {
     let mut most = Interest::Best;
     for member in members.iter().filter(|m| m.span.outputs > 0) {
-        let Work::Generate(g) = &member.task.work else {
-            return Interest::Logits;
+        let g = match &member.task.work {
+            Work::Generate(g) => g,
+            Work::Score(_) => return Interest::Logits,
+            // It wants states, whatever the others look at.
+            Work::Embed(_) => continue,
         };
         if g.chooser.looks_at_all(g.generated) {
             return Interest::Logits;
@@ -99,7 +102,7 @@ fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> Stepped {
             s.scores.truncate(at);
             let scored = match found {
                 RowOutput::Logits(logits) => score(logits, task.tokens[at + 1], s.top_n),
-                RowOutput::Best(_) | RowOutput::Top(_) => {
+                RowOutput::Best(_) | RowOutput::Top(_) | RowOutput::Hidden(_) => {
                     return Stepped::Failed(Error::Internal("scores need logits".to_owned()));
                 }
             };
@@ -108,6 +111,21 @@ fn take_row(task: &mut Task, row: usize, found: RowOutput<'_>) -> Stepped {
             };
             s.scores.push(scored);
             match task.is_complete_at(at + 1) {
+                true => Stepped::Done(None),
+                false => Stepped::GoesOn,
+            }
+        }
+        Work::Embed(e) => {
+            let at = task.n_past + row;
+            let RowOutput::Hidden(state) = found else {
+                return Stepped::Failed(Error::Internal("embeddings need states".to_owned()));
+            };
+            if state.iter().any(|v| !v.is_finite()) {
+                return Stepped::Failed(not_finite(&task.loaded));
+            }
+            e.take(at, state);
+            // Behind the first row nothing counts where that is the one.
+            match e.pooling == Pooling::First || task.is_complete_at(at + 1) {
                 true => Stepped::Done(None),
                 false => Stepped::GoesOn,
             }

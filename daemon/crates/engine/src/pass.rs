@@ -7,7 +7,7 @@ use rocmforge_device::{
     Batch, Bound, BoundExpert, BoundStep, ExpertFfn, Plan, Scratch, ScratchLayout, Span,
 };
 use rocmforge_kernels::host::ops::RopeAngles;
-use rocmforge_ops::Step;
+use rocmforge_ops::{Op, Step};
 use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
@@ -29,6 +29,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) n_tokens: usize,
     /// Rows whose logits are wanted, ascending. If there are none, the output head is not touched.
     pub(crate) outputs: &'a [u32],
+    /// Rows whose hidden state is wanted instead, ascending.
+    pub(crate) hidden: &'a [u32],
     /// Another pass of this model is expected right after.
     pub(crate) more: bool,
     pub(crate) scratch: &'a ScratchLayout,
@@ -41,6 +43,11 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    /// Whether the output head is not touched.
+    fn wants_nothing(&self) -> bool {
+        self.outputs.is_empty() && self.hidden.is_empty()
+    }
+
     /// Whether every sequence has one row, whose logits are wanted and have room at once.
     fn decodes(&self) -> bool {
         self.spans.len() == self.n_tokens
@@ -69,6 +76,8 @@ pub(crate) enum RowOutput<'a> {
     /// Its best tokens with their logits, sorted by falling logit, the lowest id first among equals; `None` if they are
     /// not finite.
     Top(Option<&'a [(u32, f32)]>),
+    /// Its hidden state behind the last norm, `[n_embd]`.
+    Hidden(&'a [f32]),
 }
 
 /// Who takes part in a pass beside the device.
@@ -131,7 +140,7 @@ fn steps(
     for step in pass.plan.steps_for(false) {
         run.step(residency, step, &[])?;
     }
-    if pass.outputs.is_empty() {
+    if pass.wants_nothing() {
         return Ok(());
     }
     let [
@@ -155,8 +164,66 @@ fn steps(
                 return Err(error);
             }
         }
+        for chunk in pass.hidden.chunks(pass.scratch.outputs as usize) {
+            run_to_hidden(residency, pass, step, (*head, slab), chunk)?;
+            emit_hidden(residency, pass, chunk, &mut buffer, sink)?;
+            if let Some(error) = (run.ended)() {
+                return Err(error);
+            }
+        }
         Ok(())
     })
+}
+
+/// The part of the head that makes rows' hidden states.
+fn run_to_hidden(
+    residency: &mut Residency,
+    pass: &Pass<'_>,
+    head: &Step,
+    (segment, slab): (u32, Slab),
+    rows: &[u32],
+) -> Result<(), Error> {
+    let hidden = pass.plan.hidden;
+    let Step::Run { ops, .. } = head else {
+        return Err(Error::Internal("experts are no operations".to_owned()));
+    };
+    let makes = |op: &Op| {
+        let mut found = false;
+        op.buffers(&mut |_| {}, &mut |b| found |= b == hidden);
+        found
+    };
+    let Some(last) = ops.iter().position(makes) else {
+        return Err(Error::Internal("a head without its norm".to_owned()));
+    };
+    let (device, layouts) = residency.device_and_layouts(pass.model);
+    let step = BoundStep::Run {
+        ops: &ops[..=last],
+        live_out: &[hidden],
+        weights: Some(Bound {
+            layout: &layouts[segment as usize],
+            slab: slab.offset,
+        }),
+    };
+    let ran = device.run(&step, scratch(pass), &batch(pass, rows));
+    ran.map_err(|e| residency.device_error(Some(pass.model), e))
+}
+
+/// Reads the hidden states of `rows` and tells them.
+fn emit_hidden(
+    residency: &mut Residency,
+    pass: &Pass<'_>,
+    rows: &[u32],
+    buffer: &mut Vec<f32>,
+    sink: RowSink<'_>,
+) -> Result<(), Error> {
+    let hidden = pass.plan.hidden;
+    let width = pass.scratch.bufs[usize::from(hidden.0)].width as usize;
+    buffer.resize(width * rows.len(), 0.0);
+    let read = residency.device.read(scratch(pass), hidden, buffer);
+    read.map_err(|e| residency.device_error(Some(pass.model), e))?;
+    rows.iter()
+        .zip(buffer.chunks_exact(width))
+        .try_for_each(|(&row, state)| sink(row as usize, RowOutput::Hidden(state)))
 }
 
 impl Run<'_, '_> {
@@ -200,14 +267,11 @@ impl Run<'_, '_> {
         let slab = residency.acquire(segment, self.counts)?;
         let missed = self.counts.misses > misses;
         // The head is the last of the ordered segments.
-        let end = match (pass.outputs, &pass.plan.steps[pass.plan.head_step]) {
-            (
-                [],
-                Step::Run {
-                    segment: Some(head),
-                    ..
-                },
-            ) => *head,
+        let end = match &pass.plan.steps[pass.plan.head_step] {
+            Step::Run {
+                segment: Some(head),
+                ..
+            } if pass.wants_nothing() => *head,
             _ => pass.plan.segments.len() as u32,
         };
         let result = residency

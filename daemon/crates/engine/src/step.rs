@@ -12,7 +12,7 @@ use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId};
 
 use crate::actor::Engine;
 use crate::api::{
-    FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores,
+    Embedding, FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores,
 };
 use crate::embed;
 use crate::error::Error;
@@ -101,6 +101,7 @@ impl Engine {
         let mut first_rows = Vec::with_capacity(members.len());
         // The wanted rows, and whose each of them is.
         let (mut outputs, mut owners) = (Vec::new(), Vec::new());
+        let (mut hidden, mut hidden_owners) = (Vec::new(), Vec::new());
         let mut first_row = 0;
         for (i, member) in members.iter().enumerate() {
             let n_rows = member.span.rows as usize;
@@ -124,10 +125,19 @@ impl Engine {
             }
             first_rows.push(first_row);
             first_row += n_rows;
+            if let Work::Embed(e) = &member.task.work {
+                let (task, begin) = (&member.task, first_row - n_rows);
+                let end = task.n_past + n_rows;
+                let wanted = e.wanted(task.n_past, end, task.tokens.len() - 1);
+                hidden_owners.extend(wanted.clone().map(|_| i));
+                hidden.extend(wanted.map(|position| (begin + position - task.n_past) as u32));
+                continue;
+            }
             let wanted = (first_row as u32 - member.span.outputs)..first_row as u32;
             owners.extend(wanted.clone().map(|_| i));
             outputs.extend(wanted);
         }
+        owners.extend(hidden_owners);
         let (block, _) = self.scratch.expect("ensured above");
         let pass = Pass {
             model,
@@ -136,6 +146,7 @@ impl Engine {
             spans: &spans,
             n_tokens,
             outputs: &outputs,
+            hidden: &hidden,
             more: plan.expects_next,
             scratch: &layout,
             scratch_at: self.residency.cache.block(block).offset,
@@ -305,6 +316,13 @@ impl Engine {
             Work::Score(s) => {
                 let _ = s.reply.send(Ok(Scores {
                     tokens: s.scores,
+                    cache: counts,
+                }));
+            }
+            Work::Embed(mut e) => {
+                let values = e.pooled();
+                let _ = e.reply.send(Ok(Embedding {
+                    values,
                     cache: counts,
                 }));
             }

@@ -8,7 +8,7 @@ use rocmforge_tensor_cache::ModelId;
 use rocmforge_tokenizer::StreamDecoder;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::api::{GenerateEvent, RequestCacheUse, Scores, TokenScore};
+use crate::api::{Embedding, GenerateEvent, Pooling, RequestCacheUse, Scores, TokenScore};
 use crate::decoding::Chooser;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
@@ -55,6 +55,8 @@ pub(crate) enum Work {
     Generate(Box<Generation>),
     /// Log-probabilities.
     Score(Scoring),
+    /// A vector.
+    Embed(Pooled),
 }
 
 /// The state of a generation.
@@ -86,12 +88,56 @@ pub(crate) struct Scoring {
     pub(crate) scores: Vec<TokenScore>,
 }
 
+/// The state of an embedding.
+#[derive(Debug)]
+pub(crate) struct Pooled {
+    pub(crate) reply: oneshot::Sender<Result<Embedding, Error>>,
+    pub(crate) pooling: Pooling,
+    /// The sum of the first `rows` rows, or the one row that counts.
+    pub(crate) values: Vec<f32>,
+    pub(crate) rows: usize,
+}
+
+impl Pooled {
+    /// Rows of `n_past..end` whose hidden states count, of a text of `n` tokens.
+    pub(crate) fn wanted(&self, n_past: usize, end: usize, n: usize) -> std::ops::Range<usize> {
+        let counts = match self.pooling {
+            Pooling::Mean => 0..n,
+            Pooling::First => 0..1,
+            Pooling::Last => n - 1..n,
+        };
+        counts.start.max(n_past)..counts.end.min(end).max(counts.start.max(n_past))
+    }
+
+    /// Takes the hidden state of the row at `position`; a pass that is done again tells some a second time.
+    pub(crate) fn take(&mut self, position: usize, state: &[f32]) {
+        if self.pooling != Pooling::Mean {
+            self.values = state.to_vec();
+        } else if position == self.rows {
+            self.values.resize(state.len(), 0.0);
+            self.values.iter_mut().zip(state).for_each(|(v, s)| *v += s);
+            self.rows += 1;
+        }
+    }
+
+    /// What the rows come to.
+    pub(crate) fn pooled(&mut self) -> Vec<f32> {
+        let mut values = std::mem::take(&mut self.values);
+        if self.pooling == Pooling::Mean {
+            let n = self.rows.max(1) as f32;
+            values.iter_mut().for_each(|v| *v /= n);
+        }
+        values
+    }
+}
+
 impl Task {
     /// Why the request must end now, if it must: nobody waits for it, or its time is over.
     pub(crate) fn ended(&self) -> Option<Error> {
         let (closed, generated) = match &self.work {
             Work::Generate(g) => (g.events.is_closed(), g.generated),
             Work::Score(s) => (s.reply.is_closed(), 0),
+            Work::Embed(e) => (e.reply.is_closed(), 0),
         };
         if closed {
             return Some(Error::Cancelled);
@@ -101,11 +147,12 @@ impl Task {
             .map(|_| Error::DeadlineExceeded { generated })
     }
 
-    /// Whether all that is known would be computed with so many positions; the last token of a scoring is only looked up.
+    /// Whether all that is known would be computed with so many positions; the last token of a scoring is only looked up,
+    /// and that of an embedding is none.
     pub(crate) fn is_complete_at(&self, n_past: usize) -> bool {
         match &self.work {
             Work::Generate(_) => n_past == self.tokens.len(),
-            Work::Score(_) => n_past + 1 == self.tokens.len(),
+            Work::Score(_) | Work::Embed(_) => n_past + 1 == self.tokens.len(),
         }
     }
 
@@ -119,7 +166,7 @@ impl Task {
     pub(crate) fn generated(&self) -> u32 {
         match &self.work {
             Work::Generate(g) => g.generated,
-            Work::Score(_) => 0,
+            Work::Score(_) | Work::Embed(_) => 0,
         }
     }
 
@@ -127,7 +174,7 @@ impl Task {
     pub(crate) fn reader_has_room(&self) -> bool {
         match &self.work {
             Work::Generate(g) => g.events.capacity() >= STEP_EVENTS,
-            Work::Score(_) => true,
+            Work::Score(_) | Work::Embed(_) => true,
         }
     }
 
@@ -158,7 +205,7 @@ impl Task {
     pub(crate) fn row_ids(&self, rows: usize) -> impl Iterator<Item = u32> {
         let drafts: &[u32] = match &self.work {
             Work::Generate(g) => &g.drafts.next,
-            Work::Score(_) => &[],
+            Work::Score(_) | Work::Embed(_) => &[],
         };
         let known = self.tokens[self.n_past..].iter();
         known.chain(drafts).copied().take(rows)
@@ -173,6 +220,9 @@ impl Task {
             }
             Work::Score(s) => {
                 let _ = s.reply.send(Err(error));
+            }
+            Work::Embed(e) => {
+                let _ = e.reply.send(Err(error));
             }
         }
     }

@@ -33,6 +33,31 @@ pub struct Hparams {
     pub n_head_kv_of: Vec<u32>,
     /// Added to the mean of squares in every RMSNorm.
     pub norm_eps: f32,
+    /// How the file says that an embedding is made; `None` where it says nothing, or something else.
+    pub pooling: Option<Pooling>,
+}
+
+/// Which of a text's hidden states make its embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// The mean of all.
+    Mean,
+    /// That of the first token.
+    First,
+    /// That of the last token.
+    Last,
+}
+
+impl Pooling {
+    /// By the number that files have (llama.cpp's `llama_pooling_type`).
+    fn numbered(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::Mean),
+            2 => Some(Self::First),
+            3 => Some(Self::Last),
+            _ => None,
+        }
+    }
 }
 
 impl Hparams {
@@ -97,6 +122,9 @@ impl Hparams {
             n_head_of,
             n_head_kv_of,
             norm_eps: keys.norm_eps()?,
+            pooling: keys
+                .optional_u32("pooling_type")?
+                .and_then(Pooling::numbered),
         })
     }
 

@@ -20,7 +20,7 @@ use rocmforge_ops::Plan;
 
 pub use arch::supported_architectures;
 pub use error::Error;
-pub use hparams::Hparams;
+pub use hparams::{Hparams, Pooling};
 pub use info::{ModelInfo, QuantizationShare, SegmentInfo};
 
 /// A model: all that its header tells, ready to run.

@@ -96,6 +96,8 @@ pub struct Plan {
     pub inputs: Vec<Input>,
     /// Where the last step leaves the logits, `[outputs][n_vocab]`.
     pub logits: Buf,
+    /// Where it leaves the rows that they are computed from, normed, `[outputs][n_embd]`.
+    pub hidden: Buf,
     /// Activation buffers.
     pub bufs: Vec<BufSpec>,
     /// Which of them lie apart.
@@ -309,6 +311,7 @@ mod tests {
                 buf: X,
             }],
             logits: L,
+            hidden: N,
             bufs: vec![spec("x"), spec("n"), spec("p"), spec("logits")],
             conflicts: Conflicts::none(4),
             kv: Vec::new(),

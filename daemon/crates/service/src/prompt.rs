@@ -128,8 +128,17 @@ pub struct Room {
     n_ctx: u32,
     n_ctx_train: u32,
     n_ctx_max: u32,
-    /// Whether an answer has to fit, too.
-    answer: bool,
+    /// What it is for.
+    purpose: Purpose,
+}
+
+/// What a prompt's tokens are for.
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    /// An answer, which has to fit, too.
+    Answer,
+    Scores,
+    Embedding,
 }
 
 impl Room {
@@ -140,7 +149,7 @@ impl Room {
             n_ctx,
             n_ctx_train: model.model().info().n_ctx_train,
             n_ctx_max: context.limits.n_ctx_max,
-            answer: true,
+            purpose: Purpose::Answer,
         }
     }
 
@@ -148,8 +157,16 @@ impl Room {
     pub fn for_scores(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
         Self {
             tokens: n_ctx as usize,
-            answer: false,
+            purpose: Purpose::Scores,
             ..Self::for_prompt(n_ctx, context, model)
+        }
+    }
+
+    /// Room for what is embedded: the context.
+    pub fn for_embedding(n_ctx: u32, context: &Service, model: &LoadedModel) -> Self {
+        Self {
+            purpose: Purpose::Embedding,
+            ..Self::for_scores(n_ctx, context, model)
         }
     }
 
@@ -165,10 +182,10 @@ impl Room {
             n if n < n_ctx_train => ", or start the daemon with a larger --n-ctx-max",
             _ => "",
         };
-        let what = if self.answer {
-            format!("prompt and answer together: shorten it{raise}")
-        } else {
-            format!("score it in windows{raise}")
+        let what = match self.purpose {
+            Purpose::Answer => format!("prompt and answer together: shorten it{raise}"),
+            Purpose::Scores => format!("score it in windows{raise}"),
+            Purpose::Embedding => format!("embed it in parts{raise}"),
         };
         failure::context_exceeded(
             field,

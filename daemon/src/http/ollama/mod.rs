@@ -1,6 +1,7 @@
 //! Ollama's routes.
 
 pub(super) mod chat;
+pub(super) mod embed;
 pub(super) mod generate;
 pub(super) mod models;
 pub(super) mod time;

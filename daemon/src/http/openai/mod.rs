@@ -1,7 +1,8 @@
-//! OpenAI's routes: models, chat completions, completions, responses.
+//! OpenAI's routes: models, chat completions, completions, embeddings, responses.
 
 pub(super) mod chat;
 pub(super) mod completions;
+pub(super) mod embeddings;
 mod logprobs;
 pub(super) mod models;
 pub(super) mod responses;

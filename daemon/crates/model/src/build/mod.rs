@@ -438,9 +438,14 @@ impl<'a> PlanBuilder<'a> {
             .buf_of
             .get(&("logits", self.n_vocab, Rows::Outputs))
             .expect("an architecture ends with its head");
+        let hidden = *self
+            .buf_of
+            .get(&("on", self.n_embd, Rows::Outputs))
+            .expect("an architecture's head has a norm");
         let mut plan = Plan {
             segments: self.ordered.into_iter().chain(self.experts).collect(),
             head_step: self.head_step.expect("an architecture ends with its head"),
+            hidden,
             steps: self.steps,
             inputs: self.inputs,
             logits,

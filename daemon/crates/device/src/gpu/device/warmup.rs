@@ -397,6 +397,7 @@ mod tests {
                 buf: Buf(0),
             }],
             logits: Buf(2),
+            hidden: Buf(2),
             bufs: vec![buf("x", 256), buf("y", 512), buf("z", 512)],
             conflicts: Conflicts::all(3),
             kv: Vec::new(),

@@ -1,0 +1,143 @@
+//! Embeddings of texts: each one vector, of length 1.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{Class, EmbedRequest, Pooling};
+
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::check;
+use crate::failure::{self, Failure};
+use crate::prompt::{Prompt, Room};
+
+/// Most texts of a request, as OpenAI has it.
+pub const TEXTS_MAX: usize = 2048;
+
+/// Texts of a request that the engine has at a time; they share passes.
+const AT_A_TIME: usize = 16;
+
+/// Texts that are to be embedded.
+#[derive(Debug)]
+pub struct Texts {
+    /// The model. A file that says how its embeddings are made (`pooling_type`) is obeyed; else the
+    /// last token's hidden state is the text's.
+    pub model: Arc<LoadedModel>,
+    /// The texts.
+    pub texts: Vec<Prompt>,
+    /// What a refusal calls them.
+    pub field: &'static str,
+    /// The context length, within the model's and the daemon's.
+    pub n_ctx: u32,
+    /// How many elements of each vector are wanted, from the first; `None` is all.
+    pub dimensions: Option<u32>,
+    /// How urgent it is.
+    pub class: Class,
+}
+
+/// What came of them.
+#[derive(Debug)]
+pub struct Embedded {
+    /// For each text its vector, of length 1 (unless all of it is 0).
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub tokens: u32,
+}
+
+impl Service {
+    /// Embeds texts. Dropping the future cancels what is not done.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for no texts or too many, a text without tokens or too long, and dimensions
+    /// that the model has not; those of the engine.
+    pub async fn embed(&self, wanted: Texts, arrival: Arrival) -> Result<Embedded, Failure> {
+        let Texts {
+            model,
+            texts,
+            field,
+            n_ctx,
+            dimensions,
+            class,
+        } = wanted;
+        let invalid = |field: &str, why: String| Err(failure::invalid(field, &why));
+        if texts.is_empty() || texts.len() > TEXTS_MAX {
+            let why = format!("{} texts; give from 1 to {TEXTS_MAX}", texts.len());
+            return invalid(field, why);
+        }
+        let info = model.model().info();
+        let n_embd = info.n_embd;
+        if let Some(n) = dimensions.filter(|n| !(1..=n_embd).contains(n)) {
+            let why = format!("{n} is out of range: from 1 to {n_embd}");
+            return invalid("dimensions", why);
+        }
+        for text in &texts {
+            if let Prompt::Ids(ids) = text {
+                check::ids(field, ids, info.n_vocab)?;
+            }
+        }
+        let pooling = model.model().hparams().pooling.unwrap_or(Pooling::Last);
+        let room = Room::for_embedding(n_ctx, self, &model);
+        let embed = |text: Prompt| {
+            let model = Arc::clone(&model);
+            async move {
+                let encoded = self
+                    .encode(Arc::clone(&model), text, field, room, arrival)
+                    .await?;
+                let tokens = encoded.ids.len() as u32;
+                if tokens == 0 {
+                    let why = "a text has no tokens; give at least one";
+                    return Err(failure::invalid(field, why));
+                }
+                let request = EmbedRequest {
+                    model,
+                    ids: encoded.ids,
+                    pooling,
+                    deadline: arrival.deadline,
+                    asker: arrival.asker(class),
+                };
+                let embedded = async {
+                    let embedded = self.engine.embed(request).await;
+                    embedded.map_err(|error| failure::from_engine(&error))
+                };
+                let mut vector = arrival.limit(embedded).await?.values;
+                if let Some(n) = dimensions {
+                    vector.truncate(n as usize);
+                }
+                normalise(&mut vector);
+                Ok((vector, tokens))
+            }
+        };
+        let each = stream::iter(texts).map(embed).buffered(AT_A_TIME);
+        let all: Vec<(Vec<f32>, u32)> = each.try_collect().await?;
+        let tokens = all.iter().map(|(_, tokens)| tokens).sum();
+        let vectors = all.into_iter().map(|(vector, _)| vector).collect();
+        Ok(Embedded { vectors, tokens })
+    }
+}
+
+/// Makes a vector of length 1 of it.
+fn normalise(vector: &mut [f32]) {
+    let squares: f64 = vector.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+    if squares > 0.0 {
+        let length = squares.sqrt();
+        vector
+            .iter_mut()
+            .for_each(|v| *v = (f64::from(*v) / length) as f32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::normalise;
+
+    #[test]
+    fn a_vector_gets_the_length_1_and_nothing_stays_nothing() {
+        let mut vector = [3.0, -4.0];
+        normalise(&mut vector);
+        assert_eq!(vector, [0.6, -0.8]);
+        let mut nothing = [0.0; 3];
+        normalise(&mut nothing);
+        assert_eq!(nothing, [0.0; 3]);
+    }
+}

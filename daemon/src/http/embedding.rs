@@ -1,0 +1,91 @@
+//! What the dialects' embeddings share.
+
+use rocmforge_engine::api::Class;
+use rocmforge_service::check::{self, Violations};
+use rocmforge_service::embedding::{Embedded, Texts};
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::prompt::Prompt;
+use serde_json::Value;
+
+use super::call::Call;
+
+/// What a request asks for.
+pub(super) struct Asked<'a> {
+    pub(super) model: &'a str,
+    pub(super) texts: Vec<Prompt>,
+    /// What a refusal calls the texts.
+    pub(super) field: &'static str,
+    pub(super) dimensions: Option<i64>,
+    pub(super) n_ctx: Option<i64>,
+}
+
+/// A text, a list of texts, token ids, or a list of lists of them.
+pub(super) fn texts(input: Value, field: &str) -> Result<Vec<Prompt>, Failure> {
+    let wrong = || {
+        let why = "give a text, a list of texts, token ids, or a list of lists of them";
+        failure::invalid(field, why)
+    };
+    match input {
+        Value::String(text) => Ok(vec![of_text(text)]),
+        Value::Array(list) if list.iter().all(Value::is_number) && !list.is_empty() => {
+            Ok(vec![of_ids(&list).ok_or_else(wrong)?])
+        }
+        Value::Array(list) => list
+            .into_iter()
+            .map(|text| match text {
+                Value::String(text) => Ok(of_text(text)),
+                Value::Array(ids) => of_ids(&ids).ok_or_else(wrong),
+                _ => Err(wrong()),
+            })
+            .collect(),
+        _ => Err(wrong()),
+    }
+}
+
+/// A text of anybody's: names of control tokens in it are text.
+fn of_text(text: String) -> Prompt {
+    Prompt::Text {
+        text,
+        add_special: true,
+        parse_special: false,
+    }
+}
+
+fn of_ids(ids: &[Value]) -> Option<Prompt> {
+    let ids = ids
+        .iter()
+        .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+    ids.collect::<Option<Vec<u32>>>().map(Prompt::Ids)
+}
+
+/// Embeds what is asked, and notes the request.
+pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Failure> {
+    let mut log = call.log(asked.model);
+    let result = async {
+        let mut violations = Violations::default();
+        let n_ctx = asked.n_ctx.map(|n| i32::try_from(n).unwrap_or(i32::MAX));
+        let n_ctx = check::n_ctx(n_ctx, &mut violations);
+        violations.result()?;
+        let dimensions = asked.dimensions.map(|n| {
+            let why = format!("{n} is out of range: at least 1");
+            u32::try_from(n).map_err(|_| failure::invalid("dimensions", &why))
+        });
+        let service = &call.service;
+        let model = service
+            .model_at_first_use("model", asked.model, &call.arrival)
+            .await?;
+        let n_ctx = service.n_ctx_at_most(n_ctx, &model);
+        let wanted = Texts {
+            model,
+            texts: asked.texts,
+            field: asked.field,
+            n_ctx,
+            dimensions: dimensions.transpose()?,
+            class: Class::Interactive,
+        };
+        service.embed(wanted, call.arrival).await
+    };
+    let result = result.await;
+    log.prompt_tokens = result.as_ref().ok().map(|embedded| embedded.tokens);
+    log.end(result)
+}

@@ -1,0 +1,78 @@
+//! `POST /v1/embeddings`: a vector of length 1 for each text, as numbers or, as the Python library
+//! asks for them, as base64 of little-endian f32.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use rocmforge_service::failure::{self, Failure};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::super::Http;
+use super::super::call::{Call, json as answer};
+use super::super::embedding::{Asked, embed, texts};
+
+#[derive(Debug, Deserialize)]
+struct EmbeddingsRequest {
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    input: Value,
+    encoding_format: Option<String>,
+    dimensions: Option<i64>,
+}
+
+/// The handler.
+pub(in super::super) async fn embeddings(
+    State(http): State<Arc<Http>>,
+    request: Request,
+) -> Response {
+    let call = Call::of(&http, "POST /v1/embeddings", &request);
+    let result = complete(&call, request).await;
+    call.respond(result)
+}
+
+async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: EmbeddingsRequest = call.read(request).await?;
+    let as_base64 = match asked.encoding_format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => {
+            let why = "give \"float\" or \"base64\"";
+            return Err(failure::invalid("encoding_format", why));
+        }
+    };
+    let embedded = embed(
+        call,
+        Asked {
+            model: &asked.model,
+            texts: texts(asked.input, "input")?,
+            field: "input",
+            dimensions: asked.dimensions,
+            n_ctx: None,
+        },
+    )
+    .await?;
+    let vectors = embedded.vectors.into_iter().enumerate();
+    let data: Vec<_> = vectors
+        .map(|(index, vector)| {
+            let embedding: Value = match as_base64 {
+                true => {
+                    let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();
+                    STANDARD.encode(bytes).into()
+                }
+                false => vector.into(),
+            };
+            json!({"object": "embedding", "index": index, "embedding": embedding})
+        })
+        .collect();
+    answer(&json!({
+        "object": "list",
+        "data": data,
+        "model": asked.model,
+        "usage": {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens},
+    }))
+}
