@@ -2,8 +2,8 @@
 //!
 //! Requests that come together and begin alike (several answers to one prompt, many questions about one text) would each
 //! compute the same. So one that has computed nothing yet follows the first of them: it waits until that one is past what
-//! they have in common, and begins with its pages. It waits for nobody else, for nobody less urgent, and not for one that
-//! yielded or whose reader is slow; so it never waits longer than computing the same itself would take.
+//! they have in common, and begins with its pages. It waits for nobody less urgent, and not for one that yielded or whose
+//! reader is slow: where the first one does not go on, the next computes for itself.
 
 use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_scheduler::{SeqId, SequenceStatus};
@@ -52,8 +52,10 @@ impl Engine {
             && g.generated == 0
             && g.started.is_none()
         {
-            g.reused = begun.positions as u32;
-            self.prefix_counts.reused_tokens += begun.positions as u64;
+            // One that yielded before its first pass finds the same again, and is counted once.
+            let found = begun.positions as u32;
+            self.prefix_counts.reused_tokens += u64::from(found.saturating_sub(g.reused));
+            g.reused = found;
         }
     }
 

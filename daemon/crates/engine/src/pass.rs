@@ -27,7 +27,8 @@ pub(crate) struct Pass<'a> {
     /// The sequences' rows; they cover all rows of the pass.
     pub(crate) spans: &'a [Span<'a>],
     pub(crate) n_tokens: usize,
-    /// Rows whose logits are wanted, ascending. If there are none, the output head is not touched.
+    /// Rows whose logits are wanted, ascending. If there are none, and no hidden states are wanted, the output head is not
+    /// touched.
     pub(crate) outputs: &'a [u32],
     /// Rows whose hidden state is wanted instead, ascending.
     pub(crate) hidden: &'a [u32],

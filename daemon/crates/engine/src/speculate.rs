@@ -1,7 +1,8 @@
 //! Tokens drafted from what a text has said before: where its last tokens stood earlier, what followed then may follow
 //! now. A pass computes a row for each draft beside the row of the last known token; each row's token is chosen as it would
-//! be without drafts, and a draft that is not the token chosen before it ends the sequence's part in the pass. So the
-//! text does not depend on drafts, whatever the sampling.
+//! be without drafts, and a draft that is not the token chosen before it ends the sequence's part in the pass. So on the
+//! host the text does not depend on drafts, whatever the sampling. On a GPU the number of rows chooses the kernel, and a text
+//! may part from itself where two tokens are nearly equal.
 //!
 //! Whether drafts pay depends on what rows cost here and on how often they are right, both of which are measured: passes of
 //! so many rows by the clock, drafts by sequence. Where they do not pay, few or none are made, and after a while they
