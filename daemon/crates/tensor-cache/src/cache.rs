@@ -141,6 +141,7 @@ impl Cache {
                     refs: 0,
                     pinned: false,
                     fresh: false,
+                    place: 0,
                     score: Score::default(),
                 })
                 .collect(),
@@ -150,6 +151,7 @@ impl Cache {
             usage: Usage::default(),
             counters: Counters::default(),
             held: 0,
+            changes: 0,
             blocks: 0,
             cursor: None,
             tied_done: false,
@@ -216,7 +218,10 @@ impl Cache {
             Residency::Resident(slab) => Acquired::Resident(slab),
             Residency::InFlight(slab) => Acquired::InFlight(slab),
             Residency::Absent => {
-                let slab = self.make_room(bytes, Side::High, Bar::None, actions)?;
+                let slab = match self.room_of_another_expert(segment, Bar::None, actions) {
+                    Some(slab) => slab,
+                    None => self.make_room(bytes, Side::High, Bar::None, actions)?,
+                };
                 self.begin_upload(segment, slab, actions);
                 Acquired::Started(slab)
             }
@@ -238,10 +243,18 @@ impl Cache {
         });
         self.recency.promote(&segment);
         let model = self.models.get_mut(&segment.model).expect("found above");
-        let found = &mut model.segments[segment.index as usize];
-        if found.refs == 1 {
+        if model.segments[segment.index as usize].refs == 1 {
             model.held += 1;
         }
+        self.pass_over(segment);
+        self.assert_ledger();
+        Ok(acquired)
+    }
+
+    /// The pass under way has come to a segment: it goes on behind it, and an expert has been used once more.
+    pub(crate) fn pass_over(&mut self, segment: SegmentId) {
+        let model = self.models.get_mut(&segment.model).expect("it exists");
+        let found = &mut model.segments[segment.index as usize];
         match (&mut model.cursor, found.spec.kind) {
             (Some(cursor), SegmentKind::OrderedTied) if *cursor > segment.index => {
                 *cursor = model.segments.len() as u32;
@@ -250,15 +263,16 @@ impl Cache {
             (Some(cursor), SegmentKind::Ordered | SegmentKind::OrderedTied) => {
                 *cursor = (*cursor).max(segment.index + 1);
             }
-            (_, SegmentKind::Expert) => {
-                model.experts.remove(&(found.score.key(), segment.index));
+            (cursor, SegmentKind::Expert) => {
+                found.place = cursor.unwrap_or(found.place);
+                let holds_slab = model.experts.remove(&(found.score.key(), segment.index));
                 found.score = found.score.used(model.passes);
-                model.experts.insert((found.score.key(), segment.index));
+                if holds_slab {
+                    model.experts.insert((found.score.key(), segment.index));
+                }
             }
             (None, _) => {}
         }
-        self.assert_ledger();
-        Ok(acquired)
     }
 
     /// Gives a segment back. It stays where it is until something else needs the room.
@@ -278,6 +292,21 @@ impl Cache {
     /// Begins an upload of a segment that will be needed, unless it is there or on its way, `max_in_flight` uploads
     /// are under way, or room could only be made by evicting something that is needed sooner. Whether it began one.
     pub fn prefetch(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let bar = match self.config.policy {
+            Policy::Belady if self.segment(segment).is_ok() => {
+                Bar::FartherThan(self.next_use(segment))
+            }
+            _ => Bar::NotFresh,
+        };
+        self.prefetch_within(segment, bar, actions)
+    }
+
+    pub(crate) fn prefetch_within(
+        &mut self,
+        segment: SegmentId,
+        bar: Bar,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         let Ok(found) = self.segment(segment) else {
             return false;
         };
@@ -288,11 +317,16 @@ impl Cache {
             return false;
         }
         let bar = match self.config.policy {
-            Policy::Belady => Bar::FartherThan(self.next_use(segment)),
+            Policy::Belady => bar,
             Policy::Lru => Bar::NotFresh,
         };
-        let Ok(slab) = self.make_room(bytes, Side::High, bar, actions) else {
-            return false;
+        let room = self.room_of_another_expert(segment, bar, actions);
+        let slab = match room {
+            Some(slab) => slab,
+            None => match self.make_room(bytes, Side::High, bar, actions) {
+                Ok(slab) => slab,
+                Err(_) => return false,
+            },
         };
         self.begin_upload(segment, slab, actions);
         self.change(segment, |found| found.fresh = true);
@@ -497,7 +531,9 @@ impl Cache {
             .expect("the model has this segment");
         tally(&mut model.usage, found, -1);
         tally(&mut self.usage, found, -1);
+        let before = found.state;
         how(found);
+        model.changes += u64::from(found.state != before);
         tally(&mut model.usage, found, 1);
         tally(&mut self.usage, found, 1);
     }

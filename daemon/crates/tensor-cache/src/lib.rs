@@ -34,6 +34,7 @@ mod arena;
 mod blocks;
 mod cache;
 mod error;
+mod experts;
 mod forecast;
 mod pins;
 mod replace;

@@ -420,7 +420,7 @@ impl Cache {
 }
 
 /// Evictable segments, the farthest next use (or the least recent) first.
-enum Victims {
+pub(crate) enum Victims {
     Farthest {
         /// By the next use that they go for, which may be another one's; their own is behind.
         heap: BinaryHeap<(NextUse, SegmentId, NextUse)>,
@@ -432,7 +432,7 @@ enum Victims {
 
 impl Victims {
     /// For room of `need` bytes.
-    fn new(cache: &Cache, need: u64) -> Victims {
+    pub(crate) fn new(cache: &Cache, need: u64) -> Victims {
         if cache.config.policy == Policy::Lru {
             return Victims::LeastRecent(
                 cache.recency.iter().map(|(segment, ())| *segment).collect(),
@@ -470,7 +470,7 @@ impl Victims {
         }
     }
 
-    fn next(&mut self, cache: &Cache) -> Option<(NextUse, SegmentId, Slab)> {
+    pub(crate) fn next(&mut self, cache: &Cache) -> Option<(NextUse, SegmentId, Slab)> {
         let (next_use, segment) = match self {
             Victims::LeastRecent(segments) => loop {
                 let segment = segments.pop()?;
