@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::api::{Budget, Offload, Policy};
 use rocmforge_engine::{DeviceChoice, PrefixCache};
 use rocmforge_service::roles::{Roles, Who};
 
@@ -28,7 +28,8 @@ use layers::{Layers, Scalar};
 pub use models::DeclaredModel;
 pub use values::parse_budget;
 use values::{
-    device, integer, integer_u32, log_filter, policy, prefix_cache, seconds, speculate, watchdog,
+    device, integer, integer_u32, log_filter, offload, policy, prefix_cache, seconds, speculate,
+    watchdog,
 };
 
 /// Default of `--vram-budget`, in percent of the device's memory. On the host device the other half is for the page
@@ -114,6 +115,9 @@ pub struct Flags {
     /// Eviction policy: pass-aware or lru [default: pass-aware]
     #[arg(long, value_name = "POLICY")]
     pub policy: Option<String>,
+    /// Compute on the CPU what is not on the card: auto, where that is faster than bringing it, never or always [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub offload: Option<String>,
     /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
@@ -172,6 +176,8 @@ pub struct Config {
     pub drain_grace: Duration,
     /// Eviction policy at start.
     pub policy: Policy,
+    /// Whether what is not on the card may be computed on the CPU.
+    pub offload: Offload,
     /// Whose prompts may begin with what an earlier one has computed.
     pub prefix_cache: PrefixCache,
     /// Whether tokens are drafted from what a text has said before; `None` is on the host alone.
@@ -367,6 +373,9 @@ impl Config {
             policy: get("policy", flags.policy, file.policy)
                 .parse(policy)?
                 .unwrap_or(Policy::Belady),
+            offload: get("offload", flags.offload, file.offload)
+                .parse(offload)?
+                .unwrap_or_default(),
             prefix_cache: get("prefix_cache", flags.prefix_cache, file.prefix_cache)
                 .parse(prefix_cache)?
                 .unwrap_or(PrefixCache::PerClient),

@@ -294,6 +294,7 @@ fn serve_on(
         threads: config.threads,
         budget: config.vram_budget,
         policy: config.policy,
+        offload: config.offload,
         prefix_cache: config.prefix_cache,
         speculate: config.speculate,
         max_sequences: config.max_sequences,

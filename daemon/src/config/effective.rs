@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::api::{Budget, Offload, Policy};
 use rocmforge_engine::{DeviceChoice, PrefixCache};
 use rocmforge_service::roles::Who;
 
@@ -52,6 +52,14 @@ fn policy(policy: Policy) -> String {
     quoted(match policy {
         Policy::Belady => "pass-aware",
         Policy::Lru => "lru",
+    })
+}
+
+fn offload(when: Offload) -> String {
+    quoted(match when {
+        Offload::Auto => "auto",
+        Offload::Never => "never",
+        Offload::Always => "always",
     })
 }
 
@@ -119,6 +127,7 @@ impl Config {
             ("queue_capacity", Some(self.queue_capacity.to_string())),
             ("drain_grace", Some(seconds(self.drain_grace))),
             ("policy", Some(policy(self.policy))),
+            ("offload", Some(offload(self.offload))),
             ("prefix_cache", Some(prefix_cache(self.prefix_cache))),
             ("speculate", Some(speculate(self.speculate))),
             ("watchdog", Some(seconds(self.watchdog))),

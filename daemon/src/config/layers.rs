@@ -82,6 +82,7 @@ pub(super) struct File {
     pub(super) queue_capacity: Option<Scalar>,
     pub(super) drain_grace: Option<Scalar>,
     pub(super) policy: Option<String>,
+    pub(super) offload: Option<String>,
     pub(super) prefix_cache: Option<String>,
     pub(super) speculate: Option<String>,
     pub(super) watchdog: Option<Scalar>,

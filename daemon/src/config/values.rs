@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::api::{Budget, Offload, Policy};
 use rocmforge_engine::{DeviceChoice, PrefixCache};
 use tracing_subscriber::EnvFilter;
 
@@ -36,6 +36,15 @@ pub(super) fn policy(text: &str) -> Result<Policy, String> {
         "pass-aware" => Ok(Policy::Belady),
         "lru" => Ok(Policy::Lru),
         _ => Err(format!("'{text}' is no policy: pass-aware or lru")),
+    }
+}
+
+pub(super) fn offload(text: &str) -> Result<Offload, String> {
+    match text {
+        "auto" => Ok(Offload::Auto),
+        "never" => Ok(Offload::Never),
+        "always" => Ok(Offload::Always),
+        _ => Err(format!("'{text}' is none of auto, never and always")),
     }
 }
 

@@ -287,6 +287,18 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
     for (name, help, of) in counters {
         text.by_model(name, "counter", help, models, |m| number(of(&m.cache)));
     }
+    text.one(
+        "rocmforge_host_computed_bytes_total",
+        "counter",
+        "Bytes of weights that were not on the card and that the host computed with",
+        number(snapshot.hosted.bytes),
+    );
+    text.one(
+        "rocmforge_host_computed_seconds_total",
+        "counter",
+        "How long that took",
+        snapshot.hosted.took.as_secs_f64(),
+    );
 }
 
 fn device(snapshot: &Snapshot, text: &mut Text) {

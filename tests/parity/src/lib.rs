@@ -160,7 +160,13 @@ mod tests {
 
     fn host(threads: usize) -> Box<dyn Device> {
         let threads = NonZeroUsize::new(threads);
-        Box::new(HostDevice::new(HostConfig { threads }).unwrap())
+        Box::new(
+            HostDevice::new(HostConfig {
+                threads,
+                spin: None,
+            })
+            .unwrap(),
+        )
     }
 
     #[test]

@@ -207,10 +207,16 @@ fn operations(
             outputs: &outputs,
         };
         let again: u64 = rng.random();
+        let stamp: u64 = rng.random();
         for _ in 0..times {
             fill(device, case, scratch, n, again).map_err(failed)?;
             let ran = if times > 1 {
-                device.run_all(&[bind(ops, &live_out(case, &[]), bound)], scratch, &batch)
+                device.run_all(
+                    stamp,
+                    &[bind(ops, &live_out(case, &[]), bound)],
+                    scratch,
+                    &batch,
+                )
             } else {
                 let (first, rest) = ops.split_at(case.cut.unwrap_or(0).min(ops.len()));
                 [(first, rest), (rest, &[][..])]

@@ -29,7 +29,7 @@ use rocmforge_scheduler::{Scheduler, SeqId};
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
 
-use crate::api::{Budget, COMMAND_CAPACITY, Command, Policy, PreloadEvent, Snapshot};
+use crate::api::{Budget, COMMAND_CAPACITY, Command, Offload, Policy, PreloadEvent, Snapshot};
 use crate::error::{Error, from_device};
 use crate::handle::EngineHandle;
 use crate::loaded::LoadedModel;
@@ -95,6 +95,8 @@ pub struct EngineConfig {
     pub prefill_chunk: Option<NonZeroUsize>,
     /// Uploads under way ahead of their turn, at most; `None` is what the device prefers.
     pub prefetch: Option<u32>,
+    /// Whether what is not on the card may be computed on the host.
+    pub offload: Offload,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
     /// Whether tokens are drafted from what a text has said before, where that pays. `None` is on the host alone: there a
@@ -118,6 +120,7 @@ impl Default for EngineConfig {
             n_ctx_max: 32_768,
             prefill_chunk: None,
             prefetch: None,
+            offload: Offload::Auto,
             prefix_cache: PrefixCache::PerClient,
             speculate: None,
             watchdog: WATCHDOG_DEFAULT,
@@ -283,7 +286,8 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         ..CacheConfig::new(budget)
     });
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
-    let mut residency = Residency::new(device, cache);
+    let offload = crate::offload::Offload::new(config.offload, config.threads, device.info().kind);
+    let mut residency = Residency::new(device, cache, offload);
     residency.reserve_fixed()?;
     let found = Found {
         drivers: drivers.into(),

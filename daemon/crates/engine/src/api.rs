@@ -235,15 +235,29 @@ pub struct GenerateSummary {
     pub cache: RequestCacheUse,
 }
 
+/// Whether what is not on the card may be computed on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Offload {
+    /// Where that is faster than bringing it, by what was measured.
+    #[default]
+    Auto,
+    /// Nothing is.
+    Never,
+    /// All is that can be.
+    Always,
+}
+
 /// What one request did to the cache. A pass that it shares counts for each of its requests as a whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestCacheUse {
     /// Segments found resident (or already on their way).
     pub hits: u64,
-    /// Segments that had to be uploaded.
+    /// Segments that were not resident.
     pub misses: u64,
     /// Bytes uploaded.
     pub uploaded_bytes: u64,
+    /// Bytes of weights that the host computed with instead of their being uploaded.
+    pub host_bytes: u64,
     /// Most bytes that its KV and the scratch of its passes took beside segments.
     pub block_bytes: u64,
 }
@@ -429,10 +443,21 @@ pub struct Snapshot {
     pub running: u32,
     /// What prompts began with, since start-up.
     pub prefixes: PrefixCounts,
+    /// What the host computed that was not on the card, since start-up.
+    pub hosted: Hosted,
     /// No new work is taken.
     pub draining: bool,
     /// The device failed for good, and why.
     pub device_lost: Option<String>,
+}
+
+/// What the host computed in place of the card.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Hosted {
+    /// Bytes of weights.
+    pub bytes: u64,
+    /// How long that took, in all.
+    pub took: Duration,
 }
 
 /// Counts of prompts' tokens, of requests that may reuse.

@@ -19,6 +19,7 @@ mod lookahead;
 mod masks;
 mod member;
 mod models;
+mod offload;
 mod open;
 mod pass;
 mod prefix;

@@ -3,6 +3,8 @@
 //! Nothing of a segment outlives its step, so a model that is larger than the budget runs like any other. Between two
 //! segments the requests are looked at: a pass that nobody waits for ends within a segment's time.
 
+use std::cmp::Ordering;
+
 use rocmforge_device::{
     Batch, Bound, BoundExpert, BoundStep, ExpertFfn, Plan, Scratch, ScratchLayout, Span,
 };
@@ -13,7 +15,7 @@ use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
 use crate::lookahead::Ahead;
-use crate::residency::Residency;
+use crate::residency::{Residency, Resident};
 
 /// What is told of a wanted row.
 type RowSink<'a> = &'a mut dyn FnMut(usize, RowOutput<'_>) -> Result<(), Error>;
@@ -122,16 +124,15 @@ fn steps(
             .write_rows(scratch(pass), input.buf, &input.table, rows)
             .map_err(|e| residency.device_error(Some(pass.model), e))?;
     }
-    let n_segments = pass.plan.segments.len() as u32;
-    let mut slabs = Vec::new();
-    if pass.decodes() && residency.acquire_resident(pass.model, n_segments, counts, &mut slabs)? {
-        let ran = all_resident(residency, pass, &slabs, sink);
-        for index in 0..n_segments {
-            residency.release(id(pass, index));
-        }
-        return ran;
+    if pass.decodes()
+        && let Some(there) = residency.all_resident(pass.model, counts)?
+    {
+        return all_resident(residency, pass, &there, sink);
     }
-    let ahead = residency.lookahead(pass.model, pass.n_tokens, pass.prefetch);
+    let ahead = match residency.is_offloaded(pass) {
+        true => Ahead::NOTHING,
+        false => residency.lookahead(pass.model, pass.n_tokens, pass.prefetch),
+    };
     let mut run = Run {
         pass,
         ahead,
@@ -239,16 +240,25 @@ impl Run<'_, '_> {
             Step::Run { segment: None, .. } => run_ops(residency, pass, step, None, outputs),
             Step::Run {
                 segment: Some(segment),
-                ..
-            } => self.with_segment(residency, *segment, |residency, _, slab| {
-                run_ops(residency, pass, step, Some((*segment, slab)), outputs)
-            }),
-            Step::Experts {
-                first_segment,
-                n_expert,
-                per_segment,
-                ffn,
-            } => self.experts(residency, (*first_segment, *n_expert, *per_segment), ffn),
+                ops,
+                live_out,
+            } => {
+                if residency.answers(pass, *segment, ops)? {
+                    if let Some(error) = (self.ended)() {
+                        return Err(error);
+                    }
+                    let counts = &mut *self.counts;
+                    return residency.run_on_host(pass, *segment, ops, live_out, counts);
+                }
+                self.with_segment(residency, *segment, |residency, _, slab| {
+                    run_ops(residency, pass, step, Some((*segment, slab)), outputs)
+                })
+            }
+            Step::Experts { ffn, .. } => {
+                let experts = ExpertStep::of(step)
+                    .ok_or_else(|| Error::Internal("a step of experts".to_owned()))?;
+                self.experts(residency, experts, ffn)
+            }
         }
     }
 
@@ -285,94 +295,186 @@ impl Run<'_, '_> {
         result
     }
 
-    /// Runs the experts that rows are routed to: those that are there first, then the others as they come, as many at
-    /// once as there is room for.
+    /// Runs the experts that rows are routed to: those that are there first, then the others as they come, some at a time.
     fn experts(
         &mut self,
         residency: &mut Residency,
-        (first_segment, n_expert, per_segment): (u32, u32, u32),
+        step: ExpertStep,
         ffn: &ExpertFfn,
     ) -> Result<(), Error> {
         let pass = self.pass;
-        let wanted = routed(residency, pass, ffn, n_expert)?;
-        let mut segments: Vec<u32> = wanted
-            .iter()
-            .map(|e| first_segment + e / per_segment)
-            .collect();
+        let (ids, wanted) = routed(residency, pass, ffn, step.n_expert)?;
+        let mut segments: Vec<u32> = wanted.iter().map(|&e| step.segment_of(e)).collect();
         segments.dedup();
-        // What is resident is computed while the link brings the rest.
-        segments.sort_by_key(|&s| !residency.cache.holds(id(pass, s)));
-        let mut pending = segments.as_slice();
+        let (there, mut absent): (Vec<u32>, Vec<u32>) = segments
+            .into_iter()
+            .partition(|&s| residency.cache.holds(id(pass, s)));
+        // What was begun ahead comes first, then what was used most.
+        let order = |s: u32| {
+            let id = id(pass, s);
+            (!residency.is_under_way(id), -residency.cache.warmth(id))
+        };
+        absent.sort_by(|&a, &b| order(a).partial_cmp(&order(b)).unwrap_or(Ordering::Equal));
+        let answered = residency.for_the_host(pass, &absent, wanted.len());
+        let answered = absent.split_off(absent.len() - answered);
+        // Read before the card is given more to do.
+        let x = match answered.is_empty() {
+            true => Vec::new(),
+            false => residency.rows_of(pass, ffn.x, pass.n_tokens)?,
+        };
+        let mut pending = absent.as_slice();
+        let window = pass.prefetch as usize;
+        let ahead = &pending[..window.min(pending.len())];
+        if !there.is_empty() || !answered.is_empty() {
+            self.some_experts(residency, step, ffn, &mut there.as_slice(), ahead)?;
+        }
+        if !answered.is_empty() {
+            let of = |s: u32| step.experts_of(s).map(move |e| (e, s));
+            let experts: Vec<(u32, u32)> = answered.iter().copied().flat_map(of).collect();
+            residency.experts_on_host(pass, ffn, step, &experts, &x, &ids, self.counts)?;
+        }
         while !pending.is_empty() {
             if let Some(error) = (self.ended)() {
                 return Err(error);
             }
-            let mut held: Vec<(u32, Slab)> = Vec::new();
-            let mut outcome = Ok(());
-            while let Some((&segment, rest)) = pending.split_first() {
-                let there = residency.cache.holds(id(pass, segment));
-                if !there && !held.is_empty() {
-                    // What is held runs first; this one may be under way meanwhile.
-                    outcome = residency.start(id(pass, segment));
-                    break;
-                }
-                match residency.acquire(id(pass, segment), self.counts) {
-                    Ok(slab) => {
-                        held.push((segment, slab));
-                        pending = rest;
-                        if !there {
-                            break;
-                        }
-                    }
-                    Err(error) => {
-                        // What is held may be all that there is room for.
-                        if held.is_empty() {
-                            outcome = Err(error);
-                        }
-                        break;
-                    }
-                }
-            }
-            for &next in pending.iter().take(self.ahead.uploads as usize) {
-                outcome = outcome.and_then(|()| residency.start(id(pass, next)));
-            }
-            let ran = outcome.and_then(|()| {
-                let experts: Vec<(u32, u32, Slab, u32)> = held
-                    .iter()
-                    .flat_map(|&(segment, slab)| {
-                        let first = (segment - first_segment) * per_segment;
-                        let end = (first + per_segment).min(n_expert);
-                        (first..end).map(move |e| (e, segment, slab, (e - first) * ffn.n_tensors))
-                    })
-                    .collect();
-                run_experts(residency, pass, ffn, &experts)
-            });
-            for &(segment, _) in &held {
-                residency.release(id(pass, segment));
-            }
-            ran?;
+            let n = (window / 2).max(1).min(pending.len());
+            let (mut now, later) = pending.split_at(n);
+            let ahead = &later[..window.min(later.len())];
+            self.some_experts(residency, step, ffn, &mut now, ahead)?;
+            // What there was no room for beside the others of `now`.
+            pending = &pending[n - now.len()..];
+        }
+        if pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize {
+            self.next_layer(residency, step.first_segment, window)?;
         }
         Ok(())
     }
+
+    /// Acquires some experts, as many of `now` as there is room for at once, begins the uploads `ahead`, and runs them; leaves in
+    /// `now` those that it did not come to.
+    fn some_experts(
+        &mut self,
+        residency: &mut Residency,
+        step: ExpertStep,
+        ffn: &ExpertFfn,
+        now: &mut &[u32],
+        ahead: &[u32],
+    ) -> Result<(), Error> {
+        let pass = self.pass;
+        let mut held: Vec<(u32, Slab)> = Vec::new();
+        let mut outcome = Ok(());
+        while let Some((&segment, rest)) = now.split_first() {
+            match residency.acquire(id(pass, segment), self.counts) {
+                Ok(slab) => held.push((segment, slab)),
+                Err(error) => {
+                    // What is held may be all that there is room for.
+                    if held.is_empty() {
+                        outcome = Err(error);
+                    }
+                    break;
+                }
+            }
+            *now = rest;
+        }
+        for &next in ahead {
+            outcome = outcome.and_then(|()| residency.start_needed(id(pass, next)));
+        }
+        let ran = outcome.and_then(|()| {
+            if held.is_empty() {
+                return Ok(());
+            }
+            let experts: Vec<(u32, u32, Slab, u32)> = held
+                .iter()
+                .flat_map(|&(segment, slab)| {
+                    let experts = step.experts_of(segment);
+                    let first = experts.start;
+                    experts.map(move |e| (e, segment, slab, (e - first) * ffn.n_tensors))
+                })
+                .collect();
+            run_experts(residency, pass, ffn, &experts)
+        });
+        for &(segment, _) in &held {
+            residency.release(id(pass, segment));
+        }
+        ran
+    }
+
+    /// Begins uploads of experts of the next layer that has some: a pass of many rows will need nearly all.
+    fn next_layer(
+        &mut self,
+        residency: &mut Residency,
+        first_segment: u32,
+        uploads: usize,
+    ) -> Result<(), Error> {
+        let pass = self.pass;
+        let mut later = pass.plan.steps.iter().filter_map(ExpertStep::of);
+        let Some(next) = later.find(|step| step.first_segment > first_segment) else {
+            return Ok(());
+        };
+        let n_segments = next.n_expert.div_ceil(next.per_segment);
+        let segments = next.first_segment..next.first_segment + n_segments;
+        let absent = segments.filter(|&s| !residency.cache.holds(id(pass, s)));
+        let first: Vec<u32> = absent.take(uploads).collect();
+        first
+            .into_iter()
+            .try_for_each(|s| residency.start_needed(id(pass, s)))
+    }
 }
 
-/// The experts that rows of the pass are routed to, each once, in order.
+/// A layer's experts among the segments.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertStep {
+    first_segment: u32,
+    n_expert: u32,
+    per_segment: u32,
+}
+
+impl ExpertStep {
+    fn of(step: &Step) -> Option<Self> {
+        match *step {
+            Step::Experts {
+                first_segment,
+                n_expert,
+                per_segment,
+                ..
+            } => Some(Self {
+                first_segment,
+                n_expert,
+                per_segment,
+            }),
+            Step::Run { .. } => None,
+        }
+    }
+
+    fn segment_of(self, expert: u32) -> u32 {
+        self.first_segment + expert / self.per_segment
+    }
+
+    pub(crate) fn experts_of(self, segment: u32) -> std::ops::Range<u32> {
+        let first = (segment - self.first_segment) * self.per_segment;
+        first..(first + self.per_segment).min(self.n_expert)
+    }
+}
+
+/// With so many routed rows for each expert, hardly one has none.
+const MANY_ROWS_EACH: usize = 4;
+
+/// The rows' experts as the device has them, and each expert that a row is routed to, once, in order.
 fn routed(
     residency: &mut Residency,
     pass: &Pass<'_>,
     ffn: &ExpertFfn,
     n_expert: u32,
-) -> Result<Vec<u32>, Error> {
-    let mut ids = vec![0.0; pass.n_tokens * ffn.n_used as usize];
-    let read = residency.device.read(scratch(pass), ffn.ids, &mut ids);
-    read.map_err(|e| residency.device_error(Some(pass.model), e))?;
+) -> Result<(Vec<f32>, Vec<u32>), Error> {
+    let ids = residency.rows_of(pass, ffn.ids, pass.n_tokens)?;
     let mut wanted = vec![false; n_expert as usize];
     for &id in &ids {
         let expert = wanted.get_mut(id as usize).filter(|_| id >= 0.0);
         *expert.ok_or_else(|| Error::Internal(format!("a row is routed to expert {id}")))? = true;
     }
     let all = (0u32..).zip(wanted);
-    Ok(all.filter_map(|(e, wanted)| wanted.then_some(e)).collect())
+    let wanted = all.filter_map(|(e, wanted)| wanted.then_some(e)).collect();
+    Ok((ids, wanted))
 }
 
 fn run_experts(
@@ -402,21 +504,23 @@ fn run_experts(
 fn all_resident(
     residency: &mut Residency,
     pass: &Pass<'_>,
-    slabs: &[Slab],
+    there: &Resident,
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
     let (device, layouts) = residency.device_and_layouts(pass.model);
-    let bound = |segment: u32| Bound {
-        layout: &layouts[segment as usize],
-        slab: slabs[segment as usize].offset,
+    let batch = batch(pass, pass.outputs);
+    let ran = match device.replay(there.stamp, scratch(pass), &batch) {
+        Ok(false) => {
+            let bound = |segment: u32| Bound {
+                layout: &layouts[segment as usize],
+                slab: there.slabs[segment as usize].offset,
+            };
+            let steps = pass.plan.steps.iter();
+            let steps: Vec<BoundStep<'_>> = steps.map(|s| BoundStep::of(s, bound)).collect();
+            device.run_all(there.stamp, &steps, scratch(pass), &batch)
+        }
+        replayed => replayed.map(|_| ()),
     };
-    let steps: Vec<BoundStep<'_>> = pass
-        .plan
-        .steps
-        .iter()
-        .map(|s| BoundStep::of(s, bound))
-        .collect();
-    let ran = device.run_all(&steps, scratch(pass), &batch(pass, pass.outputs));
     ran.map_err(|e| residency.device_error(Some(pass.model), e))?;
     emit_rows(residency, pass, pass.outputs, &mut Vec::new(), sink)
 }
@@ -483,21 +587,21 @@ fn run_ops(
     ran.map_err(|e| residency.device_error(Some(pass.model), e))
 }
 
-fn id(pass: &Pass<'_>, index: u32) -> SegmentId {
+pub(crate) fn id(pass: &Pass<'_>, index: u32) -> SegmentId {
     SegmentId {
         model: pass.model,
         index,
     }
 }
 
-fn scratch<'a>(pass: &Pass<'a>) -> Scratch<'a> {
+pub(crate) fn scratch<'a>(pass: &Pass<'a>) -> Scratch<'a> {
     Scratch {
         layout: pass.scratch,
         base: pass.scratch_at,
     }
 }
 
-fn batch<'a>(pass: &Pass<'a>, outputs: &'a [u32]) -> Batch<'a> {
+pub(crate) fn batch<'a>(pass: &Pass<'a>, outputs: &'a [u32]) -> Batch<'a> {
     Batch {
         n_tokens: pass.n_tokens,
         spans: pass.spans,

@@ -72,6 +72,7 @@ pub(crate) fn snapshot_of(
         queue_capacity: config.queue_capacity as u32,
         running: 0,
         prefixes: crate::api::PrefixCounts::default(),
+        hosted: residency.offload.done,
         draining: false,
         device_lost: None,
     }

@@ -7,6 +7,7 @@
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
 
 mod memory;
+mod offload;
 mod prefixes;
 
 use std::cell::{Cell, OnceCell};
@@ -24,6 +25,7 @@ use rocmforge_tensor_cache::{
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache, from_device};
+use crate::offload::Offload;
 use crate::prefix::Prefixes;
 
 /// Where a model's segments come from.
@@ -60,11 +62,26 @@ impl Source {
     }
 }
 
+/// Where the segments of a model are of which everything is resident.
+#[derive(Debug)]
+pub(crate) struct Resident {
+    /// Stands for the model and these places, and for nothing else.
+    pub(crate) stamp: u64,
+    /// The cache's count of changes when it was so.
+    changes: u64,
+    /// By index.
+    pub(crate) slabs: Vec<Slab>,
+}
+
 /// The device, the cache, and what is between them.
 pub(crate) struct Residency {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: Cache,
+    pub(crate) offload: Offload,
     pub(crate) sources: HashMap<ModelId, Source>,
+    /// What was resident as a whole when it was looked at last.
+    resident: HashMap<ModelId, Arc<Resident>>,
+    stamps: u64,
     /// Beginnings of prompts that are on the device.
     pub(crate) prefixes: Prefixes,
     /// Bytes of weights that go before beginnings that no sequence uses.
@@ -96,13 +113,16 @@ const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
 const SETTLING_MAX: usize = 4096;
 
 impl Residency {
-    pub(crate) fn new(device: Box<dyn Device>, cache: Cache) -> Self {
+    pub(crate) fn new(device: Box<dyn Device>, cache: Cache, offload: Offload) -> Self {
         Self {
             free_bytes: device.free_bytes(),
             counted_at: Instant::now(),
             device,
             cache,
+            offload,
             sources: HashMap::new(),
+            resident: HashMap::new(),
+            stamps: 0,
             prefixes: Prefixes::default(),
             wanted_weights: 0,
             tickets: HashMap::new(),
@@ -182,6 +202,8 @@ impl Residency {
             .map_err(from_cache)?;
         self.execute_and_discard()?;
         self.witnesses.retain(|segment, _| segment.model != model);
+        self.resident.remove(&model);
+        self.offload.forget(model);
         if let Some(source) = self.sources.remove(&model) {
             self.device.forget_file(&source.file);
         }
@@ -219,33 +241,48 @@ impl Residency {
         }
     }
 
-    /// Holds the first `n` segments of a model if all of them are resident; else holds none. Their slabs go to `slabs`.
-    pub(crate) fn acquire_resident(
+    /// Counts a use of all segments of a model and tells where they are, if all are resident. Nothing is held: who asks is done
+    /// with them before he asks anything else of the cache.
+    pub(crate) fn all_resident(
         &mut self,
         model: ModelId,
-        n: u32,
         counts: &mut RequestCacheUse,
-        slabs: &mut Vec<Slab>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<Arc<Resident>>, Error> {
         self.collect();
-        slabs.clear();
-        let all = self.cache.is_resident(model, n).map_err(from_cache)?;
-        if !all {
-            return Ok(false);
-        }
-        for index in 0..n {
-            let segment = SegmentId { model, index };
-            match self.cache.acquire(segment, &mut self.actions) {
-                Ok(Acquired::Resident(slab)) => slabs.push(slab),
-                other => {
-                    return Err(Error::Internal(format!(
-                        "{segment} was resident and then was {other:?}"
-                    )));
+        let n = self.sources[&model].layouts.len() as u32;
+        if !self.cache.use_all(model) {
+            if !self.cache.is_resident(model, n).map_err(from_cache)? {
+                return Ok(None);
+            }
+            for index in 0..n {
+                let segment = SegmentId { model, index };
+                match self.cache.acquire(segment, &mut self.actions) {
+                    Ok(Acquired::Resident(_)) => self.cache.release(segment),
+                    other => {
+                        return Err(Error::Internal(format!(
+                            "{segment} was resident and then was {other:?}"
+                        )));
+                    }
                 }
             }
         }
         counts.hits += u64::from(n);
-        Ok(true)
+        let changes = self.cache.changes(model);
+        if let Some(known) = self.resident.get(&model)
+            && known.changes == changes
+        {
+            return Ok(Some(Arc::clone(known)));
+        }
+        let statuses = self.cache.residency(model).map_err(from_cache)?;
+        let slabs = statuses.iter().filter_map(|s| s.residency.slab());
+        self.stamps += 1;
+        let found = Arc::new(Resident {
+            stamp: self.stamps,
+            changes,
+            slabs: slabs.collect(),
+        });
+        self.resident.insert(model, Arc::clone(&found));
+        Ok(Some(found))
     }
 
     /// The device, and where the tensors of a model's segments lie in their slabs: together, since a pass needs the one
@@ -257,12 +294,18 @@ impl Residency {
         (self.device.as_mut(), &self.sources[&model].layouts)
     }
 
-    /// Begins an upload of a segment that will be needed soon, if that costs nothing needed sooner.
-    pub(crate) fn start(&mut self, segment: SegmentId) -> Result<(), Error> {
-        if self.cache.prefetch(segment, &mut self.actions) {
+    /// Begins an upload of an expert that the pass under way needs, unless too many are under way or what is in use leaves it no
+    /// room.
+    pub(crate) fn start_needed(&mut self, segment: SegmentId) -> Result<(), Error> {
+        if self.cache.prefetch_needed(segment, &mut self.actions) {
             self.execute()?;
         }
         Ok(())
+    }
+
+    /// Whether an upload of a segment is under way.
+    pub(crate) fn is_under_way(&self, segment: SegmentId) -> bool {
+        self.under_way.contains_key(&segment)
     }
 
     /// Gives an acquired segment back.

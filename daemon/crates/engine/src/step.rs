@@ -183,6 +183,7 @@ impl Engine {
             task.counts.hits += counts.hits;
             task.counts.misses += counts.misses;
             task.counts.uploaded_bytes += counts.uploaded_bytes;
+            task.counts.host_bytes += counts.host_bytes;
         }
         ran
     }
