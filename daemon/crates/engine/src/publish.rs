@@ -74,6 +74,7 @@ pub(crate) fn snapshot_of(
         prefixes: crate::api::PrefixCounts::default(),
         draining: false,
         device_lost: None,
+        waits_for: None,
     }
 }
 
@@ -150,5 +151,6 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         prefixes: crate::api::PrefixCounts::default(),
         draining: false,
         device_lost: None,
+        waits_for: None,
     }
 }
