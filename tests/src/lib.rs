@@ -8,6 +8,7 @@ use std::io::Write;
 
 pub mod binaries;
 pub mod daemon;
+pub mod far_files;
 pub mod fixtures;
 pub mod forge;
 pub mod python;

@@ -353,6 +353,11 @@ pub(crate) fn devices(found: &ListDevicesResponse) -> Value {
     })
 }
 
+/// A file that does not answer.
+fn file_wait(wait: &FileWait) -> Value {
+    json!({"model": wait.model, "path": wait.path, "waited_ms": wait.waited_ms})
+}
+
 /// The daemon as it is now.
 pub(crate) fn status(status: &StatusResponse, socket: &std::path::Path) -> Value {
     json!({
@@ -364,6 +369,7 @@ pub(crate) fn status(status: &StatusResponse, socket: &std::path::Path) -> Value
         "device": status.device.as_ref().map(device),
         "drivers": status.drivers.iter().map(driver).collect::<Vec<_>>(),
         "passed_over": status.passed_over,
+        "waits_for": status.waits_for.as_ref().map(file_wait),
         "budget_bytes": status.budget_bytes,
         "used_bytes": status.used_bytes,
         "queue_depth": status.queue_depth,

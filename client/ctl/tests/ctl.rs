@@ -486,6 +486,10 @@ async fn tables_are_aligned() {
     );
     assert!(status.contains("uptime      1h 2m\n"), "{status}");
     assert!(
+        status.contains("waits       for /models/far.gguf (far) for 7"),
+        "{status}"
+    );
+    assert!(
         status.contains("found       cuda: libcuda.so.1 (driver 13.0, runtime 13.0): 2 devices\n"),
         "{status}"
     );

@@ -537,6 +537,11 @@ impl Server for Fake {
             pid: 1234,
             drivers: drivers(),
             passed_over: vec!["device hip: no card".into()],
+            waits_for: Some(FileWait {
+                model: "far".into(),
+                path: "/models/far.gguf".into(),
+                waited_ms: 7_000,
+            }),
         }))
     }
 

@@ -329,6 +329,13 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
         "1 once it failed for good",
         lost,
     );
+    let waits_for = snapshot.waits_for.as_ref();
+    text.one(
+        "rocmforge_file_wait_seconds",
+        "gauge",
+        "How long the engine has waited for a file that does not answer; 0 as a rule",
+        waits_for.map_or(0.0, |wait| wait.since.elapsed().as_secs_f64()),
+    );
 }
 
 #[cfg(test)]

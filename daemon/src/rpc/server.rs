@@ -136,6 +136,11 @@ impl Server for ServerService {
                 .map(|report| driver(&FoundDriver::from(report), &snapshot.device))
                 .collect(),
             passed_over: snapshot.passed_over.to_vec(),
+            waits_for: snapshot.waits_for.as_ref().map(|wait| v1::FileWait {
+                model: wait.model.clone(),
+                path: wait.path.display().to_string(),
+                waited_ms: wait.since.elapsed().as_millis() as u64,
+            }),
         }))
     }
 

@@ -5,6 +5,7 @@ mod bad_requests;
 mod clients;
 mod devices;
 mod exam;
+mod far_file;
 mod files_that_change;
 mod lost_device;
 mod parity;

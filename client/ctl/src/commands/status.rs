@@ -73,6 +73,14 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         ("socket", socket.display().to_string()),
         ("uptime", span(status.uptime_ms)),
     ];
+    if let Some(wait) = &status.waits_for {
+        let waited = span(wait.waited_ms);
+        let text = format!(
+            "for {} ({}) for {waited}: it does not answer or is slow, and all models wait",
+            wait.path, wait.model
+        );
+        rows.push(("waits", text));
+    }
     if let Some(device) = &status.device {
         let kind = json::device_kind(device.kind());
         let mut text = format!("{kind}: {}, {}", device.name, size(device.memory_bytes));

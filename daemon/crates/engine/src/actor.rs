@@ -31,6 +31,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::api::{Budget, COMMAND_CAPACITY, Command, Offload, Policy, PreloadEvent, Snapshot};
 use crate::error::{Error, from_device};
+use crate::file_watch::FileWatch;
 use crate::handle::EngineHandle;
 use crate::loaded::LoadedModel;
 use crate::masks::Masks;
@@ -295,6 +296,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     };
     let first = crate::publish::snapshot_of(&residency, &[], &config, &found);
     let (snapshot, watch) = watch::channel(Arc::new(first));
+    residency.files = FileWatch::start(snapshot.clone());
     let loss = Loss::new(snapshot.clone());
     let lost = loss.subscribe();
     let speculates = config

@@ -7,6 +7,7 @@
 //!
 //! *Invariant:* no lock is held anywhere here, across an await or otherwise.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -449,6 +450,19 @@ pub struct Snapshot {
     pub draining: bool,
     /// The device failed for good, and why.
     pub device_lost: Option<String>,
+    /// A file that has not answered for seconds, for which the engine waits.
+    pub waits_for: Option<FileWait>,
+}
+
+/// A file that the engine waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileWait {
+    /// The model that is brought from it.
+    pub model: String,
+    /// The file; of a split model its first part.
+    pub path: PathBuf,
+    /// Since when.
+    pub since: Instant,
 }
 
 /// What the host computed in place of the card.

@@ -301,6 +301,7 @@ impl Engine {
                 ),
             });
         }
+        let _waiting = self.residency.files.begin(loaded.name(), loaded.path());
         loaded
             .file()
             .check_unchanged()

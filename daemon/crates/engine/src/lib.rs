@@ -12,6 +12,7 @@ mod commands;
 mod decoding;
 mod embed;
 mod error;
+mod file_watch;
 mod handle;
 mod kv;
 mod loaded;

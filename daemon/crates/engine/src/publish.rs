@@ -75,6 +75,7 @@ pub(crate) fn snapshot_of(
         hosted: residency.offload.done,
         draining: false,
         device_lost: None,
+        waits_for: None,
     }
 }
 
@@ -151,5 +152,6 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         prefixes: crate::api::PrefixCounts::default(),
         draining: false,
         device_lost: None,
+        waits_for: None,
     }
 }

@@ -25,6 +25,7 @@ use rocmforge_tensor_cache::{
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache, from_device};
+use crate::file_watch::{FileWatch, Waiting};
 use crate::offload::Offload;
 use crate::prefix::Prefixes;
 
@@ -104,6 +105,8 @@ pub(crate) struct Residency {
     refused: Cell<Option<u64>>,
     /// How segments begin on the device: what is compared after a sleep.
     witnesses: memory::Witnesses,
+    /// Files that are waited for.
+    pub(crate) files: FileWatch,
 }
 
 /// The driver is asked for its count of memory at most this often while there is work.
@@ -134,6 +137,7 @@ impl Residency {
             lost: OnceCell::new(),
             refused: Cell::new(None),
             witnesses: memory::Witnesses::new(),
+            files: FileWatch::default(),
         }
     }
 
@@ -572,8 +576,16 @@ impl Residency {
             layout: Arc::clone(&source.layouts[segment.index as usize]),
             slab: slab.offset,
         };
+        // It looks at the file, and may wait for a place in a queue of others.
+        let _waiting = self.wait_for_file(segment.model);
         let begun = self.device.begin_upload(upload);
         Some(begun.map_err(|e| self.device_error(Some(segment.model), e)))
+    }
+
+    /// From now on the file of a model is waited for.
+    fn wait_for_file(&self, model: ModelId) -> Option<Waiting> {
+        let source = self.sources.get(&model)?;
+        Some(self.files.begin(&source.name, source.file.path()))
     }
 
     fn wait(&mut self, segment: SegmentId) -> Result<(), Error> {
@@ -581,7 +593,10 @@ impl Residency {
             return Ok(());
         };
         self.tickets.remove(&ticket);
-        match self.device.wait_upload(ticket) {
+        let waiting = self.wait_for_file(segment.model);
+        let ended = self.device.wait_upload(ticket);
+        drop(waiting);
+        match ended {
             Ok(()) => {
                 if self.settling.len() >= SETTLING_MAX {
                     self.settling.clear();

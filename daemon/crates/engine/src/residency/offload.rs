@@ -203,6 +203,7 @@ impl Residency {
             bytes,
             rows_each,
         };
+        let _waiting = self.wait_for_file(pass.model);
         let ran = self.offload.run(&work);
         counts.host_bytes += bytes;
         ran.map_err(|e| self.device_error(Some(pass.model), e))
