@@ -1,4 +1,5 @@
-//! What the workspace's tests share: the fixtures, a real daemon process to talk to, and Python where a test needs it.
+//! What the workspace's tests share: the fixtures, a real daemon process to talk to, and Python and Node where a
+//! test needs them.
 //!
 //! *Invariant:* a daemon that a test started never outlives the test, however the test ends.
 
@@ -10,6 +11,7 @@ pub mod binaries;
 pub mod daemon;
 pub mod fixtures;
 pub mod forge;
+pub mod node;
 pub mod python;
 pub mod session;
 
