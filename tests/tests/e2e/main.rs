@@ -11,4 +11,5 @@ mod node;
 mod parity;
 mod python;
 mod residency;
+mod routers;
 mod shutdown;
