@@ -7,6 +7,7 @@ mod devices;
 mod exam;
 mod files_that_change;
 mod lost_device;
+mod monitoring;
 mod node;
 mod parity;
 mod python;
