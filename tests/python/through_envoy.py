@@ -27,6 +27,12 @@ from through_smg import answered, expect, free_ports, wait_for
 PATIENCE_S = 60
 
 
+def program():
+    """Envoy's executable in its Python package, whose directory other packages share."""
+    package = importlib.util.find_spec("envoy").submodule_search_locations
+    return next(path for path in (pathlib.Path(place, "_bin/envoy") for place in package) if path.is_file())
+
+
 @contextlib.contextmanager
 def envoy(config, picker_port):
     """Envoy with the example's configuration on other ports; gives its URL."""
@@ -35,12 +41,10 @@ def envoy(config, picker_port):
     for shown, ours in (("port_value: 8080", port), ("port_value: 9002", picker_port)):
         expect(text.count(shown) == 1, config, "has not one", shown)
         text = text.replace(shown, f"port_value: {ours}")
-    package = importlib.util.find_spec("envoy").submodule_search_locations
-    program = next(path for path in (pathlib.Path(place, "_bin/envoy") for place in package) if path.is_file())
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()
-        command = [program, "-c", file.name, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warn"]
+        command = [program(), "-c", file.name, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warn"]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr)
         try:
             yield f"http://127.0.0.1:{port}"

@@ -7,6 +7,7 @@ mod devices;
 mod exam;
 mod files_that_change;
 mod lost_device;
+mod manifests;
 mod monitoring;
 mod node;
 mod parity;
