@@ -1,5 +1,6 @@
 //! Routers of other projects before two daemons.
 
+use rocmforge_tests::binaries;
 use rocmforge_tests::daemon::{Daemon, Options};
 use rocmforge_tests::fixtures::{self, TINY_LLAMA, TINY_QWEN3};
 use rocmforge_tests::python::Python;
@@ -67,4 +68,41 @@ fn envoy_asks_the_daemon_that_the_endpoint_picker_names() {
     );
     assert!(second.wait().status.success());
     first.stop();
+}
+
+/// Ray takes 80 MB to fetch and 500 to install, and so is asked for by name.
+const RAY_ENV: &str = "ROCMFORGE_TEST_RAY";
+
+#[test]
+fn ray_serve_holds_a_daemon_on_each_card() {
+    let test = "ray_serve_holds_a_daemon_on_each_card";
+    let Some(python) = Python::named(test, RAY_ENV, "ray[serve]==2.60.0 and httpx") else {
+        return;
+    };
+    // Under a name of its own, so that only the daemons of this test are counted.
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let program = dir.path().join("rocmforged");
+    std::fs::copy(binaries::rocmforged(), &program).expect("it is copied");
+    let application = fixtures::workspace().join("packaging/scale-out");
+    let models = fixtures::dir();
+    let exam = fixtures::exam();
+    let arguments = [
+        "--application".as_ref(),
+        application.as_os_str(),
+        "--program".as_ref(),
+        program.as_os_str(),
+        "--model-dir".as_ref(),
+        models.as_os_str(),
+        "--model".as_ref(),
+        TINY_LLAMA.trim_end_matches(".gguf").as_ref(),
+        "--message".as_ref(),
+        exam[0].prompt.as_ref(),
+        "--answer".as_ref(),
+        exam[0].answer.as_ref(),
+    ];
+    let said = python.run("through_ray.py", &arguments);
+    // Ray says more.
+    let steps = ["started", "answered", "streamed", "replaced", "ended"];
+    let found: Vec<_> = said.lines().filter(|line| steps.contains(line)).collect();
+    assert_eq!(found, steps);
 }
