@@ -48,7 +48,7 @@ const PURE: [&str; 2] = [
 const SAFETY_LINES_ABOVE: usize = 8;
 
 /// Directories that are not the workspace's own text.
-const SKIPPED_DIRS: [&str; 3] = ["target", "fixtures", "__pycache__"];
+const SKIPPED_DIRS: [&str; 4] = ["target", "fixtures", "__pycache__", "node_modules"];
 
 /// Directories that begin with a dot and are the workspace's own text; others are tools' and a developer's.
 const DOT_DIRS: [&str; 2] = [".cargo", ".ci"];
