@@ -229,7 +229,28 @@ fn usage(usage: &CacheUsage) -> Map<String, Value> {
     ]
     .into_iter()
     .map(|(key, value)| (key.to_owned(), value.into()))
-    .collect()
+    .collect();
+    let causes = evictions_by(usage).into_iter();
+    let causes: Map<String, Value> = causes
+        .map(|(cause, n)| (cause.to_owned(), n.into()))
+        .collect();
+    value.insert("evictions_by".into(), causes.into());
+    value
+}
+
+/// Evicted segments by cause.
+pub(crate) fn evictions_by(usage: &CacheUsage) -> [(&'static str, u64); 8] {
+    let causes = usage.evictions_by.unwrap_or_default();
+    [
+        ("other_model", causes.other_model),
+        ("own_pass", causes.own_pass),
+        ("kv", causes.kv),
+        ("scratch", causes.scratch),
+        ("budget", causes.budget),
+        ("clear", causes.clear),
+        ("unload", causes.unload),
+        ("spoiled", causes.spoiled),
+    ]
 }
 
 /// The counts of the cache: the totals under "total", as on the wire, and at the

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use rocmforge_engine::api::{CacheStatus, ModelStatus, SegmentState, Snapshot};
+use rocmforge_engine::api::{CacheStatus, EvictionCause, ModelStatus, SegmentState, Snapshot};
 
 use self::text::Text;
 use super::Http;
@@ -272,9 +272,6 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
             "Segments that were not",
             |c| c.misses,
         ),
-        ("rocmforge_evictions_total", "Segments evicted", |c| {
-            c.evictions
-        }),
         ("rocmforge_uploads_total", "Uploads that ended", |c| {
             c.uploads
         }),
@@ -286,6 +283,14 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
     ];
     for (name, help, of) in counters {
         text.by_model(name, "counter", help, models, |m| number(of(&m.cache)));
+    }
+    let name = "rocmforge_evictions_total";
+    text.head(name, "counter", "Segments evicted, by model and cause");
+    for status in models {
+        for cause in EvictionCause::ALL {
+            let labels = [("model", status.model.name()), ("cause", cause.name())];
+            text.value(name, &labels, number(status.cache.evictions_by.of(cause)));
+        }
     }
 }
 

@@ -191,6 +191,21 @@ pub(super) fn usage(cache: &CacheStatus) -> v1::CacheUsage {
         evictions: cache.evictions,
         uploads: cache.uploads,
         uploaded_bytes: cache.uploaded_bytes,
+        evictions_by: Some(eviction_causes(cache)),
+    }
+}
+
+fn eviction_causes(cache: &CacheStatus) -> v1::EvictionCauses {
+    let of = |cause| cache.evictions_by.of(cause);
+    v1::EvictionCauses {
+        other_model: of(engine::EvictionCause::OtherModel),
+        own_pass: of(engine::EvictionCause::OwnPass),
+        kv: of(engine::EvictionCause::Kv),
+        scratch: of(engine::EvictionCause::Scratch),
+        budget: of(engine::EvictionCause::Budget),
+        clear: of(engine::EvictionCause::Clear),
+        unload: of(engine::EvictionCause::Unload),
+        spoiled: of(engine::EvictionCause::Spoiled),
     }
 }
 

@@ -21,6 +21,7 @@ use crate::loaded::{LoadedModel, PreparedModel};
 pub use crate::sampler::SamplingParams;
 pub use rocmforge_model::Pooling;
 pub use rocmforge_scheduler::Class;
+pub use rocmforge_tensor_cache::{EvictionCause, Evictions};
 
 /// Commands that may wait for the engine. Replies to waiting ones come within a pass, so a short queue is enough; a full
 /// one is answered with RESOURCE_EXHAUSTED at once.
@@ -532,6 +533,8 @@ pub struct CacheStatus {
     pub misses: u64,
     /// Segments evicted.
     pub evictions: u64,
+    /// The same by cause.
+    pub evictions_by: Evictions,
     /// Uploads that were completed.
     pub uploads: u64,
     /// Bytes that these uploads moved.

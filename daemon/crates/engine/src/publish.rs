@@ -117,6 +117,7 @@ fn cache_status(budget_bytes: u64, of: &ModelStats, prefix_bytes: u64) -> CacheS
         hits: of.counters.hits,
         misses: of.counters.misses,
         evictions: of.counters.evictions,
+        evictions_by: of.counters.evictions_by,
         uploads: of.counters.uploads,
         uploaded_bytes: of.counters.uploaded_bytes,
     }

@@ -479,8 +479,12 @@ impl Residency {
         let mut outcome = Ok(());
         for action in actions.drain(..) {
             match action {
-                Action::Evict { segment, slab } => {
-                    tracing::trace!(%segment, slab.offset, slab.bytes, "evict");
+                Action::Evict {
+                    segment,
+                    slab,
+                    cause,
+                } => {
+                    tracing::trace!(%segment, slab.offset, slab.bytes, cause = cause.name(), "evict");
                     if discard {
                         self.device.discard(slab.offset, slab.bytes);
                     }
