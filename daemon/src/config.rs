@@ -19,12 +19,14 @@ use rocmforge_service::roles::{Roles, Who};
 mod effective;
 mod http;
 mod layers;
+mod limits;
 mod models;
 mod values;
 
 pub use effective::Setting;
 pub use http::{HttpConfig, HttpFlags};
 use layers::{Layers, Scalar};
+pub use limits::ConfiguredLimit;
 pub use models::DeclaredModel;
 pub use values::parse_budget;
 use values::{
@@ -72,6 +74,7 @@ pub const CONFIG_FILE_MAX_BYTES: u64 = 1 << 20;
     version,
     about = "Owns the device and serves GGUF models to local clients over a Unix socket.",
     after_help = "Every flag but --config, --check-config and --list-devices is also a key of the file, with _ for -; a flag wins over the file.\n\
+                  Those of one value that are no paths are also variables: ROCMFORGED_KEEP_FREE wins over the file.\n\
                   With no --model-dir every load is refused: the daemon opens nothing that it was not told to."
 )]
 pub struct Flags {
@@ -184,6 +187,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// Declared models.
     pub models: Vec<DeclaredModel>,
+    /// Limits per peer.
+    pub limits: Vec<ConfiguredLimit>,
     /// Where values came from that are no defaults, by key.
     pub origins: BTreeMap<&'static str, Origin>,
     /// The files that were read, in that order.
@@ -254,6 +259,18 @@ pub enum ConfigError {
         /// Its name.
         name: String,
         /// The key.
+        key: String,
+        /// What is wrong, and what is allowed.
+        message: String,
+    },
+    /// A limit is refused.
+    #[error("{key} of [[limit]] {number} in {}: {message}", file.display())]
+    Limit {
+        /// The file.
+        file: PathBuf,
+        /// Which of the file's, from 1.
+        number: usize,
+        /// The key.
         key: &'static str,
         /// What is wrong, and what is allowed.
         message: String,
@@ -297,6 +314,7 @@ impl Config {
             None => Layers::default(),
         };
         let models = models::checked(layers.models)?;
+        let limits = limits::checked(layers.limits)?;
         let (file, files) = (layers.file, layers.files);
         let settings = Settings {
             files: layers.origins,
@@ -383,6 +401,7 @@ impl Config {
             },
             http,
             models,
+            limits,
             files,
             origins: settings.origins.into_inner(),
         })
@@ -442,6 +461,7 @@ impl Settings {
     }
 
     fn pick(&self, key: &'static str, flag: Option<String>, file: Option<String>) -> Given {
+        let variable = || std::env::var(variable(key)).ok();
         let value = match (flag, file) {
             (Some(text), _) => Some((text, self.origin(key, true))),
             (None, Some(text)) => Some((text, self.origin(key, false))),

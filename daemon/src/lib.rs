@@ -17,7 +17,7 @@ pub mod signals;
 pub mod socket;
 
 pub use connection::CONNECTIONS_MAX;
-pub use http::{HttpListeners, Token};
+pub use http::{HttpListeners, Tokens};
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
 pub use rocmforge_service::declared::Declared;
 pub use rocmforge_service::{Limits, REQUEST_MAX_BYTES, model_files, roles};

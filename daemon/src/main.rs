@@ -265,7 +265,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     let http = HttpListeners {
         unix: http_socket.as_ref().map(Socket::listener).transpose()?,
         tcp: tcp.transpose()?,
-        token: config.http.token.clone(),
+        tokens: config.http.tokens.clone(),
     };
     let reloads = Reloads {
         asked: signals.reloads,
@@ -334,6 +334,7 @@ fn serve_on(
             threads: threads.get() as u32,
         },
         roles: config.roles.clone(),
+        peer_limits: config.limits.iter().map(|l| l.rule.clone()).collect(),
         drain_grace: config.drain_grace,
         http,
         declared: config.models.iter().map(|m| m.model.clone()).collect(),

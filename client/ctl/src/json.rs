@@ -214,7 +214,7 @@ pub(crate) fn tokens(answer: &TokenizeResponse) -> Value {
 }
 
 fn usage(usage: &CacheUsage) -> Map<String, Value> {
-    [
+    let mut value: Map<String, Value> = [
         ("resident_bytes", usage.resident_bytes),
         ("in_flight_bytes", usage.in_flight_bytes),
         ("pinned_bytes", usage.pinned_bytes),

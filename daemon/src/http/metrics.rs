@@ -14,6 +14,7 @@ use self::text::Text;
 use super::Http;
 use super::call::with_type;
 
+mod peers;
 mod requests;
 mod text;
 
@@ -32,6 +33,7 @@ pub(super) async fn metrics(State(http): State<Arc<Http>>) -> Response {
     cache(&snapshot, service.peak_bytes(&snapshot), &mut text);
     prefixes(&snapshot, &mut text);
     models(&snapshot, &mut text);
+    peers::write(&service.peers(), &snapshot, &mut text);
     requests::write(&service.measured, &snapshot, &mut text);
     device(&snapshot, &mut text);
     let uptime = service.started.elapsed().as_secs_f64();
@@ -261,7 +263,7 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
     for (name, help, value) in gauges {
         text.by_model(name, "gauge", help, models, value);
     }
-    let counters: [(&str, &str, Of); 5] = [
+    let counters: [(&str, &str, Of); 4] = [
         (
             "rocmforge_segment_hits_total",
             "Segments found resident",

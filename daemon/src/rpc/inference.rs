@@ -140,7 +140,7 @@ fn class(priority: i32, violations: &mut Violations) -> engine::Class {
         Ok(v1::Priority::Batch) => engine::Class::Batch,
         Err(_) => {
             violations.add("priority", "give 1 for interactive, or 2 for batch");
-            engine::Class::Interactive
+            None
         }
     }
 }
@@ -366,12 +366,14 @@ impl InferenceService {
             check::ids(field, ids, model.model().info().n_vocab)?;
         }
         let room = Room::for_scores(n_ctx, &self.context, &model);
+        let ticket = self.context.enter(&arrival, prompt.bytes()).await?;
         let encoded = self
             .context
             .encode(Arc::clone(&model), prompt, field, room, arrival)
             .await?;
         let ids = encoded.ids;
         check::score_length(field, ids.len(), top_n)?;
+        ticket.take_prompt(ids.len() as u32)?;
 
         let first = ids[0];
         let request = engine::ScoreRequest {
@@ -379,14 +381,14 @@ impl InferenceService {
             ids,
             top_n,
             deadline: arrival.deadline,
-            asker: arrival.asker(class),
+            asker: ticket.asker(class),
         };
         let scoring = async {
             self.context
                 .engine
                 .score(request)
                 .await
-                .map_err(|error| failure::from_engine(&error))
+                .map_err(|error| ticket.failure(&error))
         };
         let scores = arrival.limit(scoring).await?;
         Ok(score_response(&model, first, scores, arrival.at))

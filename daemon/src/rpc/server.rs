@@ -6,9 +6,11 @@ use rocmforge_engine::api::{DeviceStatus, Snapshot};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::server_server::Server;
 use rocmforge_service::Service;
+use rocmforge_service::request_log::RequestLog;
 use tonic::{Request, Response, Status};
 
-use super::convert;
+use super::status_code::status;
+use super::{arrival, convert};
 use crate::devices::{Devices, FoundDriver};
 
 /// The service.

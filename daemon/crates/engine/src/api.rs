@@ -136,6 +136,10 @@ pub struct Asker {
     pub client: u64,
     /// How urgent it is.
     pub class: Class,
+    /// How many of the client's requests may run at once; `None` is as many as the engine runs.
+    pub running_max: Option<u32>,
+    /// How many of them may wait beside those; `None` is as many as the queue holds.
+    pub queued_max: Option<u32>,
 }
 
 impl Default for Asker {
@@ -143,6 +147,8 @@ impl Default for Asker {
         Self {
             client: 0,
             class: Class::Interactive,
+            running_max: None,
+            queued_max: None,
         }
     }
 }

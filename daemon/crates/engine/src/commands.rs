@@ -341,6 +341,7 @@ impl Engine {
             seq,
             model,
             loaded,
+            asker,
             tokens,
             n_past: 0,
             n_ctx,

@@ -7,6 +7,7 @@
 
 mod actor;
 pub mod api;
+mod askers;
 mod begin;
 mod commands;
 mod decoding;
