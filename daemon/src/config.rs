@@ -1,4 +1,5 @@
-//! What the daemon was told: command-line flags over TOML files over defaults, every value checked.
+//! What the daemon was told: command-line flags over the environment over TOML files over defaults,
+//! every value checked.
 //!
 //! A setting has one name in two spellings: `--vram-budget` on the command line, `vram_budget` in the file. Both are read
 //! as text and go through the same check, so that a value is refused with the same message wherever it came from, and
@@ -30,9 +31,12 @@ pub use limits::ConfiguredLimit;
 pub use models::DeclaredModel;
 pub use values::parse_budget;
 use values::{
-    device, integer, integer_u32, log_filter, policy, prefix_cache, seconds, speculate, watchdog,
+    device, integer, integer_u32, keep_free, log_filter, policy, prefix_cache, seconds, speculate,
+    watchdog,
 };
 
+/// What variables of the environment begin with that are settings: `ROCMFORGED_VRAM_BUDGET`.
+pub const ENVIRONMENT: &str = "ROCMFORGED_";
 /// Default of `--vram-budget`, in percent of the device's memory. On the host device the other half is for the page
 /// cache, which holds the file pages that uploads read.
 pub const BUDGET_DEFAULT_PERCENT: f64 = 50.0;
@@ -92,6 +96,10 @@ pub struct Flags {
     /// Most device memory to hold: bytes, 2GiB, 1.5G (binary units), 2GB (decimal) or 80% [default: 50%]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub vram_budget: Option<String>,
+    /// Device memory to leave to others: where less is free the budget shrinks, and grows again later;
+    /// bytes, 2GiB or 5%, 0 for none; a GPU's alone [default: 0]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub keep_free: Option<String>,
     /// Directory below which clients may load models, after links are resolved; repeatable
     #[arg(long, value_name = "DIR")]
     pub model_dir: Vec<PathBuf>,
@@ -159,6 +167,8 @@ pub struct Config {
     pub vram_budget: Budget,
     /// Where that was given; `None` for the default.
     pub vram_budget_origin: Option<Origin>,
+    /// Device memory to leave to others; `None` is none.
+    pub keep_free: Option<Budget>,
     /// Directories below which models may be loaded, as given.
     pub model_dirs: Vec<PathBuf>,
     /// Threads of the host device; `None` is one a core.
@@ -200,6 +210,8 @@ pub struct Config {
 pub enum Origin {
     /// The command line.
     Flag,
+    /// A variable of the environment: [`ENVIRONMENT`] and the key in capitals.
+    Environment,
     /// The file.
     File(PathBuf),
 }
@@ -287,6 +299,11 @@ pub enum ConfigError {
     },
 }
 
+/// The variable of the environment that has a setting of one value.
+fn variable(key: &str) -> String {
+    format!("{ENVIRONMENT}{}", key.to_uppercase())
+}
+
 struct Place<'a> {
     key: &'a &'static str,
     origin: &'a Origin,
@@ -297,6 +314,7 @@ impl fmt::Display for Place<'_> {
         let flag = self.key.replace('_', "-");
         match self.origin {
             Origin::Flag => write!(f, "--{flag}"),
+            Origin::Environment => write!(f, "{} (flag --{flag})", variable(self.key)),
             Origin::File(path) => write!(f, "{} in {} (flag --{flag})", self.key, path.display()),
         }
     }
@@ -354,6 +372,9 @@ impl Config {
                 .parse(parse_budget)?
                 .unwrap_or(Budget::Percent(BUDGET_DEFAULT_PERCENT)),
             vram_budget_origin,
+            keep_free: get("keep_free", flags.keep_free, text(file.keep_free))
+                .parse(keep_free)?
+                .flatten(),
             model_dirs,
             threads: get("threads", flags.threads, text(file.threads))
                 .parse(|t| integer(t, 1, THREADS_MAX))?
@@ -460,12 +481,19 @@ impl Settings {
         origin
     }
 
+    /// A setting of one value: by its flag, else in the environment, else in the files.
     fn pick(&self, key: &'static str, flag: Option<String>, file: Option<String>) -> Given {
         let variable = || std::env::var(variable(key)).ok();
         let value = match (flag, file) {
             (Some(text), _) => Some((text, self.origin(key, true))),
-            (None, Some(text)) => Some((text, self.origin(key, false))),
-            (None, None) => None,
+            (None, file) => match variable().filter(|text| !text.is_empty()) {
+                Some(text) => {
+                    let origin = Origin::Environment;
+                    self.origins.borrow_mut().insert(key, origin.clone());
+                    Some((text, origin))
+                }
+                None => file.map(|text| (text, self.origin(key, false))),
+            },
         };
         Given { key, value }
     }

@@ -296,6 +296,7 @@ fn serve_on(
         policy: config.policy,
         prefix_cache: config.prefix_cache,
         speculate: config.speculate,
+        keep_free: config.keep_free,
         max_sequences: config.max_sequences,
         queue_capacity: config.queue_capacity,
         n_ctx_max: config.n_ctx_max,

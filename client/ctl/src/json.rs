@@ -385,6 +385,12 @@ pub(crate) fn status(status: &StatusResponse, socket: &std::path::Path) -> Value
         "device": status.device.as_ref().map(device),
         "drivers": status.drivers.iter().map(driver).collect::<Vec<_>>(),
         "passed_over": status.passed_over,
+        "keep_free": status.keep_free.as_ref().map(|kept| json!({
+            "bytes": kept.bytes,
+            "given_up_bytes": kept.given_up_bytes,
+            "shrinks": kept.shrinks,
+            "grows": kept.grows,
+        })),
         "budget_bytes": status.budget_bytes,
         "used_bytes": status.used_bytes,
         "queue_depth": status.queue_depth,

@@ -27,6 +27,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag => f.write_str("command line"),
+            Self::Environment => f.write_str("environment"),
             Self::File(path) => write!(f, "{}", path.display()),
         }
     }
@@ -102,6 +103,10 @@ impl Config {
             ("socket", Some(path(&self.socket))),
             ("device", Some(device(self.device))),
             ("vram_budget", Some(budget(self.vram_budget))),
+            (
+                "keep_free",
+                Some(self.keep_free.map_or("0".to_owned(), budget)),
+            ),
             (
                 "model_dir",
                 Some({

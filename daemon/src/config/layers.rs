@@ -77,6 +77,7 @@ pub(super) struct File {
     pub(super) socket: Option<PathBuf>,
     pub(super) device: Option<String>,
     pub(super) vram_budget: Option<Scalar>,
+    pub(super) keep_free: Option<Scalar>,
     pub(super) model_dir: PathList,
     pub(super) threads: Option<Scalar>,
     pub(super) log: Option<String>,

@@ -317,6 +317,37 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
         let help = "Bytes of it that are free, by its driver";
         text.one("rocmforge_device_free_bytes", "gauge", help, number(free));
     }
+    if let Some(kept) = &snapshot.keep_free {
+        let rows = [
+            (
+                "rocmforge_keep_free_bytes",
+                "gauge",
+                "Bytes of it that are to be free for others",
+                kept.bytes,
+            ),
+            (
+                "rocmforge_keep_free_given_up_bytes",
+                "gauge",
+                "Bytes by which the budget is smaller now for that",
+                kept.given_up_bytes,
+            ),
+            (
+                "rocmforge_keep_free_shrinks_total",
+                "counter",
+                "Times that memory was given back for others",
+                kept.shrinks,
+            ),
+            (
+                "rocmforge_keep_free_grows_total",
+                "counter",
+                "Times that some of it was taken again",
+                kept.grows,
+            ),
+        ];
+        for (name, kind, help, n) in rows {
+            text.one(name, kind, help, number(n));
+        }
+    }
     let lost = f64::from(u8::from(snapshot.device_lost.is_some()));
     text.one(
         "rocmforge_device_lost",

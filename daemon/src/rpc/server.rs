@@ -138,6 +138,12 @@ impl Server for ServerService {
                 .map(|report| driver(&FoundDriver::from(report), &snapshot.device))
                 .collect(),
             passed_over: snapshot.passed_over.to_vec(),
+            keep_free: snapshot.keep_free.map(|kept| v1::KeepFree {
+                bytes: kept.bytes,
+                given_up_bytes: kept.given_up_bytes,
+                shrinks: kept.shrinks,
+                grows: kept.grows,
+            }),
         }))
     }
 

@@ -6,6 +6,7 @@ mod clients;
 mod devices;
 mod exam;
 mod files_that_change;
+mod keep_free;
 mod lost_device;
 mod parity;
 mod python;

@@ -434,12 +434,40 @@ pub struct Snapshot {
     pub queue_capacity: u32,
     /// Requests that run.
     pub running: u32,
+    /// Of each client that has requests, how many.
+    pub clients: Vec<ClientStatus>,
+    /// What is kept free of the device's memory, if anything is.
+    pub keep_free: Option<KeepFreeStatus>,
     /// What prompts began with, since start-up.
     pub prefixes: PrefixCounts,
     /// No new work is taken.
     pub draining: bool,
     /// The device failed for good, and why.
     pub device_lost: Option<String>,
+}
+
+/// What is kept free for others, and what was given up for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeepFreeStatus {
+    /// Bytes that are to be free.
+    pub bytes: u64,
+    /// Bytes by which the budget is smaller now for that.
+    pub given_up_bytes: u64,
+    /// Times that memory was given back.
+    pub shrinks: u64,
+    /// Times that some of it was taken again.
+    pub grows: u64,
+}
+
+/// The requests of a client; see [`Asker::client`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientStatus {
+    /// The client.
+    pub client: u64,
+    /// Its requests that run.
+    pub running: u32,
+    /// Its requests that wait.
+    pub queued: u32,
 }
 
 /// Counts of prompts' tokens, of requests that may reuse.

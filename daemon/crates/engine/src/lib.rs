@@ -14,6 +14,7 @@ mod decoding;
 mod embed;
 mod error;
 mod handle;
+mod keep_free;
 mod kv;
 mod loaded;
 mod lookahead;

@@ -143,6 +143,13 @@ impl Residency {
         }
     }
 
+    /// Asks the driver for its count of free memory.
+    pub(crate) fn count_free_now(&mut self) -> Option<u64> {
+        self.free_bytes = self.device.free_bytes();
+        self.counted_at = Instant::now();
+        self.free_bytes
+    }
+
     /// Why the device is lost, if it is.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.lost.get().map(String::as_str)
