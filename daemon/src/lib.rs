@@ -20,5 +20,7 @@ pub use connection::CONNECTIONS_MAX;
 pub use http::{HttpListeners, Tokens};
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
 pub use rocmforge_service::declared::Declared;
-pub use rocmforge_service::{Limits, REQUEST_MAX_BYTES, model_files, roles};
+pub use rocmforge_service::{
+    Limits, REQUEST_MAX_BYTES, defaults, limits, model_files, peer, roles,
+};
 pub use rpc::{BLOCKING_THREADS, default_socket_path};

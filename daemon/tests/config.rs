@@ -517,6 +517,16 @@ fn a_refusal_of_a_declared_model_names_file_model_and_key() {
             "'x' is a name of the model 'a'",
         ),
         (
+            model("b", "/m", "top_p = 1.5"),
+            "top_p of [[model]] 1 ('b')",
+            "at most 1",
+        ),
+        (
+            model("b", "/m", "template = \"/no/such/file\""),
+            "template of [[model]] 1 ('b')",
+            "cannot be read",
+        ),
+        (
             model("b", "/m", "pinned = true"),
             "10-a.toml",
             "unknown field `pinned`",

@@ -131,7 +131,31 @@ pub(crate) fn model(m: &Model) -> Value {
         "resident_bytes": m.resident_bytes,
         "kv_bytes_per_token": m.kv_bytes_per_token,
         "active_requests": m.active_requests,
+        "defaults": m.defaults.as_ref().map(defaults),
     })
+}
+
+/// What requests of a declared model have where they leave it unset.
+pub(crate) fn defaults(defaults: &ModelDefaults) -> Value {
+    let named = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let all = json!({
+        "temperature": defaults.temperature,
+        "top_k": defaults.top_k,
+        "top_p": defaults.top_p,
+        "min_p": defaults.min_p,
+        "repeat_penalty": defaults.repeat_penalty,
+        "presence_penalty": defaults.presence_penalty,
+        "frequency_penalty": defaults.frequency_penalty,
+        "penalty_last_n": defaults.penalty_last_n,
+        "max_tokens": defaults.max_tokens,
+        "priority": named(&defaults.priority),
+        "template": named(&defaults.template),
+    });
+    let Value::Object(mut all) = all else {
+        return all;
+    };
+    all.retain(|_, value| !value.is_null());
+    all.into()
 }
 
 /// A piece of generated text.

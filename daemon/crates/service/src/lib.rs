@@ -13,6 +13,7 @@ pub mod arrival;
 pub mod check;
 pub mod declared;
 pub mod decoding;
+pub mod defaults;
 pub mod embedding;
 pub mod failure;
 pub mod files;
