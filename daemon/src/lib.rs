@@ -13,6 +13,7 @@ mod lifecycle;
 pub mod log;
 pub mod reload;
 mod rpc;
+pub mod self_test;
 pub mod signals;
 pub mod socket;
 

@@ -66,6 +66,11 @@ fn main() -> ExitCode {
         let vendor = std::env::args().nth(2).unwrap_or_default();
         return ExitCode::from(rocmforged::devices::child_main(&vendor));
     }
+    // So is a card tested, which may do as it likes.
+    if let Some(rocmforged::self_test::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
+        let device = std::env::args().nth(2).unwrap_or_default();
+        return ExitCode::from(rocmforged::self_test::child_main(&device));
+    }
     if let Some(generated::ARGUMENT) = std::env::args().nth(1).as_deref() {
         let arguments: Vec<String> = std::env::args().skip(2).collect();
         return match generated::main(&arguments) {

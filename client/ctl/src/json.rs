@@ -29,6 +29,8 @@ words!(keep_reason, KeepReason,
     Pinned => "pinned", InUse => "in_use", Uploading => "uploading");
 words!(cache_policy, CachePolicy, PassAware => "pass-aware", Lru => "lru");
 words!(device_kind, DeviceKind, Host => "host", Hip => "hip", Cuda => "cuda");
+words!(check_outcome, CheckOutcome,
+    Passed => "passed", Failed => "failed", Skipped => "skipped", Note => "note");
 words!(server_state, ServerState,
     Serving => "serving", Draining => "draining", DeviceLost => "device_lost");
 
@@ -384,9 +386,22 @@ fn driver(driver: &GpuDriver) -> Value {
     })
 }
 
-/// What is known of the device in use, with the daemon's version.
-pub(crate) fn device_check(device: &Device, version: &str) -> Value {
-    json!({"version": version, "device": self::device(device)})
+/// What a self-test came to, with the daemon's version.
+pub(crate) fn device_check(checked: &CheckDeviceResponse, version: &str) -> Value {
+    let checks = checked.checks.iter().map(|check| {
+        json!({
+            "name": check.name,
+            "outcome": check_outcome(check.outcome()),
+            "detail": check.detail,
+            "ms": check.ms,
+        })
+    });
+    json!({
+        "version": version,
+        "device": checked.device.as_ref().map(device),
+        "checks": checks.collect::<Vec<_>>(),
+        "took_ms": checked.took_ms,
+    })
 }
 
 /// The GPU drivers and devices.

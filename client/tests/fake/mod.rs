@@ -537,6 +537,7 @@ impl Server for Fake {
             pid: 1234,
             drivers: drivers(),
             passed_over: vec!["device hip: no card".into()],
+            keep_free: None,
         }))
     }
 
@@ -548,6 +549,17 @@ impl Server for Fake {
             in_use: Some(device()),
             drivers: drivers(),
             passed_over: vec!["device hip: no card".into()],
+        }))
+    }
+
+    async fn check_device(
+        &self,
+        _: Request<CheckDeviceRequest>,
+    ) -> Result<Response<CheckDeviceResponse>, Status> {
+        Ok(Response::new(CheckDeviceResponse {
+            device: Some(device()),
+            checks: Vec::new(),
+            took_ms: 0.25,
         }))
     }
 }
