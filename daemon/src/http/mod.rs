@@ -27,6 +27,7 @@ mod openai;
 mod parts;
 mod prompt;
 mod reply;
+mod sse;
 mod start;
 mod token;
 mod tool_calls;
