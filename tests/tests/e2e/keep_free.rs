@@ -14,6 +14,8 @@ const MIB: u64 = 1 << 20;
 const CARD: u64 = 128 * MIB;
 const BUDGET: u64 = 64 * MIB;
 const KEPT: u64 = 32 * MIB;
+/// An eighth of the budget is less than a chunk of the arena.
+const FLOOR: u64 = 16 * MIB;
 /// Far longer than it takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -78,10 +80,15 @@ async fn memory_goes_back_while_others_want_it_and_is_taken_again_later() {
     assert!(free(&status) >= KEPT, "{status:?}");
     assert_works(&client).await;
 
-    // Who wants all of it does not get all of it.
-    others_hold(&others, CARD);
-    let at_floor = |s: &StatusResponse| s.budget_bytes == BUDGET / 8;
+    // Who takes all that is free gets more, and in the end not all of it.
+    others_hold(&others, CARD - (BUDGET - 16 * MIB));
+    let at_floor = |s: &StatusResponse| s.budget_bytes == FLOOR;
     until(&client, "at the floor", at_floor).await;
+    others_hold(&others, CARD - FLOOR);
+    assert_works(&client).await;
+    let counted = |s: &StatusResponse| free(s) == 0;
+    let status = until(&client, "counted", counted).await;
+    assert_eq!(status.budget_bytes, FLOOR);
     assert_works(&client).await;
 
     // It comes back when they have left, all of it and no more.

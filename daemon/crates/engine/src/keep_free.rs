@@ -29,8 +29,14 @@ pub(crate) const WHILE_IDLE: Duration = Duration::from_secs(1);
 const CALM: Duration = Duration::from_secs(5);
 /// The part of what is kept free that has to be free beside it before memory is taken again.
 const MARGIN_PART: u64 = 4;
-/// Less is not worth a change: chunks of the arena are a few of these.
-const STEP_MIN_BYTES: u64 = 2 << 20;
+/// The budget changes to multiples of this part of the device's memory, within these bounds: the arena's chunks are as large,
+/// so that they go and come whole. One that is cut has to be replaced by a smaller one, for which there may be no memory
+/// by then: others want it.
+const STEP_PART: u64 = 64;
+const STEP_MIN_BYTES: u64 = 16 << 20;
+const STEP_MAX_BYTES: u64 = 1 << 30;
+/// What drivers map memory in.
+const GRANULE_BYTES: u64 = 2 << 20;
 /// The part of the budget that stays whatever others want.
 const FLOOR_PART: u64 = 8;
 
@@ -39,6 +45,8 @@ const FLOOR_PART: u64 = 8;
 pub(crate) struct KeepFree {
     /// Bytes that are to be free; 0 if none are.
     bytes: u64,
+    /// What the budget is a multiple of once it was changed.
+    step: u64,
     looked_at: Instant,
     /// Since when there is enough to take some again.
     calm_since: Option<Instant>,
@@ -79,6 +87,9 @@ impl KeepFree {
         }
         Ok(Self {
             bytes,
+            step: (memory / STEP_PART)
+                .clamp(STEP_MIN_BYTES, STEP_MAX_BYTES)
+                .next_multiple_of(GRANULE_BYTES),
             looked_at: Instant::now(),
             calm_since: None,
             given_up: 0,
@@ -111,16 +122,20 @@ impl KeepFree {
         if free < self.bytes {
             self.calm_since = None;
             let floor = ((budget + self.given_up) / FLOOR_PART).max(BUDGET_MIN);
-            let missing = (self.bytes - free).max(STEP_MIN_BYTES);
-            return match missing.min(budget.saturating_sub(floor)) {
-                // Less than a chunk frees nothing.
-                less if less < STEP_MIN_BYTES => Change::None,
-                less => Change::Shrink(less),
+            let floor = floor.next_multiple_of(self.step);
+            let left = budget.saturating_sub(self.bytes - free);
+            let left = (left / self.step * self.step).max(floor);
+            return match left < budget {
+                true => Change::Shrink(budget - left),
+                false => Change::None,
             };
         }
         let beyond = (free - self.bytes).saturating_sub(self.bytes / MARGIN_PART);
-        let more = beyond.min(self.given_up);
-        if more == 0 || more < STEP_MIN_BYTES.min(self.given_up) {
+        let more = match beyond >= self.given_up {
+            true => self.given_up,
+            false => ((budget + beyond) / self.step * self.step).saturating_sub(budget),
+        };
+        if more == 0 {
             self.calm_since = None;
             return Change::None;
         }
@@ -208,38 +223,34 @@ mod tests {
         let start = Instant::now();
         let at = |s: u64| start + Duration::from_secs(s);
         assert_eq!(kept.change(64 * MIB, 512 * MIB, at(0)), Change::None);
+        // By whole steps.
         let change = kept.change(24 * MIB, 512 * MIB, at(1));
-        assert_eq!(change, Change::Shrink(40 * MIB));
-        kept.given_up = 40 * MIB;
+        assert_eq!(change, Change::Shrink(48 * MIB));
+        kept.given_up = 48 * MIB;
         // Within the margin nothing comes back, however long.
-        assert_eq!(kept.change(80 * MIB, 472 * MIB, at(2)), Change::None);
-        assert_eq!(kept.change(80 * MIB, 472 * MIB, at(20)), Change::None);
+        assert_eq!(kept.change(80 * MIB, 464 * MIB, at(2)), Change::None);
+        assert_eq!(kept.change(80 * MIB, 464 * MIB, at(20)), Change::None);
         // Beyond it, after a while of calm, which a want in between ends.
-        assert_eq!(kept.change(104 * MIB, 472 * MIB, at(21)), Change::None);
-        assert_eq!(
-            kept.change(63 * MIB, 472 * MIB, at(22)),
-            Change::Shrink(2 * MIB)
-        );
-        assert_eq!(kept.change(104 * MIB, 472 * MIB, at(23)), Change::None);
-        assert_eq!(kept.change(104 * MIB, 472 * MIB, at(27)), Change::None);
-        assert_eq!(
-            kept.change(104 * MIB, 472 * MIB, at(28)),
-            Change::Grow(24 * MIB)
-        );
+        let beyond = 104 * MIB;
+        assert_eq!(kept.change(beyond, 464 * MIB, at(21)), Change::None);
+        let change = kept.change(63 * MIB, 464 * MIB, at(22));
+        assert_eq!(change, Change::Shrink(16 * MIB));
+        assert_eq!(kept.change(beyond, 464 * MIB, at(23)), Change::None);
+        assert_eq!(kept.change(beyond, 464 * MIB, at(27)), Change::None);
+        let change = kept.change(beyond, 464 * MIB, at(28));
+        assert_eq!(change, Change::Grow(16 * MIB));
         // Never more than was given up.
-        assert_eq!(
-            kept.change(900 * MIB, 472 * MIB, at(40)),
-            Change::Grow(40 * MIB)
-        );
+        let change = kept.change(900 * MIB, 464 * MIB, at(40));
+        assert_eq!(change, Change::Grow(48 * MIB));
     }
 
     #[test]
     fn an_eighth_of_the_budget_stays() {
         let mut kept = keeping(512 * MIB);
         let now = Instant::now();
-        assert_eq!(kept.change(0, 80 * MIB, now), Change::Shrink(70 * MIB));
-        kept.given_up = 70 * MIB;
-        assert_eq!(kept.change(0, 10 * MIB, now), Change::None);
+        assert_eq!(kept.change(0, 80 * MIB, now), Change::Shrink(64 * MIB));
+        kept.given_up = 64 * MIB;
+        assert_eq!(kept.change(0, 16 * MIB, now), Change::None);
     }
 
     #[test]
