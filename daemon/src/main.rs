@@ -34,8 +34,9 @@ use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::reload::Handle;
 
-/// Threads of the async runtime. They move messages only; the engine and the text work have threads of their own.
-const ASYNC_THREADS: usize = 2;
+/// Threads of the async runtime. They move messages only; the engine and the text work have threads of their own. With a
+/// second one each token that the engine hands over wakes both, and one of them for nothing: that was half of its cost.
+const ASYNC_THREADS: usize = 1;
 /// File descriptors to ask for: one a connection, one a model file, and room.
 const DESCRIPTORS_WANTED: u64 = 4096;
 /// File descriptors without which there is no daemon: the runtime, the device, a few connections and model files.
@@ -65,6 +66,11 @@ fn main() -> ExitCode {
     if let Some(rocmforged::devices::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
         let vendor = std::env::args().nth(2).unwrap_or_default();
         return ExitCode::from(rocmforged::devices::child_main(&vendor));
+    }
+    // So is a card tested, which may do as it likes.
+    if let Some(rocmforged::self_test::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
+        let device = std::env::args().nth(2).unwrap_or_default();
+        return ExitCode::from(rocmforged::self_test::child_main(&device));
     }
     if let Some(generated::ARGUMENT) = std::env::args().nth(1).as_deref() {
         let arguments: Vec<String> = std::env::args().skip(2).collect();
@@ -265,7 +271,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     let http = HttpListeners {
         unix: http_socket.as_ref().map(Socket::listener).transpose()?,
         tcp: tcp.transpose()?,
-        token: config.http.token.clone(),
+        tokens: config.http.tokens.clone(),
     };
     let reloads = Reloads {
         asked: signals.reloads,
@@ -297,6 +303,7 @@ fn serve_on(
         offload: config.offload,
         prefix_cache: config.prefix_cache,
         speculate: config.speculate,
+        keep_free: config.keep_free,
         max_sequences: config.max_sequences,
         queue_capacity: config.queue_capacity,
         n_ctx_max: config.n_ctx_max,
@@ -335,6 +342,7 @@ fn serve_on(
             threads: threads.get() as u32,
         },
         roles: config.roles.clone(),
+        peer_limits: config.limits.iter().map(|l| l.rule.clone()).collect(),
         drain_grace: config.drain_grace,
         http,
         declared: config.models.iter().map(|m| m.model.clone()).collect(),

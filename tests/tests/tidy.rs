@@ -30,9 +30,10 @@ const UNSAFE: [&str; 10] = [
 ];
 
 /// Below these the wire types may be used; the daemon itself has types of its own.
-const WIRE_TYPES: [&str; 5] = [
+const WIRE_TYPES: [&str; 6] = [
     "proto/",
     "client/",
+    "daemon/benches/",
     "daemon/src/rpc/",
     "daemon/tests/",
     "tests/",

@@ -453,6 +453,7 @@ async fn tables_are_aligned() {
          kv, scratch   512.0 KiB, 256.0 KiB\n\
          kept prompts  256.0 KiB\n\
          policy        pass-aware\n\
+         evictions     none\n\
          \n\
          MODEL    RESIDENT  IN FLIGHT   PINNED  HITS  MISSES  HIT RATE  EVICTIONS  UPLOADED\n\
          tiny      3.0 MiB    1.0 MiB  1.0 MiB    75      25    75.0 %          4   9.0 MiB\n\

@@ -542,6 +542,7 @@ impl Server for Fake {
                 path: "/models/far.gguf".into(),
                 waited_ms: 7_000,
             }),
+            keep_free: None,
         }))
     }
 
@@ -553,6 +554,17 @@ impl Server for Fake {
             in_use: Some(device()),
             drivers: drivers(),
             passed_over: vec!["device hip: no card".into()],
+        }))
+    }
+
+    async fn check_device(
+        &self,
+        _: Request<CheckDeviceRequest>,
+    ) -> Result<Response<CheckDeviceResponse>, Status> {
+        Ok(Response::new(CheckDeviceResponse {
+            device: Some(device()),
+            checks: Vec::new(),
+            took_ms: 0.25,
         }))
     }
 }

@@ -123,3 +123,11 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
 pub fn parse_budget(text: &str) -> Result<Budget, String> {
     crate::rpc::parse_budget(text)
 }
+
+/// Reads what is kept free, in the same notation; 0 is none.
+pub(super) fn keep_free(text: &str) -> Result<Option<Budget>, String> {
+    match text {
+        "0" => Ok(None),
+        text => parse_budget(text).map(Some),
+    }
+}

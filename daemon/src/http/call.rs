@@ -78,9 +78,11 @@ impl Call {
         let extensions = request.extensions();
         let client = extensions.get::<Client>();
         let id = extensions.get::<RequestId>().cloned();
+        let mut arrival = Arrival::now(client.and_then(|client| client.caller));
+        arrival.token = extensions.get().copied();
         Self {
             service: Arc::clone(&http.service),
-            arrival: Arrival::now(client.and_then(|client| client.caller)),
+            arrival,
             dialect: Dialect::of(request.uri(), request.headers()),
             id: id.unwrap_or_else(|| RequestId::of(request.headers())),
             route,

@@ -11,6 +11,7 @@
 //! before the first event is answered with a status, not inside of a stream.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -27,10 +28,13 @@ use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::generation::Running;
 use rocmforge_service::request_log::RequestLog;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::call::{Call, with_type};
 use super::parts::{Part, Splitter, joined};
+pub(super) use super::sse::{data_event, event};
 
 /// How long a stream waits, for either side.
 #[derive(Debug, Clone, Copy)]
@@ -155,21 +159,10 @@ impl Generation {
 
     /// The next step of whichever answer has one. Cancelling it loses nothing.
     async fn next(&mut self) -> Step {
-        let open = self.choices.iter_mut().enumerate();
-        let mut open: Vec<_> = open
-            .filter(|(_, choice)| !choice.ended)
-            .map(|(i, choice)| Box::pin(async move { (i, choice.running.next().await) }))
-            .collect();
-        let (at, event) = std::future::poll_fn(|context| {
-            for next in &mut open {
-                if let Poll::Ready(event) = next.as_mut().poll(context) {
-                    return Poll::Ready(event);
-                }
-            }
-            Poll::Pending
-        })
-        .await;
-        drop(open);
+        let (at, event) = match self.choices.as_mut_slice() {
+            [one] => (0, one.running.next().await),
+            several => next_of(several).await,
+        };
         let mut parts = Vec::new();
         let choice = &mut self.choices[at];
         match event {
@@ -274,6 +267,24 @@ impl Generation {
     }
 }
 
+/// The next event of whichever answer has one, with its index.
+async fn next_of(choices: &mut [Choice]) -> (usize, Option<GenerateEvent>) {
+    let open = choices.iter_mut().enumerate();
+    let mut open: Vec<_> = open
+        .filter(|(_, choice)| !choice.ended)
+        .map(|(i, choice)| Box::pin(async move { (i, choice.running.next().await) }))
+        .collect();
+    std::future::poll_fn(|context| {
+        for next in &mut open {
+            if let Poll::Ready(event) = next.as_mut().poll(context) {
+                return Poll::Ready(event);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
 /// A dialect's events. Each method appends what is sent.
 pub(super) trait Events: Send + 'static {
     /// The type of the stream's content.
@@ -360,6 +371,8 @@ impl Source for Generation {
 }
 
 /// Writes events until the last, or until nobody takes them. Dropping the source ends it.
+///
+/// A token costs no timer: one is set for the silence, and looked at anew when it fires.
 async fn write<E: Events>(
     mut source: impl Source,
     mut events: E,
@@ -371,26 +384,39 @@ async fn write<E: Events>(
     let mut out = String::new();
     events.begin(&mut out);
     let mut step = first;
+    let mut said = Instant::now();
+    let mut silence = pin!(tokio::time::sleep_until(said + patience.heartbeat));
+    let mut gone = pin!(chunks.closed());
     loop {
         let ended = match step.take() {
             Some(step) => take(step, &mut events, &mut out),
             None => false,
         };
         if !out.is_empty() {
-            let chunk = Bytes::from(std::mem::take(&mut out));
+            // As large as the last one was: most are alike.
+            let next = String::with_capacity(out.len());
+            let chunk = Bytes::from(std::mem::replace(&mut out, next));
             if !send(&chunks, chunk, &others_wait, patience.unread).await {
                 return;
             }
+            said = Instant::now();
         }
         if ended {
             return;
         }
         tokio::select! {
-            next = tokio::time::timeout(patience.heartbeat, source.next()) => match next {
-                Ok(next) => step = Some(next),
-                Err(_) => events.heartbeat(&mut out),
-            },
-            () = chunks.closed() => return,
+            biased;
+            next = source.next() => step = Some(next),
+            () = &mut gone => return,
+            () = &mut silence => {
+                let until = said + patience.heartbeat;
+                if Instant::now() < until {
+                    silence.as_mut().reset(until);
+                } else {
+                    events.heartbeat(&mut out);
+                    silence.as_mut().reset(Instant::now() + patience.heartbeat);
+                }
+            }
         }
     }
 }
@@ -430,6 +456,11 @@ async fn send(
     others_wait: &impl Fn() -> bool,
     unread: Duration,
 ) -> bool {
+    let chunk = match chunks.try_send(chunk) {
+        Ok(()) => return true,
+        Err(TrySendError::Closed(_)) => return false,
+        Err(TrySendError::Full(chunk)) => chunk,
+    };
     loop {
         match tokio::time::timeout(unread, chunks.reserve()).await {
             Ok(Ok(place)) => {
@@ -446,22 +477,8 @@ async fn send(
     }
 }
 
-/// Appends a server-sent event.
-pub(super) fn event(name: Option<&str>, data: &serde_json::Value, out: &mut String) {
-    if let Some(name) = name {
-        out.push_str("event: ");
-        out.push_str(name);
-        out.push('\n');
-    }
-    out.push_str("data: ");
-    out.push_str(&data.to_string());
-    out.push_str("\n\n");
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     /// Says what happens, a word each.

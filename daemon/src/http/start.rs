@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use rocmforge_engine::api::Class;
 use rocmforge_service::check::{self, SamplingFields, Violations};
 use rocmforge_service::failure::Failure;
 use rocmforge_service::generation::{Running, Wanted};
@@ -58,10 +57,10 @@ pub(super) async fn chat(
         let roles: Vec<_> = asked.messages.iter().map(|m| m.role.as_str()).collect();
         check::messages(&roles, &mut violations);
         let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
-        let mut sampling = check::sampling(asked.sampling, &mut violations);
+        let service = &call.service;
+        let mut sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
-        let service = &call.service;
         let model = service
             .model_at_first_use("model", &asked.model, &call.arrival)
             .await?;
@@ -81,7 +80,7 @@ pub(super) async fn chat(
             field: asked.field,
             sampling,
             n_ctx,
-            class: Class::Interactive,
+            class: service.class(&asked.model, None),
             reuse,
         };
         let choices = service.generate_choices(wanted, asked.choices, call.arrival, &mut log);
@@ -106,10 +105,10 @@ pub(super) async fn text(
     let mut log = call.log(&asked.model);
     let result = async {
         let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
-        let sampling = check::sampling(asked.sampling, &mut violations);
+        let service = &call.service;
+        let sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
-        let service = &call.service;
         let model = service
             .model_at_first_use("model", &asked.model, &call.arrival)
             .await?;
@@ -124,7 +123,7 @@ pub(super) async fn text(
             field: asked.field,
             sampling,
             n_ctx,
-            class: Class::Interactive,
+            class: service.class(&asked.model, None),
             reuse,
         };
         let choices = service.generate_choices(wanted, asked.choices, call.arrival, &mut log);

@@ -51,7 +51,7 @@ const HEADERS_MAX_BYTES: u32 = 16 << 10;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Blocking threads that the services need at most.
-pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS + devices::AT_ONCE;
+pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS + devices::AT_ONCE + 1;
 
 /// The socket that is served when none is named: the one that clients look for first.
 pub fn default_socket_path() -> PathBuf {

@@ -11,6 +11,7 @@ mod declared;
 mod decoding;
 mod http;
 mod life;
+mod limits;
 mod models;
 mod refusals;
 mod reuse;

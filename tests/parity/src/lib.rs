@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod cases;
+pub mod check;
 mod rows;
 mod run;
 mod weights;

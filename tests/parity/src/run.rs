@@ -20,7 +20,7 @@ use crate::{Error, rows};
 /// Arena of each device: the device's own block, then the weights, scratch, and KV pages.
 pub(crate) const ARENA: u64 = 128 << 20;
 pub(crate) const SLAB: u64 = 16 << 20;
-const SCRATCH: u64 = 48 << 20;
+pub(crate) const SCRATCH: u64 = 48 << 20;
 const KV: u64 = 112 << 20;
 
 /// Most rows of a chunk of the context before.

@@ -118,6 +118,13 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         "memory",
         format!("{} of {} ({share})", size(used), size(budget)),
     ));
+    if let Some(kept) = &status.keep_free {
+        let mut text = format!("{} for others", size(kept.bytes));
+        if kept.given_up_bytes > 0 {
+            text.push_str(&format!(", {} given up now", size(kept.given_up_bytes)));
+        }
+        rows.push(("kept free", text));
+    }
     rows.push((
         "running",
         format!("{} of {}", status.running, status.running_capacity),

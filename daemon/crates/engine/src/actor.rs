@@ -33,6 +33,7 @@ use crate::api::{Budget, COMMAND_CAPACITY, Command, Offload, Policy, PreloadEven
 use crate::error::{Error, from_device};
 use crate::file_watch::FileWatch;
 use crate::handle::EngineHandle;
+use crate::keep_free::{self, KeepFree};
 use crate::loaded::LoadedModel;
 use crate::masks::Masks;
 use crate::open::{Opened, no_device};
@@ -103,6 +104,8 @@ pub struct EngineConfig {
     /// Whether tokens are drafted from what a text has said before, where that pays. `None` is on the host alone: there a
     /// row's result does not depend on the number of rows, and so the text is the same whenever drafts are made.
     pub speculate: Option<bool>,
+    /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where they are not; `None` is none.
+    pub keep_free: Option<Budget>,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
     /// What tells that the machine slept.
@@ -124,6 +127,7 @@ impl Default for EngineConfig {
             offload: Offload::Auto,
             prefix_cache: PrefixCache::PerClient,
             speculate: None,
+            keep_free: None,
             watchdog: WATCHDOG_DEFAULT,
             clocks: Clocks::default(),
         }
@@ -211,6 +215,8 @@ pub(crate) struct Engine {
     pub(crate) scratch: Option<(BlockId, u64)>,
     /// The budget asked for, while running work needs more than it.
     pub(crate) budget_wanted: Option<u64>,
+    /// What is kept free for others.
+    pub(crate) keep_free: KeepFree,
     /// Tokens of the pass under way.
     pub(crate) ids: Vec<u32>,
     /// Rows of its inputs, as their tables have them.
@@ -269,6 +275,14 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         .prefill_chunk
         .or(preferred)
         .unwrap_or(NonZeroUsize::MIN);
+    let counts = device.free_bytes().is_some();
+    if config.keep_free.is_some() && !counts {
+        tracing::warn!(
+            "this device's memory is not counted by a driver: nothing of it is kept free"
+        );
+    }
+    let memory = device.info().memory_bytes;
+    let keep_free = KeepFree::new(config.keep_free.filter(|_| counts), memory)?;
     let mut budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
     while let Err(error) = device.set_capacity(budget) {
         // Another process holds a part of it: take what is there, unless that is next to nothing.
@@ -322,6 +336,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         draining: None,
         scratch: None,
         budget_wanted: None,
+        keep_free,
         config,
         ids: Vec::new(),
         inputs: Vec::new(),
@@ -406,11 +421,12 @@ impl Engine {
             }
             let stepped = self.step();
             if self.preload_turn(stepped) || stepped {
+                self.watch_memory_while_busy();
                 self.publish(false);
                 continue;
             }
             self.rest();
-            match commands.recv_timeout(self.patience()) {
+            match self.next_command(commands) {
                 Ok(command) => self.handle(command),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return self.lost(),
@@ -458,6 +474,25 @@ impl Engine {
         }
         self.turns_before_preload = PRELOAD_TURNS;
         self.preload_step()
+    }
+
+    /// Waits for a command, or until it is time for something else.
+    fn next_command(&mut self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
+        if !self.keep_free.is_on() {
+            return commands.recv_timeout(self.patience());
+        }
+        let until = Instant::now() + self.patience();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match commands.recv_timeout(left.min(keep_free::WHILE_IDLE)) {
+                // Only the driver's count is looked at: all else is as it was.
+                Err(RecvTimeoutError::Timeout)
+                    if left > keep_free::WHILE_IDLE
+                        && !self.watch_memory(keep_free::WHILE_IDLE / 2)
+                        && self.lost().is_none() => {}
+                other => return other,
+            }
+        }
     }
 
     /// How long nothing can happen without a command.

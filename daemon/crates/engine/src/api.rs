@@ -22,6 +22,7 @@ use crate::loaded::{LoadedModel, PreparedModel};
 pub use crate::sampler::SamplingParams;
 pub use rocmforge_model::Pooling;
 pub use rocmforge_scheduler::Class;
+pub use rocmforge_tensor_cache::{EvictionCause, Evictions};
 
 /// Commands that may wait for the engine. Replies to waiting ones come within a pass, so a short queue is enough; a full
 /// one is answered with RESOURCE_EXHAUSTED at once.
@@ -136,6 +137,10 @@ pub struct Asker {
     pub client: u64,
     /// How urgent it is.
     pub class: Class,
+    /// How many of the client's requests may run at once; `None` is as many as the engine runs.
+    pub running_max: Option<u32>,
+    /// How many of them may wait beside those; `None` is as many as the queue holds.
+    pub queued_max: Option<u32>,
 }
 
 impl Default for Asker {
@@ -143,6 +148,8 @@ impl Default for Asker {
         Self {
             client: 0,
             class: Class::Interactive,
+            running_max: None,
+            queued_max: None,
         }
     }
 }
@@ -442,6 +449,10 @@ pub struct Snapshot {
     pub queue_capacity: u32,
     /// Requests that run.
     pub running: u32,
+    /// Of each client that has requests, how many.
+    pub clients: Vec<ClientStatus>,
+    /// What is kept free of the device's memory, if anything is.
+    pub keep_free: Option<KeepFreeStatus>,
     /// What prompts began with, since start-up.
     pub prefixes: PrefixCounts,
     /// What the host computed that was not on the card, since start-up.
@@ -472,6 +483,30 @@ pub struct Hosted {
     pub bytes: u64,
     /// How long that took, in all.
     pub took: Duration,
+}
+
+/// What is kept free for others, and what was given up for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeepFreeStatus {
+    /// Bytes that are to be free.
+    pub bytes: u64,
+    /// Bytes by which the budget is smaller now for that.
+    pub given_up_bytes: u64,
+    /// Times that memory was given back.
+    pub shrinks: u64,
+    /// Times that some of it was taken again.
+    pub grows: u64,
+}
+
+/// The requests of a client; see [`Asker::client`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientStatus {
+    /// The client.
+    pub client: u64,
+    /// Its requests that run.
+    pub running: u32,
+    /// Its requests that wait.
+    pub queued: u32,
 }
 
 /// Counts of prompts' tokens, of requests that may reuse.
@@ -571,6 +606,8 @@ pub struct CacheStatus {
     pub misses: u64,
     /// Segments evicted.
     pub evictions: u64,
+    /// The same by cause.
+    pub evictions_by: Evictions,
     /// Uploads that were completed.
     pub uploads: u64,
     /// Bytes that these uploads moved.

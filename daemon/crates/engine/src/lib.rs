@@ -7,6 +7,7 @@
 
 mod actor;
 pub mod api;
+mod askers;
 mod begin;
 mod commands;
 mod decoding;
@@ -14,6 +15,7 @@ mod embed;
 mod error;
 mod file_watch;
 mod handle;
+mod keep_free;
 mod kv;
 mod loaded;
 mod lookahead;

@@ -167,6 +167,13 @@ impl Residency {
         }
     }
 
+    /// Asks the driver for its count of free memory.
+    pub(crate) fn count_free_now(&mut self) -> Option<u64> {
+        self.free_bytes = self.device.free_bytes();
+        self.counted_at = Instant::now();
+        self.free_bytes
+    }
+
     /// Why the device is lost, if it is.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.lost.get().map(String::as_str)
@@ -526,8 +533,12 @@ impl Residency {
         let mut outcome = Ok(());
         for action in actions.drain(..) {
             match action {
-                Action::Evict { segment, slab } => {
-                    tracing::trace!(%segment, slab.offset, slab.bytes, "evict");
+                Action::Evict {
+                    segment,
+                    slab,
+                    cause,
+                } => {
+                    tracing::trace!(%segment, slab.offset, slab.bytes, cause = cause.name(), "evict");
                     if discard {
                         self.device.discard(slab.offset, slab.bytes);
                     }

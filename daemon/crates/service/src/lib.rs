@@ -13,14 +13,17 @@ pub mod arrival;
 pub mod check;
 pub mod declared;
 pub mod decoding;
+pub mod defaults;
 pub mod embedding;
 pub mod failure;
 pub mod files;
 pub mod format;
 pub mod generation;
+pub mod limits;
 pub mod load;
 pub mod measured;
 pub mod model_files;
+pub mod peer;
 pub mod prompt;
 pub mod request_log;
 pub mod roles;
@@ -39,6 +42,7 @@ use tokio::sync::Semaphore;
 use crate::declared::Shelf;
 use crate::failure::Failure;
 use crate::files::Listing;
+use crate::limits::LimitBook;
 use crate::measured::Measured;
 use crate::model_files::ModelDirs;
 use crate::roles::{RoleBook, Roles};
@@ -93,6 +97,7 @@ pub struct Service {
     loads: Arc<Semaphore>,
     listing: Listing,
     shelf: Shelf,
+    limit_book: LimitBook,
 }
 
 impl Service {
@@ -119,6 +124,7 @@ impl Service {
             loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
             listing: Listing::default(),
             shelf: Shelf::default(),
+            limit_book: LimitBook::default(),
         }
     }
 

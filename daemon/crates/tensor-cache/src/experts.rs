@@ -9,7 +9,7 @@
 
 use crate::arena::Side;
 use crate::room::{Bar, Victims};
-use crate::{Action, Cache, Policy, SegmentId, SegmentKind, Slab};
+use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, Slab};
 
 /// How many of the segments that were used last are looked at for one that may go.
 const RECENT_MAX: usize = 1024;
@@ -43,7 +43,7 @@ impl Cache {
         let victim = self.expert_to_go(segment, bytes)?;
         let slab = self.segment(victim).ok()?.state.slab()?;
         self.arena.vacate(slab);
-        self.evicted(victim, slab, actions);
+        self.evicted(victim, slab, EvictionCause::OwnPass, actions);
         let offset = self
             .arena
             .hole(bytes, Side::High)
