@@ -84,7 +84,7 @@ pub fn child_main(device: &str) -> u8 {
     let Some((vendor, ordinal)) = parsed else {
         return 2;
     };
-    let Ok(host) = HostDevice::new(HostConfig { threads: None }) else {
+    let Ok(host) = HostDevice::new(HostConfig::default()) else {
         return 1;
     };
     let open = || -> Result<Box<dyn Device>, DeviceError> {

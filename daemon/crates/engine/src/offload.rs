@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rocmforge_device::host::Answers;
 use rocmforge_device::{Batch, BoundStep, Buf, Error as DeviceError, Pace, Plan, ScratchLayout};
@@ -22,9 +22,6 @@ use crate::api::{Hosted, Offload as Mode};
 
 /// Most rows of a pass that the host computes a part of.
 pub(crate) const ROWS_MAX: usize = 64;
-
-/// What an answer of the host costs beside its weights: the way of the rows from the card and back.
-const AROUND: Duration = Duration::from_micros(60);
 
 /// What a new sample counts for beside those before it.
 const WEIGHT: f64 = 0.2;
@@ -46,10 +43,12 @@ pub(crate) struct Offload {
     /// Made when it is needed first; the error that it could not be.
     host: Option<Answers>,
     refused: bool,
-    /// Seconds a byte of weights, by [`class`].
+    /// Seconds a byte of weights, by [`class`], with the way of the rows from the card and back.
     pace: [Option<f64>; CLASSES],
     /// Samples of each.
     samples: [u32; CLASSES],
+    /// Uploads that the link had time for and that were not begun, as a share of one.
+    owed: f64,
     /// Decisions since one was tried for the sake of measuring.
     untried: u32,
     /// Layouts of the rows of small passes.
@@ -62,11 +61,12 @@ fn class(rows: usize) -> usize {
     (rows.max(1).next_power_of_two().trailing_zeros() as usize).min(CLASSES - 1)
 }
 
-/// How link and host share what is absent: the host computes so many while the link brings so many behind them.
+/// What the link does beside an answer of the host: so many uploads, of what is absent behind so many others that the host will
+/// come to first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turns {
-    pub(crate) host: usize,
-    pub(crate) link: usize,
+pub(crate) struct Beside {
+    pub(crate) skipped: usize,
+    pub(crate) uploads: usize,
 }
 
 /// What is to be computed.
@@ -78,9 +78,6 @@ pub(crate) struct Work<'a> {
     pub(crate) batch: Batch<'a>,
     /// Rows of the buffers that it reads.
     pub(crate) given: &'a [(Buf, &'a [f32])],
-    /// Bytes of its weights, and the rows that a matrix is multiplied with.
-    pub(crate) bytes: u64,
-    pub(crate) rows_each: usize,
 }
 
 impl Offload {
@@ -93,6 +90,7 @@ impl Offload {
             refused: false,
             pace: [None; CLASSES],
             samples: [0; CLASSES],
+            owed: 0.0,
             untried: 0,
             layouts: HashMap::new(),
             done: Hosted::default(),
@@ -112,7 +110,7 @@ impl Offload {
     /// Seconds that the host takes for `bytes` of weights, if that is known.
     fn seconds(&self, bytes: u64, rows_each: usize) -> Option<f64> {
         let a_byte = self.pace[class(rows_each)]?;
-        Some(a_byte * bytes as f64 + AROUND.as_secs_f64())
+        Some(a_byte * bytes as f64)
     }
 
     /// How many of `n` absent experts of `bytes` each the host computes.
@@ -145,22 +143,30 @@ impl Offload {
         best
     }
 
-    /// How link and host share absent segments of `bytes`; `None` if the host had better do none.
-    pub(crate) fn turns(&self, bytes: u64, rows_each: usize, link: Option<Pace>) -> Option<Turns> {
+    /// What the link is to do while the host computes an absent segment of `bytes`; `None` if the host had better not.
+    pub(crate) fn beside(
+        &mut self,
+        bytes: u64,
+        rows_each: usize,
+        link: Option<Pace>,
+    ) -> Option<Beside> {
         if self.mode == Mode::Always {
-            let (host, link) = (usize::MAX, 0);
-            return Some(Turns { host, link });
+            let (skipped, uploads) = (0, 0);
+            return Some(Beside { skipped, uploads });
         }
         let link = bytes as f64 / link?.upload_bytes_per_s;
         // Not measured: tried.
-        let Some(host) = self.seconds(bytes, rows_each) else {
-            return Some(Turns { host: 1, link: 1 });
-        };
-        let turns = |a: f64, b: f64| ((a / b).round() as usize).max(1);
+        let host = self.seconds(bytes, rows_each).unwrap_or(link);
         // It saves its part of the link's time as long as it is not much slower than that.
-        (host <= 4.0 * link).then(|| Turns {
-            host: turns(link, host),
-            link: turns(host, link),
+        if host > 4.0 * link {
+            return None;
+        }
+        self.owed = (self.owed + host / link).min(4.0);
+        let uploads = self.owed.floor();
+        self.owed -= uploads;
+        Some(Beside {
+            skipped: ((link / host).ceil() as usize).saturating_sub(1),
+            uploads: uploads as usize,
         })
     }
 
@@ -174,7 +180,6 @@ impl Offload {
         let layout = self.layouts.entry(key);
         let layout = layout.or_insert_with(|| Arc::new(work.plan.scratch(counts)));
         let layout = Arc::clone(layout);
-        let begin = Instant::now();
         let host = match &mut self.host {
             Some(host) => host,
             None => match Answers::new(self.threads) {
@@ -186,11 +191,15 @@ impl Offload {
             },
         };
         host.run(work.file, &work.step, &layout, &work.batch, work.given)?;
-        let took = begin.elapsed();
-        self.done.bytes += work.bytes;
+        Ok(layout)
+    }
+
+    /// An answer took so long, from the reading of its rows to the sending of its results.
+    pub(crate) fn took(&mut self, bytes: u64, rows_each: usize, took: Duration) {
+        self.done.bytes += bytes;
         self.done.took += took;
-        let sample = took.as_secs_f64() / work.bytes.max(1) as f64;
-        let class = class(work.rows_each);
+        let sample = took.as_secs_f64() / bytes.max(1) as f64;
+        let class = class(rows_each);
         self.samples[class] = self.samples[class].saturating_add(1);
         let early = self.samples[class] <= SAMPLES_MIN;
         let pace = &mut self.pace[class];
@@ -199,7 +208,6 @@ impl Offload {
             Some(before) if early => before.min(sample),
             Some(before) => before + (sample - before) * WEIGHT,
         });
-        Ok(layout)
     }
 
     /// The first rows of a buffer after the last step.
@@ -242,24 +250,25 @@ mod tests {
 
     #[test]
     fn link_and_host_end_together() {
-        // 40 MB each: 1 ms on the link, 0.5 ms and what is around on the host.
+        // 40 MB each: 1 ms on the link, 0.5 ms on the host.
         let mut host = offload(80e9);
         assert_eq!(host.share(6, 40_000_000, 1, link(40e9)), 4);
         assert_eq!(host.share(1, 40_000_000, 1, link(40e9)), 1);
         assert_eq!(host.share(0, 40_000_000, 1, link(40e9)), 0);
         // A slow host is left alone.
         assert_eq!(offload(1e9).share(6, 40_000_000, 1, link(40e9)), 0);
-        // What is around an answer is more than a small expert is worth.
-        assert_eq!(host.share(1, 1_000_000, 1, link(40e9)), 0);
     }
 
     #[test]
     fn what_was_never_measured_is_tried_once() {
         let mut host = Offload::new(Mode::Auto, None, "hip");
         assert_eq!(host.share(5, 1 << 20, 1, link(40e9)), 1);
-        let one_each = Some(Turns { host: 1, link: 1 });
-        assert_eq!(host.turns(1 << 20, 1, link(40e9)), one_each);
-        assert_eq!(host.turns(1 << 20, 1, None), None);
+        let one = Beside {
+            skipped: 0,
+            uploads: 1,
+        };
+        assert_eq!(host.beside(1 << 20, 1, link(40e9)), Some(one));
+        assert_eq!(host.beside(1 << 20, 1, None), None);
         host.mode = Mode::Always;
         assert_eq!(host.share(5, 1 << 20, 1, None), 5);
     }
@@ -272,12 +281,19 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_computed_beside_uploads() {
-        let turns = |bytes_per_s| offload(bytes_per_s).turns(40_000_000, 1, link(40e9));
-        assert_eq!(turns(90e9), Some(Turns { host: 2, link: 1 }));
-        assert_eq!(turns(40e9), Some(Turns { host: 1, link: 1 }));
-        assert_eq!(turns(20e9), Some(Turns { host: 1, link: 2 }));
-        assert_eq!(turns(5e9), None);
+    fn the_link_does_what_it_has_time_for() {
+        // Uploads beside eight answers, and how far ahead they are.
+        let beside = |bytes_per_s| {
+            let mut host = offload(bytes_per_s);
+            let all: Option<Vec<Beside>> = (0..8)
+                .map(|_| host.beside(40_000_000, 1, link(40e9)))
+                .collect();
+            all.map(|all| (all.iter().map(|b| b.uploads).sum::<usize>(), all[0].skipped))
+        };
+        assert_eq!(beside(80e9), Some((4, 1)));
+        assert_eq!(beside(40e9), Some((8, 0)));
+        assert_eq!(beside(32e9), Some((10, 0)));
+        assert_eq!(beside(5e9), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Misses that the host answers: which ones, and the way of the rows between card and host.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use rocmforge_device::host::Answers;
 use rocmforge_device::{Bound, BoundExpert, BoundStep, Buf, ExpertFfn};
@@ -56,19 +57,18 @@ impl Residency {
         self.collect();
         let bytes = self.segment_bytes(this);
         let pace = self.device.pace(pass.n_tokens);
-        let Some(turns) = self.offload.turns(bytes, pass.n_tokens, pace) else {
+        let Some(beside) = self.offload.beside(bytes, pass.n_tokens, pace) else {
             return Ok(false);
         };
-        if self.under_way() == 0 {
-            for _ in 0..turns.link {
-                // What was begun is absent no more.
-                let skipped = turns.host - 1;
-                let later = self.cache.absent_after(pass.model, segment + 1, skipped);
-                if let Some(later) = later
-                    && self.cache.prefetch(later, &mut self.actions)
-                {
-                    self.execute()?;
-                }
+        for _ in 0..beside.uploads {
+            // What was begun is absent no more.
+            let later = self
+                .cache
+                .absent_after(pass.model, segment + 1, beside.skipped);
+            if let Some(later) = later
+                && self.cache.prefetch(later, &mut self.actions)
+            {
+                self.execute()?;
             }
         }
         Ok(true)
@@ -83,6 +83,7 @@ impl Residency {
         live_out: &[Buf],
         counts: &mut RequestCacheUse,
     ) -> Result<(), Error> {
+        let begin = Instant::now();
         let (mut reads, mut written): (Vec<Buf>, Vec<Buf>) = (Vec::new(), Vec::new());
         for op in ops {
             let mut writes = Vec::new();
@@ -111,7 +112,7 @@ impl Residency {
                 slab: 0,
             }),
         };
-        let host = self.on_host(pass, step, &given, layout.bytes, pass.n_tokens, counts)?;
+        let host = self.on_host(pass, step, &given)?;
         written.sort_unstable();
         written.dedup();
         for buf in live_out.iter().filter(|b| written.contains(b)) {
@@ -123,6 +124,9 @@ impl Residency {
             moved.map_err(|e| self.device_error(Some(pass.model), e))?;
         }
         counts.misses += 1;
+        counts.host_bytes += layout.bytes;
+        self.offload
+            .took(layout.bytes, pass.n_tokens, begin.elapsed());
         self.cache
             .done_without(id(pass, segment))
             .map_err(from_cache)
@@ -143,25 +147,29 @@ impl Residency {
         ids: &[f32],
         counts: &mut RequestCacheUse,
     ) -> Result<(), Error> {
-        let layouts = self.sources[&pass.model].layouts.clone();
-        let bound = |&(expert, segment): &(u32, u32)| BoundExpert {
+        let begin = Instant::now();
+        let all = &self.sources[&pass.model].layouts;
+        let layouts = experts.iter().map(|&(_, s)| Arc::clone(&all[s as usize]));
+        let layouts: Vec<_> = layouts.collect();
+        let bound = |(&(expert, segment), layout)| BoundExpert {
             expert,
-            weights: Bound {
-                layout: &layouts[segment as usize],
-                slab: 0,
-            },
+            weights: Bound { layout, slab: 0 },
             first_tensor: ((expert - step.experts_of(segment).start) * ffn.n_tensors) as usize,
         };
         let mut segments: Vec<u32> = experts.iter().map(|&(_, segment)| segment).collect();
         segments.dedup();
-        let bytes = segments.iter().map(|&s| layouts[s as usize].bytes).sum();
+        let bytes: u64 = segments.iter().map(|&s| all[s as usize].bytes).sum();
         let rows_each = ids.len().div_ceil(experts.len().max(1)).min(pass.n_tokens);
         let bound = BoundStep::Experts {
             ffn,
-            experts: experts.iter().map(bound).collect(),
+            experts: experts
+                .iter()
+                .zip(layouts.iter().map(Arc::as_ref))
+                .map(bound)
+                .collect(),
         };
         let given = [(ffn.x, x), (ffn.ids, ids)];
-        let host = self.on_host(pass, bound, &given, bytes, rows_each, counts)?;
+        let host = self.on_host(pass, bound, &given)?;
         let width = pass.scratch.bufs[usize::from(ffn.out.0)].width as usize;
         let mut out = vec![0.0; ids.len() * width];
         let read = self.offload.read(&host, ffn.out, &mut out);
@@ -179,6 +187,8 @@ impl Residency {
             first += n.max(1);
         }
         counts.misses += segments.len() as u64;
+        counts.host_bytes += bytes;
+        self.offload.took(bytes, rows_each, begin.elapsed());
         segments
             .into_iter()
             .try_for_each(|s| self.cache.done_without(id(pass, s)).map_err(from_cache))
@@ -189,9 +199,6 @@ impl Residency {
         pass: &Pass<'_>,
         step: BoundStep<'_>,
         given: &[(Buf, &[f32])],
-        bytes: u64,
-        rows_each: usize,
-        counts: &mut RequestCacheUse,
     ) -> Result<Arc<rocmforge_device::ScratchLayout>, Error> {
         let work = Work {
             model: pass.model,
@@ -200,12 +207,9 @@ impl Residency {
             step,
             batch: batch(pass, pass.outputs),
             given,
-            bytes,
-            rows_each,
         };
         let _waiting = self.wait_for_file(pass.model);
         let ran = self.offload.run(&work);
-        counts.host_bytes += bytes;
         ran.map_err(|e| self.device_error(Some(pass.model), e))
     }
 
