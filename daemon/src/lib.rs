@@ -6,6 +6,8 @@
 pub mod config;
 mod connection;
 pub mod devices;
+#[cfg(fuzzing)]
+pub mod fuzzed;
 pub mod generated;
 mod heartbeat;
 mod http;

@@ -43,6 +43,8 @@ use rocmforge_service::{Service, failure};
 
 pub use self::access::Token;
 use self::call::Call;
+#[cfg(fuzzing)]
+pub(crate) use self::call::Client;
 pub(crate) use self::listen::serve;
 
 /// Where HTTP is served, and the token that callers over TCP need. Nothing, by default.
@@ -83,7 +85,7 @@ impl Http {
 }
 
 /// All routes, behind the gate.
-fn router(http: &Arc<Http>) -> Router {
+pub(crate) fn router(http: &Arc<Http>) -> Router {
     let routes = Router::new()
         .route("/health", get(llama::health))
         .route("/v1/health", get(llama::health))
