@@ -32,6 +32,7 @@ pub(super) fn kind(error: &Error) -> (&'static str, bool) {
         Error::Exhausted { .. } => ("exhausted", true),
         Error::DeadlineExceeded { .. } => ("deadline", true),
         Error::Cancelled => ("cancelled", true),
+        Error::AskerLimit { .. } => ("limit of its own", false),
         Error::InvalidArgument { .. } => ("invalid argument", false),
         Error::BadModel { .. } => ("bad model", false),
         Error::Unsupported(_) => ("unsupported", false),
