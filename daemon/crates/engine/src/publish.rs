@@ -77,6 +77,7 @@ pub(crate) fn snapshot_of(
         keep_free: None,
         prefixes: crate::api::PrefixCounts::default(),
         hosted: residency.offload.done,
+        hosted: residency.offload.done,
         draining: false,
         device_lost: None,
         waits_for: None,
