@@ -34,9 +34,8 @@ use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::reload::Handle;
 
-/// Threads of the async runtime. They move messages only; the engine and the text work have threads of their own. With a
-/// second one each token that the engine hands over wakes both, and one of them for nothing: that was half of its cost.
-const ASYNC_THREADS: usize = 1;
+/// Threads of the async runtime. They move messages only; the engine and the text work have threads of their own.
+const ASYNC_THREADS: usize = 2;
 /// File descriptors to ask for: one a connection, one a model file, and room.
 const DESCRIPTORS_WANTED: u64 = 4096;
 /// File descriptors without which there is no daemon: the runtime, the device, a few connections and model files.
