@@ -211,9 +211,8 @@ impl Service {
             let others = snapshot.models.iter().map(|status| &*status.model);
             let prepared = rocmforge_engine::prepare_among(&name, file, others, &mut progress);
             let prepared = prepared.and_then(|mut prepared| {
-                match &template {
-                    Some(source) => prepared.set_template(source)?,
-                    None => {}
+                if let Some(source) = &template {
+                    prepared.set_template(source)?;
                 }
                 Ok(prepared)
             });
