@@ -328,7 +328,7 @@ mod tests {
     use super::*;
 
     fn host() -> Box<dyn Device> {
-        Box::new(HostDevice::new(HostConfig { threads: None }).unwrap())
+        Box::new(HostDevice::new(HostConfig::default()).unwrap())
     }
 
     fn checked(

@@ -5,9 +5,7 @@
 
 mod experts;
 
-use rocmforge_device::{
-    Batch, Bound, BoundStep, Plan, Scratch, ScratchLayout, Span,
-};
+use rocmforge_device::{Batch, Bound, BoundStep, Plan, Scratch, ScratchLayout, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_ops::{Op, Step};
 use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};

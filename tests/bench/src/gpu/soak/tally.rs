@@ -33,7 +33,6 @@ pub(super) fn kind(error: &Error) -> (&'static str, bool) {
         Error::AskerLimit { .. } => ("limit of an asker", false),
         Error::DeadlineExceeded { .. } => ("deadline", true),
         Error::Cancelled => ("cancelled", true),
-        Error::AskerLimit { .. } => ("limit of its own", false),
         Error::InvalidArgument { .. } => ("invalid argument", false),
         Error::BadModel { .. } => ("bad model", false),
         Error::Unsupported(_) => ("unsupported", false),
