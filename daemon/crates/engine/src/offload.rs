@@ -47,8 +47,6 @@ pub(crate) struct Offload {
     pace: [Option<f64>; CLASSES],
     /// Samples of each.
     samples: [u32; CLASSES],
-    /// Uploads that the link had time for and that were not begun, as a share of one.
-    owed: f64,
     /// Decisions since one was tried for the sake of measuring.
     untried: u32,
     /// Layouts of the rows of small passes.
@@ -61,12 +59,12 @@ fn class(rows: usize) -> usize {
     (rows.max(1).next_power_of_two().trailing_zeros() as usize).min(CLASSES - 1)
 }
 
-/// What the link does beside an answer of the host: so many uploads, of what is absent behind so many others that the host will
-/// come to first.
+/// What the link does beside an answer of the host: whether it brings something, which is what is absent behind so many others
+/// that the host will come to first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Beside {
     pub(crate) skipped: usize,
-    pub(crate) uploads: usize,
+    pub(crate) upload: bool,
 }
 
 /// What is to be computed.
@@ -90,7 +88,6 @@ impl Offload {
             refused: false,
             pace: [None; CLASSES],
             samples: [0; CLASSES],
-            owed: 0.0,
             untried: 0,
             layouts: HashMap::new(),
             done: Hosted::default(),
@@ -145,14 +142,16 @@ impl Offload {
 
     /// What the link is to do while the host computes an absent segment of `bytes`; `None` if the host had better not.
     pub(crate) fn beside(
-        &mut self,
+        &self,
         bytes: u64,
         rows_each: usize,
         link: Option<Pace>,
     ) -> Option<Beside> {
         if self.mode == Mode::Always {
-            let (skipped, uploads) = (0, 0);
-            return Some(Beside { skipped, uploads });
+            return Some(Beside {
+                skipped: 0,
+                upload: false,
+            });
         }
         let link = bytes as f64 / link?.upload_bytes_per_s;
         // Not measured: tried.
@@ -161,12 +160,9 @@ impl Offload {
         if host > 4.0 * link {
             return None;
         }
-        self.owed = (self.owed + host / link).min(4.0);
-        let uploads = self.owed.floor();
-        self.owed -= uploads;
         Some(Beside {
-            skipped: ((link / host).ceil() as usize).saturating_sub(1),
-            uploads: uploads as usize,
+            skipped: ((link / host).round() as usize).saturating_sub(1),
+            upload: true,
         })
     }
 
@@ -265,7 +261,7 @@ mod tests {
         assert_eq!(host.share(5, 1 << 20, 1, link(40e9)), 1);
         let one = Beside {
             skipped: 0,
-            uploads: 1,
+            upload: true,
         };
         assert_eq!(host.beside(1 << 20, 1, link(40e9)), Some(one));
         assert_eq!(host.beside(1 << 20, 1, None), None);
@@ -281,19 +277,16 @@ mod tests {
     }
 
     #[test]
-    fn the_link_does_what_it_has_time_for() {
-        // Uploads beside eight answers, and how far ahead they are.
-        let beside = |bytes_per_s| {
-            let mut host = offload(bytes_per_s);
-            let all: Option<Vec<Beside>> = (0..8)
-                .map(|_| host.beside(40_000_000, 1, link(40e9)))
-                .collect();
-            all.map(|all| (all.iter().map(|b| b.uploads).sum::<usize>(), all[0].skipped))
+    fn the_link_brings_what_the_host_comes_to_later() {
+        let skipped = |bytes_per_s| {
+            let beside = offload(bytes_per_s).beside(40_000_000, 1, link(40e9))?;
+            assert!(beside.upload);
+            Some(beside.skipped)
         };
-        assert_eq!(beside(80e9), Some((4, 1)));
-        assert_eq!(beside(40e9), Some((8, 0)));
-        assert_eq!(beside(32e9), Some((10, 0)));
-        assert_eq!(beside(5e9), None);
+        assert_eq!(skipped(90e9), Some(1));
+        assert_eq!(skipped(40e9), Some(0));
+        assert_eq!(skipped(20e9), Some(0));
+        assert_eq!(skipped(5e9), None);
     }
 
     #[test]

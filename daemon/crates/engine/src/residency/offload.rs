@@ -60,8 +60,8 @@ impl Residency {
         let Some(beside) = self.offload.beside(bytes, pass.n_tokens, pace) else {
             return Ok(false);
         };
-        for _ in 0..beside.uploads {
-            // What was begun is absent no more.
+        // One at a time: what waits behind another would be come to before it is there.
+        if beside.upload && self.under_way() == 0 {
             let later = self
                 .cache
                 .absent_after(pass.model, segment + 1, beside.skipped);
