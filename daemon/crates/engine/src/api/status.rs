@@ -81,7 +81,7 @@ pub struct KeepFreeStatus {
     pub grows: u64,
 }
 
-/// The requests of a client; see [`Asker::client`].
+/// The requests of a client; see [`Asker::client`](super::Asker::client).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientStatus {
     /// The client.

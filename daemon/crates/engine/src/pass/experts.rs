@@ -60,7 +60,9 @@ impl Run<'_, '_> {
             // What there was no room for beside the others of `now`.
             pending = &pending[n - now.len()..];
         }
-        if pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize {
+        let nearly_all =
+            pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize;
+        if nearly_all && !residency.is_offloaded(pass) {
             self.next_layer(residency, step.first_segment, window)?;
         }
         Ok(())
