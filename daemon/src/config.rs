@@ -31,8 +31,8 @@ pub use limits::ConfiguredLimit;
 pub use models::DeclaredModel;
 pub use values::parse_budget;
 use values::{
-    device, integer, integer_u32, keep_free, log_filter, offload, policy, prefix_cache, seconds,
-    speculate, watchdog,
+    budget_or_none, device, integer, integer_u32, log_filter, offload, policy, prefix_cache,
+    seconds, speculate, watchdog,
 };
 
 /// What variables of the environment begin with that are settings: `ROCMFORGED_VRAM_BUDGET`.
@@ -128,6 +128,9 @@ pub struct Flags {
     /// Compute on the CPU what is not on the card: auto, where that is faster than bringing it, never or always [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub offload: Option<String>,
+    /// Memory of the machine for weights that the CPU computes with beside the card, bytes or percent; 0 is none [default: 12.5%]
+    #[arg(long, value_name = "BYTES|PERCENT", allow_negative_numbers = true)]
+    pub host_budget: Option<String>,
     /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
@@ -190,6 +193,8 @@ pub struct Config {
     pub policy: Policy,
     /// Whether what is not on the card may be computed on the CPU.
     pub offload: Offload,
+    /// Memory of the machine for weights that the CPU computes with beside the card.
+    pub host_budget: Option<Budget>,
     /// Whose prompts may begin with what an earlier one has computed.
     pub prefix_cache: PrefixCache,
     /// Whether tokens are drafted from what a text has said before; `None` is on the host alone.
@@ -378,7 +383,7 @@ impl Config {
                 .unwrap_or(Budget::Percent(BUDGET_DEFAULT_PERCENT)),
             vram_budget_origin,
             keep_free: get("keep_free", flags.keep_free, text(file.keep_free))
-                .parse(keep_free)?
+                .parse(budget_or_none)?
                 .flatten(),
             model_dirs,
             threads: get("threads", flags.threads, text(file.threads))
@@ -414,6 +419,9 @@ impl Config {
             offload: get("offload", flags.offload, file.offload)
                 .parse(offload)?
                 .unwrap_or_default(),
+            host_budget: get("host_budget", flags.host_budget, text(file.host_budget))
+                .parse(budget_or_none)?
+                .unwrap_or(Some(rocmforge_engine::HOST_BUDGET_DEFAULT)),
             prefix_cache: get("prefix_cache", flags.prefix_cache, file.prefix_cache)
                 .parse(prefix_cache)?
                 .unwrap_or(PrefixCache::PerClient),

@@ -300,6 +300,7 @@ fn serve_on(
         budget: config.vram_budget,
         policy: config.policy,
         offload: config.offload,
+        host_budget: config.host_budget,
         prefix_cache: config.prefix_cache,
         speculate: config.speculate,
         keep_free: config.keep_free,

@@ -166,6 +166,10 @@ impl Config {
             ("drain_grace", Some(seconds(self.drain_grace))),
             ("policy", Some(policy(self.policy))),
             ("offload", Some(offload(self.offload))),
+            (
+                "host_budget",
+                Some(self.host_budget.map_or("0".to_owned(), budget)),
+            ),
             ("prefix_cache", Some(prefix_cache(self.prefix_cache))),
             ("speculate", Some(speculate(self.speculate))),
             ("watchdog", Some(seconds(self.watchdog))),

@@ -87,6 +87,7 @@ pub(super) struct File {
     pub(super) drain_grace: Option<Scalar>,
     pub(super) policy: Option<String>,
     pub(super) offload: Option<String>,
+    pub(super) host_budget: Option<Scalar>,
     pub(super) prefix_cache: Option<String>,
     pub(super) speculate: Option<String>,
     pub(super) watchdog: Option<Scalar>,

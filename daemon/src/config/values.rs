@@ -125,7 +125,8 @@ pub fn parse_budget(text: &str) -> Result<Budget, String> {
 }
 
 /// Reads what is kept free, in the same notation; 0 is none.
-pub(super) fn keep_free(text: &str) -> Result<Option<Budget>, String> {
+/// A budget, or `0` for none.
+pub(super) fn budget_or_none(text: &str) -> Result<Option<Budget>, String> {
     match text {
         "0" => Ok(None),
         text => parse_budget(text).map(Some),

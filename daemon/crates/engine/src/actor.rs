@@ -60,6 +60,9 @@ pub enum DeviceChoice {
     Cuda(u32),
 }
 
+/// Usual value of [`EngineConfig::host_budget`].
+pub const HOST_BUDGET_DEFAULT: Budget = Budget::Percent(12.5);
+
 /// Usual value of [`EngineConfig::watchdog`].
 pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
 
@@ -99,6 +102,9 @@ pub struct EngineConfig {
     pub prefetch: Option<u32>,
     /// Whether what is not on the card may be computed on the host.
     pub offload: Offload,
+    /// Weights that the host may keep in its own memory, in the form that it computes with, where it computes what is not on
+    /// the card; of the machine's memory, half at most.
+    pub host_budget: Option<Budget>,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
     /// Whether tokens are drafted from what a text has said before, where that pays. `None` is on the host alone: there a
@@ -125,6 +131,7 @@ impl Default for EngineConfig {
             prefill_chunk: None,
             prefetch: None,
             offload: Offload::Auto,
+            host_budget: Some(HOST_BUDGET_DEFAULT),
             prefix_cache: PrefixCache::PerClient,
             speculate: None,
             keep_free: None,
@@ -301,7 +308,12 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         ..CacheConfig::new(budget)
     });
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
-    let offload = crate::offload::Offload::new(config.offload, config.threads, device.info().kind);
+    let offload = crate::offload::Offload::new(
+        config.offload,
+        config.threads,
+        config.host_budget,
+        device.info().kind,
+    );
     let mut residency = Residency::new(device, cache, offload);
     residency.reserve_fixed()?;
     let found = Found {

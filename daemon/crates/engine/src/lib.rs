@@ -40,7 +40,8 @@ mod task;
 mod watchdog;
 
 pub use actor::{
-    DeviceChoice, EngineConfig, EngineThread, PrefixCache, WATCHDOG_DEFAULT, start, start_on,
+    DeviceChoice, EngineConfig, EngineThread, HOST_BUDGET_DEFAULT, PrefixCache, WATCHDOG_DEFAULT,
+    start, start_on,
 };
 pub use commands::{BUDGET_MIN, MODELS_MAX};
 pub use error::Error;

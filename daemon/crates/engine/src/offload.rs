@@ -18,7 +18,7 @@ use rocmforge_gguf::MappedFile;
 use rocmforge_ops::RowCounts;
 use rocmforge_tensor_cache::ModelId;
 
-use crate::api::{Hosted, Offload as Mode};
+use crate::api::{Budget, Hosted, Offload as Mode};
 
 /// Most rows of a pass that the host computes a part of.
 pub(crate) const ROWS_MAX: usize = 64;
@@ -40,6 +40,8 @@ const CLASSES: usize = 8;
 pub(crate) struct Offload {
     mode: Mode,
     threads: Option<NonZeroUsize>,
+    /// Weights that the host may keep in its own form.
+    keeps: Option<Budget>,
     /// Made when it is needed first; the error that it could not be.
     host: Option<Answers>,
     refused: bool,
@@ -67,11 +69,23 @@ pub(crate) struct Beside {
     pub(crate) upload: bool,
 }
 
+fn bytes_of(budget: Option<Budget>, memory: u64) -> u64 {
+    match budget {
+        None => 0,
+        Some(Budget::Bytes(bytes)) => bytes,
+        Some(Budget::Percent(percent)) => {
+            (memory as f64 * percent.clamp(0.0, 100.0) / 100.0) as u64
+        }
+    }
+}
+
 /// What is to be computed.
 pub(crate) struct Work<'a> {
     pub(crate) model: ModelId,
     pub(crate) plan: &'a Plan,
     pub(crate) file: &'a Arc<MappedFile>,
+    /// The segment of each bound of the step.
+    pub(crate) segments: &'a [u32],
     pub(crate) step: BoundStep<'a>,
     pub(crate) batch: Batch<'a>,
     /// Rows of the buffers that it reads.
@@ -80,10 +94,16 @@ pub(crate) struct Work<'a> {
 
 impl Offload {
     /// For a device of a kind: the host needs no other one.
-    pub(crate) fn new(mode: Mode, threads: Option<NonZeroUsize>, kind: &str) -> Self {
+    pub(crate) fn new(
+        mode: Mode,
+        threads: Option<NonZeroUsize>,
+        keeps: Option<Budget>,
+        kind: &str,
+    ) -> Self {
         Self {
             mode: if kind == "host" { Mode::Never } else { mode },
             threads,
+            keeps,
             host: None,
             refused: false,
             pace: [None; CLASSES],
@@ -167,7 +187,11 @@ impl Offload {
     }
 
     /// Runs a step on the host; the rows that it leaves are there for [`Offload::read`] until the next.
-    pub(crate) fn run(&mut self, work: &Work<'_>) -> Result<Arc<ScratchLayout>, DeviceError> {
+    /// Tells besides how long weights were brought that are kept from now on.
+    pub(crate) fn run(
+        &mut self,
+        work: &Work<'_>,
+    ) -> Result<(Arc<ScratchLayout>, Duration), DeviceError> {
         let counts = work.batch.counts();
         let key = (work.model, counts);
         if self.layouts.len() > 64 {
@@ -178,7 +202,7 @@ impl Offload {
         let layout = Arc::clone(layout);
         let host = match &mut self.host {
             Some(host) => host,
-            None => match Answers::new(self.threads) {
+            None => match Answers::new(self.threads, |memory| bytes_of(self.keeps, memory)) {
                 Ok(host) => self.host.insert(host),
                 Err(error) => {
                     self.refused = true;
@@ -186,8 +210,16 @@ impl Offload {
                 }
             },
         };
-        host.run(work.file, &work.step, &layout, &work.batch, work.given)?;
-        Ok(layout)
+        let segments = (u64::from(work.model.0), work.segments);
+        let brought = host.run(
+            work.file,
+            segments,
+            &work.step,
+            &layout,
+            &work.batch,
+            work.given,
+        )?;
+        Ok((layout, brought))
     }
 
     /// An answer took so long, from the reading of its rows to the sending of its results.
@@ -222,6 +254,9 @@ impl Offload {
     /// A model is gone.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.layouts.retain(|(of, _), _| *of != model);
+        if let Some(host) = &mut self.host {
+            host.forget(u64::from(model.0));
+        }
     }
 }
 
@@ -230,7 +265,7 @@ mod tests {
     use super::*;
 
     fn offload(bytes_per_s: f64) -> Offload {
-        let mut offload = Offload::new(Mode::Auto, None, "hip");
+        let mut offload = Offload::new(Mode::Auto, None, None, "hip");
         offload.pace = [Some(1.0 / bytes_per_s); CLASSES];
         offload.samples = [SAMPLES_MIN; CLASSES];
         offload
@@ -257,7 +292,7 @@ mod tests {
 
     #[test]
     fn what_was_never_measured_is_tried_once() {
-        let mut host = Offload::new(Mode::Auto, None, "hip");
+        let mut host = Offload::new(Mode::Auto, None, None, "hip");
         assert_eq!(host.share(5, 1 << 20, 1, link(40e9)), 1);
         let one = Beside {
             skipped: 0,
@@ -291,8 +326,8 @@ mod tests {
 
     #[test]
     fn the_host_needs_no_other_host() {
-        assert!(!Offload::new(Mode::Always, None, "host").takes_part(1));
-        assert!(Offload::new(Mode::Auto, None, "cuda").takes_part(ROWS_MAX));
-        assert!(!Offload::new(Mode::Auto, None, "cuda").takes_part(ROWS_MAX + 1));
+        assert!(!Offload::new(Mode::Always, None, None, "host").takes_part(1));
+        assert!(Offload::new(Mode::Auto, None, None, "cuda").takes_part(ROWS_MAX));
+        assert!(!Offload::new(Mode::Auto, None, None, "cuda").takes_part(ROWS_MAX + 1));
     }
 }

@@ -19,6 +19,9 @@ const QUESTIONS: usize = 24;
 /// Bytes beside a share of a model's weights: KV pages, scratch, and what the device keeps for itself.
 const BESIDE: u64 = 2 << 20;
 
+/// Room for all that the host is asked for.
+const ROOMY: Option<Budget> = Some(Budget::Bytes(64 << 20));
+
 /// A budget of a part of a model's weights beside those that the host cannot take.
 fn budget(model: &Arc<LoadedModel>, part: u64) -> u64 {
     let info = model.model().info();
@@ -30,13 +33,13 @@ fn budget(model: &Arc<LoadedModel>, part: u64) -> u64 {
     (bytes(false) + bytes(true) / part + BESIDE) & !255
 }
 
-async fn answers(file: &str, part: u64, offload: Offload) {
+async fn answers(file: &str, part: u64, offload: Offload, keeps: Option<Budget>) {
     let host = requests::engine(Budget::Bytes(64 << 20));
     let on_host = load(&host, file, "m").await;
     let runtime = Runtime::new();
     let config = gpu_config(&runtime);
     let split = runtime
-        .start_split(config, budget(&on_host, part), offload)
+        .start_split(config, budget(&on_host, part), (offload, keeps))
         .unwrap();
     let on_split = load(&split, file, "m").await;
     let (mut same, mut hosted, mut missed) = (0, 0, 0);
@@ -60,18 +63,22 @@ async fn answers(file: &str, part: u64, offload: Offload) {
 #[tokio::test]
 async fn feed_forwards_are_computed_on_the_host() {
     for file in ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"] {
-        answers(file, 3, Offload::Always).await;
+        answers(file, 3, Offload::Always, None).await;
+        answers(file, 3, Offload::Always, ROOMY).await;
     }
 }
 
 #[tokio::test]
 async fn experts_are_computed_on_the_host() {
-    answers("tiny-qwen3moe-Q4_K_M.gguf", 4, Offload::Always).await;
+    let file = "tiny-qwen3moe-Q4_K_M.gguf";
+    answers(file, 4, Offload::Always, None).await;
+    // Some of a layer's experts are kept, others not.
+    answers(file, 4, Offload::Always, Some(Budget::Bytes(2 << 20))).await;
 }
 
 #[tokio::test]
 async fn link_and_host_share_what_is_missing() {
-    answers("tiny-qwen3moe-Q4_K_M.gguf", 4, Offload::Auto).await;
+    answers("tiny-qwen3moe-Q4_K_M.gguf", 4, Offload::Auto, ROOMY).await;
 }
 
 #[tokio::test]
@@ -79,7 +86,7 @@ async fn what_fits_is_uploaded_whatever_the_host_could_do() {
     let runtime = Runtime::new();
     let config = gpu_config(&runtime);
     let engine = runtime
-        .start_split(config, 64 << 20, Offload::Auto)
+        .start_split(config, 64 << 20, (Offload::Auto, ROOMY))
         .unwrap();
     let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
     let (question, _) = questions(1).remove(0);
@@ -102,7 +109,7 @@ async fn a_file_that_is_cut_short_fails_the_request_that_reads_it() {
     let on_other = load(&other, "tiny-llama-Q4_K_M.gguf", "m").await;
     let config = gpu_config(&runtime);
     let engine = runtime
-        .start_split(config, budget(&on_other, 3), Offload::Always)
+        .start_split(config, budget(&on_other, 3), (Offload::Always, None))
         .unwrap();
     let model = fake::load(&engine, &path, "m").await.unwrap();
     let whole = load(&engine, "tiny-llama-Q4_K_M.gguf", "whole").await;

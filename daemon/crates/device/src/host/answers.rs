@@ -1,8 +1,8 @@
 //! The host's answer to a miss: a step whose weights are not on the card, computed here out of the file.
 //!
-//! Nothing is kept but the pages of the file that the system keeps: a thread brings some rows of a matrix into the kernels'
-//! form, in its own cache, and multiplies with them at once. So a product reads each byte of the file once, and takes about
-//! twice the time that it takes with weights that were brought into that form before.
+//! Segments that were answered before are kept in the kernels' form while they have room in a bounded part of the arena
+//! (`store.rs`). The others are computed where they lie: a thread brings some rows of a matrix into that form, in its own cache,
+//! and multiplies with them at once, which takes two to three times as long.
 //!
 //! *Invariant:* the result of a row depends neither on the other rows nor on the threads, as with every product of the host.
 
@@ -10,19 +10,23 @@ use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::host::{PackedMatrix, mat_mul, reference};
 use rocmforge_ops::{Buf, Op, ScratchLayout};
 
 use super::products::Item;
+use super::store::{Key, Store};
 use super::{HostConfig, HostDevice};
 use crate::error::Error;
-use crate::{Batch, Bound, BoundStep, Device, Role, Scratch, TensorDesc};
+use crate::{Batch, Bound, BoundStep, Device, Role, Scratch, SegmentLayout, TensorDesc, Upload};
 
 /// Bytes of weights that are brought into the kernels' form at a time: what stays in a core's own cache.
 const PIECE_BYTES: usize = 128 << 10;
+
+/// What is kept is a multiple of this: a huge page.
+const KEPT_ALIGNMENT: u64 = 2 << 20;
 
 /// Answers come layer by layer, at intervals in which the card works: threads that slept in between would be woken one after
 /// another, which took longer than the products (2 ms with 16 threads of a virtual machine).
@@ -37,23 +41,35 @@ thread_local! {
 #[derive(Debug)]
 pub struct Answers {
     host: HostDevice,
+    store: Store,
     /// Bytes of the arena that may be used.
     capacity: u64,
 }
 
 impl Answers {
     /// Starts the threads; `None` is one for each core that this process may use, but for an eighth of them: the engine's own
-    /// thread and the card's driver go on meanwhile.
+    /// thread and the card's driver go on meanwhile. `keeps` says of the machine's memory how many bytes of weights may be kept.
     ///
     /// # Errors
     /// As [`HostDevice::new`].
-    pub fn new(threads: Option<NonZeroUsize>) -> Result<Self, Error> {
+    pub fn new(
+        threads: Option<NonZeroUsize>,
+        keeps: impl FnOnce(u64) -> u64,
+    ) -> Result<Self, Error> {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let host = HostDevice::new(HostConfig {
+        let mut host = HostDevice::new(HostConfig {
             threads: threads.or(NonZeroUsize::new(cores - cores / 8)),
             spin: Some(SPIN),
         })?;
-        Ok(Self { host, capacity: 0 })
+        let memory = host.arena.reserved();
+        let keeps = keeps(memory).min(memory / 2);
+        let store = Store::new(keeps - keeps % KEPT_ALIGNMENT);
+        host.kept_bytes = store.bytes();
+        Ok(Self {
+            host,
+            store,
+            capacity: 0,
+        })
     }
 
     /// Whether operations need nothing of the card but the rows that they read: no keys, values or states.
@@ -75,21 +91,37 @@ impl Answers {
         })
     }
 
-    /// Runs a step, whose slabs are looked up in `file` instead, on rows `given` of the buffers that it reads.
+    /// Runs a step, whose weights are those of `segments` of a model (one for each bound segment of the step) and lie in `file`,
+    /// on rows `given` of the buffers that it reads. Returns how long weights were brought into the kernels' form to be kept.
     ///
     /// # Errors
     /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] for a damaged tensor, [`Error::Memory`].
     pub fn run(
         &mut self,
         file: &Arc<MappedFile>,
+        (model, segments): (u64, &[u32]),
         step: &BoundStep<'_>,
         layout: &ScratchLayout,
         batch: &Batch<'_>,
         given: &[(Buf, &[f32])],
-    ) -> Result<(), Error> {
-        let scratch = Scratch { layout, base: 0 };
-        let mut end = layout.bytes + self.host.workspace_bytes(layout);
-        // Each segment gets a range of addresses as if it were resident; only its vectors take memory of it.
+    ) -> Result<Duration, Error> {
+        let begin = Instant::now();
+        let mut kept: Vec<Option<(Arc<SegmentLayout>, u64)>> = Vec::with_capacity(segments.len());
+        let layouts: Vec<&SegmentLayout> = match step {
+            BoundStep::Run { weights, .. } => weights.iter().map(|b| b.layout).collect(),
+            BoundStep::Experts { experts, .. } => {
+                experts.iter().map(|e| e.weights.layout).collect()
+            }
+        };
+        assert_eq!(layouts.len(), segments.len(), "a segment for each bound");
+        for (&segment, layout) in segments.iter().zip(&layouts) {
+            kept.push(self.kept(file, (model, segment), layout)?);
+        }
+        let brought = begin.elapsed();
+        let base = self.store.bytes();
+        let scratch = Scratch { layout, base };
+        let mut end = base + layout.bytes + self.host.workspace_bytes(layout);
+        // Each of the others gets a range of addresses as if it were resident; only its vectors take memory of it.
         let mut step = step.clone();
         let mut placed: Vec<Bound<'_>> = Vec::new();
         let weights: Vec<&mut Bound<'_>> = match &mut step {
@@ -98,7 +130,11 @@ impl Answers {
                 experts.iter_mut().map(|e| &mut e.weights).collect()
             }
         };
-        for bound in weights {
+        for (bound, kept) in weights.into_iter().zip(&kept) {
+            if let Some((layout, slab)) = kept {
+                (bound.layout, bound.slab) = (layout, *slab);
+                continue;
+            }
             bound.slab = end.next_multiple_of(crate::ALIGNMENT);
             end = bound.slab + bound.layout.bytes;
             placed.push(*bound);
@@ -117,13 +153,54 @@ impl Answers {
         let ran = self.host.run(&step, scratch, batch);
         self.host.from_file = None;
         ran?;
-        file.check_unchanged().map_err(|source| Error::Read {
-            tensor: placed
-                .iter()
-                .find_map(|b| b.layout.tensors.first())
-                .map_or_else(String::new, |t| t.desc.name.clone()),
+        let unchanged = file.check_unchanged();
+        let first = layouts.iter().find_map(|layout| layout.tensors.first());
+        unchanged.map_err(|source| Error::Read {
+            tensor: first.map_or_else(String::new, |t| t.desc.name.clone()),
             source,
-        })
+        })?;
+        Ok(brought)
+    }
+
+    /// A model is gone.
+    pub fn forget(&mut self, model: u64) {
+        if self.store.forget(model) {
+            self.host.arena.discard(0, self.store.bytes());
+        }
+    }
+
+    /// A segment that is kept, or is from now on.
+    fn kept(
+        &mut self,
+        file: &Arc<MappedFile>,
+        key: Key,
+        layout: &SegmentLayout,
+    ) -> Result<Option<(Arc<SegmentLayout>, u64)>, Error> {
+        if let Some(found) = self.store.find(key) {
+            return Ok(Some(found));
+        }
+        let tensors: Vec<TensorDesc> = layout.tensors.iter().map(|t| t.desc.clone()).collect();
+        let layout = Arc::new(self.host.layout(&tensors)?);
+        let Some(slab) = self.store.room(layout.bytes) else {
+            return Ok(None);
+        };
+        let end = self.store.bytes();
+        if end > self.capacity {
+            self.host.set_capacity(end)?;
+            self.capacity = end;
+        }
+        let upload = Upload {
+            file: Arc::clone(file),
+            layout: Arc::clone(&layout),
+            slab,
+        };
+        let ticket = self.host.begin_upload(upload)?;
+        if let Err(error) = self.host.wait_upload(ticket) {
+            self.store.give_back(layout.bytes, slab);
+            return Err(error);
+        }
+        self.store.keep(key, Arc::clone(&layout), slab);
+        Ok(Some((layout, slab)))
     }
 
     /// The first rows of a buffer after a step.
@@ -136,7 +213,8 @@ impl Answers {
         buf: Buf,
         rows: &mut [f32],
     ) -> Result<(), Error> {
-        self.host.read(Scratch { layout, base: 0 }, buf, rows)
+        let base = self.store.bytes();
+        self.host.read(Scratch { layout, base }, buf, rows)
     }
 
     fn bring_vectors(&mut self, file: &MappedFile, weights: &Bound<'_>) -> Result<(), Error> {

@@ -14,6 +14,7 @@ mod products;
 mod recurrent;
 mod run;
 mod staging;
+mod store;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -60,6 +61,8 @@ pub struct HostDevice {
     expert_rows: Vec<f32>,
     /// Where matrices are, if not in the arena: while [`Answers`] runs a step.
     from_file: Option<Arc<MappedFile>>,
+    /// What lies below this in the arena is there even so.
+    kept_bytes: u64,
     name: String,
 }
 
@@ -97,6 +100,7 @@ impl HostDevice {
             expert_inputs: Vec::new(),
             expert_rows: Vec::new(),
             from_file: None,
+            kept_bytes: 0,
             name,
         })
     }

@@ -334,7 +334,9 @@ impl<'a> On<'a> {
 
     pub(super) fn weights(&self, tensor: TensorIndex, matrix: &PackedMatrix) -> Weights<'a> {
         let placed = self.tensor(tensor);
-        if let Some(file) = &self.device.from_file {
+        if let Some(file) = &self.device.from_file
+            && self.bound().slab >= self.device.kept_bytes
+        {
             return Weights::InFile(file, &placed.desc);
         }
         let at = self.bound().slab + placed.at;

@@ -1,7 +1,7 @@
 //! Misses that the host answers: which ones, and the way of the rows between card and host.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocmforge_device::host::Answers;
 use rocmforge_device::{Bound, BoundExpert, BoundStep, Buf, ExpertFfn};
@@ -112,7 +112,7 @@ impl Residency {
                 slab: 0,
             }),
         };
-        let host = self.on_host(pass, step, &given)?;
+        let (host, brought) = self.on_host(pass, &[segment], step, &given)?;
         written.sort_unstable();
         written.dedup();
         for buf in live_out.iter().filter(|b| written.contains(b)) {
@@ -126,7 +126,7 @@ impl Residency {
         counts.misses += 1;
         counts.host_bytes += layout.bytes;
         self.offload
-            .took(layout.bytes, pass.n_tokens, begin.elapsed());
+            .took(layout.bytes, pass.n_tokens, begin.elapsed() - brought);
         self.cache
             .done_without(id(pass, segment))
             .map_err(from_cache)
@@ -169,7 +169,8 @@ impl Residency {
                 .collect(),
         };
         let given = [(ffn.x, x), (ffn.ids, ids)];
-        let host = self.on_host(pass, bound, &given)?;
+        let of_each: Vec<u32> = experts.iter().map(|&(_, segment)| segment).collect();
+        let (host, brought) = self.on_host(pass, &of_each, bound, &given)?;
         let width = pass.scratch.bufs[usize::from(ffn.out.0)].width as usize;
         let mut out = vec![0.0; ids.len() * width];
         let read = self.offload.read(&host, ffn.out, &mut out);
@@ -188,7 +189,8 @@ impl Residency {
         }
         counts.misses += segments.len() as u64;
         counts.host_bytes += bytes;
-        self.offload.took(bytes, rows_each, begin.elapsed());
+        self.offload
+            .took(bytes, rows_each, begin.elapsed() - brought);
         segments
             .into_iter()
             .try_for_each(|s| self.cache.done_without(id(pass, s)).map_err(from_cache))
@@ -197,13 +199,15 @@ impl Residency {
     fn on_host(
         &mut self,
         pass: &Pass<'_>,
+        segments: &[u32],
         step: BoundStep<'_>,
         given: &[(Buf, &[f32])],
-    ) -> Result<Arc<rocmforge_device::ScratchLayout>, Error> {
+    ) -> Result<(Arc<rocmforge_device::ScratchLayout>, Duration), Error> {
         let work = Work {
             model: pass.model,
             plan: pass.plan,
             file: &self.sources[&pass.model].file,
+            segments,
             step,
             batch: batch(pass, pass.outputs),
             given,

@@ -103,15 +103,15 @@ impl Runtime {
     ///
     /// What is missing is uploaded: which answer a miss gets depends on times otherwise.
     pub(crate) fn start_with(&self, config: GpuConfig, budget: u64) -> Result<Running, Error> {
-        self.start_split(config, budget, Offload::Never)
+        self.start_split(config, budget, (Offload::Never, None))
     }
 
-    /// Starts an engine on it, with a word on what is not on the card.
+    /// Starts an engine on it, with a word on what is not on the card, and on what the host may keep of it.
     pub(crate) fn start_split(
         &self,
         config: GpuConfig,
         budget: u64,
-        offload: Offload,
+        (offload, host_budget): (Offload, Option<Budget>),
     ) -> Result<Running, Error> {
         let images = ImageFolder(self.images.clone());
         let device = GpuDevice::open(config, Box::new(images)).map_err(|e| {
@@ -124,6 +124,7 @@ impl Runtime {
         let config = EngineConfig {
             budget: Budget::Bytes(budget),
             offload,
+            host_budget,
             ..EngineConfig::default()
         };
         let (handle, thread) = start_on(Box::new(device), config)?;
