@@ -420,6 +420,73 @@ impl Inference for Fake {
         Ok(Response::new(DetokenizeResponse { text }))
     }
 
+    async fn render(
+        &self,
+        request: Request<ChatRequest>,
+    ) -> Result<Response<RenderResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        self.seen.chat.lock().unwrap().push(request.clone());
+        let said = request
+            .messages
+            .iter()
+            .map(|m| format!("<{}>{}", m.role, m.content));
+        let text = said.collect();
+        let ids = vec![1, 2];
+        Ok(Response::new(RenderResponse { text, ids }))
+    }
+
+    /// As many tokens as bytes, which are the vector.
+    async fn embed(
+        &self,
+        request: Request<EmbedRequest>,
+    ) -> Result<Response<EmbedResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        let vector = |input: &EmbedInput| {
+            let values: Vec<f32> = match &input.input {
+                Some(embed_input::Input::Text(text)) => text.bytes().map(f32::from).collect(),
+                Some(embed_input::Input::Tokens(ids)) => {
+                    ids.ids.iter().map(|&id| id as f32).collect()
+                }
+                None => vec![],
+            };
+            let tokens = values.len() as u32;
+            Embedding { values, tokens }
+        };
+        let embeddings: Vec<Embedding> = request.inputs.iter().map(vector).collect();
+        Ok(Response::new(EmbedResponse {
+            prompt_tokens: embeddings.iter().map(|e| e.tokens).sum(),
+            embeddings,
+            pooling: match request.pooling() {
+                Pooling::Unspecified => Pooling::Last,
+                asked => asked,
+            }
+            .into(),
+            total_ms: 1.5,
+        }))
+    }
+
+    /// The last document is the best.
+    async fn rerank(
+        &self,
+        request: Request<RerankRequest>,
+    ) -> Result<Response<RerankResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        let n = request.documents.len() as u32;
+        let results = (0..n).rev().map(|index| RerankResult {
+            index,
+            score: index as f32 / n as f32,
+        });
+        let most = request.top_n.map_or(n as usize, |n| n as usize);
+        Ok(Response::new(RerankResponse {
+            results: results.take(most).collect(),
+            prompt_tokens: 9,
+            total_ms: 1.5,
+        }))
+    }
+
     async fn score(
         &self,
         request: Request<ScoreRequest>,

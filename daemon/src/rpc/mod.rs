@@ -5,12 +5,15 @@
 
 mod arrival;
 mod cache;
+mod chat;
 mod convert;
+mod events;
 mod gate;
 mod inference;
 mod models;
 mod server;
 mod status_code;
+mod vectors;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -6,6 +6,7 @@
 )]
 
 mod bounds;
+mod chat;
 mod daemon;
 mod declared;
 mod decoding;
@@ -17,3 +18,4 @@ mod reuse;
 mod roles;
 mod split;
 mod templates;
+mod vectors;

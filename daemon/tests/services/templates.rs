@@ -49,6 +49,7 @@ async fn chat_within(
         messages: vec![v1::ChatMessage {
             role: "user".into(),
             content: content.into(),
+            ..Default::default()
         }],
         sampling: greedy(model, "", 1).sampling,
         ..Default::default()
