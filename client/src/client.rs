@@ -240,4 +240,12 @@ impl Client {
             "Server.ListDevices"
         )
     }
+
+    /// Tests the card in use anew, which takes up to ten seconds.
+    pub async fn check_device(&self) -> Result<CheckDeviceResponse, Error> {
+        call!(
+            self.server.check_device(CheckDeviceRequest {}),
+            "Server.CheckDevice"
+        )
+    }
 }

@@ -1,4 +1,5 @@
-//! What the daemon was told: command-line flags over TOML files over defaults, every value checked.
+//! What the daemon was told: command-line flags over the environment over TOML files over defaults,
+//! every value checked.
 //!
 //! A setting has one name in two spellings: `--vram-budget` on the command line, `vram_budget` in the file. Both are read
 //! as text and go through the same check, so that a value is refused with the same message wherever it came from, and
@@ -12,25 +13,30 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::api::{Budget, Offload, Policy};
 use rocmforge_engine::{DeviceChoice, PrefixCache};
 use rocmforge_service::roles::{Roles, Who};
 
 mod effective;
 mod http;
 mod layers;
+mod limits;
 mod models;
 mod values;
 
 pub use effective::Setting;
 pub use http::{HttpConfig, HttpFlags};
 use layers::{Layers, Scalar};
+pub use limits::ConfiguredLimit;
 pub use models::DeclaredModel;
 pub use values::parse_budget;
 use values::{
-    device, integer, integer_u32, log_filter, policy, prefix_cache, seconds, speculate, watchdog,
+    device, integer, integer_u32, keep_free, log_filter, offload, policy, prefix_cache, seconds,
+    speculate, watchdog,
 };
 
+/// What variables of the environment begin with that are settings: `ROCMFORGED_VRAM_BUDGET`.
+pub const ENVIRONMENT: &str = "ROCMFORGED_";
 /// Default of `--vram-budget`, in percent of the device's memory. On the host device the other half is for the page
 /// cache, which holds the file pages that uploads read.
 pub const BUDGET_DEFAULT_PERCENT: f64 = 50.0;
@@ -72,6 +78,7 @@ pub const CONFIG_FILE_MAX_BYTES: u64 = 1 << 20;
     version,
     about = "Owns the device and serves GGUF models to local clients over a Unix socket.",
     after_help = "Every flag but --config, --check-config and --list-devices is also a key of the file, with _ for -; a flag wins over the file.\n\
+                  Those of one value that are no paths are also variables: ROCMFORGED_KEEP_FREE wins over the file.\n\
                   With no --model-dir every load is refused: the daemon opens nothing that it was not told to."
 )]
 pub struct Flags {
@@ -89,6 +96,10 @@ pub struct Flags {
     /// Most device memory to hold: bytes, 2GiB, 1.5G (binary units), 2GB (decimal) or 80% [default: 50%]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub vram_budget: Option<String>,
+    /// Device memory to leave to others: where less is free the budget shrinks, and grows again later;
+    /// bytes, 2GiB or 5%, 0 for none; a GPU's alone [default: 0]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub keep_free: Option<String>,
     /// Directory below which clients may load models, after links are resolved; repeatable
     #[arg(long, value_name = "DIR")]
     pub model_dir: Vec<PathBuf>,
@@ -114,6 +125,9 @@ pub struct Flags {
     /// Eviction policy: pass-aware or lru [default: pass-aware]
     #[arg(long, value_name = "POLICY")]
     pub policy: Option<String>,
+    /// Compute on the CPU what is not on the card: auto, where that is faster than bringing it, never or always [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub offload: Option<String>,
     /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
@@ -156,6 +170,8 @@ pub struct Config {
     pub vram_budget: Budget,
     /// Where that was given; `None` for the default.
     pub vram_budget_origin: Option<Origin>,
+    /// Device memory to leave to others; `None` is none.
+    pub keep_free: Option<Budget>,
     /// Directories below which models may be loaded, as given.
     pub model_dirs: Vec<PathBuf>,
     /// Threads of the host device; `None` is one a core.
@@ -172,6 +188,8 @@ pub struct Config {
     pub drain_grace: Duration,
     /// Eviction policy at start.
     pub policy: Policy,
+    /// Whether what is not on the card may be computed on the CPU.
+    pub offload: Offload,
     /// Whose prompts may begin with what an earlier one has computed.
     pub prefix_cache: PrefixCache,
     /// Whether tokens are drafted from what a text has said before; `None` is on the host alone.
@@ -184,6 +202,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// Declared models.
     pub models: Vec<DeclaredModel>,
+    /// Limits per peer.
+    pub limits: Vec<ConfiguredLimit>,
     /// Where values came from that are no defaults, by key.
     pub origins: BTreeMap<&'static str, Origin>,
     /// The files that were read, in that order.
@@ -195,6 +215,8 @@ pub struct Config {
 pub enum Origin {
     /// The command line.
     Flag,
+    /// A variable of the environment: [`ENVIRONMENT`] and the key in capitals.
+    Environment,
     /// The file.
     File(PathBuf),
 }
@@ -254,6 +276,18 @@ pub enum ConfigError {
         /// Its name.
         name: String,
         /// The key.
+        key: String,
+        /// What is wrong, and what is allowed.
+        message: String,
+    },
+    /// A limit is refused.
+    #[error("{key} of [[limit]] {number} in {}: {message}", file.display())]
+    Limit {
+        /// The file.
+        file: PathBuf,
+        /// Which of the file's, from 1.
+        number: usize,
+        /// The key.
         key: &'static str,
         /// What is wrong, and what is allowed.
         message: String,
@@ -270,6 +304,11 @@ pub enum ConfigError {
     },
 }
 
+/// The variable of the environment that has a setting of one value.
+fn variable(key: &str) -> String {
+    format!("{ENVIRONMENT}{}", key.to_uppercase())
+}
+
 struct Place<'a> {
     key: &'a &'static str,
     origin: &'a Origin,
@@ -280,6 +319,7 @@ impl fmt::Display for Place<'_> {
         let flag = self.key.replace('_', "-");
         match self.origin {
             Origin::Flag => write!(f, "--{flag}"),
+            Origin::Environment => write!(f, "{} (flag --{flag})", variable(self.key)),
             Origin::File(path) => write!(f, "{} in {} (flag --{flag})", self.key, path.display()),
         }
     }
@@ -297,6 +337,7 @@ impl Config {
             None => Layers::default(),
         };
         let models = models::checked(layers.models)?;
+        let limits = limits::checked(layers.limits)?;
         let (file, files) = (layers.file, layers.files);
         let settings = Settings {
             files: layers.origins,
@@ -336,6 +377,9 @@ impl Config {
                 .parse(parse_budget)?
                 .unwrap_or(Budget::Percent(BUDGET_DEFAULT_PERCENT)),
             vram_budget_origin,
+            keep_free: get("keep_free", flags.keep_free, text(file.keep_free))
+                .parse(keep_free)?
+                .flatten(),
             model_dirs,
             threads: get("threads", flags.threads, text(file.threads))
                 .parse(|t| integer(t, 1, THREADS_MAX))?
@@ -367,6 +411,9 @@ impl Config {
             policy: get("policy", flags.policy, file.policy)
                 .parse(policy)?
                 .unwrap_or(Policy::Belady),
+            offload: get("offload", flags.offload, file.offload)
+                .parse(offload)?
+                .unwrap_or_default(),
             prefix_cache: get("prefix_cache", flags.prefix_cache, file.prefix_cache)
                 .parse(prefix_cache)?
                 .unwrap_or(PrefixCache::PerClient),
@@ -383,6 +430,7 @@ impl Config {
             },
             http,
             models,
+            limits,
             files,
             origins: settings.origins.into_inner(),
         })
@@ -441,11 +489,19 @@ impl Settings {
         origin
     }
 
+    /// A setting of one value: by its flag, else in the environment, else in the files.
     fn pick(&self, key: &'static str, flag: Option<String>, file: Option<String>) -> Given {
+        let variable = || std::env::var(variable(key)).ok();
         let value = match (flag, file) {
             (Some(text), _) => Some((text, self.origin(key, true))),
-            (None, Some(text)) => Some((text, self.origin(key, false))),
-            (None, None) => None,
+            (None, file) => match variable().filter(|text| !text.is_empty()) {
+                Some(text) => {
+                    let origin = Origin::Environment;
+                    self.origins.borrow_mut().insert(key, origin.clone());
+                    Some((text, origin))
+                }
+                None => file.map(|text| (text, self.origin(key, false))),
+            },
         };
         Given { key, value }
     }

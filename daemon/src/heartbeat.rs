@@ -25,8 +25,11 @@ pub(crate) async fn follow(engine: &EngineHandle, health: &Health) {
         let mut sign = std::pin::pin!(engine.ping());
         let mut outcome = tokio::time::timeout(STUCK_AFTER, &mut sign).await;
         if outcome.is_err() {
+            let snapshot = engine.snapshot();
+            let file = snapshot.waits_for.as_ref().map(|wait| wait.path.display());
             tracing::error!(
                 seconds = STUCK_AFTER.as_secs(),
+                waits_for = file.map(tracing::field::display),
                 "the engine gives no sign of life: health says NOT_SERVING"
             );
             health.set(false).await;

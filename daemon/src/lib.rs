@@ -6,6 +6,8 @@
 pub mod config;
 mod connection;
 pub mod devices;
+#[cfg(fuzzing)]
+pub mod fuzzed;
 pub mod generated;
 mod heartbeat;
 mod http;
@@ -13,12 +15,15 @@ mod lifecycle;
 pub mod log;
 pub mod reload;
 mod rpc;
+pub mod self_test;
 pub mod signals;
 pub mod socket;
 
 pub use connection::CONNECTIONS_MAX;
-pub use http::{HttpListeners, Token};
+pub use http::{HttpListeners, Tokens};
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
 pub use rocmforge_service::declared::Declared;
-pub use rocmforge_service::{Limits, REQUEST_MAX_BYTES, model_files, roles};
+pub use rocmforge_service::{
+    Limits, REQUEST_MAX_BYTES, defaults, limits, model_files, peer, roles,
+};
 pub use rpc::{BLOCKING_THREADS, default_socket_path};

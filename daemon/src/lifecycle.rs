@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use rocmforge_engine::EngineHandle;
 use rocmforge_service::declared::Declared;
+use rocmforge_service::limits::Rules;
 use rocmforge_service::model_files::ModelDirs;
 use rocmforge_service::roles::Roles;
 use rocmforge_service::{Limits, Service};
@@ -53,6 +54,8 @@ pub struct ServeOptions {
     pub limits: Limits,
     /// Who may do what.
     pub roles: Roles,
+    /// How much each peer may ask for.
+    pub peer_limits: Rules,
     /// How long running requests may go on after the first stop.
     pub drain_grace: Duration,
     /// Where HTTP is served beside gRPC.
@@ -115,12 +118,13 @@ pub async fn serve(
         options.templates,
         options.roles,
     ));
+    context.set_limits(options.peer_limits);
     register(&context, options.declared).await;
     let (health, health_service) = Health::new();
     health.set(true).await;
 
     let (close_http, http_closing) = watch::channel(false);
-    let http = Http::new(Arc::clone(&context), options.http.token.clone());
+    let http = Http::new(Arc::clone(&context), options.http.tokens.clone());
     let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));
     let mut http_server = tokio::spawn(http::serve(http, options.http, http_closing));
     let (close, closing) = oneshot::channel::<()>();

@@ -66,6 +66,11 @@ fn main() -> ExitCode {
         let vendor = std::env::args().nth(2).unwrap_or_default();
         return ExitCode::from(rocmforged::devices::child_main(&vendor));
     }
+    // So is a card tested, which may do as it likes.
+    if let Some(rocmforged::self_test::CHILD_ARGUMENT) = std::env::args().nth(1).as_deref() {
+        let device = std::env::args().nth(2).unwrap_or_default();
+        return ExitCode::from(rocmforged::self_test::child_main(&device));
+    }
     if let Some(generated::ARGUMENT) = std::env::args().nth(1).as_deref() {
         let arguments: Vec<String> = std::env::args().skip(2).collect();
         return match generated::main(&arguments) {
@@ -265,7 +270,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     let http = HttpListeners {
         unix: http_socket.as_ref().map(Socket::listener).transpose()?,
         tcp: tcp.transpose()?,
-        token: config.http.token.clone(),
+        tokens: config.http.tokens.clone(),
     };
     let reloads = Reloads {
         asked: signals.reloads,
@@ -294,8 +299,10 @@ fn serve_on(
         threads: config.threads,
         budget: config.vram_budget,
         policy: config.policy,
+        offload: config.offload,
         prefix_cache: config.prefix_cache,
         speculate: config.speculate,
+        keep_free: config.keep_free,
         max_sequences: config.max_sequences,
         queue_capacity: config.queue_capacity,
         n_ctx_max: config.n_ctx_max,
@@ -334,6 +341,7 @@ fn serve_on(
             threads: threads.get() as u32,
         },
         roles: config.roles.clone(),
+        peer_limits: config.limits.iter().map(|l| l.rule.clone()).collect(),
         drain_grace: config.drain_grace,
         http,
         declared: config.models.iter().map(|m| m.model.clone()).collect(),

@@ -1,6 +1,6 @@
 //! Settings that are read anew while the daemon runs.
 //!
-//! Reloaded are the log filter, the token, and declared models with their aliases. What else has
+//! Reloaded are the log filter, the tokens, limits, and declared models with their aliases. What else has
 //! changed is named in the log, each setting with what runs and what the files say, and takes
 //! effect at the next start. Settings that cannot be used change nothing.
 
@@ -10,19 +10,22 @@ use std::sync::Arc;
 
 use rocmforge_service::Service;
 use rocmforge_service::declared::Declared;
+use rocmforge_service::limits::Rules;
 use sd_notify::NotifyState;
 use tokio::sync::mpsc;
 
 use crate::config::{Config, ConfigError, Flags};
-use crate::http::{Http, Token};
+use crate::http::{Http, Tokens};
 
 /// What is different from now on.
 #[derive(Debug)]
 pub struct Changes {
     /// All declared models, if any of them changed.
     pub declared: Option<Vec<Declared>>,
-    /// The token, if it changed.
-    pub token: Option<Token>,
+    /// The tokens, if they changed.
+    pub tokens: Option<Tokens>,
+    /// All limits, if any of them changed.
+    pub limits: Option<Rules>,
 }
 
 /// Puts a log filter in force, or says why not.
@@ -77,7 +80,7 @@ impl Reloader {
                 Err(error) => tracing::error!(setting = "log", error, "not reloaded"),
             }
         }
-        let token = self.token(&new);
+        let tokens = self.tokens(&new);
         let before = self.in_force.settings();
         for (running, read) in before.iter().zip(new.settings()) {
             if running.value != read.value && !RELOADED.contains(&read.key) {
@@ -102,11 +105,20 @@ impl Reloader {
             now
         });
         self.in_force.models = new.models;
-        Ok(Changes { declared, token })
+        let limits = (self.in_force.limits != new.limits).then(|| {
+            tracing::info!(setting = "limit", "reloaded");
+            new.limits.iter().map(|limit| limit.rule.clone()).collect()
+        });
+        self.in_force.limits = new.limits;
+        Ok(Changes {
+            declared,
+            tokens,
+            limits,
+        })
     }
 
-    fn token(&mut self, new: &Config) -> Option<Token> {
-        let (before, now) = (&self.in_force.http.token, &new.http.token);
+    fn tokens(&mut self, new: &Config) -> Option<Tokens> {
+        let (before, now) = (&self.in_force.http.tokens, &new.http.tokens);
         match (before, now) {
             (Some(_), None) => {
                 // Whoever reaches the address would need none any more.
@@ -119,7 +131,7 @@ impl Reloader {
             (before, Some(now)) if before.as_ref() != Some(now) => {
                 tracing::info!(setting = "http_token_file", "reloaded");
                 let now = now.clone();
-                self.in_force.http.token = Some(now.clone());
+                self.in_force.http.tokens = Some(now.clone());
                 self.in_force
                     .http
                     .token_file
@@ -185,8 +197,11 @@ fn begin() {
 }
 
 async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) {
-    if let Some(token) = changes.token {
-        http.set_token(token);
+    if let Some(tokens) = changes.tokens {
+        http.set_tokens(tokens);
+    }
+    if let Some(limits) = changes.limits {
+        service.set_limits(limits);
     }
     if let Some(declared) = changes.declared {
         service.declare(declared);

@@ -325,7 +325,7 @@ fn budgets_are_read_in_bytes_sizes_and_shares() {
 #[test]
 fn http_is_served_where_it_was_asked_for_and_nowhere_else() {
     let none = config(&[]).unwrap().http;
-    assert_eq!((none.socket, none.listen, none.token), (None, None, None));
+    assert_eq!((none.socket, none.listen, none.tokens), (None, None, None));
 
     let text = r#"
         http_socket = "/run/http.sock"
@@ -364,7 +364,7 @@ fn http_is_served_where_it_was_asked_for_and_nowhere_else() {
     std::fs::write(&token, "0123456789abcdef\n").unwrap();
     std::fs::set_permissions(&token, PermissionsExt::from_mode(0o600)).unwrap();
     let open = ["--http-listen", "0.0.0.0:80", "--http-token-file", path];
-    assert!(config(&open).unwrap().http.token.is_some());
+    assert!(config(&open).unwrap().http.tokens.is_some());
     std::fs::write(&token, "short").unwrap();
     refused(&["--http-token-file", path], &["--http-token-file", "16"]);
 }
@@ -515,6 +515,16 @@ fn a_refusal_of_a_declared_model_names_file_model_and_key() {
             model("x", "/m", ""),
             "name of [[model]] 1 ('x')",
             "'x' is a name of the model 'a'",
+        ),
+        (
+            model("b", "/m", "top_p = 1.5"),
+            "top_p of [[model]] 1 ('b')",
+            "at most 1",
+        ),
+        (
+            model("b", "/m", "template = \"/no/such/file\""),
+            "template of [[model]] 1 ('b')",
+            "cannot be read",
         ),
         (
             model("b", "/m", "pinned = true"),

@@ -10,9 +10,6 @@ use std::time::SystemTime;
 
 use crate::fixtures::workspace;
 
-/// Where programs' sources are; a file in here that is newer than the program makes it stale.
-const SOURCES: [&str; 5] = ["proto", "client", "kernels", "daemon", "Cargo.lock"];
-
 /// The daemon's executable.
 ///
 /// # Panics
@@ -58,25 +55,32 @@ fn profile_dir() -> PathBuf {
         .to_path_buf()
 }
 
+/// Whether a program is absent, or a file that it was made of has changed since. Cargo writes their
+/// names beside it; a newer file that is no part of it, such as a test, makes no program stale.
 fn is_stale(program: &Path) -> bool {
     let built = program.metadata().and_then(|m| m.modified());
-    let root = workspace();
-    built.map_or(true, |built| {
-        SOURCES
-            .iter()
-            .any(|source| has_newer(&root.join(source), built))
-    })
+    let names = std::fs::read_to_string(program.with_extension("d"));
+    let (Ok(built), Ok(names)) = (built, names) else {
+        return true;
+    };
+    // "PROGRAM: FILE FILE", a space in a name behind a backslash.
+    let names = names.replace("\\ ", "\0");
+    let files = names.split_once(": ").map_or("", |(_, files)| files);
+    let files = files.split_whitespace().map(|name| name.replace('\0', " "));
+    let lock = workspace().join("Cargo.lock");
+    files
+        .map(PathBuf::from)
+        .chain([lock])
+        .any(|file| is_newer(&file, built))
 }
 
-fn has_newer(path: &Path, than: SystemTime) -> bool {
+/// Whether a file, or one below a directory, has changed since. One that is gone counts as changed.
+fn is_newer(path: &Path, than: SystemTime) -> bool {
     if let Ok(entries) = path.read_dir() {
-        return entries
-            .flatten()
-            .any(|entry| has_newer(&entry.path(), than));
+        return entries.flatten().any(|e| is_newer(&e.path(), than));
     }
-    path.metadata()
-        .and_then(|m| m.modified())
-        .is_ok_and(|changed| changed > than)
+    let changed = path.metadata().and_then(|m| m.modified());
+    changed.map_or(true, |changed| changed > than)
 }
 
 /// Builds all programs at once: a build of one package alone would resolve features, and so compile, differently.

@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -19,6 +20,9 @@ use crate::{binaries, fixtures};
 
 /// How long a daemon may take to serve, and to end after SIGTERM beyond its grace period.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What clients of a daemon with [`Options::http_with_token`] bring along.
+pub const HTTP_TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// Lines of the log that a failing test prints.
 const LOG_TAIL_LINES: usize = 40;
@@ -69,6 +73,32 @@ impl Options {
     #[must_use]
     pub fn model_dir(mut self, dir: &Path) -> Options {
         self.model_dirs.push(dir.to_path_buf());
+        self
+    }
+
+    /// Serves HTTP on a port of this machine that is free; [`Daemon::url`] says which.
+    #[must_use]
+    pub fn http(self) -> Options {
+        self.arg("--http-listen").arg("127.0.0.1:0")
+    }
+
+    /// The same for those who bring [`HTTP_TOKEN`], which is written to a file in `dir`.
+    ///
+    /// # Panics
+    /// When that file cannot be written.
+    #[must_use]
+    pub fn http_with_token(self, dir: &Path) -> Options {
+        let file = dir.join("token");
+        std::fs::write(&file, HTTP_TOKEN).expect("a writable directory");
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).expect("our own file");
+        let file = file.to_str().expect("a path of plain characters");
+        self.http().arg("--http-token-file").arg(file)
+    }
+
+    /// This model directory alone, without the fixtures.
+    #[must_use]
+    pub fn only_model_dir(mut self, dir: &Path) -> Options {
+        self.model_dirs = vec![dir.to_path_buf()];
         self
     }
 
@@ -134,6 +164,23 @@ impl Daemon {
     /// Where clients connect.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("socket")
+    }
+
+    /// Where HTTP is served. The line of the log that says so may come after the socket answers.
+    ///
+    /// # Panics
+    /// When there is no such line in [`PATIENCE`].
+    pub fn url(&self) -> String {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            let log = self.log();
+            let mut words = log.split_whitespace();
+            if let Some(address) = words.find_map(|word| word.strip_prefix("http_listen=")) {
+                return format!("http://{}", address.trim_matches('"'));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("no address in {}", self.log());
     }
 
     /// A directory for this test's own files; below no model directory unless the options said so.

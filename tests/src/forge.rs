@@ -123,6 +123,19 @@ impl Forge {
         self.put(at, &value.to_le_bytes())
     }
 
+    /// Gives the file another chat template, of fewer bytes than its own.
+    ///
+    /// # Panics
+    /// When the template has too many.
+    pub fn put_template(&mut self, template: &str) -> &mut Forge {
+        let value = self.entry("tokenizer.chat_template").value.clone();
+        // Behind the text's length; a comment fills what is left.
+        let text = value.start + 8..value.end;
+        let room = text.len().checked_sub(template.len() + "{##}".len());
+        let filling = " ".repeat(room.expect("a template of fewer bytes"));
+        self.put(text.start, format!("{template}{{#{filling}#}}").as_bytes())
+    }
+
     /// Changes a name in place, to one as long.
     pub fn rename(&mut self, length_at: usize, name: &str) -> &mut Forge {
         let mut length = [0; 8];

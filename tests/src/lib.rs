@@ -1,4 +1,5 @@
-//! What the workspace's tests share: the fixtures, a real daemon process to talk to, and Python where a test needs it.
+//! What the workspace's tests share: the fixtures, a real daemon process to talk to, and Python and Node where a
+//! test needs them.
 //!
 //! *Invariant:* a daemon that a test started never outlives the test, however the test ends.
 
@@ -8,8 +9,10 @@ use std::io::Write;
 
 pub mod binaries;
 pub mod daemon;
+pub mod far_files;
 pub mod fixtures;
 pub mod forge;
+pub mod node;
 pub mod python;
 pub mod session;
 

@@ -50,6 +50,21 @@ impl Python {
         None
     }
 
+    /// The interpreter that the environment variable `name` names; otherwise prints that `test` is skipped. For packages
+    /// that are too large to be installed with the others.
+    pub fn named(test: &str, name: &str, packages: &str) -> Option<Python> {
+        let given = std::env::var_os(name).filter(|path| !path.is_empty());
+        if given.is_none() {
+            skip(
+                test,
+                &format!("{name} names no interpreter with {packages}"),
+            );
+        }
+        given.map(|path| Python {
+            interpreter: path.into(),
+        })
+    }
+
     /// Runs a script of tests/python and gives its standard output.
     ///
     /// # Panics

@@ -30,9 +30,10 @@ const UNSAFE: [&str; 10] = [
 ];
 
 /// Below these the wire types may be used; the daemon itself has types of its own.
-const WIRE_TYPES: [&str; 5] = [
+const WIRE_TYPES: [&str; 6] = [
     "proto/",
     "client/",
+    "daemon/benches/",
     "daemon/src/rpc/",
     "daemon/tests/",
     "tests/",
@@ -48,7 +49,7 @@ const PURE: [&str; 2] = [
 const SAFETY_LINES_ABOVE: usize = 8;
 
 /// Directories that are not the workspace's own text.
-const SKIPPED_DIRS: [&str; 3] = ["target", "fixtures", "__pycache__"];
+const SKIPPED_DIRS: [&str; 4] = ["target", "fixtures", "__pycache__", "node_modules"];
 
 /// Directories that begin with a dot and are the workspace's own text; others are tools' and a developer's.
 const DOT_DIRS: [&str; 2] = [".cargo", ".ci"];

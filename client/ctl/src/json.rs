@@ -30,6 +30,8 @@ words!(keep_reason, KeepReason,
     Pinned => "pinned", InUse => "in_use", Uploading => "uploading");
 words!(cache_policy, CachePolicy, PassAware => "pass-aware", Lru => "lru");
 words!(device_kind, DeviceKind, Host => "host", Hip => "hip", Cuda => "cuda");
+words!(check_outcome, CheckOutcome,
+    Passed => "passed", Failed => "failed", Skipped => "skipped", Note => "note");
 words!(server_state, ServerState,
     Serving => "serving", Draining => "draining", DeviceLost => "device_lost");
 
@@ -132,7 +134,31 @@ pub(crate) fn model(m: &Model) -> Value {
         "resident_bytes": m.resident_bytes,
         "kv_bytes_per_token": m.kv_bytes_per_token,
         "active_requests": m.active_requests,
+        "defaults": m.defaults.as_ref().map(defaults),
     })
+}
+
+/// What requests of a declared model have where they leave it unset.
+pub(crate) fn defaults(defaults: &ModelDefaults) -> Value {
+    let named = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let all = json!({
+        "temperature": defaults.temperature,
+        "top_k": defaults.top_k,
+        "top_p": defaults.top_p,
+        "min_p": defaults.min_p,
+        "repeat_penalty": defaults.repeat_penalty,
+        "presence_penalty": defaults.presence_penalty,
+        "frequency_penalty": defaults.frequency_penalty,
+        "penalty_last_n": defaults.penalty_last_n,
+        "max_tokens": defaults.max_tokens,
+        "priority": named(&defaults.priority),
+        "template": named(&defaults.template),
+    });
+    let Value::Object(mut all) = all else {
+        return all;
+    };
+    all.retain(|_, value| !value.is_null());
+    all.into()
 }
 
 /// A piece of generated text.
@@ -263,7 +289,7 @@ pub(crate) fn tokens(answer: &TokenizeResponse) -> Value {
 }
 
 fn usage(usage: &CacheUsage) -> Map<String, Value> {
-    [
+    let mut value: Map<String, Value> = [
         ("resident_bytes", usage.resident_bytes),
         ("in_flight_bytes", usage.in_flight_bytes),
         ("pinned_bytes", usage.pinned_bytes),
@@ -278,7 +304,28 @@ fn usage(usage: &CacheUsage) -> Map<String, Value> {
     ]
     .into_iter()
     .map(|(key, value)| (key.to_owned(), value.into()))
-    .collect()
+    .collect();
+    let causes = evictions_by(usage).into_iter();
+    let causes: Map<String, Value> = causes
+        .map(|(cause, n)| (cause.to_owned(), n.into()))
+        .collect();
+    value.insert("evictions_by".into(), causes.into());
+    value
+}
+
+/// Evicted segments by cause.
+pub(crate) fn evictions_by(usage: &CacheUsage) -> [(&'static str, u64); 8] {
+    let causes = usage.evictions_by.unwrap_or_default();
+    [
+        ("other_model", causes.other_model),
+        ("own_pass", causes.own_pass),
+        ("kv", causes.kv),
+        ("scratch", causes.scratch),
+        ("budget", causes.budget),
+        ("clear", causes.clear),
+        ("unload", causes.unload),
+        ("spoiled", causes.spoiled),
+    ]
 }
 
 /// The counts of the cache: the totals under "total", as on the wire, and at the
@@ -388,9 +435,22 @@ fn driver(driver: &GpuDriver) -> Value {
     })
 }
 
-/// What is known of the device in use, with the daemon's version.
-pub(crate) fn device_check(device: &Device, version: &str) -> Value {
-    json!({"version": version, "device": self::device(device)})
+/// What a self-test came to, with the daemon's version.
+pub(crate) fn device_check(checked: &CheckDeviceResponse, version: &str) -> Value {
+    let checks = checked.checks.iter().map(|check| {
+        json!({
+            "name": check.name,
+            "outcome": check_outcome(check.outcome()),
+            "detail": check.detail,
+            "ms": check.ms,
+        })
+    });
+    json!({
+        "version": version,
+        "device": checked.device.as_ref().map(device),
+        "checks": checks.collect::<Vec<_>>(),
+        "took_ms": checked.took_ms,
+    })
 }
 
 /// The GPU drivers and devices.
@@ -400,6 +460,11 @@ pub(crate) fn devices(found: &ListDevicesResponse) -> Value {
         "drivers": found.drivers.iter().map(driver).collect::<Vec<_>>(),
         "passed_over": found.passed_over,
     })
+}
+
+/// A file that does not answer.
+fn file_wait(wait: &FileWait) -> Value {
+    json!({"model": wait.model, "path": wait.path, "waited_ms": wait.waited_ms})
 }
 
 /// The daemon as it is now.
@@ -413,6 +478,13 @@ pub(crate) fn status(status: &StatusResponse, socket: &std::path::Path) -> Value
         "device": status.device.as_ref().map(device),
         "drivers": status.drivers.iter().map(driver).collect::<Vec<_>>(),
         "passed_over": status.passed_over,
+        "waits_for": status.waits_for.as_ref().map(file_wait),
+        "keep_free": status.keep_free.as_ref().map(|kept| json!({
+            "bytes": kept.bytes,
+            "given_up_bytes": kept.given_up_bytes,
+            "shrinks": kept.shrinks,
+            "grows": kept.grows,
+        })),
         "budget_bytes": status.budget_bytes,
         "used_bytes": status.used_bytes,
         "queue_depth": status.queue_depth,

@@ -453,6 +453,7 @@ async fn tables_are_aligned() {
          kv, scratch   512.0 KiB, 256.0 KiB\n\
          kept prompts  256.0 KiB\n\
          policy        pass-aware\n\
+         evictions     none\n\
          \n\
          MODEL    RESIDENT  IN FLIGHT   PINNED  HITS  MISSES  HIT RATE  EVICTIONS  UPLOADED\n\
          tiny      3.0 MiB    1.0 MiB  1.0 MiB    75      25    75.0 %          4   9.0 MiB\n\
@@ -485,6 +486,10 @@ async fn tables_are_aligned() {
         "{status}"
     );
     assert!(status.contains("uptime      1h 2m\n"), "{status}");
+    assert!(
+        status.contains("waits       for /models/far.gguf (far) for 7"),
+        "{status}"
+    );
     assert!(
         status.contains("found       cuda: libcuda.so.1 (driver 13.0, runtime 13.0): 2 devices\n"),
         "{status}"

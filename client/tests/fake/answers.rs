@@ -147,6 +147,7 @@ pub fn usage() -> CacheUsage {
         evictions: 4,
         uploads: 9,
         uploaded_bytes: 9 << 20,
+        evictions_by: None,
     }
 }
 

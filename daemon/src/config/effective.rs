@@ -5,8 +5,9 @@ use std::fmt::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::api::{Budget, Class, Offload, Policy};
 use rocmforge_engine::{DeviceChoice, PrefixCache};
+use rocmforge_service::defaults::Defaults;
 use rocmforge_service::roles::Who;
 
 use super::models::{quoted, quoted_path};
@@ -27,6 +28,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag => f.write_str("command line"),
+            Self::Environment => f.write_str("environment"),
             Self::File(path) => write!(f, "{}", path.display()),
         }
     }
@@ -52,6 +54,14 @@ fn policy(policy: Policy) -> String {
     quoted(match policy {
         Policy::Belady => "pass-aware",
         Policy::Lru => "lru",
+    })
+}
+
+fn offload(when: Offload) -> String {
+    quoted(match when {
+        Offload::Auto => "auto",
+        Offload::Never => "never",
+        Offload::Always => "always",
     })
 }
 
@@ -93,6 +103,38 @@ fn seconds(time: Duration) -> String {
     time.as_secs_f64().to_string()
 }
 
+/// The defaults of a declared model that are set.
+fn defaults(defaults: &Defaults, text: &mut String) {
+    let number = |n: Option<i32>| n.map(|n| n.to_string());
+    // With a point, as TOML tells numbers apart.
+    let real = |x: Option<f32>| x.map(|x| format!("{x:?}"));
+    let class = defaults.class.map(|class| match class {
+        Class::Interactive => quoted("interactive"),
+        Class::Batch => quoted("batch"),
+    });
+    for (key, value) in [
+        ("temperature", real(defaults.temperature)),
+        ("top_k", number(defaults.top_k)),
+        ("top_p", real(defaults.top_p)),
+        ("min_p", real(defaults.min_p)),
+        ("repeat_penalty", real(defaults.repeat_penalty)),
+        ("presence_penalty", real(defaults.presence_penalty)),
+        ("frequency_penalty", real(defaults.frequency_penalty)),
+        ("penalty_last_n", number(defaults.penalty_last_n)),
+        ("max_tokens", number(defaults.max_tokens)),
+        ("priority", class),
+        (
+            "template",
+            defaults.template.as_ref().map(|t| quoted_path(&t.path)),
+        ),
+    ] {
+        if let Some(value) = value {
+            // Writing to a String does not fail.
+            let _ = writeln!(text, "{key} = {value}");
+        }
+    }
+}
+
 impl Config {
     /// All settings but the declared models, in the order of the documentation.
     pub fn settings(&self) -> Vec<Setting> {
@@ -102,6 +144,10 @@ impl Config {
             ("socket", Some(path(&self.socket))),
             ("device", Some(device(self.device))),
             ("vram_budget", Some(budget(self.vram_budget))),
+            (
+                "keep_free",
+                Some(self.keep_free.map_or("0".to_owned(), budget)),
+            ),
             (
                 "model_dir",
                 Some({
@@ -119,6 +165,7 @@ impl Config {
             ("queue_capacity", Some(self.queue_capacity.to_string())),
             ("drain_grace", Some(seconds(self.drain_grace))),
             ("policy", Some(policy(self.policy))),
+            ("offload", Some(offload(self.offload))),
             ("prefix_cache", Some(prefix_cache(self.prefix_cache))),
             ("speculate", Some(speculate(self.speculate))),
             ("watchdog", Some(seconds(self.watchdog))),
@@ -167,6 +214,26 @@ impl Config {
                 model.preload,
                 model.pin,
             );
+            defaults(&model.defaults, &mut text);
+        }
+        for limit in &self.limits {
+            let whom = list(limit.whom.iter().map(String::as_str));
+            let _ = write!(
+                text,
+                "\n[[limit]]  # {}\nfor = {whom}\n",
+                limit.file.display()
+            );
+            let limits = limit.rule.limits;
+            for (key, value) in [
+                ("running", limits.running.map(u64::from)),
+                ("queued", limits.queued.map(u64::from)),
+                ("prompt_bytes", limits.prompt_bytes),
+                ("tokens_per_minute", limits.tokens_per_minute),
+            ] {
+                if let Some(value) = value {
+                    let _ = writeln!(text, "{key} = {value}");
+                }
+            }
         }
         text
     }

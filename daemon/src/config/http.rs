@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{ConfigError, Settings};
-use crate::http::Token;
+use crate::http::Tokens;
 
 /// The command line's part.
 #[derive(Debug, Clone, Default, Args)]
@@ -18,8 +18,8 @@ pub struct HttpFlags {
     /// --http-token-file, and a proxy for TLS [default: none]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http_listen: Option<String>,
-    /// File with the token that callers over TCP have to send; with it they may load and unload,
-    /// too
+    /// File with the tokens of which callers over TCP have to send one, each a line (TOKEN or
+    /// NAME TOKEN); with it they may load and unload, too
     #[arg(long, value_name = "FILE")]
     pub http_token_file: Option<PathBuf>,
 }
@@ -41,8 +41,8 @@ pub struct HttpConfig {
     pub listen: Option<SocketAddr>,
     /// The file of the token.
     pub token_file: Option<PathBuf>,
-    /// What callers over TCP have to send.
-    pub token: Option<Token>,
+    /// What callers over TCP have to send, one of them.
+    pub tokens: Option<Tokens>,
 }
 
 impl HttpConfig {
@@ -73,15 +73,16 @@ impl HttpConfig {
         }
         let by_flag = flags.http_token_file.is_some();
         let token_file = settings.path(TOKEN, flags.http_token_file, file.token_file)?;
-        let token = token_file.as_deref().map(|path| {
-            Token::read(path).map_err(|error| refuse(TOKEN, settings.origin(TOKEN, by_flag), error))
+        let tokens = token_file.as_deref().map(|path| {
+            Tokens::read(path)
+                .map_err(|error| refuse(TOKEN, settings.origin(TOKEN, by_flag), error))
         });
-        let token = token.transpose()?;
+        let tokens = tokens.transpose()?;
         let by_flag = flags.http_listen.is_some();
         let listen = settings
             .pick(LISTEN, flags.http_listen, file.listen)
             .parse(address)?;
-        if let Some(address) = listen.filter(|a| token.is_none() && !a.ip().is_loopback()) {
+        if let Some(address) = listen.filter(|a| tokens.is_none() && !a.ip().is_loopback()) {
             let message = format!(
                 "{address} can be reached from other machines, and there is no token that tells callers apart; add \
                  --http-token-file (http_token_file), or listen on 127.0.0.1 or [::1]"
@@ -92,7 +93,7 @@ impl HttpConfig {
             socket,
             listen,
             token_file,
-            token,
+            tokens,
         })
     }
 }

@@ -1,8 +1,8 @@
 //! The configuration file and what lies in `conf.d` beside it, as one.
 //!
 //! Files of `conf.d` whose names end in `.toml` are read in the order of their names. Of a key that
-//! several have the last one wins, whole; declared models are collected, and of two with one name
-//! the last one wins.
+//! several have the last one wins, whole; declared models and limits are collected, and of two models
+//! with one name the last one wins.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,9 +14,12 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use serde::Deserialize;
 
+use super::limits::LimitTable;
 use super::models::ModelTable;
 use super::{CONFIG_FILE_MAX_BYTES, ConfigError};
 
+/// Tables that every file adds to.
+const COLLECTED: [&str; 2] = ["model", "limit"];
 /// The directory beside the configuration file.
 const DROP_INS: &str = "conf.d";
 /// Most files in it.
@@ -74,6 +77,7 @@ pub(super) struct File {
     pub(super) socket: Option<PathBuf>,
     pub(super) device: Option<String>,
     pub(super) vram_budget: Option<Scalar>,
+    pub(super) keep_free: Option<Scalar>,
     pub(super) model_dir: PathList,
     pub(super) threads: Option<Scalar>,
     pub(super) log: Option<String>,
@@ -82,6 +86,7 @@ pub(super) struct File {
     pub(super) queue_capacity: Option<Scalar>,
     pub(super) drain_grace: Option<Scalar>,
     pub(super) policy: Option<String>,
+    pub(super) offload: Option<String>,
     pub(super) prefix_cache: Option<String>,
     pub(super) speculate: Option<String>,
     pub(super) watchdog: Option<Scalar>,
@@ -92,6 +97,7 @@ pub(super) struct File {
     pub(super) http_listen: Option<String>,
     pub(super) http_token_file: Option<PathBuf>,
     pub(super) model: Vec<ModelTable>,
+    pub(super) limit: Vec<LimitTable>,
 }
 
 /// What all files together say.
@@ -103,6 +109,8 @@ pub(super) struct Layers {
     pub(super) origins: BTreeMap<String, PathBuf>,
     /// Declared models, each with its file and its number there.
     pub(super) models: Vec<(PathBuf, usize, ModelTable)>,
+    /// Limits, likewise.
+    pub(super) limits: Vec<(PathBuf, usize, LimitTable)>,
     /// The files, in the order of reading.
     pub(super) files: Vec<PathBuf>,
 }
@@ -127,8 +135,14 @@ impl Layers {
         let models = alone.model.into_iter().enumerate();
         self.models
             .extend(models.map(|(i, model)| (path.to_owned(), i + 1, model)));
+        let limits = alone.limit.into_iter().enumerate();
+        self.limits
+            .extend(limits.map(|(i, limit)| (path.to_owned(), i + 1, limit)));
         let table: toml::Table = toml::from_str(&text).map_err(|source| syntax(path, source))?;
-        for (key, value) in table.into_iter().filter(|(key, _)| key != "model") {
+        for (key, value) in table
+            .into_iter()
+            .filter(|(key, _)| !COLLECTED.contains(&key.as_str()))
+        {
             self.origins.insert(key.clone(), path.to_owned());
             merged.insert(key, value);
         }

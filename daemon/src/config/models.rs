@@ -1,9 +1,15 @@
 //! Declared models: `[[model]]` in the file.
 
 use std::collections::HashMap;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
+use rocmforge_engine::api::Class;
 use rocmforge_service::declared::{ALIASES_MAX, DECLARED_MAX, Declared};
+use rocmforge_service::defaults::{Defaults, Template};
+use rocmforge_tokenizer::MAX_TEMPLATE_BYTES;
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -20,10 +26,82 @@ pub(super) struct ModelTable {
     preload: bool,
     #[serde(default)]
     pin: bool,
+    temperature: Option<f32>,
+    top_k: Option<i32>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repeat_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    penalty_last_n: Option<i32>,
+    max_tokens: Option<i32>,
+    priority: Option<Priority>,
+    template: Option<PathBuf>,
+}
+
+/// How urgent a model's requests are.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Priority {
+    Interactive,
+    Batch,
+}
+
+impl ModelTable {
+    fn defaults(&self) -> Result<Defaults, (String, String)> {
+        let template = self.template.as_deref().map(template).transpose();
+        let defaults = Defaults {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_last_n: self.penalty_last_n,
+            max_tokens: self.max_tokens,
+            class: self.priority.map(|priority| match priority {
+                Priority::Interactive => Class::Interactive,
+                Priority::Batch => Class::Batch,
+            }),
+            template: template.map_err(|message| ("template".to_owned(), message))?,
+        };
+        defaults.check()?;
+        Ok(defaults)
+    }
+}
+
+/// Reads a chat template.
+fn template(path: &Path) -> Result<Template, String> {
+    let shown = path.display();
+    if !path.is_absolute() {
+        return Err(format!("{shown} is relative; give an absolute path"));
+    }
+    let failed = |error: std::io::Error| format!("{shown} cannot be read: {error}");
+    // A FIFO would be waited for.
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)
+        .map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(format!("{shown} is not a regular file"));
+    }
+    let mut source = String::new();
+    file.take(MAX_TEMPLATE_BYTES as u64 + 1)
+        .read_to_string(&mut source)
+        .map_err(failed)?;
+    if source.len() > MAX_TEMPLATE_BYTES {
+        return Err(format!("{shown} has more than {MAX_TEMPLATE_BYTES} bytes"));
+    }
+    Ok(Template {
+        path: path.to_owned(),
+        source: source.into(),
+    })
 }
 
 /// A model that is declared, and where.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DeclaredModel {
     /// The model.
     pub model: Declared,
@@ -43,13 +121,15 @@ pub(super) fn checked(
         last.insert(table.name.clone(), i);
     }
     for (i, (file, number, table)) in tables.into_iter().enumerate() {
-        let refuse = |key: &'static str, message: String| ConfigError::Model {
+        let refuse = |key: &str, message: String| ConfigError::Model {
             file: file.clone(),
             number,
             name: table.name.clone(),
-            key,
+            key: key.to_owned(),
             message,
         };
+        let defaults = table.defaults();
+        let defaults = defaults.map_err(|(key, message)| refuse(&key, message))?;
         Declared::check_name(&table.name).map_err(|message| refuse("name", message))?;
         if !table.path.is_absolute() {
             let message = format!(
@@ -88,6 +168,7 @@ pub(super) fn checked(
                 aliases: table.aliases.clone(),
                 preload: table.preload,
                 pin: table.pin,
+                defaults,
             },
             file: file.clone(),
         });

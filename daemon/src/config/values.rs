@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::api::{Budget, Offload, Policy};
 use rocmforge_engine::{DeviceChoice, PrefixCache};
 use tracing_subscriber::EnvFilter;
 
@@ -36,6 +36,15 @@ pub(super) fn policy(text: &str) -> Result<Policy, String> {
         "pass-aware" => Ok(Policy::Belady),
         "lru" => Ok(Policy::Lru),
         _ => Err(format!("'{text}' is no policy: pass-aware or lru")),
+    }
+}
+
+pub(super) fn offload(text: &str) -> Result<Offload, String> {
+    match text {
+        "auto" => Ok(Offload::Auto),
+        "never" => Ok(Offload::Never),
+        "always" => Ok(Offload::Always),
+        _ => Err(format!("'{text}' is none of auto, never and always")),
     }
 }
 
@@ -113,4 +122,12 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
 /// A message that says what is allowed.
 pub fn parse_budget(text: &str) -> Result<Budget, String> {
     crate::rpc::parse_budget(text)
+}
+
+/// Reads what is kept free, in the same notation; 0 is none.
+pub(super) fn keep_free(text: &str) -> Result<Option<Budget>, String> {
+    match text {
+        "0" => Ok(None),
+        text => parse_budget(text).map(Some),
+    }
 }

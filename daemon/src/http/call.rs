@@ -25,11 +25,11 @@ const REQUEST_ID_MAX_BYTES: usize = 128;
 
 /// Who sent a request, as its connection knows; put into every request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Client {
+pub(crate) struct Client {
     /// The process at the other end of the Unix socket; nobody over TCP.
-    pub(super) caller: Option<Caller>,
+    pub(crate) caller: Option<Caller>,
     /// All ordinary places are taken: health and metrics only.
-    pub(super) reserved: bool,
+    pub(crate) reserved: bool,
 }
 
 /// The name of a request.
@@ -78,9 +78,11 @@ impl Call {
         let extensions = request.extensions();
         let client = extensions.get::<Client>();
         let id = extensions.get::<RequestId>().cloned();
+        let mut arrival = Arrival::now(client.and_then(|client| client.caller));
+        arrival.token = extensions.get().copied();
         Self {
             service: Arc::clone(&http.service),
-            arrival: Arrival::now(client.and_then(|client| client.caller)),
+            arrival,
             dialect: Dialect::of(request.uri(), request.headers()),
             id: id.unwrap_or_else(|| RequestId::of(request.headers())),
             route,

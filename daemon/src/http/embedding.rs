@@ -1,6 +1,5 @@
 //! What the dialects' embeddings share.
 
-use rocmforge_engine::api::Class;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::embedding::{Embedded, Texts};
 use rocmforge_service::failure::{self, Failure};
@@ -83,7 +82,7 @@ pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Fai
             pooling: None,
             normalise: true,
             dimensions: dimensions.transpose()?,
-            class: Class::Interactive,
+            class: service.class(asked.model, None),
         };
         service.embed(wanted, call.arrival).await
     };

@@ -88,8 +88,21 @@ async fn properties(call: &Call, name: Option<&str>) -> Result<Response, Failure
         .into();
     props["bos_token"] = text(tokenizer.bos()).into();
     props["eos_token"] = text(tokenizer.eos()).into();
+    let (params, max_tokens) = call.service.defaults(model.name()).params();
     props["default_generation_settings"] = json!({
         "n_ctx": info.n_ctx_train.min(limits.n_ctx_max),
+        "params": {
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repeat_penalty": params.repeat_penalty,
+            "repeat_last_n": params.penalty_last_n,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            // llama-server's word for no limit.
+            "n_predict": max_tokens.map_or(-1, i64::from),
+        },
     });
     answer(&props)
 }

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use rocmforge_engine::api::{CacheStatus, ModelStatus, SegmentState, Snapshot};
+use rocmforge_engine::api::{CacheStatus, EvictionCause, ModelStatus, SegmentState, Snapshot};
 
 use self::text::Text;
 use super::Http;
 use super::call::with_type;
 
+mod peers;
 mod requests;
 mod text;
 
@@ -32,6 +33,7 @@ pub(super) async fn metrics(State(http): State<Arc<Http>>) -> Response {
     cache(&snapshot, service.peak_bytes(&snapshot), &mut text);
     prefixes(&snapshot, &mut text);
     models(&snapshot, &mut text);
+    peers::write(&service.peers(), &snapshot, &mut text);
     requests::write(&service.measured, &snapshot, &mut text);
     device(&snapshot, &mut text);
     let uptime = service.started.elapsed().as_secs_f64();
@@ -261,7 +263,7 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
     for (name, help, value) in gauges {
         text.by_model(name, "gauge", help, models, value);
     }
-    let counters: [(&str, &str, Of); 5] = [
+    let counters: [(&str, &str, Of); 4] = [
         (
             "rocmforge_segment_hits_total",
             "Segments found resident",
@@ -272,9 +274,6 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
             "Segments that were not",
             |c| c.misses,
         ),
-        ("rocmforge_evictions_total", "Segments evicted", |c| {
-            c.evictions
-        }),
         ("rocmforge_uploads_total", "Uploads that ended", |c| {
             c.uploads
         }),
@@ -286,6 +285,26 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
     ];
     for (name, help, of) in counters {
         text.by_model(name, "counter", help, models, |m| number(of(&m.cache)));
+    }
+    text.one(
+        "rocmforge_host_computed_bytes_total",
+        "counter",
+        "Bytes of weights that were not on the card and that the host computed with",
+        number(snapshot.hosted.bytes),
+    );
+    text.one(
+        "rocmforge_host_computed_seconds_total",
+        "counter",
+        "How long that took",
+        snapshot.hosted.took.as_secs_f64(),
+    );
+    let name = "rocmforge_evictions_total";
+    text.head(name, "counter", "Segments evicted, by model and cause");
+    for status in models {
+        for cause in EvictionCause::ALL {
+            let labels = [("model", status.model.name()), ("cause", cause.name())];
+            text.value(name, &labels, number(status.cache.evictions_by.of(cause)));
+        }
     }
 }
 
@@ -310,12 +329,50 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
         let help = "Bytes of it that are free, by its driver";
         text.one("rocmforge_device_free_bytes", "gauge", help, number(free));
     }
+    if let Some(kept) = &snapshot.keep_free {
+        let rows = [
+            (
+                "rocmforge_keep_free_bytes",
+                "gauge",
+                "Bytes of it that are to be free for others",
+                kept.bytes,
+            ),
+            (
+                "rocmforge_keep_free_given_up_bytes",
+                "gauge",
+                "Bytes by which the budget is smaller now for that",
+                kept.given_up_bytes,
+            ),
+            (
+                "rocmforge_keep_free_shrinks_total",
+                "counter",
+                "Times that memory was given back for others",
+                kept.shrinks,
+            ),
+            (
+                "rocmforge_keep_free_grows_total",
+                "counter",
+                "Times that some of it was taken again",
+                kept.grows,
+            ),
+        ];
+        for (name, kind, help, n) in rows {
+            text.one(name, kind, help, number(n));
+        }
+    }
     let lost = f64::from(u8::from(snapshot.device_lost.is_some()));
     text.one(
         "rocmforge_device_lost",
         "gauge",
         "1 once it failed for good",
         lost,
+    );
+    let waits_for = snapshot.waits_for.as_ref();
+    text.one(
+        "rocmforge_file_wait_seconds",
+        "gauge",
+        "How long the engine has waited for a file that does not answer; 0 as a rule",
+        waits_for.map_or(0.0, |wait| wait.since.elapsed().as_secs_f64()),
     );
 }
 

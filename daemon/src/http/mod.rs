@@ -27,7 +27,9 @@ mod openai;
 mod prompt;
 mod reply;
 mod rerank;
+mod sse;
 mod start;
+mod token;
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -40,19 +42,21 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use rocmforge_service::{Service, failure};
 
-pub use self::access::Token;
 use self::call::Call;
+#[cfg(fuzzing)]
+pub(crate) use self::call::Client;
 pub(crate) use self::listen::serve;
+pub use self::token::Tokens;
 
-/// Where HTTP is served, and the token that callers over TCP need. Nothing, by default.
+/// Where HTTP is served, and the tokens of which callers over TCP need one. Nothing, by default.
 #[derive(Debug, Default)]
 pub struct HttpListeners {
     /// A Unix socket.
     pub unix: Option<UnixListener>,
     /// An address.
     pub tcp: Option<TcpListener>,
-    /// What callers over TCP have to send.
-    pub token: Option<Token>,
+    /// What callers over TCP have to send, one of them.
+    pub tokens: Option<Tokens>,
 }
 
 /// What all handlers share.
@@ -60,29 +64,29 @@ pub struct HttpListeners {
 pub(crate) struct Http {
     service: Arc<Service>,
     /// The lock is held to copy or replace it.
-    token: RwLock<Option<Token>>,
+    tokens: RwLock<Option<Tokens>>,
 }
 
 impl Http {
-    pub(crate) fn new(service: Arc<Service>, token: Option<Token>) -> Arc<Self> {
-        let token = RwLock::new(token);
-        Arc::new(Self { service, token })
+    pub(crate) fn new(service: Arc<Service>, tokens: Option<Tokens>) -> Arc<Self> {
+        let tokens = RwLock::new(tokens);
+        Arc::new(Self { service, tokens })
     }
 
-    fn token(&self) -> Option<Token> {
-        let token = self.token.read();
-        token.unwrap_or_else(PoisonError::into_inner).clone()
+    fn tokens(&self) -> Option<Tokens> {
+        let tokens = self.tokens.read();
+        tokens.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From now on requests over TCP have to bring this one.
-    pub(crate) fn set_token(&self, token: Token) {
-        let mut place = self.token.write().unwrap_or_else(PoisonError::into_inner);
-        *place = Some(token);
+    /// From now on requests over TCP have to bring one of these.
+    pub(crate) fn set_tokens(&self, tokens: Tokens) {
+        let mut place = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
+        *place = Some(tokens);
     }
 }
 
 /// All routes, behind the gate.
-fn router(http: &Arc<Http>) -> Router {
+pub(crate) fn router(http: &Arc<Http>) -> Router {
     let routes = Router::new()
         .route("/health", get(llama::health))
         .route("/v1/health", get(llama::health))

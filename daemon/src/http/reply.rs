@@ -11,6 +11,7 @@
 //! before the first event is answered with a status, not inside of a stream.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -23,9 +24,12 @@ use rocmforge_service::answers::{Ended, Generation, Step};
 use rocmforge_service::failure::Failure;
 use rocmforge_service::parts::Part;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::call::{Call, with_type};
+pub(super) use super::sse::{data_event, event};
 
 /// How long a stream waits, for either side.
 #[derive(Debug, Clone, Copy)]
@@ -132,6 +136,8 @@ impl Source for Generation {
 }
 
 /// Writes events until the last, or until nobody takes them. Dropping the source ends it.
+///
+/// A token costs no timer: one is set for the silence, and looked at anew when it fires.
 async fn write<E: Events>(
     mut source: impl Source,
     mut events: E,
@@ -143,26 +149,39 @@ async fn write<E: Events>(
     let mut out = String::new();
     events.begin(&mut out);
     let mut step = first;
+    let mut said = Instant::now();
+    let mut silence = pin!(tokio::time::sleep_until(said + patience.heartbeat));
+    let mut gone = pin!(chunks.closed());
     loop {
         let ended = match step.take() {
             Some(step) => take(step, &mut events, &mut out),
             None => false,
         };
         if !out.is_empty() {
-            let chunk = Bytes::from(std::mem::take(&mut out));
+            // As large as the last one was: most are alike.
+            let next = String::with_capacity(out.len());
+            let chunk = Bytes::from(std::mem::replace(&mut out, next));
             if !send(&chunks, chunk, &others_wait, patience.unread).await {
                 return;
             }
+            said = Instant::now();
         }
         if ended {
             return;
         }
         tokio::select! {
-            next = tokio::time::timeout(patience.heartbeat, source.next()) => match next {
-                Ok(next) => step = Some(next),
-                Err(_) => events.heartbeat(&mut out),
-            },
-            () = chunks.closed() => return,
+            biased;
+            next = source.next() => step = Some(next),
+            () = &mut gone => return,
+            () = &mut silence => {
+                let until = said + patience.heartbeat;
+                if Instant::now() < until {
+                    silence.as_mut().reset(until);
+                } else {
+                    events.heartbeat(&mut out);
+                    silence.as_mut().reset(Instant::now() + patience.heartbeat);
+                }
+            }
         }
     }
 }
@@ -212,6 +231,11 @@ async fn send(
     others_wait: &impl Fn() -> bool,
     unread: Duration,
 ) -> bool {
+    let chunk = match chunks.try_send(chunk) {
+        Ok(()) => return true,
+        Err(TrySendError::Closed(_)) => return false,
+        Err(TrySendError::Full(chunk)) => chunk,
+    };
     loop {
         match tokio::time::timeout(unread, chunks.reserve()).await {
             Ok(Ok(place)) => {
@@ -228,22 +252,8 @@ async fn send(
     }
 }
 
-/// Appends a server-sent event.
-pub(super) fn event(name: Option<&str>, data: &serde_json::Value, out: &mut String) {
-    if let Some(name) = name {
-        out.push_str("event: ");
-        out.push_str(name);
-        out.push('\n');
-    }
-    out.push_str("data: ");
-    out.push_str(&data.to_string());
-    out.push_str("\n\n");
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use rocmforge_service::failure;
 
     use super::*;

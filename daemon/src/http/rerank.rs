@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use rocmforge_engine::api::Class;
 use rocmforge_service::check::{self, Violations};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::rerank::{Documents, Ranked};
@@ -80,7 +79,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             documents,
             instruction: instruction.unwrap_or_default(),
             top_n,
-            class: Class::Interactive,
+            class: service.class(&asked.model, None),
         };
         service.rerank(wanted, call.arrival).await
     };

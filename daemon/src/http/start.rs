@@ -1,6 +1,5 @@
 //! From a dialect's request to a generation that runs: the same steps for all of them.
 
-use rocmforge_engine::api::Class;
 use rocmforge_service::check::{self, SamplingFields, Violations};
 use rocmforge_service::conversation::{self, Answering};
 use rocmforge_service::failure::Failure;
@@ -58,10 +57,10 @@ pub(super) async fn chat(
         let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
         let last = roles.last().copied();
         conversation::check_continued(asked.continues, last, &mut violations);
-        let sampling = check::sampling(asked.sampling, &mut violations);
+        let service = &call.service;
+        let sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
-        let service = &call.service;
         let model = service
             .model_at_first_use("model", &asked.model, &call.arrival)
             .await?;
@@ -69,7 +68,7 @@ pub(super) async fn chat(
             sampling,
             // Ollama's clients send a length for all models, whatever theirs.
             n_ctx: service.n_ctx_at_most(n_ctx, &model),
-            class: Class::Interactive,
+            class: service.class(&asked.model, None),
             reuse,
             choices: asked.choices,
             unparsed: false,
@@ -100,10 +99,10 @@ pub(super) async fn text(
     let mut log = call.log(&asked.model);
     let result = async {
         let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
-        let sampling = check::sampling(asked.sampling, &mut violations);
+        let service = &call.service;
+        let sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
-        let service = &call.service;
         let model = service
             .model_at_first_use("model", &asked.model, &call.arrival)
             .await?;
@@ -118,7 +117,7 @@ pub(super) async fn text(
             field: asked.field,
             sampling,
             n_ctx,
-            class: Class::Interactive,
+            class: service.class(&asked.model, None),
             reuse,
         };
         let choices = service.generate_choices(wanted, asked.choices, call.arrival, &mut log);

@@ -6,9 +6,11 @@ use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{self as engine, CacheStatus, ModelStatus, SegmentStatus};
 use rocmforge_ops::RopeScaling;
 use rocmforge_proto::v1;
+use rocmforge_service::declared::Book;
+use rocmforge_service::defaults::Defaults;
 
-/// Everything about a model.
-pub(super) fn model(status: &ModelStatus) -> v1::Model {
+/// Everything about a model, and its defaults if it is declared.
+pub(super) fn model(status: &ModelStatus, declared: &Book) -> v1::Model {
     let model = &status.model;
     let info = model.model().info();
     let (file, tokenizer) = (model.file(), model.tokenizer());
@@ -53,6 +55,28 @@ pub(super) fn model(status: &ModelStatus) -> v1::Model {
         resident_bytes: residency.resident_bytes,
         kv_bytes_per_token: info.kv_bytes_per_token,
         active_requests: status.requests,
+        defaults: declared.model(model.name()).map(|m| defaults(&m.defaults)),
+    }
+}
+
+fn defaults(defaults: &Defaults) -> v1::ModelDefaults {
+    let template = defaults.template.as_ref();
+    v1::ModelDefaults {
+        temperature: defaults.temperature,
+        top_k: defaults.top_k,
+        top_p: defaults.top_p,
+        min_p: defaults.min_p,
+        repeat_penalty: defaults.repeat_penalty,
+        presence_penalty: defaults.presence_penalty,
+        frequency_penalty: defaults.frequency_penalty,
+        penalty_last_n: defaults.penalty_last_n,
+        max_tokens: defaults.max_tokens,
+        priority: match defaults.class {
+            Some(engine::Class::Interactive) => "interactive".to_owned(),
+            Some(engine::Class::Batch) => "batch".to_owned(),
+            None => String::new(),
+        },
+        template: template.map_or_else(String::new, |t| t.path.display().to_string()),
     }
 }
 
@@ -191,6 +215,21 @@ pub(super) fn usage(cache: &CacheStatus) -> v1::CacheUsage {
         evictions: cache.evictions,
         uploads: cache.uploads,
         uploaded_bytes: cache.uploaded_bytes,
+        evictions_by: Some(eviction_causes(cache)),
+    }
+}
+
+fn eviction_causes(cache: &CacheStatus) -> v1::EvictionCauses {
+    let of = |cause| cache.evictions_by.of(cause);
+    v1::EvictionCauses {
+        other_model: of(engine::EvictionCause::OtherModel),
+        own_pass: of(engine::EvictionCause::OwnPass),
+        kv: of(engine::EvictionCause::Kv),
+        scratch: of(engine::EvictionCause::Scratch),
+        budget: of(engine::EvictionCause::Budget),
+        clear: of(engine::EvictionCause::Clear),
+        unload: of(engine::EvictionCause::Unload),
+        spoiled: of(engine::EvictionCause::Spoiled),
     }
 }
 

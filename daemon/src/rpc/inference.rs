@@ -43,9 +43,12 @@ impl InferenceService {
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         let sampling = sampling(request.sampling, request.logprobs)?;
-        let sampling = check::sampling(sampling, &mut violations);
+        let sampling = self
+            .context
+            .sampling(&request.model, sampling, &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
         let class = class(request.priority, &mut violations);
+        let class = self.context.class(&request.model, class);
         let prompt = match request.prompt {
             Some(Wire::Text(text)) if !text.is_empty() => Some(Prompt::Text {
                 text,
@@ -95,9 +98,12 @@ impl InferenceService {
         conversation::check_continued(request.continue_last, last, &mut violations);
         let conversation = chat::conversation(&mut request, &mut violations)?;
         let sampling = sampling(request.sampling, request.logprobs)?;
-        let sampling = check::sampling(sampling, &mut violations);
+        let sampling = self
+            .context
+            .sampling(&request.model, sampling, &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
         let class = class(request.priority, &mut violations);
+        let class = self.context.class(&request.model, class);
         violations.result()?;
         let choices = answers::choices(request.n.map(i64::from))?;
         let model = self.context.model(&request.model)?;
@@ -149,14 +155,15 @@ impl InferenceService {
     }
 }
 
-/// How urgent a request is.
-pub(super) fn class(priority: i32, violations: &mut Violations) -> engine::Class {
+/// How urgent a request is, if it says so.
+pub(super) fn class(priority: i32, violations: &mut Violations) -> Option<engine::Class> {
     match v1::Priority::try_from(priority) {
-        Ok(v1::Priority::Unspecified | v1::Priority::Interactive) => engine::Class::Interactive,
-        Ok(v1::Priority::Batch) => engine::Class::Batch,
+        Ok(v1::Priority::Unspecified) => None,
+        Ok(v1::Priority::Interactive) => Some(engine::Class::Interactive),
+        Ok(v1::Priority::Batch) => Some(engine::Class::Batch),
         Err(_) => {
             violations.add("priority", "give 1 for interactive, or 2 for batch");
-            engine::Class::Interactive
+            None
         }
     }
 }
@@ -272,6 +279,7 @@ impl InferenceService {
         let top_n = check::top_n(request.top_n, &mut violations);
         let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
         let class = class(request.priority, &mut violations);
+        let class = self.context.class(&request.model, class);
         let (field, prompt) = match request.input {
             Some(Input::Text(text)) => {
                 let add_special = request.add_special.unwrap_or(true);
@@ -297,12 +305,14 @@ impl InferenceService {
             check::ids(field, ids, model.model().info().n_vocab)?;
         }
         let room = Room::for_scores(n_ctx, &self.context, &model);
+        let ticket = self.context.enter(&arrival, prompt.bytes()).await?;
         let encoded = self
             .context
             .encode(Arc::clone(&model), prompt, field, room, arrival)
             .await?;
         let ids = encoded.ids;
         check::score_length(field, ids.len(), top_n)?;
+        ticket.take_prompt(ids.len() as u32)?;
 
         let first = ids[0];
         let request = engine::ScoreRequest {
@@ -310,14 +320,14 @@ impl InferenceService {
             ids,
             top_n,
             deadline: arrival.deadline,
-            asker: arrival.asker(class),
+            asker: ticket.asker(class),
         };
         let scoring = async {
             self.context
                 .engine
                 .score(request)
                 .await
-                .map_err(|error| failure::from_engine(&error))
+                .map_err(|error| ticket.failure(&error))
         };
         let scores = arrival.limit(scoring).await?;
         Ok(score_response(&model, first, scores, arrival.at))

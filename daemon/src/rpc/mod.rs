@@ -8,6 +8,8 @@ mod cache;
 mod chat;
 mod convert;
 mod events;
+#[cfg(fuzzing)]
+mod fuzzed;
 mod gate;
 mod inference;
 mod models;
@@ -26,7 +28,7 @@ use rocmforge_proto::v1::inference_server::InferenceServer;
 use rocmforge_proto::v1::models_server::ModelsServer;
 use rocmforge_proto::v1::server_server::ServerServer;
 use rocmforge_service::{REQUEST_MAX_BYTES, Service};
-use tonic::service::InterceptorLayer;
+use tonic::service::{InterceptorLayer, Routes};
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
@@ -34,6 +36,8 @@ use tonic_health::server::HealthReporter;
 
 use crate::connection::Connection;
 use crate::devices;
+#[cfg(fuzzing)]
+pub(crate) use fuzzed::Called;
 
 /// Calls of one connection that may be under way.
 const STREAMS_PER_CONNECTION_MAX: u32 = 256;
@@ -50,7 +54,7 @@ const HEADERS_MAX_BYTES: u32 = 16 << 10;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Blocking threads that the services need at most.
-pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS + devices::AT_ONCE;
+pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS + devices::AT_ONCE + 1;
 
 /// The socket that is served when none is named: the one that clients look for first.
 pub fn default_socket_path() -> PathBuf {
@@ -100,21 +104,8 @@ impl Health {
     }
 }
 
-/// Serves connections until `shutdown`, then until the last of them has closed.
-///
-/// # Errors
-/// When a connection cannot be served at all.
-pub(crate) async fn serve(
-    context: &Arc<Service>,
-    health: HealthService,
-    incoming: impl Stream<Item = std::io::Result<Connection>>,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), tonic::transport::Error> {
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(rocmforge_proto::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .expect("the descriptors that this build generated are sound");
+/// The services of `rocmforge.v1`.
+pub(crate) fn routes(context: &Arc<Service>) -> Routes {
     let (models, inference) = (
         models::ModelsService::new(Arc::clone(context)),
         inference::InferenceService::new(Arc::clone(context)),
@@ -124,17 +115,7 @@ pub(crate) async fn serve(
         server::ServerService::new(Arc::clone(context)),
     );
     let (most_in, most_out) = (REQUEST_MAX_BYTES, rocmforge_proto::MAX_MESSAGE_BYTES);
-    let bounds = gate::Bounds::new(context);
-    let served = Server::builder()
-        .layer(InterceptorLayer::new(arrival::stamp as fn(_) -> _))
-        .layer(gate::GateLayer(Arc::clone(&bounds)))
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .http2_max_pending_accept_reset_streams(Some(CANCELLED_AT_ONCE_MAX))
-        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
-        .http2_max_header_list_size(HEADERS_MAX_BYTES)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+    Routes::default()
         .add_service(
             ModelsServer::new(models)
                 .max_decoding_message_size(most_in)
@@ -155,6 +136,35 @@ pub(crate) async fn serve(
                 .max_decoding_message_size(most_in)
                 .max_encoding_message_size(most_out),
         )
+}
+
+/// Serves connections until `shutdown`, then until the last of them has closed.
+///
+/// # Errors
+/// When a connection cannot be served at all.
+pub(crate) async fn serve(
+    context: &Arc<Service>,
+    health: HealthService,
+    incoming: impl Stream<Item = std::io::Result<Connection>>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(rocmforge_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .expect("the descriptors that this build generated are sound");
+    let bounds = gate::Bounds::new(context);
+    let served = Server::builder()
+        .layer(InterceptorLayer::new(arrival::stamp as fn(_) -> _))
+        .layer(gate::GateLayer(Arc::clone(&bounds)))
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .http2_max_pending_accept_reset_streams(Some(CANCELLED_AT_ONCE_MAX))
+        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+        .http2_max_header_list_size(HEADERS_MAX_BYTES)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .add_routes(routes(context))
         .add_service(health.0)
         .add_service(reflection)
         .serve_with_incoming_shutdown(incoming, shutdown);

@@ -270,11 +270,12 @@ impl Models for ModelsService {
             // The client may be gone; then nobody waits for the end.
             let _ = last.send(result);
         });
+        let declared = self.context.declared();
         let end = async move {
             let result = ended.await.unwrap_or_else(|_| Err(failure::engine_gone()));
-            let model = result.map_err(status)?;
+            let model = convert::model(&result.map_err(status)?, &declared);
             Ok(v1::LoadEvent {
-                event: Some(v1::load_event::Event::Loaded(convert::model(&model))),
+                event: Some(v1::load_event::Event::Loaded(model)),
             })
         };
         let steps = ReceiverStream::new(taken).map(|step| Ok(load_event(step)));
@@ -322,7 +323,7 @@ impl Models for ModelsService {
         let real = self.context.real_name(&name);
         match snapshot.models.iter().find(|m| m.model.name() == real) {
             Some(found) => Ok(Response::new(v1::GetModelResponse {
-                model: Some(convert::model(found)),
+                model: Some(convert::model(found, &self.context.declared())),
             })),
             None => Err(status(failure::unknown_model(&name, &snapshot.models))),
         }

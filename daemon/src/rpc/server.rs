@@ -6,16 +6,20 @@ use rocmforge_engine::api::{DeviceStatus, Snapshot};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::server_server::Server;
 use rocmforge_service::Service;
+use rocmforge_service::request_log::RequestLog;
 use tonic::{Request, Response, Status};
 
-use super::convert;
+use super::status_code::status;
+use super::{arrival, convert};
 use crate::devices::{Devices, FoundDriver};
+use crate::self_test::{SelfTest, Told};
 
 /// The service.
 #[derive(Debug)]
 pub(super) struct ServerService {
     context: Arc<Service>,
     devices: Arc<Devices>,
+    self_test: SelfTest,
 }
 
 impl ServerService {
@@ -23,6 +27,7 @@ impl ServerService {
         Self {
             context,
             devices: Arc::default(),
+            self_test: SelfTest::default(),
         }
     }
 }
@@ -136,6 +141,17 @@ impl Server for ServerService {
                 .map(|report| driver(&FoundDriver::from(report), &snapshot.device))
                 .collect(),
             passed_over: snapshot.passed_over.to_vec(),
+            waits_for: snapshot.waits_for.as_ref().map(|wait| v1::FileWait {
+                model: wait.model.clone(),
+                path: wait.path.display().to_string(),
+                waited_ms: wait.since.elapsed().as_millis() as u64,
+            }),
+            keep_free: snapshot.keep_free.map(|kept| v1::KeepFree {
+                bytes: kept.bytes,
+                given_up_bytes: kept.given_up_bytes,
+                shrinks: kept.shrinks,
+                grows: kept.grows,
+            }),
         }))
     }
 
@@ -151,5 +167,42 @@ impl Server for ServerService {
             drivers: drivers.collect(),
             passed_over: snapshot.passed_over.to_vec(),
         }))
+    }
+
+    async fn check_device(
+        &self,
+        request: Request<v1::CheckDeviceRequest>,
+    ) -> Result<Response<v1::CheckDeviceResponse>, Status> {
+        let arrival = arrival::of(&request);
+        let snapshot = self.context.engine.snapshot();
+        let in_use = &snapshot.device;
+        let name = format!("{}:{}", in_use.kind, in_use.ordinal);
+        let log = RequestLog::audit("CheckDevice", "", &name, &arrival);
+        let checks = match in_use.kind.as_str() {
+            "host" => Ok(Vec::new()),
+            _ => arrival.limit(self.self_test.run(name)).await,
+        };
+        let checks = log.end(checks).map_err(status)?;
+        Ok(Response::new(v1::CheckDeviceResponse {
+            device: Some(device(&self.context, &snapshot)),
+            checks: checks.into_iter().map(check).collect(),
+            took_ms: arrival.at.elapsed().as_secs_f64() * 1e3,
+        }))
+    }
+}
+
+fn check(told: Told) -> v1::DeviceCheck {
+    let outcome = match told.outcome.as_str() {
+        "passed" => v1::CheckOutcome::Passed,
+        "failed" => v1::CheckOutcome::Failed,
+        "skipped" => v1::CheckOutcome::Skipped,
+        "note" => v1::CheckOutcome::Note,
+        _ => v1::CheckOutcome::Unspecified,
+    };
+    v1::DeviceCheck {
+        name: told.name,
+        outcome: outcome.into(),
+        detail: told.detail,
+        ms: told.ms,
     }
 }

@@ -118,6 +118,17 @@ fn every_error_of_the_engine_has_its_code_reason_and_words() {
             vec!["queue full"],
         ),
         (
+            Error::AskerLimit {
+                running: 2,
+                queued: 3,
+                running_max: 2,
+                queued_max: 3,
+            },
+            Code::ResourceExhausted,
+            "PEER_LIMIT",
+            vec!["running = 2", "queued = 3"],
+        ),
+        (
             Error::Unavailable {
                 message: "draining".into(),
                 retry_after: second(),

@@ -24,6 +24,7 @@ pub(super) async fn embed(
     check::model_name("model", &request.model, &mut violations);
     let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
     let class = class(request.priority, &mut violations);
+    let class = service.class(&request.model, class);
     let pooling = match v1::Pooling::try_from(request.pooling) {
         Ok(v1::Pooling::Unspecified) => None,
         Ok(v1::Pooling::Mean) => Some(Pooling::Mean),
@@ -99,6 +100,7 @@ pub(super) async fn rerank(
     check::model_name("model", &request.model, &mut violations);
     let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
     let class = class(request.priority, &mut violations);
+    let class = service.class(&request.model, class);
     let top_n = check::best(request.top_n, &mut violations);
     violations.result()?;
     let model = service.model(&request.model)?;

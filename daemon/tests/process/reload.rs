@@ -142,6 +142,20 @@ fn a_reload_takes_filter_token_and_models_and_names_the_rest() {
     assert_eq!(ask(SECOND, "gpt-4o").0, 404, "the alias is gone");
     assert_eq!(ask(SECOND, "small").0, 200, "and its model stays");
 
+    // A limit counts from the next request on, and a later reload takes it away.
+    let limit = drop_ins.join("15-limit.toml");
+    let text = "[[limit]]\nfor = [\"token:default\"]\nprompt_bytes = 3\n";
+    fs::write(&limit, text).unwrap();
+    reload(&daemon, &notify);
+    let (status, answer) = ask(SECOND, "gpt-5");
+    assert!(
+        status == 429 && answer.contains("prompt_bytes = 3"),
+        "{answer}"
+    );
+    fs::remove_file(&limit).unwrap();
+    reload(&daemon, &notify);
+    assert_eq!(ask(SECOND, "gpt-5").0, 200);
+
     // What cannot be used changes nothing.
     fs::write(
         drop_ins.join("20-bad.toml"),

@@ -14,6 +14,7 @@ use rocmforge_proto::v1::inference_client::InferenceClient;
 use rocmforge_proto::v1::models_client::ModelsClient;
 use rocmforge_proto::v1::server_client::ServerClient;
 use rocmforge_tokenizer::{RenderLimits, Renderer};
+use rocmforged::limits::Rules;
 use rocmforged::model_files::ModelDirs;
 use rocmforged::roles::Roles;
 use rocmforged::socket::Socket;
@@ -95,6 +96,15 @@ impl Daemon {
         http: HttpListeners,
         declared: Vec<Declared>,
     ) -> Self {
+        Self::start_limiting(roles, http, declared, Vec::new()).await
+    }
+
+    pub(crate) async fn start_limiting(
+        roles: Roles,
+        http: HttpListeners,
+        declared: Vec<Declared>,
+        peer_limits: Rules,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let socket = Socket::bind(&path).unwrap();
@@ -117,6 +127,7 @@ impl Daemon {
                 threads: 2,
             },
             roles,
+            peer_limits,
             drain_grace: GRACE,
             http,
             declared,

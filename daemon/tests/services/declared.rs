@@ -1,6 +1,8 @@
 //! Declared models: there from the start, under each of their names, on both skins.
 
+use rocmforge_engine::api::Class;
 use rocmforge_proto::v1;
+use rocmforged::defaults::{Defaults, Template};
 use rocmforged::roles::Roles;
 use rocmforged::socket::Socket;
 use rocmforged::{Declared, End, HttpListeners};
@@ -31,10 +33,26 @@ impl Declaring {
             aliases: aliases.iter().map(|&a| a.to_owned()).collect(),
             preload: false,
             pin: true,
+            defaults: Defaults::default(),
         };
         let models = vec![
             declared("absent", "not-there.gguf", &[]),
             declared("small", "tiny-llama-Q4_K_M.gguf", &["gpt-4o", "org/m:7b"]),
+            Declared {
+                pin: false,
+                defaults: Defaults {
+                    temperature: Some(0.0),
+                    top_k: Some(7),
+                    max_tokens: Some(3),
+                    class: Some(Class::Batch),
+                    template: Some(Template {
+                        path: "/etc/short.jinja".into(),
+                        source: "{{ messages[-1].content }}".into(),
+                    }),
+                    ..Defaults::default()
+                },
+                ..declared("terse", "tiny-qwen3-Q8_0.gguf", &["short"])
+            },
         ];
         Self {
             daemon: Daemon::start_declaring(Roles::default(), http, models).await,
@@ -133,7 +151,7 @@ async fn an_alias_works_wherever_a_name_does() {
     // Over HTTP, in the words of each dialect.
     let list = it.http("GET", "/v1/models", &Value::Null).await.json();
     let listed = names(&list["data"], "id");
-    for name in ["small", "gpt-4o", "org/m:7b", "tiny-qwen3-Q8_0"] {
+    for name in ["small", "gpt-4o", "org/m:7b", "terse", "short"] {
         let times = listed.iter().filter(|id| *id == name).count();
         assert_eq!(times, 1, "{name} in {listed:?}");
     }
@@ -186,5 +204,89 @@ async fn a_declared_file_that_is_not_there_costs_its_own_model_only() {
     assert!(answer.text.contains("not-there.gguf"), "{answer:?}");
     let list = it.http("GET", "/v1/models", &Value::Null).await.json();
     assert!(!names(&list["data"], "id").contains(&"absent".to_owned()));
+    assert_eq!(it.daemon.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn what_a_request_leaves_unset_is_as_declared_in_every_dialect() {
+    let it = Declaring::start().await;
+    let messages = json!([{"role": "user", "content": "Once"}]);
+    let greedy_text = {
+        let (text, done) = it
+            .daemon
+            .generate(greedy("terse", "Once", 3))
+            .await
+            .unwrap();
+        assert_eq!(done.generated_tokens, 3);
+        text
+    };
+    // Nothing but the model and the text, four times; drawn without a seed, texts would differ.
+    let bare = v1::GenerateRequest {
+        sampling: None,
+        ..greedy("short", "Once", 1)
+    };
+    let (text, done) = it.daemon.generate(bare).await.unwrap();
+    assert_eq!((text.as_str(), done.generated_tokens), (&*greedy_text, 3));
+    let asked = json!({"model": "terse", "prompt": "Once"});
+    let answer = it.http("POST", "/v1/completions", &asked).await.json();
+    assert_eq!(answer["choices"][0]["text"], greedy_text);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    let asked = json!({"model": "short:latest", "prompt": "Once", "raw": true, "stream": false});
+    let answer = it.http("POST", "/api/generate", &asked).await.json();
+    assert_eq!(answer["response"], greedy_text);
+    // The template of the declaration is the message and nothing else.
+    let asked = json!({"model": "terse", "messages": messages});
+    let answer = it.http("POST", "/v1/chat/completions", &asked).await.json();
+    let tokens = |answer: &Value, key: &str| answer["usage"][key].as_u64().unwrap();
+    assert_eq!(tokens(&answer, "completion_tokens"), 3);
+    let tokenized = json!({"model": "terse", "content": "Once"});
+    let tokenized = it.http("POST", "/tokenize", &tokenized).await.json();
+    let n = tokenized["tokens"].as_array().unwrap().len() as u64;
+    assert_eq!(tokens(&answer, "prompt_tokens"), n);
+    // What a request sets wins.
+    let asked = json!({"model": "terse", "prompt": "Once", "max_tokens": 5});
+    let answer = it.http("POST", "/v1/completions", &asked).await.json();
+    assert_eq!(tokens(&answer, "completion_tokens"), 5);
+    let asked = json!({"model": "terse", "messages": messages, "max_tokens": 5});
+    let answer = it.http("POST", "/v1/messages", &asked).await.json();
+    assert_eq!(
+        answer["usage"]["output_tokens"], 5,
+        "Anthropic's requests always set it"
+    );
+
+    let show = it
+        .http("POST", "/api/show", &json!({"model": "short"}))
+        .await
+        .json();
+    let parameters = show["parameters"].as_str().unwrap();
+    let lines: Vec<Vec<&str>> = parameters
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(
+        lines,
+        [["temperature", "0"], ["top_k", "7"], ["num_predict", "3"]]
+    );
+    assert_eq!(show["template"], "{{ messages[-1].content }}");
+    let props = it
+        .http("GET", "/props?model=terse", &Value::Null)
+        .await
+        .json();
+    let params = &props["default_generation_settings"]["params"];
+    assert_eq!(
+        (&params["top_k"], &params["n_predict"]),
+        (&json!(7), &json!(3))
+    );
+    assert_eq!(params["repeat_penalty"], 1.0);
+    let asked = v1::GetModelRequest {
+        name: "short".into(),
+    };
+    let found = it.daemon.models().get(asked).await.unwrap().into_inner();
+    let defaults = found.model.unwrap().defaults.unwrap();
+    assert_eq!((defaults.top_k, defaults.top_p), (Some(7), None));
+    assert_eq!(
+        (&*defaults.priority, &*defaults.template),
+        ("batch", "/etc/short.jinja")
+    );
     assert_eq!(it.daemon.stop().await, End::Drained);
 }

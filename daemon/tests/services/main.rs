@@ -12,6 +12,7 @@ mod declared;
 mod decoding;
 mod http;
 mod life;
+mod limits;
 mod models;
 mod refusals;
 mod reuse;

@@ -30,5 +30,5 @@ pub use isa::Isa;
 pub use matmul::{RowsOut, mat_mul, mat_mul_all, mat_mul_tokens};
 pub use pack::{PackedMatrix, ROW_GROUP};
 use pool::SyncPtr;
-pub use pool::{MAX_POOL_THREADS, Pool, PoolError};
+pub use pool::{MAX_POOL_THREADS, Pool, PoolError, SPIN as POOL_SPIN};
 pub use rocmforge_ops::WeightType;

@@ -38,8 +38,8 @@ pub const MAX_POOL_THREADS: usize = 1024;
 /// The most items of one [`Pool::run`]: leaves the shared counter far from wrapping around.
 const MAX_ITEMS: usize = 1 << 48;
 
-/// How long a worker looks for the next job before it parks.
-const SPIN: Duration = Duration::from_micros(80);
+/// How long a worker looks for the next job before it parks, unless the pool was made otherwise.
+pub const SPIN: Duration = Duration::from_micros(80);
 
 /// How long a waiting caller spins before it offers its core to others between looks.
 const WAIT_SPIN: Duration = Duration::from_micros(50);
@@ -100,6 +100,8 @@ struct Shared {
     /// One a worker: true from before its last look at `state` until it is awake again.
     parked: Vec<Padded<AtomicBool>>,
     shutdown: AtomicBool,
+    /// How long a worker looks for the next job before it parks.
+    spin: Duration,
     /// The first panic of the current job.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -134,6 +136,15 @@ impl Pool {
     /// # Errors
     /// More threads than [`MAX_POOL_THREADS`], or the system refuses a thread (those already started end).
     pub fn new(threads: NonZeroUsize) -> Result<Pool, PoolError> {
+        Self::with_spin(threads, SPIN)
+    }
+
+    /// [`Pool::new`] whose workers look for the next job for so long before they park: where jobs come at intervals, waking many
+    /// threads one after another may take longer than the job.
+    ///
+    /// # Errors
+    /// As [`Pool::new`].
+    pub fn with_spin(threads: NonZeroUsize, spin: Duration) -> Result<Pool, PoolError> {
         let asked = threads.get();
         if asked > MAX_POOL_THREADS {
             return Err(PoolError::TooManyThreads { asked });
@@ -143,6 +154,7 @@ impl Pool {
             job: UnsafeCell::new(None),
             parked: (1..asked).map(|_| Padded(AtomicBool::new(false))).collect(),
             shutdown: AtomicBool::new(false),
+            spin,
             panic: Mutex::new(None),
         });
         let mut pool = Pool {
@@ -451,7 +463,7 @@ fn next_job(shared: &Shared, index: usize, seen: u64) -> Option<u64> {
         if shared.shutdown.load(Ordering::SeqCst) {
             return None;
         }
-        if since.elapsed() < SPIN {
+        if since.elapsed() < shared.spin {
             continue;
         }
         // The flag first, then a last look: the caller publishes first and then reads the flag, so one of

@@ -98,15 +98,17 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
     file.write_all_at(&header, 0)?;
 
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut pools: HashMap<(TensorType, u64), Vec<u8>> = HashMap::new();
+    // Vectors are norms.
+    let of = |spec: &TensorSpec| (spec.ty, spec.dims[0], spec.dims.len() == 1);
+    let mut pools: HashMap<(TensorType, u64, bool), Vec<u8>> = HashMap::new();
     for spec in &specs {
         pools
-            .entry((spec.ty, spec.dims[0]))
+            .entry(of(spec))
             .or_insert_with(|| pool(spec, &mut rng));
     }
     let mut pieces = Vec::new();
     for (spec, place) in specs.iter().zip(places) {
-        let pool = &pools[&(spec.ty, spec.dims[0])];
+        let pool = &pools[&of(spec)];
         // Each tensor begins at another block of the pool, so that no two are the same.
         let block = spec.ty.block_bytes();
         let shift = rng.random_range(0..pool.len() as u64 / block) * block;
@@ -149,7 +151,7 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
 }
 
 fn pool(spec: &TensorSpec, rng: &mut StdRng) -> Vec<u8> {
-    if spec.ty == TensorType::F32 {
+    if spec.dims.len() == 1 {
         // Norms: ones.
         return 1f32.to_le_bytes().repeat(spec.dims[0] as usize);
     }
@@ -160,7 +162,14 @@ fn metadata(title: &str, shape: &Shape, mix: Mix) -> GgufWriter {
     let vocab = vocab::make();
     let arch = shape.arch;
     let key = |name: &str| format!("{arch}.{name}");
-    GgufWriter::new()
+    let mut writer = GgufWriter::new();
+    if let Some(experts) = shape.experts {
+        writer = writer
+            .key(&key("expert_count"), experts.n)
+            .key(&key("expert_used_count"), experts.used)
+            .key(&key("expert_feed_forward_length"), experts.n_ff);
+    }
+    writer
         .key("general.architecture", arch)
         .key("general.type", "model")
         .key("general.name", title)

@@ -18,8 +18,13 @@ pub(crate) enum Preset {
     /// Qwen3 0.6B.
     #[value(name = "qwen3-0.6b")]
     Qwen3_0_6b,
+    /// Qwen3 30B-A3B: 128 experts a layer, of which a token uses 8.
+    #[value(name = "qwen3-30b-a3b")]
+    Qwen3_30bA3b,
     /// A llama of 4 layers of 512, for trying things out.
     Mini,
+    /// The same with 16 experts a layer, of which a token uses 4.
+    MiniMoe,
 }
 
 /// The types of a model's matrices.
@@ -57,6 +62,19 @@ pub(crate) struct Shape {
     pub(crate) tied: bool,
     /// Norms over each head's query and key.
     pub(crate) qk_norm: bool,
+    /// The experts of each layer, in place of one feed-forward.
+    pub(crate) experts: Option<Experts>,
+}
+
+/// A layer's experts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Experts {
+    /// How many there are.
+    pub(crate) n: u32,
+    /// How many a token uses.
+    pub(crate) used: u32,
+    /// Width of each one's hidden layer.
+    pub(crate) n_ff: u32,
 }
 
 impl Preset {
@@ -78,6 +96,7 @@ impl Preset {
             rms_eps: 1e-5,
             tied: true,
             qk_norm: false,
+            experts: None,
         };
         let qwen3 = Shape {
             arch: "qwen3",
@@ -111,6 +130,19 @@ impl Preset {
                 n_head: 16,
                 ..qwen3
             },
+            Preset::Qwen3_30bA3b => Shape {
+                arch: "qwen3moe",
+                n_layer: 48,
+                n_ff: 6144,
+                n_head_kv: 4,
+                tied: false,
+                experts: Some(Experts {
+                    n: 128,
+                    used: 8,
+                    n_ff: 768,
+                }),
+                ..qwen3
+            },
             Preset::Mini => Shape {
                 n_layer: 4,
                 n_embd: 512,
@@ -118,6 +150,21 @@ impl Preset {
                 n_head: 8,
                 n_head_kv: 2,
                 ..llama
+            },
+            Preset::MiniMoe => Shape {
+                arch: "qwen3moe",
+                n_layer: 4,
+                n_embd: 512,
+                n_ff: 1536,
+                n_head: 8,
+                n_head_kv: 2,
+                head_dim: 64,
+                experts: Some(Experts {
+                    n: 16,
+                    used: 4,
+                    n_ff: 256,
+                }),
+                ..qwen3
             },
         }
     }
@@ -227,6 +274,13 @@ pub(crate) fn tensors(shape: &Shape, mix: Mix, n_vocab: u32) -> Vec<TensorSpec> 
         }
         add("attn_output", &[q, embd], base);
         add("ffn_norm", &[embd], f32);
+        if let Some(Experts { n, n_ff, .. }) = shape.experts {
+            add("ffn_gate_inp", &[embd, n], f32);
+            add("ffn_gate_exps", &[embd, n_ff, n], base);
+            add("ffn_up_exps", &[embd, n_ff, n], base);
+            add("ffn_down_exps", &[n_ff, embd, n], finer);
+            continue;
+        }
         add("ffn_gate", &[embd, n_ff], base);
         add("ffn_up", &[embd, n_ff], base);
         add("ffn_down", &[n_ff, embd], finer);

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_engine::api::{
-    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Policy, PreloadEvent,
-    SamplingParams, ScoreRequest, Scores, TOP_N_MAX,
+    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Offload, Policy,
+    PreloadEvent, SamplingParams, ScoreRequest, Scores, TOP_N_MAX,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, EngineThread, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -61,6 +61,19 @@ impl Session {
         Self::start_as(EngineConfig {
             device: device.choice(),
             budget: Budget::Bytes(bytes),
+            ..EngineConfig::default()
+        })
+    }
+
+    /// [`Session::start_within`], with a word on what is not on the card.
+    ///
+    /// # Errors
+    /// As [`Session::start`].
+    pub(crate) fn start_split(device: DeviceArg, bytes: u64, offload: Offload) -> Result<Self> {
+        Self::start_as(EngineConfig {
+            device: device.choice(),
+            budget: Budget::Bytes(bytes),
+            offload,
             ..EngineConfig::default()
         })
     }
@@ -157,6 +170,24 @@ impl Session {
                 match events.next().await {
                     Some(PreloadEvent::Progress { .. }) => {}
                     Some(PreloadEvent::Done { uploaded_bytes }) => return Ok(uploaded_bytes),
+                    Some(PreloadEvent::Failed(error)) => return Err(error.into()),
+                    None => bail!("the engine ended in the middle of a preload"),
+                }
+            }
+        })
+    }
+
+    /// Brings all of a model in.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub(crate) fn preload(&self, name: &str) -> Result<()> {
+        self.runtime.block_on(async {
+            let mut events = self.engine.preload(name, None)?;
+            loop {
+                match events.next().await {
+                    Some(PreloadEvent::Progress { .. }) => {}
+                    Some(PreloadEvent::Done { .. }) => return Ok(()),
                     Some(PreloadEvent::Failed(error)) => return Err(error.into()),
                     None => bail!("the engine ended in the middle of a preload"),
                 }

@@ -55,6 +55,8 @@ pub(crate) struct Streamed {
     pub(crate) speeds: Vec<f64>,
     /// Bytes uploaded a token.
     pub(crate) uploads: Vec<f64>,
+    /// Bytes of weights a token that the host computed with.
+    pub(crate) hosted: Vec<f64>,
     /// Segments found resident, in percent.
     pub(crate) hits: Vec<f64>,
 }
@@ -76,6 +78,8 @@ pub(crate) fn decode(
         let passes = f64::from(summary.generated_tokens);
         let uploaded = summary.cache.uploaded_bytes as f64;
         streamed.uploads.push(uploaded / passes);
+        let hosted = summary.cache.host_bytes as f64;
+        streamed.hosted.push(hosted / passes);
         let uses = summary.cache.hits + summary.cache.misses;
         streamed
             .hits

@@ -41,6 +41,10 @@ pub(crate) fn pool(ty: TensorType, n_inputs: u64, rng: &mut StdRng) -> Vec<u8> {
             (0..POOL_ELEMENTS).flat_map(|_| f16::from_f32(normal(rng) * std).to_le_bytes());
         return values.collect();
     }
+    if ty == TensorType::F32 {
+        let values = (0..POOL_ELEMENTS).flat_map(|_| (normal(rng) * std).to_le_bytes());
+        return values.collect();
+    }
     let size = ty.block_bytes() as usize;
     let mut pool = vec![0; POOL_BLOCKS * size];
     rng.fill_bytes(&mut pool);

@@ -19,7 +19,8 @@
 //!
 //! Environment, read at the first call: FAKE_HIP_MEMORY (bytes), FAKE_HIP_ARCH, FAKE_HIP_WAVE,
 //! FAKE_HIP_DEVICES, FAKE_HIP_REGISTER=0 (registration refused), FAKE_HIP_VIRTUAL_MEMORY=0
-//! (addresses come with memory only), FAKE_HIP_MISBEHAVE=`slow-registration:500,...` (see
+//! (addresses come with memory only), FAKE_HIP_OTHERS_FILE (a file with the bytes that other processes
+//! hold, read whenever what is free is asked for), FAKE_HIP_MISBEHAVE=`slow-registration:500,...` (see
 //! [`Misbehaviour`]), FAKE_HIP_FAIL=`call:nth:code,...` (`run:kernel:40:719` is a pseudo-call of
 //! [`when_run`]: the 40th kernel faults).
 //!

@@ -1,6 +1,7 @@
 //! All that the runtime knows, behind one lock: a fake needs no concurrency.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::kernels::Kernel;
@@ -62,6 +63,8 @@ pub(crate) struct State {
     pub(crate) virtual_memory: bool,
     pub(crate) misbehaves: Misbehaviours,
     pub(crate) memory: Memory,
+    /// A file that says how many bytes other processes hold, read at each count.
+    others_file: Option<PathBuf>,
     pub(crate) host: HostRanges,
     pub(crate) queues: Queues,
     /// Modules: the kernels that they have.
@@ -92,6 +95,7 @@ impl State {
             virtual_memory: number("FAKE_HIP_VIRTUAL_MEMORY") != Some(0),
             misbehaves: Misbehaviours::from_text(&text("FAKE_HIP_MISBEHAVE").unwrap_or_default()),
             memory: Memory::new(number("FAKE_HIP_MEMORY").unwrap_or(1 << 30)),
+            others_file: std::env::var_os("FAKE_HIP_OTHERS_FILE").map(PathBuf::from),
             host: HostRanges::default(),
             queues: Queues::default(),
             modules: HashMap::new(),
@@ -114,6 +118,18 @@ impl State {
             }
         }
         state
+    }
+
+    /// Bytes that are free now.
+    pub(crate) fn free_bytes(&mut self) -> u64 {
+        let told = self.others_file.as_ref().and_then(|file| {
+            let text = std::fs::read_to_string(file).ok()?;
+            text.trim().parse().ok()
+        });
+        if let Some(others) = told {
+            self.memory.others = others;
+        }
+        self.memory.free_bytes()
     }
 
     /// Orders a failure.

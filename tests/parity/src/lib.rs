@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod cases;
+pub mod check;
 mod rows;
 mod run;
 mod weights;
@@ -160,7 +161,13 @@ mod tests {
 
     fn host(threads: usize) -> Box<dyn Device> {
         let threads = NonZeroUsize::new(threads);
-        Box::new(HostDevice::new(HostConfig { threads }).unwrap())
+        Box::new(
+            HostDevice::new(HostConfig {
+                threads,
+                spin: None,
+            })
+            .unwrap(),
+        )
     }
 
     #[test]

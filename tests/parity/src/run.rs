@@ -20,7 +20,7 @@ use crate::{Error, rows};
 /// Arena of each device: the device's own block, then the weights, scratch, and KV pages.
 pub(crate) const ARENA: u64 = 128 << 20;
 pub(crate) const SLAB: u64 = 16 << 20;
-const SCRATCH: u64 = 48 << 20;
+pub(crate) const SCRATCH: u64 = 48 << 20;
 const KV: u64 = 112 << 20;
 
 /// Most rows of a chunk of the context before.
@@ -207,10 +207,16 @@ fn operations(
             outputs: &outputs,
         };
         let again: u64 = rng.random();
+        let stamp: u64 = rng.random();
         for _ in 0..times {
             fill(device, case, scratch, n, again).map_err(failed)?;
             let ran = if times > 1 {
-                device.run_all(&[bind(ops, &live_out(case, &[]), bound)], scratch, &batch)
+                device.run_all(
+                    stamp,
+                    &[bind(ops, &live_out(case, &[]), bound)],
+                    scratch,
+                    &batch,
+                )
             } else {
                 let (first, rest) = ops.split_at(case.cut.unwrap_or(0).min(ops.len()));
                 [(first, rest), (rest, &[][..])]

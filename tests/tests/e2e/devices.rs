@@ -184,13 +184,60 @@ async fn the_card_in_use_is_listed_with_its_memory() {
     let how = findings.iter().filter_map(Value::as_str);
     let how: Vec<_> = how.filter(|f| f.contains("GB/s")).collect();
     assert_eq!(how.len(), 1, "how files reach the card: {findings:?}");
-    for command in [&["devices"][..], &["devices", "--check"], &["status"]] {
+    for command in [&["devices"][..], &["status"]] {
         let text = ctl(&daemon, command);
         assert!(text.contains(how[0]), "{command:?}: {text}");
     }
+    // A test anew, beside what the daemon holds of the card.
     let check = ctl(&daemon, &["--json", "devices", "--check"]);
     let check: Value = serde_json::from_str(&check).expect("one JSON object");
     assert_eq!(check["device"]["findings"], device["findings"]);
     assert_eq!(check["version"], status["version"]);
+    let checks = check["checks"].as_array().expect("a list");
+    let outcome = |name: &str| {
+        let found = checks.iter().find(|c| c["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name} in {checks:?}"))["outcome"].clone()
+    };
+    for name in [
+        "open",
+        "memory",
+        "copies",
+        "copy within",
+        "file to device",
+        "attention",
+    ] {
+        assert_eq!(outcome(name), "passed", "{name}: {checks:?}");
+    }
+    let found = checks.iter().filter(|c| c["name"] == "found").count();
+    assert!(found > 0, "what was found while it was opened: {checks:?}");
+    let failed: Vec<_> = checks.iter().filter(|c| c["outcome"] == "failed").collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    daemon.stop();
+}
+
+#[test]
+fn a_card_that_fails_its_test_is_told_with_the_step() {
+    let fake = Fake::new();
+    // The daemon itself runs none, so that the first kernel is the test's.
+    let options = on("hip", fake.path())
+        .env("ROCMFORGE_KERNELS", fake.images())
+        .env("FAKE_HIP_FAIL", "run:kernel:9:719")
+        .vram_budget(32 << 20);
+    let daemon = Daemon::start(&options);
+    let output = Command::new(binaries::rocmforgectl())
+        .arg("--socket")
+        .arg(daemon.socket())
+        .args(["devices", "--check"])
+        .output()
+        .expect("rocmforgectl starts");
+    let (text, said) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert_eq!(output.status.code(), Some(1), "{text}{said}");
+    assert!(text.contains("failed") && text.contains("719"), "{text}");
+    assert!(said.contains("of the self-test"), "{said}");
+    // The daemon has lost nothing.
+    assert_eq!(json(&daemon, "status")["state"], "serving");
     daemon.stop();
 }

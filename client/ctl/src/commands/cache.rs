@@ -104,6 +104,7 @@ fn stats_text(stats: &StatsResponse) -> String {
         ),
         ("kept prompts", size(total.prefix_bytes)),
         ("policy", json::cache_policy(stats.policy()).to_owned()),
+        ("evictions", evictions(&total)),
     ]);
     let mut table = Table::new([
         ("MODEL", Align::Left),
@@ -134,4 +135,15 @@ fn stats_text(stats: &StatsResponse) -> String {
     }
     row("(total)", &total);
     format!("{head}\n{table}")
+}
+
+/// How many segments were evicted, by cause.
+fn evictions(usage: &CacheUsage) -> String {
+    let causes = json::evictions_by(usage);
+    let seen = causes.iter().filter(|(_, n)| *n > 0);
+    let seen: Vec<String> = seen.map(|(cause, n)| format!("{cause} {n}")).collect();
+    match seen.is_empty() {
+        true => "none".to_owned(),
+        false => seen.join(", "),
+    }
 }

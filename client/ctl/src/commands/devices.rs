@@ -1,7 +1,9 @@
 //! devices: the GPU drivers and devices of the daemon's machine.
 
 use anyhow::bail;
-use rocmforge_client::proto::v1::{Device, GpuDriver, ListDevicesResponse};
+use rocmforge_client::proto::v1::{
+    CheckDeviceResponse, CheckOutcome, Device, DeviceCheck, GpuDriver, ListDevicesResponse,
+};
 
 use super::Context;
 use crate::human::{Align, Table, clean, fields, plural, size};
@@ -9,26 +11,36 @@ use crate::json;
 
 pub(super) async fn devices(context: &mut Context, check: bool) -> anyhow::Result<()> {
     let client = context.connect().await?;
-    let found = client.list_devices().await?;
-    if !check {
-        return context
-            .output
-            .answer(|| json::devices(&found), || text(&found));
+    if check {
+        let version = client.status().await?.version;
+        let checked = client.check_device().await?;
+        let Some(device) = &checked.device else {
+            bail!("the daemon does not say which device it uses");
+        };
+        context.output.answer(
+            || json::device_check(&checked, &version),
+            || report(&checked, device, &version),
+        )?;
+        let is_failed = |check: &&DeviceCheck| check.outcome() == CheckOutcome::Failed;
+        let failed = checked.checks.iter().filter(is_failed).count();
+        if failed > 0 {
+            bail!("{} of the self-test", plural(failed as u64, "failure"));
+        }
+        return Ok(());
     }
-    let Some(device) = &found.in_use else {
-        bail!("the daemon does not say which device it uses; is it older than this command?");
-    };
-    let version = client.status().await?.version;
-    context.output.answer(
-        || json::device_check(device, &version),
-        || checked(device, &version),
-    )
+    let found = client.list_devices().await?;
+    context
+        .output
+        .answer(|| json::devices(&found), || text(&found))
 }
 
-/// What is known of the device in use, a line an item.
-fn checked(device: &Device, version: &str) -> String {
+/// The self-test as one table behind what is known of device, driver and machine.
+fn report(checked: &CheckDeviceResponse, device: &Device, version: &str) -> String {
     let kind = json::device_kind(device.kind());
     let mut rows = vec![("rocmforged", version.to_owned())];
+    if let Ok(kernel) = std::fs::read_to_string("/proc/sys/kernel/osrelease") {
+        rows.push(("kernel", kernel.trim().to_owned()));
+    }
     if on_host(device) {
         rows.push(("device", format!("host: {}", device.name)));
         rows.push(("memory", size(device.memory_bytes)));
@@ -60,12 +72,32 @@ fn checked(device: &Device, version: &str) -> String {
             ),
         ));
     }
-    if device.findings.is_empty() {
-        rows.push(("self-test", "nothing to tell".to_owned()));
-    }
     let findings = device.findings.iter();
-    rows.extend(findings.map(|finding| ("self-test", finding.clone())));
-    fields(&rows)
+    rows.extend(findings.map(|finding| ("at start", finding.clone())));
+    let mut table = Table::new([
+        ("CHECK", Align::Left),
+        ("RESULT", Align::Left),
+        ("MS", Align::Right),
+        ("WHAT", Align::Left),
+    ]);
+    for check in &checked.checks {
+        table.row([
+            check.name.clone(),
+            json::check_outcome(check.outcome()).to_owned(),
+            format!("{:.0}", check.ms),
+            clean(&check.detail),
+        ]);
+    }
+    let count = |outcome: CheckOutcome| {
+        let all = checked.checks.iter();
+        all.filter(|check| check.outcome() == outcome).count()
+    };
+    let (passed, failed) = (count(CheckOutcome::Passed), count(CheckOutcome::Failed));
+    let sum = format!(
+        "{passed} passed, {failed} failed, in {:.1} s",
+        checked.took_ms / 1e3
+    );
+    format!("{}\n{table}{sum}\n", fields(&rows))
 }
 
 fn text(found: &ListDevicesResponse) -> String {

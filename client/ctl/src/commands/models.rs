@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rocmforge_client::proto::v1::{Model, ModelSummary};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Context;
 use crate::cli::SegmentsArgs;
@@ -120,6 +120,9 @@ fn description(model: &Model) -> String {
         ("resident", size(model.resident_bytes)),
         ("requests", model.active_requests.to_string()),
     ]);
+    if let Some(defaults) = &model.defaults {
+        rows.push(("defaults", defaults_line(&json::defaults(defaults))));
+    }
     let mut table = Table::new([
         ("SEGMENT", Align::Right),
         ("NAME", Align::Left),
@@ -143,6 +146,16 @@ fn description(model: &Model) -> String {
         ]);
     }
     format!("{}\n{table}", fields(&rows))
+}
+
+/// The defaults of a declared model as `key = value`.
+fn defaults_line(defaults: &Value) -> String {
+    let set = defaults.as_object().into_iter().flatten();
+    let set: Vec<String> = set.map(|(key, value)| format!("{key} = {value}")).collect();
+    match set.is_empty() {
+        true => "the daemon's".to_owned(),
+        false => set.join(", "),
+    }
 }
 
 pub(super) async fn unload(context: &mut Context, name: &str, force: bool) -> anyhow::Result<()> {

@@ -73,6 +73,14 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         ("socket", socket.display().to_string()),
         ("uptime", span(status.uptime_ms)),
     ];
+    if let Some(wait) = &status.waits_for {
+        let waited = span(wait.waited_ms);
+        let text = format!(
+            "for {} ({}) for {waited}: it does not answer or is slow, and all models wait",
+            wait.path, wait.model
+        );
+        rows.push(("waits", text));
+    }
     if let Some(device) = &status.device {
         let kind = json::device_kind(device.kind());
         let mut text = format!("{kind}: {}, {}", device.name, size(device.memory_bytes));
@@ -110,6 +118,13 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         "memory",
         format!("{} of {} ({share})", size(used), size(budget)),
     ));
+    if let Some(kept) = &status.keep_free {
+        let mut text = format!("{} for others", size(kept.bytes));
+        if kept.given_up_bytes > 0 {
+            text.push_str(&format!(", {} given up now", size(kept.given_up_bytes)));
+        }
+        rows.push(("kept free", text));
+    }
     rows.push((
         "running",
         format!("{} of {}", status.running, status.running_capacity),

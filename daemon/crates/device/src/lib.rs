@@ -305,11 +305,25 @@ pub trait Device: Send {
     /// Tells that nothing lives in this range now, so that memory may go back to the system.
     fn discard(&mut self, offset: u64, bytes: u64);
 
-    /// Writes f32 rows into a scratch buffer, starting at its row 0.
+    /// Writes f32 rows into a scratch buffer, starting at its row `first`.
     ///
     /// # Errors
     /// [`Error::Lost`].
-    fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error>;
+    fn write_from(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        first: u64,
+        rows: &[f32],
+    ) -> Result<(), Error>;
+
+    /// [`Device::write_from`] row 0.
+    ///
+    /// # Errors
+    /// As [`Device::write_from`].
+    fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error> {
+        self.write_from(scratch, buf, 0, rows)
+    }
 
     /// Writes quantized rows into a scratch buffer as f32, starting at its row 0: rows of an embedding as the file has
     /// them, one after another.
@@ -357,13 +371,28 @@ pub trait Device: Send {
         None
     }
 
-    /// Runs several steps in order, all of their weights resident: a whole pass. A device may record it and
-    /// replay the record when the same comes again.
+    /// Runs again what [`Device::run_all`] recorded under this stamp for such a batch. Whether there was a record; else nothing
+    /// was done.
+    ///
+    /// # Errors
+    /// As [`Device::run`].
+    fn replay(
+        &mut self,
+        _stamp: u64,
+        _scratch: Scratch<'_>,
+        _batch: &Batch<'_>,
+    ) -> Result<bool, Error> {
+        Ok(false)
+    }
+
+    /// Runs several steps in order, all of their weights resident: a whole pass. A device may record it and replay the record
+    /// when the same comes again: `stamp` stands for the steps, their weights and where these lie, and for nothing else ever.
     ///
     /// # Errors
     /// As [`Device::run`].
     fn run_all(
         &mut self,
+        _stamp: u64,
         steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,

@@ -29,9 +29,11 @@ use rocmforge_scheduler::{Scheduler, SeqId};
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
 
-use crate::api::{Budget, COMMAND_CAPACITY, Command, Policy, PreloadEvent, Snapshot};
+use crate::api::{Budget, COMMAND_CAPACITY, Command, Offload, Policy, PreloadEvent, Snapshot};
 use crate::error::{Error, from_device};
+use crate::file_watch::FileWatch;
 use crate::handle::EngineHandle;
+use crate::keep_free::{self, KeepFree};
 use crate::loaded::LoadedModel;
 use crate::masks::Masks;
 use crate::open::{Opened, no_device};
@@ -95,11 +97,15 @@ pub struct EngineConfig {
     pub prefill_chunk: Option<NonZeroUsize>,
     /// Uploads under way ahead of their turn, at most; `None` is what the device prefers.
     pub prefetch: Option<u32>,
+    /// Whether what is not on the card may be computed on the host.
+    pub offload: Offload,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
     /// Whether tokens are drafted from what a text has said before, where that pays. `None` is on the host alone: there a
     /// row's result does not depend on the number of rows, and so the text is the same whenever drafts are made.
     pub speculate: Option<bool>,
+    /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where they are not; `None` is none.
+    pub keep_free: Option<Budget>,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,
     /// What tells that the machine slept.
@@ -118,8 +124,10 @@ impl Default for EngineConfig {
             n_ctx_max: 32_768,
             prefill_chunk: None,
             prefetch: None,
+            offload: Offload::Auto,
             prefix_cache: PrefixCache::PerClient,
             speculate: None,
+            keep_free: None,
             watchdog: WATCHDOG_DEFAULT,
             clocks: Clocks::default(),
         }
@@ -207,6 +215,8 @@ pub(crate) struct Engine {
     pub(crate) scratch: Option<(BlockId, u64)>,
     /// The budget asked for, while running work needs more than it.
     pub(crate) budget_wanted: Option<u64>,
+    /// What is kept free for others.
+    pub(crate) keep_free: KeepFree,
     /// Tokens of the pass under way.
     pub(crate) ids: Vec<u32>,
     /// Rows of its inputs, as their tables have them.
@@ -265,6 +275,14 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         .prefill_chunk
         .or(preferred)
         .unwrap_or(NonZeroUsize::MIN);
+    let counts = device.free_bytes().is_some();
+    if config.keep_free.is_some() && !counts {
+        tracing::warn!(
+            "this device's memory is not counted by a driver: nothing of it is kept free"
+        );
+    }
+    let memory = device.info().memory_bytes;
+    let keep_free = KeepFree::new(config.keep_free.filter(|_| counts), memory)?;
     let mut budget = crate::commands::budget_bytes(config.budget, device.info().memory_bytes)?;
     while let Err(error) = device.set_capacity(budget) {
         // Another process holds a part of it: take what is there, unless that is next to nothing.
@@ -283,7 +301,8 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         ..CacheConfig::new(budget)
     });
     let (commands, receiver) = sync_channel(COMMAND_CAPACITY);
-    let mut residency = Residency::new(device, cache);
+    let offload = crate::offload::Offload::new(config.offload, config.threads, device.info().kind);
+    let mut residency = Residency::new(device, cache, offload);
     residency.reserve_fixed()?;
     let found = Found {
         drivers: drivers.into(),
@@ -291,6 +310,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     };
     let first = crate::publish::snapshot_of(&residency, &[], &config, &found);
     let (snapshot, watch) = watch::channel(Arc::new(first));
+    residency.files = FileWatch::start(snapshot.clone());
     let loss = Loss::new(snapshot.clone());
     let lost = loss.subscribe();
     let speculates = config
@@ -316,6 +336,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         draining: None,
         scratch: None,
         budget_wanted: None,
+        keep_free,
         config,
         ids: Vec::new(),
         inputs: Vec::new(),
@@ -400,11 +421,12 @@ impl Engine {
             }
             let stepped = self.step();
             if self.preload_turn(stepped) || stepped {
+                self.watch_memory_while_busy();
                 self.publish(false);
                 continue;
             }
             self.rest();
-            match commands.recv_timeout(self.patience()) {
+            match self.next_command(commands) {
                 Ok(command) => self.handle(command),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return self.lost(),
@@ -452,6 +474,25 @@ impl Engine {
         }
         self.turns_before_preload = PRELOAD_TURNS;
         self.preload_step()
+    }
+
+    /// Waits for a command, or until it is time for something else.
+    fn next_command(&mut self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
+        if !self.keep_free.is_on() {
+            return commands.recv_timeout(self.patience());
+        }
+        let until = Instant::now() + self.patience();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match commands.recv_timeout(left.min(keep_free::WHILE_IDLE)) {
+                // Only the driver's count is looked at: all else is as it was.
+                Err(RecvTimeoutError::Timeout)
+                    if left > keep_free::WHILE_IDLE
+                        && !self.watch_memory(keep_free::WHILE_IDLE / 2)
+                        && self.lost().is_none() => {}
+                other => return other,
+            }
+        }
     }
 
     /// How long nothing can happen without a command.

@@ -7,10 +7,17 @@
 //!
 //! *Invariant:* no lock is held anywhere here, across an await or otherwise.
 
+mod status;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
+
+pub use status::{
+    CacheStatus, ClientStatus, DeviceStatus, FileWait, Hosted, KeepFreeStatus, ModelStatus,
+    PrefixCounts, SegmentState, SegmentStatus, Snapshot,
+};
 
 pub use rocmforge_device::MemoryUse;
 pub use rocmforge_device::gpu::{Libraries, Report, Vendor, probe, report as probe_vendor};
@@ -21,6 +28,7 @@ use crate::loaded::{LoadedModel, PreparedModel};
 pub use crate::sampler::SamplingParams;
 pub use rocmforge_model::Pooling;
 pub use rocmforge_scheduler::Class;
+pub use rocmforge_tensor_cache::{EvictionCause, Evictions};
 
 /// Commands that may wait for the engine. Replies to waiting ones come within a pass, so a short queue is enough; a full
 /// one is answered with RESOURCE_EXHAUSTED at once.
@@ -135,6 +143,10 @@ pub struct Asker {
     pub client: u64,
     /// How urgent it is.
     pub class: Class,
+    /// How many of the client's requests may run at once; `None` is as many as the engine runs.
+    pub running_max: Option<u32>,
+    /// How many of them may wait beside those; `None` is as many as the queue holds.
+    pub queued_max: Option<u32>,
 }
 
 impl Default for Asker {
@@ -142,6 +154,8 @@ impl Default for Asker {
         Self {
             client: 0,
             class: Class::Interactive,
+            running_max: None,
+            queued_max: None,
         }
     }
 }
@@ -235,15 +249,29 @@ pub struct GenerateSummary {
     pub cache: RequestCacheUse,
 }
 
+/// Whether what is not on the card may be computed on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Offload {
+    /// Where that is faster than bringing it, by what was measured.
+    #[default]
+    Auto,
+    /// Nothing is.
+    Never,
+    /// All is that can be.
+    Always,
+}
+
 /// What one request did to the cache. A pass that it shares counts for each of its requests as a whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestCacheUse {
     /// Segments found resident (or already on their way).
     pub hits: u64,
-    /// Segments that had to be uploaded.
+    /// Segments that were not resident.
     pub misses: u64,
     /// Bytes uploaded.
     pub uploaded_bytes: u64,
+    /// Bytes of weights that the host computed with instead of their being uploaded.
+    pub host_bytes: u64,
     /// Most bytes that its KV and the scratch of its passes took beside segments.
     pub block_bytes: u64,
 }
@@ -404,136 +432,4 @@ pub enum Policy {
     Belady,
     /// Plain least recently used, for comparison.
     Lru,
-}
-
-/// What the engine published last.
-#[derive(Debug, Clone)]
-pub struct Snapshot {
-    /// The device.
-    pub device: DeviceStatus,
-    /// What was found at start of each vendor whose library was opened.
-    pub drivers: Arc<[Report]>,
-    /// Why `auto` passed over the devices before the one in use.
-    pub passed_over: Arc<[String]>,
-    /// Models in the order of their loading.
-    pub models: Vec<ModelStatus>,
-    /// The cache as a whole.
-    pub cache: CacheStatus,
-    /// The policy in force.
-    pub policy: Policy,
-    /// Requests that wait for admission.
-    pub queued: u32,
-    /// How many may wait.
-    pub queue_capacity: u32,
-    /// Requests that run.
-    pub running: u32,
-    /// What prompts began with, since start-up.
-    pub prefixes: PrefixCounts,
-    /// No new work is taken.
-    pub draining: bool,
-    /// The device failed for good, and why.
-    pub device_lost: Option<String>,
-}
-
-/// Counts of prompts' tokens, of requests that may reuse.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PrefixCounts {
-    /// Tokens of prompts.
-    pub asked_tokens: u64,
-    /// Of them, tokens that were not computed.
-    pub reused_tokens: u64,
-}
-
-/// The device, as clients see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceStatus {
-    /// `host`, `hip` or `cuda`.
-    pub kind: String,
-    /// The processor's or card's name, with the instruction set in use.
-    pub name: String,
-    /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
-    pub arch: String,
-    /// The driver's number of it; 0 for the host.
-    pub ordinal: u32,
-    /// Version of its driver; empty for the host or where it is not known.
-    pub driver: String,
-    /// What was found of it when it was opened and since; see
-    /// [`rocmforge_device::DeviceInfo::findings`].
-    pub findings: Vec<String>,
-    /// Compute units or streaming multiprocessors; 0 for the host.
-    pub compute_units: u32,
-    /// Its memory in bytes.
-    pub memory_bytes: u64,
-    /// Allocations asked of the driver since start-up.
-    pub allocations: u64,
-    /// What its driver gave; `None` on the host.
-    pub memory: Option<MemoryUse>,
-    /// Bytes free by its driver's count, at most half a second old while there is work; `None` on the host.
-    pub free_bytes: Option<u64>,
-}
-
-/// A model and where its segments are.
-#[derive(Debug, Clone)]
-pub struct ModelStatus {
-    /// The model.
-    pub model: Arc<LoadedModel>,
-    /// State of each segment, by index.
-    pub segments: Vec<SegmentStatus>,
-    /// The cache's counts for this model.
-    pub cache: CacheStatus,
-    /// Requests of it that run or wait.
-    pub requests: u32,
-}
-
-/// Where a segment is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SegmentState {
-    /// Only in the file.
-    Absent,
-    /// On its way.
-    InFlight,
-    /// On the device.
-    Resident,
-}
-
-/// A segment's state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SegmentStatus {
-    /// Its bytes on the device.
-    pub bytes: u64,
-    /// Where it is.
-    pub state: SegmentState,
-    /// It is pinned.
-    pub pinned: bool,
-    /// A running step uses it.
-    pub in_use: bool,
-}
-
-/// Counts of the cache, of one model or of all. `budget_bytes` is the same in both.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CacheStatus {
-    /// The budget.
-    pub budget_bytes: u64,
-    /// Bytes on the device: weights, KV and scratch. `resident + in flight <= budget`.
-    pub resident_bytes: u64,
-    /// Bytes on their way.
-    pub in_flight_bytes: u64,
-    /// Bytes of resident pinned segments.
-    pub pinned_bytes: u64,
-    /// Bytes of KV pages and states that requests use, part of `resident_bytes`.
-    pub kv_bytes: u64,
-    /// Bytes of KV pages and states that no request uses, kept for prompts that begin alike; part of `resident_bytes`.
-    pub prefix_bytes: u64,
-    /// Bytes of scratch, part of `resident_bytes`.
-    pub scratch_bytes: u64,
-    /// Segments found resident when needed.
-    pub hits: u64,
-    /// Segments that were not.
-    pub misses: u64,
-    /// Segments evicted.
-    pub evictions: u64,
-    /// Uploads that were completed.
-    pub uploads: u64,
-    /// Bytes that these uploads moved.
-    pub uploaded_bytes: u64,
 }

@@ -306,6 +306,7 @@ impl Engine {
                 ),
             });
         }
+        let _waiting = self.residency.files.begin(loaded.name(), loaded.path());
         loaded
             .file()
             .check_unchanged()
@@ -346,6 +347,7 @@ impl Engine {
             seq,
             model,
             loaded,
+            asker,
             tokens,
             n_past: 0,
             n_ctx,
@@ -364,6 +366,12 @@ impl Engine {
 
     fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {
         let wanted = budget_bytes(budget, self.residency.device.info().memory_bytes)?;
+        self.keep_free.budget_was_set();
+        self.change_budget(wanted)
+    }
+
+    /// Changes the budget to so many bytes, which are in range.
+    pub(crate) fn change_budget(&mut self, wanted: u64) -> Result<BudgetChange, Error> {
         let before = self.residency.cache.stats().total.counters;
         // Running work keeps what it needs; the rest of the way is gone as it ends.
         let now = self.room_on_the_way_to(wanted);

@@ -65,6 +65,18 @@ pub enum Error {
         /// When to try again.
         retry_after: Duration,
     },
+    /// The asker has as many requests as it may have; see `Asker`. RESOURCE_EXHAUSTED with RetryInfo.
+    #[error("{running} requests of this user or token run and {queued} wait; {}", allowed(*running_max, *queued_max))]
+    AskerLimit {
+        /// Requests of the asker that run.
+        running: u32,
+        /// Those that wait.
+        queued: u32,
+        /// How many may run.
+        running_max: u32,
+        /// How many may wait beside those.
+        queued_max: u32,
+    },
     /// The engine takes no work: draining, or its device is lost. UNAVAILABLE with RetryInfo.
     #[error("{message}")]
     Unavailable {
@@ -105,6 +117,12 @@ impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
         Self::Precondition(refusal)
     }
+}
+
+fn allowed(running_max: u32, queued_max: u32) -> String {
+    format!(
+        "the daemon's limits are running = {running_max} and queued = {queued_max}; wait for an answer, or send less at once"
+    )
 }
 
 fn taken(name: &str, path: &Path, changed: bool) -> String {

@@ -276,11 +276,15 @@ pub struct Events<T> {
 impl<T> Events<T> {
     /// The next event, or `None` after the last (or if the engine ended).
     pub async fn next(&mut self) -> Option<T> {
-        let event = tokio::select! {
-            // In this order: what was sent before the loss is read before it.
-            biased;
-            event = self.receiver.recv() => event,
-            _ = until_lost(&mut self.lost) => None,
+        let event = match self.receiver.try_recv() {
+            // Most of a busy stream's are there already, and cost no look at anything else.
+            Ok(event) => Some(event),
+            Err(_) => tokio::select! {
+                // In this order: what was sent before the loss is read before it.
+                biased;
+                event = self.receiver.recv() => event,
+                _ = until_lost(&mut self.lost) => None,
+            },
         };
         // Looked at after the event was taken: one that the engine sent just before would be missed otherwise, and the
         // engine would sleep with its sequence left out.

@@ -7,18 +7,22 @@
 
 mod actor;
 pub mod api;
+mod askers;
 mod begin;
 mod commands;
 mod decoding;
 mod embed;
 mod error;
+mod file_watch;
 mod handle;
+mod keep_free;
 mod kv;
 mod loaded;
 mod lookahead;
 mod masks;
 mod member;
 mod models;
+mod offload;
 mod open;
 mod pass;
 mod prefix;

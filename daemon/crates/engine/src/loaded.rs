@@ -36,6 +36,29 @@ pub struct LoadedModel {
     name: String,
     file: Arc<MappedFile>,
     contents: Arc<Contents>,
+    /// In the place of the file's.
+    template: Option<ChatTemplate>,
+}
+
+impl PreparedModel {
+    /// Has chats rendered by the template `source`, and not by the file's.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for one that is too long.
+    pub fn set_template(&mut self, source: &str) -> Result<(), Error> {
+        let tokenizer = &self.loaded.contents.tokenizer;
+        let name = |id: Option<u32>| {
+            let bytes = id.and_then(|id| tokenizer.token_bytes(id));
+            String::from_utf8_lossy(bytes.unwrap_or_default()).into_owned()
+        };
+        let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
+        let template = ChatTemplate::new(source, &bos, &eos);
+        self.loaded.template = Some(template.map_err(|error| Error::InvalidArgument {
+            field: "template",
+            message: error.to_string(),
+        })?);
+        Ok(())
+    }
 }
 
 /// What a file's header comes to, held once for all names of the file.
@@ -74,9 +97,9 @@ impl LoadedModel {
         &self.contents.tokenizer
     }
 
-    /// The chat template, if the file has one.
+    /// The chat template: the one that it was given, else the file's, if that has one.
     pub fn template(&self) -> Option<&ChatTemplate> {
-        self.contents.template.as_ref()
+        self.template.as_ref().or(self.contents.template.as_ref())
     }
 
     /// The vocabulary for texts that are held to grammars. The first call makes it, in half a
@@ -132,6 +155,7 @@ pub fn prepare_among<'a>(
             name: name.to_owned(),
             file: Arc::new(file),
             contents: Arc::clone(&other.contents),
+            template: None,
         },
     })
 }
@@ -180,6 +204,7 @@ pub fn prepare(
                 template,
                 grammars: OnceLock::new(),
             }),
+            template: None,
         },
     })
 }

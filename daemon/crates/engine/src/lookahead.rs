@@ -17,6 +17,14 @@ pub(crate) struct Ahead {
     pub(crate) hands_on: bool,
 }
 
+impl Ahead {
+    /// Nothing.
+    pub(crate) const NOTHING: Self = Self {
+        uploads: 0,
+        hands_on: false,
+    };
+}
+
 /// Uploads ahead in a pass of many rows of a model that does not fit: one that the link is at, and one that follows it at
 /// once. Each takes a slab from what could stay resident.
 const UPLOADS_AHEAD: u32 = 2;

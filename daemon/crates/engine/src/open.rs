@@ -79,7 +79,10 @@ impl Attempts<'_> {
 
     fn host(&self) -> Result<Box<dyn Device>, Error> {
         let threads = self.config.threads;
-        match HostDevice::new(HostConfig { threads }) {
+        match HostDevice::new(HostConfig {
+            threads,
+            spin: None,
+        }) {
             Ok(device) => Ok(Box::new(device)),
             Err(error) => Err(no_device(&error)),
         }

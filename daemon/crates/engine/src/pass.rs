@@ -3,9 +3,9 @@
 //! Nothing of a segment outlives its step, so a model that is larger than the budget runs like any other. Between two
 //! segments the requests are looked at: a pass that nobody waits for ends within a segment's time.
 
-use rocmforge_device::{
-    Batch, Bound, BoundExpert, BoundStep, ExpertFfn, Plan, Scratch, ScratchLayout, Span,
-};
+mod experts;
+
+use rocmforge_device::{Batch, Bound, BoundStep, Plan, Scratch, ScratchLayout, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_ops::{Op, Step};
 use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
@@ -13,7 +13,9 @@ use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
 use crate::lookahead::Ahead;
-use crate::residency::Residency;
+use crate::residency::{Residency, Resident};
+
+pub(crate) use experts::ExpertStep;
 
 /// What is told of a wanted row.
 type RowSink<'a> = &'a mut dyn FnMut(usize, RowOutput<'_>) -> Result<(), Error>;
@@ -122,16 +124,15 @@ fn steps(
             .write_rows(scratch(pass), input.buf, &input.table, rows)
             .map_err(|e| residency.device_error(Some(pass.model), e))?;
     }
-    let n_segments = pass.plan.segments.len() as u32;
-    let mut slabs = Vec::new();
-    if pass.decodes() && residency.acquire_resident(pass.model, n_segments, counts, &mut slabs)? {
-        let ran = all_resident(residency, pass, &slabs, sink);
-        for index in 0..n_segments {
-            residency.release(id(pass, index));
-        }
-        return ran;
+    if pass.decodes()
+        && let Some(there) = residency.all_resident(pass.model, counts)?
+    {
+        return all_resident(residency, pass, &there, sink);
     }
-    let ahead = residency.lookahead(pass.model, pass.n_tokens, pass.prefetch);
+    let ahead = match residency.is_offloaded(pass) {
+        true => Ahead::NOTHING,
+        false => residency.lookahead(pass.model, pass.n_tokens, pass.prefetch),
+    };
     let mut run = Run {
         pass,
         ahead,
@@ -239,16 +240,25 @@ impl Run<'_, '_> {
             Step::Run { segment: None, .. } => run_ops(residency, pass, step, None, outputs),
             Step::Run {
                 segment: Some(segment),
-                ..
-            } => self.with_segment(residency, *segment, |residency, _, slab| {
-                run_ops(residency, pass, step, Some((*segment, slab)), outputs)
-            }),
-            Step::Experts {
-                first_segment,
-                n_expert,
-                per_segment,
-                ffn,
-            } => self.experts(residency, (*first_segment, *n_expert, *per_segment), ffn),
+                ops,
+                live_out,
+            } => {
+                if residency.answers(pass, *segment, ops)? {
+                    if let Some(error) = (self.ended)() {
+                        return Err(error);
+                    }
+                    let counts = &mut *self.counts;
+                    return residency.run_on_host(pass, *segment, ops, live_out, counts);
+                }
+                self.with_segment(residency, *segment, |residency, _, slab| {
+                    run_ops(residency, pass, step, Some((*segment, slab)), outputs)
+                })
+            }
+            Step::Experts { ffn, .. } => {
+                let experts = ExpertStep::of(step)
+                    .ok_or_else(|| Error::Internal("a step of experts".to_owned()))?;
+                self.experts(residency, experts, ffn)
+            }
         }
     }
 
@@ -284,139 +294,29 @@ impl Run<'_, '_> {
         }
         result
     }
-
-    /// Runs the experts that rows are routed to: those that are there first, then the others as they come, as many at
-    /// once as there is room for.
-    fn experts(
-        &mut self,
-        residency: &mut Residency,
-        (first_segment, n_expert, per_segment): (u32, u32, u32),
-        ffn: &ExpertFfn,
-    ) -> Result<(), Error> {
-        let pass = self.pass;
-        let wanted = routed(residency, pass, ffn, n_expert)?;
-        let mut segments: Vec<u32> = wanted
-            .iter()
-            .map(|e| first_segment + e / per_segment)
-            .collect();
-        segments.dedup();
-        // What is resident is computed while the link brings the rest.
-        segments.sort_by_key(|&s| !residency.cache.holds(id(pass, s)));
-        let mut pending = segments.as_slice();
-        while !pending.is_empty() {
-            if let Some(error) = (self.ended)() {
-                return Err(error);
-            }
-            let mut held: Vec<(u32, Slab)> = Vec::new();
-            let mut outcome = Ok(());
-            while let Some((&segment, rest)) = pending.split_first() {
-                let there = residency.cache.holds(id(pass, segment));
-                if !there && !held.is_empty() {
-                    // What is held runs first; this one may be under way meanwhile.
-                    outcome = residency.start(id(pass, segment));
-                    break;
-                }
-                match residency.acquire(id(pass, segment), self.counts) {
-                    Ok(slab) => {
-                        held.push((segment, slab));
-                        pending = rest;
-                        if !there {
-                            break;
-                        }
-                    }
-                    Err(error) => {
-                        // What is held may be all that there is room for.
-                        if held.is_empty() {
-                            outcome = Err(error);
-                        }
-                        break;
-                    }
-                }
-            }
-            for &next in pending.iter().take(self.ahead.uploads as usize) {
-                outcome = outcome.and_then(|()| residency.start(id(pass, next)));
-            }
-            let ran = outcome.and_then(|()| {
-                let experts: Vec<(u32, u32, Slab, u32)> = held
-                    .iter()
-                    .flat_map(|&(segment, slab)| {
-                        let first = (segment - first_segment) * per_segment;
-                        let end = (first + per_segment).min(n_expert);
-                        (first..end).map(move |e| (e, segment, slab, (e - first) * ffn.n_tensors))
-                    })
-                    .collect();
-                run_experts(residency, pass, ffn, &experts)
-            });
-            for &(segment, _) in &held {
-                residency.release(id(pass, segment));
-            }
-            ran?;
-        }
-        Ok(())
-    }
-}
-
-/// The experts that rows of the pass are routed to, each once, in order.
-fn routed(
-    residency: &mut Residency,
-    pass: &Pass<'_>,
-    ffn: &ExpertFfn,
-    n_expert: u32,
-) -> Result<Vec<u32>, Error> {
-    let mut ids = vec![0.0; pass.n_tokens * ffn.n_used as usize];
-    let read = residency.device.read(scratch(pass), ffn.ids, &mut ids);
-    read.map_err(|e| residency.device_error(Some(pass.model), e))?;
-    let mut wanted = vec![false; n_expert as usize];
-    for &id in &ids {
-        let expert = wanted.get_mut(id as usize).filter(|_| id >= 0.0);
-        *expert.ok_or_else(|| Error::Internal(format!("a row is routed to expert {id}")))? = true;
-    }
-    let all = (0u32..).zip(wanted);
-    Ok(all.filter_map(|(e, wanted)| wanted.then_some(e)).collect())
-}
-
-fn run_experts(
-    residency: &mut Residency,
-    pass: &Pass<'_>,
-    ffn: &ExpertFfn,
-    experts: &[(u32, u32, Slab, u32)],
-) -> Result<(), Error> {
-    let (device, layouts) = residency.device_and_layouts(pass.model);
-    let experts = experts
-        .iter()
-        .map(|&(expert, segment, slab, first_tensor)| BoundExpert {
-            expert,
-            weights: Bound {
-                layout: &layouts[segment as usize],
-                slab: slab.offset,
-            },
-            first_tensor: first_tensor as usize,
-        })
-        .collect();
-    let step = BoundStep::Experts { ffn, experts };
-    let ran = device.run(&step, scratch(pass), &batch(pass, &[]));
-    ran.map_err(|e| residency.device_error(Some(pass.model), e))
 }
 
 /// A token of each sequence through a model of which everything is resident: the device gets the whole pass at once.
 fn all_resident(
     residency: &mut Residency,
     pass: &Pass<'_>,
-    slabs: &[Slab],
+    there: &Resident,
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
     let (device, layouts) = residency.device_and_layouts(pass.model);
-    let bound = |segment: u32| Bound {
-        layout: &layouts[segment as usize],
-        slab: slabs[segment as usize].offset,
+    let batch = batch(pass, pass.outputs);
+    let ran = match device.replay(there.stamp, scratch(pass), &batch) {
+        Ok(false) => {
+            let bound = |segment: u32| Bound {
+                layout: &layouts[segment as usize],
+                slab: there.slabs[segment as usize].offset,
+            };
+            let steps = pass.plan.steps.iter();
+            let steps: Vec<BoundStep<'_>> = steps.map(|s| BoundStep::of(s, bound)).collect();
+            device.run_all(there.stamp, &steps, scratch(pass), &batch)
+        }
+        replayed => replayed.map(|_| ()),
     };
-    let steps: Vec<BoundStep<'_>> = pass
-        .plan
-        .steps
-        .iter()
-        .map(|s| BoundStep::of(s, bound))
-        .collect();
-    let ran = device.run_all(&steps, scratch(pass), &batch(pass, pass.outputs));
     ran.map_err(|e| residency.device_error(Some(pass.model), e))?;
     emit_rows(residency, pass, pass.outputs, &mut Vec::new(), sink)
 }
@@ -483,21 +383,21 @@ fn run_ops(
     ran.map_err(|e| residency.device_error(Some(pass.model), e))
 }
 
-fn id(pass: &Pass<'_>, index: u32) -> SegmentId {
+pub(crate) fn id(pass: &Pass<'_>, index: u32) -> SegmentId {
     SegmentId {
         model: pass.model,
         index,
     }
 }
 
-fn scratch<'a>(pass: &Pass<'a>) -> Scratch<'a> {
+pub(crate) fn scratch<'a>(pass: &Pass<'a>) -> Scratch<'a> {
     Scratch {
         layout: pass.scratch,
         base: pass.scratch_at,
     }
 }
 
-fn batch<'a>(pass: &Pass<'a>, outputs: &'a [u32]) -> Batch<'a> {
+pub(crate) fn batch<'a>(pass: &Pass<'a>, outputs: &'a [u32]) -> Batch<'a> {
     Batch {
         n_tokens: pass.n_tokens,
         spans: pass.spans,

@@ -31,6 +31,8 @@ impl Engine {
         }
         snapshot.queued = self.scheduler.waiting() as u32;
         snapshot.running = self.scheduler.running() as u32;
+        snapshot.clients = self.clients();
+        snapshot.keep_free = self.keep_free.status();
         snapshot.prefixes = self.prefix_counts;
         snapshot.draining = self.draining.is_some();
         self.snapshot.send_replace(Arc::new(snapshot));
@@ -71,9 +73,13 @@ pub(crate) fn snapshot_of(
         queued: 0,
         queue_capacity: config.queue_capacity as u32,
         running: 0,
+        clients: Vec::new(),
+        keep_free: None,
         prefixes: crate::api::PrefixCounts::default(),
+        hosted: residency.offload.done,
         draining: false,
         device_lost: None,
+        waits_for: None,
     }
 }
 
@@ -117,6 +123,7 @@ fn cache_status(budget_bytes: u64, of: &ModelStats, prefix_bytes: u64) -> CacheS
         hits: of.counters.hits,
         misses: of.counters.misses,
         evictions: of.counters.evictions,
+        evictions_by: of.counters.evictions_by,
         uploads: of.counters.uploads,
         uploaded_bytes: of.counters.uploaded_bytes,
     }
@@ -147,8 +154,12 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         queued: 0,
         queue_capacity: 0,
         running: 0,
+        clients: Vec::new(),
+        keep_free: None,
         prefixes: crate::api::PrefixCounts::default(),
+        hosted: crate::api::Hosted::default(),
         draining: false,
         device_lost: None,
+        waits_for: None,
     }
 }

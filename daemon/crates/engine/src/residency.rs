@@ -7,7 +7,9 @@
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
 
 mod memory;
+mod offload;
 mod prefixes;
+mod resident;
 
 use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
@@ -24,7 +26,10 @@ use rocmforge_tensor_cache::{
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache, from_device};
+use crate::file_watch::{FileWatch, Waiting};
+use crate::offload::Offload;
 use crate::prefix::Prefixes;
+pub(crate) use resident::Resident;
 
 /// Where a model's segments come from.
 #[derive(Debug)]
@@ -64,7 +69,11 @@ impl Source {
 pub(crate) struct Residency {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: Cache,
+    pub(crate) offload: Offload,
     pub(crate) sources: HashMap<ModelId, Source>,
+    /// What was resident as a whole when it was looked at last.
+    resident: HashMap<ModelId, Arc<Resident>>,
+    stamps: u64,
     /// Beginnings of prompts that are on the device.
     pub(crate) prefixes: Prefixes,
     /// Bytes of weights that go before beginnings that no sequence uses.
@@ -87,6 +96,8 @@ pub(crate) struct Residency {
     refused: Cell<Option<u64>>,
     /// How segments begin on the device: what is compared after a sleep.
     witnesses: memory::Witnesses,
+    /// Files that are waited for.
+    pub(crate) files: FileWatch,
 }
 
 /// The driver is asked for its count of memory at most this often while there is work.
@@ -96,13 +107,16 @@ const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
 const SETTLING_MAX: usize = 4096;
 
 impl Residency {
-    pub(crate) fn new(device: Box<dyn Device>, cache: Cache) -> Self {
+    pub(crate) fn new(device: Box<dyn Device>, cache: Cache, offload: Offload) -> Self {
         Self {
             free_bytes: device.free_bytes(),
             counted_at: Instant::now(),
             device,
             cache,
+            offload,
             sources: HashMap::new(),
+            resident: HashMap::new(),
+            stamps: 0,
             prefixes: Prefixes::default(),
             wanted_weights: 0,
             tickets: HashMap::new(),
@@ -114,6 +128,7 @@ impl Residency {
             lost: OnceCell::new(),
             refused: Cell::new(None),
             witnesses: memory::Witnesses::new(),
+            files: FileWatch::default(),
         }
     }
 
@@ -141,6 +156,13 @@ impl Residency {
             self.free_bytes = self.device.free_bytes();
             self.counted_at = Instant::now();
         }
+    }
+
+    /// Asks the driver for its count of free memory.
+    pub(crate) fn count_free_now(&mut self) -> Option<u64> {
+        self.free_bytes = self.device.free_bytes();
+        self.counted_at = Instant::now();
+        self.free_bytes
     }
 
     /// Why the device is lost, if it is.
@@ -182,6 +204,8 @@ impl Residency {
             .map_err(from_cache)?;
         self.execute_and_discard()?;
         self.witnesses.retain(|segment, _| segment.model != model);
+        self.resident.remove(&model);
+        self.offload.forget(model);
         if let Some(source) = self.sources.remove(&model) {
             self.device.forget_file(&source.file);
         }
@@ -219,35 +243,6 @@ impl Residency {
         }
     }
 
-    /// Holds the first `n` segments of a model if all of them are resident; else holds none. Their slabs go to `slabs`.
-    pub(crate) fn acquire_resident(
-        &mut self,
-        model: ModelId,
-        n: u32,
-        counts: &mut RequestCacheUse,
-        slabs: &mut Vec<Slab>,
-    ) -> Result<bool, Error> {
-        self.collect();
-        slabs.clear();
-        let all = self.cache.is_resident(model, n).map_err(from_cache)?;
-        if !all {
-            return Ok(false);
-        }
-        for index in 0..n {
-            let segment = SegmentId { model, index };
-            match self.cache.acquire(segment, &mut self.actions) {
-                Ok(Acquired::Resident(slab)) => slabs.push(slab),
-                other => {
-                    return Err(Error::Internal(format!(
-                        "{segment} was resident and then was {other:?}"
-                    )));
-                }
-            }
-        }
-        counts.hits += u64::from(n);
-        Ok(true)
-    }
-
     /// The device, and where the tensors of a model's segments lie in their slabs: together, since a pass needs the one
     /// mutable and the other not.
     pub(crate) fn device_and_layouts(
@@ -257,12 +252,18 @@ impl Residency {
         (self.device.as_mut(), &self.sources[&model].layouts)
     }
 
-    /// Begins an upload of a segment that will be needed soon, if that costs nothing needed sooner.
-    pub(crate) fn start(&mut self, segment: SegmentId) -> Result<(), Error> {
-        if self.cache.prefetch(segment, &mut self.actions) {
+    /// Begins an upload of an expert that the pass under way needs, unless too many are under way or what is in use leaves it no
+    /// room.
+    pub(crate) fn start_needed(&mut self, segment: SegmentId) -> Result<(), Error> {
+        if self.cache.prefetch_needed(segment, &mut self.actions) {
             self.execute()?;
         }
         Ok(())
+    }
+
+    /// Whether an upload of a segment is under way.
+    pub(crate) fn is_under_way(&self, segment: SegmentId) -> bool {
+        self.under_way.contains_key(&segment)
     }
 
     /// Gives an acquired segment back.
@@ -479,8 +480,12 @@ impl Residency {
         let mut outcome = Ok(());
         for action in actions.drain(..) {
             match action {
-                Action::Evict { segment, slab } => {
-                    tracing::trace!(%segment, slab.offset, slab.bytes, "evict");
+                Action::Evict {
+                    segment,
+                    slab,
+                    cause,
+                } => {
+                    tracing::trace!(%segment, slab.offset, slab.bytes, cause = cause.name(), "evict");
                     if discard {
                         self.device.discard(slab.offset, slab.bytes);
                     }
@@ -529,8 +534,16 @@ impl Residency {
             layout: Arc::clone(&source.layouts[segment.index as usize]),
             slab: slab.offset,
         };
+        // It looks at the file, and may wait for a place in a queue of others.
+        let _waiting = self.wait_for_file(segment.model);
         let begun = self.device.begin_upload(upload);
         Some(begun.map_err(|e| self.device_error(Some(segment.model), e)))
+    }
+
+    /// From now on the file of a model is waited for.
+    fn wait_for_file(&self, model: ModelId) -> Option<Waiting> {
+        let source = self.sources.get(&model)?;
+        Some(self.files.begin(&source.name, source.file.path()))
     }
 
     fn wait(&mut self, segment: SegmentId) -> Result<(), Error> {
@@ -538,7 +551,10 @@ impl Residency {
             return Ok(());
         };
         self.tickets.remove(&ticket);
-        match self.device.wait_upload(ticket) {
+        let waiting = self.wait_for_file(segment.model);
+        let ended = self.device.wait_upload(ticket);
+        drop(waiting);
+        match ended {
             Ok(()) => {
                 if self.settling.len() >= SETTLING_MAX {
                     self.settling.clear();

@@ -178,6 +178,9 @@ impl Engine {
 
     /// A request comes.
     pub(crate) fn arrive(&mut self, task: Task, arrival: Arrival) {
+        if let Some(error) = self.too_many_of(&task.asker) {
+            return task.fail(error);
+        }
         match self.scheduler.arrive(arrival) {
             Ok(()) => {
                 self.tasks.insert(task.seq, task);
@@ -203,8 +206,9 @@ impl Engine {
         if self.tasks.is_empty() {
             return;
         }
+        let held_back = self.held_back();
         for task in self.tasks.values() {
-            let ready = task.reader_has_room() && !task.follows;
+            let ready = task.reader_has_room() && !task.follows && !held_back.contains(&task.seq);
             self.scheduler.set_ready(task.seq, ready);
         }
         let mut actions = Vec::new();

@@ -85,9 +85,11 @@ impl Engine {
         for Member { span, task, .. } in &*members {
             ids.extend(task.row_ids(span.rows as usize));
         }
+        let waiting = self.residency.files.begin(loaded.name(), loaded.path());
         for (input, rows) in of_model.inputs.iter().zip(&mut self.inputs) {
             embed::rows(&loaded, &input.table, &ids, rows)?;
         }
+        drop(waiting);
         self.ids = ids;
 
         // Behind this the requests change with each row that comes, their memory does not.
@@ -183,6 +185,7 @@ impl Engine {
             task.counts.hits += counts.hits;
             task.counts.misses += counts.misses;
             task.counts.uploaded_bytes += counts.uploaded_bytes;
+            task.counts.host_bytes += counts.host_bytes;
         }
         ran
     }
@@ -374,6 +377,8 @@ impl Engine {
             .expect("a request keeps its model registered");
         let specs = &entry.loaded.model().plan().ropes;
         if entry.rope.is_empty() {
+            let (name, path) = (entry.loaded.name(), entry.loaded.path());
+            let _waiting = self.residency.files.begin(name, path);
             let tables = specs.iter().map(|spec| rope_table(&entry.loaded, spec));
             entry.rope = tables.collect::<Result<_, _>>()?;
         }

@@ -8,7 +8,7 @@ use rocmforge_tensor_cache::ModelId;
 use rocmforge_tokenizer::StreamDecoder;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::api::{Embedding, GenerateEvent, Pooling, RequestCacheUse, Scores, TokenScore};
+use crate::api::{Asker, Embedding, GenerateEvent, Pooling, RequestCacheUse, Scores, TokenScore};
 use crate::decoding::Chooser;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
@@ -27,6 +27,8 @@ pub(crate) struct Task {
     pub(crate) seq: SeqId,
     pub(crate) model: ModelId,
     pub(crate) loaded: Arc<LoadedModel>,
+    /// For whom it is.
+    pub(crate) asker: Asker,
     /// The prompt, then what was generated. Position `i` holds token `i`.
     pub(crate) tokens: Vec<u32>,
     /// Positions that are computed: their keys and values are in the pages, the recurrent state is behind them.

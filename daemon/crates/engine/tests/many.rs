@@ -45,6 +45,7 @@ fn request(model: &Arc<LoadedModel>, i: usize) -> GenerateRequest {
                 3 => Class::Batch,
                 _ => Class::Interactive,
             },
+            ..Asker::default()
         },
         reuse: false,
         ..chat(model, &question.repeat(1 + i % 3))

@@ -253,6 +253,34 @@ impl MappedFile {
         Ok(result)
     }
 
+    /// [`with_range`](Self::with_range) for readers that come often, from several threads at once, to pages that are there: faults
+    /// nothing in first, and does not look whether the file has changed. The caller does so, by
+    /// [`check_unchanged`](Self::check_unchanged), before he uses what the reads gave.
+    ///
+    /// # Errors
+    /// As [`with_range`](Self::with_range), but for a file that was rewritten in place.
+    pub fn with_range_unchecked<R>(
+        &self,
+        range: Range<u64>,
+        read: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, Error> {
+        let Backing::Map(Guarded { slot, pages }) = &self.backing else {
+            return self.with_range(range, read);
+        };
+        let (_, len) = self.part_of(&range)?;
+        let result = match slot.is_broken() {
+            true => None,
+            false => Some(read(pages.bytes(range.start as usize, len))),
+        };
+        match result {
+            Some(result) if !slot.is_broken() => {
+                self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
+                Ok(result)
+            }
+            _ => Err(self.broken()),
+        }
+    }
+
     /// Fills `dst` with the bytes from `offset` on. On an error the content of `dst` is not to be used.
     ///
     /// # Errors

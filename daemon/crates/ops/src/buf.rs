@@ -101,6 +101,8 @@ pub struct ScratchLayout {
     pub outputs: u64,
     /// Tables of rotations that a pass brings along.
     pub tables: u64,
+    /// Experts of all layers: a pass that has all of them brings the places of all along.
+    pub experts: u64,
     /// Place of each buffer.
     pub bufs: Vec<PlacedBuf>,
     /// Bytes of the block, without a device's workspace.
@@ -108,6 +110,17 @@ pub struct ScratchLayout {
 }
 
 impl ScratchLayout {
+    /// Elements that a buffer has room for.
+    #[must_use]
+    pub fn elements(&self, buf: Buf) -> u64 {
+        let placed = &self.bufs[usize::from(buf.0)];
+        let counts = RowCounts {
+            tokens: self.tokens,
+            outputs: self.outputs,
+        };
+        counts.of(placed.rows) * placed.width
+    }
+
     /// Lays the buffers out for a pass of so many rows: each at the lowest offset at which it overlaps no
     /// buffer that it conflicts with, in the order of the list.
     #[must_use]
@@ -138,6 +151,7 @@ impl ScratchLayout {
             tokens: counts.tokens,
             outputs: counts.outputs,
             tables: 1,
+            experts: 0,
             bytes: placed.iter().map(|p| p.1).max().unwrap_or(0),
             bufs: specs
                 .iter()

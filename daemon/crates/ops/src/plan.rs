@@ -165,8 +165,13 @@ impl Plan {
     /// The layout of the scratch block.
     #[must_use]
     pub fn scratch(&self, counts: RowCounts) -> ScratchLayout {
+        let experts = self.steps.iter().map(|step| match step {
+            Step::Experts { n_expert, .. } => u64::from(*n_expert),
+            Step::Run { .. } => 0,
+        });
         ScratchLayout {
             tables: self.ropes.len() as u64,
+            experts: experts.sum(),
             ..ScratchLayout::new(&self.bufs, &self.conflicts, counts)
         }
     }

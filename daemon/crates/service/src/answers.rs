@@ -180,21 +180,10 @@ impl Generation {
 
     /// The next step of whichever answer has one. Cancelling it loses nothing.
     pub async fn next(&mut self) -> Step {
-        let open = self.choices.iter_mut().enumerate();
-        let mut open: Vec<_> = open
-            .filter(|(_, choice)| !choice.ended)
-            .map(|(i, choice)| Box::pin(async move { (i, choice.running.next().await) }))
-            .collect();
-        let (at, event) = std::future::poll_fn(|context| {
-            for next in &mut open {
-                if let Poll::Ready(event) = next.as_mut().poll(context) {
-                    return Poll::Ready(event);
-                }
-            }
-            Poll::Pending
-        })
-        .await;
-        drop(open);
+        let (at, event) = match self.choices.as_mut_slice() {
+            [one] => (0, one.running.next().await),
+            several => next_of(several).await,
+        };
         let mut parts = Vec::new();
         let choice = &mut self.choices[at];
         match event {
@@ -342,4 +331,22 @@ impl Generation {
             }
         }
     }
+}
+
+/// The next event of whichever answer has one, with its index.
+async fn next_of(choices: &mut [Choice]) -> (usize, Option<GenerateEvent>) {
+    let open = choices.iter_mut().enumerate();
+    let mut open: Vec<_> = open
+        .filter(|(_, choice)| !choice.ended)
+        .map(|(i, choice)| Box::pin(async move { (i, choice.running.next().await) }))
+        .collect();
+    std::future::poll_fn(|context| {
+        for next in &mut open {
+            if let Poll::Ready(event) = next.as_mut().poll(context) {
+                return Poll::Ready(event);
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocmforge_engine::api::{Asker, Class};
-
 use crate::failure::{self, Failure};
+use crate::peer::{Peer, TokenName};
 
 /// The process at the other end, as the kernel knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +35,8 @@ impl Caller {
 pub struct Arrival {
     /// The process that sent it.
     pub caller: Option<Caller>,
+    /// The token that came with it, over TCP.
+    pub token: Option<TokenName>,
     /// When it came.
     pub at: Instant,
     /// When its answer is of no use any more.
@@ -47,16 +48,18 @@ impl Arrival {
     pub fn now(caller: Option<Caller>) -> Self {
         Self {
             caller,
+            token: None,
             at: Instant::now(),
             deadline: None,
         }
     }
 
-    /// For whom the engine works: the user whose process asks.
-    pub fn asker(&self, class: Class) -> Asker {
-        Asker {
-            client: self.caller.map_or(0, |caller| u64::from(caller.uid)),
-            class,
+    /// Who asks.
+    pub fn peer(&self) -> Peer {
+        match (self.caller, self.token) {
+            (Some(caller), _) => Peer::User(caller.uid),
+            (None, Some(token)) => Peer::Token(token),
+            (None, None) => Peer::Local,
         }
     }
 

@@ -127,7 +127,7 @@ impl Service {
     ///
     /// # Errors
     /// FAILED_PRECONDITION for a model without a usable template, INVALID_ARGUMENT where the
-    /// template refuses.
+    /// template refuses, RESOURCE_EXHAUSTED above a limit of its peer.
     pub async fn render(
         &self,
         model: &Arc<LoadedModel>,
@@ -137,6 +137,7 @@ impl Service {
         let field = conversation.field;
         let prompt = Prompt::Chat(conversation.chat(model)?);
         let (bytes, model, templates) = (prompt.bytes(), Arc::clone(model), self.templates.clone());
+        let _ticket = self.enter(&arrival, bytes).await?;
         let work = move |unwanted: &_| prompt.render(field, &model, (&templates, unwanted));
         arrival.limit(self.text.run(bytes, work)).await
     }

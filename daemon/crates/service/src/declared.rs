@@ -18,7 +18,9 @@ use tokio::sync::mpsc;
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::check::MODEL_NAME_MAX;
+use crate::defaults::Defaults;
 use crate::failure::{self, Failure};
+use crate::files::DEFAULT_TAG;
 use crate::load::Load;
 use crate::request_log::RequestLog;
 
@@ -28,7 +30,7 @@ pub const DECLARED_MAX: usize = 256;
 pub const ALIASES_MAX: usize = 16;
 
 /// A model that the configuration declares.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Declared {
     /// Its name.
     pub name: String,
@@ -40,6 +42,8 @@ pub struct Declared {
     pub preload: bool,
     /// Pin all of its segments.
     pub pin: bool,
+    /// What its requests have where they leave it unset.
+    pub defaults: Defaults,
 }
 
 impl Declared {
@@ -86,6 +90,12 @@ impl Book {
     /// The model that is declared under this name, no alias.
     pub fn model(&self, name: &str) -> Option<&Declared> {
         self.models.iter().find(|model| model.name == name)
+    }
+
+    /// The model that is asked for by this name or alias, which may end in Ollama's default tag.
+    pub fn asked(&self, name: &str) -> Option<&Declared> {
+        let find = |name: &str| self.model(&self.real_name(name));
+        find(name).or_else(|| find(name.strip_suffix(DEFAULT_TAG)?))
     }
 
     /// The aliases of a model.
@@ -182,6 +192,11 @@ impl Service {
             name: model.name.clone(),
             pin: model.pin,
             preload: false,
+            template: model
+                .defaults
+                .template
+                .as_ref()
+                .map(|t| Arc::clone(&t.source)),
         };
         let asked = format!("path={:?} pin={} as declared", load.path, load.pin);
         let log = RequestLog::audit("Load", &load.name, &asked, arrival);
@@ -238,11 +253,16 @@ mod tests {
             aliases: vec!["gpt-4".to_owned()],
             preload: false,
             pin: false,
+            defaults: Defaults::default(),
         }]);
         assert_eq!(book.real_name("gpt-4"), "a");
         assert_eq!(book.real_name("a"), "a");
         assert_eq!(book.real_name("b"), "b");
         assert_eq!(book.aliases_of("a"), ["gpt-4"]);
+        for name in ["a", "gpt-4", "gpt-4:latest", "a:latest"] {
+            assert!(book.asked(name).is_some(), "{name}");
+        }
+        assert!(book.asked("b:latest").is_none());
         assert!(book.model("gpt-4").is_none());
     }
 

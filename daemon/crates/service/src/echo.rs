@@ -27,15 +27,15 @@ impl Service {
     /// probable ones in its place.
     ///
     /// # Errors
-    /// Those of the prompt, INVALID_ARGUMENT for more scores than an answer holds, and those of the
-    /// engine.
+    /// Those of the prompt, INVALID_ARGUMENT for more scores than an answer holds, RESOURCE_EXHAUSTED
+    /// above a limit of its peer, and those of the engine.
     pub async fn echo(
         &self,
         model: &Arc<LoadedModel>,
         prompt: Prompt,
         field: &'static str,
         n_ctx: u32,
-        top_n: Option<u32>,
+        (top_n, class): (Option<u32>, Class),
         arrival: Arrival,
     ) -> Result<Echo, Failure> {
         let given = match &prompt {
@@ -46,6 +46,7 @@ impl Service {
             }
             Prompt::Chat(_) => None,
         };
+        let ticket = self.enter(&arrival, prompt.bytes()).await?;
         let room = Room::for_scores(n_ctx, self, model);
         let encoded = self.encode(Arc::clone(model), prompt, field, room, arrival);
         let ids = encoded.await?.ids;
@@ -65,16 +66,17 @@ impl Service {
             return Ok(echo);
         };
         check::score_length(field, echo.ids.len(), top_n)?;
+        ticket.take_prompt(echo.ids.len() as u32)?;
         let request = ScoreRequest {
             model: Arc::clone(model),
             ids: echo.ids.clone(),
             top_n,
             deadline: arrival.deadline,
-            asker: arrival.asker(Class::Interactive),
+            asker: ticket.asker(class),
         };
         let scored = async {
             let scored = self.engine.score(request).await;
-            scored.map_err(|error| failure::from_engine(&error))
+            scored.map_err(|error| ticket.failure(&error))
         };
         echo.scores = arrival.limit(scored).await?.tokens;
         Ok(echo)

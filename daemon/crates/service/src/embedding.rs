@@ -97,6 +97,9 @@ impl Service {
                 check::ids(field, ids, info.n_vocab)?;
             }
         }
+        let bytes = texts.iter().map(Prompt::bytes).sum();
+        let ticket = self.enter(&arrival, bytes).await?;
+        let ticket = &ticket;
         let of_file = model.model().hparams().pooling;
         let pooling = pooling.or(of_file).unwrap_or(Pooling::Last);
         let room = Room::for_embedding(n_ctx, self, &model);
@@ -111,16 +114,17 @@ impl Service {
                     let why = "a text has no tokens; give at least one";
                     return Err(failure::invalid(field, why));
                 }
+                ticket.take_prompt(tokens)?;
                 let request = EmbedRequest {
                     model,
                     ids: encoded.ids,
                     pooling,
                     deadline: arrival.deadline,
-                    asker: arrival.asker(class),
+                    asker: ticket.asker(class),
                 };
                 let embedded = async {
                     let embedded = self.engine.embed(request).await;
-                    embedded.map_err(|error| failure::from_engine(&error))
+                    embedded.map_err(|error| ticket.failure(&error))
                 };
                 let mut vector = arrival.limit(embedded).await?.values;
                 if let Some(n) = dimensions {

@@ -5,12 +5,15 @@
 //! failures there are, and what they say, is decided here. Texts are cut to [`MESSAGE_MAX_BYTES`],
 //! since they travel as headers and a client refuses headers above 16 KiB.
 
+mod limits;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rocmforge_engine::api::ModelStatus;
 use rocmforge_engine::{Error, Refusal};
 
+pub(crate) use self::limits::{peer_limit, prompts_held};
 use crate::model_files::ModelFileError;
 use crate::roles::Role;
 
@@ -22,6 +25,8 @@ const DETAIL_MAX_BYTES: usize = 512;
 const VIOLATIONS_MAX: usize = 8;
 /// When to come back while a drain goes on: a new daemon is up by then.
 const DRAIN_RETRY: Duration = Duration::from_secs(2);
+/// When to come back where one's own requests are too many: some of them have ended by then.
+const LIMIT_RETRY: Duration = Duration::from_secs(1);
 
 /// What kind of failure it is: who has to act on it, and whether trying again helps. The names are
 /// gRPC's.
@@ -244,6 +249,18 @@ pub fn from_engine(error: &Error) -> Failure {
             message: _,
             retry_after,
         } => Failure::new(Kind::ResourceExhausted, "FULL_NOW").retry(*retry_after),
+        Error::AskerLimit {
+            running,
+            queued,
+            running_max,
+            queued_max,
+        } => Failure::new(Kind::ResourceExhausted, "PEER_LIMIT")
+            .with("limit", "queued")
+            .with("max", queued_max.to_string())
+            .with("running", running.to_string())
+            .with("queued", queued.to_string())
+            .with("running_max", running_max.to_string())
+            .retry(LIMIT_RETRY),
         Error::Unavailable {
             message: _,
             retry_after,

@@ -28,7 +28,7 @@ const LISTING_KEPT: Duration = Duration::from_secs(2);
 /// How long a listing may be waited for.
 const LISTING_WAIT_MAX: Duration = Duration::from_secs(10);
 /// What Ollama's clients put behind a name without a tag.
-const DEFAULT_TAG: &str = ":latest";
+pub(crate) const DEFAULT_TAG: &str = ":latest";
 
 /// A file with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -304,6 +304,7 @@ impl Service {
             name: found.name.clone(),
             pin: false,
             preload: false,
+            template: None,
         };
         let arguments = format!("path={:?} at its first use", load.path);
         let log = RequestLog::audit("Load", &load.name, &arguments, arrival);

@@ -11,6 +11,7 @@ use crate::check::Sampling;
 use crate::decoding;
 use crate::failure::{self, Failure};
 use crate::format;
+use crate::limits::Ticket;
 use crate::measured::Course;
 use crate::prompt::{Prompt, Room};
 use crate::request_log::RequestLog;
@@ -39,6 +40,7 @@ pub struct Wanted {
 pub struct Running {
     events: Events<GenerateEvent>,
     course: Course,
+    ticket: Arc<Ticket>,
     /// The model.
     pub model: Arc<LoadedModel>,
     /// Where its draws began.
@@ -56,9 +58,13 @@ impl Running {
     pub async fn next(&mut self) -> Option<GenerateEvent> {
         let event = self.events.next().await;
         match &event {
-            Some(GenerateEvent::Piece { ids, .. }) => self.course.tokens(ids.len()),
+            Some(GenerateEvent::Piece { ids, .. }) => {
+                self.course.tokens(ids.len());
+                self.ticket.note_generated(ids.len());
+            }
             Some(GenerateEvent::Done(summary)) => self.course.done(summary),
-            Some(GenerateEvent::Failed(_)) | None => {}
+            Some(GenerateEvent::Failed(error)) => self.ticket.note_failed(error),
+            None => {}
         }
         event
     }
@@ -79,8 +85,8 @@ impl Service {
     /// Tokenizes, and hands over to the engine.
     ///
     /// # Errors
-    /// Those of the prompt, INVALID_ARGUMENT for one without tokens, and those of an engine that
-    /// takes no work.
+    /// Those of the prompt, INVALID_ARGUMENT for one without tokens, RESOURCE_EXHAUSTED above a limit
+    /// of its peer, and those of an engine that takes no work.
     pub async fn generate(
         &self,
         wanted: Wanted,
@@ -115,6 +121,7 @@ impl Service {
             reuse,
         } = wanted;
         decoding::check_vocabulary(&sampling, &model)?;
+        let ticket = self.enter(&arrival, prompt.bytes()).await?;
         let matcher = match sampling.format.take() {
             Some(format) => Some(self.matcher(&model, format, arrival).await?),
             None => None,
@@ -131,6 +138,7 @@ impl Service {
                 "it has no tokens; give at least one",
             ));
         }
+        ticket.take_prompt(prompt_tokens)?;
         sampling.decoding.grammar = matcher.map(|matcher| format::begun(matcher, &encoded));
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
         let snapshot = self.engine.snapshot();
@@ -147,7 +155,7 @@ impl Service {
                 stop: sampling.stop.clone(),
                 decoding: sampling.decoding.clone(),
                 deadline: arrival.deadline,
-                asker: arrival.asker(class),
+                asker: ticket.asker(class),
                 reuse,
             };
             let course = self.measured.begin(model.name(), arrival.at, &snapshot);
@@ -155,6 +163,7 @@ impl Service {
             Ok(Running {
                 events: events.map_err(|error| failure::from_engine(&error))?,
                 course,
+                ticket: Arc::clone(&ticket),
                 model: Arc::clone(&model),
                 seed,
                 stop: sampling.stop.clone(),

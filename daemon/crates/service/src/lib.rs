@@ -15,16 +15,19 @@ pub mod check;
 pub mod conversation;
 pub mod declared;
 pub mod decoding;
+pub mod defaults;
 pub mod echo;
 pub mod embedding;
 pub mod failure;
 pub mod files;
 pub mod format;
 pub mod generation;
+pub mod limits;
 pub mod load;
 pub mod measured;
 pub mod model_files;
 pub mod parts;
+pub mod peer;
 pub mod prompt;
 pub mod request_log;
 pub mod rerank;
@@ -45,6 +48,7 @@ use tokio::sync::Semaphore;
 use crate::declared::Shelf;
 use crate::failure::Failure;
 use crate::files::Listing;
+use crate::limits::LimitBook;
 use crate::measured::Measured;
 use crate::model_files::ModelDirs;
 use crate::roles::{RoleBook, Roles};
@@ -99,6 +103,7 @@ pub struct Service {
     loads: Arc<Semaphore>,
     listing: Listing,
     shelf: Shelf,
+    limit_book: LimitBook,
 }
 
 impl Service {
@@ -125,6 +130,7 @@ impl Service {
             loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
             listing: Listing::default(),
             shelf: Shelf::default(),
+            limit_book: LimitBook::default(),
         }
     }
 

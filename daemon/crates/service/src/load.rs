@@ -50,6 +50,8 @@ pub struct Load {
     pub pin: bool,
     /// Upload what fits.
     pub preload: bool,
+    /// A chat template in the place of the file's.
+    pub template: Option<Arc<str>>,
 }
 
 impl Load {
@@ -83,6 +85,7 @@ impl Load {
             name,
             pin,
             preload,
+            template: None,
         })
     }
 }
@@ -191,6 +194,7 @@ impl Service {
             load.name.clone(),
             steps.clone(),
         );
+        let template = load.template.clone();
         let snapshot = self.engine.snapshot();
         let prepared = tokio::task::spawn_blocking(move || {
             let _place = place;
@@ -205,8 +209,14 @@ impl Service {
             };
             tracing::debug!(path = %file.path().display(), bytes, "reading a model's header");
             let others = snapshot.models.iter().map(|status| &*status.model);
-            rocmforge_engine::prepare_among(&name, file, others, &mut progress)
-                .map_err(|error| failure::from_engine(&error))
+            let prepared = rocmforge_engine::prepare_among(&name, file, others, &mut progress);
+            let prepared = prepared.and_then(|mut prepared| {
+                if let Some(source) = &template {
+                    prepared.set_template(source)?;
+                }
+                Ok(prepared)
+            });
+            prepared.map_err(|error| failure::from_engine(&error))
         });
         match prepared.await {
             Ok(prepared) => prepared,

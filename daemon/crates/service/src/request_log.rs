@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::arrival::{Arrival, Caller};
 use crate::failure::Failure;
+use crate::peer::TokenName;
 
 /// Longest model name or list of arguments that a line shows, in characters.
 const TEXT_MAX: usize = 256;
@@ -19,6 +20,7 @@ pub struct RequestLog {
     id: Option<String>,
     model: String,
     caller: Option<Caller>,
+    token: Option<TokenName>,
     /// What a call of management asks for.
     arguments: Option<String>,
     at: Instant,
@@ -43,6 +45,7 @@ impl RequestLog {
             id: None,
             model: cut(model),
             caller: arrival.caller,
+            token: arrival.token,
             arguments: None,
             at: arrival.at,
             code: "Cancelled",
@@ -97,6 +100,7 @@ impl Drop for RequestLog {
     fn drop(&mut self) {
         let ms = self.at.elapsed().as_secs_f64() * 1e3;
         let (uid, pid) = (self.caller.map(|c| c.uid), self.caller.map(|c| c.pid));
+        let token = self.token.as_ref().map(TokenName::as_str);
         // What clients wrote is written as debug text, so that a name made of line breaks cannot forge a line.
         match &self.arguments {
             None => tracing::info!(
@@ -105,6 +109,7 @@ impl Drop for RequestLog {
                 model = ?self.model,
                 uid,
                 pid,
+                token,
                 code = %self.code,
                 ms,
                 prompt_tokens = self.prompt_tokens,
@@ -121,6 +126,7 @@ impl Drop for RequestLog {
                 arguments,
                 uid,
                 pid,
+                token,
                 code = %self.code,
                 refusal = ?self.refusal.as_deref().unwrap_or_default(),
                 ms,

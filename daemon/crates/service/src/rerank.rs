@@ -19,6 +19,7 @@ use rocmforge_tokenizer::Tokenizer;
 use crate::Service;
 use crate::arrival::Arrival;
 use crate::failure::{self, Failure};
+use crate::limits::Ticket;
 use crate::prompt::{Prompt, Room};
 
 /// Most documents of a request.
@@ -85,7 +86,8 @@ impl Service {
     ///
     /// # Errors
     /// UNIMPLEMENTED for a model that is no reranker, INVALID_ARGUMENT for an empty query, too many
-    /// documents and one that is too long; those of the engine.
+    /// documents and one that is too long; RESOURCE_EXHAUSTED above a limit of its peer; those of the
+    /// engine.
     pub async fn rerank(&self, wanted: Documents, arrival: Arrival) -> Result<Ranked, Failure> {
         let answers = answers(&wanted.model)?;
         let Documents {
@@ -119,6 +121,9 @@ impl Service {
             return Err(failure::invalid("query", &why));
         }
         let head: Arc<str> = format!("<Instruct>: {instruction}\n<Query>: {query}\n").into();
+        let bytes = documents.iter().map(String::len).sum::<usize>() + head_bytes;
+        let ticket = self.enter(&arrival, bytes).await?;
+        let ticket = &*ticket;
         let room = Room::for_prompt(n_ctx, self, &model);
         let judge = |(index, document): (u32, String)| {
             let (model, head) = (Arc::clone(&model), Arc::clone(&head));
@@ -126,7 +131,9 @@ impl Service {
                 let text = format!("{head}<Document>: {document}");
                 let ids = self.judged(&model, text, room, arrival).await?;
                 let tokens = ids.len() as u32;
-                let score = self.probability(model, ids, n_ctx, answers, class, arrival);
+                ticket.take_prompt(tokens)?;
+                let of_whom = (ticket, class);
+                let score = self.probability(model, ids, n_ctx, answers, of_whom, arrival);
                 let score = arrival.limit(score).await?;
                 Ok::<_, Failure>((Rank { index, score }, tokens))
             }
@@ -177,7 +184,7 @@ impl Service {
         prompt: Vec<u32>,
         n_ctx: u32,
         answers: Answers,
-        class: Class,
+        (ticket, class): (&Ticket, Class),
         arrival: Arrival,
     ) -> Result<f32, Failure> {
         let request = GenerateRequest {
@@ -197,13 +204,14 @@ impl Service {
                 ..Decoding::default()
             },
             deadline: arrival.deadline,
-            asker: arrival.asker(class),
+            asker: ticket.asker(class),
             reuse: true,
         };
         let events = self.engine.generate(request);
-        let mut events = events.map_err(|error| failure::from_engine(&error))?;
+        let mut events = events.map_err(|error| ticket.failure(&error))?;
         match events.next().await {
             Some(GenerateEvent::Piece { scores, .. }) => {
+                ticket.note_generated(1);
                 let top = scores.into_iter().next().map(|score| score.top);
                 let of = |id| top.iter().flatten().find(|(of, _)| *of == id);
                 let (Some((_, yes)), Some((_, no))) = (of(answers.yes), of(answers.no)) else {
@@ -211,7 +219,7 @@ impl Service {
                 };
                 Ok(1.0 / (1.0 + (no - yes).exp()))
             }
-            Some(GenerateEvent::Failed(error)) => Err(failure::from_engine(&error)),
+            Some(GenerateEvent::Failed(error)) => Err(ticket.failure(&error)),
             Some(GenerateEvent::Done(_)) | None => Err(failure::engine_gone()),
         }
     }

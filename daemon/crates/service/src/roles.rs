@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::{Gid, Group, Uid, User, geteuid, getgrouplist};
 
+use crate::arrival::Caller;
+
 /// Most entries of a list.
 const ENTRIES_MAX: usize = 256;
 /// How long a user's groups are remembered. They come from the system's directory, which may be far away.
@@ -89,7 +91,7 @@ impl Who {
         Ok(Self::Listed { users, groups })
     }
 
-    fn has_groups(&self) -> bool {
+    pub(crate) fn has_groups(&self) -> bool {
         matches!(self, Self::Listed { groups, .. } if !groups.is_empty())
     }
 
@@ -184,6 +186,13 @@ impl RoleBook {
         if !self.roles.need_groups() {
             return self.roles.highest(uid, &[]);
         }
+        let caller = Caller { uid, gid, pid: 0 };
+        self.roles.highest(uid, &self.groups(caller).await)
+    }
+
+    /// The groups of a caller, which are looked up on a blocking thread.
+    pub(crate) async fn groups(&self, caller: Caller) -> Arc<[u32]> {
+        let Caller { uid, gid, .. } = caller;
         let kept = |groups: &KnownGroups| {
             let (at, gids) = groups.get(&uid)?;
             (at.elapsed() < GROUPS_KEPT).then(|| Arc::clone(gids))
@@ -204,9 +213,9 @@ impl RoleBook {
         };
         // The group that the process has now, too, which the directory may not know of.
         if gids.contains(&gid) {
-            self.roles.highest(uid, &gids)
+            gids
         } else {
-            self.roles.highest(uid, &[&gids[..], &[gid]].concat())
+            [&gids[..], &[gid]].concat().into()
         }
     }
 }

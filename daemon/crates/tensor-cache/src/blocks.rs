@@ -2,6 +2,7 @@
 
 use crate::arena::{Side, Tenant};
 use crate::cache::in_range;
+use crate::evict::For;
 use crate::room::Bar;
 use crate::state::Block;
 use crate::{
@@ -30,7 +31,13 @@ impl Cache {
             self.blocks.len() as u64 + 1,
             BLOCKS_MAX as u64,
         )?;
-        let slab = self.make_room(self.rounded(bytes), Side::Low, Bar::None, actions)?;
+        let slab = self.make_room(
+            self.rounded(bytes),
+            Side::Low,
+            Bar::None,
+            For::Block(kind),
+            actions,
+        )?;
         let id = BlockId(self.blocks_ever);
         self.blocks_ever += 1;
         self.arena.occupy(slab, Tenant::Block(id));

@@ -7,14 +7,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use lru::LruCache;
 
 use crate::arena::{Arena, Side, Tenant};
+use crate::evict::For;
 use crate::forecast::{History, Score};
 use crate::room::Bar;
 use crate::spread::Sizes;
 use crate::state::{Block, Model, Segment, tally};
 use crate::{
-    Acquired, Action, BYTES_MAX, BlockId, Cleared, Counters, Error, KeptBecause, MODELS_MAX,
-    ModelId, PassHint, Policy, Residency, SEGMENTS_MAX, SegmentId, SegmentKind, SegmentSpec,
-    SetBudget, Slab, Usage,
+    Acquired, Action, BYTES_MAX, BlockId, Counters, Error, EvictionCause, MODELS_MAX, ModelId,
+    PassHint, Policy, Residency, SEGMENTS_MAX, SegmentId, SegmentKind, SegmentSpec, SetBudget,
+    Slab, Usage,
 };
 
 /// What a cache is made with.
@@ -141,6 +142,7 @@ impl Cache {
                     refs: 0,
                     pinned: false,
                     fresh: false,
+                    place: 0,
                     score: Score::default(),
                 })
                 .collect(),
@@ -150,6 +152,7 @@ impl Cache {
             usage: Usage::default(),
             counters: Counters::default(),
             held: 0,
+            changes: 0,
             blocks: 0,
             cursor: None,
             tied_done: false,
@@ -187,7 +190,7 @@ impl Cache {
                 segments: state.usage.segments_pinned as u32,
             });
         }
-        self.clear(Some(model), actions)?;
+        self.evict_all(Some(model), EvictionCause::Unload, actions)?;
         let state = self.models.remove(&model).expect("found above");
         assert_eq!(
             state.usage,
@@ -216,7 +219,11 @@ impl Cache {
             Residency::Resident(slab) => Acquired::Resident(slab),
             Residency::InFlight(slab) => Acquired::InFlight(slab),
             Residency::Absent => {
-                let slab = self.make_room(bytes, Side::High, Bar::None, actions)?;
+                let whose = For::Segment(segment.model);
+                let slab = match self.room_of_another_expert(segment, Bar::None, actions) {
+                    Some(slab) => slab,
+                    None => self.make_room(bytes, Side::High, Bar::None, whose, actions)?,
+                };
                 self.begin_upload(segment, slab, actions);
                 Acquired::Started(slab)
             }
@@ -238,10 +245,18 @@ impl Cache {
         });
         self.recency.promote(&segment);
         let model = self.models.get_mut(&segment.model).expect("found above");
-        let found = &mut model.segments[segment.index as usize];
-        if found.refs == 1 {
+        if model.segments[segment.index as usize].refs == 1 {
             model.held += 1;
         }
+        self.pass_over(segment);
+        self.assert_ledger();
+        Ok(acquired)
+    }
+
+    /// The pass under way has come to a segment: it goes on behind it, and an expert has been used once more.
+    pub(crate) fn pass_over(&mut self, segment: SegmentId) {
+        let model = self.models.get_mut(&segment.model).expect("it exists");
+        let found = &mut model.segments[segment.index as usize];
         match (&mut model.cursor, found.spec.kind) {
             (Some(cursor), SegmentKind::OrderedTied) if *cursor > segment.index => {
                 *cursor = model.segments.len() as u32;
@@ -250,15 +265,16 @@ impl Cache {
             (Some(cursor), SegmentKind::Ordered | SegmentKind::OrderedTied) => {
                 *cursor = (*cursor).max(segment.index + 1);
             }
-            (_, SegmentKind::Expert) => {
-                model.experts.remove(&(found.score.key(), segment.index));
+            (cursor, SegmentKind::Expert) => {
+                found.place = cursor.unwrap_or(found.place);
+                let holds_slab = model.experts.remove(&(found.score.key(), segment.index));
                 found.score = found.score.used(model.passes);
-                model.experts.insert((found.score.key(), segment.index));
+                if holds_slab {
+                    model.experts.insert((found.score.key(), segment.index));
+                }
             }
             (None, _) => {}
         }
-        self.assert_ledger();
-        Ok(acquired)
     }
 
     /// Gives a segment back. It stays where it is until something else needs the room.
@@ -278,6 +294,21 @@ impl Cache {
     /// Begins an upload of a segment that will be needed, unless it is there or on its way, `max_in_flight` uploads
     /// are under way, or room could only be made by evicting something that is needed sooner. Whether it began one.
     pub fn prefetch(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let bar = match self.config.policy {
+            Policy::Belady if self.segment(segment).is_ok() => {
+                Bar::FartherThan(self.next_use(segment))
+            }
+            _ => Bar::NotFresh,
+        };
+        self.prefetch_within(segment, bar, actions)
+    }
+
+    pub(crate) fn prefetch_within(
+        &mut self,
+        segment: SegmentId,
+        bar: Bar,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         let Ok(found) = self.segment(segment) else {
             return false;
         };
@@ -288,11 +319,17 @@ impl Cache {
             return false;
         }
         let bar = match self.config.policy {
-            Policy::Belady => Bar::FartherThan(self.next_use(segment)),
+            Policy::Belady => bar,
             Policy::Lru => Bar::NotFresh,
         };
-        let Ok(slab) = self.make_room(bytes, Side::High, bar, actions) else {
-            return false;
+        let whose = For::Segment(segment.model);
+        let room = self.room_of_another_expert(segment, bar, actions);
+        let slab = match room {
+            Some(slab) => slab,
+            None => match self.make_room(bytes, Side::High, bar, whose, actions) {
+                Ok(slab) => slab,
+                Err(_) => return false,
+            },
         };
         self.begin_upload(segment, slab, actions);
         self.change(segment, |found| found.fresh = true);
@@ -399,71 +436,6 @@ impl Cache {
         self.arena.used() <= self.arena.end() && self.arena.highest() <= self.arena.end()
     }
 
-    /// Evicts everything that may be evicted, of one model or of all. Blocks are not touched.
-    ///
-    /// # Errors
-    /// `UnknownModel`.
-    pub fn clear(
-        &mut self,
-        model: Option<ModelId>,
-        actions: &mut Vec<Action>,
-    ) -> Result<Cleared, Error> {
-        if let Some(model) = model.filter(|model| !self.models.contains_key(model)) {
-            return Err(Error::UnknownModel(model));
-        }
-        let mut cleared = Cleared::default();
-        let chosen = self
-            .models
-            .iter()
-            .filter(|(id, _)| model.is_none_or(|model| model == **id));
-        let mut victims = Vec::new();
-        for (&model, state) in chosen {
-            for (index, found) in (0u32..).zip(&state.segments) {
-                let segment = SegmentId { model, index };
-                let because = match found.state {
-                    Residency::Absent => continue,
-                    Residency::InFlight(_) => KeptBecause::InFlight,
-                    Residency::Resident(_) if found.refs > 0 => KeptBecause::InUse,
-                    Residency::Resident(_) if found.pinned => KeptBecause::Pinned,
-                    Residency::Resident(slab) => {
-                        victims.push((segment, slab));
-                        continue;
-                    }
-                };
-                cleared.kept.push((segment, because));
-            }
-        }
-        for (segment, slab) in victims {
-            self.arena.vacate(slab);
-            self.evicted(segment, slab, actions);
-            cleared.freed += slab.bytes;
-            cleared.segments += 1;
-        }
-        self.assert_ledger();
-        Ok(cleared)
-    }
-
-    /// Takes a resident segment's room away because its content turned out to be bad, pinned or not. False, and nothing
-    /// happens, while it is in use; a segment that is not resident has nothing to lose.
-    ///
-    /// # Panics
-    /// If the segment does not exist.
-    pub fn spoiled(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
-        let found = self
-            .segment(segment)
-            .expect("only what exists can be spoiled");
-        let Residency::Resident(slab) = found.state else {
-            return true;
-        };
-        if found.refs > 0 {
-            return false;
-        }
-        self.arena.vacate(slab);
-        self.gone(segment, slab, actions);
-        self.assert_ledger();
-        true
-    }
-
     /// Changes how victims are chosen, from now on.
     pub fn set_policy(&mut self, policy: Policy) {
         self.config.policy = policy;
@@ -497,7 +469,9 @@ impl Cache {
             .expect("the model has this segment");
         tally(&mut model.usage, found, -1);
         tally(&mut self.usage, found, -1);
+        let before = found.state;
         how(found);
+        model.changes += u64::from(found.state != before);
         tally(&mut model.usage, found, 1);
         tally(&mut self.usage, found, 1);
     }
@@ -542,35 +516,6 @@ impl Cache {
             counters.uploaded_bytes += slab.bytes;
         });
         actions.push(Action::Upload { segment, slab });
-    }
-
-    /// Books an eviction; the arena has been told.
-    pub(crate) fn evicted(&mut self, segment: SegmentId, slab: Slab, actions: &mut Vec<Action>) {
-        assert!(
-            self.segment(segment).is_ok_and(Segment::is_evictable),
-            "{segment} may not be evicted"
-        );
-        self.gone(segment, slab, actions);
-    }
-
-    fn gone(&mut self, segment: SegmentId, slab: Slab, actions: &mut Vec<Action>) {
-        self.forget(segment);
-        self.count(segment.model, |counters| {
-            counters.evictions += 1;
-            counters.evicted_bytes += slab.bytes;
-        });
-        actions.push(Action::Evict { segment, slab });
-    }
-
-    fn forget(&mut self, segment: SegmentId) {
-        self.change(segment, |found| {
-            found.state = Residency::Absent;
-            found.fresh = false;
-        });
-        self.recency.pop(&segment);
-        let model = self.models.get_mut(&segment.model).expect("changed above");
-        let score = model.segments[segment.index as usize].score;
-        model.experts.remove(&(score.key(), segment.index));
     }
 
     /// The ledger on two paths, the sums of the segments and blocks and the extents of the arena; and the limit, which

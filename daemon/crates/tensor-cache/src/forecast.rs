@@ -92,6 +92,11 @@ impl Score {
         Score(high + (low - high).exp2().ln_1p() / std::f64::consts::LN_2)
     }
 
+    /// The number itself.
+    pub(crate) fn value(self) -> f64 {
+        self.0
+    }
+
     /// A key that orders as the score does (positive floats order as their bits do).
     pub(crate) fn key(self) -> u64 {
         self.0.to_bits()

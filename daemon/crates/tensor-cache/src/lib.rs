@@ -34,6 +34,8 @@ mod arena;
 mod blocks;
 mod cache;
 mod error;
+mod evict;
+mod experts;
 mod forecast;
 mod pins;
 mod replace;
@@ -47,10 +49,10 @@ mod status;
 pub use cache::{Cache, CacheConfig};
 pub use error::Error;
 pub use segment::{
-    Acquired, Action, BlockId, BlockKind, Cleared, KeptBecause, ModelId, PassHint, Policy,
-    Residency, SegmentId, SegmentKind, SegmentSpec, SegmentStatus, SetBudget, Slab,
+    Acquired, Action, BlockId, BlockKind, Cleared, EvictionCause, KeptBecause, ModelId, PassHint,
+    Policy, Residency, SegmentId, SegmentKind, SegmentSpec, SegmentStatus, SetBudget, Slab,
 };
-pub use stats::{Counters, ModelStats, Stats, Usage};
+pub use stats::{Counters, Evictions, ModelStats, Stats, Usage};
 
 /// The most models that may be registered at once.
 pub const MODELS_MAX: usize = 4096;

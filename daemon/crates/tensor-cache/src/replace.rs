@@ -1,7 +1,7 @@
 //! Handing a slab on: from a segment that a pass has used to the one that is missed next.
 
 use crate::arena::{Side, Tenant};
-use crate::{Action, Cache, Policy, Residency, SegmentId, SegmentKind, Slab};
+use crate::{Action, Cache, EvictionCause, Policy, Residency, SegmentId, SegmentKind, Slab};
 
 impl Cache {
     /// Gives the room of a segment that a pass has just used to the absent one of its model that is needed next, if a pass
@@ -53,7 +53,7 @@ impl Cache {
             self.arena.occupy(slab, Tenant::Segment(segment));
             return self.prefetch(next, actions);
         };
-        self.evicted(segment, slab, actions);
+        self.evicted(segment, slab, EvictionCause::OwnPass, actions);
         self.begin_upload(next, Slab { offset, bytes }, actions);
         self.change(next, |found| found.fresh = true);
         self.assert_ledger();

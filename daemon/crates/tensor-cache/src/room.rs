@@ -12,9 +12,12 @@ use std::collections::BinaryHeap;
 use std::ops::Bound;
 
 use crate::arena::{Shift, Side, Tenant};
+use crate::evict::For;
 use crate::forecast::NextUse;
 use crate::state::{Model, Segment};
-use crate::{Action, Cache, Error, ModelId, Policy, Residency, SegmentId, SegmentKind, Slab};
+use crate::{
+    Action, Cache, Error, EvictionCause, ModelId, Policy, Residency, SegmentId, SegmentKind, Slab,
+};
 
 /// Which victims a request may claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +91,7 @@ impl Cache {
         bytes: u64,
         side: Side,
         bar: Bar,
+        whose: For,
         actions: &mut Vec<Action>,
     ) -> Result<Slab, Error> {
         let (budget, pinned) = (self.config.budget, self.usage().pinned);
@@ -99,13 +103,13 @@ impl Cache {
             });
         }
         if side == Side::Low
-            && let Some(slab) = self.clear_low_end(bytes, actions)
+            && let Some(slab) = self.clear_low_end(bytes, whose, actions)
         {
             return Ok(slab);
         }
         if let Some(plan) = self.choose(bytes, 0, side, bar) {
             let offset = plan.offset;
-            self.commit(plan, actions);
+            self.commit(plan, whose, actions);
             return Ok(Slab { offset, bytes });
         }
         let fixed = |tenant| match tenant {
@@ -140,7 +144,7 @@ impl Cache {
         }
         for (segment, slab) in evict {
             self.arena.vacate(slab);
-            self.evicted(segment, slab, actions);
+            self.evicted(segment, slab, EvictionCause::Budget, actions);
         }
         let beyond: Vec<_> = self
             .arena
@@ -171,7 +175,7 @@ impl Cache {
                     offset: plan.offset,
                     bytes: slab.bytes,
                 };
-                self.commit(plan, actions);
+                self.commit(plan, For::Budget, actions);
                 self.shift(
                     Shift {
                         segment,
@@ -182,7 +186,7 @@ impl Cache {
                 );
             } else if !pinned {
                 self.arena.vacate(slab);
-                self.evicted(segment, slab, actions);
+                self.evicted(segment, slab, EvictionCause::Budget, actions);
             }
         }
         self.assert_ledger();
@@ -262,7 +266,7 @@ impl Cache {
     /// elsewhere, or is evicted if there is none. So blocks, which never move, gather at the low end, and large
     /// segments keep an undivided range above them. `None`, and nothing done, if pins, uses, uploads or blocks leave no
     /// such range, or not enough bytes.
-    fn clear_low_end(&mut self, bytes: u64, actions: &mut Vec<Action>) -> Option<Slab> {
+    fn clear_low_end(&mut self, bytes: u64, whose: For, actions: &mut Vec<Action>) -> Option<Slab> {
         let fixed = |tenant| match tenant {
             Tenant::Segment(id) => !self.segment(id).is_ok_and(Segment::is_evictable),
             Tenant::Block(_) => true,
@@ -280,7 +284,7 @@ impl Cache {
         }
         for &(segment, slab) in &taken {
             self.arena.vacate(slab);
-            self.evicted(segment, slab, actions);
+            self.evicted(segment, slab, whose.cause(segment.model), actions);
         }
         let inside: Vec<_> = self.arena.overlapping(window).collect();
         for (from, tenant) in inside {
@@ -295,7 +299,7 @@ impl Cache {
                 self.shift(Shift { segment, from, to }, actions);
             } else {
                 self.arena.vacate(from);
-                self.evicted(segment, from, actions);
+                self.evicted(segment, from, whose.cause(segment.model), actions);
             }
         }
         Some(window)
@@ -394,9 +398,9 @@ impl Cache {
         self.arena.slide(bytes, slide_max, movable)
     }
 
-    fn commit(&mut self, plan: Plan, actions: &mut Vec<Action>) {
+    fn commit(&mut self, plan: Plan, whose: For, actions: &mut Vec<Action>) {
         for (segment, slab) in plan.victims {
-            self.evicted(segment, slab, actions);
+            self.evicted(segment, slab, whose.cause(segment.model), actions);
         }
         for shift in plan.shifts {
             self.shift(shift, actions);
@@ -420,7 +424,7 @@ impl Cache {
 }
 
 /// Evictable segments, the farthest next use (or the least recent) first.
-enum Victims {
+pub(crate) enum Victims {
     Farthest {
         /// By the next use that they go for, which may be another one's; their own is behind.
         heap: BinaryHeap<(NextUse, SegmentId, NextUse)>,
@@ -432,7 +436,7 @@ enum Victims {
 
 impl Victims {
     /// For room of `need` bytes.
-    fn new(cache: &Cache, need: u64) -> Victims {
+    pub(crate) fn new(cache: &Cache, need: u64) -> Victims {
         if cache.config.policy == Policy::Lru {
             return Victims::LeastRecent(
                 cache.recency.iter().map(|(segment, ())| *segment).collect(),
@@ -470,7 +474,7 @@ impl Victims {
         }
     }
 
-    fn next(&mut self, cache: &Cache) -> Option<(NextUse, SegmentId, Slab)> {
+    pub(crate) fn next(&mut self, cache: &Cache) -> Option<(NextUse, SegmentId, Slab)> {
         let (next_use, segment) = match self {
             Victims::LeastRecent(segments) => loop {
                 let segment = segments.pop()?;

@@ -107,6 +107,55 @@ pub enum Policy {
     Lru,
 }
 
+/// Why a segment was evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EvictionCause {
+    /// A segment of another model took its room.
+    OtherModel,
+    /// A segment of its own model took its room: the model does not fit beside what else there is.
+    OwnPass,
+    /// Keys and values, or states, took its room.
+    Kv,
+    /// Working memory took its room.
+    Scratch,
+    /// The budget shrank.
+    Budget,
+    /// It was asked for.
+    Clear,
+    /// Its model was unregistered.
+    Unload,
+    /// Its content turned out to be bad.
+    Spoiled,
+}
+
+impl EvictionCause {
+    /// All causes.
+    pub const ALL: [EvictionCause; 8] = [
+        EvictionCause::OtherModel,
+        EvictionCause::OwnPass,
+        EvictionCause::Kv,
+        EvictionCause::Scratch,
+        EvictionCause::Budget,
+        EvictionCause::Clear,
+        EvictionCause::Unload,
+        EvictionCause::Spoiled,
+    ];
+
+    /// Its name in logs, metrics and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            EvictionCause::OtherModel => "other_model",
+            EvictionCause::OwnPass => "own_pass",
+            EvictionCause::Kv => "kv",
+            EvictionCause::Scratch => "scratch",
+            EvictionCause::Budget => "budget",
+            EvictionCause::Clear => "clear",
+            EvictionCause::Unload => "unload",
+            EvictionCause::Spoiled => "spoiled",
+        }
+    }
+}
+
 /// What the engine must do, in the order in which the actions were appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -116,6 +165,8 @@ pub enum Action {
         segment: SegmentId,
         /// Where it was.
         slab: Slab,
+        /// Why it went.
+        cause: EvictionCause,
     },
     /// Copy an idle resident segment; the ranges may overlap (`memmove`). What ran before must have finished with
     /// `from`, and what is written later to the bytes of `from` must come after the copy.

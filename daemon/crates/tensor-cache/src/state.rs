@@ -16,6 +16,8 @@ pub(crate) struct Segment {
     pub(crate) pinned: bool,
     /// A prefetch uploaded it and no acquire has used it yet.
     pub(crate) fresh: bool,
+    /// Experts only: the next index of the pass when it was used last, which tells where its layer lies.
+    pub(crate) place: u32,
     /// Experts only.
     pub(crate) score: Score,
 }
@@ -43,6 +45,8 @@ pub(crate) struct Model {
     pub(crate) counters: Counters,
     /// How many segments have references.
     pub(crate) held: u32,
+    /// Counts what became resident, went, or moved.
+    pub(crate) changes: u64,
     pub(crate) blocks: u32,
     /// The next index that the pass under way will use.
     pub(crate) cursor: Option<u32>,

@@ -1,6 +1,6 @@
 //! Counters and sums, per model and in total.
 
-use crate::{ModelId, Policy};
+use crate::{EvictionCause, ModelId, Policy};
 
 /// Events since the start, or since the model was registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,10 +25,33 @@ pub struct Counters {
     pub evictions: u64,
     /// Bytes evicted.
     pub evicted_bytes: u64,
+    /// Segments evicted, by cause; their sum is `evictions`.
+    pub evictions_by: Evictions,
     /// Segments moved to make a hole.
     pub moves: u64,
     /// Bytes moved.
     pub moved_bytes: u64,
+}
+
+/// Evicted segments by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evictions([u64; EvictionCause::ALL.len()]);
+
+impl Evictions {
+    /// How many went for this cause.
+    pub fn of(&self, cause: EvictionCause) -> u64 {
+        self.0[cause as usize]
+    }
+
+    /// How many went.
+    pub fn sum(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// One more.
+    pub fn count(&mut self, cause: EvictionCause) {
+        self.0[cause as usize] += 1;
+    }
 }
 
 /// Bytes held now, in slabs, that is rounded to the alignment.

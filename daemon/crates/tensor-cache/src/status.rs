@@ -97,6 +97,34 @@ impl Cache {
         Ok(first.all(|found| matches!(found.state, Residency::Resident(_))))
     }
 
+    /// A number that is another one as soon as a segment of a model has come, gone or moved; 0 if it is not registered.
+    pub fn changes(&self, model: ModelId) -> u64 {
+        self.models.get(&model).map_or(0, |state| state.changes)
+    }
+
+    /// Counts a use of every segment of a model, all of which are resident: a pass that needs them all at once and ends before
+    /// anything else is asked of the cache. False, and nothing is counted, if one is not resident, or was brought ahead of need
+    /// and never used.
+    pub fn use_all(&mut self, model: ModelId) -> bool {
+        let Some(state) = self.models.get_mut(&model) else {
+            return false;
+        };
+        let n = state.segments.len() as u64;
+        if state.usage.segments_resident < n || state.segments.iter().any(|found| found.fresh) {
+            return false;
+        }
+        if let Some(cursor) = &mut state.cursor {
+            *cursor = n as u32;
+            state.tied_done = true;
+        }
+        let bytes = state.bytes;
+        self.count(model, |counters| {
+            counters.hits += n;
+            counters.hit_bytes += bytes;
+        });
+        true
+    }
+
     /// Checks every invariant from the ground up, O(everything): for tests and for a daemon that doubts itself.
     ///
     /// # Panics

@@ -72,7 +72,7 @@ fn step(world: &mut World, rng: &mut StdRng, outcome: &mut Outcome) {
         80..=82 => world.free(rng),
         83 => world.pin(rng, outcome),
         84..=86 => world.unpin(rng),
-        87 if rng.random_bool(0.1) => world.clear(rng),
+        87 if rng.random_bool(0.1) => world.clear(rng, outcome),
         88 if rng.random_bool(0.3) => world.set_budget(rng, outcome),
         89..=90 => world.settle(outcome),
         91 if rng.random_bool(0.1) => world.set_policy(rng),

@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{ModelStatus, SegmentState};
+use rocmforge_service::defaults::Defaults;
 use rocmforge_service::failure::Failure;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -181,11 +182,33 @@ async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
     }
     answer(&json!({
         "modelfile": "",
-        "parameters": "",
+        "parameters": parameters(&call.service.defaults(model.name())),
         "template": template,
         "details": details(Some(&model)),
         "model_info": described,
         "capabilities": capabilities,
         "modified_at": rfc3339(i64::try_from(mtime_ms).unwrap_or(i64::MAX)),
     }))
+}
+
+/// The defaults of a declared model in the words of a Modelfile, a line each; nothing of what is the
+/// daemon's own.
+fn parameters(defaults: &Defaults) -> String {
+    let (integer, real) = (|n: i32| n.to_string(), |x: f32| x.to_string());
+    let rows = [
+        ("temperature", defaults.temperature.map(real)),
+        ("top_k", defaults.top_k.map(integer)),
+        ("top_p", defaults.top_p.map(real)),
+        ("min_p", defaults.min_p.map(real)),
+        ("repeat_penalty", defaults.repeat_penalty.map(real)),
+        ("presence_penalty", defaults.presence_penalty.map(real)),
+        ("frequency_penalty", defaults.frequency_penalty.map(real)),
+        ("repeat_last_n", defaults.penalty_last_n.map(integer)),
+        ("num_predict", defaults.max_tokens.map(integer)),
+    ];
+    let set = rows
+        .into_iter()
+        .filter_map(|(key, value)| Some((key, value?)));
+    let lines = set.map(|(key, value)| format!("{key:<30} {value}"));
+    lines.collect::<Vec<_>>().join("\n")
 }

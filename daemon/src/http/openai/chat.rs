@@ -11,7 +11,7 @@ use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::{self, Failure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::super::Http;
@@ -21,7 +21,7 @@ use super::super::format::WireFormat;
 use super::super::prompt::{
     TextOr, WireMessage, WireSampling, messages, refuse_unsupported, says_something,
 };
-use super::super::reply::{Events, SSE, SSE_HEARTBEAT, event, stream};
+use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Conversation};
 use super::{StreamOptions, finish_reason, logprobs, name, small, usage};
 use rocmforge_service::answers::{self, Ended, Generation};
@@ -241,6 +241,30 @@ struct Choice {
     logprobs: Value,
 }
 
+/// A chunk that brings text, as it is written.
+#[derive(Serialize)]
+struct TextChunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: [TextChoice<'a>; 1],
+}
+
+#[derive(Serialize)]
+struct TextChoice<'a> {
+    index: usize,
+    delta: TextDelta<'a>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum TextDelta<'a> {
+    Content(&'a str),
+    ReasoningContent(&'a str),
+}
+
 impl Chunks {
     fn chunk(&self, choices: &Value) -> Value {
         json!({
@@ -257,6 +281,23 @@ impl Chunks {
             Some(model) => logprobs::of_chat(model, scores),
             None => Value::Null,
         }
+    }
+
+    /// More text and nothing else: what a token is, as a rule.
+    fn text(&self, delta: TextDelta<'_>, out: &mut String) {
+        let choice = TextChoice {
+            index: self.at,
+            delta,
+            finish_reason: None,
+        };
+        let chunk = TextChunk {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: &self.model,
+            choices: [choice],
+        };
+        data_event(&chunk, out);
     }
 
     fn delta(&mut self, delta: &Value, finish: Option<&str>, out: &mut String) {
@@ -293,7 +334,14 @@ impl Events for Chunks {
     }
 
     fn part(&mut self, part: Part, out: &mut String) {
+        let is_scored = self.scored.is_some();
         let delta = match part {
+            Part::Text(text) if !is_scored => {
+                return self.text(TextDelta::Content(&text), out);
+            }
+            Part::Reasoning(text) if !is_scored => {
+                return self.text(TextDelta::ReasoningContent(&text), out);
+            }
             Part::Text(text) => json!({"content": text}),
             Part::Reasoning(text) => json!({"reasoning_content": text}),
             Part::Call(call) => {

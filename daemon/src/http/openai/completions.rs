@@ -198,11 +198,12 @@ async fn echoed(
         });
         let top_n = top_n.transpose()?;
         let service = &call.service;
+        let how = (top_n, service.class(model, None));
         let model = service
             .model_at_first_use("model", model, &call.arrival)
             .await?;
         let n_ctx = service.n_ctx_at_most(None, &model);
-        let echo = service.echo(&model, prompt, "prompt", n_ctx, top_n, call.arrival);
+        let echo = service.echo(&model, prompt, "prompt", n_ctx, how, call.arrival);
         let Echo { text, ids, scores } = echo.await?;
         let mut offset = 0;
         let logprobs = match top_n {

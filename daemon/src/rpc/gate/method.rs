@@ -79,7 +79,7 @@ impl Method {
                 ..small
             },
             "Models/Load" | "Models/Unload" | "Models/Preload" | "Models/Pin" | "Models/Unpin"
-            | "Cache/Clear" => Self {
+            | "Cache/Clear" | "Server/CheckDevice" => Self {
                 role: Some(Role::Manage),
                 ..small
             },

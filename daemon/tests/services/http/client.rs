@@ -11,9 +11,10 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use rocmforged::limits::Rules;
 use rocmforged::roles::Roles;
 use rocmforged::socket::Socket;
-use rocmforged::{End, HttpListeners, Token};
+use rocmforged::{End, HttpListeners, Tokens};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -78,6 +79,14 @@ impl HttpDaemon {
     }
 
     pub(crate) async fn start_with(token: Option<&str>, roles: Roles) -> Self {
+        Self::start_limiting(token, roles, Vec::new()).await
+    }
+
+    pub(crate) async fn start_limiting(
+        token: Option<&str>,
+        roles: Roles,
+        peer_limits: Rules,
+    ) -> Self {
         let socket_dir = tempfile::tempdir().unwrap();
         let socket = Socket::bind(&socket_dir.path().join("h")).unwrap();
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -85,10 +94,10 @@ impl HttpDaemon {
         let http = HttpListeners {
             unix: Some(socket.listener().unwrap()),
             tcp: Some(tcp),
-            token: token.map(|token| Token::new(token).unwrap()),
+            tokens: token.map(|token| Tokens::parse(token).unwrap()),
         };
         Self {
-            daemon: Daemon::start_with_http(roles, http).await,
+            daemon: Daemon::start_limiting(roles, http, Vec::new(), peer_limits).await,
             tcp: address,
             socket_dir,
             _socket: socket,

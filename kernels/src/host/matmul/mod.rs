@@ -106,6 +106,25 @@ impl<'a> RowsOut<'a> {
         }
     }
 
+    /// Of the same output, `rows` of each token's rows from `first` on: the output of a product with these rows of the matrix.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[must_use]
+    pub fn of_rows(self, first: usize, rows: usize) -> RowsOut<'a> {
+        assert!(
+            first <= self.rows && rows <= self.rows - first,
+            "rows {first}..{first}+{rows} of {}",
+            self.rows
+        );
+        RowsOut {
+            // SAFETY: a token's row `first` lies inside of the output, or one past the end of the last one's rows.
+            out: unsafe { self.out.add(first) },
+            rows,
+            ..self
+        }
+    }
+
     /// Sets up to 16 rows of token `t` from row `row` on; those past the last row are dropped.
     #[inline(always)]
     fn set(&self, t: usize, row: usize, values: &[f32; ROWS]) {

@@ -1,5 +1,8 @@
 //! Packs the formats with blocks of 256 weights: one block of a row is its share of a tile.
 
+use std::ops::Range;
+
+use super::super::WeightType;
 use super::super::reference::{k_scale_min, q3_scale};
 use super::{put_half, put_words};
 
@@ -55,25 +58,30 @@ pub(super) fn q3(src: &[u8], r: usize, dst: &mut [u8], plane: &mut [u8]) -> bool
     put_half(plane, 0, r, half(src, 108))
 }
 
+/// Words of a block that go to lines as they are, and the byte where their lines begin; the functions below leave them out.
+pub(super) fn plain_words(ty: WeightType) -> &'static [(Range<usize>, usize)] {
+    match ty {
+        WeightType::Q4K => &[(16..144, 0)],
+        WeightType::Q5K => &[(48..176, 0), (16..48, 2048)],
+        WeightType::Q6K => &[(0..128, 0), (128..192, 2048)],
+        _ => &[],
+    }
+}
+
 /// Q4_K: d, dmin, scales[12], qs[128].
 pub(super) fn q4(src: &[u8], r: usize, dst: &mut [u8]) -> bool {
-    put_words(&src[16..144], dst, 0, r);
     put_six_bits(|s| k_scale_min(&src[4..16], s), dst, 2048, r);
     put_half(dst, 2240, r, half(src, 0)) & put_half(dst, 2272, r, half(src, 2))
 }
 
 /// Q5_K: d, dmin, scales[12], qh[32], qs[128].
 pub(super) fn q5(src: &[u8], r: usize, dst: &mut [u8]) -> bool {
-    put_words(&src[48..176], dst, 0, r);
-    put_words(&src[16..48], dst, 2048, r);
     put_six_bits(|s| k_scale_min(&src[4..16], s), dst, 2560, r);
     put_half(dst, 2752, r, half(src, 0)) & put_half(dst, 2784, r, half(src, 2))
 }
 
 /// Q6_K: ql[128], qh[64], scales[16], d.
 pub(super) fn q6(src: &[u8], r: usize, dst: &mut [u8], plane: &mut [u8]) -> bool {
-    put_words(&src[..128], dst, 0, r);
-    put_words(&src[128..192], dst, 2048, r);
     put_words(&src[192..208], dst, 3072, r);
     put_half(plane, 0, r, half(src, 208))
 }

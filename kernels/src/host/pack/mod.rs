@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::formats::{self, Format, Group, PLANE_ENTRY, TILE_BLOCKS, Tile, has_plane, tile_bytes};
 use super::matmul::dispatch::{WithFormat, with_format};
-use super::simd::{Job, ROWS, Simd};
+use super::simd::{Avx2, Job, ROWS, Simd};
 use super::{Error, Isa, WeightType};
 
 /// Rows in a group: the unit in which matrices are packed and divided among workers.
@@ -209,6 +209,10 @@ impl PackedMatrix {
                 .chunks_exact(row_bytes)
                 .map(|row| &row[at..at + bytes])
                 .enumerate();
+            for (words, to) in k_quants::plain_words(ty) {
+                let share = share.clone().map(|(_, src)| &src[words.clone()]);
+                self.put_all_words(share, dst, *to);
+            }
             let bad = match (ty, plane) {
                 (WeightType::Q4_0 | WeightType::IQ4NL, _) => {
                     first_bad(share, |src, r| blocks32::q4_0(src, n, r, dst))
@@ -265,6 +269,25 @@ impl PackedMatrix {
             damaged = [damaged, bad].into_iter().flatten().min();
         }
         damaged
+    }
+
+    /// Puts words of each row into the rows' words of the lines from byte `at` on.
+    fn put_all_words<'a>(&self, rows: impl Iterator<Item = &'a [u8]>, dst: &mut [u8], at: usize) {
+        let mut all: [&[u8]; ROWS] = [&[]; ROWS];
+        let mut n = 0;
+        for (to, row) in all.iter_mut().zip(rows) {
+            *to = row;
+            n += 1;
+        }
+        let words = all[0].len() / 4;
+        let avx2 = Avx2::detect().filter(|_| self.isa != Isa::Scalar && n == ROWS);
+        match avx2 {
+            Some(avx2) if words.is_multiple_of(8) => {
+                let (lines, _) = dst[at..at + 64 * words].as_chunks_mut::<64>();
+                avx2.transpose(&all, lines);
+            }
+            _ => (0..n).for_each(|r| put_words(all[r], dst, at, r)),
+        }
     }
 
     /// Dequantizes row `row` of the packed matrix: exactly the values that the format defines.

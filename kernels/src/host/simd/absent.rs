@@ -53,3 +53,10 @@ macro_rules! absent {
 }
 
 absent!(Avx2, AvxVnni, Avx512);
+
+impl Avx2 {
+    /// Never called.
+    pub(crate) fn transpose(self, _: &[&[u8]; ROWS], _: &mut [Line]) {
+        match self.0 {}
+    }
+}

@@ -18,6 +18,62 @@ impl Avx2 {
     }
 }
 
+impl Avx2 {
+    /// Word `w` of row `r` becomes word `r` of line `w`.
+    ///
+    /// # Panics
+    /// If a row has not as many words as there are lines, or these are no multiple of 8.
+    pub(crate) fn transpose(self, rows: &[&[u8]; ROWS], lines: &mut [Line]) {
+        assert!(
+            lines.len().is_multiple_of(8) && rows.iter().all(|row| row.len() == 4 * lines.len()),
+            "16 rows of as many words as there are lines"
+        );
+        // SAFETY: the proof says that the CPU has AVX2; the lengths are checked above.
+        unsafe { transpose(rows, lines) }
+    }
+}
+
+/// 8 words of 8 rows at a time.
+///
+/// # Safety
+/// The CPU has AVX2; there are a multiple of 8 lines, and each row has as many words.
+#[target_feature(enable = "avx2")]
+unsafe fn transpose(rows: &[&[u8]; ROWS], lines: &mut [Line]) {
+    for (i, lines) in lines.chunks_exact_mut(8).enumerate() {
+        for half in 0..2 {
+            // SAFETY: 32 bytes from 32 i on are inside of each row, which has 4 bytes for each line.
+            let row = |r: usize| unsafe {
+                _mm256_loadu_si256(rows[8 * half + r].as_ptr().add(32 * i).cast())
+            };
+            // Pairs of words of neighbouring rows, then fours, then eights.
+            let pair = |r: usize| {
+                let (a, b) = (row(r), row(r + 1));
+                [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)]
+            };
+            let four = |r: usize| {
+                let ([a, c], [b, d]) = (pair(r), pair(r + 2));
+                [
+                    _mm256_unpacklo_epi64(a, b),
+                    _mm256_unpackhi_epi64(a, b),
+                    _mm256_unpacklo_epi64(c, d),
+                    _mm256_unpackhi_epi64(c, d),
+                ]
+            };
+            let (low, high) = (four(0), four(4));
+            for w in 0..4 {
+                let first = _mm256_permute2x128_si256::<0x20>(low[w], high[w]);
+                let later = _mm256_permute2x128_si256::<0x31>(low[w], high[w]);
+                for (line, words) in [(w, first), (w + 4, later)] {
+                    // SAFETY: half a line is 32 bytes.
+                    unsafe {
+                        _mm256_storeu_si256(lines[line].as_mut_ptr().add(32 * half).cast(), words);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Proof that the CPU has AVX2, FMA, F16C and AVX-VNNI.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AvxVnni(());

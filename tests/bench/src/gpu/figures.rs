@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use rocmforge_device::Role;
 use rocmforge_device::gpu::ceilings::Ceilings;
 use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::Policy;
+use rocmforge_engine::api::{Offload, Policy};
 
 use super::Bench;
 use super::plan::{Figure, Kind, title};
@@ -293,9 +293,13 @@ fn budget(bench: &mut Bench, path: &Path, (whole, what): (u64, &str), rates: Rat
         true => least_budget(bench, path)?,
         false => 0,
     });
-    let mut session = Session::start_within(bench.device, budget)?;
-    let (model, _) = session.load("main", path)?;
     let n = plan.decode_streamed;
+    let mut session = Session::start_split(bench.device, budget, Offload::Auto)?;
+    let (model, _) = session.load("main", path)?;
+    let split: Streamed = stream::decode(&mut session, &model, n, plan.runs)?;
+    session.end()?;
+    let mut session = Session::start_split(bench.device, budget, Offload::Never)?;
+    let (model, _) = session.load("main", path)?;
     let streamed: Streamed = stream::decode(&mut session, &model, n, plan.runs)?;
     let prefilled = prefill(bench, &mut session, &model, plan.prefills[0])?;
     let flops = flops(&model);
@@ -333,6 +337,23 @@ fn budget(bench: &mut Bench, path: &Path, (whole, what): (u64, &str), rates: Rat
             .judged(plan.goal(Figure::DecodeStreamed)),
     );
     bench.add(uploads);
+    let with = format!("{within}, the host takes part");
+    let decode = format!("{with}: decode");
+    bench.add(
+        Row::new(&name, decode, "tokens/s", &split.speeds).judged(plan.goal(Figure::DecodeSplit)),
+    );
+    for (what, bytes) in [
+        ("uploaded", &split.uploads),
+        ("computed on the host", &split.hosted),
+    ] {
+        let megabytes: Vec<f64> = bytes.iter().map(|b| b / 1e6).collect();
+        bench.add(Row::new(
+            &name,
+            format!("{with}: {what} a token"),
+            "MB",
+            &megabytes,
+        ));
+    }
     bench.add(prefill);
     Ok(())
 }

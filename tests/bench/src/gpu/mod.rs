@@ -3,6 +3,7 @@
 //! ```text
 //! table   figures beside must, aim, llama.cpp and the card's own ceilings    figures.rs, first.rs
 //! clients many requests at once                                               clients.rs
+//! mixtures  mixtures of experts, resident and in smaller budgets            mixtures.rs
 //! turns   the second turn of a chat; what drafts cost                          turns.rs
 //! parity  every operation and type against the host                           parity.rs
 //! goldens small models of every architecture against their authors' code       goldens.rs
@@ -18,6 +19,7 @@ mod clients;
 mod figures;
 pub(crate) mod first;
 mod goldens;
+mod mixtures;
 mod models;
 mod parity;
 mod plan;
@@ -50,6 +52,8 @@ enum Part {
     Table,
     /// Many requests at once.
     Clients,
+    /// Mixtures of experts.
+    Mixtures,
     /// The second turn of a chat.
     Turns,
     /// Operations against the host's.
@@ -75,10 +79,10 @@ pub(crate) struct Options {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "table,clients,turns,parity,goldens,text,soak,rounds"
+        default_value = "table,clients,mixtures,turns,parity,goldens,text,soak,rounds"
     )]
     parts: Vec<Part>,
-    /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 14 GB at a time].
+    /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 19 GB at a time].
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
     /// How long the mixed load lasts.
@@ -201,6 +205,10 @@ impl Bench {
             }
             Part::Clients => {
                 let check = Check::ran("Clients", |check| clients::run_all(self, check));
+                (!check.passed()).then_some(check).into_iter().collect()
+            }
+            Part::Mixtures => {
+                let check = Check::ran("Mixtures", |check| mixtures::run_all(self, check));
                 (!check.passed()).then_some(check).into_iter().collect()
             }
             Part::Turns => {

@@ -20,7 +20,10 @@ use crate::check::Check;
 const SEED: u64 = 1000;
 
 fn host(threads: Option<NonZeroUsize>) -> Result<Box<dyn Device>> {
-    Ok(Box::new(HostDevice::new(HostConfig { threads })?))
+    Ok(Box::new(HostDevice::new(HostConfig {
+        threads,
+        spin: None,
+    })?))
 }
 
 /// What the check is called.

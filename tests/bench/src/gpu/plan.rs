@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     pub(crate) main: Kind,
     /// Models of which only the decode is measured.
     pub(crate) others: Vec<Kind>,
+    /// Mixtures of experts.
+    pub(crate) mixtures: Vec<Kind>,
     /// The model of the text and of the rounds.
     pub(crate) small: Kind,
     /// Models of the mixed load.
@@ -70,6 +72,7 @@ pub(crate) enum Figure {
     PrefillShort,
     PrefillLong,
     DecodeStreamed,
+    DecodeSplit,
     PrefillStreamed,
     Alternating,
 }
@@ -86,6 +89,7 @@ impl Plan {
                 (Qwen3_8b, Q4KM),
                 (Llama1b, Q4_0),
             ],
+            mixtures: vec![(Qwen3_30bA3b, Q4KM)],
             small: (Llama1b, Q4_0),
             mixed: vec![
                 (Llama8b, Q4KM),
@@ -119,10 +123,14 @@ impl Plan {
 
     /// Mini models, few runs: whether all of it works, not how fast.
     pub(crate) fn quick() -> Self {
-        use {Mix::*, Preset::Mini};
+        use {
+            Mix::*,
+            Preset::{Mini, MiniMoe},
+        };
         Self {
             main: (Mini, Q4KM),
             others: vec![(Mini, Q8_0)],
+            mixtures: vec![(MiniMoe, Q4KM)],
             small: (Mini, Q4_0),
             mixed: vec![(Mini, Q4_0), (Mini, Q8_0)],
             loads: 2,
@@ -159,6 +167,7 @@ impl Plan {
             },
             Figure::PrefillLong => Goal::at_least(10_000.0, 30_000.0).beside(9800.0),
             Figure::DecodeStreamed => Goal::at_least(35.0, 90.0).beside(62.0),
+            Figure::DecodeSplit => Goal::at_least(75.0, 95.0).beside(62.0),
             Figure::PrefillStreamed => Goal::at_least(5000.0, 9000.0).beside(2750.0),
             Figure::Alternating => Goal::at_most(200.0, Some(60.0)).beside(1400.0),
         };
@@ -176,6 +185,11 @@ impl Plan {
             _ => return None,
         };
         self.judged.then(|| Goal::of_llama_cpp(theirs))
+    }
+
+    /// Whether goals were set for a mixture.
+    pub(crate) fn judges(&self, kind: Kind) -> bool {
+        self.judged && kind == (Preset::Qwen3_30bA3b, Mix::Q4KM)
     }
 
     /// What another model's decode is judged by: llama.cpp's, where it was measured.

@@ -117,7 +117,7 @@ exports! {
     fn hipMemGetInfo(free: *mut usize, total: *mut usize) |s| {
         let told = s.misbehaves.of(Misbehaviour::FalseFreeBytes);
         // SAFETY: see above.
-        unsafe { put(free, told.unwrap_or(s.memory.free_bytes()) as usize) };
+        unsafe { put(free, told.unwrap_or(s.free_bytes()) as usize) };
         // SAFETY: see above.
         unsafe { put(total, s.memory.total as usize) }
     }

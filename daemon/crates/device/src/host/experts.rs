@@ -155,7 +155,7 @@ fn compute(
             let matrix = matrices.next().expect("made above");
             items.push(item(b, ffn.up, *matrix, input, out));
         }
-        run_all(pool, &items);
+        run_all(pool, &items)?;
     }
     let gate_rows = on.rows_mut(ffn.gate_out);
     let hidden = if ffn.gate.is_some() {
@@ -223,7 +223,7 @@ fn compute(
                 .expect("as long as all rows");
             items.push(item(b, ffn.down, *matrix, input, out));
         }
-        run_all(pool, &items);
+        run_all(pool, &items)?;
     }
     let out = on.rows_mut(ffn.out);
     for b in &busy {
@@ -277,7 +277,7 @@ fn item<'a>(
 ) -> Item<'a> {
     let rows = matrix.rows();
     Item {
-        packed: b.on.packed(b.tensor(tensor), &matrix),
+        weights: b.on.weights(b.tensor(tensor), &matrix),
         matrix,
         input,
         groups: 0..matrix.row_groups(),

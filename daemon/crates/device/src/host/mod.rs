@@ -7,6 +7,7 @@
 //! Threads: the engine thread calls; a pool ([`Pool`]) shares out each operation; staging threads repack uploads. They
 //! touch disjoint ranges of the arena: the ledger hands out a slab to one use at a time.
 
+mod answers;
 mod arena;
 mod experts;
 mod products;
@@ -16,7 +17,9 @@ mod staging;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
+use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::host::ops::Simd;
 use rocmforge_kernels::host::{Activations, Isa, PackedMatrix, Pool};
 
@@ -31,11 +34,15 @@ use crate::{
 use arena::Arena;
 use staging::Staging;
 
+pub use answers::Answers;
+
 /// How the host device is set up.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostConfig {
     /// Threads of an operation; `None` is one a core that this process may use.
     pub threads: Option<NonZeroUsize>,
+    /// How long these look for the next operation before they sleep; `None` is the pool's usual time.
+    pub spin: Option<Duration>,
 }
 
 /// The CPU as a device.
@@ -51,6 +58,8 @@ pub struct HostDevice {
     /// The inputs of the experts under way, and their results sorted by expert; kept for their memory.
     expert_inputs: Vec<Activations>,
     expert_rows: Vec<f32>,
+    /// Where matrices are, if not in the arena: while [`Answers`] runs a step.
+    from_file: Option<Arc<MappedFile>>,
     name: String,
 }
 
@@ -67,7 +76,8 @@ impl HostDevice {
             Isa::Scalar => Simd::Scalar,
             _ => Simd::detect(),
         };
-        let pool = Pool::new(threads).map_err(|e| Error::Config(e.to_string()))?;
+        let spin = config.spin.unwrap_or(rocmforge_kernels::host::POOL_SPIN);
+        let pool = Pool::with_spin(threads, spin).map_err(|e| Error::Config(e.to_string()))?;
         let arena = Arc::new(Arena::reserve(machine::memory_bytes())?);
         // One thread reads ahead while the others compute; more only where there are cores to spare.
         let staging = Staging::start(Arc::clone(&arena), isa, (threads.get() / 4).clamp(1, 8))?;
@@ -86,6 +96,7 @@ impl HostDevice {
             activations: Activations::new(),
             expert_inputs: Vec::new(),
             expert_rows: Vec::new(),
+            from_file: None,
             name,
         })
     }
@@ -164,10 +175,17 @@ impl Device for HostDevice {
         self.arena.discard(offset, bytes);
     }
 
-    fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error> {
+    fn write_from(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        first: u64,
+        rows: &[f32],
+    ) -> Result<(), Error> {
         let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let at = at + first * width * 4;
         assert!(
-            rows.len() as u64 <= scratch.layout.tokens * width,
+            first * width + rows.len() as u64 <= scratch.layout.elements(buf),
             "more rows than the buffer holds"
         );
         self.arena

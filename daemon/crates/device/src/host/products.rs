@@ -6,13 +6,18 @@
     reason = "products write disjoint columns of one buffer from several threads"
 )]
 
+use std::sync::{Mutex, PoisonError};
+
+use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::host::{
     ActivationForm, Activations, Isa, PackedMatrix, Pool, RowsOut, mat_mul, ops,
 };
 use rocmforge_ops::{Buf, Product, TensorIndex};
 
 use super::HostDevice;
+use super::answers::multiply_from_file;
 use super::run::{OpContext, share};
+use crate::TensorDesc;
 use crate::error::Error;
 
 /// Shares of a product that each thread gets on average: enough that a thread that is interrupted does not hold up the
@@ -25,24 +30,37 @@ const SHARE_BYTES: usize = 256 << 10;
 /// One product of a job.
 pub(super) struct Item<'a> {
     pub(super) matrix: PackedMatrix,
-    pub(super) packed: &'a [u8],
+    pub(super) weights: Weights<'a>,
     pub(super) input: &'a Activations,
     /// The row groups of the matrix that are wanted.
     pub(super) groups: std::ops::Range<usize>,
     pub(super) out: RowsOut<'a>,
 }
 
+/// Where the weights of a product are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Weights<'a> {
+    /// In the arena.
+    Packed(&'a [u8]),
+    /// In the file, as the file has them.
+    InFile(&'a MappedFile, &'a TensorDesc),
+}
+
 /// Computes all products of a job. All row groups are one list of items, so that a small product does not wait for a
 /// thread of its own.
-pub(super) fn run_all(pool: &Pool, items: &[Item<'_>]) {
+///
+/// # Errors
+/// What reading weights from a file gives; the results are then not to be used.
+pub(super) fn run_all(pool: &Pool, items: &[Item<'_>]) -> Result<(), Error> {
     let n_groups: usize = items.iter().map(|i| i.groups.len()).sum();
     let bytes: usize = items
         .iter()
         .map(|i| i.groups.len() * i.matrix.group_bytes())
         .sum();
     if n_groups == 0 {
-        return;
+        return Ok(());
     }
+    let failed: Mutex<Option<Error>> = Mutex::new(None);
     let least = SHARE_BYTES.div_ceil(bytes.div_ceil(n_groups).max(1));
     // The kernels take groups two at a time.
     let chunk = (n_groups / (pool.threads() * SHARES))
@@ -56,11 +74,23 @@ pub(super) fn run_all(pool: &Pool, items: &[Item<'_>]) {
             if from < to {
                 let at = item.groups.start;
                 let groups = at + from - first..at + to - first;
-                mat_mul(&item.matrix, item.packed, item.input, groups, item.out);
+                match item.weights {
+                    Weights::Packed(packed) => {
+                        mat_mul(&item.matrix, packed, item.input, groups, item.out);
+                    }
+                    Weights::InFile(file, desc) => {
+                        if let Err(error) = multiply_from_file(item, file, desc, groups) {
+                            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                            failed.get_or_insert(error);
+                        }
+                    }
+                }
             }
             first = end;
         }
     });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    failed.map_or(Ok(()), Err)
 }
 
 /// The form of an input that suits all of some matrices.
@@ -136,7 +166,7 @@ fn with_activations(
             let out = on.rows_mut(product.out);
             Item {
                 matrix: *matrix,
-                packed: on.packed(product.weight, matrix),
+                weights: on.weights(product.weight, matrix),
                 input: activations,
                 groups: 0..matrix.row_groups(),
                 // SAFETY: the pool hands each row group to one call, so no two write the same columns.
@@ -144,7 +174,7 @@ fn with_activations(
             }
         })
         .collect();
-    run_all(&device.pool, &items);
+    run_all(&device.pool, &items)?;
     drop(items);
     for product in products {
         if let Some(bias) = product.bias {
@@ -201,7 +231,7 @@ pub(super) fn multiply_heads(
             activations
         })
         .collect();
-    let packed = on.packed(weight, &matrix);
+    let weights = on.weights(weight, &matrix);
     // SAFETY: each head has row groups of its own, and the pool hands each to one call.
     let target = unsafe { RowsOut::new(on.rows_mut(out), tokens, matrix.rows(), matrix.rows()) };
     let items: Vec<Item<'_>> = inputs
@@ -209,12 +239,11 @@ pub(super) fn multiply_heads(
         .enumerate()
         .map(|(head, input)| Item {
             matrix,
-            packed,
+            weights,
             input,
             groups: head * groups..(head + 1) * groups,
             out: target,
         })
         .collect();
-    run_all(pool, &items);
-    Ok(())
+    run_all(pool, &items)
 }

@@ -9,6 +9,7 @@ use rocmforge_ops::{
     TensorIndex,
 };
 
+use super::products::Weights;
 use super::{HostDevice, products, recurrent};
 use crate::error::Error;
 use crate::{Batch, Bound, NO_PAGE, Placed, Scratch};
@@ -331,9 +332,13 @@ impl<'a> On<'a> {
         &self.bound().layout.tensors[tensor]
     }
 
-    pub(super) fn packed(&self, tensor: TensorIndex, matrix: &PackedMatrix) -> &'a [u8] {
-        let at = self.bound().slab + self.tensor(tensor).at;
-        self.device.arena.bytes(at, matrix.packed_bytes())
+    pub(super) fn weights(&self, tensor: TensorIndex, matrix: &PackedMatrix) -> Weights<'a> {
+        let placed = self.tensor(tensor);
+        if let Some(file) = &self.device.from_file {
+            return Weights::InFile(file, &placed.desc);
+        }
+        let at = self.bound().slab + placed.at;
+        Weights::Packed(self.device.arena.bytes(at, matrix.packed_bytes()))
     }
 
     /// A tensor that is kept as f32.

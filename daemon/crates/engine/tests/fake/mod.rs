@@ -11,7 +11,8 @@ use std::time::Duration;
 use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
 use rocmforge_engine::api::{
-    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+    Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, Offload,
+    SamplingParams,
 };
 use rocmforge_engine::{
     EngineConfig, EngineHandle, EngineThread, Error, LoadedModel, prepare, start_on,
@@ -99,7 +100,19 @@ impl Runtime {
     }
 
     /// Starts an engine on it, the device set up in another way.
+    ///
+    /// What is missing is uploaded: which answer a miss gets depends on times otherwise.
     pub(crate) fn start_with(&self, config: GpuConfig, budget: u64) -> Result<Running, Error> {
+        self.start_split(config, budget, Offload::Never)
+    }
+
+    /// Starts an engine on it, with a word on what is not on the card.
+    pub(crate) fn start_split(
+        &self,
+        config: GpuConfig,
+        budget: u64,
+        offload: Offload,
+    ) -> Result<Running, Error> {
         let images = ImageFolder(self.images.clone());
         let device = GpuDevice::open(config, Box::new(images)).map_err(|e| {
             // As the engine says it of a device that it opens itself.
@@ -110,6 +123,7 @@ impl Runtime {
         })?;
         let config = EngineConfig {
             budget: Budget::Bytes(budget),
+            offload,
             ..EngineConfig::default()
         };
         let (handle, thread) = start_on(Box::new(device), config)?;

@@ -20,6 +20,8 @@ pub(crate) struct Outcome {
     no_room: u64,
     never_fits: u64,
     evictions: u64,
+    /// By cause; nothing is spoiled here.
+    causes: [u64; EvictionCause::ALL.len()],
     moves: u64,
     moves_overlapping: u64,
     prefetched: u64,
@@ -72,6 +74,11 @@ impl Outcome {
             exact_belady,
             ..
         } = *self;
+        for cause in EvictionCause::ALL {
+            let never = cause == EvictionCause::Spoiled;
+            let n = self.causes[cause as usize];
+            assert_eq!(n == 0, never, "{n} evictions by {cause:?}");
+        }
         let all = [
             hits,
             in_flight,
@@ -147,6 +154,15 @@ pub(crate) struct World {
     spread: bool,
     clock: u64,
     actions: Vec<Action>,
+    /// For whose sake the operation under way evicts.
+    whose: Whose,
+}
+
+/// For whose sake segments go: the next one of a model's, or a cause that is the same for all of them.
+#[derive(Clone, Copy, Debug)]
+enum Whose {
+    Model(ModelId),
+    Cause(EvictionCause),
 }
 
 impl World {
@@ -174,6 +190,7 @@ impl World {
             spread: config.spread,
             clock: 0,
             actions: Vec::new(),
+            whose: Whose::Cause(EvictionCause::Clear),
         }
     }
 
@@ -281,8 +298,19 @@ impl World {
     fn apply(&mut self, outcome: &mut Outcome) {
         for action in std::mem::take(&mut self.actions) {
             match action {
-                Action::Evict { segment, slab } => {
+                Action::Evict {
+                    segment,
+                    slab,
+                    cause,
+                } => {
                     self.check_victim(segment, outcome);
+                    let expected = match self.whose {
+                        Whose::Model(model) if model == segment.model => EvictionCause::OwnPass,
+                        Whose::Model(_) => EvictionCause::OtherModel,
+                        Whose::Cause(cause) => cause,
+                    };
+                    assert_eq!(cause, expected, "{segment}");
+                    outcome.causes[cause as usize] += 1;
                     let seg = self.seg(segment);
                     assert!(seg.evictable(), "{segment} was not evictable: {seg:?}");
                     assert_eq!(seg.state, Residency::Resident(slab));
@@ -459,6 +487,7 @@ impl World {
         );
         assert_eq!(self.cache.arena_end(), end);
         let counters = stats.total.counters;
+        assert_eq!(counters.evictions_by.sum(), counters.evictions);
         assert!(counters.evictions <= counters.uploads && counters.prefetched <= counters.misses);
         assert!(self.actions.is_empty());
     }

@@ -4,7 +4,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use rocmforge_tensor_cache::*;
 
-use super::{ALIGN, MODELS, Model, Outcome, Seg, World};
+use super::{ALIGN, MODELS, Model, Outcome, Seg, Whose, World};
 
 impl World {
     pub(crate) fn register(&mut self, rng: &mut StdRng) {
@@ -61,6 +61,7 @@ impl World {
 
     pub(crate) fn unregister(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
         let model = Self::model_id(rng);
+        self.whose = Whose::Cause(EvictionCause::Unload);
         let result = self.cache.unregister(model, &mut self.actions);
         let Some(state) = &self.models[model.0 as usize] else {
             return assert_eq!(result, Err(Error::UnknownModel(model)));
@@ -100,6 +101,7 @@ impl World {
         let seg = self.seg(id).clone();
         let surely = self.surely_fits(seg.slab_bytes());
         let never = seg.slab_bytes() + self.pinned_resident() > self.end();
+        self.whose = Whose::Model(id.model);
         let result = self.cache.acquire(id, &mut self.actions);
         let evicted = self.actions.len();
         match (&result, seg.state) {
@@ -172,6 +174,7 @@ impl World {
             };
             return assert!(!self.cache.prefetch(unknown, &mut self.actions));
         };
+        self.whose = Whose::Model(id.model);
         let started = self.cache.prefetch(id, &mut self.actions);
         let in_flight = self
             .segs()
@@ -220,6 +223,7 @@ impl World {
         let before = self.seg(id).clone();
         let is_flying = |seg: &Seg| matches!(seg.state, Residency::InFlight(_));
         let in_flight = self.segs().filter(|(_, seg)| is_flying(seg)).count();
+        self.whose = Whose::Model(id.model);
         if !self.cache.replace(id, &mut self.actions) {
             return assert!(self.actions.is_empty());
         }
@@ -270,6 +274,10 @@ impl World {
         };
         let bytes = units * ALIGN - rng.random_range(0..ALIGN);
         let surely = self.surely_fits(units * ALIGN);
+        self.whose = Whose::Cause(match kind {
+            BlockKind::Kv => EvictionCause::Kv,
+            BlockKind::Scratch | BlockKind::Staging => EvictionCause::Scratch,
+        });
         match self.cache.reserve(kind, owner, bytes, &mut self.actions) {
             Ok(id) => {
                 // What lay in the way of a block goes where it can, whatever the policy says of it.
@@ -352,15 +360,16 @@ impl World {
         }
     }
 
-    pub(crate) fn clear(&mut self, rng: &mut StdRng) {
+    pub(crate) fn clear(&mut self, rng: &mut StdRng, outcome: &mut Outcome) {
         let model = Some(Self::model_id(rng)).filter(|_| rng.random_bool(0.5));
+        self.whose = Whose::Cause(EvictionCause::Clear);
         let result = self.cache.clear(model, &mut self.actions);
         if let Some(model) = model.filter(|model| self.models[model.0 as usize].is_none()) {
             return assert_eq!(result, Err(Error::UnknownModel(model)));
         }
         let cleared = result.unwrap();
         let before = self.used();
-        self.apply_unordered(&mut Outcome::default());
+        self.apply_unordered(outcome);
         assert_eq!(before - self.used(), cleared.freed);
         let in_scope = |id: SegmentId| model.is_none_or(|model| model == id.model);
         let kept: Vec<_> = self
@@ -384,6 +393,7 @@ impl World {
         self.budget = budget;
         (self.used_max, self.end_max) =
             (self.used_max.max(self.end()), self.end_max.max(self.end()));
+        self.whose = Whose::Cause(EvictionCause::Budget);
         let said = self.cache.set_budget(budget, &mut self.actions);
         self.apply_unordered(outcome);
         assert_eq!(said.reached, self.cache.budget_reached());
@@ -398,6 +408,7 @@ impl World {
 
     pub(crate) fn settle(&mut self, outcome: &mut Outcome) {
         let waited = !self.cache.budget_reached();
+        self.whose = Whose::Cause(EvictionCause::Budget);
         let reached = self.cache.settle(&mut self.actions);
         assert!(waited || self.actions.is_empty());
         self.apply_unordered(outcome);

@@ -5,6 +5,7 @@
 //! expression that is nested deeply enough ends the process that compiles it.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -52,6 +53,10 @@ pub(super) struct Compiled {
 
 impl Compiled {
     pub(super) fn new(text: &str) -> Result<Compiled, Failure> {
+        guarded(|| Compiled::compile(text))
+    }
+
+    fn compile(text: &str) -> Result<Compiled, Failure> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
@@ -79,6 +84,10 @@ impl Compiled {
 
     /// Renders with the variables of a JSON object.
     pub(super) fn render(&self, variables: &[u8]) -> Result<String, Failure> {
+        guarded(|| self.write(variables))
+    }
+
+    fn write(&self, variables: &[u8]) -> Result<String, Failure> {
         let failed = |error: String| Failure::Render {
             line: 0,
             message: error,
@@ -104,6 +113,19 @@ impl Compiled {
         Ok(String::from_utf8(output.bytes)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
+}
+
+/// What `work` gives. A panic of the library below costs the chat, not its process: what it worked
+/// on is not looked at again, and a compiled template does not change.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(Failure::Render {
+            line: 0,
+            message: format!("the template engine failed: {}", text.unwrap_or("a panic")),
+        })
+    })
 }
 
 /// Refuses output past the limit.
@@ -148,5 +170,24 @@ fn refusal(error: minijinja::Error) -> Failure {
     Failure::Render {
         line: error.line().unwrap_or(0),
         message: describe(&error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_engine_is_a_failure_with_its_words() {
+        for panics in [
+            (|| panic!("an index")) as fn() -> Result<(), Failure>,
+            || std::panic::panic_any("an index".to_owned()),
+        ] {
+            let failure = guarded(panics).unwrap_err();
+            assert!(
+                matches!(&failure, Failure::Render { message, .. } if message.ends_with(": an index")),
+                "{failure:?}"
+            );
+        }
     }
 }

@@ -52,6 +52,17 @@ fn a_failing_template_names_its_line() {
 }
 
 #[test]
+fn what_is_empty_can_be_reversed() {
+    for (source, expected) in [
+        ("{{ ''[::-1] }}{{ [][::-1]|list }}", "[]"),
+        ("{{ messages[1:][::-1]|length }}", "0"),
+        ("{{ [1, 2, 3][2:0:-1]|list }}{{ 'abc'[5::-2] }}", "[3, 2]ca"),
+    ] {
+        assert_eq!(render(source).unwrap(), expected, "{source}");
+    }
+}
+
+#[test]
 fn endless_templates_run_out_of_steps() {
     let nested = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
     let error = render(nested).unwrap_err();

@@ -30,6 +30,7 @@ pub(super) fn kind(error: &Error) -> (&'static str, bool) {
         Error::UnknownModel { .. } => ("unknown model", true),
         Error::Precondition(_) => ("precondition", true),
         Error::Exhausted { .. } => ("exhausted", true),
+        Error::AskerLimit { .. } => ("limit of an asker", false),
         Error::DeadlineExceeded { .. } => ("deadline", true),
         Error::Cancelled => ("cancelled", true),
         Error::InvalidArgument { .. } => ("invalid argument", false),

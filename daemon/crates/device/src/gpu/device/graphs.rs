@@ -18,7 +18,8 @@ pub(super) type Key = Vec<u64>;
 
 enum State {
     Seen,
-    Recorded(Graph),
+    /// With the table of experts that it reads.
+    Recorded(Graph, Vec<u64>),
     /// The driver could not record it: never tried again.
     Refused,
 }
@@ -60,19 +61,36 @@ impl Graphs {
             self.entries.push(entry);
         }
         match self.entries.last().map(|(_, state)| state) {
-            Some(State::Recorded(graph)) => Plan::Replay(graph),
+            Some(State::Recorded(graph, _)) => Plan::Replay(graph),
             Some(State::Seen) => Plan::Record,
             _ => Plan::Launch,
         }
     }
 
     /// Keeps a recording, or notes that there can be none. Returns it.
-    pub(super) fn keep(&mut self, key: &Key, graph: Option<Graph>) -> Option<&Graph> {
+    pub(super) fn keep(&mut self, key: &Key, graph: Option<(Graph, Vec<u64>)>) -> Option<&Graph> {
         let entry = self.entries.iter_mut().find(|(k, _)| k == key)?;
-        entry.1 = graph.map_or(State::Refused, State::Recorded);
+        entry.1 = graph.map_or(State::Refused, |(graph, table)| {
+            State::Recorded(graph, table)
+        });
         match &entry.1 {
-            State::Recorded(graph) => Some(graph),
+            State::Recorded(graph, _) => Some(graph),
             _ => None,
+        }
+    }
+
+    /// Whether there is a recording.
+    pub(super) fn has(&self, key: &Key) -> bool {
+        let mut recorded = self.entries.iter();
+        recorded.any(|(k, state)| matches!(state, State::Recorded(..)) && k == key)
+    }
+
+    /// The table that a recording reads; empty for what is none.
+    pub(super) fn table(&self, key: &Key) -> &[u64] {
+        let entry = self.entries.iter().find(|(k, _)| k == key);
+        match entry {
+            Some((_, State::Recorded(_, table))) => table,
+            _ => &[],
         }
     }
 

@@ -34,8 +34,8 @@ mod tiled;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Work {
     Launch(Launch),
-    /// u64 to be there before what follows.
-    Table(Vec<u64>, u64),
+    /// Zeros from an offset of the arena on, so many bytes.
+    Clear(u64, u64),
     Gemm(Gemm),
 }
 
@@ -56,6 +56,8 @@ pub(super) struct Lowering<'a> {
     pub(super) vendor: bool,
     /// What there is to queue, in order.
     pub(super) work: Vec<Work>,
+    /// What is to lie at the workspace's table before: addresses of experts, of one step after the other.
+    pub(super) table: Vec<u64>,
 }
 
 type Lowered<T = ()> = Result<T, Error>;

@@ -98,6 +98,8 @@ pub struct GpuDevice {
     fixed: Option<Fixed>,
     pass: PassData,
     runs: Runs,
+    /// The recording whose table of experts lies on the device, if nothing can have been written over it.
+    table_of: Option<graphs::Key>,
     /// Rows under way to the device; kept for its memory.
     embeddings: Vec<f32>,
     name: String,
@@ -140,6 +142,7 @@ impl GpuDevice {
 
     fn addresses_changed(&mut self) -> Result<(), Error> {
         self.graphs.clear();
+        self.table_of = None;
         self.pass.forget();
         if self.fixed.is_some() {
             let addresses = self.fixed_addresses()?;
@@ -285,6 +288,7 @@ impl Device for GpuDevice {
 
     fn begin_upload(&mut self, upload: Upload) -> Result<UploadTicket, Error> {
         let slab = self.arena.at(upload.slab, upload.layout.bytes);
+        self.table_of = None;
         self.uploads.begin(upload, slab, &self.compute)
     }
 
@@ -298,6 +302,7 @@ impl Device for GpuDevice {
 
     fn move_slab(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
         self.uploads.order_before(&self.compute)?;
+        self.table_of = None;
         let fixed = self.fixed("moving a slab")?;
         let bounce = (fixed.bounce, fixed.slot_bytes);
         self.arena
@@ -315,10 +320,17 @@ impl Device for GpuDevice {
         self.uploads.forget(file);
     }
 
-    fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error> {
+    fn write_from(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        first: u64,
+        rows: &[f32],
+    ) -> Result<(), Error> {
         let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let at = at + first * width * 4;
         assert!(
-            rows.len() as u64 <= scratch.layout.tokens * width,
+            first * width + rows.len() as u64 <= scratch.layout.elements(buf),
             "more rows than the buffer holds"
         );
         let to = self.arena.at(scratch.base + at, rows.len() as u64 * 4);
@@ -357,13 +369,23 @@ impl Device for GpuDevice {
         })
     }
 
+    fn replay(
+        &mut self,
+        stamp: u64,
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<bool, Error> {
+        self.replay_pass(stamp, scratch, batch)
+    }
+
     fn run_all(
         &mut self,
+        stamp: u64,
         steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
-        self.queue_pass(steps, scratch, batch)
+        self.queue_pass(stamp, steps, scratch, batch)
     }
 
     fn page_table_entries(&self) -> Option<u64> {

@@ -132,6 +132,7 @@ impl GpuDevice {
             embeddings: Vec::new(),
             name,
             driver_version: versions.map(|v| v.driver).unwrap_or_default(),
+            table_of: None,
             findings,
         })
     }

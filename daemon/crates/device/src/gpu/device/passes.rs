@@ -1,10 +1,13 @@
 //! Passes: a batch's data goes to the device, operations are lowered and queued, and a decode step is recorded when it
 //! comes the second time.
+//!
+//! *Invariant:* where the experts are is on the device before what reads it: it is sent with every pass, but for a
+//! replay of what ran last.
 
 use crate::error::Error;
 use crate::gpu;
 use crate::ops::Batch;
-use crate::{Bound, BoundStep, Scratch};
+use crate::{BoundStep, Scratch};
 
 use super::graphs::{Key, Plan};
 use super::launches::{Lowering, Work};
@@ -21,8 +24,9 @@ impl GpuDevice {
     ) -> Result<(), Error> {
         let shape = self.send(scratch, batch)?;
         let work = self.work(std::slice::from_ref(step), scratch, batch, shape)?;
+        self.send_table(&work.1, scratch)?;
         let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
-        self.queue(&work, self.vendor_room(scratch))?;
+        self.queue(&work.0, self.vendor_room(scratch))?;
         if timed {
             let bytes = match step {
                 BoundStep::Run { weights, .. } => weights.map_or(0, |w| w.layout.bytes),
@@ -35,34 +39,57 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// Queues all segments of a pass: launched one by one, recorded, or replayed.
+    /// Replays the recording of a pass, if there is one. Whether there was.
+    pub(super) fn replay_pass(
+        &mut self,
+        stamp: u64,
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<bool, Error> {
+        let shape = PassData::shape(batch);
+        if !self.config.graphs || !shape.is_decode() {
+            return Ok(false);
+        }
+        let key = self.key(stamp, scratch, batch, shape);
+        if !self.graphs.has(&key) {
+            return Ok(false);
+        }
+        self.send(scratch, batch)?;
+        if self.table_of.as_ref() != Some(&key) {
+            let table = self.graphs.table(&key).to_vec();
+            self.send_table(&table, scratch)?;
+            self.table_of = Some(key.clone());
+        }
+        let Plan::Replay(graph) = self.graphs.plan(&key) else {
+            return Ok(false);
+        };
+        let _held = self.uploads.hold();
+        // SAFETY: the key says that the addresses are those of the recording, and the pass's data lies there.
+        unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))?;
+        Ok(true)
+    }
+
+    /// Queues all segments of a pass: launched one by one, or recorded and replayed. `stamp` stands for the steps with their
+    /// weights' places.
     pub(super) fn queue_pass(
         &mut self,
+        stamp: u64,
         steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
+        if self.replay_pass(stamp, scratch, batch)? {
+            return Ok(());
+        }
         let shape = self.send(scratch, batch)?;
         let room = self.vendor_room(scratch);
-        // The table of a layer's experts is sent between launches, which a recording would do but once.
-        let routed = steps.iter().any(|s| matches!(s, BoundStep::Experts { .. }));
-        if !self.config.graphs || !shape.is_decode() || routed {
-            let work = self.work(steps, scratch, batch, shape)?;
+        let (work, table) = self.work(steps, scratch, batch, shape)?;
+        self.send_table(&table, scratch)?;
+        if !self.config.graphs || !shape.is_decode() {
             return self.queue(&work, room);
         }
-        let key = self.key(steps, scratch, batch, shape);
-        let record = match self.graphs.plan(&key) {
-            Plan::Replay(graph) => {
-                let _held = self.uploads.hold();
-                // SAFETY: the key says that the addresses are those of the recording, and the pass's data lies there.
-                return unsafe { graph.launch(&self.compute) }
-                    .map_err(|e| failed("replaying a pass", e));
-            }
-            Plan::Record => true,
-            Plan::Launch => false,
-        };
-        let work = self.work(steps, scratch, batch, shape)?;
-        if !record {
+        let key = self.key(stamp, scratch, batch, shape);
+        if !matches!(self.graphs.plan(&key), Plan::Record) {
             return self.queue(&work, room);
         }
         let captured = self
@@ -73,7 +100,7 @@ impl GpuDevice {
                 tracing::debug!(nodes = graph.nodes(), "a decode step is recorded");
                 let graph = self
                     .graphs
-                    .keep(&key, Some(graph))
+                    .keep(&key, Some((graph, table)))
                     .expect("the key was just planned");
                 // SAFETY: as for a replay.
                 unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))
@@ -89,6 +116,18 @@ impl GpuDevice {
                 self.queue(&work, room)
             }
         }
+    }
+
+    /// Sends where the experts of a pass are.
+    fn send_table(&mut self, table: &[u64], scratch: Scratch<'_>) -> Result<(), Error> {
+        self.table_of = None;
+        if table.is_empty() {
+            return Ok(());
+        }
+        let (workspace, base) = self.place(scratch);
+        let bytes: Vec<u8> = table.iter().flat_map(|a| a.to_le_bytes()).collect();
+        let at = base + workspace.table;
+        send_bytes(&self.pass_ring, &self.compute, at, &bytes)
     }
 
     /// Sends a pass's data where the device lacks it.
@@ -111,14 +150,14 @@ impl GpuDevice {
         Ok(shape)
     }
 
-    /// The work of some segments' operations.
+    /// The work of some segments' operations, and the table of experts that it reads.
     fn work(
         &self,
         steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
         shape: PassShape,
-    ) -> Result<Vec<Work>, Error> {
+    ) -> Result<(Vec<Work>, Vec<u64>), Error> {
         let (workspace, scratch_base) = self.place(scratch);
         let fixed = self.fixed_addresses()?;
         let mut lowering = Lowering {
@@ -132,11 +171,12 @@ impl GpuDevice {
             shape,
             vendor: self.products.usable(),
             work: Vec::new(),
+            table: Vec::new(),
         };
         for step in steps {
             lowering.lower(step)?;
         }
-        Ok(lowering.work)
+        Ok((lowering.work, lowering.table))
     }
 
     fn queue(&self, work: &[Work], vendor_room: (u64, u64)) -> Result<(), Error> {
@@ -154,9 +194,8 @@ impl GpuDevice {
                     unsafe { self.kernels.launch_after(launch, overlaps, &self.compute)? };
                     chained = launch.overlaps;
                 }
-                Work::Table(addresses, at) => {
-                    let bytes: Vec<u8> = addresses.iter().flat_map(|a| a.to_le_bytes()).collect();
-                    send_bytes(&self.pass_ring, &self.compute, *at, &bytes)?;
+                Work::Clear(offset, bytes) => {
+                    self.arena.zero(*offset, *bytes, &self.compute)?;
                     chained = false;
                 }
                 Work::Gemm(gemm) => {
@@ -174,14 +213,9 @@ impl GpuDevice {
     }
 
     /// Everything that a recording of a pass is made of.
-    fn key(
-        &self,
-        steps: &[BoundStep<'_>],
-        scratch: Scratch<'_>,
-        batch: &Batch<'_>,
-        shape: PassShape,
-    ) -> Key {
+    fn key(&self, stamp: u64, scratch: Scratch<'_>, batch: &Batch<'_>, shape: PassShape) -> Key {
         let mut key = vec![
+            stamp,
             self.arena.generation(),
             scratch.base,
             scratch.layout.bytes,
@@ -194,19 +228,6 @@ impl GpuDevice {
         ];
         key.extend(batch.kv.iter().map(|g| g.layout.page_bytes() as u64));
         key.extend(batch.rope.iter().map(|r| r.n_rot() as u64));
-        let place = |bound: &Bound<'_>| [std::ptr::from_ref(bound.layout) as u64, bound.slab];
-        for step in steps {
-            match step {
-                BoundStep::Run { ops, weights, .. } => {
-                    key.push(ops.as_ptr() as u64);
-                    key.extend(weights.as_ref().map_or([0, 0], place));
-                }
-                BoundStep::Experts { ffn, experts } => {
-                    key.push(std::ptr::from_ref(*ffn) as u64);
-                    key.extend(experts.iter().flat_map(|e| place(&e.weights)));
-                }
-            }
-        }
         key
     }
 }

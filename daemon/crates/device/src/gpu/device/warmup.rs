@@ -252,13 +252,14 @@ fn pass(
         shape: PassData::shape(&batch),
         vendor,
         work: Vec::new(),
+        table: Vec::new(),
     };
     for step in bound_steps(model) {
         lowering.lower(&step)?;
     }
     let launches = lowering.work.into_iter().filter_map(|work| match work {
         Work::Launch(launch) => Some(launch),
-        Work::Table(..) | Work::Gemm(_) => None,
+        Work::Clear(..) | Work::Gemm(_) => None,
     });
     Ok(launches.collect())
 }

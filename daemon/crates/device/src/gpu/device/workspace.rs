@@ -59,8 +59,9 @@ pub(super) struct Workspace {
     pub(super) tile_bytes: u64,
     pub(super) vendor: u64,
     pub(super) vendor_bytes: u64,
-    /// u64 `[n_expert]`: where the experts of the layer under way are.
+    /// u64, one for each expert of each layer of a pass, or of the layer under way: where it is.
     pub(super) table: u64,
+    pub(super) table_bytes: u64,
     /// Routed rows sorted by expert.
     pub(super) groups: u64,
     pub(super) groups_bytes: u64,
@@ -92,13 +93,13 @@ impl Workspace {
         let places = take(layout.tokens * PLACE_BYTES);
         let rope = take(2 * layout.tokens * ROT_MAX.min(widest) * 4 * layout.tables);
         let pass_end = take(0);
-        // Routed rows, and bytes of such rows as 8 bits with their scales.
+        // Routed rows, and bytes of such rows as f16, or as 8 bits with their scales.
         let (mut routed, mut routed_bytes) = (0, 0);
         for buf in &layout.bufs {
             if let Rows::Routed(n) = buf.rows {
                 let rows = layout.tokens * u64::from(n);
                 routed = routed.max(rows);
-                routed_bytes = routed_bytes.max(rows * buf.width * 5 / 4);
+                routed_bytes = routed_bytes.max(rows * buf.width * 2);
             }
         }
         let input_bytes = (rows * widest * 4).max(routed_bytes) + 2 * ALIGNMENT;
@@ -128,7 +129,10 @@ impl Workspace {
         let vendor = take(vendor_bytes);
         let (table_bytes, groups_bytes) = match routed {
             0 => (0, 0),
-            rows => (8 * EXPERTS_MAX, experts::groups_bytes(rows, EXPERTS_MAX)),
+            rows => (
+                8 * EXPERTS_MAX.max(layout.experts),
+                experts::groups_bytes(rows, EXPERTS_MAX),
+            ),
         };
         let table = take(table_bytes);
         let groups = take(groups_bytes);
@@ -149,6 +153,7 @@ impl Workspace {
             vendor,
             vendor_bytes,
             table,
+            table_bytes,
             groups,
             groups_bytes,
             end: cursor,

@@ -28,6 +28,8 @@ pub fn render_child_main(arguments: impl IntoIterator<Item = String>) -> u8 {
         eprintln!("this is a helper of rocmforged: it is started with two numbers");
         return FAILED;
     };
+    // A panic of the template engine is an answer.
+    std::panic::set_hook(Box::new(|_| {}));
     let served = limit(memory_bytes).and_then(|()| {
         std::thread::Builder::new()
             .name("render".to_owned())

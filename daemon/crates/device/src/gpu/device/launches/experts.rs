@@ -30,13 +30,19 @@ impl Lowering<'_> {
                 "no GPU kernel for {n_expert} experts a layer: at most {EXPERTS_MAX}"
             )));
         }
-        let mut addresses = vec![0; n_expert];
+        let first_entry = self.table.len();
+        self.table.resize(first_entry + n_expert, 0);
+        if self.table.len() as u64 * 8 > self.workspace.table_bytes {
+            return Err(Error::NoKernel(format!(
+                "the places of {} experts are more than the plan said",
+                self.table.len()
+            )));
+        }
         for e in given {
             let place = e.weights.layout.tensors[e.first_tensor].at;
-            addresses[e.expert as usize] = self.arena + e.weights.slab + place;
+            self.table[first_entry + e.expert as usize] = self.arena + e.weights.slab + place;
         }
-        let table = self.scratch_base + self.workspace.table;
-        self.work.push(Work::Table(addresses, table));
+        let table = self.scratch_base + self.workspace.table + first_entry as u64 * 8;
         // All experts have the same tensors at the same distances.
         let tensors = &first.weights.layout.tensors[first.first_tensor..];
         let base = tensors[0].at;
@@ -85,46 +91,34 @@ impl Lowering<'_> {
             out,
         };
         if many {
-            let inputs = self.q8(x.1, x.2, up.cols)?;
-            if let Some(gate) = &gate {
-                self.push(experts::experts_many(
-                    self.target,
-                    inputs,
-                    groups,
-                    ffn.n_used,
-                    gate,
-                    hidden,
-                ))?;
+            let inputs = self.many(x.1, x.2, up.cols, Source::Plain)?;
+            // Rows of experts that are not here are left alone, but the activation behind goes over all.
+            let (rows, bytes) = (up_to - self.arena, n * n_ff * 4);
+            self.work.push(Work::Clear(rows, bytes));
+            if gate.is_some() {
+                self.work.push(Work::Clear(hidden - self.arena, bytes));
             }
-            self.push(experts::experts_many(
-                self.target,
-                inputs,
-                groups,
-                ffn.n_used,
-                &up,
-                up_to,
-            ))?;
+            let products = |inputs, share, tensors: &Tensors, out| {
+                experts::experts_many(self.target, inputs, groups, share, tensors, out)
+            };
+            let (target_up, share) = (products(inputs, ffn.n_used, &up, up_to), ffn.n_used);
+            let gated = gate.as_ref().map(|g| products(inputs, share, g, hidden));
+            let (first, other) = match gated {
+                Some(gated) => {
+                    self.push(gated)?;
+                    (hidden, Some(up_to))
+                }
+                None => (up_to, None),
+            };
+            self.push(target_up)?;
             let source = Source::Gate {
-                other: gate.map(|_| up_to),
+                other,
                 act: ffn.act,
             };
-            self.push(activations::activations(
-                hidden,
-                n,
-                n_ff,
-                source,
-                Sink::F32(hidden),
-            ))?;
-            let inputs = self.q8(hidden, n, n_ff)?;
+            let inputs = self.many(first, n, n_ff, source)?;
             let out = self.at(ffn.out);
-            return self.push(experts::experts_many(
-                self.target,
-                inputs,
-                groups,
-                1,
-                &down,
-                out,
-            ));
+            let down = experts::experts_many(self.target, inputs, groups, 1, &down, out);
+            return self.push(down);
         }
         // A kernel of both has one factor, behind the function.
         let plain = ffn.gate_scale.or(ffn.up_scale).is_none();
@@ -169,19 +163,29 @@ impl Lowering<'_> {
         ))
     }
 
-    /// Rows as 8 bits in the workspace.
-    fn q8(&mut self, x: u64, rows: u64, cols: u64) -> Lowered<ManyInputs> {
-        let bytes = self.scratch_base + self.workspace.input;
-        let scales = (bytes + activations::q8_bytes(rows, cols)).next_multiple_of(crate::ALIGNMENT);
-        let end = scales + activations::q8_scale_bytes(rows, cols);
-        if end > bytes + self.workspace.input_bytes {
+    /// Rows of `cols`, brought into the workspace in the form that products of many routed rows are fastest with.
+    fn many(&mut self, x: u64, rows: u64, cols: u64, source: Source) -> Lowered<ManyInputs> {
+        let at = self.scratch_base + self.workspace.input;
+        let scales = (at + activations::q8_bytes(rows, cols)).next_multiple_of(crate::ALIGNMENT);
+        let (inputs, sink, end) = match self.target.has_mma() {
+            true => (
+                ManyInputs::F16(at, 1.0 / activations::GATED_F16_SCALE),
+                Sink::F16(at),
+                at + rows * cols * 2,
+            ),
+            false => (
+                ManyInputs::Q8(at, scales),
+                Sink::Q8(at, scales),
+                scales + activations::q8_scale_bytes(rows, cols),
+            ),
+        };
+        if end > at + self.workspace.input_bytes {
             return Err(Error::Driver {
                 operation: "experts",
                 message: format!("{rows} rows of {cols} are more than there is room for"),
             });
         }
-        let sink = Sink::Q8(bytes, scales);
-        self.push(activations::activations(x, rows, cols, Source::Plain, sink))?;
-        Ok(ManyInputs::Q8(bytes, scales))
+        self.push(activations::activations(x, rows, cols, source, sink))?;
+        Ok(inputs)
     }
 }

@@ -1,0 +1,205 @@
+//! The host's answer to a miss: a step whose weights are not on the card, computed here out of the file.
+//!
+//! Nothing is kept but the pages of the file that the system keeps: a thread brings some rows of a matrix into the kernels'
+//! form, in its own cache, and multiplies with them at once. So a product reads each byte of the file once, and takes about
+//! twice the time that it takes with weights that were brought into that form before.
+//!
+//! *Invariant:* the result of a row depends neither on the other rows nor on the threads, as with every product of the host.
+
+use std::cell::RefCell;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rocmforge_gguf::MappedFile;
+use rocmforge_kernels::host::{PackedMatrix, mat_mul, reference};
+use rocmforge_ops::{Buf, Op, ScratchLayout};
+
+use super::products::Item;
+use super::{HostConfig, HostDevice};
+use crate::error::Error;
+use crate::{Batch, Bound, BoundStep, Device, Role, Scratch, TensorDesc};
+
+/// Bytes of weights that are brought into the kernels' form at a time: what stays in a core's own cache.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// Answers come layer by layer, at intervals in which the card works: threads that slept in between would be woken one after
+/// another, which took longer than the products (2 ms with 16 threads of a virtual machine).
+const SPIN: Duration = Duration::from_millis(2);
+
+thread_local! {
+    /// A piece in the kernels' form.
+    static PIECE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The CPU beside a card.
+#[derive(Debug)]
+pub struct Answers {
+    host: HostDevice,
+    /// Bytes of the arena that may be used.
+    capacity: u64,
+}
+
+impl Answers {
+    /// Starts the threads; `None` is one for each core that this process may use, but for an eighth of them: the engine's own
+    /// thread and the card's driver go on meanwhile.
+    ///
+    /// # Errors
+    /// As [`HostDevice::new`].
+    pub fn new(threads: Option<NonZeroUsize>) -> Result<Self, Error> {
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let host = HostDevice::new(HostConfig {
+            threads: threads.or(NonZeroUsize::new(cores - cores / 8)),
+            spin: Some(SPIN),
+        })?;
+        Ok(Self { host, capacity: 0 })
+    }
+
+    /// Whether operations need nothing of the card but the rows that they read: no keys, values or states.
+    #[must_use]
+    pub fn can_run(ops: &[Op]) -> bool {
+        ops.iter().all(|op| {
+            matches!(
+                op,
+                Op::RmsNorm { .. }
+                    | Op::MatMul { .. }
+                    | Op::Gate { .. }
+                    | Op::Activate { .. }
+                    | Op::Add { .. }
+                    | Op::Scale { .. }
+                    | Op::ScaleBy { .. }
+                    | Op::AddGated { .. }
+                    | Op::SoftCap { .. }
+            )
+        })
+    }
+
+    /// Runs a step, whose slabs are looked up in `file` instead, on rows `given` of the buffers that it reads.
+    ///
+    /// # Errors
+    /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] for a damaged tensor, [`Error::Memory`].
+    pub fn run(
+        &mut self,
+        file: &Arc<MappedFile>,
+        step: &BoundStep<'_>,
+        layout: &ScratchLayout,
+        batch: &Batch<'_>,
+        given: &[(Buf, &[f32])],
+    ) -> Result<(), Error> {
+        let scratch = Scratch { layout, base: 0 };
+        let mut end = layout.bytes + self.host.workspace_bytes(layout);
+        // Each segment gets a range of addresses as if it were resident; only its vectors take memory of it.
+        let mut step = step.clone();
+        let mut placed: Vec<Bound<'_>> = Vec::new();
+        let weights: Vec<&mut Bound<'_>> = match &mut step {
+            BoundStep::Run { weights, .. } => weights.iter_mut().collect(),
+            BoundStep::Experts { experts, .. } => {
+                experts.iter_mut().map(|e| &mut e.weights).collect()
+            }
+        };
+        for bound in weights {
+            bound.slab = end.next_multiple_of(crate::ALIGNMENT);
+            end = bound.slab + bound.layout.bytes;
+            placed.push(*bound);
+        }
+        if end > self.capacity {
+            self.host.set_capacity(end)?;
+            self.capacity = end;
+        }
+        for weights in &placed {
+            self.bring_vectors(file, weights)?;
+        }
+        for (buf, rows) in given {
+            self.host.write(scratch, *buf, rows)?;
+        }
+        self.host.from_file = Some(Arc::clone(file));
+        let ran = self.host.run(&step, scratch, batch);
+        self.host.from_file = None;
+        ran?;
+        file.check_unchanged().map_err(|source| Error::Read {
+            tensor: placed
+                .iter()
+                .find_map(|b| b.layout.tensors.first())
+                .map_or_else(String::new, |t| t.desc.name.clone()),
+            source,
+        })
+    }
+
+    /// The first rows of a buffer after a step.
+    ///
+    /// # Errors
+    /// None on the host.
+    pub fn read(
+        &mut self,
+        layout: &ScratchLayout,
+        buf: Buf,
+        rows: &mut [f32],
+    ) -> Result<(), Error> {
+        self.host.read(Scratch { layout, base: 0 }, buf, rows)
+    }
+
+    fn bring_vectors(&mut self, file: &MappedFile, weights: &Bound<'_>) -> Result<(), Error> {
+        let tensors = weights.layout.tensors.iter();
+        for tensor in tensors.filter(|t| t.desc.role == Role::Vector) {
+            let desc = &tensor.desc;
+            let n = (desc.rows * desc.cols) as usize;
+            let target = self.host.arena.floats_mut(weights.slab + tensor.at, n);
+            let range = desc.offset..desc.offset + desc.bytes;
+            let read = file.with_range(range, |bytes| {
+                reference::dequantize(desc.ty, bytes, target).is_ok()
+                    && target.iter().all(|v| v.is_finite())
+            });
+            if !read.map_err(|e| unread(desc, e))? {
+                return Err(damaged(desc));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unread(desc: &TensorDesc, source: rocmforge_gguf::Error) -> Error {
+    Error::Read {
+        tensor: desc.name.clone(),
+        source,
+    }
+}
+
+fn damaged(desc: &TensorDesc) -> Error {
+    Error::NotFinite {
+        tensor: desc.name.clone(),
+    }
+}
+
+/// Multiplies some row groups of a matrix that lies in a file.
+pub(super) fn multiply_from_file(
+    item: &Item<'_>,
+    file: &MappedFile,
+    desc: &TensorDesc,
+    groups: Range<usize>,
+) -> Result<(), Error> {
+    let matrix = &item.matrix;
+    // The kernels take groups two at a time.
+    let step = (PIECE_BYTES / matrix.group_bytes().max(1)).next_multiple_of(2);
+    PIECE.with_borrow_mut(|piece| {
+        for first in groups.clone().step_by(step.max(2)) {
+            let some = first..(first + step.max(2)).min(groups.end);
+            let row = first * rocmforge_kernels::host::ROW_GROUP;
+            let rows = some.len() * rocmforge_kernels::host::ROW_GROUP;
+            let rows = rows.min(matrix.rows() - row);
+            let part = PackedMatrix::new(desc.ty, rows, matrix.cols(), matrix.isa())
+                .map_err(|e| crate::segment::wrong_shape(desc, e.to_string()))?;
+            piece.resize(part.packed_bytes(), 0);
+            let range = matrix.file_range(some);
+            let range = desc.offset + range.start as u64..desc.offset + range.end as u64;
+            let packed = file
+                .with_range_unchecked(range, |bytes| part.pack(bytes, 0..part.row_groups(), piece));
+            packed
+                .map_err(|e| unread(desc, e))?
+                .map_err(|_| damaged(desc))?;
+            let out = item.out.of_rows(row, rows);
+            mat_mul(&part, piece, item.input, 0..part.row_groups(), out);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,198 @@
+//! What the engine publishes of itself: the snapshot that status calls read.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocmforge_device::MemoryUse;
+use rocmforge_device::gpu::Report;
+use rocmforge_tensor_cache::Evictions;
+
+use super::Policy;
+use crate::loaded::LoadedModel;
+
+/// What the engine published last.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The device.
+    pub device: DeviceStatus,
+    /// What was found at start of each vendor whose library was opened.
+    pub drivers: Arc<[Report]>,
+    /// Why `auto` passed over the devices before the one in use.
+    pub passed_over: Arc<[String]>,
+    /// Models in the order of their loading.
+    pub models: Vec<ModelStatus>,
+    /// The cache as a whole.
+    pub cache: CacheStatus,
+    /// The policy in force.
+    pub policy: Policy,
+    /// Requests that wait for admission.
+    pub queued: u32,
+    /// How many may wait.
+    pub queue_capacity: u32,
+    /// Requests that run.
+    pub running: u32,
+    /// Of each client that has requests, how many.
+    pub clients: Vec<ClientStatus>,
+    /// What is kept free of the device's memory, if anything is.
+    pub keep_free: Option<KeepFreeStatus>,
+    /// What prompts began with, since start-up.
+    pub prefixes: PrefixCounts,
+    /// What the host computed that was not on the card, since start-up.
+    pub hosted: Hosted,
+    /// No new work is taken.
+    pub draining: bool,
+    /// The device failed for good, and why.
+    pub device_lost: Option<String>,
+    /// A file that has not answered for seconds, for which the engine waits.
+    pub waits_for: Option<FileWait>,
+}
+
+/// A file that the engine waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileWait {
+    /// The model that is brought from it.
+    pub model: String,
+    /// The file; of a split model its first part.
+    pub path: PathBuf,
+    /// Since when.
+    pub since: Instant,
+}
+
+/// What the host computed in place of the card.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Hosted {
+    /// Bytes of weights.
+    pub bytes: u64,
+    /// How long that took, in all.
+    pub took: Duration,
+}
+
+/// What is kept free for others, and what was given up for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeepFreeStatus {
+    /// Bytes that are to be free.
+    pub bytes: u64,
+    /// Bytes by which the budget is smaller now for that.
+    pub given_up_bytes: u64,
+    /// Times that memory was given back.
+    pub shrinks: u64,
+    /// Times that some of it was taken again.
+    pub grows: u64,
+}
+
+/// The requests of a client; see [`Asker::client`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientStatus {
+    /// The client.
+    pub client: u64,
+    /// Its requests that run.
+    pub running: u32,
+    /// Its requests that wait.
+    pub queued: u32,
+}
+
+/// Counts of prompts' tokens, of requests that may reuse.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PrefixCounts {
+    /// Tokens of prompts.
+    pub asked_tokens: u64,
+    /// Of them, tokens that were not computed.
+    pub reused_tokens: u64,
+}
+
+/// The device, as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// `host`, `hip` or `cuda`.
+    pub kind: String,
+    /// The processor's or card's name, with the instruction set in use.
+    pub name: String,
+    /// Its instruction set or architecture, for example `avx512` or `gfx1100`.
+    pub arch: String,
+    /// The driver's number of it; 0 for the host.
+    pub ordinal: u32,
+    /// Version of its driver; empty for the host or where it is not known.
+    pub driver: String,
+    /// What was found of it when it was opened and since; see
+    /// [`rocmforge_device::DeviceInfo::findings`].
+    pub findings: Vec<String>,
+    /// Compute units or streaming multiprocessors; 0 for the host.
+    pub compute_units: u32,
+    /// Its memory in bytes.
+    pub memory_bytes: u64,
+    /// Allocations asked of the driver since start-up.
+    pub allocations: u64,
+    /// What its driver gave; `None` on the host.
+    pub memory: Option<MemoryUse>,
+    /// Bytes free by its driver's count, at most half a second old while there is work; `None` on the host.
+    pub free_bytes: Option<u64>,
+}
+
+/// A model and where its segments are.
+#[derive(Debug, Clone)]
+pub struct ModelStatus {
+    /// The model.
+    pub model: Arc<LoadedModel>,
+    /// State of each segment, by index.
+    pub segments: Vec<SegmentStatus>,
+    /// The cache's counts for this model.
+    pub cache: CacheStatus,
+    /// Requests of it that run or wait.
+    pub requests: u32,
+}
+
+/// Where a segment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentState {
+    /// Only in the file.
+    Absent,
+    /// On its way.
+    InFlight,
+    /// On the device.
+    Resident,
+}
+
+/// A segment's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentStatus {
+    /// Its bytes on the device.
+    pub bytes: u64,
+    /// Where it is.
+    pub state: SegmentState,
+    /// It is pinned.
+    pub pinned: bool,
+    /// A running step uses it.
+    pub in_use: bool,
+}
+
+/// Counts of the cache, of one model or of all. `budget_bytes` is the same in both.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheStatus {
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Bytes on the device: weights, KV and scratch. `resident + in flight <= budget`.
+    pub resident_bytes: u64,
+    /// Bytes on their way.
+    pub in_flight_bytes: u64,
+    /// Bytes of resident pinned segments.
+    pub pinned_bytes: u64,
+    /// Bytes of KV pages and states that requests use, part of `resident_bytes`.
+    pub kv_bytes: u64,
+    /// Bytes of KV pages and states that no request uses, kept for prompts that begin alike; part of `resident_bytes`.
+    pub prefix_bytes: u64,
+    /// Bytes of scratch, part of `resident_bytes`.
+    pub scratch_bytes: u64,
+    /// Segments found resident when needed.
+    pub hits: u64,
+    /// Segments that were not.
+    pub misses: u64,
+    /// Segments evicted.
+    pub evictions: u64,
+    /// The same by cause.
+    pub evictions_by: Evictions,
+    /// Uploads that were completed.
+    pub uploads: u64,
+    /// Bytes that these uploads moved.
+    pub uploaded_bytes: u64,
+}

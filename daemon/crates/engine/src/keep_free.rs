@@ -1,0 +1,264 @@
+//! Memory of the card that is kept free for others.
+//!
+//! ```text
+//!            free < kept                             free > kept + margin, for a while
+//!   calm --------------------> the budget shrinks ------------------------------------> it grows again,
+//!                              by what is missing                                        by what is free beyond
+//! ```
+//!
+//! The driver's count of free bytes is looked at between passes, ten times a second while there is
+//! work, and once a second while there is none; that asks the driver and queues nothing. A shrink is
+//! that of a budget that somebody sets: segments go, and chunks of the arena back to the driver; what
+//! runs keeps what it needs. What was given up comes back when others have left, and no more than that.
+//!
+//! *Invariant:* the budget never falls below an eighth of what it would be, so that models stay
+//! usable, if slowly.
+
+use std::time::{Duration, Instant};
+
+use crate::actor::Engine;
+use crate::api::{Budget, KeepFreeStatus};
+use crate::commands::BUDGET_MIN;
+use crate::error::Error;
+
+/// How often the count is looked at while there is work.
+const WHILE_BUSY: Duration = Duration::from_millis(100);
+/// The same while there is none.
+pub(crate) const WHILE_IDLE: Duration = Duration::from_secs(1);
+/// How long memory has to be free before it is taken again.
+const CALM: Duration = Duration::from_secs(5);
+/// The part of what is kept free that has to be free beside it before memory is taken again.
+const MARGIN_PART: u64 = 4;
+/// The budget changes to multiples of this part of the device's memory, within these bounds: the arena's chunks are as large,
+/// so that they go and come whole. One that is cut has to be replaced by a smaller one, for which there may be no memory
+/// by then: others want it.
+const STEP_PART: u64 = 64;
+const STEP_MIN_BYTES: u64 = 16 << 20;
+const STEP_MAX_BYTES: u64 = 1 << 30;
+/// What drivers map memory in.
+const GRANULE_BYTES: u64 = 2 << 20;
+/// The part of the budget that stays whatever others want.
+const FLOOR_PART: u64 = 8;
+
+/// What is kept free, and what was given up for it.
+#[derive(Debug)]
+pub(crate) struct KeepFree {
+    /// Bytes that are to be free; 0 if none are.
+    bytes: u64,
+    /// What the budget is a multiple of once it was changed.
+    step: u64,
+    looked_at: Instant,
+    /// Since when there is enough to take some again.
+    calm_since: Option<Instant>,
+    /// By how much the budget was shrunk, less what was taken again.
+    given_up: u64,
+    shrinks: u64,
+    grows: u64,
+}
+
+/// What is to be done about a count of free bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    None,
+    /// The budget shrinks by this.
+    Shrink(u64),
+    /// It grows by this.
+    Grow(u64),
+}
+
+impl KeepFree {
+    /// Of a device with `memory` bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where as much as there is or more is to be free.
+    pub(crate) fn new(kept: Option<Budget>, memory: u64) -> Result<Self, Error> {
+        let bytes = match kept {
+            None => 0,
+            Some(Budget::Bytes(bytes)) => bytes,
+            Some(Budget::Percent(percent)) => (memory as f64 * percent / 100.0) as u64,
+        };
+        if bytes >= memory {
+            return Err(Error::InvalidArgument {
+                field: "keep_free",
+                message: format!(
+                    "{bytes} bytes of the device's {memory} leave it nothing; keep less free"
+                ),
+            });
+        }
+        Ok(Self {
+            bytes,
+            step: (memory / STEP_PART)
+                .clamp(STEP_MIN_BYTES, STEP_MAX_BYTES)
+                .next_multiple_of(GRANULE_BYTES),
+            looked_at: Instant::now(),
+            calm_since: None,
+            given_up: 0,
+            shrinks: 0,
+            grows: 0,
+        })
+    }
+
+    /// Whether anything is kept free.
+    pub(crate) fn is_on(&self) -> bool {
+        self.bytes > 0
+    }
+
+    pub(crate) fn status(&self) -> Option<KeepFreeStatus> {
+        self.is_on().then_some(KeepFreeStatus {
+            bytes: self.bytes,
+            given_up_bytes: self.given_up,
+            shrinks: self.shrinks,
+            grows: self.grows,
+        })
+    }
+
+    /// Somebody set the budget: that is what there is from now on.
+    pub(crate) fn budget_was_set(&mut self) {
+        self.given_up = 0;
+        self.calm_since = None;
+    }
+
+    fn change(&mut self, free: u64, budget: u64, now: Instant) -> Change {
+        if free < self.bytes {
+            self.calm_since = None;
+            let floor = ((budget + self.given_up) / FLOOR_PART).max(BUDGET_MIN);
+            let floor = floor.next_multiple_of(self.step);
+            let left = budget.saturating_sub(self.bytes - free);
+            let left = (left / self.step * self.step).max(floor);
+            return match left < budget {
+                true => Change::Shrink(budget - left),
+                false => Change::None,
+            };
+        }
+        let beyond = (free - self.bytes).saturating_sub(self.bytes / MARGIN_PART);
+        let more = match beyond >= self.given_up {
+            true => self.given_up,
+            false => ((budget + beyond) / self.step * self.step).saturating_sub(budget),
+        };
+        if more == 0 {
+            self.calm_since = None;
+            return Change::None;
+        }
+        let since = *self.calm_since.get_or_insert(now);
+        match now.duration_since(since) >= CALM {
+            true => Change::Grow(more),
+            false => Change::None,
+        }
+    }
+}
+
+impl Engine {
+    /// Looks at what is free, if it is time for that, and gives memory back or takes it again. Whether
+    /// the budget has changed.
+    pub(crate) fn watch_memory(&mut self, every: Duration) -> bool {
+        let now = Instant::now();
+        let due = now.duration_since(self.keep_free.looked_at) >= every;
+        // A shrink that running work holds up goes on by itself.
+        if !self.keep_free.is_on() || !due || self.budget_wanted.is_some() {
+            return false;
+        }
+        self.keep_free.looked_at = now;
+        let Some(free) = self.residency.count_free_now() else {
+            return false;
+        };
+        let before = self.budget();
+        let change = self.keep_free.change(free, before, now);
+        let (wanted, given_up) = match change {
+            Change::None => return false,
+            Change::Shrink(by) => (before - by, self.keep_free.given_up + by),
+            Change::Grow(by) => (before + by, self.keep_free.given_up - by),
+        };
+        let wanted = wanted & !(rocmforge_device::ALIGNMENT - 1);
+        if let Err(error) = self.change_budget(wanted) {
+            // What is free by its count the driver does not give: later, maybe.
+            tracing::warn!(%error, wanted_bytes = wanted, "the budget could not be changed for what is kept free");
+            self.keep_free.calm_since = None;
+            return false;
+        }
+        self.keep_free.given_up = given_up;
+        self.keep_free.calm_since = None;
+        let shrinks = matches!(change, Change::Shrink(_));
+        match shrinks {
+            true => self.keep_free.shrinks += 1,
+            false => self.keep_free.grows += 1,
+        }
+        let free_now = self.residency.count_free_now();
+        tracing::info!(
+            target: "memory",
+            keep_free_bytes = self.keep_free.bytes,
+            free_bytes = free,
+            free_bytes_now = free_now,
+            budget_before_bytes = before,
+            budget_bytes = wanted,
+            took_ms = now.elapsed().as_secs_f64() * 1e3,
+            "{}",
+            match shrinks {
+                true => "others want the card: memory is given back",
+                false => "others have left the card: memory is taken again",
+            }
+        );
+        self.publish(true);
+        true
+    }
+
+    /// Between two passes.
+    pub(crate) fn watch_memory_while_busy(&mut self) {
+        self.watch_memory(WHILE_BUSY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn keeping(bytes: u64) -> KeepFree {
+        KeepFree::new(Some(Budget::Bytes(bytes)), 1024 * MIB).unwrap()
+    }
+
+    #[test]
+    fn what_is_missing_goes_and_comes_back_when_it_was_free_for_a_while() {
+        let mut kept = keeping(64 * MIB);
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        assert_eq!(kept.change(64 * MIB, 512 * MIB, at(0)), Change::None);
+        // By whole steps.
+        let change = kept.change(24 * MIB, 512 * MIB, at(1));
+        assert_eq!(change, Change::Shrink(48 * MIB));
+        kept.given_up = 48 * MIB;
+        // Within the margin nothing comes back, however long.
+        assert_eq!(kept.change(80 * MIB, 464 * MIB, at(2)), Change::None);
+        assert_eq!(kept.change(80 * MIB, 464 * MIB, at(20)), Change::None);
+        // Beyond it, after a while of calm, which a want in between ends.
+        let beyond = 104 * MIB;
+        assert_eq!(kept.change(beyond, 464 * MIB, at(21)), Change::None);
+        let change = kept.change(63 * MIB, 464 * MIB, at(22));
+        assert_eq!(change, Change::Shrink(16 * MIB));
+        assert_eq!(kept.change(beyond, 464 * MIB, at(23)), Change::None);
+        assert_eq!(kept.change(beyond, 464 * MIB, at(27)), Change::None);
+        let change = kept.change(beyond, 464 * MIB, at(28));
+        assert_eq!(change, Change::Grow(16 * MIB));
+        // Never more than was given up.
+        let change = kept.change(900 * MIB, 464 * MIB, at(40));
+        assert_eq!(change, Change::Grow(48 * MIB));
+    }
+
+    #[test]
+    fn an_eighth_of_the_budget_stays() {
+        let mut kept = keeping(512 * MIB);
+        let now = Instant::now();
+        assert_eq!(kept.change(0, 80 * MIB, now), Change::Shrink(64 * MIB));
+        kept.given_up = 64 * MIB;
+        assert_eq!(kept.change(0, 16 * MIB, now), Change::None);
+    }
+
+    #[test]
+    fn shares_are_of_the_devices_memory_and_all_of_it_is_refused() {
+        let kept = KeepFree::new(Some(Budget::Percent(25.0)), 1024 * MIB).unwrap();
+        assert_eq!(kept.bytes, 256 * MIB);
+        assert!(KeepFree::new(Some(Budget::Percent(100.0)), 1024 * MIB).is_err());
+        assert!(KeepFree::new(Some(Budget::Bytes(1024 * MIB)), 1024 * MIB).is_err());
+        assert!(!KeepFree::new(None, 1024 * MIB).unwrap().is_on());
+    }
+}

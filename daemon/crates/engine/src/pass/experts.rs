@@ -1,0 +1,217 @@
+//! A layer's experts in a pass: which ones its rows are routed to, and how those that are absent come.
+
+use std::cmp::Ordering;
+
+use rocmforge_device::{Bound, BoundExpert, BoundStep, ExpertFfn};
+use rocmforge_ops::Step;
+use rocmforge_tensor_cache::Slab;
+
+use super::{Pass, Run, batch, id, scratch};
+use crate::error::Error;
+use crate::residency::Residency;
+
+impl Run<'_, '_> {
+    /// Runs the experts that rows are routed to: those that are there first, then the others as they come, some at a time.
+    pub(super) fn experts(
+        &mut self,
+        residency: &mut Residency,
+        step: ExpertStep,
+        ffn: &ExpertFfn,
+    ) -> Result<(), Error> {
+        let pass = self.pass;
+        let (ids, wanted) = routed(residency, pass, ffn, step.n_expert)?;
+        let mut segments: Vec<u32> = wanted.iter().map(|&e| step.segment_of(e)).collect();
+        segments.dedup();
+        let (there, mut absent): (Vec<u32>, Vec<u32>) = segments
+            .into_iter()
+            .partition(|&s| residency.cache.holds(id(pass, s)));
+        // What was begun ahead comes first, then what was used most.
+        let order = |s: u32| {
+            let id = id(pass, s);
+            (!residency.is_under_way(id), -residency.cache.warmth(id))
+        };
+        absent.sort_by(|&a, &b| order(a).partial_cmp(&order(b)).unwrap_or(Ordering::Equal));
+        let answered = residency.for_the_host(pass, &absent, wanted.len());
+        let answered = absent.split_off(absent.len() - answered);
+        // Read before the card is given more to do.
+        let x = match answered.is_empty() {
+            true => Vec::new(),
+            false => residency.rows_of(pass, ffn.x, pass.n_tokens)?,
+        };
+        let mut pending = absent.as_slice();
+        let window = pass.prefetch as usize;
+        let ahead = &pending[..window.min(pending.len())];
+        if !there.is_empty() || !answered.is_empty() {
+            self.some_experts(residency, step, ffn, &mut there.as_slice(), ahead)?;
+        }
+        if !answered.is_empty() {
+            let of = |s: u32| step.experts_of(s).map(move |e| (e, s));
+            let experts: Vec<(u32, u32)> = answered.iter().copied().flat_map(of).collect();
+            residency.experts_on_host(pass, ffn, step, &experts, &x, &ids, self.counts)?;
+        }
+        while !pending.is_empty() {
+            if let Some(error) = (self.ended)() {
+                return Err(error);
+            }
+            let n = (window / 2).max(1).min(pending.len());
+            let (mut now, later) = pending.split_at(n);
+            let ahead = &later[..window.min(later.len())];
+            self.some_experts(residency, step, ffn, &mut now, ahead)?;
+            // What there was no room for beside the others of `now`.
+            pending = &pending[n - now.len()..];
+        }
+        if pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize {
+            self.next_layer(residency, step.first_segment, window)?;
+        }
+        Ok(())
+    }
+
+    /// Acquires some experts, as many of `now` as there is room for at once, begins the uploads `ahead`, and runs them; leaves in
+    /// `now` those that it did not come to.
+    fn some_experts(
+        &mut self,
+        residency: &mut Residency,
+        step: ExpertStep,
+        ffn: &ExpertFfn,
+        now: &mut &[u32],
+        ahead: &[u32],
+    ) -> Result<(), Error> {
+        let pass = self.pass;
+        let mut held: Vec<(u32, Slab)> = Vec::new();
+        let mut outcome = Ok(());
+        while let Some((&segment, rest)) = now.split_first() {
+            match residency.acquire(id(pass, segment), self.counts) {
+                Ok(slab) => held.push((segment, slab)),
+                Err(error) => {
+                    // What is held may be all that there is room for.
+                    if held.is_empty() {
+                        outcome = Err(error);
+                    }
+                    break;
+                }
+            }
+            *now = rest;
+        }
+        for &next in ahead {
+            outcome = outcome.and_then(|()| residency.start_needed(id(pass, next)));
+        }
+        let ran = outcome.and_then(|()| {
+            if held.is_empty() {
+                return Ok(());
+            }
+            let experts: Vec<(u32, u32, Slab, u32)> = held
+                .iter()
+                .flat_map(|&(segment, slab)| {
+                    let experts = step.experts_of(segment);
+                    let first = experts.start;
+                    experts.map(move |e| (e, segment, slab, (e - first) * ffn.n_tensors))
+                })
+                .collect();
+            run_experts(residency, pass, ffn, &experts)
+        });
+        for &(segment, _) in &held {
+            residency.release(id(pass, segment));
+        }
+        ran
+    }
+
+    /// Begins uploads of experts of the next layer that has some: a pass of many rows will need nearly all.
+    fn next_layer(
+        &mut self,
+        residency: &mut Residency,
+        first_segment: u32,
+        uploads: usize,
+    ) -> Result<(), Error> {
+        let pass = self.pass;
+        let mut later = pass.plan.steps.iter().filter_map(ExpertStep::of);
+        let Some(next) = later.find(|step| step.first_segment > first_segment) else {
+            return Ok(());
+        };
+        let n_segments = next.n_expert.div_ceil(next.per_segment);
+        let segments = next.first_segment..next.first_segment + n_segments;
+        let absent = segments.filter(|&s| !residency.cache.holds(id(pass, s)));
+        let first: Vec<u32> = absent.take(uploads).collect();
+        first
+            .into_iter()
+            .try_for_each(|s| residency.start_needed(id(pass, s)))
+    }
+}
+
+/// A layer's experts among the segments.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertStep {
+    first_segment: u32,
+    n_expert: u32,
+    per_segment: u32,
+}
+
+impl ExpertStep {
+    pub(super) fn of(step: &Step) -> Option<Self> {
+        match *step {
+            Step::Experts {
+                first_segment,
+                n_expert,
+                per_segment,
+                ..
+            } => Some(Self {
+                first_segment,
+                n_expert,
+                per_segment,
+            }),
+            Step::Run { .. } => None,
+        }
+    }
+
+    fn segment_of(self, expert: u32) -> u32 {
+        self.first_segment + expert / self.per_segment
+    }
+
+    pub(crate) fn experts_of(self, segment: u32) -> std::ops::Range<u32> {
+        let first = (segment - self.first_segment) * self.per_segment;
+        first..(first + self.per_segment).min(self.n_expert)
+    }
+}
+
+/// With so many routed rows for each expert, hardly one has none.
+const MANY_ROWS_EACH: usize = 4;
+
+/// The rows' experts as the device has them, and each expert that a row is routed to, once, in order.
+fn routed(
+    residency: &mut Residency,
+    pass: &Pass<'_>,
+    ffn: &ExpertFfn,
+    n_expert: u32,
+) -> Result<(Vec<f32>, Vec<u32>), Error> {
+    let ids = residency.rows_of(pass, ffn.ids, pass.n_tokens)?;
+    let mut wanted = vec![false; n_expert as usize];
+    for &id in &ids {
+        let expert = wanted.get_mut(id as usize).filter(|_| id >= 0.0);
+        *expert.ok_or_else(|| Error::Internal(format!("a row is routed to expert {id}")))? = true;
+    }
+    let all = (0u32..).zip(wanted);
+    let wanted = all.filter_map(|(e, wanted)| wanted.then_some(e)).collect();
+    Ok((ids, wanted))
+}
+
+fn run_experts(
+    residency: &mut Residency,
+    pass: &Pass<'_>,
+    ffn: &ExpertFfn,
+    experts: &[(u32, u32, Slab, u32)],
+) -> Result<(), Error> {
+    let (device, layouts) = residency.device_and_layouts(pass.model);
+    let experts = experts
+        .iter()
+        .map(|&(expert, segment, slab, first_tensor)| BoundExpert {
+            expert,
+            weights: Bound {
+                layout: &layouts[segment as usize],
+                slab: slab.offset,
+            },
+            first_tensor: first_tensor as usize,
+        })
+        .collect();
+    let step = BoundStep::Experts { ffn, experts };
+    let ran = device.run(&step, scratch(pass), &batch(pass, &[]));
+    ran.map_err(|e| residency.device_error(Some(pass.model), e))
+}

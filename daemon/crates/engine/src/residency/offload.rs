@@ -1,0 +1,238 @@
+//! Misses that the host answers: which ones, and the way of the rows between card and host.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rocmforge_device::host::Answers;
+use rocmforge_device::{Bound, BoundExpert, BoundStep, Buf, ExpertFfn};
+use rocmforge_ops::Op;
+
+use crate::api::RequestCacheUse;
+use crate::error::{Error, from_cache};
+use crate::offload::Work;
+use crate::pass::{ExpertStep, Pass, batch, id, scratch};
+use crate::residency::Residency;
+
+impl Residency {
+    /// Whether the host takes part in a pass of a model that does not fit.
+    pub(crate) fn is_offloaded(&self, pass: &Pass<'_>) -> bool {
+        let fits = self.cache.fits(pass.model) && !self.offload.is_always();
+        self.offload.takes_part(pass.n_tokens) && !fits
+    }
+
+    /// How many of a layer's absent experts, the last of the list, the host computes. What is under way is none of them.
+    pub(crate) fn for_the_host(
+        &mut self,
+        pass: &Pass<'_>,
+        absent: &[u32],
+        n_wanted: usize,
+    ) -> usize {
+        let mut free = absent.iter().filter(|&&s| !self.is_under_way(id(pass, s)));
+        let Some(&first) = free.next() else {
+            return 0;
+        };
+        let n = 1 + free.count();
+        if !self.is_offloaded(pass) {
+            return 0;
+        }
+        let bytes = self.segment_bytes(id(pass, first));
+        let rows_each = pass.n_tokens.div_ceil(n_wanted.max(1));
+        let pace = self.device.pace(pass.n_tokens);
+        self.offload.share(n, bytes, rows_each, pace)
+    }
+
+    /// Whether the host computes a segment's operations, since it is not there and is faster done so; begins an upload of one
+    /// that the pass comes to later.
+    pub(crate) fn answers(
+        &mut self,
+        pass: &Pass<'_>,
+        segment: u32,
+        ops: &[Op],
+    ) -> Result<bool, Error> {
+        let this = id(pass, segment);
+        let there = self.cache.holds(this) || self.is_under_way(this);
+        if there || !self.is_offloaded(pass) || !Answers::can_run(ops) {
+            return Ok(false);
+        }
+        self.collect();
+        let bytes = self.segment_bytes(this);
+        let pace = self.device.pace(pass.n_tokens);
+        let Some(beside) = self.offload.beside(bytes, pass.n_tokens, pace) else {
+            return Ok(false);
+        };
+        for _ in 0..beside.uploads {
+            // What was begun is absent no more.
+            let later = self
+                .cache
+                .absent_after(pass.model, segment + 1, beside.skipped);
+            if let Some(later) = later
+                && self.cache.prefetch(later, &mut self.actions)
+            {
+                self.execute()?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Runs the operations of a segment on the host, and leaves on the card what later steps read.
+    pub(crate) fn run_on_host(
+        &mut self,
+        pass: &Pass<'_>,
+        segment: u32,
+        ops: &[Op],
+        live_out: &[Buf],
+        counts: &mut RequestCacheUse,
+    ) -> Result<(), Error> {
+        let begin = Instant::now();
+        let (mut reads, mut written): (Vec<Buf>, Vec<Buf>) = (Vec::new(), Vec::new());
+        for op in ops {
+            let mut writes = Vec::new();
+            op.buffers(
+                &mut |b| {
+                    if !written.contains(&b) && !reads.contains(&b) {
+                        reads.push(b);
+                    }
+                },
+                &mut |b| writes.push(b),
+            );
+            written.extend(writes);
+        }
+        let mut rows = Vec::with_capacity(reads.len());
+        for buf in reads {
+            rows.push((buf, self.rows_of(pass, buf, pass.n_tokens)?));
+        }
+        let given: Vec<(Buf, &[f32])> = rows.iter().map(|(b, r)| (*b, r.as_slice())).collect();
+        let layouts = &self.sources[&pass.model].layouts;
+        let layout = Arc::clone(&layouts[segment as usize]);
+        let step = BoundStep::Run {
+            ops,
+            live_out,
+            weights: Some(Bound {
+                layout: &layout,
+                slab: 0,
+            }),
+        };
+        let host = self.on_host(pass, step, &given)?;
+        written.sort_unstable();
+        written.dedup();
+        for buf in live_out.iter().filter(|b| written.contains(b)) {
+            let mut rows = vec![0.0; self.elements(pass, *buf, pass.n_tokens)];
+            let moved = self
+                .offload
+                .read(&host, *buf, &mut rows)
+                .and_then(|()| self.device.write(scratch(pass), *buf, &rows));
+            moved.map_err(|e| self.device_error(Some(pass.model), e))?;
+        }
+        counts.misses += 1;
+        counts.host_bytes += layout.bytes;
+        self.offload
+            .took(layout.bytes, pass.n_tokens, begin.elapsed());
+        self.cache
+            .done_without(id(pass, segment))
+            .map_err(from_cache)
+    }
+
+    /// Runs experts, each with its segment, on the host, for rows `x` routed by `ids`, and leaves their results on the card.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what a step of experts is made of"
+    )]
+    pub(crate) fn experts_on_host(
+        &mut self,
+        pass: &Pass<'_>,
+        ffn: &ExpertFfn,
+        step: ExpertStep,
+        experts: &[(u32, u32)],
+        x: &[f32],
+        ids: &[f32],
+        counts: &mut RequestCacheUse,
+    ) -> Result<(), Error> {
+        let begin = Instant::now();
+        let all = &self.sources[&pass.model].layouts;
+        let layouts = experts.iter().map(|&(_, s)| Arc::clone(&all[s as usize]));
+        let layouts: Vec<_> = layouts.collect();
+        let bound = |(&(expert, segment), layout)| BoundExpert {
+            expert,
+            weights: Bound { layout, slab: 0 },
+            first_tensor: ((expert - step.experts_of(segment).start) * ffn.n_tensors) as usize,
+        };
+        let mut segments: Vec<u32> = experts.iter().map(|&(_, segment)| segment).collect();
+        segments.dedup();
+        let bytes: u64 = segments.iter().map(|&s| all[s as usize].bytes).sum();
+        let rows_each = ids.len().div_ceil(experts.len().max(1)).min(pass.n_tokens);
+        let bound = BoundStep::Experts {
+            ffn,
+            experts: experts
+                .iter()
+                .zip(layouts.iter().map(Arc::as_ref))
+                .map(bound)
+                .collect(),
+        };
+        let given = [(ffn.x, x), (ffn.ids, ids)];
+        let host = self.on_host(pass, bound, &given)?;
+        let width = pass.scratch.bufs[usize::from(ffn.out.0)].width as usize;
+        let mut out = vec![0.0; ids.len() * width];
+        let read = self.offload.read(&host, ffn.out, &mut out);
+        read.map_err(|e| self.device_error(Some(pass.model), e))?;
+        let here = |id: f32| experts.iter().any(|&(e, _)| e as f32 == id);
+        let mut first = 0;
+        while first < ids.len() {
+            let n = ids[first..].iter().take_while(|id| here(**id)).count();
+            if n > 0 {
+                let rows = &out[first * width..(first + n) * width];
+                let to = first as u64;
+                let written = self.device.write_from(scratch(pass), ffn.out, to, rows);
+                written.map_err(|e| self.device_error(Some(pass.model), e))?;
+            }
+            first += n.max(1);
+        }
+        counts.misses += segments.len() as u64;
+        counts.host_bytes += bytes;
+        self.offload.took(bytes, rows_each, begin.elapsed());
+        segments
+            .into_iter()
+            .try_for_each(|s| self.cache.done_without(id(pass, s)).map_err(from_cache))
+    }
+
+    fn on_host(
+        &mut self,
+        pass: &Pass<'_>,
+        step: BoundStep<'_>,
+        given: &[(Buf, &[f32])],
+    ) -> Result<Arc<rocmforge_device::ScratchLayout>, Error> {
+        let work = Work {
+            model: pass.model,
+            plan: pass.plan,
+            file: &self.sources[&pass.model].file,
+            step,
+            batch: batch(pass, pass.outputs),
+            given,
+        };
+        let _waiting = self.wait_for_file(pass.model);
+        let ran = self.offload.run(&work);
+        ran.map_err(|e| self.device_error(Some(pass.model), e))
+    }
+
+    /// Elements of a buffer's rows in a pass.
+    fn elements(&self, pass: &Pass<'_>, buf: Buf, n_tokens: usize) -> usize {
+        let placed = &pass.scratch.bufs[usize::from(buf.0)];
+        let counts = rocmforge_ops::RowCounts {
+            tokens: n_tokens as u64,
+            outputs: pass.outputs.len() as u64,
+        };
+        (counts.of(placed.rows) * placed.width) as usize
+    }
+
+    /// A buffer's rows of a pass, read from the card.
+    pub(crate) fn rows_of(
+        &mut self,
+        pass: &Pass<'_>,
+        buf: Buf,
+        n_tokens: usize,
+    ) -> Result<Vec<f32>, Error> {
+        let mut rows = vec![0.0; self.elements(pass, buf, n_tokens)];
+        let read = self.device.read(scratch(pass), buf, &mut rows);
+        read.map_err(|e| self.device_error(Some(pass.model), e))?;
+        Ok(rows)
+    }
+}

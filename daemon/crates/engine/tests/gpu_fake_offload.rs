@@ -1,0 +1,122 @@
+//! What is not on the card, computed on the host: the texts are those of the host, whichever answer a miss gets.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+mod fake;
+mod requests;
+
+use std::sync::Arc;
+
+use fake::{Runtime, gpu_config};
+use requests::{chat, load, questions, run};
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{Budget, Offload};
+use rocmforge_fake_hip::Live;
+
+/// Questions of the exam; of a trained model's answers one in so many may part where two tokens are nearly equal.
+const QUESTIONS: usize = 24;
+
+/// Bytes beside a share of a model's weights: KV pages, scratch, and what the device keeps for itself.
+const BESIDE: u64 = 2 << 20;
+
+/// A budget of a part of a model's weights beside those that the host cannot take.
+fn budget(model: &Arc<LoadedModel>, part: u64) -> u64 {
+    let info = model.model().info();
+    let bytes = |layers: bool| -> u64 {
+        let some = info.segments.iter();
+        let some = some.filter(|s| s.name.starts_with("blk.") == layers);
+        some.map(|s| s.bytes).sum()
+    };
+    (bytes(false) + bytes(true) / part + BESIDE) & !255
+}
+
+async fn answers(file: &str, part: u64, offload: Offload) {
+    let host = requests::engine(Budget::Bytes(64 << 20));
+    let on_host = load(&host, file, "m").await;
+    let runtime = Runtime::new();
+    let config = gpu_config(&runtime);
+    let split = runtime
+        .start_split(config, budget(&on_host, part), offload)
+        .unwrap();
+    let on_split = load(&split, file, "m").await;
+    let (mut same, mut hosted, mut missed) = (0, 0, 0);
+    for (question, _) in questions(QUESTIONS) {
+        let (_, expected, _) = run(&host, chat(&on_host, &question)).await;
+        let (_, got, summary) = run(&split, chat(&on_split, &question)).await;
+        same += usize::from(got == expected);
+        hosted += summary.cache.host_bytes;
+        missed += summary.cache.misses;
+    }
+    println!("{file}, {offload:?}: {same} of {QUESTIONS} the same, {hosted} bytes on the host");
+    assert!(missed > 0, "nothing was missing");
+    assert!(hosted > 0, "the host did nothing");
+    assert!(same + 1 >= QUESTIONS, "{same} of {QUESTIONS}");
+    drop(on_split);
+    split.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
+#[tokio::test]
+async fn feed_forwards_are_computed_on_the_host() {
+    for file in ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"] {
+        answers(file, 3, Offload::Always).await;
+    }
+}
+
+#[tokio::test]
+async fn experts_are_computed_on_the_host() {
+    answers("tiny-qwen3moe-Q4_K_M.gguf", 4, Offload::Always).await;
+}
+
+#[tokio::test]
+async fn link_and_host_share_what_is_missing() {
+    answers("tiny-qwen3moe-Q4_K_M.gguf", 4, Offload::Auto).await;
+}
+
+#[tokio::test]
+async fn what_fits_is_uploaded_whatever_the_host_could_do() {
+    let runtime = Runtime::new();
+    let config = gpu_config(&runtime);
+    let engine = runtime
+        .start_split(config, 64 << 20, Offload::Auto)
+        .unwrap();
+    let model = load(&engine, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let (question, _) = questions(1).remove(0);
+    let (_, _, summary) = run(&engine, chat(&model, &question)).await;
+    assert!(
+        summary.cache.misses > 0 && summary.cache.host_bytes == 0,
+        "{summary:?}"
+    );
+    drop(model);
+    engine.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_is_cut_short_fails_the_request_that_reads_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::copy(requests::fixture("tiny-llama-Q4_K_M.gguf"), &path).unwrap();
+    let runtime = Runtime::new();
+    let other = requests::engine(Budget::Bytes(64 << 20));
+    let on_other = load(&other, "tiny-llama-Q4_K_M.gguf", "m").await;
+    let config = gpu_config(&runtime);
+    let engine = runtime
+        .start_split(config, budget(&on_other, 3), Offload::Always)
+        .unwrap();
+    let model = fake::load(&engine, &path, "m").await.unwrap();
+    let whole = load(&engine, "tiny-llama-Q4_K_M.gguf", "whole").await;
+    let (question, _) = questions(1).remove(0);
+    let (_, expected, _) = run(&engine, chat(&whole, &question)).await;
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(64 << 10).unwrap();
+    let error = fake::run(&engine, chat(&model, &question))
+        .await
+        .unwrap_err();
+    println!("{error}");
+    assert!(error.to_string().contains("m.gguf"), "{error}");
+    let (_, again, _) = run(&engine, chat(&whole, &question)).await;
+    assert_eq!(again, expected);
+    drop((model, whole));
+    engine.end().unwrap();
+}

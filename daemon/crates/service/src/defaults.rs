@@ -1,0 +1,157 @@
+//! What requests of a declared model have where they leave it unset, in every dialect and over gRPC.
+//!
+//! Without any, the defaults are those of [`SamplingParams`]. A value counts as one that the request
+//! gave, and is held to the same ranges when the configuration is read.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rocmforge_engine::api::{Class, SamplingParams};
+
+use crate::Service;
+use crate::check::{self, Sampling, SamplingFields, Violations};
+
+/// The defaults of a model; `None` is the daemon's own.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Defaults {
+    /// See [`SamplingFields::temperature`].
+    pub temperature: Option<f32>,
+    /// See [`SamplingFields::top_k`].
+    pub top_k: Option<i32>,
+    /// See [`SamplingFields::top_p`].
+    pub top_p: Option<f32>,
+    /// See [`SamplingFields::min_p`].
+    pub min_p: Option<f32>,
+    /// See [`SamplingFields::repeat_penalty`].
+    pub repeat_penalty: Option<f32>,
+    /// See [`SamplingFields::presence_penalty`].
+    pub presence_penalty: Option<f32>,
+    /// See [`SamplingFields::frequency_penalty`].
+    pub frequency_penalty: Option<f32>,
+    /// See [`SamplingFields::penalty_last_n`].
+    pub penalty_last_n: Option<i32>,
+    /// See [`SamplingFields::max_tokens`].
+    pub max_tokens: Option<i32>,
+    /// How urgent its requests are.
+    pub class: Option<Class>,
+    /// A chat template in the place of the file's.
+    pub template: Option<Template>,
+}
+
+/// A chat template of its own file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template {
+    /// The file.
+    pub path: PathBuf,
+    /// What it says.
+    pub source: Arc<str>,
+}
+
+impl Defaults {
+    /// The fields of a request, with these where it leaves them unset.
+    fn fill(&self, mut fields: SamplingFields) -> SamplingFields {
+        fields.temperature = fields.temperature.or(self.temperature);
+        fields.top_k = fields.top_k.or(self.top_k);
+        fields.top_p = fields.top_p.or(self.top_p);
+        fields.min_p = fields.min_p.or(self.min_p);
+        fields.repeat_penalty = fields.repeat_penalty.or(self.repeat_penalty);
+        fields.presence_penalty = fields.presence_penalty.or(self.presence_penalty);
+        fields.frequency_penalty = fields.frequency_penalty.or(self.frequency_penalty);
+        fields.penalty_last_n = fields.penalty_last_n.or(self.penalty_last_n);
+        // What a request asks for at the least is no error for the sake of a default.
+        let max_tokens = self
+            .max_tokens
+            .map(|n| n.max(fields.decoding.min_tokens.unwrap_or(0)));
+        fields.max_tokens = fields.max_tokens.or(max_tokens);
+        fields
+    }
+
+    /// Checks them as those of a request.
+    ///
+    /// # Errors
+    /// The field and its range.
+    pub fn check(&self) -> Result<(), (String, String)> {
+        let mut violations = Violations::named(|field| field.replace("sampling.", ""));
+        check::sampling(self.fill(SamplingFields::default()), &mut violations);
+        match violations.result() {
+            Ok(()) => Ok(()),
+            Err(failure) => Err(failure.fields().first().cloned().unwrap_or_default()),
+        }
+    }
+
+    /// What a request that sets nothing is generated with.
+    pub fn params(&self) -> (SamplingParams, Option<u32>) {
+        let mut violations = Violations::default();
+        let sampling = check::sampling(self.fill(SamplingFields::default()), &mut violations);
+        (sampling.params, sampling.max_tokens)
+    }
+}
+
+impl Service {
+    /// What the model of this name or alias has as defaults; nothing where it is not declared.
+    pub fn defaults(&self, model: &str) -> Defaults {
+        let book = self.declared();
+        let declared = book.asked(model);
+        declared
+            .map(|model| model.defaults.clone())
+            .unwrap_or_default()
+    }
+
+    /// Checks the sampling of a request for the model of this name, with its defaults.
+    pub fn sampling(
+        &self,
+        model: &str,
+        fields: SamplingFields,
+        violations: &mut Violations,
+    ) -> Sampling {
+        check::sampling(self.defaults(model).fill(fields), violations)
+    }
+
+    /// How urgent a request for the model of this name is.
+    pub fn class(&self, model: &str, asked: Option<Class>) -> Class {
+        let default = || self.defaults(model).class;
+        asked.or_else(default).unwrap_or(Class::Interactive)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_request_sets_wins_and_what_it_leaves_unset_is_filled() {
+        let defaults = Defaults {
+            temperature: Some(0.2),
+            top_k: Some(7),
+            max_tokens: Some(5),
+            ..Defaults::default()
+        };
+        let mut asked = SamplingFields {
+            temperature: Some(0.9),
+            ..SamplingFields::default()
+        };
+        asked.decoding.min_tokens = Some(9);
+        let filled = defaults.fill(asked);
+        assert_eq!((filled.temperature, filled.top_k), (Some(0.9), Some(7)));
+        assert_eq!(
+            filled.max_tokens,
+            Some(9),
+            "as many as are wanted at the least"
+        );
+        let (params, max_tokens) = defaults.params();
+        assert_eq!((params.top_k, max_tokens), (7, Some(5)));
+        assert_eq!(params.min_p, SamplingParams::default().min_p);
+    }
+
+    #[test]
+    fn defaults_are_held_to_the_ranges_of_requests() {
+        assert!(Defaults::default().check().is_ok());
+        let bad = Defaults {
+            top_p: Some(1.5),
+            ..Defaults::default()
+        };
+        let (field, message) = bad.check().unwrap_err();
+        assert_eq!(field, "top_p");
+        assert!(message.contains("at most 1"), "{message}");
+    }
+}

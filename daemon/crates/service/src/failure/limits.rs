@@ -1,0 +1,34 @@
+//! A peer has reached a limit of its own.
+
+use std::time::Duration;
+
+use super::{Failure, Kind, LIMIT_RETRY};
+
+/// RESOURCE_EXHAUSTED: the peer has reached a limit of its own; `retry_after` is `None` where the
+/// request can never pass.
+pub(crate) fn peer_limit(
+    peer: &str,
+    (limit, max): (&str, u64),
+    what: &str,
+    retry_after: Option<Duration>,
+) -> Failure {
+    let failure = Failure::new(Kind::ResourceExhausted, "PEER_LIMIT")
+        .with("peer", peer)
+        .with("limit", limit)
+        .with("max", max.to_string())
+        .says(&format!(
+            "{what}; the daemon's limit for {peer} is {limit} = {max}"
+        ));
+    match retry_after {
+        Some(after) => failure.retry(after.max(LIMIT_RETRY)),
+        None => failure,
+    }
+}
+
+/// RESOURCE_EXHAUSTED: a limit held up a request for what passes by itself.
+pub(crate) fn prompts_held(peer: &str, max: u64, held: u64, bytes: u64) -> Failure {
+    let retry_after = (bytes <= max).then_some(LIMIT_RETRY);
+    let what =
+        format!("this prompt has {bytes} bytes, and prompts of requests under way have {held}");
+    peer_limit(peer, ("prompt_bytes", max), &what, retry_after)
+}

@@ -1,0 +1,379 @@
+//! Limits per peer: how many of its requests run and wait, how many bytes their prompts have, and how
+//! many tokens a minute it may take.
+//!
+//! ```text
+//! both skins -> Service::enter -> Ticket -+-> prompt bytes: counted until the ticket is dropped
+//!                                         +-> tokens: what was spent flows off at the limit's rate
+//!                                         +-> Ticket::asker: the engine counts what runs and waits
+//! ```
+//!
+//! Tokens are those of prompts and of answers. One peer may spend a minute's tokens at once, and then
+//! waits until enough of them have flowed off; an answer that has begun is never cut for it.
+//!
+//! *Invariants:* the lock of all peers is held to find one of them; that of one peer for a few sums,
+//! and never across an await. What a ticket counts is taken off when it is dropped.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rocmforge_engine::Error;
+use rocmforge_engine::api::{Asker, Class};
+
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::failure::{self, Failure};
+use crate::peer::{Peer, TokenName};
+use crate::roles::Who;
+
+/// Most rules of a configuration.
+pub const RULES_MAX: usize = 256;
+/// Peers whose counts are kept although they have nothing under way.
+pub const PEERS_KEPT: usize = 1024;
+/// What a limit of tokens is for.
+const MINUTE_S: f64 = 60.0;
+
+/// Limits of one peer; `None` is no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PeerLimits {
+    /// Requests that run at once; more of them wait.
+    pub running: Option<u32>,
+    /// Requests that wait beside those; more are refused.
+    pub queued: Option<u32>,
+    /// Bytes of the prompts of all requests under way.
+    pub prompt_bytes: Option<u64>,
+    /// Tokens of prompts and answers.
+    pub tokens_per_minute: Option<u64>,
+}
+
+impl PeerLimits {
+    /// With what `other` sets where nothing is set here.
+    fn or(self, other: &Self) -> Self {
+        Self {
+            running: self.running.or(other.running),
+            queued: self.queued.or(other.queued),
+            prompt_bytes: self.prompt_bytes.or(other.prompt_bytes),
+            tokens_per_minute: self.tokens_per_minute.or(other.tokens_per_minute),
+        }
+    }
+}
+
+/// For whom limits are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// Users and groups; [`Who::Everyone`] is every peer, tokens with them.
+    pub who: Who,
+    /// Names of tokens.
+    pub tokens: Vec<TokenName>,
+    /// The limits.
+    pub limits: PeerLimits,
+}
+
+/// All rules. Where several set a limit for a peer, its user's or token's wins over its groups', and
+/// that over everyone's; of equals the last.
+pub type Rules = Vec<Rule>;
+
+/// The limits of a peer who is in these groups.
+fn limits_of(rules: &[Rule], peer: Peer, gids: &[u32]) -> PeerLimits {
+    let mut found = [PeerLimits::default(); 3];
+    for rule in rules {
+        let place = match (&rule.who, peer) {
+            (_, Peer::Token(name)) if rule.tokens.contains(&name) => 0,
+            (Who::Listed { users, .. }, Peer::User(uid)) if users.contains(&uid) => 0,
+            (Who::Listed { groups, .. }, Peer::User(_))
+                if gids.iter().any(|gid| groups.contains(gid)) =>
+            {
+                1
+            }
+            (Who::Everyone, _) => 2,
+            (Who::Listed { .. }, _) => continue,
+        };
+        found[place] = rule.limits.or(&found[place]);
+    }
+    found[0].or(&found[1]).or(&found[2])
+}
+
+/// What a peer uses.
+#[derive(Debug)]
+struct Used {
+    peer: Peer,
+    sums: Mutex<Sums>,
+    tokens: AtomicU64,
+    refused: [AtomicU64; Limit::ALL.len()],
+}
+
+#[derive(Debug)]
+struct Sums {
+    prompt_bytes: u64,
+    /// Tokens that were taken and have not flowed off at `at`.
+    spent: f64,
+    at: Instant,
+}
+
+impl Sums {
+    /// Lets flow off what the time since has.
+    fn flow(&mut self, per_minute: u64, now: Instant) {
+        let passed_s = now.saturating_duration_since(self.at).as_secs_f64();
+        self.spent = (self.spent - passed_s * per_minute as f64 / MINUTE_S).max(0.0);
+        self.at = now;
+    }
+}
+
+/// What refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Requests that wait.
+    Queued,
+    /// Bytes of prompts.
+    PromptBytes,
+    /// Tokens a minute.
+    Tokens,
+}
+
+impl Limit {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Queued, Self::PromptBytes, Self::Tokens];
+
+    /// Its key in the configuration.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::PromptBytes => "prompt_bytes",
+            Self::Tokens => "tokens_per_minute",
+        }
+    }
+}
+
+impl Used {
+    fn new(peer: Peer) -> Arc<Self> {
+        let sums = Sums {
+            prompt_bytes: 0,
+            spent: 0.0,
+            at: Instant::now(),
+        };
+        Arc::new(Self {
+            peer,
+            sums: Mutex::new(sums),
+            tokens: AtomicU64::new(0),
+            refused: Default::default(),
+        })
+    }
+
+    /// The sums are whole at every moment.
+    fn sums(&self) -> MutexGuard<'_, Sums> {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_refused(&self, limit: Limit) {
+        self.refused[limit as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What `/metrics` shows of a peer.
+#[derive(Debug, Clone)]
+pub struct PeerUse {
+    /// The peer.
+    pub peer: Peer,
+    /// Bytes of the prompts of its requests under way.
+    pub prompt_bytes: u64,
+    /// Tokens of its prompts and answers.
+    pub tokens: u64,
+    /// Requests that each limit refused, in the order of [`Limit::ALL`].
+    pub refused: [u64; Limit::ALL.len()],
+}
+
+/// The rules in force, and what peers use.
+#[derive(Debug, Default)]
+pub(crate) struct LimitBook {
+    rules: RwLock<Arc<Rules>>,
+    peers: Mutex<HashMap<Peer, Arc<Used>>>,
+}
+
+impl LimitBook {
+    fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn used(&self, peer: Peer) -> Arc<Used> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(used) = peers.get(&peer) {
+            return Arc::clone(used);
+        }
+        if peers.len() >= PEERS_KEPT {
+            // Whoever has nothing under way, and spent nothing within a minute, is forgotten.
+            peers.retain(|_, used| {
+                let idle = used.sums().at.elapsed().as_secs_f64() > MINUTE_S;
+                Arc::strong_count(used) > 1 || !idle
+            });
+        }
+        let used = Used::new(peer);
+        peers.insert(peer, Arc::clone(&used));
+        used
+    }
+}
+
+/// A request that the limits let in. Its bytes count until it is dropped.
+#[derive(Debug)]
+pub struct Ticket {
+    used: Arc<Used>,
+    limits: PeerLimits,
+    prompt_bytes: u64,
+}
+
+impl Ticket {
+    fn new(used: Arc<Used>, limits: PeerLimits, bytes: u64) -> Result<Self, Failure> {
+        {
+            let mut sums = used.sums();
+            if let Some(max) = limits.prompt_bytes
+                && sums.prompt_bytes.saturating_add(bytes) > max
+            {
+                used.note_refused(Limit::PromptBytes);
+                let peer = used.peer.to_string();
+                return Err(failure::prompts_held(&peer, max, sums.prompt_bytes, bytes));
+            }
+            sums.prompt_bytes += bytes;
+        }
+        let ticket = Self {
+            used,
+            limits,
+            prompt_bytes: bytes,
+        };
+        // Before the work on its text: there has to be room for a token at least.
+        ticket.spend(1, false)?;
+        Ok(ticket)
+    }
+
+    /// Takes the tokens of a prompt.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED above the limit, with the time after which they have room, if ever.
+    pub fn take_prompt(&self, tokens: u32) -> Result<(), Failure> {
+        self.spend(u64::from(tokens), true)
+    }
+
+    fn spend(&self, tokens: u64, take: bool) -> Result<(), Failure> {
+        if let Some(max) = self.limits.tokens_per_minute {
+            let mut sums = self.used.sums();
+            sums.flow(max, Instant::now());
+            let over = sums.spent + tokens as f64 - max as f64;
+            if over > 0.0 {
+                let wait = Duration::from_secs_f64(over * MINUTE_S / max.max(1) as f64);
+                let retry_after = (tokens <= max).then_some(wait);
+                let what = match retry_after {
+                    Some(_) => format!(
+                        "{tokens} tokens are more than are left of this minute, of which {} were used",
+                        sums.spent.ceil()
+                    ),
+                    None => format!("this prompt has {tokens} tokens, more than a minute's"),
+                };
+                drop(sums);
+                self.used.note_refused(Limit::Tokens);
+                let peer = self.used.peer.to_string();
+                let limit = (Limit::Tokens.key(), max);
+                return Err(failure::peer_limit(&peer, limit, &what, retry_after));
+            }
+            if take {
+                sums.spent += tokens as f64;
+            }
+        }
+        if take {
+            self.used.tokens.fetch_add(tokens, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Counts tokens of an answer.
+    pub fn note_generated(&self, tokens: usize) {
+        let tokens = tokens as u64;
+        self.used.tokens.fetch_add(tokens, Ordering::Relaxed);
+        if let Some(max) = self.limits.tokens_per_minute {
+            let mut sums = self.used.sums();
+            sums.flow(max, Instant::now());
+            sums.spent += tokens as f64;
+        }
+    }
+
+    /// Counts a refusal by the engine, if a limit is behind it.
+    pub fn note_failed(&self, error: &Error) {
+        if let Error::AskerLimit { .. } = error {
+            self.used.note_refused(Limit::Queued);
+        }
+    }
+
+    /// The failure of an engine's error, which is counted if a limit is behind it.
+    pub fn failure(&self, error: &Error) -> Failure {
+        self.note_failed(error);
+        failure::from_engine(error)
+    }
+
+    /// For whom the engine works, and how much of it at once.
+    pub fn asker(&self, class: Class) -> Asker {
+        Asker {
+            client: self.used.peer.client(),
+            class,
+            running_max: self.limits.running,
+            queued_max: self.limits.queued,
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.used.sums().prompt_bytes -= self.prompt_bytes;
+    }
+}
+
+impl Service {
+    /// Lets a request with a prompt of so many bytes in, as far as its peer's limits go.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED with the limit that is reached.
+    pub async fn enter(
+        &self,
+        arrival: &Arrival,
+        prompt_bytes: usize,
+    ) -> Result<Arc<Ticket>, Failure> {
+        let peer = arrival.peer();
+        let rules = self.limit_book.rules();
+        let by_group = |rule: &Rule| rule.who.has_groups();
+        let gids = match arrival.caller {
+            Some(caller) if rules.iter().any(by_group) => self.roles.groups(caller).await,
+            _ => Arc::default(),
+        };
+        let limits = limits_of(&rules, peer, &gids);
+        let used = self.limit_book.used(peer);
+        Ticket::new(used, limits, prompt_bytes as u64).map(Arc::new)
+    }
+
+    /// Holds requests that come from now on to these limits.
+    pub fn set_limits(&self, rules: Rules) {
+        let place = self.limit_book.rules.write();
+        *place.unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
+    }
+
+    /// What each peer uses, in the order of the peers.
+    pub fn peers(&self) -> Vec<PeerUse> {
+        let peers = self.limit_book.peers.lock();
+        let all: Vec<Arc<Used>> = peers
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect();
+        let mut all: Vec<PeerUse> = all
+            .iter()
+            .map(|used| PeerUse {
+                peer: used.peer,
+                prompt_bytes: used.sums().prompt_bytes,
+                tokens: used.tokens.load(Ordering::Relaxed),
+                refused: used.refused.each_ref().map(|n| n.load(Ordering::Relaxed)),
+            })
+            .collect();
+        all.sort_by_key(|used| used.peer);
+        all
+    }
+}
+
+#[cfg(test)]
+#[path = "limits_tests.rs"]
+mod tests;

@@ -1,0 +1,153 @@
+//! Evictions: what goes when it is asked for, and why each segment went.
+
+use crate::state::Segment;
+use crate::{
+    Action, BlockKind, Cache, Cleared, Error, EvictionCause, KeptBecause, ModelId, Residency,
+    SegmentId, Slab,
+};
+
+/// For whose sake room is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    /// A segment of this model.
+    Segment(ModelId),
+    /// A block of this kind.
+    Block(BlockKind),
+    /// A smaller budget.
+    Budget,
+}
+
+impl For {
+    /// Why a segment of `victim` goes for it.
+    pub(crate) fn cause(self, victim: ModelId) -> EvictionCause {
+        match self {
+            Self::Segment(model) if model == victim => EvictionCause::OwnPass,
+            Self::Segment(_) => EvictionCause::OtherModel,
+            Self::Block(BlockKind::Kv) => EvictionCause::Kv,
+            Self::Block(BlockKind::Scratch | BlockKind::Staging) => EvictionCause::Scratch,
+            Self::Budget => EvictionCause::Budget,
+        }
+    }
+}
+
+impl Cache {
+    /// Evicts everything that may be evicted, of one model or of all. Blocks are not touched.
+    ///
+    /// # Errors
+    /// `UnknownModel`.
+    pub fn clear(
+        &mut self,
+        model: Option<ModelId>,
+        actions: &mut Vec<Action>,
+    ) -> Result<Cleared, Error> {
+        self.evict_all(model, EvictionCause::Clear, actions)
+    }
+
+    pub(crate) fn evict_all(
+        &mut self,
+        model: Option<ModelId>,
+        cause: EvictionCause,
+        actions: &mut Vec<Action>,
+    ) -> Result<Cleared, Error> {
+        if let Some(model) = model.filter(|model| !self.models.contains_key(model)) {
+            return Err(Error::UnknownModel(model));
+        }
+        let mut cleared = Cleared::default();
+        let chosen = self
+            .models
+            .iter()
+            .filter(|(id, _)| model.is_none_or(|model| model == **id));
+        let mut victims = Vec::new();
+        for (&model, state) in chosen {
+            for (index, found) in (0u32..).zip(&state.segments) {
+                let segment = SegmentId { model, index };
+                let because = match found.state {
+                    Residency::Absent => continue,
+                    Residency::InFlight(_) => KeptBecause::InFlight,
+                    Residency::Resident(_) if found.refs > 0 => KeptBecause::InUse,
+                    Residency::Resident(_) if found.pinned => KeptBecause::Pinned,
+                    Residency::Resident(slab) => {
+                        victims.push((segment, slab));
+                        continue;
+                    }
+                };
+                cleared.kept.push((segment, because));
+            }
+        }
+        for (segment, slab) in victims {
+            self.arena.vacate(slab);
+            self.evicted(segment, slab, cause, actions);
+            cleared.freed += slab.bytes;
+            cleared.segments += 1;
+        }
+        self.assert_ledger();
+        Ok(cleared)
+    }
+
+    /// Takes a resident segment's room away because its content turned out to be bad, pinned or not. False, and nothing
+    /// happens, while it is in use; a segment that is not resident has nothing to lose.
+    ///
+    /// # Panics
+    /// If the segment does not exist.
+    pub fn spoiled(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let found = self
+            .segment(segment)
+            .expect("only what exists can be spoiled");
+        let Residency::Resident(slab) = found.state else {
+            return true;
+        };
+        if found.refs > 0 {
+            return false;
+        }
+        self.arena.vacate(slab);
+        self.gone(segment, slab, EvictionCause::Spoiled, actions);
+        self.assert_ledger();
+        true
+    }
+
+    /// Books an eviction; the arena has been told.
+    pub(crate) fn evicted(
+        &mut self,
+        segment: SegmentId,
+        slab: Slab,
+        cause: EvictionCause,
+        actions: &mut Vec<Action>,
+    ) {
+        assert!(
+            self.segment(segment).is_ok_and(Segment::is_evictable),
+            "{segment} may not be evicted"
+        );
+        self.gone(segment, slab, cause, actions);
+    }
+
+    fn gone(
+        &mut self,
+        segment: SegmentId,
+        slab: Slab,
+        cause: EvictionCause,
+        actions: &mut Vec<Action>,
+    ) {
+        self.forget(segment);
+        self.count(segment.model, |counters| {
+            counters.evictions += 1;
+            counters.evicted_bytes += slab.bytes;
+            counters.evictions_by.count(cause);
+        });
+        actions.push(Action::Evict {
+            segment,
+            slab,
+            cause,
+        });
+    }
+
+    pub(crate) fn forget(&mut self, segment: SegmentId) {
+        self.change(segment, |found| {
+            found.state = Residency::Absent;
+            found.fresh = false;
+        });
+        self.recency.pop(&segment);
+        let model = self.models.get_mut(&segment.model).expect("changed above");
+        let score = model.segments[segment.index as usize].score;
+        model.experts.remove(&(score.key(), segment.index));
+    }
+}

@@ -1,0 +1,135 @@
+//! Experts: which one goes for another one of its size, and what is known of their next uses.
+//!
+//! A use is predicted from recency and frequency (`forecast.rs`), and where its layer lies: what the pass under way has
+//! been at is not used before the next pass. So the one that goes is the coldest of all or, where a pass uses nearly all
+//! of them in order, as a long prompt does, the one that was used just now.
+//!
+//! One goes for another one of the same size: its slab is the other's, and nothing moves. The experts of a layer have one
+//! size, and those of all layers have few.
+
+use crate::arena::Side;
+use crate::room::{Bar, Victims};
+use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, Slab};
+
+/// How many of the segments that were used last are looked at for one that may go.
+const RECENT_MAX: usize = 1024;
+
+impl Cache {
+    /// Makes room for an expert where one of its model goes for it, and says where; `None`, and nothing done, where it is no
+    /// expert, where free room is to be used, or where something else should go.
+    pub(crate) fn room_of_another_expert(
+        &mut self,
+        segment: SegmentId,
+        bar: Bar,
+        actions: &mut Vec<Action>,
+    ) -> Option<Slab> {
+        let found = self.segment(segment).ok()?;
+        let bytes = found.bytes;
+        let is_expert = found.spec.kind == SegmentKind::Expert;
+        let (used, end) = (self.arena.used(), self.arena.end());
+        let full = used <= end && used + bytes > end;
+        if !is_expert || !full || self.config.policy != Policy::Belady || bar == Bar::All {
+            return None;
+        }
+        let (farthest, first, _) = Victims::new(self, bytes).next(self)?;
+        let allowed = match bar {
+            Bar::FartherThan(least) => farthest > least,
+            _ => true,
+        };
+        let first_is = self.segment(first).ok()?.spec.kind;
+        if !allowed || first.model != segment.model || first_is != SegmentKind::Expert {
+            return None;
+        }
+        let victim = self.expert_to_go(segment, bytes)?;
+        let slab = self.segment(victim).ok()?.state.slab()?;
+        self.arena.vacate(slab);
+        self.evicted(victim, slab, EvictionCause::OwnPass, actions);
+        let offset = self
+            .arena
+            .hole(bytes, Side::High)
+            .expect("the room of another one of its size");
+        Some(Slab { offset, bytes })
+    }
+
+    /// Of the evictable experts of a model that have `bytes`: the coldest, or the one that was used last, whichever is used
+    /// again later.
+    fn expert_to_go(&self, of: SegmentId, bytes: u64) -> Option<SegmentId> {
+        let model = &self.models[&of.model];
+        let may_go = |index: u32| {
+            let found = &model.segments[index as usize];
+            let is = found.spec.kind == SegmentKind::Expert;
+            let inside = found
+                .state
+                .slab()
+                .is_some_and(|s| s.end() <= self.arena.end());
+            is && found.bytes == bytes && inside && found.is_evictable()
+        };
+        let coldest = model.experts.iter().map(|(_, index)| *index);
+        let coldest = coldest.into_iter().find(|&index| may_go(index))?;
+        let recent = self.recency.iter().take(RECENT_MAX).map(|(id, ())| *id);
+        let mut recent = recent.filter(|id| id.model == of.model).map(|id| id.index);
+        let latest = recent.find(|&index| may_go(index)).unwrap_or(coldest);
+        let index = match self.passes_until(of, latest) > self.passes_until(of, coldest) {
+            true => latest,
+            false => coldest,
+        };
+        Some(SegmentId { index, ..of })
+    }
+
+    /// Passes until an expert is used again: by how often it was used, and by the place of its layer.
+    fn passes_until(&self, of: SegmentId, index: u32) -> f64 {
+        let model = &self.models[&of.model];
+        let found = &model.segments[index as usize];
+        let rare = found.score.passes_ahead(model.passes) - 1.0;
+        let (n, cursor) = (model.ordered.len() as f64, model.cursor.unwrap_or(0));
+        let (place, cursor) = (f64::from(found.place), f64::from(cursor));
+        let ahead = match place > cursor {
+            true => place - cursor,
+            false => n - cursor + place,
+        };
+        rare + ahead / n
+    }
+
+    /// How much an expert was used, the last uses counting most; 0 for one that never was, or does not exist.
+    pub fn warmth(&self, segment: SegmentId) -> f64 {
+        self.segment(segment)
+            .map_or(0.0, |found| found.score.value())
+    }
+
+    /// The `n`-th absent ordered segment of a model from an index on, the first for 0; the last if there are fewer.
+    pub fn absent_after(&self, model: crate::ModelId, from: u32, n: usize) -> Option<SegmentId> {
+        let mut found = self.next_absent(model, from)?;
+        for _ in 0..n {
+            match self.next_absent(model, found.index + 1) {
+                Some(next) => found = next,
+                None => break,
+            }
+        }
+        Some(found)
+    }
+
+    /// Counts a use of a segment that is not there and is not brought in: its work was done elsewhere. The pass under way moves
+    /// past it, as by `acquire`.
+    ///
+    /// # Errors
+    /// `UnknownModel`, `UnknownSegment`.
+    pub fn done_without(&mut self, segment: SegmentId) -> Result<(), crate::Error> {
+        let bytes = self.segment(segment)?.bytes;
+        self.count(segment.model, |counters| {
+            counters.misses += 1;
+            counters.miss_bytes += bytes;
+        });
+        self.pass_over(segment);
+        Ok(())
+    }
+
+    /// Begins an upload of an expert that the pass under way will need for certain, unless it is there or on its way, or too
+    /// many are. Whether it began one.
+    pub fn prefetch_needed(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let now = crate::forecast::NextUse {
+            requests: 0,
+            segments: 0,
+        };
+        self.prefetch_within(segment, Bar::FartherThan(now), actions)
+    }
+}

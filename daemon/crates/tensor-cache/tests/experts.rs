@@ -1,0 +1,110 @@
+//! Experts: one goes for another one of its size, and a pass that uses all of them misses what there is no room for.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rocmforge_tensor_cache::{
+    Acquired, Action, BlockKind, Cache, CacheConfig, ModelId, PassHint, SegmentId, SegmentSpec,
+};
+
+const LAYERS: u32 = 12;
+const EXPERTS: u32 = 32;
+const MODEL: ModelId = ModelId(1);
+
+/// What some passes did.
+#[derive(Default, Debug)]
+struct Did {
+    moved: u64,
+    missed: u64,
+}
+
+/// A model whose layers have experts of two sizes, in a budget of half of it.
+fn half() -> (Cache, u64) {
+    let mut specs: Vec<SegmentSpec> = (0..LAYERS)
+        .map(|_| SegmentSpec::ordered(200 << 10))
+        .collect();
+    for layer in 0..LAYERS {
+        let bytes = if layer % 3 == 0 { 31_000 } else { 26_500 };
+        specs.extend((0..EXPERTS).map(|_| SegmentSpec::expert(bytes)));
+    }
+    let total: u64 = specs.iter().map(|s| s.bytes).sum();
+    let mut cache = Cache::new(CacheConfig::new(total / 2 + (600 << 10)));
+    cache.register(MODEL, &specs).unwrap();
+    let kv = cache.reserve(BlockKind::Kv, Some(MODEL), 600 << 10, &mut Vec::new());
+    kv.unwrap();
+    (cache, total)
+}
+
+fn pass(cache: &mut Cache, did: &mut Did, used: &mut dyn FnMut(u32) -> Vec<u32>) {
+    let mut actions = Vec::new();
+    let mut need = |cache: &mut Cache, index: u32| {
+        let segment = SegmentId {
+            model: MODEL,
+            index,
+        };
+        let acquired = cache.acquire(segment, &mut actions).unwrap();
+        for action in actions.drain(..) {
+            match action {
+                Action::Move { from, .. } => did.moved += from.bytes,
+                Action::Upload { segment, slab } => {
+                    did.missed += slab.bytes;
+                    cache.uploaded(segment);
+                }
+                Action::Evict { .. } => {}
+            }
+        }
+        assert!(!matches!(acquired, Acquired::InFlight(_)));
+        cache.release(segment);
+    };
+    cache.pass_begin(MODEL, PassHint { more: true }).unwrap();
+    for layer in 0..LAYERS {
+        need(cache, layer);
+        for expert in used(layer) {
+            need(cache, LAYERS + layer * EXPERTS + expert);
+        }
+    }
+    cache.pass_end(MODEL);
+    cache.assert_consistent();
+}
+
+#[test]
+fn an_expert_goes_for_another_one_of_its_size_and_nothing_moves() {
+    let (mut cache, _) = half();
+    let mut rng = StdRng::seed_from_u64(3);
+    let mut some = |_: u32| (0..4).map(|_| rng.random_range(0..EXPERTS)).collect();
+    let mut early = Did::default();
+    (0..60).for_each(|_| pass(&mut cache, &mut early, &mut some));
+    let mut late = Did::default();
+    (0..60).for_each(|_| pass(&mut cache, &mut late, &mut some));
+    println!("{early:?}, then {late:?}");
+    assert!(late.missed > 0);
+    assert_eq!(late.moved, 0);
+}
+
+#[test]
+fn a_pass_of_all_experts_misses_little_more_than_has_no_room() {
+    let (mut cache, total) = half();
+    let mut all = |_: u32| (0..EXPERTS).collect();
+    (0..8).for_each(|_| pass(&mut cache, &mut Did::default(), &mut all));
+    let mut did = Did::default();
+    pass(&mut cache, &mut did, &mut all);
+    println!("{did:?} of {total}");
+    assert_eq!(did.moved, 0);
+    assert!(did.missed < total * 6 / 10, "{} of {total}", did.missed);
+}
+
+#[test]
+fn what_was_used_without_being_brought_counts_as_used() {
+    let (mut cache, _) = half();
+    let segment = SegmentId {
+        model: MODEL,
+        index: LAYERS + 7,
+    };
+    assert_eq!(cache.warmth(segment), 0.0);
+    cache.pass_begin(MODEL, PassHint::default()).unwrap();
+    let before = cache.model_stats(MODEL).counters.misses;
+    cache.done_without(segment).unwrap();
+    assert!(cache.warmth(segment) > 0.0);
+    assert_eq!(cache.model_stats(MODEL).counters.misses, before + 1);
+    assert!(!cache.holds(segment));
+    cache.assert_consistent();
+}

@@ -1,0 +1,193 @@
+//! The secrets that callers over TCP send, each with a name by which limits, log and metrics know it.
+
+use std::fmt;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, HeaderName, header};
+use nix::fcntl::OFlag;
+use rocmforge_service::peer::{TOKEN_NAME_DEFAULT, TokenName};
+
+/// Shortest token: as many characters as nobody guesses.
+const TOKEN_MIN_BYTES: usize = 16;
+/// Longest token.
+const TOKEN_MAX_BYTES: usize = 1024;
+/// Most tokens of a file.
+const TOKENS_MAX: usize = 256;
+/// Longest file.
+const FILE_MAX_BYTES: u64 = 64 << 10;
+/// Where Anthropic's clients put it.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// The tokens that are taken: at least one.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Tokens(Arc<[(TokenName, String)]>);
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.0.iter().map(|(name, _)| name);
+        f.debug_list().entries(names).finish()
+    }
+}
+
+impl Tokens {
+    /// Reads a file; see [`Tokens::parse`].
+    ///
+    /// # Errors
+    /// A message that says what is wrong with the file or a token.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let shown = path.display();
+        let failed = |error: std::io::Error| format!("{shown} cannot be read: {error}");
+        // A FIFO would be waited for.
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(path)
+            .map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() {
+            return Err(format!("{shown} is not a regular file"));
+        }
+        if found.permissions().mode() & 0o007 != 0 {
+            return Err(format!(
+                "{shown} is open to every user; chmod 0600 it, and change the token"
+            ));
+        }
+        let mut text = String::new();
+        file.take(FILE_MAX_BYTES + 1)
+            .read_to_string(&mut text)
+            .map_err(failed)?;
+        if text.len() as u64 > FILE_MAX_BYTES {
+            return Err(format!("{shown} has more than {FILE_MAX_BYTES} bytes"));
+        }
+        Self::parse(&text).map_err(|message| format!("{shown}: {message}"))
+    }
+
+    /// Tokens, one a line: `TOKEN`, whose name is `default`, or `NAME TOKEN`. Several may have one
+    /// name, as while one of them takes the other's place.
+    ///
+    /// # Errors
+    /// A message, where a name, a token's length or a character is not allowed, or there are none.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let mut tokens: Vec<(TokenName, String)> = Vec::new();
+        for line in lines {
+            let (name, token) = match line.split_once(char::is_whitespace) {
+                Some((name, token)) => (TokenName::new(name)?, token.trim_start()),
+                None => (TokenName::new(TOKEN_NAME_DEFAULT)?, line),
+            };
+            check(token)?;
+            if let Some((other, _)) = tokens.iter().find(|(_, known)| known == token) {
+                return Err(format!("the tokens of {other} and {name} are the same"));
+            }
+            tokens.push((name, token.to_owned()));
+        }
+        match tokens.len() {
+            0 => Err(check("").err().unwrap_or_default()),
+            1..=TOKENS_MAX => Ok(Self(tokens.into())),
+            n => Err(format!("{n} tokens; at most {TOKENS_MAX}")),
+        }
+    }
+
+    /// The name of the token that a request brings. Takes as long for any text of a length.
+    pub(super) fn sent(&self, headers: &HeaderMap) -> Option<TokenName> {
+        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+            let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+            scheme
+                .eq_ignore_ascii_case("bearer")
+                .then(|| token.trim_start())
+        });
+        let key = headers.get(X_API_KEY).and_then(|value| value.to_str().ok());
+        let mut name = None;
+        for sent in [bearer, key].into_iter().flatten() {
+            for (own, token) in &*self.0 {
+                if is_same(token, sent) {
+                    name = name.or(Some(*own));
+                }
+            }
+        }
+        name
+    }
+}
+
+fn check(token: &str) -> Result<(), String> {
+    let fits = (TOKEN_MIN_BYTES..=TOKEN_MAX_BYTES).contains(&token.len());
+    if fits && token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(());
+    }
+    Err(format!(
+        "a token has {TOKEN_MIN_BYTES} to {TOKEN_MAX_BYTES} printable characters without spaces; this one has {} \
+         bytes (openssl rand -hex 32 makes one)",
+        token.len()
+    ))
+}
+
+fn is_same(own: &str, other: &str) -> bool {
+    let (own, other) = (own.as_bytes(), other.as_bytes());
+    let differences = own.iter().zip(other).fold(0, |sum, (a, b)| sum | (a ^ b));
+    own.len() == other.len() && differences == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_token_is_found_in_either_header() {
+        let tokens = Tokens::parse("0123456789abcdef\nci  fedcba9876543210\n").unwrap();
+        for (name, value, expected) in [
+            ("authorization", "Bearer 0123456789abcdef", Some("default")),
+            ("authorization", "bearer 0123456789abcdef", Some("default")),
+            ("x-api-key", "0123456789abcdef", Some("default")),
+            ("x-api-key", "fedcba9876543210", Some("ci")),
+            ("authorization", "Bearer 0123456789abcdeF", None),
+            ("authorization", "Bearer 0123456789abcde", None),
+            ("authorization", "Bearer ci fedcba9876543210", None),
+            ("authorization", "Basic 0123456789abcdef", None),
+            ("authorization", "0123456789abcdef", None),
+            ("x-api-key", "", None),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, HeaderValue::from_static(value));
+            let found = tokens.sent(&headers);
+            assert_eq!(found.as_ref().map(TokenName::as_str), expected, "{value}");
+        }
+        assert_eq!(format!("{tokens:?}"), r#"["default", "ci"]"#);
+    }
+
+    #[test]
+    fn tokens_that_cannot_be_are_refused() {
+        let long = "x".repeat(20);
+        for (text, words) in [
+            ("short".to_owned(), "this one has 5"),
+            ("  \n".to_owned(), "this one has 0"),
+            (format!("a/b {long}"), "no name of a token"),
+            (format!("a {long} {long}"), "without spaces"),
+            (format!("a {long}\nb {long}"), "of a and b are the same"),
+        ] {
+            let error = Tokens::parse(&text).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_token_file_that_everyone_reads_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        fs::write(&path, "0123456789abcdef\n").unwrap();
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        assert!(Tokens::read(&path).unwrap_err().contains("every user"));
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        assert_eq!(
+            Tokens::read(&path),
+            Tokens::parse("0123456789abcdef"),
+            "the line's end is no part of it"
+        );
+        assert!(Tokens::read(dir.path()).unwrap_err().contains("regular"));
+    }
+}

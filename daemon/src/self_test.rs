@@ -1,0 +1,294 @@
+//! The self-test of a card, made anew whenever somebody asks: in a process of its own, which opens the
+//! card beside the daemon, so that what hangs or crashes costs its own line of the report.
+//!
+//! ```text
+//! CheckDevice -> child: open, memory, copies, files, kernels against the host -> a line of JSON each
+//!            <- what was told; after LIMIT the child is killed, and the step that hung is named
+//! ```
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use rocmforge_device::gpu::device::usual_images;
+use rocmforge_device::gpu::{GpuConfig, GpuDevice, Vendor};
+use rocmforge_device::host::{HostConfig, HostDevice};
+use rocmforge_device::{Device, Error as DeviceError};
+use rocmforge_parity::check::{Outcome, Step, check};
+use rocmforge_service::failure::{self, Failure};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+
+/// The hidden argument of the child; the device as `hip:0` follows.
+pub const CHILD_ARGUMENT: &str = "--self-test-child";
+/// How long the whole may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How long until no more kernels are begun.
+const KERNELS_LIMIT: Duration = Duration::from_secs(7);
+/// How long a killed child may take to end.
+const KILL_WAIT: Duration = Duration::from_secs(1);
+/// Most steps that are told.
+const STEPS_MAX: usize = 512;
+/// Most bytes that a child may say.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
+/// What a child's lines begin with: a library may write to the standard output as well.
+const MARK: &str = "self-test ";
+/// When to try again while one is made.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// A step as the child writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Told {
+    /// What it is about.
+    pub name: String,
+    /// `passed`, `failed`, `skipped` or `note`.
+    pub outcome: String,
+    /// Figures, or what is wrong.
+    pub detail: String,
+    /// How long it took, in milliseconds.
+    pub ms: f64,
+}
+
+impl Told {
+    fn failed(name: &str, detail: String) -> Self {
+        Self {
+            name: name.to_owned(),
+            outcome: Outcome::Failed.name().to_owned(),
+            detail,
+            ms: 0.0,
+        }
+    }
+}
+
+impl From<Step> for Told {
+    fn from(step: Step) -> Self {
+        Self {
+            name: step.name,
+            outcome: step.outcome.name().to_owned(),
+            detail: step.detail,
+            ms: step.took.as_secs_f64() * 1e3,
+        }
+    }
+}
+
+/// What the child does. Returns its exit code.
+pub fn child_main(device: &str) -> u8 {
+    let parsed = device.split_once(':').and_then(|(kind, ordinal)| {
+        let vendors = [Vendor::Hip, Vendor::Cuda];
+        let vendor = vendors.into_iter().find(|v| v.name() == kind)?;
+        Some((vendor, ordinal.parse::<u32>().ok()?))
+    });
+    let Some((vendor, ordinal)) = parsed else {
+        return 2;
+    };
+    let Ok(host) = HostDevice::new(HostConfig::default()) else {
+        return 1;
+    };
+    let open = || -> Result<Box<dyn Device>, DeviceError> {
+        let config = GpuConfig {
+            watchdog: LIMIT,
+            ..GpuConfig::new(vendor, ordinal)
+        };
+        let device = GpuDevice::open(config, usual_images(vendor))?;
+        Ok(Box::new(device))
+    };
+    check(open, Box::new(host), KERNELS_LIMIT, &mut |step| {
+        // Whoever does not read any more has given up.
+        if let Ok(text) = serde_json::to_string(&Told::from(step)) {
+            println!("\n{MARK}{text}");
+        }
+    });
+    0
+}
+
+/// Makes self-tests, one at a time.
+#[derive(Debug)]
+pub struct SelfTest {
+    exe: PathBuf,
+    limit: Duration,
+    turn: Arc<Semaphore>,
+}
+
+impl Default for SelfTest {
+    fn default() -> Self {
+        // The running program, also when its file was replaced since.
+        Self::asking("/proc/self/exe".into(), LIMIT)
+    }
+}
+
+impl SelfTest {
+    /// Through a program that understands [`CHILD_ARGUMENT`], which may take `limit`.
+    pub fn asking(exe: PathBuf, limit: Duration) -> Self {
+        Self {
+            exe,
+            limit,
+            turn: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Tests a device, such as `hip:0`, on a blocking thread.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED while another one is made.
+    pub async fn run(&self, device: String) -> Result<Vec<Told>, Failure> {
+        let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() else {
+            return Err(failure::exhausted(
+                "a self-test of the device is being made for another caller",
+                RETRY,
+            ));
+        };
+        let (exe, limit) = (self.exe.clone(), self.limit);
+        let tested = tokio::task::spawn_blocking(move || {
+            // The turn goes along: a caller who leaves makes no room for another beside this one.
+            let _turn = turn;
+            test(exe, &device, limit)
+        });
+        tested.await.map_err(|_| failure::draining())
+    }
+}
+
+fn test(exe: PathBuf, device: &str, limit: Duration) -> Vec<Told> {
+    let child = Command::new(exe)
+        .arg(CHILD_ARGUMENT)
+        .arg(device)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            let detail = format!("no process could be started for it: {error}");
+            return vec![Told::failed("self-test", detail)];
+        }
+    };
+    let give_up = Instant::now() + limit;
+    let lines = child.stdout.take().map(lines);
+    let mut told: Vec<Told> = Vec::new();
+    let in_time = lines.is_some_and(|lines| {
+        loop {
+            let left = give_up.saturating_duration_since(Instant::now());
+            match lines.recv_timeout(left) {
+                Ok(line) => told.push(line),
+                Err(RecvTimeoutError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => return false,
+            }
+        }
+    });
+    let after = told
+        .last()
+        .map_or("the start", |step| &step.name)
+        .to_owned();
+    match ended(&mut child, give_up, in_time) {
+        Some(status) if status.success() && in_time => {}
+        Some(status) if in_time => told.push(Told::failed(
+            "self-test",
+            format!("the process that made it ended with {status} behind '{after}'"),
+        )),
+        _ => told.push(Told::failed(
+            "self-test",
+            format!(
+                "nothing came behind '{after}' within {} s of the beginning; the process that made it was killed",
+                limit.as_secs_f64()
+            ),
+        )),
+    }
+    told
+}
+
+/// What the child tells, as it comes, on a thread of its own.
+fn lines(stdout: ChildStdout) -> Receiver<Told> {
+    let (sender, receiver) = sync_channel(STEPS_MAX);
+    let read = move || {
+        let lines = BufReader::new(stdout.take(ANSWER_BYTES_MAX)).lines();
+        let told = lines.map_while(Result::ok).filter_map(|line| {
+            let text = line.strip_prefix(MARK)?;
+            serde_json::from_str::<Told>(text).ok()
+        });
+        for step in told.take(STEPS_MAX) {
+            if sender.send(step).is_err() {
+                return;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("self-test".to_owned());
+    if let Err(error) = thread.spawn(read) {
+        tracing::warn!(%error, "nothing reads what a self-test tells");
+    }
+    receiver
+}
+
+/// How the child ended; it is killed if it does not.
+fn ended(child: &mut Child, give_up: Instant, in_time: bool) -> Option<ExitStatus> {
+    const POLL: Duration = Duration::from_millis(5);
+    let mut give_up = match in_time {
+        true => give_up.max(Instant::now() + KILL_WAIT),
+        false => Instant::now(),
+    };
+    let mut killed = false;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < give_up => std::thread::sleep(POLL),
+            Ok(None) if !killed => {
+                // It may have ended in between, which is as well.
+                let _ = child.kill();
+                killed = true;
+                give_up = Instant::now() + KILL_WAIT;
+            }
+            _ => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn run(script: &str, limit: Duration) -> Vec<Told> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("child");
+        rocmforge_test_scripts::write(&path, script);
+        let tests = SelfTest::asking(path, limit);
+        tests.run("hip:0".to_owned()).await.unwrap()
+    }
+
+    const OPENED: &str =
+        r#"echo 'self-test {"name":"open","outcome":"passed","detail":"x","ms":1.5}'"#;
+
+    #[tokio::test]
+    async fn what_was_told_before_it_hangs_is_kept_and_the_place_is_named() {
+        let script = format!("echo words\n{OPENED}\nexec sleep 600");
+        let told = run(&script, Duration::from_millis(300)).await;
+        assert_eq!(told[0].name, "open");
+        assert_eq!((told.len(), &*told[1].outcome), (2, "failed"));
+        assert!(told[1].detail.contains("behind 'open'"), "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn a_crash_is_told_with_its_signal() {
+        let told = run(&format!("{OPENED}\nkill -SEGV $$"), LIMIT).await;
+        assert!(told[1].detail.contains("SIGSEGV"), "{told:?}");
+        let told = run(&format!("{OPENED}\nexit 0"), LIMIT).await;
+        assert_eq!(told.len(), 1, "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn one_is_made_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("child");
+        rocmforge_test_scripts::write(&path, "sleep 0.3");
+        let tests = SelfTest::asking(path, LIMIT);
+        let both = tokio::join!(tests.run("hip:0".to_owned()), tests.run("hip:0".to_owned()));
+        assert!(both.0.is_ok());
+        assert_eq!(both.1.unwrap_err().reason(), "FULL_NOW");
+    }
+
+    #[test]
+    fn a_child_for_no_device_ends_at_once() {
+        assert_eq!((child_main("host"), child_main("hip:x")), (2, 2));
+    }
+}

@@ -1,0 +1,65 @@
+//! Clients from npm over HTTP: the AI SDK and the Codex command line, each with its packages' own code.
+
+use std::path::Path;
+
+use rocmforge_tests::daemon::{Daemon, HTTP_TOKEN, Options};
+use rocmforge_tests::fixtures::{self, TINY_LLAMA};
+use rocmforge_tests::forge::Forge;
+use rocmforge_tests::node::Node;
+
+/// Shows the model the last message alone, so that a small one can answer beneath an agent's long instructions, and says
+/// that calls are written as JSON. Behind it: how an answer begins.
+const LAST_MESSAGE: &str = "{%for m in messages%}{%if loop.last%}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n\
+                            {%endif%}{%endfor%}<|im_start|>assistant\n";
+
+/// The models `agent`, and `thinker` whose answers are all thoughts.
+fn write_models(dir: &Path) {
+    for (name, opening) in [
+        ("agent", "{#<tool_call>#}"),
+        ("thinker", "<think>\n{#</think><tool_call>#}"),
+    ] {
+        let mut file = Forge::open(&fixtures::path(TINY_LLAMA));
+        file.put_template(&format!("{LAST_MESSAGE}{opening}"));
+        std::fs::write(dir.join(format!("{name}.gguf")), &file.bytes)
+            .expect("a writable directory");
+    }
+}
+
+/// Runs the script, which prints each scenario that went well.
+fn run(test: &str, script: &str, scenarios: &[&str]) {
+    let Some(node) = Node::find(test) else {
+        return;
+    };
+    let models = tempfile::tempdir().expect("a temporary directory");
+    write_models(models.path());
+    let token = tempfile::tempdir().expect("a temporary directory");
+    let options = Options::default().only_model_dir(models.path());
+    let daemon = Daemon::start(&options.http_with_token(token.path()));
+    let exam = fixtures::exam();
+    let said = node.run(
+        script,
+        &[&daemon.url(), HTTP_TOKEN, &exam[0].prompt, &exam[0].answer],
+    );
+    assert_eq!(said.lines().collect::<Vec<_>>(), scenarios);
+    daemon.stop();
+}
+
+#[test]
+fn the_ai_sdk_is_served() {
+    let scenarios = [
+        "plain",
+        "streamed",
+        "tools",
+        "held",
+        "reasoning",
+        "errors",
+        "cancelled",
+    ];
+    run("the_ai_sdk_is_served", "ai_sdk.mjs", &scenarios);
+}
+
+#[test]
+fn the_codex_command_line_is_served() {
+    let scenarios = ["plain", "tools", "held", "reasoning", "errors", "cancelled"];
+    run("the_codex_command_line_is_served", "codex.mjs", &scenarios);
+}
