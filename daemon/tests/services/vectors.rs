@@ -168,7 +168,7 @@ fn entry(text: &str) -> Vec<u8> {
 }
 
 /// A file that says it is a reranker, whose vocabulary has the two answers.
-fn reranker(daemon: &Daemon) -> &'static str {
+pub(crate) fn reranker(daemon: &Daemon) -> &'static str {
     let mut bytes = std::fs::read(fixtures().join("tiny-qwen3-Q8_0.gguf")).unwrap();
     for (from, to) in [
         ("Tiny Qwen3", "A Reranker"),
