@@ -48,7 +48,7 @@ pub(super) fn checked(
             message,
         };
         if table.whom.is_empty() {
-            let message = "nobody; name users, @groups and token:NAMEs, or * for everyone";
+            let message = "nobody; name users, @groups and token:NAME, or * for everyone";
             return Err(refuse("for", message.to_owned()));
         }
         let is_token = |entry: &&String| entry.trim().starts_with(TOKEN);
@@ -160,9 +160,9 @@ mod tests {
                 "no user",
             ),
             (
-                "for = [\"*\"]\nruning = 1",
+                "for = [\"*\"]\nbuget = 1",
                 "10-a.toml",
-                "unknown field `runing`",
+                "unknown field `buget`",
             ),
             ("running = 1", "10-a.toml", "missing field `for`"),
         ] {
