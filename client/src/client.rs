@@ -147,6 +147,21 @@ impl Client {
         Ok(Events::new("Inference.Chat", messages))
     }
 
+    /// What a conversation would let the model continue: the text, and its ids.
+    pub async fn render(&self, request: ChatRequest) -> Result<RenderResponse, Error> {
+        call!(self.inference.render(request), "Inference.Render")
+    }
+
+    /// Vectors of texts.
+    pub async fn embed(&self, request: EmbedRequest) -> Result<EmbedResponse, Error> {
+        call!(self.inference.embed(request), "Inference.Embed")
+    }
+
+    /// How relevant documents are to a query, the most relevant one first.
+    pub async fn rerank(&self, request: RerankRequest) -> Result<RerankResponse, Error> {
+        call!(self.inference.rerank(request), "Inference.Rerank")
+    }
+
     /// Turns a text into token ids.
     pub async fn tokenize(&self, request: TokenizeRequest) -> Result<TokenizeResponse, Error> {
         call!(self.inference.tokenize(request), "Inference.Tokenize")

@@ -48,13 +48,22 @@ macro_rules! stream_event {
 
 stream_event!(LoadEvent, load_event, Loaded);
 stream_event!(PreloadEvent, preload_event, Done);
-stream_event!(GenerateEvent, generate_event, Done);
+
+impl StreamEvent for v1::GenerateEvent {
+    type Event = v1::generate_event::Event;
+    fn into_event(self) -> Option<Self::Event> {
+        self.event
+    }
+    fn is_final(event: &Self::Event) -> bool {
+        matches!(event, v1::generate_event::Event::Done(done) if !done.others_go_on)
+    }
+}
 
 /// Events of a load; the last is `Loaded`.
 pub type LoadEvents = Events<v1::LoadEvent>;
 /// Events of a preload; the last is `Done`.
 pub type PreloadEvents = Events<v1::PreloadEvent>;
-/// Events of a generation; the last is `Done`.
+/// Events of a generation; the last is `Done`, of which each answer has one.
 pub type GenerateEvents = Events<v1::GenerateEvent>;
 
 /// A stream of events. Dropping it before its end cancels the request.

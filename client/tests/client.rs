@@ -258,6 +258,7 @@ async fn every_other_rpc_passes_its_arguments_and_answers() {
         messages: vec![ChatMessage {
             role: "user".into(),
             content: "Hi".into(),
+            ..Default::default()
         }],
         ..Default::default()
     };

@@ -132,6 +132,7 @@ async fn over_grpc(channel: Channel, seed: usize) -> u64 {
         messages: vec![v1::ChatMessage {
             role: "user".to_owned(),
             content: "Once".to_owned(),
+            ..Default::default()
         }],
         sampling: Some(v1::SamplingParams {
             temperature: Some(1000.0),

@@ -124,6 +124,7 @@ pub fn question(model: &str, message: &str, sampling: SamplingParams) -> ChatReq
     let message = ChatMessage {
         role: "user".into(),
         content: message.to_owned(),
+        ..Default::default()
     };
     ChatRequest {
         model: model.to_owned(),

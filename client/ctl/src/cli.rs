@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use rocmforge_client::proto::Budget;
-use rocmforge_client::proto::v1::CachePolicy;
+use rocmforge_client::proto::v1::{CachePolicy, Pooling};
 
-use crate::sampling::SamplingArgs;
+use crate::sampling::{SamplingArgs, text_or_file};
 
 /// Loads models into a rocmforged, generates with them, and looks after its cache.
 #[derive(Debug, Parser)]
@@ -88,15 +88,55 @@ pub(crate) enum Command {
         /// What to say; "-" reads it from the standard input, without its last
         /// line break; without it, a conversation until Ctrl-D
         message: Option<String>,
-        /// System message to begin with
-        #[arg(long, value_name = "TEXT")]
-        system: Option<String>,
+        #[command(flatten)]
+        chat: ChatArgs,
         #[command(flatten)]
         sampling: SamplingArgs,
     },
     /// Load a file and answer one prompt through its chat template, in a running
     /// daemon or one started for the occasion
     Run(RunArgs),
+    /// Give the vectors of texts: what they mean to a model
+    Embed {
+        /// Name of the model
+        name: String,
+        /// The texts
+        #[arg(required_unless_present = "ids")]
+        texts: Vec<String>,
+        /// Token ids in place of texts, as in 1,15043
+        #[arg(
+            long,
+            value_name = "LIST",
+            value_delimiter = ',',
+            conflicts_with = "texts"
+        )]
+        ids: Vec<u32>,
+        /// Which hidden states make a vector [default: as the file says, else the last]
+        #[arg(long, value_enum)]
+        pooling: Option<PoolingArg>,
+        /// Give only so many elements of each vector, from the first
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
+        dimensions: Option<i32>,
+        /// Do not divide vectors by their length
+        #[arg(long)]
+        no_normalise: bool,
+    },
+    /// Order documents by how relevant they are to a query, with a reranker
+    Rerank {
+        /// Name of the model
+        name: String,
+        /// What is looked for
+        query: String,
+        /// The documents
+        #[arg(required = true)]
+        documents: Vec<String>,
+        /// Show only the N best
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
+        top_n: Option<i32>,
+        /// What makes a document relevant, in a sentence [default: the model's usual one]
+        #[arg(long, value_name = "TEXT")]
+        instruction: Option<String>,
+    },
     /// Give the log-probability of each token of a text
     Score {
         /// Name of the model
@@ -207,6 +247,31 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: SamplingArgs,
 }
 
+/// What a conversation has beside its messages.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Conversation")]
+pub(crate) struct ChatArgs {
+    /// System message to begin with
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Functions that the model may call, a JSON list as OpenAI's clients send it; @FILE reads it
+    /// from a file
+    #[arg(long, value_name = "JSON", value_parser = text_or_file)]
+    pub(crate) tools: Option<String>,
+    /// More variables for the template, a JSON object, as in {"enable_thinking": false}
+    #[arg(long, value_name = "JSON", value_parser = text_or_file)]
+    pub(crate) template_args: Option<String>,
+    /// The beginning of the answer, which the model goes on with
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) answer: Option<String>,
+    /// Print what the model would be given, and compute nothing
+    #[arg(long)]
+    pub(crate) render: bool,
+    /// Print what the model thinks and calls as it writes it
+    #[arg(long)]
+    pub(crate) unparsed: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct SpecialArgs {
     /// Do not put the tokens around the text that the vocabulary asks for
@@ -263,6 +328,27 @@ pub(crate) enum GeneratedFiles {
     Man,
     /// Completions for bash, zsh and fish
     Completions,
+}
+
+/// Poolings by the names that users type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PoolingArg {
+    /// The mean of all tokens' states
+    Mean,
+    /// The first token's
+    First,
+    /// The last token's
+    Last,
+}
+
+impl From<PoolingArg> for Pooling {
+    fn from(pooling: PoolingArg) -> Pooling {
+        match pooling {
+            PoolingArg::Mean => Pooling::Mean,
+            PoolingArg::First => Pooling::First,
+            PoolingArg::Last => Pooling::Last,
+        }
+    }
 }
 
 /// Policies by the names that users type.

@@ -9,11 +9,13 @@ mod models;
 mod run;
 mod status;
 mod tokens;
+mod vectors;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use rocmforge_client::proto::v1::{EmbedRequest, Pooling, RerankRequest};
 use rocmforge_client::{Client, MAX_MESSAGE_BYTES};
 
 use crate::cli::Command;
@@ -82,10 +84,45 @@ pub(crate) async fn run(mut context: Context, command: Command) -> anyhow::Resul
         Command::Chat {
             name,
             message,
-            system,
+            chat,
             sampling,
-        } => chat::chat(context, name, message, system, &sampling).await,
+        } => chat::chat(context, name, message, &chat, &sampling).await,
         Command::Run(args) => run::run(context, args).await,
+        Command::Embed {
+            name,
+            texts,
+            ids,
+            pooling,
+            dimensions,
+            no_normalise,
+        } => {
+            let pooling = pooling.map_or(Pooling::Unspecified, Into::into);
+            let wanted = EmbedRequest {
+                model: name,
+                pooling: pooling.into(),
+                dimensions,
+                normalise: no_normalise.then_some(false),
+                ..Default::default()
+            };
+            vectors::embed(context, wanted, texts, ids).await
+        }
+        Command::Rerank {
+            name,
+            query,
+            documents,
+            top_n,
+            instruction,
+        } => {
+            let wanted = RerankRequest {
+                model: name,
+                query,
+                documents,
+                top_n,
+                instruction: instruction.unwrap_or_default(),
+                ..Default::default()
+            };
+            vectors::rerank(context, wanted).await
+        }
         Command::Score {
             name,
             text,

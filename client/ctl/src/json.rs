@@ -23,6 +23,7 @@ macro_rules! words {
 words!(finish_reason, FinishReason,
     Stop => "stop", StopString => "stop_string", MaxTokens => "max_tokens",
     ContextFull => "context_full", StopToken => "stop_token");
+words!(pooling, Pooling, Mean => "mean", First => "first", Last => "last");
 words!(segment_state, SegmentState,
     Absent => "absent", Uploading => "uploading", Resident => "resident");
 words!(keep_reason, KeepReason,
@@ -163,10 +164,52 @@ pub(crate) fn defaults(defaults: &ModelDefaults) -> Value {
 /// A piece of generated text.
 pub(crate) fn generated(piece: &GeneratePiece) -> Value {
     let mut value = json!({"text": piece.text, "token_ids": piece.token_ids});
+    if piece.choice > 0 {
+        value["choice"] = piece.choice.into();
+    }
+    if !piece.reasoning.is_empty() {
+        value["reasoning"] = piece.reasoning.clone().into();
+    }
+    if !piece.tool_calls.is_empty() {
+        value["tool_calls"] = piece.tool_calls.iter().map(tool_call).collect();
+    }
     if !piece.logprobs.is_empty() {
         value["logprobs"] = piece.logprobs.iter().map(token).collect();
     }
     value
+}
+
+/// A call of a tool.
+pub(crate) fn tool_call(call: &ToolCall) -> Value {
+    json!({"id": call.id, "name": call.name, "arguments": call.arguments})
+}
+
+/// A rendered conversation.
+pub(crate) fn rendered(answer: &RenderResponse) -> Value {
+    json!({"text": answer.text, "ids": answer.ids})
+}
+
+/// The vectors of texts.
+pub(crate) fn embedded(answer: &EmbedResponse) -> Value {
+    let vectors = answer.embeddings.iter();
+    let vectors = vectors.map(|one| json!({"values": one.values, "tokens": one.tokens}));
+    json!({
+        "embeddings": vectors.collect::<Vec<_>>(),
+        "pooling": pooling(answer.pooling()),
+        "prompt_tokens": answer.prompt_tokens,
+        "total_ms": answer.total_ms,
+    })
+}
+
+/// How relevant documents are.
+pub(crate) fn ranked(answer: &RerankResponse) -> Value {
+    let results = answer.results.iter();
+    let results = results.map(|one| json!({"index": one.index, "score": one.score}));
+    json!({
+        "results": results.collect::<Vec<_>>(),
+        "prompt_tokens": answer.prompt_tokens,
+        "total_ms": answer.total_ms,
+    })
 }
 
 /// The outcome of a generation.
@@ -188,6 +231,12 @@ pub(crate) fn outcome(done: &GenerateDone) -> Value {
         "total_ms": done.total_ms,
         "seed": done.seed.to_string(),
     });
+    if done.choice > 0 || done.others_go_on {
+        value["choice"] = done.choice.into();
+    }
+    if done.tool_calls > 0 {
+        value["tool_calls"] = done.tool_calls.into();
+    }
     if !done.stop_string.is_empty() {
         value["stop_string"] = done.stop_string.clone().into();
     }

@@ -77,6 +77,13 @@ pub(crate) struct SamplingArgs {
     /// a file
     #[arg(long, group = "format", value_name = "GRAMMAR", value_parser = text_or_file)]
     lark: Option<String>,
+    /// Answer with a text that this grammar in GBNF describes; @FILE reads it from
+    /// a file
+    #[arg(long, group = "format", value_name = "GRAMMAR", value_parser = text_or_file)]
+    gbnf: Option<String>,
+    /// How many answers to give, 1 to 8 [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) choices: Option<i32>,
     /// Context length in tokens, prompt and answer together [default: what the
     /// model was trained with, within the daemon's limit]
     #[arg(long, value_name = "N")]
@@ -112,7 +119,12 @@ impl SamplingArgs {
         let regex = || self.regex.clone().map(Kind::Regex);
         let lark = || self.lark.clone().map(Kind::Lark);
         let object = self.json_object.then_some(Kind::JsonObject(JsonObject {}));
-        let kind = object.or_else(schema).or_else(regex).or_else(lark)?;
+        let gbnf = || self.gbnf.clone().map(Kind::Gbnf);
+        let kind = object
+            .or_else(schema)
+            .or_else(regex)
+            .or_else(lark)
+            .or_else(gbnf)?;
         Some(Format { kind: Some(kind) })
     }
 
@@ -143,7 +155,7 @@ impl SamplingArgs {
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
 /// The text itself, or that of the file behind an `@`.
-fn text_or_file(text: &str) -> Result<String, String> {
+pub(crate) fn text_or_file(text: &str) -> Result<String, String> {
     let Some(path) = text.strip_prefix('@') else {
         return Ok(text.to_owned());
     };
@@ -168,7 +180,10 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 /// "sampling.max_tokens" is "--max-tokens", `sampling.stop[2]` is "--stop".
 /// `None` for fields that no flag sets.
 pub(crate) fn flag_of(field: &str) -> Option<String> {
-    let name = field.rsplit('.').next()?.split('[').next()?;
+    let name = match field.rsplit('.').next()?.split('[').next()? {
+        "n" => "choices",
+        name => name,
+    };
     let known = matches!(
         name,
         "max_tokens"
@@ -191,6 +206,13 @@ pub(crate) fn flag_of(field: &str) -> Option<String> {
             | "json_schema"
             | "regex"
             | "lark"
+            | "gbnf"
+            | "choices"
+            | "dimensions"
+            | "pooling"
+            | "instruction"
+            | "tools"
+            | "template_args"
             | "n_ctx"
             | "top_n"
             | "name"
@@ -256,6 +278,7 @@ mod tests {
         assert_eq!(kind("--json-object"), Some(Kind::JsonObject(JsonObject {})));
         assert_eq!(kind("--regex a+"), Some(Kind::Regex("a+".into())));
         assert_eq!(kind("--lark x"), Some(Kind::Lark("x".into())));
+        assert_eq!(kind("--gbnf x"), Some(Kind::Gbnf("x".into())));
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "{}").unwrap();
         let line = format!("--json-schema @{}", file.path().display());
@@ -286,6 +309,7 @@ mod tests {
             assert_eq!(flag_of(&format!("sampling.{id}")), Some(flag));
         }
         assert_eq!(flag_of("sampling.stop[3]").as_deref(), Some("--stop"));
+        assert_eq!(flag_of("n").as_deref(), Some("--choices"));
         assert_eq!(flag_of("messages[0].role"), None);
     }
 }

@@ -522,6 +522,13 @@ async fn every_command_answers_with_one_json_object() {
             "perplexity",
         ),
         (&["tokenize", "tiny", "a b"], "ids"),
+        (&["embed", "tiny", "a", "b"], "embeddings"),
+        (
+            &["embed", "tiny", "--ids", "7,8", "--pooling", "mean"],
+            "pooling",
+        ),
+        (&["rerank", "tiny", "query", "a", "b"], "results"),
+        (&["chat", "tiny", "Hi", "--render"], "text"),
         (&["detokenize", "tiny", "1", "2"], "text"),
         (&["cache", "stats"], "budget_bytes"),
         (&["cache", "clear"], "kept"),

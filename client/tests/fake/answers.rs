@@ -157,7 +157,7 @@ pub fn piece(id: u32, text: &str) -> GenerateEvent {
         event: Some(generate_event::Event::Piece(GeneratePiece {
             text: text.into(),
             token_ids: vec![id],
-            logprobs: vec![],
+            ..Default::default()
         })),
     }
 }
@@ -201,6 +201,7 @@ pub fn script(prompt: &str, most: usize) -> Vec<Result<GenerateEvent, Status>> {
         total_ms: 62.5,
         seed: 42,
         stop_string: String::new(),
+        ..Default::default()
     };
     events.push(Ok(GenerateEvent {
         event: Some(generate_event::Event::Done(done)),

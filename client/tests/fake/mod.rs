@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "only tests run this")]
 
 mod answers;
+mod server;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,10 +16,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rocmforge_client::MAX_MESSAGE_BYTES;
-use rocmforge_client::proto::v1::cache_server::{Cache, CacheServer};
+use rocmforge_client::proto::v1::cache_server::CacheServer;
 use rocmforge_client::proto::v1::inference_server::{Inference, InferenceServer};
 use rocmforge_client::proto::v1::models_server::{Models, ModelsServer};
-use rocmforge_client::proto::v1::server_server::{Server, ServerServer};
+use rocmforge_client::proto::v1::server_server::ServerServer;
 use rocmforge_client::proto::v1::*;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
@@ -27,7 +28,7 @@ use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 pub use answers::STORY;
-use answers::{device, drivers, model, piece, script, summary, usage};
+use answers::{model, piece, script, summary};
 
 /// Longest prompt that the fake takes, in bytes.
 pub const PROMPT_BYTES_MAX: usize = 1 << 20;
@@ -420,6 +421,73 @@ impl Inference for Fake {
         Ok(Response::new(DetokenizeResponse { text }))
     }
 
+    async fn render(
+        &self,
+        request: Request<ChatRequest>,
+    ) -> Result<Response<RenderResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        self.seen.chat.lock().unwrap().push(request.clone());
+        let said = request
+            .messages
+            .iter()
+            .map(|m| format!("<{}>{}", m.role, m.content));
+        let text = said.collect();
+        let ids = vec![1, 2];
+        Ok(Response::new(RenderResponse { text, ids }))
+    }
+
+    /// As many tokens as bytes, which are the vector.
+    async fn embed(
+        &self,
+        request: Request<EmbedRequest>,
+    ) -> Result<Response<EmbedResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        let vector = |input: &EmbedInput| {
+            let values: Vec<f32> = match &input.input {
+                Some(embed_input::Input::Text(text)) => text.bytes().map(f32::from).collect(),
+                Some(embed_input::Input::Tokens(ids)) => {
+                    ids.ids.iter().map(|&id| id as f32).collect()
+                }
+                None => vec![],
+            };
+            let tokens = values.len() as u32;
+            Embedding { values, tokens }
+        };
+        let embeddings: Vec<Embedding> = request.inputs.iter().map(vector).collect();
+        Ok(Response::new(EmbedResponse {
+            prompt_tokens: embeddings.iter().map(|e| e.tokens).sum(),
+            embeddings,
+            pooling: match request.pooling() {
+                Pooling::Unspecified => Pooling::Last,
+                asked => asked,
+            }
+            .into(),
+            total_ms: 1.5,
+        }))
+    }
+
+    /// The last document is the best.
+    async fn rerank(
+        &self,
+        request: Request<RerankRequest>,
+    ) -> Result<Response<RerankResponse>, Status> {
+        let request = request.into_inner();
+        self.check(&request.model)?;
+        let n = request.documents.len() as u32;
+        let results = (0..n).rev().map(|index| RerankResult {
+            index,
+            score: index as f32 / n as f32,
+        });
+        let most = request.top_n.map_or(n as usize, |n| n as usize);
+        Ok(Response::new(RerankResponse {
+            results: results.take(most).collect(),
+            prompt_tokens: 9,
+            total_ms: 1.5,
+        }))
+    }
+
     async fn score(
         &self,
         request: Request<ScoreRequest>,
@@ -448,123 +516,6 @@ impl Inference for Fake {
             n_scored: 2,
             perplexity: 1.0f64.exp(),
             ..Default::default()
-        }))
-    }
-}
-
-#[tonic::async_trait]
-impl Cache for Fake {
-    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
-        let usage = usage();
-        Ok(Response::new(StatsResponse {
-            budget_bytes: 2 << 30,
-            peak_bytes: 5 << 20,
-            policy: CachePolicy::PassAware.into(),
-            total: Some(usage),
-            models: vec![ModelCacheUsage {
-                name: "tiny".into(),
-                usage: Some(usage),
-            }],
-        }))
-    }
-
-    async fn clear(
-        &self,
-        request: Request<ClearRequest>,
-    ) -> Result<Response<ClearResponse>, Status> {
-        if let Some(name) = request.into_inner().model {
-            self.check(&name)?;
-        }
-        Ok(Response::new(ClearResponse {
-            freed_bytes: 2 << 20,
-            freed_segments: 2,
-            kept: vec![KeptSegment {
-                model: "tiny".into(),
-                index: 0,
-                name: "blk.0.attn".into(),
-                bytes: 1 << 20,
-                reason: KeepReason::Pinned.into(),
-            }],
-        }))
-    }
-
-    async fn set_budget(
-        &self,
-        request: Request<SetBudgetRequest>,
-    ) -> Result<Response<SetBudgetResponse>, Status> {
-        let request = request.into_inner();
-        self.seen.budget.lock().unwrap().push(request);
-        let budget_bytes = match request.budget {
-            Some(set_budget_request::Budget::Bytes(bytes)) => bytes,
-            Some(set_budget_request::Budget::Percent(_)) => 8 << 30,
-            None => return Err(Status::invalid_argument("a budget is required")),
-        };
-        Ok(Response::new(SetBudgetResponse {
-            budget_bytes,
-            effective_budget_bytes: budget_bytes,
-            resident_bytes: 3 << 20,
-            ..Default::default()
-        }))
-    }
-
-    async fn set_policy(
-        &self,
-        request: Request<SetPolicyRequest>,
-    ) -> Result<Response<SetPolicyResponse>, Status> {
-        let policy = request.into_inner().policy;
-        let previous = CachePolicy::PassAware.into();
-        Ok(Response::new(SetPolicyResponse { previous, policy }))
-    }
-}
-
-#[tonic::async_trait]
-impl Server for Fake {
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        let models = self.models.lock().unwrap();
-        Ok(Response::new(StatusResponse {
-            version: "0.1.0".into(),
-            device: Some(device()),
-            uptime_ms: 3_723_000,
-            state: ServerState::Serving.into(),
-            models: models.iter().map(|name| summary(name)).collect(),
-            queue_depth: 0,
-            queue_capacity: 64,
-            running: 1,
-            running_capacity: 8,
-            budget_bytes: 2 << 30,
-            used_bytes: 4 << 20,
-            model_dirs: vec!["/models".into()],
-            pid: 1234,
-            drivers: drivers(),
-            passed_over: vec!["device hip: no card".into()],
-            waits_for: Some(FileWait {
-                model: "far".into(),
-                path: "/models/far.gguf".into(),
-                waited_ms: 7_000,
-            }),
-            keep_free: None,
-        }))
-    }
-
-    async fn list_devices(
-        &self,
-        _: Request<ListDevicesRequest>,
-    ) -> Result<Response<ListDevicesResponse>, Status> {
-        Ok(Response::new(ListDevicesResponse {
-            in_use: Some(device()),
-            drivers: drivers(),
-            passed_over: vec!["device hip: no card".into()],
-        }))
-    }
-
-    async fn check_device(
-        &self,
-        _: Request<CheckDeviceRequest>,
-    ) -> Result<Response<CheckDeviceResponse>, Status> {
-        Ok(Response::new(CheckDeviceResponse {
-            device: Some(device()),
-            checks: Vec::new(),
-            took_ms: 0.25,
         }))
     }
 }

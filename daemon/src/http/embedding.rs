@@ -79,6 +79,8 @@ pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Fai
             texts: asked.texts,
             field: asked.field,
             n_ctx,
+            pooling: None,
+            normalise: true,
             dimensions: dimensions.transpose()?,
             class: service.class(asked.model, None),
         };

@@ -9,13 +9,20 @@ use super::prompt::says_something;
 
 /// How llama-server tells a grammar in llguidance's Lark from one in GBNF.
 const LARK_MARK: &str = "%llguidance";
+/// What every grammar in GBNF has, and none in Lark outside of its texts.
+const GBNF_MARK: &str = "::=";
 
-/// The fields of OpenAI's chat and completions, with llama-server's own ones.
+/// The fields of OpenAI's chat and completions, with those of llama-server's and vLLM's own.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct WireFormat {
     response_format: Option<Value>,
     json_schema: Option<Value>,
     grammar: Option<Value>,
+    structured_outputs: Option<Value>,
+    guided_json: Option<Value>,
+    guided_regex: Option<Value>,
+    guided_choice: Option<Value>,
+    guided_grammar: Option<Value>,
 }
 
 impl WireFormat {
@@ -24,7 +31,12 @@ impl WireFormat {
         let named = [
             of_response(self.response_format.as_ref())?,
             schema(self.json_schema),
-            grammar(self.grammar)?,
+            grammar(self.grammar.as_ref(), "grammar")?,
+            guided("json", self.guided_json.as_ref(), "guided_json")?,
+            guided("regex", self.guided_regex.as_ref(), "guided_regex")?,
+            guided("choice", self.guided_choice.as_ref(), "guided_choice")?,
+            guided("grammar", self.guided_grammar.as_ref(), "guided_grammar")?,
+            structured(self.structured_outputs.as_ref())?,
         ];
         let mut named = named.into_iter().flatten();
         let first = named.next();
@@ -103,19 +115,70 @@ fn schema(schema: Option<Value>) -> Option<Format> {
     Some(Format::new(Grammar::JsonSchema(schema), "json_schema"))
 }
 
-fn grammar(grammar: Option<Value>) -> Result<Option<Format>, Failure> {
-    match grammar {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) if text.is_empty() => Ok(None),
-        Some(Value::String(text)) if text.trim_start().starts_with(LARK_MARK) => {
-            Ok(Some(Format::new(Grammar::Lark(text), "grammar")))
+/// A grammar in GBNF, or in Lark where it says so: by its first word, as llama-server has it, or by
+/// the sign of its rules.
+fn grammar(grammar: Option<&Value>, field: &'static str) -> Result<Option<Format>, Failure> {
+    let text = match grammar {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) if text.is_empty() => return Ok(None),
+        Some(Value::String(text)) => text.clone(),
+        Some(_) => return Err(failure::invalid(field, "give a text")),
+    };
+    let is_lark =
+        text.trim_start().starts_with(LARK_MARK) || field != "grammar" && !text.contains(GBNF_MARK);
+    let grammar = match is_lark {
+        true => Grammar::Lark(text),
+        false => Grammar::Gbnf(text),
+    };
+    Ok(Some(Format::new(grammar, field)))
+}
+
+/// `structured_outputs` of vLLM: an object with one of its kinds.
+fn structured(wanted: Option<&Value>) -> Result<Option<Format>, Failure> {
+    const FIELD: &str = "structured_outputs";
+    const KINDS: [&str; 5] = ["json", "json_object", "regex", "choice", "grammar"];
+    let Some(wanted) = wanted.filter(|wanted| says_something(Some(wanted))) else {
+        return Ok(None);
+    };
+    let mut kinds = KINDS
+        .into_iter()
+        .filter(|kind| says_something(wanted.get(*kind)));
+    match (kinds.next(), kinds.next()) {
+        (Some(kind), None) => guided(kind, wanted.get(kind), FIELD),
+        _ => {
+            let message = format!("give exactly one of {}", KINDS.join(", "));
+            Err(failure::invalid(FIELD, &message))
         }
-        Some(_) => Err(failure::unsupported_field(
-            "grammar",
-            "GBNF is not read here; give a grammar in Lark that begins with %llguidance {}, or a \
-             json_schema",
-        )),
     }
+}
+
+fn guided(
+    kind: &str,
+    value: Option<&Value>,
+    field: &'static str,
+) -> Result<Option<Format>, Failure> {
+    let Some(value) = value.filter(|value| says_something(Some(value))) else {
+        return Ok(None);
+    };
+    let grammar = match (kind, value) {
+        ("json_object", _) => Grammar::JsonObject,
+        ("json", Value::String(text)) => return Format::of_schema_text(text, field).map(Some),
+        ("json", schema) => Grammar::JsonSchema(schema.clone()),
+        ("regex", Value::String(text)) => Grammar::Regex(text.clone()),
+        ("choice", Value::Array(list)) if list.iter().all(Value::is_string) => {
+            // A text in JSON's spelling is one in Lark's.
+            let texts: Vec<String> = list.iter().map(Value::to_string).collect();
+            Grammar::Lark(format!("start: {}", texts.join(" | ")))
+        }
+        ("grammar", grammar_text) => return grammar(Some(grammar_text), field),
+        _ => {
+            return Err(failure::invalid(
+                field,
+                "give a text, or for a choice a list of texts",
+            ));
+        }
+    };
+    Ok(Some(Format::new(grammar, field)))
 }
 
 /// Ollama's `format`: "json", or a schema.
@@ -182,6 +245,28 @@ mod tests {
         let wanted = grammar_of(wire(json!({"grammar": lark})));
         assert_eq!(wanted, Some(Grammar::Lark(lark)));
 
+        let gbnf = "root ::= \"a\"".to_owned();
+        let held = Some(Grammar::Gbnf(gbnf.clone()));
+        assert_eq!(grammar_of(wire(json!({"grammar": gbnf}))), held);
+        assert_eq!(grammar_of(wire(json!({"guided_grammar": gbnf}))), held);
+        let within = json!({"structured_outputs": {"grammar": gbnf}});
+        assert_eq!(grammar_of(wire(within)), held);
+        let held = Some(Grammar::Lark("start: \"a\"".to_owned()));
+        assert_eq!(
+            grammar_of(wire(json!({"guided_grammar": "start: \"a\""}))),
+            held
+        );
+        let held = Some(Grammar::Regex("a+".to_owned()));
+        assert_eq!(
+            grammar_of(wire(json!({"structured_outputs": {"regex": "a+"}}))),
+            held
+        );
+        let held = Some(Grammar::Lark("start: \"a\" | \"b\\n\"".to_owned()));
+        assert_eq!(
+            grammar_of(wire(json!({"guided_choice": ["a", "b\n"]}))),
+            held
+        );
+
         for nothing in [
             json!({}),
             json!({"response_format": null, "grammar": ""}),
@@ -202,9 +287,18 @@ mod tests {
         assert_eq!(format(json!({"type": "xml"})), "response_format");
         assert_eq!(format(json!({"type": "json_schema"})), "response_format");
         assert_eq!(format(json!("json")), "response_format");
+        assert_eq!(field_of(wire(json!({"grammar": 5}))), "grammar");
+        for several in [json!({}), json!({"regex": "a", "choice": ["a"]})] {
+            let wanted = json!({"structured_outputs": several});
+            let empty = several == json!({});
+            match wire(wanted) {
+                Ok(None) => assert!(empty),
+                other => assert_eq!(field_of(other), "structured_outputs"),
+            }
+        }
         assert_eq!(
-            field_of(wire(json!({"grammar": "root ::= \"a\""}))),
-            "grammar"
+            field_of(wire(json!({"guided_choice": [1]}))),
+            "guided_choice"
         );
         let both = json!({"response_format": {"type": "json_object"}, "json_schema": {}});
         assert_eq!(field_of(wire(both)), "json_schema");

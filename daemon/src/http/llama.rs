@@ -5,13 +5,17 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use rocmforge_engine::LoadedModel;
+use rocmforge_service::check::{self, Violations};
+use rocmforge_service::conversation::{self, Conversation};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::prompt::Prompt;
+use rocmforge_service::tool_calls;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::Http;
 use super::call::{Call, json as answer, query};
+use super::prompt::{WireMessage, messages};
 
 /// `GET /health`: 200 while work is taken, 503 otherwise.
 pub(super) async fn health(State(http): State<Arc<Http>>, request: Request) -> Response {
@@ -154,6 +158,53 @@ async fn tokens(call: &Call, request: Request) -> Result<Response, Failure> {
     log.prompt_tokens = result.as_ref().ok().map(|(n, _)| *n as u32);
     let (_, tokens) = log.end(result)?;
     answer(&json!({"tokens": tokens}))
+}
+
+#[derive(Debug, Deserialize)]
+struct TemplateRequest {
+    #[serde(default)]
+    model: Option<String>,
+    messages: Vec<WireMessage>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    continue_final_message: Option<bool>,
+}
+
+/// `POST /apply-template`: what a conversation would let the model continue.
+pub(super) async fn apply_template(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /apply-template", &request);
+    let result = template(&call, request).await;
+    call.respond(result)
+}
+
+async fn template(call: &Call, request: Request) -> Result<Response, Failure> {
+    let asked: TemplateRequest = call.read(request).await?;
+    let mut log = call.log(asked.model.as_deref().unwrap_or_default());
+    let result = async {
+        let conversation = Conversation {
+            messages: messages(asked.messages)?,
+            tools: tool_calls::checked(asked.tools, asked.tool_choice.as_ref(), None)?,
+            kwargs: asked.chat_template_kwargs.unwrap_or_default(),
+            continues: asked.continue_final_message == Some(true),
+            field: "messages",
+        };
+        let mut violations = Violations::default();
+        let roles = conversation.messages.iter().map(|m| m.role.as_str());
+        let roles: Vec<_> = roles.collect();
+        check::messages(&roles, &mut violations);
+        let last = roles.last().copied();
+        conversation::check_continued(conversation.continues, last, &mut violations);
+        violations.result()?;
+        let model = named(call, asked.model.as_deref()).await?;
+        call.service
+            .render(&model, conversation, call.arrival)
+            .await
+    };
+    let result = result.await;
+    log.prompt_tokens = result.as_ref().ok().map(|(_, ids)| ids.len() as u32);
+    let (text, _) = log.end(result)?;
+    answer(&json!({"prompt": text}))
 }
 
 /// `GET /models`: all models, and whether they are loaded.

@@ -24,13 +24,12 @@ mod metrics;
 mod model_events;
 mod ollama;
 mod openai;
-mod parts;
 mod prompt;
 mod reply;
+mod rerank;
 mod sse;
 mod start;
 mod token;
-mod tool_calls;
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -104,6 +103,12 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/chat/completions", post(openai::chat::chat))
         .route("/v1/completions", post(openai::completions::completions))
         .route("/v1/embeddings", post(openai::embeddings::embeddings))
+        .route("/v1/rerank", post(rerank::rerank))
+        .route("/v2/rerank", post(rerank::rerank))
+        .route("/rerank", post(rerank::rerank))
+        .route("/v1/reranking", post(rerank::rerank))
+        .route("/reranking", post(rerank::rerank))
+        .route("/apply-template", post(llama::apply_template))
         .route("/v1/responses", post(openai::responses::responses))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))

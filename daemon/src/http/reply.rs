@@ -12,8 +12,6 @@
 
 use std::convert::Infallible;
 use std::pin::pin;
-use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -21,19 +19,16 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::{FinishReason, GenerateEvent, GenerateSummary, TokenScore};
-use rocmforge_service::check::SCORES_MAX;
-use rocmforge_service::failure::{self, Failure};
-use rocmforge_service::generation::Running;
-use rocmforge_service::request_log::RequestLog;
+use rocmforge_engine::api::TokenScore;
+use rocmforge_service::answers::{Ended, Generation, Step};
+use rocmforge_service::failure::Failure;
+use rocmforge_service::parts::Part;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::call::{Call, with_type};
-use super::parts::{Part, Splitter, joined};
 pub(super) use super::sse::{data_event, event};
 
 /// How long a stream waits, for either side.
@@ -54,236 +49,6 @@ const PATIENCE: Patience = Patience {
 const FIRST_WAIT: Duration = Duration::from_secs(2);
 /// Chunks that may wait for the connection; the engine has a queue of its own.
 const CHUNKS_WAITING: usize = 8;
-/// What an answer is refused with whose scores are too many to be held until its end.
-const TOO_MANY_SCORES: &str =
-    "more scores than an answer holds; stream it, or ask for fewer of them or of tokens";
-
-/// How an answer ended.
-#[derive(Debug, Clone)]
-pub(super) struct Ended {
-    pub(super) finish: FinishReason,
-    /// The stop string that ended it.
-    pub(super) stop_string: Option<String>,
-    pub(super) calls: usize,
-    pub(super) prompt_tokens: u32,
-    /// Of them those that were not computed.
-    pub(super) reused_tokens: u32,
-    pub(super) generated_tokens: u32,
-    /// Of all answers that have ended, this one with them.
-    pub(super) all: Generated,
-    /// The scores of the generated tokens, where they are wanted and the answer was collected.
-    pub(super) scores: Vec<TokenScore>,
-    pub(super) times: Times,
-}
-
-/// How much was generated.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Generated {
-    pub(super) tokens: u32,
-    /// Those of them that the model thought, about.
-    pub(super) reasoning_tokens: u32,
-}
-
-/// Where the time went.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
-    pub(super) total: Duration,
-    pub(super) prompt: Duration,
-    pub(super) generation: Duration,
-}
-
-impl Ended {
-    /// Whether it was cut: `max_tokens`, or the context is full.
-    pub(super) fn is_cut(&self) -> bool {
-        matches!(
-            self.finish,
-            FinishReason::MaxTokens | FinishReason::ContextFull
-        )
-    }
-}
-
-/// A generation of one answer or several, taken apart.
-#[derive(Debug)]
-pub(super) struct Generation {
-    choices: Vec<Choice>,
-    log: RequestLog,
-    started: std::time::Instant,
-    all: Generated,
-}
-
-/// One of the answers.
-#[derive(Debug)]
-struct Choice {
-    running: Running,
-    splitter: Splitter,
-    reasoning_tokens: u32,
-    ended: bool,
-}
-
-/// What comes next.
-enum Step {
-    /// More of an answer, by its index.
-    Parts(usize, Vec<Part>, Vec<TokenScore>),
-    /// The end of an answer, and whether it is the last that ends.
-    End(usize, Vec<Part>, Box<Ended>, bool),
-    Failed(Failure),
-}
-
-impl Generation {
-    /// Of at least one answer.
-    pub(super) fn new(choices: Vec<(Running, Splitter)>, log: RequestLog, call: &Call) -> Self {
-        let choice = |(running, splitter)| Choice {
-            running,
-            splitter,
-            reasoning_tokens: 0,
-            ended: false,
-        };
-        Self {
-            choices: choices.into_iter().map(choice).collect(),
-            log,
-            started: call.arrival.at,
-            all: Generated::default(),
-        }
-    }
-
-    /// The model that answers.
-    pub(super) fn model(&self) -> Option<&Arc<LoadedModel>> {
-        self.choices.first().map(|choice| &choice.running.model)
-    }
-
-    /// Tokens of the prompt.
-    pub(super) fn prompt_tokens(&self) -> u32 {
-        let first = self.choices.first();
-        first.map_or(0, |choice| choice.running.prompt_tokens)
-    }
-
-    /// The next step of whichever answer has one. Cancelling it loses nothing.
-    async fn next(&mut self) -> Step {
-        let (at, event) = match self.choices.as_mut_slice() {
-            [one] => (0, one.running.next().await),
-            several => next_of(several).await,
-        };
-        let mut parts = Vec::new();
-        let choice = &mut self.choices[at];
-        match event {
-            Some(GenerateEvent::Piece { text, ids, scores }) => {
-                let n = ids.len() as u32;
-                self.log.generated_tokens = Some(self.log.generated_tokens.unwrap_or(0) + n);
-                let before = choice.splitter.is_thinking();
-                choice.splitter.push(&text, &mut parts);
-                if before || choice.splitter.is_thinking() {
-                    choice.reasoning_tokens += n;
-                }
-                Step::Parts(at, parts, scores)
-            }
-            Some(GenerateEvent::Done(summary)) => {
-                choice.splitter.finish(&mut parts);
-                choice.ended = true;
-                let reasoning_tokens = choice.reasoning_tokens.min(summary.generated_tokens);
-                self.all.tokens += summary.generated_tokens;
-                self.all.reasoning_tokens += reasoning_tokens;
-                self.log.generated_tokens = Some(self.all.tokens);
-                self.log.tokens_per_s = Some(summary.decode_tokens_per_s);
-                self.log.uploaded_bytes = Some(summary.cache.uploaded_bytes);
-                let last = self.choices.iter().all(|choice| choice.ended);
-                if last {
-                    self.log.note(&Ok(()));
-                }
-                let ended = self.ended(at, &summary);
-                Step::End(at, parts, Box::new(ended), last)
-            }
-            Some(GenerateEvent::Failed(error)) => self.failed(failure::from_engine(&error)),
-            None => self.failed(failure::engine_gone()),
-        }
-    }
-
-    fn failed(&mut self, failure: Failure) -> Step {
-        self.log.note(&Err::<(), _>(failure.clone()));
-        Step::Failed(failure)
-    }
-
-    fn ended(&self, at: usize, summary: &GenerateSummary) -> Ended {
-        let total = self.started.elapsed();
-        let choice = &self.choices[at];
-        let stop_string = choice.running.stop_string(summary.finish);
-        Ended {
-            finish: summary.finish,
-            stop_string: stop_string.map(str::to_owned),
-            calls: choice.splitter.calls(),
-            prompt_tokens: summary.prompt_tokens,
-            reused_tokens: summary.reused_tokens,
-            generated_tokens: summary.generated_tokens,
-            all: self.all,
-            scores: Vec::new(),
-            times: Times {
-                total,
-                prompt: summary.ttft.saturating_sub(summary.queued),
-                generation: total.saturating_sub(summary.ttft),
-            },
-        }
-    }
-
-    /// The whole answer, of one. Dropping the future cancels the generation.
-    pub(super) async fn collect(self) -> Result<(Vec<Part>, Ended), Failure> {
-        let mut answers = self.collect_all().await?;
-        answers
-            .pop()
-            .ok_or_else(|| failure::bug("there is no answer"))
-    }
-
-    /// All answers, by index; each tells what all of them generated. Dropping the future cancels
-    /// the generation.
-    pub(super) async fn collect_all(mut self) -> Result<Vec<(Vec<Part>, Ended)>, Failure> {
-        let mut so_far = vec![(Vec::new(), Vec::new()); self.choices.len()];
-        let mut answers: Vec<Option<(Vec<Part>, Ended)>> = vec![None; self.choices.len()];
-        let mut n_scores = 0;
-        loop {
-            match self.next().await {
-                Step::Parts(at, more, scored) => {
-                    n_scores += scored.iter().map(|s| s.top.len() as u64 + 1).sum::<u64>();
-                    if n_scores > SCORES_MAX {
-                        return Err(failure::invalid("logprobs", TOO_MANY_SCORES));
-                    }
-                    let (parts, scores) = &mut so_far[at];
-                    parts.extend(more);
-                    scores.extend(scored);
-                }
-                Step::End(at, more, mut ended, last) => {
-                    let (mut parts, scores) = std::mem::take(&mut so_far[at]);
-                    parts.extend(more);
-                    ended.scores = scores;
-                    answers[at] = Some((joined(parts), *ended));
-                    if last {
-                        let mut answers: Vec<_> = answers.into_iter().flatten().collect();
-                        for (_, ended) in &mut answers {
-                            ended.all = self.all;
-                        }
-                        return Ok(answers);
-                    }
-                }
-                Step::Failed(failure) => return Err(failure),
-            }
-        }
-    }
-}
-
-/// The next event of whichever answer has one, with its index.
-async fn next_of(choices: &mut [Choice]) -> (usize, Option<GenerateEvent>) {
-    let open = choices.iter_mut().enumerate();
-    let mut open: Vec<_> = open
-        .filter(|(_, choice)| !choice.ended)
-        .map(|(i, choice)| Box::pin(async move { (i, choice.running.next().await) }))
-        .collect();
-    std::future::poll_fn(|context| {
-        for next in &mut open {
-            if let Poll::Ready(event) = next.as_mut().poll(context) {
-                return Poll::Ready(event);
-            }
-        }
-        Poll::Pending
-    })
-    .await
-}
 
 /// A dialect's events. Each method appends what is sent.
 pub(super) trait Events: Send + 'static {
@@ -424,7 +189,12 @@ async fn write<E: Events>(
 /// Writes a step; whether it was the last.
 fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
     match step {
-        Step::Parts(at, parts, scores) => {
+        Step::More {
+            choice: at,
+            parts,
+            scores,
+            ..
+        } => {
             events.choice(at);
             if !scores.is_empty() {
                 events.scores(scores);
@@ -432,7 +202,12 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
             parts.into_iter().for_each(|part| events.part(part, out));
             false
         }
-        Step::End(at, parts, ended, last) => {
+        Step::End {
+            choice: at,
+            parts,
+            ended,
+            last,
+        } => {
             events.choice(at);
             parts.into_iter().for_each(|part| events.part(part, out));
             match last {
@@ -479,6 +254,8 @@ async fn send(
 
 #[cfg(test)]
 mod tests {
+    use rocmforge_service::failure;
+
     use super::*;
 
     /// Says what happens, a word each.
@@ -519,7 +296,12 @@ mod tests {
                 Some(ms) => {
                     tokio::time::sleep(Duration::from_millis(ms)).await;
                     self.0.remove(0);
-                    Step::Parts(0, vec![Part::Text("step".to_owned())], Vec::new())
+                    Step::More {
+                        choice: 0,
+                        parts: vec![Part::Text("step".to_owned())],
+                        ids: Vec::new(),
+                        scores: Vec::new(),
+                    }
                 }
                 None => Step::Failed(failure::engine_gone()),
             }

@@ -1,21 +1,17 @@
 //! From a dialect's request to a generation that runs: the same steps for all of them.
 
-use std::sync::Arc;
-
 use rocmforge_service::check::{self, SamplingFields, Violations};
+use rocmforge_service::conversation::{self, Answering};
 use rocmforge_service::failure::Failure;
 use rocmforge_service::generation::{Running, Wanted};
-use rocmforge_service::prompt::{Prompt, no_template};
-use rocmforge_tokenizer::{Chat, Message};
+use rocmforge_service::prompt::Prompt;
+use rocmforge_tokenizer::Message;
 use serde_json::{Map, Value};
 
 use super::call::Call;
-use super::parts::Splitter;
-use super::reply::Generation;
-use super::tool_calls::{self, Tools};
-
-/// Most answers of a request.
-pub(super) const CHOICES_MAX: u32 = 8;
+use rocmforge_service::answers::Generation;
+use rocmforge_service::parts::Splitter;
+use rocmforge_service::tool_calls::Tools;
 
 /// A conversation that is to be answered.
 #[derive(Debug)]
@@ -25,9 +21,11 @@ pub(super) struct Conversation {
     pub(super) tools: Tools,
     /// More variables for the template.
     pub(super) kwargs: Map<String, Value>,
+    /// The last message is left open, and gone on with.
+    pub(super) continues: bool,
     pub(super) sampling: SamplingFields,
     pub(super) n_ctx: Option<i32>,
-    /// Answers that are wanted, at most [`CHOICES_MAX`].
+    /// Answers that are wanted, at most [`rocmforge_service::answers::CHOICES_MAX`].
     pub(super) choices: u32,
     /// What a refusal calls the messages.
     pub(super) field: &'static str,
@@ -40,7 +38,7 @@ pub(super) struct Continuation {
     pub(super) prompt: Prompt,
     pub(super) sampling: SamplingFields,
     pub(super) n_ctx: Option<i32>,
-    /// Answers that are wanted, at most [`CHOICES_MAX`].
+    /// Answers that are wanted, at most [`rocmforge_service::answers::CHOICES_MAX`].
     pub(super) choices: u32,
     pub(super) field: &'static str,
 }
@@ -57,41 +55,37 @@ pub(super) async fn chat(
         let roles: Vec<_> = asked.messages.iter().map(|m| m.role.as_str()).collect();
         check::messages(&roles, &mut violations);
         let reuse = asked.sampling.reuse_prompt.unwrap_or(true);
+        let last = roles.last().copied();
+        conversation::check_continued(asked.continues, last, &mut violations);
         let service = &call.service;
-        let mut sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
+        let sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
         let model = service
             .model_at_first_use("model", &asked.model, &call.arrival)
             .await?;
-        if model.template().is_none() {
-            return Err(no_template(&model));
-        }
-        tool_calls::check_model(&asked.tools, &model)?;
-        sampling.format = tool_calls::format(&asked.tools, sampling.format, &model)?;
-        // Ollama's clients send a length for all models, whatever theirs.
-        let n_ctx = service.n_ctx_at_most(n_ctx, &model);
-        let mut chat = Chat::new(asked.messages);
-        chat.tools.clone_from(&asked.tools.described);
-        chat.template_kwargs = asked.kwargs;
-        let wanted = Wanted {
-            model: Arc::clone(&model),
-            prompt: Prompt::Chat(chat),
-            field: asked.field,
+        let how = Answering {
             sampling,
-            n_ctx,
+            // Ollama's clients send a length for all models, whatever theirs.
+            n_ctx: service.n_ctx_at_most(n_ctx, &model),
             class: service.class(&asked.model, None),
             reuse,
+            choices: asked.choices,
+            unparsed: false,
         };
-        let choices = service.generate_choices(wanted, asked.choices, call.arrival, &mut log);
-        let split = |running: Running| {
-            let splitter = Splitter::for_chat(&model, &running.tail, asked.tools.clone());
-            (running, splitter)
+        let conversation = conversation::Conversation {
+            messages: asked.messages,
+            tools: asked.tools,
+            kwargs: asked.kwargs,
+            continues: asked.continues,
+            field: asked.field,
         };
-        Ok(choices.await?.into_iter().map(split).collect())
+        service
+            .answer(&model, conversation, how, call.arrival, &mut log)
+            .await
     };
     match result.await {
-        Ok(choices) => Ok(Generation::new(choices, log, call)),
+        Ok(choices) => Ok(Generation::new(choices, log, &call.arrival)),
         Err(failure) => log.end(Err(failure)),
     }
 }
@@ -131,7 +125,7 @@ pub(super) async fn text(
         Ok(choices.await?.into_iter().map(split).collect())
     };
     match result.await {
-        Ok(choices) => Ok(Generation::new(choices, log, call)),
+        Ok(choices) => Ok(Generation::new(choices, log, &call.arrival)),
         Err(failure) => log.end(Err(failure)),
     }
 }

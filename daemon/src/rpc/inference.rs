@@ -1,36 +1,35 @@
 //! `rocmforge.v1.Inference`: text and token ids in, text, ids and probabilities out.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use futures_util::{Stream, stream};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api as engine;
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::inference_server::Inference;
 use rocmforge_service::Service;
+use rocmforge_service::answers;
 use rocmforge_service::arrival::Arrival;
 use rocmforge_service::check::{self, SamplingFields, Violations};
+use rocmforge_service::conversation::{self, Answering, Conversation};
 use rocmforge_service::decoding::DecodingFields;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::format::{Format, Grammar};
 use rocmforge_service::generation::{Running, Wanted};
-use rocmforge_service::prompt::{Prompt, Room, no_template};
+use rocmforge_service::parts::Splitter;
+use rocmforge_service::prompt::{Prompt, Room};
 use rocmforge_service::request_log::RequestLog;
-use rocmforge_tokenizer::{Chat, Message};
 use tonic::{Request, Response, Status};
 
+use super::events::{GenerateStream, piece, streamed, token_logprob};
 use super::status_code::status;
-use super::{arrival, convert};
+use super::{arrival, chat, vectors};
 
 /// The service.
 #[derive(Debug)]
 pub(super) struct InferenceService {
     context: Arc<Service>,
 }
-
-type GenerateStream = Pin<Box<dyn Stream<Item = Result<v1::GenerateEvent, Status>> + Send>>;
 
 impl InferenceService {
     pub(super) fn new(context: Arc<Service>) -> Self {
@@ -85,12 +84,19 @@ impl InferenceService {
         })
     }
 
-    fn check_chat(&self, request: v1::ChatRequest) -> Result<Wanted, Failure> {
+    /// The model, the conversation and how it is answered.
+    fn check_chat(
+        &self,
+        mut request: v1::ChatRequest,
+    ) -> Result<(Arc<LoadedModel>, Conversation, Answering), Failure> {
         self.context.admit()?;
         let mut violations = Violations::default();
         check::model_name("model", &request.model, &mut violations);
         let roles: Vec<_> = request.messages.iter().map(|m| m.role.as_str()).collect();
         check::messages(&roles, &mut violations);
+        let last = roles.last().copied();
+        conversation::check_continued(request.continue_last, last, &mut violations);
+        let conversation = chat::conversation(&mut request, &mut violations)?;
         let sampling = sampling(request.sampling, request.logprobs)?;
         let sampling = self
             .context
@@ -99,48 +105,58 @@ impl InferenceService {
         let class = class(request.priority, &mut violations);
         let class = self.context.class(&request.model, class);
         violations.result()?;
+        let choices = answers::choices(request.n.map(i64::from))?;
         let model = self.context.model(&request.model)?;
-        if model.template().is_none() {
-            return Err(no_template(&model));
-        }
-        let n_ctx = self.context.n_ctx(n_ctx, &model)?;
-        let messages = request
-            .messages
-            .into_iter()
-            .map(|m| Message::new(m.role, m.content))
-            .collect();
-        Ok(Wanted {
-            model,
-            prompt: Prompt::Chat(Chat::new(messages)),
-            field: "messages",
+        let how = Answering {
             sampling,
-            n_ctx,
+            n_ctx: self.context.n_ctx(n_ctx, &model)?,
             class,
             reuse: request.reuse_prompt.unwrap_or(true),
-        })
+            choices,
+            unparsed: request.unparsed,
+        };
+        Ok((model, conversation, how))
     }
 
-    async fn stream(
+    async fn begin_text(
         &self,
-        rpc: &'static str,
-        model: &str,
+        request: v1::GenerateRequest,
         arrival: Arrival,
-        wanted: Result<Wanted, Failure>,
-    ) -> Result<Response<GenerateStream>, Status> {
-        let mut log = RequestLog::new(rpc, model, &arrival);
-        let started = match wanted {
-            Ok(wanted) => self.context.generate(wanted, arrival, &mut log).await,
-            Err(failure) => Err(failure),
-        };
-        match started {
-            Ok(running) => Ok(Response::new(Box::pin(events(running, arrival, log)))),
-            Err(failure) => log.end(Err(failure)).map_err(status),
-        }
+        log: &mut RequestLog,
+    ) -> Result<Vec<(Running, Splitter)>, Failure> {
+        let n = answers::choices(request.n.map(i64::from))?;
+        let wanted = self.check_generate(request)?;
+        let choices = self.context.generate_choices(wanted, n, arrival, log);
+        let split = |running| (running, Splitter::plain());
+        Ok(choices.await?.into_iter().map(split).collect())
+    }
+
+    async fn begin_chat(
+        &self,
+        request: v1::ChatRequest,
+        arrival: Arrival,
+        log: &mut RequestLog,
+    ) -> Result<Vec<(Running, Splitter)>, Failure> {
+        let (model, conversation, how) = self.check_chat(request)?;
+        self.context
+            .answer(&model, conversation, how, arrival, log)
+            .await
+    }
+
+    async fn render_chat(
+        &self,
+        request: v1::ChatRequest,
+        arrival: Arrival,
+    ) -> Result<v1::RenderResponse, Failure> {
+        let (model, conversation, _) = self.check_chat(request)?;
+        let rendered = self.context.render(&model, conversation, arrival);
+        let (text, ids) = rendered.await?;
+        Ok(v1::RenderResponse { text, ids })
     }
 }
 
 /// How urgent a request is, if it says so.
-fn class(priority: i32, violations: &mut Violations) -> Option<engine::Class> {
+pub(super) fn class(priority: i32, violations: &mut Violations) -> Option<engine::Class> {
     match v1::Priority::try_from(priority) {
         Ok(v1::Priority::Unspecified) => None,
         Ok(v1::Priority::Interactive) => Some(engine::Class::Interactive),
@@ -193,97 +209,12 @@ fn format(wire: v1::Format) -> Result<Format, Failure> {
             Format::of_schema_text(&text, "sampling.format.json_schema")
         }
         Some(Kind::Regex(text)) => Ok(Format::new(Grammar::Regex(text), "sampling.format.regex")),
+        Some(Kind::Gbnf(text)) => Ok(Format::new(Grammar::Gbnf(text), "sampling.format.gbnf")),
         Some(Kind::Lark(text)) => Ok(Format::new(Grammar::Lark(text), "sampling.format.lark")),
         None => Err(failure::invalid(
             "sampling.format",
             "empty; give a kind of format, or leave it unset",
         )),
-    }
-}
-
-/// The wire's events. Dropping the stream drops the engine's, which cancels the generation.
-fn events(
-    running: Running,
-    arrival: Arrival,
-    log: RequestLog,
-) -> impl Stream<Item = Result<v1::GenerateEvent, Status>> + Send {
-    stream::unfold(Some((running, log)), move |state| async move {
-        let (mut running, mut log) = state?;
-        let next = arrival
-            .limit(async { running.next().await.ok_or_else(failure::engine_gone) })
-            .await;
-        let (item, goes_on) = match next {
-            Ok(engine::GenerateEvent::Piece { text, ids, scores }) => {
-                log.generated_tokens = Some(log.generated_tokens.unwrap_or(0) + ids.len() as u32);
-                let piece = v1::GeneratePiece {
-                    text,
-                    token_ids: ids,
-                    logprobs: scores
-                        .into_iter()
-                        .map(|score| token_logprob(&running.model, score))
-                        .collect(),
-                };
-                (Ok(v1::generate_event::Event::Piece(piece)), true)
-            }
-            Ok(engine::GenerateEvent::Done(summary)) => {
-                log.generated_tokens = Some(summary.generated_tokens);
-                log.tokens_per_s = Some(summary.decode_tokens_per_s);
-                log.uploaded_bytes = Some(summary.cache.uploaded_bytes);
-                (
-                    Ok(v1::generate_event::Event::Done(done(
-                        &summary, &running, arrival.at,
-                    ))),
-                    false,
-                )
-            }
-            Ok(engine::GenerateEvent::Failed(error)) => (Err(failure::from_engine(&error)), false),
-            Err(failure) => (Err(failure), false),
-        };
-        if !goes_on {
-            log.note(&item);
-        }
-        let item = item
-            .map(|event| v1::GenerateEvent { event: Some(event) })
-            .map_err(status);
-        Some((item, goes_on.then_some((running, log))))
-    })
-}
-
-fn done(
-    summary: &engine::GenerateSummary,
-    running: &Running,
-    arrived: Instant,
-) -> v1::GenerateDone {
-    let ttft_s = summary.ttft.as_secs_f64();
-    let prefill_s = summary.ttft.saturating_sub(summary.queued).as_secs_f64();
-    v1::GenerateDone {
-        finish_reason: convert::finish(summary.finish).into(),
-        prompt_tokens: summary.prompt_tokens,
-        reused_tokens: summary.reused_tokens,
-        drafted_tokens: summary.drafted_tokens,
-        accepted_tokens: summary.accepted_tokens,
-        generated_tokens: summary.generated_tokens,
-        ttft_ms: ttft_s * 1e3,
-        decode_tokens_per_s: summary.decode_tokens_per_s,
-        cache_hits: summary.cache.hits,
-        cache_misses: summary.cache.misses,
-        uploaded_bytes: summary.cache.uploaded_bytes,
-        prefill_tokens_per_s: if prefill_s > 0.0 {
-            f64::from(summary.prompt_tokens - summary.reused_tokens) / prefill_s
-        } else {
-            0.0
-        },
-        queue_ms: summary.queued.as_secs_f64() * 1e3,
-        total_ms: arrived.elapsed().as_secs_f64() * 1e3,
-        seed: running.seed,
-        stop_string: running
-            .stop_string(summary.finish)
-            .unwrap_or_default()
-            .to_owned(),
-        stop_token_id: match summary.finish {
-            engine::FinishReason::StopToken { id } => Some(id),
-            _ => None,
-        },
     }
 }
 
@@ -424,7 +355,7 @@ fn score_response(
     let rest = scores
         .tokens
         .into_iter()
-        .map(|score| token_logprob(model, score));
+        .map(|score| token_logprob(model, &score));
     v1::ScoreResponse {
         tokens: std::iter::once(start).chain(rest).collect(),
         sum_logprob,
@@ -441,28 +372,6 @@ fn score_response(
     }
 }
 
-fn token_logprob(model: &LoadedModel, score: engine::TokenScore) -> v1::TokenLogprob {
-    let top = score.top.into_iter().map(|(id, logprob)| v1::TopLogprob {
-        id,
-        logprob,
-        piece: piece(model, id),
-    });
-    v1::TokenLogprob {
-        id: score.id,
-        logprob: Some(score.logprob),
-        piece: piece(model, score.id),
-        top: top.collect(),
-    }
-}
-
-fn piece(model: &LoadedModel, id: u32) -> Vec<u8> {
-    model
-        .tokenizer()
-        .token_bytes(id)
-        .unwrap_or_default()
-        .to_vec()
-}
-
 #[tonic::async_trait]
 impl Inference for InferenceService {
     type GenerateStream = GenerateStream;
@@ -473,9 +382,9 @@ impl Inference for InferenceService {
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let (arrival, request) = (arrival::of(&request), request.into_inner());
-        let model = request.model.clone();
-        self.stream("Generate", &model, arrival, self.check_generate(request))
-            .await
+        let mut log = RequestLog::new("Generate", &request.model, &arrival);
+        let begun = self.begin_text(request, arrival, &mut log).await;
+        streamed(begun, arrival, log)
     }
 
     async fn chat(
@@ -483,9 +392,42 @@ impl Inference for InferenceService {
         request: Request<v1::ChatRequest>,
     ) -> Result<Response<Self::ChatStream>, Status> {
         let (arrival, request) = (arrival::of(&request), request.into_inner());
-        let model = request.model.clone();
-        self.stream("Chat", &model, arrival, self.check_chat(request))
-            .await
+        let mut log = RequestLog::new("Chat", &request.model, &arrival);
+        let begun = self.begin_chat(request, arrival, &mut log).await;
+        streamed(begun, arrival, log)
+    }
+
+    async fn render(
+        &self,
+        request: Request<v1::ChatRequest>,
+    ) -> Result<Response<v1::RenderResponse>, Status> {
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
+        let mut log = RequestLog::new("Render", &request.model, &arrival);
+        let result = self.render_chat(request, arrival).await;
+        log.prompt_tokens = result.as_ref().ok().map(|answer| answer.ids.len() as u32);
+        log.end(result).map(Response::new).map_err(status)
+    }
+
+    async fn embed(
+        &self,
+        request: Request<v1::EmbedRequest>,
+    ) -> Result<Response<v1::EmbedResponse>, Status> {
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
+        let mut log = RequestLog::new("Embed", &request.model, &arrival);
+        let result = vectors::embed(&self.context, request, arrival).await;
+        log.prompt_tokens = result.as_ref().ok().map(|answer| answer.prompt_tokens);
+        log.end(result).map(Response::new).map_err(status)
+    }
+
+    async fn rerank(
+        &self,
+        request: Request<v1::RerankRequest>,
+    ) -> Result<Response<v1::RerankResponse>, Status> {
+        let (arrival, request) = (arrival::of(&request), request.into_inner());
+        let mut log = RequestLog::new("Rerank", &request.model, &arrival);
+        let result = vectors::rerank(&self.context, request, arrival).await;
+        log.prompt_tokens = result.as_ref().ok().map(|answer| answer.prompt_tokens);
+        log.end(result).map(Response::new).map_err(status)
     }
 
     async fn tokenize(

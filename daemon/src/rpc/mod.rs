@@ -5,7 +5,9 @@
 
 mod arrival;
 mod cache;
+mod chat;
 mod convert;
+mod events;
 #[cfg(fuzzing)]
 mod fuzzed;
 mod gate;
@@ -13,6 +15,7 @@ mod inference;
 mod models;
 mod server;
 mod status_code;
+mod vectors;
 
 use std::path::PathBuf;
 use std::sync::Arc;

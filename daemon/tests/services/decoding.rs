@@ -114,6 +114,13 @@ async fn each_kind_of_format_holds() {
         text(Kind::Lark("start: \"a\" \"b\"".to_owned())).await,
         "ab"
     );
+    let gbnf = "root ::= \"(\" inner{2} \")\" # no more\ninner ::= [xyz] | \"[\" [xyz] \"]\"";
+    let held = text(Kind::Gbnf(gbnf.to_owned())).await;
+    let letters = held.chars().filter(|c| "xyz".contains(*c)).count();
+    assert!(
+        letters == 2 && held.starts_with('(') && held.ends_with(')'),
+        "{held}"
+    );
     let object = text(Kind::JsonObject(v1::JsonObject {})).await;
     assert!(object.starts_with('{'), "{object}");
     assert_eq!(daemon.stop().await, End::Drained);
@@ -141,6 +148,11 @@ async fn bad_fields_are_named_with_the_reason() {
             Kind::Regex("a".repeat(300 << 10)),
             "sampling.format.regex",
             "at most 262144",
+        ),
+        (
+            Kind::Gbnf("root ::= \"a\"\nroot ::= b".to_owned()),
+            "sampling.format.gbnf",
+            "line 2, column 1",
         ),
         (
             Kind::Lark("start: nothing".to_owned()),

@@ -13,6 +13,7 @@ use tonic_types::StatusExt;
 
 use crate::daemon::{Daemon, assert_status, endless, fixtures, greedy};
 use crate::http::client::{HttpDaemon, LLAMA, Reply, tcp};
+use crate::vectors::reranker;
 
 fn everyone(limits: PeerLimits) -> Rule {
     Rule {
@@ -173,6 +174,44 @@ async fn a_prompt_with_more_bytes_than_may_be_is_refused_before_it_is_read() {
         words,
         false,
     );
+    let texts = ["Once upon", " a time"].map(|text| v1::EmbedInput {
+        input: Some(v1::embed_input::Input::Text(text.into())),
+    });
+    let embedded = v1::EmbedRequest {
+        model: LLAMA.into(),
+        inputs: texts.to_vec(),
+        ..Default::default()
+    };
+    let embedded = http.daemon.inference().embed(embedded).await;
+    assert_refused_by_status(embedded, "prompt_bytes", words, false);
+    let rendered = v1::ChatRequest {
+        model: LLAMA.into(),
+        messages: vec![v1::ChatMessage {
+            role: "user".into(),
+            content: "Once upon a time".into(),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let rendered = http.daemon.inference().render(rendered).await;
+    assert_refused_by_status(rendered, "prompt_bytes", words, false);
+    http.daemon.load(reranker(&http.daemon), "r").await.unwrap();
+    let ranked = v1::RerankRequest {
+        model: "r".into(),
+        query: "Once".into(),
+        documents: vec!["upon".into(), " a time".into()],
+        ..Default::default()
+    };
+    let ranked = http.daemon.inference().rerank(ranked).await;
+    assert_refused_by_status(ranked, "prompt_bytes", words, false);
+    let mut echo = completion(0);
+    echo["echo"] = true.into();
+    assert_refused(
+        &http.post("/v1/completions", &echo).await,
+        "prompt_bytes",
+        words,
+        false,
+    );
     http.daemon
         .generate(greedy(LLAMA, "Once", 4))
         .await
@@ -219,6 +258,15 @@ async fn a_minutes_tokens_are_those_of_prompts_and_answers() {
         .generate(greedy(LLAMA, &"Once ".repeat(100), 1))
         .await;
     assert_refused_by_status(never, "tokens_per_minute", "more than a minute's", false);
+    http.daemon.load(reranker(&http.daemon), "r").await.unwrap();
+    let ranked = v1::RerankRequest {
+        model: "r".into(),
+        query: "Once".into(),
+        documents: vec!["upon a time".into()],
+        ..Default::default()
+    };
+    let ranked = http.daemon.inference().rerank(ranked).await;
+    assert_refused_by_status(ranked, "tokens_per_minute", "more than a minute's", false);
     assert_eq!(http.stop().await, End::Drained);
 }
 

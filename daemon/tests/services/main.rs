@@ -6,6 +6,7 @@
 )]
 
 mod bounds;
+mod chat;
 mod daemon;
 mod declared;
 mod decoding;
@@ -18,3 +19,4 @@ mod reuse;
 mod roles;
 mod split;
 mod templates;
+mod vectors;

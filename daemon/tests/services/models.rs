@@ -57,6 +57,7 @@ async fn a_model_is_loaded_described_run_and_unloaded() {
         messages: vec![v1::ChatMessage {
             role: "user".into(),
             content: "Hello".into(),
+            ..Default::default()
         }],
         sampling: Some(v1::SamplingParams {
             max_tokens: Some(4),

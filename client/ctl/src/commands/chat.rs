@@ -2,18 +2,24 @@
 
 use std::io::{IsTerminal, Write};
 
-use anyhow::Context as _;
-use rocmforge_client::proto::v1::{ChatMessage, ChatRequest};
+use anyhow::{Context as _, bail};
+use rocmforge_client::proto::v1::{ChatMessage, ChatRequest, Tool};
 use rocmforge_client::{Client, Error};
+
+use serde_json::Value;
 
 use super::Context;
 use super::generate::print;
-use crate::failure;
+use crate::cli::ChatArgs;
 use crate::sampling::SamplingArgs;
+use crate::{failure, json};
 
 pub(super) fn message(role: &str, content: String) -> ChatMessage {
-    let role = role.to_owned();
-    ChatMessage { role, content }
+    ChatMessage {
+        role: role.to_owned(),
+        content,
+        ..Default::default()
+    }
 }
 
 /// The request to answer `messages`.
@@ -30,24 +36,73 @@ pub(super) fn request(
         logprobs: sampling.logprobs,
         priority: sampling.priority().into(),
         reuse_prompt: sampling.reuse_prompt(),
+        n: sampling.choices,
+        ..Default::default()
     }
+}
+
+/// The tools of a JSON list: OpenAI's `{"type": "function", "function": {...}}`, or the inner
+/// object.
+fn tools(text: &str) -> anyhow::Result<Vec<Tool>> {
+    let list: Vec<Value> = serde_json::from_str(text).context("--tools: no JSON list")?;
+    let tool = |value: &Value| {
+        let function = value.get("function").unwrap_or(value);
+        let name = function["name"]
+            .as_str()
+            .context("--tools: a tool has no name")?;
+        Ok(Tool {
+            name: name.to_owned(),
+            description: function["description"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+            parameters: match &function["parameters"] {
+                Value::Null => String::new(),
+                schema => schema.to_string(),
+            },
+        })
+    };
+    list.iter().map(tool).collect()
 }
 
 pub(super) async fn chat(
     context: &mut Context,
     model: String,
     said: Option<String>,
-    system: Option<String>,
+    args: &ChatArgs,
     sampling: &SamplingArgs,
 ) -> anyhow::Result<()> {
-    let mut messages: Vec<ChatMessage> = Vec::new();
-    messages.extend(system.map(|system| message("system", system)));
+    let mut asked = request(&model, Vec::new(), sampling);
+    let system = args.system.clone();
+    asked
+        .messages
+        .extend(system.map(|system| message("system", system)));
+    if let Some(text) = &args.tools {
+        asked.tools = tools(text)?;
+    }
+    asked.template_args = args.template_args.clone().unwrap_or_default();
+    asked.unparsed = args.unparsed;
     let client = context.connect().await?;
     let Some(said) = said else {
-        return converse(context, &client, &model, messages, sampling).await;
+        if args.render || args.answer.is_some() || sampling.choices.is_some() {
+            bail!("--render, --answer and --choices go with a message");
+        }
+        return converse(context, &client, asked, sampling.stats).await;
     };
-    messages.push(message("user", super::said(said).await?));
-    let events = client.chat(request(&model, messages, sampling)).await?;
+    asked
+        .messages
+        .push(message("user", super::said(said).await?));
+    if let Some(begun) = &args.answer {
+        asked.messages.push(message("assistant", begun.clone()));
+        asked.continue_last = true;
+    }
+    if args.render {
+        let rendered = client.render(asked).await?;
+        return context
+            .output
+            .answer(|| json::rendered(&rendered), || rendered.text.clone());
+    }
+    let events = client.chat(asked).await?;
     print(&mut context.output, events, sampling.stats).await?;
     Ok(())
 }
@@ -56,12 +111,11 @@ pub(super) async fn chat(
 async fn converse(
     context: &mut Context,
     client: &Client,
-    model: &str,
-    mut messages: Vec<ChatMessage>,
-    sampling: &SamplingArgs,
+    mut asked: ChatRequest,
+    stats: bool,
 ) -> anyhow::Result<()> {
     // A wrong name should not show only after the first message.
-    client.get(model).await?;
+    client.get(&asked.model).await?;
     let is_terminal = std::io::stdin().is_terminal();
     loop {
         if is_terminal {
@@ -77,6 +131,7 @@ async fn converse(
         if line.trim().is_empty() {
             continue;
         }
+        let messages = &mut asked.messages;
         if is_terminal && line.starts_with('/') {
             match line.trim() {
                 // The answer, and what it answers; not the system message.
@@ -91,14 +146,13 @@ async fn converse(
             continue;
         }
         messages.push(message("user", line));
-        let asked = request(model, messages.clone(), sampling);
-        match answer(context, client, asked, sampling.stats).await {
-            Ok(text) => messages.push(message("assistant", text)),
+        match answer(context, client, asked.clone(), stats).await {
+            Ok(said) => asked.messages.push(said),
             // At a terminal what the daemon refuses does not end the
             // conversation; what it was asked is forgotten.
             Err(error) if is_terminal && error.downcast_ref().is_some_and(is_refusal) => {
                 eprintln!("rocmforgectl: {}", failure::describe(&error));
-                messages.pop();
+                asked.messages.pop();
             }
             Err(error) => return Err(error),
         }
@@ -110,7 +164,7 @@ async fn answer(
     client: &Client,
     request: ChatRequest,
     stats: bool,
-) -> anyhow::Result<String> {
+) -> anyhow::Result<ChatMessage> {
     let events = client.chat(request).await?;
     print(&mut context.output, events, stats).await
 }

@@ -6,7 +6,8 @@ use anyhow::Context as _;
 use futures_util::StreamExt;
 use rocmforge_client::GenerateEvents;
 use rocmforge_client::proto::v1::{
-    FinishReason, GenerateDone, GenerateRequest, TokenIds, generate_event, generate_request,
+    ChatMessage, FinishReason, GenerateDone, GenerateRequest, TokenIds, ToolCall, generate_event,
+    generate_request,
 };
 
 use super::{Context, Input, text_of};
@@ -15,6 +16,9 @@ use crate::human::{clean_lines, size};
 use crate::json;
 use crate::output::Output;
 use crate::sampling::SamplingArgs;
+
+/// Most answers that a daemon gives.
+const CHOICES_MAX: usize = 8;
 
 pub(super) async fn generate(
     context: &mut Context,
@@ -37,22 +41,25 @@ pub(super) async fn generate(
         logprobs: sampling.logprobs,
         priority: sampling.priority().into(),
         reuse_prompt: sampling.reuse_prompt(),
+        n: sampling.choices,
     };
     let events = context.connect().await?.generate(request).await?;
     print(&mut context.output, events, sampling.stats).await?;
     Ok(())
 }
 
-/// Prints a generation as it comes, and gives its whole text.
+/// Prints a generation as it comes, and gives the whole of its first answer.
 ///
-/// As text: the pieces, ended with a newline. As JSON: an object a line for each
-/// piece and one for the outcome.
+/// As text: the pieces, ended with a newline, calls of tools as JSON, an object a
+/// line; what the model thinks goes to standard error. Of several answers the
+/// first comes so, and the others behind it. As JSON: an object a line for each
+/// piece and one for each outcome.
 pub(super) async fn print(
     output: &mut Output,
     mut events: GenerateEvents,
     stats: bool,
-) -> anyhow::Result<String> {
-    let mut text = String::new();
+) -> anyhow::Result<ChatMessage> {
+    let mut answers = vec![ChatMessage::default()];
     let mut outcome = None;
     let is_terminal = std::io::stdout().is_terminal();
     while let Some(event) = events.next().await {
@@ -60,6 +67,7 @@ pub(super) async fn print(
             Ok(event) => event,
             Err(error) => {
                 // What has come so far stands; the error begins on its own line.
+                let text = &answers[0].content;
                 if !output.json && !text.is_empty() && !text.ends_with('\n') {
                     output.text("\n")?;
                 }
@@ -70,24 +78,37 @@ pub(super) async fn print(
             generate_event::Event::Piece(piece) => {
                 if output.json {
                     output.line(json::generated(&piece))?;
-                } else if !piece.text.is_empty() {
-                    if is_terminal {
-                        output.text(&clean_lines(&piece.text))?;
-                    } else {
-                        output.text(&piece.text)?;
-                    }
+                } else if piece.choice == 0 {
+                    think(&piece.reasoning);
+                    show(output, is_terminal, &piece.text, &piece.tool_calls)?;
                 }
-                text.push_str(&piece.text);
+                let choice = piece.choice as usize;
+                if choice >= answers.len() && choice < CHOICES_MAX {
+                    answers.resize(choice + 1, ChatMessage::default());
+                }
+                if let Some(answer) = answers.get_mut(choice) {
+                    answer.content.push_str(&piece.text);
+                    answer.reasoning.push_str(&piece.reasoning);
+                    answer.tool_calls.extend(piece.tool_calls);
+                }
             }
-            generate_event::Event::Done(done) => outcome = Some(done),
+            generate_event::Event::Done(done) => {
+                if output.json {
+                    output.line(json::outcome(&done))?;
+                }
+                outcome = Some(done);
+            }
         }
     }
     let done = outcome.context("the daemon did not say how the generation ended")?;
-    if output.json {
-        output.line(json::outcome(&done))?;
-    } else {
-        if !text.ends_with('\n') {
-            output.text("\n")?;
+    if !output.json {
+        for (at, answer) in answers.iter().enumerate() {
+            if at > 0 {
+                show(output, is_terminal, &answer.content, &answer.tool_calls)?;
+            }
+            if answer.tool_calls.is_empty() && !answer.content.ends_with('\n') {
+                output.text("\n")?;
+            }
         }
         if stats || std::io::stderr().is_terminal() {
             note(&figures(&done));
@@ -95,7 +116,35 @@ pub(super) async fn print(
             note(cut);
         }
     }
-    Ok(text)
+    let mut answer = answers.swap_remove(0);
+    answer.role = "assistant".to_owned();
+    Ok(answer)
+}
+
+/// Prints more of an answer.
+fn show(
+    output: &mut Output,
+    is_terminal: bool,
+    text: &str,
+    calls: &[ToolCall],
+) -> anyhow::Result<()> {
+    if !text.is_empty() {
+        match is_terminal {
+            true => output.text(&clean_lines(text))?,
+            false => output.text(text)?,
+        }
+    }
+    for call in calls {
+        output.line(json::tool_call(call))?;
+    }
+    Ok(())
+}
+
+/// What a model thinks, on standard error, whose reader may be gone.
+fn think(text: &str) {
+    if !text.is_empty() {
+        let _ = write!(std::io::stderr(), "{}", clean_lines(text));
+    }
 }
 
 /// A line on standard error, whose reader may be gone.

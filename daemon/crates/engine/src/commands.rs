@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_scheduler::{Arrival, ClientId, Kind, SeqId};
 use rocmforge_tensor_cache::{ModelId, Policy as CachePolicy};
+use rocmforge_tokenizer::DecodeOptions;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::actor::{Draining, Engine, Entry, PrefixCache};
@@ -134,6 +135,10 @@ impl Engine {
             }
             .map(|asker| Realm { model, asker }),
         };
+        let decoder = request.model.tokenizer().stream_with(DecodeOptions {
+            special: request.decoding.control_text,
+            ..DecodeOptions::default()
+        });
         let work = Work::Generate(Box::new(Generation {
             events,
             chooser: Chooser::new(sampler, request.decoding, || {
@@ -141,7 +146,7 @@ impl Engine {
             }),
             drafts: Drafts::default(),
             drafted: (0, 0),
-            decoder: request.model.tokenizer().stream(),
+            decoder,
             stops: StopStrings::new(request.stop),
             max_tokens: request.max_tokens,
             n_prompt,

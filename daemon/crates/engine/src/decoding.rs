@@ -32,6 +32,10 @@ pub struct Decoding {
     /// The log-probability of each generated token, and of so many of the most likely ones in its
     /// place.
     pub logprobs: Option<u32>,
+    /// Tokens that are told beside these, however unlikely; only with `logprobs`.
+    pub watched: Vec<u32>,
+    /// Control tokens have their names as text, for who reads marks in it.
+    pub control_text: bool,
     /// What the text is held to; it ends where that allows nothing more. Not with `min_tokens` or
     /// `ignore_eos`.
     pub grammar: Option<Box<Matcher>>,
@@ -148,7 +152,15 @@ impl Chooser {
             None => None,
             Some(n) => {
                 let score = score(&mut self.untouched, token, n as usize);
-                Some(score.ok_or_else(|| not_finite(loaded))?)
+                let mut score = score.ok_or_else(|| not_finite(loaded))?;
+                // They are log-probabilities now.
+                for &id in &self.wanted.watched {
+                    let told = score.top.iter().any(|(of, _)| *of == id);
+                    if let Some(&logprob) = self.untouched.get(id as usize).filter(|_| !told) {
+                        score.top.push((id, logprob));
+                    }
+                }
+                Some(score)
             }
         };
         Ok(Chosen { token, score })

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::matcher::Matcher;
 use crate::vocabulary::Vocabulary;
-use crate::{Error, limits, reason};
+use crate::{Error, gbnf, limits, reason};
 
 /// What a text is held to.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +20,9 @@ pub enum Grammar {
     /// A text that a grammar in llguidance's variant of Lark describes; its rule `start` is the
     /// whole text.
     Lark(String),
+    /// A text that a grammar in GBNF, llama.cpp's notation, describes; its rule `root` is the whole
+    /// text.
+    Gbnf(String),
     /// A few of some texts, each of which has JSON in its middle.
     Calls(Calls),
 }
@@ -113,7 +116,7 @@ impl Grammar {
         match self {
             Self::JsonObject => 0,
             Self::JsonSchema(schema) => of(schema),
-            Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Regex(text) | Self::Lark(text) | Self::Gbnf(text) => text.len(),
             Self::Calls(calls) => {
                 let or = calls.or.as_ref().map_or(0, of);
                 or + calls
@@ -141,6 +144,11 @@ impl Grammar {
                 check_nesting(text)?;
                 Ok(TopLevelGrammar::from_regex(text))
             }
+            Self::Gbnf(text) => {
+                check_size(text, limits::LARK_MAX_BYTES)?;
+                let lark = gbnf::to_lark(text).map_err(|error| refused(error.to_string()))?;
+                Ok(TopLevelGrammar::from_lark(lark))
+            }
             Self::Lark(text) => {
                 check_size(text, limits::LARK_MAX_BYTES)?;
                 check_nesting(text)?;
@@ -157,8 +165,8 @@ impl Vocabulary {
     /// # Errors
     /// [`Error::Grammar`] with the reason.
     pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, Error> {
-        let top = grammar.top_level()?;
         let compile = || {
+            let top = grammar.top_level()?;
             let parser = catch_unwind(std::panic::AssertUnwindSafe(|| {
                 self.factory.create_parser(top)
             }));

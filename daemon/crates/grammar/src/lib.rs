@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod compile;
+mod gbnf;
 pub mod limits;
 mod matcher;
 mod vocabulary;

@@ -35,6 +35,9 @@ pub struct Hparams {
     pub norm_eps: f32,
     /// How the file says that an embedding is made; `None` where it says nothing, or something else.
     pub pooling: Option<Pooling>,
+    /// Whether the file says that it ranks documents by "yes" against "no": its classification head
+    /// has the rows of these tokens.
+    pub ranks_yes_no: bool,
 }
 
 /// Which of a text's hidden states make its embedding.
@@ -125,6 +128,7 @@ impl Hparams {
             pooling: keys
                 .optional_u32("pooling_type")?
                 .and_then(Pooling::numbered),
+            ranks_yes_no: keys.ranks_yes_no()?,
         })
     }
 

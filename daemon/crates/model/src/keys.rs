@@ -107,6 +107,15 @@ impl Keys<'_> {
         Ok(self.gguf.bool(&self.name(key))?.unwrap_or(default))
     }
 
+    /// Whether the file says that it ranks by the labels "yes" and "no", as llama.cpp's converter
+    /// writes for rerankers whose classification head is two rows of the output head.
+    pub(crate) fn ranks_yes_no(&self) -> Result<bool, Error> {
+        const RANK: u32 = 4;
+        let labels = self.gguf.strings(&self.name("classifier.output_labels"))?;
+        let these = labels.is_some_and(|labels| labels.iter().eq([&b"yes"[..], b"no"]));
+        Ok(these && self.optional_u32("pooling_type")? == Some(RANK))
+    }
+
     pub(crate) fn optional_f32(&self, key: &str) -> Result<Option<f32>, Error> {
         let value = self.gguf.f32(&self.name(key))?;
         match value {

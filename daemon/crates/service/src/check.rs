@@ -15,6 +15,8 @@ pub const STOP_MAX_BYTES: usize = 256;
 pub const PENALTY_MAX: f32 = 100.0;
 /// Most messages of a conversation.
 pub const MESSAGES_MAX: usize = 4096;
+/// Most parts, and most calls, of all messages of a conversation.
+pub const PARTS_MAX: usize = 16_384;
 /// Longest role in bytes.
 pub const ROLE_MAX_BYTES: usize = 64;
 /// Longest name of a model in bytes.
@@ -299,6 +301,12 @@ pub fn top_n(value: Option<i32>, violations: &mut Violations) -> u32 {
             &format!("from 0 to {TOP_N_MAX}"),
         )
         .unwrap_or(0)
+}
+
+/// Checks how many of the best results are wanted.
+pub fn best(value: Option<i32>, violations: &mut Violations) -> Option<u32> {
+    let range = "at least 1; leave it unset for all";
+    violations.integer("top_n", value, 1, i32::MAX as u32, range)
 }
 
 /// Checks a conversation by the roles of its messages.

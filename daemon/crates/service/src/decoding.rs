@@ -87,7 +87,7 @@ pub(crate) fn checked(
         ignore_eos: fields.ignore_eos,
         stop_tokens: fields.stop_token_ids,
         logprobs: v.integer("logprobs", fields.logprobs, 0, LOGPROBS_MAX, &range),
-        grammar: None,
+        ..Decoding::default()
     };
     (fields.logit_bias, decoding, fields.format)
 }

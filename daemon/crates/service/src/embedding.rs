@@ -1,10 +1,11 @@
-//! Embeddings of texts: each one vector, of length 1.
+//! Embeddings of texts: each one vector.
 
 use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rocmforge_engine::LoadedModel;
-use rocmforge_engine::api::{Class, EmbedRequest, Pooling};
+pub use rocmforge_engine::api::Pooling;
+use rocmforge_engine::api::{Class, EmbedRequest};
 
 use crate::Service;
 use crate::arrival::Arrival;
@@ -15,14 +16,16 @@ use crate::prompt::{Prompt, Room};
 /// Most texts of a request, as OpenAI has it.
 pub const TEXTS_MAX: usize = 2048;
 
+/// Most values of an answer, so that it fits a message: 48 MiB.
+pub const VALUES_MAX: u64 = 12 << 20;
+
 /// Texts of a request that the engine has at a time; they share passes.
 const AT_A_TIME: usize = 16;
 
 /// Texts that are to be embedded.
 #[derive(Debug)]
 pub struct Texts {
-    /// The model. A file that says how its embeddings are made (`pooling_type`) is obeyed; else the
-    /// last token's hidden state is the text's.
+    /// The model.
     pub model: Arc<LoadedModel>,
     /// The texts.
     pub texts: Vec<Prompt>,
@@ -30,6 +33,11 @@ pub struct Texts {
     pub field: &'static str,
     /// The context length, within the model's and the daemon's.
     pub n_ctx: u32,
+    /// Which hidden states make a vector; `None` is as the model's file says, else the last
+    /// token's.
+    pub pooling: Option<Pooling>,
+    /// Whether vectors get the length 1.
+    pub normalise: bool,
     /// How many elements of each vector are wanted, from the first; `None` is all.
     pub dimensions: Option<u32>,
     /// How urgent it is.
@@ -39,8 +47,11 @@ pub struct Texts {
 /// What came of them.
 #[derive(Debug)]
 pub struct Embedded {
-    /// For each text its vector, of length 1 (unless all of it is 0).
-    pub vectors: Vec<Vec<f32>>,
+    /// For each text its vector, and how many tokens it has. Where that was asked for, a vector is
+    /// of length 1 (unless all of it is 0).
+    pub vectors: Vec<(Vec<f32>, u32)>,
+    /// Which hidden states made them.
+    pub pooling: Pooling,
     /// Tokens of all texts.
     pub tokens: u32,
 }
@@ -57,6 +68,8 @@ impl Service {
             texts,
             field,
             n_ctx,
+            pooling,
+            normalise,
             dimensions,
             class,
         } = wanted;
@@ -71,6 +84,14 @@ impl Service {
             let why = format!("{n} is out of range: from 1 to {n_embd}");
             return invalid("dimensions", why);
         }
+        let values = texts.len() as u64 * u64::from(dimensions.unwrap_or(n_embd));
+        if values > VALUES_MAX {
+            let why = format!(
+                "{} texts make {values} values; at most {VALUES_MAX}",
+                texts.len()
+            );
+            return invalid(field, why);
+        }
         for text in &texts {
             if let Prompt::Ids(ids) = text {
                 check::ids(field, ids, info.n_vocab)?;
@@ -79,7 +100,8 @@ impl Service {
         let bytes = texts.iter().map(Prompt::bytes).sum();
         let ticket = self.enter(&arrival, bytes).await?;
         let ticket = &ticket;
-        let pooling = model.model().hparams().pooling.unwrap_or(Pooling::Last);
+        let of_file = model.model().hparams().pooling;
+        let pooling = pooling.or(of_file).unwrap_or(Pooling::Last);
         let room = Room::for_embedding(n_ctx, self, &model);
         let embed = |text: Prompt| {
             let model = Arc::clone(&model);
@@ -108,20 +130,25 @@ impl Service {
                 if let Some(n) = dimensions {
                     vector.truncate(n as usize);
                 }
-                normalise(&mut vector);
+                if normalise {
+                    to_length_1(&mut vector);
+                }
                 Ok((vector, tokens))
             }
         };
         let each = stream::iter(texts).map(embed).buffered(AT_A_TIME);
-        let all: Vec<(Vec<f32>, u32)> = each.try_collect().await?;
-        let tokens = all.iter().map(|(_, tokens)| tokens).sum();
-        let vectors = all.into_iter().map(|(vector, _)| vector).collect();
-        Ok(Embedded { vectors, tokens })
+        let vectors: Vec<(Vec<f32>, u32)> = each.try_collect().await?;
+        let tokens = vectors.iter().map(|(_, tokens)| tokens).sum();
+        Ok(Embedded {
+            vectors,
+            pooling,
+            tokens,
+        })
     }
 }
 
 /// Makes a vector of length 1 of it.
-fn normalise(vector: &mut [f32]) {
+fn to_length_1(vector: &mut [f32]) {
     let squares: f64 = vector.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
     if squares > 0.0 {
         let length = squares.sqrt();
@@ -133,15 +160,15 @@ fn normalise(vector: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::normalise;
+    use super::to_length_1;
 
     #[test]
     fn a_vector_gets_the_length_1_and_nothing_stays_nothing() {
         let mut vector = [3.0, -4.0];
-        normalise(&mut vector);
+        to_length_1(&mut vector);
         assert_eq!(vector, [0.6, -0.8]);
         let mut nothing = [0.0; 3];
-        normalise(&mut nothing);
+        to_length_1(&mut nothing);
         assert_eq!(nothing, [0.0; 3]);
     }
 }

@@ -12,10 +12,8 @@ use crate::arrival::Arrival;
 use crate::check::Violations;
 use crate::failure::{self, Failure};
 use crate::prompt::Encoded;
+use crate::tool_calls::forms::Thinking;
 
-/// What ends a model's thinking, which is not held to anything.
-const THINK_OPEN: &str = "<think>";
-const THINK_CLOSE: &str = "</think>";
 /// Bytes of text that cost as much as a byte of a grammar, about.
 const BYTES_OF_TEXT: usize = 16;
 
@@ -58,8 +56,8 @@ impl Format {
 
 /// A matcher that begins behind the thinking, where the prompt has opened it.
 pub(crate) fn begun(mut matcher: Matcher, prompt: &Encoded) -> Box<Matcher> {
-    if prompt.tail.ends_with(THINK_OPEN) {
-        matcher.begin_after(THINK_CLOSE);
+    if let Some(thinking) = Thinking::opened_by(&prompt.tail) {
+        matcher.begin_after(thinking.close);
     }
     Box::new(matcher)
 }

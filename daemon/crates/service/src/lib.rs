@@ -9,11 +9,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod answers;
 pub mod arrival;
 pub mod check;
+pub mod conversation;
 pub mod declared;
 pub mod decoding;
 pub mod defaults;
+pub mod echo;
 pub mod embedding;
 pub mod failure;
 pub mod files;
@@ -23,12 +26,15 @@ pub mod limits;
 pub mod load;
 pub mod measured;
 pub mod model_files;
+pub mod parts;
 pub mod peer;
 pub mod prompt;
 pub mod request_log;
+pub mod rerank;
 pub mod roles;
 pub mod sum;
 pub mod text_work;
+pub mod tool_calls;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
-use rocmforge_tokenizer::{Chat, Error as TokenizerError, Renderer};
+use rocmforge_tokenizer::{Chat, Error as TokenizerError, RenderedChat, Renderer};
 
 use crate::Service;
 use crate::arrival::Arrival;
@@ -84,13 +84,7 @@ impl Prompt {
                 parse_special,
             } => tokenizer.encode_at_most(most, &text, add_special, parse_special),
             Self::Chat(chat) => {
-                let (Some(template), Some((renderer, unwanted))) = (model.template(), templates)
-                else {
-                    return Err(no_template(model));
-                };
-                let rendered =
-                    renderer.render(template, Some(tokenizer), &chat, &|| unwanted.get());
-                let rendered = rendered.map_err(|error| from_template(field, model, &error))?;
+                let rendered = rendered(&chat, field, model, templates)?;
                 tail = tail_of(&rendered.text());
                 tokenizer.encode_rendered(most, &rendered)
             }
@@ -110,6 +104,50 @@ impl Prompt {
             (Err(error), _) => Err(failure::invalid(field, &error.to_string())),
         }
     }
+}
+
+impl Prompt {
+    /// The text that it stands for, and its ids, however many. CPU-bound: for a blocking thread.
+    ///
+    /// # Errors
+    /// As [`Prompt::encode`].
+    pub(crate) fn render(
+        self,
+        field: &str,
+        model: &LoadedModel,
+        templates: (&Renderer, &Unwanted),
+    ) -> Result<(String, Vec<u32>), Failure> {
+        let tokenizer = model.tokenizer();
+        let invalid = |error: TokenizerError| failure::invalid(field, &error.to_string());
+        match self {
+            Self::Chat(chat) => {
+                let rendered = rendered(&chat, field, model, Some(templates))?;
+                let ids = tokenizer.encode_rendered(usize::MAX, &rendered);
+                Ok((rendered.into_text(), ids.map_err(invalid)?))
+            }
+            Self::Text { ref text, .. } => {
+                let text = text.clone();
+                let encoded = self.encode(field, model, None, Some(templates))?;
+                Ok((text, encoded.ids))
+            }
+            Self::Ids(ids) => Ok((tokenizer.decode(&ids).map_err(invalid)?, ids)),
+        }
+    }
+}
+
+/// A chat, as the model's template has it.
+fn rendered(
+    chat: &Chat,
+    field: &str,
+    model: &LoadedModel,
+    templates: Option<(&Renderer, &Unwanted)>,
+) -> Result<RenderedChat, Failure> {
+    let (Some(template), Some((renderer, unwanted))) = (model.template(), templates) else {
+        return Err(no_template(model));
+    };
+    let tokenizer = Some(&**model.tokenizer());
+    let rendered = renderer.render(template, tokenizer, chat, &|| unwanted.get());
+    rendered.map_err(|error| from_template(field, model, &error))
 }
 
 fn tail_of(text: &str) -> String {
@@ -167,6 +205,14 @@ impl Room {
         Self {
             purpose: Purpose::Embedding,
             ..Self::for_scores(n_ctx, context, model)
+        }
+    }
+
+    /// The room that is left beside `tokens` others.
+    pub(crate) fn less(self, tokens: usize) -> Self {
+        Self {
+            tokens: self.tokens.saturating_sub(tokens),
+            ..self
         }
     }
 

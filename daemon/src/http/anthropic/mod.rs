@@ -17,10 +17,10 @@ use self::request::MessagesRequest;
 use self::stream::MessageEvents;
 use super::Http;
 use super::call::{Call, fresh_id, json as answer};
-use super::parts::Part;
-use super::reply::Ended;
-use super::tool_calls::ToolCall;
-use super::{reply, start, tool_calls};
+use super::{reply, start};
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::{self, ToolCall};
 
 /// The handler of messages.
 pub(super) async fn messages(State(http): State<Arc<Http>>, request: Request) -> Response {

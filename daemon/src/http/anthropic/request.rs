@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use super::super::format;
 use super::super::prompt::{TextOr, WireSampling, take, text_parts};
 use super::super::start::Conversation;
-use super::super::tool_calls::{self, Tools};
 use super::violations;
+use rocmforge_service::tool_calls::{self, Tools};
 
 /// The body of both routes.
 #[derive(Debug, Deserialize)]
@@ -78,6 +78,7 @@ impl MessagesRequest {
             messages,
             tools,
             kwargs,
+            continues: false,
             sampling,
             n_ctx: None,
             choices: 1,

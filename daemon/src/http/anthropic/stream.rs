@@ -12,9 +12,10 @@ use rocmforge_service::failure::Failure;
 use serde_json::{Value, json};
 
 use super::super::error::Dialect;
-use super::super::parts::Part;
-use super::super::reply::{Ended, Events, SSE, event};
+use super::super::reply::{Events, SSE, event};
 use super::{stop_reason, tool_use_id, usage};
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Block {

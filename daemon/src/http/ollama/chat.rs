@@ -14,12 +14,13 @@ use super::super::Http;
 use super::super::call::{Call, json as answer};
 use super::super::error::Dialect;
 use super::super::format;
-use super::super::parts::Part;
 use super::super::prompt::{WireMessage, messages};
-use super::super::reply::{Ended, Events, stream};
+use super::super::reply::{Events, stream};
 use super::super::start::{self, Conversation};
-use super::super::tool_calls::{self, ToolCall};
 use super::{NDJSON, Options, counts, lets_go, line, merge, name, thinking, time};
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::{self, ToolCall};
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {
@@ -65,6 +66,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         messages: messages(asked.messages)?,
         tools: tool_calls::checked(asked.tools, None, None)?,
         kwargs: thinking(asked.think.as_ref()),
+        continues: false,
         sampling,
         n_ctx,
         choices: 1,

@@ -66,9 +66,10 @@ async fn many(call: &Call, request: Request) -> Result<Response, Failure> {
         },
     )
     .await?;
+    let vectors = embedded.vectors.into_iter().map(|(vector, _)| vector);
     answer(&json!({
         "model": asked.model,
-        "embeddings": embedded.vectors,
+        "embeddings": vectors.collect::<Vec<_>>(),
         "total_duration": u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX),
         "prompt_eval_count": embedded.tokens,
     }))
@@ -87,5 +88,5 @@ async fn one(call: &Call, request: Request) -> Result<Response, Failure> {
         },
     )
     .await?;
-    answer(&json!({"embedding": embedded.vectors.pop()}))
+    answer(&json!({"embedding": embedded.vectors.pop().map(|(vector, _)| vector)}))
 }

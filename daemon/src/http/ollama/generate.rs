@@ -15,13 +15,14 @@ use super::super::Http;
 use super::super::call::{Call, json as answer};
 use super::super::error::Dialect;
 use super::super::format;
-use super::super::parts::Part;
 use super::super::prompt::{refuse_unsupported, says_something};
-use super::super::reply::{Ended, Events, stream};
+use super::super::reply::{Events, stream};
 use super::super::start::{self, Continuation, Conversation};
-use super::super::tool_calls::Tools;
 use super::chat::only_the_model;
 use super::{NDJSON, Options, counts, line, merge, name, thinking, time};
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::Tools;
 
 #[derive(Debug, Deserialize)]
 struct GenerateRequest {
@@ -108,6 +109,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             messages: system.into_iter().chain([user]).collect(),
             tools: Tools::default(),
             kwargs: thinking(asked.think.as_ref()),
+            continues: false,
             sampling,
             n_ctx,
             choices: 1,

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::prompt::{TextOr, WireSampling, refuse_unsupported};
-use super::reply::Ended;
+use rocmforge_service::answers::Ended;
 
 /// The content type of a line of JSON after the other.
 const NDJSON: &str = "application/x-ndjson";

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use super::super::Http;
 use super::super::call::{Call, json as answer, with_type};
-use super::super::tool_calls;
 use super::time::rfc3339;
+use rocmforge_service::tool_calls::forms;
 
 /// The version of Ollama's API that is spoken: clients look whether fields that came later are
 /// there.
@@ -158,10 +158,10 @@ async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
     let template = model.template().and_then(|template| template.source().ok());
     let template = template.unwrap_or_default();
     let mut capabilities = vec!["completion"];
-    if template.contains(tool_calls::OPEN) {
+    if forms::reads(template) {
         capabilities.push("tools");
     }
-    if template.contains("</think>") {
+    if forms::thinks(template) {
         capabilities.push("thinking");
     }
     let architecture = info.architecture;

@@ -18,16 +18,15 @@ use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
-use super::super::parts::Part;
 use super::super::prompt::{
     TextOr, WireMessage, WireSampling, messages, refuse_unsupported, says_something,
 };
-use super::super::reply::{
-    Ended, Events, Generation, SSE, SSE_HEARTBEAT, data_event, event, stream,
-};
+use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Conversation};
-use super::super::tool_calls::{self, ToolCall};
-use super::{StreamOptions, choices, finish_reason, logprobs, name, small, usage};
+use super::{StreamOptions, finish_reason, logprobs, name, small, usage};
+use rocmforge_service::answers::{self, Ended, Generation};
+use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::{self, ToolCall};
 
 #[derive(Debug, Deserialize)]
 struct ChatRequest {
@@ -48,6 +47,8 @@ struct ChatRequest {
     parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    /// As in vLLM.
+    continue_final_message: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<i64>,
     n: Option<i64>,
@@ -116,7 +117,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     asked.refuse_unsupported()?;
     let kwargs = asked.kwargs();
     let scores = asked.scores()?;
-    let choices = choices(asked.n)?;
+    let choices = answers::choices(asked.n)?;
     let tools = tool_calls::checked(
         asked.tools,
         asked.tool_choice.as_ref(),
@@ -134,6 +135,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         messages: messages(asked.messages)?,
         tools,
         kwargs,
+        continues: asked.continue_final_message == Some(true),
         sampling,
         n_ctx: None,
         choices,

@@ -7,6 +7,8 @@ use axum::response::Response;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_service::check::Violations;
+use rocmforge_service::decoding::LOGPROBS_MAX;
+use rocmforge_service::echo::Echo;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::prompt::Prompt;
 use serde::Deserialize;
@@ -16,12 +18,13 @@ use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
-use super::super::parts::Part;
 use super::super::prompt::{TextOr, WireSampling, refuse_unsupported};
-use super::super::reply::{Ended, Events, SSE, SSE_HEARTBEAT, event, stream};
+use super::super::reply::{Events, SSE, SSE_HEARTBEAT, event, stream};
 use super::super::start::{self, Continuation};
 use super::chat::no_prompt;
-use super::{StreamOptions, choices, finish_reason, logprobs, name, small, usage};
+use super::{StreamOptions, finish_reason, logprobs, name, small, usage};
+use rocmforge_service::answers::{self, Ended};
+use rocmforge_service::parts::Part;
 
 #[derive(Debug, Deserialize)]
 struct CompletionRequest {
@@ -39,9 +42,9 @@ struct CompletionRequest {
     format: WireFormat,
     logprobs: Option<Value>,
     n: Option<i64>,
+    echo: Option<bool>,
     // Refused where they ask for anything.
     best_of: Option<i64>,
-    echo: Option<bool>,
     suffix: Option<String>,
 }
 
@@ -51,11 +54,7 @@ impl CompletionRequest {
         let best_of = self.best_of.is_some_and(|of| of != self.n.unwrap_or(1));
         const LATER: &str = "not implemented; leave it unset";
         let suffix = self.suffix.as_ref().is_some_and(|text| !text.is_empty());
-        refuse_unsupported(&[
-            ("best_of", best_of, ALL),
-            ("echo", self.echo == Some(true), LATER),
-            ("suffix", suffix, LATER),
-        ])
+        refuse_unsupported(&[("best_of", best_of, ALL), ("suffix", suffix, LATER)])
     }
 }
 
@@ -119,36 +118,52 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: CompletionRequest = call.read(request).await?;
     asked.refuse_unsupported()?;
     let mut violations = Violations::named(name);
+    // A prompt that is only repeated generates nothing.
+    let echoes = asked.echo == Some(true);
+    let only_echoes = echoes && asked.max_tokens == Some(0);
+    let max_tokens = asked.max_tokens.filter(|_| !only_echoes);
     let mut sampling = asked
         .sampling
-        .fields(asked.max_tokens, asked.stop, &mut violations);
+        .fields(max_tokens, asked.stop, &mut violations);
     let scores = scores(asked.logprobs.as_ref())?;
-    let choices = choices(asked.n)?;
+    let choices = answers::choices(asked.n)?;
     sampling.decoding.logprobs = scores;
     sampling.decoding.format = asked.format.format()?;
-    let continuation = Continuation {
+    let mut prompt = prompt(asked.prompt)?;
+    let mut chunks = Chunks {
+        id: format!("cmpl-{}", fresh_id()),
+        created: unix_seconds(),
         model: asked.model.clone(),
-        prompt: prompt(asked.prompt)?,
+        request_id: call.id.as_str().to_owned(),
+        with_usage: asked
+            .stream_options
+            .and_then(|options| options.include_usage)
+            .unwrap_or(false),
+        scored: None,
+        echo: None,
+        choices: vec![Choice::default(); choices as usize],
+        at: 0,
+    };
+    let streams = asked.stream == Some(true);
+    if echoes {
+        let echoed = echoed(call, &asked.model, prompt, scores).await?;
+        if only_echoes {
+            return only_echo(&mut chunks, echoed, streams);
+        }
+        prompt = Prompt::Ids(echoed.ids.clone());
+        chunks.echo = Some(echoed);
+    }
+    let continuation = Continuation {
+        model: asked.model,
+        prompt,
         sampling,
         n_ctx: None,
         choices,
         field: "prompt",
     };
     let generation = start::text(call, continuation, violations).await?;
-    let mut chunks = Chunks {
-        id: format!("cmpl-{}", fresh_id()),
-        created: unix_seconds(),
-        model: asked.model,
-        request_id: call.id.as_str().to_owned(),
-        with_usage: asked
-            .stream_options
-            .and_then(|options| options.include_usage)
-            .unwrap_or(false),
-        scored: generation.model().filter(|_| scores.is_some()).cloned(),
-        choices: vec![Choice::default(); choices as usize],
-        at: 0,
-    };
-    if asked.stream == Some(true) {
+    chunks.scored = generation.model().filter(|_| scores.is_some()).cloned();
+    if streams {
         return stream(generation, chunks, call).await;
     }
     let answers = generation.collect_all().await?;
@@ -157,12 +172,97 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     for (at, (parts, ended)) in answers.into_iter().enumerate() {
         let text: String = parts.into_iter().filter_map(text_of).collect();
         chunks.at = at;
+        let repeated = chunks.repeated();
         chunks.scores(ended.scores.clone());
-        choices.push(chunks.choice_of(&text, Some(finish_reason(&ended))));
+        let choice = chunks.choice_of(&text, Some(finish_reason(&ended)));
+        choices.push(behind(repeated, choice));
     }
     let mut whole = chunks.chunk(&choices.into());
     whole["usage"] = usage.unwrap_or_default();
     answer(&whole)
+}
+
+/// The prompt as it is repeated, scored where that is wanted.
+async fn echoed(
+    call: &Call,
+    model: &str,
+    prompt: Prompt,
+    scores: Option<i32>,
+) -> Result<Echoed, Failure> {
+    let mut log = call.log(model);
+    let result = async {
+        let top_n = scores.map(|n| {
+            let fits = u32::try_from(n).ok().filter(|n| *n <= LOGPROBS_MAX);
+            let why = format!("{n} is out of range: from 0 to {LOGPROBS_MAX}");
+            fits.ok_or_else(|| failure::invalid("logprobs", &why))
+        });
+        let top_n = top_n.transpose()?;
+        let service = &call.service;
+        let how = (top_n, service.class(model, None));
+        let model = service
+            .model_at_first_use("model", model, &call.arrival)
+            .await?;
+        let n_ctx = service.n_ctx_at_most(None, &model);
+        let echo = service.echo(&model, prompt, "prompt", n_ctx, how, call.arrival);
+        let Echo { text, ids, scores } = echo.await?;
+        let mut offset = 0;
+        let logprobs = match top_n {
+            Some(_) => logprobs::of_prompt(&model, &ids, &scores, &mut offset),
+            None => Value::Null,
+        };
+        Ok(Echoed {
+            text,
+            ids,
+            logprobs,
+            offset,
+        })
+    };
+    let result = result.await;
+    log.prompt_tokens = result.as_ref().ok().map(|echoed| echoed.ids.len() as u32);
+    log.end(result)
+}
+
+/// The answer that is the prompt alone.
+fn only_echo(chunks: &mut Chunks, echoed: Echoed, streams: bool) -> Result<Response, Failure> {
+    if streams {
+        let why =
+            "a prompt that is only repeated is not streamed; leave it unset, or raise max_tokens";
+        return Err(failure::invalid("stream", why));
+    }
+    let n = echoed.ids.len();
+    chunks.echo = Some(echoed);
+    let choices: Vec<Value> = (0..chunks.choices.len())
+        .map(|at| {
+            chunks.at = at;
+            let mut choice = chunks.repeated().unwrap_or_default();
+            choice["finish_reason"] = "length".into();
+            choice
+        })
+        .collect();
+    let mut whole = chunks.chunk(&choices.into());
+    whole["usage"] = json!({"prompt_tokens": n, "completion_tokens": 0, "total_tokens": n});
+    answer(&whole)
+}
+
+/// A choice behind the prompt that it repeats.
+fn behind(repeated: Option<Value>, mut choice: Value) -> Value {
+    let Some(mut all) = repeated else {
+        return choice;
+    };
+    if let Some(text) = choice["text"].as_str() {
+        all["text"] = format!("{}{text}", all["text"].as_str().unwrap_or_default()).into();
+    }
+    if let (Value::Object(all), Value::Object(more)) =
+        (&mut all["logprobs"], &mut choice["logprobs"])
+    {
+        for (key, list) in all.iter_mut() {
+            if let (Value::Array(list), Some(Value::Array(more))) = (list, more.get_mut(key)) {
+                list.append(more);
+            }
+        }
+    }
+    all["finish_reason"] = choice["finish_reason"].take();
+    all
 }
 
 fn text_of(part: Part) -> Option<String> {
@@ -170,6 +270,17 @@ fn text_of(part: Part) -> Option<String> {
         Part::Text(text) => Some(text),
         Part::Reasoning(_) | Part::Call(_) => None,
     }
+}
+
+/// A prompt as it is repeated.
+#[derive(Debug)]
+struct Echoed {
+    text: String,
+    ids: Vec<u32>,
+    /// `logprobs` of a choice.
+    logprobs: Value,
+    /// Characters of its tokens.
+    offset: u64,
 }
 
 /// The chunks of a stream.
@@ -182,6 +293,8 @@ struct Chunks {
     with_usage: bool,
     /// The model, where log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
+    /// The prompt, where it is repeated.
+    echo: Option<Echoed>,
     choices: Vec<Choice>,
     /// The one that is told about.
     at: usize,
@@ -197,6 +310,15 @@ struct Choice {
 }
 
 impl Chunks {
+    /// The prompt as the beginning of a choice, where it is repeated.
+    fn repeated(&mut self) -> Option<Value> {
+        let echo = self.echo.as_ref()?;
+        self.choices[self.at].offset = echo.offset;
+        Some(json!({
+            "index": self.at, "text": echo.text, "logprobs": echo.logprobs, "finish_reason": null,
+        }))
+    }
+
     fn choice_of(&mut self, text: &str, finish: Option<&str>) -> Value {
         let choice = &mut self.choices[self.at];
         let scores = std::mem::take(&mut choice.scores);
@@ -223,7 +345,14 @@ impl Chunks {
 impl Events for Chunks {
     const CONTENT_TYPE: &'static str = SSE;
 
-    fn begin(&mut self, _: &mut String) {}
+    fn begin(&mut self, out: &mut String) {
+        for at in 0..self.choices.len() {
+            self.at = at;
+            if let Some(choice) = self.repeated() {
+                event(None, &self.chunk(&json!([choice])), out);
+            }
+        }
+    }
 
     fn scores(&mut self, scores: Vec<TokenScore>) {
         self.choices[self.at].scores.extend(scores);

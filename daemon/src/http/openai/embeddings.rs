@@ -58,7 +58,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     .await?;
     let vectors = embedded.vectors.into_iter().enumerate();
     let data: Vec<_> = vectors
-        .map(|(index, vector)| {
+        .map(|(index, (vector, _))| {
             let embedding: Value = match as_base64 {
                 true => {
                     let bytes: Vec<u8> = vector.iter().flat_map(|v| v.to_le_bytes()).collect();

@@ -7,6 +7,8 @@ use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use serde_json::{Map, Value, json};
 
+use super::super::prompt::take;
+
 /// `logprobs` of a chat's choice.
 pub(super) fn of_chat(model: &LoadedModel, scores: &[TokenScore]) -> Value {
     let token = |id: u32, logprob: f32| {
@@ -20,6 +22,39 @@ pub(super) fn of_chat(model: &LoadedModel, scores: &[TokenScore]) -> Value {
         value
     });
     json!({"content": content.collect::<Vec<_>>(), "refusal": null})
+}
+
+/// `logprobs` of a prompt that is repeated: those of its first token are null, since nothing comes
+/// before it.
+pub(super) fn of_prompt(
+    model: &LoadedModel,
+    ids: &[u32],
+    scores: &[TokenScore],
+    offset: &mut u64,
+) -> Value {
+    let Some(&first) = ids.first() else {
+        return Value::Null;
+    };
+    let text = String::from_utf8_lossy(bytes(model, first));
+    *offset += text.chars().count() as u64;
+    let mut all = of_completion(model, scores, offset);
+    let begin = [
+        ("tokens", spelled(model, first).into()),
+        ("token_logprobs", Value::Null),
+        ("top_logprobs", Value::Null),
+        ("text_offset", 0.into()),
+    ];
+    for (key, value) in begin {
+        if let Value::Array(list) = &mut all[key] {
+            list.insert(0, value);
+        }
+    }
+    all
+}
+
+/// `logprobs` of a text of a response.
+pub(super) fn of_text(model: &LoadedModel, scores: &[TokenScore]) -> Value {
+    take(&mut of_chat(model, scores), "content")
 }
 
 /// `logprobs` of a completion's choice. `offset` is the place of the first token in the text, in

@@ -7,12 +7,10 @@ mod logprobs;
 pub(super) mod models;
 pub(super) mod responses;
 
-use rocmforge_service::failure::{self, Failure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::reply::Ended;
-use super::start::CHOICES_MAX;
+use rocmforge_service::answers::Ended;
 
 /// What a stream says beside the answer.
 #[derive(Debug, Default, Deserialize)]
@@ -28,18 +26,6 @@ fn name(field: &str) -> String {
 /// A count, which the checks hold to their range; what is far out of it stays so.
 fn small(n: i64) -> i32 {
     i32::try_from(n).unwrap_or(if n < 0 { i32::MIN } else { i32::MAX })
-}
-
-/// How many answers a request wants.
-fn choices(n: Option<i64>) -> Result<u32, Failure> {
-    let n = n.unwrap_or(1);
-    match u32::try_from(n) {
-        Ok(n) if (1..=CHOICES_MAX).contains(&n) => Ok(n),
-        _ => Err(failure::invalid(
-            "n",
-            &format!("{n} is out of range: from 1 to {CHOICES_MAX}"),
-        )),
-    }
 }
 
 /// What all answers of a request took; the prompt is computed for each and counted once.

@@ -25,10 +25,12 @@ use self::events::{Answer, ResponseEvents};
 use self::request::ResponsesRequest;
 use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
-use super::super::parts::Part;
-use super::super::reply::{self, Ended};
+use super::super::reply;
 use super::super::start;
-use super::super::tool_calls::ToolCall;
+use super::logprobs;
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::ToolCall;
 
 /// The handler.
 pub(in super::super) async fn responses(
@@ -49,30 +51,45 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         model: asked.model.clone(),
         echo: asked.echo(),
     };
+    let scores = asked.scores();
     let (conversation, violations) = asked.conversation()?;
-    let generation = match start::chat(call, conversation, violations).await {
+    let scored = scores.is_some();
+    let mut generation = match start::chat(call, conversation, violations).await {
         // Agents compact their conversation when they find this inside of a stream, and give up at
         // a status.
         Err(failure) if streams && failure.reason() == "CONTEXT_EXCEEDED" => {
             return Ok(reply::failed_stream(
-                ResponseEvents::new(described),
+                ResponseEvents::new(described, None),
                 &failure,
             ));
         }
         started => started?,
     };
+    let model = generation.model().filter(|_| scored).cloned();
     if streams {
-        return reply::stream(generation, ResponseEvents::new(described), call).await;
+        let events = ResponseEvents::new(described, model);
+        return reply::stream(generation, events, call).await;
     }
+    generation.score_text_only();
     let (parts, ended) = generation.collect().await?;
-    let output: Vec<_> = parts.into_iter().map(item).collect();
+    let logprobs = match &model {
+        Some(model) => logprobs::of_text(model, &ended.scores),
+        None => json!([]),
+    };
+    let output: Vec<_> = parts
+        .into_iter()
+        .map(|part| item(part, &logprobs))
+        .collect();
     answer(&described.whole(status(&ended), &output, Some(&ended)))
 }
 
 /// A part as a whole item.
-fn item(part: Part) -> Value {
+fn item(part: Part, logprobs: &Value) -> Value {
     match part {
-        Part::Text(text) => message(&item_id("msg"), "completed", &[output_text(&text)]),
+        Part::Text(text) => {
+            let text = output_text(&text, logprobs);
+            message(&item_id("msg"), "completed", &[text])
+        }
         Part::Reasoning(text) => reasoning(&item_id("rs"), &text),
         Part::Call(call) => function_call(&item_id("fc"), &item_id("call"), &call),
     }
@@ -86,8 +103,8 @@ fn message(id: &str, status: &str, content: &[Value]) -> Value {
     json!({"type": "message", "id": id, "status": status, "role": "assistant", "content": content})
 }
 
-fn output_text(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+fn output_text(text: &str, logprobs: &Value) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
 
 fn reasoning(id: &str, text: &str) -> Value {

@@ -61,7 +61,19 @@ impl Method {
                 shape: Shape::Chat,
                 ..stream
             },
+            "Inference/Render" => Self {
+                shape: Shape::Chat,
+                ..text
+            },
             "Inference/Tokenize" | "Inference/Score" => text,
+            "Inference/Embed" => Self {
+                shape: Shape::Embed,
+                ..text
+            },
+            "Inference/Rerank" => Self {
+                shape: Shape::Rerank,
+                ..text
+            },
             "Inference/Detokenize" => Self {
                 request_max_bytes: IDS_MAX_BYTES,
                 ..small

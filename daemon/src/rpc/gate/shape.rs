@@ -7,9 +7,12 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use rocmforge_service::check::{MESSAGES_MAX, STOP_MAX};
+use rocmforge_service::check::{MESSAGES_MAX, PARTS_MAX, STOP_MAX};
 use rocmforge_service::decoding::LOGIT_BIAS_MAX;
+use rocmforge_service::embedding::TEXTS_MAX;
 use rocmforge_service::failure;
+use rocmforge_service::rerank::DOCUMENTS_MAX;
+use rocmforge_service::tool_calls::TOOLS_MAX;
 use tonic::Status;
 
 use crate::rpc::status_code::status;
@@ -26,8 +29,12 @@ pub(super) enum Shape {
     Any,
     /// `GenerateRequest`: the lists of `sampling`.
     Generate,
-    /// `ChatRequest`: `messages` and the lists of `sampling`.
+    /// `ChatRequest`: `messages` and their lists, `tools`, and the lists of `sampling`.
     Chat,
+    /// `EmbedRequest`: `inputs`.
+    Embed,
+    /// `RerankRequest`: `documents`.
+    Rerank,
 }
 
 /// Refuses a request with longer lists than may be.
@@ -40,9 +47,14 @@ pub(super) fn check(shape: Shape, frames: &[Bytes]) -> Result<(), Status> {
         ],
         Shape::Chat => &[
             ("messages", &[2], MESSAGES_MAX),
+            ("messages.parts", &[2, 3], PARTS_MAX),
+            ("messages.tool_calls", &[2, 5], PARTS_MAX),
+            ("tools", &[9], TOOLS_MAX),
             ("sampling.stop", &[3, 11], STOP_MAX),
             ("sampling.logit_bias", &[3, 12], LOGIT_BIAS_MAX),
         ],
+        Shape::Embed => &[("inputs", &[2], TEXTS_MAX)],
+        Shape::Rerank => &[("documents", &[3], DOCUMENTS_MAX)],
     };
     let body = match frames {
         [one] => Cow::Borrowed(&one[..]),
@@ -166,6 +178,41 @@ mod tests {
             }
             assert!(check(Shape::Any, &body(&chat(9999, 99), frame)).is_ok());
         }
+    }
+
+    #[test]
+    fn every_list_that_is_longer_than_its_bytes_is_counted() {
+        use prost::Message;
+        let refused = |shape: Shape, message: &[u8], field: &str| {
+            let status = check(shape, &body(message, 1 << 20)).unwrap_err();
+            assert!(status.message().contains(field), "{}", status.message());
+        };
+        let many = |n: usize| v1::ChatRequest {
+            messages: vec![v1::ChatMessage {
+                parts: vec![v1::ContentPart::default(); n],
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let parts = many(PARTS_MAX + SLACK + 1).encode_to_vec();
+        refused(Shape::Chat, &parts, "messages.parts");
+        let fine = many(PARTS_MAX).encode_to_vec();
+        assert!(check(Shape::Chat, &body(&fine, 1 << 20)).is_ok());
+        let tools = v1::ChatRequest {
+            tools: vec![v1::Tool::default(); TOOLS_MAX + SLACK + 1],
+            ..Default::default()
+        };
+        refused(Shape::Chat, &tools.encode_to_vec(), "tools");
+        let inputs = v1::EmbedRequest {
+            inputs: vec![v1::EmbedInput::default(); TEXTS_MAX + SLACK + 1],
+            ..Default::default()
+        };
+        refused(Shape::Embed, &inputs.encode_to_vec(), "inputs");
+        let documents = v1::RerankRequest {
+            documents: vec![String::new(); DOCUMENTS_MAX + SLACK + 1],
+            ..Default::default()
+        };
+        refused(Shape::Rerank, &documents.encode_to_vec(), "documents");
     }
 
     #[test]

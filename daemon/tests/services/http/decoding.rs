@@ -306,7 +306,7 @@ async fn what_cannot_be_is_refused_by_its_field() {
             json!({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}),
             "json_schema",
         ),
-        (json!({"grammar": "root ::= \"a\""}), "grammar"),
+        (json!({"grammar": "root ::= \"a"}), "grammar"),
         (json!({"grammar": "%llguidance {}\nnothing"}), "grammar"),
         (
             json!({"json_schema": {}, "grammar": "%llguidance {}\nstart: \"a\""}),

@@ -5,6 +5,7 @@ mod access;
 mod anthropic;
 pub(crate) mod client;
 mod decoding;
+mod echo;
 mod embeddings;
 mod forced;
 mod llama;

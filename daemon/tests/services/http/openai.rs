@@ -220,7 +220,7 @@ async fn refusals_name_the_field_and_say_what_to_do() {
         ("messages", json!([]), "messages", "INVALID_FIELD"),
         ("n", json!(9), "n", "INVALID_FIELD"),
         ("modalities", json!(["audio"]), "modalities", "UNSUPPORTED"),
-        ("grammar", json!("root ::= 1"), "grammar", "UNSUPPORTED"),
+        ("grammar", json!("root = 1"), "grammar", "INVALID_FIELD"),
         ("model", json!("ghost"), "", "model_not_found"),
         ("model", json!(""), "model", "INVALID_FIELD"),
         (

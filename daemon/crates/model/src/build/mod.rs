@@ -40,6 +40,9 @@ pub(crate) enum Presence {
 /// Tensors that old converters wrote and that nothing needs: rotations are computed.
 const IGNORED: [&str; 2] = ["attn_rot_embd", "rope.freqs"];
 
+/// The head of a reranker, where the file says that it is two rows of the output head.
+const RANK_HEAD: &str = "cls.output.weight";
+
 /// A segment under construction.
 struct Open {
     name: String,
@@ -465,7 +468,10 @@ impl<'a> PlanBuilder<'a> {
 
     /// Computing without a tensor that the file has would give wrong text.
     fn refuse_unused(&self) -> Result<(), Error> {
-        let ignored = |name: &str| IGNORED.iter().any(|part| name.contains(part));
+        let ranks = self.keys.ranks_yes_no()?;
+        let ignored = |name: &str| {
+            IGNORED.iter().any(|part| name.contains(part)) || (ranks && name == RANK_HEAD)
+        };
         let tensors = self.gguf().tensors().iter().map(|t| t.name.as_str());
         let unused: Vec<&str> = tensors
             .filter(|name| !self.used.contains(*name) && !ignored(name))

@@ -1,12 +1,18 @@
 //! The events of a response's stream, and the response that they end in.
 
+use std::sync::Arc;
+
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::TokenScore;
 use rocmforge_service::failure::Failure;
 use serde_json::{Value, json};
 
 use super::super::super::error::Dialect;
-use super::super::super::parts::Part;
-use super::super::super::reply::{Ended, Events, SSE, SSE_HEARTBEAT, event};
+use super::super::super::reply::{Events, SSE, SSE_HEARTBEAT, event};
+use super::super::logprobs;
 use super::{function_call, item_id, message, output_text, reasoning, status};
+use rocmforge_service::answers::Ended;
+use rocmforge_service::parts::Part;
 
 /// What a response says beside its output.
 #[derive(Debug)]
@@ -55,8 +61,15 @@ fn usage(ended: &Ended) -> Value {
 /// The item that is being filled.
 #[derive(Debug)]
 enum Open {
-    Message { id: String, text: String },
-    Reasoning { id: String, text: String },
+    Message {
+        id: String,
+        text: String,
+        logprobs: Vec<Value>,
+    },
+    Reasoning {
+        id: String,
+        text: String,
+    },
 }
 
 /// Writes the events.
@@ -67,11 +80,17 @@ pub(super) struct ResponseEvents {
     /// Items that are closed.
     output: Vec<Value>,
     sequence: u64,
+    /// The model, where log-probabilities are wanted.
+    scored: Option<Arc<LoadedModel>>,
+    /// Those of tokens whose text comes next.
+    scores: Vec<TokenScore>,
 }
 
 impl ResponseEvents {
-    pub(super) fn new(answer: Answer) -> Self {
+    pub(super) fn new(answer: Answer, scored: Option<Arc<LoadedModel>>) -> Self {
         Self {
+            scored,
+            scores: Vec::new(),
             answer,
             open: None,
             output: Vec::new(),
@@ -114,9 +133,10 @@ impl ResponseEvents {
     fn close(&mut self, out: &mut String) {
         match self.open.take() {
             None => {}
-            Some(Open::Message { id, text }) => {
-                let part = output_text(&text);
-                let done = json!({"text": text, "logprobs": []});
+            Some(Open::Message { id, text, logprobs }) => {
+                let logprobs = Value::Array(logprobs);
+                let part = output_text(&text, &logprobs);
+                let done = json!({"text": text, "logprobs": logprobs});
                 self.about_text("response.output_text.done", &id, done, out);
                 let done = json!({"part": part});
                 self.about_text("response.content_part.done", &id, done, out);
@@ -135,17 +155,22 @@ impl ResponseEvents {
             self.close(out);
             let id = item_id("msg");
             self.item_added(&message(&id, "in_progress", &[]), out);
-            let part = json!({"part": output_text("")});
+            let part = json!({"part": output_text("", &json!([]))});
             self.about_text("response.content_part.added", &id, part, out);
             self.open = Some(Open::Message {
                 id,
                 text: String::new(),
+                logprobs: Vec::new(),
             });
         }
-        if let Some(Open::Message { id, text }) = &mut self.open {
+        let scores = std::mem::take(&mut self.scores);
+        let scored = self.scored.as_ref();
+        let told = scored.map_or(json!([]), |model| logprobs::of_text(model, &scores));
+        if let Some(Open::Message { id, text, logprobs }) = &mut self.open {
             text.push_str(delta);
+            logprobs.extend(told.as_array().into_iter().flatten().cloned());
             let id = id.clone();
-            let delta = json!({"delta": delta, "logprobs": []});
+            let delta = json!({"delta": delta, "logprobs": told});
             self.about_text("response.output_text.delta", &id, delta, out);
         }
     }
@@ -183,7 +208,14 @@ impl Events for ResponseEvents {
         }
     }
 
+    fn scores(&mut self, scores: Vec<TokenScore>) {
+        self.scores.extend(scores);
+    }
+
     fn part(&mut self, part: Part, out: &mut String) {
+        if !matches!(part, Part::Text(_)) {
+            self.scores.clear();
+        }
         match part {
             Part::Text(text) => self.text(&text, out),
             Part::Reasoning(text) => self.thought(&text, out),

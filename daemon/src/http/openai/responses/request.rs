@@ -11,8 +11,11 @@ use super::super::super::prompt::{
     TextOr, WireSampling, refuse_unsupported, says_something, take, text_parts,
 };
 use super::super::super::start::Conversation;
-use super::super::super::tool_calls::{self, Tools};
-use super::super::name;
+use super::super::{name, small};
+use rocmforge_service::tool_calls::{self, Tools};
+
+/// What `include` says for log-probabilities of what the model says.
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// The body.
 #[derive(Debug, Deserialize)]
@@ -31,13 +34,14 @@ pub(super) struct ResponsesRequest {
     reasoning: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,
     metadata: Option<Value>,
+    top_logprobs: Option<i64>,
+    include: Option<Vec<String>>,
     // Refused where they ask for anything.
     previous_response_id: Option<Value>,
     conversation: Option<Value>,
     background: Option<bool>,
     prompt: Option<Value>,
     text: Option<Value>,
-    top_logprobs: Option<i64>,
 }
 
 impl ResponsesRequest {
@@ -77,17 +81,23 @@ impl ResponsesRequest {
             ("conversation", says(&self.conversation), STATELESS),
             ("background", self.background == Some(true), LATER),
             ("prompt", says(&self.prompt), LATER),
-            (
-                "top_logprobs",
-                self.top_logprobs.is_some_and(|n| n > 0),
-                LATER,
-            ),
         ])
+    }
+
+    /// How many of the most likely tokens are told for each token of a text; nothing where no
+    /// log-probabilities are wanted.
+    pub(super) fn scores(&self) -> Option<i32> {
+        let wanted = self.include.iter().flatten().any(|what| what == LOGPROBS);
+        match self.top_logprobs {
+            Some(n) if n != 0 => Some(small(n)),
+            _ => wanted.then_some(0),
+        }
     }
 
     /// The conversation that is to be answered.
     pub(super) fn conversation(self) -> Result<(Conversation, Violations), Failure> {
         self.refuse_unsupported()?;
+        let scores = self.scores();
         let mut kwargs = self.chat_template_kwargs.unwrap_or_default();
         let effort = self.reasoning.as_ref().and_then(|r| r["effort"].as_str());
         match effort {
@@ -120,12 +130,14 @@ impl ResponsesRequest {
         let mut sampling = self
             .sampling
             .fields(self.max_output_tokens, None, &mut violations);
+        sampling.decoding.logprobs = scores;
         sampling.decoding.format = format::of_responses(self.text.as_ref())?;
         let conversation = Conversation {
             model: self.model,
             messages,
             tools,
             kwargs,
+            continues: false,
             sampling,
             n_ctx: None,
             choices: 1,
@@ -139,6 +151,7 @@ impl ResponsesRequest {
 fn field_name(field: &str) -> String {
     match field {
         "sampling.max_tokens" => "max_output_tokens".to_owned(),
+        "logprobs" => "top_logprobs".to_owned(),
         "messages" => "input".to_owned(),
         _ => name(field),
     }

@@ -1,6 +1,6 @@
 //! Calls of tools in a model's text, and the descriptions of tools in a request.
 //!
-//! Read are the forms that stand between `<tool_call>` and `</tool_call>`:
+//! [`forms`] tells how the families write calls. Between `<tool_call>` and `</tool_call>` stand:
 //!
 //! ```text
 //! {"name": "f", "arguments": {"a": 1}}                                      Hermes, Qwen 2.5 and 3
@@ -11,47 +11,71 @@
 //! In the last two a value is text where the tool's schema says so, and JSON where it parses as
 //! such otherwise.
 
+pub mod forms;
+mod python;
+
 use rocmforge_engine::LoadedModel;
-use rocmforge_service::failure::{self, Failure};
-use rocmforge_service::format::{Call, Calls, Format, Grammar};
 use serde_json::{Map, Value, json};
 
-/// What opens and closes a call.
-pub(super) const OPEN: &str = "<tool_call>";
-pub(super) const CLOSE: &str = "</tool_call>";
+use crate::failure::{self, Failure};
+use crate::format::{Call, Calls, Format, Grammar};
+
+/// What opens a call.
+pub const OPEN: &str = "<tool_call>";
+/// What closes a call.
+pub const CLOSE: &str = "</tool_call>";
 /// What templates have that write calls in another form than JSON.
 const OTHER_FORMS: [&str; 2] = ["<function=", "<arg_key>"];
 /// Most tools of a request.
-const TOOLS_MAX: usize = 512;
+pub const TOOLS_MAX: usize = 512;
 
 /// A call that the model made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ToolCall {
-    pub(super) name: String,
+pub struct ToolCall {
+    /// The tool.
+    pub name: String,
     /// An object, as JSON text.
-    pub(super) arguments: String,
+    pub arguments: String,
 }
 
 /// What a request says of tools, in OpenAI's shape.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Tools {
+pub struct Tools {
     /// `{"type": "function", "function": {...}}` each.
-    pub(super) described: Vec<Value>,
+    pub described: Vec<Value>,
     /// Only the first call of an answer counts.
-    pub(super) single: bool,
+    pub single: bool,
     /// The answer is a call: of any of them, or of the one with this name.
-    pub(super) forced: Option<Forced>,
+    pub forced: Option<Forced>,
 }
 
 /// Which tool has to be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Forced {
+pub enum Forced {
+    /// Whichever.
     Any,
+    /// The one of this name.
     Named(String),
 }
 
 /// Checks tools in OpenAI's shape. `choice` is `tool_choice`, whose `none` leaves them out.
-pub(super) fn checked(
+///
+/// # Errors
+/// INVALID_ARGUMENT and UNIMPLEMENTED with the field.
+pub fn checked(
+    tools: Option<Vec<Value>>,
+    choice: Option<&Value>,
+    parallel: Option<bool>,
+) -> Result<Tools, Failure> {
+    checked_as("tool_choice", tools, choice, parallel)
+}
+
+/// As [`checked`], for who calls the choice something else.
+///
+/// # Errors
+/// As [`checked`].
+pub fn checked_as(
+    field: &str,
     tools: Option<Vec<Value>>,
     choice: Option<&Value>,
     parallel: Option<bool>,
@@ -62,7 +86,7 @@ pub(super) fn checked(
         None | Some(Value::Null) => {}
         Some(Value::String(word)) if word == "auto" => {}
         Some(Value::String(word)) if word == "none" => return Ok(Tools::default()),
-        Some(other) => forced = Some(forced_by(other, &described)?),
+        Some(other) => forced = Some(forced_by(field, other, &described)?),
     }
     if described.len() > TOOLS_MAX {
         return Err(failure::invalid(
@@ -96,8 +120,8 @@ pub(super) fn checked(
 
 /// The choice that forces a call: "required" or Anthropic's `{"type": "any"}`; or a function by its
 /// name, in the shape of either of OpenAI's routes or of Anthropic's.
-fn forced_by(choice: &Value, described: &[Value]) -> Result<Forced, Failure> {
-    let refuse = |message: &str| Err(failure::invalid("tool_choice", message));
+fn forced_by(field: &str, choice: &Value, described: &[Value]) -> Result<Forced, Failure> {
+    let refuse = |message: &str| Err(failure::invalid(field, message));
     if described.is_empty() {
         return refuse("there is no tool to call; give tools, or leave it unset");
     }
@@ -127,7 +151,10 @@ fn forced_by(choice: &Value, described: &[Value]) -> Result<Forced, Failure> {
 
 /// What an answer with these tools is held to: calls where they are forced; calls or the format
 /// where there is one.
-pub(super) fn format(
+///
+/// # Errors
+/// Where the format does not go with tools, or calls cannot be forced.
+pub fn format(
     tools: &Tools,
     format: Option<Format>,
     model: &LoadedModel,
@@ -150,10 +177,13 @@ pub(super) fn format(
         }
     };
     let source = model.template().and_then(|template| template.source().ok());
-    if OTHER_FORMS
-        .iter()
-        .any(|mark| source.is_some_and(|source| source.contains(mark)))
-    {
+    let is_json = |source: &str| {
+        let form = forms::of(source);
+        form.is_some_and(|form| form.open == OPEN)
+            && !OTHER_FORMS.iter().any(|mark| source.contains(mark))
+            && !forms::is_harmony(source)
+    };
+    if !source.is_some_and(is_json) {
         return Err(failure::unsupported_field(
             field,
             &format!(
@@ -189,7 +219,7 @@ pub(super) fn format(
 }
 
 /// A tool in OpenAI's shape, from its parts.
-pub(super) fn described(name: &str, description: Option<&str>, parameters: &Value) -> Value {
+pub fn described(name: &str, description: Option<&str>, parameters: &Value) -> Value {
     json!({"type": "function", "function": {
         "name": name,
         "description": description.unwrap_or_default(),
@@ -198,10 +228,13 @@ pub(super) fn described(name: &str, description: Option<&str>, parameters: &Valu
 }
 
 /// Refuses tools for a model whose calls would not be recognised.
-pub(super) fn check_model(tools: &Tools, model: &LoadedModel) -> Result<(), Failure> {
+///
+/// # Errors
+/// UNIMPLEMENTED with the field.
+pub fn check_model(tools: &Tools, model: &LoadedModel) -> Result<(), Failure> {
     let knows = || {
         let source = model.template().and_then(|template| template.source().ok());
-        source.is_some_and(|source| source.contains(OPEN))
+        source.is_some_and(forms::reads)
     };
     if tools.described.is_empty() || knows() {
         return Ok(());
@@ -209,15 +242,14 @@ pub(super) fn check_model(tools: &Tools, model: &LoadedModel) -> Result<(), Fail
     Err(failure::unsupported_field(
         "tools",
         &format!(
-            "the chat template of model '{}' writes calls in no form that is read here ({OPEN}); leave tools out, or \
-             set tool_choice to none",
+            "the chat template of model '{}' writes calls in no form that is read here; leave tools out, or set tool_choice to none",
             model.name()
         ),
     ))
 }
 
 /// The call that stands between [`OPEN`] and [`CLOSE`], or nothing if it is none.
-pub(super) fn parse(block: &str, tools: &[Value]) -> Option<ToolCall> {
+pub fn parse(block: &str, tools: &[Value]) -> Option<ToolCall> {
     let block = block.trim();
     if block.starts_with('{') {
         let value: Value = serde_json::from_str(block).ok()?;

@@ -1,0 +1,126 @@
+//! The fake daemon's cache, status and devices.
+
+use rocmforge_client::proto::v1::cache_server::Cache;
+use rocmforge_client::proto::v1::server_server::Server;
+use rocmforge_client::proto::v1::*;
+use tonic::{Request, Response, Status};
+
+use super::Fake;
+use super::answers::{device, drivers, summary, usage};
+
+#[tonic::async_trait]
+impl Cache for Fake {
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
+        let usage = usage();
+        Ok(Response::new(StatsResponse {
+            budget_bytes: 2 << 30,
+            peak_bytes: 5 << 20,
+            policy: CachePolicy::PassAware.into(),
+            total: Some(usage),
+            models: vec![ModelCacheUsage {
+                name: "tiny".into(),
+                usage: Some(usage),
+            }],
+        }))
+    }
+
+    async fn clear(
+        &self,
+        request: Request<ClearRequest>,
+    ) -> Result<Response<ClearResponse>, Status> {
+        if let Some(name) = request.into_inner().model {
+            self.check(&name)?;
+        }
+        Ok(Response::new(ClearResponse {
+            freed_bytes: 2 << 20,
+            freed_segments: 2,
+            kept: vec![KeptSegment {
+                model: "tiny".into(),
+                index: 0,
+                name: "blk.0.attn".into(),
+                bytes: 1 << 20,
+                reason: KeepReason::Pinned.into(),
+            }],
+        }))
+    }
+
+    async fn set_budget(
+        &self,
+        request: Request<SetBudgetRequest>,
+    ) -> Result<Response<SetBudgetResponse>, Status> {
+        let request = request.into_inner();
+        self.seen.budget.lock().unwrap().push(request);
+        let budget_bytes = match request.budget {
+            Some(set_budget_request::Budget::Bytes(bytes)) => bytes,
+            Some(set_budget_request::Budget::Percent(_)) => 8 << 30,
+            None => return Err(Status::invalid_argument("a budget is required")),
+        };
+        Ok(Response::new(SetBudgetResponse {
+            budget_bytes,
+            effective_budget_bytes: budget_bytes,
+            resident_bytes: 3 << 20,
+            ..Default::default()
+        }))
+    }
+
+    async fn set_policy(
+        &self,
+        request: Request<SetPolicyRequest>,
+    ) -> Result<Response<SetPolicyResponse>, Status> {
+        let policy = request.into_inner().policy;
+        let previous = CachePolicy::PassAware.into();
+        Ok(Response::new(SetPolicyResponse { previous, policy }))
+    }
+}
+
+#[tonic::async_trait]
+impl Server for Fake {
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let models = self.models.lock().unwrap();
+        Ok(Response::new(StatusResponse {
+            version: "0.1.0".into(),
+            device: Some(device()),
+            uptime_ms: 3_723_000,
+            state: ServerState::Serving.into(),
+            models: models.iter().map(|name| summary(name)).collect(),
+            queue_depth: 0,
+            queue_capacity: 64,
+            running: 1,
+            running_capacity: 8,
+            budget_bytes: 2 << 30,
+            used_bytes: 4 << 20,
+            model_dirs: vec!["/models".into()],
+            pid: 1234,
+            drivers: drivers(),
+            passed_over: vec!["device hip: no card".into()],
+            waits_for: Some(FileWait {
+                model: "far".into(),
+                path: "/models/far.gguf".into(),
+                waited_ms: 7_000,
+            }),
+            keep_free: None,
+        }))
+    }
+
+    async fn list_devices(
+        &self,
+        _: Request<ListDevicesRequest>,
+    ) -> Result<Response<ListDevicesResponse>, Status> {
+        Ok(Response::new(ListDevicesResponse {
+            in_use: Some(device()),
+            drivers: drivers(),
+            passed_over: vec!["device hip: no card".into()],
+        }))
+    }
+
+    async fn check_device(
+        &self,
+        _: Request<CheckDeviceRequest>,
+    ) -> Result<Response<CheckDeviceResponse>, Status> {
+        Ok(Response::new(CheckDeviceResponse {
+            device: Some(device()),
+            checks: Vec::new(),
+            took_ms: 0.25,
+        }))
+    }
+}

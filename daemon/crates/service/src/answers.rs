@@ -1,0 +1,352 @@
+//! Answers as they come: the engine's events of one choice or several, taken apart.
+//!
+//! ```text
+//! engine's events -> Splitter -> parts, token ids and scores, by choice
+//! ```
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{FinishReason, GenerateEvent, GenerateSummary, TokenScore};
+
+use crate::arrival::Arrival;
+use crate::check::SCORES_MAX;
+use crate::failure::{self, Failure};
+use crate::generation::Running;
+use crate::parts::{Part, Splitter, joined};
+use crate::request_log::RequestLog;
+
+/// Most answers of a request.
+pub const CHOICES_MAX: u32 = 8;
+/// What an answer is refused with whose scores are too many to be held until its end.
+const TOO_MANY_SCORES: &str =
+    "more scores than an answer holds; stream it, or ask for fewer of them or of tokens";
+
+/// Checks how many answers a request wants; without a number, one.
+///
+/// # Errors
+/// INVALID_ARGUMENT with the range.
+pub fn choices(n: Option<i64>) -> Result<u32, Failure> {
+    let n = n.unwrap_or(1);
+    match u32::try_from(n) {
+        Ok(n) if (1..=CHOICES_MAX).contains(&n) => Ok(n),
+        _ => Err(failure::invalid(
+            "n",
+            &format!("{n} is out of range: from 1 to {CHOICES_MAX}"),
+        )),
+    }
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// Why.
+    pub finish: FinishReason,
+    /// What the engine says of it.
+    pub summary: GenerateSummary,
+    /// Where its draws began.
+    pub seed: u64,
+    /// The stop string that ended it.
+    pub stop_string: Option<String>,
+    /// Calls that it made.
+    pub calls: usize,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Of them those that were not computed.
+    pub reused_tokens: u32,
+    /// Tokens that were generated.
+    pub generated_tokens: u32,
+    /// Of all answers that have ended, this one with them.
+    pub all: Generated,
+    /// The scores of the generated tokens, where they are wanted and the answer was collected.
+    pub scores: Vec<TokenScore>,
+    /// Where the time went.
+    pub times: Times,
+}
+
+/// How much was generated.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Generated {
+    /// All.
+    pub tokens: u32,
+    /// Those of them that the model thought, about.
+    pub reasoning_tokens: u32,
+}
+
+/// Where the time went.
+#[derive(Debug, Clone, Copy)]
+pub struct Times {
+    /// From the arrival to the end.
+    pub total: Duration,
+    /// Until the first token, without the wait before.
+    pub prompt: Duration,
+    /// From the first token to the end.
+    pub generation: Duration,
+}
+
+impl Ended {
+    /// Whether it was cut: `max_tokens`, or the context is full.
+    pub fn is_cut(&self) -> bool {
+        matches!(
+            self.finish,
+            FinishReason::MaxTokens | FinishReason::ContextFull
+        )
+    }
+}
+
+/// A generation of one answer or several, taken apart.
+#[derive(Debug)]
+pub struct Generation {
+    choices: Vec<Choice>,
+    log: RequestLog,
+    started: std::time::Instant,
+    all: Generated,
+    text_only: bool,
+}
+
+/// One of the answers.
+#[derive(Debug)]
+struct Choice {
+    running: Running,
+    splitter: Splitter,
+    reasoning_tokens: u32,
+    ended: bool,
+}
+
+/// What comes next.
+#[derive(Debug)]
+pub enum Step {
+    /// More of an answer.
+    More {
+        /// Its index.
+        choice: usize,
+        /// What the tokens come to; nothing while a mark may begin.
+        parts: Vec<Part>,
+        /// The tokens.
+        ids: Vec<u32>,
+        /// A score of each, where the request asks for them.
+        scores: Vec<TokenScore>,
+    },
+    /// The end of an answer.
+    End {
+        /// Its index.
+        choice: usize,
+        /// What was held back.
+        parts: Vec<Part>,
+        /// How it ended.
+        ended: Box<Ended>,
+        /// Whether no other goes on.
+        last: bool,
+    },
+    /// The end of all, too early.
+    Failed(Failure),
+}
+
+impl Generation {
+    /// Of at least one answer.
+    pub fn new(choices: Vec<(Running, Splitter)>, log: RequestLog, arrival: &Arrival) -> Self {
+        let choice = |(running, splitter)| Choice {
+            running,
+            splitter,
+            reasoning_tokens: 0,
+            ended: false,
+        };
+        Self {
+            choices: choices.into_iter().map(choice).collect(),
+            log,
+            started: arrival.at,
+            all: Generated::default(),
+            text_only: false,
+        }
+    }
+
+    /// Collects the scores of what the answers say alone, without what they think and call.
+    pub fn score_text_only(&mut self) {
+        self.text_only = true;
+    }
+
+    /// The model that answers.
+    pub fn model(&self) -> Option<&Arc<LoadedModel>> {
+        self.choices.first().map(|choice| &choice.running.model)
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> u32 {
+        let first = self.choices.first();
+        first.map_or(0, |choice| choice.running.prompt_tokens)
+    }
+
+    /// The next step of whichever answer has one. Cancelling it loses nothing.
+    pub async fn next(&mut self) -> Step {
+        let (at, event) = match self.choices.as_mut_slice() {
+            [one] => (0, one.running.next().await),
+            several => next_of(several).await,
+        };
+        let mut parts = Vec::new();
+        let choice = &mut self.choices[at];
+        match event {
+            Some(GenerateEvent::Piece { text, ids, scores }) => {
+                let n = ids.len() as u32;
+                self.log.generated_tokens = Some(self.log.generated_tokens.unwrap_or(0) + n);
+                let before = choice.splitter.is_thinking();
+                choice.splitter.push(&text, &mut parts);
+                if before || choice.splitter.is_thinking() {
+                    choice.reasoning_tokens += n;
+                }
+                Step::More {
+                    choice: at,
+                    parts,
+                    ids,
+                    scores,
+                }
+            }
+            Some(GenerateEvent::Done(summary)) => {
+                choice.splitter.finish(&mut parts);
+                choice.ended = true;
+                let reasoning_tokens = choice.reasoning_tokens.min(summary.generated_tokens);
+                self.all.tokens += summary.generated_tokens;
+                self.all.reasoning_tokens += reasoning_tokens;
+                self.log.generated_tokens = Some(self.all.tokens);
+                self.log.tokens_per_s = Some(summary.decode_tokens_per_s);
+                self.log.uploaded_bytes = Some(summary.cache.uploaded_bytes);
+                let last = self.choices.iter().all(|choice| choice.ended);
+                if last {
+                    self.log.note(&Ok(()));
+                }
+                let ended = self.ended(at, &summary);
+                Step::End {
+                    choice: at,
+                    parts,
+                    ended: Box::new(ended),
+                    last,
+                }
+            }
+            Some(GenerateEvent::Failed(error)) => self.failed(failure::from_engine(&error)),
+            None => self.failed(failure::engine_gone()),
+        }
+    }
+
+    fn failed(&mut self, failure: Failure) -> Step {
+        self.fail(&failure);
+        Step::Failed(failure)
+    }
+
+    /// Notes that all of it ends with this, as where its deadline has passed.
+    pub fn fail(&mut self, failure: &Failure) {
+        self.log.note(&Err::<(), _>(failure.clone()));
+    }
+
+    fn ended(&self, at: usize, summary: &GenerateSummary) -> Ended {
+        let total = self.started.elapsed();
+        let choice = &self.choices[at];
+        let stop_string = choice.running.stop_string(summary.finish);
+        Ended {
+            finish: summary.finish,
+            summary: *summary,
+            seed: choice.running.seed,
+            stop_string: stop_string.map(str::to_owned),
+            calls: choice.splitter.calls(),
+            prompt_tokens: summary.prompt_tokens,
+            reused_tokens: summary.reused_tokens,
+            generated_tokens: summary.generated_tokens,
+            all: self.all,
+            scores: Vec::new(),
+            times: Times {
+                total,
+                prompt: summary.ttft.saturating_sub(summary.queued),
+                generation: total.saturating_sub(summary.ttft),
+            },
+        }
+    }
+
+    /// The whole answer, of one. Dropping the future cancels the generation.
+    ///
+    /// # Errors
+    /// What made it fail.
+    pub async fn collect(self) -> Result<(Vec<Part>, Ended), Failure> {
+        let mut answers = self.collect_all().await?;
+        answers
+            .pop()
+            .ok_or_else(|| failure::bug("there is no answer"))
+    }
+
+    /// All answers, by index; each tells what all of them generated. Dropping the future cancels
+    /// the generation.
+    ///
+    /// # Errors
+    /// What made one of them fail, and INVALID_ARGUMENT for more scores than an answer holds.
+    pub async fn collect_all(mut self) -> Result<Vec<(Vec<Part>, Ended)>, Failure> {
+        let mut so_far = vec![(Vec::new(), Vec::new()); self.choices.len()];
+        let mut answers: Vec<Option<(Vec<Part>, Ended)>> = vec![None; self.choices.len()];
+        let mut held = vec![Vec::new(); self.choices.len()];
+        let mut n_scores = 0;
+        loop {
+            match self.next().await {
+                Step::More {
+                    choice: at,
+                    parts: more,
+                    scores: scored,
+                    ..
+                } => {
+                    n_scores += scored.iter().map(|s| s.top.len() as u64 + 1).sum::<u64>();
+                    if n_scores > SCORES_MAX {
+                        return Err(failure::invalid("logprobs", TOO_MANY_SCORES));
+                    }
+                    let (parts, scores) = &mut so_far[at];
+                    let held = &mut held[at];
+                    held.extend(scored);
+                    // Scores of marks come before what the marks stand for.
+                    let says = more.iter().any(|part| matches!(part, Part::Text(_)));
+                    if says || !self.text_only {
+                        scores.append(held);
+                    } else if !more.is_empty() {
+                        held.clear();
+                    }
+                    parts.extend(more);
+                }
+                Step::End {
+                    choice: at,
+                    parts: more,
+                    mut ended,
+                    last,
+                } => {
+                    let (mut parts, mut scores) = std::mem::take(&mut so_far[at]);
+                    if more.iter().any(|part| matches!(part, Part::Text(_))) {
+                        scores.append(&mut held[at]);
+                    }
+                    parts.extend(more);
+                    ended.scores = scores;
+                    answers[at] = Some((joined(parts), *ended));
+                    if last {
+                        let mut answers: Vec<_> = answers.into_iter().flatten().collect();
+                        for (_, ended) in &mut answers {
+                            ended.all = self.all;
+                        }
+                        return Ok(answers);
+                    }
+                }
+                Step::Failed(failure) => return Err(failure),
+            }
+        }
+    }
+}
+
+/// The next event of whichever answer has one, with its index.
+async fn next_of(choices: &mut [Choice]) -> (usize, Option<GenerateEvent>) {
+    let open = choices.iter_mut().enumerate();
+    let mut open: Vec<_> = open
+        .filter(|(_, choice)| !choice.ended)
+        .map(|(i, choice)| Box::pin(async move { (i, choice.running.next().await) }))
+        .collect();
+    std::future::poll_fn(|context| {
+        for next in &mut open {
+            if let Poll::Ready(event) = next.as_mut().poll(context) {
+                return Poll::Ready(event);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}

@@ -1,0 +1,144 @@
+//! A conversation that is to be answered, or shown as its template renders it.
+
+use std::sync::Arc;
+
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::Class;
+use rocmforge_tokenizer::{Chat, Ending, Message};
+use serde_json::{Map, Value};
+
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::check::{Sampling, Violations};
+use crate::failure::Failure;
+use crate::generation::{Running, Wanted};
+use crate::parts::Splitter;
+use crate::prompt::{Prompt, no_template};
+use crate::request_log::RequestLog;
+use crate::tool_calls::{self, Tools, forms};
+
+/// A conversation, of which the roles were checked ([`crate::check::messages`]).
+#[derive(Debug)]
+pub struct Conversation {
+    /// The messages, oldest first.
+    pub messages: Vec<Message>,
+    /// What the model may call.
+    pub tools: Tools,
+    /// More variables for the template.
+    pub kwargs: Map<String, Value>,
+    /// The last message is left open, and gone on with.
+    pub continues: bool,
+    /// What a refusal calls the messages.
+    pub field: &'static str,
+}
+
+/// How a conversation is answered.
+#[derive(Debug)]
+pub struct Answering {
+    /// How to choose tokens, and when to end.
+    pub sampling: Sampling,
+    /// The context length, within the model's and the daemon's.
+    pub n_ctx: u32,
+    /// How urgent it is.
+    pub class: Class,
+    /// Whether its prompt may begin with what was computed for earlier ones, and be kept.
+    pub reuse: bool,
+    /// How many answers, at most [`crate::answers::CHOICES_MAX`].
+    pub choices: u32,
+    /// The text stays as it is generated.
+    pub unparsed: bool,
+}
+
+/// Checks that the last message can be gone on with, where that is asked for: it is the model's own.
+pub fn check_continued(continues: bool, last_role: Option<&str>, violations: &mut Violations) {
+    if continues && last_role != Some("assistant") {
+        violations.add(
+            "messages",
+            "only the assistant's message can be gone on with, and the last one is another's; end with one of its, or \
+             let the model begin its own",
+        );
+    }
+}
+
+impl Conversation {
+    /// As the template sees it.
+    fn chat(self, model: &LoadedModel) -> Result<Chat, Failure> {
+        if model.template().is_none() {
+            return Err(no_template(model));
+        }
+        let mut chat = Chat::new(self.messages);
+        chat.tools = self.tools.described;
+        chat.template_kwargs = self.kwargs;
+        if self.continues {
+            chat.ending = Ending::Continue;
+        }
+        Ok(chat)
+    }
+}
+
+impl Service {
+    /// Begins the answers, each with what takes its text apart.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION for a model without a usable template, UNIMPLEMENTED where its calls are
+    /// not read, and those of [`Service::generate_choices`].
+    pub async fn answer(
+        &self,
+        model: &Arc<LoadedModel>,
+        conversation: Conversation,
+        how: Answering,
+        arrival: Arrival,
+        log: &mut RequestLog,
+    ) -> Result<Vec<(Running, Splitter)>, Failure> {
+        let (tools, field) = (conversation.tools.clone(), conversation.field);
+        let chat = conversation.chat(model)?;
+        let mut sampling = how.sampling;
+        if !how.unparsed {
+            tool_calls::check_model(&tools, model)?;
+        }
+        let source = model.template().and_then(|template| template.source().ok());
+        if let Some(source) = source.filter(|_| !how.unparsed) {
+            let with_tools = !tools.described.is_empty();
+            sampling.decoding.control_text =
+                forms::are_control_tokens(source, with_tools, model.tokenizer());
+        }
+        sampling.format = tool_calls::format(&tools, sampling.format, model)?;
+        let wanted = Wanted {
+            model: Arc::clone(model),
+            prompt: Prompt::Chat(chat),
+            field,
+            sampling,
+            n_ctx: how.n_ctx,
+            class: how.class,
+            reuse: how.reuse,
+        };
+        let choices = self.generate_choices(wanted, how.choices, arrival, log);
+        let split = |running: Running| {
+            let splitter = match how.unparsed {
+                true => Splitter::plain(),
+                false => Splitter::for_chat(model, &running.tail, tools.clone()),
+            };
+            (running, splitter)
+        };
+        Ok(choices.await?.into_iter().map(split).collect())
+    }
+
+    /// What a conversation would let the model continue: the text, and its ids.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION for a model without a usable template, INVALID_ARGUMENT where the
+    /// template refuses, RESOURCE_EXHAUSTED above a limit of its peer.
+    pub async fn render(
+        &self,
+        model: &Arc<LoadedModel>,
+        conversation: Conversation,
+        arrival: Arrival,
+    ) -> Result<(String, Vec<u32>), Failure> {
+        let field = conversation.field;
+        let prompt = Prompt::Chat(conversation.chat(model)?);
+        let (bytes, model, templates) = (prompt.bytes(), Arc::clone(model), self.templates.clone());
+        let _ticket = self.enter(&arrival, bytes).await?;
+        let work = move |unwanted: &_| prompt.render(field, &model, (&templates, unwanted));
+        arrival.limit(self.text.run(bytes, work)).await
+    }
+}

@@ -1,0 +1,84 @@
+//! A prompt that is repeated before its continuation, with the log-probabilities of its tokens.
+
+use std::sync::Arc;
+
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{Class, ScoreRequest, TokenScore};
+
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::check;
+use crate::failure::{self, Failure};
+use crate::prompt::{Prompt, Room};
+
+/// A prompt as it is repeated.
+#[derive(Debug)]
+pub struct Echo {
+    /// Its text.
+    pub text: String,
+    /// Its ids.
+    pub ids: Vec<u32>,
+    /// The score of each of them but the first, where they are wanted.
+    pub scores: Vec<TokenScore>,
+}
+
+impl Service {
+    /// Makes ids of a prompt, and scores them where `top_n` is there: each with so many of the most
+    /// probable ones in its place.
+    ///
+    /// # Errors
+    /// Those of the prompt, INVALID_ARGUMENT for more scores than an answer holds, RESOURCE_EXHAUSTED
+    /// above a limit of its peer, and those of the engine.
+    pub async fn echo(
+        &self,
+        model: &Arc<LoadedModel>,
+        prompt: Prompt,
+        field: &'static str,
+        n_ctx: u32,
+        (top_n, class): (Option<u32>, Class),
+        arrival: Arrival,
+    ) -> Result<Echo, Failure> {
+        let given = match &prompt {
+            Prompt::Text { text, .. } => Some(text.clone()),
+            Prompt::Ids(ids) => {
+                check::ids(field, ids, model.model().info().n_vocab)?;
+                None
+            }
+            Prompt::Chat(_) => None,
+        };
+        let ticket = self.enter(&arrival, prompt.bytes()).await?;
+        let room = Room::for_scores(n_ctx, self, model);
+        let encoded = self.encode(Arc::clone(model), prompt, field, room, arrival);
+        let ids = encoded.await?.ids;
+        let text = match given {
+            Some(text) => text,
+            None => {
+                let decoded = model.tokenizer().decode(&ids);
+                decoded.map_err(|error| failure::invalid(field, &error.to_string()))?
+            }
+        };
+        let mut echo = Echo {
+            text,
+            ids,
+            scores: Vec::new(),
+        };
+        let Some(top_n) = top_n.filter(|_| echo.ids.len() > 1) else {
+            return Ok(echo);
+        };
+        check::score_length(field, echo.ids.len(), top_n)?;
+        ticket.take_prompt(echo.ids.len() as u32)?;
+        let request = ScoreRequest {
+            model: Arc::clone(model),
+            ids: echo.ids.clone(),
+            top_n,
+            deadline: arrival.deadline,
+            asker: ticket.asker(class),
+        };
+        let scored = async {
+            let scored = self.engine.score(request).await;
+            scored.map_err(|error| ticket.failure(&error))
+        };
+        echo.scores = arrival.limit(scored).await?.tokens;
+        Ok(echo)
+    }
+}

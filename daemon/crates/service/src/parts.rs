@@ -1,0 +1,117 @@
+//! A model's text, taken apart into what it thinks, what it says and what it calls.
+//!
+//! Two ways of writing are known: text with marks around thoughts and calls ([`marks`]), and the
+//! messages with channels of gpt-oss ([`harmony`]). Which one, and which marks, tells the model's
+//! chat template.
+
+mod harmony;
+mod marks;
+
+use rocmforge_engine::LoadedModel;
+
+use self::harmony::Harmony;
+use self::marks::Marked;
+use crate::tool_calls::forms::{self, Thinking};
+use crate::tool_calls::{ToolCall, Tools};
+
+/// A part of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// What the model thinks.
+    Reasoning(String),
+    /// What it says.
+    Text(String),
+    /// What it calls.
+    Call(ToolCall),
+}
+
+/// Takes text as it comes.
+#[derive(Debug)]
+pub struct Splitter {
+    way: Way,
+}
+
+#[derive(Debug)]
+enum Way {
+    Marked(Marked),
+    Harmony(Harmony),
+}
+
+impl Splitter {
+    /// For a chat with `model` whose prompt ended in `tail`.
+    pub fn for_chat(model: &LoadedModel, tail: &str, tools: Tools) -> Self {
+        let source = model.template().and_then(|template| template.source().ok());
+        let source = source.unwrap_or_default();
+        let way = match forms::is_harmony(source) {
+            true => Way::Harmony(Harmony::new(tail, tools.single)),
+            false => Way::Marked(Marked::new(
+                forms::of(source),
+                Thinking::of(source),
+                tail,
+                tools,
+            )),
+        };
+        Self { way }
+    }
+
+    /// For text that is handed out as it comes.
+    pub fn plain() -> Self {
+        Self {
+            way: Way::Marked(Marked::plain()),
+        }
+    }
+
+    /// Whether the model thinks at this point.
+    pub fn is_thinking(&self) -> bool {
+        match &self.way {
+            Way::Marked(marked) => marked.is_thinking(),
+            Way::Harmony(harmony) => harmony.is_thinking(),
+        }
+    }
+
+    /// Calls so far.
+    pub fn calls(&self) -> usize {
+        match &self.way {
+            Way::Marked(marked) => marked.calls(),
+            Way::Harmony(harmony) => harmony.calls(),
+        }
+    }
+
+    /// More text.
+    pub fn push(&mut self, text: &str, into: &mut Vec<Part>) {
+        match &mut self.way {
+            Way::Marked(marked) => marked.push(text, into),
+            Way::Harmony(harmony) => harmony.push(text, into),
+        }
+    }
+
+    /// The end: what is held back is what it seems.
+    pub fn finish(&mut self, into: &mut Vec<Part>) {
+        match &mut self.way {
+            Way::Marked(marked) => marked.finish(into),
+            Way::Harmony(harmony) => harmony.finish(into),
+        }
+    }
+}
+
+/// Bytes at the end of `text` that may begin `mark`.
+fn partial(text: &str, mark: &str) -> usize {
+    let most = text.len().min(mark.len().saturating_sub(1));
+    (1..=most)
+        .rev()
+        .find(|&n| text.as_bytes().ends_with(&mark.as_bytes()[..n]))
+        .unwrap_or(0)
+}
+
+/// Parts of one kind in a row, as one.
+pub fn joined(parts: Vec<Part>) -> Vec<Part> {
+    let mut whole: Vec<Part> = Vec::new();
+    for part in parts {
+        match (whole.last_mut(), part) {
+            (Some(Part::Text(text)), Part::Text(more))
+            | (Some(Part::Reasoning(text)), Part::Reasoning(more)) => text.push_str(&more),
+            (_, part) => whole.push(part),
+        }
+    }
+    whole
+}

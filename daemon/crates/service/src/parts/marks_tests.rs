@@ -1,0 +1,279 @@
+//! Every form, in pieces of every size.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails says where")]
+
+use serde_json::json;
+
+use super::super::joined;
+use super::*;
+use crate::tool_calls::{self, ToolCall, forms};
+
+/// `text` in pieces of every size gives the same.
+fn split(state: State, with_tools: bool, text: &str) -> Vec<Part> {
+    let described = tool_calls::described("f", None, &json!({}));
+    let all: Vec<Vec<Part>> = (1..=text.len().max(1))
+        .map(|size| {
+            let tools = Tools {
+                described: if with_tools {
+                    vec![described.clone()]
+                } else {
+                    vec![]
+                },
+                single: false,
+                forced: None,
+            };
+            let mut splitter = Marked {
+                state,
+                at_start: state == State::Thinking,
+                ..Marked::new(Some(forms::HERMES), Thinking::of("</think>"), "", tools)
+            };
+            let mut parts = Vec::new();
+            let characters: Vec<char> = text.chars().collect();
+            for piece in characters.chunks(size) {
+                splitter.push(&piece.iter().collect::<String>(), &mut parts);
+            }
+            splitter.finish(&mut parts);
+            joined(parts)
+        })
+        .collect();
+    assert!(all.iter().all(|parts| *parts == all[0]), "{all:?}");
+    all[0].clone()
+}
+
+fn text(text: &str) -> Part {
+    Part::Text(text.into())
+}
+
+fn thought(text: &str) -> Part {
+    Part::Reasoning(text.into())
+}
+
+fn call(arguments: &str) -> Part {
+    Part::Call(ToolCall {
+        name: "f".into(),
+        arguments: arguments.into(),
+    })
+}
+
+#[test]
+fn thinking_is_told_from_saying() {
+    let answer = "<think>\nhm <b> \u{e9}.\n</think>\n\nYes, a < b.";
+    let parts = split(State::Begin, false, answer);
+    assert_eq!(parts, [thought("hm <b> \u{e9}."), text("Yes, a < b.")]);
+    let parts = split(State::Thinking, false, "hm.\n</think>\n\nYes.");
+    assert_eq!(parts, [thought("hm."), text("Yes.")]);
+    let parts = split(State::Begin, false, "<think>\n\n</think>\n\nYes.");
+    assert_eq!(parts, [text("Yes.")]);
+    let parts = split(State::Begin, false, "<thin air> </think>");
+    assert_eq!(parts, [text("<thin air> </think>")]);
+    let parts = split(State::Thinking, false, "cut off </thi");
+    assert_eq!(parts, [thought("cut off </thi")]);
+    assert_eq!(split(State::Begin, false, "<think"), [text("<think")]);
+}
+
+#[test]
+fn calls_are_told_from_text() {
+    let one = r#"<tool_call>{"name": "f", "arguments": {"a":1}}</tool_call>"#;
+    let answer = format!("<think>x</think>I look.\n{one}\n{one}\nDone.");
+    let parts = split(State::Begin, true, &answer);
+    let expected = [
+        thought("x"),
+        text("I look."),
+        call(r#"{"a":1}"#),
+        call(r#"{"a":1}"#),
+        text("Done."),
+    ];
+    assert_eq!(parts, expected);
+    let cut = &one[..one.len() - "</tool_call>".len()];
+    assert_eq!(split(State::Saying, true, cut), [call(r#"{"a":1}"#)]);
+    let none = "a <tool_call>nothing</tool_call> b";
+    assert_eq!(
+        split(State::Saying, true, none),
+        [text("a <tool_call>nothing</tool_call> b")]
+    );
+    assert_eq!(
+        split(State::Saying, false, one),
+        [text(one)],
+        "without tools it is text"
+    );
+}
+
+#[test]
+fn only_the_first_call_counts_where_one_is_asked_for() {
+    let tools = Tools {
+        described: vec![tool_calls::described("f", None, &json!({}))],
+        single: true,
+        forced: None,
+    };
+    let mut splitter = Marked::new(Some(forms::HERMES), None, "", tools);
+    let mut parts = Vec::new();
+    let one = r#"<tool_call>{"name": "f"}</tool_call>"#;
+    splitter.push(&format!("{one}{one}"), &mut parts);
+    splitter.finish(&mut parts);
+    assert_eq!(parts, [call("{}")]);
+    assert_eq!(splitter.calls(), 1);
+}
+
+/// The parts of a text that comes in pieces of every size, as a template of these words has it.
+fn of_form(source: &str, text: &str) -> Vec<Part> {
+    let parameters =
+        json!({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+    let tools = Tools {
+        described: ["weather", "now"]
+            .map(|name| tool_calls::described(name, None, &parameters))
+            .to_vec(),
+        ..Tools::default()
+    };
+    let characters: Vec<char> = text.chars().collect();
+    let all: Vec<Vec<Part>> = (1..=characters.len())
+        .map(|size| {
+            let (form, thinking) = (forms::of(source), Thinking::of(source));
+            let mut splitter = Marked::new(form, thinking, "", tools.clone());
+            let mut parts = Vec::new();
+            for piece in characters.chunks(size) {
+                splitter.push(&piece.iter().collect::<String>(), &mut parts);
+            }
+            splitter.finish(&mut parts);
+            joined(parts)
+        })
+        .collect();
+    assert!(
+        all.iter().all(|parts| *parts == all[0]),
+        "{source}: {all:?}"
+    );
+    all[0].clone()
+}
+
+#[test]
+fn each_form_is_read_whatever_the_pieces() {
+    let weather = |arguments: &str| {
+        Part::Call(ToolCall {
+            name: "weather".into(),
+            arguments: arguments.into(),
+        })
+    };
+    let now = || {
+        Part::Call(ToolCall {
+            name: "now".into(),
+            arguments: "{}".into(),
+        })
+    };
+    let both = r#"{"city":"Bern","days":3}"#;
+    let spaced = r#"{"city": "Bern", "days": 3}"#;
+    for (source, written, arguments) in [
+        (
+            "<|tool_call>",
+            "<|tool_call>call:weather{city:<|\"|>Bern<|\"|>,days:3}<tool_call|><|tool_call>call:now{}<tool_call|>".to_owned(),
+            both,
+        ),
+        (
+            "[TOOL_CALLS]",
+            format!("[TOOL_CALLS][{{\"name\": \"weather\", \"arguments\": {spaced}}}, {{\"name\": \"now\"}}]"),
+            both,
+        ),
+        (
+            "[TOOL_CALLS]",
+            format!("[TOOL_CALLS]weather[ARGS]{spaced}[TOOL_CALLS]now{{}}"),
+            both,
+        ),
+        (
+            "<|tool_calls_section_begin|>",
+            format!(
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{spaced}\
+                 <|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{{}}<|tool_call_end|>\
+                 <|tool_calls_section_end|>"
+            ),
+            spaced,
+        ),
+        (
+            "<｜tool▁calls▁begin｜>",
+            format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{spaced}\n```\
+                 <｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{{}}\n```\
+                 <｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+            spaced,
+        ),
+        (
+            "<｜tool▁calls▁begin｜>",
+            format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{spaced}<｜tool▁call▁end｜>\
+                 <｜tool▁call▁begin｜>now<｜tool▁sep｜>{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+            spaced,
+        ),
+        (
+            "｜DSML｜",
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">\
+             Bern</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n\
+             </｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+                .to_owned(),
+            both,
+        ),
+        (
+            "<minimax:tool_call>",
+            "<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Bern</parameter>\n\
+             <parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n\
+             </minimax:tool_call>"
+                .to_owned(),
+            both,
+        ),
+        (
+            "<|tool_call_start|>",
+            "<|tool_call_start|>[weather(city='Bern', days=3), now()]<|tool_call_end|>".to_owned(),
+            both,
+        ),
+        (
+            "<TOOLCALL>",
+            format!("<TOOLCALL>[{{\"name\": \"weather\", \"arguments\": {spaced}}}, {{\"name\": \"now\"}}]</TOOLCALL>"),
+            both,
+        ),
+        (
+            "<|tool_call|>",
+            format!("<|tool_call|>[{{\"name\": \"weather\", \"arguments\": {spaced}}}, {{\"name\": \"now\"}}]"),
+            both,
+        ),
+    ] {
+        let parts = of_form(source, &format!("I look.\n{written}"));
+        let said = Part::Text("I look.".to_owned());
+        assert_eq!(parts, [said, weather(arguments), now()], "{written}");
+        // What is no call stays text, marks and all.
+        let form = forms::of(source).unwrap();
+        let none = format!("a {}nothing{} b", form.open, form.close);
+        assert_eq!(of_form(source, &none), [Part::Text(none.clone())]);
+    }
+    let llama = "<|python_tag|>";
+    let first = format!("{{\"name\": \"weather\", \"parameters\": {spaced}}}");
+    let second = "{\"name\": \"now\", \"parameters\": {}}";
+    let expected = [weather(both), now()];
+    assert_eq!(of_form(llama, &format!("{first}; {second}")), expected);
+    assert_eq!(
+        of_form(llama, &format!("<|python_tag|>{first};{second}")),
+        expected
+    );
+    assert_eq!(
+        of_form(llama, "[weather(city=\"Bern\", days=3), now()]"),
+        expected
+    );
+    for none in ["{\"name\": \"other\"}", "{ \"a\": 1 }", "It is {}", "<|py"] {
+        assert_eq!(
+            of_form(llama, none),
+            [Part::Text(none.to_owned())],
+            "{none}"
+        );
+    }
+}
+
+#[test]
+fn thoughts_have_other_marks_too() {
+    for (source, text) in [
+        ("[/THINK]", "[THINK]Hm.[/THINK]Yes."),
+        ("<channel|>", "<|channel>thought\nHm.\n<channel|>Yes."),
+    ] {
+        let expected = [
+            Part::Reasoning("Hm.".to_owned()),
+            Part::Text("Yes.".to_owned()),
+        ];
+        assert_eq!(of_form(source, text), expected);
+    }
+}

@@ -1,0 +1,257 @@
+//! How relevant documents are to a query, by a model that says "yes" or "no".
+//!
+//! Known are the rerankers of Qwen 3 and what was trained as they are: a decoder is asked, in the
+//! words of its training, whether a document meets a query, and the probability of "yes" against
+//! "no" as its next token is the score. The classification head that converted files carry
+//! (`cls.output.weight`) has the rows of these two tokens of the output head, so nothing is lost
+//! without it.
+//!
+//! What the request says cannot name control tokens. The query stands before the document, so that
+//! documents of one query share what is computed up to there.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use rocmforge_engine::LoadedModel;
+use rocmforge_engine::api::{Class, Decoding, GenerateEvent, GenerateRequest, SamplingParams};
+use rocmforge_tokenizer::Tokenizer;
+
+use crate::Service;
+use crate::arrival::Arrival;
+use crate::failure::{self, Failure};
+use crate::limits::Ticket;
+use crate::prompt::{Prompt, Room};
+
+/// Most documents of a request.
+pub const DOCUMENTS_MAX: usize = 1024;
+/// Longest query and instruction together: each document's prompt has them.
+const HEAD_MAX_BYTES: usize = 256 << 10;
+/// Documents of a request that the engine has at a time.
+const AT_A_TIME: usize = 16;
+
+const BEFORE: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the \
+                      Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n\
+                      <|im_start|>user\n";
+const BEHIND: &str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
+/// What the models were trained with where nothing else is said.
+const INSTRUCTION: &str =
+    "Given a web search query, retrieve relevant passages that answer the query";
+
+/// Documents that are to be judged.
+#[derive(Debug)]
+pub struct Documents {
+    /// The model.
+    pub model: Arc<LoadedModel>,
+    /// What is looked for.
+    pub query: String,
+    /// The documents.
+    pub documents: Vec<String>,
+    /// What makes a document relevant; empty is [`INSTRUCTION`].
+    pub instruction: String,
+    /// How many results are wanted; `None` is all.
+    pub top_n: Option<u32>,
+    /// The context length, within the model's and the daemon's.
+    pub n_ctx: u32,
+    /// How urgent it is.
+    pub class: Class,
+}
+
+/// A document's score.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rank {
+    /// Its place in the request.
+    pub index: u32,
+    /// The probability of "yes" against "no".
+    pub score: f32,
+}
+
+/// What came of them.
+#[derive(Debug)]
+pub struct Ranked {
+    /// Best first.
+    pub ranks: Vec<Rank>,
+    /// Tokens of all prompts.
+    pub tokens: u32,
+}
+
+/// The tokens whose probabilities make a score.
+#[derive(Debug, Clone, Copy)]
+struct Answers {
+    yes: u32,
+    no: u32,
+}
+
+impl Service {
+    /// Judges documents. Dropping the future cancels what is not done.
+    ///
+    /// # Errors
+    /// UNIMPLEMENTED for a model that is no reranker, INVALID_ARGUMENT for an empty query, too many
+    /// documents and one that is too long; RESOURCE_EXHAUSTED above a limit of its peer; those of the
+    /// engine.
+    pub async fn rerank(&self, wanted: Documents, arrival: Arrival) -> Result<Ranked, Failure> {
+        let answers = answers(&wanted.model)?;
+        let Documents {
+            model,
+            query,
+            documents,
+            mut instruction,
+            top_n,
+            n_ctx,
+            class,
+        } = wanted;
+        if query.is_empty() {
+            return Err(failure::invalid("query", "empty; say what is looked for"));
+        }
+        if documents.is_empty() || documents.len() > DOCUMENTS_MAX {
+            let why = format!(
+                "{} of them; give from 1 to {DOCUMENTS_MAX}",
+                documents.len()
+            );
+            return Err(failure::invalid("documents", &why));
+        }
+        if top_n == Some(0) {
+            return Err(failure::invalid("top_n", "0 is out of range: at least 1"));
+        }
+        if instruction.is_empty() {
+            INSTRUCTION.clone_into(&mut instruction);
+        }
+        let head_bytes = query.len() + instruction.len();
+        if head_bytes > HEAD_MAX_BYTES {
+            let why = format!("{head_bytes} bytes with the instruction; at most {HEAD_MAX_BYTES}");
+            return Err(failure::invalid("query", &why));
+        }
+        let head: Arc<str> = format!("<Instruct>: {instruction}\n<Query>: {query}\n").into();
+        let bytes = documents.iter().map(String::len).sum::<usize>() + head_bytes;
+        let ticket = self.enter(&arrival, bytes).await?;
+        let ticket = &*ticket;
+        let room = Room::for_prompt(n_ctx, self, &model);
+        let judge = |(index, document): (u32, String)| {
+            let (model, head) = (Arc::clone(&model), Arc::clone(&head));
+            async move {
+                let text = format!("{head}<Document>: {document}");
+                let ids = self.judged(&model, text, room, arrival).await?;
+                let tokens = ids.len() as u32;
+                ticket.take_prompt(tokens)?;
+                let of_whom = (ticket, class);
+                let score = self.probability(model, ids, n_ctx, answers, of_whom, arrival);
+                let score = arrival.limit(score).await?;
+                Ok::<_, Failure>((Rank { index, score }, tokens))
+            }
+        };
+        let each = stream::iter((0..).zip(documents)).map(judge);
+        let all: Vec<(Rank, u32)> = each.buffered(AT_A_TIME).try_collect().await?;
+        let tokens = all.iter().map(|(_, tokens)| tokens).sum();
+        let mut ranks: Vec<Rank> = all.into_iter().map(|(rank, _)| rank).collect();
+        ranks.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
+        if let Some(n) = top_n {
+            ranks.truncate(n as usize);
+        }
+        Ok(Ranked { ranks, tokens })
+    }
+
+    /// The ids of a prompt.
+    async fn judged(
+        &self,
+        model: &Arc<LoadedModel>,
+        text: String,
+        room: Room,
+        arrival: Arrival,
+    ) -> Result<Vec<u32>, Failure> {
+        let (model, bytes) = (Arc::clone(model), text.len());
+        let work = move |_: &_| {
+            let tokenizer = model.tokenizer();
+            let fixed = |text: &str| {
+                let ids = tokenizer.encode(text, false, true);
+                ids.map_err(|error| failure::bug(&error.to_string()))
+            };
+            let (mut ids, behind) = (fixed(BEFORE)?, fixed(BEHIND)?);
+            let said = Prompt::Text {
+                text,
+                add_special: false,
+                parse_special: false,
+            };
+            let room = room.less(ids.len() + behind.len());
+            ids.extend(said.encode("documents", &model, Some(room), None)?.ids);
+            ids.extend(behind);
+            Ok(ids)
+        };
+        arrival.limit(self.text.run(bytes, work)).await
+    }
+
+    async fn probability(
+        &self,
+        model: Arc<LoadedModel>,
+        prompt: Vec<u32>,
+        n_ctx: u32,
+        answers: Answers,
+        (ticket, class): (&Ticket, Class),
+        arrival: Arrival,
+    ) -> Result<f32, Failure> {
+        let request = GenerateRequest {
+            model,
+            prompt,
+            sampling: SamplingParams {
+                temperature: 0.0,
+                ..SamplingParams::default()
+            },
+            max_tokens: Some(1),
+            n_ctx: Some(n_ctx),
+            stop: Vec::new(),
+            decoding: Decoding {
+                ignore_eos: true,
+                logprobs: Some(0),
+                watched: vec![answers.yes, answers.no],
+                ..Decoding::default()
+            },
+            deadline: arrival.deadline,
+            asker: ticket.asker(class),
+            reuse: true,
+        };
+        let events = self.engine.generate(request);
+        let mut events = events.map_err(|error| ticket.failure(&error))?;
+        match events.next().await {
+            Some(GenerateEvent::Piece { scores, .. }) => {
+                ticket.note_generated(1);
+                let top = scores.into_iter().next().map(|score| score.top);
+                let of = |id| top.iter().flatten().find(|(of, _)| *of == id);
+                let (Some((_, yes)), Some((_, no))) = (of(answers.yes), of(answers.no)) else {
+                    return Err(failure::bug("two tokens have no log-probability"));
+                };
+                Ok(1.0 / (1.0 + (no - yes).exp()))
+            }
+            Some(GenerateEvent::Failed(error)) => Err(ticket.failure(&error)),
+            Some(GenerateEvent::Done(_)) | None => Err(failure::engine_gone()),
+        }
+    }
+}
+
+/// What a model answers with, if it is a reranker that is known.
+fn answers(model: &LoadedModel) -> Result<Answers, Failure> {
+    let (info, hparams) = (model.model().info(), model.model().hparams());
+    let named = |name: &String| name.to_ascii_lowercase().contains("rerank");
+    let is_known = info.architecture == "qwen3"
+        && (hparams.ranks_yes_no || info.title.as_ref().is_some_and(named));
+    let refuse = |why: &str| {
+        let message = format!("'{}' {why}", model.name());
+        Err(failure::unsupported_field("model", &message))
+    };
+    if !is_known {
+        return refuse(
+            "is no reranker that is known here: those of Qwen 3 are, by their classification labels (yes, no) or \
+             general.name",
+        );
+    }
+    let tokenizer = model.tokenizer();
+    match (single(tokenizer, "yes"), single(tokenizer, "no")) {
+        (Some(yes), Some(no)) => Ok(Answers { yes, no }),
+        _ => refuse("has no tokens \"yes\" and \"no\", which a reranker answers with"),
+    }
+}
+
+/// The token that is a whole text.
+fn single(tokenizer: &Tokenizer, text: &str) -> Option<u32> {
+    match tokenizer.encode(text, false, false).ok()?.as_slice() {
+        [only] => Some(*only),
+        _ => None,
+    }
+}

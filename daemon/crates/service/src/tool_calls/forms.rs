@@ -1,0 +1,414 @@
+//! How models write calls and thoughts: marks, by what their chat templates have.
+//!
+//! | template has | models | what stands between the marks |
+//! |---|---|---|
+//! | `<tool_call>` | Qwen, Hermes, GLM, Nemotron 3, Granite 4 | JSON, `<function=` or `<arg_key>` |
+//! | `<|tool_call>` | Gemma 4 | `call:f{a:<|"|>text<|"|>,b:1}` |
+//! | `[TOOL_CALLS]` | Mistral | a JSON list, or `f[ARGS]{...}` |
+//! | `<|tool_calls_section_begin|>` | Kimi K2 | `functions.f:0` and JSON, marked each |
+//! | `<｜tool▁calls▁begin｜>` | DeepSeek V3, R1, V3.1 | names and JSON, marked each |
+//! | `<｜DSML｜` | DeepSeek V3.2 | `invoke` and `parameter` |
+//! | `<minimax:tool_call>` | MiniMax M2 | `invoke` and `parameter` |
+//! | `<|tool_call_start|>` | LFM2 | `[f(a=1)]` |
+//! | `<TOOLCALL>` | Nemotron Nano 2 | a JSON list |
+//! | `<|tool_call|>` | Granite 3, Phi 4 mini | a JSON list |
+//! | `<|python_tag|>` | Llama 3 | JSON with `parameters`, from the answer's beginning |
+
+use rocmforge_tokenizer::Tokenizer;
+use serde_json::{Map, Value};
+
+use super::{ToolCall, parse, python, typed};
+
+/// How calls are written.
+#[derive(Debug, Clone, Copy)]
+pub struct Form {
+    /// What opens a call, or several. Empty: a call is all of the answer, from its beginning.
+    pub open: &'static str,
+    /// What closes it. Empty: the end of the answer.
+    pub close: &'static str,
+    /// The calls between the marks; nothing if they are none.
+    pub(crate) parse: fn(&str, &[Value]) -> Option<Vec<ToolCall>>,
+    /// What a template has that writes so.
+    sign: &'static str,
+}
+
+/// Those that stand between `<tool_call>` and `</tool_call>`.
+pub(crate) const HERMES: Form = Form {
+    open: super::OPEN,
+    close: super::CLOSE,
+    parse: |block, tools| Some(vec![parse(block, tools)?]),
+    sign: super::OPEN,
+};
+
+/// All of them; the first whose sign a template has counts.
+const FORMS: [Form; 11] = [
+    Form {
+        open: "<|tool_call>",
+        close: "<tool_call|>",
+        parse: gemma,
+        sign: "<|tool_call>",
+    },
+    Form {
+        open: "<|tool_calls_section_begin|>",
+        close: "<|tool_calls_section_end|>",
+        parse: kimi,
+        sign: "<|tool_calls_section_begin|>",
+    },
+    Form {
+        open: "<｜DSML｜function_calls>",
+        close: "</｜DSML｜function_calls>",
+        parse: |block, tools| invokes(block, "｜DSML｜", tools),
+        sign: "｜DSML｜",
+    },
+    Form {
+        open: "<｜tool▁calls▁begin｜>",
+        close: "<｜tool▁calls▁end｜>",
+        parse: deepseek,
+        sign: "<｜tool▁calls▁begin｜>",
+    },
+    Form {
+        open: "<minimax:tool_call>",
+        close: "</minimax:tool_call>",
+        parse: |block, tools| invokes(block, "", tools),
+        sign: "<minimax:tool_call>",
+    },
+    Form {
+        open: "<|tool_call_start|>",
+        close: "<|tool_call_end|>",
+        parse: |block, tools| python::calls(block).or_else(|| json_calls(block, tools)),
+        sign: "<|tool_call_start|>",
+    },
+    Form {
+        open: "<TOOLCALL>",
+        close: "</TOOLCALL>",
+        parse: json_calls,
+        sign: "<TOOLCALL>",
+    },
+    HERMES,
+    Form {
+        open: "[TOOL_CALLS]",
+        close: "",
+        parse: mistral,
+        sign: "[TOOL_CALLS]",
+    },
+    Form {
+        open: "<|tool_call|>",
+        close: "",
+        parse: |block, tools| {
+            json_calls(block.trim_end().trim_end_matches("<|/tool_call|>"), tools)
+        },
+        sign: "<|tool_call|>",
+    },
+    Form {
+        open: "",
+        close: "",
+        parse: llama,
+        sign: "<|python_tag|>",
+    },
+];
+
+/// The form that a template's models write calls in.
+pub(crate) fn of(source: &str) -> Option<Form> {
+    FORMS.into_iter().find(|form| source.contains(form.sign))
+}
+
+/// Whether a template's models write gpt-oss's messages.
+pub(crate) fn is_harmony(source: &str) -> bool {
+    source.contains("<|channel|>") && source.contains("<|message|>")
+}
+
+/// Whether calls of a template's models are read.
+pub fn reads(source: &str) -> bool {
+    of(source).is_some() || is_harmony(source)
+}
+
+/// Whether a template's models think, and what they think is told apart.
+pub fn thinks(source: &str) -> bool {
+    Thinking::of(source).is_some() || is_harmony(source)
+}
+
+/// What stands around thoughts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Thinking {
+    pub(crate) open: &'static str,
+    pub(crate) close: &'static str,
+}
+
+impl Thinking {
+    const ALL: [Self; 3] = [
+        Self {
+            open: "<|channel>thought",
+            close: "<channel|>",
+        },
+        Self {
+            open: "[THINK]",
+            close: "[/THINK]",
+        },
+        Self {
+            open: "<think>",
+            close: "</think>",
+        },
+    ];
+
+    /// Those that a prompt has opened at its end.
+    pub(crate) fn opened_by(tail: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|thinking| tail.ends_with(thinking.open))
+    }
+
+    /// Those that a template has.
+    pub(crate) fn of(source: &str) -> Option<Self> {
+        let has = |thinking: &Self| source.contains(thinking.close);
+        Self::ALL.into_iter().find(has)
+    }
+}
+
+/// Whether marks of a template are control tokens, whose names are no text unless that is asked
+/// for.
+pub(crate) fn are_control_tokens(source: &str, with_tools: bool, tokenizer: &Tokenizer) -> bool {
+    let is_control = |mark: &str| {
+        let ids = tokenizer.encode(mark, false, true).unwrap_or_default();
+        matches!(ids.as_slice(), [first, ..] if tokenizer.is_special(*first))
+    };
+    if is_harmony(source) {
+        return is_control("<|channel|>");
+    }
+    let form = of(source).filter(|_| with_tools);
+    let thinking = Thinking::of(source);
+    form.is_some_and(|form| !form.open.is_empty() && is_control(form.open))
+        || thinking.is_some_and(|thinking| is_control(thinking.close))
+}
+
+/// A call of a JSON object: `arguments` or `parameters`, an object or one as text.
+fn json_call(value: &Value) -> Option<ToolCall> {
+    let value = match value.get("function") {
+        Some(function) if function.is_object() => function,
+        _ => value,
+    };
+    let arguments = ["arguments", "parameters"]
+        .into_iter()
+        .find_map(|key| value.get(key));
+    let arguments = match arguments {
+        None | Some(Value::Null) => "{}".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(object) => object.to_string(),
+    };
+    let name = value["name"].as_str().filter(|name| !name.is_empty())?;
+    Some(ToolCall {
+        name: name.to_owned(),
+        arguments,
+    })
+}
+
+/// A JSON object, a list of them, or several, one behind the other.
+fn json_calls(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
+    let mut calls = Vec::new();
+    for value in serde_json::Deserializer::from_str(block.trim()).into_iter::<Value>() {
+        match value.ok()? {
+            Value::Array(list) => {
+                for one in &list {
+                    calls.push(json_call(one)?);
+                }
+            }
+            one => calls.push(json_call(&one)?),
+        }
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
+/// A list; or `f[ARGS]{...}` or `f{...}`, each behind a mark of its own. An id may stand between.
+fn mistral(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+    if block.trim_start().starts_with(['[', '{']) {
+        return json_calls(block, tools);
+    }
+    let one = |text: &str| {
+        let at = text.find('{')?;
+        let (name, arguments) = text.split_at(at);
+        let end = name.find(['[', ' ', '\n']).unwrap_or(name.len());
+        let name = name[..end].trim();
+        let mut values = serde_json::Deserializer::from_str(arguments).into_iter::<Value>();
+        let arguments = values.next()?.ok()?;
+        (!name.is_empty()).then(|| ToolCall {
+            name: name.to_owned(),
+            arguments: arguments.to_string(),
+        })
+    };
+    let blocks = block
+        .split("[TOOL_CALLS]")
+        .filter(|text| !text.trim().is_empty());
+    let calls: Option<Vec<ToolCall>> = blocks.map(one).collect();
+    calls.filter(|calls| !calls.is_empty())
+}
+
+/// `functions.f:0`, a mark, and JSON, between marks each.
+fn kimi(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
+    let mut calls = Vec::new();
+    for text in block.split("<|tool_call_begin|>").skip(1) {
+        let (name, rest) = text.split_once("<|tool_call_argument_begin|>")?;
+        let arguments = rest.split("<|tool_call_end|>").next()?.trim();
+        let name = name.trim().trim_start_matches("functions.");
+        let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
+        serde_json::from_str::<Value>(arguments).ok()?;
+        calls.push(ToolCall {
+            name: name.to_owned(),
+            arguments: arguments.to_owned(),
+        });
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
+/// `function`, a mark, a name and JSON in a fence (V3, R1); or a name, a mark and JSON (V3.1).
+fn deepseek(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
+    let mut calls = Vec::new();
+    for text in block.split("<｜tool▁call▁begin｜>").skip(1) {
+        let text = text.split("<｜tool▁call▁end｜>").next()?;
+        let (before, behind) = text.split_once("<｜tool▁sep｜>")?;
+        let (name, arguments) = match behind.split_once("```json") {
+            Some((name, rest)) => (name, rest.split("```").next()?),
+            None => (before, behind),
+        };
+        let arguments = arguments.trim();
+        serde_json::from_str::<Value>(arguments).ok()?;
+        calls.push(ToolCall {
+            name: name.trim().to_owned(),
+            arguments: arguments.to_owned(),
+        });
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
+/// `<invoke name="f"><parameter name="a">1</parameter></invoke>`, with a prefix in each mark. A
+/// value is text where it or the tool's schema says so, and JSON where it parses as such otherwise.
+fn invokes(block: &str, prefix: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+    let (invoke, parameter) = (
+        format!("<{prefix}invoke name=\""),
+        format!("<{prefix}parameter name=\""),
+    );
+    let close = format!("</{prefix}parameter>");
+    let mut calls = Vec::new();
+    for text in block.split(&invoke).skip(1) {
+        let (name, body) = text.split_once('"')?;
+        let known = tools.iter().find(|tool| tool["function"]["name"] == name);
+        let schema = known.map_or(
+            &Value::Null,
+            |tool| &tool["function"]["parameters"]["properties"],
+        );
+        let mut arguments = Map::new();
+        for text in body.split(&parameter).skip(1) {
+            let (key, rest) = text.split_once('"')?;
+            let (mark, rest) = rest.split_once('>')?;
+            let value = rest.split(&close).next()?;
+            let value = value.strip_prefix('\n').unwrap_or(value);
+            let value = value.strip_suffix('\n').unwrap_or(value);
+            let value = match mark.contains("string=\"true\"") {
+                true => value.into(),
+                false => typed(value, &schema[key]),
+            };
+            arguments.insert(key.to_owned(), value);
+        }
+        calls.push(ToolCall {
+            name: name.to_owned(),
+            arguments: Value::Object(arguments).to_string(),
+        });
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
+/// What stands around a text of Gemma's.
+const GEMMA_QUOTE: &str = "<|\"|>";
+/// Deepest nesting of a call's values.
+const NESTING_MAX: usize = 32;
+
+/// `call:f{a:<|"|>text<|"|>,b:[1,2],c:{d:true}}`.
+fn gemma(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
+    let rest = block.trim().strip_prefix("call:")?;
+    let at = rest.find('{')?;
+    let (name, mut rest) = rest.split_at(at);
+    let arguments = gemma_value(&mut rest, 0)?;
+    let complete = rest.trim().is_empty() && !name.trim().is_empty();
+    complete.then(|| {
+        vec![ToolCall {
+            name: name.trim().to_owned(),
+            arguments: arguments.to_string(),
+        }]
+    })
+}
+
+/// A value at the beginning of `rest`, which is moved behind it.
+fn gemma_value(rest: &mut &str, depth: usize) -> Option<Value> {
+    if depth > NESTING_MAX {
+        return None;
+    }
+    let text = rest.trim_start();
+    if let Some(text) = text.strip_prefix(GEMMA_QUOTE) {
+        let (value, after) = text.split_once(GEMMA_QUOTE)?;
+        *rest = after;
+        return Some(value.into());
+    }
+    let (close, is_object) = match text.chars().next()? {
+        '{' => ('}', true),
+        '[' => (']', false),
+        _ => {
+            let end = text.find([',', '}', ']']).unwrap_or(text.len());
+            let (word, after) = text.split_at(end);
+            *rest = after;
+            let word = word.trim();
+            return Some(serde_json::from_str(word).unwrap_or_else(|_| word.into()));
+        }
+    };
+    let (mut members, mut list) = (Map::new(), Vec::new());
+    *rest = &text[1..];
+    loop {
+        let text = rest.trim_start();
+        if let Some(after) = text.strip_prefix(close) {
+            *rest = after;
+            break;
+        }
+        *rest = text.strip_prefix(',').unwrap_or(text);
+        if is_object {
+            let (key, after) = rest.split_once(':')?;
+            let key = key.trim().trim_start_matches(GEMMA_QUOTE);
+            let key = key.trim_end_matches(GEMMA_QUOTE).to_owned();
+            *rest = after;
+            members.insert(key, gemma_value(rest, depth + 1)?);
+        } else {
+            list.push(gemma_value(rest, depth + 1)?);
+        }
+        let text = rest.trim_start();
+        if !text.starts_with([',', close]) {
+            return None;
+        }
+    }
+    Some(match is_object {
+        true => members.into(),
+        false => list.into(),
+    })
+}
+
+/// JSON with `parameters`, behind a mark or not; several are set apart by semicolons.
+fn llama(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+    let block = block.trim().trim_start_matches("<|python_tag|>").trim();
+    if block.starts_with('[')
+        && let Some(calls) = python::calls(block)
+    {
+        return Some(calls);
+    }
+    let mut calls = Vec::new();
+    let mut rest = block;
+    while !rest.is_empty() {
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+        let value = values.next()?.ok()?;
+        rest = rest[values.byte_offset()..]
+            .trim_start()
+            .trim_start_matches(';')
+            .trim_start();
+        calls.push(json_call(&value)?);
+    }
+    let known = |call: &ToolCall| {
+        tools
+            .iter()
+            .any(|tool| tool["function"]["name"] == *call.name)
+    };
+    (!calls.is_empty() && calls.iter().all(known)).then_some(calls)
+}

@@ -1,0 +1,121 @@
+//! `POST /v1/rerank`, in the shape that Jina, Cohere, llama-server and vLLM share.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use rocmforge_service::check::{self, Violations};
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::rerank::{Documents, Ranked};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Http;
+use super::call::{Call, fresh_id, json as answer};
+use super::prompt::{refuse_unsupported, take};
+
+#[derive(Debug, Deserialize)]
+struct RerankRequest {
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    query: String,
+    /// Texts, or objects with a `text`.
+    #[serde(default, alias = "texts")]
+    documents: Vec<Value>,
+    top_n: Option<i64>,
+    return_documents: Option<bool>,
+    instruction: Option<String>,
+    // Refused where it asks for anything.
+    max_chunks_per_doc: Option<i64>,
+    max_tokens_per_doc: Option<i64>,
+}
+
+/// The handler.
+pub(super) async fn rerank(State(http): State<Arc<Http>>, request: Request) -> Response {
+    let call = Call::of(&http, "POST /v1/rerank", &request);
+    let result = complete(&call, request).await;
+    call.respond(result)
+}
+
+async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
+    const WHOLE: &str = "documents are read as a whole; send shorter ones, and leave it unset";
+    let asked: RerankRequest = call.read(request).await?;
+    refuse_unsupported(&[
+        (
+            "max_chunks_per_doc",
+            asked.max_chunks_per_doc.is_some(),
+            WHOLE,
+        ),
+        (
+            "max_tokens_per_doc",
+            asked.max_tokens_per_doc.is_some(),
+            WHOLE,
+        ),
+    ])?;
+    let documents = asked.documents.into_iter().enumerate();
+    let documents: Vec<String> = documents
+        .map(|(at, document)| text(at, document))
+        .collect::<Result<_, _>>()?;
+    let returned = match asked.return_documents {
+        Some(true) => documents.clone(),
+        _ => Vec::new(),
+    };
+    let (query, instruction, top_n) = (asked.query, asked.instruction, asked.top_n);
+    let mut log = call.log(&asked.model);
+    let result = async {
+        let mut violations = Violations::default();
+        let top_n = top_n.map(|n| i32::try_from(n).unwrap_or(i32::MIN));
+        let top_n = check::best(top_n, &mut violations);
+        violations.result()?;
+        let service = &call.service;
+        let model = service
+            .model_at_first_use("model", &asked.model, &call.arrival)
+            .await?;
+        let wanted = Documents {
+            n_ctx: service.n_ctx_at_most(None, &model),
+            model,
+            query,
+            documents,
+            instruction: instruction.unwrap_or_default(),
+            top_n,
+            class: service.class(&asked.model, None),
+        };
+        service.rerank(wanted, call.arrival).await
+    };
+    let result = result.await;
+    log.prompt_tokens = result.as_ref().ok().map(|ranked| ranked.tokens);
+    let ranked = log.end(result)?;
+    answer(&spelled(&asked.model, &ranked, &returned))
+}
+
+fn text(at: usize, mut document: Value) -> Result<String, Failure> {
+    let text = match document {
+        Value::Object(_) => take(&mut document, "text"),
+        text => text,
+    };
+    match text {
+        Value::String(text) => Ok(text),
+        _ => Err(failure::invalid(
+            &format!("documents[{at}]"),
+            "give a text, or an object with a text",
+        )),
+    }
+}
+
+fn spelled(model: &str, ranked: &Ranked, returned: &[String]) -> Value {
+    let results = ranked.ranks.iter().map(|rank| {
+        let mut result = json!({"index": rank.index, "relevance_score": rank.score});
+        if let Some(text) = returned.get(rank.index as usize) {
+            result["document"] = json!({"text": text});
+        }
+        result
+    });
+    json!({
+        "id": format!("rerank-{}", fresh_id()),
+        "object": "list",
+        "model": model,
+        "results": results.collect::<Vec<_>>(),
+        "usage": {"prompt_tokens": ranked.tokens, "total_tokens": ranked.tokens},
+    })
+}

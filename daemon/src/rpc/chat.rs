@@ -1,0 +1,139 @@
+//! A conversation of the wire, in the service's words.
+
+use rocmforge_proto::v1;
+use rocmforge_service::check::Violations;
+use rocmforge_service::conversation::Conversation;
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::tool_calls::{self, Tools};
+use rocmforge_tokenizer::{Content, Message, ToolCall};
+use serde_json::{Map, Value, json};
+
+/// The conversation of a request, which gives up the fields that it is in.
+pub(super) fn conversation(
+    request: &mut v1::ChatRequest,
+    violations: &mut Violations,
+) -> Result<Conversation, Failure> {
+    let kwargs = template_args(&request.template_args, violations);
+    let tools = tools(request)?;
+    let messages = std::mem::take(&mut request.messages).into_iter();
+    let messages = messages
+        .enumerate()
+        .map(|(at, m)| message(at, m, violations));
+    Ok(Conversation {
+        messages: messages.collect(),
+        tools,
+        kwargs,
+        continues: request.continue_last,
+        field: "messages",
+    })
+}
+
+fn template_args(text: &str, violations: &mut Violations) -> Map<String, Value> {
+    if text.is_empty() {
+        return Map::new();
+    }
+    match serde_json::from_str(text) {
+        Ok(Value::Object(map)) => map,
+        Ok(_) => {
+            violations.add("template_args", "no JSON object; give one");
+            Map::new()
+        }
+        Err(error) => {
+            violations.add("template_args", format!("no JSON: {error}"));
+            Map::new()
+        }
+    }
+}
+
+/// Tools and their choice, in the shape that templates want.
+fn tools(request: &mut v1::ChatRequest) -> Result<Tools, Failure> {
+    let wanted = std::mem::take(&mut request.tools).into_iter().enumerate();
+    let described = wanted.map(|(at, tool)| {
+        let parameters: Value = match tool.parameters.as_str() {
+            "" => json!({"type": "object", "properties": {}}),
+            text => serde_json::from_str(text).map_err(|error| {
+                failure::invalid(
+                    &format!("tools[{at}].parameters"),
+                    &format!("no JSON: {error}"),
+                )
+            })?,
+        };
+        if !parameters.is_object() {
+            let field = format!("tools[{at}].parameters");
+            return Err(failure::invalid(&field, "no JSON object; give a schema"));
+        }
+        let description = Some(tool.description.as_str());
+        Ok(tool_calls::described(&tool.name, description, &parameters))
+    });
+    let described: Vec<Value> = described.collect::<Result<_, _>>()?;
+    let name = request.tool_name.as_str();
+    let choice = match v1::ToolMode::try_from(request.tool_mode) {
+        Ok(v1::ToolMode::Required) if !name.is_empty() => {
+            json!({"type": "function", "name": name})
+        }
+        Ok(v1::ToolMode::Required) => json!("required"),
+        _ if !name.is_empty() => {
+            let why = "only with TOOL_MODE_REQUIRED; set that, or leave it empty";
+            return Err(failure::invalid("tool_name", why));
+        }
+        Ok(v1::ToolMode::Unspecified | v1::ToolMode::Auto) => json!("auto"),
+        Ok(v1::ToolMode::None) => json!("none"),
+        Err(_) => {
+            let why = "give 1 for auto, 2 for none, or 3 for required";
+            return Err(failure::invalid("tool_mode", why));
+        }
+    };
+    let parallel = Some(!request.single_tool_call);
+    let field = if name.is_empty() {
+        "tool_mode"
+    } else {
+        "tool_name"
+    };
+    tool_calls::checked_as(field, Some(described), Some(&choice), parallel)
+}
+
+fn message(at: usize, wire: v1::ChatMessage, violations: &mut Violations) -> Message {
+    let content = match (wire.content, wire.parts) {
+        (text, parts) if parts.is_empty() => match text.is_empty() && !wire.tool_calls.is_empty() {
+            true => Content::None,
+            false => Content::Text(text),
+        },
+        (text, parts) => {
+            if !text.is_empty() {
+                let field = format!("messages[{at}].parts");
+                violations.add(&field, "there is content beside them; give one of the two");
+            }
+            Content::Parts(texts(at, parts, violations))
+        }
+    };
+    let filled = |text: String| (!text.is_empty()).then_some(text);
+    let calls = wire.tool_calls.into_iter();
+    Message {
+        role: wire.role,
+        content,
+        reasoning_content: filled(wire.reasoning),
+        tool_calls: calls
+            .map(|call| ToolCall {
+                id: filled(call.id),
+                name: call.name,
+                arguments: call.arguments.into(),
+            })
+            .collect(),
+        tool_call_id: filled(wire.tool_call_id),
+        name: filled(wire.name),
+        parse_special: false,
+    }
+}
+
+fn texts(at: usize, parts: Vec<v1::ContentPart>, violations: &mut Violations) -> Vec<Value> {
+    let parts = parts.into_iter().enumerate();
+    let texts = parts.map(|(part, wire)| match wire.part {
+        Some(v1::content_part::Part::Text(text)) => json!({"type": "text", "text": text}),
+        None => {
+            let field = format!("messages[{at}].parts[{part}]");
+            violations.add(&field, "empty; give a text");
+            Value::Null
+        }
+    });
+    texts.collect()
+}

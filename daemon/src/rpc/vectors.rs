@@ -1,0 +1,126 @@
+//! `Embed` and `Rerank`: texts in, vectors or scores out.
+
+use std::sync::Arc;
+
+use rocmforge_proto::v1;
+use rocmforge_service::Service;
+use rocmforge_service::arrival::Arrival;
+use rocmforge_service::check::{self, Violations};
+use rocmforge_service::embedding::{Pooling, Texts};
+use rocmforge_service::failure::Failure;
+use rocmforge_service::prompt::Prompt;
+use rocmforge_service::rerank::Documents;
+
+use super::inference::class;
+
+/// Embeds what a request brings.
+pub(super) async fn embed(
+    service: &Arc<Service>,
+    request: v1::EmbedRequest,
+    arrival: Arrival,
+) -> Result<v1::EmbedResponse, Failure> {
+    service.admit()?;
+    let mut violations = Violations::default();
+    check::model_name("model", &request.model, &mut violations);
+    let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
+    let class = class(request.priority, &mut violations);
+    let class = service.class(&request.model, class);
+    let pooling = match v1::Pooling::try_from(request.pooling) {
+        Ok(v1::Pooling::Unspecified) => None,
+        Ok(v1::Pooling::Mean) => Some(Pooling::Mean),
+        Ok(v1::Pooling::First) => Some(Pooling::First),
+        Ok(v1::Pooling::Last) => Some(Pooling::Last),
+        Err(_) => {
+            violations.add("pooling", "give 1 for mean, 2 for first, or 3 for last");
+            None
+        }
+    };
+    let dimensions = request.dimensions.map(|n| {
+        u32::try_from(n).unwrap_or_else(|_| {
+            violations.add("dimensions", format!("{n} is out of range: at least 1"));
+            1
+        })
+    });
+    let (add_special, parse_special) = (
+        request.add_special.unwrap_or(true),
+        request.parse_special.unwrap_or(false),
+    );
+    let inputs = request.inputs.into_iter().enumerate();
+    let texts = inputs.map(|(at, input)| match input.input {
+        Some(v1::embed_input::Input::Text(text)) => Prompt::Text {
+            text,
+            add_special,
+            parse_special,
+        },
+        Some(v1::embed_input::Input::Tokens(v1::TokenIds { ids })) => Prompt::Ids(ids),
+        None => {
+            let why = "empty; give a text or token ids";
+            violations.add(&format!("inputs[{at}]"), why);
+            Prompt::Ids(Vec::new())
+        }
+    });
+    let texts = texts.collect();
+    violations.result()?;
+    let model = service.model(&request.model)?;
+    let wanted = Texts {
+        n_ctx: service.n_ctx(n_ctx, &model)?,
+        model,
+        texts,
+        field: "inputs",
+        pooling,
+        normalise: request.normalise.unwrap_or(true),
+        dimensions,
+        class,
+    };
+    let embedded = service.embed(wanted, arrival).await?;
+    let pooling = match embedded.pooling {
+        Pooling::Mean => v1::Pooling::Mean,
+        Pooling::First => v1::Pooling::First,
+        Pooling::Last => v1::Pooling::Last,
+    };
+    let vectors = embedded.vectors.into_iter();
+    Ok(v1::EmbedResponse {
+        embeddings: vectors
+            .map(|(values, tokens)| v1::Embedding { values, tokens })
+            .collect(),
+        pooling: pooling.into(),
+        prompt_tokens: embedded.tokens,
+        total_ms: arrival.at.elapsed().as_secs_f64() * 1e3,
+    })
+}
+
+/// Judges the documents that a request brings.
+pub(super) async fn rerank(
+    service: &Arc<Service>,
+    request: v1::RerankRequest,
+    arrival: Arrival,
+) -> Result<v1::RerankResponse, Failure> {
+    service.admit()?;
+    let mut violations = Violations::default();
+    check::model_name("model", &request.model, &mut violations);
+    let n_ctx = check::n_ctx(request.n_ctx, &mut violations);
+    let class = class(request.priority, &mut violations);
+    let class = service.class(&request.model, class);
+    let top_n = check::best(request.top_n, &mut violations);
+    violations.result()?;
+    let model = service.model(&request.model)?;
+    let wanted = Documents {
+        n_ctx: service.n_ctx(n_ctx, &model)?,
+        model,
+        query: request.query,
+        documents: request.documents,
+        instruction: request.instruction,
+        top_n,
+        class,
+    };
+    let ranked = service.rerank(wanted, arrival).await?;
+    let results = ranked.ranks.into_iter().map(|rank| v1::RerankResult {
+        index: rank.index,
+        score: rank.score,
+    });
+    Ok(v1::RerankResponse {
+        results: results.collect(),
+        prompt_tokens: ranked.tokens,
+        total_ms: arrival.at.elapsed().as_secs_f64() * 1e3,
+    })
+}
