@@ -7,7 +7,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,6 +17,7 @@ use rocmforge_engine::{DeviceChoice, PrefixCache};
 use rocmforge_service::roles::{Roles, Who};
 
 mod effective;
+mod error;
 mod http;
 mod layers;
 mod limits;
@@ -25,6 +25,7 @@ mod models;
 mod values;
 
 pub use effective::Setting;
+pub use error::ConfigError;
 pub use http::{HttpConfig, HttpFlags};
 use layers::{Layers, Scalar};
 pub use limits::ConfiguredLimit;
@@ -226,108 +227,9 @@ pub enum Origin {
     File(PathBuf),
 }
 
-/// Why the settings cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration file {} (--config)", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The file is larger than a configuration is.
-    #[error("the configuration file {} (--config) has more than {CONFIG_FILE_MAX_BYTES} bytes; is it the right file?", path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It is a directory, a FIFO or a device, which may have no end.
-    #[error("the configuration file {} (--config) is not a regular file", path.display())]
-    NotAFile {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file is not TOML, or has an unknown key, or a value of a wrong type.
-    #[error("the configuration file {} (--config) is not valid", path.display())]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Line, column and cause.
-        source: Box<toml::de::Error>,
-    },
-    /// Somebody else could write settings.
-    #[error("{} belongs to user {owner}, neither root nor the daemon's user nor the owner of the configuration file; give it to root, or remove it", dir.display())]
-    ForeignDropIns {
-        /// The directory.
-        dir: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
-    /// There are too many.
-    #[error("{} has more than {} files; put several settings into one", dir.display(), layers::DROP_INS_MAX)]
-    TooManyDropIns {
-        /// The directory.
-        dir: PathBuf,
-    },
-    /// A declared model is refused.
-    #[error("{key} of [[model]] {number} ('{name}') in {}: {message}", file.display())]
-    Model {
-        /// The file.
-        file: PathBuf,
-        /// Which of the file's, from 1.
-        number: usize,
-        /// Its name.
-        name: String,
-        /// The key.
-        key: String,
-        /// What is wrong, and what is allowed.
-        message: String,
-    },
-    /// A limit is refused.
-    #[error("{key} of [[limit]] {number} in {}: {message}", file.display())]
-    Limit {
-        /// The file.
-        file: PathBuf,
-        /// Which of the file's, from 1.
-        number: usize,
-        /// The key.
-        key: &'static str,
-        /// What is wrong, and what is allowed.
-        message: String,
-    },
-    /// A value is refused.
-    #[error("{}: {message}", Place { key, origin })]
-    Value {
-        /// The setting's key in the file.
-        key: &'static str,
-        /// Where the value came from.
-        origin: Origin,
-        /// What is wrong, and what is allowed.
-        message: String,
-    },
-}
-
 /// The variable of the environment that has a setting of one value.
 fn variable(key: &str) -> String {
     format!("{ENVIRONMENT}{}", key.to_uppercase())
-}
-
-struct Place<'a> {
-    key: &'a &'static str,
-    origin: &'a Origin,
-}
-
-impl fmt::Display for Place<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let flag = self.key.replace('_', "-");
-        match self.origin {
-            Origin::Flag => write!(f, "--{flag}"),
-            Origin::Environment => write!(f, "{} (flag --{flag})", variable(self.key)),
-            Origin::File(path) => write!(f, "{} in {} (flag --{flag})", self.key, path.display()),
-        }
-    }
 }
 
 impl Config {

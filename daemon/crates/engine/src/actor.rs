@@ -29,7 +29,8 @@ use rocmforge_scheduler::{Scheduler, SeqId};
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
 
-use crate::api::{Budget, COMMAND_CAPACITY, Command, Offload, Policy, PreloadEvent, Snapshot};
+use crate::api::{COMMAND_CAPACITY, Command, PreloadEvent, Snapshot};
+use crate::config::EngineConfig;
 use crate::error::{Error, from_device};
 use crate::file_watch::FileWatch;
 use crate::handle::EngineHandle;
@@ -40,106 +41,12 @@ use crate::open::{Opened, no_device};
 use crate::residency::Residency;
 use crate::schedule::{PassPace, ScratchSizes};
 use crate::speculate::PassTimes;
-use crate::suspend::{Clocks, SleepClock};
+use crate::suspend::SleepClock;
 use crate::task::Task;
 use crate::watchdog::{self, Loss};
 
 /// Passes for each segment of a preload, while there are requests: it goes on, and costs them little.
 const PRELOAD_TURNS: u32 = 8;
-
-/// Which device to use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// The first AMD GPU, else the first NVIDIA GPU, else the host.
-    Auto,
-    /// The CPU.
-    Host,
-    /// An AMD GPU by the runtime's number of it.
-    Hip(u32),
-    /// An NVIDIA GPU by the driver's number of it.
-    Cuda(u32),
-}
-
-/// Usual value of [`EngineConfig::host_budget`].
-pub const HOST_BUDGET_DEFAULT: Budget = Budget::Percent(12.5);
-
-/// Usual value of [`EngineConfig::watchdog`].
-pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
-
-/// Whose prompts may begin with what was computed for another request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PrefixCache {
-    /// Nobody's: every prompt is computed from its first token.
-    Off,
-    /// Those of one client. No client can tell by the time of an answer what another one asked.
-    PerClient,
-    /// Everybody's.
-    Shared,
-}
-
-/// How the engine is set up.
-#[derive(Debug, Clone)]
-pub struct EngineConfig {
-    /// The device.
-    pub device: DeviceChoice,
-    /// Threads of the host device's operations; `None` is one a core.
-    pub threads: Option<NonZeroUsize>,
-    /// Budget of the cache: weights, KV pages and scratch.
-    pub budget: Budget,
-    /// Which segments go first.
-    pub policy: Policy,
-    /// Requests that run at the same time.
-    pub max_sequences: NonZeroUsize,
-    /// Requests that may wait for admission.
-    pub queue_capacity: usize,
-    /// Longest context of a request in tokens, whatever its model was trained for.
-    pub n_ctx_max: u32,
-    /// Tokens of a prompt that are computed in one pass.
-    ///
-    /// `None` is what the device prefers.
-    pub prefill_chunk: Option<NonZeroUsize>,
-    /// Uploads under way ahead of their turn, at most; `None` is what the device prefers.
-    pub prefetch: Option<u32>,
-    /// Whether what is not on the card may be computed on the host.
-    pub offload: Offload,
-    /// Weights that the host may keep in its own memory, in the form that it computes with, where it computes what is not on
-    /// the card; of the machine's memory, half at most.
-    pub host_budget: Option<Budget>,
-    /// Whose prompts may begin with what was computed for another request.
-    pub prefix_cache: PrefixCache,
-    /// Whether tokens are drafted from what a text has said before, where that pays. `None` is on the host alone: there a
-    /// row's result does not depend on the number of rows, and so the text is the same whenever drafts are made.
-    pub speculate: Option<bool>,
-    /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where they are not; `None` is none.
-    pub keep_free: Option<Budget>,
-    /// How long work of a GPU may take before the device counts as hung.
-    pub watchdog: Duration,
-    /// What tells that the machine slept.
-    pub clocks: Clocks,
-}
-
-impl Default for EngineConfig {
-    fn default() -> Self {
-        Self {
-            device: DeviceChoice::Auto,
-            threads: None,
-            budget: Budget::Percent(80.0),
-            policy: Policy::Belady,
-            max_sequences: NonZeroUsize::new(64).expect("not zero"),
-            queue_capacity: 256,
-            n_ctx_max: 32_768,
-            prefill_chunk: None,
-            prefetch: None,
-            offload: Offload::Auto,
-            host_budget: Some(HOST_BUDGET_DEFAULT),
-            prefix_cache: PrefixCache::PerClient,
-            speculate: None,
-            keep_free: None,
-            watchdog: WATCHDOG_DEFAULT,
-            clocks: Clocks::default(),
-        }
-    }
-}
 
 /// The engine's thread.
 #[derive(Debug)]

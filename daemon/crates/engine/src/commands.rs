@@ -8,11 +8,12 @@ use rocmforge_tensor_cache::{ModelId, Policy as CachePolicy};
 use rocmforge_tokenizer::DecodeOptions;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::actor::{Draining, Engine, Entry, PrefixCache};
+use crate::actor::{Draining, Engine, Entry};
 use crate::api::{
     Asker, Budget, BudgetChange, Command, EmbedRequest, Embedding, GenerateEvent, GenerateRequest,
     Policy, PreloadEvent, ScoreRequest, Scores,
 };
+use crate::config::PrefixCache;
 use crate::decoding::Chooser;
 use crate::error::Error;
 use crate::kv::SequenceMemory;

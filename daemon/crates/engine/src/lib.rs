@@ -10,6 +10,7 @@ pub mod api;
 mod askers;
 mod begin;
 mod commands;
+mod config;
 mod decoding;
 mod embed;
 mod error;
@@ -39,11 +40,9 @@ mod suspend;
 mod task;
 mod watchdog;
 
-pub use actor::{
-    DeviceChoice, EngineConfig, EngineThread, HOST_BUDGET_DEFAULT, PrefixCache, WATCHDOG_DEFAULT,
-    start, start_on,
-};
+pub use actor::{EngineThread, start, start_on};
 pub use commands::{BUDGET_MIN, MODELS_MAX};
+pub use config::{DeviceChoice, EngineConfig, HOST_BUDGET_DEFAULT, PrefixCache, WATCHDOG_DEFAULT};
 pub use error::Error;
 pub use handle::{EngineHandle, Events};
 pub use loaded::{

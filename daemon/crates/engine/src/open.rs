@@ -7,7 +7,7 @@ use rocmforge_device::Device;
 use rocmforge_device::gpu::{self, GpuConfig, GpuDevice, Libraries, Report, Vendor};
 use rocmforge_device::host::{HostConfig, HostDevice};
 
-use crate::actor::{DeviceChoice, EngineConfig};
+use crate::config::{DeviceChoice, EngineConfig};
 use crate::error::{Error, chain};
 
 /// An open device, and what was found before it.

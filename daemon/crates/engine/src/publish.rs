@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use rocmforge_tensor_cache::{ModelStats, Residency as Place};
 
-use crate::actor::{Engine, EngineConfig, Entry, Found};
+use crate::actor::{Engine, Entry, Found};
 use crate::api::{CacheStatus, DeviceStatus, ModelStatus, SegmentState, SegmentStatus, Snapshot};
+use crate::config::EngineConfig;
 use crate::residency::Residency;
 
 /// Between two passes the snapshot is renewed at most this often. When a request comes, starts or ends, and before a

@@ -15,7 +15,8 @@ use rocmforge_scheduler::{
 };
 use rocmforge_tensor_cache::ModelId;
 
-use crate::actor::{Engine, EngineConfig, Entry};
+use crate::actor::{Engine, Entry};
+use crate::config::EngineConfig;
 use crate::error::Error;
 use crate::kv;
 use crate::refusal::Refusal;
