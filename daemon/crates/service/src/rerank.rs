@@ -46,7 +46,7 @@ pub struct Documents {
     pub query: String,
     /// The documents.
     pub documents: Vec<String>,
-    /// What makes a document relevant; empty is [`INSTRUCTION`].
+    /// What makes a document relevant; empty is what the models were trained with.
     pub instruction: String,
     /// How many results are wanted; `None` is all.
     pub top_n: Option<u32>,
