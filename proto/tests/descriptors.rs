@@ -32,7 +32,10 @@ fn every_service_and_rpc_is_there() {
             "Cache.Stats",
             "Inference.Chat *",
             "Inference.Detokenize",
+            "Inference.Embed",
             "Inference.Generate *",
+            "Inference.Render",
+            "Inference.Rerank",
             "Inference.Score",
             "Inference.Tokenize",
             "Models.Get",
@@ -43,6 +46,7 @@ fn every_service_and_rpc_is_there() {
             "Models.Preload *",
             "Models.Unload",
             "Models.Unpin",
+            "Server.CheckDevice",
             "Server.ListDevices",
             "Server.Status",
         ]
