@@ -2,8 +2,8 @@
 //
 //   out[i] = (W[e] x[i / share] + b[e]) * scale[e],  e = ids[i]
 //
-// Rows of x are in 8 bits as matmat.hip has them, or for NVIDIA's matrix instructions in f16 (matmat_f16.h).
-// Geometry: grid (n_blocks, most tiles there can be, TILE / COLUMNS), or (rows / 32 rounded up, most tiles) for f16; blocks of tiles that
+// Rows of x are in 8 bits as matmat.hip has them, or for NVIDIA's matrix instructions in f16 (matmat_mma.h).
+// Geometry: grid (n_blocks, most tiles there can be, TILE / COLUMNS), or (rows / 128 rounded up, most tiles) for f16; blocks of tiles that
 // are not there end at once. Otherwise as matmat.hip.
 // Entries: experts_many_<type> (WEIGHT), and for NVIDIA experts_many_f16_<type> (TYPE).
 #define WEIGHTS_SHARED
@@ -12,8 +12,11 @@
 #include "experts.h"
 
 #define THREADS 256
-#include "matmat_f16.h"
+#include "matmat_mma.h"
 #include "matmat_q8.h"
+
+// Tokens a tile has at most (experts_group.hip).
+#define TILE_TOKENS 32u
 
 struct ExpertsManyArgs {
     const void* x;          // bytes in 8 bits, or f16
@@ -67,9 +70,9 @@ ENTRY(THREADS, 1) NAME(experts_many_f16_, TYPE)(ExpertsManyArgs a) {
 #if __CUDA_ARCH__ >= 800
     const TileTokens tokens = tile_of(a);
     if (tokens.n == 0) return;
-    const MatmatF16Args product = {nullptr,  (const u16*)a.x, a.out, nullptr, a.tensors.rows, a.tensors.cols,
-                                   tokens.n, a.tensors.rows,  0,     a.factor};
-    matmat_f16<WEIGHT>(product, tokens);
+    const MmaTile tile = {tokens.weights(nullptr), (const u16*)a.x, a.out, a.tensors.rows, a.tensors.cols, block_x() * 128, 0, a.factor,
+                          0, 1, nullptr, nullptr};
+    matmat_mma<WEIGHT, TILE_TOKENS / 8, 4>(tile, tokens, 0, nullptr);
 #endif
 }
 #endif

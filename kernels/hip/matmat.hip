@@ -6,27 +6,29 @@
 // Geometry: grid (blocks, tokens / COLUMNS rounded up), THREADS threads; waves go through the groups of rows round robin.
 // Moves the weights once a COLUMNS tokens (mostly from the second-level cache after the first), 40 bytes of x a block of 32,
 // token and ROWS rows. No shared memory.
-// Entries: matmat_<type> (WEIGHT), and for NVIDIA matmat_f16_32_<type> and matmat_f16_64_<type> (TYPE), see matmat_staged.h.
+// Entries: matmat_<type> (WEIGHT), and for NVIDIA matmat_mma_<tokens>x<rows>_<type> (TYPE), see matmat_mma.h.
 #define WEIGHTS_SHARED
 #include "compat.h"
 #include "formats.h"
 
 #define THREADS 256
-#include "matmat_staged.h"
+#include "matmat_mma.h"
 #include "matmat_q8.h"
 
 ENTRY(THREADS, 1) UNIT(MatmatArgs a) { matmat<WEIGHT>(a, EveryToken{a.n_tokens, a.rows}); }
 #ifdef RF_CUDA
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)
-ENTRY(THREADS, 1) NAME(matmat_f16_32_, TYPE)(MatmatF16Args a) {
 #if __CUDA_ARCH__ >= 800
-    matmat_staged<WEIGHT, 4>(a);
+#define MMA(tokens, rows) matmat_mma<WEIGHT, tokens / 8, rows / 32>(a)
+#else
+#define MMA(tokens, rows)
 #endif
-}
-ENTRY(THREADS, 1) NAME(matmat_f16_64_, TYPE)(MatmatF16Args a) {
-#if __CUDA_ARCH__ >= 800
-    matmat_staged<WEIGHT, 8>(a);
-#endif
-}
+// Of few tokens two blocks a multiprocessor are better than more registers.
+ENTRY(THREADS, 2) NAME(matmat_mma_8x128_, TYPE)(MatmatMmaArgs a) { MMA(8, 128); }
+ENTRY(THREADS, 2) NAME(matmat_mma_16x128_, TYPE)(MatmatMmaArgs a) { MMA(16, 128); }
+ENTRY(THREADS, 1) NAME(matmat_mma_32x128_, TYPE)(MatmatMmaArgs a) { MMA(32, 128); }
+ENTRY(THREADS, 1) NAME(matmat_mma_32x256_, TYPE)(MatmatMmaArgs a) { MMA(32, 256); }
+ENTRY(THREADS, 1) NAME(matmat_mma_64x128_, TYPE)(MatmatMmaArgs a) { MMA(64, 128); }
+ENTRY(THREADS, 1) NAME(matmat_mma_64x256_, TYPE)(MatmatMmaArgs a) { MMA(64, 256); }
 #endif

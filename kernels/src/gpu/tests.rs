@@ -8,7 +8,7 @@ use super::ops::elements::{self, Change, Part};
 use super::ops::experts::{Groups, ManyInputs, Routed, Tensors, experts, experts_many, group};
 use super::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
 use super::ops::kv::{Heads, Kv, Qkv, Rope, Rotation, rope_heads, rope_kv};
-use super::ops::matmat::{HalfInputs, Inputs, matmat, matmat_f16};
+use super::ops::matmat::{HalfInputs, Inputs, PartsRoom, matmat, matmat_mma};
 use super::ops::matvec::{Epilogue, Input, Matrix, fuses_gate, matvec};
 use super::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm, conv, delta_net, ssm};
 use super::ops::route::{self, route};
@@ -150,10 +150,29 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
             factor: 1.0,
         };
         if target.has_mma() && ty.is_quantized() {
-            for n_tokens in [9, 33] {
+            let room = PartsRoom {
+                partials: 4096,
+                bytes: 4 << 20,
+                counters: 64,
+                n_counters: 1024,
+            };
+            for (n_tokens, rows) in [2, 9, 33, 64].into_iter().zip([100, 1 << 15].repeat(2)) {
                 let half = HalfInputs { n_tokens, ..half };
-                all.push(matmat_f16(target, half, &matrix(ty, 100), true).unwrap());
+                let matrices = [matrix(ty, rows), matrix(ty, 64)];
+                all.extend(matmat_mma(target, half, &matrices, true, room).unwrap());
             }
+            let half = HalfInputs {
+                n_tokens: 32,
+                ..half
+            };
+            for rows in [100, 1 << 15] {
+                all.extend(matmat_mma(target, half, &[matrix(ty, rows)], true, room).unwrap());
+            }
+            let half = HalfInputs {
+                n_tokens: 64,
+                ..half
+            };
+            all.extend(matmat_mma(target, half, &[matrix(ty, 1 << 15)], true, room).unwrap());
         }
         let weights = Weights {
             ty,

@@ -2,7 +2,7 @@
 //! sorted by their experts (`hip/experts_group.hip`, `hip/experts_many.hip`).
 
 use super::activations::ActSpec;
-use super::per_type;
+use super::{matmat, per_type};
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, GpuTarget, Launch};
@@ -298,7 +298,7 @@ pub fn experts_many(
     };
     // Tiles fill the device: few blocks each, so that what a block does not read again is little.
     let n_blocks = match half {
-        true => args.rows.div_ceil(32),
+        true => args.rows.div_ceil(matmat::TILE_ROWS),
         false => row_groups.clamp(1, 16),
     };
     let args = ExpertsManyArgs {
@@ -324,7 +324,7 @@ pub fn experts_many(
             if half { 1 } else { TILE / 8 },
         ],
         block: [THREADS, 1, 1],
-        shared_bytes: 0,
+        shared_bytes: if half { matmat::TILE_SHARED_BYTES } else { 0 },
         args: ArgBytes::of(&args),
         overlaps: true,
     })

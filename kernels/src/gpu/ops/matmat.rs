@@ -1,20 +1,25 @@
-//! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_staged.h`): 2 to 128, right for any number.
+//! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_mma.h`): 2 to 128, right for any number.
 
 use super::matvec::{Matrix, float_tokens};
 use super::per_type;
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, GpuTarget, Launch};
+use crate::host::WeightType;
 
 const THREADS: u32 = 256;
 const ROWS: u32 = 2;
 const COLUMNS: u32 = 8;
 
-/// Rows of a block of `matmat_f16_<tokens>_<type>`.
-const F16_ROWS: u32 = 32;
+/// Matrices of a launch of `matmat_mma_<tokens>x<rows>_<type>`.
+const MATRICES_MAX: usize = 4;
 
-/// Dynamic shared memory of such a block for each of its tokens: 8 waves, 3 steps, 32 f16.
-const F16_SHARED_TOKEN: u32 = 8 * 3 * 64;
+/// Most blocks that share a matrix's rows: adding up takes longer the more there are.
+const PARTS_MAX: u64 = 8;
+
+/// Columns of a step of it, and steps that are under way.
+const STEP: u32 = 128;
+const STAGES: u32 = 3;
 
 arg_struct! {
     /// Of `matmat_<type>`.
@@ -34,18 +39,29 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `matmat_f16_<tokens>_<type>`.
-    MatmatF16Args: 56 {
+    /// One of the matrices of `matmat_mma_<tokens>x<rows>_<type>`.
+    MmaMatrix: 32 {
         weights: u64,
-        x: u64,
         out: u64,
         bias: u64,
         rows: u32,
+        reserved: u32,
+    }
+}
+
+arg_struct! {
+    /// Of `matmat_mma_<tokens>x<rows>_<type>`.
+    MatmatMmaArgs: 176 {
+        x: u64,
+        partials: u64,
+        counters: u64,
         cols: u32,
         n_tokens: u32,
-        stride: u32,
         epilogue: u32,
+        n_matrices: u32,
         factor: f32,
+        reserved: u32,
+        matrices: [MmaMatrix; MATRICES_MAX],
     }
 }
 
@@ -62,49 +78,156 @@ pub struct HalfInputs {
     pub factor: f32,
 }
 
-/// [`matmat`] of f16 rows by matrix instructions: quantized weights, and a target that [has them](GpuTarget::has_mma).
+/// Rows and dynamic shared memory of a block that takes a tile of 32 routed rows.
+pub(super) const TILE_ROWS: u32 = 128;
+pub(super) const TILE_SHARED_BYTES: u32 = 2 * STAGES * 32 * STEP * 2;
+
+/// Where blocks that share a matrix's rows leave their sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartsRoom {
+    /// Aligned to 16.
+    pub partials: Address,
+    /// Bytes there.
+    pub bytes: u64,
+    /// u32, zero before and after.
+    pub counters: Address,
+    /// How many.
+    pub n_counters: u64,
+}
+
+/// What a block of a kernel takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MmaShape {
+    tokens: u32,
+    rows: u32,
+    parts: u32,
+}
+
+impl MmaShape {
+    /// For matrices of so many rows. As measured on an H200: what reads x less often and unpacks weights less often is better as
+    /// long as most multiprocessors have a block, and where they have not, parts of the columns make more blocks.
+    fn choose(target: &GpuTarget, rows: &[u32], cols: u32, n_tokens: u32, room: PartsRoom) -> Self {
+        let units = target.compute_units.max(1);
+        let tiles = |of: u32| rows.iter().map(|r| r.div_ceil(of)).sum::<u32>();
+        let tokens = [8, 16, 32]
+            .into_iter()
+            .find(|t| n_tokens <= *t)
+            .unwrap_or(64);
+        let many = tokens >= 32 && tiles(256) * 5 >= units * 4;
+        let shape = Self {
+            tokens,
+            rows: if many { 256 } else { 128 },
+            parts: 1,
+        };
+        let tiles = u64::from(tiles(shape.rows)) * u64::from(n_tokens.div_ceil(tokens));
+        let steps = u64::from(cols.div_ceil(STEP) / shape.groups());
+        let bytes = tiles * u64::from(shape.rows * shape.tokens * 4);
+        let parts = (u64::from(units) / tiles.max(1))
+            .min(room.bytes / bytes.max(1))
+            .min(steps)
+            .min(PARTS_MAX);
+        if tiles > room.n_counters || parts < 2 {
+            return shape;
+        }
+        Self {
+            parts: parts as u32,
+            ..shape
+        }
+    }
+
+    /// Groups of waves that take steps in turn.
+    fn groups(self) -> u32 {
+        THREADS / 32 / (self.rows / 32)
+    }
+
+    fn shared_bytes(self) -> u32 {
+        let x = self.groups() * STAGES * self.tokens * STEP * 2;
+        let sums = if self.groups() > 1 {
+            THREADS / 32 * (self.tokens / 4) * 512
+        } else {
+            0
+        };
+        x.max(sums)
+    }
+
+    fn kernel(self, ty: WeightType) -> &'static str {
+        match (self.tokens, self.rows) {
+            (8, _) => per_type!(ty, "matmat_", ".matmat_mma_8x128_"),
+            (16, _) => per_type!(ty, "matmat_", ".matmat_mma_16x128_"),
+            (32, 128) => per_type!(ty, "matmat_", ".matmat_mma_32x128_"),
+            (32, _) => per_type!(ty, "matmat_", ".matmat_mma_32x256_"),
+            (_, 128) => per_type!(ty, "matmat_", ".matmat_mma_64x128_"),
+            _ => per_type!(ty, "matmat_", ".matmat_mma_64x256_"),
+        }
+    }
+}
+
+/// [`matmat`] of f16 rows by matrix instructions: quantized weights, and a target that [has them](GpuTarget::has_mma). Matrices of
+/// one type that follow each other share a launch.
 ///
 /// # Errors
 /// [`Error::Block`], [`Error::TooLarge`]; [`Error::NoKernel`] for another target or floats.
-pub fn matmat_f16(
+pub fn matmat_mma(
     target: &GpuTarget,
     inputs: HalfInputs,
-    matrix: &Matrix,
+    matrices: &[Matrix],
     add: bool,
-) -> Result<Launch, Error> {
-    if !target.has_mma() || !matrix.ty.is_quantized() {
+    room: PartsRoom,
+) -> Result<Vec<Launch>, Error> {
+    if let Some(matrix) = matrices
+        .iter()
+        .find(|m| !target.has_mma() || !m.ty.is_quantized())
+    {
         return Err(Error::NoKernel {
             what: format!("products of {} with f16 rows on {}", matrix.ty, target.arch),
             built: "quantized weights on NVIDIA GPUs from sm_80 on",
         });
     }
-    crate::gpu::device_bytes(matrix.ty, matrix.rows, inputs.cols)?;
-    let rows = count("the number of a matrix's rows", matrix.rows)?;
-    let args = MatmatF16Args {
-        weights: matrix.weights,
-        x: inputs.x,
-        out: matrix.out,
-        bias: matrix.bias.unwrap_or(0),
-        rows,
-        cols: count("the number of a matrix's columns", inputs.cols)?,
-        n_tokens: count("the number of tokens", inputs.n_tokens)?,
-        stride: rows,
-        epilogue: u32::from(add),
-        factor: inputs.factor,
-    };
-    // More tokens a block unpack each weight less often; fewer leave room for two blocks at a time.
-    let (tokens, kernel) = match args.n_tokens {
-        ..=32 => (32, per_type!(matrix.ty, "matmat_", ".matmat_f16_32_")),
-        _ => (64, per_type!(matrix.ty, "matmat_", ".matmat_f16_64_")),
-    };
-    Ok(Launch {
-        kernel,
-        grid: [rows.div_ceil(F16_ROWS), args.n_tokens.div_ceil(tokens), 1],
-        block: [THREADS, 1, 1],
-        shared_bytes: tokens * F16_SHARED_TOKEN,
-        args: ArgBytes::of(&args),
-        overlaps: true,
-    })
+    let cols = count("the number of a matrix's columns", inputs.cols)?;
+    let n_tokens = count("the number of tokens", inputs.n_tokens)?;
+    matrices
+        .chunk_by(|a, b| a.ty == b.ty)
+        .flat_map(|alike| alike.chunks(MATRICES_MAX))
+        .map(|alike| {
+            let mut of = [MmaMatrix::default(); MATRICES_MAX];
+            for (to, matrix) in of.iter_mut().zip(alike) {
+                crate::gpu::device_bytes(matrix.ty, matrix.rows, inputs.cols)?;
+                *to = MmaMatrix {
+                    weights: matrix.weights,
+                    out: matrix.out,
+                    bias: matrix.bias.unwrap_or(0),
+                    rows: count("the number of a matrix's rows", matrix.rows)?,
+                    reserved: 0,
+                };
+            }
+            let rows: Vec<u32> = of[..alike.len()].iter().map(|m| m.rows).collect();
+            let shape = MmaShape::choose(target, &rows, cols, n_tokens, room);
+            let args = MatmatMmaArgs {
+                x: inputs.x,
+                partials: room.partials,
+                counters: room.counters,
+                cols,
+                n_tokens,
+                epilogue: u32::from(add),
+                n_matrices: alike.len() as u32,
+                factor: inputs.factor,
+                reserved: 0,
+                matrices: of,
+            };
+            Ok(Launch {
+                kernel: shape.kernel(alike[0].ty),
+                grid: [
+                    rows.iter().map(|r| r.div_ceil(shape.rows)).sum(),
+                    n_tokens.div_ceil(shape.tokens),
+                    shape.parts,
+                ],
+                block: [THREADS, 1, 1],
+                shared_bytes: shape.shared_bytes(),
+                args: ArgBytes::of(&args),
+                overlaps: true,
+            })
+        })
+        .collect()
 }
 
 /// The input rows, in both forms that weights may want.
