@@ -3,7 +3,7 @@
 //! ```text
 //! RmsNorm, MatMul                    -> product with the norm on its input
 //! MatMul, Add                        -> product added to the residual stream
-//! MatMul (gate, up), Gate            -> product with SwiGLU, or SwiGLU on the next product's input
+//! MatMul (gate, up), Gate            -> product with SwiGLU, or SwiGLU on the next product's input, of this step or the next
 //! RopeKv, Attention                  -> attention that rotates and appends
 //! ```
 //!
@@ -42,7 +42,7 @@ pub(super) enum Input {
 
 impl Input {
     /// Whether it is computed of this buffer.
-    fn is_made_of(self, buf: Buf) -> bool {
+    pub(super) fn is_made_of(self, buf: Buf) -> bool {
         match self {
             Input::Plain(x) | Input::Norm { x, .. } => x == buf,
             Input::Gated { gate, up, .. } => gate == buf || up == buf,

@@ -4,27 +4,26 @@
 //! | rows | product |
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
-//! | up to [`DOT_BATCH`] | the input as 8 bits, then mat-mat |
-//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA), 32 or 64 rows at a time; else as above |
+//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA, quantized weights); else as 8 bits, then mat-mat |
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 
 use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores};
 use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
-use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs};
+use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs, PartsRoom};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
 use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
 
 use crate::error::Error;
 use crate::gpu::blas::Gemm;
-use crate::ops::{Batch, Buf, HeadShape, KvLayer, PlacedBuf, Product, RopeUse, TensorIndex};
+use crate::ops::{Batch, Buf, HeadShape, KvLayer, Op, PlacedBuf, Product, RopeUse, TensorIndex};
 use crate::{Bound, BoundStep, Scratch, SegmentLayout};
 
 use super::fixed::Fixed;
 use super::fuse::{Fused, Input, ScoresOf, fuse};
 use super::launch_error;
 use super::pass_data::PassShape;
-use super::workspace::{DOT_BATCH, SMALL_BATCH, Workspace};
+use super::workspace::{SMALL_BATCH, Workspace};
 
 mod experts;
 mod single;
@@ -58,13 +57,15 @@ pub(super) struct Lowering<'a> {
     pub(super) work: Vec<Work>,
     /// What is to lie at the workspace's table before: addresses of experts, of one step after the other.
     pub(super) table: Vec<u64>,
+    /// The gated unit that a step ended with, where the next one's product makes it on its way in.
+    pub(super) handed_on: Option<Input>,
 }
 
 type Lowered<T = ()> = Result<T, Error>;
 
 impl<'a> Lowering<'a> {
-    /// Appends the launches of a segment's operations.
-    pub(super) fn lower(&mut self, step: &BoundStep<'_>) -> Lowered {
+    /// Appends the launches of a segment's operations. `next` is the step that follows, if that is lowered too.
+    pub(super) fn lower(&mut self, step: &BoundStep<'_>, next: Option<&BoundStep<'_>>) -> Lowered {
         let (ops, live_out, weights) = match step {
             BoundStep::Run {
                 ops,
@@ -84,7 +85,7 @@ impl<'a> Lowering<'a> {
         let desc = |p: &Product| &bound.layout.tensors[p.weight].desc;
         let vector_rows = |p: &Product| self.count(p.out) == 1;
         let width = |buf: Buf| self.width(buf);
-        let fused = fuse(ops, live_out, width, |gate, up| {
+        let mut fused = fuse(ops, live_out, width, |gate, up| {
             vector_rows(gate)
                 && matvec::fuses_gate(desc(gate).ty, desc(up).ty)
                 && gate.bias.is_none()
@@ -92,9 +93,20 @@ impl<'a> Lowering<'a> {
                 && desc(gate).rows == desc(up).rows
                 && self.vector_fits(desc(gate).cols)
         });
+        let ends_with = match fused.last() {
+            Some(&Fused::Single(&Op::Gate { gate, up, act })) => {
+                Some(Input::Gated { gate, up, act })
+            }
+            _ => None,
+        };
+        let hands_on = ends_with.filter(|gated| next.is_some_and(|n| takes_over(n, *gated)));
+        if hands_on.is_some() {
+            fused.pop();
+        }
         for step in &fused {
             self.step(step, bound)?;
         }
+        self.handed_on = hands_on;
         Ok(())
     }
 
@@ -111,7 +123,8 @@ impl<'a> Lowering<'a> {
                 up,
                 act,
             } => {
-                let input = self.vector_input(*input, true, bound)?;
+                let input = self.with_handed_on(*input);
+                let input = self.vector_input(input, true, bound)?;
                 let pair = [
                     self.matrix(gate, bound, None)?,
                     self.matrix(up, bound, None)?,
@@ -242,6 +255,7 @@ impl<'a> Lowering<'a> {
         add: Option<Buf>,
         bound: Bound<'_>,
     ) -> Lowered {
+        let input = self.with_handed_on(input);
         let x = input.reads();
         let (tokens, cols) = (self.count(x), self.width(x));
         let matrices = products
@@ -268,15 +282,16 @@ impl<'a> Lowering<'a> {
         if tokens > SMALL_BATCH && self.vendor && self.workspace.tile_bytes > 0 {
             return self.tiled(input, &matrices, add.is_some(), bound);
         }
-        if self.target.has_mma()
-            && tokens > DOT_BATCH
-            && matrices.iter().all(|m| m.ty.is_quantized())
-        {
+        if self.target.has_mma() && matrices.iter().all(|m| m.ty.is_quantized()) {
             let half = self.half(input, bound)?;
-            for matrix in &matrices {
-                self.push(matmat::matmat_f16(self.target, half, matrix, add.is_some()))?;
-            }
-            return Ok(());
+            let room = PartsRoom {
+                partials: self.scratch_base + self.workspace.partials,
+                bytes: self.workspace.partials_bytes,
+                counters: self.fixed.counters,
+                n_counters: self.fixed.counters_len,
+            };
+            let add = add.is_some();
+            return self.push_all(matmat::matmat_mma(self.target, half, &matrices, add, room));
         }
         let quantized = matrices.iter().any(|m| m.ty.is_quantized());
         let floats = matrices.iter().any(|m| !m.ty.is_quantized());
@@ -303,6 +318,14 @@ impl<'a> Lowering<'a> {
             self.push(matmat::matmat(self.target, inputs, matrix, add.is_some()))?;
         }
         Ok(())
+    }
+
+    /// The input of a step's first product, with what the step before left to it.
+    fn with_handed_on(&mut self, input: Input) -> Input {
+        match self.handed_on.take() {
+            Some(gated) if input == Input::Plain(gated.target()) => gated,
+            _ => input,
+        }
     }
 
     /// An input as f16.
@@ -484,6 +507,21 @@ impl<'a> Lowering<'a> {
         self.work.extend(launches.into_iter().map(Work::Launch));
         Ok(())
     }
+}
+
+/// Whether a step begins with a product of a gated unit and nothing else of it or behind it reads what that is made of.
+fn takes_over(next: &BoundStep<'_>, gated: Input) -> bool {
+    let BoundStep::Run { ops, live_out, .. } = next else {
+        return false;
+    };
+    let [Op::MatMul { x, .. }, rest @ ..] = *ops else {
+        return false;
+    };
+    let mut read = false;
+    for op in rest {
+        op.buffers(&mut |b| read |= gated.is_made_of(b), &mut |_| {});
+    }
+    *x == gated.target() && !read && !live_out.iter().any(|b| gated.is_made_of(*b))
 }
 
 impl Input {

@@ -172,10 +172,15 @@ impl GpuDevice {
             vendor: self.products.usable(),
             work: Vec::new(),
             table: Vec::new(),
+            handed_on: None,
         };
-        for step in steps {
-            lowering.lower(step)?;
+        for (i, step) in steps.iter().enumerate() {
+            lowering.lower(step, steps.get(i + 1))?;
         }
+        assert!(
+            lowering.handed_on.is_none(),
+            "the last step hands nothing on"
+        );
         Ok((lowering.work, lowering.table))
     }
 

@@ -253,9 +253,10 @@ fn pass(
         vendor,
         work: Vec::new(),
         table: Vec::new(),
+        handed_on: None,
     };
     for step in bound_steps(model) {
-        lowering.lower(&step)?;
+        lowering.lower(&step, None)?;
     }
     let launches = lowering.work.into_iter().filter_map(|work| match work {
         Work::Launch(launch) => Some(launch),

@@ -1,7 +1,7 @@
 //! The workspace behind a pass's buffers: where what only this device needs lies, and how large it is.
 //!
 //! ```text
-//! pass data | input of products (8 bits, f16, or rotated queries) | partials of attention | [tile of weights | vendor's]
+//! pass data | input of products (8 bits, f16, or rotated queries) | partials of attention and products | [tile of weights | vendor's]
 //! ```
 //!
 //! Everything is a function of the [`ScratchLayout`], so its size is known before and its places need not be kept.
@@ -13,9 +13,6 @@ use crate::ops::{Rows, ScratchLayout};
 
 /// Most rows that the kernels for small batches are given; more go through f16 tiles.
 pub(super) const SMALL_BATCH: u64 = 64;
-
-/// Most rows that dot products of 8 bits are best for: they do 8 at a time.
-pub(super) const DOT_BATCH: u64 = 8;
 
 /// Most bytes of a tile of weights as f16.
 const TILE_MAX: u64 = 128 << 20;
@@ -104,8 +101,8 @@ impl Workspace {
         }
         let input_bytes = (rows * widest * 4).max(routed_bytes) + 2 * ALIGNMENT;
         let input = take(input_bytes);
-        // Split attention is for few rows: every block of a grid that fills the card twice has its part. A longer pass may
-        // have some beside its prompts.
+        // Split attention and products in parts are for few rows: every block of a grid that fills the card twice has its
+        // part. A longer pass may have some beside its prompts.
         let few = layout.tokens.min(SMALL_BATCH) + u64::from(2 * units);
         let most = match layout.tokens <= SMALL_BATCH {
             true => 4 << 20,
