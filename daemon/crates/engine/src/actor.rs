@@ -40,6 +40,7 @@ use crate::masks::Masks;
 use crate::open::{Opened, no_device};
 use crate::residency::Residency;
 use crate::schedule::{PassPace, ScratchSizes};
+use crate::share::PromptShare;
 use crate::speculate::PassTimes;
 use crate::suspend::SleepClock;
 use crate::task::Task;
@@ -74,6 +75,7 @@ pub(crate) struct Entry {
     pub(crate) rope: Vec<RopeTable>,
     /// How long passes take that only decode.
     pub(crate) times: PassTimes,
+    pub(crate) share: PromptShare,
 }
 
 /// A preload under way.

@@ -33,6 +33,7 @@ mod refusal;
 mod residency;
 mod sampler;
 mod schedule;
+mod share;
 mod speculate;
 mod step;
 mod stop;

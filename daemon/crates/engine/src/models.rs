@@ -14,6 +14,7 @@ use crate::error::{Error, from_cache, from_device};
 use crate::loaded::{LoadedModel, PreparedModel};
 use crate::refusal::Refusal;
 use crate::residency::Source;
+use crate::share::PromptShare;
 use crate::speculate::PassTimes;
 
 impl Engine {
@@ -67,6 +68,7 @@ impl Engine {
             loaded: Arc::clone(&loaded),
             rope: Vec::new(),
             times: PassTimes::default(),
+            share: PromptShare::default(),
         });
         Ok(loaded)
     }

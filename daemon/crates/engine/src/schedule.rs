@@ -11,7 +11,7 @@ use rocmforge_device::Device;
 use rocmforge_ops::RowCounts;
 use rocmforge_scheduler::{
     Action, Arrival, Config, Costs, ModelView, NotTaken, PassPlan, Refusal as Refused, Scheduler,
-    SeqId, Tick, View,
+    SeqId, SpanPlan, Tick, View,
 };
 use rocmforge_tensor_cache::ModelId;
 
@@ -20,6 +20,7 @@ use crate::config::EngineConfig;
 use crate::error::Error;
 use crate::kv;
 use crate::refusal::Refusal;
+use crate::share::Mixed;
 use crate::task::Task;
 
 /// Most rows of logits that are computed at a time.
@@ -28,8 +29,8 @@ const OUTPUT_ROWS_MAX: u64 = 256;
 /// The part of the budget that rows of logits may take.
 const OUTPUT_ROWS_PART: u64 = 32;
 
-/// The part of a pass's rows at most that prompts have while somebody waits for his next token. A pass of the whole length
-/// is what the device is fastest at; on an H200 one of an 8B model takes 15 ms with 128 rows of prompts and 20 with 512.
+/// The part of a pass's rows at most that prompts have while somebody waits for his next token, whatever [`crate::share`]
+/// measures.
 const SHARED_PART: u32 = 4;
 
 /// Sizes of scratch that are remembered.
@@ -138,7 +139,7 @@ impl Engine {
                 model: id,
                 segment_bytes: residency.largest_unpinned(task.model),
                 rows_max: self.prefill_chunk.get() as u32,
-                shared_rows: (self.prefill_chunk.get() as u32 / SHARED_PART).max(1),
+                shared_rows: self.shared_rows(task.model),
                 outputs_max: outputs as u32,
                 fits: cache.fits(task.model),
                 switch_bytes: all.min(budget).saturating_sub(there),
@@ -272,12 +273,53 @@ impl Engine {
         self.drafts = (most - spans_left) as u32;
     }
 
+    /// Rows of prompts at most in a pass while somebody waits for his next token, whatever was measured.
+    fn shared_rows_max(&self) -> u32 {
+        (self.prefill_chunk.get() as u32 / SHARED_PART).max(1)
+    }
+
+    /// The same, by what was measured. Prompts that are done in a few passes are not worth stretching: each token of others
+    /// waits a little longer once, and the requests behind them wait for all.
+    fn shared_rows(&self, model: ModelId) -> u32 {
+        let most = self.shared_rows_max();
+        let (_, rows) = self.prompts(model);
+        let share = self.models.iter().find(|e| e.id == model);
+        match share.filter(|_| rows > self.prefill_chunk.get()) {
+            Some(entry) => entry.share.rows(most),
+            None => most,
+        }
+    }
+
+    /// How many of a model's requests have no token yet, and how many rows their prompts have together. Requests of a pass under
+    /// way are not among them.
+    fn prompts(&self, model: ModelId) -> (usize, usize) {
+        let of_model = self.tasks.values().filter(|t| t.model == model);
+        let prompts = of_model.filter(|t| !t.begun || t.n_past + 1 < t.tokens.len());
+        prompts.fold((0, 0), |(n, rows), t| (n + 1, rows + t.prompt_rows()))
+    }
+
     /// A pass took so long.
     pub(crate) fn note_pass(&mut self, plan: &PassPlan, took: Duration) {
         let rows = plan.rows as usize;
+        let most = self.shared_rows_max();
+        let (decode, prompts) = plan.spans.split_at(plan.decode_spans);
+        let (others, _) = self.prompts(ModelId(plan.model.0));
+        let waiting = others + prompts.len();
         let entry = self.models.iter_mut().find(|e| e.id.0 == plan.model.0);
-        if let Some(entry) = entry.filter(|_| plan.spans.len() == plan.decode_spans) {
-            entry.times.note(rows, took);
+        if let Some(entry) = entry {
+            let rows_of = |spans: &[SpanPlan]| spans.iter().map(|s| s.rows).sum::<u32>();
+            if prompts.is_empty() {
+                entry.times.note(rows, took);
+            } else if !decode.is_empty() {
+                let mixed = Mixed {
+                    rows: rows_of(prompts),
+                    took,
+                    without: entry.times.seconds(rows_of(decode) as usize),
+                    decoding: decode.len(),
+                    waiting,
+                };
+                entry.share.note(mixed, most);
+            }
         }
         let pace = &mut self.pass_pace;
         let took = took.as_secs_f64();

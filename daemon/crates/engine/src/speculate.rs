@@ -149,7 +149,7 @@ impl PassTimes {
 
     /// Seconds of a pass of so many rows; where it was not measured lately, those of the next smaller one that was, so
     /// that it is tried.
-    fn seconds(&self, rows: usize) -> Option<f64> {
+    pub(crate) fn seconds(&self, rows: usize) -> Option<f64> {
         let known = self.rows.get(..=rows)?.iter().rev().flatten();
         let mut recent = known.filter(|(_, at)| self.passes - at < STALE_PASSES);
         recent.next().map(|(seconds, _)| *seconds)

@@ -172,6 +172,15 @@ impl Task {
         }
     }
 
+    /// Tokens that are or were to be computed before it says anything.
+    pub(crate) fn prompt_rows(&self) -> usize {
+        let reused = match &self.work {
+            Work::Generate(g) => g.reused as usize,
+            Work::Score(_) | Work::Embed(_) => 0,
+        };
+        self.tokens.len().saturating_sub(reused)
+    }
+
     /// Whether its reader has room for what a step may produce: a piece, the rest of the text, and the end.
     pub(crate) fn reader_has_room(&self) -> bool {
         match &self.work {

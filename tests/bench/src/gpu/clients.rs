@@ -2,17 +2,19 @@
 //!
 //! Every client sends a prompt at the same moment and reads its text to the end. *Together* counts all tokens that were
 //! generated from the first request to the last end, prompts included; *decode* those between the last first token and
-//! the first end, when nobody has a prompt left.
+//! the first end, when nobody has a prompt left. And what a long prompt does to the gaps between the tokens of others.
 
 use std::num::NonZeroUsize;
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use futures_util::future::try_join_all;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rocmforge_engine::EngineConfig;
 use rocmforge_engine::api::SamplingParams;
+use rocmforge_engine::{EngineConfig, LoadedModel};
 
 use super::Bench;
 use super::plan::{Choice, title};
@@ -111,11 +113,81 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
         bench.add(decode.judged(goal));
         bench.add(Row::new(&name, figure("longest gap"), "ms", &rates.gap));
     }
+    beside_a_prompt(bench, &mut session, &model, &mut rng)?;
     let left = session.engine.snapshot().cache.kv_bytes;
     if left > 0 {
         check.fail(format!("{left} bytes of KV are held by nobody"));
     }
     session.end()
+}
+
+/// Clients that read their texts while a long prompt comes in.
+const READERS: usize = 8;
+
+/// Tokens that each of them has before it comes, as a share of the prompt's.
+const BEFORE_PART: usize = 128;
+
+/// Measures the gaps between tokens before a long prompt comes and while it is computed.
+fn beside_a_prompt(
+    bench: &mut Bench,
+    session: &mut Session,
+    model: &Arc<LoadedModel>,
+    rng: &mut StdRng,
+) -> Result<()> {
+    let length = bench.plan.prompt_beside;
+    let before = (length / BEFORE_PART).max(8);
+    let mut rows: [Vec<f64>; 3] = Default::default();
+    for _ in 0..bench.plan.rounds_together {
+        let readers: Vec<_> = (0..READERS)
+            .map(|_| greedy(model, random_prompt(rng, 32), 6 * before as u32))
+            .collect();
+        let mut long = greedy(model, random_prompt(rng, length), 1);
+        long.n_ctx = Some(length as u32 + 1);
+        let all_told = &AtomicUsize::new(0);
+        let (texts, (asked, first)) = session.block_on(async |engine| {
+            let readers = readers.into_iter().map(|request| async move {
+                let mut tokens = Vec::new();
+                run(engine, request, |ids| {
+                    let now = Instant::now();
+                    tokens.extend(ids.iter().map(|_| now));
+                    all_told.fetch_add(ids.len(), Ordering::Relaxed);
+                })
+                .await?;
+                Ok::<Vec<Instant>, anyhow::Error>(tokens)
+            });
+            let late = async {
+                while all_told.load(Ordering::Relaxed) < READERS * before {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                let (asked, mut first) = (Instant::now(), None);
+                run(engine, long, |_| first = first.or(Some(Instant::now()))).await?;
+                Ok((asked, first.context("a prompt without a token")?))
+            };
+            futures_util::future::try_join(try_join_all(readers), late).await
+        })?;
+        let gaps = |from: Option<Instant>, to: Instant| {
+            let pairs = texts.iter().flat_map(|t| t.windows(2));
+            let within = pairs.filter(|w| from.is_none_or(|from| w[1] > from) && w[1] <= to);
+            let mut gaps: Vec<f64> = within.map(|w| (w[1] - w[0]).as_secs_f64() * 1e3).collect();
+            gaps.sort_by(f64::total_cmp);
+            gaps.get(gaps.len().saturating_sub(1) * 99 / 100).copied()
+        };
+        // The first tokens come while others' prompts are computed.
+        let begun = texts.iter().filter_map(|t| t.first()).max().copied();
+        rows[0].extend(gaps(begun, asked));
+        rows[1].extend(gaps(Some(asked), first));
+        rows[2].push((first - asked).as_secs_f64() * 1e3);
+    }
+    let name = title(bench.plan.main);
+    let what = [
+        format!("{READERS} clients, p99 gap"),
+        format!("{READERS} clients beside a prompt of {length}, p99 gap"),
+        format!("prompt of {length} beside {READERS} clients, first token"),
+    ];
+    for (what, values) in what.into_iter().zip(&rows) {
+        bench.add(Row::new(&name, what, "ms", values));
+    }
+    Ok(())
 }
 
 impl Rates {

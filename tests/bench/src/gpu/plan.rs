@@ -52,6 +52,8 @@ pub(crate) struct Plan {
     pub(crate) together: Vec<(usize, Choice)>,
     /// Tokens of their prompts and of their texts.
     pub(crate) text_together: (usize, u32),
+    /// Tokens of a prompt that comes while others read their texts.
+    pub(crate) prompt_beside: usize,
     /// Runs of each that count.
     pub(crate) rounds_together: usize,
     /// Clients of the mixed load, and tokens of their longest prompts.
@@ -114,6 +116,7 @@ impl Plan {
                 .chain([(64, Choice::Sampled)])
                 .collect(),
             text_together: (128, 128),
+            prompt_beside: 16_384,
             rounds_together: 3,
             clients: (8, 1500),
             room: 512 << 20,
@@ -145,6 +148,7 @@ impl Plan {
             questions_streamed: 4,
             together: vec![(1, Choice::Greedy), (3, Choice::Sampled)],
             text_together: (12, 24),
+            prompt_beside: 300,
             rounds_together: 1,
             clients: (3, 40),
             room: 32 << 20,
