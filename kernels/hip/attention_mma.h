@@ -60,6 +60,63 @@ FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start,
     copies_end();
 }
 
+// Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (DIM / 8 + 1)][THREADS] of 16 bytes. Whether this block is the last
+// one of its parts: it has what all found together then.
+FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, float (&out)[ROW_BLOCKS][DIM / 8][4],
+                       float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2], U32x4* shared) {
+    constexpr u32 EACH = DIM / 8 + 1;
+    const u32 place = block_y() * gridDim.x + block_x();
+    F32x4* const all = a.partials + (u64)place * parts * (ROW_BLOCKS * EACH * THREADS) + thread_x();
+    auto found = [&](u32 of, u32 b, u32 d) { return all + ((of * ROW_BLOCKS + b) * EACH + d) * THREADS; };
+#pragma unroll
+    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+#pragma unroll
+        for (u32 d = 0; d < DIM / 8; ++d) *found(part, b, d) = F32x4{out[b][d][0], out[b][d][1], out[b][d][2], out[b][d][3]};
+        *found(part, b, DIM / 8) = F32x4{largest[b][0], largest[b][1], total[b][0], total[b][1]};
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    device_fence();
+    block_sync();
+    u32* before = (u32*)shared;
+    if (thread_x() == 0) *before = counter_add(&a.counters[place], 1);
+    block_sync();
+    if (*before != parts - 1) return false;
+    device_fence();
+    if (thread_x() == 0) a.counters[place] = 0;
+#pragma unroll
+    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+        largest[b][0] = largest[b][1] = NEG_INF;
+        for (u32 of = 0; of < parts; ++of) {
+            const F32x4 x = *found(of, b, DIM / 8);
+            largest[b][0] = max_of(largest[b][0], x.x);
+            largest[b][1] = max_of(largest[b][1], x.y);
+        }
+        total[b][0] = total[b][1] = 0.0f;
+#pragma unroll
+        for (u32 d = 0; d < DIM / 8; ++d) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) out[b][d][i] = 0.0f;
+        }
+        for (u32 of = 0; of < parts; ++of) {
+            const F32x4 x = *found(of, b, DIM / 8);
+            // A part of which a row sees nothing has none.
+            const float low = x.x == NEG_INF ? 0.0f : exp2_of(x.x - base_of(largest[b][0]));
+            const float high = x.y == NEG_INF ? 0.0f : exp2_of(x.y - base_of(largest[b][1]));
+            total[b][0] += x.z * low;
+            total[b][1] += x.w * high;
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; ++d) {
+                const F32x4 y = *found(of, b, d);
+                out[b][d][0] += y.x * low;
+                out[b][d][1] += y.y * low;
+                out[b][d][2] += y.z * high;
+                out[b][d][3] += y.w * high;
+            }
+        }
+    }
+    return true;
+}
+
 FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     extern __shared__ U32x4 shared_prefill[];
     let_next_start();
@@ -70,12 +127,13 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const u32 queries = shared_address(shared_prefill);
     const u32 places = queries + M_BLOCK * STRIDE * 2, place_bytes = KEYS * STRIDE * 2;
     const u32 k_at = k_offset(a.kv, block.head_kv), v_at = v_offset(a.kv, block.head_kv);
-    const u32 n_visible = block.position(block.m0 + M_BLOCK - 1) + 1;
-    const u32 n_steps = (n_visible + KEYS - 1) / KEYS;
     // Which of the three places K of this step, V of this step and K of the next one have.
     u32 k_place = places, v_place = places + place_bytes, next_place = places + 2 * place_bytes;
     // The first page that any row attends to; those before may have been given back.
-    const u32 start = block.start(block.position(block.m0)) / PAGE * PAGE, first_step = start / KEYS;
+    const u32 start = block.start(block.position(block.m0)) / PAGE * PAGE, behind = block.position(block.m0 + M_BLOCK - 1) + 1;
+    const u32 part = block_z(), parts = gridDim.z, all_steps = (behind + KEYS - 1) / KEYS - start / KEYS;
+    const u32 first_step = start / KEYS + all_steps * part / parts, n_steps = start / KEYS + all_steps * (part + 1) / parts;
+    const u32 n_visible = least(behind, n_steps * KEYS);
     copy_rows(block, first_step, k_at, start, n_visible, k_place);
     copy_rows(block, first_step, v_at, start, n_visible, v_place);
     copy_rows(block, first_step + 1, k_at, start, n_visible, next_place);
@@ -101,8 +159,8 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
         for (u32 h = 0; h < 2; ++h) {
-            largest[b][h] = block.first_largest(m + 16 * b + 8 * h + l / 4);
-            total[b][h] = l % 4 == 0 ? block.first_total() : 0.0f;
+            largest[b][h] = part == 0 ? block.first_largest(m + 16 * b + 8 * h + l / 4) : NEG_INF;
+            total[b][h] = part == 0 && l % 4 == 0 ? block.first_total() : 0.0f;
         }
 #pragma unroll
         for (u32 d = 0; d < DIM / 8; ++d) {
@@ -239,6 +297,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         v_place = old_k;
         next_place = old_v;
     }
+    if (parts > 1 && !joins_parts(a, part, parts, out, largest, total, shared_prefill)) return;
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll

@@ -2,12 +2,13 @@
 // attention_decode.hip has them: prefill.
 //
 // q [rows][n_head][DIM] f32, rotated already (rope_kv); K and V of the rows themselves are in the pages. A tile is up to
-// TILE_ROWS consecutive rows of one sequence; `tiles` [n_tiles]{first_row, n_rows} lies in device memory. The heads of a
+// 128 consecutive rows of one sequence; `tiles` [n_tiles]{first_row, n_rows} lies in device memory. The heads of a
 // group read the same keys, so a tile's work for one key/value head is a list of n_rows * group entries, (row, head of the
 // group), which is cut into blocks of M_BLOCK. Online softmax (arXiv 2205.14135, 2307.08691) with f32 sums; the maximum that
 // is subtracted may lag behind the true one by a factor of 2^LAG, which f16 weights have room for and the final division takes out,
 // so that the outputs are rarely rescaled.
-// Geometry: grid (n_head_kv * TILE_ROWS * group / M_BLOCK, n_tiles), THREADS threads.
+// Geometry: grid (n_head_kv * blocks, n_tiles, parts), THREADS threads; blocks = rows of the longest tile * group / M_BLOCK rounded up.
+// Parts (attention_mma.h alone): few rows far into a text would leave multiprocessors idle, so their positions are shared.
 // Bound by arithmetic: 4 DIM multiply-adds a pair of positions and head, half of that for causality. Bytes: q and the output once,
 // K and V once a block.
 //
@@ -20,7 +21,6 @@
 #include "kv.h"
 
 #define THREADS 128
-#define TILE_ROWS 128u
 #define LAG 8.0f
 
 struct AttentionPrefillArgs {
@@ -33,6 +33,10 @@ struct AttentionPrefillArgs {
     float softcap;  // 0 for none
     u32 window;     // 0 for none
     u32 n_head;
+    F32x4* partials;  // of more than one part
+    u32* counters;    // zero before and after, one a block of a part
+    u32 blocks;       // of a key/value head and tile
+    u32 reserved;
 };
 
 // A block's share of a tile: entries m0 up to `entries` of one key/value head.
@@ -43,9 +47,8 @@ struct PrefillBlock {
     FORCE PrefillBlock(const AttentionPrefillArgs& args, u32 m_block) : a(args) {
         const u32 tile = block_y();
         group = a.n_head / a.kv.n_head_kv;
-        const u32 parts = (TILE_ROWS * group + m_block - 1) / m_block;
-        head_kv = block_x() / parts;
-        m0 = block_x() % parts * m_block;
+        head_kv = block_x() / a.blocks;
+        m0 = block_x() % a.blocks * m_block;
         first_row = a.tiles[2 * tile];
         entries = a.tiles[2 * tile + 1] * group;
         sequence = sequence_of(a.kv, first_row);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::ops::activations::{Norm, Sink, Source, activations};
-use super::ops::attention::{self, Partials, Scores};
+use super::ops::attention::{self, Partials, Scores, SharedPositions};
 use super::ops::elements::{self, Change, Part};
 use super::ops::experts::{Groups, ManyInputs, Routed, Tensors, experts, experts_many, group};
 use super::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
@@ -131,6 +131,13 @@ const GROUPS: Groups = Groups {
     n_expert: 128,
 };
 
+const ROOM: PartsRoom = PartsRoom {
+    partials: 4096,
+    bytes: 4 << 20,
+    counters: 64,
+    n_counters: 1024,
+};
+
 /// One launch of every kind that can be built.
 fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
     let mut all = Vec::new();
@@ -150,12 +157,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
             factor: 1.0,
         };
         if target.has_mma() && ty.is_quantized() {
-            let room = PartsRoom {
-                partials: 4096,
-                bytes: 4 << 20,
-                counters: 64,
-                n_counters: 1024,
-            };
+            let room = ROOM;
             for (n_tokens, rows) in [2, 9, 33, 64].into_iter().zip([100, 1 << 15].repeat(2)) {
                 let half = HalfInputs { n_tokens, ..half };
                 let matrices = [matrix(ty, rows), matrix(ty, 64)];
@@ -346,7 +348,16 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                 sinks: Some(9),
                 ..Scores::causal(0.1)
             };
-            all.push(attention::prefill(target, 1, 2 * group, 5, 2, &kv, &scores, 3, 4).unwrap());
+            for (n_tiles, positions) in [(4, 100), (1, 10_000)] {
+                let shared = SharedPositions {
+                    room: ROOM,
+                    positions,
+                };
+                let heads = 2 * group;
+                let launch =
+                    attention::prefill(target, 1, heads, 5, 2, &kv, &scores, 3, n_tiles, shared);
+                all.push(launch.unwrap());
+            }
             let (append, to) = (Some(&rope), partials);
             all.push(attention::decode(qkv, 4, &kv, append, &scores, 7, to).unwrap());
         }

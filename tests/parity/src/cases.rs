@@ -56,6 +56,14 @@ pub struct Case {
 }
 
 impl Case {
+    /// What is compared, as a report calls it.
+    #[must_use]
+    pub fn operation(&self) -> &str {
+        &self.operation
+    }
+}
+
+impl Case {
     /// Whether its operations are given as a whole pass, often enough that a recording of it is replayed.
     pub fn is_recorded(&self) -> bool {
         self.recorded
@@ -327,7 +335,16 @@ fn attention() -> Vec<Case> {
         heads(4, 2, 96),
     ];
     for shape in shapes {
-        for (tokens, first) in [(1, 0), (1, 31), (1, 300), (5, 0), (64, 20), (130, 70)] {
+        // Few rows far into a text share its positions among blocks.
+        for (tokens, first) in [
+            (1, 0),
+            (1, 31),
+            (1, 300),
+            (5, 0),
+            (64, 20),
+            (130, 70),
+            (20, 1500),
+        ] {
             for (order, norms) in [(RopeOrder::Norm, false), (RopeOrder::Neox, true)] {
                 let (q, kv) = (
                     u64::from(shape.n_head * shape.head_dim),

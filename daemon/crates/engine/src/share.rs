@@ -25,11 +25,22 @@ const TOLERANCE: f64 = 1.05;
 /// Passes for which a size that was too long is not tried again.
 const CEILING_PASSES: u32 = 256;
 
+/// How many times the lowest price of a row few rows may cost: beyond it a pass is long whatever it takes in, as one far into a
+/// long text is, and takes in all that it may.
+const PRICE_MAX: f64 = 2.0;
+
+/// Passes that do so, before fewer rows are tried again.
+const FREE_PASSES: u32 = 32;
+
 /// What was measured for one model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PromptShare {
     rows: f64,
     ceiling: Option<Ceiling>,
+    /// Seconds a row where it was lowest, which is forgotten slowly.
+    lowest: f64,
+    /// Passes left that take in all that they may.
+    free: u32,
 }
 
 /// A size that was too long: prices have steps, and a step is not to be climbed again and again.
@@ -61,6 +72,8 @@ impl Default for PromptShare {
         Self {
             rows: ROWS_AT_FIRST,
             ceiling: None,
+            lowest: f64::INFINITY,
+            free: 0,
         }
     }
 }
@@ -68,7 +81,10 @@ impl Default for PromptShare {
 impl PromptShare {
     /// Rows of prompts that the next such pass takes, of `most`.
     pub(crate) fn rows(self, most: u32) -> u32 {
-        (self.rows as u32).clamp(1, most.max(1))
+        match self.free {
+            0 => (self.rows as u32).clamp(1, most.max(1)),
+            _ => most,
+        }
     }
 
     /// Learns from a pass. `most` is what a pass takes in at most.
@@ -90,6 +106,16 @@ impl PromptShare {
         };
         let wanted = fits.clamp(rows / 2.0, rows * 2.0);
         let too_long = each * rows > (without + longer) * TOLERANCE - without;
+        self.lowest = (self.lowest * 1.01).min(each.max(0.0));
+        if let Some(left) = self.free.checked_sub(1) {
+            self.free = left;
+            self.rows = ROWS_AT_FIRST;
+            return;
+        }
+        if too_long && rows <= 2.0 * ROWS_MIN && each > self.lowest * PRICE_MAX {
+            self.free = FREE_PASSES;
+            return;
+        }
         // A prompt's end may have been shorter than what was allowed, and says little of longer ones.
         if !too_long && rows < self.rows / 2.0 {
             return;
@@ -189,10 +215,32 @@ mod tests {
     }
 
     #[test]
+    fn a_pass_that_is_long_whatever_it_takes_in_takes_in_much() {
+        let mut share = PromptShare::default();
+        let (mut few, mut passes) = (0, 0);
+        let mut left = 16_384;
+        while left > 0 {
+            let rows = share.rows(512).min(left);
+            left -= rows;
+            passes += 1;
+            few += u32::from(rows < 512);
+            let pass = Mixed {
+                rows,
+                took: Duration::from_secs_f64((4.0 + 10.0 + 0.04 * f64::from(rows)) / 1e3),
+                without: Some(4e-3),
+                decoding: 8,
+                waiting: 1,
+            };
+            share.note(pass, 512);
+        }
+        assert!(passes < 48 && few < 8, "{passes} passes, {few} of few rows");
+    }
+
+    #[test]
     fn the_short_end_of_a_prompt_changes_little() {
         let mut share = PromptShare {
             rows: 256.0,
-            ceiling: None,
+            ..PromptShare::default()
         };
         let pass = Mixed {
             rows: 3,

@@ -1,6 +1,7 @@
 //! Attention (`hip/attention_decode.hip`, `hip/attention_prefill.hip`).
 
 use super::kv::{HEAD_DIM_MAX, Kv, KvPlace, Qkv, Rope, RopePlace};
+use super::matmat::PartsRoom;
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor};
 use rocmforge_ops::{KvLayout, Mask};
@@ -12,6 +13,9 @@ const PREFILL_THREADS: u32 = 128;
 
 /// Most rows of a tile of [`prefill`].
 pub const PREFILL_TILE_ROWS: u32 = 128;
+
+/// Most parts that the positions of a prompt's rows are shared by.
+const PREFILL_PARTS_MAX: u32 = 16;
 
 /// Most parts that a context is split into.
 pub const SPLIT_MAX: u32 = 64;
@@ -41,7 +45,7 @@ arg_struct! {
 
 arg_struct! {
     /// Of `attention_prefill_<dim>`.
-    AttentionPrefillArgs: 104 {
+    AttentionPrefillArgs: 128 {
         q: u64,
         out: u64,
         tiles: u64,
@@ -51,6 +55,10 @@ arg_struct! {
         softcap: f32,
         window: u32,
         n_head: u32,
+        partials: u64,
+        counters: u64,
+        blocks: u32,
+        reserved: u32,
     }
 }
 
@@ -253,6 +261,29 @@ fn prefill_block(target: &GpuTarget, head_dim: u32) -> (u32, u32) {
     (64, 0)
 }
 
+/// What the positions of few rows may be shared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedPositions {
+    /// Where the parts leave what they found.
+    pub room: PartsRoom,
+    /// Positions of the longest sequence, those of the rows included.
+    pub positions: u32,
+}
+
+/// Parts that the positions of so many blocks are shared by, so that each multiprocessor has two blocks.
+fn prefill_parts(target: &GpuTarget, blocks: u32, head_dim: u32, shared: SharedPositions) -> u32 {
+    if !target.has_mma() || u64::from(blocks) > shared.room.n_counters {
+        return 1;
+    }
+    let (row_blocks, keys) = if head_dim > 128 { (1, 32) } else { (2, 64) };
+    let bytes = u64::from(blocks * row_blocks * (head_dim / 8 + 1) * PREFILL_THREADS * 16);
+    (2 * target.compute_units / blocks.max(1))
+        .min((shared.room.bytes / bytes.max(1)) as u32)
+        // A part is a few steps at least.
+        .min(shared.positions / (4 * keys))
+        .clamp(1, PREFILL_PARTS_MAX)
+}
+
 /// Prefill: tiles of up to [`PREFILL_TILE_ROWS`] consecutive rows of one sequence, `tiles` u32 `[n_tiles][2]`: first row, rows. q has
 /// been rotated and the pages are complete, the rows' own positions included. `out` is f32 `[rows][n_head][head_dim_v]`. Head sizes that
 /// no tile is built for go row by row through the kernel of [`decode`], which is slower and as right.
@@ -273,6 +304,7 @@ pub fn prefill(
     scores: &Scores,
     tiles: Address,
     n_tiles: u32,
+    shared: SharedPositions,
 ) -> Result<Launch, Error> {
     let dim = kv.layout.head_dim_k;
     supports(n_head, kv.layout)?;
@@ -295,23 +327,33 @@ pub fn prefill(
         };
         return decode(qkv, out, kv, None, scores, 1, whole);
     };
+    let place = kv.place()?;
+    let n_head_kv = place.n_head_kv.max(1);
+    let (m_block, shared_bytes) = prefill_block(target, dim as u32);
+    let blocks = (rows.min(PREFILL_TILE_ROWS) * (n_head / n_head_kv)).div_ceil(m_block);
     let args = AttentionPrefillArgs {
         q,
         out,
         tiles,
-        kv: kv.place()?,
+        kv: place,
         sinks: scores.sinks.unwrap_or(0),
         scale: scores.scale,
         softcap: scores.softcap,
         window: scores.window(),
         n_head,
+        partials: shared.room.partials,
+        counters: shared.room.counters,
+        blocks,
+        reserved: 0,
     };
-    let n_head_kv = args.kv.n_head_kv;
-    let (m_block, shared_bytes) = prefill_block(target, dim as u32);
-    let parts = (PREFILL_TILE_ROWS * (n_head / n_head_kv.max(1))).div_ceil(m_block);
+    let all = n_head_kv * blocks * n_tiles;
     Ok(Launch {
         kernel,
-        grid: [n_head_kv * parts, n_tiles, 1],
+        grid: [
+            n_head_kv * blocks,
+            n_tiles,
+            prefill_parts(target, all, dim as u32, shared),
+        ],
         block: [PREFILL_THREADS, 1, 1],
         shared_bytes,
         args: ArgBytes::of(&args),

@@ -50,7 +50,10 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
     let most = most.and_then(NonZeroUsize::new).context("no clients")?;
     let mut session = Session::start_as(EngineConfig {
         device: bench.device.choice(),
-        max_sequences: most,
+        // And the long prompt beside them.
+        max_sequences: most
+            .max(NonZeroUsize::MIN.saturating_add(READERS - 1))
+            .saturating_add(1),
         ..EngineConfig::default()
     })?;
     let (model, _) = session.load("main", &path)?;

@@ -94,6 +94,9 @@ pub(crate) struct Options {
     /// Tokens of each client's prompt [default: 128].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4000))]
     client_prompt: Option<u16>,
+    /// Compare only operations whose name begins so, `attention` say.
+    #[arg(long, value_name = "NAME")]
+    operation: Option<String>,
     /// Rounds of load, generate, unload.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rounds: u32,
@@ -151,6 +154,8 @@ pub(crate) struct Bench {
     pub(crate) is_quick: bool,
     pub(crate) models: Models,
     pub(crate) seed: u64,
+    /// How the names of the operations begin that are compared.
+    pub(crate) operation: String,
     pub(crate) report: Report,
 }
 
@@ -176,6 +181,7 @@ impl Bench {
             is_quick: options.quick,
             models: Models::new(options.models.as_deref())?,
             seed: options.seed,
+            operation: options.operation.clone().unwrap_or_default(),
             report,
         })
     }

@@ -58,6 +58,9 @@ pub(crate) fn run(bench: &Bench, check: &mut Check) -> Result<()> {
     };
     let mut all: Vec<Comparison> = Vec::new();
     for (seed, case) in (SEED..).zip(cases(extent)) {
+        if !case.operation().starts_with(&bench.operation) {
+            continue;
+        }
         let comparisons = pair.compare(&case, seed)?;
         for c in comparisons.iter().filter(|c| !c.right) {
             check.fail(format!(
@@ -66,6 +69,9 @@ pub(crate) fn run(bench: &Bench, check: &mut Check) -> Result<()> {
             ));
         }
         all.extend(comparisons);
+    }
+    if all.is_empty() {
+        check.fail(format!("no operation begins with {:?}", bench.operation));
     }
     check.note(format!(
         "{} comparisons; the largest relative error of each operation, and what it may be:",

@@ -8,7 +8,7 @@
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 
 use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
-use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores};
+use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores, SharedPositions};
 use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
 use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs, PartsRoom};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
@@ -244,6 +244,10 @@ impl<'a> Lowering<'a> {
             scores,
             tiles,
             self.shape.n_tiles,
+            SharedPositions {
+                room: self.parts_room(),
+                positions: self.shape.positions_max,
+            },
         ))
     }
 
@@ -284,13 +288,7 @@ impl<'a> Lowering<'a> {
         }
         if self.target.has_mma() && matrices.iter().all(|m| m.ty.is_quantized()) {
             let half = self.half(input, bound)?;
-            let room = PartsRoom {
-                partials: self.scratch_base + self.workspace.partials,
-                bytes: self.workspace.partials_bytes,
-                counters: self.fixed.counters,
-                n_counters: self.fixed.counters_len,
-            };
-            let add = add.is_some();
+            let (room, add) = (self.parts_room(), add.is_some());
             return self.push_all(matmat::matmat_mma(self.target, half, &matrices, add, room));
         }
         let quantized = matrices.iter().any(|m| m.ty.is_quantized());
@@ -318,6 +316,16 @@ impl<'a> Lowering<'a> {
             self.push(matmat::matmat(self.target, inputs, matrix, add.is_some()))?;
         }
         Ok(())
+    }
+
+    /// Where blocks leave what others add up.
+    fn parts_room(&self) -> PartsRoom {
+        PartsRoom {
+            partials: self.scratch_base + self.workspace.partials,
+            bytes: self.workspace.partials_bytes,
+            counters: self.fixed.counters,
+            n_counters: self.fixed.counters_len,
+        }
     }
 
     /// The input of a step's first product, with what the step before left to it.

@@ -14,6 +14,9 @@ use crate::ops::{Rows, ScratchLayout};
 /// Most rows that the kernels for small batches are given; more go through f16 tiles.
 pub(super) const SMALL_BATCH: u64 = 64;
 
+/// Most rows of a pass that has a short chunk of a prompt beside tokens.
+const SHARED_BATCH: u64 = 2 * SMALL_BATCH;
+
 /// Most bytes of a tile of weights as f16.
 const TILE_MAX: u64 = 128 << 20;
 
@@ -104,9 +107,13 @@ impl Workspace {
         // Split attention and products in parts are for few rows: every block of a grid that fills the card twice has its
         // part. A longer pass may have some beside its prompts.
         let few = layout.tokens.min(SMALL_BATCH) + u64::from(2 * units);
-        let most = match layout.tokens <= SMALL_BATCH {
-            true => 4 << 20,
-            false => (layout.bytes / 16).min(4 << 20),
+        let most = if layout.tokens <= SMALL_BATCH {
+            4 << 20
+        } else if layout.tokens <= SHARED_BATCH {
+            // A chunk of a prompt beside tokens, whose positions are shared.
+            8 << 20
+        } else {
+            (layout.bytes / 16).min(4 << 20)
         };
         let partials_bytes = (widest * 5 * few).min(most);
         let partials = take(partials_bytes);
