@@ -519,11 +519,6 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
             assert!(launch.shared_bytes <= most, "{}", launch.kernel);
         }
     }
-    let prefill = units::file("attention_prefill.hip").unwrap();
-    assert_eq!(
-        defined(prefill, "TILE_ROWS"),
-        [attention::PREFILL_TILE_ROWS]
-    );
 }
 
 #[test]
