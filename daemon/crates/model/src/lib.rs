@@ -15,6 +15,9 @@ mod hparams;
 mod info;
 mod keys;
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use rocmforge_gguf::Gguf;
 use rocmforge_ops::Plan;
 
@@ -30,6 +33,8 @@ pub struct Model {
     plan: Plan,
     info: ModelInfo,
     left_alone: Vec<String>,
+    predictor: Option<Arc<Plan>>,
+    unpredicted: Option<String>,
 }
 
 impl Model {
@@ -47,14 +52,28 @@ impl Model {
         let hparams = Hparams::read(keys)?;
         let mut builder =
             build::PlanBuilder::new(keys, hparams.n_embd, hparams.n_vocab, hparams.norm_eps);
+        let predictor = predictor(arch, keys, &hparams);
+        if let Some(Ok(_)) = &predictor {
+            builder.keep_stream();
+        }
         (arch.build)(&mut builder, &hparams)?;
-        let (plan, left_alone) = builder.finish()?;
+        let (plan, mut left_alone) = builder.finish()?;
+        let (predictor, unpredicted) = match predictor {
+            None => (None, None),
+            Some(Ok((plan, used))) => {
+                left_alone.retain(|name| !used.contains(name));
+                (Some(Arc::new(plan)), None)
+            }
+            Some(Err(error)) => (None, Some(error.to_string())),
+        };
         let info = ModelInfo::new(gguf, &hparams, &plan, &left_alone);
         Ok(Self {
             hparams,
             plan,
             info,
             left_alone,
+            predictor,
+            unpredicted,
         })
     }
 
@@ -68,6 +87,19 @@ impl Model {
         &self.plan
     }
 
+    /// How the block runs that predicts one token more than the model does (MTP), where the file has one that can be used.
+    ///
+    /// Its inputs are rows of the embedding and of the model's [`Plan::stream`]: its row for a position takes the token behind
+    /// that position and the stream at it, and its logits are those of the token after. It has keys and values of its own.
+    pub fn predictor(&self) -> Option<&Arc<Plan>> {
+        self.predictor.as_ref()
+    }
+
+    /// Why a block that the file announces is not used; `None` where it is, or where there is none.
+    pub fn unpredicted(&self) -> Option<&str> {
+        self.unpredicted.as_deref()
+    }
+
     /// What clients are told.
     pub fn info(&self) -> &ModelInfo {
         &self.info
@@ -77,4 +109,28 @@ impl Model {
     pub fn left_alone(&self) -> &[String] {
         &self.left_alone
     }
+}
+
+/// A plan and the names of the tensors that it uses.
+type Part = (Plan, HashSet<String>);
+
+/// The plan of the first block that predicts a further token, or why it cannot be used; `None` where the file announces none.
+fn predictor(
+    arch: &arch::Arch,
+    keys: keys::Keys<'_>,
+    hparams: &Hparams,
+) -> Option<Result<Part, Error>> {
+    if hparams.n_layer_nextn == 0 {
+        return None;
+    }
+    let Some(predict) = arch.predict else {
+        let name = arch.name;
+        return Some(Err(Error::Unsupported(format!(
+            "such blocks of '{name}' are not implemented"
+        ))));
+    };
+    let mut builder =
+        build::PlanBuilder::new(keys, hparams.n_embd, hparams.n_vocab, hparams.norm_eps);
+    let built = predict(&mut builder, hparams);
+    Some(built.and_then(|()| builder.finish_part()))
 }

@@ -98,6 +98,9 @@ pub struct Plan {
     pub logits: Buf,
     /// Where it leaves the rows that they are computed from, normed, `[outputs][n_embd]`.
     pub hidden: Buf,
+    /// The residual stream behind the last layer, `[tokens][n_embd]`, where it is to stay readable to the pass's end: another
+    /// plan's input.
+    pub stream: Option<Buf>,
     /// Activation buffers.
     pub bufs: Vec<BufSpec>,
     /// Which of them lie apart.
@@ -202,6 +205,7 @@ impl Plan {
         let uses = uses(&self.steps);
         let name = |b: Buf| self.bufs[usize::from(b.0)].name;
         let mut alive: Vec<Buf> = vec![self.logits];
+        alive.extend(self.stream);
         let mut live_out: Vec<Vec<Buf>> = vec![Vec::new(); self.steps.len()];
         // What is alive after each use, found from the end.
         let mut after: Vec<Vec<Buf>> = vec![Vec::new(); uses.len()];
@@ -317,6 +321,7 @@ mod tests {
             }],
             logits: L,
             hidden: N,
+            stream: None,
             bufs: vec![spec("x"), spec("n"), spec("p"), spec("logits")],
             conflicts: Conflicts::none(4),
             kv: Vec::new(),
@@ -373,6 +378,35 @@ mod tests {
             panic!("a run");
         };
         assert_eq!(live_out, &[N]);
+    }
+
+    #[test]
+    fn a_stream_that_is_kept_lies_apart_from_what_is_written_last() {
+        // Nothing reads p once n is made of it; logits are written more than three operations later.
+        let steps = || {
+            let ops = vec![
+                norm(X, P),
+                norm(P, N),
+                add(N, X),
+                add(N, X),
+                add(N, X),
+                norm(N, L),
+            ];
+            plan(vec![ops])
+        };
+        let mut p = steps();
+        p.settle_lifetimes(&[vec![]]).unwrap();
+        assert!(!p.conflicts.between(P, L));
+        let mut kept = Plan {
+            stream: Some(P),
+            ..steps()
+        };
+        kept.settle_lifetimes(&[vec![P]]).unwrap();
+        assert!(kept.conflicts.between(P, L));
+        let Step::Run { live_out, .. } = &kept.steps[0] else {
+            panic!("a run");
+        };
+        assert!(live_out.contains(&P));
     }
 
     #[test]

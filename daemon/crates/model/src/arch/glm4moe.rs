@@ -8,6 +8,7 @@ use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
 use super::glm4::leave_predictors;
 use super::layer::{FeedForward, Layer, Norms, layer};
 use super::moe::{self, Moe, Shared};
+use super::nextn;
 use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::Hparams;
@@ -15,47 +16,78 @@ use crate::keys::{N_EXPERT_MAX, N_LAYER_MAX};
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
-    let keys = b.keys;
-    let rope = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
-    let table = b.rope_table(rope);
-    let dense = keys.maybe("leading_dense_block_count", N_LAYER_MAX)?;
-    let n_shared = keys.maybe("expert_shared_count", N_EXPERT_MAX)?;
-    let spec = MoeSpec {
-        selection_bias: Presence::Optional,
-        ..moe::read(keys, h.n_embd, RouterGate::Sigmoid, true)?
-    };
+    let layers = Layers::read(b, h)?;
     leave_predictors(b, h);
     for i in 0..h.n_layer {
-        let attention = AttentionSpec {
-            qkv_bias: Presence::Optional,
-            head_norms: Presence::Optional,
-            ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
+        layer(b, i, x, &layers.layer(b, h, i)?)?;
+    }
+    b.head(x, Presence::Absent, None, None)
+}
+
+/// The first block that predicts a further token.
+pub(super) fn predict(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
+    let block = h.n_layer;
+    let layers = Layers::read(b, h)?;
+    let x = nextn::begin(b, block)?;
+    layer(b, block, x, &layers.layer(b, h, block)?)?;
+    nextn::end(b, block, x)
+}
+
+/// What the layers have in common.
+struct Layers {
+    /// The table of rotations.
+    table: u8,
+    /// Layers with one feed-forward each, before those with experts.
+    dense: u32,
+    moe: Moe,
+}
+
+impl Layers {
+    fn read(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Self, Error> {
+        let keys = b.keys;
+        let rope = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
+        let n_shared = keys.maybe("expert_shared_count", N_EXPERT_MAX)?;
+        let spec = MoeSpec {
+            selection_bias: Presence::Optional,
+            ..moe::read(keys, h.n_embd, RouterGate::Sigmoid, true)?
         };
-        let feed_forward = if i < dense {
-            FeedForward::Gated {
-                n_ff: h.n_ff(keys, i)?,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            }
-        } else {
-            FeedForward::Moe(Moe {
+        Ok(Self {
+            table: b.rope_table(rope),
+            dense: keys.maybe("leading_dense_block_count", N_LAYER_MAX)?,
+            moe: Moe {
                 spec,
                 shared: (n_shared > 0).then(|| Shared {
                     n_ff: spec.n_ff * u64::from(n_shared),
                     gated: false,
                 }),
-            })
-        };
-        let norms = Norms::POST_ATTENTION;
-        layer(
-            b,
-            i,
-            x,
-            &Layer {
-                norms,
-                ..Layer::new(attention, feed_forward)
             },
-        )?;
+        })
     }
-    b.head(x, Presence::Absent, None, None)
+
+    fn layer(&self, b: &PlanBuilder<'_>, h: &Hparams, i: u32) -> Result<Layer, Error> {
+        let rope = RopeUse {
+            table: self.table,
+            first: 0,
+        };
+        // A block behind the layers is as the last of them.
+        let heads = h.heads_of(i.min(h.n_layer - 1));
+        let attention = AttentionSpec {
+            qkv_bias: Presence::Optional,
+            head_norms: Presence::Optional,
+            ..AttentionSpec::new(heads, Some(rope))
+        };
+        let feed_forward = if i < self.dense.min(h.n_layer) {
+            FeedForward::Gated {
+                n_ff: h.n_ff(b.keys, i)?,
+                act: Act::Silu,
+                bias: Presence::Absent,
+            }
+        } else {
+            FeedForward::Moe(self.moe)
+        };
+        Ok(Layer {
+            norms: Norms::POST_ATTENTION,
+            ..Layer::new(attention, feed_forward)
+        })
+    }
 }

@@ -17,6 +17,7 @@ mod minimax_m2;
 mod mistral3;
 mod moe;
 mod nemotron_h;
+mod nextn;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -42,112 +43,140 @@ pub(crate) struct Arch {
     /// `general.architecture`, and the prefix of its keys.
     pub(crate) name: &'static str,
     pub(crate) build: Build,
+    /// Emits the operations of the block that predicts one token more, where that is implemented.
+    pub(crate) predict: Option<Build>,
 }
 
 const ALL: &[Arch] = &[
     Arch {
         name: "deepseek2",
         build: deepseek2::build,
+        predict: None,
     },
     Arch {
         name: "gemma2",
         build: gemma2::build,
+        predict: None,
     },
     Arch {
         name: "gemma3",
         build: gemma3::build,
+        predict: None,
     },
     Arch {
         name: "gemma4",
         build: gemma4::build,
+        predict: None,
     },
     Arch {
         name: "glm4",
         build: glm4::build,
+        predict: None,
     },
     Arch {
         name: "glm4moe",
         build: glm4moe::build,
+        predict: Some(glm4moe::predict),
     },
     Arch {
         name: "gpt-oss",
         build: gpt_oss::build,
+        predict: None,
     },
     Arch {
         name: "granite",
         build: granite::build,
+        predict: None,
     },
     Arch {
         name: "granitehybrid",
         build: granitehybrid::build,
+        predict: None,
     },
     Arch {
         name: "lfm2",
         build: lfm2::build,
+        predict: None,
     },
     Arch {
         name: "lfm2moe",
         build: lfm2::build,
+        predict: None,
     },
     Arch {
         name: "llama",
         build: llama::build,
+        predict: None,
     },
     Arch {
         name: "minimax-m2",
         build: minimax_m2::build,
+        predict: None,
     },
     Arch {
         name: "mistral3",
         build: mistral3::build,
+        predict: None,
     },
     Arch {
         name: "nemotron_h",
         build: nemotron_h::build,
+        predict: None,
     },
     Arch {
         name: "nemotron_h_moe",
         build: nemotron_h::build,
+        predict: None,
     },
     Arch {
         name: "olmo2",
         build: olmo2::build,
+        predict: None,
     },
     Arch {
         name: "phi3",
         build: phi3::build,
+        predict: None,
     },
     Arch {
         name: "qwen2",
         build: qwen2::build,
+        predict: None,
     },
     Arch {
         name: "qwen2moe",
         build: qwen2moe::build,
+        predict: None,
     },
     Arch {
         name: "qwen3",
         build: qwen3::build,
+        predict: None,
     },
     Arch {
         name: "qwen35",
         build: qwen35::build,
+        predict: None,
     },
     Arch {
         name: "qwen35moe",
         build: qwen35::build,
+        predict: None,
     },
     Arch {
         name: "qwen3moe",
         build: qwen3moe::build,
+        predict: None,
     },
     Arch {
         name: "qwen3next",
         build: qwen3next::build,
+        predict: None,
     },
     Arch {
         name: "smollm3",
         build: smollm3::build,
+        predict: None,
     },
 ];
 

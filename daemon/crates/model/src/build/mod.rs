@@ -10,14 +10,15 @@
 mod attention;
 mod experts;
 mod feed_forward;
+mod head;
 mod products;
 
 use std::collections::{HashMap, HashSet};
 
 use rocmforge_gguf::{Gguf, TensorInfo};
 use rocmforge_ops::{
-    Buf, BufSpec, Conflicts, HeadShape, Input, KvGroup, KvLayer, KvLayout, Op, Plan, Product, Role,
-    RopeSpec, Rows, Segment, SegmentKind, Step, TensorDesc, TensorIndex,
+    Buf, BufSpec, Conflicts, HeadShape, Input, KvGroup, KvLayer, KvLayout, Op, Plan, Role,
+    RopeSpec, Rows, Segment, SegmentKind, Step, TensorDesc, TensorIndex, WeightType,
 };
 
 use crate::error::Error;
@@ -76,6 +77,7 @@ pub(crate) struct PlanBuilder<'a> {
     ropes: Vec<RopeSpec>,
     /// The residual stream and what else lives all along the pass.
     stream: Vec<Buf>,
+    keeps_stream: bool,
     pub(crate) n_embd: u64,
     pub(crate) n_vocab: u64,
     pub(crate) eps: f32,
@@ -103,6 +105,7 @@ impl<'a> PlanBuilder<'a> {
             state_elements: 0,
             ropes: Vec::new(),
             stream: Vec::new(),
+            keeps_stream: false,
             n_embd: u64::from(n_embd),
             n_vocab: u64::from(n_vocab),
             eps,
@@ -348,6 +351,36 @@ impl<'a> PlanBuilder<'a> {
         self.input("x", "token_embd.weight", self.n_embd)
     }
 
+    /// A residual stream that the plan makes itself.
+    pub(crate) fn stream(&mut self, name: &'static str) -> Buf {
+        let buf = self.buf(name, self.n_embd);
+        self.stream.push(buf);
+        buf
+    }
+
+    /// Rows that another plan left in its residual stream, f32.
+    pub(crate) fn stream_input(&mut self, name: &'static str) -> Buf {
+        let buf = self.stream(name);
+        self.inputs.push(Input {
+            table: TensorDesc {
+                name: "the residual stream".to_owned(),
+                ty: WeightType::F32,
+                rows: 1,
+                cols: self.n_embd,
+                offset: 0,
+                bytes: self.n_embd * 4,
+                role: Role::Matrix,
+            },
+            buf,
+        });
+        buf
+    }
+
+    /// Has the residual stream stay readable to the end of a pass.
+    pub(crate) fn keep_stream(&mut self) {
+        self.keeps_stream = true;
+    }
+
     /// `out = rms_norm(x) * {name}`.
     pub(crate) fn norm(&mut self, x: Buf, name: &str, out: &'static str) -> Result<Buf, Error> {
         let width = self.width(x);
@@ -380,57 +413,28 @@ impl<'a> PlanBuilder<'a> {
         Ok(())
     }
 
-    /// Names the norm of the output head where it is not `output_norm.weight`.
-    pub(crate) fn head_norm_name(&mut self, name: &'static str) {
-        self.output_norm = name;
-    }
-
-    /// The output head: norm, product, and what is done to the logits.
-    pub(crate) fn head(
-        &mut self,
-        x: Buf,
-        bias: Presence,
-        scale: Option<f32>,
-        softcap: Option<f32>,
-    ) -> Result<(), Error> {
-        let (n_embd, n_vocab) = (self.n_embd, self.n_vocab);
-        self.cut("output".to_owned(), &[]);
-        self.head_step = Some(self.steps.len());
-        let o = self.buf_rows("o", n_embd, Rows::Outputs);
-        self.op(Op::GatherOutputs { x, out: o });
-        let on = self.norm(o, self.output_norm, "on")?;
-        let logits = self.buf_rows("logits", n_vocab, Rows::Outputs);
-        // Without a matrix of its own the head uses the embedding's (tied).
-        let found = match self.tensor_if("output.weight", &[n_embd, n_vocab])? {
-            Some(found) => found,
-            None => self.tensor("token_embd.weight", &[n_embd, n_vocab])?,
-        };
-        let weight = self.place(&found, Role::Matrix);
-        self.scaled("output.weight", logits)?;
-        let bias = self.bias_if("output.bias", logits, bias)?;
-        let out = logits;
-        self.mat_mul(on, vec![Product { weight, bias, out }]);
-        if let Some(factor) = scale.filter(|&f| f != 1.0) {
-            self.op(Op::Scale { x: logits, factor });
-        }
-        if let Some(cap) = softcap.filter(|&c| c != 0.0) {
-            self.op(Op::SoftCap { x: logits, cap });
-        }
-        self.close(&[]);
-        Ok(())
-    }
-
     /// The plan, checked, and the names of tensors that were left alone.
     pub(crate) fn finish(mut self) -> Result<(Plan, Vec<String>), Error> {
+        // What a product's input may be rounded by where a device multiplies in 4 bits; none here
+        // does.
+        self.leave_alone(|name| name.ends_with(".input_scale"));
+        self.refuse_unused()?;
+        let left_alone = std::mem::take(&mut self.left_alone);
+        Ok((self.plan()?, left_alone))
+    }
+
+    /// The plan of a part of the file, checked, and the names of the tensors that it uses.
+    pub(crate) fn finish_part(mut self) -> Result<(Plan, HashSet<String>), Error> {
+        let used = std::mem::take(&mut self.used);
+        Ok((self.plan()?, used))
+    }
+
+    fn plan(mut self) -> Result<Plan, Error> {
         self.close(&[]);
         assert!(
             self.scales.is_empty(),
             "a scaled product was never emitted by `mat_mul`"
         );
-        // What a product's input may be rounded by where a device multiplies in 4 bits; none here
-        // does.
-        self.leave_alone(|name| name.ends_with(".input_scale"));
-        self.refuse_unused()?;
         let n_ordered = self.ordered.len() as u32;
         for step in &mut self.steps {
             if let Step::Experts { first_segment, .. } = step {
@@ -452,6 +456,7 @@ impl<'a> PlanBuilder<'a> {
             steps: self.steps,
             inputs: self.inputs,
             logits,
+            stream: self.stream.first().copied().filter(|_| self.keeps_stream),
             conflicts: Conflicts::all(self.bufs.len()),
             bufs: self.bufs,
             kv: self.kv,
@@ -463,7 +468,7 @@ impl<'a> PlanBuilder<'a> {
                 arch: self.keys.arch,
                 fault,
             })?;
-        Ok((plan, self.left_alone))
+        Ok(plan)
     }
 
     /// Computing without a tensor that the file has would give wrong text.

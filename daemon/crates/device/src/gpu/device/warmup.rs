@@ -400,6 +400,7 @@ mod tests {
             }],
             logits: Buf(2),
             hidden: Buf(2),
+            stream: None,
             bufs: vec![buf("x", 256), buf("y", 512), buf("z", 512)],
             conflicts: Conflicts::all(3),
             kv: Vec::new(),
