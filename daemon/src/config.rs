@@ -135,7 +135,8 @@ pub struct Flags {
     /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
-    /// Draft tokens from what a text has said before, where that pays: on, off or auto, on the host alone [default: auto]
+    /// Draft tokens, from what a text has said before or by a model's block that predicts one more, where that pays: on, off
+    /// or auto, on the host alone [default: auto]
     #[arg(long, value_name = "WHETHER")]
     pub speculate: Option<String>,
     /// Seconds that work of a GPU may take before the GPU counts as hung and the daemon ends [default: 30]
@@ -198,7 +199,8 @@ pub struct Config {
     pub host_budget: Option<Budget>,
     /// Whose prompts may begin with what an earlier one has computed.
     pub prefix_cache: PrefixCache,
-    /// Whether tokens are drafted from what a text has said before; `None` is on the host alone.
+    /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more; `None` is
+    /// on the host alone.
     pub speculate: Option<bool>,
     /// How long work of a GPU may take.
     pub watchdog: Duration,

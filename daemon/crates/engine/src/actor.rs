@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use rocmforge_device::gpu::Report;
 use rocmforge_device::{Device, SegmentLayout};
 use rocmforge_kernels::host::ops::{RopeAngles, RopeTable};
-use rocmforge_ops::Segment;
+use rocmforge_ops::{Plan, Segment};
 use rocmforge_scheduler::{Scheduler, SeqId};
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
@@ -38,6 +38,7 @@ use crate::keep_free::{self, KeepFree};
 use crate::loaded::LoadedModel;
 use crate::masks::Masks;
 use crate::open::{Opened, no_device};
+use crate::predict::Predictor;
 use crate::residency::Residency;
 use crate::schedule::{PassPace, ScratchSizes};
 use crate::share::PromptShare;
@@ -76,6 +77,8 @@ pub(crate) struct Entry {
     /// How long passes take that only decode.
     pub(crate) times: PassTimes,
     pub(crate) share: PromptShare,
+    /// The block that predicts one token more, where the file has one and tokens are drafted.
+    pub(crate) predictor: Option<Predictor>,
 }
 
 /// A preload under way.
@@ -137,6 +140,8 @@ pub(crate) struct Engine {
     pub(crate) ids: Vec<u32>,
     /// Rows of its inputs, as their tables have them.
     pub(crate) inputs: Vec<Vec<u8>>,
+    /// Residual streams of its rows, `[rows][n_embd]`, where the model's predictor wants them.
+    pub(crate) stream: Vec<f32>,
     /// Rotations of its rows, for each table.
     pub(crate) angles: Vec<RopeAngles>,
     pub(crate) snapshot: watch::Sender<Arc<Snapshot>>,
@@ -261,6 +266,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         config,
         ids: Vec::new(),
         inputs: Vec::new(),
+        stream: Vec::new(),
         angles: Vec::new(),
         snapshot,
         published_at: Instant::now(),
@@ -460,7 +466,8 @@ impl Engine {
 
     /// Gives back what a request held, publishes, and tells its end if it failed.
     pub(crate) fn finish(&mut self, mut task: Task, error: Option<Error>) {
-        task.memory.free(&mut self.residency);
+        let plan = task.loaded.model().plan();
+        task.memory.free(&mut self.residency, plan);
         self.release_rest(task.model);
         if let Some(error) = error {
             tracing::debug!(model = task.loaded.name(), %error, "a request ended early");
@@ -498,14 +505,17 @@ impl Engine {
         self.loss.tell(reason);
     }
 
-    /// Where the device wants a model's tensors.
+    /// Where the device wants the tensors of one of a model's plans.
     ///
     /// # Errors
     /// [`Error::Unsupported`] names what no kernel of the device can run.
-    pub(crate) fn layouts(&self, loaded: &LoadedModel) -> Result<Vec<Arc<SegmentLayout>>, Error> {
-        let segments = &loaded.model().plan().segments;
+    pub(crate) fn layouts(
+        &self,
+        loaded: &LoadedModel,
+        plan: &Plan,
+    ) -> Result<Vec<Arc<SegmentLayout>>, Error> {
         let layout = |s: &Segment| self.residency.device.layout(&s.tensors).map(Arc::new);
-        let layouts: Result<_, _> = segments.iter().map(layout).collect();
+        let layouts: Result<_, _> = plan.segments.iter().map(layout).collect();
         layouts.map_err(|e| from_device(Some((loaded.name(), loaded.path())), e))
     }
 }

@@ -37,10 +37,13 @@ impl Engine {
         let Some(realm) = task.realm else {
             return;
         };
-        let plan = task.loaded.model().plan();
-        let begun = task
-            .memory
-            .begin(&mut self.residency, realm, plan, &task.tokens);
+        let begun = task.memory.begin(
+            &mut self.residency,
+            realm,
+            task.loaded.model(),
+            &task.tokens,
+            task.predicts,
+        );
         task.n_past = begun.positions;
         if begun.positions > 0 {
             self.scheduler.reused(seq, begun.positions as u32);
@@ -71,7 +74,8 @@ impl Engine {
             let followed = std::mem::replace(&mut task.follows, follows);
             let ready = task.reader_has_room() && !follows;
             if followed && !follows {
-                task.memory.free(&mut self.residency);
+                let plan = task.loaded.model().plan();
+                task.memory.free(&mut self.residency, plan);
                 self.begin_with_what_is_there(seq);
             }
             self.scheduler.set_ready(seq, ready);
@@ -103,9 +107,11 @@ impl Engine {
     /// Tells which weights go before what is kept of prompts: those of models with running requests, and pinned ones.
     pub(crate) fn note_wanted_weights(&mut self) {
         let bytes = self.models.iter().map(|entry| {
+            let block = entry.predictor.as_ref().filter(|p| p.on);
+            let of_block = block.map_or(0, |p| self.residency.model_bytes(p.id));
             let runs = self.tasks.values().any(|t| t.begun && t.model == entry.id);
             match runs {
-                true => self.residency.model_bytes(entry.id),
+                true => self.residency.model_bytes(entry.id) + of_block,
                 false => self.residency.model_pinned_bytes(entry.id),
             }
         });

@@ -344,6 +344,9 @@ impl Engine {
             // The engine ends what is late itself, and says how many tokens there were.
             deadline: None,
         };
+        let entry = self.models.iter().find(|e| e.id == model);
+        let predictor = entry.and_then(|e| e.predictor.as_ref());
+        let predicts = predictor.is_some_and(|p| p.on) && work.takes_drafts();
         let task = Task {
             seq,
             model,
@@ -357,6 +360,8 @@ impl Engine {
             begun: false,
             follows: false,
             realm: wanted.realm,
+            predicts,
+            sized: (0, 0),
             counts: crate::api::RequestCacheUse::default(),
             received,
             deadline,
@@ -374,6 +379,11 @@ impl Engine {
     /// Changes the budget to so many bytes, which are in range.
     pub(crate) fn change_budget(&mut self, wanted: u64) -> Result<BudgetChange, Error> {
         let before = self.residency.cache.stats().total.counters;
+        if wanted > self.budget() {
+            self.predict_again();
+        } else if self.room_for_running(wanted) > wanted {
+            self.stop_predicting(|_| true);
+        }
         // Running work keeps what it needs; the rest of the way is gone as it ends.
         let now = self.room_on_the_way_to(wanted);
         self.budget_wanted = (now > wanted).then_some(wanted);

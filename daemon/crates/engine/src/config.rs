@@ -66,8 +66,9 @@ pub struct EngineConfig {
     pub host_budget: Option<Budget>,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
-    /// Whether tokens are drafted from what a text has said before, where that pays. `None` is on the host alone: there a
-    /// row's result does not depend on the number of rows, and so the text is the same whenever drafts are made.
+    /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more, where that
+    /// pays. `None` is on the host alone: there a row's result does not depend on the number of rows, and so the text is
+    /// the same whenever drafts are made.
     pub speculate: Option<bool>,
     /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where they are not; `None` is none.
     pub keep_free: Option<Budget>,

@@ -6,7 +6,8 @@
 //! behind it.
 
 use rocmforge_device::{ALIGNMENT, NO_PAGE, Plan};
-use rocmforge_ops::KV_PAGE_TOKENS;
+use rocmforge_model::Model;
+use rocmforge_ops::{KV_PAGE_TOKENS, KvGroup};
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use crate::error::Error;
@@ -59,6 +60,76 @@ pub(crate) struct SequenceMemory {
     groups: Vec<Pages>,
     state: Option<BlockId>,
     sharing: Option<Sharing>,
+    predicting: Option<Predicting>,
+}
+
+/// What a sequence holds for the model's block that predicts a further token.
+#[derive(Debug, Default)]
+struct Predicting {
+    groups: Vec<Pages>,
+    /// Positions of which the block has keys and values.
+    past: usize,
+}
+
+/// The slot of the block's first group in the nodes of a model's beginnings: behind the pages and the state.
+fn predicting_slot(plan: &Plan) -> usize {
+    plan.kv.len() + usize::from(plan.state_elements > 0)
+}
+
+/// Slots of a node of a model's beginnings.
+fn slots_of(model: &Model) -> usize {
+    let of_block = model.predictor().map_or(0, |block| block.kv.len());
+    predicting_slot(model.plan()) + of_block
+}
+
+impl Pages {
+    /// Has pages for positions up to `end`.
+    fn grow(
+        &mut self,
+        residency: &mut Residency,
+        model: ModelId,
+        group: &KvGroup,
+        end: usize,
+    ) -> Result<(), Error> {
+        while self.held.len() < group.layout.pages_for(end) {
+            let bytes = group.layout.page_bytes() as u64;
+            let (block, slab) = residency.reserve(BlockKind::Kv, Some(model), bytes)?;
+            self.held.push(Some(Held::Own(block)));
+            self.offsets.push(slab.offset);
+        }
+        Ok(())
+    }
+
+    /// Begins with the pages of these nodes, from `first` on.
+    fn begin(&mut self, residency: &mut Residency, nodes: &[NodeId], slot: usize, first: usize) {
+        self.first = first;
+        for (page, &node) in nodes.iter().enumerate() {
+            let slab = (page >= first).then(|| residency.prefixes.hold(node, slot));
+            self.held.push(slab.map(|_| Held::Shared(node)));
+            self.offsets.push(slab.map_or(NO_PAGE, |s| s.offset));
+        }
+    }
+
+    /// Shares a full page with who comes to this node.
+    fn share(&mut self, residency: &mut Residency, page: usize, node: NodeId, slot: usize) {
+        // Where another sequence computed the same at the same time, each keeps its own.
+        if let Some(Some(Held::Own(block))) = self.held.get(page).copied() {
+            let slab = residency.cache.block(block);
+            if residency.prefixes.put(node, slot, (block, slab), true) {
+                self.held[page] = Some(Held::Shared(node));
+            }
+        }
+    }
+
+    /// Gives all pages back.
+    fn free(self, residency: &mut Residency, slot: usize) {
+        for held in self.held.into_iter().flatten() {
+            match held {
+                Held::Own(block) => residency.free(block),
+                Held::Shared(node) => residency.prefixes.let_go(node, slot),
+            }
+        }
+    }
 }
 
 /// What a sequence begins with.
@@ -83,8 +154,15 @@ impl SequenceMemory {
     }
 
     /// All slabs; one that sequences share is told by each.
-    pub(crate) fn slabs<'a>(&'a self, residency: &'a Residency) -> impl Iterator<Item = Slab> + 'a {
-        let groups = self.groups.iter().enumerate();
+    pub(crate) fn slabs<'a>(
+        &'a self,
+        residency: &'a Residency,
+        plan: &'a Plan,
+    ) -> impl Iterator<Item = Slab> + 'a {
+        let of_block = self.predicting.iter().flat_map(|p| &p.groups);
+        let of_block = of_block.enumerate();
+        let of_block = of_block.map(move |(g, pages)| (predicting_slot(plan) + g, pages));
+        let groups = self.groups.iter().enumerate().chain(of_block);
         let pages = groups.flat_map(move |(g, pages)| {
             let held = pages.held.iter().flatten();
             held.map(move |held| match *held {
@@ -102,9 +180,11 @@ impl SequenceMemory {
         &mut self,
         residency: &mut Residency,
         realm: Realm,
-        plan: &Plan,
+        of: &Model,
         tokens: &[u32],
+        predicts: bool,
     ) -> Begun {
+        let plan = of.plan();
         let most = tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
         let found = residency.prefixes.find(realm, tokens, most, plan);
         let mut pages = found.nodes.len();
@@ -114,16 +194,16 @@ impl SequenceMemory {
         {
             pages = 0;
         }
+        let block = of.predictor().filter(|_| predicts && pages > 0);
+        if let Some(block) = block {
+            pages = self.begin_predicting_with(residency, plan, block, &found.nodes[..pages]);
+        }
         let nodes = &found.nodes[..pages];
         self.groups.resize_with(plan.kv.len(), Pages::default);
         let positions = pages * KV_PAGE_TOKENS;
         for (g, (own, group)) in self.groups.iter_mut().zip(&plan.kv).enumerate() {
-            own.first = group.first_page(positions).min(pages);
-            for (page, &node) in nodes.iter().enumerate() {
-                let slab = (page >= own.first).then(|| residency.prefixes.hold(node, g));
-                own.held.push(slab.map(|_| Held::Shared(node)));
-                own.offsets.push(slab.map_or(NO_PAGE, |s| s.offset));
-            }
+            let first = group.first_page(positions).min(pages);
+            own.begin(residency, nodes, g, first);
         }
         if let Some(&last) = nodes.last() {
             residency.prefixes.touch(last);
@@ -150,6 +230,76 @@ impl SequenceMemory {
             moving: None,
         });
         Begun { positions, stops }
+    }
+
+    /// Begins with what is there of the block's keys and values, where that is all. With how many of the nodes the sequence is
+    /// to begin.
+    fn begin_predicting_with(
+        &mut self,
+        residency: &mut Residency,
+        plan: &Plan,
+        block: &Plan,
+        nodes: &[NodeId],
+    ) -> usize {
+        let slots = predicting_slot(plan)..predicting_slot(plan) + block.kv.len();
+        let has = |node: &&NodeId| slots.clone().all(|s| residency.prefixes.has(**node, s));
+        let there = nodes.iter().take_while(has).count();
+        // The last page of an answer may lack its last row, whose next token was not known. A page is less to compute
+        // than to go on without drafts; but with a window or a state it goes on only from where it was found to.
+        let anywhere = plan.state_elements == 0 && plan.kv.iter().all(|g| g.window.is_none());
+        if there < nodes.len() && !(anywhere && there + 1 == nodes.len()) {
+            return nodes.len();
+        }
+        let mut groups: Vec<Pages> = Vec::new();
+        groups.resize_with(block.kv.len(), Pages::default);
+        for (pages, slot) in groups.iter_mut().zip(slots) {
+            pages.begin(residency, &nodes[..there], slot, 0);
+        }
+        self.predicting = Some(Predicting {
+            groups,
+            past: there * KV_PAGE_TOKENS,
+        });
+        there
+    }
+
+    /// The block has the keys and values of so many positions.
+    pub(crate) fn set_predicted(&mut self, past: usize) {
+        self.predicting.get_or_insert_default().past = past;
+    }
+
+    /// Positions of which the block has keys and values; `None` without it.
+    pub(crate) fn predicted(&self) -> Option<usize> {
+        self.predicting.as_ref().map(|p| p.past)
+    }
+
+    /// Makes room for the block's keys and values of positions up to `end`.
+    pub(crate) fn prepare_predicting(
+        &mut self,
+        residency: &mut Residency,
+        model: ModelId,
+        block: &Plan,
+        end: usize,
+    ) -> Result<(), Error> {
+        let groups = &mut self.predicting.get_or_insert_default().groups;
+        groups.resize_with(block.kv.len(), Pages::default);
+        for (pages, group) in groups.iter_mut().zip(&block.kv) {
+            pages.grow(residency, model, group, end)?;
+        }
+        Ok(())
+    }
+
+    /// Arena offsets of the block's pages, for each of its groups.
+    pub(crate) fn predicting_pages(&self) -> Vec<&[u64]> {
+        let groups = self.predicting.iter().flat_map(|p| &p.groups);
+        groups.map(|g| g.offsets.as_slice()).collect()
+    }
+
+    /// Gives back what the block has.
+    pub(crate) fn stop_predicting(&mut self, residency: &mut Residency, plan: &Plan) {
+        let groups = self.predicting.take().into_iter().flat_map(|p| p.groups);
+        for (g, pages) in groups.enumerate() {
+            pages.free(residency, predicting_slot(plan) + g);
+        }
     }
 
     /// Takes a copy of a kept state. Whether there was room.
@@ -211,12 +361,7 @@ impl SequenceMemory {
                 }
             }
             pages.first = pages.first.max(behind);
-            while pages.held.len() < group.layout.pages_for(end) {
-                let bytes = group.layout.page_bytes() as u64;
-                let (block, slab) = residency.reserve(BlockKind::Kv, Some(model), bytes)?;
-                pages.held.push(Some(Held::Own(block)));
-                pages.offsets.push(slab.offset);
-            }
+            pages.grow(residency, model, group, end)?;
         }
         if plan.state_elements > 0 && self.state.is_none() {
             let bytes = plan.state_elements * 4;
@@ -231,10 +376,11 @@ impl SequenceMemory {
     pub(crate) fn hand_over(
         &mut self,
         residency: &mut Residency,
-        plan: &Plan,
+        of: &Model,
         tokens: &[u32],
         n_past: usize,
     ) {
+        let plan = of.plan();
         let Some(sharing) = &mut self.sharing else {
             return;
         };
@@ -242,19 +388,19 @@ impl SequenceMemory {
         while sharing.pages < full {
             let page = sharing.pages;
             let chunk = &tokens[page * KV_PAGE_TOKENS..][..KV_PAGE_TOKENS];
-            let Some(node) = residency.add_prefix(sharing.realm, sharing.at, chunk, plan) else {
+            let slots = slots_of(of);
+            let Some(node) = residency.add_prefix(sharing.realm, sharing.at, chunk, slots) else {
                 // The beginning that it went on from was given up.
                 self.sharing = None;
                 return;
             };
             for (g, pages) in self.groups.iter_mut().enumerate() {
-                // Where another sequence computed the same at the same time, each keeps its own.
-                let Some(Some(Held::Own(block))) = pages.held.get(page).copied() else {
-                    continue;
-                };
-                let slab = residency.cache.block(block);
-                if residency.prefixes.put(node, g, (block, slab), true) {
-                    pages.held[page] = Some(Held::Shared(node));
+                pages.share(residency, page, node, g);
+            }
+            let complete = |p: &&mut Predicting| p.past >= (page + 1) * KV_PAGE_TOKENS;
+            if let Some(predicting) = self.predicting.as_mut().filter(complete) {
+                for (g, pages) in predicting.groups.iter_mut().enumerate() {
+                    pages.share(residency, page, node, predicting_slot(plan) + g);
                 }
             }
             sharing.at = Some(node);
@@ -280,14 +426,10 @@ impl SequenceMemory {
     }
 
     /// Gives everything back.
-    pub(crate) fn free(&mut self, residency: &mut Residency) {
+    pub(crate) fn free(&mut self, residency: &mut Residency, plan: &Plan) {
+        self.stop_predicting(residency, plan);
         for (g, group) in self.groups.drain(..).enumerate() {
-            for held in group.held.into_iter().flatten() {
-                match held {
-                    Held::Own(block) => residency.free(block),
-                    Held::Shared(node) => residency.prefixes.let_go(node, g),
-                }
-            }
+            group.free(residency, g);
         }
         if let Some(block) = self.state.take() {
             residency.free(block);

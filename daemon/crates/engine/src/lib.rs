@@ -26,6 +26,7 @@ mod models;
 mod offload;
 mod open;
 mod pass;
+mod predict;
 mod prefix;
 mod pressure;
 mod publish;

@@ -2,7 +2,7 @@
 //! segments.
 
 use rocmforge_device::{Outline, Pace};
-use rocmforge_model::Model;
+use rocmforge_ops::Plan;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::error::Error;
@@ -34,12 +34,12 @@ impl Residency {
     pub(crate) fn prepare(
         &mut self,
         id: ModelId,
-        model: &Model,
+        plan: &Plan,
     ) -> Result<(), rocmforge_device::Error> {
         let source = &self.sources[&id];
         self.device.prepare(&Outline {
             file: &source.file,
-            plan: model.plan(),
+            plan,
             layouts: &source.layouts,
         })
     }

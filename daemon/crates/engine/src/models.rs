@@ -46,7 +46,7 @@ impl Engine {
         }
         // Two loads at once may each have made theirs.
         self.models.iter().any(|there| loaded.share(&there.loaded));
-        let layouts = self.layouts(&loaded)?;
+        let layouts = self.layouts(&loaded, loaded.model().plan())?;
         let kinds = loaded.model().plan().segments.iter().map(|s| s.kind);
         let kinds = kinds.collect();
         let id = ModelId(self.next_model);
@@ -58,10 +58,11 @@ impl Engine {
         );
         self.residency.register(id, source)?;
         self.next_model = self.next_model.wrapping_add(1);
-        if let Err(error) = self.residency.prepare(id, loaded.model()) {
+        if let Err(error) = self.residency.prepare(id, loaded.model().plan()) {
             self.residency.unregister(id)?;
             return Err(from_device(Some((loaded.name(), loaded.path())), error));
         }
+        let predictor = self.register_predictor(&loaded);
         let loaded = Arc::new(loaded);
         self.models.push(Entry {
             id,
@@ -69,6 +70,7 @@ impl Engine {
             rope: Vec::new(),
             times: PassTimes::default(),
             share: PromptShare::default(),
+            predictor,
         });
         Ok(loaded)
     }
@@ -107,8 +109,14 @@ impl Engine {
         }
         let all: Vec<u32> = (0..loaded.model().plan().segments.len() as u32).collect();
         self.residency.pin(id, &all, false)?;
-        let freed_bytes = self.residency.cache.model_stats(id).usage.total();
-        self.residency.unregister(id)?;
+        let predictor = self.models.iter().find(|e| e.id == id);
+        let predictor = predictor.and_then(|e| e.predictor.as_ref().map(|p| p.id));
+        let ids = [Some(id), predictor].into_iter().flatten();
+        let usage = |id| self.residency.cache.model_stats(id).usage.total();
+        let freed_bytes = ids.clone().map(usage).sum();
+        for id in ids {
+            self.residency.unregister(id)?;
+        }
         self.models.retain(|e| e.id != id);
         self.scheduler
             .model_unloaded(rocmforge_scheduler::ModelId(id.0));
@@ -224,7 +232,14 @@ impl Engine {
 
     pub(crate) fn clear(&mut self, name: Option<&str>) -> Result<Cleared, Error> {
         let model = name.map(|n| self.find(n).map(|e| e.id)).transpose()?;
-        let cleared = self.residency.clear(model)?;
+        let mut cleared = self.residency.clear(model)?;
+        // Without a name all went.
+        let predictor = self.models.iter().find(|e| Some(e.id) == model);
+        if let Some(predictor) = predictor.and_then(|e| e.predictor.as_ref()) {
+            let of_block = self.residency.clear(Some(predictor.id))?;
+            cleared.freed += of_block.freed;
+            cleared.segments += of_block.segments;
+        }
         let kept = cleared.kept.iter().filter_map(|&(segment, because)| {
             let entry = self.models.iter().find(|e| e.id == segment.model)?;
             Some(KeptSegment {

@@ -31,7 +31,8 @@ impl Engine {
     /// error was another.
     pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
         let Some(refused) = self.residency.take_refused() else {
-            if matches!(error, Error::Exhausted { .. }) && (self.yield_one() || self.compact(seqs))
+            if matches!(error, Error::Exhausted { .. })
+                && (self.yield_one() || self.compact(seqs) || self.stop_predicting(|_| true))
             {
                 return;
             }
@@ -41,6 +42,7 @@ impl Engine {
             return;
         };
         self.free_scratch();
+        self.stop_predicting(|_| true);
         let refusals = self.scheduler.memory_refused(seqs.iter().copied());
         let before = self.budget();
         let align = rocmforge_device::ALIGNMENT;
@@ -154,7 +156,10 @@ impl Engine {
 
     /// KV pages and states of what runs.
     fn kept(&self) -> Vec<Slab> {
-        let held = |task: &Task| task.memory.slabs(&self.residency).collect::<Vec<_>>();
+        let held = |task: &Task| {
+            let plan = task.loaded.model().plan();
+            task.memory.slabs(&self.residency, plan).collect::<Vec<_>>()
+        };
         let mut slabs: Vec<Slab> = self.tasks.values().flat_map(held).collect();
         // What requests share is kept once.
         slabs.sort_unstable_by_key(|s| s.offset);

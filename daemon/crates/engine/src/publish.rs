@@ -87,6 +87,12 @@ pub(crate) fn snapshot_of(
 fn model_status(residency: &Residency, entry: &Entry) -> ModelStatus {
     let cache = &residency.cache;
     let segments = cache.residency(entry.id).unwrap_or_default();
+    let mut stats = cache.model_stats(entry.id);
+    if let Some(predictor) = &entry.predictor {
+        let of_block = cache.model_stats(predictor.id).usage;
+        stats.usage.resident += of_block.resident;
+        stats.usage.in_flight += of_block.in_flight;
+    }
     let state = |place| match place {
         Place::Absent => SegmentState::Absent,
         Place::InFlight(_) => SegmentState::InFlight,
@@ -105,7 +111,7 @@ fn model_status(residency: &Residency, entry: &Entry) -> ModelStatus {
             .collect(),
         cache: cache_status(
             cache.budget(),
-            &cache.model_stats(entry.id),
+            &stats,
             residency.prefixes.kept_bytes_of(entry.id),
         ),
         requests: 0,

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use rocmforge_device::Device;
-use rocmforge_ops::RowCounts;
+use rocmforge_ops::{Plan, RowCounts};
 use rocmforge_scheduler::{
     Action, Arrival, Config, Costs, ModelView, NotTaken, PassPlan, Refusal as Refused, Scheduler,
     SeqId, SpanPlan, Tick, View,
@@ -75,16 +75,24 @@ struct Sizes<'a> {
 }
 
 impl Sizes<'_> {
-    fn plan(&self, model: rocmforge_scheduler::ModelId) -> &rocmforge_ops::Plan {
+    fn plan(&self, model: rocmforge_scheduler::ModelId) -> &Plan {
         let entry = self.models.iter().find(|e| e.id.0 == model.0);
         let entry = entry.expect("a request keeps its model registered");
         entry.loaded.model().plan()
+    }
+
+    /// The plan of the model's block that predicts, where sequences use it.
+    fn predictor(&self, model: rocmforge_scheduler::ModelId) -> Option<&Plan> {
+        let entry = self.models.iter().find(|e| e.id.0 == model.0)?;
+        let predictor = entry.predictor.as_ref().filter(|p| p.on)?;
+        Some(&predictor.plan)
     }
 }
 
 impl Costs for Sizes<'_> {
     fn kv_bytes(&self, model: rocmforge_scheduler::ModelId, positions: u32) -> u64 {
-        kv::bytes_for(self.plan(model), positions as usize, self.rows_max)
+        let bytes = |plan| kv::bytes_for(plan, positions as usize, self.rows_max);
+        bytes(self.plan(model)) + self.predictor(model).map_or(0, bytes)
     }
 
     fn scratch_bytes(&self, model: rocmforge_scheduler::ModelId, rows: u32, outputs: u32) -> u64 {
@@ -92,11 +100,15 @@ impl Costs for Sizes<'_> {
         if let Some(&bytes) = self.known.borrow().get(&key) {
             return bytes;
         }
-        let layout = self.plan(model).scratch(RowCounts {
-            tokens: u64::from(rows),
-            outputs: u64::from(outputs),
-        });
-        let bytes = layout.bytes + self.device.workspace_bytes(&layout);
+        let bytes = |plan: &Plan| {
+            let layout = plan.scratch(RowCounts {
+                tokens: u64::from(rows),
+                outputs: u64::from(outputs),
+            });
+            layout.bytes + self.device.workspace_bytes(&layout)
+        };
+        // One runs behind the other.
+        let bytes = bytes(self.plan(model)).max(self.predictor(model).map_or(0, bytes));
         let mut known = self.known.borrow_mut();
         if known.len() >= SIZES_MAX {
             known.clear();
@@ -133,11 +145,14 @@ impl Engine {
             }
             let row = u64::from(task.loaded.model().hparams().n_vocab) * 4;
             let outputs = (budget / OUTPUT_ROWS_PART / row).clamp(1, OUTPUT_ROWS_MAX);
+            let entry = self.models.iter().find(|e| e.id == task.model);
+            let predictor = entry.and_then(|e| e.predictor.as_ref()).filter(|p| p.on);
+            let of_block = predictor.map_or(0, |p| residency.largest_unpinned(p.id));
             let all = residency.model_bytes(task.model);
             let there = cache.model_stats(task.model).usage.resident;
             models.push(ModelView {
                 model: id,
-                segment_bytes: residency.largest_unpinned(task.model),
+                segment_bytes: residency.largest_unpinned(task.model).max(of_block),
                 rows_max: self.prefill_chunk.get() as u32,
                 shared_rows: self.shared_rows(task.model),
                 outputs_max: outputs as u32,
@@ -208,6 +223,7 @@ impl Engine {
         if self.tasks.is_empty() {
             return;
         }
+        self.spare_predictors(budget);
         let held_back = self.held_back();
         for task in self.tasks.values() {
             let ready = task.reader_has_room() && !task.follows && !held_back.contains(&task.seq);
@@ -259,12 +275,13 @@ impl Engine {
         let most = self.spans_max() as usize / 2;
         let mut spans_left = most;
         for entry in &self.models {
+            let block_seconds = entry.predictor.as_ref().map_or(0.0, |p| p.seconds);
             let of_model = self.tasks.values_mut().filter(|t| t.model == entry.id);
             let mut rows = of_model
                 .filter(|t| t.begun && t.n_past + 1 == t.tokens.len())
                 .count();
             for task in self.tasks.values_mut().filter(|t| t.model == entry.id) {
-                let drafts = task.draft(rows, spans_left, &entry.times);
+                let drafts = task.draft(rows, spans_left, &entry.times, block_seconds);
                 rows += drafts;
                 spans_left -= drafts;
                 self.scheduler.propose(task.seq, drafts as u32);

@@ -8,6 +8,9 @@
 //! so many rows by the clock, drafts by sequence. Where they do not pay, few or none are made, and after a while they
 //! are tried again.
 //!
+//! Where nothing is found, a model's block that predicts a further token drafts one ([`crate::predict`]). Its first drafts are
+//! made whatever they cost, to know how often they are right; a sequence that made none for a while is done with it.
+//!
 //! A sequence with a recurrent state makes none: the state behind a wrong draft cannot be taken back.
 
 use std::collections::HashMap;
@@ -37,6 +40,12 @@ const RECOVERY: f64 = 1.0 / 128.0;
 /// What a draft must save at least to be made: times are noisy.
 const GAIN_MIN: f64 = 1.05;
 
+/// Drafts of a model's block that are made whatever they cost.
+const TRIALS: u32 = 16;
+
+/// Passes without a use of the block's draft after which a sequence does without the block.
+const TIRED_PASSES: u32 = 64;
+
 /// What one sequence knows.
 #[derive(Debug)]
 pub(crate) struct Drafts {
@@ -48,6 +57,20 @@ pub(crate) struct Drafts {
     likely: f64,
     /// The drafts of the next pass.
     pub(crate) next: Vec<u32>,
+    block: BlockDrafts,
+}
+
+/// What the model's block that predicts a further token brought a sequence.
+#[derive(Debug)]
+struct BlockDrafts {
+    /// Its draft, and how many tokens are before it.
+    foretold: Option<(usize, u32)>,
+    /// The drafts of the next pass are its.
+    in_use: bool,
+    likely: f64,
+    made: u32,
+    /// Passes since one was made.
+    unused: u32,
 }
 
 impl Default for Drafts {
@@ -57,6 +80,13 @@ impl Default for Drafts {
             seen: 0,
             likely: LIKELY_AT_FIRST,
             next: Vec::new(),
+            block: BlockDrafts {
+                foretold: None,
+                in_use: false,
+                likely: LIKELY_AT_FIRST,
+                made: 0,
+                unused: 0,
+            },
         }
     }
 }
@@ -71,6 +101,7 @@ impl Drafts {
         times: &PassTimes,
     ) -> usize {
         self.next.clear();
+        self.block.in_use = false;
         let from = self.look_through(tokens);
         let Some(from) = from else {
             return 0;
@@ -97,11 +128,52 @@ impl Drafts {
         self.behind.get(&last).map(|&at| at as usize)
     }
 
+    /// The model's block drafts `token` behind `known` tokens.
+    pub(crate) fn foretell(&mut self, known: usize, token: u32) {
+        self.block.foretold = Some((known, token));
+    }
+
+    /// Drafts what the block foretold behind `known` tokens, in a pass of `rows` rows without it; the block takes
+    /// `block_seconds` itself. How many there are.
+    pub(crate) fn foretold(
+        &mut self,
+        known: usize,
+        rows: usize,
+        times: &PassTimes,
+        block_seconds: f64,
+    ) -> usize {
+        let block = &mut self.block;
+        let Some((_, token)) = block.foretold.filter(|(at, _)| *at == known) else {
+            return 0;
+        };
+        if block.made >= TRIALS && !times.pays(block.likely, rows, block_seconds) {
+            return 0;
+        }
+        block.in_use = true;
+        self.next.push(token);
+        1
+    }
+
+    /// A pass with this sequence was computed. Whether its block's drafts did not pay for long.
+    pub(crate) fn is_tired(&mut self) -> bool {
+        let block = &mut self.block;
+        block.unused += 1;
+        block.unused > TIRED_PASSES
+    }
+
     /// So many of `made` drafts were right; the next one was wrong, if there was one.
     pub(crate) fn note(&mut self, made: usize, right: usize) {
         let wrong = usize::from(right < made);
+        let likely = match self.block.in_use {
+            true => &mut self.block.likely,
+            false => &mut self.likely,
+        };
         for outcome in std::iter::repeat_n(1.0, right).chain(std::iter::repeat_n(0.0, wrong)) {
-            self.likely += (outcome - self.likely) * WEIGHT;
+            *likely += (outcome - *likely) * WEIGHT;
+        }
+        if std::mem::take(&mut self.block.in_use) {
+            self.block.made += made as u32;
+            self.block.unused = 0;
         }
         self.next.clear();
     }
@@ -153,6 +225,14 @@ impl PassTimes {
         let known = self.rows.get(..=rows)?.iter().rev().flatten();
         let mut recent = known.filter(|(_, at)| self.passes - at < STALE_PASSES);
         recent.next().map(|(seconds, _)| *seconds)
+    }
+
+    /// Whether one draft of this likelihood pays beside `rows` rows, if it takes `seconds` to make it.
+    fn pays(&self, likely: f64, rows: usize, seconds: f64) -> bool {
+        let (Some(without), Some(with)) = (self.seconds(rows), self.seconds(rows + 1)) else {
+            return false;
+        };
+        (rows as f64 + likely) / rows as f64 * without / (with + seconds) > GAIN_MIN
     }
 
     /// How many drafts of this likelihood are worth their rows beside `rows` others.
@@ -245,6 +325,43 @@ mod tests {
         }
         assert_eq!(steps.worth(0.9, 7, 1), 7);
         assert_eq!(steps.worth(0.9, 7, 64), 0);
+    }
+
+    #[test]
+    fn what_the_block_foretold_is_drafted_while_it_pays() {
+        let (cheap, dear) = (times(0.01), times(100.0));
+        let text = [1, 2, 3, 4];
+        let mut drafts = Drafts::default();
+        assert_eq!(drafts.draft(&text, 7, 1, &dear), 0);
+        assert_eq!(drafts.foretold(4, 1, &dear, 0.1), 0, "nothing is foretold");
+        drafts.foretell(4, 5);
+        assert_eq!(drafts.foretold(5, 1, &dear, 0.1), 0, "for another place");
+        for _ in 0..TRIALS {
+            assert_eq!(drafts.foretold(4, 1, &dear, 0.1), 1);
+            assert_eq!(drafts.next, [5]);
+            drafts.note(1, 1);
+        }
+        // The likelihood of what the text repeats is another one.
+        assert_eq!(drafts.likely, LIKELY_AT_FIRST);
+        assert!(drafts.block.likely > 0.8);
+        assert_eq!(drafts.foretold(4, 1, &dear, 0.1), 0);
+        assert_eq!(drafts.foretold(4, 1, &cheap, 0.1), 1);
+        // The block itself may take too long.
+        drafts.note(1, 1);
+        assert_eq!(drafts.foretold(4, 1, &cheap, 2.0), 0);
+        // Where something repeats, that is drafted, and counts for itself.
+        let text = [1, 2, 3, 4, 1, 2, 3];
+        drafts.foretell(7, 9);
+        let known = drafts.block.likely;
+        assert_eq!(drafts.draft(&text, 1, 1, &cheap), 1);
+        assert_eq!(drafts.next, [4]);
+        drafts.note(1, 0);
+        assert_eq!(drafts.block.likely, known);
+        assert!(drafts.likely < LIKELY_AT_FIRST);
+        for _ in 0..TIRED_PASSES {
+            assert!(!drafts.is_tired());
+        }
+        assert!(drafts.is_tired());
     }
 
     #[test]

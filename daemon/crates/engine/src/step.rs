@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rocmforge_device::Span;
+use rocmforge_device::{Scratch, ScratchLayout, Span};
 use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
-use rocmforge_ops::{RopeSpec, RowCounts};
+use rocmforge_ops::{Plan, RopeSpec, RowCounts};
 use rocmforge_scheduler::{PassPlan, SeqId, SpanResult};
 use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId};
 
@@ -46,6 +46,7 @@ impl Engine {
         match self.run_pass(&plan, &mut members) {
             Ok(()) => {
                 self.note_pass(&plan, begun.elapsed());
+                self.predict(&plan, &mut members);
                 let ended = self.take_back(members);
                 self.conclude(ended);
             }
@@ -187,7 +188,34 @@ impl Engine {
             task.counts.uploaded_bytes += counts.uploaded_bytes;
             task.counts.host_bytes += counts.host_bytes;
         }
-        ran
+        ran?;
+        self.keep_stream(model, of_model, &layout, members)
+    }
+
+    /// Reads what the block that predicts needs of a pass: scratch is another's afterwards.
+    fn keep_stream(
+        &mut self,
+        model: ModelId,
+        plan: &Plan,
+        layout: &ScratchLayout,
+        members: &[Member],
+    ) -> Result<(), Error> {
+        let (Some(stream), Some((block, _))) = (plan.stream, self.scratch) else {
+            return Ok(());
+        };
+        if !Self::wants_stream(members) {
+            return Ok(());
+        }
+        let width = layout.bufs[usize::from(stream.0)].width as usize;
+        let rows: u32 = members.iter().map(|m| m.span.rows).sum();
+        self.stream.resize(rows as usize * width, 0.0);
+        let base = self.residency.cache.block(block).offset;
+        let scratch = Scratch { layout, base };
+        let read = self
+            .residency
+            .device
+            .read(scratch, stream, &mut self.stream);
+        read.map_err(|e| self.residency.device_error(Some(model), e))
     }
 
     /// Puts requests whose rows were computed back, and returns those that are done, which hold nothing any more.
@@ -228,9 +256,9 @@ impl Engine {
                 // Nobody is to begin with what may be wrong.
                 self.residency.forget_prefixes(task.model);
             } else {
-                let plan = task.loaded.model().plan();
+                let model = task.loaded.model();
                 task.memory
-                    .hand_over(&mut self.residency, plan, &task.tokens, task.n_past);
+                    .hand_over(&mut self.residency, model, &task.tokens, task.n_past);
             }
             let outcome = match stepped {
                 Stepped::GoesOn | Stepped::Appended => {
@@ -240,7 +268,8 @@ impl Engine {
                 Stepped::Done(finish) => Ok(finish),
                 Stepped::Failed(error) => Err(error),
             };
-            task.memory.free(&mut self.residency);
+            let plan = task.loaded.model().plan();
+            task.memory.free(&mut self.residency, plan);
             ended.push((task, outcome));
         }
         ended
@@ -275,7 +304,8 @@ impl Engine {
 
     /// Ends a request that came to its end.
     fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
-        task.memory.free(&mut self.residency);
+        let plan = task.loaded.model().plan();
+        task.memory.free(&mut self.residency, plan);
         let (loaded, counts, received) = (
             std::sync::Arc::clone(&task.loaded),
             task.counts,
@@ -338,6 +368,10 @@ impl Engine {
     pub(crate) fn release_rest(&mut self, model: ModelId) {
         if !self.tasks.values().any(|t| t.model == model && t.begun) {
             self.residency.cache.request_end(model);
+            let entry = self.models.iter().find(|e| e.id == model);
+            if let Some(predictor) = entry.and_then(|e| e.predictor.as_ref()) {
+                self.residency.cache.request_end(predictor.id);
+            }
         }
         self.note_wanted_weights();
         self.free_idle_scratch();
@@ -477,7 +511,7 @@ fn summary(
     }
 }
 
-fn rope_table(loaded: &LoadedModel, spec: &RopeSpec) -> Result<RopeTable, Error> {
+pub(crate) fn rope_table(loaded: &LoadedModel, spec: &RopeSpec) -> Result<RopeTable, Error> {
     let factors = spec.factors.as_ref();
     let params = RopeParams {
         n_rot: spec.n_rot as usize,

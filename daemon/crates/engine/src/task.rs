@@ -44,6 +44,10 @@ pub(crate) struct Task {
     pub(crate) follows: bool,
     /// Whose beginnings it shares; `None` if it shares none.
     pub(crate) realm: Option<Realm>,
+    /// It drafts with the model's block that predicts, and so far has all that it takes.
+    pub(crate) predicts: bool,
+    /// The budget, and the positions, for which it was seen to fit with that.
+    pub(crate) sized: (u64, usize),
     pub(crate) counts: RequestCacheUse,
     pub(crate) received: Instant,
     pub(crate) deadline: Option<Instant>,
@@ -59,6 +63,16 @@ pub(crate) enum Work {
     Score(Scoring),
     /// A vector.
     Embed(Pooled),
+}
+
+impl Work {
+    /// Whether drafts can be of use: one needs a token behind it.
+    pub(crate) fn takes_drafts(&self) -> bool {
+        match self {
+            Work::Generate(g) => g.chooser.takes_drafts() && g.max_tokens.is_none_or(|max| max > 2),
+            Work::Score(_) | Work::Embed(_) => false,
+        }
+    }
 }
 
 /// The state of a generation.
@@ -160,7 +174,7 @@ impl Task {
 
     /// Forgets what was computed, so that it is computed again.
     pub(crate) fn start_over(&mut self, residency: &mut Residency) {
-        self.memory.free(residency);
+        self.memory.free(residency, self.loaded.model().plan());
         self.n_past = 0;
     }
 
@@ -190,7 +204,13 @@ impl Task {
     }
 
     /// Drafts the tokens of its next pass, which has `rows` rows without them, if that is one of a token. How many.
-    pub(crate) fn draft(&mut self, rows: usize, room: usize, times: &PassTimes) -> usize {
+    pub(crate) fn draft(
+        &mut self,
+        rows: usize,
+        room: usize,
+        times: &PassTimes,
+        block_seconds: f64,
+    ) -> usize {
         let decodes = self.begun && self.n_past + 1 == self.tokens.len();
         let has_state = self.loaded.model().plan().state_elements > 0;
         let Work::Generate(g) = &mut self.work else {
@@ -209,7 +229,13 @@ impl Task {
             .min((g.events.capacity() + 1).saturating_sub(STEP_EVENTS))
             .saturating_sub(1)
             .min(room);
-        g.drafts.draft(&self.tokens, most, rows, times)
+        match g.drafts.draft(&self.tokens, most, rows, times) {
+            0 if self.predicts && most > 0 => {
+                let known = self.tokens.len();
+                g.drafts.foretold(known, rows, times, block_seconds)
+            }
+            n => n,
+        }
     }
 
     /// The ids of its next `rows` rows: known tokens, then drafts.

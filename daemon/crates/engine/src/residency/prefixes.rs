@@ -4,7 +4,6 @@
 //! missing is uploaded for every pass. Weights that nobody needs now come back at the link's rate, several times faster than
 //! a prompt is computed; they give way, up to a part of the budget.
 
-use rocmforge_device::Plan;
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId};
 
 use super::Residency;
@@ -83,16 +82,15 @@ impl Residency {
         }
     }
 
-    /// The node of these tokens after a parent; `None` if the parent was given up.
+    /// The node of these tokens after a parent, with so many slots; `None` if the parent was given up.
     pub(crate) fn add_prefix(
         &mut self,
         realm: Realm,
         parent: Option<NodeId>,
         tokens: &[u32],
-        plan: &Plan,
+        slots: usize,
     ) -> Option<NodeId> {
         let mut freed = Vec::new();
-        let slots = plan.kv.len() + usize::from(plan.state_elements > 0);
         let node = self.prefixes.add(realm, parent, tokens, slots, &mut freed);
         freed.into_iter().for_each(|block| self.free(block));
         node

@@ -27,6 +27,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    pub(crate) fn new(handle: EngineHandle, thread: EngineThread) -> Running {
+        Running {
+            handle: Some(handle),
+            thread: Some(thread),
+        }
+    }
+
     /// Lets go of the engine and says how it ended.
     pub(crate) fn end(mut self) -> Result<(), Error> {
         self.handle = None;
@@ -113,6 +120,21 @@ impl Runtime {
         budget: u64,
         (offload, host_budget): (Offload, Option<Budget>),
     ) -> Result<Running, Error> {
+        let engine = EngineConfig {
+            budget: Budget::Bytes(budget),
+            offload,
+            host_budget,
+            ..EngineConfig::default()
+        };
+        self.start_as(config, engine)
+    }
+
+    /// Starts an engine on it, both set up as they are given.
+    pub(crate) fn start_as(
+        &self,
+        config: GpuConfig,
+        engine: EngineConfig,
+    ) -> Result<Running, Error> {
         let images = ImageFolder(self.images.clone());
         let device = GpuDevice::open(config, Box::new(images)).map_err(|e| {
             // As the engine says it of a device that it opens itself.
@@ -121,17 +143,8 @@ impl Runtime {
                 retry_after: Duration::ZERO,
             }
         })?;
-        let config = EngineConfig {
-            budget: Budget::Bytes(budget),
-            offload,
-            host_budget,
-            ..EngineConfig::default()
-        };
-        let (handle, thread) = start_on(Box::new(device), config)?;
-        Ok(Running {
-            handle: Some(handle),
-            thread: Some(thread),
-        })
+        let (handle, thread) = start_on(Box::new(device), engine)?;
+        Ok(Running::new(handle, thread))
     }
 }
 
