@@ -18,6 +18,7 @@ mod rpc;
 pub mod self_test;
 pub mod signals;
 pub mod socket;
+pub mod traces;
 
 pub use connection::CONNECTIONS_MAX;
 pub use http::{HttpListeners, Tokens};

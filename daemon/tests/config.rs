@@ -177,6 +177,7 @@ fn every_refusal_of_a_flag_names_it() {
         ("--policy", "random", "pass-aware or lru"),
         ("--prefix-cache", "mine", "per-user"),
         ("--speculate", "maybe", "auto"),
+        ("--otlp-endpoint", "http://collector", "http://HOST:PORT"),
         ("--socket", &long, "at most 107"),
     ];
     for (flag, value, range) in rows {
@@ -212,6 +213,7 @@ fn every_refusal_of_a_key_names_key_file_and_flag() {
         ("model_dir = [\"relative\"]", "model_dir", "absolute"),
         ("log = \"info,=,\"", "log", "--log"),
         ("policy = \"\"", "policy", "--policy"),
+        ("otlp_endpoint = \"x\"", "otlp_endpoint", "--otlp-endpoint"),
     ];
     for (line, key, word) in rows {
         let error = file(line, &[]).expect_err(line).to_string();

@@ -179,6 +179,10 @@ impl Config {
             ("http_socket", http.socket.as_deref().map(path)),
             ("http_listen", http.listen.map(|a| quoted(&a.to_string()))),
             ("http_token_file", http.token_file.as_deref().map(path)),
+            (
+                "otlp_endpoint",
+                self.traces.as_ref().map(|c| quoted(&c.to_string())),
+            ),
             ("log", Some(quoted(&self.log))),
         ];
         let setting = |(key, value)| Setting {

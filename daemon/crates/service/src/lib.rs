@@ -35,6 +35,7 @@ pub mod roles;
 pub mod sum;
 pub mod text_work;
 pub mod tool_calls;
+pub mod trace;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
