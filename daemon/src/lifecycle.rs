@@ -208,8 +208,8 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
     let registering = tokio::spawn({
         let context = Arc::clone(context);
         async move {
-            let registered = context.register_declared().await;
-            reload::preload(&context, registered);
+            let registration = context.register_declared().await;
+            reload::preload(&context, registration.registered);
         }
     });
     if tokio::time::timeout(DECLARED_WAIT_MAX, registering)

@@ -2,7 +2,8 @@
 //!
 //! Reloaded are the log filter, the tokens, limits, and declared models with their aliases. What else has
 //! changed is named in the log, each setting with what runs and what the files say, and takes
-//! effect at the next start. Settings that cannot be used change nothing.
+//! effect at the next start. Settings that cannot be used change nothing. Who asked by a call gets the
+//! same as its answer.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,7 +11,9 @@ use std::sync::Arc;
 
 use rocmforge_service::Service;
 use rocmforge_service::declared::Declared;
+use rocmforge_service::failure;
 use rocmforge_service::limits::Rules;
+use rocmforge_service::reloading::{Answer, Change, Reloaded};
 use sd_notify::NotifyState;
 use tokio::sync::mpsc;
 
@@ -26,6 +29,8 @@ pub struct Changes {
     pub tokens: Option<Tokens>,
     /// All limits, if any of them changed.
     pub limits: Option<Rules>,
+    /// What is taken and what is not, so far as reading tells.
+    pub report: Reloaded,
 }
 
 /// Puts a log filter in force, or says why not.
@@ -71,26 +76,35 @@ impl Reloader {
     /// Settings that cannot be used. Nothing has changed then.
     pub fn read(&mut self) -> Result<Changes, ConfigError> {
         let new = Config::new(self.flags.clone(), self.default_socket.clone())?;
+        let mut report = Report::default();
         if new.log != self.in_force.log {
+            let change = Change {
+                setting: "log".to_owned(),
+                before: self.in_force.log.clone(),
+                now: new.log.clone(),
+                reason: String::new(),
+            };
             match (self.set_filter)(&new.log) {
                 Ok(()) => {
-                    tracing::info!(setting = "log", before = ?self.in_force.log, now = ?new.log, "reloaded");
+                    report.taken(change);
                     self.in_force.log.clone_from(&new.log);
                 }
-                Err(error) => tracing::error!(setting = "log", error, "not reloaded"),
+                Err(error) => report.not_taken(change, error),
             }
         }
-        let tokens = self.tokens(&new);
+        let tokens = self.tokens(&new, &mut report);
         let before = self.in_force.settings();
-        for (running, read) in before.iter().zip(new.settings()) {
+        for (running, read) in before.into_iter().zip(new.settings()) {
             if running.value != read.value && !RELOADED.contains(&read.key) {
                 let none = || "unset".to_owned();
-                tracing::warn!(
-                    setting = read.key,
-                    running = %running.value.clone().unwrap_or_else(none),
-                    configured = %read.value.unwrap_or_else(none),
-                    "not reloaded: it takes effect when the daemon is started again"
-                );
+                let change = Change {
+                    setting: read.key.to_owned(),
+                    before: running.value.unwrap_or_else(none),
+                    now: read.value.unwrap_or_else(none),
+                    reason: String::new(),
+                };
+                let reason = "it takes effect when the daemon is started again";
+                report.not_taken(change, reason.to_owned());
             }
         }
         let models = |config: &Config| -> Vec<Declared> {
@@ -98,15 +112,21 @@ impl Reloader {
         };
         let (before, now) = (models(&self.in_force), models(&new));
         let declared = (before != now).then(|| {
-            let names = |models: &[Declared]| -> Vec<String> {
-                models.iter().map(|model| model.name.clone()).collect()
+            let names = |models: &[Declared]| {
+                let names: Vec<&str> = models.iter().map(|model| &*model.name).collect();
+                names.join(", ")
             };
-            tracing::info!(setting = "model", before = ?names(&before), now = ?names(&now), "reloaded");
+            report.taken(Change {
+                setting: "model".to_owned(),
+                before: names(&before),
+                now: names(&now),
+                reason: String::new(),
+            });
             now
         });
         self.in_force.models = new.models;
         let limits = (self.in_force.limits != new.limits).then(|| {
-            tracing::info!(setting = "limit", "reloaded");
+            report.taken(named("limit"));
             new.limits.iter().map(|limit| limit.rule.clone()).collect()
         });
         self.in_force.limits = new.limits;
@@ -114,22 +134,23 @@ impl Reloader {
             declared,
             tokens,
             limits,
+            report: report.0,
         })
     }
 
-    fn tokens(&mut self, new: &Config) -> Option<Tokens> {
+    fn tokens(&mut self, new: &Config, report: &mut Report) -> Option<Tokens> {
+        const KEY: &str = "http_token_file";
+
         let (before, now) = (&self.in_force.http.tokens, &new.http.tokens);
         match (before, now) {
             (Some(_), None) => {
                 // Whoever reaches the address would need none any more.
-                tracing::warn!(
-                    setting = "http_token_file",
-                    "not reloaded: a token is taken away only when the daemon is started again"
-                );
+                let reason = "a token is taken away only when the daemon is started again";
+                report.not_taken(named(KEY), reason.to_owned());
                 None
             }
             (before, Some(now)) if before.as_ref() != Some(now) => {
-                tracing::info!(setting = "http_token_file", "reloaded");
+                report.taken(named(KEY));
                 let now = now.clone();
                 self.in_force.http.tokens = Some(now.clone());
                 self.in_force
@@ -143,10 +164,46 @@ impl Reloader {
     }
 }
 
-/// Who asks for settings to be read anew, and who reads them.
+/// A change of what is not shown.
+fn named(setting: &str) -> Change {
+    Change {
+        setting: setting.to_owned(),
+        ..Change::default()
+    }
+}
+
+/// What a reload does, told in the log as it goes.
+#[derive(Debug, Default)]
+struct Report(Reloaded);
+
+impl Report {
+    fn taken(&mut self, change: Change) {
+        let Change {
+            setting,
+            before,
+            now,
+            ..
+        } = &change;
+        tracing::info!(setting, before, now, "reloaded");
+        self.0.taken.push(change);
+    }
+
+    fn not_taken(&mut self, change: Change, reason: String) {
+        let Change {
+            setting,
+            before,
+            now,
+            ..
+        } = &change;
+        tracing::warn!(setting, running = %before, configured = %now, reason, "not reloaded");
+        self.0.not_taken.push(Change { reason, ..change });
+    }
+}
+
+/// Who asks for settings to be read anew, and who reads them. Calls ask beside.
 #[derive(Debug)]
 pub struct Reloads {
-    /// A message each time.
+    /// A message for each signal.
     pub asked: mpsc::Receiver<()>,
     /// Reads them.
     pub reloader: Reloader,
@@ -155,13 +212,18 @@ pub struct Reloads {
 /// Reloads whenever it is asked for, for as long as it is polled.
 pub(crate) async fn follow(reloads: Option<Reloads>, service: Arc<Service>, http: Arc<Http>) {
     let Some(Reloads {
-        mut asked,
+        asked,
         mut reloader,
     }) = reloads
     else {
         return std::future::pending().await;
     };
-    while asked.recv().await.is_some() {
+    let calls = service.reload_calls();
+    let Some(calls) = calls else {
+        return std::future::pending().await;
+    };
+    let mut askers = Askers { asked, calls };
+    while let Some(answer) = askers.next().await {
         begin();
         let read = tokio::task::spawn_blocking(move || {
             let read = reloader.read();
@@ -170,21 +232,50 @@ pub(crate) async fn follow(reloads: Option<Reloads>, service: Arc<Service>, http
         let Ok((again, read)) = read.await else {
             tracing::error!("reading the settings failed; no more of them are reloaded");
             crate::lifecycle::notify(&[NotifyState::Ready]);
-            return std::future::pending().await;
+            break;
         };
         reloader = again;
-        match read {
-            Ok(changes) => apply(changes, &service, &http).await,
+        let told = match read {
+            Ok(changes) => Ok(apply(changes, &service, &http).await),
             Err(error) => {
                 let error = anyhow::Error::from(error);
                 let error = format!("{error:#}");
                 tracing::error!(error, "the settings cannot be used; nothing was reloaded");
+                Err(failure::settings_unusable(&error))
+            }
+        };
+        crate::lifecycle::notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
+        if let Some(answer) = answer {
+            // Its caller may have gone.
+            let _ = answer.send(told);
+        }
+    }
+    // Who asks from now on learns that nobody reads.
+    drop(askers);
+    std::future::pending().await
+}
+
+/// Signals and calls.
+struct Askers {
+    asked: mpsc::Receiver<()>,
+    calls: mpsc::Receiver<Answer>,
+}
+
+impl Askers {
+    /// The next reload, and where its answer goes if a call asks for it. `None` where nobody asks any
+    /// more.
+    async fn next(&mut self) -> Option<Option<Answer>> {
+        loop {
+            tokio::select! {
+                Some(()) = self.asked.recv() => return Some(None),
+                // Those whose callers went while they waited are left alone.
+                Some(answer) = self.calls.recv() => if !answer.is_closed() {
+                    return Some(Some(answer));
+                },
+                else => return None,
             }
         }
-        crate::lifecycle::notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
     }
-    // Nobody asks any more.
-    std::future::pending().await
 }
 
 /// Tells systemd, which waits for READY=1 then.
@@ -196,7 +287,8 @@ fn begin() {
     }
 }
 
-async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) {
+async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloaded {
+    let mut report = changes.report;
     if let Some(tokens) = changes.tokens {
         http.set_tokens(tokens);
     }
@@ -205,9 +297,19 @@ async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) {
     }
     if let Some(declared) = changes.declared {
         service.declare(declared);
-        let registered = service.register_declared().await;
-        preload(service, registered);
+        let registration = service.register_declared().await;
+        let refused = registration.refused.into_iter();
+        report
+            .not_taken
+            .extend(refused.map(|(name, reason)| Change {
+                setting: "model".to_owned(),
+                now: name,
+                reason,
+                ..Change::default()
+            }));
+        preload(service, registration.registered);
     }
+    report
 }
 
 /// Uploads declared models in the background.

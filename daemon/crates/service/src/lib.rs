@@ -29,6 +29,7 @@ pub mod model_files;
 pub mod parts;
 pub mod peer;
 pub mod prompt;
+pub mod reloading;
 pub mod request_log;
 pub mod rerank;
 pub mod roles;
@@ -52,6 +53,7 @@ use crate::files::Listing;
 use crate::limits::LimitBook;
 use crate::measured::Measured;
 use crate::model_files::ModelDirs;
+use crate::reloading::Reader;
 use crate::roles::{RoleBook, Roles};
 use crate::sum::Sum;
 use crate::text_work::TextWork;
@@ -105,6 +107,7 @@ pub struct Service {
     listing: Listing,
     shelf: Shelf,
     limit_book: LimitBook,
+    reader: Reader,
 }
 
 impl Service {
@@ -132,6 +135,7 @@ impl Service {
             listing: Listing::default(),
             shelf: Shelf::default(),
             limit_book: LimitBook::default(),
+            reader: Reader::default(),
         }
     }
 
