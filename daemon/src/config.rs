@@ -268,6 +268,8 @@ impl Config {
             socket: file.http_socket,
             listen: file.http_listen,
             token_file: file.http_token_file,
+            tls_cert: file.http_tls_cert,
+            tls_key: file.http_tls_key,
         };
         let traces = settings
             .pick("otlp_endpoint", flags.otlp_endpoint, file.otlp_endpoint)

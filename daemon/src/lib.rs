@@ -21,7 +21,7 @@ pub mod socket;
 pub mod traces;
 
 pub use connection::CONNECTIONS_MAX;
-pub use http::{HttpListeners, Tokens};
+pub use http::{HttpListeners, Tls, TlsFault, Tokens};
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
 pub use rocmforge_service::declared::Declared;
 pub use rocmforge_service::{

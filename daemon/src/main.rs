@@ -272,6 +272,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
         unix: http_socket.as_ref().map(Socket::listener).transpose()?,
         tcp: tcp.transpose()?,
         tokens: config.http.tokens.clone(),
+        tls: config.http.tls.clone(),
     };
     let reloads = Reloads {
         asked: signals.reloads,
@@ -327,6 +328,7 @@ fn serve_on(
             .as_ref()
             .and_then(|tcp| tcp.local_addr().ok())
             .map(|a| a.to_string()),
+        http_tls = http.tls.is_some(),
         device = snapshot.device.name,
         budget_bytes = snapshot.cache.budget_bytes,
         "serving"

@@ -1,6 +1,6 @@
 //! Settings that are read anew while the daemon runs.
 //!
-//! Reloaded are the log filter, the tokens, limits, and declared models with their aliases. What else has
+//! Reloaded are the log filter, the tokens, the certificate, limits, and declared models with their aliases. What else has
 //! changed is named in the log, each setting with what runs and what the files say, and takes
 //! effect at the next start. Settings that cannot be used change nothing. Who asked by a call gets the
 //! same as its answer.
@@ -18,7 +18,7 @@ use sd_notify::NotifyState;
 use tokio::sync::mpsc;
 
 use crate::config::{Config, ConfigError, Flags};
-use crate::http::{Http, Tokens};
+use crate::http::{Http, Tls, Tokens};
 
 /// What is different from now on.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct Changes {
     pub declared: Option<Vec<Declared>>,
     /// The tokens, if they changed.
     pub tokens: Option<Tokens>,
+    /// The certificate and its key, if they changed.
+    pub tls: Option<Tls>,
     /// All limits, if any of them changed.
     pub limits: Option<Rules>,
     /// What is taken and what is not, so far as reading tells.
@@ -51,7 +53,9 @@ impl fmt::Debug for Reloader {
 }
 
 /// Settings that [`Reloader::read`] handles by themselves.
-const RELOADED: [&str; 2] = ["log", "http_token_file"];
+const RELOADED: [&str; 4] = ["log", "http_token_file", CERTIFICATE, "http_tls_key"];
+/// What stands for certificate and key.
+const CERTIFICATE: &str = "http_tls_cert";
 
 impl Reloader {
     /// Reads under the same `flags` as those that `in_force` came from.
@@ -93,6 +97,7 @@ impl Reloader {
             }
         }
         let tokens = self.tokens(&new, &mut report);
+        let tls = self.tls(&new, &mut report);
         let before = self.in_force.settings();
         for (running, read) in before.into_iter().zip(new.settings()) {
             if running.value != read.value && !RELOADED.contains(&read.key) {
@@ -133,6 +138,7 @@ impl Reloader {
         Ok(Changes {
             declared,
             tokens,
+            tls,
             limits,
             report: report.0,
         })
@@ -161,6 +167,39 @@ impl Reloader {
             }
             _ => None,
         }
+    }
+
+    fn tls(&mut self, new: &Config, report: &mut Report) -> Option<Tls> {
+        let (before, now) = (&self.in_force.http.tls, &new.http.tls);
+        match (before, now) {
+            (Some(before), Some(now)) if before != now => {
+                report.taken(named(CERTIFICATE));
+                let now = now.clone();
+                self.in_force.http.tls = Some(now.clone());
+                Some(now)
+            }
+            (Some(_), Some(_)) | (None, None) => None,
+            (before, now) => {
+                let change = Change {
+                    setting: CERTIFICATE.to_owned(),
+                    before: with_or_without(before.as_ref()),
+                    now: with_or_without(now.as_ref()),
+                    reason: String::new(),
+                };
+                let reason =
+                    "an address begins and ceases to speak TLS when the daemon is started again";
+                report.not_taken(change, reason.to_owned());
+                None
+            }
+        }
+    }
+}
+
+/// How the address is served, in words.
+fn with_or_without(tls: Option<&Tls>) -> String {
+    match tls {
+        Some(_) => "TLS".to_owned(),
+        None => "no TLS".to_owned(),
     }
 }
 
@@ -291,6 +330,9 @@ async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloade
     let mut report = changes.report;
     if let Some(tokens) = changes.tokens {
         http.set_tokens(tokens);
+    }
+    if let Some(tls) = changes.tls {
+        http.set_tls(tls);
     }
     if let Some(limits) = changes.limits {
         service.set_limits(limits);

@@ -22,13 +22,13 @@ use crate::program::{Daemon, PATIENCE, host, said, start_logging_to};
 const FIRST: &str = "first-token-0123456789";
 const SECOND: &str = "second-token-0123456789";
 
-fn write_token(path: &Path, token: &str) {
+pub(crate) fn write_token(path: &Path, token: &str) {
     fs::write(path, token).unwrap();
     fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
 }
 
 /// A free port of this machine, free again for the daemon.
-fn free_address() -> String {
+pub(crate) fn free_address() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
 }
@@ -52,7 +52,7 @@ fn request(address: &str, token: &str, head: &str, body: &str) -> (u16, String) 
 }
 
 /// Sends SIGHUP and waits for the end of the reload, as systemd does.
-fn reload(daemon: &Daemon, notify: &UnixDatagram) {
+pub(crate) fn reload(daemon: &Daemon, notify: &UnixDatagram) {
     daemon.signal(Signal::SIGHUP);
     let begun = said(notify);
     assert!(
@@ -63,7 +63,7 @@ fn reload(daemon: &Daemon, notify: &UnixDatagram) {
 }
 
 /// Waits until the log has these words in one line, and gives it.
-fn logged(log: &Path, words: &[&str]) -> String {
+pub(crate) fn logged(log: &Path, words: &[&str]) -> String {
     let give_up = Instant::now() + PATIENCE;
     loop {
         let text = fs::read_to_string(log).unwrap();
