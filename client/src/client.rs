@@ -248,4 +248,9 @@ impl Client {
             "Server.CheckDevice"
         )
     }
+
+    /// Has the daemon read its settings anew.
+    pub async fn reload(&self) -> Result<ReloadResponse, Error> {
+        call!(self.server.reload(ReloadRequest {}), "Server.Reload")
+    }
 }

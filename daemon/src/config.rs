@@ -16,6 +16,8 @@ use rocmforge_engine::api::{Budget, Offload, Policy};
 use rocmforge_engine::{DeviceChoice, PrefixCache};
 use rocmforge_service::roles::{Roles, Who};
 
+use crate::traces::Collector;
+
 mod effective;
 mod error;
 mod http;
@@ -155,6 +157,10 @@ pub struct Flags {
     /// Where HTTP is served, if anywhere.
     #[command(flatten)]
     pub http: HttpFlags,
+    /// OpenTelemetry collector that takes traces of requests, such as http://127.0.0.1:4318 (OTLP over HTTP, without TLS)
+    /// [default: none]
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// Check settings, model directories and declared models, print what would be in force and where
     /// each value came from, and end
     #[arg(long)]
@@ -208,6 +214,8 @@ pub struct Config {
     pub roles: Roles,
     /// Where HTTP is served, if anywhere.
     pub http: HttpConfig,
+    /// Where traces of requests go, if anywhere.
+    pub traces: Option<Collector>,
     /// Declared models.
     pub models: Vec<DeclaredModel>,
     /// Limits per peer.
@@ -262,7 +270,12 @@ impl Config {
             socket: file.http_socket,
             listen: file.http_listen,
             token_file: file.http_token_file,
+            tls_cert: file.http_tls_cert,
+            tls_key: file.http_tls_key,
         };
+        let traces = settings
+            .pick("otlp_endpoint", flags.otlp_endpoint, file.otlp_endpoint)
+            .parse(Collector::parse)?;
         let http = HttpConfig::new(flags.http, http_file, &settings, &socket)?;
         let model_dirs = settings.model_dirs(flags.model_dir, file.model_dir.into_paths())?;
         let get = |key, flag, scalar| settings.pick(key, flag, scalar);
@@ -341,6 +354,7 @@ impl Config {
                 admin_by,
             },
             http,
+            traces,
             models,
             limits,
             files,

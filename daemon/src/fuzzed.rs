@@ -63,7 +63,7 @@ impl Desk {
         ));
         Self {
             runtime,
-            http: http::router(&Http::new(Arc::clone(&service), None)),
+            http: http::router(&Http::new(Arc::clone(&service), None, None)),
             grpc: Called::new(&service),
         }
     }

@@ -18,9 +18,10 @@ mod rpc;
 pub mod self_test;
 pub mod signals;
 pub mod socket;
+pub mod traces;
 
 pub use connection::CONNECTIONS_MAX;
-pub use http::{HttpListeners, Tokens};
+pub use http::{HttpListeners, Tls, TlsFault, Tokens};
 pub use lifecycle::{End, ServeError, ServeOptions, serve};
 pub use rocmforge_service::declared::Declared;
 pub use rocmforge_service::{

@@ -124,7 +124,8 @@ pub async fn serve(
     health.set(true).await;
 
     let (close_http, http_closing) = watch::channel(false);
-    let http = Http::new(Arc::clone(&context), options.http.tokens.clone());
+    let (tokens, tls) = (options.http.tokens.clone(), options.http.tls.clone());
+    let http = Http::new(Arc::clone(&context), tokens, tls);
     let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));
     let mut http_server = tokio::spawn(http::serve(http, options.http, http_closing));
     let (close, closing) = oneshot::channel::<()>();
@@ -208,8 +209,8 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
     let registering = tokio::spawn({
         let context = Arc::clone(context);
         async move {
-            let registered = context.register_declared().await;
-            reload::preload(&context, registered);
+            let registration = context.register_declared().await;
+            reload::preload(&context, registration.registered);
         }
     });
     if tokio::time::timeout(DECLARED_WAIT_MAX, registering)

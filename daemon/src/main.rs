@@ -28,6 +28,7 @@ use rocmforged::model_files::{ModelDirError, ModelDirs};
 use rocmforged::reload::{Reloader, Reloads, SetFilter};
 use rocmforged::signals;
 use rocmforged::socket::Socket;
+use rocmforged::traces::Exporter;
 use rocmforged::{End, HttpListeners, Limits, ServeError, ServeOptions};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -271,6 +272,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
         unix: http_socket.as_ref().map(Socket::listener).transpose()?,
         tcp: tcp.transpose()?,
         tokens: config.http.tokens.clone(),
+        tls: config.http.tls.clone(),
     };
     let reloads = Reloads {
         asked: signals.reloads,
@@ -326,6 +328,7 @@ fn serve_on(
             .as_ref()
             .and_then(|tcp| tcp.local_addr().ok())
             .map(|a| a.to_string()),
+        http_tls = http.tls.is_some(),
         device = snapshot.device.name,
         budget_bytes = snapshot.cache.budget_bytes,
         "serving"
@@ -350,8 +353,14 @@ fn serve_on(
         templates: Renderer::with_children(None, RenderLimits::default()),
     };
     let listener = socket.listener().context("cannot share the socket")?;
-    let end = runtime
-        .block_on(async { anyhow::Ok(rocmforged::serve(listener, engine, options, stops).await?) });
+    let end = runtime.block_on(async {
+        let traces = config.traces.clone().and_then(Exporter::start);
+        let end = rocmforged::serve(listener, engine, options, stops).await;
+        if let Some(traces) = traces {
+            traces.finish().await;
+        }
+        anyhow::Ok(end?)
+    });
     runtime.shutdown_timeout(BLOCKING_WAIT_MAX);
     if matches!(end, Ok(End::Drained)) {
         thread.join().context("the engine ended badly")?;

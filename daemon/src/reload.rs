@@ -1,8 +1,9 @@
 //! Settings that are read anew while the daemon runs.
 //!
-//! Reloaded are the log filter, the tokens, limits, and declared models with their aliases. What else has
+//! Reloaded are the log filter, the tokens, the certificate, limits, and declared models with their aliases. What else has
 //! changed is named in the log, each setting with what runs and what the files say, and takes
-//! effect at the next start. Settings that cannot be used change nothing.
+//! effect at the next start. Settings that cannot be used change nothing. Who asked by a call gets the
+//! same as its answer.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,12 +11,14 @@ use std::sync::Arc;
 
 use rocmforge_service::Service;
 use rocmforge_service::declared::Declared;
+use rocmforge_service::failure;
 use rocmforge_service::limits::Rules;
+use rocmforge_service::reloading::{Answer, Change, Reloaded};
 use sd_notify::NotifyState;
 use tokio::sync::mpsc;
 
 use crate::config::{Config, ConfigError, Flags};
-use crate::http::{Http, Tokens};
+use crate::http::{Http, Tls, Tokens};
 
 /// What is different from now on.
 #[derive(Debug)]
@@ -24,8 +27,12 @@ pub struct Changes {
     pub declared: Option<Vec<Declared>>,
     /// The tokens, if they changed.
     pub tokens: Option<Tokens>,
+    /// The certificate and its key, if they changed.
+    pub tls: Option<Tls>,
     /// All limits, if any of them changed.
     pub limits: Option<Rules>,
+    /// What is taken and what is not, so far as reading tells.
+    pub report: Reloaded,
 }
 
 /// Puts a log filter in force, or says why not.
@@ -46,7 +53,9 @@ impl fmt::Debug for Reloader {
 }
 
 /// Settings that [`Reloader::read`] handles by themselves.
-const RELOADED: [&str; 2] = ["log", "http_token_file"];
+const RELOADED: [&str; 4] = ["log", "http_token_file", CERTIFICATE, "http_tls_key"];
+/// What stands for certificate and key.
+const CERTIFICATE: &str = "http_tls_cert";
 
 impl Reloader {
     /// Reads under the same `flags` as those that `in_force` came from.
@@ -71,26 +80,36 @@ impl Reloader {
     /// Settings that cannot be used. Nothing has changed then.
     pub fn read(&mut self) -> Result<Changes, ConfigError> {
         let new = Config::new(self.flags.clone(), self.default_socket.clone())?;
+        let mut report = Report::default();
         if new.log != self.in_force.log {
+            let change = Change {
+                setting: "log".to_owned(),
+                before: self.in_force.log.clone(),
+                now: new.log.clone(),
+                reason: String::new(),
+            };
             match (self.set_filter)(&new.log) {
                 Ok(()) => {
-                    tracing::info!(setting = "log", before = ?self.in_force.log, now = ?new.log, "reloaded");
+                    report.taken(change);
                     self.in_force.log.clone_from(&new.log);
                 }
-                Err(error) => tracing::error!(setting = "log", error, "not reloaded"),
+                Err(error) => report.not_taken(change, error),
             }
         }
-        let tokens = self.tokens(&new);
+        let tokens = self.tokens(&new, &mut report);
+        let tls = self.tls(&new, &mut report);
         let before = self.in_force.settings();
-        for (running, read) in before.iter().zip(new.settings()) {
+        for (running, read) in before.into_iter().zip(new.settings()) {
             if running.value != read.value && !RELOADED.contains(&read.key) {
                 let none = || "unset".to_owned();
-                tracing::warn!(
-                    setting = read.key,
-                    running = %running.value.clone().unwrap_or_else(none),
-                    configured = %read.value.unwrap_or_else(none),
-                    "not reloaded: it takes effect when the daemon is started again"
-                );
+                let change = Change {
+                    setting: read.key.to_owned(),
+                    before: running.value.unwrap_or_else(none),
+                    now: read.value.unwrap_or_else(none),
+                    reason: String::new(),
+                };
+                let reason = "it takes effect when the daemon is started again";
+                report.not_taken(change, reason.to_owned());
             }
         }
         let models = |config: &Config| -> Vec<Declared> {
@@ -98,38 +117,46 @@ impl Reloader {
         };
         let (before, now) = (models(&self.in_force), models(&new));
         let declared = (before != now).then(|| {
-            let names = |models: &[Declared]| -> Vec<String> {
-                models.iter().map(|model| model.name.clone()).collect()
+            let names = |models: &[Declared]| {
+                let names: Vec<&str> = models.iter().map(|model| &*model.name).collect();
+                names.join(", ")
             };
-            tracing::info!(setting = "model", before = ?names(&before), now = ?names(&now), "reloaded");
+            report.taken(Change {
+                setting: "model".to_owned(),
+                before: names(&before),
+                now: names(&now),
+                reason: String::new(),
+            });
             now
         });
         self.in_force.models = new.models;
         let limits = (self.in_force.limits != new.limits).then(|| {
-            tracing::info!(setting = "limit", "reloaded");
+            report.taken(named("limit"));
             new.limits.iter().map(|limit| limit.rule.clone()).collect()
         });
         self.in_force.limits = new.limits;
         Ok(Changes {
             declared,
             tokens,
+            tls,
             limits,
+            report: report.0,
         })
     }
 
-    fn tokens(&mut self, new: &Config) -> Option<Tokens> {
+    fn tokens(&mut self, new: &Config, report: &mut Report) -> Option<Tokens> {
+        const KEY: &str = "http_token_file";
+
         let (before, now) = (&self.in_force.http.tokens, &new.http.tokens);
         match (before, now) {
             (Some(_), None) => {
                 // Whoever reaches the address would need none any more.
-                tracing::warn!(
-                    setting = "http_token_file",
-                    "not reloaded: a token is taken away only when the daemon is started again"
-                );
+                let reason = "a token is taken away only when the daemon is started again";
+                report.not_taken(named(KEY), reason.to_owned());
                 None
             }
             (before, Some(now)) if before.as_ref() != Some(now) => {
-                tracing::info!(setting = "http_token_file", "reloaded");
+                report.taken(named(KEY));
                 let now = now.clone();
                 self.in_force.http.tokens = Some(now.clone());
                 self.in_force
@@ -141,12 +168,81 @@ impl Reloader {
             _ => None,
         }
     }
+
+    fn tls(&mut self, new: &Config, report: &mut Report) -> Option<Tls> {
+        let (before, now) = (&self.in_force.http.tls, &new.http.tls);
+        match (before, now) {
+            (Some(before), Some(now)) if before != now => {
+                report.taken(named(CERTIFICATE));
+                let now = now.clone();
+                self.in_force.http.tls = Some(now.clone());
+                Some(now)
+            }
+            (Some(_), Some(_)) | (None, None) => None,
+            (before, now) => {
+                let change = Change {
+                    setting: CERTIFICATE.to_owned(),
+                    before: with_or_without(before.as_ref()),
+                    now: with_or_without(now.as_ref()),
+                    reason: String::new(),
+                };
+                let reason =
+                    "an address begins and ceases to speak TLS when the daemon is started again";
+                report.not_taken(change, reason.to_owned());
+                None
+            }
+        }
+    }
 }
 
-/// Who asks for settings to be read anew, and who reads them.
+/// How the address is served, in words.
+fn with_or_without(tls: Option<&Tls>) -> String {
+    match tls {
+        Some(_) => "TLS".to_owned(),
+        None => "no TLS".to_owned(),
+    }
+}
+
+/// A change of what is not shown.
+fn named(setting: &str) -> Change {
+    Change {
+        setting: setting.to_owned(),
+        ..Change::default()
+    }
+}
+
+/// What a reload does, told in the log as it goes.
+#[derive(Debug, Default)]
+struct Report(Reloaded);
+
+impl Report {
+    fn taken(&mut self, change: Change) {
+        let Change {
+            setting,
+            before,
+            now,
+            ..
+        } = &change;
+        tracing::info!(setting, before, now, "reloaded");
+        self.0.taken.push(change);
+    }
+
+    fn not_taken(&mut self, change: Change, reason: String) {
+        let Change {
+            setting,
+            before,
+            now,
+            ..
+        } = &change;
+        tracing::warn!(setting, running = %before, configured = %now, reason, "not reloaded");
+        self.0.not_taken.push(Change { reason, ..change });
+    }
+}
+
+/// Who asks for settings to be read anew, and who reads them. Calls ask beside.
 #[derive(Debug)]
 pub struct Reloads {
-    /// A message each time.
+    /// A message for each signal.
     pub asked: mpsc::Receiver<()>,
     /// Reads them.
     pub reloader: Reloader,
@@ -155,13 +251,18 @@ pub struct Reloads {
 /// Reloads whenever it is asked for, for as long as it is polled.
 pub(crate) async fn follow(reloads: Option<Reloads>, service: Arc<Service>, http: Arc<Http>) {
     let Some(Reloads {
-        mut asked,
+        asked,
         mut reloader,
     }) = reloads
     else {
         return std::future::pending().await;
     };
-    while asked.recv().await.is_some() {
+    let calls = service.reload_calls();
+    let Some(calls) = calls else {
+        return std::future::pending().await;
+    };
+    let mut askers = Askers { asked, calls };
+    while let Some(answer) = askers.next().await {
         begin();
         let read = tokio::task::spawn_blocking(move || {
             let read = reloader.read();
@@ -170,21 +271,50 @@ pub(crate) async fn follow(reloads: Option<Reloads>, service: Arc<Service>, http
         let Ok((again, read)) = read.await else {
             tracing::error!("reading the settings failed; no more of them are reloaded");
             crate::lifecycle::notify(&[NotifyState::Ready]);
-            return std::future::pending().await;
+            break;
         };
         reloader = again;
-        match read {
-            Ok(changes) => apply(changes, &service, &http).await,
+        let told = match read {
+            Ok(changes) => Ok(apply(changes, &service, &http).await),
             Err(error) => {
                 let error = anyhow::Error::from(error);
                 let error = format!("{error:#}");
                 tracing::error!(error, "the settings cannot be used; nothing was reloaded");
+                Err(failure::settings_unusable(&error))
+            }
+        };
+        crate::lifecycle::notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
+        if let Some(answer) = answer {
+            // Its caller may have gone.
+            let _ = answer.send(told);
+        }
+    }
+    // Who asks from now on learns that nobody reads.
+    drop(askers);
+    std::future::pending().await
+}
+
+/// Signals and calls.
+struct Askers {
+    asked: mpsc::Receiver<()>,
+    calls: mpsc::Receiver<Answer>,
+}
+
+impl Askers {
+    /// The next reload, and where its answer goes if a call asks for it. `None` where nobody asks any
+    /// more.
+    async fn next(&mut self) -> Option<Option<Answer>> {
+        loop {
+            tokio::select! {
+                Some(()) = self.asked.recv() => return Some(None),
+                // Those whose callers went while they waited are left alone.
+                Some(answer) = self.calls.recv() => if !answer.is_closed() {
+                    return Some(Some(answer));
+                },
+                else => return None,
             }
         }
-        crate::lifecycle::notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
     }
-    // Nobody asks any more.
-    std::future::pending().await
 }
 
 /// Tells systemd, which waits for READY=1 then.
@@ -196,18 +326,32 @@ fn begin() {
     }
 }
 
-async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) {
+async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloaded {
+    let mut report = changes.report;
     if let Some(tokens) = changes.tokens {
         http.set_tokens(tokens);
+    }
+    if let Some(tls) = changes.tls {
+        http.set_tls(tls);
     }
     if let Some(limits) = changes.limits {
         service.set_limits(limits);
     }
     if let Some(declared) = changes.declared {
         service.declare(declared);
-        let registered = service.register_declared().await;
-        preload(service, registered);
+        let registration = service.register_declared().await;
+        let refused = registration.refused.into_iter();
+        report
+            .not_taken
+            .extend(refused.map(|(name, reason)| Change {
+                setting: "model".to_owned(),
+                now: name,
+                reason,
+                ..Change::default()
+            }));
+        preload(service, registration.registered);
     }
+    report
 }
 
 /// Uploads declared models in the background.

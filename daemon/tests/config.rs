@@ -5,7 +5,6 @@
     reason = "a test may panic, and so may its helpers"
 )]
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -177,6 +176,7 @@ fn every_refusal_of_a_flag_names_it() {
         ("--policy", "random", "pass-aware or lru"),
         ("--prefix-cache", "mine", "per-user"),
         ("--speculate", "maybe", "auto"),
+        ("--otlp-endpoint", "http://collector", "http://HOST:PORT"),
         ("--socket", &long, "at most 107"),
     ];
     for (flag, value, range) in rows {
@@ -212,6 +212,7 @@ fn every_refusal_of_a_key_names_key_file_and_flag() {
         ("model_dir = [\"relative\"]", "model_dir", "absolute"),
         ("log = \"info,=,\"", "log", "--log"),
         ("policy = \"\"", "policy", "--policy"),
+        ("otlp_endpoint = \"x\"", "otlp_endpoint", "--otlp-endpoint"),
     ];
     for (line, key, word) in rows {
         let error = file(line, &[]).expect_err(line).to_string();
@@ -320,53 +321,6 @@ fn budgets_are_read_in_bytes_sizes_and_shares() {
             parse_budget(text)
         );
     }
-}
-
-#[test]
-fn http_is_served_where_it_was_asked_for_and_nowhere_else() {
-    let none = config(&[]).unwrap().http;
-    assert_eq!((none.socket, none.listen, none.tokens), (None, None, None));
-
-    let text = r#"
-        http_socket = "/run/http.sock"
-        http_listen = "127.0.0.1:8080"
-    "#;
-    let both = file(text, &["--http-listen", "[::1]:9"]).unwrap().http;
-    assert_eq!(both.socket.as_deref(), Some(Path::new("/run/http.sock")));
-    assert_eq!(both.listen, Some("[::1]:9".parse().unwrap()));
-
-    let refused = |arguments: &[&str], mentions: &[&str]| {
-        let message = config(arguments).unwrap_err().to_string();
-        for word in mentions {
-            assert!(message.contains(word), "'{message}' lacks '{word}'");
-        }
-    };
-    refused(
-        &["--http-listen", "localhost"],
-        &["--http-listen", "127.0.0.1:8080"],
-    );
-    refused(
-        &["--http-listen", "0.0.0.0:80"],
-        &["--http-listen", "--http-token-file", "127.0.0.1"],
-    );
-    refused(
-        &["--socket", "/x", "--http-socket", "/x"],
-        &["--http-socket", "gRPC"],
-    );
-    refused(
-        &["--http-token-file", "/no/such/file"],
-        &["--http-token-file", "/no/such/file"],
-    );
-
-    let dir = tempfile::tempdir().unwrap();
-    let token = dir.path().join("token");
-    let path = token.to_str().unwrap();
-    std::fs::write(&token, "0123456789abcdef\n").unwrap();
-    std::fs::set_permissions(&token, PermissionsExt::from_mode(0o600)).unwrap();
-    let open = ["--http-listen", "0.0.0.0:80", "--http-token-file", path];
-    assert!(config(&open).unwrap().http.tokens.is_some());
-    std::fs::write(&token, "short").unwrap();
-    refused(&["--http-token-file", path], &["--http-token-file", "16"]);
 }
 
 /// Settings of a directory with a file and others in `conf.d`.

@@ -48,6 +48,7 @@ fn every_service_and_rpc_is_there() {
             "Models.Unpin",
             "Server.CheckDevice",
             "Server.ListDevices",
+            "Server.Reload",
             "Server.Status",
         ]
     );

@@ -9,8 +9,12 @@ use rocmforge_tests::fixtures;
 use serde_json::Value;
 
 /// Packages that name a native library: a vendor's is found at run time, and no other is linked.
-const NATIVE: [(&str, &str); 2] = [
+const NATIVE: [(&str, &str); 3] = [
     ("hip-runtime-sys", "types and constants alone are used"),
+    (
+        "ring",
+        "its own code in C and assembly, compiled from its package",
+    ),
     (
         "prettyplease",
         "the name is only a lock on its version; nothing is linked",

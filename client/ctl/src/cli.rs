@@ -191,6 +191,8 @@ pub(crate) enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Have the daemon read its configuration anew, and show what it took and what it did not
+    Reload,
     /// List the GGUF files below the daemon's model directories
     Files,
     /// Ask whether the daemon serves; the exit code says so, too

@@ -370,6 +370,22 @@ pub(crate) fn cleared(answer: &ClearResponse) -> Value {
     })
 }
 
+/// What a reload took and what it did not.
+pub(crate) fn reloaded(reloaded: &ReloadResponse) -> Value {
+    let list = |changes: &[SettingChange]| -> Vec<Value> {
+        let change = |change: &SettingChange| {
+            json!({
+                "setting": change.setting,
+                "before": change.before,
+                "now": change.now,
+                "reason": change.reason,
+            })
+        };
+        changes.iter().map(change).collect()
+    };
+    json!({"taken": list(&reloaded.taken), "not_taken": list(&reloaded.not_taken)})
+}
+
 /// What a new budget came to.
 pub(crate) fn budget(answer: &SetBudgetResponse) -> Value {
     json!({

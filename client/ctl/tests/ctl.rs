@@ -509,6 +509,18 @@ async fn tables_are_aligned() {
 }
 
 #[tokio::test]
+async fn a_reload_shows_what_was_taken_and_what_was_not() {
+    let daemon = FakeDaemon::start();
+    let output = ctl(&daemon, &["reload"]).await;
+    assert_eq!(
+        success(&output),
+        "taken      log info -> debug\n\
+         taken      limit\n\
+         not taken  threads 1 -> 2: not \\u{1b}[31mnow\n"
+    );
+}
+
+#[tokio::test]
 async fn every_command_answers_with_one_json_object() {
     let daemon = FakeDaemon::start();
     for (args, key) in [
@@ -535,6 +547,7 @@ async fn every_command_answers_with_one_json_object() {
         (&["cache", "budget"], "budget_bytes"),
         (&["cache", "policy"], "policy"),
         (&["files"], "files"),
+        (&["reload"], "not_taken"),
         (&["cache", "budget", "80%"], "budget_bytes"),
         (&["cache", "policy", "lru"], "policy"),
         (

@@ -123,4 +123,20 @@ impl Server for Fake {
             took_ms: 0.25,
         }))
     }
+
+    async fn reload(&self, _: Request<ReloadRequest>) -> Result<Response<ReloadResponse>, Status> {
+        let change = |setting: &str, before: &str, now: &str, reason: &str| SettingChange {
+            setting: setting.into(),
+            before: before.into(),
+            now: now.into(),
+            reason: reason.into(),
+        };
+        Ok(Response::new(ReloadResponse {
+            taken: vec![
+                change("log", "info", "debug", ""),
+                change("limit", "", "", ""),
+            ],
+            not_taken: vec![change("threads", "1", "2", "not \u{1b}[31mnow")],
+        }))
+    }
 }

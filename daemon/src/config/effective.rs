@@ -179,6 +179,18 @@ impl Config {
             ("http_socket", http.socket.as_deref().map(path)),
             ("http_listen", http.listen.map(|a| quoted(&a.to_string()))),
             ("http_token_file", http.token_file.as_deref().map(path)),
+            (
+                "http_tls_cert",
+                http.tls.as_ref().map(|tls| path(&tls.certificate_file)),
+            ),
+            (
+                "http_tls_key",
+                http.tls.as_ref().map(|tls| path(&tls.key_file)),
+            ),
+            (
+                "otlp_endpoint",
+                self.traces.as_ref().map(|c| quoted(&c.to_string())),
+            ),
             ("log", Some(quoted(&self.log))),
         ];
         let setting = |(key, value)| Setting {

@@ -1,4 +1,4 @@
-//! Where HTTP is served, and with which token.
+//! Where HTTP is served, with which tokens and which certificate.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{ConfigError, Settings};
-use crate::http::Tokens;
+use crate::http::{Tls, TlsFault, Tokens};
 
 /// The command line's part.
 #[derive(Debug, Clone, Default, Args)]
@@ -15,13 +15,20 @@ pub struct HttpFlags {
     #[arg(long, value_name = "PATH")]
     pub http_socket: Option<PathBuf>,
     /// Address for HTTP, such as 127.0.0.1:8080; one that other machines reach needs
-    /// --http-token-file, and a proxy for TLS [default: none]
+    /// --http-token-file and --http-tls-cert [default: none]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http_listen: Option<String>,
     /// File with the tokens of which callers over TCP have to send one, each a line (TOKEN or
     /// NAME TOKEN); with it they may load and unload, too
     #[arg(long, value_name = "FILE")]
     pub http_token_file: Option<PathBuf>,
+    /// Certificate of the address in PEM, with those of who signed it behind it; with it and
+    /// --http-tls-key HTTP over TCP is served with TLS alone
+    #[arg(long, value_name = "FILE")]
+    pub http_tls_cert: Option<PathBuf>,
+    /// Private key of the certificate in PEM, not encrypted
+    #[arg(long, value_name = "FILE")]
+    pub http_tls_key: Option<PathBuf>,
 }
 
 /// The file's part.
@@ -30,6 +37,8 @@ pub(super) struct HttpFile {
     pub(super) socket: Option<PathBuf>,
     pub(super) listen: Option<String>,
     pub(super) token_file: Option<PathBuf>,
+    pub(super) tls_cert: Option<PathBuf>,
+    pub(super) tls_key: Option<PathBuf>,
 }
 
 /// The settings in force.
@@ -43,6 +52,8 @@ pub struct HttpConfig {
     pub token_file: Option<PathBuf>,
     /// What callers over TCP have to send, one of them.
     pub tokens: Option<Tokens>,
+    /// What the address is served with.
+    pub tls: Option<Tls>,
 }
 
 impl HttpConfig {
@@ -56,6 +67,8 @@ impl HttpConfig {
         const SOCKET: &str = "http_socket";
         const LISTEN: &str = "http_listen";
         const TOKEN: &str = "http_token_file";
+        const CERTIFICATE: &str = "http_tls_cert";
+        const KEY: &str = "http_tls_key";
 
         let refuse = |key, origin, message| ConfigError::Value {
             key,
@@ -78,14 +91,54 @@ impl HttpConfig {
                 .map_err(|error| refuse(TOKEN, settings.origin(TOKEN, by_flag), error))
         });
         let tokens = tokens.transpose()?;
+        let cert_origin = settings.origin(CERTIFICATE, flags.http_tls_cert.is_some());
+        let key_origin = settings.origin(KEY, flags.http_tls_key.is_some());
+        let certificate = settings.path(CERTIFICATE, flags.http_tls_cert, file.tls_cert)?;
+        let key = settings.path(KEY, flags.http_tls_key, file.tls_key)?;
+        let tls = match (certificate, key) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => {
+                let read = Tls::read(&certificate, &key);
+                Some(read.map_err(|(fault, message)| match fault {
+                    TlsFault::Certificate => refuse(CERTIFICATE, cert_origin, message),
+                    TlsFault::Key => refuse(KEY, key_origin, message),
+                })?)
+            }
+            (Some(_), None) => {
+                let message =
+                    "a certificate is of no use without its key; add --http-tls-key (http_tls_key)";
+                return Err(refuse(CERTIFICATE, cert_origin, message.to_owned()));
+            }
+            (None, Some(_)) => {
+                let message = "a key is of no use without its certificate; add --http-tls-cert (http_tls_cert)";
+                return Err(refuse(KEY, key_origin, message.to_owned()));
+            }
+        };
         let by_flag = flags.http_listen.is_some();
         let listen = settings
             .pick(LISTEN, flags.http_listen, file.listen)
             .parse(address)?;
-        if let Some(address) = listen.filter(|a| tokens.is_none() && !a.ip().is_loopback()) {
+        let missing = match (&tokens, &tls) {
+            (Some(_), Some(_)) => None,
+            (None, Some(_)) => Some((
+                "there is no token that tells callers apart",
+                "--http-token-file (http_token_file)",
+            )),
+            (Some(_), None) => Some((
+                "without TLS whoever is on the way reads tokens and texts",
+                "--http-tls-cert and --http-tls-key (http_tls_cert, http_tls_key)",
+            )),
+            (None, None) => Some((
+                "there is neither a token that tells callers apart nor TLS",
+                "--http-token-file, --http-tls-cert and --http-tls-key (http_token_file, http_tls_cert, http_tls_key)",
+            )),
+        };
+        if let (Some(address), Some((what, add))) =
+            (listen.filter(|a| !a.ip().is_loopback()), missing)
+        {
             let message = format!(
-                "{address} can be reached from other machines, and there is no token that tells callers apart; add \
-                 --http-token-file (http_token_file), or listen on 127.0.0.1 or [::1]"
+                "{address} can be reached from other machines, and {what}; add {add}, or listen on 127.0.0.1 or [::1], \
+                 behind a proxy if others are to reach it"
             );
             return Err(refuse(LISTEN, settings.origin(LISTEN, by_flag), message));
         }
@@ -94,6 +147,7 @@ impl HttpConfig {
             listen,
             token_file,
             tokens,
+            tls,
         })
     }
 }

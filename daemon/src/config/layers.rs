@@ -97,6 +97,9 @@ pub(super) struct File {
     pub(super) http_socket: Option<PathBuf>,
     pub(super) http_listen: Option<String>,
     pub(super) http_token_file: Option<PathBuf>,
+    pub(super) http_tls_cert: Option<PathBuf>,
+    pub(super) http_tls_key: Option<PathBuf>,
+    pub(super) otlp_endpoint: Option<String>,
     pub(super) model: Vec<ModelTable>,
     pub(super) limit: Vec<LimitTable>,
 }

@@ -78,7 +78,10 @@ impl Call {
         let extensions = request.extensions();
         let client = extensions.get::<Client>();
         let id = extensions.get::<RequestId>().cloned();
-        let mut arrival = Arrival::now(client.and_then(|client| client.caller));
+        let traceparent = request.headers().get("traceparent");
+        let traceparent = traceparent.and_then(|value| value.to_str().ok());
+        let mut arrival =
+            Arrival::now(client.and_then(|client| client.caller)).part_of(traceparent);
         arrival.token = extensions.get().copied();
         Self {
             service: Arc::clone(&http.service),

@@ -27,6 +27,7 @@ use tokio::task::JoinSet;
 use tower::ServiceExt as _;
 
 use super::call::Client;
+use super::handshake::Handshakes;
 use super::{Http, HttpListeners, router};
 use crate::connection::{self, Peer, Table};
 
@@ -74,6 +75,7 @@ pub(crate) async fn serve(
 ) -> io::Result<()> {
     let table = Table::new(connection::connections_max());
     let router = router(&http);
+    let handshakes = Arc::new(Handshakes::default());
     let mut open = Vec::new();
     if let Some(unix) = listeners.unix {
         unix.set_nonblocking(true)?;
@@ -89,6 +91,7 @@ pub(crate) async fn serve(
             listener,
             router.clone(),
             Arc::clone(&table),
+            (Arc::clone(&http), Arc::clone(&handshakes)),
             closing.clone(),
         ));
     }
@@ -100,6 +103,7 @@ async fn accept(
     listener: Listener,
     router: Router,
     table: Arc<Table>,
+    (http, handshakes): (Arc<Http>, Arc<Handshakes>),
     mut closing: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
@@ -115,6 +119,7 @@ async fn accept(
             Ok(stream) => {
                 let (router, closing) = (router.clone(), closing.clone());
                 let table = Arc::clone(&table);
+                let (http, handshakes) = (Arc::clone(&http), Arc::clone(&handshakes));
                 connections.spawn(async move {
                     match stream {
                         Stream::Unix(stream) => {
@@ -125,8 +130,22 @@ async fn accept(
                         Stream::Tcp(stream) => {
                             // Tokens are small and wanted at once.
                             let _ = stream.set_nodelay(true);
-                            let (peer, closed) = Peer::enter(Caller::unknown(), &table);
-                            serve_one(stream, None, peer, closed, router, closing).await;
+                            let (peer, mut closed) = Peer::enter(Caller::unknown(), &table);
+                            let Some(config) = http.tls() else {
+                                return serve_one(stream, None, peer, closed, router, closing)
+                                    .await;
+                            };
+                            let made = tokio::select! {
+                                made = handshakes.make(stream, config) => made,
+                                // It makes room for another.
+                                Ok(()) = &mut closed => return,
+                            };
+                            match made {
+                                Ok(stream) => {
+                                    serve_one(stream, None, peer, closed, router, closing).await;
+                                }
+                                Err(error) => tracing::debug!(%error, "no TLS handshake"),
+                            }
                         }
                     }
                 });

@@ -6,7 +6,7 @@
 //!   -> JSON at once, or a stream of events (reply); refusals in the dialect's words (error)
 //! ```
 //!
-//! TLS is not done here: what is reached from other machines stands behind a proxy that does it.
+//! Over TCP a handshake of TLS comes first where a certificate is configured (tls, handshake).
 //!
 //! *Invariants:* the bodies' types never leave this module; nothing of the rules of requests is
 //! decided here but how a dialect spells them; every body, list, stream and connection has a bound.
@@ -18,6 +18,7 @@ mod call;
 mod embedding;
 mod error;
 mod format;
+mod handshake;
 mod listen;
 mod llama;
 mod metrics;
@@ -29,6 +30,7 @@ mod reply;
 mod rerank;
 mod sse;
 mod start;
+mod tls;
 mod token;
 
 use std::net::TcpListener;
@@ -41,14 +43,16 @@ use axum::middleware;
 use axum::response::Response;
 use axum::routing::{get, post};
 use rocmforge_service::{Service, failure};
+use rustls::ServerConfig;
 
 use self::call::Call;
 #[cfg(fuzzing)]
 pub(crate) use self::call::Client;
 pub(crate) use self::listen::serve;
+pub use self::tls::{Tls, TlsFault};
 pub use self::token::Tokens;
 
-/// Where HTTP is served, and the tokens of which callers over TCP need one. Nothing, by default.
+/// Where HTTP is served, and what callers over TCP need. Nothing, by default.
 #[derive(Debug, Default)]
 pub struct HttpListeners {
     /// A Unix socket.
@@ -57,6 +61,8 @@ pub struct HttpListeners {
     pub tcp: Option<TcpListener>,
     /// What callers over TCP have to send, one of them.
     pub tokens: Option<Tokens>,
+    /// The certificate of the address, if it is served with TLS.
+    pub tls: Option<Tls>,
 }
 
 /// What all handlers share.
@@ -65,12 +71,34 @@ pub(crate) struct Http {
     service: Arc<Service>,
     /// The lock is held to copy or replace it.
     tokens: RwLock<Option<Tokens>>,
+    /// Likewise.
+    tls: RwLock<Option<Tls>>,
 }
 
 impl Http {
-    pub(crate) fn new(service: Arc<Service>, tokens: Option<Tokens>) -> Arc<Self> {
-        let tokens = RwLock::new(tokens);
-        Arc::new(Self { service, tokens })
+    pub(crate) fn new(
+        service: Arc<Service>,
+        tokens: Option<Tokens>,
+        tls: Option<Tls>,
+    ) -> Arc<Self> {
+        let (tokens, tls) = (RwLock::new(tokens), RwLock::new(tls));
+        Arc::new(Self {
+            service,
+            tokens,
+            tls,
+        })
+    }
+
+    /// What handshakes are made with now, where there are any.
+    fn tls(&self) -> Option<Arc<ServerConfig>> {
+        let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner);
+        tls.as_ref().map(Tls::config)
+    }
+
+    /// From now on handshakes are made with this certificate; connections that are open stay.
+    pub(crate) fn set_tls(&self, tls: Tls) {
+        let mut place = self.tls.write().unwrap_or_else(PoisonError::into_inner);
+        *place = Some(tls);
     }
 
     fn tokens(&self) -> Option<Tokens> {

@@ -26,7 +26,8 @@ pub(super) fn of<T>(request: &Request<T>) -> Arrival {
 }
 
 fn now(metadata: &MetadataMap, caller: Option<Caller>) -> Arrival {
-    let arrival = Arrival::now(caller);
+    let traceparent = metadata.get("traceparent").and_then(|v| v.to_str().ok());
+    let arrival = Arrival::now(caller).part_of(traceparent);
     let timeout = metadata
         .get("grpc-timeout")
         .and_then(|value| parse_timeout(value.to_str().ok()?));

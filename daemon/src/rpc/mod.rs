@@ -35,7 +35,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthReporter;
 
 use crate::connection::Connection;
-use crate::devices;
+use crate::{devices, traces};
 #[cfg(fuzzing)]
 pub(crate) use fuzzed::Called;
 
@@ -53,8 +53,9 @@ const HEADERS_MAX_BYTES: u32 = 16 << 10;
 /// stopped or hangs is dropped after both.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Blocking threads that the services need at most.
-pub const BLOCKING_THREADS: usize = rocmforge_service::BLOCKING_THREADS + devices::AT_ONCE + 1;
+/// Blocking threads that the services and what is beside them need at most.
+pub const BLOCKING_THREADS: usize =
+    rocmforge_service::BLOCKING_THREADS + devices::AT_ONCE + traces::LOOKUPS_AT_ONCE + 1;
 
 /// The socket that is served when none is named: the one that clients look for first.
 pub fn default_socket_path() -> PathBuf {

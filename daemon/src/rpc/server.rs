@@ -6,6 +6,7 @@ use rocmforge_engine::api::{DeviceStatus, Snapshot};
 use rocmforge_proto::v1;
 use rocmforge_proto::v1::server_server::Server;
 use rocmforge_service::Service;
+use rocmforge_service::reloading::Change;
 use rocmforge_service::request_log::RequestLog;
 use tonic::{Request, Response, Status};
 
@@ -188,6 +189,29 @@ impl Server for ServerService {
             checks: checks.into_iter().map(check).collect(),
             took_ms: arrival.at.elapsed().as_secs_f64() * 1e3,
         }))
+    }
+
+    async fn reload(
+        &self,
+        request: Request<v1::ReloadRequest>,
+    ) -> Result<Response<v1::ReloadResponse>, Status> {
+        let arrival = arrival::of(&request);
+        let log = RequestLog::audit("Reload", "", "", &arrival);
+        let reloaded = log.end(self.context.reload(&arrival).await);
+        let reloaded = reloaded.map_err(status)?;
+        Ok(Response::new(v1::ReloadResponse {
+            taken: reloaded.taken.into_iter().map(change).collect(),
+            not_taken: reloaded.not_taken.into_iter().map(change).collect(),
+        }))
+    }
+}
+
+fn change(told: Change) -> v1::SettingChange {
+    v1::SettingChange {
+        setting: told.setting,
+        before: told.before,
+        now: told.now,
+        reason: told.reason,
     }
 }
 

@@ -97,9 +97,11 @@ fn a_client_that_goes_ends_its_generation() {
 }
 
 #[test]
-fn an_address_that_others_reach_needs_a_token() {
+fn an_address_that_others_reach_needs_a_token_and_tls() {
     let output = refused(&["--device", "host", "--http-listen", "0.0.0.0:0"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("--http-token-file"), "{said}");
+    for flag in ["--http-token-file", "--http-tls-cert", "--http-tls-key"] {
+        assert!(said.contains(flag), "{said}");
+    }
 }

@@ -10,11 +10,12 @@ use crate::program::{PROGRAM, host, refused, said, start};
 
 #[test]
 fn settings_that_cannot_be_used_end_with_2_and_name_the_flag() {
-    let rows: [&[&str]; 5] = [
+    let rows: [&[&str]; 6] = [
         &["--threads", "0"],
         &["--config", "/nonexistent.toml"],
         &["--model-dir", "/nonexistent"],
         &["--vram-budget", "lots"],
+        &["--otlp-endpoint", "https://127.0.0.1:4318"],
         &["--no-such-flag"],
     ];
     for arguments in rows {

@@ -5,9 +5,12 @@
     reason = "a test may panic, and so may its helpers"
 )]
 
+#[path = "../certificates/mod.rs"]
+mod certificates;
 mod http;
 mod life;
 mod log;
 mod program;
 mod reload;
 mod signals;
+mod tls;

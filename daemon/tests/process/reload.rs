@@ -1,4 +1,4 @@
-//! SIGHUP: what is reloaded, what is not and says so, and what systemd is told meanwhile.
+//! SIGHUP and the call: what is reloaded, what is not and says so, and what systemd is told meanwhile.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
@@ -8,20 +8,27 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use hyper_util::rt::TokioIo;
 use nix::sys::signal::Signal;
+use rocmforge_proto::v1;
+use rocmforge_proto::v1::server_client::ServerClient;
+use tokio::net::UnixStream;
+use tonic::transport::Endpoint;
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
 
 use crate::program::{Daemon, PATIENCE, host, said, start_logging_to};
 
 const FIRST: &str = "first-token-0123456789";
 const SECOND: &str = "second-token-0123456789";
 
-fn write_token(path: &Path, token: &str) {
+pub(crate) fn write_token(path: &Path, token: &str) {
     fs::write(path, token).unwrap();
     fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
 }
 
 /// A free port of this machine, free again for the daemon.
-fn free_address() -> String {
+pub(crate) fn free_address() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
 }
@@ -45,7 +52,7 @@ fn request(address: &str, token: &str, head: &str, body: &str) -> (u16, String) 
 }
 
 /// Sends SIGHUP and waits for the end of the reload, as systemd does.
-fn reload(daemon: &Daemon, notify: &UnixDatagram) {
+pub(crate) fn reload(daemon: &Daemon, notify: &UnixDatagram) {
     daemon.signal(Signal::SIGHUP);
     let begun = said(notify);
     assert!(
@@ -56,7 +63,7 @@ fn reload(daemon: &Daemon, notify: &UnixDatagram) {
 }
 
 /// Waits until the log has these words in one line, and gives it.
-fn logged(log: &Path, words: &[&str]) -> String {
+pub(crate) fn logged(log: &Path, words: &[&str]) -> String {
     let give_up = Instant::now() + PATIENCE;
     loop {
         let text = fs::read_to_string(log).unwrap();
@@ -169,6 +176,102 @@ fn a_reload_takes_filter_token_and_models_and_names_the_rest() {
         "{line}"
     );
     assert_eq!(ask(SECOND, "gpt-5").0, 200);
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0));
+}
+
+/// The daemon's answer to a call for a reload.
+async fn call(socket: &Path) -> Result<v1::ReloadResponse, Status> {
+    let path = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let endpoint = Endpoint::from_static("http://rocmforged");
+    let channel = endpoint.connect_with_connector(connector).await.unwrap();
+    let answer = ServerClient::new(channel)
+        .reload(v1::ReloadRequest {})
+        .await;
+    answer.map(tonic::Response::into_inner)
+}
+
+#[tokio::test]
+async fn a_call_reloads_and_is_told_what_was_taken_and_what_was_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, log) = (dir.path().join("config.toml"), dir.path().join("log"));
+    let socket = dir.path().join("s");
+    let write = |text: &str| fs::write(&config, text).unwrap();
+    write("log = \"info\"\nqueue_capacity = 16\n");
+    let mut command = host(dir.path(), &socket);
+    command.arg("--config").arg(&config);
+    let file = File::create(&log).unwrap();
+    let (mut daemon, notify) = start_logging_to(dir.path(), &mut command, file);
+
+    let nothing = call(&socket).await.unwrap();
+    assert_eq!(nothing, v1::ReloadResponse::default());
+    // systemd is told as with a signal.
+    assert!(said(&notify).contains("RELOADING=1"));
+    assert!(said(&notify).contains("READY=1"));
+
+    let absent = dir.path().join("absent.gguf");
+    let model = format!("[[model]]\nname = \"absent\"\npath = {absent:?}\n");
+    let limit = "[[limit]]\nfor = [\"*\"]\nrunning = 3\n";
+    write(&format!(
+        "log = \"debug\"\nqueue_capacity = 17\n{model}{limit}"
+    ));
+    let told = call(&socket).await.unwrap();
+    let change = |setting: &str, before: &str, now: &str| v1::SettingChange {
+        setting: setting.to_owned(),
+        before: before.to_owned(),
+        now: now.to_owned(),
+        reason: String::new(),
+    };
+    assert_eq!(
+        told.taken,
+        [
+            change("log", "info", "debug"),
+            change("model", "", "absent"),
+            change("limit", "", ""),
+        ]
+    );
+    let [queue, model] = &told.not_taken[..] else {
+        panic!("{told:?}");
+    };
+    assert!(queue.reason.contains("started again"), "{queue:?}");
+    let reason = queue.reason.clone();
+    let expected = change("queue_capacity", "16", "17");
+    assert_eq!(*queue, v1::SettingChange { reason, ..expected });
+    assert_eq!((&*model.setting, &*model.now), ("model", "absent"));
+    assert!(model.reason.contains("absent.gguf"), "{model:?}");
+    let audit = ["management", "rpc=\"Reload\"", "uid=", "code="];
+    assert!(logged(&log, &audit).contains("code=Ok"));
+
+    // What cannot be used changes nothing, and says why.
+    write("log = \"error\"\nn_ctx_max = \"none\"\n");
+    let refused = call(&socket).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    for word in ["nothing was reloaded", "n_ctx_max", "config.toml"] {
+        assert!(refused.message().contains(word), "{refused}");
+    }
+    let details = refused.get_error_details();
+    let reason = details.error_info().map(|info| info.reason.clone());
+    assert_eq!(reason.as_deref(), Some("SETTINGS_UNUSABLE"));
+    logged(
+        &log,
+        &["management", "rpc=\"Reload\"", "FailedPrecondition"],
+    );
+
+    // What is in force is what the last good files said.
+    write("log = \"info\"\n");
+    let told = call(&socket).await.unwrap();
+    assert_eq!(
+        told.taken,
+        [
+            change("log", "debug", "info"),
+            change("model", "absent", ""),
+            change("limit", "", ""),
+        ]
+    );
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.wait(), Some(0));
 }

@@ -135,6 +135,8 @@ async fn bad_requests_get_their_code_and_what_to_do() {
         })
         .await;
     assert_status(clear, Code::NotFound, &["'ghost'"]);
+    let reload = daemon.server().reload(v1::ReloadRequest {}).await;
+    assert_status(reload, Code::Unimplemented, &["settings"]);
     assert_eq!(daemon.stop().await, End::Drained);
 }
 

@@ -106,7 +106,8 @@ async fn as_the_stranger(socket: PathBuf) {
     let channel = connect(socket, 1 << 20).await;
     let mut models = ModelsClient::new(channel.clone());
     let mut cache = CacheClient::new(channel.clone());
-    ServerClient::new(channel)
+    let mut server = ServerClient::new(channel);
+    server
         .status(v1::StatusRequest {})
         .await
         .expect("the role 'use' is there");
@@ -147,6 +148,7 @@ async fn as_the_stranger(socket: PathBuf) {
         ),
         ("admin", cache.set_budget(budget).await.err()),
         ("admin", cache.set_policy(policy).await.err()),
+        ("admin", server.reload(v1::ReloadRequest {}).await.err()),
     ];
     for (role, refusal) in refusals {
         let refused = Err::<(), _>(refusal.expect("refused"));

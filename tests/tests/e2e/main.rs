@@ -17,3 +17,4 @@ mod python;
 mod residency;
 mod routers;
 mod shutdown;
+mod traces;

@@ -1,9 +1,9 @@
-//! status, health and files: the daemon itself, and what it could load.
+//! status, health, reload and files: the daemon itself, and what it could load.
 
 use std::path::Path;
 
 use anyhow::bail;
-use rocmforge_client::proto::v1::StatusResponse;
+use rocmforge_client::proto::v1::{ReloadResponse, SettingChange, StatusResponse};
 use serde_json::json;
 
 use super::Context;
@@ -29,6 +29,36 @@ pub(super) async fn health(context: &mut Context) -> anyhow::Result<()> {
     context
         .output
         .answer(|| json!({"serving": true}), || "serving".to_owned())
+}
+
+pub(super) async fn reload(context: &mut Context) -> anyhow::Result<()> {
+    let reloaded = context.connect().await?.reload().await?;
+    context
+        .output
+        .answer(|| json::reloaded(&reloaded), || changes(&reloaded))
+}
+
+fn changes(reloaded: &ReloadResponse) -> String {
+    let told = |change: &SettingChange| {
+        let values = match (change.before.as_str(), change.now.as_str()) {
+            ("", "") => String::new(),
+            ("", now) => format!(" {now}"),
+            (before, now) => format!(" {before} -> {now}"),
+        };
+        let reason = match change.reason.as_str() {
+            "" => String::new(),
+            reason => format!(": {reason}"),
+        };
+        format!("{}{values}{reason}", change.setting)
+    };
+    let taken = reloaded.taken.iter().map(|change| ("taken", told(change)));
+    let left = &reloaded.not_taken;
+    let left = left.iter().map(|change| ("not taken", told(change)));
+    let rows: Vec<_> = taken.chain(left).collect();
+    match rows.is_empty() {
+        true => "nothing has changed".to_owned(),
+        false => fields(&rows),
+    }
 }
 
 pub(super) async fn files(context: &mut Context) -> anyhow::Result<()> {

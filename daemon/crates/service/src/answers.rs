@@ -209,8 +209,7 @@ impl Generation {
                 self.all.tokens += summary.generated_tokens;
                 self.all.reasoning_tokens += reasoning_tokens;
                 self.log.generated_tokens = Some(self.all.tokens);
-                self.log.tokens_per_s = Some(summary.decode_tokens_per_s);
-                self.log.uploaded_bytes = Some(summary.cache.uploaded_bytes);
+                self.log.generated(&summary);
                 let last = self.choices.iter().all(|choice| choice.ended);
                 if last {
                     self.log.note(&Ok(()));

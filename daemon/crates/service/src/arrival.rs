@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::failure::{self, Failure};
 use crate::peer::{Peer, TokenName};
+use crate::trace::Parent;
 
 /// The process at the other end, as the kernel knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct Arrival {
     pub at: Instant,
     /// When its answer is of no use any more.
     pub deadline: Option<Instant>,
+    /// The caller's span that it is part of.
+    pub parent: Option<Parent>,
 }
 
 impl Arrival {
@@ -51,6 +54,7 @@ impl Arrival {
             token: None,
             at: Instant::now(),
             deadline: None,
+            parent: None,
         }
     }
 
@@ -61,6 +65,13 @@ impl Arrival {
             (None, Some(token)) => Peer::Token(token),
             (None, None) => Peer::Local,
         }
+    }
+
+    /// As a part of the trace that a `traceparent` names, if it is one.
+    #[must_use]
+    pub fn part_of(mut self, traceparent: Option<&str>) -> Self {
+        self.parent = traceparent.and_then(Parent::read);
+        self
     }
 
     /// With at most `timeout` from its arrival. A deadline beyond the clock's range is none.

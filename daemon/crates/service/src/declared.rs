@@ -112,6 +112,15 @@ impl Book {
     }
 }
 
+/// What became of the models that are declared.
+#[derive(Debug, Default)]
+pub struct Registration {
+    /// Those that were registered now.
+    pub registered: Vec<Declared>,
+    /// The names of those that could not be, each with why.
+    pub refused: Vec<(String, String)>,
+}
+
 /// The book in force.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf(RwLock<Arc<Book>>);
@@ -160,10 +169,9 @@ impl Service {
     }
 
     /// Registers what is declared and not loaded, with its pins. A model that cannot be loaded is
-    /// told in the log, and tried again at its first use over HTTP. Returns those that were
-    /// registered now.
-    pub async fn register_declared(&self) -> Vec<Declared> {
-        let mut registered = Vec::new();
+    /// told in the log, too, and tried again at its first use over HTTP.
+    pub async fn register_declared(&self) -> Registration {
+        let mut registration = Registration::default();
         for model in self.declared().models() {
             if let Ok(loaded) = self.engine.model(&model.name) {
                 let path = model.path.clone();
@@ -171,14 +179,22 @@ impl Service {
                 let is_same = matches!(real, Ok(Ok(path)) if path == loaded.path());
                 if !is_same {
                     tracing::warn!(model = ?model.name, loaded = ?loaded.path(), declared = ?model.path, "another file is loaded under a declared name; unload it for the declared one");
+                    let (other, path) = (loaded.path().display(), model.path.display());
+                    let reason =
+                        format!("the file {other} is loaded under this name; unload it for {path}");
+                    registration.refused.push((model.name.clone(), reason));
                 }
                 continue;
             }
-            if self.load_declared(model, &Arrival::now(None)).await.is_ok() {
-                registered.push(model.clone());
+            match self.load_declared(model, &Arrival::now(None)).await {
+                Ok(()) => registration.registered.push(model.clone()),
+                Err(failure) => {
+                    let reason = failure.message().to_owned();
+                    registration.refused.push((model.name.clone(), reason));
+                }
             }
         }
-        registered
+        registration
     }
 
     /// Loads one declared model, without its preload.

@@ -6,6 +6,7 @@
 //! since they travel as headers and a client refuses headers above 16 KiB.
 
 mod limits;
+mod settings;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,6 +15,8 @@ use rocmforge_engine::api::ModelStatus;
 use rocmforge_engine::{Error, Refusal};
 
 pub(crate) use self::limits::{peer_limit, prompts_held};
+pub(crate) use self::settings::no_settings;
+pub use self::settings::settings_unusable;
 use crate::model_files::ModelFileError;
 use crate::roles::Role;
 

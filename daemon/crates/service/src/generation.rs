@@ -142,6 +142,7 @@ impl Service {
         sampling.decoding.grammar = matcher.map(|matcher| format::begun(matcher, &encoded));
         let seed = *sampling.params.seed.get_or_insert_with(rand::random);
         let snapshot = self.engine.snapshot();
+        log.handed_over();
         let choice = |i: u32| {
             let seed = seed.wrapping_add(u64::from(i));
             let mut params = sampling.params.clone();

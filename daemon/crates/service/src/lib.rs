@@ -29,12 +29,14 @@ pub mod model_files;
 pub mod parts;
 pub mod peer;
 pub mod prompt;
+pub mod reloading;
 pub mod request_log;
 pub mod rerank;
 pub mod roles;
 pub mod sum;
 pub mod text_work;
 pub mod tool_calls;
+pub mod trace;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -51,6 +53,7 @@ use crate::files::Listing;
 use crate::limits::LimitBook;
 use crate::measured::Measured;
 use crate::model_files::ModelDirs;
+use crate::reloading::Reader;
 use crate::roles::{RoleBook, Roles};
 use crate::sum::Sum;
 use crate::text_work::TextWork;
@@ -104,6 +107,7 @@ pub struct Service {
     listing: Listing,
     shelf: Shelf,
     limit_book: LimitBook,
+    reader: Reader,
 }
 
 impl Service {
@@ -131,6 +135,7 @@ impl Service {
             listing: Listing::default(),
             shelf: Shelf::default(),
             limit_book: LimitBook::default(),
+            reader: Reader::default(),
         }
     }
 

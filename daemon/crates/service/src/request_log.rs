@@ -1,13 +1,17 @@
-//! One line a request, written when it ends, however it ends. Never holds what was asked or answered.
+//! One line a request, written when it ends, however it ends, and its span where traces are followed. Never holds what was
+//! asked or answered.
 //!
 //! Calls that change what is loaded, resident or allowed leave a line of their own kind, target `audit`, which says who
 //! asked for what with which result. It is written at every log level but `audit=off`.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use rocmforge_engine::api::GenerateSummary;
 
 use crate::arrival::{Arrival, Caller};
 use crate::failure::Failure;
 use crate::peer::TokenName;
+use crate::trace::{self, Parent, Phase, Span, Value};
 
 /// Longest model name or list of arguments that a line shows, in characters.
 const TEXT_MAX: usize = 256;
@@ -21,9 +25,14 @@ pub struct RequestLog {
     model: String,
     caller: Option<Caller>,
     token: Option<TokenName>,
+    parent: Option<Parent>,
     /// What a call of management asks for.
     arguments: Option<String>,
     at: Instant,
+    /// When the engine was asked.
+    handed_over: Option<Instant>,
+    /// From then to the first pass and to the first token.
+    began: Option<(Duration, Duration)>,
     code: &'static str,
     /// Why it was refused.
     refusal: Option<String>,
@@ -46,8 +55,11 @@ impl RequestLog {
             model: cut(model),
             caller: arrival.caller,
             token: arrival.token,
+            parent: arrival.parent,
             arguments: None,
             at: arrival.at,
+            handed_over: None,
+            began: None,
             code: "Cancelled",
             refusal: None,
             prompt_tokens: None,
@@ -74,6 +86,75 @@ impl RequestLog {
         self.model = cut(model);
     }
 
+    /// Notes that the engine is asked now.
+    pub(crate) fn handed_over(&mut self) {
+        self.handed_over = Some(Instant::now());
+    }
+
+    /// Notes what the engine says of a generation that ended; of several, the first to begin counts as
+    /// the beginning.
+    pub fn generated(&mut self, summary: &GenerateSummary) {
+        self.tokens_per_s = Some(summary.decode_tokens_per_s);
+        self.uploaded_bytes = Some(summary.cache.uploaded_bytes);
+        let (queued, ttft) = (summary.queued, summary.ttft);
+        let earlier = self.began.unwrap_or((queued, ttft));
+        self.began = Some((queued.min(earlier.0), ttft.min(earlier.1)));
+    }
+
+    fn span(&self, took: Duration) -> Span {
+        let text = |text: &str| Some(Value::Text(text.to_owned()));
+        let number = |n: Option<u32>| n.map(|n| Value::Number(n.into()));
+        let model = (!self.model.is_empty()).then_some(&*self.model);
+        let attributes = [
+            ("gen_ai.request.model", model.and_then(text)),
+            ("gen_ai.usage.input_tokens", number(self.prompt_tokens)),
+            ("gen_ai.usage.output_tokens", number(self.generated_tokens)),
+            (
+                "rocmforge.uploaded_bytes",
+                self.uploaded_bytes.map(Value::Number),
+            ),
+            ("rocmforge.request_id", self.id.as_deref().and_then(text)),
+            (
+                "rocmforge.arguments",
+                self.arguments.as_deref().and_then(text),
+            ),
+            (
+                "rocmforge.uid",
+                number(self.caller.map(|caller| caller.uid)),
+            ),
+        ];
+        let mut phases = Vec::new();
+        if let Some(handed_over) = self.handed_over {
+            let handed_over = handed_over - self.at;
+            let mut from = Duration::ZERO;
+            let mut phase = |name, to: Duration| {
+                // The engine's clocks begin a little later than ours.
+                let to = to.clamp(from, took);
+                phases.push(Phase { name, from, to });
+                from = to;
+            };
+            phase("prepare", handed_over);
+            match self.began {
+                Some((queued, first_token)) => {
+                    phase("queue", handed_over + queued);
+                    phase("prompt", handed_over + first_token);
+                    phase("decode", took);
+                }
+                None => phase("generate", took),
+            }
+        }
+        let known = |(name, value): (&'static str, Option<Value>)| Some((name, value?));
+        Span {
+            parent: self.parent,
+            name: self.rpc,
+            start: trace::wall(self.at),
+            took,
+            phases,
+            attributes: attributes.into_iter().filter_map(known).collect(),
+            error: (self.code != "Ok").then_some(self.code),
+        }
+    }
+
     /// Notes how the request ended and hands the result on.
     ///
     /// # Errors
@@ -98,7 +179,11 @@ fn cut(text: &str) -> String {
 
 impl Drop for RequestLog {
     fn drop(&mut self) {
-        let ms = self.at.elapsed().as_secs_f64() * 1e3;
+        let took = self.at.elapsed();
+        if trace::is_followed(self.parent) {
+            trace::end(self.span(took));
+        }
+        let ms = took.as_secs_f64() * 1e3;
         let (uid, pid) = (self.caller.map(|c| c.uid), self.caller.map(|c| c.pid));
         let token = self.token.as_ref().map(TokenName::as_str);
         // What clients wrote is written as debug text, so that a name made of line breaks cannot forge a line.

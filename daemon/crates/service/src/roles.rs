@@ -3,7 +3,7 @@
 //! ```text
 //! use       generate, tokenize, score; look at models, cache and status
 //! manage    and load, unload, preload, pin, clear
-//! admin     and change budget and policy
+//! admin     and change budget and policy, and have the settings read anew
 //! ```
 //!
 //! A role includes those above it in this table. Where nothing is configured for a role, those have it who have the one
@@ -33,7 +33,7 @@ pub enum Role {
     Use,
     /// Loads, unloads and steers what is resident.
     Manage,
-    /// Changes budget and policy.
+    /// Changes budget, policy and settings.
     Admin,
 }
 

@@ -83,7 +83,7 @@ impl Method {
                 role: Some(Role::Manage),
                 ..small
             },
-            "Cache/SetBudget" | "Cache/SetPolicy" => Self {
+            "Cache/SetBudget" | "Cache/SetPolicy" | "Server/Reload" => Self {
                 role: Some(Role::Admin),
                 ..small
             },
@@ -125,7 +125,7 @@ mod tests {
             for method in &service.method {
                 let path = format!("/rocmforge.v1.{}/{}", service.name(), method.name());
                 let role = Method::of(&path).role;
-                let admin = matches!(method.name(), "SetBudget" | "SetPolicy");
+                let admin = matches!(method.name(), "SetBudget" | "SetPolicy" | "Reload");
                 assert_eq!(role == Some(Role::Admin), admin, "{path}");
                 seen += 1;
             }

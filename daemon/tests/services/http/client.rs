@@ -95,6 +95,7 @@ impl HttpDaemon {
             unix: Some(socket.listener().unwrap()),
             tcp: Some(tcp),
             tokens: token.map(|token| Tokens::parse(token).unwrap()),
+            ..HttpListeners::default()
         };
         Self {
             daemon: Daemon::start_limiting(roles, http, Vec::new(), peer_limits).await,

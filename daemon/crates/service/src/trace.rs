@@ -1,0 +1,156 @@
+//! Traces of requests: what each took, as OpenTelemetry has it, and whose trace it belongs to.
+//!
+//! ```text
+//! both skins -> Arrival (the caller's traceparent) -> RequestLog (ends with the request) -> Span -> whoever follows
+//! ```
+//!
+//! *Invariants:* a span holds nothing of what was asked or answered; nobody waits for it: where the
+//! follower is behind by [`WAITING_MAX`] spans, further ones are dropped and counted.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::mpsc;
+
+/// Spans that may wait for whoever follows.
+pub const WAITING_MAX: usize = 1024;
+
+/// The span of the caller that a request is part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parent {
+    /// The trace.
+    pub trace: u128,
+    /// The caller's span.
+    pub span: u64,
+    /// Whether the caller records it.
+    pub sampled: bool,
+}
+
+impl Parent {
+    /// Reads `traceparent` (W3C Trace Context). Anything that is not of its form counts as absent.
+    pub fn read(text: &str) -> Option<Self> {
+        let mut parts = text.split('-');
+        let version = hex(parts.next()?, 2)?;
+        let (trace, span) = (hex(parts.next()?, 32)?, hex(parts.next()?, 16)?);
+        let flags = hex(parts.next()?, 2)?;
+        // Later versions may have more behind it, this one may not.
+        let is_form = version != 0xff && (version != 0 || parts.next().is_none());
+        (is_form && trace != 0 && span != 0).then_some(Self {
+            trace,
+            span: u64::try_from(span).ok()?,
+            sampled: flags & 1 == 1,
+        })
+    }
+}
+
+/// So many lower-case digits.
+fn hex(text: &str, digits: usize) -> Option<u128> {
+    let fits = |b: &u8| b.is_ascii_digit() || (b'a'..=b'f').contains(b);
+    if text.len() != digits || !text.as_bytes().iter().all(fits) {
+        return None;
+    }
+    u128::from_str_radix(text, 16).ok()
+}
+
+/// What an attribute says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// A text.
+    Text(String),
+    /// A number.
+    Number(u64),
+}
+
+/// A part of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Phase {
+    /// What was done.
+    pub name: &'static str,
+    /// From the request's arrival to its beginning.
+    pub from: Duration,
+    /// From the request's arrival to its end.
+    pub to: Duration,
+}
+
+/// One request, after its end.
+#[derive(Debug, Clone)]
+pub struct Span {
+    /// Whose part it is, if the caller said so.
+    pub parent: Option<Parent>,
+    /// The route or the RPC.
+    pub name: &'static str,
+    /// When it came.
+    pub start: SystemTime,
+    /// Until its end.
+    pub took: Duration,
+    /// Its parts, in their order.
+    pub phases: Vec<Phase>,
+    /// What is known of it, by OpenTelemetry's names where it has one.
+    pub attributes: Vec<(&'static str, Value)>,
+    /// The code that it ended with, unless it went well.
+    pub error: Option<&'static str>,
+}
+
+static FOLLOWER: OnceLock<mpsc::Sender<Span>> = OnceLock::new();
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Begins to record. `None` where somebody follows already.
+pub fn follow() -> Option<mpsc::Receiver<Span>> {
+    let (sender, receiver) = mpsc::channel(WAITING_MAX);
+    FOLLOWER.set(sender).ok().map(|()| receiver)
+}
+
+/// Whether anybody follows requests that came with `parent`: a caller that records nothing wants nothing recorded.
+pub(crate) fn is_followed(parent: Option<Parent>) -> bool {
+    FOLLOWER.get().is_some() && parent.is_none_or(|parent| parent.sampled)
+}
+
+/// Hands a span to whoever follows.
+pub(crate) fn end(span: Span) {
+    if let Some(follower) = FOLLOWER.get()
+        && follower.try_send(span).is_err()
+    {
+        DROPPED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How many spans were dropped since the last call.
+pub fn take_dropped() -> u64 {
+    DROPPED.swap(0, Ordering::Relaxed)
+}
+
+/// When the request that came at `arrived` did, by the clock on the wall.
+pub(crate) fn wall(arrived: Instant) -> SystemTime {
+    let now = SystemTime::now();
+    now.checked_sub(arrived.elapsed()).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_traceparent_is_read_and_nothing_else() {
+        let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let parent = Parent::read(text).unwrap();
+        assert_eq!(parent.trace, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
+        assert_eq!((parent.span, parent.sampled), (0xb7ad_6b71_6920_3331, true));
+        assert!(!Parent::read(&text.replace("-01", "-00")).unwrap().sampled);
+        assert!(Parent::read(&format!("{}-later", text.replacen("00", "01", 1))).is_some());
+        for odd in [
+            "",
+            "00",
+            "00-0-0-0",
+            &text.to_uppercase(),
+            &text.replacen("00", "ff", 1),
+            &format!("{text}-more"),
+            &text.replace("b7ad6b7169203331", "0000000000000000"),
+            &text.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32)),
+            &text.replace("b7ad", "b7 d"),
+            &text.replace("b7ad", "b7é"),
+        ] {
+            assert_eq!(Parent::read(odd), None, "{odd}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! TLS handshakes, bounded in time and number.
+//!
+//! *Invariants:* a client that does not end its handshake within [`HANDSHAKE_WAIT_MAX`] is closed;
+//! above [`HANDSHAKES_MAX`] the oldest makes room, so that slow ones keep nobody out.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// How long a client may take from its connection to the end of the handshake.
+const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Handshakes under way.
+const HANDSHAKES_MAX: usize = 128;
+/// Room for rustls to wait in for a client that reads slowly.
+const UNSENT_MAX_BYTES: usize = 64 << 10;
+/// What a client gets that speaks HTTP in the clear.
+const IN_THE_CLEAR: &[u8] =
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 51\r\nconnection: close\r\n\r\n\
+      this address is served with TLS; use https:// here\n";
+
+/// The handshakes that are under way.
+#[derive(Debug, Default)]
+pub(super) struct Handshakes(Mutex<UnderWay>);
+
+#[derive(Debug, Default)]
+struct UnderWay {
+    next: u64,
+    /// The oldest first. Dropping the sender ends a handshake.
+    open: VecDeque<(u64, oneshot::Sender<()>)>,
+}
+
+/// A place, given back when it is dropped.
+struct Place<'a> {
+    all: &'a Handshakes,
+    id: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.all.lock().open.retain(|(id, _)| *id != self.id);
+    }
+}
+
+impl Handshakes {
+    /// It is whole at every moment.
+    fn lock(&self) -> MutexGuard<'_, UnderWay> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place, and what is ready when it has to be given up.
+    fn enter(&self) -> (Place<'_>, oneshot::Receiver<()>) {
+        let (sender, given_up) = oneshot::channel();
+        let mut under_way = self.lock();
+        if under_way.open.len() >= HANDSHAKES_MAX {
+            under_way.open.pop_front();
+        }
+        let id = under_way.next;
+        under_way.next += 1;
+        under_way.open.push_back((id, sender));
+        (Place { all: self, id }, given_up)
+    }
+
+    /// Makes a handshake.
+    ///
+    /// # Errors
+    /// When the client does not, takes too long, or has to make room for others.
+    pub(super) async fn make(
+        &self,
+        stream: TcpStream,
+        config: Arc<ServerConfig>,
+    ) -> io::Result<TlsStream<TcpStream>> {
+        let (_place, given_up) = self.enter();
+        tokio::select! {
+            made = tokio::time::timeout(HANDSHAKE_WAIT_MAX, shake(stream, config)) => {
+                made.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            }
+            _ = given_up => Err(io::ErrorKind::ConnectionAborted.into()),
+        }
+    }
+}
+
+async fn shake(
+    mut stream: TcpStream,
+    config: Arc<ServerConfig>,
+) -> io::Result<TlsStream<TcpStream>> {
+    let mut first = [0];
+    // A record of TLS begins with 22, a request of HTTP with the letters of its method.
+    if stream.peek(&mut first).await? == 1 && first[0].is_ascii_uppercase() {
+        // What lies unread when a socket closes would take the answer along.
+        let mut unread = [0; 4096];
+        while stream.try_read(&mut unread).is_ok_and(|n| n > 0) {}
+        stream.write_all(IN_THE_CLEAR).await?;
+        stream.shutdown().await?;
+        return Err(io::Error::other("it speaks HTTP without TLS"));
+    }
+    let accepted = TlsAcceptor::from(config).accept_with(stream, |connection| {
+        connection.set_buffer_limit(Some(UNSENT_MAX_BYTES));
+    });
+    accepted.await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_makes_room() {
+        let all = Handshakes::default();
+        let mut places: Vec<_> = (0..HANDSHAKES_MAX).map(|_| all.enter()).collect();
+        assert!(places.iter_mut().all(|(_, given_up)| is_open(given_up)));
+        let (one_more, mut its_word) = all.enter();
+        assert!(is_open(&mut its_word));
+        assert!(!is_open(&mut places[0].1), "the first one came first");
+        assert!(is_open(&mut places[1].1));
+        drop(one_more);
+        drop(places);
+        assert!(all.lock().open.is_empty());
+    }
+
+    fn is_open(given_up: &mut oneshot::Receiver<()>) -> bool {
+        given_up.try_recv() == Err(oneshot::error::TryRecvError::Empty)
+    }
+
+    #[test]
+    fn the_answer_in_the_clear_is_as_long_as_it_says() {
+        let text = String::from_utf8_lossy(IN_THE_CLEAR);
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("content-length: {}\r\n", body.len())));
+    }
+}

@@ -1,0 +1,178 @@
+//! The certificate of HTTP's address, and its private key.
+//!
+//! Both files are PEM. They are checked when they are read, at the start and at each reload: a chain
+//! and the key of its first certificate, or a message that says what is wrong.
+
+use std::fmt;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::fcntl::OFlag;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{Error, InconsistentKeys, ServerConfig};
+
+/// Longest file.
+const FILE_MAX_BYTES: u64 = 256 << 10;
+/// Most certificates of a chain.
+const CHAIN_MAX: usize = 16;
+/// What is spoken inside: HTTP/1.1 and nothing else.
+const PROTOCOL: &[u8] = b"http/1.1";
+
+/// A certificate with its chain and its key, ready to serve. Equal are those of the same bytes.
+#[derive(Clone)]
+pub struct Tls {
+    /// The file of the certificate and its chain.
+    pub certificate_file: PathBuf,
+    /// The file of the key.
+    pub key_file: PathBuf,
+    chain: Vec<CertificateDer<'static>>,
+    key: Arc<PrivateKeyDer<'static>>,
+    config: Arc<ServerConfig>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("certificate_file", &self.certificate_file)
+            .field("key_file", &self.key_file)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for Tls {
+    fn eq(&self, other: &Self) -> bool {
+        self.chain == other.chain && self.key == other.key
+    }
+}
+
+impl Eq for Tls {}
+
+/// Which of the two files is at fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsFault {
+    /// That of the certificate.
+    Certificate,
+    /// That of the key.
+    Key,
+}
+
+impl Tls {
+    /// Reads both files.
+    ///
+    /// # Errors
+    /// The file at fault, and a message that says what is wrong with it.
+    pub fn read(certificate_file: &Path, key_file: &Path) -> Result<Self, (TlsFault, String)> {
+        let (of_chain, of_key) = (|m| (TlsFault::Certificate, m), |m| (TlsFault::Key, m));
+        let (shown, shown_key) = (certificate_file.display(), key_file.display());
+        let text = text_of(certificate_file).map_err(of_chain)?;
+        let chain = chain(&text).map_err(|message| of_chain(format!("{shown}: {message}")))?;
+        let text = secret_of(key_file).map_err(of_key)?;
+        let key = key(&text).map_err(|message| of_key(format!("{shown_key}: {message}")))?;
+        let provider = Arc::new(default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| of_chain(error.to_string()))?
+            .with_no_client_auth()
+            .with_single_cert(chain.clone(), key.clone_key());
+        let mut config = config.map_err(|error| match error {
+            Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => of_key(format!(
+                "{shown_key} is not the key of the first certificate in {shown}; that has to be the server's own, with \
+                 the certificates of who signed it behind it"
+            )),
+            Error::InvalidCertificate(error) => {
+                of_chain(format!("{shown}: the first certificate cannot be used: {error}"))
+            }
+            error => of_key(format!("{shown_key}: the key cannot be used: {error}")),
+        })?;
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        Ok(Self {
+            certificate_file: certificate_file.to_owned(),
+            key_file: key_file.to_owned(),
+            chain,
+            key: Arc::new(key),
+            config: Arc::new(config),
+        })
+    }
+
+    /// What handshakes are made with.
+    pub(super) fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.config)
+    }
+}
+
+fn chain(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    let found = found.map_err(|error| not_pem(&error))?;
+    match found.len() {
+        0 => Err("no certificate is in it (-----BEGIN CERTIFICATE-----)".to_owned()),
+        1..=CHAIN_MAX => Ok(found),
+        n => Err(format!("{n} certificates; a chain has at most {CHAIN_MAX}")),
+    }
+}
+
+fn key(text: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+    match PrivateKeyDer::from_pem_slice(text) {
+        Ok(key) => Ok(key),
+        Err(pem::Error::NoItemsFound) => {
+            let is_encrypted = String::from_utf8_lossy(text).contains("ENCRYPTED");
+            Err(match is_encrypted {
+                true => "the key is encrypted, and nobody is there to type the password (openssl pkey -in FILE decrypts it)",
+                false => "no key is in it (-----BEGIN PRIVATE KEY-----)",
+            }
+            .to_owned())
+        }
+        Err(error) => Err(not_pem(&error)),
+    }
+}
+
+fn not_pem(error: &pem::Error) -> String {
+    format!("it is not PEM: {error}")
+}
+
+/// A file of the size that keys and certificates have.
+fn text_of(path: &Path) -> Result<Vec<u8>, String> {
+    read(path, |_| Ok(()))
+}
+
+/// The same, of what others must not read.
+fn secret_of(path: &Path) -> Result<Vec<u8>, String> {
+    read(path, |found| match found.permissions().mode() & 0o007 {
+        0 => Ok(()),
+        _ => Err(format!(
+            "{} is open to every user; chmod 0640 or 0600 it, and take a new key",
+            path.display()
+        )),
+    })
+}
+
+fn read(
+    path: &Path,
+    check: impl Fn(&fs::Metadata) -> Result<(), String>,
+) -> Result<Vec<u8>, String> {
+    let shown = path.display();
+    let failed = |error: std::io::Error| format!("{shown} cannot be read: {error}");
+    // A FIFO would be waited for.
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)
+        .map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        return Err(format!("{shown} is not a regular file"));
+    }
+    check(&found)?;
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    match bytes.len() as u64 > FILE_MAX_BYTES {
+        true => Err(format!("{shown} has more than {FILE_MAX_BYTES} bytes")),
+        false => Ok(bytes),
+    }
+}
