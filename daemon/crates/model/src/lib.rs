@@ -16,7 +16,7 @@ mod info;
 mod keys;
 
 use rocmforge_gguf::Gguf;
-use rocmforge_ops::Plan;
+use rocmforge_ops::{KvType, Plan};
 
 pub use arch::supported_architectures;
 pub use error::Error;
@@ -56,6 +56,15 @@ impl Model {
             info,
             left_alone,
         })
+    }
+
+    /// Has keys and values stored as `ty` by the layers whose heads fit it; the others keep f16, as all have at first.
+    pub fn set_kv_type(&mut self, ty: KvType) {
+        for group in &mut self.plan.kv {
+            let fits = group.layout.fits(ty);
+            group.layout.ty = if fits { ty } else { KvType::F16 };
+        }
+        self.info.set_kv(&self.plan);
     }
 
     /// Hyperparameters.

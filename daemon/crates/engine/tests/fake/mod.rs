@@ -113,6 +113,21 @@ impl Runtime {
         budget: u64,
         (offload, host_budget): (Offload, Option<Budget>),
     ) -> Result<Running, Error> {
+        let config_of_engine = EngineConfig {
+            budget: Budget::Bytes(budget),
+            offload,
+            host_budget,
+            ..EngineConfig::default()
+        };
+        self.start_engine(config, config_of_engine)
+    }
+
+    /// Starts an engine on it, set up as given.
+    pub(crate) fn start_engine(
+        &self,
+        config: GpuConfig,
+        engine: EngineConfig,
+    ) -> Result<Running, Error> {
         let images = ImageFolder(self.images.clone());
         let device = GpuDevice::open(config, Box::new(images)).map_err(|e| {
             // As the engine says it of a device that it opens itself.
@@ -121,13 +136,7 @@ impl Runtime {
                 retry_after: Duration::ZERO,
             }
         })?;
-        let config = EngineConfig {
-            budget: Budget::Bytes(budget),
-            offload,
-            host_budget,
-            ..EngineConfig::default()
-        };
-        let (handle, thread) = start_on(Box::new(device), config)?;
+        let (handle, thread) = start_on(Box::new(device), engine)?;
         Ok(Running {
             handle: Some(handle),
             thread: Some(thread),
