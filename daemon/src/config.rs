@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rocmforge_engine::api::{Budget, Offload, Policy};
-use rocmforge_engine::{DeviceChoice, PrefixCache};
+use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
 use rocmforge_service::roles::{Roles, Who};
 
 use crate::traces::Collector;
@@ -34,8 +34,8 @@ pub use limits::ConfiguredLimit;
 pub use models::DeclaredModel;
 pub use values::parse_budget;
 use values::{
-    budget_or_none, device, integer, integer_u32, log_filter, offload, policy, prefix_cache,
-    seconds, speculate, watchdog,
+    budget_or_none, device, integer, integer_u32, kv_type, log_filter, offload, policy,
+    prefix_cache, seconds, speculate, watchdog,
 };
 
 /// What variables of the environment begin with that are settings: `ROCMFORGED_VRAM_BUDGET`.
@@ -137,6 +137,9 @@ pub struct Flags {
     /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
+    /// What keys and values are stored as: f16 or q8_0, in about half the memory [default: f16]
+    #[arg(long, value_name = "TYPE")]
+    pub kv_type: Option<String>,
     /// Draft tokens, from what a text has said before or by a model's block that predicts one more, where that pays: on, off
     /// or auto, on the host alone [default: auto]
     #[arg(long, value_name = "WHETHER")]
@@ -205,6 +208,8 @@ pub struct Config {
     pub host_budget: Option<Budget>,
     /// Whose prompts may begin with what an earlier one has computed.
     pub prefix_cache: PrefixCache,
+    /// What keys and values are stored as, where a model's heads fit it.
+    pub kv_type: KvType,
     /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more; `None` is
     /// on the host alone.
     pub speculate: Option<bool>,
@@ -342,6 +347,9 @@ impl Config {
             prefix_cache: get("prefix_cache", flags.prefix_cache, file.prefix_cache)
                 .parse(prefix_cache)?
                 .unwrap_or(PrefixCache::PerClient),
+            kv_type: get("kv_type", flags.kv_type, file.kv_type)
+                .parse(kv_type)?
+                .unwrap_or_default(),
             speculate: get("speculate", flags.speculate, file.speculate)
                 .parse(speculate)?
                 .flatten(),

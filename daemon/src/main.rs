@@ -304,6 +304,7 @@ fn serve_on(
         offload: config.offload,
         host_budget: config.host_budget,
         prefix_cache: config.prefix_cache,
+        kv_type: config.kv_type,
         speculate: config.speculate,
         keep_free: config.keep_free,
         max_sequences: config.max_sequences,

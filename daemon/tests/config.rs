@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rocmforge_engine::api::{Budget, Policy};
-use rocmforge_engine::{DeviceChoice, PrefixCache};
+use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
 use rocmforged::config::{Config, ConfigError, Flags, parse_budget};
 
 fn flags(arguments: &[&str]) -> Flags {
@@ -61,6 +61,7 @@ fn nothing_given_is_the_defaults() {
         (Duration::from_secs(20), Policy::Belady)
     );
     assert_eq!(config.prefix_cache, PrefixCache::PerClient);
+    assert_eq!(config.kv_type, KvType::F16);
     assert_eq!(config.speculate, None);
 }
 
@@ -79,6 +80,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         drain_grace = 0.5
         policy = "lru"
         prefix_cache = "shared"
+        kv_type = "q8_0"
         speculate = "on"
     "#;
     let config = file(text, &[]).unwrap();
@@ -103,6 +105,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         (Duration::from_millis(500), Policy::Lru)
     );
     assert_eq!(config.prefix_cache, PrefixCache::Shared);
+    assert_eq!(config.kv_type, KvType::Q8_0);
     assert_eq!(config.speculate, Some(true));
 
     let over = [
@@ -175,6 +178,7 @@ fn every_refusal_of_a_flag_names_it() {
         ("--drain-grace", "1e9", "from 0 to 3600"),
         ("--policy", "random", "pass-aware or lru"),
         ("--prefix-cache", "mine", "per-user"),
+        ("--kv-type", "q4_0", "f16 and q8_0"),
         ("--speculate", "maybe", "auto"),
         ("--otlp-endpoint", "http://collector", "http://HOST:PORT"),
         ("--socket", &long, "at most 107"),

@@ -7,14 +7,13 @@ use std::hint::black_box;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use half::f16;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_kernels::host::Pool;
 use rocmforge_kernels::host::ops::{
     self, AttentionShape, AttentionSpan, RopeAngles, RopeParams, RopeTable, Simd,
 };
-use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout, RopeOrder, RopeScaling};
+use rocmforge_ops::{KvLayout, KvType, RopeOrder, RopeScaling};
 
 const N_EMBD: usize = 2048;
 const N_FF: usize = 8192;
@@ -97,7 +96,9 @@ fn main() {
         bench.simd = simd;
         rows(&mut bench);
         selection(&mut bench);
-        attention(&mut bench, &pool);
+        for ty in KvType::ALL {
+            attention(&mut bench, &pool, ty);
+        }
     }
 }
 
@@ -194,8 +195,9 @@ fn rows(bench: &mut Bench) {
             },
         );
     }
-    let layout = layout();
-    let mut page = vec![f16::ZERO; layout.layer_elements()];
+    let layout = layout(KvType::F16);
+    // The allocator aligns to more than the 2 bytes that are asked for.
+    let mut page = vec![0u8; layout.layer_bytes()];
     let (k, v) = (
         bench.values(N_HEAD_KV * HEAD_DIM),
         bench.values(N_HEAD_KV * HEAD_DIM),
@@ -232,17 +234,18 @@ fn selection(bench: &mut Bench) {
     }
 }
 
-fn layout() -> KvLayout {
+fn layout(ty: KvType) -> KvLayout {
     KvLayout {
         n_layer: 1,
         n_head_kv: N_HEAD_KV,
         head_dim_k: HEAD_DIM,
         head_dim_v: HEAD_DIM,
+        ty,
     }
 }
 
-fn attention(bench: &mut Bench, pool: &Pool) {
-    let kv = layout();
+fn attention(bench: &mut Bench, pool: &Pool, ty: KvType) {
+    let kv = layout(ty);
     let shape = AttentionShape {
         kv,
         n_head: N_HEAD,
@@ -265,18 +268,21 @@ fn attention(bench: &mut Bench, pool: &Pool) {
         }
         let n_tokens = before + n_rows;
         let q = bench.values(n_rows * N_HEAD * HEAD_DIM);
-        let content = bench.values(kv.layer_elements());
-        let content: Vec<f16> = content.into_iter().map(f16::from_f32).collect();
-        let pages: Vec<Vec<f16>> = (0..copies * kv.pages_for(n_tokens))
+        // As f16, and as codes with scales, these are all small numbers.
+        let content: Vec<u8> = vec![0x2c; kv.layer_bytes()];
+        let pages: Vec<Vec<u8>> = (0..copies * kv.pages_for(n_tokens))
             .map(|_| content.clone())
             .collect();
-        let layers: Vec<&[f16]> = pages.iter().map(Vec::as_slice).collect();
+        let layers: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
         let mut out = vec![0f32; q.len()];
-        let bytes = kv.pages_for(n_tokens) * KV_PAGE_TOKENS * N_HEAD_KV * 2 * HEAD_DIM * 2;
+        let bytes = kv.pages_for(n_tokens) * kv.layer_bytes();
         let cold = if copies > 1 { ", from memory" } else { "" };
         let mut turn = 0;
         bench.measure(
-            &format!("attention {n_rows} rows after {before}{cold}"),
+            &format!(
+                "attention {}, {n_rows} rows after {before}{cold}",
+                ty.name()
+            ),
             bytes,
             || {
                 turn = (turn + 1) % copies;

@@ -23,7 +23,9 @@
 // first launch and again after each.
 // Moves the row's K and V once, q and partials. Shared memory: static.
 // Entries: attention_decode_<dim>_<group> as built with DIM and GROUP (most query heads of a block), or DIM_K and DIM_V;
-// attention_decode_any has heads of any multiple of 8 up to DIM.
+// attention_decode_any has heads of any multiple of 8 up to DIM. With KV_Q8, names end in _q8 and pages have 8 bits and scales
+// (kv.h): codes become f32 in registers. The row's own key and value are taken from
+// shared memory as they are stored, so that a token is what it will be to those after it.
 #include "compat.h"
 #include "act.h"
 #include "kv.h"
@@ -81,33 +83,63 @@ FORCE u32 pieces_k(const AttentionDecodeArgs& a) { return dim_k(a) / 8; }
 FORCE u32 pieces_v(const AttentionDecodeArgs& a) { return dim_v(a) / 8; }
 FORCE u32 teams_of(const AttentionDecodeArgs& a) { return THREADS / pieces_v(a); }
 
+// Eight elements as they are stored. A choice is by fields: one between structs may be made between their places, which keeps
+// them in scratch memory. A slot of a head of its own is in shared memory.
+#ifdef KV_Q8
+FORCE Piece either(bool first, Piece a, Piece b) {
+    return Piece{first ? a.low : b.low, first ? a.high : b.high, first ? a.scale : b.scale};
+}
+#define OWN(name, dim) __shared__ alignas(16) u8 name[dim]; __shared__ u16 name##_scales[dim / 32]
+#define OWN_PIECE(name, at) Piece{((const u32*)name)[2 * (at)], ((const u32*)name)[2 * (at) + 1], name##_scales[(at) / 4]}
+#else
+typedef U32x4 Piece;
+FORCE Piece piece_of(const u8* head, u32 dim, u32 slot, u32 at) { return ((const U32x4*)head)[slot * (dim / 8) + at]; }
 FORCE F32x2 halves(u32 pair) { return F32x2{f32_of_f16(pair & 0xffffu), f32_of_f16(pair >> 16)}; }
-
-// A choice by fields: one between structs may be made between their places, which keeps them in scratch memory.
-FORCE U32x4 either(bool first, U32x4 a, U32x4 b) {
+FORCE Piece either(bool first, Piece a, Piece b) {
     return U32x4{first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
 }
+#define OWN(name, dim) __shared__ alignas(16) u16 name[dim]
+#define OWN_PIECE(name, at) ((const U32x4*)name)[at]
+#endif
+
+// An element of the row's own key or value: to shared memory, and to its slot where this block is who writes it.
+#ifdef KV_Q8
+FORCE void keep_element(u8* own, u16* own_scales, bool writes, u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
+    const Code c = code_of(x);
+    const bool first = in && i % 32 == 0;
+    if (in) own[i] = c.code;
+    if (first) own_scales[i / 32] = c.scale;
+    if (in && writes) head[slot * dim + i] = c.code;
+    if (first && writes) scales_of(head, dim)[(slot * dim + i) / 32] = c.scale;
+}
+#else
+FORCE void keep_element(u16* own, bool writes, u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
+    if (!in) return;
+    own[i] = f16_of_f32(x);
+    if (writes) ((u16*)head)[slot * dim + i] = own[i];
+}
+#endif
 
 // A thread's keys and values of a step.
 struct Step {
-    U32x4 keys[PIECES_LANE], values[VALUES_TEAM];
+    Piece keys[PIECES_LANE], values[VALUES_TEAM];
 
     // Positions before `start`, and from `stop` on, are not read.
     FORCE void load(const AttentionDecodeArgs& a, u32 sequence, u32 head_kv, u32 base, u32 start, u32 stop) {
         const u32 t = thread_x(), team = t / pieces_v(a), piece = t % pieces_v(a), teams = teams_of(a);
         const u32 p = base + t / LANES_K, part = t % LANES_K;
         if (p >= start && p < stop) {
-            const U32x4* from = (const U32x4*)(page_of(a.kv, sequence, p / PAGE) + k_offset(a.kv, head_kv)) + p % PAGE * pieces_k(a);
+            const u8* from = page_of(a.kv, sequence, p / PAGE) + k_offset(a.kv, head_kv);
 #pragma unroll
             for (u32 i = 0; i < PIECES_LANE; ++i) {
-                if (part + i * LANES_K < pieces_k(a)) keys[i] = from[part + i * LANES_K];
+                if (part + i * LANES_K < pieces_k(a)) keys[i] = piece_of(from, dim_k(a), p % PAGE, part + i * LANES_K);
             }
         }
 #pragma unroll
         for (u32 j = 0; j < VALUES_TEAM; ++j) {
             u32 at = base + team + j * teams;
             if (team < teams && team + j * teams < STEP && at >= start && at < stop) {
-                values[j] = ((const U32x4*)(page_of(a.kv, sequence, at / PAGE) + v_offset(a.kv, head_kv)))[at % PAGE * pieces_v(a) + piece];
+                values[j] = piece_of(page_of(a.kv, sequence, at / PAGE) + v_offset(a.kv, head_kv), dim_v(a), at % PAGE, piece);
             }
         }
     }
@@ -115,7 +147,8 @@ struct Step {
 
 ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     __shared__ alignas(16) float q[GROUP][DIM_K];
-    __shared__ alignas(16) u16 own_k[DIM_K], own_v[DIM_V];
+    OWN(own_k, DIM_K);
+    OWN(own_v, DIM_V);
     __shared__ float scores[GROUP][STEP];
     __shared__ float largest[GROUP], total[GROUP], rescale[GROUP];
     __shared__ alignas(16) float sums[GROUP * ROOM];
@@ -149,7 +182,9 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
             for (u32 i = lane(); i < dim_k(a); i += WAVE) q[g][i] = 0.0f;
         } else if (a.append) {
             float* to = q[g];
-            rotate_head<DIM_K>(dim_k(a), q_row + g * dim_k(a), a.rope.q_norm, a.rope, entry, [=](u32 i, float x) { to[i] = x * q_factor; });
+            rotate_head<DIM_K>(dim_k(a), q_row + g * dim_k(a), a.rope.q_norm, a.rope, entry, [=](u32 i, bool in, float x) {
+                if (in) to[i] = x * q_factor;
+            });
         } else {
             for (u32 i = lane(); i < dim_k(a); i += WAVE) q[g][i] = q_row[g * dim_k(a) + i] * q_factor;
         }
@@ -165,18 +200,32 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         const u64 at = (u64)row * a.kv.n_head_kv + head_kv;
         const bool writes = block_x() % blocks_kv == 0;
         if (wave() == WAVES - 1) {
-            u16* to = (u16*)(page + k_offset(a.kv, head_kv)) + slot * dim_k(a);
-            u16* own = own_k;
-            rotate_head<DIM_K>(dim_k(a), a.k + at * dim_k(a), a.rope.k_norm, a.rope, entry, [=](u32 i, float x) {
-                own[i] = f16_of_f32(x);
-                if (writes) to[i] = own[i];
+            u8* to = page + k_offset(a.kv, head_kv);
+            const u32 dim = dim_k(a);
+#ifdef KV_Q8
+            u8* own = own_k;
+            u16* own_scales = own_k_scales;
+            rotate_head<DIM_K>(dim, a.k + at * dim, a.rope.k_norm, a.rope, entry, [=](u32 i, bool in, float x) {
+                keep_element(own, own_scales, writes, to, dim, slot, i, in, x);
             });
+#else
+            u16* own = own_k;
+            rotate_head<DIM_K>(dim, a.k + at * dim, a.rope.k_norm, a.rope, entry, [=](u32 i, bool in, float x) {
+                keep_element(own, writes, to, dim, slot, i, in, x);
+            });
+#endif
         } else if (wave() == WAVES - 2) {
-            u16* to = (u16*)(page + v_offset(a.kv, head_kv)) + slot * dim_v(a);
-            for (u32 i = lane(); i < dim_v(a); i += WAVE) {
-                own_v[i] = f16_of_f32(a.v[at * dim_v(a) + i]);
-                if (writes) to[i] = own_v[i];
+            u8* to = page + v_offset(a.kv, head_kv);
+            const u32 dim = dim_v(a);
+#ifdef KV_Q8
+            for (u32 first = 0; first < dim; first += WAVE) {
+                const u32 i = first + lane();
+                const float x = i < dim ? a.v[at * dim + i] : 0.0f;
+                keep_element(own_v, own_v_scales, writes, to, dim, slot, i, i < dim, x);
             }
+#else
+            for (u32 i = lane(); i < dim; i += WAVE) keep_element(own_v, writes, to, dim, slot, i, true, a.v[at * dim + i]);
+#endif
         }
     }
     block_sync();
@@ -201,14 +250,34 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
             for (u32 i = 0; i < PIECES_LANE; ++i) {
                 u32 at = part + i * LANES_K;
                 if (at < pieces_k(a)) {
-                    U32x4 key = either(p >= stop, ((const U32x4*)own_k)[at], now.keys[i]);
+                    const Piece key = either(p >= stop, OWN_PIECE(own_k, at), now.keys[i]);
+#ifdef KV_Q8
+                    float k[8];
+#if DIM_K > 256
+                    // The widest heads leave too few registers for scaled elements: there sums are scaled.
+                    const float size = f32_of_f16(key.scale);
+                    codes_of(key, k);
+#else
+                    elements_of(key, k);
+#endif
+#else
                     F32x2 k0 = halves(key.x), k1 = halves(key.y), k2 = halves(key.z), k3 = halves(key.w);
+#endif
 #pragma unroll
                     for (u32 g = 0; g < GROUP; ++g) {
                         const F32x4* w = (const F32x4*)&q[g][at * 8];
                         F32x4 w0 = w[0], w1 = w[1];
+#if defined(KV_Q8) && DIM_K > 256
+                        float sum = k[0] * w0.x + k[1] * w0.y + k[2] * w0.z + k[3] * w0.w;
+                        sum += k[4] * w1.x + k[5] * w1.y + k[6] * w1.z + k[7] * w1.w;
+                        dot[g] += size * sum;
+#elif defined(KV_Q8)
+                        dot[g] += k[0] * w0.x + k[1] * w0.y + k[2] * w0.z + k[3] * w0.w;
+                        dot[g] += k[4] * w1.x + k[5] * w1.y + k[6] * w1.z + k[7] * w1.w;
+#else
                         dot[g] += k0.x * w0.x + k0.y * w0.y + k1.x * w0.z + k1.y * w0.w;
                         dot[g] += k2.x * w1.x + k2.y * w1.y + k3.x * w1.z + k3.y * w1.w;
+#endif
                     }
                 }
             }
@@ -250,7 +319,16 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         for (u32 j = 0; j < VALUES_TEAM; ++j) {
             u32 slot = team + j * teams;
             if (team < teams && slot < STEP && base + slot >= start && base + slot < end) {
-                U32x4 value = either(base + slot >= stop, ((const U32x4*)own_v)[piece], now.values[j]);
+                const Piece value = either(base + slot >= stop, OWN_PIECE(own_v, piece), now.values[j]);
+#ifdef KV_Q8
+                float v[8];
+                elements_of(value, v);
+#pragma unroll
+                for (u32 g = 0; g < GROUP; ++g) {
+                    const float w = scores[g][slot];
+                    for (u32 i = 0; i < 8; ++i) acc[g][i] += w * v[i];
+                }
+#else
                 F32x2 v0 = halves(value.x), v1 = halves(value.y), v2 = halves(value.z), v3 = halves(value.w);
 #pragma unroll
                 for (u32 g = 0; g < GROUP; ++g) {
@@ -264,6 +342,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
                     acc[g][6] += w * v3.x;
                     acc[g][7] += w * v3.y;
                 }
+#endif
             }
         }
         // The scores are read until here.

@@ -2,7 +2,9 @@
 //
 // A block has 128 entries, a warp 32 of them as two blocks of 16 rows: what it loads of K and V is multiplied twice. A step is
 // 64 keys. Heads of more than 128 leave registers for one block of rows and shared memory for 32 keys. Shared memory: the queries as f16, scaled, and three places for 64 rows of K or V, in turn: while K is multiplied
-// its V and the next K are on their way. Rows are padded by 16 bytes so that ldmatrix meets no bank twice.
+// its V and the next K are on their way. Rows are padded by 16 bytes so that ldmatrix meets no bank twice. Of pages of 8 bits
+// (KV_Q8), a step's K and V as f16 are in two places; the next step's come as they are stored, meanwhile, each thread's to a place that
+// only it reads again to make f16 of them, when nobody reads the step's any more.
 // Fragments (PTX ISA, mma.m16n8k16): lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next; scores as they come
 // out are weights as they go in.
 #pragma once
@@ -41,6 +43,52 @@ FORCE void copy16(u32 to, const void* from, u32 bytes) {
 FORCE void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the last group of copies have come.
 FORCE void copies_but_one() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+#ifdef KV_Q8
+// 4 bytes to shared memory, likewise.
+FORCE void copy4(u32 to, const void* from, u32 bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+FORCE void copies_all() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+// 16 codes of a row, and the word that their scale is in, are a thread's share of what comes at once.
+#define RAW_CHUNKS (DIM / 16)
+#define RAW_BYTES (KEYS * DIM + KEYS * RAW_CHUNKS * 4)
+
+// Queues the copy of a step's keys (offset of K) or values as they are stored, rows before `start` and past `n_visible` as zeros
+// with scales of zero. `to` is the address of RAW_BYTES.
+FORCE void copy_codes(const PrefillBlock& block, u32 step, u32 offset, u32 start, u32 n_visible, u32 to) {
+    const u32 first = step * KEYS;
+    if (first < n_visible) {
+        const u32 last_page = (n_visible - 1) / PAGE;
+        const u8* low = block.page(first / PAGE) + offset;
+        const u8* high = block.page(least(first / PAGE + 1, last_page)) + offset;
+#pragma unroll
+        for (u32 i = 0; i < KEYS * RAW_CHUNKS / THREADS; ++i) {
+            const u32 c = i * THREADS + thread_x(), r = c / RAW_CHUNKS, k = c % RAW_CHUNKS, slot = r % PAGE;
+            const u8* from = r < PAGE ? low : high;
+            const bool seen = first + r < n_visible && first + r >= start;
+            copy16(to + c * 16, from + (slot * RAW_CHUNKS + k) * 16, seen ? 16 : 0);
+            copy4(to + KEYS * DIM + c * 4, from + PAGE * DIM + (slot * (DIM / 32) + k / 2) / 2 * 4, seen ? 4 : 0);
+        }
+    }
+    copies_end();
+}
+// Makes f16 rows of what this thread's copies brought to byte `from` of shared memory, at byte `to`.
+FORCE void widen_rows(U32x4* shared, u32 from, u32 to) {
+    const u8* codes = (const u8*)shared + from;
+#pragma unroll
+    for (u32 i = 0; i < KEYS * RAW_CHUNKS / THREADS; ++i) {
+        const u32 c = i * THREADS + thread_x(), r = c / RAW_CHUNKS, k = c % RAW_CHUNKS;
+        const U32x4 x = *(const U32x4*)(codes + c * 16);
+        const u32 scales = *(const u32*)(codes + KEYS * DIM + c * 4);
+        const u32 scale = (r % PAGE * (DIM / 32) + k / 2) % 2 ? scales >> 16 : scales & 0xffffu;
+        U32x4* row = (U32x4*)((u8*)shared + to + r * (STRIDE * 2) + k * 32);
+        row[0] = halves_of(Piece{x.x, x.y, scale});
+        row[1] = halves_of(Piece{x.z, x.w, scale});
+    }
+}
+#endif
 
 // Queues the copy of a step's keys (offset of K) or values, rows before `start` and past `n_visible` as zeros.
 FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start, u32 n_visible, u32 to) {
@@ -134,9 +182,17 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const u32 part = block_z(), parts = gridDim.z, all_steps = (behind + KEYS - 1) / KEYS - start / KEYS;
     const u32 first_step = start / KEYS + all_steps * part / parts, n_steps = start / KEYS + all_steps * (part + 1) / parts;
     const u32 n_visible = least(behind, n_steps * KEYS);
+#ifdef KV_Q8
+    // K and V of a step, and behind them both of the next one as they come.
+    const u32 k_bytes = k_place - queries, v_bytes = v_place - queries;
+    const u32 k_raw = next_place - queries, v_raw = k_raw + RAW_BYTES;
+    copy_codes(block, first_step, k_at, start, n_visible, queries + k_raw);
+    copy_codes(block, first_step, v_at, start, n_visible, queries + v_raw);
+#else
     copy_rows(block, first_step, k_at, start, n_visible, k_place);
     copy_rows(block, first_step, v_at, start, n_visible, v_place);
     copy_rows(block, first_step + 1, k_at, start, n_visible, next_place);
+#endif
     const float factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
     for (u32 i = thread_x(); i < M_BLOCK * (DIM / 8); i += THREADS) {
         const u32 e = i / (DIM / 8), k = i % (DIM / 8);
@@ -171,8 +227,17 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const u32 q_lane = queries + ((wave() * (16 * ROW_BLOCKS) + l % 16) * STRIDE + l / 16 * 8) * 2;
     const u32 k_lane = ((l / 16 * 8 + l % 8) * STRIDE + l / 8 % 2 * 8) * 2;
     const u32 v_lane = ((l / 8 % 2 * 8 + l % 8) * STRIDE + l / 16 * 8) * 2;
+#ifdef KV_Q8
+    copies_all();
+    widen_rows(shared_prefill, k_raw, k_bytes);
+    widen_rows(shared_prefill, v_raw, v_bytes);
+    block_sync();
+    copy_codes(block, first_step + 1, k_at, start, n_visible, queries + k_raw);
+    copy_codes(block, first_step + 1, v_at, start, n_visible, queries + v_raw);
+#else
     asm volatile("cp.async.wait_group 2;" ::: "memory");
     block_sync();
+#endif
     for (u32 step = first_step; step < n_steps; ++step) {
         float s[ROW_BLOCKS][KEYS / 8][4];
 #pragma unroll
@@ -199,10 +264,12 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 }
             }
         }
+#ifndef KV_Q8
         // V has come, and nobody reads K any more.
         copies_but_one();
         block_sync();
         copy_rows(block, step + 1, v_at, start, n_visible, k_place);
+#endif
         if (cap > 0.0f) {
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
@@ -288,6 +355,17 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 }
             }
         }
+#ifdef KV_Q8
+        if (step + 1 == n_steps) break;
+        // The next K and V have come, and nobody reads these any more.
+        copies_all();
+        block_sync();
+        widen_rows(shared_prefill, k_raw, k_bytes);
+        widen_rows(shared_prefill, v_raw, v_bytes);
+        block_sync();
+        copy_codes(block, step + 2, k_at, start, n_visible, queries + k_raw);
+        copy_codes(block, step + 2, v_at, start, n_visible, queries + v_raw);
+#else
         // The next K has come, and nobody reads V any more.
         copies_but_one();
         block_sync();
@@ -296,6 +374,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         k_place = next_place;
         v_place = old_k;
         next_place = old_v;
+#endif
     }
     if (parts > 1 && !joins_parts(a, part, parts, out, largest, total, shared_prefill)) return;
 #pragma unroll

@@ -7,6 +7,23 @@
 
 #define M_BLOCK 64u
 
+// A page's keys or values of a head, as f16.
+FORCE void load_rows(u16 (&to)[PAGE][DIM + 4], const u8* head) {
+#ifdef KV_Q8
+    for (u32 i = thread_x(); i < PAGE * DIM / 8; i += THREADS) {
+        const u32 slot = i / (DIM / 8), at = i % (DIM / 8);
+        const U32x4 x = halves_of(piece_of(head, DIM, slot, at));
+        U32x2* row = (U32x2*)&to[slot][at * 8];
+        row[0] = U32x2{x.x, x.y};
+        row[1] = U32x2{x.z, x.w};
+    }
+#else
+    for (u32 i = thread_x(); i < PAGE * DIM / 2; i += THREADS) {
+        *(u32*)&to[i / (DIM / 2)][i % (DIM / 2) * 2] = ((const u32*)head)[i];
+    }
+#endif
+}
+
 FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     // Queries transposed in f16: [DIM][M_BLOCK]; a page of K or V in f16: [PAGE][DIM + 4]; weights [M_BLOCK][PAGE].
     __shared__ alignas(16) u16 q[DIM][M_BLOCK + 4];
@@ -34,10 +51,10 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const u32 n_visible = block.position(block.m0 + M_BLOCK - 1) + 1;
     for (u32 page = block.start(block.position(block.m0)) / PAGE; page * PAGE < n_visible; ++page) {
         const u8* at = block.page(page);
-        const u32* keys = (const u32*)(at + k_offset(a.kv, block.head_kv));
-        const u32* values = (const u32*)(at + v_offset(a.kv, block.head_kv));
+        const u8* keys = at + k_offset(a.kv, block.head_kv);
+        const u8* values = at + v_offset(a.kv, block.head_kv);
         block_sync();
-        for (u32 i = t; i < PAGE * DIM / 2; i += THREADS) *(u32*)&kv[i / (DIM / 2)][i % (DIM / 2) * 2] = keys[i];
+        load_rows(kv, keys);
         block_sync();
         float s[4][4];
 #pragma unroll
@@ -84,7 +101,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
             for (u32 d = 0; d < DIM / 8; ++d) acc[r][d] *= rescale;
         }
         block_sync();
-        for (u32 i = t; i < PAGE * DIM / 2; i += THREADS) *(u32*)&kv[i / (DIM / 2)][i % (DIM / 2) * 2] = values[i];
+        load_rows(kv, values);
         block_sync();
         // Slots past the last position may hold anything, NaN too: their weight is zero, so they are left out.
         const u32 n_slots = least(PAGE, n_visible - page * PAGE);

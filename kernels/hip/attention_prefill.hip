@@ -15,7 +15,8 @@
 // Three forms: NVIDIA's matrix instructions from sm_80 on (attention_mma.h), AMD's WMMA (gfx11, gfx12) and MFMA (gfx908 and later
 // gfx9; attention_wmma.h), and f32 arithmetic for everything else (attention_plain.h). The host chooses M_BLOCK and the shared
 // memory to match (gpu/ops/attention.rs).
-// Entry: attention_prefill_<dim> (DIM).
+// Entry: attention_prefill_<dim> (DIM); with KV_Q8, pages of 8 bits and scales, attention_prefill_<dim>_q8. There what goes to shared
+// memory is f16 too: codes times their scale.
 #include "compat.h"
 #include "act.h"
 #include "kv.h"

@@ -100,25 +100,39 @@ FORCE float query_sum(float v) {
 #define AHEAD (DIM <= 128)
 #endif
 
+// A chunk of 8 elements as it travels.
+#ifdef KV_Q8
+typedef Piece Chunk;
+FORCE Chunk chunk_of(const u8* head, u32 slot, u32 at) { return piece_of(head, DIM, slot, at); }
+FORCE rf_u32x4 words_of(Chunk c) {
+    const U32x4 x = halves_of(c);
+    return rf_u32x4{x.x, x.y, x.z, x.w};
+}
+#else
+typedef rf_u32x4 Chunk;
+FORCE Chunk chunk_of(const u8* head, u32 slot, u32 at) { return ((const rf_u32x4*)head)[slot * CHUNKS + at]; }
+FORCE rf_u32x4 words_of(Chunk c) { return c; }
+#endif
+
 // A page on its way to shared memory.
 struct Travelling {
-    rf_u32x4 k[K_EACH], v[V_EACH][2];
+    Chunk k[K_EACH], v[V_EACH][2];
 
     FORCE void load(const PrefillBlock& block, u32 page) {
         const u8* at = block.page(page);
-        const rf_u32x4* keys = (const rf_u32x4*)(at + k_offset(block.a.kv, block.head_kv));
-        const rf_u32x4* values = (const rf_u32x4*)(at + v_offset(block.a.kv, block.head_kv));
+        const u8* keys = at + k_offset(block.a.kv, block.head_kv);
+        const u8* values = at + v_offset(block.a.kv, block.head_kv);
 #pragma unroll
         for (u32 i = 0; i < K_EACH; ++i) {
             const u32 c = i * THREADS + thread_x();
-            if (c < PAGE * CHUNKS) k[i] = keys[c];
+            if (c < PAGE * CHUNKS) k[i] = chunk_of(keys, c / CHUNKS, c % CHUNKS);
         }
 #pragma unroll
         for (u32 i = 0; i < V_EACH; ++i) {
             const u32 c = i * THREADS + thread_x(), pair = c % (PAGE / 2), chunk = c / (PAGE / 2);
             if (chunk < CHUNKS) {
-                v[i][0] = values[2 * pair * CHUNKS + chunk];
-                v[i][1] = values[(2 * pair + 1) * CHUNKS + chunk];
+                v[i][0] = chunk_of(values, 2 * pair, chunk);
+                v[i][1] = chunk_of(values, 2 * pair + 1, chunk);
             }
         }
     }
@@ -127,16 +141,17 @@ struct Travelling {
 #pragma unroll
         for (u32 i = 0; i < K_EACH; ++i) {
             const u32 c = i * THREADS + thread_x();
-            if (c < PAGE * CHUNKS) *(rf_u32x4*)&keys[c / CHUNKS][c % CHUNKS * 8] = k[i];
+            if (c < PAGE * CHUNKS) *(rf_u32x4*)&keys[c / CHUNKS][c % CHUNKS * 8] = words_of(k[i]);
         }
 #pragma unroll
         for (u32 i = 0; i < V_EACH; ++i) {
             const u32 c = i * THREADS + thread_x(), pair = c % (PAGE / 2), chunk = c / (PAGE / 2);
             const u32 mask = (2 * pair < n_slots ? 0xffffu : 0) | (2 * pair + 1 < n_slots ? 0xffff0000u : 0);
             if (chunk < CHUNKS) {
+                const rf_u32x4 even = words_of(v[i][0]), odd = words_of(v[i][1]);
 #pragma unroll
                 for (u32 j = 0; j < 4; ++j) {
-                    const u32 x = v[i][0][j], y = v[i][1][j];
+                    const u32 x = even[j], y = odd[j];
                     *(u32*)&values[chunk * 8 + 2 * j][2 * pair] = ((x & 0xffffu) | (y << 16)) & mask;
                     *(u32*)&values[chunk * 8 + 2 * j + 1][2 * pair] = ((x >> 16) | (y & 0xffff0000u)) & mask;
                 }

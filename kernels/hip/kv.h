@@ -1,8 +1,9 @@
 // Pages of the key/value store, and rotary embedding.
 //
-// A page holds PAGE = 32 positions of one sequence for all layers, as f16: [layer]{ K [n_head_kv][PAGE][dim_k], V
-// [n_head_kv][PAGE][dim_v] }. Position p of a sequence is slot p % PAGE of its page p / PAGE. A page table is u64 byte offsets
-// from `kv_base` (0 for absolute addresses), `table_stride` a sequence.
+// A page holds PAGE = 32 positions of one sequence for all layers: [layer]{ K [n_head_kv], V [n_head_kv] }, and of a head f16
+// [PAGE][dim], or in units with KV_Q8 i8 [PAGE][dim] and behind them scales, f16 [PAGE][dim / 32]. Position p of a sequence is slot
+// p % PAGE of its page p / PAGE. A page table is u64 byte offsets from `kv_base` (0 for absolute addresses), `table_stride` a
+// sequence.
 #pragma once
 #include "compat.h"
 
@@ -37,12 +38,83 @@ FORCE u32 sequence_of(const KvPlace& kv, u32 row) { return kv.sequences ? kv.seq
 FORCE u8* page_of(const KvPlace& kv, u32 sequence, u32 page) {
     return (u8*)kv.kv_base + kv.table[(u64)sequence * kv.table_stride + page] + kv.layer_offset;
 }
+// Bytes of a head of a page.
+#ifdef KV_Q8
+FORCE u32 head_bytes(u32 dim) { return PAGE * dim + PAGE * dim / 16; }
+#else
+FORCE u32 head_bytes(u32 dim) { return PAGE * dim * 2; }
+#endif
 // Where, in a layer of a page, the keys and values of a head begin, in bytes.
-FORCE u32 k_offset(const KvPlace& kv, u32 head) { return head * PAGE * kv.dim_k * 2; }
-FORCE u32 v_offset(const KvPlace& kv, u32 head) { return PAGE * (kv.n_head_kv * kv.dim_k + head * kv.dim_v) * 2; }
+FORCE u32 k_offset(const KvPlace& kv, u32 head) { return head * head_bytes(kv.dim_k); }
+FORCE u32 v_offset(const KvPlace& kv, u32 head) { return kv.n_head_kv * head_bytes(kv.dim_k) + head * head_bytes(kv.dim_v); }
+
+#ifdef KV_Q8
+// One element as it is stored, and the scale of its block.
+struct Code {
+    u8 code;
+    u16 scale;
+};
+// Of element i of a head, i a multiple of 32 more than the lane: neighbours have a block together. As kv_append of the host has it:
+// as whole numbers absolute values are in their own order, infinity behind all and NaN behind that; a scale that is not
+// finite is read as NaN.
+FORCE Code code_of(float x) {
+    u32 most = bits_of_f32(x) & 0x7fffffffu;
+#pragma unroll
+    for (u32 m = 16; m > 0; m /= 2) {
+        const u32 other = shuffle_xor(most, m);
+        most = most > other ? most : other;
+    }
+    const u16 scale = f16_of_f32(f32_of_bits(most) / 127.0f);
+    const float size = f32_of_f16(scale), y = x * (size > 0.0f ? 1.0f / size : 0.0f);
+    const float inside = y > -127.0f ? (y < 127.0f ? y : 127.0f) : -127.0f;
+    // 1.5 * 2^23 leaves no bit after the point: to nearest even.
+    return Code{(u8)bits_of_f32(inside + 12582912.0f), scale};
+}
+FORCE u16* scales_of(u8* head, u32 dim) { return (u16*)(head + PAGE * dim); }
+
+// Eight elements as they are stored, the at-th of a slot, with their scale.
+struct Piece {
+    u32 low, high;
+    u32 scale;
+};
+FORCE Piece piece_of(const u8* head, u32 dim, u32 slot, u32 at) {
+    const U32x2 codes = ((const U32x2*)head)[slot * (dim / 8) + at];
+    return Piece{codes.x, codes.y, ((const u16*)(head + PAGE * dim))[slot * (dim / 32) + at / 4]};
+}
+FORCE void codes_of(Piece piece, float (&x)[8]) {
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        x[i] = (float)(i8)(piece.low >> (8 * i));
+        x[4 + i] = (float)(i8)(piece.high >> (8 * i));
+    }
+}
+FORCE void elements_of(Piece piece, float (&x)[8]) {
+    const float size = f32_of_f16(piece.scale);
+    codes_of(piece, x);
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) x[i] *= size;
+}
+// Rounded to f16.
+FORCE U32x4 halves_of(Piece piece) {
+    float x[8];
+    elements_of(piece, x);
+    return U32x4{pack_f16(x[0], x[1]), pack_f16(x[2], x[3]), pack_f16(x[4], x[5]), pack_f16(x[6], x[7])};
+}
+#endif
+
+// Writes element i = lane + a multiple of WAVE of a slot of a head; all lanes come here, those past the head with `in` false.
+FORCE void store_element(u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
+#ifdef KV_Q8
+    const Code c = code_of(x);
+    if (in) head[slot * dim + i] = c.code;
+    if (in && i % 32 == 0) scales_of(head, dim)[(slot * dim + i) / 32] = c.scale;
+#else
+    if (in) ((u16*)head)[slot * dim + i] = f16_of_f32(x);
+#endif
+}
 
 // One head [dim] at `from`, normed where a weight is given and rotated, by one wave; element i = lane + WAVE j is handed to
-// `store`, which may write over the head: all loads of all lanes come first. An element's partner is read again: from the
+// `store(i, i < dim, x)` by all lanes, which may write over the head: all loads of all lanes come first. An element's partner is read again: from the
 // first-level cache. dim is at most DIM_.
 template <u32 DIM_, class Store>
 FORCE void rotate_head(u32 dim, const float* from, const float* norm, const RopePlace& rope, u32 entry, Store store) {
@@ -80,6 +152,6 @@ FORCE void rotate_head(u32 dim, const float* from, const float* norm, const Rope
 #pragma unroll
     for (u32 j = 0; j < N; ++j) {
         u32 i = lane() + WAVE * j;
-        if (i < dim) store(i, x[j] * c[j] + y[j] * s[j]);
+        store(i, i < dim, x[j] * c[j] + y[j] * s[j]);
     }
 }

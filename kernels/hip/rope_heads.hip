@@ -22,5 +22,7 @@ ENTRY(THREADS, 1) rope_heads(RopeHeadsArgs a) {
     const u32 head = block_x() * (THREADS / WAVE) + wave(), row = block_y();
     if (head >= a.n_head) return;
     float* x = a.x + ((u64)row * a.n_head + head) * a.dim;
-    rotate_head<DIM>(a.dim, x, a.rope.q_norm, a.rope, a.rope.by_position ? a.positions[row] : row, [=](u32 i, float y) { x[i] = y; });
+    rotate_head<DIM>(a.dim, x, a.rope.q_norm, a.rope, a.rope.by_position ? a.positions[row] : row, [=](u32 i, bool in, float y) {
+        if (in) x[i] = y;
+    });
 }

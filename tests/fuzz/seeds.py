@@ -227,6 +227,7 @@ queue_capacity = 16
 drain_grace = 2.5
 policy = "lru"
 prefix_cache = "shared"
+kv_type = "q8_0"
 speculate = "auto"
 watchdog = 10
 use_by = ["*"]

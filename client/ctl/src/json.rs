@@ -133,6 +133,7 @@ pub(crate) fn model(m: &Model) -> Value {
         "weight_bytes": m.weight_bytes,
         "resident_bytes": m.resident_bytes,
         "kv_bytes_per_token": m.kv_bytes_per_token,
+        "kv_type": m.kv_type,
         "active_requests": m.active_requests,
         "defaults": m.defaults.as_ref().map(defaults),
     })

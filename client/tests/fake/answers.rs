@@ -65,6 +65,7 @@ pub fn model(name: &str) -> Model {
         weight_bytes: 3 << 20,
         resident_bytes: 1 << 20,
         kv_bytes_per_token: 1024,
+        kv_type: "f16".into(),
         ..Default::default()
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rocmforge_engine::api::{Budget, Offload, Policy};
-use rocmforge_engine::{DeviceChoice, PrefixCache};
+use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
 use tracing_subscriber::EnvFilter;
 
 use super::{DRAIN_GRACE_MAX, WATCHDOG_MAX, WATCHDOG_MIN};
@@ -55,6 +55,10 @@ pub(super) fn prefix_cache(text: &str) -> Result<PrefixCache, String> {
         "shared" => Ok(PrefixCache::Shared),
         _ => Err(format!("'{text}' is none of off, per-user and shared")),
     }
+}
+
+pub(super) fn kv_type(text: &str) -> Result<KvType, String> {
+    KvType::from_name(text).ok_or_else(|| format!("'{text}' is none of f16 and q8_0"))
 }
 
 /// `None` is the device's affair.

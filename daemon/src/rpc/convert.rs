@@ -54,6 +54,7 @@ pub(super) fn model(status: &ModelStatus, declared: &Book) -> v1::Model {
         weight_bytes: residency.weight_bytes,
         resident_bytes: residency.resident_bytes,
         kv_bytes_per_token: info.kv_bytes_per_token,
+        kv_type: info.kv_type.clone(),
         active_requests: status.requests,
         defaults: declared.model(model.name()).map(|m| defaults(&m.defaults)),
     }

@@ -17,7 +17,7 @@ use super::ops::weights::{Weights, dequantize_f16, repack, rows_f32};
 use super::ops::{self, rows};
 use super::{Error, GpuTarget, Launch, units};
 use crate::host::WeightType;
-use rocmforge_ops::{Act, KvLayout, Mask, RopeOrder, Router, RouterGate};
+use rocmforge_ops::{Act, KvLayout, KvType, Mask, RopeOrder, Router, RouterGate};
 
 mod limits;
 mod structs;
@@ -314,12 +314,14 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         (576, 512),
     ];
     for (head_dim_k, head_dim_v) in sizes {
-        for group in [1, 4, 8, 20] {
+        let types = KvType::ALL.into_iter().filter(|ty| ty.fits(head_dim_k));
+        for (ty, group) in types.flat_map(|ty| [1, 4, 8, 20].map(|group| (ty, group))) {
             let layout = KvLayout {
                 n_layer: 2,
                 n_head_kv: 2,
                 head_dim_k,
                 head_dim_v,
+                ty,
             };
             let kv = Kv {
                 layout: &layout,

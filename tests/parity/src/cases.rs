@@ -2,7 +2,7 @@
 
 use rocmforge_device::ops::{HeadShape, Product};
 use rocmforge_device::{Buf, BufSpec, Op, Role, Rows};
-use rocmforge_ops::{Act, KvLayer, Mask, RopeOrder, RopeUse, WeightType};
+use rocmforge_ops::{Act, KvLayer, KvType, Mask, RopeOrder, RopeUse, WeightType};
 
 /// How much of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub struct Case {
     pub(crate) tolerance: f64,
     pub(crate) heads: HeadShape,
     pub(crate) order: RopeOrder,
+    /// What keys and values are stored as.
+    pub(crate) kv: KvType,
     /// Whether the whole is given to `run_all`, three times, so that a recording is replayed.
     pub(crate) recorded: bool,
     /// Where the operations are cut into two runs, as between two segments of a plan.
@@ -174,6 +176,7 @@ fn plain(
         tolerance: 2e-2,
         heads: heads(4, 2, 64),
         order: RopeOrder::Norm,
+        kv: KvType::F16,
         recorded: false,
         cut: None,
         size: 0.02,
@@ -323,7 +326,8 @@ fn rows() -> Vec<Case> {
     cases
 }
 
-/// Rotation, keys and values appended, attention over pages.
+/// Rotation, keys and values appended, attention over pages of each type. What is appended is compared by what rows that come
+/// later see of it.
 fn attention() -> Vec<Case> {
     let mut cases = Vec::new();
     let shapes = [
@@ -333,8 +337,17 @@ fn attention() -> Vec<Case> {
         heads(16, 2, 128),
         heads(4, 1, 80),
         heads(4, 2, 96),
+        heads(4, 1, 256),
+        heads(4, 2, 160),
     ];
-    for shape in shapes {
+    let types = |shape: HeadShape| {
+        let fit = move |ty: &KvType| ty.fits(shape.head_dim as usize);
+        KvType::ALL.into_iter().filter(fit)
+    };
+    let all = shapes
+        .into_iter()
+        .flat_map(|shape| types(shape).map(move |ty| (shape, ty)));
+    for (shape, ty) in all {
         // Few rows far into a text share its positions among blocks.
         for (tokens, first) in [
             (1, 0),
@@ -352,7 +365,10 @@ fn attention() -> Vec<Case> {
                 );
                 let norm = |t| norms.then_some((t, 1e-6));
                 let mut case = plain(
-                    "attention".to_owned(),
+                    match ty {
+                        KvType::F16 => "attention".to_owned(),
+                        KvType::Q8_0 => format!("attention, {}", ty.name()),
+                    },
                     format!("{shape:?} {order:?} * {tokens} at {first}").replace("HeadShape ", ""),
                     vec![
                         vector(u64::from(shape.head_dim)),
@@ -392,6 +408,7 @@ fn attention() -> Vec<Case> {
                 case.compared = vec![B];
                 case.heads = shape;
                 case.order = order;
+                case.kv = ty;
                 case.tolerance = 5e-3;
                 cases.push(case);
             }

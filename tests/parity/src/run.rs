@@ -163,6 +163,7 @@ fn operations(
         n_head_kv: case.heads.n_head_kv as usize,
         head_dim_k: case.heads.head_dim as usize,
         head_dim_v: case.heads.head_dim_v as usize,
+        ty: case.kv,
     };
     let n = case.tokens as usize;
     let group = KvGroup {

@@ -114,7 +114,7 @@ fn description(model: &Model) -> String {
         ("chat template", template.to_owned()),
         (
             "kv cache",
-            format!("{} a token", size(model.kv_bytes_per_token)),
+            kv_line(model.kv_bytes_per_token, &model.kv_type),
         ),
         ("weights", size(model.weight_bytes)),
         ("resident", size(model.resident_bytes)),
@@ -146,6 +146,15 @@ fn description(model: &Model) -> String {
         ]);
     }
     format!("{}\n{table}", fields(&rows))
+}
+
+/// What a token of context takes, and in what; an older daemon does not say the latter.
+fn kv_line(bytes_per_token: u64, kv_type: &str) -> String {
+    let size = size(bytes_per_token);
+    match kv_type {
+        "" => format!("{size} a token"),
+        kv_type => format!("{size} a token, {kv_type}"),
+    }
 }
 
 /// The defaults of a declared model as `key = value`.

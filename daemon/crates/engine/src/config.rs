@@ -3,6 +3,8 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use rocmforge_ops::KvType;
+
 use crate::api::{Budget, Offload, Policy};
 use crate::suspend::Clocks;
 
@@ -66,6 +68,8 @@ pub struct EngineConfig {
     pub host_budget: Option<Budget>,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
+    /// What keys and values are stored as, where a model's heads fit it; else f16.
+    pub kv_type: KvType,
     /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more, where that
     /// pays. `None` is on the host alone: there a row's result does not depend on the number of rows, and so the text is
     /// the same whenever drafts are made.
@@ -93,6 +97,7 @@ impl Default for EngineConfig {
             offload: Offload::Auto,
             host_budget: Some(HOST_BUDGET_DEFAULT),
             prefix_cache: PrefixCache::PerClient,
+            kv_type: KvType::F16,
             speculate: None,
             keep_free: None,
             watchdog: WATCHDOG_DEFAULT,

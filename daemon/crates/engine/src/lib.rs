@@ -51,4 +51,5 @@ pub use loaded::{
     LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, prepare, prepare_among,
 };
 pub use refusal::Refusal;
+pub use rocmforge_ops::KvType;
 pub use suspend::Clocks;

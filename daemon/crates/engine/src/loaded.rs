@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use rocmforge_gguf::{Gguf, MappedFile};
 use rocmforge_grammar::Vocabulary;
 use rocmforge_model::Model;
+use rocmforge_ops::{KV_BLOCK, KvType};
 use rocmforge_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::error::Error;
@@ -113,6 +114,26 @@ impl LoadedModel {
             .grammars
             .get_or_init(|| Vocabulary::new(&self.contents.tokenizer).map(Arc::new));
         made.as_ref().map_err(Clone::clone)
+    }
+
+    /// Has keys and values stored as `ty`, as far as heads fit it. Contents that are shared were registered before, by an
+    /// engine that has one type for all.
+    pub(crate) fn set_kv_type(&mut self, ty: KvType) {
+        if let Some(contents) = Arc::get_mut(&mut self.contents) {
+            contents.model.set_kv_type(ty);
+        }
+        let kept = self.model().plan().kv.iter().map(|g| g.layout);
+        for layout in kept.filter(|layout| layout.ty != ty) {
+            tracing::warn!(
+                model = self.name,
+                layers = layout.n_layer,
+                head_dim_k = layout.head_dim_k,
+                head_dim_v = layout.head_dim_v,
+                "keys and values of these layers stay {}: {} takes heads of a multiple of {KV_BLOCK} elements",
+                layout.ty.name(),
+                ty.name(),
+            );
+        }
     }
 
     /// Takes the contents of another name of the same file in its own ones' place; tells whether it

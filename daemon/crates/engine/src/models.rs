@@ -46,6 +46,7 @@ impl Engine {
         }
         // Two loads at once may each have made theirs.
         self.models.iter().any(|there| loaded.share(&there.loaded));
+        loaded.set_kv_type(self.config.kv_type);
         let layouts = self.layouts(&loaded, loaded.model().plan())?;
         let kinds = loaded.model().plan().segments.iter().map(|s| s.kind);
         let kinds = kinds.collect();

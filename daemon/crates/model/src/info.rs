@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rocmforge_gguf::Gguf;
 
-use rocmforge_ops::{KV_PAGE_TOKENS, Plan, RopeOrder, RopeScaling, SegmentKind};
+use rocmforge_ops::{KV_PAGE_TOKENS, KvGroup, KvType, Plan, RopeOrder, RopeScaling, SegmentKind};
 
 use crate::hparams::Hparams;
 
@@ -63,6 +63,8 @@ pub struct ModelInfo {
     pub rope: String,
     /// Bytes of KV that one token needs.
     pub kv_bytes_per_token: u64,
+    /// What keys and values are stored as, for example `f16`; `f16, q8_0` where layers differ. Empty without attention.
+    pub kv_type: String,
     /// Bytes of recurrent state that a sequence has, whatever its length.
     pub state_bytes: u64,
     /// Segments of routed experts.
@@ -92,7 +94,7 @@ impl ModelInfo {
             .collect();
         quantization.sort_by_key(|q| std::cmp::Reverse(q.bytes));
         let heads = hparams.heads;
-        Self {
+        let mut info = Self {
             architecture: hparams.arch,
             gguf_version: gguf.version(),
             tokenizer: ["tokenizer.ggml.model", "tokenizer.ggml.pre"]
@@ -117,11 +119,8 @@ impl ModelInfo {
             n_ff: hparams.n_ff,
             n_vocab: hparams.n_vocab,
             rope: rope(hparams, plan),
-            kv_bytes_per_token: plan
-                .kv
-                .iter()
-                .map(|g| (g.layout.page_bytes() / KV_PAGE_TOKENS) as u64)
-                .sum(),
+            kv_bytes_per_token: 0,
+            kv_type: String::new(),
             state_bytes: plan.state_elements * 4,
             n_expert_segments: plan
                 .segments
@@ -138,7 +137,18 @@ impl ModelInfo {
                     bytes: s.file_bytes(),
                 })
                 .collect(),
-        }
+        };
+        info.set_kv(plan);
+        info
+    }
+
+    /// Takes over what the plan says of keys and values.
+    pub(crate) fn set_kv(&mut self, plan: &Plan) {
+        let per_token = |g: &KvGroup| (g.layout.page_bytes() / KV_PAGE_TOKENS) as u64;
+        self.kv_bytes_per_token = plan.kv.iter().map(per_token).sum();
+        let there = |ty: &KvType| plan.kv.iter().any(|g| g.layout.ty == *ty);
+        let names = KvType::ALL.into_iter().filter(there).map(KvType::name);
+        self.kv_type = names.collect::<Vec<_>>().join(", ");
     }
 }
 

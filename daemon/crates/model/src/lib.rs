@@ -19,7 +19,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use rocmforge_gguf::Gguf;
-use rocmforge_ops::Plan;
+use rocmforge_ops::{KvType, Plan};
 
 pub use arch::supported_architectures;
 pub use error::Error;
@@ -75,6 +75,18 @@ impl Model {
             predictor,
             unpredicted,
         })
+    }
+
+    /// Has keys and values stored as `ty` by the layers whose heads fit it; the others keep f16, as all have at first.
+    pub fn set_kv_type(&mut self, ty: KvType) {
+        let predictor = self.predictor.as_mut().map(Arc::make_mut);
+        for plan in std::iter::once(&mut self.plan).chain(predictor) {
+            for group in &mut plan.kv {
+                let fits = group.layout.fits(ty);
+                group.layout.ty = if fits { ty } else { KvType::F16 };
+            }
+        }
+        self.info.set_kv(&self.plan);
     }
 
     /// Hyperparameters.

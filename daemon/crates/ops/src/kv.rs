@@ -1,20 +1,71 @@
 //! Where keys and values lie: pages of consecutive positions, for the layers of a group.
 //!
-//! A page holds [`KV_PAGE_TOKENS`] consecutive positions of one sequence for all layers of one group, as f16:
+//! A page holds [`KV_PAGE_TOKENS`] consecutive positions of one sequence for all layers of one group:
 //!
 //! ```text
 //! page  = [n_layer] layer
-//! layer = K [n_head_kv][KV_PAGE_TOKENS][head_dim_k]  then  V [n_head_kv][KV_PAGE_TOKENS][head_dim_v]
+//! layer = [n_head_kv] keys of a head  then  [n_head_kv] values of a head
+//! F16:   f16 [KV_PAGE_TOKENS][head_dim]
+//! Q8_0:  i8 [KV_PAGE_TOKENS][head_dim]  then scales, f16 [KV_PAGE_TOKENS][head_dim / 32]
 //! ```
 //!
 //! so that what a head attends to is two contiguous pieces. Position `p` of a sequence is slot
-//! `p % KV_PAGE_TOKENS` of its page `p / KV_PAGE_TOKENS`.
+//! `p % KV_PAGE_TOKENS` of its page `p / KV_PAGE_TOKENS`. Every piece of Q8_0 begins at a multiple of 64 bytes.
 
 /// Positions in one page.
 pub const KV_PAGE_TOKENS: usize = 32;
 
-/// Bytes of a stored element (f16).
-const ELEMENT_BYTES: usize = 2;
+/// Elements of a head that share a scale in [`KvType::Q8_0`].
+pub const KV_BLOCK: usize = 32;
+
+/// What keys and values are stored as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// f16, 2 bytes an element.
+    #[default]
+    F16,
+    /// 8 bits and an f16 scale for [`KV_BLOCK`] consecutive elements of a head: 34 bytes for 32. An element is its code times
+    /// the scale, which is the largest of the block divided by 127, as f16.
+    Q8_0,
+}
+
+impl KvType {
+    /// All of them.
+    pub const ALL: [KvType; 2] = [KvType::F16, KvType::Q8_0];
+
+    /// The name: `f16`, `q8_0`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvType::F16 => "f16",
+            KvType::Q8_0 => "q8_0",
+        }
+    }
+
+    /// The type of a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<KvType> {
+        KvType::ALL.into_iter().find(|ty| ty.name() == name)
+    }
+
+    /// Bytes of `elements` elements, a whole number of blocks.
+    #[must_use]
+    pub const fn bytes(self, elements: usize) -> usize {
+        match self {
+            KvType::F16 => elements * 2,
+            KvType::Q8_0 => elements + elements / KV_BLOCK * 2,
+        }
+    }
+
+    /// Whether heads of so many elements can be stored so: a whole number of blocks.
+    #[must_use]
+    pub const fn fits(self, head_dim: usize) -> bool {
+        match self {
+            KvType::F16 => true,
+            KvType::Q8_0 => head_dim.is_multiple_of(KV_BLOCK),
+        }
+    }
+}
 
 /// The shape of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +78,8 @@ pub struct KvLayout {
     pub head_dim_k: usize,
     /// Elements of a value.
     pub head_dim_v: usize,
+    /// What they are stored as; it fits both.
+    pub ty: KvType,
 }
 
 impl KvLayout {
@@ -39,13 +92,19 @@ impl KvLayout {
     /// Bytes of one layer of a page.
     #[must_use]
     pub fn layer_bytes(&self) -> usize {
-        self.layer_elements() * ELEMENT_BYTES
+        self.n_head_kv * (self.keys_bytes() + self.values_bytes())
     }
 
-    /// Elements of one layer of a page.
+    /// Bytes of the keys of one head in one layer of a page.
     #[must_use]
-    pub fn layer_elements(&self) -> usize {
-        self.n_head_kv * KV_PAGE_TOKENS * (self.head_dim_k + self.head_dim_v)
+    pub fn keys_bytes(&self) -> usize {
+        self.ty.bytes(KV_PAGE_TOKENS * self.head_dim_k)
+    }
+
+    /// Bytes of the values of one head in one layer of a page.
+    #[must_use]
+    pub fn values_bytes(&self) -> usize {
+        self.ty.bytes(KV_PAGE_TOKENS * self.head_dim_v)
     }
 
     /// Where layer `layer` begins in a page, in bytes.
@@ -54,22 +113,28 @@ impl KvLayout {
         layer * self.layer_bytes()
     }
 
-    /// Where the keys of head `head_kv` begin in a layer, in elements: `[KV_PAGE_TOKENS][head_dim_k]`.
+    /// Where the keys of head `head_kv` begin in a layer, in bytes.
     #[must_use]
-    pub fn k_offset(&self, head_kv: usize) -> usize {
-        head_kv * KV_PAGE_TOKENS * self.head_dim_k
+    pub fn k_offset_bytes(&self, head_kv: usize) -> usize {
+        head_kv * self.keys_bytes()
     }
 
-    /// Where the values of head `head_kv` begin in a layer, in elements: `[KV_PAGE_TOKENS][head_dim_v]`.
+    /// Where the values of head `head_kv` begin in a layer, in bytes.
     #[must_use]
-    pub fn v_offset(&self, head_kv: usize) -> usize {
-        KV_PAGE_TOKENS * (self.n_head_kv * self.head_dim_k + head_kv * self.head_dim_v)
+    pub fn v_offset_bytes(&self, head_kv: usize) -> usize {
+        self.n_head_kv * self.keys_bytes() + head_kv * self.values_bytes()
     }
 
     /// The pages that `n_tokens` positions need.
     #[must_use]
     pub fn pages_for(&self, n_tokens: usize) -> usize {
         n_tokens.div_ceil(KV_PAGE_TOKENS)
+    }
+
+    /// Whether heads of this size can be stored as `ty`.
+    #[must_use]
+    pub fn fits(&self, ty: KvType) -> bool {
+        ty.fits(self.head_dim_k) && ty.fits(self.head_dim_v)
     }
 }
 
@@ -124,19 +189,53 @@ mod tests {
             n_head_kv: 4,
             head_dim_k: 10,
             head_dim_v: 6,
+            ty: KvType::F16,
         }
     }
 
     #[test]
     fn offsets_tile_the_layer() {
-        let layout = layout();
-        assert_eq!(layout.k_offset(3) + 32 * 10, layout.v_offset(0));
-        assert_eq!(layout.v_offset(3) + 32 * 6, layout.layer_elements());
-        assert_eq!(
-            layout.layer_offset_bytes(1) + layout.layer_bytes(),
-            layout.page_bytes()
-        );
-        assert_eq!([0, 1, 32, 33].map(|n| layout.pages_for(n)), [0, 1, 1, 2]);
+        let halves = layout();
+        assert_eq!(halves.layer_bytes(), 4 * 32 * (10 + 6) * 2);
+        let eight_bits = KvLayout {
+            head_dim_k: 64,
+            head_dim_v: 96,
+            ty: KvType::Q8_0,
+            ..halves
+        };
+        assert_eq!(eight_bits.layer_bytes(), 4 * 32 * (64 + 96) / 32 * 34);
+        for layout in [halves, eight_bits] {
+            let (keys, values) = (layout.keys_bytes(), layout.values_bytes());
+            assert_eq!(layout.k_offset_bytes(3) + keys, layout.v_offset_bytes(0));
+            assert_eq!(layout.v_offset_bytes(3) + values, layout.layer_bytes());
+            assert_eq!(
+                layout.layer_offset_bytes(1) + layout.layer_bytes(),
+                layout.page_bytes()
+            );
+        }
+        assert_eq!([0, 1, 32, 33].map(|n| halves.pages_for(n)), [0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn eight_bits_take_whole_blocks_and_lie_at_multiples_of_64_bytes() {
+        for dim in 1..=576 {
+            let layout = KvLayout {
+                head_dim_k: dim,
+                head_dim_v: 32,
+                ty: KvType::Q8_0,
+                ..layout()
+            };
+            assert_eq!(layout.fits(KvType::Q8_0), dim % 32 == 0, "{dim}");
+            assert!(layout.fits(KvType::F16));
+            if layout.fits(KvType::Q8_0) {
+                let at = [layout.k_offset_bytes(1), layout.v_offset_bytes(1)];
+                assert!(at.iter().all(|at| at % 64 == 0), "{dim}: {at:?}");
+            }
+        }
+        for ty in KvType::ALL {
+            assert_eq!(KvType::from_name(ty.name()), Some(ty));
+        }
+        assert_eq!(KvType::from_name("q4_0"), None);
     }
 
     /// Walks a sequence by passes of every length and counts the pages between the first one still read and the

@@ -19,7 +19,7 @@ mod tensor_type;
 mod weight_type;
 
 pub use buf::{Buf, BufSpec, Conflicts, RowCounts, Rows, ScratchLayout};
-pub use kv::{KV_PAGE_TOKENS, KvGroup, KvLayer, KvLayout};
+pub use kv::{KV_BLOCK, KV_PAGE_TOKENS, KvGroup, KvLayer, KvLayout, KvType};
 pub use op::{
     Act, ColumnPart, ExpertFfn, HeadShape, Mask, Op, Product, RopeUse, Router, RouterGate,
 };

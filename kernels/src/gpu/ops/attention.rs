@@ -1,10 +1,10 @@
 //! Attention (`hip/attention_decode.hip`, `hip/attention_prefill.hip`).
 
-use super::kv::{HEAD_DIM_MAX, Kv, KvPlace, Qkv, Rope, RopePlace};
+use super::kv::{HEAD_DIM_MAX, Kv, KvPlace, Qkv, Rope, RopePlace, check_type};
 use super::matmat::PartsRoom;
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor};
-use rocmforge_ops::{KvLayout, Mask};
+use rocmforge_ops::{KvLayout, KvType, Mask};
 
 const DECODE_THREADS: u32 = 256;
 /// Positions of a step; the context is split at multiples of it.
@@ -62,34 +62,47 @@ arg_struct! {
     }
 }
 
-/// Sizes of key and value, most query heads of a block, kernel; of those that fit, the last is taken.
-const DECODE: [(usize, usize, u32, &str); 10] = [
-    (64, 64, 8, "attention_decode_64_8.attention_decode_64_8"),
-    (64, 64, 4, "attention_decode_64_4.attention_decode_64_4"),
-    (64, 64, 1, "attention_decode_64_1.attention_decode_64_1"),
-    (80, 80, 4, "attention_decode_80_4.attention_decode_80_4"),
-    (96, 96, 4, "attention_decode_96_4.attention_decode_96_4"),
-    (128, 128, 8, "attention_decode_128_8.attention_decode_128_8"),
-    (128, 128, 4, "attention_decode_128_4.attention_decode_128_4"),
-    (128, 128, 1, "attention_decode_128_1.attention_decode_128_1"),
-    (256, 256, 4, "attention_decode_256_4.attention_decode_256_4"),
-    (
-        576,
-        512,
-        4,
-        "attention_decode_576_512.attention_decode_576_512",
-    ),
+/// A unit of keys and values in f16 and that of 8 bits beside it, each with its entry.
+macro_rules! kernels {
+    ($unit:literal) => {
+        [
+            concat!($unit, ".", $unit),
+            concat!($unit, "_q8.", $unit, "_q8"),
+        ]
+    };
+}
+
+/// A kernel of [`kernels`]. Of sizes that are no whole number of blocks there is none in 8 bits, and nobody asks for one.
+fn of_type(kernels: [&'static str; 2], ty: KvType) -> &'static str {
+    match ty {
+        KvType::F16 => kernels[0],
+        KvType::Q8_0 => kernels[1],
+    }
+}
+
+/// Sizes of key and value, most query heads of a block, kernels; of those that fit, the last is taken.
+const DECODE: [(usize, usize, u32, [&str; 2]); 10] = [
+    (64, 64, 8, kernels!("attention_decode_64_8")),
+    (64, 64, 4, kernels!("attention_decode_64_4")),
+    (64, 64, 1, kernels!("attention_decode_64_1")),
+    (80, 80, 4, kernels!("attention_decode_80_4")),
+    (96, 96, 4, kernels!("attention_decode_96_4")),
+    (128, 128, 8, kernels!("attention_decode_128_8")),
+    (128, 128, 4, kernels!("attention_decode_128_4")),
+    (128, 128, 1, kernels!("attention_decode_128_1")),
+    (256, 256, 4, kernels!("attention_decode_256_4")),
+    (576, 512, 4, kernels!("attention_decode_576_512")),
 ];
 
 /// Of any other sizes: multiples of 8 up to [`HEAD_DIM_MAX`].
-const DECODE_ANY: (u32, &str) = (4, "attention_decode_any.attention_decode_any");
+const DECODE_ANY: (u32, [&str; 2]) = (4, kernels!("attention_decode_any"));
 
-const PREFILL: [(usize, &str); 5] = [
-    (64, "attention_prefill_64.attention_prefill_64"),
-    (80, "attention_prefill_80.attention_prefill_80"),
-    (96, "attention_prefill_96.attention_prefill_96"),
-    (128, "attention_prefill_128.attention_prefill_128"),
-    (256, "attention_prefill_256.attention_prefill_256"),
+const PREFILL: [(usize, [&str; 2]); 5] = [
+    (64, kernels!("attention_prefill_64")),
+    (80, kernels!("attention_prefill_80")),
+    (96, kernels!("attention_prefill_96")),
+    (128, kernels!("attention_prefill_128")),
+    (256, kernels!("attention_prefill_256")),
 ];
 
 /// How scores are made and masked.
@@ -141,6 +154,7 @@ fn decode_kernel(n_head: u32, kv: &KvLayout) -> Result<(&'static str, u32), Erro
             built: "heads of multiples of 8 up to 576, a whole number of query heads a key/value head",
         });
     }
+    check_type(kv)?;
     let group = n_head / n_head_kv;
     let heads = |most: u32| {
         (1..=most.min(group))
@@ -154,8 +168,8 @@ fn decode_kernel(n_head: u32, kv: &KvLayout) -> Result<(&'static str, u32), Erro
     let best = of_size
         .map(|&(_, _, most, kernel)| (heads(most).unwrap_or(1), kernel))
         .reduce(|a, b| if b.0 >= a.0 { b } else { a });
-    let (heads, kernel) = best.unwrap_or((heads(DECODE_ANY.0).unwrap_or(1), DECODE_ANY.1));
-    Ok((kernel, heads))
+    let (heads, kernels) = best.unwrap_or((heads(DECODE_ANY.0).unwrap_or(1), DECODE_ANY.1));
+    Ok((of_type(kernels, kv.ty), heads))
 }
 
 /// Whether there are kernels for heads of these numbers and sizes.
@@ -252,13 +266,20 @@ pub fn decode(
 
 /// Entries (row, query head) of a block of [`prefill`], and its dynamic shared memory in bytes: `M_BLOCK` of the form of the kernel
 /// that the target gets.
-fn prefill_block(target: &GpuTarget, head_dim: u32) -> (u32, u32) {
-    if target.has_mma() {
-        // Queries, and three places for rows of K or V; rows are padded by 16 bytes.
-        let (entries, keys) = if head_dim > 128 { (64, 32) } else { (128, 64) };
-        return (entries, (entries + 3 * keys) * (head_dim + 8) * 2);
+fn prefill_block(target: &GpuTarget, head_dim: u32, ty: KvType) -> (u32, u32) {
+    if !target.has_mma() {
+        return (64, 0);
     }
-    (64, 0)
+    let (entries, keys) = if head_dim > 128 { (64, 32) } else { (128, 64) };
+    // Rows are padded by 16 bytes.
+    let row = (head_dim + 8) * 2;
+    let bytes = match ty {
+        // Queries, and three places for rows of K or V.
+        KvType::F16 => (entries + 3 * keys) * row,
+        // Queries, K and V, and both as they come: codes, and for 16 of them 4 bytes in which their scale is.
+        KvType::Q8_0 => (entries + 2 * keys) * row + 2 * keys * (head_dim + head_dim / 16 * 4),
+    };
+    (entries, bytes)
 }
 
 /// What the positions of few rows may be shared with.
@@ -313,7 +334,7 @@ pub fn prefill(
         .find(|(d, _)| *d == dim && dim == kv.layout.head_dim_v)
         // Without matrix instructions NVIDIA's blocks have too little static shared memory for the widest heads.
         .filter(|(d, _)| *d <= 128 || target.vendor == Vendor::Amd || target.has_mma());
-    let Some(&(_, kernel)) = tiled else {
+    let Some(&(_, kernels)) = tiled else {
         let qkv = Qkv {
             q,
             k: 0,
@@ -329,7 +350,7 @@ pub fn prefill(
     };
     let place = kv.place()?;
     let n_head_kv = place.n_head_kv.max(1);
-    let (m_block, shared_bytes) = prefill_block(target, dim as u32);
+    let (m_block, shared_bytes) = prefill_block(target, dim as u32, kv.layout.ty);
     let blocks = (rows.min(PREFILL_TILE_ROWS) * (n_head / n_head_kv)).div_ceil(m_block);
     let args = AttentionPrefillArgs {
         q,
@@ -348,7 +369,7 @@ pub fn prefill(
     };
     let all = n_head_kv * blocks * n_tiles;
     Ok(Launch {
-        kernel,
+        kernel: of_type(kernels, kv.layout.ty),
         grid: [
             n_head_kv * blocks,
             n_tiles,

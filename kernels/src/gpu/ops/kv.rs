@@ -4,7 +4,7 @@
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
 use crate::gpu::{Address, Error, GpuTarget, Launch};
-use rocmforge_ops::{KvLayout, RopeOrder};
+use rocmforge_ops::{KvLayout, KvType, RopeOrder};
 
 const THREADS: u32 = 128;
 
@@ -182,10 +182,26 @@ fn check_heads(dim: u32, rotation: Option<Rotation>) -> Result<(), Error> {
     })
 }
 
+/// A fault unless heads of these sizes can be stored as the layout says.
+pub(super) fn check_type(layout: &KvLayout) -> Result<(), Error> {
+    if layout.fits(layout.ty) {
+        return Ok(());
+    }
+    Err(Error::NoKernel {
+        what: format!(
+            "keys of {} and values of {} as {}",
+            layout.head_dim_k,
+            layout.head_dim_v,
+            layout.ty.name()
+        ),
+        built: "q8_0 for heads of whole blocks of 32, f16 for all",
+    })
+}
+
 /// Norms and rotates q into `q_out` (f32, may be q itself), and k and v into the pages.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for heads of more than [`HEAD_DIM_MAX`], [`Error::TooLarge`].
+/// [`Error::NoKernel`] for heads of more than [`HEAD_DIM_MAX`] and such as the type does not fit, [`Error::TooLarge`].
 pub fn rope_kv(
     target: &GpuTarget,
     qkv: Qkv,
@@ -195,13 +211,19 @@ pub fn rope_kv(
 ) -> Result<Launch, Error> {
     let place = kv.place()?;
     check_heads(place.dim_k, rope.rotation)?;
-    let kernel = match place.dim_k {
-        64 => "rope_kv_64.rope_kv_64",
-        80 => "rope_kv_80.rope_kv_80",
-        96 => "rope_kv_96.rope_kv_96",
-        128 => "rope_kv_128.rope_kv_128",
-        256 => "rope_kv_256.rope_kv_256",
-        _ => "rope_kv_any.rope_kv_any",
+    check_type(kv.layout)?;
+    let kernel = match (kv.layout.ty, place.dim_k) {
+        (KvType::F16, 64) => "rope_kv_64.rope_kv_64",
+        (KvType::F16, 80) => "rope_kv_80.rope_kv_80",
+        (KvType::F16, 96) => "rope_kv_96.rope_kv_96",
+        (KvType::F16, 128) => "rope_kv_128.rope_kv_128",
+        (KvType::F16, 256) => "rope_kv_256.rope_kv_256",
+        (KvType::F16, _) => "rope_kv_any.rope_kv_any",
+        (KvType::Q8_0, 64) => "rope_kv_64_q8.rope_kv_64_q8",
+        (KvType::Q8_0, 96) => "rope_kv_96_q8.rope_kv_96_q8",
+        (KvType::Q8_0, 128) => "rope_kv_128_q8.rope_kv_128_q8",
+        (KvType::Q8_0, 256) => "rope_kv_256_q8.rope_kv_256_q8",
+        (KvType::Q8_0, _) => "rope_kv_any_q8.rope_kv_any_q8",
     };
     let heads = qkv.n_head + 2 * place.n_head_kv;
     let args = RopeKvArgs {

@@ -60,6 +60,7 @@ fn every_shape_of_heads_has_a_kernel_but_what_no_16_bytes_hold() {
         n_head_kv,
         head_dim_k,
         head_dim_v,
+        ty: KvType::F16,
     };
     let blocks = |n_head, kv: KvLayout| attention::decode_blocks(n_head, &kv).ok();
     // Query heads of one key/value head are dealt out evenly.
@@ -80,6 +81,17 @@ fn every_shape_of_heads_has_a_kernel_but_what_no_16_bytes_hold() {
         (8, layout(8, 64, 0)),
     ] {
         attention::supports(n_head, &kv).unwrap_err();
+    }
+    let eight_bits = |kv| KvLayout {
+        ty: KvType::Q8_0,
+        ..kv
+    };
+    for dim in (8..=576).step_by(8) {
+        let whole = dim % 32 == 0;
+        for kv in [layout(1, dim, 32), layout(2, 64, dim)] {
+            let found = attention::supports(20, &eight_bits(kv));
+            assert_eq!(found.is_ok(), whole, "{kv:?}: {found:?}");
+        }
     }
 }
 

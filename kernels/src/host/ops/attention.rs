@@ -15,7 +15,6 @@
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
 
-use half::f16;
 use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout};
 
 use super::Simd;
@@ -59,9 +58,9 @@ pub struct AttentionSpan<'a> {
     pub n_rows: usize,
     /// The position of the first row.
     pub pos0: usize,
-    /// This layer of the sequence's pages, from position 0, the span's own included.
-    /// Pages that lie wholly before every row's window may be empty slices.
-    pub pages: &'a [&'a [f16]],
+    /// This layer of the sequence's pages, from position 0, the span's own included: [`KvLayout::layer_bytes`] each, aligned
+    /// to 2 bytes. Pages that lie wholly before every row's window may be empty slices.
+    pub pages: &'a [&'a [u8]],
 }
 
 /// Attends for all `spans`, in order: `q` is `[rows of all spans][n_head][head_dim_k]`, `out` is
@@ -146,6 +145,7 @@ fn check(shape: &AttentionShape<'_>, spans: &[AttentionSpan<'_>], q: &[f32], out
         kv.head_dim_k > 0 && kv.head_dim_v > 0,
         "attention: empty heads"
     );
+    assert!(kv.fits(kv.ty), "attention: heads of no whole blocks");
     assert!(
         shape.sinks.is_none_or(|sinks| sinks.len() == shape.n_head),
         "attention: not one sink a head"
@@ -172,7 +172,7 @@ fn check(shape: &AttentionShape<'_>, spans: &[AttentionSpan<'_>], q: &[f32], out
         for (index, page) in span.pages.iter().enumerate().take(end).skip(first) {
             assert_eq!(
                 page.len(),
-                kv.layer_elements(),
+                kv.layer_bytes(),
                 "attention: page {index} is not a layer of a page"
             );
         }

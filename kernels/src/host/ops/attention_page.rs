@@ -6,14 +6,37 @@
 //! has room for; the chain of additions of an element is the same for all of them.
 
 use half::f16;
+use rocmforge_ops::KV_BLOCK;
 
 use super::attention_tile::{PAD, SLOTS, Scratch};
 use super::exp::exp;
+use super::kv::Stored;
 use super::lanes::Lanes;
 
-/// `out[c][slot] = keys[slot][c]` in f32, for the blocks of slots that touch `from..to`.
+/// `out[c][slot] = keys[slot][c]` in f32, for the blocks of slots that touch `from..to`. `scales` is room for `dk` elements.
 #[inline(always)]
 pub(super) fn transpose_keys<S: Lanes>(
+    s: S,
+    keys: Stored<'_>,
+    dk: usize,
+    (from, to): (usize, usize),
+    scales: &mut [f32],
+    out: &mut [f32],
+) {
+    match keys {
+        Stored::F16(keys) => transpose_halves(s, keys, dk, from, to, out),
+        Stored::Q8_0 {
+            codes,
+            scales: halves,
+        } => {
+            widen(s, halves, scales);
+            transpose_codes(s, codes, scales, dk, from, to, out);
+        }
+    }
+}
+
+#[inline(always)]
+fn transpose_halves<S: Lanes>(
     s: S,
     keys: &[f16],
     dk: usize,
@@ -48,17 +71,77 @@ pub(super) fn transpose_keys<S: Lanes>(
     }
 }
 
-/// `out[slot][c] = values[slot][c]` in f32 for the slots `from..to`; zero in the padding.
 #[inline(always)]
-pub(super) fn widen_values<S: Lanes>(
+fn transpose_codes<S: Lanes>(
     s: S,
-    values: &[f16],
-    dv: usize,
-    padded: usize,
+    codes: &[i8],
+    scales: &[f32],
+    dk: usize,
     from: usize,
     to: usize,
     out: &mut [f32],
 ) {
+    let blocks = dk / KV_BLOCK;
+    assert!(to <= SLOTS && dk.is_multiple_of(KV_BLOCK) && out.len() >= dk * SLOTS);
+    assert!(codes.len() >= SLOTS * dk && scales.len() >= SLOTS * blocks);
+    for slot in (from / S::N * S::N..to).step_by(S::N) {
+        for c in (0..dk).step_by(S::N) {
+            // SAFETY: N divides a block, so the columns from c on are of one, and c <= dk - N. Reads N codes of N rows from
+            // slot <= SLOTS - N on, inside SLOTS * dk, and their scales, inside SLOTS * blocks; writes N elements from
+            // column slot of N rows from c on, inside dk * SLOTS.
+            unsafe {
+                s.transpose_i8(
+                    (codes.as_ptr().add(slot * dk + c), dk),
+                    (scales.as_ptr().add(slot * blocks + c / KV_BLOCK), blocks),
+                    out.as_mut_ptr().add(c * SLOTS + slot),
+                    SLOTS,
+                );
+            }
+        }
+    }
+}
+
+/// `to[i] = from[i]`; whole vectors.
+#[inline(always)]
+fn widen<S: Lanes>(s: S, from: &[f16], to: &mut [f32]) {
+    assert!(from.len().is_multiple_of(S::N) && to.len() >= from.len());
+    for (to, from) in to.chunks_exact_mut(S::N).zip(from.chunks_exact(S::N)) {
+        s.store(to, s.load_f16(from));
+    }
+}
+
+/// `out[slot][c] = values[slot][c]` in f32 for the slots `from..to`; zero in the padding. `scales` is room for `dv` elements.
+#[inline(always)]
+pub(super) fn widen_values<S: Lanes>(
+    s: S,
+    values: Stored<'_>,
+    (dv, padded): (usize, usize),
+    (from, to): (usize, usize),
+    scales: &mut [f32],
+    out: &mut [f32],
+) {
+    let values = match values {
+        Stored::F16(values) => values,
+        Stored::Q8_0 {
+            codes,
+            scales: halves,
+        } => {
+            widen(s, halves, scales);
+            for slot in from..to {
+                let blocks = codes[slot * dv..][..dv].chunks_exact(KV_BLOCK);
+                let out = out[slot * padded..][..dv].chunks_exact_mut(KV_BLOCK);
+                let scales = &scales[slot * (dv / KV_BLOCK)..];
+                for ((out, block), &scale) in out.zip(blocks).zip(scales) {
+                    let scale = s.splat(scale);
+                    let pieces = out.chunks_exact_mut(S::N).zip(block.chunks_exact(S::N));
+                    for (out, codes) in pieces {
+                        s.store(out, s.mul(s.load_i8(codes), scale));
+                    }
+                }
+            }
+            return;
+        }
+    };
     for slot in from..to {
         let value = &values[slot * dv..][..dv];
         let out = &mut out[slot * padded..][..padded];

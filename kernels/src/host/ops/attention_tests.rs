@@ -4,31 +4,60 @@ use std::num::NonZeroUsize;
 
 use half::f16;
 
+use super::kv::Stored;
 use super::testing::{Source, assert_close, pool};
 use super::{AttentionShape, AttentionSpan, Simd, attention, kv_append};
-use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout};
+use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout, KvType};
 
 /// One sequence: its pages, unused slots poisoned with NaN, and the same keys and values in f64.
 struct Sequence {
+    /// Bytes, in elements that are aligned to 2 of them.
     pages: Vec<Vec<f16>>,
     /// `[n_tokens][n_head_kv][head_dim]`
     keys: Vec<f64>,
     values: Vec<f64>,
 }
 
+fn bytes(page: &[f16]) -> &[u8] {
+    // SAFETY: f16 has no padding, and bytes need no alignment.
+    unsafe { page.align_to::<u8>().1 }
+}
+
+fn bytes_mut(page: &mut [f16]) -> &mut [u8] {
+    // SAFETY: f16 has no padding, and bytes need no alignment.
+    unsafe { page.align_to_mut::<u8>().1 }
+}
+
 impl Sequence {
     fn new(source: &mut Source, layout: &KvLayout, n_tokens: usize) -> Sequence {
-        let mut pages = vec![vec![f16::NAN; layout.layer_elements()]; layout.pages_for(n_tokens)];
-        let round =
-            |x: &[f32]| -> Vec<f64> { x.iter().map(|&x| f16::from_f32(x).to_f64()).collect() };
+        // As codes, too, it is nothing that may be read: every scale is NaN.
+        let page = vec![f16::NAN; layout.layer_bytes() / 2];
+        let mut pages = vec![page; layout.pages_for(n_tokens)];
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for pos in 0..n_tokens {
             let k = source.normal(layout.n_head_kv * layout.head_dim_k);
             let v = source.normal(layout.n_head_kv * layout.head_dim_v);
             let (page, slot) = (pos / KV_PAGE_TOKENS, pos % KV_PAGE_TOKENS);
-            kv_append(Simd::Scalar, layout, &mut pages[page], slot, &k, &v);
-            keys.extend(round(&k));
-            values.extend(round(&v));
+            kv_append(
+                Simd::Scalar,
+                layout,
+                bytes_mut(&mut pages[page]),
+                slot,
+                &k,
+                &v,
+            );
+            // What was stored; how near that is to what was given is kv_append's own test.
+            let page = bytes(&pages[page]);
+            for head in 0..layout.n_head_kv {
+                let at = layout.k_offset_bytes(head);
+                let mut row = vec![0.0; layout.head_dim_k];
+                Stored::new(layout.ty, &page[at..][..layout.keys_bytes()]).read(slot, &mut row);
+                keys.extend(row.into_iter().map(f64::from));
+                let at = layout.v_offset_bytes(head);
+                let mut row = vec![0.0; layout.head_dim_v];
+                Stored::new(layout.ty, &page[at..][..layout.values_bytes()]).read(slot, &mut row);
+                values.extend(row.into_iter().map(f64::from));
+            }
         }
         Sequence {
             pages,
@@ -37,8 +66,8 @@ impl Sequence {
         }
     }
 
-    fn layers(&self) -> Vec<&[f16]> {
-        self.pages.iter().map(Vec::as_slice).collect()
+    fn layers(&self) -> Vec<&[u8]> {
+        self.pages.iter().map(|page| bytes(page)).collect()
     }
 
     /// The result of the rows at `pos0..`, `q` being `[rows][n_head][head_dim_k]`.
@@ -111,6 +140,7 @@ fn shape(
             n_head_kv,
             head_dim_k,
             head_dim_v,
+            ty: KvType::F16,
         },
         n_head,
         scale: 1.0 / (head_dim_k as f32).sqrt(),
@@ -120,10 +150,20 @@ fn shape(
     }
 }
 
+/// A shape in every type that its heads fit.
+fn types(shape: AttentionShape<'_>) -> impl Iterator<Item = AttentionShape<'_>> {
+    let fit = KvType::ALL.into_iter().filter(move |&ty| shape.kv.fits(ty));
+    fit.map(move |ty| AttentionShape {
+        kv: KvLayout { ty, ..shape.kv },
+        ..shape
+    })
+}
+
 #[test]
 fn agrees_with_a_naive_softmax() {
     let mut source = Source::new("attention");
     let pool = pool(2);
+    let mut eight_bits = 0;
     for heads in SHAPES {
         let sinks = source.normal(heads.0);
         let some = Some(1 + source.below(70));
@@ -139,25 +179,32 @@ fn agrees_with_a_naive_softmax() {
                 sinks: with_sinks.then_some(&sinks[..]),
                 ..shape(heads, window)
             };
-            let n_tokens = 1 + source.below(130);
-            let pos0 = source.below(n_tokens);
-            let sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
-            let q = source.normal((n_tokens - pos0) * shape.n_head * shape.kv.head_dim_k);
-            let expected = sequence.reference(&shape, pos0, &q);
-            let layers = sequence.layers();
-            let span = AttentionSpan {
-                n_rows: n_tokens - pos0,
-                pos0,
-                pages: &layers,
-            };
-            for simd in Simd::available() {
-                let mut out = vec![f32::NAN; expected.len()];
-                attention(&pool, simd, &shape, &[span], &q, &mut out);
-                let what = format!("{simd:?} {heads:?} {window:?} {softcap} {pos0}..{n_tokens}");
-                assert_close(&out, &expected, 1e-5, &what);
+            for shape in types(shape) {
+                let n_tokens = 1 + source.below(130);
+                let pos0 = source.below(n_tokens);
+                let sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
+                let q = source.normal((n_tokens - pos0) * shape.n_head * shape.kv.head_dim_k);
+                let expected = sequence.reference(&shape, pos0, &q);
+                let layers = sequence.layers();
+                let span = AttentionSpan {
+                    n_rows: n_tokens - pos0,
+                    pos0,
+                    pages: &layers,
+                };
+                for simd in Simd::available() {
+                    let mut out = vec![f32::NAN; expected.len()];
+                    attention(&pool, simd, &shape, &[span], &q, &mut out);
+                    let ty = shape.kv.ty;
+                    let what = format!(
+                        "{simd:?} {heads:?} {ty:?} {window:?} {softcap} {pos0}..{n_tokens}"
+                    );
+                    assert_close(&out, &expected, 1e-5, &what);
+                }
+                eight_bits += usize::from(shape.kv.ty == KvType::Q8_0);
             }
         }
     }
+    assert!(eight_bits >= 20, "{eight_bits}");
 }
 
 #[test]
@@ -165,13 +212,16 @@ fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
     let mut source = Source::new("attention division");
     let pools = [pool(1), pool(2), pool(5)];
     for heads in SHAPES {
-        for window in [None, Some(1 + source.below(60))] {
-            let sinks = source.normal(heads.0);
-            let shape = AttentionShape {
+        let sinks = source.normal(heads.0);
+        let windows = [None, Some(1 + source.below(60))];
+        let shapes = windows.into_iter().flat_map(|window| {
+            types(AttentionShape {
                 softcap: 2.0,
                 sinks: Some(&sinks),
                 ..shape(heads, window)
-            };
+            })
+        });
+        for shape in shapes {
             let n_tokens = 40 + source.below(60);
             let sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
             let layers = sequence.layers();
@@ -212,8 +262,7 @@ fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
                         out.iter()
                             .zip(&expected)
                             .all(|(a, b)| a.to_bits() == b.to_bits()),
-                        "{simd:?} {:?} window {window:?} cut at {cut} of {n_tokens}",
-                        heads
+                        "{simd:?} {shape:?} cut at {cut} of {n_tokens}"
                     );
                 }
             }
@@ -233,7 +282,7 @@ fn spans_of_several_sequences_go_to_their_own_rows() {
         .iter()
         .map(|&(n, _)| Sequence::new(&mut source, &shape.kv, n))
         .collect();
-    let layers: Vec<Vec<&[f16]>> = sequences.iter().map(Sequence::layers).collect();
+    let layers: Vec<Vec<&[u8]>> = sequences.iter().map(Sequence::layers).collect();
     let spans: Vec<AttentionSpan<'_>> = lengths
         .iter()
         .zip(&layers)
@@ -270,7 +319,10 @@ fn nan_reaches_the_rows_that_attend_to_it_and_no_others() {
     let bad = 37;
     for in_key in [true, false] {
         let saved = sequence.pages[1].clone();
-        let (k, v) = (shape.kv.k_offset(1) + 5 * 64, shape.kv.v_offset(1) + 5 * 64);
+        let (k, v) = (
+            shape.kv.k_offset_bytes(1) / 2 + 5 * 64,
+            shape.kv.v_offset_bytes(1) / 2 + 5 * 64,
+        );
         sequence.pages[1][if in_key { k } else { v }] = f16::NAN;
         let layers = sequence.layers();
         let span = AttentionSpan {

@@ -12,13 +12,12 @@
 //! *Invariant:* a slot outside the range that a row attends to contributes to nothing of that row, not even as
 //! zero times its value: it may hold NaN.
 
-use half::f16;
-
 use super::Simd;
 use super::attention::{AttentionShape, first_position};
 use super::attention_page::{
     accumulate, largest_score, rescale, score, transpose_keys, weigh, widen_values,
 };
+use super::kv::Stored;
 use super::lanes::{Lanes, simd_fn};
 use super::scale::{soft_cap_lanes, soft_cap_scalar};
 use rocmforge_ops::KV_PAGE_TOKENS;
@@ -33,7 +32,7 @@ pub(super) const PAD: usize = 16;
 pub(super) struct Tile<'a> {
     pub(super) shape: &'a AttentionShape<'a>,
     /// This layer of the sequence's pages, from position 0.
-    pub(super) pages: &'a [&'a [f16]],
+    pub(super) pages: &'a [&'a [u8]],
     pub(super) head_kv: usize,
     /// The first query head; it and the others of the tile use `head_kv`.
     pub(super) first_head: usize,
@@ -55,6 +54,8 @@ pub(super) struct Scratch {
     pub(super) keys: Aligned,
     /// Values of a page, `[SLOTS][padded head_dim_v]`.
     pub(super) values: Aligned,
+    /// Scales of a page's keys, then of its values: `[SLOTS][head_dim / 32]`.
+    pub(super) scales: Aligned,
     /// Scores, then weights, `[queries][SLOTS]`.
     pub(super) scores: Aligned,
     /// Weighted sums, at the end divided by the sums of weights, `[queries][padded head_dim_v]`.
@@ -105,6 +106,7 @@ impl Tile<'_> {
         scratch.q.reserve(queries * dk);
         scratch.keys.reserve(dk * SLOTS);
         scratch.values.reserve(SLOTS * dv);
+        scratch.scales.reserve(dk.max(dv));
         scratch.scores.reserve(queries * SLOTS);
         scratch.out.reserve(queries * dv);
         scratch.sums.reserve(queries * PAD);
@@ -169,16 +171,23 @@ impl Tile<'_> {
         (from, (pos + 1).saturating_sub(start).min(SLOTS))
     }
 
-    /// Keys `[SLOTS][head_dim_k]` and values `[SLOTS][head_dim_v]` of the head in `page`.
+    /// Bytes of the keys and of the values of the head in `page`.
     #[inline(always)]
-    fn keys_values(&self, page: usize) -> (&[f16], &[f16]) {
+    fn head_bytes(&self, page: usize) -> (&[u8], &[u8]) {
         let kv = &self.shape.kv;
         let layer = self.pages[page];
-        let keys = &layer[kv.k_offset(self.head_kv)..][..SLOTS * kv.head_dim_k];
         (
-            keys,
-            &layer[kv.v_offset(self.head_kv)..][..SLOTS * kv.head_dim_v],
+            &layer[kv.k_offset_bytes(self.head_kv)..][..kv.keys_bytes()],
+            &layer[kv.v_offset_bytes(self.head_kv)..][..kv.values_bytes()],
         )
+    }
+
+    /// Keys and values of the head in `page`.
+    #[inline(always)]
+    fn keys_values(&self, page: usize) -> (Stored<'_>, Stored<'_>) {
+        let ty = self.shape.kv.ty;
+        let (keys, values) = self.head_bytes(page);
+        (Stored::new(ty, keys), Stored::new(ty, values))
     }
 }
 
@@ -210,20 +219,15 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
         let (keys, values) = tile.keys_values(page);
         // Decoding is bound by memory, and the pages lie anywhere: no hardware looks ahead across them.
         if page < *tile.page_range().end() {
-            let (keys, values) = tile.keys_values(page + 1);
+            let (keys, values) = tile.head_bytes(page + 1);
             s.prefetch(keys);
             s.prefetch(values);
         }
-        transpose_keys(s, keys, dk, from, to, scratch.keys.all_mut());
-        widen_values(
-            s,
-            values,
-            tile.shape.kv.head_dim_v,
-            dv,
-            from,
-            to,
-            scratch.values.all_mut(),
-        );
+        let (scales, out) = (scratch.scales.all_mut(), scratch.keys.all_mut());
+        transpose_keys(s, keys, dk, (from, to), scales, out);
+        let dims = (tile.shape.kv.head_dim_v, dv);
+        let out = scratch.values.all_mut();
+        widen_values(s, values, dims, (from, to), scales, out);
 
         let (first_query, end_query) = (first * heads, end * heads);
         let n = end_query - first_query;
@@ -307,9 +311,10 @@ fn attend_scalar(tile: &Tile<'_>, scratch: &mut Scratch) {
             }
             let (keys, values) = tile.keys_values(page);
             let mut scores = [0f32; SLOTS];
-            for slot in from..to {
-                let key = &keys[slot * dk..][..dk];
-                scores[slot] = q.iter().zip(key).map(|(q, k)| q * k.to_f32()).sum();
+            for (slot, score) in scores.iter_mut().enumerate().take(to).skip(from) {
+                let key = &mut scratch.keys.all_mut()[..dk];
+                keys.read(slot, key);
+                *score = q.iter().zip(&*key).map(|(q, k)| q * k).sum();
             }
             if tile.shape.softcap > 0.0 {
                 soft_cap_scalar(&mut scores[from..to], tile.shape.softcap);
@@ -319,11 +324,13 @@ fn attend_scalar(tile: &Tile<'_>, scratch: &mut Scratch) {
             max = new_max;
             sum *= keep;
             out.iter_mut().for_each(|out| *out *= keep);
-            for slot in from..to {
-                let weight = (scores[slot] - max).exp();
+            for (slot, score) in scores.iter().enumerate().take(to).skip(from) {
+                let weight = (score - max).exp();
                 sum += weight;
-                for (out, v) in out.iter_mut().zip(&values[slot * dv..][..dv]) {
-                    *out += weight * v.to_f32();
+                let value = &mut scratch.values.all_mut()[..dv];
+                values.read(slot, value);
+                for (out, v) in out.iter_mut().zip(&*value) {
+                    *out += weight * v;
                 }
             }
         }

@@ -1,20 +1,74 @@
-//! The key/value store on the host: views of a page's layers, and writing a token into one. The layout is
+//! The key/value store on the host: views of a head in a layer of a page, and writing a token into one. The layout is
 //! [`rocmforge_ops::kv`]'s.
 
 use half::f16;
-use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout};
+use rocmforge_ops::{KV_BLOCK, KV_PAGE_TOKENS, KvLayout, KvType};
 
 use super::Simd;
 use super::lanes::{Lanes, simd_fn};
 
-/// Layer `layer` of `page`, [`KvLayout::page_bytes`] long and aligned to 2 bytes.
-///
-/// # Panics
-/// When the length, the alignment or the layer is wrong.
-#[must_use]
-pub fn kv_layer<'a>(layout: &KvLayout, page: &'a [u8], layer: usize) -> &'a [f16] {
-    assert_eq!(page.len(), layout.page_bytes(), "kv page of another size");
-    let bytes = &page[layout.layer_offset_bytes(layer)..][..layout.layer_bytes()];
+/// Keys or values of one head in a page, as they are stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stored<'a> {
+    /// `[KV_PAGE_TOKENS][head_dim]`
+    F16(&'a [f16]),
+    Q8_0 {
+        /// `[KV_PAGE_TOKENS][head_dim]`
+        codes: &'a [i8],
+        /// `[KV_PAGE_TOKENS][head_dim / 32]`
+        scales: &'a [f16],
+    },
+}
+
+impl<'a> Stored<'a> {
+    /// # Panics
+    /// When f16 would not be aligned.
+    #[inline(always)]
+    pub(super) fn new(ty: KvType, bytes: &'a [u8]) -> Stored<'a> {
+        match ty {
+            KvType::F16 => Stored::F16(halves(bytes)),
+            KvType::Q8_0 => {
+                let (codes, scales) = bytes.split_at(codes_len(bytes.len()));
+                // SAFETY: every byte is an i8 of the same size, and needs no alignment.
+                let (_, codes, _) = unsafe { codes.align_to::<i8>() };
+                Stored::Q8_0 {
+                    codes,
+                    scales: halves(scales),
+                }
+            }
+        }
+    }
+
+    /// The `out.len()` elements of slot `slot`, as f32.
+    pub(super) fn read(&self, slot: usize, out: &mut [f32]) {
+        let dim = out.len();
+        match self {
+            Stored::F16(elements) => {
+                let row = &elements[slot * dim..][..dim];
+                out.iter_mut().zip(row).for_each(|(o, x)| *o = x.to_f32());
+            }
+            Stored::Q8_0 { codes, scales } => {
+                let row = codes[slot * dim..][..dim].chunks_exact(KV_BLOCK);
+                let scales = &scales[slot * (dim / KV_BLOCK)..];
+                let blocks = out.chunks_exact_mut(KV_BLOCK).zip(row).zip(scales);
+                for ((out, codes), scale) in blocks {
+                    let scale = scale.to_f32();
+                    let pairs = out.iter_mut().zip(codes);
+                    pairs.for_each(|(o, &code)| *o = f32::from(code) * scale);
+                }
+            }
+        }
+    }
+}
+
+/// Of the bytes of a piece of [`KvType::Q8_0`], those of the codes.
+#[inline(always)]
+fn codes_len(bytes: usize) -> usize {
+    bytes / (KV_BLOCK + 2) * KV_BLOCK
+}
+
+#[inline(always)]
+fn halves(bytes: &[u8]) -> &[f16] {
     // SAFETY: every bit pattern is an f16, and f16 has no padding.
     let (before, elements, after) = unsafe { bytes.align_to::<f16>() };
     assert!(
@@ -24,14 +78,7 @@ pub fn kv_layer<'a>(layout: &KvLayout, page: &'a [u8], layer: usize) -> &'a [f16
     elements
 }
 
-/// [`kv_layer`], to write to.
-///
-/// # Panics
-/// As [`kv_layer`].
-#[must_use]
-pub fn kv_layer_mut<'a>(layout: &KvLayout, page: &'a mut [u8], layer: usize) -> &'a mut [f16] {
-    assert_eq!(page.len(), layout.page_bytes(), "kv page of another size");
-    let bytes = &mut page[layout.layer_offset_bytes(layer)..][..layout.layer_bytes()];
+fn halves_mut(bytes: &mut [u8]) -> &mut [f16] {
     // SAFETY: every bit pattern is an f16 and every f16 is two bytes, with no padding.
     let (before, elements, after) = unsafe { bytes.align_to_mut::<f16>() };
     assert!(
@@ -41,16 +88,18 @@ pub fn kv_layer_mut<'a>(layout: &KvLayout, page: &'a mut [u8], layer: usize) -> 
     elements
 }
 
-/// Writes the key and the value of one token into slot `slot` of `page_layer` (one layer of a page, see
-/// [`kv_layer_mut`]). `k` is `[n_head_kv][head_dim_k]`, `v` is `[n_head_kv][head_dim_v]`; rounded to
-/// the nearest f16, beyond its range to infinity.
+/// Writes the key and the value of one token into slot `slot` of `page_layer`: one layer of a page,
+/// [`KvLayout::layer_bytes`] long and aligned to 2 bytes. `k` is `[n_head_kv][head_dim_k]`, `v` is
+/// `[n_head_kv][head_dim_v]`. As f16 they are rounded to the nearest, beyond its range to infinity. As Q8_0 the codes are
+/// rounded to the nearest, ties to even; a block with an element that is not finite, or so large that the scale is not, is
+/// read as NaN.
 ///
 /// # Panics
-/// When a length differs from the layout or `slot` is not below [`KV_PAGE_TOKENS`].
+/// When a length or the alignment differs from the layout, or `slot` is not below [`KV_PAGE_TOKENS`].
 pub fn kv_append(
     simd: Simd,
     layout: &KvLayout,
-    page_layer: &mut [f16],
+    page_layer: &mut [u8],
     slot: usize,
     k: &[f32],
     v: &[f32],
@@ -61,8 +110,12 @@ pub fn kv_append(
     );
     assert_eq!(
         page_layer.len(),
-        layout.layer_elements(),
+        layout.layer_bytes(),
         "kv_append: not a layer of a page"
+    );
+    assert!(
+        layout.fits(layout.ty),
+        "kv_append: heads of no whole blocks"
     );
     assert_eq!(
         k.len(),
@@ -75,17 +128,30 @@ pub fn kv_append(
         "kv_append: v has another shape"
     );
     let (dk, dv) = (layout.head_dim_k, layout.head_dim_v);
+    let (keys, values) = (layout.keys_bytes(), layout.values_bytes());
     for head in 0..layout.n_head_kv {
-        narrow(
-            simd,
-            &k[head * dk..][..dk],
-            &mut page_layer[layout.k_offset(head) + slot * dk..][..dk],
-        );
-        narrow(
-            simd,
-            &v[head * dv..][..dv],
-            &mut page_layer[layout.v_offset(head) + slot * dv..][..dv],
-        );
+        let to = &mut page_layer[layout.k_offset_bytes(head)..][..keys];
+        write(simd, layout.ty, to, slot, &k[head * dk..][..dk]);
+        let to = &mut page_layer[layout.v_offset_bytes(head)..][..values];
+        write(simd, layout.ty, to, slot, &v[head * dv..][..dv]);
+    }
+}
+
+/// Writes one slot of a head.
+fn write(simd: Simd, ty: KvType, head: &mut [u8], slot: usize, from: &[f32]) {
+    let dim = from.len();
+    match ty {
+        KvType::F16 => narrow(simd, from, &mut halves_mut(head)[slot * dim..][..dim]),
+        KvType::Q8_0 => {
+            let (codes, scales) = head.split_at_mut(codes_len(head.len()));
+            let blocks = dim / KV_BLOCK;
+            quantize(
+                simd,
+                from,
+                &mut codes[slot * dim..][..dim],
+                &mut halves_mut(scales)[slot * blocks..][..blocks],
+            );
+        }
     }
 }
 
@@ -111,66 +177,182 @@ fn narrow_scalar(from: &[f32], to: &mut [f16]) {
     }
 }
 
+simd_fn! {
+    fn quantize(from: &[f32], codes: &mut [u8], scales: &mut [f16]);
+    simd quantize_lanes;
+    scalar quantize_blocks;
+}
+
+/// The same operations in the same order, which the compiler may do several at a time.
+#[inline(always)]
+fn quantize_lanes<S: Lanes>(_: S, from: &[f32], codes: &mut [u8], scales: &mut [f16]) {
+    quantize_blocks(from, codes, scales);
+}
+
+#[inline(always)]
+fn quantize_blocks(from: &[f32], codes: &mut [u8], scales: &mut [f16]) {
+    let blocks = from
+        .chunks_exact(KV_BLOCK)
+        .zip(codes.chunks_exact_mut(KV_BLOCK));
+    for ((from, codes), scale) in blocks.zip(scales) {
+        // As whole numbers absolute values are in their own order, infinity behind all and NaN behind that.
+        let most = from.iter().map(|x| x.to_bits() & 0x7fff_ffff).max();
+        *scale = f16::from_f32(f32::from_bits(most.unwrap_or(0)) / 127.0);
+        let size = scale.to_f32();
+        let inverse = if size > 0.0 { 1.0 / size } else { 0.0 };
+        for (code, x) in codes.iter_mut().zip(from) {
+            // The smallest scales are coarse, so that a quotient may be beyond 127; one that is NaN becomes 0.
+            *code = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::host::ops::testing::Source;
 
+    /// Memory for one layer of a page, aligned to 2 bytes, every byte 0xd5.
+    fn memory(layout: &KvLayout) -> Vec<f16> {
+        vec![f16::from_bits(0xd5d5); layout.layer_bytes() / 2]
+    }
+
+    fn bytes_mut(memory: &mut [f16]) -> &mut [u8] {
+        // SAFETY: f16 has no padding, and bytes need no alignment.
+        unsafe { memory.align_to_mut::<u8>().1 }
+    }
+
+    fn bytes(memory: &[f16]) -> &[u8] {
+        // SAFETY: f16 has no padding, and bytes need no alignment.
+        unsafe { memory.align_to::<u8>().1 }
+    }
+
+    /// What a token that was appended is read as, keys and values of all heads.
+    fn read(layout: &KvLayout, layer: &[u8], slot: usize) -> (Vec<f32>, Vec<f32>) {
+        let (mut k, mut v) = (Vec::new(), Vec::new());
+        for head in 0..layout.n_head_kv {
+            let at = layout.k_offset_bytes(head);
+            let mut row = vec![0.0; layout.head_dim_k];
+            Stored::new(layout.ty, &layer[at..][..layout.keys_bytes()]).read(slot, &mut row);
+            k.append(&mut row);
+            let at = layout.v_offset_bytes(head);
+            let mut row = vec![0.0; layout.head_dim_v];
+            Stored::new(layout.ty, &layer[at..][..layout.values_bytes()]).read(slot, &mut row);
+            v.append(&mut row);
+        }
+        (k, v)
+    }
+
     #[test]
-    fn a_token_lands_in_its_slot_of_its_layer_and_nowhere_else() {
+    fn a_token_lands_in_its_slot_and_nowhere_else() {
         let mut source = Source::new("kv_append");
-        for (n_head_kv, head_dim_k, head_dim_v) in [(2, 64, 64), (3, 20, 7), (1, 33, 128)] {
+        for (ty, n_head_kv, head_dim_k, head_dim_v) in [
+            (KvType::F16, 2, 64, 64),
+            (KvType::F16, 3, 20, 7),
+            (KvType::F16, 1, 33, 128),
+            (KvType::Q8_0, 2, 64, 64),
+            (KvType::Q8_0, 3, 96, 32),
+            (KvType::Q8_0, 1, 576, 512),
+        ] {
             let layout = KvLayout {
                 n_layer: 3,
                 n_head_kv,
                 head_dim_k,
                 head_dim_v,
+                ty,
             };
-            assert_eq!(
-                layout.page_bytes(),
-                3 * n_head_kv * 32 * (head_dim_k + head_dim_v) * 2
-            );
-            let (k, mut v) = (
-                source.normal(n_head_kv * head_dim_k),
-                source.normal(n_head_kv * head_dim_v),
-            );
-            v[0] = 1e6;
-            v[1] = f32::NAN;
+            let k = source.normal(n_head_kv * head_dim_k);
+            let v = source.normal(n_head_kv * head_dim_v);
             let slot = source.below(KV_PAGE_TOKENS);
             for simd in Simd::available() {
-                let poison = f16::from_f32(-77.0);
-                let mut memory = vec![poison; layout.page_bytes() / 2];
-                // SAFETY: f16 has no padding, and bytes need no alignment.
-                let (_, page, _) = unsafe { memory.align_to_mut::<u8>() };
-                kv_append(simd, &layout, kv_layer_mut(&layout, page, 1), slot, &k, &v);
-                let mut written = 0;
-                let elements = kv_layer(&layout, page, 1);
-                for head in 0..n_head_kv {
-                    for i in 0..head_dim_k {
-                        let found = elements[layout.k_offset(head) + slot * head_dim_k + i];
-                        assert_eq!(found, f16::from_f32(k[head * head_dim_k + i]), "{simd:?}");
-                        written += 1;
-                    }
-                    for i in 0..head_dim_v {
-                        let found = elements[layout.v_offset(head) + slot * head_dim_v + i];
-                        let expected = f16::from_f32(v[head * head_dim_v + i]);
-                        assert!(
-                            found == expected || found.is_nan() && expected.is_nan(),
-                            "{simd:?}"
-                        );
-                        written += 1;
-                    }
+                let mut memory = memory(&layout);
+                kv_append(simd, &layout, bytes_mut(&mut memory), slot, &k, &v);
+                let (found_k, found_v) = read(&layout, bytes(&memory), slot);
+                for (expected, found) in k.iter().chain(&v).zip(found_k.iter().chain(&found_v)) {
+                    let allowed = match ty {
+                        KvType::F16 => expected.abs() / 2048.0,
+                        // Half of the largest of a block divided by 127, and that rounded to f16.
+                        KvType::Q8_0 => 6.0 / 127.0 * 0.502,
+                    };
+                    let difference = (expected - found).abs();
+                    assert!(
+                        difference <= allowed,
+                        "{ty:?} {simd:?}: {found} for {expected}"
+                    );
                 }
-                assert_eq!(
-                    memory.iter().filter(|&&x| x != poison).count(),
-                    written,
-                    "{simd:?}"
+                let per_head = ty.bytes(head_dim_k + head_dim_v);
+                let mut others = 0;
+                for other in (0..KV_PAGE_TOKENS).filter(|&other| other != slot) {
+                    let (k, v) = read(&layout, bytes(&memory), other);
+                    let first = match ty {
+                        KvType::F16 => f16::from_bits(0xd5d5).to_f32(),
+                        KvType::Q8_0 => f32::from(0xd5u8 as i8) * f16::from_bits(0xd5d5).to_f32(),
+                    };
+                    assert!(k.iter().chain(&v).all(|&x| x == first), "{simd:?}");
+                    others += n_head_kv * per_head;
+                }
+                assert_eq!(others + n_head_kv * per_head, layout.layer_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn instruction_sets_write_the_same_bytes() {
+        let mut source = Source::new("kv_append bytes");
+        let layout = KvLayout {
+            n_layer: 1,
+            n_head_kv: 1,
+            head_dim_k: 128,
+            head_dim_v: 64,
+            ty: KvType::Q8_0,
+        };
+        for size in [1.0, 1e-7, 3e4, 0.0] {
+            let scaled = |x: Vec<f32>| -> Vec<f32> { x.iter().map(|x| x * size).collect() };
+            let (k, v) = (scaled(source.normal(128)), scaled(source.normal(64)));
+            let written = Simd::available().map(|simd| {
+                let mut memory = memory(&layout);
+                kv_append(simd, &layout, bytes_mut(&mut memory), 7, &k, &v);
+                memory.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            });
+            let written: Vec<_> = written.collect();
+            assert!(written.iter().all(|w| *w == written[0]), "size {size}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_never_read_as_a_number() {
+        for (ty, bad) in [
+            (KvType::F16, f32::NAN),
+            (KvType::F16, 1e6),
+            (KvType::Q8_0, f32::NAN),
+            (KvType::Q8_0, -f32::NAN),
+            (KvType::Q8_0, f32::INFINITY),
+            (KvType::Q8_0, f32::NEG_INFINITY),
+            (KvType::Q8_0, 1e7),
+        ] {
+            let layout = KvLayout {
+                n_layer: 1,
+                n_head_kv: 1,
+                head_dim_k: 64,
+                head_dim_v: 32,
+                ty,
+            };
+            let mut k = vec![0.5; 64];
+            k[40] = bad;
+            let v = vec![0.5; 32];
+            for simd in Simd::available() {
+                let mut memory = memory(&layout);
+                kv_append(simd, &layout, bytes_mut(&mut memory), 31, &k, &v);
+                let (k, v) = read(&layout, bytes(&memory), 31);
+                assert!(
+                    !k[40].is_finite(),
+                    "{ty:?} {simd:?}: {bad} became {}",
+                    k[40]
                 );
-                assert_eq!(
-                    memory.iter().filter(|x| x.is_infinite()).count(),
-                    1,
-                    "{simd:?}"
-                );
+                let others = k[..32].iter().chain(&v);
+                for x in others {
+                    assert!((x - 0.5).abs() < 0.002, "{ty:?} {simd:?}: {x}");
+                }
             }
         }
     }

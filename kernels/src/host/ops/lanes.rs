@@ -28,6 +28,9 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// `to` is valid for writes of N f16; an alignment of 2 is enough.
     unsafe fn store_f16_ptr(self, to: *mut f16, v: Self::V);
+    /// # Safety
+    /// `from` is valid for reads of N i8.
+    unsafe fn load_i8_ptr(self, from: *const i8) -> Self::V;
     /// `to[c * to_stride + r] = from[r * from_stride + c]` for `r` in `0..N`, `c` in `0..N`, widened to f32.
     /// # Safety
     /// `from` is valid for reads and `to` for writes at those indices.
@@ -35,6 +38,16 @@ pub(super) trait Lanes: Copy {
         self,
         from: *const f16,
         from_stride: usize,
+        to: *mut f32,
+        to_stride: usize,
+    );
+    /// `to[c * to_stride + r] = from[r * from_stride + c] * scales[r * scales_stride]` for `r` in `0..N`, `c` in `0..N`.
+    /// # Safety
+    /// `from` and `scales` are valid for reads and `to` for writes at those indices.
+    unsafe fn transpose_i8(
+        self,
+        from: (*const i8, usize),
+        scales: (*const f32, usize),
         to: *mut f32,
         to_stride: usize,
     );
@@ -64,7 +77,7 @@ pub(super) trait Lanes: Copy {
     fn largest(self, a: Self::V) -> f32;
 
     /// Asks for the cache lines of `from`, without waiting for them.
-    fn prefetch(self, from: &[f16]);
+    fn prefetch(self, from: &[u8]);
 
     /// The first N elements of `from`.
     #[inline(always)]
@@ -104,6 +117,14 @@ pub(super) trait Lanes: Copy {
         assert!(from.len() >= Self::N);
         // SAFETY: from holds N elements.
         unsafe { self.load_f16_ptr(from.as_ptr()) }
+    }
+
+    /// The first N elements of `from`, as f32.
+    #[inline(always)]
+    fn load_i8(self, from: &[i8]) -> Self::V {
+        assert!(from.len() >= Self::N);
+        // SAFETY: from holds N elements.
+        unsafe { self.load_i8_ptr(from.as_ptr()) }
     }
 
     /// Over the first N elements of `to`, rounded.

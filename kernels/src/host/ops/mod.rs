@@ -46,7 +46,7 @@ pub use attention::{AttentionShape, AttentionSpan, attention};
 pub use columns::{ColumnSource, columns};
 pub use conv::{CONV_KERNEL_MAX, ConvWeights, conv};
 pub use delta_net::{DeltaNetInputs, DeltaNetShape, delta_net};
-pub use kv::{kv_append, kv_layer, kv_layer_mut};
+pub use kv::kv_append;
 pub use recurrent::StateSpan;
 pub use rms_norm::{
     add_rms_norm, rms_norm, rms_norm_groups, rms_norm_groups_in_place, rms_norm_in_place,

@@ -3,11 +3,11 @@
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
-use half::f16;
 use rocmforge_kernels::gpu::ops::attention::{AttentionDecodeArgs, AttentionPrefillArgs};
 use rocmforge_kernels::gpu::ops::kv::KvPlace;
 use rocmforge_kernels::host::Pool;
 use rocmforge_kernels::host::ops::{self, AttentionShape, AttentionSpan, Simd};
+use rocmforge_ops::KvType;
 
 use super::heads::{append, layout, pages, rotated, row_of};
 use super::{Launch, agrees, args, covers, floats, store, words};
@@ -52,7 +52,7 @@ fn pool() -> Result<&'static Pool, Fault> {
 /// What rows at positions from `first` on, queries `[n_rows][n_head][dim]`, attend to.
 fn attend(
     memory: &mut Memory,
-    kv: &KvPlace,
+    (kv, ty): (&KvPlace, KvType),
     sequence: u32,
     first: u32,
     q: &[f32],
@@ -64,7 +64,7 @@ fn attend(
         at => Some(floats(memory, at, n_head as usize, "sinks")?),
     };
     let shape = AttentionShape {
-        kv: layout(kv),
+        kv: layout(kv, ty)?,
         n_head: n_head as usize,
         scale: scores.scale,
         window: NonZeroUsize::new(scores.window as usize),
@@ -82,11 +82,11 @@ fn attend(
     let read = pages(
         memory,
         kv,
+        ty,
         sequence,
-        scores.start(first),
-        u64::from(first) + n_rows as u64,
+        (scores.start(first), u64::from(first) + n_rows as u64),
     )?;
-    let read: Vec<&[f16]> = read.iter().map(Vec::as_slice).collect();
+    let read: Vec<&[u8]> = read.iter().map(Vec::as_slice).collect();
     let spans = [AttentionSpan {
         n_rows,
         pos0: first as usize,
@@ -103,6 +103,7 @@ pub(super) fn decode(
     launch: &Launch,
     dims: Option<(u32, u32)>,
     most: u32,
+    ty: KvType,
 ) -> Result<(), Fault> {
     let a = args(launch, AttentionDecodeArgs::from_bytes)?;
     match dims {
@@ -165,10 +166,10 @@ pub(super) fn decode(
                 turned.extend(head);
             }
             q = turned;
-            append(memory, a.k, a.v, &a.kv, &a.rope, row)?;
+            append(memory, (a.k, a.v), &a.kv, ty, &a.rope, row)?;
         }
         split(memory, &a, row, scores.start(position), position)?;
-        let out = attend(memory, &a.kv, sequence, position, &q, &scores)?;
+        let out = attend(memory, (&a.kv, ty), sequence, position, &q, &scores)?;
         store(memory, a.out + u64::from(row) * width_out * 4, &out)?;
     }
     Ok(())
@@ -199,7 +200,12 @@ fn split(
 }
 
 /// A tile of rows of one sequence a block column; queries are rotated and the pages complete.
-pub(super) fn prefill(memory: &mut Memory, launch: &Launch, dim: u32) -> Result<(), Fault> {
+pub(super) fn prefill(
+    memory: &mut Memory,
+    launch: &Launch,
+    dim: u32,
+    ty: KvType,
+) -> Result<(), Fault> {
     let a = args(launch, AttentionPrefillArgs::from_bytes)?;
     agrees("the size of a key and of the kernel", a.kv.dim_k, dim)?;
     agrees("the size of a value and of the kernel", a.kv.dim_v, dim)?;
@@ -227,7 +233,7 @@ pub(super) fn prefill(memory: &mut Memory, launch: &Launch, dim: u32) -> Result<
         let at = u64::from(first_row) * width * 4;
         let n = n_rows as usize * width as usize;
         let q = floats(memory, a.q + at, n, "queries")?;
-        let out = attend(memory, &a.kv, sequence, first, &q, &scores)?;
+        let out = attend(memory, (&a.kv, ty), sequence, first, &q, &scores)?;
         store(memory, a.out + at, &out)?;
     }
     Ok(())

@@ -1,10 +1,9 @@
 //! Heads of queries and keys, normed and rotated, and the pages that keys and values go to (`kv.h`, `rope_kv.hip`,
 //! `rope_heads.hip`).
 
-use half::f16;
 use rocmforge_kernels::gpu::ops::kv::{KvPlace, RopeHeadsArgs, RopeKvArgs, RopePlace};
 use rocmforge_kernels::host::ops::{self, Simd};
-use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout};
+use rocmforge_ops::{KV_BLOCK, KV_PAGE_TOKENS, KvLayout, KvType};
 
 use super::{Launch, agrees, args, covers, floats, store, store_halves, words};
 use crate::memory::{Fault, Memory};
@@ -14,13 +13,18 @@ const HEADS_BLOCK: u64 = 4;
 
 const PAGE: u64 = KV_PAGE_TOKENS as u64;
 
-/// One layer of a page, in elements.
-pub(super) fn layout(kv: &KvPlace) -> KvLayout {
-    KvLayout {
+/// One layer of a page as a kernel of `ty` has it.
+pub(super) fn layout(kv: &KvPlace, ty: KvType) -> Result<KvLayout, Fault> {
+    let layout = KvLayout {
         n_layer: 1,
         n_head_kv: kv.n_head_kv as usize,
         head_dim_k: kv.dim_k as usize,
         head_dim_v: kv.dim_v as usize,
+        ty,
+    };
+    match layout.fits(ty) {
+        true => Ok(layout),
+        false => Err(Fault(format!("{layout:?}: no whole blocks"))),
     }
 }
 
@@ -79,9 +83,9 @@ pub(super) fn rotated(
 /// Writes a row's keys, rotated, and values to their slots.
 pub(super) fn append(
     memory: &mut Memory,
-    k: u64,
-    v: u64,
+    (k, v): (u64, u64),
     kv: &KvPlace,
+    ty: KvType,
     rope: &RopePlace,
     row: u32,
 ) -> Result<(), Fault> {
@@ -89,19 +93,60 @@ pub(super) fn append(
     let page = page_of(memory, kv, sequence, u64::from(position) / PAGE)?;
     let slot = u64::from(position) % PAGE;
     let entry = if rope.by_position != 0 { position } else { row };
-    let (layout, n) = (layout(kv), u64::from(kv.n_head_kv));
+    let (layout, n) = (layout(kv, ty)?, u64::from(kv.n_head_kv));
     for head in 0..n {
         let (dim_k, dim_v) = (u64::from(kv.dim_k), u64::from(kv.dim_v));
         let of_row = u64::from(row) * n + head;
         let key = floats(memory, k + of_row * dim_k * 4, dim_k as usize, "keys")?;
         let key = rotated(memory, key, rope.k_norm, rope, entry)?;
         let value = floats(memory, v + of_row * dim_v * 4, dim_v as usize, "values")?;
-        let to_k = layout.k_offset(head as usize) as u64 + slot * dim_k;
-        let to_v = layout.v_offset(head as usize) as u64 + slot * dim_v;
-        store_halves(memory, page + to_k * 2, &key)?;
-        store_halves(memory, page + to_v * 2, &value)?;
+        let to_k = page + layout.k_offset_bytes(head as usize) as u64;
+        let to_v = page + layout.v_offset_bytes(head as usize) as u64;
+        store_slot(memory, to_k, ty, slot, &key)?;
+        store_slot(memory, to_v, ty, slot, &value)?;
     }
     Ok(())
+}
+
+/// Writes a slot of a head that begins at `head`, as the host does.
+fn store_slot(
+    memory: &mut Memory,
+    head: u64,
+    ty: KvType,
+    slot: u64,
+    row: &[f32],
+) -> Result<(), Fault> {
+    let dim = row.len() as u64;
+    if ty == KvType::F16 {
+        return store_halves(memory, head + slot * dim * 2, row);
+    }
+    // One head, its key and a value of nothing: what is written to the slot of such a layer.
+    let alone = KvLayout {
+        n_layer: 1,
+        n_head_kv: 1,
+        head_dim_k: row.len(),
+        head_dim_v: 0,
+        ty,
+    };
+    let mut bytes = vec![0u8; alone.layer_bytes()];
+    ops::kv_append(Simd::detect(), &alone, &mut bytes, slot as usize, row, &[]);
+    for (at, len) in pieces(ty, slot, dim) {
+        let piece = &bytes[at as usize..][..len as usize];
+        memory.write(head + at, piece)?;
+    }
+    Ok(())
+}
+
+/// Where, in a head of a page, the bytes of slots up to `slot` and of it alone are: codes and scales, or f16.
+fn pieces(ty: KvType, slot: u64, dim: u64) -> Vec<(u64, u64)> {
+    let blocks = dim / KV_BLOCK as u64;
+    match ty {
+        KvType::F16 => vec![(slot * dim * 2, dim * 2)],
+        KvType::Q8_0 => vec![
+            (slot * dim, dim),
+            (PAGE * dim + slot * blocks * 2, blocks * 2),
+        ],
+    }
 }
 
 /// The layer of a sequence's pages for its first `n` positions; slots past them are zeros, and pages before that of position `start`
@@ -109,40 +154,46 @@ pub(super) fn append(
 pub(super) fn pages(
     memory: &mut Memory,
     kv: &KvPlace,
+    ty: KvType,
     sequence: u32,
-    start: u32,
-    n: u64,
-) -> Result<Vec<Vec<f16>>, Fault> {
-    let layout = layout(kv);
+    (start, n): (u32, u64),
+) -> Result<Vec<Vec<u8>>, Fault> {
+    let layout = layout(kv, ty)?;
     let mut pages = Vec::new();
     for page in 0..n.div_ceil(PAGE) {
         if page < u64::from(start) / PAGE {
-            pages.push(vec![f16::ZERO; layout.layer_elements()]);
+            pages.push(vec![0; layout.layer_bytes()]);
             continue;
         }
         let at = page_of(memory, kv, sequence, page)?;
-        let slots = (n - page * PAGE).min(PAGE) as usize;
-        let mut elements = vec![f16::ZERO; layout.layer_elements()];
+        let slots = (n - page * PAGE).min(PAGE);
+        let mut layer = vec![0; layout.layer_bytes()];
         for head in 0..layout.n_head_kv {
             let parts = [
-                (layout.k_offset(head), layout.head_dim_k),
-                (layout.v_offset(head), layout.head_dim_v),
+                (layout.k_offset_bytes(head), layout.head_dim_k),
+                (layout.v_offset_bytes(head), layout.head_dim_v),
             ];
             for (first, dim) in parts {
-                let bytes = memory.read(at + first as u64 * 2, slots * dim * 2, "a KV page")?;
-                let (halves, _) = bytes.as_chunks::<2>();
-                for (to, from) in elements[first..].iter_mut().zip(halves) {
-                    *to = f16::from_le_bytes(*from);
+                // The pieces of the first slot begin those of all.
+                for (from, len) in pieces(ty, 0, dim as u64) {
+                    let (from, len) = (first as u64 + from, len * slots);
+                    let bytes = memory.read(at + from, len as usize, "a KV page")?;
+                    layer[from as usize..][..len as usize].copy_from_slice(&bytes);
                 }
             }
         }
-        pages.push(elements);
+        pages.push(layer);
     }
     Ok(pages)
 }
 
 /// A block row a row: queries rotated to another place, keys and values to the pages.
-pub(super) fn rope_kv(memory: &mut Memory, launch: &Launch, dim: Option<u32>) -> Result<(), Fault> {
+pub(super) fn rope_kv(
+    memory: &mut Memory,
+    launch: &Launch,
+    dim: Option<u32>,
+    ty: KvType,
+) -> Result<(), Fault> {
     let a = args(launch, RopeKvArgs::from_bytes)?;
     match dim {
         Some(dim) => agrees("the size of a key and of the kernel", a.kv.dim_k, dim)?,
@@ -168,7 +219,7 @@ pub(super) fn rope_kv(memory: &mut Memory, launch: &Launch, dim: Option<u32>) ->
                 store(memory, a.q_out + at * 4, &q)?;
             }
         }
-        append(memory, a.k, a.v, &a.kv, &a.rope, row)?;
+        append(memory, (a.k, a.v), &a.kv, ty, &a.rope, row)?;
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 
 use rocmforge_kernels::gpu::ops;
 use rocmforge_kernels::gpu::units;
-use rocmforge_ops::WeightType;
+use rocmforge_ops::{KvType, WeightType};
 
 use crate::memory::{Fault, Memory};
 
@@ -55,6 +55,8 @@ enum Operation {
     RopeKv {
         /// `None` for any.
         dim: Option<u32>,
+        /// Of the pages.
+        ty: KvType,
     },
     RopeHeads,
     AttentionDecode {
@@ -62,9 +64,13 @@ enum Operation {
         dims: Option<(u32, u32)>,
         /// Most heads of a block.
         most: u32,
+        /// Of the pages.
+        ty: KvType,
     },
     AttentionPrefill {
         dim: u32,
+        /// Of the pages.
+        ty: KvType,
     },
     Gather,
     AddBias,
@@ -110,12 +116,12 @@ impl Kernel {
             Operation::Activations { input, output } => {
                 rows::activations(memory, launch, input, output)
             }
-            Operation::RopeKv { dim } => heads::rope_kv(memory, launch, dim),
+            Operation::RopeKv { dim, ty } => heads::rope_kv(memory, launch, dim, ty),
             Operation::RopeHeads => heads::rope_heads(memory, launch),
-            Operation::AttentionDecode { dims, most } => {
-                attention::decode(memory, launch, dims, most)
+            Operation::AttentionDecode { dims, most, ty } => {
+                attention::decode(memory, launch, dims, most, ty)
             }
-            Operation::AttentionPrefill { dim } => attention::prefill(memory, launch, dim),
+            Operation::AttentionPrefill { dim, ty } => attention::prefill(memory, launch, dim, ty),
             Operation::Gather => rows::gather(memory, launch),
             Operation::AddBias => rows::add_bias(memory, launch),
             Operation::Change(what) => elements::change(memory, launch, what),
@@ -223,13 +229,18 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
     if let Some(most) = unit.strip_prefix("ssm_").and_then(number) {
         return own(Operation::Ssm { most });
     }
-    if let Some(dim) = unit.strip_prefix("rope_kv_").and_then(number) {
-        return own(Operation::RopeKv { dim: Some(dim) });
+    // What pages are made of, and the name without it.
+    let (of_f16, ty) = match unit.strip_suffix("_q8") {
+        Some(of_f16) => (of_f16, KvType::Q8_0),
+        None => (unit, KvType::F16),
+    };
+    if let Some(dim) = of_f16.strip_prefix("rope_kv_").and_then(number) {
+        return own(Operation::RopeKv { dim: Some(dim), ty });
     }
-    if let Some(dim) = unit.strip_prefix("attention_prefill_").and_then(number) {
-        return own(Operation::AttentionPrefill { dim });
+    if let Some(dim) = of_f16.strip_prefix("attention_prefill_").and_then(number) {
+        return own(Operation::AttentionPrefill { dim, ty });
     }
-    if let Some((dim, group)) = unit
+    if let Some((dim, group)) = of_f16
         .strip_prefix("attention_decode_")
         .and_then(|rest| rest.split_once('_'))
         .and_then(|(dim, group)| Some((number(dim)?, number(group)?)))
@@ -239,7 +250,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
             (dim, most) => ((dim, dim), most),
         };
         let dims = Some(dims);
-        return own(Operation::AttentionDecode { dims, most });
+        return own(Operation::AttentionDecode { dims, most, ty });
     }
     match unit {
         "repack" => WeightType::ALL
@@ -267,11 +278,12 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
             .map(|(name, operation)| (name.to_owned(), operation));
             changes.into_iter().chain(others).collect()
         }
-        "attention_decode_any" => own(Operation::AttentionDecode {
+        "attention_decode_any" | "attention_decode_any_q8" => own(Operation::AttentionDecode {
             dims: None,
             most: 4,
+            ty,
         }),
-        "rope_kv_any" => own(Operation::RopeKv { dim: None }),
+        "rope_kv_any" | "rope_kv_any_q8" => own(Operation::RopeKv { dim: None, ty }),
         "rope_heads" => own(Operation::RopeHeads),
         "experts_group" => own(Operation::ExpertsGroup),
         "conv" => own(Operation::Conv),

@@ -5,8 +5,7 @@ use std::num::NonZeroUsize;
 use rocmforge_kernels::host::PackedMatrix;
 use rocmforge_kernels::host::ops::{self, AttentionShape, AttentionSpan, ColumnSource};
 use rocmforge_ops::{
-    Act, Buf, HeadShape, KV_PAGE_TOKENS, KvLayer, KvLayout, Mask, Op, RopeUse, RowCounts,
-    TensorIndex,
+    Act, Buf, HeadShape, KV_PAGE_TOKENS, KvLayer, Mask, Op, RopeUse, RowCounts, TensorIndex,
 };
 
 use super::products::Weights;
@@ -398,12 +397,11 @@ fn append(on: &On<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>) {
             let (row, position) = (span.first_row + i, span.first_position as usize + i);
             let page = pages[position / KV_PAGE_TOKENS]
                 + layout.layer_offset_bytes(layer.index as usize) as u64;
-            let bytes = on.device.arena.bytes_mut(page, layout.layer_bytes());
+            let page = on.device.arena.bytes_mut(page, layout.layer_bytes());
             let (k, v) = (
                 &k_rows[row * k_width..][..k_width],
                 &v_rows[row * v_width..][..v_width],
             );
-            let page = ops::kv_layer_mut(&one_layer(layout), bytes, 0);
             ops::kv_append(
                 on.device.simd,
                 layout,
@@ -414,11 +412,6 @@ fn append(on: &On<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>) {
             );
         }
     }
-}
-
-/// A layout whose page is one layer of the given one's, for views of a single layer.
-fn one_layer(kv: &KvLayout) -> KvLayout {
-    KvLayout { n_layer: 1, ..*kv }
 }
 
 /// Attention of each span over its sequence's pages.
@@ -438,7 +431,6 @@ fn attend(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
     };
     let HeadShape { n_head, .. } = *heads;
     let layout = &batch.kv[usize::from(layer.group)].layout;
-    let single = one_layer(layout);
     let at = layout.layer_offset_bytes(layer.index as usize) as u64;
     let pages: Vec<Vec<_>> = batch
         .spans
@@ -449,11 +441,7 @@ fn attend(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
             used.iter()
                 .map(|&page| match page {
                     NO_PAGE => &[][..],
-                    page => ops::kv_layer(
-                        &single,
-                        on.device.arena.bytes(page + at, layout.layer_bytes()),
-                        0,
-                    ),
+                    page => on.device.arena.bytes(page + at, layout.layer_bytes()),
                 })
                 .collect()
         })

@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 
 use rocmforge_gguf::{Gguf, TensorInfo};
 use rocmforge_ops::{
-    Buf, BufSpec, Conflicts, HeadShape, Input, KvGroup, KvLayer, KvLayout, Op, Plan, Role,
+    Buf, BufSpec, Conflicts, HeadShape, Input, KvGroup, KvLayer, KvLayout, KvType, Op, Plan, Role,
     RopeSpec, Rows, Segment, SegmentKind, Step, TensorDesc, TensorIndex, WeightType,
 };
 
@@ -223,6 +223,7 @@ impl<'a> PlanBuilder<'a> {
             n_head_kv: heads.n_head_kv as usize,
             head_dim_k: heads.head_dim as usize,
             head_dim_v: heads.head_dim_v as usize,
+            ty: KvType::F16,
         };
         let same = |g: &KvGroup| {
             g.window == window
