@@ -23,11 +23,14 @@ const ROWS_AT_FIRST: f64 = 64.0;
 const TOLERANCE: f64 = 1.05;
 
 /// Passes for which a size that was too long is not tried again.
-const CEILING_PASSES: u32 = 256;
+const CEILING_PASSES: u32 = 1024;
 
 /// How many times the lowest price of a row few rows may cost: beyond it a pass is long whatever it takes in, as one far into a
-/// long text is, and takes in all that it may.
+/// long text may be, and takes in all that it may.
 const PRICE_MAX: f64 = 2.0;
+
+/// How fast the lowest price is forgotten, a pass.
+const FORGETTING: f64 = 1.001;
 
 /// Passes that do so, before fewer rows are tried again.
 const FREE_PASSES: u32 = 32;
@@ -81,10 +84,11 @@ impl Default for PromptShare {
 impl PromptShare {
     /// Rows of prompts that the next such pass takes, of `most`.
     pub(crate) fn rows(self, most: u32) -> u32 {
-        match self.free {
-            0 => (self.rows as u32).clamp(1, most.max(1)),
-            _ => most,
+        // The first one tells what a row costs where there are many.
+        if self.free > 0 || self.lowest == f64::INFINITY {
+            return most;
         }
+        (self.rows as u32).clamp(1, most.max(1))
     }
 
     /// Learns from a pass. `most` is what a pass takes in at most.
@@ -106,13 +110,13 @@ impl PromptShare {
         };
         let wanted = fits.clamp(rows / 2.0, rows * 2.0);
         let too_long = each * rows > (without + longer) * TOLERANCE - without;
-        self.lowest = (self.lowest * 1.01).min(each.max(0.0));
+        self.lowest = (self.lowest * FORGETTING).min(each.max(0.0));
         if let Some(left) = self.free.checked_sub(1) {
             self.free = left;
             self.rows = ROWS_AT_FIRST;
             return;
         }
-        if too_long && rows <= 2.0 * ROWS_MIN && each > self.lowest * PRICE_MAX {
+        if too_long && rows <= ROWS_MIN && each > self.lowest * PRICE_MAX {
             self.free = FREE_PASSES;
             return;
         }
@@ -205,7 +209,7 @@ mod tests {
             };
             share.note(pass, 512);
         }
-        assert!(over <= 3, "{over} of 100 passes are much longer");
+        assert!(over <= 6, "{over} of 100 passes are much longer");
         assert!((40..=56).contains(&share.rows(512)), "{share:?}");
     }
 
@@ -234,6 +238,47 @@ mod tests {
             share.note(pass, 512);
         }
         assert!(passes < 48 && few < 8, "{passes} passes, {few} of few rows");
+    }
+
+    #[test]
+    fn a_long_prompt_on_a_card_with_steps_stays_within_the_bound() {
+        // Near what an H200 was seen to take for an 8B model, beside 8 tokens: kernels of 32 and of 64 rows, and attention
+        // to what came before.
+        let took = |rows: u32, context: u32| {
+            let products = match rows + 8 {
+                ..=32 => 5.8,
+                ..=64 => 9.5,
+                ..=128 => 17.0,
+                _ => 22.0,
+            };
+            products + 0.5 + f64::from(context) * f64::from(rows.max(32)) / 16_384.0 * 0.04
+        };
+        // Others have shown what a row costs in long passes.
+        let mut share = PromptShare {
+            lowest: 0.04e-3,
+            ..PromptShare::default()
+        };
+        let (mut context, mut passes, mut long) = (0, 0, 0);
+        while context < 16_384 {
+            let rows = share.rows(512).min(16_384 - context);
+            let ms = took(rows, context);
+            context += rows;
+            passes += 1;
+            long += usize::from(ms > 2.0 * 4.3 * TOLERANCE);
+            let pass = Mixed {
+                rows,
+                took: Duration::from_secs_f64(ms / 1e3),
+                without: Some(4.3e-3),
+                decoding: 8,
+                waiting: 1,
+            };
+            share.note(pass, 512);
+        }
+        assert!(
+            long * 100 < passes,
+            "{long} of {passes} passes are too long"
+        );
+        assert!(passes < 800, "{passes} passes");
     }
 
     #[test]
