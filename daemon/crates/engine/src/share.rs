@@ -246,9 +246,9 @@ mod tests {
         // to what came before.
         let took = |rows: u32, context: u32| {
             let products = match rows + 8 {
-                ..=32 => 5.8,
-                ..=64 => 9.5,
-                ..=128 => 17.0,
+                0..=32 => 5.8,
+                33..=64 => 9.5,
+                65..=128 => 17.0,
                 _ => 22.0,
             };
             products + 0.5 + f64::from(context) * f64::from(rows.max(32)) / 16_384.0 * 0.04
