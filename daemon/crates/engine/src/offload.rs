@@ -138,7 +138,7 @@ impl Offload {
         rows_each: usize,
         link: Option<Pace>,
     ) -> usize {
-        if self.mode == Mode::Always {
+        if self.mode == Mode::Always || n == 0 {
             return n;
         }
         let host = |h: usize| self.seconds(bytes * h as u64, rows_each);
