@@ -2,7 +2,7 @@
 //! times what it takes without. The times are measured, since what a row costs depends on the device, the model and how
 //! many rows there are.
 //!
-//! One long prompt beside many texts at most doubles the time between tokens. The more of the requests still have no token at
+//! One long prompt beside many texts is to at most double the time between tokens. The more of the requests still have no token at
 //! all, the longer a pass may take: that many waiting prompts are worth more than the others' pace.
 
 use std::time::Duration;
@@ -110,14 +110,17 @@ impl PromptShare {
         };
         let wanted = fits.clamp(rows / 2.0, rows * 2.0);
         let too_long = each * rows > (without + longer) * TOLERANCE - without;
-        self.lowest = (self.lowest * FORGETTING).min(each.max(0.0));
-        if let Some(left) = self.free.checked_sub(1) {
-            self.free = left;
-            self.rows = ROWS_AT_FIRST;
+        if each > 0.0 {
+            self.lowest = (self.lowest * FORGETTING).min(each);
+        }
+        if rows > self.rows {
+            // It was not held to these rows, and says nothing of them.
+            self.free = self.free.saturating_sub(1);
             return;
         }
         if too_long && rows <= ROWS_MIN && each > self.lowest * PRICE_MAX {
             self.free = FREE_PASSES;
+            self.rows = ROWS_AT_FIRST;
             return;
         }
         // A prompt's end may have been shorter than what was allowed, and says little of longer ones.
@@ -285,6 +288,7 @@ mod tests {
     fn the_short_end_of_a_prompt_changes_little() {
         let mut share = PromptShare {
             rows: 256.0,
+            lowest: 0.04e-3,
             ..PromptShare::default()
         };
         let pass = Mixed {
