@@ -88,7 +88,7 @@ FORCE void widen_rows(U32x4* shared, u32 from, u32 to) {
         row[1] = halves_of(Piece{x.z, x.w, scale});
     }
 }
-#endif
+#else
 
 // Queues the copy of a step's keys (offset of K) or values, rows before `start` and past `n_visible` as zeros.
 FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start, u32 n_visible, u32 to) {
@@ -107,6 +107,7 @@ FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start,
     }
     copies_end();
 }
+#endif
 
 // Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (DIM / 8 + 1)][THREADS] of 16 bytes. Whether this block is the last
 // one of its parts: it has what all found together then.
