@@ -10,9 +10,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use rocmforge_engine::api::{
-    Asker, Budget, Decoding, GenerateRequest, GenerateSummary, Offload, SamplingParams,
-};
+use rocmforge_engine::api::{Budget, GenerateRequest, GenerateSummary, Offload, SamplingParams};
 use rocmforge_engine::{
     DeviceChoice, EngineConfig, EngineHandle, Error, LoadedModel, prepare, start,
 };
@@ -21,7 +19,7 @@ use rocmforge_gguf::MappedFile;
 
 use fake::{Running, Runtime, gpu_config};
 use foresight::{FIRST, Foresight, From};
-use requests::run;
+use requests::{greedy as request, run};
 
 /// Counts for certain.
 const CERTAIN: [Foresight; 2] = [
@@ -71,49 +69,17 @@ fn count(i: u32, n: u32) -> Vec<u32> {
     (FIRST + i..FIRST + i + n).collect()
 }
 
-fn request(model: &Arc<LoadedModel>, prompt: Vec<u32>, max_tokens: u32) -> GenerateRequest {
-    GenerateRequest {
-        model: Arc::clone(model),
-        prompt,
-        sampling: SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
-        max_tokens: Some(max_tokens),
-        n_ctx: None,
-        stop: Vec::new(),
-        decoding: Decoding::default(),
-        deadline: None,
-        asker: Asker::default(),
-        reuse: false,
-    }
-}
-
-/// Greedy, drawn, drawn from few, and with penalties.
 fn samplings() -> [SamplingParams; 4] {
     let drawn = SamplingParams {
         seed: Some(11),
         temperature: 1.2,
         ..SamplingParams::default()
     };
-    [
-        SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
-        SamplingParams {
-            top_k: 0,
-            ..drawn.clone()
-        },
-        SamplingParams {
-            top_k: 3,
-            ..drawn.clone()
-        },
-        SamplingParams {
-            repeat_penalty: 1.1,
-            ..drawn
-        },
-    ]
+    let penalized = SamplingParams {
+        repeat_penalty: 1.1,
+        ..drawn.clone()
+    };
+    requests::samplings(drawn, 3, penalized)
 }
 
 #[tokio::test]

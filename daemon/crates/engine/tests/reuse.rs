@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rocmforge_engine::api::{Asker, Budget, Decoding, GenerateRequest, SamplingParams};
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, PrefixCache, start};
 
-use requests::{engine, load, run};
+use requests::{engine, greedy, load, run};
 
 /// Positions of a page: a prompt is used again in steps of so many.
 const PAGE: usize = 32;
@@ -30,19 +30,8 @@ const KINDS: [&str; 9] = [
 
 fn request(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> GenerateRequest {
     GenerateRequest {
-        model: Arc::clone(model),
-        prompt,
-        sampling: SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
-        max_tokens: Some(n),
-        n_ctx: None,
-        stop: Vec::new(),
-        decoding: Decoding::default(),
-        deadline: None,
-        asker: Asker::default(),
         reuse: true,
+        ..greedy(model, prompt, n)
     }
 }
 

@@ -7,12 +7,10 @@ mod requests;
 
 use std::sync::Arc;
 
-use rocmforge_engine::api::{
-    Asker, Budget, Decoding, GenerateRequest, GenerateSummary, SamplingParams,
-};
+use rocmforge_engine::api::{Budget, GenerateRequest, GenerateSummary, SamplingParams};
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, start};
 
-use requests::{load, load_endless, run};
+use requests::{greedy, load, load_endless, run};
 
 /// A trained model that knows no end of text.
 const ENDLESS: &str = "endless";
@@ -38,45 +36,23 @@ fn request(
     sampling: SamplingParams,
 ) -> GenerateRequest {
     GenerateRequest {
-        model: Arc::clone(model),
-        prompt,
         sampling,
-        max_tokens: Some(90),
-        n_ctx: None,
-        stop: Vec::new(),
-        decoding: Decoding::default(),
-        deadline: None,
-        asker: Asker::default(),
-        reuse: false,
+        ..greedy(model, prompt, 90)
     }
 }
 
-/// Greedy, drawn, drawn from few, and with penalties, which look at each token.
 fn samplings() -> [SamplingParams; 4] {
     let drawn = SamplingParams {
         seed: Some(7),
         temperature: 0.4,
         ..SamplingParams::default()
     };
-    [
-        SamplingParams {
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
-        SamplingParams {
-            top_k: 0,
-            ..drawn.clone()
-        },
-        SamplingParams {
-            top_k: 5,
-            ..drawn.clone()
-        },
-        SamplingParams {
-            repeat_penalty: 1.05,
-            frequency_penalty: 0.1,
-            ..drawn
-        },
-    ]
+    let penalized = SamplingParams {
+        repeat_penalty: 1.05,
+        frequency_penalty: 0.1,
+        ..drawn.clone()
+    };
+    requests::samplings(drawn, 5, penalized)
 }
 
 /// All samplings on both engines; the summaries of the one that drafts.

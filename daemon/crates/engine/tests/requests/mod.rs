@@ -39,20 +39,20 @@ pub(crate) async fn load(engine: &EngineHandle, file: &str, name: &str) -> Arc<L
         .unwrap()
 }
 
-pub(crate) fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest {
-    let text = model
-        .template()
-        .unwrap()
-        .render(&[Message::new("user", question)], true)
-        .unwrap();
+/// What comes behind a prompt, greedily.
+pub(crate) fn greedy(
+    model: &Arc<LoadedModel>,
+    prompt: Vec<u32>,
+    max_tokens: u32,
+) -> GenerateRequest {
     GenerateRequest {
         model: Arc::clone(model),
-        prompt: model.tokenizer().encode(&text, true, true).unwrap(),
+        prompt,
         sampling: SamplingParams {
             temperature: 0.0,
             ..SamplingParams::default()
         },
-        max_tokens: Some(80),
+        max_tokens: Some(max_tokens),
         n_ctx: None,
         stop: Vec::new(),
         decoding: Decoding::default(),
@@ -60,6 +60,39 @@ pub(crate) fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest 
         asker: Asker::default(),
         reuse: false,
     }
+}
+
+pub(crate) fn chat(model: &Arc<LoadedModel>, question: &str) -> GenerateRequest {
+    let text = model
+        .template()
+        .unwrap()
+        .render(&[Message::new("user", question)], true)
+        .unwrap();
+    greedy(
+        model,
+        model.tokenizer().encode(&text, true, true).unwrap(),
+        80,
+    )
+}
+
+/// Greedy, drawn of all, drawn of few, and with penalties, which look at each token.
+pub(crate) fn samplings(
+    drawn: SamplingParams,
+    top_k: u32,
+    penalized: SamplingParams,
+) -> [SamplingParams; 4] {
+    [
+        SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        SamplingParams {
+            top_k: 0,
+            ..drawn.clone()
+        },
+        SamplingParams { top_k, ..drawn },
+        penalized,
+    ]
 }
 
 pub(crate) async fn run(
