@@ -5,30 +5,15 @@
     reason = "a test may panic, and so may its helpers"
 )]
 
+mod settings;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Parser;
 use rocmforge_engine::api::{Budget, Policy};
 use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
-use rocmforged::config::{Config, ConfigError, Flags, parse_budget};
-
-fn flags(arguments: &[&str]) -> Flags {
-    Flags::try_parse_from([&["rocmforged"], arguments].concat()).expect("the flags parse")
-}
-
-fn config(arguments: &[&str]) -> Result<Config, ConfigError> {
-    Config::new(flags(arguments), PathBuf::from("/run/default.sock"))
-}
-
-/// The settings of a file with these lines, under these flags.
-fn file(text: &str, arguments: &[&str]) -> Result<Config, ConfigError> {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("rocmforged.toml");
-    std::fs::write(&path, text).unwrap();
-    let named = ["--config", path.to_str().unwrap()];
-    config(&[&named, arguments].concat())
-}
+use rocmforged::config::{Config, ConfigError, parse_budget};
+use settings::{config, file};
 
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

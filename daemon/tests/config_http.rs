@@ -6,30 +6,13 @@
 )]
 
 mod certificates;
+mod settings;
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use certificates::Made;
-use clap::Parser;
-use rocmforged::config::{Config, ConfigError, Flags};
-
-fn flags(arguments: &[&str]) -> Flags {
-    Flags::try_parse_from([&["rocmforged"], arguments].concat()).expect("the flags parse")
-}
-
-fn config(arguments: &[&str]) -> Result<Config, ConfigError> {
-    Config::new(flags(arguments), PathBuf::from("/run/default.sock"))
-}
-
-/// The settings of a file with these lines, under these flags.
-fn file(text: &str, arguments: &[&str]) -> Result<Config, ConfigError> {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("rocmforged.toml");
-    std::fs::write(&path, text).unwrap();
-    let named = ["--config", path.to_str().unwrap()];
-    config(&[&named, arguments].concat())
-}
+use settings::{config, file};
 
 #[test]
 fn http_is_served_where_it_was_asked_for_and_nowhere_else() {

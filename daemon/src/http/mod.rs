@@ -28,6 +28,7 @@ mod openai;
 mod prompt;
 mod reply;
 mod rerank;
+mod small_file;
 mod sse;
 mod start;
 mod tls;

@@ -4,17 +4,15 @@
 //! and the key of its first certificate, or a message that says what is wrong.
 
 use std::fmt;
-use std::fs;
-use std::io::Read;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::fcntl::OFlag;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{Error, InconsistentKeys, ServerConfig};
+
+use super::small_file;
 
 /// Longest file.
 const FILE_MAX_BYTES: u64 = 256 << 10;
@@ -136,43 +134,11 @@ fn not_pem(error: &pem::Error) -> String {
 
 /// A file of the size that keys and certificates have.
 fn text_of(path: &Path) -> Result<Vec<u8>, String> {
-    read(path, |_| Ok(()))
+    small_file::read(path, FILE_MAX_BYTES, None)
 }
 
 /// The same, of what others must not read.
 fn secret_of(path: &Path) -> Result<Vec<u8>, String> {
-    read(path, |found| match found.permissions().mode() & 0o007 {
-        0 => Ok(()),
-        _ => Err(format!(
-            "{} is open to every user; chmod 0640 or 0600 it, and take a new key",
-            path.display()
-        )),
-    })
-}
-
-fn read(
-    path: &Path,
-    check: impl Fn(&fs::Metadata) -> Result<(), String>,
-) -> Result<Vec<u8>, String> {
-    let shown = path.display();
-    let failed = |error: std::io::Error| format!("{shown} cannot be read: {error}");
-    // A FIFO would be waited for.
-    let file = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(path)
-        .map_err(failed)?;
-    let found = file.metadata().map_err(failed)?;
-    if !found.is_file() {
-        return Err(format!("{shown} is not a regular file"));
-    }
-    check(&found)?;
-    let mut bytes = Vec::new();
-    file.take(FILE_MAX_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
-    match bytes.len() as u64 > FILE_MAX_BYTES {
-        true => Err(format!("{shown} has more than {FILE_MAX_BYTES} bytes")),
-        false => Ok(bytes),
-    }
+    let what_to_do = "chmod 0640 or 0600 it, and take a new key";
+    small_file::read(path, FILE_MAX_BYTES, Some(what_to_do))
 }

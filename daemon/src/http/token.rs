@@ -1,15 +1,13 @@
 //! The secrets that callers over TCP send, each with a name by which limits, log and metrics know it.
 
 use std::fmt;
-use std::fs;
-use std::io::Read;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderName, header};
-use nix::fcntl::OFlag;
 use rocmforge_service::peer::{TOKEN_NAME_DEFAULT, TokenName};
+
+use super::small_file;
 
 /// Shortest token: as many characters as nobody guesses.
 const TOKEN_MIN_BYTES: usize = 16;
@@ -39,30 +37,10 @@ impl Tokens {
     /// # Errors
     /// A message that says what is wrong with the file or a token.
     pub fn read(path: &Path) -> Result<Self, String> {
+        let what_to_do = "chmod 0600 it, and change the token";
+        let bytes = small_file::read(path, FILE_MAX_BYTES, Some(what_to_do))?;
         let shown = path.display();
-        let failed = |error: std::io::Error| format!("{shown} cannot be read: {error}");
-        // A FIFO would be waited for.
-        let file = fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlag::O_NONBLOCK.bits())
-            .open(path)
-            .map_err(failed)?;
-        let found = file.metadata().map_err(failed)?;
-        if !found.is_file() {
-            return Err(format!("{shown} is not a regular file"));
-        }
-        if found.permissions().mode() & 0o007 != 0 {
-            return Err(format!(
-                "{shown} is open to every user; chmod 0600 it, and change the token"
-            ));
-        }
-        let mut text = String::new();
-        file.take(FILE_MAX_BYTES + 1)
-            .read_to_string(&mut text)
-            .map_err(failed)?;
-        if text.len() as u64 > FILE_MAX_BYTES {
-            return Err(format!("{shown} has more than {FILE_MAX_BYTES} bytes"));
-        }
+        let text = String::from_utf8(bytes).map_err(|_| format!("{shown} is not UTF-8"))?;
         Self::parse(&text).map_err(|message| format!("{shown}: {message}"))
     }
 
@@ -134,6 +112,9 @@ fn is_same(own: &str, other: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;
+
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
