@@ -8,7 +8,7 @@
 //!
 //! Staging threads (`staging.rs`) take pieces (`job.rs`) in order from the queue (`queue.rs`). Each makes its piece
 //! readable for the copy engine (registers the window, or fills a pinned piece) and then queues the copy and the repacking
-//! under one lock, the lane's (`lane.rs`). When the last piece of an upload is queued, its event is recorded; operations
+//! under one lock, the lane's (`lane.rs`). The engine thread, where it waits for an upload, takes pieces too. When the last piece of an upload is queued, its event is recorded; operations
 //! wait for that event on the device, the host for nothing but the queueing. Whether the file was still the same, and
 //! whether all scales are finite, is looked at when the event has passed. This file: the owner, which the engine thread
 //! calls.
@@ -268,7 +268,7 @@ impl Uploads {
     }
 
     fn until_enqueued(&self, job: &Job) {
-        self.staging.queue.until_enqueued(job);
+        self.staging.until_enqueued(job);
     }
 
     /// The result of an upload whose event has passed, or which failed before.

@@ -19,6 +19,12 @@ const AHEAD_MAX: usize = 4096;
 /// How long nothing must have been queued on the device before windows are registered ahead of need.
 const REST: Duration = Duration::from_millis(4);
 
+/// An upload of so many bytes is a matter of microseconds to queue from registered windows: one thread is woken for it.
+const SMALL_BYTES: u64 = 8 << 20;
+
+/// How long the end of pieces that others have taken is looked for without sleep: to be woken takes longer than most need.
+const SPIN: Duration = Duration::from_micros(100);
+
 /// A window of a file, by number.
 pub(super) type FileWindow = (Arc<MappedFile>, u64);
 
@@ -26,8 +32,10 @@ pub(super) type FileWindow = (Arc<MappedFile>, u64);
 #[derive(Debug)]
 pub(super) struct Queue {
     state: Mutex<State>,
-    /// A job was queued or is enqueued on the device, there are windows, one has been registered, or the end.
-    changed: Condvar,
+    /// A job was queued, there are windows to register, or the end: for the threads.
+    work: Condvar,
+    /// An upload is enqueued on the device, or a window was registered: for the owner.
+    done: Condvar,
 }
 
 #[derive(Debug)]
@@ -57,20 +65,39 @@ impl Queue {
                 rest_until: Instant::now(),
                 ending: false,
             }),
-            changed: Condvar::new(),
+            work: Condvar::new(),
+            done: Condvar::new(),
         }
     }
 
     /// Queues an upload's pieces.
     pub(super) fn push(&self, job: Arc<Job>) {
+        let small = job.upload.layout.bytes <= SMALL_BYTES;
         lock(&self.state).jobs.push_back(job);
-        self.changed.notify_all();
+        // Threads that are woken for nothing stand in the way of the one that is not.
+        match small {
+            true => self.work.notify_one(),
+            false => self.work.notify_all(),
+        }
+    }
+
+    /// The next piece of an upload or of one before it, for its owner to work on while it waits; `None` if all are taken.
+    pub(super) fn next_before(&self, wanted: &Job) -> Option<(Arc<Job>, usize)> {
+        let mut state = lock(&self.state);
+        while !wanted.progress.is_taken() {
+            let job = state.jobs.front()?;
+            if let Some(index) = job.progress.take() {
+                return Some((Arc::clone(job), index));
+            }
+            state.jobs.pop_front();
+        }
+        None
     }
 
     /// Lets the threads end once they come for another piece.
     pub(super) fn end(&self) {
         lock(&self.state).ending = true;
-        self.changed.notify_all();
+        self.work.notify_all();
     }
 
     /// Waits for the next piece, and registers windows meanwhile; `None` at the end.
@@ -90,7 +117,7 @@ impl Queue {
                 None if !state.registering && !state.ahead.is_empty() => {
                     state = self.register_one(windows, state);
                 }
-                None => state = self.wait(state),
+                None => state = wait(&self.work, state),
             }
         }
     }
@@ -110,7 +137,7 @@ impl Queue {
         }
         let rest = state.rest_until.saturating_duration_since(Instant::now());
         if !rest.is_zero() {
-            let waited = self.changed.wait_timeout(state, rest);
+            let waited = self.work.wait_timeout(state, rest);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         } else if let Some((file, number)) = state.ahead.pop_front() {
             state.taken = Some(Arc::clone(&file));
@@ -118,31 +145,32 @@ impl Queue {
             windows.register_ahead(&file, number);
             state = lock(&self.state);
             state.taken = None;
-            self.changed.notify_all();
+            self.done.notify_all();
         }
         state.registering = false;
         state
     }
 
     /// Wakes those that wait for an upload to be enqueued, after its last piece was counted.
-    pub(super) fn piece_ended(&self) {
+    pub(super) fn enqueued(&self) {
         // The lock orders this with a waiter that has just looked.
         drop(lock(&self.state));
-        self.changed.notify_all();
+        self.done.notify_all();
     }
 
     /// Waits until all pieces of an upload are queued on the device.
     pub(super) fn until_enqueued(&self, job: &Job) {
+        let begin = Instant::now();
+        while begin.elapsed() < SPIN {
+            if job.is_enqueued() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
         let mut state = lock(&self.state);
         while !job.is_enqueued() {
-            state = self.wait(state);
+            state = wait(&self.done, state);
         }
-    }
-
-    fn wait<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed
-            .wait(state)
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets idle threads register windows, in their order.
@@ -151,7 +179,7 @@ impl Queue {
         let room = AHEAD_MAX.saturating_sub(state.ahead.len());
         state.ahead.extend(windows.take(room));
         drop(state);
-        self.changed.notify_all();
+        self.work.notify_all();
     }
 
     /// Lets idle threads register a window after all others.
@@ -170,9 +198,13 @@ impl Queue {
         let mut state = lock(&self.state);
         state.ahead.retain(|(of, _)| !Arc::ptr_eq(of, file));
         while state.taken.as_ref().is_some_and(|of| Arc::ptr_eq(of, file)) {
-            state = self.wait(state);
+            state = wait(&self.done, state);
         }
     }
+}
+
+fn wait<'a>(changed: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    changed.wait(state).unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -31,9 +31,22 @@ impl Staging {
     /// A thread's life.
     pub(super) fn serve(&self) {
         while let Some((job, index)) = self.queue.next(&self.windows) {
-            job.progress.attempt(|| self.bring(&job, job.piece(index)));
-            self.finish_piece(&job);
+            self.work(&job, index);
         }
+    }
+
+    /// Waits until an upload is enqueued. Works on its pieces and those before it meanwhile: a thread that has to be woken
+    /// begins later than that, and its owner has nothing else to do.
+    pub(super) fn until_enqueued(&self, wanted: &Job) {
+        while let Some((job, index)) = self.queue.next_before(wanted) {
+            self.work(&job, index);
+        }
+        self.queue.until_enqueued(wanted);
+    }
+
+    fn work(&self, job: &Job, index: usize) {
+        job.progress.attempt(|| self.bring(job, job.piece(index)));
+        self.finish_piece(job);
     }
 
     /// Counts a piece as ended, and closes the upload with the last one: before it counts, so that whoever sees the upload
@@ -46,9 +59,11 @@ impl Staging {
         {
             job.progress.fail(error);
         }
-        job.progress.end();
+        let enqueued = job.progress.end();
         drop(lane);
-        self.queue.piece_ended();
+        if enqueued {
+            self.queue.enqueued();
+        }
     }
 
     /// Brings one piece to the device.
