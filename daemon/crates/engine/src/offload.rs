@@ -1,7 +1,8 @@
 //! The second answer to a miss: what is not on the card is computed on the host, out of the file, beside what the link brings.
 //!
 //! Which answer a miss gets follows from what was measured: the time of an upload by the link's rate, the time of the host by
-//! its own rate for as many rows. Of the experts that a layer lacks some are uploaded and some computed, so that both end
+//! its own rate for as many rows, which is another one for weights that it keeps in its kernels' form, for those that it has to
+//! bring into it first, and for those that it has no room for. Of the experts that a layer lacks some are uploaded and some computed, so that both end
 //! together; those that were used most are uploaded. Of the ordered segments that a pass lacks, one is on its way and the host
 //! computes those before it.
 //!
@@ -12,7 +13,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocmforge_device::host::Answers;
+use rocmforge_device::host::{Answers, Brought};
 use rocmforge_device::{Batch, BoundStep, Buf, Error as DeviceError, Pace, Plan, ScratchLayout};
 use rocmforge_gguf::MappedFile;
 use rocmforge_ops::RowCounts;
@@ -35,6 +36,54 @@ const TRY_EVERY: u32 = 512;
 /// Classes of answers by the rows that a matrix is multiplied with: one for each power of two.
 const CLASSES: usize = 8;
 
+/// Seconds a byte, as measured.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rate {
+    seconds: Option<f64>,
+    samples: u32,
+}
+
+impl Rate {
+    fn note(&mut self, took: Duration, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let sample = took.as_secs_f64() / bytes as f64;
+        self.samples = self.samples.saturating_add(1);
+        let early = self.samples <= SAMPLES_MIN;
+        self.seconds = Some(match self.seconds {
+            None => sample,
+            Some(before) if early => before.min(sample),
+            Some(before) => before + (sample - before) * WEIGHT,
+        });
+    }
+}
+
+/// How the host has a segment's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// In its kernels' form.
+    Kept,
+    /// Not yet, but there is room for it.
+    WithRoom,
+    /// In the file alone.
+    InFile,
+}
+
+/// Absent experts of one step, of which the host may compute some.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Absent {
+    pub(crate) n: usize,
+    /// Of those, [`Held::Kept`].
+    pub(crate) kept: usize,
+    /// How it has the others.
+    pub(crate) others: Held,
+    /// Bytes of each.
+    pub(crate) bytes: u64,
+    /// Rows that each is multiplied with.
+    pub(crate) rows_each: usize,
+}
+
 /// The host beside a card.
 #[derive(Debug)]
 pub(crate) struct Offload {
@@ -45,10 +94,12 @@ pub(crate) struct Offload {
     /// Made when it is needed first; the error that it could not be.
     host: Option<Answers>,
     refused: bool,
-    /// Seconds a byte of weights, by [`class`], with the way of the rows from the card and back.
-    pace: [Option<f64>; CLASSES],
-    /// Samples of each.
-    samples: [u32; CLASSES],
+    /// Of weights that are kept in the kernels' form, by [`class`], with the way of the rows from the card and back.
+    kept: [Rate; CLASSES],
+    /// The same of weights that are read out of the file.
+    from_file: [Rate; CLASSES],
+    /// Of bringing weights into the kernels' form.
+    bringing: Rate,
     /// Decisions since one was tried for the sake of measuring.
     untried: u32,
     /// Layouts of the rows of small passes.
@@ -106,8 +157,9 @@ impl Offload {
             keeps,
             host: None,
             refused: false,
-            pace: [None; CLASSES],
-            samples: [0; CLASSES],
+            kept: [Rate::default(); CLASSES],
+            from_file: [Rate::default(); CLASSES],
+            bringing: Rate::default(),
             untried: 0,
             layouts: HashMap::new(),
             done: Hosted::default(),
@@ -124,30 +176,48 @@ impl Offload {
         self.mode == Mode::Always
     }
 
+    /// How the host has a segment of so many bytes.
+    pub(crate) fn holds(&self, model: ModelId, segment: u32, bytes: u64) -> Held {
+        match &self.host {
+            Some(host) if host.keeps(u64::from(model.0), segment) => Held::Kept,
+            Some(host) if !host.has_room(bytes) => Held::InFile,
+            _ => Held::WithRoom,
+        }
+    }
+
     /// Seconds that the host takes for `bytes` of weights, if that is known.
-    fn seconds(&self, bytes: u64, rows_each: usize) -> Option<f64> {
-        let a_byte = self.pace[class(rows_each)]?;
+    fn seconds(&self, held: Held, bytes: u64, rows_each: usize) -> Option<f64> {
+        let class = class(rows_each);
+        let a_byte = match held {
+            Held::Kept => self.kept[class].seconds?,
+            Held::WithRoom => self.kept[class].seconds? + self.bringing.seconds?,
+            Held::InFile => self.from_file[class].seconds?,
+        };
         Some(a_byte * bytes as f64)
     }
 
-    /// How many of `n` absent experts of `bytes` each the host computes.
-    pub(crate) fn share(
-        &mut self,
-        n: usize,
-        bytes: u64,
-        rows_each: usize,
-        link: Option<Pace>,
-    ) -> usize {
+    /// How many absent experts the host computes, those first that it keeps.
+    pub(crate) fn share(&mut self, absent: Absent, link: Option<Pace>) -> usize {
+        let Absent {
+            n,
+            kept,
+            others,
+            bytes,
+            rows_each,
+        } = absent;
         if self.mode == Mode::Always || n == 0 {
             return n;
         }
-        let host = |h: usize| self.seconds(bytes * h as u64, rows_each);
+        let host = |held, n: usize| match n {
+            0 => Some(0.0),
+            n => self.seconds(held, bytes * n as u64, rows_each),
+        };
         let link = |u: usize| link.map(|p| (bytes * u as u64) as f64 / p.upload_bytes_per_s);
         let ends = |h: usize| -> Option<f64> {
-            let host = if h == 0 { 0.0 } else { host(h)? };
+            let host = host(Held::Kept, h.min(kept))? + host(others, h.saturating_sub(kept))?;
             Some(host.max(link(n - h)?))
         };
-        let known = self.samples[class(rows_each)] >= SAMPLES_MIN && ends(1).is_some();
+        let known = ends(1).is_some() && self.samples(absent) >= SAMPLES_MIN;
         let best = (0..=n)
             .min_by(|&a, &b| f64::total_cmp(&ends(a).unwrap_or(0.0), &ends(b).unwrap_or(0.0)));
         let best = best.unwrap_or(0);
@@ -160,9 +230,20 @@ impl Offload {
         best
     }
 
+    /// Samples of what the first of some experts would be an answer of.
+    fn samples(&self, absent: Absent) -> u32 {
+        let class = class(absent.rows_each);
+        match absent.others {
+            _ if absent.kept > 0 => self.kept[class].samples,
+            Held::InFile => self.from_file[class].samples,
+            Held::Kept | Held::WithRoom => self.kept[class].samples.min(self.bringing.samples),
+        }
+    }
+
     /// What the link is to do while the host computes an absent segment of `bytes`; `None` if the host had better not.
     pub(crate) fn beside(
         &self,
+        held: Held,
         bytes: u64,
         rows_each: usize,
         link: Option<Pace>,
@@ -174,8 +255,13 @@ impl Offload {
             });
         }
         let link = bytes as f64 / link?.upload_bytes_per_s;
+        // A segment that has to be brought will be needed in each pass from now on, so its way there does not count.
+        let held = match held {
+            Held::WithRoom => Held::Kept,
+            held => held,
+        };
         // Not measured: tried.
-        let host = self.seconds(bytes, rows_each).unwrap_or(link);
+        let host = self.seconds(held, bytes, rows_each).unwrap_or(link);
         // It saves its part of the link's time as long as it is not much slower than that.
         if host > 4.0 * link {
             return None;
@@ -187,11 +273,11 @@ impl Offload {
     }
 
     /// Runs a step on the host; the rows that it leaves are there for [`Offload::read`] until the next.
-    /// Tells besides how long weights were brought that are kept from now on.
+    /// Tells besides where its weights lay.
     pub(crate) fn run(
         &mut self,
         work: &Work<'_>,
-    ) -> Result<(Arc<ScratchLayout>, Duration), DeviceError> {
+    ) -> Result<(Arc<ScratchLayout>, Brought), DeviceError> {
         let counts = work.batch.counts();
         let key = (work.model, counts);
         if self.layouts.len() > 64 {
@@ -223,19 +309,19 @@ impl Offload {
     }
 
     /// An answer took so long, from the reading of its rows to the sending of its results.
-    pub(crate) fn took(&mut self, bytes: u64, rows_each: usize, took: Duration) {
-        self.done.bytes += bytes;
-        self.done.took += took;
-        let sample = took.as_secs_f64() / bytes.max(1) as f64;
+    pub(crate) fn took(&mut self, brought: Brought, rows_each: usize, took: Duration) {
+        let in_form = brought.kept_bytes + brought.bytes;
+        let computing = took.saturating_sub(brought.took);
+        self.done.bytes += in_form + brought.file_bytes;
+        self.done.took += computing;
+        self.bringing.note(brought.took, brought.bytes);
         let class = class(rows_each);
-        self.samples[class] = self.samples[class].saturating_add(1);
-        let early = self.samples[class] <= SAMPLES_MIN;
-        let pace = &mut self.pace[class];
-        *pace = Some(match *pace {
-            None => sample,
-            Some(before) if early => before.min(sample),
-            Some(before) => before + (sample - before) * WEIGHT,
-        });
+        // What is of both kinds says nothing of either.
+        if brought.file_bytes == 0 {
+            self.kept[class].note(computing, in_form);
+        } else if in_form == 0 {
+            self.from_file[class].note(computing, brought.file_bytes);
+        }
     }
 
     /// The first rows of a buffer after the last step.
@@ -266,9 +352,25 @@ mod tests {
 
     fn offload(bytes_per_s: f64) -> Offload {
         let mut offload = Offload::new(Mode::Auto, None, None, "hip");
-        offload.pace = [Some(1.0 / bytes_per_s); CLASSES];
-        offload.samples = [SAMPLES_MIN; CLASSES];
+        let rate = Rate {
+            seconds: Some(1.0 / bytes_per_s),
+            samples: SAMPLES_MIN,
+        };
+        offload.kept = [rate; CLASSES];
+        offload.from_file = [rate; CLASSES];
+        offload.bringing = rate;
         offload
+    }
+
+    /// Experts of 40 MB, all kept.
+    fn kept(n: usize) -> Absent {
+        Absent {
+            n,
+            kept: n,
+            others: Held::WithRoom,
+            bytes: 40_000_000,
+            rows_each: 1,
+        }
     }
 
     fn link(upload_bytes_per_s: f64) -> Option<Pace> {
@@ -283,38 +385,105 @@ mod tests {
     fn link_and_host_end_together() {
         // 40 MB each: 1 ms on the link, 0.5 ms on the host.
         let mut host = offload(80e9);
-        assert_eq!(host.share(6, 40_000_000, 1, link(40e9)), 4);
-        assert_eq!(host.share(1, 40_000_000, 1, link(40e9)), 1);
-        assert_eq!(host.share(0, 40_000_000, 1, link(40e9)), 0);
+        assert_eq!(host.share(kept(6), link(40e9)), 4);
+        assert_eq!(host.share(kept(1), link(40e9)), 1);
+        assert_eq!(host.share(kept(0), link(40e9)), 0);
         // A slow host is left alone.
-        assert_eq!(offload(1e9).share(6, 40_000_000, 1, link(40e9)), 0);
+        assert_eq!(offload(1e9).share(kept(6), link(40e9)), 0);
+    }
+
+    #[test]
+    fn what_is_not_kept_costs_its_bringing() {
+        let mut host = offload(80e9);
+        let others = |n, kept, others| Absent {
+            kept,
+            others,
+            ..super::tests::kept(n)
+        };
+        // 1 ms each on the link and on the host, which brings and computes in turn.
+        assert_eq!(host.share(others(6, 0, Held::WithRoom), link(40e9)), 3);
+        // 2 of half a millisecond, and one of a whole.
+        assert_eq!(host.share(others(5, 2, Held::WithRoom), link(40e9)), 3);
+        host.from_file = [Rate {
+            seconds: Some(1.0 / 10e9),
+            samples: SAMPLES_MIN,
+        }; CLASSES];
+        // 4 ms out of the file.
+        assert_eq!(host.share(others(6, 2, Held::InFile), link(40e9)), 2);
+        assert_eq!(host.share(others(3, 0, Held::InFile), link(40e9)), 0);
+    }
+
+    #[test]
+    fn answers_of_each_kind_are_measured_apart() {
+        let mut host = Offload::new(Mode::Auto, None, None, "hip");
+        let ms = Duration::from_millis;
+        let kept = |kept_bytes| Brought {
+            kept_bytes,
+            ..Brought::default()
+        };
+        let brought = Brought {
+            bytes: 1 << 20,
+            took: ms(3),
+            ..Brought::default()
+        };
+        host.took(brought, 1, ms(4));
+        let a_byte = |ms: f64| Some(ms / 1e3);
+        let mib = |held| host.seconds(held, 1 << 20, 1);
+        assert_eq!(mib(Held::Kept), a_byte(1.0));
+        assert_eq!(mib(Held::WithRoom), a_byte(4.0));
+        assert_eq!(mib(Held::InFile), None);
+        let file = Brought {
+            file_bytes: 1 << 20,
+            ..Brought::default()
+        };
+        host.took(file, 1, ms(2));
+        host.took(
+            Brought {
+                kept_bytes: 1 << 20,
+                ..file
+            },
+            1,
+            ms(500),
+        );
+        host.took(kept(2 << 20), 1, ms(2));
+        let mib = |held| host.seconds(held, 1 << 20, 1);
+        assert_eq!(mib(Held::InFile), a_byte(2.0), "of both kinds: no sample");
+        assert_eq!(mib(Held::Kept), a_byte(1.0));
     }
 
     #[test]
     fn what_was_never_measured_is_tried_once() {
         let mut host = Offload::new(Mode::Auto, None, None, "hip");
-        assert_eq!(host.share(5, 1 << 20, 1, link(40e9)), 1);
+        let five = |kept| Absent {
+            n: 5,
+            kept,
+            others: Held::WithRoom,
+            bytes: 1 << 20,
+            rows_each: 1,
+        };
+        assert_eq!(host.share(five(0), link(40e9)), 1);
+        assert_eq!(host.share(five(5), link(40e9)), 1);
         let one = Beside {
             skipped: 0,
             upload: true,
         };
-        assert_eq!(host.beside(1 << 20, 1, link(40e9)), Some(one));
-        assert_eq!(host.beside(1 << 20, 1, None), None);
+        assert_eq!(host.beside(Held::InFile, 1 << 20, 1, link(40e9)), Some(one));
+        assert_eq!(host.beside(Held::InFile, 1 << 20, 1, None), None);
         host.mode = Mode::Always;
-        assert_eq!(host.share(5, 1 << 20, 1, None), 5);
+        assert_eq!(host.share(five(0), None), 5);
     }
 
     #[test]
     fn a_host_that_was_slow_is_tried_again() {
         let mut host = offload(1e9);
-        let tried = (0..2 * TRY_EVERY).filter(|_| host.share(6, 40_000_000, 1, link(40e9)) > 0);
+        let tried = (0..2 * TRY_EVERY).filter(|_| host.share(kept(6), link(40e9)) > 0);
         assert_eq!(tried.count(), 2);
     }
 
     #[test]
     fn the_link_brings_what_the_host_comes_to_later() {
         let skipped = |bytes_per_s| {
-            let beside = offload(bytes_per_s).beside(40_000_000, 1, link(40e9))?;
+            let beside = offload(bytes_per_s).beside(Held::Kept, 40_000_000, 1, link(40e9))?;
             assert!(beside.upload);
             Some(beside.skipped)
         };

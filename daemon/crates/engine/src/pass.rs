@@ -275,6 +275,7 @@ impl Run<'_, '_> {
         let (pass, ahead) = (self.pass, self.ahead);
         let segment = id(pass, index);
         let misses = self.counts.misses;
+        residency.collect();
         let slab = residency.acquire(segment, self.counts)?;
         let missed = self.counts.misses > misses;
         // The head is the last of the ordered segments.

@@ -212,13 +212,14 @@ impl Residency {
         Ok(())
     }
 
-    /// Makes a segment resident and holds it until [`Residency::release`].
+    /// Makes a segment resident and holds it until [`Residency::release`]. What has arrived is noted by
+    /// [`Residency::collect`], which asks the driver of each upload: callers do so once for several.
     pub(crate) fn acquire(
         &mut self,
         segment: SegmentId,
         counts: &mut RequestCacheUse,
     ) -> Result<Slab, Error> {
-        self.collect();
+        let mut collected = false;
         loop {
             match self.cache.acquire(segment, &mut self.actions) {
                 Ok(Acquired::Resident(slab)) => {
@@ -234,6 +235,10 @@ impl Residency {
                         return Err(error);
                     }
                     return Ok(slab);
+                }
+                Err(CacheError::NoRoom { .. }) if !collected => {
+                    self.collect();
+                    collected = true;
                 }
                 // What is in the way may be uploads that were started ahead of need.
                 Err(CacheError::NoRoom { .. }) if !self.under_way.is_empty() => self.wait_any(),

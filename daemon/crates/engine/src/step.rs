@@ -449,6 +449,7 @@ impl Engine {
             model: preload.model,
             index,
         };
+        self.residency.collect();
         match self.residency.acquire(id, &mut counts) {
             Ok(slab) => {
                 self.residency.release(id);

@@ -416,7 +416,8 @@ async fn a_fault_of_queued_work_loses_the_device_and_nothing_hangs() {
                 assert_eq!(runtime.live(), Live::default(), "{place}: {met:?}");
             }
             println!("{work} x {n} in {budget} bytes: {lost} seen by a request");
-            assert!(lost > 0, "{work}");
+            // Memory is cleared at the start alone, before any request.
+            assert!(lost > 0 || work == when_run::MEMSET, "{work}");
         }
     }
 }

@@ -37,6 +37,19 @@ thread_local! {
     static PIECE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Where the weights of an answer lay, and what it took to bring those that are kept from now on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Brought {
+    /// Bytes of segments that were kept before.
+    pub kept_bytes: u64,
+    /// Bytes of segments that are kept from now on.
+    pub bytes: u64,
+    /// How long those were brought into the kernels' form.
+    pub took: Duration,
+    /// Bytes of segments that were read out of the file by the products.
+    pub file_bytes: u64,
+}
+
 /// The CPU beside a card.
 #[derive(Debug)]
 pub struct Answers {
@@ -92,7 +105,7 @@ impl Answers {
     }
 
     /// Runs a step, whose weights are those of `segments` of a model (one for each bound segment of the step) and lie in `file`,
-    /// on rows `given` of the buffers that it reads. Returns how long weights were brought into the kernels' form to be kept.
+    /// on rows `given` of the buffers that it reads. Returns where they lay.
     ///
     /// # Errors
     /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] for a damaged tensor, [`Error::Memory`].
@@ -104,8 +117,8 @@ impl Answers {
         layout: &ScratchLayout,
         batch: &Batch<'_>,
         given: &[(Buf, &[f32])],
-    ) -> Result<Duration, Error> {
-        let begin = Instant::now();
+    ) -> Result<Brought, Error> {
+        let mut brought = Brought::default();
         let mut kept: Vec<Option<(Arc<SegmentLayout>, u64)>> = Vec::with_capacity(segments.len());
         let layouts: Vec<&SegmentLayout> = match step {
             BoundStep::Run { weights, .. } => weights.iter().map(|b| b.layout).collect(),
@@ -115,9 +128,8 @@ impl Answers {
         };
         assert_eq!(layouts.len(), segments.len(), "a segment for each bound");
         for (&segment, layout) in segments.iter().zip(&layouts) {
-            kept.push(self.kept(file, (model, segment), layout)?);
+            kept.push(self.kept(file, (model, segment), layout, &mut brought)?);
         }
-        let brought = begin.elapsed();
         let base = self.store.bytes();
         let scratch = Scratch { layout, base };
         let mut end = base + layout.bytes + self.host.workspace_bytes(layout);
@@ -162,6 +174,18 @@ impl Answers {
         Ok(brought)
     }
 
+    /// Whether a segment of a model is kept.
+    #[must_use]
+    pub fn keeps(&self, model: u64, segment: u32) -> bool {
+        self.store.has((model, segment))
+    }
+
+    /// Whether a segment of so many bytes could be kept without another one's going.
+    #[must_use]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.store.has_room(bytes)
+    }
+
     /// A model is gone.
     pub fn forget(&mut self, model: u64) {
         if self.store.forget(model) {
@@ -175,13 +199,18 @@ impl Answers {
         file: &Arc<MappedFile>,
         key: Key,
         layout: &SegmentLayout,
+        brought: &mut Brought,
     ) -> Result<Option<(Arc<SegmentLayout>, u64)>, Error> {
+        let bytes = layout.bytes;
         if let Some(found) = self.store.find(key) {
+            brought.kept_bytes += bytes;
             return Ok(Some(found));
         }
+        let begin = Instant::now();
         let tensors: Vec<TensorDesc> = layout.tensors.iter().map(|t| t.desc.clone()).collect();
         let layout = Arc::new(self.host.layout(&tensors)?);
         let Some(slab) = self.store.room(layout.bytes) else {
+            brought.file_bytes += bytes;
             return Ok(None);
         };
         let end = self.store.bytes();
@@ -200,6 +229,8 @@ impl Answers {
             return Err(error);
         }
         self.store.keep(key, Arc::clone(&layout), slab);
+        brought.bytes += bytes;
+        brought.took += begin.elapsed();
         Ok(Some((layout, slab)))
     }
 

@@ -35,7 +35,7 @@ use crate::{
 use arena::Arena;
 use staging::Staging;
 
-pub use answers::Answers;
+pub use answers::{Answers, Brought};
 
 /// How the host device is set up.
 #[derive(Debug, Clone, Copy, Default)]

@@ -48,6 +48,17 @@ impl Store {
         self.bytes
     }
 
+    /// Whether a segment is kept.
+    pub(super) fn has(&self, key: Key) -> bool {
+        self.kept.contains_key(&key)
+    }
+
+    /// Whether a segment of so many bytes has a place without another one's going.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        let bytes = bytes.next_multiple_of(crate::ALIGNMENT);
+        self.used + bytes <= self.bytes || self.free.get(&bytes).is_some_and(|f| !f.is_empty())
+    }
+
     /// A kept segment.
     pub(super) fn find(&mut self, key: Key) -> Option<(Arc<SegmentLayout>, u64)> {
         self.clock += 1;
@@ -133,7 +144,9 @@ mod tests {
     fn what_has_room_is_kept_and_the_rest_is_not() {
         let mut store = Store::new(4096);
         assert_eq!(put(&mut store, (1, 0), 2048), Some(0));
+        assert!(store.has_room(2048) && !store.has((1, 1)));
         assert_eq!(put(&mut store, (1, 1), 2048), Some(2048));
+        assert!(!store.has_room(2048) && store.has((1, 1)));
         assert_eq!(put(&mut store, (1, 2), 2048), None, "none was idle");
         assert_eq!(store.find((1, 1)).map(|f| f.1), Some(2048));
         assert!(store.find((1, 2)).is_none());

@@ -1,7 +1,5 @@
 //! A layer's experts in a pass: which ones its rows are routed to, and how those that are absent come.
 
-use std::cmp::Ordering;
-
 use rocmforge_device::{Bound, BoundExpert, BoundStep, ExpertFfn};
 use rocmforge_ops::Step;
 use rocmforge_tensor_cache::Slab;
@@ -20,17 +18,13 @@ impl Run<'_, '_> {
     ) -> Result<(), Error> {
         let pass = self.pass;
         let (ids, wanted) = routed(residency, pass, ffn, step.n_expert)?;
+        residency.collect();
         let mut segments: Vec<u32> = wanted.iter().map(|&e| step.segment_of(e)).collect();
         segments.dedup();
         let (there, mut absent): (Vec<u32>, Vec<u32>) = segments
             .into_iter()
             .partition(|&s| residency.cache.holds(id(pass, s)));
-        // What was begun ahead comes first, then what was used most.
-        let order = |s: u32| {
-            let id = id(pass, s);
-            (!residency.is_under_way(id), -residency.cache.warmth(id))
-        };
-        absent.sort_by(|&a, &b| order(a).partial_cmp(&order(b)).unwrap_or(Ordering::Equal));
+        residency.order_absent(pass, &mut absent);
         let answered = residency.for_the_host(pass, &absent, wanted.len());
         let answered = absent.split_off(absent.len() - answered);
         // Read before the card is given more to do.

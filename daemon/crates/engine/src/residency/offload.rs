@@ -1,15 +1,15 @@
 //! Misses that the host answers: which ones, and the way of the rows between card and host.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rocmforge_device::host::Answers;
+use rocmforge_device::host::{Answers, Brought};
 use rocmforge_device::{Bound, BoundExpert, BoundStep, Buf, ExpertFfn};
 use rocmforge_ops::Op;
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
-use crate::offload::Work;
+use crate::offload::{Absent, Held, Work};
 use crate::pass::{ExpertStep, Pass, batch, id, scratch};
 use crate::residency::Residency;
 
@@ -20,25 +20,50 @@ impl Residency {
         self.offload.takes_part(pass.n_tokens) && !fits
     }
 
-    /// How many of a layer's absent experts, the last of the list, the host computes. What is under way is none of them.
+    /// Orders a layer's absent experts: what is under way, what was used most, and last what the host keeps.
+    pub(crate) fn order_absent(&self, pass: &Pass<'_>, absent: &mut [u32]) {
+        let offloaded = self.is_offloaded(pass);
+        let place = |s: u32| {
+            let this = id(pass, s);
+            let held = self.offload.holds(pass.model, s, self.segment_bytes(this));
+            let under_way = self.is_under_way(this);
+            let last = offloaded && !under_way && held == Held::Kept;
+            ((!under_way, last), self.cache.warmth(this))
+        };
+        absent.sort_by(|&a, &b| {
+            let ((a, warm_a), (b, warm_b)) = (place(a), place(b));
+            a.cmp(&b).then(f64::total_cmp(&warm_b, &warm_a))
+        });
+    }
+
+    /// How many of a layer's absent experts, as [`Residency::order_absent`] left them, the host computes: the last ones. What is
+    /// under way is none of them.
     pub(crate) fn for_the_host(
         &mut self,
         pass: &Pass<'_>,
         absent: &[u32],
         n_wanted: usize,
     ) -> usize {
-        let mut free = absent.iter().filter(|&&s| !self.is_under_way(id(pass, s)));
-        let Some(&first) = free.next() else {
-            return 0;
-        };
-        let n = 1 + free.count();
         if !self.is_offloaded(pass) {
             return 0;
         }
+        let free = absent.iter().filter(|&&s| !self.is_under_way(id(pass, s)));
+        let free: Vec<u32> = free.copied().collect();
+        let Some(&first) = free.first() else {
+            return 0;
+        };
         let bytes = self.segment_bytes(id(pass, first));
-        let rows_each = pass.n_tokens.div_ceil(n_wanted.max(1));
+        let held = |s: u32| self.offload.holds(pass.model, s, bytes);
+        let kept = free.iter().filter(|&&s| held(s) == Held::Kept).count();
+        let absent = Absent {
+            n: free.len(),
+            kept,
+            others: held(first),
+            bytes,
+            rows_each: pass.n_tokens.div_ceil(n_wanted.max(1)),
+        };
         let pace = self.device.pace(pass.n_tokens);
-        self.offload.share(n, bytes, rows_each, pace)
+        self.offload.share(absent, pace)
     }
 
     /// Whether the host computes a segment's operations, since it is not there and is faster done so; begins an upload of one
@@ -57,7 +82,8 @@ impl Residency {
         self.collect();
         let bytes = self.segment_bytes(this);
         let pace = self.device.pace(pass.n_tokens);
-        let Some(beside) = self.offload.beside(bytes, pass.n_tokens, pace) else {
+        let held = self.offload.holds(pass.model, segment, bytes);
+        let Some(beside) = self.offload.beside(held, bytes, pass.n_tokens, pace) else {
             return Ok(false);
         };
         // One at a time: what waits behind another would be come to before it is there.
@@ -125,8 +151,7 @@ impl Residency {
         }
         counts.misses += 1;
         counts.host_bytes += layout.bytes;
-        self.offload
-            .took(layout.bytes, pass.n_tokens, begin.elapsed() - brought);
+        self.offload.took(brought, pass.n_tokens, begin.elapsed());
         self.cache
             .done_without(id(pass, segment))
             .map_err(from_cache)
@@ -189,8 +214,7 @@ impl Residency {
         }
         counts.misses += segments.len() as u64;
         counts.host_bytes += bytes;
-        self.offload
-            .took(bytes, rows_each, begin.elapsed() - brought);
+        self.offload.took(brought, rows_each, begin.elapsed());
         segments
             .into_iter()
             .try_for_each(|s| self.cache.done_without(id(pass, s)).map_err(from_cache))
@@ -202,7 +226,7 @@ impl Residency {
         segments: &[u32],
         step: BoundStep<'_>,
         given: &[(Buf, &[f32])],
-    ) -> Result<(Arc<rocmforge_device::ScratchLayout>, Duration), Error> {
+    ) -> Result<(Arc<rocmforge_device::ScratchLayout>, Brought), Error> {
         let work = Work {
             model: pass.model,
             plan: pass.plan,

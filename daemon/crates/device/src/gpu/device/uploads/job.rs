@@ -16,6 +16,7 @@ use crate::gpu::{Context, Event, Stream};
 use crate::progress::Progress;
 use crate::{Upload, UploadTicket};
 
+use super::lane::in_slot;
 use super::lock;
 
 /// What one staging thread does at a time.
@@ -25,6 +26,8 @@ pub(super) enum Piece {
     Rows { tensor: usize, rows: Range<u64> },
     /// All vectors of the segment: small, and kept as f32.
     Vectors,
+    /// All matrices of a segment without vectors, which fit a slot together.
+    Matrices,
 }
 
 /// An upload that is not settled.
@@ -133,6 +136,11 @@ impl Job {
 
 /// Vectors first, then rows of matrices that fit a slot.
 fn pieces(upload: &Upload, slot_bytes: u64) -> Result<Vec<Piece>, Error> {
+    let tensors = &upload.layout.tensors;
+    let together = tensors.iter().map(|t| in_slot(t.desc.bytes)).sum::<u64>();
+    if together <= slot_bytes && tensors.iter().all(|t| t.desc.role == Role::Matrix) {
+        return Ok(vec![Piece::Matrices]);
+    }
     let mut pieces = Vec::new();
     let mut vectors = false;
     for (tensor, placed) in upload.layout.tensors.iter().enumerate() {

@@ -42,6 +42,27 @@ pub(super) struct Lane {
     flags: Arc<Flags>,
 }
 
+/// Rows of a matrix that are readable for the copy engine.
+#[derive(Debug)]
+pub(super) struct Rows<'a> {
+    pub(super) placed: &'a Placed,
+    pub(super) rows: Range<u64>,
+    /// Address and bytes of one part after the other.
+    pub(super) parts: Vec<(*const u8, u64)>,
+}
+
+impl Rows<'_> {
+    /// Bytes of a slot that they take.
+    fn slot_bytes(&self) -> u64 {
+        in_slot(self.parts.iter().map(|(_, bytes)| bytes).sum())
+    }
+}
+
+/// Bytes of a slot that so many bytes of a matrix take.
+pub(super) fn in_slot(bytes: u64) -> u64 {
+    bytes.next_multiple_of(16)
+}
+
 /// What uploads' flags were, u32 each, copied back when an upload ends.
 #[derive(Debug)]
 pub(super) struct Flags(PinnedBuffer);
@@ -95,17 +116,9 @@ impl Lane {
         copied.and(self.repack.synchronize())
     }
 
-    /// Queues the copy of rows into a slot and their repacking into the slab.
-    pub(super) fn rows(
-        &mut self,
-        job: &Job,
-        placed: &Placed,
-        rows: Range<u64>,
-        parts: &[(*const u8, u64)],
-    ) -> Result<(), Error> {
+    /// Queues the copies of rows into one slot and their repacking into the slab. [`Rows::slot_bytes`] of all fit a slot.
+    pub(super) fn rows(&mut self, job: &Job, some: &[Rows<'_>]) -> Result<(), Error> {
         let fixed = self.fixed;
-        let desc = &placed.desc;
-        let ty = desc.ty;
         let slot = self.next_slot;
         self.next_slot = (slot + 1) % SLOTS;
         let slot_at = fixed.slots + slot as u64 * fixed.slot_bytes;
@@ -116,20 +129,24 @@ impl Lane {
         let copy = &self.copy;
         copy.wait(&self.drained[slot]).map_err(wrong)?;
         let timed = self.pace.begin(copy);
-        let mut at = slot_at;
-        for &(ptr, bytes) in parts {
-            // SAFETY: the source is registered or pinned and stays so until the job has settled, respectively the piece's
-            // event has passed; the slot is drained and `bytes` fit it (the pieces were cut so).
-            unsafe { driver.copy_h2d_async(DevicePtr(at), ptr, bytes, copy.handle()) }
-                .map_err(wrong)?;
-            at += bytes;
+        let mut first = slot_at;
+        for rows in some {
+            let mut at = first;
+            for &(ptr, bytes) in &rows.parts {
+                assert!(at + bytes <= slot_at + fixed.slot_bytes, "a slot has room");
+                // SAFETY: the source is registered or pinned and stays so until the job has settled, respectively the piece's
+                // event has passed; the slot is drained and has room for `bytes`.
+                unsafe { driver.copy_h2d_async(DevicePtr(at), ptr, bytes, copy.handle()) }
+                    .map_err(wrong)?;
+                at += bytes;
+            }
+            first += rows.slot_bytes();
         }
         // A launch may have to compile its kernel first, which is no call of the driver.
         drop(driver);
         self.filled[slot].record(copy).map_err(wrong)?;
         if timed {
-            let bytes = at - slot_at;
-            self.pace.end(copy, bytes);
+            self.pace.end(copy, first - slot_at);
         }
         self.repack.wait(&self.filled[slot]).map_err(wrong)?;
         if self.behind != Some(job.ticket) {
@@ -137,18 +154,27 @@ impl Lane {
             self.repack.wait(&job.before).map_err(wrong)?;
             self.behind = Some(job.ticket);
         }
-        let to = Weights {
-            ty,
-            at: job.slab + placed.at,
-            rows: desc.rows,
-            cols: desc.cols,
-        };
-        let launch = weights::repack(to, slot_at, rows.start, rows.end - rows.start, flag)
-            .map_err(|e| launch_error(&e))?;
-        // SAFETY: the slot holds the rows when the launch begins, the slab is the upload's alone.
-        let launched = unsafe { self.kernels.launch(&launch, &self.repack) };
+        let mut outcome = Ok(());
+        let mut first = slot_at;
+        for part in some {
+            let desc = &part.placed.desc;
+            let to = Weights {
+                ty: desc.ty,
+                at: job.slab + part.placed.at,
+                rows: desc.rows,
+                cols: desc.cols,
+            };
+            let Range { start, end } = part.rows;
+            outcome = outcome.and_then(|()| {
+                let launch = weights::repack(to, first, start, end - start, flag)
+                    .map_err(|e| launch_error(&e))?;
+                // SAFETY: the slot holds the rows when the launch begins, the slab is the upload's alone.
+                unsafe { self.kernels.launch(&launch, &self.repack) }
+            });
+            first += part.slot_bytes();
+        }
         self.drained[slot].record(&self.repack).map_err(wrong)?;
-        launched
+        outcome
     }
 
     /// Queues the copy of a vector's part to its address in the slab. `part` is pinned memory that is left alone until the
@@ -177,11 +203,16 @@ impl Lane {
         let driver = stream_driver(&self.repack)?;
         // SAFETY: both places lie in memory that lives as long as the streams; each upload under way has its own flag.
         unsafe { driver.copy_d2h_async(self.flags.place(job), flag, 4, stream) }
-            .and_then(|()| {
-                // SAFETY: as above; the next upload with this flag finds it cleared.
-                unsafe { driver.memset_async(flag, 0, 4, stream) }
-            })
             .and_then(|()| job.done.record(&self.repack))
+            .map_err(|e| failed("ending an upload", e))
+    }
+
+    /// Clears the flag of an upload that may have raised it: the next one with this flag finds it so.
+    pub(super) fn clear_flag(&self, job: &Job) -> Result<(), Error> {
+        let flag = DevicePtr(self.fixed.flags + job.flag * 4);
+        let driver = stream_driver(&self.repack)?;
+        // SAFETY: the place lies in memory that lives as long as the stream, and is no other upload's yet.
+        unsafe { driver.memset_async(flag, 0, 4, self.repack.handle()) }
             .map_err(|e| failed("ending an upload", e))
     }
 }

@@ -289,7 +289,14 @@ impl Uploads {
         if !matches!(ended, Err(Error::Lost(_))) {
             job.release_windows(&self.staging.windows);
         }
-        ended.and_then(|()| self.verify(job))
+        let ended = ended.and_then(|()| self.verify(job));
+        if matches!(&ended, Err(e) if !matches!(e, Error::Lost(_))) {
+            let cleared = lock(&self.staging.lane).clear_flag(job);
+            if let Err(error) = cleared {
+                tracing::warn!(%error, "the flag of an upload that failed could not be cleared");
+            }
+        }
+        ended
     }
 
     fn verify(&self, job: &Job) -> Result<(), Error> {
