@@ -321,6 +321,29 @@ impl Service {
         }
     }
 
+    /// Whether there is a model of this name or alias, loaded, declared or a file. `field` is what a refusal calls the name.
+    ///
+    /// # Errors
+    /// NOT_FOUND with the names that there are.
+    pub async fn check_there(&self, field: &str, name: &str) -> Result<(), Failure> {
+        self.admit()?;
+        let mut violations = Violations::default();
+        model_name(field, name, &mut violations);
+        violations.result()?;
+        let book = self.declared();
+        let short = name.strip_suffix(DEFAULT_TAG).unwrap_or(name);
+        let names = [&*book.real_name(name), &*book.real_name(short)];
+        let declared = names.iter().any(|name| book.model(name).is_some());
+        if declared || self.loaded(&names).is_some() {
+            return Ok(());
+        }
+        let files = self.named_files(true).await?;
+        match files.iter().any(|f| names.contains(&f.name.as_str())) {
+            true => Ok(()),
+            false => Err(self.unknown(name, &files)),
+        }
+    }
+
     fn loaded(&self, names: &[&str]) -> Option<Arc<LoadedModel>> {
         names.iter().find_map(|name| self.engine.model(name).ok())
     }

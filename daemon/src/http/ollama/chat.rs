@@ -106,6 +106,7 @@ pub(super) async fn only_the_model(
     keep_alive: Option<&Value>,
 ) -> Result<Value, Failure> {
     let reason = if lets_go(keep_alive) {
+        call.service.check_there("model", model).await?;
         "unload"
     } else {
         let loaded = call

@@ -101,6 +101,14 @@ async fn models_are_told_in_ollamas_words() {
         .post("/api/chat", &json!({"model": LLAMA, "keep_alive": 0}))
         .await;
     assert_eq!(gone.json()["done_reason"], "unload");
+    // What is not there cannot be let go (found by fuzzing: it was told as done).
+    for path in ["/api/chat", "/api/generate"] {
+        let body = json!({"model": "nothing", "keep_alive": "0m"});
+        let refused = http.post(path, &body).await;
+        assert_eq!(refused.status, 404, "{path}");
+        let error = refused.json()["error"].to_string();
+        assert!(error.contains(LLAMA), "{path}: {error}");
+    }
 
     let shown = http
         .post("/api/show", &json!({"model": LLAMA}))
