@@ -299,10 +299,11 @@ impl Engine {
     /// waits a little longer once, and the requests behind them wait for all.
     fn shared_rows(&self, model: ModelId) -> u32 {
         let most = self.shared_rows_max();
-        let (_, rows) = self.prompts(model);
+        let (n, rows) = self.prompts(model);
+        let all = self.tasks.values().filter(|t| t.model == model).count();
         let share = self.models.iter().find(|e| e.id == model);
         match share.filter(|_| rows > self.prefill_chunk.get()) {
-            Some(entry) => entry.share.rows(most),
+            Some(entry) => entry.share.rows((all - n) as u32, most),
             None => most,
         }
     }
@@ -330,6 +331,8 @@ impl Engine {
             } else if !decode.is_empty() {
                 let mixed = Mixed {
                     rows: rows_of(prompts),
+                    tokens: rows_of(decode),
+                    position: prompts.iter().map(|s| s.first_position).max().unwrap_or(0),
                     took,
                     without: entry.times.seconds(rows_of(decode) as usize),
                     decoding: decode.len(),

@@ -1,6 +1,13 @@
-//! How much of a prompt a pass takes in while somebody waits for his next token: so much that the pass takes at most some
-//! times what it takes without. The times are measured, since what a row costs depends on the device, the model and how
-//! many rows there are.
+//! How much of a long prompt a pass takes in while somebody waits for his next token: so much that the pass takes at most some
+//! times what it takes without. The times are measured, since what a row costs depends on the device, the model, how many rows
+//! there are and how far into the text they are.
+//!
+//! Kernels work on so many rows at a time, so a pass's time has steps: passes have one of some sizes, and the next larger one is
+//! taken where it is expected to fit, the next smaller one where two passes in a row did not.
+//!
+//! ```text
+//!   held --(the smallest size does not fit)--> let go: up to some times longer --(it fits again, or a new prompt begins)--> held
+//! ```
 //!
 //! One long prompt beside many texts is to at most double the time between tokens. The more of the requests still have no token at
 //! all, the longer a pass may take: that many waiting prompts are worth more than the others' pace.
@@ -13,43 +20,50 @@ const LONGER_A_PROMPT: f64 = 4.0;
 /// How much longer it may take at least.
 const LONGER_LEAST: f64 = 1.0;
 
-/// Fewest rows: below it a pass costs about the same.
-const ROWS_MIN: f64 = 16.0;
+/// Rows of a pass, those of the tokens among them: what kernels take at a time, and some between.
+const SIZES: [u32; 17] = [
+    16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+];
 
-/// Rows before anything was measured.
-const ROWS_AT_FIRST: f64 = 64.0;
+/// The first one, before anything was measured: 64 rows.
+const FIRST: usize = 4;
+
+/// Fewest rows of prompts.
+const ROWS_MIN: u32 = 8;
 
 /// A pass beyond this part more than it may take was too long.
-const TOLERANCE: f64 = 1.05;
+const TOLERANCE: f64 = 1.03;
 
-/// Passes for which a size that was too long is not tried again.
+/// One that takes this many times what it may is not tried a second time.
+const FAR_TOO_LONG: f64 = 1.5;
+
+/// Passes for which a size that was too long is not tried again so far into a text.
 const CEILING_PASSES: u32 = 1024;
 
-/// How many times the lowest price of a row few rows may cost: beyond it a pass is long whatever it takes in, as one far into a
-/// long text may be, and takes in all that it may.
-const PRICE_MAX: f64 = 2.0;
-
-/// How fast the lowest price is forgotten, a pass.
-const FORGETTING: f64 = 1.001;
-
-/// Passes that do so, before fewer rows are tried again.
-const FREE_PASSES: u32 = 32;
+/// How many times longer than else a pass may take that is too long whatever it takes in, as one far into a very long text.
+const LET_GO: f64 = 8.0;
 
 /// What was measured for one model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PromptShare {
-    rows: f64,
+    /// Index of the size of the next pass.
+    size: usize,
     ceiling: Option<Ceiling>,
-    /// Seconds a row where it was lowest, which is forgotten slowly.
-    lowest: f64,
-    /// Passes left that take in all that they may.
-    free: u32,
+    /// The last pass was too long.
+    over: bool,
+    /// The smallest size was too long.
+    let_go: bool,
+    /// The pass before: its size, and what it took.
+    last: Option<(usize, f64)>,
+    /// How far into its text the last prompt was.
+    position: u32,
 }
 
-/// A size that was too long: prices have steps, and a step is not to be climbed again and again.
+/// A size that was too long, so far into a text: it is not to be climbed to again and again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Ceiling {
-    rows: f64,
+    size: usize,
+    position: u32,
     /// Seconds that a pass was allowed to take longer.
     longer: f64,
     passes_left: u32,
@@ -60,6 +74,10 @@ struct Ceiling {
 pub(crate) struct Mixed {
     /// Rows of prompts.
     pub(crate) rows: u32,
+    /// Rows of tokens, at least 1.
+    pub(crate) tokens: u32,
+    /// The first position of the prompts' rows that is farthest into a text.
+    pub(crate) position: u32,
     /// What the pass took.
     pub(crate) took: Duration,
     /// Seconds of a pass of the tokens alone, where that was measured.
@@ -73,76 +91,160 @@ pub(crate) struct Mixed {
 impl Default for PromptShare {
     fn default() -> Self {
         Self {
-            rows: ROWS_AT_FIRST,
+            size: FIRST,
             ceiling: None,
-            lowest: f64::INFINITY,
-            free: 0,
+            over: false,
+            let_go: false,
+            last: None,
+            position: 0,
         }
     }
 }
 
+/// The smallest size that leaves prompts some rows beside so many of tokens.
+fn smallest(tokens: u32) -> usize {
+    let fits = SIZES.iter().position(|size| *size >= tokens + ROWS_MIN);
+    fits.unwrap_or(SIZES.len() - 1)
+}
+
+/// Rows of prompts in a pass of a size.
+fn prompt_rows(size: usize, tokens: u32) -> u32 {
+    SIZES[size].saturating_sub(tokens).max(ROWS_MIN)
+}
+
 impl PromptShare {
-    /// Rows of prompts that the next such pass takes, of `most`.
-    pub(crate) fn rows(self, most: u32) -> u32 {
-        // The first one tells what a row costs where there are many.
-        if self.free > 0 || self.lowest == f64::INFINITY {
-            return most;
-        }
-        (self.rows as u32).clamp(1, most.max(1))
+    /// Rows of prompts that the next such pass takes beside so many of tokens, of `most`.
+    pub(crate) fn rows(self, tokens: u32, most: u32) -> u32 {
+        prompt_rows(self.size.max(smallest(tokens)), tokens).min(most.max(1))
     }
 
     /// Learns from a pass. `most` is what a pass takes in at most.
     pub(crate) fn note(&mut self, pass: Mixed, most: u32) {
+        let least = smallest(pass.tokens);
+        let size = self.size.max(least);
+        let (allowed, rows) = (prompt_rows(size, pass.tokens), pass.rows.max(1));
+        if rows > allowed {
+            // It was not held to this size, and says nothing of it.
+            return;
+        }
         let Some(without) = pass.without else {
-            self.rows = (self.rows * 2.0).min(f64::from(most));
+            self.size = self.larger(size, pass.tokens, most).unwrap_or(size);
             return;
         };
+        // Another prompt: what was found far into the last one does not hold.
+        if pass.position < self.position / 2 {
+            (self.let_go, self.over) = (false, false);
+        }
+        self.position = pass.position;
         let ratio = pass.waiting as f64 / pass.decoding.max(1) as f64;
         let longer = without * (ratio * LONGER_A_PROMPT).max(LONGER_LEAST);
-        let rows = f64::from(pass.rows.max(1));
-        let each = (pass.took.as_secs_f64() - without) / rows;
-        // What fits by this pass's price of a row. A pass is noisy and prices have steps, so no more than half as many or
-        // twice as many rows as this one had.
-        let fits = if each > 0.0 {
-            longer / each
-        } else {
-            rows * 2.0
-        };
-        let wanted = fits.clamp(rows / 2.0, rows * 2.0);
-        let too_long = each * rows > (without + longer) * TOLERANCE - without;
-        if each > 0.0 {
-            self.lowest = (self.lowest * FORGETTING).min(each);
+        let took = pass.took.as_secs_f64();
+        let before = self.last.replace((size, took));
+        if self.let_go {
+            if size == least && took <= (without + longer) * TOLERANCE {
+                self.let_go = false;
+            } else {
+                self.while_let_go(size, least, (took, without, longer), before, &pass, most);
+                return;
+            }
         }
-        if rows > self.rows {
-            // It was not held to these rows, and says nothing of them.
-            self.free = self.free.saturating_sub(1);
+        let bound = without + longer;
+        if took > bound * TOLERANCE {
+            let far = took > bound * FAR_TOO_LONG;
+            if !far && !std::mem::replace(&mut self.over, true) {
+                return;
+            }
+            self.over = false;
+            if size == least {
+                (self.let_go, self.ceiling) = (true, None);
+                return;
+            }
+            self.close(size, longer);
+            // What fits by this pass's price of a row, one size down at least.
+            let each = (took - without) / f64::from(rows);
+            let fits = |s: usize| {
+                without + f64::from(prompt_rows(s, pass.tokens)) * each <= bound * TOLERANCE
+            };
+            let down = (least..size).rev().find(|&s| fits(s));
+            self.size = down.unwrap_or(least);
             return;
         }
-        if too_long && rows <= ROWS_MIN && each > self.lowest * PRICE_MAX {
-            self.free = FREE_PASSES;
-            self.rows = ROWS_AT_FIRST;
-            return;
-        }
+        self.over = false;
         // A prompt's end may have been shorter than what was allowed, and says little of longer ones.
-        if !too_long && rows < self.rows / 2.0 {
+        if rows * 4 < allowed * 3 {
             return;
         }
+        self.pass_by();
+        if let Some(next) = self.larger(size, pass.tokens, most)
+            && !self.is_closed(next, longer)
+        {
+            let each = (took - without).max(0.0) / f64::from(rows);
+            let more = f64::from(prompt_rows(next, pass.tokens) - allowed);
+            if took + more * each <= bound {
+                self.size = next;
+            }
+        }
+    }
+
+    /// Larger sizes, as long as a row of them is much cheaper than one of the size before.
+    fn while_let_go(
+        &mut self,
+        size: usize,
+        least: usize,
+        (took, without, longer): (f64, f64, f64),
+        before: Option<(usize, f64)>,
+        pass: &Mixed,
+        most: u32,
+    ) {
+        self.pass_by();
+        if let Some((smaller, took_before)) = before
+            && smaller + 1 == size
+        {
+            let rows = |s| f64::from(prompt_rows(s, pass.tokens));
+            let cheap = took - took_before
+                <= (took_before - without).max(0.0) / 2.0 * (rows(size) / rows(smaller) - 1.0);
+            if !cheap {
+                self.close(size, longer);
+                self.size = smaller;
+                return;
+            }
+        }
+        if took > without + longer * LET_GO {
+            self.size = size.saturating_sub(1).max(least);
+        } else if let Some(next) = self.larger(size, pass.tokens, most)
+            && !self.is_closed(next, longer)
+        {
+            self.size = next;
+        }
+    }
+
+    /// The next larger size, if a pass may take that much.
+    fn larger(&self, size: usize, tokens: u32, most: u32) -> Option<usize> {
+        let next = (size + 1 < SIZES.len()).then_some(size + 1)?;
+        (prompt_rows(size, tokens) < most).then_some(next)
+    }
+
+    fn close(&mut self, size: usize, longer: f64) {
+        self.ceiling = Some(Ceiling {
+            size,
+            position: self.position,
+            longer,
+            passes_left: CEILING_PASSES,
+        });
+    }
+
+    fn pass_by(&mut self) {
         self.ceiling = self.ceiling.and_then(|c| {
             let passes_left = c.passes_left.checked_sub(1)?;
-            (longer <= c.longer * TOLERANCE).then_some(Ceiling { passes_left, ..c })
+            Some(Ceiling { passes_left, ..c })
         });
-        if too_long {
-            self.ceiling = Some(Ceiling {
-                rows: rows * 0.9,
-                longer,
-                passes_left: CEILING_PASSES,
-            });
-        }
-        let most = self
-            .ceiling
-            .map_or(f64::INFINITY, |c| c.rows)
-            .min(f64::from(most));
-        self.rows = wanted.min(most).max(ROWS_MIN);
+    }
+
+    /// Whether a size was too long where a text was no longer and as little was allowed.
+    fn is_closed(&self, size: usize, longer: f64) -> bool {
+        self.ceiling.is_some_and(|c| {
+            size >= c.size && self.position >= c.position / 2 && longer <= c.longer * TOLERANCE
+        })
     }
 }
 
@@ -150,155 +252,169 @@ impl PromptShare {
 mod tests {
     use super::*;
 
-    /// Rows after many passes on a device where a pass of 8 tokens takes 4 ms, beside `waiting` prompts, and the time of
-    /// the last of them in ms.
-    fn settled(cost: impl Fn(f64) -> f64, waiting: usize) -> (u32, f64) {
-        let mut share = PromptShare::default();
-        let mut last = 0.0;
-        for _ in 0..50 {
-            let rows = share.rows(512);
-            last = cost(f64::from(rows));
+    /// A prompt of `length` beside 8 tokens, whose passes take `ms(rows, position)`. Returns what each took, and the rows of the
+    /// last whole one.
+    fn prompt(
+        share: &mut PromptShare,
+        length: u32,
+        waiting: usize,
+        ms: impl Fn(u32, u32) -> f64,
+    ) -> (Vec<f64>, u32) {
+        let (mut position, mut took, mut last) = (0, Vec::new(), 0);
+        while position < length {
+            let rows = share.rows(8, 512).min(length - position);
             let pass = Mixed {
                 rows,
-                took: Duration::from_secs_f64((4.0 + last) / 1e3),
+                tokens: 8,
+                position,
+                took: Duration::from_secs_f64(ms(rows, position) / 1e3),
                 without: Some(4e-3),
                 decoding: 8,
                 waiting,
             };
+            took.push(ms(rows, position));
             share.note(pass, 512);
+            position += rows;
+            if position < length {
+                last = rows;
+            }
         }
-        (share.rows(512), 4.0 + last)
+        (took, last)
+    }
+
+    /// The part of passes that took longer than twice the 4 ms of the tokens alone.
+    fn too_long(took: &[f64]) -> f64 {
+        took.iter().filter(|ms| **ms > 8.0 * TOLERANCE).count() as f64 / took.len() as f64
+    }
+
+    /// Near what an H200 was seen to take for an 8B model, beside 8 tokens: kernels of 32 and of 64 rows, and attention to what
+    /// came before.
+    fn card(rows: u32, position: u32) -> f64 {
+        let products = match rows + 8 {
+            0..=16 => 4.6,
+            17..=32 => 5.6,
+            33..=64 => 7.8,
+            65..=128 => 13.0,
+            _ => 20.0,
+        };
+        products + f64::from(position) / 16_384.0 * 1.8 + f64::from(rows) * 0.005
     }
 
     #[test]
     fn one_prompt_at_most_doubles_the_time_between_tokens() {
         for each in [0.01, 0.05, 0.2] {
-            let (rows, took) = settled(|rows| rows * each, 1);
-            assert!(took <= 8.01, "{each}: {rows} rows, {took} ms");
-            let most = (4.0 / each).min(512.0) as u32;
-            assert!(rows + 1 >= most, "{each}: {rows} of {most} rows");
+            let (took, rows) = prompt(&mut PromptShare::default(), 16_384, 1, |rows, _| {
+                4.0 + f64::from(rows) * each
+            });
+            assert!(too_long(&took) < 0.01, "{each}: {took:?}");
+            let next = SIZES.iter().find(|s| **s > rows + 8).unwrap() - 8;
+            assert!(
+                4.0 < f64::from(next) * each || rows == 512,
+                "{each}: {rows}"
+            );
         }
-    }
-
-    #[test]
-    fn many_waiting_prompts_get_more() {
-        let (few, _) = settled(|rows| rows * 0.05, 1);
-        let (many, took) = settled(|rows| rows * 0.05, 16);
-        assert!(many > 4 * few && took > 24.0, "{few}, {many}, {took}");
-    }
-
-    #[test]
-    fn a_price_with_a_step_stays_near_the_bound() {
-        // Beyond 56 rows another kernel, with a price of its own.
-        let cost = |rows: f64| {
-            if rows > 56.0 {
-                9.0 + rows * 0.02
-            } else {
-                rows * 0.07
-            }
-        };
-        let mut share = PromptShare::default();
-        let mut over = 0;
-        for _ in 0..100 {
-            let rows = share.rows(512);
-            let extra = cost(f64::from(rows));
-            over += usize::from(extra > 5.0);
-            let pass = Mixed {
-                rows,
-                took: Duration::from_secs_f64((4.0 + extra) / 1e3),
-                without: Some(4e-3),
-                decoding: 8,
-                waiting: 1,
-            };
-            share.note(pass, 512);
-        }
-        assert!(over <= 6, "{over} of 100 passes are much longer");
-        assert!((40..=56).contains(&share.rows(512)), "{share:?}");
-    }
-
-    #[test]
-    fn what_a_device_cannot_do_in_time_gets_the_fewest_rows() {
-        assert_eq!(settled(|rows| rows * 100.0, 1).0, ROWS_MIN as u32);
-    }
-
-    #[test]
-    fn a_pass_that_is_long_whatever_it_takes_in_takes_in_much() {
-        let mut share = PromptShare::default();
-        let (mut few, mut passes) = (0, 0);
-        let mut left = 16_384;
-        while left > 0 {
-            let rows = share.rows(512).min(left);
-            left -= rows;
-            passes += 1;
-            few += u32::from(rows < 512);
-            let pass = Mixed {
-                rows,
-                took: Duration::from_secs_f64((4.0 + 10.0 + 0.04 * f64::from(rows)) / 1e3),
-                without: Some(4e-3),
-                decoding: 8,
-                waiting: 1,
-            };
-            share.note(pass, 512);
-        }
-        assert!(passes < 48 && few < 8, "{passes} passes, {few} of few rows");
     }
 
     #[test]
     fn a_long_prompt_on_a_card_with_steps_stays_within_the_bound() {
-        // Near what an H200 was seen to take for an 8B model, beside 8 tokens: kernels of 32 and of 64 rows, and attention
-        // to what came before.
-        let took = |rows: u32, context: u32| {
-            let products = match rows + 8 {
-                0..=32 => 5.8,
-                33..=64 => 9.5,
-                65..=128 => 17.0,
-                _ => 22.0,
-            };
-            products + 0.5 + f64::from(context) * f64::from(rows.max(32)) / 16_384.0 * 0.04
-        };
-        // Others have shown what a row costs in long passes.
-        let mut share = PromptShare {
-            lowest: 0.04e-3,
-            ..PromptShare::default()
-        };
-        let (mut context, mut passes, mut long) = (0, 0, 0);
-        while context < 16_384 {
-            let rows = share.rows(512).min(16_384 - context);
-            let ms = took(rows, context);
-            context += rows;
-            passes += 1;
-            long += usize::from(ms > 2.0 * 4.3 * TOLERANCE);
-            let pass = Mixed {
-                rows,
-                took: Duration::from_secs_f64(ms / 1e3),
-                without: Some(4.3e-3),
-                decoding: 8,
-                waiting: 1,
-            };
-            share.note(pass, 512);
+        let mut share = PromptShare::default();
+        for _ in 0..3 {
+            let (took, _) = prompt(&mut share, 16_384, 1, card);
+            assert!(too_long(&took) < 0.01, "{took:?}");
+            assert!(took.len() < 700, "{} passes", took.len());
         }
-        assert!(
-            long * 100 < passes,
-            "{long} of {passes} passes are too long"
-        );
-        assert!(passes < 800, "{passes} passes");
+    }
+
+    #[test]
+    fn one_slow_pass_changes_nothing_and_two_do() {
+        let mut share = PromptShare::default();
+        prompt(&mut share, 4096, 1, |_, _| 7.9);
+        let held = share.rows(8, 512);
+        let pass = |ms: f64| Mixed {
+            rows: held,
+            tokens: 8,
+            position: 5000,
+            took: Duration::from_secs_f64(ms / 1e3),
+            without: Some(4e-3),
+            decoding: 8,
+            waiting: 1,
+        };
+        share.note(pass(9.0), 512);
+        assert_eq!(share.rows(8, 512), held);
+        share.note(pass(7.0), 512);
+        share.note(pass(9.0), 512);
+        assert_eq!(share.rows(8, 512), held);
+        share.note(pass(9.0), 512);
+        assert!(share.rows(8, 512) < held);
+    }
+
+    #[test]
+    fn many_waiting_prompts_get_more() {
+        let cost = |rows: u32, _| 4.0 + f64::from(rows) * 0.05;
+        let (_, few) = prompt(&mut PromptShare::default(), 65_536, 1, cost);
+        let (_, many) = prompt(&mut PromptShare::default(), 65_536, 16, cost);
+        assert!(many > 4 * few, "{few}, {many}");
+    }
+
+    #[test]
+    fn what_a_device_cannot_do_in_time_gets_few_rows() {
+        let (took, rows) = prompt(&mut PromptShare::default(), 4096, 1, |rows, _| {
+            4.0 + f64::from(rows) * 100.0
+        });
+        assert_eq!(rows, ROWS_MIN, "{took:?}");
+    }
+
+    #[test]
+    fn a_pass_that_is_long_whatever_it_takes_in_takes_in_more() {
+        let (took, rows) = prompt(&mut PromptShare::default(), 16_384, 1, |rows, _| {
+            14.0 + f64::from(rows) * 0.01
+        });
+        assert!(took.len() < 100 && rows >= 256, "{rows}, {}", took.len());
+        // But not more than it may then.
+        let (took, _) = prompt(&mut PromptShare::default(), 16_384, 1, |rows, _| {
+            14.0 + f64::from(rows) * 0.1
+        });
+        let longest = took.iter().fold(0.0f64, |a, b| a.max(*b));
+        assert!(longest < 4.0 + 4.0 * LET_GO + 26.0, "{longest}");
+    }
+
+    #[test]
+    fn a_new_prompt_is_held_again() {
+        let mut share = PromptShare::default();
+        // Far into this one nothing fits.
+        prompt(&mut share, 100_000, 1, |rows, position| {
+            card(rows, position) + f64::from(position / 20_000) * 4.0
+        });
+        assert!(share.let_go);
+        let (took, _) = prompt(&mut share, 16_384, 1, card);
+        assert!(too_long(&took) < 0.02, "{took:?}");
+        assert!(!share.let_go);
     }
 
     #[test]
     fn the_short_end_of_a_prompt_changes_little() {
-        let mut share = PromptShare {
-            rows: 256.0,
-            lowest: 0.04e-3,
-            ..PromptShare::default()
-        };
+        let mut share = PromptShare::default();
+        prompt(&mut share, 4096, 1, |_, _| 7.9);
+        let held = share.rows(8, 512);
         let pass = Mixed {
             rows: 3,
+            tokens: 8,
+            position: 4096,
             took: Duration::from_millis(4),
             without: Some(4e-3),
             decoding: 8,
             waiting: 1,
         };
         share.note(pass, 512);
-        assert_eq!(share.rows(512), 256);
+        assert_eq!(share.rows(8, 512), held);
+    }
+
+    #[test]
+    fn many_tokens_leave_prompts_some_rows() {
+        for tokens in [1, 8, 60, 64, 500, 5000] {
+            let rows = PromptShare::default().rows(tokens, 512);
+            assert!((ROWS_MIN..=512).contains(&rows), "{tokens}: {rows}");
+            assert_eq!(PromptShare::default().rows(tokens, 1), 1);
+        }
     }
 }
