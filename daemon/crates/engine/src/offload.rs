@@ -33,6 +33,10 @@ const SAMPLES_MIN: u32 = 4;
 /// After so many decisions one answer is measured again, whatever the last ones said.
 const TRY_EVERY: u32 = 512;
 
+/// Answers that share the cost of bringing an expert into the host's form: what is brought is kept for as long as it is asked
+/// for now and then, and each of its answers is one upload less.
+const ANSWERS_EACH: f64 = 8.0;
+
 /// Classes of answers by the rows that a matrix is multiplied with: one for each power of two.
 const CLASSES: usize = 8;
 
@@ -190,7 +194,7 @@ impl Offload {
         let class = class(rows_each);
         let a_byte = match held {
             Held::Kept => self.kept[class].seconds?,
-            Held::WithRoom => self.kept[class].seconds? + self.bringing.seconds?,
+            Held::WithRoom => self.kept[class].seconds? + self.bringing.seconds? / ANSWERS_EACH,
             Held::InFile => self.from_file[class].seconds?,
         };
         Some(a_byte * bytes as f64)
@@ -400,7 +404,8 @@ mod tests {
             others,
             ..super::tests::kept(n)
         };
-        // 1 ms each on the link and on the host, which brings and computes in turn.
+        // 1 ms each on the link, half of that on the host, which has to bring each for as long as eight answers take.
+        host.bringing.seconds = Some(8.0 / 80e9);
         assert_eq!(host.share(others(6, 0, Held::WithRoom), link(40e9)), 3);
         // 2 of half a millisecond, and one of a whole.
         assert_eq!(host.share(others(5, 2, Held::WithRoom), link(40e9)), 3);
@@ -430,7 +435,7 @@ mod tests {
         let a_byte = |ms: f64| Some(ms / 1e3);
         let mib = |held| host.seconds(held, 1 << 20, 1);
         assert_eq!(mib(Held::Kept), a_byte(1.0));
-        assert_eq!(mib(Held::WithRoom), a_byte(4.0));
+        assert_eq!(mib(Held::WithRoom), a_byte(1.0 + 3.0 / ANSWERS_EACH));
         assert_eq!(mib(Held::InFile), None);
         let file = Brought {
             file_bytes: 1 << 20,

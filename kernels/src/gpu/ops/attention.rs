@@ -15,7 +15,7 @@ const PREFILL_THREADS: u32 = 128;
 pub const PREFILL_TILE_ROWS: u32 = 128;
 
 /// Most parts that the positions of a prompt's rows are shared by.
-const PREFILL_PARTS_MAX: u32 = 16;
+const PREFILL_PARTS_MAX: u32 = 20;
 
 /// Most parts that a context is split into.
 pub const SPLIT_MAX: u32 = 64;

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
 //! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA, quantized weights); else as 8 bits, then mat-mat |
-//! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; small F32 matrices in f32; mat-mat where there is no library |
+//! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 
 use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores, SharedPositions};
@@ -13,7 +13,6 @@ use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
 use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs, PartsRoom};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
 use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
-use rocmforge_ops::WeightType;
 
 use crate::error::Error;
 use crate::gpu::blas::Gemm;
@@ -29,10 +28,6 @@ use super::workspace::{SMALL_BATCH, Workspace};
 mod experts;
 mod single;
 mod tiled;
-
-/// Most elements of an F32 matrix whose products of many rows stay f32. Files have in F32 what decides: in f16 a router takes
-/// another expert where two are nearly equal.
-const PRECISE_ELEMENTS: u64 = 1 << 22;
 
 /// Something to queue.
 #[derive(Debug, Clone, PartialEq)]
@@ -289,24 +284,7 @@ impl<'a> Lowering<'a> {
             return Ok(());
         }
         if tokens > SMALL_BATCH && self.vendor && self.workspace.tile_bytes > 0 {
-            let small = |m: &Matrix| m.ty == WeightType::F32 && m.rows * cols <= PRECISE_ELEMENTS;
-            let (precise, rest): (Vec<Matrix>, Vec<Matrix>) = matrices.into_iter().partition(small);
-            if precise.is_empty() {
-                return self.tiled(input, &rest, add.is_some(), bound);
-            }
-            let inputs = Inputs {
-                x: self.stored(input, bound)?,
-                q8: (0, 0),
-                cols,
-                n_tokens: tokens,
-            };
-            for matrix in &precise {
-                self.push(matmat::matmat(self.target, inputs, matrix, add.is_some()))?;
-            }
-            if rest.is_empty() {
-                return Ok(());
-            }
-            return self.tiled(Input::Plain(input.target()), &rest, add.is_some(), bound);
+            return self.tiled(input, &matrices, add.is_some(), bound);
         }
         if self.target.has_mma() && matrices.iter().all(|m| m.ty.is_quantized()) {
             let half = self.half(input, bound)?;

@@ -107,11 +107,9 @@ impl Workspace {
         // Split attention and products in parts are for few rows: every block of a grid that fills the card twice has its
         // part. A longer pass may have some beside its prompts.
         let few = layout.tokens.min(SMALL_BATCH) + u64::from(2 * units);
-        let most = if layout.tokens <= SMALL_BATCH {
-            4 << 20
-        } else if layout.tokens <= SHARED_BATCH {
-            // A chunk of a prompt beside tokens, whose positions are shared.
-            8 << 20
+        let most = if layout.tokens <= SHARED_BATCH {
+            // A chunk of a prompt beside tokens, whose positions are shared by up to 20 blocks.
+            12 << 20
         } else {
             (layout.bytes / 16).min(4 << 20)
         };

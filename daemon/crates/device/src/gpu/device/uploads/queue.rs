@@ -3,6 +3,7 @@
 //! *Invariant:* the lock is held to look at the queue, never while a piece is worked on or a window registered.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,14 @@ const REST: Duration = Duration::from_millis(4);
 /// An upload of so many bytes is a matter of microseconds to queue from registered windows: one thread is woken for it.
 const SMALL_BYTES: u64 = 8 << 20;
 
+/// So many small uploads wait for a thread that is awake.
+const SOON: usize = 2;
+
 /// How long the end of pieces that others have taken is looked for without sleep: to be woken takes longer than most need.
-const SPIN: Duration = Duration::from_micros(100);
+const SPIN: Duration = Duration::from_micros(200);
+
+/// How long a thread without pieces looks for more before it sleeps: some layers' time in a pass that misses experts.
+const AWAKE: Duration = Duration::from_micros(500);
 
 /// A window of a file, by number.
 pub(super) type FileWindow = (Arc<MappedFile>, u64);
@@ -36,6 +43,10 @@ pub(super) struct Queue {
     work: Condvar,
     /// An upload is enqueued on the device, or a window was registered: for the owner.
     done: Condvar,
+    /// Uploads that were queued, for the thread that looks without the lock.
+    pushed: AtomicU64,
+    /// Threads that are at a piece, or have just been and look for the next one. Changes under the lock.
+    awake: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -67,18 +78,30 @@ impl Queue {
             }),
             work: Condvar::new(),
             done: Condvar::new(),
+            pushed: AtomicU64::new(0),
+            awake: AtomicUsize::new(0),
         }
     }
 
     /// Queues an upload's pieces.
     pub(super) fn push(&self, job: Arc<Job>) {
         let small = job.upload.layout.bytes <= SMALL_BYTES;
-        lock(&self.state).jobs.push_back(job);
+        let mut state = lock(&self.state);
+        state.jobs.push_back(job);
+        let soon = self.is_awake() && state.jobs.len() <= SOON;
+        drop(state);
+        self.pushed.fetch_add(1, Ordering::Release);
         // Threads that are woken for nothing stand in the way of the one that is not.
         match small {
+            true if soon => {}
             true => self.work.notify_one(),
             false => self.work.notify_all(),
         }
+    }
+
+    /// Whether a thread is at a piece, or looks for the next one.
+    pub(super) fn is_awake(&self) -> bool {
+        self.awake.load(Ordering::Relaxed) > 0
     }
 
     /// The next piece of an upload or of one before it, for its owner to work on while it waits; `None` if all are taken.
@@ -100,9 +123,23 @@ impl Queue {
         self.work.notify_all();
     }
 
-    /// Waits for the next piece, and registers windows meanwhile; `None` at the end.
-    pub(super) fn next(&self, windows: &Windows) -> Option<(Arc<Job>, usize)> {
+    /// Waits for the next piece, and registers windows meanwhile; `None` at the end. A thread that asks again has ended the piece
+    /// that it got before.
+    pub(super) fn next(&self, windows: &Windows, was_awake: bool) -> Option<(Arc<Job>, usize)> {
         let mut state = lock(&self.state);
+        // One thread looks for more for a while: the uploads of a layer's experts come one after another.
+        let alone = self.awake.load(Ordering::Relaxed) == 1;
+        if was_awake && alone && state.jobs.is_empty() && !state.ending {
+            let pushed = self.pushed.load(Ordering::Acquire);
+            drop(state);
+            let begin = Instant::now();
+            while self.pushed.load(Ordering::Acquire) == pushed && begin.elapsed() < AWAKE {
+                std::hint::spin_loop();
+            }
+            state = lock(&self.state);
+        }
+        self.awake
+            .fetch_sub(usize::from(was_awake), Ordering::Relaxed);
         loop {
             if state.ending {
                 return None;
@@ -110,7 +147,9 @@ impl Queue {
             match state.jobs.front() {
                 Some(job) => {
                     if let Some(index) = job.progress.take() {
-                        return Some((Arc::clone(job), index));
+                        let job = Arc::clone(job);
+                        self.awake.fetch_add(1, Ordering::Relaxed);
+                        return Some((job, index));
                     }
                     state.jobs.pop_front();
                 }
@@ -228,7 +267,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [1; 64 << 10]).unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| queue.next(&windows).is_none());
+            scope.spawn(|| queue.next(&windows, false).is_none());
             for _ in 0..100 {
                 let mapped = Arc::new(MappedFile::open(file.path()).unwrap());
                 // What is queued on the device keeps a registration waiting for a while.

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rocmforge_kernels::host::reference;
 
@@ -17,6 +18,9 @@ use super::job::{Job, Piece};
 use super::lane::{Lane, Rows};
 use super::lock;
 use super::queue::Queue;
+
+/// How long an owner leaves its upload to a thread that is awake: what takes longer is read from a disk, or by many.
+const OTHERS: Duration = Duration::from_micros(200);
 
 /// Addresses and bytes of parts.
 type Parts = Vec<(*const u8, u64)>;
@@ -33,14 +37,23 @@ pub(super) struct Staging {
 impl Staging {
     /// A thread's life.
     pub(super) fn serve(&self) {
-        while let Some((job, index)) = self.queue.next(&self.windows) {
+        let mut was_awake = false;
+        while let Some((job, index)) = self.queue.next(&self.windows, was_awake) {
             self.work(&job, index);
+            was_awake = true;
         }
     }
 
-    /// Waits until an upload is enqueued. Works on its pieces and those before it meanwhile: a thread that has to be woken
-    /// begins later than that, and its owner has nothing else to do.
+    /// Waits until an upload is enqueued. Works on its pieces and those before it meanwhile, unless a thread is at that: one that
+    /// has to be woken begins later, and one that is awake needs the lane.
     pub(super) fn until_enqueued(&self, wanted: &Job) {
+        let begin = Instant::now();
+        while self.queue.is_awake() && begin.elapsed() < OTHERS {
+            if wanted.is_enqueued() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
         while let Some((job, index)) = self.queue.next_before(wanted) {
             self.work(&job, index);
         }
