@@ -31,8 +31,8 @@ const FIRST: usize = 4;
 /// Fewest rows of prompts.
 const ROWS_MIN: u32 = 8;
 
-/// A pass beyond this part more than it may take was too long.
-const TOLERANCE: f64 = 1.03;
+/// A pass beyond this part of what it may take was too long. The time between tokens is a little longer than the pass.
+const TOLERANCE: f64 = 1.0;
 
 /// One that takes this many times what it may is not tried a second time.
 const FAR_TOO_LONG: f64 = 1.5;
@@ -321,7 +321,7 @@ mod tests {
         for _ in 0..3 {
             let (took, _) = prompt(&mut share, 16_384, 1, card);
             assert!(too_long(&took) < 0.01, "{took:?}");
-            assert!(took.len() < 700, "{} passes", took.len());
+            assert!(took.len() < 800, "{} passes", took.len());
         }
     }
 

@@ -33,7 +33,11 @@ impl Run<'_, '_> {
             false => residency.rows_of(pass, ffn.x, pass.n_tokens)?,
         };
         let mut pending = absent.as_slice();
-        let window = pass.prefetch as usize;
+        // The link is to work while the host does.
+        let window = match answered.is_empty() {
+            true => pass.prefetch as usize,
+            false => pending.len().max(pass.prefetch as usize),
+        };
         let ahead = &pending[..window.min(pending.len())];
         if !there.is_empty() || !answered.is_empty() {
             self.some_experts(residency, step, ffn, &mut there.as_slice(), ahead)?;
