@@ -61,15 +61,18 @@ pub(crate) struct Streamed {
     pub(crate) hits: Vec<f64>,
 }
 
-/// Requests of `tokens` tokens after a prompt of one. One before them, which pays for the change of the budget, is not
-/// counted.
+/// Requests of `tokens` tokens after a prompt of one. `before` of them come first and are not counted: they pay for the change of
+/// the budget, and for what the host brings into its own memory.
 pub(crate) fn decode(
     session: &mut Session,
     model: &Arc<LoadedModel>,
     tokens: u32,
+    before: usize,
     runs: usize,
 ) -> Result<Streamed> {
-    session.generate(model, 1, tokens)?;
+    for _ in 0..before {
+        session.generate(model, 1, tokens)?;
+    }
     let mut streamed = Streamed::default();
     for _ in 0..runs {
         let summary = session.generate(model, 1, tokens)?;
@@ -124,7 +127,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         };
         session.set_budget(bytes + beside)?;
         let runs = usize::from(options.runs);
-        let streamed = decode(&mut session, &model, options.tokens, runs)?;
+        let streamed = decode(&mut session, &model, options.tokens, 1, runs)?;
         let uploads: Vec<f64> = streamed.uploads.iter().map(|bytes| bytes / 1e6).collect();
         let (mut prefills, mut speeds_after) = (Vec::new(), Vec::new());
         let n_prompt = usize::from(options.prompt);

@@ -296,11 +296,11 @@ fn budget(bench: &mut Bench, path: &Path, (whole, what): (u64, &str), rates: Rat
     let n = plan.decode_streamed;
     let mut session = Session::start_split(bench.device, budget, Offload::Auto)?;
     let (model, _) = session.load("main", path)?;
-    let split: Streamed = stream::decode(&mut session, &model, n, plan.runs)?;
+    let split: Streamed = stream::decode(&mut session, &model, n, 1, plan.runs)?;
     session.end()?;
     let mut session = Session::start_split(bench.device, budget, Offload::Never)?;
     let (model, _) = session.load("main", path)?;
-    let streamed: Streamed = stream::decode(&mut session, &model, n, plan.runs)?;
+    let streamed: Streamed = stream::decode(&mut session, &model, n, 1, plan.runs)?;
     let prefilled = prefill(bench, &mut session, &model, plan.prefills[0])?;
     let flops = flops(&model);
     session.end()?;

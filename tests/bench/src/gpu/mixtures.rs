@@ -100,7 +100,12 @@ fn one(bench: &mut Bench, kind: Kind) -> Result<()> {
             let mut session = Session::start_split(bench.device, bytes + beside, offload)?;
             let (model, _) = session.load("main", &path)?;
             let n = plan.decode_streamed;
-            let streamed = stream::decode(&mut session, &model, n, plan.runs)?;
+            // The host brings each expert into its own memory once, some at each token.
+            let before = match offload {
+                Offload::Auto => plan.before_split,
+                _ => 1,
+            };
+            let streamed = stream::decode(&mut session, &model, n, before, plan.runs)?;
             let (must, aim, theirs) = goals;
             let row = |figure: &str, unit: &'static str, values: &[f64]| {
                 Row::new(&name, format!("{within}: {figure}"), unit, values)

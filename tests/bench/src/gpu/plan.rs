@@ -40,6 +40,8 @@ pub(crate) struct Plan {
     pub(crate) history: usize,
     /// Tokens of a decode under a budget.
     pub(crate) decode_streamed: u32,
+    /// Requests of so many tokens before the host's part is measured with a mixture.
+    pub(crate) before_split: usize,
     /// Tokens of the prompts.
     pub(crate) prefills: [usize; 2],
     /// Requests to two models in turn.
@@ -106,6 +108,7 @@ impl Plan {
             decode: 128,
             history: 2000,
             decode_streamed: 32,
+            before_split: 16,
             prefills: [512, 2048],
             requests: 12,
             prompts: (8, 200, 32),
@@ -142,6 +145,7 @@ impl Plan {
             decode: 8,
             history: 70,
             decode_streamed: 4,
+            before_split: 2,
             prefills: [16, 48],
             requests: 4,
             prompts: (2, 24, 6),
