@@ -33,6 +33,10 @@ const SAMPLES_MIN: u32 = 4;
 /// After so many decisions one answer is measured again, whatever the last ones said.
 const TRY_EVERY: u32 = 512;
 
+/// After so many decisions without an upload there is one: the link's rate is known by uploads alone, and it was slower while the
+/// host read the same memory.
+const LINK_EVERY: u32 = 16;
+
 /// Answers that share the cost of bringing an expert into the host's form: what is brought is kept for as long as it is asked
 /// for now and then, and each of its answers is one upload less.
 const ANSWERS_EACH: f64 = 8.0;
@@ -106,6 +110,8 @@ pub(crate) struct Offload {
     bringing: Rate,
     /// Decisions since one was tried for the sake of measuring.
     untried: u32,
+    /// Decisions since something was left to the link.
+    unlinked: u32,
     /// Layouts of the rows of small passes.
     layouts: HashMap<(ModelId, RowCounts), Arc<ScratchLayout>>,
     /// What was computed.
@@ -165,6 +171,7 @@ impl Offload {
             from_file: [Rate::default(); CLASSES],
             bringing: Rate::default(),
             untried: 0,
+            unlinked: 0,
             layouts: HashMap::new(),
             done: Hosted::default(),
         }
@@ -230,6 +237,11 @@ impl Offload {
         if best == 0 && (!known || self.untried >= TRY_EVERY) {
             self.untried = 0;
             return n.min(1);
+        }
+        self.unlinked = if best < n { 0 } else { self.unlinked + 1 };
+        if self.unlinked >= LINK_EVERY && n > 1 {
+            self.unlinked = 0;
+            return n - 1;
         }
         best
     }
@@ -483,6 +495,13 @@ mod tests {
         let mut host = offload(1e9);
         let tried = (0..2 * TRY_EVERY).filter(|_| host.share(kept(6), link(40e9)) > 0);
         assert_eq!(tried.count(), 2);
+    }
+
+    #[test]
+    fn a_link_that_was_slow_is_tried_again() {
+        let mut host = offload(80e9);
+        let uploads = (0..2 * LINK_EVERY).map(|_| 6 - host.share(kept(6), link(1e9)));
+        assert_eq!(uploads.sum::<usize>(), 2);
     }
 
     #[test]
