@@ -3,6 +3,7 @@
 //! *Invariant:* a connection that does not begin to speak HTTP/2 within [`PREFACE_WAIT_MAX`] is closed; after that the
 //! server's own pings find out whether somebody is there.
 
+mod quiet;
 mod table;
 
 use std::io;
@@ -20,6 +21,7 @@ use tokio::sync::oneshot;
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
+pub(crate) use quiet::QuietStream;
 pub(crate) use table::Table;
 use table::Ticket;
 
@@ -86,7 +88,7 @@ impl Drop for Call {
 /// An accepted connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: UnixStream,
+    stream: QuietStream,
     peer: Arc<Peer>,
     /// Says when to make room for another; `None` once it has.
     closed: Option<oneshot::Receiver<()>>,
@@ -109,10 +111,10 @@ pub(crate) fn accept(listener: UnixListener) -> impl Stream<Item = io::Result<Co
     stream::unfold(state, |(listener, table, mut logged)| async move {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => {
-                    let connection = Connection::new(stream, &table);
-                    return Some((Ok(connection), (listener, table, logged)));
-                }
+                Ok((stream, _)) => match Connection::new(stream, &table) {
+                    Ok(connection) => return Some((Ok(connection), (listener, table, logged))),
+                    Err(error) => tracing::debug!(%error, "cannot watch a connection"),
+                },
                 Err(error) => {
                     // Descriptors are short: whoever does nothing makes room.
                     table.close_one();
@@ -128,8 +130,9 @@ pub(crate) fn accept(listener: UnixListener) -> impl Stream<Item = io::Result<Co
 }
 
 impl Connection {
-    fn new(stream: UnixStream, table: &Arc<Table>) -> Self {
+    fn new(stream: UnixStream, table: &Arc<Table>) -> io::Result<Self> {
         let caller = caller_of(&stream);
+        let stream = QuietStream::new(stream)?;
         let (peer, closed) = Peer::enter(caller, table);
         if peer.is_reserved() {
             tracing::debug!(
@@ -138,7 +141,7 @@ impl Connection {
                 "all connections are busy; one more for health and status"
             );
         }
-        Self {
+        Ok(Self {
             stream,
             peer,
             closed: Some(closed),
@@ -146,7 +149,7 @@ impl Connection {
                 PREFACE_BYTES,
                 Box::pin(tokio::time::sleep(PREFACE_WAIT_MAX)),
             )),
-        }
+        })
     }
 
     /// Whether the connection has to end: it makes room for another, or its client does not begin to speak.

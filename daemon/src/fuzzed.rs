@@ -19,6 +19,7 @@ use tower::ServiceExt;
 
 use crate::http::{self, Http};
 use crate::rpc::Called;
+use crate::runtimes::Runtimes;
 
 /// Most bytes of an answer; refusals are short.
 const ANSWER_MAX_BYTES: usize = 1 << 20;
@@ -61,10 +62,15 @@ impl Desk {
             Renderer::in_process(),
             Roles::default(),
         ));
+        let runtimes = Runtimes {
+            sockets: runtime.handle().clone(),
+            handlers: runtime.handle().clone(),
+        };
+        let http = Http::new(Arc::clone(&service), runtimes.clone(), None, None);
         Self {
             runtime,
-            http: http::router(&Http::new(Arc::clone(&service), None, None)),
-            grpc: Called::new(&service),
+            http: http::router(&http),
+            grpc: Called::new(&service, runtimes),
         }
     }
 

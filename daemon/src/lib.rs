@@ -15,6 +15,7 @@ mod lifecycle;
 pub mod log;
 pub mod reload;
 mod rpc;
+mod runtimes;
 pub mod self_test;
 pub mod signals;
 pub mod socket;

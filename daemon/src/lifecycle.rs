@@ -27,11 +27,13 @@ use rocmforge_service::roles::Roles;
 use rocmforge_service::{Limits, Service};
 use rocmforge_tokenizer::Renderer;
 use sd_notify::NotifyState;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::http::{self, Http, HttpListeners};
 use crate::reload::{self, Reloads};
 use crate::rpc::{self, Health};
+use crate::runtimes::Runtimes;
 use crate::{connection, heartbeat};
 
 /// How long the headers of declared models may hold up READY; what is left is registered after it.
@@ -66,6 +68,8 @@ pub struct ServeOptions {
     pub reloads: Option<Reloads>,
     /// What renders chat templates. They come with files, so that a daemon renders them in children.
     pub templates: Renderer,
+    /// Where connections and their streams run; handlers run where [`serve`] does.
+    pub sockets: Handle,
 }
 
 /// How serving ended.
@@ -110,7 +114,14 @@ pub async fn serve(
     listener
         .set_nonblocking(true)
         .map_err(ServeError::Listener)?;
-    let listener = tokio::net::UnixListener::from_std(listener).map_err(ServeError::Listener)?;
+    let runtimes = Runtimes {
+        sockets: options.sockets,
+        handlers: Handle::current(),
+    };
+    let listener = {
+        let _sockets = runtimes.sockets.enter();
+        tokio::net::UnixListener::from_std(listener).map_err(ServeError::Listener)?
+    };
     let context = Arc::new(Service::new(
         engine.clone(),
         options.model_dirs,
@@ -125,17 +136,19 @@ pub async fn serve(
 
     let (close_http, http_closing) = watch::channel(false);
     let (tokens, tls) = (options.http.tokens.clone(), options.http.tls.clone());
-    let http = Http::new(Arc::clone(&context), tokens, tls);
+    let http = Http::new(Arc::clone(&context), runtimes.clone(), tokens, tls);
     let reloading = reload::follow(options.reloads, Arc::clone(&context), Arc::clone(&http));
-    let mut http_server = tokio::spawn(http::serve(http, options.http, http_closing));
+    let serving_http = http::serve(http, options.http, http_closing);
+    let mut http_server = runtimes.sockets.spawn(serving_http);
     let (close, closing) = oneshot::channel::<()>();
-    let mut server = tokio::spawn({
-        let context = Arc::clone(&context);
+    let mut server = runtimes.sockets.spawn({
+        let (context, runtimes) = (Arc::clone(&context), runtimes.clone());
         async move {
             // A dropped sender closes, too.
             let closing = async { closing.await.unwrap_or_default() };
             rpc::serve(
                 &context,
+                runtimes,
                 health_service,
                 connection::accept(listener),
                 closing,
@@ -147,7 +160,7 @@ pub async fn serve(
 
     let cause = tokio::select! {
         _ = stops.recv() => None,
-        error = follow(&engine, &context) => Some(error),
+        error = ended(&engine) => Some(error),
         () = heartbeat::follow(&engine, &health) => None,
         () = reloading => None,
         ended = &mut server => Some(ServeError::Server(ended.ok().and_then(Result::err))),
@@ -223,18 +236,12 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
     }
 }
 
-/// Follows what the engine publishes for as long as it lives: the peak of memory, and the loss of the device.
-async fn follow(engine: &EngineHandle, context: &Service) -> ServeError {
-    let mut snapshots = engine.watch();
-    loop {
-        let snapshot = Arc::clone(&snapshots.borrow_and_update());
-        context.note_bytes(&snapshot);
-        if let Some(reason) = &snapshot.device_lost {
-            return ServeError::DeviceLost(reason.clone());
-        }
-        if snapshots.changed().await.is_err() {
-            return ServeError::EngineGone;
-        }
+/// Waits for the engine to end by itself. Each token that is made is seen in the engine's snapshots; whoever followed
+/// those would wake as often.
+async fn ended(engine: &EngineHandle) -> ServeError {
+    match engine.ended().await {
+        Some(reason) => ServeError::DeviceLost(reason),
+        None => ServeError::EngineGone,
     }
 }
 

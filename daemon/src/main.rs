@@ -35,8 +35,11 @@ use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::reload::Handle;
 
-/// Threads of the async runtime. They move messages only; the engine and the text work have threads of their own.
-const ASYNC_THREADS: usize = 2;
+/// Threads of the runtime for handlers. They make answers of requests; the engine and the text work have threads of
+/// their own.
+const HANDLER_THREADS: usize = 2;
+/// Threads of the runtime for connections and their streams. With a second one each token would wake both.
+const SOCKET_THREADS: usize = 1;
 /// File descriptors to ask for: one a connection, one a model file, and room.
 const DESCRIPTORS_WANTED: u64 = 4096;
 /// File descriptors without which there is no daemon: the runtime, the device, a few connections and model files.
@@ -246,12 +249,20 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
         tracing::warn!("no --model-dir is given: every load will be refused");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(ASYNC_THREADS)
+        .worker_threads(HANDLER_THREADS)
         .max_blocking_threads(rocmforged::BLOCKING_THREADS)
         .thread_name("rpc")
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
+    let sockets = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(SOCKET_THREADS)
+        // Nothing there blocks.
+        .max_blocking_threads(1)
+        .thread_name("sockets")
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime of the sockets")?;
     // Before the socket: a signal during the start must not leave its file behind.
     let signals = {
         let _context = runtime.enter();
@@ -281,7 +292,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
     serve_on(
         config,
         model_dirs,
-        runtime,
+        (runtime, sockets),
         (signals.stops, reloads),
         &socket,
         http,
@@ -291,7 +302,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
 fn serve_on(
     config: &Config,
     model_dirs: ModelDirs,
-    runtime: Runtime,
+    (runtime, sockets): (Runtime, Runtime),
     (stops, reloads): (mpsc::Receiver<()>, Reloads),
     socket: &Socket,
     http: HttpListeners,
@@ -352,6 +363,7 @@ fn serve_on(
         declared: config.models.iter().map(|m| m.model.clone()).collect(),
         reloads: Some(reloads),
         templates: Renderer::with_children(None, RenderLimits::default()),
+        sockets: sockets.handle().clone(),
     };
     let listener = socket.listener().context("cannot share the socket")?;
     let end = runtime.block_on(async {
@@ -362,6 +374,7 @@ fn serve_on(
         }
         anyhow::Ok(end?)
     });
+    sockets.shutdown_timeout(BLOCKING_WAIT_MAX);
     runtime.shutdown_timeout(BLOCKING_WAIT_MAX);
     if matches!(end, Ok(End::Drained)) {
         thread.join().context("the engine ended badly")?;

@@ -12,6 +12,7 @@ use rocmforge_service::failure::Failure;
 use rocmforge_service::request_log::RequestLog;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::runtime::Handle;
 
 use super::error::Dialect;
 use super::{Http, body};
@@ -66,6 +67,8 @@ pub(super) fn fresh_id() -> String {
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) service: Arc<Service>,
+    /// Where the events of a stream are made.
+    pub(super) sockets: Handle,
     pub(super) arrival: Arrival,
     pub(super) dialect: Dialect,
     pub(super) id: RequestId,
@@ -85,6 +88,7 @@ impl Call {
         arrival.token = extensions.get().copied();
         Self {
             service: Arc::clone(&http.service),
+            sockets: http.runtimes.sockets.clone(),
             arrival,
             dialect: Dialect::of(request.uri(), request.headers()),
             id: id.unwrap_or_else(|| RequestId::of(request.headers())),

@@ -29,7 +29,8 @@ use tower::ServiceExt as _;
 use super::call::Client;
 use super::handshake::Handshakes;
 use super::{Http, HttpListeners, router};
-use crate::connection::{self, Peer, Table};
+use crate::connection::{self, Peer, QuietStream, Table};
+use crate::runtimes::Runtimes;
 
 /// How long a client may take to send the header of a request, counted from its connection or its
 /// last answer.
@@ -120,29 +121,40 @@ async fn accept(
                 let (router, closing) = (router.clone(), closing.clone());
                 let table = Arc::clone(&table);
                 let (http, handshakes) = (Arc::clone(&http), Arc::clone(&handshakes));
+                let runtimes = http.runtimes.clone();
                 connections.spawn(async move {
                     match stream {
                         Stream::Unix(stream) => {
                             let caller = connection::caller_of(&stream);
+                            let stream = match QuietStream::new(stream) {
+                                Ok(stream) => stream,
+                                Err(error) => {
+                                    return tracing::debug!(%error, "cannot watch a connection");
+                                }
+                            };
                             let (peer, closed) = Peer::enter(caller, &table);
-                            serve_one(stream, Some(caller), peer, closed, router, closing).await;
+                            let handling = (runtimes, router);
+                            serve_one(stream, Some(caller), peer, closed, handling, closing).await;
                         }
                         Stream::Tcp(stream) => {
                             // Tokens are small and wanted at once.
                             let _ = stream.set_nodelay(true);
                             let (peer, mut closed) = Peer::enter(Caller::unknown(), &table);
+                            let handling = (runtimes, router);
                             let Some(config) = http.tls() else {
-                                return serve_one(stream, None, peer, closed, router, closing)
+                                return serve_one(stream, None, peer, closed, handling, closing)
                                     .await;
                             };
+                            // Signing takes as long as hundreds of tokens do.
+                            let making = async move { handshakes.make(stream, config).await };
                             let made = tokio::select! {
-                                made = handshakes.make(stream, config) => made,
+                                made = handling.0.handle(making) => made,
                                 // It makes room for another.
                                 Ok(()) = &mut closed => return,
                             };
                             match made {
                                 Ok(stream) => {
-                                    serve_one(stream, None, peer, closed, router, closing).await;
+                                    serve_one(stream, None, peer, closed, handling, closing).await;
                                 }
                                 Err(error) => tracing::debug!(%error, "no TLS handshake"),
                             }
@@ -170,7 +182,7 @@ async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     caller: Option<Caller>,
     peer: Arc<Peer>,
     mut closed: oneshot::Receiver<()>,
-    router: Router,
+    (runtimes, router): (Runtimes, Router),
     mut closing: watch::Receiver<bool>,
 ) {
     let client = Client {
@@ -180,9 +192,9 @@ async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(client);
         let call = peer.call();
-        let router = router.clone();
+        let answer = runtimes.handle(router.clone().oneshot(request.map(Body::new)));
         async move {
-            let response = router.oneshot(request.map(Body::new)).await?;
+            let response = answer.await?;
             Ok::<_, Infallible>(response.map(|body| Kept { body, _call: call }))
         }
     });

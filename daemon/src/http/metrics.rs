@@ -30,7 +30,7 @@ pub(super) async fn metrics(State(http): State<Arc<Http>>) -> Response {
     let mut text = Text::default();
     vllm(&snapshot, &mut text);
     queue(&snapshot, service.limits.max_sequences, &mut text);
-    cache(&snapshot, service.peak_bytes(&snapshot), &mut text);
+    cache(&snapshot, snapshot.peak_bytes, &mut text);
     prefixes(&snapshot, &mut text);
     models(&snapshot, &mut text);
     peers::write(&service.peers(), &snapshot, &mut text);

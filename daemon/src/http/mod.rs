@@ -52,6 +52,7 @@ pub(crate) use self::call::Client;
 pub(crate) use self::listen::serve;
 pub use self::tls::{Tls, TlsFault};
 pub use self::token::Tokens;
+use crate::runtimes::Runtimes;
 
 /// Where HTTP is served, and what callers over TCP need. Nothing, by default.
 #[derive(Debug, Default)]
@@ -70,6 +71,7 @@ pub struct HttpListeners {
 #[derive(Debug)]
 pub(crate) struct Http {
     service: Arc<Service>,
+    runtimes: Runtimes,
     /// The lock is held to copy or replace it.
     tokens: RwLock<Option<Tokens>>,
     /// Likewise.
@@ -79,12 +81,14 @@ pub(crate) struct Http {
 impl Http {
     pub(crate) fn new(
         service: Arc<Service>,
+        runtimes: Runtimes,
         tokens: Option<Tokens>,
         tls: Option<Tls>,
     ) -> Arc<Self> {
         let (tokens, tls) = (RwLock::new(tokens), RwLock::new(tls));
         Arc::new(Self {
             service,
+            runtimes,
             tokens,
             tls,
         })

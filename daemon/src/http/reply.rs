@@ -94,7 +94,7 @@ pub(super) async fn stream<E: Events>(
     let (chunks, taken) = mpsc::channel::<Bytes>(CHUNKS_WAITING);
     let engine = call.service.engine.clone();
     let others_wait = move || engine.snapshot().queued > 0;
-    tokio::spawn(write(
+    call.sockets.spawn(write(
         generation,
         events,
         first.ok(),

@@ -149,7 +149,7 @@ impl Cache for CacheService {
         models.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(Response::new(v1::StatsResponse {
             budget_bytes: snapshot.cache.budget_bytes,
-            peak_bytes: self.context.peak_bytes(&snapshot),
+            peak_bytes: snapshot.peak_bytes,
             policy: convert::policy(snapshot.policy).into(),
             total: Some(convert::usage(&snapshot.cache)),
             models,

@@ -17,6 +17,7 @@ use tower::{Layer, ServiceExt};
 
 use super::gate;
 use crate::connection::{Peer, Table};
+use crate::runtimes::Runtimes;
 
 /// The services behind their gate, and who calls them.
 #[derive(Debug)]
@@ -26,8 +27,8 @@ pub(crate) struct Called {
 }
 
 impl Called {
-    pub(crate) fn new(context: &Arc<Service>) -> Self {
-        let layer = gate::GateLayer(gate::Bounds::new(context));
+    pub(crate) fn new(context: &Arc<Service>, runtimes: Runtimes) -> Self {
+        let layer = gate::GateLayer(gate::Bounds::new(context, runtimes));
         let (peer, _closed) = Peer::enter(Caller::unknown(), &Table::new(1));
         Self {
             services: layer.layer(super::routes(context).prepare()),

@@ -35,6 +35,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthReporter;
 
 use crate::connection::Connection;
+use crate::runtimes::Runtimes;
 use crate::{devices, traces};
 #[cfg(fuzzing)]
 pub(crate) use fuzzed::Called;
@@ -145,6 +146,7 @@ pub(crate) fn routes(context: &Arc<Service>) -> Routes {
 /// When a connection cannot be served at all.
 pub(crate) async fn serve(
     context: &Arc<Service>,
+    runtimes: Runtimes,
     health: HealthService,
     incoming: impl Stream<Item = std::io::Result<Connection>>,
     shutdown: impl Future<Output = ()>,
@@ -154,7 +156,7 @@ pub(crate) async fn serve(
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .expect("the descriptors that this build generated are sound");
-    let bounds = gate::Bounds::new(context);
+    let bounds = gate::Bounds::new(context, runtimes);
     let served = Server::builder()
         .layer(InterceptorLayer::new(arrival::stamp as fn(_) -> _))
         .layer(gate::GateLayer(Arc::clone(&bounds)))

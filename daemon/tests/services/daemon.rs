@@ -136,6 +136,7 @@ impl Daemon {
                 Some(env!("CARGO_BIN_EXE_rocmforged").into()),
                 RenderLimits::default(),
             ),
+            sockets: tokio::runtime::Handle::current(),
         };
         let (stops, stopped) = mpsc::channel(2);
         let served = tokio::spawn(serve(socket.listener().unwrap(), engine, options, stopped));

@@ -44,6 +44,13 @@ impl EngineHandle {
         reason.unwrap_or_default()
     }
 
+    /// Waits until the engine has ended, and says why the device is lost, if it is.
+    pub async fn ended(&self) -> Option<String> {
+        let mut lost = self.lost.clone();
+        let told = lost.wait_for(Option::is_some).await;
+        told.ok().and_then(|told| told.clone())
+    }
+
     /// What the engine published last. Never waits.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         Arc::clone(&self.snapshot.borrow())

@@ -36,6 +36,7 @@ impl Engine {
         snapshot.keep_free = self.keep_free.status();
         snapshot.prefixes = self.prefix_counts;
         snapshot.draining = self.draining.is_some();
+        snapshot.peak_bytes = snapshot.peak_bytes.max(self.snapshot.borrow().peak_bytes);
         self.snapshot.send_replace(Arc::new(snapshot));
     }
 }
@@ -69,6 +70,7 @@ pub(crate) fn snapshot_of(
             .iter()
             .map(|entry| model_status(residency, entry))
             .collect(),
+        peak_bytes: stats.total.usage.resident + stats.total.usage.in_flight,
         cache: cache_status(stats.budget, &stats.total, residency.prefixes.kept_bytes()),
         policy: crate::commands::from_cache(stats.policy),
         queued: 0,
@@ -157,6 +159,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         passed_over: Arc::new([]),
         models: Vec::new(),
         cache: CacheStatus::default(),
+        peak_bytes: 0,
         policy: crate::api::Policy::Belady,
         queued: 0,
         queue_capacity: 0,

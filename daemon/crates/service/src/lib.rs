@@ -39,10 +39,9 @@ pub mod tool_calls;
 pub mod trace;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use rocmforge_engine::api::Snapshot;
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_tokenizer::Renderer;
 use tokio::sync::Semaphore;
@@ -102,7 +101,6 @@ pub struct Service {
     pub reading: Arc<Sum>,
     templates: Renderer,
     draining: AtomicBool,
-    peak_bytes: AtomicU64,
     loads: Arc<Semaphore>,
     listing: Listing,
     shelf: Shelf,
@@ -130,7 +128,6 @@ impl Service {
             reading: Sum::new(READING_MAX_BYTES),
             templates,
             draining: AtomicBool::new(false),
-            peak_bytes: AtomicU64::new(0),
             loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
             listing: Listing::default(),
             shelf: Shelf::default(),
@@ -147,21 +144,6 @@ impl Service {
     /// Whether new work is refused.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
-    }
-
-    /// Notes what the device holds, for the largest that was ever seen.
-    pub fn note_bytes(&self, snapshot: &Snapshot) {
-        let bytes = snapshot
-            .cache
-            .resident_bytes
-            .saturating_add(snapshot.cache.in_flight_bytes);
-        self.peak_bytes.fetch_max(bytes, Ordering::Relaxed);
-    }
-
-    /// The most bytes that the device ever held.
-    pub fn peak_bytes(&self, snapshot: &Snapshot) -> u64 {
-        self.note_bytes(snapshot);
-        self.peak_bytes.load(Ordering::Relaxed)
     }
 
     /// Lets work in, or not.

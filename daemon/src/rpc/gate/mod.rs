@@ -42,6 +42,7 @@ use self::method::Method;
 use self::replies::Replies;
 use super::status_code::status;
 use crate::connection::Peer;
+use crate::runtimes::Runtimes;
 
 /// Bytes of replies that are made and not sent, above which calls with large replies are refused.
 pub(crate) const SENDING_MAX_BYTES: u64 = 128 << 20;
@@ -54,13 +55,15 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Bounds {
     context: Arc<Daemon>,
+    runtimes: Runtimes,
     replies: Arc<Replies>,
 }
 
 impl Bounds {
-    pub(super) fn new(context: &Arc<Daemon>) -> Arc<Self> {
+    pub(super) fn new(context: &Arc<Daemon>, runtimes: Runtimes) -> Arc<Self> {
         Arc::new(Self {
             context: Arc::clone(context),
+            runtimes,
             replies: Replies::new(Sum::new(SENDING_MAX_BYTES)),
         })
     }
@@ -100,7 +103,7 @@ where
         + Clone
         + Send
         + 'static,
-    S::Future: Send,
+    S::Future: Send + 'static,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -115,12 +118,14 @@ where
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
         let bounds = Arc::clone(&self.bounds);
-        Box::pin(async move {
+        let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
+            let response = status(failure::bug("a call without a connection")).into_http();
+            return Box::pin(std::future::ready(Ok(response)));
+        };
+        let call = peer.call();
+        let runtimes = bounds.runtimes.clone();
+        Box::pin(runtimes.handle(async move {
             let method = Method::of(request.uri().path());
-            let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
-                return Ok(status(failure::bug("a call without a connection")).into_http());
-            };
-            let call = peer.call();
             let uid = peer.caller.uid;
             let entered = match bounds.enter(&method, &peer).await {
                 Ok(()) => bounds.read(&method, uid, request).await,
@@ -134,7 +139,7 @@ where
             // The handler has made of the request what it keeps.
             drop(held);
             Ok(response.map(|body| bounds.replies.wrap(body, &method, uid, call)))
-        })
+        }))
     }
 }
 

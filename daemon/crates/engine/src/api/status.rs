@@ -24,6 +24,8 @@ pub struct Snapshot {
     pub models: Vec<ModelStatus>,
     /// The cache as a whole.
     pub cache: CacheStatus,
+    /// The most bytes of segments, resident or on their way, that a snapshot ever knew of.
+    pub peak_bytes: u64,
     /// The policy in force.
     pub policy: Policy,
     /// Requests that wait for admission.
