@@ -261,12 +261,35 @@ impl Engine {
     /// The pass that comes next.
     pub(crate) fn next_pass(&mut self) -> Option<PassPlan> {
         if self.tasks.is_empty() {
+            self.residency.cache.foresee(&[]);
             return None;
         }
         if self.speculates {
             self.draft();
         }
-        self.scheduling(self.budget(), |scheduler, view| scheduler.next(view))
+        let (plan, upcoming) = self.scheduling(self.budget(), |scheduler, view| {
+            let plan = scheduler.next(view);
+            let upcoming = match view.models {
+                // Nobody waits for another one.
+                [_] => Vec::new(),
+                _ => scheduler.upcoming_models(plan.as_ref(), view),
+            };
+            (plan, upcoming)
+        });
+        self.foresee(&upcoming);
+        plan
+    }
+
+    /// Tells the cache which models requests wait for, each with its block that predicts.
+    fn foresee(&mut self, upcoming: &[rocmforge_scheduler::ModelId]) {
+        let mut models = Vec::with_capacity(upcoming.len());
+        for model in upcoming {
+            let entry = self.models.iter().find(|e| e.id.0 == model.0);
+            let block = entry.and_then(|e| e.predictor.as_ref()).filter(|p| p.on);
+            models.push(ModelId(model.0));
+            models.extend(block.map(|p| p.id));
+        }
+        self.residency.cache.foresee(&models);
     }
 
     /// Has sequences draft their next tokens where that pays.

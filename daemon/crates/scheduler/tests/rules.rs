@@ -119,6 +119,12 @@ impl Bench {
     /// Admits, plans and runs a pass in which no draft is right.
     fn pass(&mut self) -> Option<PassPlan> {
         let plan = self.plan()?;
+        self.computed(&plan);
+        Some(plan)
+    }
+
+    /// Runs a pass in which no draft is right.
+    fn computed(&mut self, plan: &PassPlan) {
         let mut results = Vec::new();
         for (at, span) in plan.spans.iter().enumerate() {
             let s = self.scheduler.sequence(span.seq).unwrap();
@@ -133,7 +139,6 @@ impl Bench {
             });
         }
         self.scheduler.computed(&results);
-        Some(plan)
     }
 
     fn running(&self, seq: SeqId) -> bool {
@@ -409,18 +414,22 @@ fn the_next_model_is_foretold() {
         bench.come(arrival);
         bench.models[model.0 as usize].switch_bytes = 50;
     }
-    let mut guess: Option<(ModelId, bool)> = None;
+    let mut guess: Option<(ModelId, bool, Vec<ModelId>)> = None;
     while bench.scheduler.sequences().count() > 0 {
         bench.admit();
-        let upcoming = bench.with_view(|scheduler, view| scheduler.upcoming_models(view));
-        let plan = bench.pass().unwrap();
+        let upcoming = bench.with_view(|scheduler, view| scheduler.upcoming_models(None, view));
+        let plan = bench.plan().unwrap();
         assert_eq!(upcoming[0], plan.model);
-        if let Some((last, again)) = guess {
+        if let Some((last, again, after)) = guess {
             assert_eq!(again, last == plan.model);
+            assert_eq!(after[0], plan.model);
         }
-        guess = Some((plan.model, plan.expects_next));
+        let after = bench.with_view(|scheduler, view| scheduler.upcoming_models(Some(&plan), view));
+        guess = Some((plan.model, plan.expects_next, after));
+        bench.computed(&plan);
     }
-    assert!(!guess.unwrap().1, "after the last nobody comes");
+    let (_, again, after) = guess.unwrap();
+    assert!(!again && after.is_empty(), "after the last nobody comes");
 }
 
 #[test]
