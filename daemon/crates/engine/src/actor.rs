@@ -230,6 +230,9 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     );
     let mut residency = Residency::new(device, cache, offload);
     residency.reserve_fixed()?;
+    let memory = rocmforge_device::host_memory_bytes();
+    let of_host = crate::offload::bytes_of(config.host_budget, memory);
+    residency.open_tier(config.host_tier, of_host.min(memory / 2));
     let found = Found {
         drivers: drivers.into(),
         passed_over: passed_over.into(),

@@ -349,6 +349,9 @@ impl Engine {
         let entry = self.models.iter_mut().find(|e| e.id.0 == plan.model.0);
         if let Some(entry) = entry {
             let rows_of = |spans: &[SpanPlan]| spans.iter().map(|s| s.rows).sum::<u32>();
+            if decode.is_empty() {
+                self.residency.tier.note_prompt(entry.id, rows, took);
+            }
             if prompts.is_empty() {
                 entry.times.note(rows, took);
             } else if !decode.is_empty() {
