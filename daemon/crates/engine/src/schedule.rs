@@ -230,9 +230,14 @@ impl Engine {
             self.scheduler.set_ready(task.seq, ready);
         }
         let mut actions = Vec::new();
+        let nobody_new = self.passes_before_admission > 0 && self.scheduler.running() > 0;
         self.scheduling(budget, |scheduler, view| {
             // Deadlines are the engine's affair, which says how many tokens there were.
-            scheduler.admit(view, Tick(0), &mut actions);
+            let ask = match nobody_new {
+                true => Scheduler::keep,
+                false => Scheduler::admit,
+            };
+            ask(scheduler, view, Tick(0), &mut actions);
         });
         for action in actions {
             match action {

@@ -123,7 +123,6 @@ impl Bench {
         Some(plan)
     }
 
-    /// Runs a pass in which no draft is right.
     fn computed(&mut self, plan: &PassPlan) {
         let mut results = Vec::new();
         for (at, span) in plan.spans.iter().enumerate() {
@@ -428,8 +427,7 @@ fn the_next_model_is_foretold() {
         guess = Some((plan.model, plan.expects_next, after));
         bench.computed(&plan);
     }
-    let (_, again, after) = guess.unwrap();
-    assert!(!again && after.is_empty(), "after the last nobody comes");
+    assert!(guess.is_some_and(|(_, again, after)| !again && after.is_empty()));
 }
 
 #[test]
@@ -591,4 +589,12 @@ fn a_model_that_is_unloaded_takes_its_sequences_along() {
     bench.pass().unwrap();
     assert_eq!(bench.scheduler.model_unloaded(A), [a]);
     assert_eq!(bench.plan().unwrap().spans[0].seq, b);
+}
+
+#[test]
+fn what_only_keeps_admits_nobody() {
+    let (mut bench, mut actions) = (Bench::new(), Vec::new());
+    bench.comes(4, 20);
+    bench.with_view(|scheduler, view| scheduler.keep(view, Tick(0), &mut actions));
+    assert!(actions.is_empty() && bench.admit().len() == 1);
 }
