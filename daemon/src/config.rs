@@ -131,9 +131,14 @@ pub struct Flags {
     /// Compute on the CPU what is not on the card: auto, where that is faster than bringing it, never or always [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub offload: Option<String>,
-    /// Memory of the machine for weights that the CPU computes with beside the card, bytes or percent; 0 is none [default: 12.5%]
+    /// Memory of the machine for weights that the CPU computes with beside the card, and for KV pages that have no room on it, bytes
+    /// or percent; 0 is none [default: 12.5%]
     #[arg(long, value_name = "BYTES|PERCENT", allow_negative_numbers = true)]
     pub host_budget: Option<String>,
+    /// Keep KV pages that leave the card in the machine's memory: auto, where to bring them back is faster than to compute them
+    /// again, never or always [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub host_tier: Option<String>,
     /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
@@ -204,8 +209,10 @@ pub struct Config {
     pub policy: Policy,
     /// Whether what is not on the card may be computed on the CPU.
     pub offload: Offload,
-    /// Memory of the machine for weights that the CPU computes with beside the card.
+    /// Memory of the machine for weights that the CPU computes with beside the card, and for KV pages that have no room on it.
     pub host_budget: Option<Budget>,
+    /// Whether KV pages that leave the card are kept in the machine's memory.
+    pub host_tier: Offload,
     /// Whose prompts may begin with what an earlier one has computed.
     pub prefix_cache: PrefixCache,
     /// What keys and values are stored as, where a model's heads fit it.
@@ -344,6 +351,9 @@ impl Config {
             host_budget: get("host_budget", flags.host_budget, text(file.host_budget))
                 .parse(budget_or_none)?
                 .unwrap_or(Some(rocmforge_engine::HOST_BUDGET_DEFAULT)),
+            host_tier: get("host_tier", flags.host_tier, file.host_tier)
+                .parse(offload)?
+                .unwrap_or_default(),
             prefix_cache: get("prefix_cache", flags.prefix_cache, file.prefix_cache)
                 .parse(prefix_cache)?
                 .unwrap_or(PrefixCache::PerClient),

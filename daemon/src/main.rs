@@ -314,6 +314,7 @@ fn serve_on(
         policy: config.policy,
         offload: config.offload,
         host_budget: config.host_budget,
+        host_tier: config.host_tier,
         prefix_cache: config.prefix_cache,
         kv_type: config.kv_type,
         speculate: config.speculate,

@@ -10,7 +10,7 @@ mod settings;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rocmforge_engine::api::{Budget, Policy};
+use rocmforge_engine::api::{Budget, Offload, Policy};
 use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
 use rocmforged::config::{Config, ConfigError, parse_budget};
 use settings::{config, file};
@@ -47,6 +47,7 @@ fn nothing_given_is_the_defaults() {
     );
     assert_eq!(config.prefix_cache, PrefixCache::PerClient);
     assert_eq!(config.kv_type, KvType::F16);
+    assert_eq!(config.host_tier, Offload::Auto);
     assert_eq!(config.speculate, None);
 }
 
@@ -66,6 +67,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         policy = "lru"
         prefix_cache = "shared"
         kv_type = "q8_0"
+        host_tier = "never"
         speculate = "on"
     "#;
     let config = file(text, &[]).unwrap();
@@ -91,6 +93,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
     );
     assert_eq!(config.prefix_cache, PrefixCache::Shared);
     assert_eq!(config.kv_type, KvType::Q8_0);
+    assert_eq!(config.host_tier, Offload::Never);
     assert_eq!(config.speculate, Some(true));
 
     let over = [

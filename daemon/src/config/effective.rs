@@ -170,6 +170,7 @@ impl Config {
                 "host_budget",
                 Some(self.host_budget.map_or("0".to_owned(), budget)),
             ),
+            ("host_tier", Some(offload(self.host_tier))),
             ("prefix_cache", Some(prefix_cache(self.prefix_cache))),
             ("kv_type", Some(quoted(self.kv_type.name()))),
             ("speculate", Some(speculate(self.speculate))),

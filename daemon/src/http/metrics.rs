@@ -298,6 +298,43 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
         "How long that took",
         snapshot.hosted.took.as_secs_f64(),
     );
+    let tier = snapshot.host_tier;
+    text.one(
+        "rocmforge_host_tier_bytes",
+        "gauge",
+        "Bytes of KV pages and states that left the card and are kept in the host's memory",
+        number(tier.bytes),
+    );
+    text.one(
+        "rocmforge_host_tier_budget_bytes",
+        "gauge",
+        "Bytes that they may have: the host's budget less the weights that it keeps",
+        number(tier.budget_bytes),
+    );
+    for (name, help, count) in [
+        (
+            "rocmforge_host_tier_saved_total",
+            "KV pages and states that were copied there",
+            tier.saved,
+        ),
+        (
+            "rocmforge_host_tier_restored_total",
+            "Those that were copied back",
+            tier.restored,
+        ),
+        (
+            "rocmforge_host_tier_dropped_total",
+            "KV pages and states that nothing is left of, on the card or there",
+            tier.dropped,
+        ),
+        (
+            "rocmforge_tokens_computed_again_total",
+            "Tokens that requests had computed before they yielded and computed again",
+            tier.again_tokens,
+        ),
+    ] {
+        text.one(name, "counter", help, number(count));
+    }
     let name = "rocmforge_evictions_total";
     text.head(name, "counter", "Segments evicted, by model and cause");
     for status in models {

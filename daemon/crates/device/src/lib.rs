@@ -22,6 +22,7 @@ use std::sync::Arc;
 use rocmforge_gguf::MappedFile;
 
 pub use error::Error;
+pub use machine::memory_bytes as host_memory_bytes;
 pub use ops::{
     ALIGNMENT, Batch, Buf, BufSpec, ExpertFfn, HeadShape, NO_PAGE, Op, Plan, Role, Rows,
     ScratchLayout, Span, Step, TensorDesc,
@@ -301,6 +302,32 @@ pub trait Device: Send {
     /// # Errors
     /// [`Error::Lost`].
     fn move_slab(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error>;
+
+    /// Lets copies of the arena's ranges have so many bytes of the host's memory, taken as they are needed, and gives back what
+    /// is beyond. Never more than at the first call. How many bytes there are: none where the arena is in that memory itself.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`].
+    fn set_aside(&mut self, _bytes: u64) -> Result<u64, Error> {
+        Ok(0)
+    }
+
+    /// Copies a range of the arena, in which no upload is under way, to an offset of what was set aside: after the operations
+    /// and copies that were started before, and before those that are started from now on. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the system has none for it; [`Error::Lost`], [`Error::Driver`].
+    fn save(&mut self, _from: u64, _to: u64, _bytes: u64) -> Result<(), Error> {
+        Err(Error::Config("nothing was set aside".to_owned()))
+    }
+
+    /// Copies what was saved at an offset to a range of the arena, in the same order. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::Driver`].
+    fn restore(&mut self, _from: u64, _to: u64, _bytes: u64) -> Result<(), Error> {
+        Err(Error::Config("nothing was set aside".to_owned()))
+    }
 
     /// Tells that nothing lives in this range now, so that memory may go back to the system.
     fn discard(&mut self, offset: u64, bytes: u64);

@@ -7,7 +7,8 @@ const GROUPS: &str = "/sys/fs/cgroup";
 
 /// Bytes of the machine's memory, or of what the control group that this process is in, or one above it, may have if that is
 /// less; 0 if the system does not say.
-pub(crate) fn memory_bytes() -> u64 {
+#[must_use]
+pub fn memory_bytes() -> u64 {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let machine = line(&read("/proc/meminfo"), "MemTotal:").unwrap_or(0);
     let group = group_bytes(Path::new(GROUPS), &read("/proc/self/cgroup"));

@@ -123,6 +123,8 @@ pub(crate) struct Engine {
     pub(crate) pass_pace: PassPace,
     /// Tokens are drafted.
     pub(crate) speculates: bool,
+    /// Passes that go before anybody is admitted: one yielded because the ledger had no room in one piece.
+    pub(crate) passes_before_admission: u32,
     /// Drafts of the pass that is planned.
     pub(crate) drafts: u32,
     pub(crate) prefix_counts: crate::api::PrefixCounts,
@@ -230,6 +232,9 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     );
     let mut residency = Residency::new(device, cache, offload);
     residency.reserve_fixed()?;
+    let memory = rocmforge_device::host_memory_bytes();
+    let of_host = crate::offload::bytes_of(config.host_budget, memory);
+    residency.open_tier(config.host_tier, of_host.min(memory / 2));
     let found = Found {
         drivers: drivers.into(),
         passed_over: passed_over.into(),
@@ -255,6 +260,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         scratch_sizes: ScratchSizes::default(),
         pass_pace: PassPace::default(),
         speculates,
+        passes_before_admission: 0,
         drafts: 0,
         prefix_counts: crate::api::PrefixCounts::default(),
         preloads: VecDeque::new(),

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 pub use status::{
-    CacheStatus, ClientStatus, DeviceStatus, FileWait, Hosted, KeepFreeStatus, ModelStatus,
-    PrefixCounts, SegmentState, SegmentStatus, Snapshot,
+    CacheStatus, ClientStatus, DeviceStatus, FileWait, HostTier, Hosted, KeepFreeStatus,
+    ModelStatus, PrefixCounts, SegmentState, SegmentStatus, Snapshot,
 };
 
 pub use rocmforge_device::MemoryUse;
@@ -249,15 +249,15 @@ pub struct GenerateSummary {
     pub cache: RequestCacheUse,
 }
 
-/// Whether what is not on the card may be computed on the host.
+/// Whether the host takes a part: computes what is not on the card, or keeps what leaves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Offload {
-    /// Where that is faster than bringing it, by what was measured.
+    /// Where that is faster than the other way, by what was measured.
     #[default]
     Auto,
-    /// Nothing is.
+    /// Never.
     Never,
-    /// All is that can be.
+    /// Wherever it can.
     Always,
 }
 

@@ -28,6 +28,11 @@ impl Engine {
         self.requests_changed = true;
         self.note_wanted_weights();
         self.begin_with_what_is_there(seq);
+        if let Some(task) = self.tasks.get_mut(&seq) {
+            let yielded_at = std::mem::take(&mut task.yielded_at);
+            let again = yielded_at.saturating_sub(task.n_past);
+            self.residency.tier.count_again(again);
+        }
     }
 
     fn begin_with_what_is_there(&mut self, seq: SeqId) {

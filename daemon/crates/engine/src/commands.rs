@@ -357,6 +357,7 @@ impl Engine {
             n_ctx,
             memory: SequenceMemory::default(),
             compactions: 0,
+            yielded_at: 0,
             begun: false,
             follows: false,
             realm: wanted.realm,

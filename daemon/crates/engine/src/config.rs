@@ -63,9 +63,12 @@ pub struct EngineConfig {
     pub prefetch: Option<u32>,
     /// Whether what is not on the card may be computed on the host.
     pub offload: Offload,
-    /// Weights that the host may keep in its own memory, in the form that it computes with, where it computes what is not on
-    /// the card; of the machine's memory, half at most.
+    /// What the host may keep in its own memory, half of it at most: weights in the form that it computes with, where it computes
+    /// what is not on the card; and in what they leave, pages of keys and values, and states, that have no room on the card.
     pub host_budget: Option<Budget>,
+    /// Whether those pages and states are kept: where to bring them back takes less time than to compute them again, by what was
+    /// measured of both; never, or always. The host device has none: its arena is in that memory itself.
+    pub host_tier: Offload,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
     /// What keys and values are stored as, where a model's heads fit it; else f16.
@@ -96,6 +99,7 @@ impl Default for EngineConfig {
             prefetch: None,
             offload: Offload::Auto,
             host_budget: Some(HOST_BUDGET_DEFAULT),
+            host_tier: Offload::Auto,
             prefix_cache: PrefixCache::PerClient,
             kv_type: KvType::F16,
             speculate: None,

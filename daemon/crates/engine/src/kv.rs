@@ -11,7 +11,7 @@ use rocmforge_ops::{KV_PAGE_TOKENS, KvGroup};
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use crate::error::Error;
-use crate::prefix::{NodeId, Realm};
+use crate::prefix::{NodeId, Place, Realm};
 use crate::residency::Residency;
 
 /// Pages that a prompt must go beyond what is found for its end to be worth a pass of its own: the state of recurrent
@@ -72,7 +72,7 @@ struct Predicting {
 }
 
 /// The slot of the block's first group in the nodes of a model's beginnings: behind the pages and the state.
-fn predicting_slot(plan: &Plan) -> usize {
+pub(crate) fn predicting_slot(plan: &Plan) -> usize {
     plan.kv.len() + usize::from(plan.state_elements > 0)
 }
 
@@ -104,8 +104,12 @@ impl Pages {
     fn begin(&mut self, residency: &mut Residency, nodes: &[NodeId], slot: usize, first: usize) {
         self.first = first;
         for (page, &node) in nodes.iter().enumerate() {
-            let slab = (page >= first).then(|| residency.prefixes.hold(node, slot));
-            self.held.push(slab.map(|_| Held::Shared(node)));
+            let used = page >= first;
+            if used {
+                residency.prefixes.hold(node, slot);
+            }
+            self.held.push(used.then_some(Held::Shared(node)));
+            let slab = used.then(|| residency.prefixes.slab(node, slot));
             self.offsets.push(slab.map_or(NO_PAGE, |s| s.offset));
         }
     }
@@ -186,7 +190,7 @@ impl SequenceMemory {
     ) -> Begun {
         let plan = of.plan();
         let most = tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
-        let found = residency.prefixes.find(realm, tokens, most, plan);
+        let (found, held) = residency.find_prefix(realm, of, tokens, most, predicts);
         let mut pages = found.nodes.len();
         if plan.state_elements > 0
             && let Some(&last) = found.nodes.last()
@@ -208,6 +212,7 @@ impl SequenceMemory {
         if let Some(&last) = nodes.last() {
             residency.prefixes.touch(last);
         }
+        residency.let_go(held);
         let windows = plan.kv.iter().any(|g| g.window.is_some());
         let mut marks = Vec::new();
         if plan.state_elements > 0 || windows {
@@ -242,7 +247,11 @@ impl SequenceMemory {
         nodes: &[NodeId],
     ) -> usize {
         let slots = predicting_slot(plan)..predicting_slot(plan) + block.kv.len();
-        let has = |node: &&NodeId| slots.clone().all(|s| residency.prefixes.has(**node, s));
+        let is_here = |node, slot| {
+            let place = residency.prefixes.place(node, slot);
+            matches!(place, Some(Place::Device(..)))
+        };
+        let has = |node: &&NodeId| slots.clone().all(|s| is_here(**node, s));
         let there = nodes.iter().take_while(has).count();
         // The last page of an answer may lack its last row, whose next token was not known. A page is less to compute
         // than to go on without drafts; but with a window or a state it goes on only from where it was found to.
@@ -312,20 +321,16 @@ impl SequenceMemory {
     ) -> bool {
         let (slot, bytes) = (plan.kv.len(), plan.state_elements * 4);
         let from = residency.prefixes.hold(node, slot);
-        let reserved = residency.reserve(BlockKind::Kv, Some(model), bytes);
-        let taken = reserved.and_then(|(block, to)| {
-            let copied = residency.device.move_slab(from.offset, to.offset, bytes);
-            copied.map_err(|e| {
-                residency.free(block);
-                residency.device_error(Some(model), e)
-            })?;
-            self.state = Some(block);
-            Ok(())
-        });
+        let taken = match residency.reserve(BlockKind::Kv, Some(model), bytes) {
+            Ok((block, to)) => residency.copy_to(from, to, (block, model)).then_some(block),
+            Err(error) => {
+                tracing::debug!(%error, "a kept state is not used");
+                None
+            }
+        };
         residency.prefixes.let_go(node, slot);
-        taken
-            .inspect_err(|error| tracing::debug!(%error, "a kept state is not used"))
-            .is_ok()
+        self.state = taken;
+        taken.is_some()
     }
 
     /// Makes room for a pass over positions `first..end`: pages that no row of it reads go, those that it writes come.

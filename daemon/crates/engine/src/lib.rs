@@ -40,6 +40,7 @@ mod step;
 mod stop;
 mod suspend;
 mod task;
+mod tier;
 mod watchdog;
 
 pub use actor::{EngineThread, start, start_on};

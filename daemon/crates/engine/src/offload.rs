@@ -130,7 +130,8 @@ pub(crate) struct Beside {
     pub(crate) upload: bool,
 }
 
-fn bytes_of(budget: Option<Budget>, memory: u64) -> u64 {
+/// Bytes of a budget of this much memory.
+pub(crate) fn bytes_of(budget: Option<Budget>, memory: u64) -> u64 {
     match budget {
         None => 0,
         Some(Budget::Bytes(bytes)) => bytes,
@@ -351,6 +352,11 @@ impl Offload {
             Some(host) => host.read(layout, buf, rows),
             None => Ok(()),
         }
+    }
+
+    /// Bytes of weights that the host keeps in its own form.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.host.as_ref().map_or(0, Answers::kept_bytes)
     }
 
     /// A model is gone.

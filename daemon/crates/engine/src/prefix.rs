@@ -1,5 +1,6 @@
-//! Beginnings of prompts whose keys, values and recurrent states are still on the device: found by content, shared by
-//! sequences, kept when no sequence uses them any more, and given up when their room is wanted.
+//! Beginnings of prompts whose keys, values and recurrent states are still there: found by content, shared by sequences, kept
+//! when no sequence uses them any more, and given up when their room on the device is wanted. What is given up there may be
+//! stored in the host's memory ([`crate::tier`]) and is found like the rest; to be used it comes back.
 //!
 //! A node stands for [`KV_PAGE_TOKENS`] tokens after the tokens of its parent; it has a page for each group of the plan,
 //! and for models with recurrent layers the state behind it. It is found by its parent and its tokens themselves, not by a
@@ -12,7 +13,8 @@
 //! ```
 //!
 //! *Invariants*, checked by the tests below: a slot that a sequence holds is not given up; a node with children is not; a
-//! parent was used no earlier than its children; `kept_bytes` is the sum of the slots that no sequence holds.
+//! parent was used no earlier than its children; `kept_bytes` is the sum of the slots on the device that no sequence holds;
+//! each place in the host's memory is that of one slot, or is loose.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -20,6 +22,8 @@ use std::collections::{BTreeSet, HashMap};
 use rocmforge_device::Plan;
 use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_tensor_cache::{BlockId, ModelId, Slab};
+
+use crate::tier::Stored;
 
 /// Most nodes: 4 million tokens. The oldest go for new ones.
 const NODES_MAX: usize = 1 << 17;
@@ -46,10 +50,37 @@ struct Key {
 /// A page or a state, and the sequences that use it.
 #[derive(Debug)]
 struct Slot {
-    block: BlockId,
-    slab: Slab,
+    place: Place,
     users: u32,
 }
+
+/// Where a page or a state is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place {
+    /// In the arena.
+    Device(BlockId, Slab),
+    /// In the host's memory.
+    Host(Stored),
+}
+
+impl Slot {
+    fn on_device(&self) -> Option<(BlockId, Slab)> {
+        match self.place {
+            Place::Device(block, slab) => Some((block, slab)),
+            Place::Host(_) => None,
+        }
+    }
+
+    fn stored(&self) -> Option<Stored> {
+        match self.place {
+            Place::Host(stored) => Some(stored),
+            Place::Device(..) => None,
+        }
+    }
+}
+
+/// In the order in which nodes go: what was used longest ago, and of that children before their parents.
+pub(crate) type Age = (u64, Reverse<u32>, NodeId);
 
 #[derive(Debug)]
 struct Node {
@@ -63,6 +94,21 @@ struct Node {
     users: u32,
     /// When it was used last.
     used: u64,
+}
+
+impl Node {
+    fn age(&self, id: NodeId) -> Age {
+        (self.used, Reverse(self.depth), id)
+    }
+
+    fn has_on_device(&self) -> bool {
+        let mut slots = self.slots.iter().flatten();
+        slots.any(|s| s.on_device().is_some())
+    }
+
+    fn has_stored(&self) -> bool {
+        self.slots.iter().flatten().any(|s| s.stored().is_some())
+    }
 }
 
 /// A beginning that was found.
@@ -79,8 +125,12 @@ pub(crate) struct Beginning {
 pub(crate) struct Prefixes {
     nodes: HashMap<NodeId, Node>,
     by_content: HashMap<Key, NodeId>,
-    /// Nodes of which no slot is in use, the one to go first first: children before their parents.
-    idle: BTreeSet<(u64, Reverse<u32>, NodeId)>,
+    /// Nodes of which no slot is in use and that have something on the device, or nothing at all and no children.
+    idle: BTreeSet<Age>,
+    /// Nodes of which no slot is in use and that have something in the host's memory.
+    stored: BTreeSet<Age>,
+    /// Places in the host's memory that nothing is in any more.
+    loose: Vec<Stored>,
     next: u64,
     clock: u64,
     kept_bytes: u64,
@@ -109,14 +159,20 @@ impl Prefixes {
         *of_model.expect("what is kept is of a model") -= bytes;
     }
 
-    /// The longest beginning of `tokens` from whose end a sequence can go on, of `pages` pages at most.
+    /// The longest beginning of `tokens` from whose end a sequence can go on, of `pages` pages at most; with what is stored in
+    /// the host's memory, or without.
     pub(crate) fn find(
         &self,
         realm: Realm,
         tokens: &[u32],
         pages: usize,
         plan: &Plan,
+        with_stored: bool,
     ) -> Beginning {
+        let is_there = |slot: &Option<Slot>| {
+            let there = |s: &Slot| with_stored || s.on_device().is_some();
+            slot.as_ref().is_some_and(there)
+        };
         let mut nodes = Vec::new();
         // For each group the pages in a row that are there, up to the last node.
         let mut unbroken = vec![0; plan.kv.len()];
@@ -128,9 +184,9 @@ impl Prefixes {
             nodes.push(id);
             let node = &self.nodes[&id];
             let end = nodes.len();
-            let mut goes_on = plan.state_elements == 0 || node.slots[plan.kv.len()].is_some();
+            let mut goes_on = plan.state_elements == 0 || is_there(&node.slots[plan.kv.len()]);
             for ((group, unbroken), slot) in plan.kv.iter().zip(&mut unbroken).zip(&node.slots) {
-                *unbroken = slot.as_ref().map_or(0, |_| *unbroken + 1);
+                *unbroken = if is_there(slot) { *unbroken + 1 } else { 0 };
                 goes_on &= *unbroken >= end - group.first_page(end * KV_PAGE_TOKENS).min(end);
             }
             if goes_on {
@@ -180,14 +236,20 @@ impl Prefixes {
             return Some(there);
         }
         if self.nodes.len() >= NODES_MAX && !self.give_up(freed) {
-            return None;
+            let oldest = self.oldest_stored();
+            oldest.map(|(_, _, id)| self.drop_stored(id));
+            if self.nodes.len() >= NODES_MAX {
+                return None;
+            }
         }
         let depth = match parent {
             None => 0,
-            Some(parent) => {
-                let parent = self.nodes.get_mut(&parent)?;
-                parent.children += 1;
-                parent.depth + 1
+            Some(id) => {
+                self.nodes.get(&id)?;
+                self.change(id, |parent| {
+                    parent.children += 1;
+                    parent.depth + 1
+                })
             }
         };
         let id = NodeId(self.next);
@@ -206,12 +268,33 @@ impl Prefixes {
             users: 0,
             used,
         };
-        self.idle.insert((node.used, Reverse(depth), id));
+        self.idle.insert(node.age(id));
         self.nodes.insert(id, node);
         Some(id)
     }
 
-    /// Puts a block into an empty slot. The giver goes on to hold it, if he is `held`. Whether the slot was empty.
+    /// Changes a node, which is there, and keeps the orders in step.
+    fn change<T>(&mut self, id: NodeId, how: impl FnOnce(&mut Node) -> T) -> T {
+        let node = self.nodes.get_mut(&id).expect("a found node is there");
+        let before = node.age(id);
+        let result = how(node);
+        let after = node.age(id);
+        let free = node.users == 0;
+        let (on_device, stored) = (node.has_on_device(), node.has_stored());
+        let idle = free && (on_device || (node.children == 0 && !stored));
+        for (set, is_in) in [(&mut self.idle, idle), (&mut self.stored, free && stored)] {
+            if !is_in || before != after {
+                set.remove(&before);
+            }
+            if is_in {
+                set.insert(after);
+            }
+        }
+        result
+    }
+
+    /// Puts a block into a slot that has nothing on the device. The giver goes on to hold it, if he is `held`. Whether it was
+    /// taken.
     pub(crate) fn put(
         &mut self,
         id: NodeId,
@@ -219,18 +302,20 @@ impl Prefixes {
         (block, slab): (BlockId, Slab),
         held: bool,
     ) -> bool {
-        let Some(node) = self.nodes.get_mut(&id) else {
+        let Some(node) = self.nodes.get(&id) else {
             return false;
         };
-        if node.slots[slot].is_some() {
-            return false;
+        match &node.slots[slot] {
+            Some(there) if there.users > 0 || there.on_device().is_some() => return false,
+            // What was computed again is worth more than its copy.
+            Some(there) => self.loose.extend(there.stored()),
+            None => {}
         }
-        node.slots[slot] = Some(Slot {
-            block,
-            slab,
-            users: 0,
-        });
         let model = node.key.realm.model;
+        self.change(id, |node| {
+            let place = Place::Device(block, slab);
+            node.slots[slot] = Some(Slot { place, users: 0 });
+        });
         self.kept_more(model, slab.bytes);
         if held {
             self.hold(id, slot);
@@ -238,58 +323,68 @@ impl Prefixes {
         true
     }
 
-    /// A sequence uses a slot from now on, which is there. Where it lies.
-    pub(crate) fn hold(&mut self, id: NodeId, slot: usize) -> Slab {
-        let node = self.nodes.get_mut(&id).expect("a found node is there");
-        let held = node.slots[slot].as_mut().expect("a found slot is there");
-        let (slab, first) = (held.slab, held.users == 0);
-        held.users += 1;
-        if node.users == 0 {
-            self.idle.remove(&(node.used, Reverse(node.depth), id));
-        }
-        node.users += 1;
-        let model = node.key.realm.model;
-        if first {
+    /// A sequence uses a slot from now on, which is there. Where that is.
+    pub(crate) fn hold(&mut self, id: NodeId, slot: usize) -> Place {
+        let (model, place, first) = self.change(id, |node| {
+            node.users += 1;
+            let held = node.slots[slot].as_mut().expect("a found slot is there");
+            held.users += 1;
+            (node.key.realm.model, held.place, held.users == 1)
+        });
+        if let (Place::Device(_, slab), true) = (place, first) {
             self.kept_less(model, slab.bytes);
         }
-        slab
+        place
     }
 
     /// A sequence uses a slot no more.
     pub(crate) fn let_go(&mut self, id: NodeId, slot: usize) {
-        let node = self.nodes.get_mut(&id).expect("a held node is there");
-        let held = node.slots[slot].as_mut().expect("a held slot is there");
-        held.users -= 1;
-        let (bytes, last) = (held.slab.bytes, held.users == 0);
-        node.users -= 1;
-        if node.users == 0 {
-            self.idle.insert((node.used, Reverse(node.depth), id));
-        }
-        let model = node.key.realm.model;
-        if last {
-            self.kept_more(model, bytes);
+        let (model, place, last) = self.change(id, |node| {
+            node.users -= 1;
+            let held = node.slots[slot].as_mut().expect("a held slot is there");
+            held.users -= 1;
+            (node.key.realm.model, held.place, held.users == 0)
+        });
+        if let (Place::Device(_, slab), true) = (place, last) {
+            self.kept_more(model, slab.bytes);
         }
     }
 
-    /// Whether a slot has something.
+    /// Whether a slot has something, on the device or in the host's memory.
     pub(crate) fn has(&self, id: NodeId, slot: usize) -> bool {
-        let node = self.nodes.get(&id);
-        node.is_some_and(|n| n.slots[slot].is_some())
+        self.place(id, slot).is_some()
+    }
+
+    /// Where what a slot has is.
+    pub(crate) fn place(&self, id: NodeId, slot: usize) -> Option<Place> {
+        let slot = self.nodes.get(&id)?.slots[slot].as_ref();
+        slot.map(|s| s.place)
     }
 
     /// Gives up a slot that no sequence uses; its block is the caller's to free.
     pub(crate) fn take(&mut self, id: NodeId, slot: usize) -> Option<BlockId> {
-        let node = self.nodes.get_mut(&id)?;
-        let taken = node.slots[slot].take_if(|s| s.users == 0)?;
-        let model = node.key.realm.model;
-        self.kept_less(model, taken.slab.bytes);
-        Some(taken.block)
+        self.nodes.get(&id)?;
+        let (model, taken) = self.change(id, |node| {
+            let taken = node.slots[slot].take_if(|s| s.users == 0);
+            (node.key.realm.model, taken)
+        });
+        match taken?.place {
+            Place::Device(block, slab) => {
+                self.kept_less(model, slab.bytes);
+                Some(block)
+            }
+            Place::Host(stored) => {
+                self.loose.push(stored);
+                None
+            }
+        }
     }
 
     /// Where the slots of a node lie that sequences use.
     pub(crate) fn slab(&self, id: NodeId, slot: usize) -> Slab {
         let slot = self.nodes[&id].slots[slot].as_ref();
-        slot.expect("a held slot is there").slab
+        let place = slot.and_then(Slot::on_device);
+        place.expect("what a sequence uses is on the device").1
     }
 
     /// A beginning was used, up to this node.
@@ -304,32 +399,22 @@ impl Prefixes {
 
     /// Moves a node up in the order of use.
     fn renew(&mut self, id: NodeId, used: u64) {
-        let Some(node) = self.nodes.get_mut(&id).filter(|n| n.used < used) else {
-            return;
-        };
-        if node.users == 0 {
-            self.idle.remove(&(node.used, Reverse(node.depth), id));
-            self.idle.insert((used, Reverse(node.depth), id));
+        if self.nodes.get(&id).is_some_and(|n| n.used < used) {
+            self.change(id, |node| node.used = used);
         }
-        node.used = used;
     }
 
-    /// Gives up what was used longest ago; its blocks are the caller's to free. Whether there was something.
+    /// Gives up what was used longest ago and has something on the device; its blocks are the caller's to free. Whether there
+    /// was something.
     pub(crate) fn give_up(&mut self, freed: &mut Vec<BlockId>) -> bool {
         // A parent that no sequence uses may have a child that one does: where a window has passed. What it holds itself
         // may go.
-        let found = self.idle.iter().find(|(_, _, id)| {
-            let node = &self.nodes[id];
-            node.children == 0 || node.slots.iter().any(Option::is_some)
-        });
-        let Some(&(_, _, id)) = found else {
+        let Some(&(_, _, id)) = self.idle.first() else {
             return false;
         };
         let n_slots = self.nodes[&id].slots.len();
         freed.extend((0..n_slots).filter_map(|slot| self.take(id, slot)));
-        if self.nodes[&id].children == 0 {
-            self.remove(id);
-        }
+        self.remove_if_bare(id);
         true
     }
 
@@ -341,198 +426,26 @@ impl Prefixes {
         for id in ids {
             let slots = self.nodes[&id].slots.len();
             freed.extend((0..slots).filter_map(|slot| self.take(id, slot)));
-            let node = &self.nodes[&id];
-            if node.users == 0 && node.children == 0 {
-                self.remove(id);
-            }
+            self.remove_if_bare(id);
         }
         self.kept_of.remove(&model);
     }
 
-    fn remove(&mut self, id: NodeId) {
-        let node = self.nodes.remove(&id).expect("a node is removed once");
-        assert!(node.children == 0 && node.users == 0, "{node:?} is in use");
-        self.idle.remove(&(node.used, Reverse(node.depth), id));
+    /// Removes a node that nothing hangs on.
+    fn remove_if_bare(&mut self, id: NodeId) {
+        let node = &self.nodes[&id];
+        if node.users > 0 || node.children > 0 || node.slots.iter().any(Option::is_some) {
+            return;
+        }
+        let node = self.nodes.remove(&id).expect("looked at above");
+        self.idle.remove(&node.age(id));
         self.by_content.remove(&node.key);
-        if let Some(parent) = node.key.parent.and_then(|p| self.nodes.get_mut(&p)) {
-            parent.children -= 1;
+        if let Some(parent) = node.key.parent.filter(|p| self.nodes.contains_key(p)) {
+            self.change(parent, |parent| parent.children -= 1);
         }
-    }
-
-    /// Checks the sums.
-    #[cfg(test)]
-    fn assert_consistent(&self) {
-        let mut kept = 0;
-        for (id, node) in &self.nodes {
-            let users: u32 = node.slots.iter().flatten().map(|s| s.users).sum();
-            assert_eq!(users, node.users);
-            let idle = (node.used, Reverse(node.depth), *id);
-            assert_eq!(self.idle.contains(&idle), users == 0);
-            let slots = node.slots.iter().flatten();
-            kept += slots
-                .filter(|s| s.users == 0)
-                .map(|s| s.slab.bytes)
-                .sum::<u64>();
-            let children = self.nodes.values().filter(|n| n.key.parent == Some(*id));
-            assert_eq!(children.count() as u32, node.children);
-            assert_eq!(self.by_content.get(&node.key), Some(id));
-            if let Some(parent) = node.key.parent {
-                assert!(self.nodes[&parent].used >= node.used);
-            }
-        }
-        assert_eq!(kept, self.kept_bytes);
-        assert_eq!(self.by_content.len(), self.nodes.len());
-        assert!(self.idle.len() <= self.nodes.len());
     }
 }
 
+mod stored;
 #[cfg(test)]
-mod tests {
-    use rand::rngs::StdRng;
-    use rand::{RngExt, SeedableRng};
-    use rocmforge_tensor_cache::{BlockKind, Cache, CacheConfig};
-
-    use super::*;
-
-    const REALM: Realm = Realm {
-        model: ModelId(0),
-        asker: 7,
-    };
-
-    /// Blocks of a ledger.
-    struct Blocks(Cache);
-
-    impl Blocks {
-        fn new() -> Blocks {
-            Blocks(Cache::new(CacheConfig::new(1 << 30)))
-        }
-
-        fn take(&mut self) -> (BlockId, Slab) {
-            let block = self
-                .0
-                .reserve(BlockKind::Kv, None, 4096, &mut Vec::new())
-                .unwrap();
-            (block, self.0.block(block))
-        }
-
-        fn free(&mut self, blocks: &mut Vec<BlockId>) {
-            blocks.drain(..).for_each(|b| self.0.free(b));
-        }
-    }
-
-    /// The nodes of a path of so many tokens each, with a page each.
-    fn path(prefixes: &mut Prefixes, blocks: &mut Blocks, tokens: &[u32]) -> Vec<NodeId> {
-        let mut nodes: Vec<NodeId> = Vec::new();
-        let mut freed = Vec::new();
-        for &token in tokens {
-            let chunk = [token; KV_PAGE_TOKENS];
-            let at = nodes.last().copied();
-            let node = prefixes.add(REALM, at, &chunk, 1, &mut freed).unwrap();
-            let block = blocks.take();
-            if !prefixes.put(node, 0, block, false) {
-                blocks.0.free(block.0);
-            }
-            nodes.push(node);
-        }
-        blocks.free(&mut freed);
-        nodes
-    }
-
-    #[test]
-    fn what_was_used_longest_ago_goes_first_and_children_before_parents() {
-        let (mut prefixes, mut blocks) = (Prefixes::default(), Blocks::new());
-        let first = path(&mut prefixes, &mut blocks, &[1, 2, 3]);
-        let second = path(&mut prefixes, &mut blocks, &[1, 2, 4]);
-        assert_eq!(first[..2], second[..2]);
-        prefixes.assert_consistent();
-        let mut freed = Vec::new();
-        let there = |prefixes: &Prefixes, id: NodeId| prefixes.nodes.contains_key(&id);
-        assert!(prefixes.give_up(&mut freed));
-        assert!(!there(&prefixes, first[2]) && there(&prefixes, second[2]));
-        prefixes.hold(second[1], 0);
-        assert!(prefixes.give_up(&mut freed));
-        assert!(!there(&prefixes, second[2]));
-        prefixes.assert_consistent();
-        // What is held stays, and so does the way to it; the parent's own page may go.
-        assert!(prefixes.give_up(&mut freed));
-        assert!(there(&prefixes, second[0]) && !prefixes.has(second[0], 0));
-        assert!(!prefixes.give_up(&mut freed));
-        prefixes.let_go(second[1], 0);
-        while prefixes.give_up(&mut freed) {}
-        assert_eq!((prefixes.nodes.len(), prefixes.kept_bytes()), (0, 0));
-        prefixes.assert_consistent();
-    }
-
-    #[test]
-    fn realms_have_nothing_in_common() {
-        let (mut prefixes, mut blocks) = (Prefixes::default(), Blocks::new());
-        path(&mut prefixes, &mut blocks, &[1]);
-        let chunk = [1; KV_PAGE_TOKENS];
-        assert!(prefixes.child(REALM, None, &chunk).is_some());
-        for (model, asker) in [(1, 7), (0, 8)] {
-            let model = ModelId(model);
-            assert_eq!(prefixes.child(Realm { model, asker }, None, &chunk), None);
-        }
-        let mut freed = Vec::new();
-        prefixes.forget(ModelId(1), &mut freed);
-        assert!(freed.is_empty());
-        prefixes.forget(ModelId(0), &mut freed);
-        assert_eq!((freed.len(), prefixes.nodes.len()), (1, 0));
-        prefixes.assert_consistent();
-    }
-
-    #[test]
-    fn any_order_of_use_leaves_the_sums_right() {
-        let mut rng = StdRng::seed_from_u64(5);
-        let (mut prefixes, mut blocks) = (Prefixes::default(), Blocks::new());
-        let mut held: Vec<(NodeId, usize)> = Vec::new();
-        let mut freed = Vec::new();
-        for step in 0..20_000 {
-            match rng.random_range(0..10) {
-                0..3 => {
-                    let length = rng.random_range(1..6);
-                    let tokens: Vec<u32> = (0..length).map(|_| rng.random_range(0..3)).collect();
-                    path(&mut prefixes, &mut blocks, &tokens);
-                }
-                3..6 => {
-                    let mut ids: Vec<NodeId> = prefixes.nodes.keys().copied().collect();
-                    ids.sort_unstable();
-                    if !ids.is_empty() {
-                        let id = ids[rng.random_range(0..ids.len())];
-                        if prefixes.has(id, 0) {
-                            prefixes.hold(id, 0);
-                            held.push((id, 0));
-                        }
-                        prefixes.touch(id);
-                    }
-                }
-                6..8 if !held.is_empty() => {
-                    let (id, slot) = held.swap_remove(rng.random_range(0..held.len()));
-                    prefixes.let_go(id, slot);
-                }
-                8 => {
-                    prefixes.give_up(&mut freed);
-                }
-                _ => {
-                    let ids: Vec<NodeId> = prefixes.nodes.keys().copied().collect();
-                    if let Some(&id) = ids.first() {
-                        freed.extend(prefixes.take(id, 0));
-                    }
-                }
-            }
-            blocks.free(&mut freed);
-            if step % 50 == 0 {
-                prefixes.assert_consistent();
-                for &(id, slot) in &held {
-                    assert!(prefixes.has(id, slot));
-                }
-            }
-        }
-        held.into_iter()
-            .for_each(|(id, slot)| prefixes.let_go(id, slot));
-        while prefixes.give_up(&mut freed) {}
-        blocks.free(&mut freed);
-        assert_eq!((prefixes.nodes.len(), prefixes.kept_bytes()), (0, 0));
-        assert_eq!(blocks.0.usage().kv, 0);
-    }
-}
+mod tests;

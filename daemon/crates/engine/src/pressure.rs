@@ -25,6 +25,10 @@ use crate::task::Task;
 /// Most times that a request is computed anew for want of room in one piece.
 const COMPACTIONS_MAX: u32 = 4;
 
+/// Passes of the others before one that yielded for want of room in one piece is admitted again. By the sums it fits at once,
+/// and what it began with could take the same places as before, again and again.
+const PASSES_AFTER_YIELD: u32 = 8;
+
 impl Engine {
     /// After a failed pass of these requests: if the driver refused memory, gives it some of the arena's, so that the pass
     /// can be done again. A request that could not even run alone in what would be left fails, as do all of them if the
@@ -100,6 +104,7 @@ impl Engine {
         };
         tracing::debug!(?seq, "a request yields: the ledger had no room");
         self.start_over(seq);
+        self.passes_before_admission = PASSES_AFTER_YIELD;
         true
     }
 
@@ -116,6 +121,7 @@ impl Engine {
             return false;
         }
         task.compactions += 1;
+        let comes_back = task.compactions == 1;
         tracing::debug!(
             ?seq,
             "a request is computed anew: its blocks left no room in one piece"
@@ -123,7 +129,11 @@ impl Engine {
         self.free_scratch();
         self.scheduler.start_over(seq);
         self.start_over(seq);
-        self.residency.give_up_all();
+        // Once it may begin with what it had, in other places; if that does not help, it computes all of it.
+        match comes_back {
+            true => self.residency.give_up_all(),
+            false => self.residency.drop_all(),
+        };
         true
     }
 

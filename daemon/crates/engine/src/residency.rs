@@ -10,14 +10,15 @@ mod memory;
 mod offload;
 mod prefixes;
 mod resident;
+mod source;
+mod tier;
 
 use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::{ALIGNMENT, Device, SegmentLayout, Upload, UploadTicket};
-use rocmforge_gguf::MappedFile;
+use rocmforge_device::{Device, SegmentLayout, Upload, UploadTicket};
 use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{
     Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
@@ -29,41 +30,9 @@ use crate::error::{Error, from_cache, from_device};
 use crate::file_watch::{FileWatch, Waiting};
 use crate::offload::Offload;
 use crate::prefix::Prefixes;
+use crate::tier::Tier;
 pub(crate) use resident::Resident;
-
-/// Where a model's segments come from.
-#[derive(Debug)]
-pub(crate) struct Source {
-    pub(crate) name: String,
-    pub(crate) file: Arc<MappedFile>,
-    pub(crate) layouts: Vec<Arc<SegmentLayout>>,
-    /// How passes use the segments.
-    kinds: Vec<SegmentKind>,
-    /// Bytes of all segments on the device.
-    pub(crate) bytes: u64,
-    pinned_bytes: u64,
-    largest_unpinned: u64,
-}
-
-impl Source {
-    pub(crate) fn new(
-        name: String,
-        file: Arc<MappedFile>,
-        layouts: Vec<Arc<SegmentLayout>>,
-        kinds: Vec<SegmentKind>,
-    ) -> Self {
-        let aligned = |l: &Arc<SegmentLayout>| l.bytes.next_multiple_of(ALIGNMENT);
-        Self {
-            name,
-            file,
-            bytes: layouts.iter().map(aligned).sum(),
-            layouts,
-            kinds,
-            pinned_bytes: 0,
-            largest_unpinned: 0,
-        }
-    }
-}
+pub(crate) use source::Source;
 
 /// The device, the cache, and what is between them.
 pub(crate) struct Residency {
@@ -76,6 +45,8 @@ pub(crate) struct Residency {
     stamps: u64,
     /// Beginnings of prompts that are on the device.
     pub(crate) prefixes: Prefixes,
+    /// What of them has a place in the host's memory.
+    pub(crate) tier: Tier,
     /// Bytes of weights that go before beginnings that no sequence uses.
     wanted_weights: u64,
     tickets: HashMap<UploadTicket, SegmentId>,
@@ -118,6 +89,7 @@ impl Residency {
             resident: HashMap::new(),
             stamps: 0,
             prefixes: Prefixes::default(),
+            tier: Tier::default(),
             wanted_weights: 0,
             tickets: HashMap::new(),
             under_way: HashMap::new(),
@@ -206,6 +178,8 @@ impl Residency {
         self.witnesses.retain(|segment, _| segment.model != model);
         self.resident.remove(&model);
         self.offload.forget(model);
+        self.tier.forget(model);
+        self.fit_tier();
         if let Some(source) = self.sources.remove(&model) {
             self.device.forget_file(&source.file);
         }
@@ -381,7 +355,7 @@ impl Residency {
         self.collect();
         let beginnings = match model {
             Some(model) => self.forget_prefixes(model),
-            None => self.give_up_all(),
+            None => self.drop_all(),
         };
         let mut cleared = self
             .cache

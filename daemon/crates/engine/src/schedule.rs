@@ -230,9 +230,14 @@ impl Engine {
             self.scheduler.set_ready(task.seq, ready);
         }
         let mut actions = Vec::new();
+        let nobody_new = self.passes_before_admission > 0 && self.scheduler.running() > 0;
         self.scheduling(budget, |scheduler, view| {
             // Deadlines are the engine's affair, which says how many tokens there were.
-            scheduler.admit(view, Tick(0), &mut actions);
+            let ask = match nobody_new {
+                true => Scheduler::keep,
+                false => Scheduler::admit,
+            };
+            ask(scheduler, view, Tick(0), &mut actions);
         });
         for action in actions {
             match action {
@@ -261,12 +266,35 @@ impl Engine {
     /// The pass that comes next.
     pub(crate) fn next_pass(&mut self) -> Option<PassPlan> {
         if self.tasks.is_empty() {
+            self.residency.cache.foresee(&[]);
             return None;
         }
         if self.speculates {
             self.draft();
         }
-        self.scheduling(self.budget(), |scheduler, view| scheduler.next(view))
+        let (plan, upcoming) = self.scheduling(self.budget(), |scheduler, view| {
+            let plan = scheduler.next(view);
+            let upcoming = match view.models {
+                // Nobody waits for another one.
+                [_] => Vec::new(),
+                _ => scheduler.upcoming_models(plan.as_ref(), view),
+            };
+            (plan, upcoming)
+        });
+        self.foresee(&upcoming);
+        plan
+    }
+
+    /// Tells the cache which models requests wait for, each with its block that predicts.
+    fn foresee(&mut self, upcoming: &[rocmforge_scheduler::ModelId]) {
+        let mut models = Vec::with_capacity(upcoming.len());
+        for model in upcoming {
+            let entry = self.models.iter().find(|e| e.id.0 == model.0);
+            let block = entry.and_then(|e| e.predictor.as_ref()).filter(|p| p.on);
+            models.push(ModelId(model.0));
+            models.extend(block.map(|p| p.id));
+        }
+        self.residency.cache.foresee(&models);
     }
 
     /// Has sequences draft their next tokens where that pays.
@@ -326,6 +354,9 @@ impl Engine {
         let entry = self.models.iter_mut().find(|e| e.id.0 == plan.model.0);
         if let Some(entry) = entry {
             let rows_of = |spans: &[SpanPlan]| spans.iter().map(|s| s.rows).sum::<u32>();
+            if decode.is_empty() {
+                self.residency.tier.note_prompt(entry.id, rows, took);
+            }
             if prompts.is_empty() {
                 entry.times.note(rows, took);
             } else if !decode.is_empty() {

@@ -30,7 +30,8 @@ impl Engine {
     /// Runs the next pass. Whether there was one.
     pub(crate) fn step(&mut self) -> bool {
         let Some(plan) = self.next_pass() else {
-            return false;
+            // Nobody who runs can go on: others need not wait for a pass.
+            return std::mem::take(&mut self.passes_before_admission) > 0;
         };
         let mut members: Vec<Member> = plan
             .spans
@@ -45,6 +46,7 @@ impl Engine {
         let begun = Instant::now();
         match self.run_pass(&plan, &mut members) {
             Ok(()) => {
+                self.passes_before_admission = self.passes_before_admission.saturating_sub(1);
                 self.note_pass(&plan, begun.elapsed());
                 self.predict(&plan, &mut members);
                 let ended = self.take_back(members);

@@ -38,6 +38,8 @@ pub(crate) struct Task {
     pub(crate) memory: SequenceMemory,
     /// Times that it was computed anew for want of room in one piece.
     pub(crate) compactions: u32,
+    /// Positions that were computed when it yielded, until it goes on.
+    pub(crate) yielded_at: usize,
     /// It was admitted before, and so may have produced something.
     pub(crate) begun: bool,
     /// Another one computes what it begins with, and it waits for that.
@@ -175,6 +177,7 @@ impl Task {
     /// Forgets what was computed, so that it is computed again.
     pub(crate) fn start_over(&mut self, residency: &mut Residency) {
         self.memory.free(residency, self.loaded.model().plan());
+        self.yielded_at = self.yielded_at.max(self.n_past);
         self.n_past = 0;
     }
 

@@ -7,7 +7,7 @@
 mod requests;
 
 use requests::{chat, load, questions, run};
-use rocmforge_engine::api::Budget;
+use rocmforge_engine::api::{Budget, GenerateRequest, Offload};
 use rocmforge_engine::{DeviceChoice, EngineConfig, EngineHandle, EngineThread, start};
 
 /// An engine whose thread is waited for: a driver does not survive a process that ends while it is in use.
@@ -93,6 +93,47 @@ async fn greedy_text_is_the_hosts() {
             );
             assert!(right + 2 >= n && same + 2 >= n && same_small + 2 >= n);
             assert!(small.snapshot().cache.evictions > 0);
+        }
+    }
+}
+
+/// A turn whose beginning left the card for the host's memory says what it says where that stayed on the card.
+#[tokio::test]
+async fn what_left_the_card_comes_back_as_it_was() {
+    for gpu in gpus() {
+        for file in ["tiny-llama-Q4_K_M.gguf", "arch/qwen35.gguf"] {
+            let mut turns = Vec::new();
+            for leaves in [false, true] {
+                let config = EngineConfig {
+                    device: gpu,
+                    budget: Budget::Bytes(64 << 20),
+                    host_budget: Some(Budget::Bytes(64 << 20)),
+                    host_tier: Offload::Always,
+                    ..EngineConfig::default()
+                };
+                let (engine, thread) = start(config).unwrap();
+                let engine = Running(Some(engine), Some(thread));
+                let model = load(&engine, file, "m").await;
+                let ask = |prompt: Vec<u32>| GenerateRequest {
+                    reuse: true,
+                    ..requests::greedy(&model, prompt, 24)
+                };
+                let first: Vec<u32> = (0..600).map(|i| 5 + (i * 31 + i * i) % 200).collect();
+                let (_, answer, _) = run(&engine, ask(first.clone())).await;
+                if leaves {
+                    for budget in [16 << 20, 64 << 20] {
+                        engine.set_budget(Budget::Bytes(budget)).await.unwrap();
+                    }
+                    assert_eq!(engine.snapshot().cache.prefix_bytes, 0);
+                }
+                let second = [first, answer, vec![7; 20]].concat();
+                let (_, found, summary) = run(&engine, ask(second)).await;
+                let tier = engine.snapshot().host_tier;
+                println!("{gpu:?} {file}: {} reused, {tier:?}", summary.reused_tokens);
+                assert_eq!(tier.restored > 0, leaves, "{tier:?}");
+                turns.push((found, summary.reused_tokens));
+            }
+            assert_eq!(turns[0], turns[1], "{file}");
         }
     }
 }

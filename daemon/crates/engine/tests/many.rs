@@ -8,11 +8,14 @@ mod requests;
 use std::sync::Arc;
 
 use rocmforge_engine::api::{
-    Asker, Budget, Class, Decoding, GenerateEvent, GenerateRequest, SamplingParams, ScoreRequest,
+    Asker, Budget, Class, Decoding, EVENT_CAPACITY, GenerateEvent, GenerateRequest, SamplingParams,
+    ScoreRequest,
 };
-use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel};
+use rocmforge_engine::{
+    EngineConfig, EngineHandle, Error, Events, LoadedModel, PrefixCache, start,
+};
 
-use requests::{chat, engine, load, load_endless, questions};
+use requests::{chat, engine, load, load_endless, questions, run};
 
 /// Requests at once.
 const MANY: usize = 12;
@@ -232,4 +235,57 @@ async fn who_goes_disturbs_nobody() {
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
     }
     assert_eq!(engine.snapshot().cache.kv_bytes, 0);
+}
+
+/// Three models of which two fit. While one runs, the one that a request waits for stays and the one that nobody asks for
+/// goes, although that was used later.
+#[tokio::test]
+async fn the_model_that_a_request_waits_for_keeps_its_segments() {
+    let ample = engine(Budget::Bytes(64 << 20));
+    let there = load_endless(&ample, "m").await;
+    let bytes: u64 = there.model().info().segments.iter().map(|s| s.bytes).sum();
+    let config = EngineConfig {
+        budget: Budget::Bytes((2 * bytes + bytes / 2) & !255),
+        max_sequences: std::num::NonZeroUsize::MIN,
+        prefix_cache: PrefixCache::Off,
+        ..EngineConfig::default()
+    };
+    let engine = start(config).unwrap().0;
+    let mut models = Vec::new();
+    for name in ["waits", "idle", "runs"] {
+        models.push(load_endless(&engine, name).await);
+    }
+    let [waits, idle, runs] = [&models[0], &models[1], &models[2]];
+    let ask = |model, tokens| requests::greedy(model, vec![5, 9, 6, 7], tokens);
+    let (_, expected, first) = run(&engine, ask(waits, 4)).await;
+    assert!(first.cache.misses > 0);
+    // Nobody reads this one's events, so it holds the one place until the others wait.
+    let held = engine
+        .generate(ask(idle, 2 * EVENT_CAPACITY as u32))
+        .unwrap();
+    let uploads = |name: &str| {
+        let snapshot = engine.snapshot();
+        let model = snapshot.models.iter().find(|m| m.model.name() == name);
+        model.map_or(0, |m| m.cache.uploads)
+    };
+    while engine.snapshot().running == 0 || uploads("idle") == 0 {
+        tokio::task::yield_now().await;
+    }
+    let next = engine.generate(ask(runs, 4)).unwrap();
+    let last = engine.generate(ask(waits, 4)).unwrap();
+    while engine.snapshot().queued < 2 {
+        tokio::task::yield_now().await;
+    }
+    let before = uploads("waits");
+    let (held, next) = (tokens(held), tokens(next));
+    let ((held, next), last) = tokio::join!(async { (held.await, next.await) }, tokens(last));
+    assert_eq!(held.unwrap().0.len() as u32, 2 * EVENT_CAPACITY as u32);
+    next.unwrap();
+    assert_eq!(last.unwrap().0, expected);
+    assert_eq!(uploads("waits"), before, "it was there");
+    assert!(uploads("runs") > 0);
+    run(&engine, ask(idle, 4)).await;
+    let cache = engine.snapshot().cache;
+    let again = cache.uploads - first.cache.misses - uploads("runs");
+    assert!(again > 0, "something had to go");
 }

@@ -46,11 +46,17 @@ impl Scheduler {
     /// Actions are appended in the order in which they are to be carried out. To be called before
     /// [`Scheduler::next`], with the same view.
     pub fn admit(&mut self, view: &View<'_>, now: Tick, actions: &mut Vec<Action>) {
+        self.keep(view, now, actions);
+        self.admit_waiting(view, actions);
+    }
+
+    /// [`Scheduler::admit`] that admits nobody: for as long as one that yielded would get in the way
+    /// of the others as before.
+    pub fn keep(&mut self, view: &View<'_>, now: Tick, actions: &mut Vec<Action>) {
         self.expire(now, actions);
         self.refuse_the_failed(actions);
         self.protect_the_old();
         self.keep_promises(view, actions);
-        self.admit_waiting(view, actions);
     }
 
     /// Lets the newest sequence of the lowest class yield, where the ledger had less room than the

@@ -56,9 +56,15 @@ impl Scheduler {
     /// The models in the order in which their weights are needed: those with something to compute
     /// by their turns, the one of the last pass first if its turn goes on, then those of waiting
     /// sequences, and of sequences whose readers are slow.
+    ///
+    /// `under_way` is a pass that was planned and of which nothing was told yet: sequences that end
+    /// with it need nothing more.
     #[must_use]
-    pub fn upcoming_models(&self, view: &View<'_>) -> Vec<ModelId> {
-        let mut candidates = self.candidates();
+    pub fn upcoming_models(&self, under_way: Option<&PassPlan>, view: &View<'_>) -> Vec<ModelId> {
+        let mut candidates = match under_way {
+            None => self.candidates(),
+            Some(plan) => self.candidates_after(plan),
+        };
         let mut models = Vec::new();
         let (mut turns, pass) = (self.turns.clone(), self.passes + 1);
         turns.note(&candidates, pass);
@@ -66,7 +72,8 @@ impl Scheduler {
             candidates.retain(|c| c.model != model);
             models.push(model);
         }
-        let mut rest: Vec<&Sequence> = self.sequences.values().collect();
+        let ends = |s: &&Sequence| under_way.is_some_and(|plan| ends_with(s, plan));
+        let mut rest: Vec<&Sequence> = self.sequences.values().filter(|s| !ends(s)).collect();
         rest.sort_by_key(|s| (!s.ready, s.running, s.class(), s.number));
         for s in rest {
             if !models.contains(&s.arrival.model) {
@@ -79,6 +86,12 @@ impl Scheduler {
     /// Models with something to compute.
     fn candidates(&self) -> Vec<Candidate> {
         candidates(self.running_sequences().filter(|s| s.runnable()))
+    }
+
+    /// Models with something to compute behind a pass that was planned.
+    fn candidates_after(&self, plan: &PassPlan) -> Vec<Candidate> {
+        let goes_on = |s: &&Sequence| s.ready && s.ahead() > 0 && !ends_with(s, plan);
+        candidates(self.running_sequences().filter(goes_on))
     }
 
     fn plan(&self, model: &ModelView, view: &View<'_>) -> PassPlan {
@@ -261,12 +274,7 @@ impl Scheduler {
 
     /// Whether the pass after this one is expected to be of the same model.
     fn expects_next(&self, plan: &PassPlan, view: &View<'_>) -> bool {
-        let ends = |s: &Sequence| {
-            let span = plan.spans.iter().find(|span| span.seq == s.arrival.seq);
-            span.is_some_and(|span| span.rows >= s.ahead()) && s.ends_when_computed()
-        };
-        let goes_on = |s: &&Sequence| s.ready && s.ahead() > 0 && !ends(s);
-        let mut after = candidates(self.running_sequences().filter(goes_on));
+        let mut after = self.candidates_after(plan);
         let mut waiting = self.sequences.values().filter(|s| !s.running && s.ready);
         if !after.iter().any(|c| c.model == plan.model) {
             let Some(s) = waiting.find(|s| s.arrival.model == plan.model) else {
@@ -283,6 +291,12 @@ impl Scheduler {
             .pick(&after, self.passes + 1, ahead, (view, &self.config));
         next == Some(plan.model)
     }
+}
+
+/// Whether a sequence needs no pass behind this one.
+fn ends_with(s: &Sequence, plan: &PassPlan) -> bool {
+    let span = plan.spans.iter().find(|span| span.seq == s.arrival.seq);
+    span.is_some_and(|span| span.rows >= s.ahead()) && s.ends_when_computed()
 }
 
 /// The models of some sequences.

@@ -119,6 +119,11 @@ impl Bench {
     /// Admits, plans and runs a pass in which no draft is right.
     fn pass(&mut self) -> Option<PassPlan> {
         let plan = self.plan()?;
+        self.computed(&plan);
+        Some(plan)
+    }
+
+    fn computed(&mut self, plan: &PassPlan) {
         let mut results = Vec::new();
         for (at, span) in plan.spans.iter().enumerate() {
             let s = self.scheduler.sequence(span.seq).unwrap();
@@ -133,7 +138,6 @@ impl Bench {
             });
         }
         self.scheduler.computed(&results);
-        Some(plan)
     }
 
     fn running(&self, seq: SeqId) -> bool {
@@ -409,18 +413,21 @@ fn the_next_model_is_foretold() {
         bench.come(arrival);
         bench.models[model.0 as usize].switch_bytes = 50;
     }
-    let mut guess: Option<(ModelId, bool)> = None;
+    let mut guess: Option<(ModelId, bool, Vec<ModelId>)> = None;
     while bench.scheduler.sequences().count() > 0 {
         bench.admit();
-        let upcoming = bench.with_view(|scheduler, view| scheduler.upcoming_models(view));
-        let plan = bench.pass().unwrap();
+        let upcoming = bench.with_view(|scheduler, view| scheduler.upcoming_models(None, view));
+        let plan = bench.plan().unwrap();
         assert_eq!(upcoming[0], plan.model);
-        if let Some((last, again)) = guess {
+        if let Some((last, again, after)) = guess {
             assert_eq!(again, last == plan.model);
+            assert_eq!(after[0], plan.model);
         }
-        guess = Some((plan.model, plan.expects_next));
+        let after = bench.with_view(|scheduler, view| scheduler.upcoming_models(Some(&plan), view));
+        guess = Some((plan.model, plan.expects_next, after));
+        bench.computed(&plan);
     }
-    assert!(!guess.unwrap().1, "after the last nobody comes");
+    assert!(guess.is_some_and(|(_, again, after)| !again && after.is_empty()));
 }
 
 #[test]
@@ -582,4 +589,12 @@ fn a_model_that_is_unloaded_takes_its_sequences_along() {
     bench.pass().unwrap();
     assert_eq!(bench.scheduler.model_unloaded(A), [a]);
     assert_eq!(bench.plan().unwrap().spans[0].seq, b);
+}
+
+#[test]
+fn what_only_keeps_admits_nobody() {
+    let (mut bench, mut actions) = (Bench::new(), Vec::new());
+    bench.comes(4, 20);
+    bench.with_view(|scheduler, view| scheduler.keep(view, Tick(0), &mut actions));
+    assert!(actions.is_empty() && bench.admit().len() == 1);
 }

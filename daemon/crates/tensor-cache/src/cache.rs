@@ -67,6 +67,8 @@ pub struct Cache {
     pub(crate) request_clock: u64,
     /// Counts passes of all models.
     pub(crate) pass_clock: u64,
+    /// Models that requests wait for.
+    pub(crate) awaited: u32,
     pub(crate) usage: Usage,
     pub(crate) counters: Counters,
 }
@@ -90,6 +92,7 @@ impl Cache {
             recency: LruCache::unbounded(),
             request_clock: 0,
             pass_clock: 0,
+            awaited: 0,
             usage: Usage::default(),
             counters: Counters::default(),
         }
@@ -163,6 +166,7 @@ impl Cache {
             passes_before: 0,
             begun: self.pass_clock,
             history: History::new(self.request_clock),
+            awaited: None,
         };
         self.models.insert(model, model_state);
         Ok(())

@@ -1,10 +1,14 @@
-//! When is a segment used next? What is known (the order of a pass, the passes still expected) and what is predicted
-//! (when a model is asked again, which expert is routed to).
+//! When is a segment used next? What is known (the order of a pass, the passes still expected, the models that requests wait
+//! for) and what is predicted (when a model is asked again, which expert is routed to).
 //!
 //! A next use is a pair, compared in this order: how many requests ahead, and how far into the pass. A request is a
 //! run of passes of one model. Counting requests and not accesses makes the prediction independent of how long the
 //! requests are: of two models that alternate, the one that is idle is always one request ahead, and the one that
-//! runs its last pass two.
+//! runs its last pass two. A model that no request waits for comes behind all that are waited for, and among its like in
+//! the predicted order.
+
+use crate::state::Model;
+use crate::{Cache, ModelId};
 
 /// When a segment is used next; the greater, the farther.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +73,33 @@ impl History {
             self.gap.max(elapsed)
         };
         (requests.max(1.0) * 256.0) as u64
+    }
+}
+
+impl Cache {
+    /// Tells the order in which models are asked for behind what runs now, as far as it is known: those that requests wait
+    /// for. It holds until it is told anew. Names that are not registered, or come a second time, mean nothing.
+    pub fn foresee(&mut self, upcoming: &[ModelId]) {
+        for model in self.models.values_mut() {
+            model.awaited = None;
+        }
+        self.awaited = 0;
+        for id in upcoming {
+            if let Some(model) = self.models.get_mut(id)
+                && model.awaited.is_none()
+            {
+                model.awaited = Some(self.awaited);
+                self.awaited += 1;
+            }
+        }
+    }
+
+    /// Requests until the next one of a model that expects no pass now, in 1/256, at least 1.
+    pub(crate) fn requests_ahead(&self, model: &Model) -> u64 {
+        match model.awaited {
+            Some(place) => (u64::from(place) + 1) * 256,
+            None => u64::from(self.awaited) * 256 + model.history.ahead(self.request_clock),
+        }
     }
 }
 

@@ -220,7 +220,7 @@ impl Cache {
             }
         } else {
             NextUse {
-                requests: model.history.ahead(self.request_clock),
+                requests: self.requests_ahead(model),
                 segments: 0,
             }
         };

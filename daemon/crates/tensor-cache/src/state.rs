@@ -63,6 +63,8 @@ pub(crate) struct Model {
     /// The pass clock when the last pass began.
     pub(crate) begun: u64,
     pub(crate) history: History,
+    /// Its place among the models that requests wait for.
+    pub(crate) awaited: Option<u32>,
 }
 
 pub(crate) struct Block {

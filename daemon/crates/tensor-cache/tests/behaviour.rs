@@ -80,6 +80,25 @@ fn an_idle_model_gives_up_its_tail_and_keeps_its_prefix() {
     assert_eq!(resident, [true, true, true, true, false, false]);
 }
 
+#[test]
+fn what_a_request_waits_for_goes_after_what_was_used_later() {
+    for (upcoming, goes) in [(vec![], A), (vec![A], B), (vec![ModelId(9), B, B], A)] {
+        let mut cache = cache(120);
+        let runs = ModelId(3);
+        for model in [A, B, runs] {
+            cache.register(model, &ordered(&[10; 6])).unwrap();
+        }
+        pass(&mut cache, A, 6, false);
+        pass(&mut cache, B, 6, false);
+        cache.foresee(&upcoming);
+        pass(&mut cache, runs, 6, false);
+        for model in [A, B] {
+            let resident = cache.model_stats(model).usage.segments_resident;
+            assert_eq!(resident == 0, model == goes, "{upcoming:?}: {resident}");
+        }
+    }
+}
+
 /// Sizes as in a Q4_K_M file of an 8B model, in MiB.
 fn dense(layers: usize) -> Vec<u64> {
     let layer = |at: usize| if at.is_multiple_of(3) { 131 } else { 117 };

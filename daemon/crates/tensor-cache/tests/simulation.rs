@@ -77,7 +77,8 @@ fn step(world: &mut World, rng: &mut StdRng, outcome: &mut Outcome) {
         89..=90 => world.settle(outcome),
         91 if rng.random_bool(0.1) => world.set_policy(rng),
         92..=95 => world.pass_begin(rng),
-        96..=98 => world.pass_end(rng),
+        96 => world.foresee(rng),
+        97..=98 => world.pass_end(rng),
         99 => world.request_end(rng),
         _ => {}
     }

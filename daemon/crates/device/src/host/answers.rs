@@ -186,6 +186,12 @@ impl Answers {
         self.store.has_room(bytes)
     }
 
+    /// Bytes that kept weights take.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        self.store.used()
+    }
+
     /// A model is gone.
     pub fn forget(&mut self, model: u64) {
         if self.store.forget(model) {

@@ -59,6 +59,11 @@ impl Store {
         self.used + bytes <= self.bytes || self.free.get(&bytes).is_some_and(|f| !f.is_empty())
     }
 
+    /// Bytes of it up to the end of what was handed out.
+    pub(super) fn used(&self) -> u64 {
+        self.used
+    }
+
     /// A kept segment.
     pub(super) fn find(&mut self, key: Key) -> Option<(Arc<SegmentLayout>, u64)> {
         self.clock += 1;

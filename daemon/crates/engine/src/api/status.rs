@@ -42,6 +42,8 @@ pub struct Snapshot {
     pub prefixes: PrefixCounts,
     /// What the host computed that was not on the card, since start-up.
     pub hosted: Hosted,
+    /// Pages and states that are kept in the host's memory.
+    pub host_tier: HostTier,
     /// No new work is taken.
     pub draining: bool,
     /// The device failed for good, and why.
@@ -68,6 +70,23 @@ pub struct Hosted {
     pub bytes: u64,
     /// How long that took, in all.
     pub took: Duration,
+}
+
+/// Pages of keys and values, and states, that left the device for the host's memory. Counts are since start-up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostTier {
+    /// Bytes that they may have now: the host's budget less the weights that it keeps; 0 where there is no such tier.
+    pub budget_bytes: u64,
+    /// Bytes that they have.
+    pub bytes: u64,
+    /// Pages and states that were copied there.
+    pub saved: u64,
+    /// Those that were copied back.
+    pub restored: u64,
+    /// Those that nothing is left of, on the device or in the host's memory: there was no room, or it did not pay.
+    pub dropped: u64,
+    /// Positions that requests had computed before they yielded and computed again.
+    pub again_tokens: u64,
 }
 
 /// What is kept free for others, and what was given up for it.

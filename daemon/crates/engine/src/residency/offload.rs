@@ -238,6 +238,7 @@ impl Residency {
         };
         let _waiting = self.wait_for_file(pass.model);
         let ran = self.offload.run(&work);
+        self.fit_tier();
         ran.map_err(|e| self.device_error(Some(pass.model), e))
     }
 

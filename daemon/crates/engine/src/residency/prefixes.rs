@@ -4,7 +4,7 @@
 //! missing is uploaded for every pass. Weights that nobody needs now come back at the link's rate, several times faster than
 //! a prompt is computed; they give way, up to a part of the budget.
 
-use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId};
+use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use super::Residency;
 use crate::prefix::{NodeId, Realm};
@@ -51,35 +51,61 @@ impl Residency {
         while self.prefixes.kept_bytes() > limit && self.give_up_oldest() {}
     }
 
-    /// Gives up the oldest that no sequence uses. Whether there was something.
+    /// Gives up the oldest that no sequence uses: it goes to the host's memory, if it is worth that, or is no more. Whether there
+    /// was something.
     pub(crate) fn give_up_oldest(&mut self) -> bool {
+        match self.prefixes.oldest() {
+            Some(node) if self.set_aside(node) => true,
+            _ => self.drop_oldest(),
+        }
+    }
+
+    fn drop_oldest(&mut self) -> bool {
         let mut freed = Vec::new();
         let some = self.prefixes.give_up(&mut freed);
-        freed.into_iter().for_each(|block| self.free(block));
+        self.tier.count_dropped(freed.len());
+        self.free_all(freed);
         some
     }
 
-    /// Gives up all that no sequence uses. How many bytes that were.
+    /// Gives up all on the device that no sequence uses. How many bytes that were.
     pub(crate) fn give_up_all(&mut self) -> u64 {
         let kept = self.prefixes.kept_bytes();
         while self.prefixes.kept_bytes() > 0 && self.give_up_oldest() {}
         kept - self.prefixes.kept_bytes()
     }
 
-    /// Gives up what a model has of what no sequence uses. How many bytes that were.
+    /// Forgets all that no sequence uses, in the host's memory as well. How many bytes of the device that were.
+    pub(crate) fn drop_all(&mut self) -> u64 {
+        let kept = self.prefixes.kept_bytes();
+        while let Some((_, _, node)) = self.prefixes.oldest_stored() {
+            let n = self.prefixes.drop_stored(node);
+            self.tier.count_dropped(n);
+        }
+        while self.prefixes.kept_bytes() > 0 && self.drop_oldest() {}
+        self.sweep_tier();
+        kept - self.prefixes.kept_bytes()
+    }
+
+    /// Gives up what a model has of what no sequence uses. How many bytes of the device that were.
     pub(crate) fn forget_prefixes(&mut self, model: ModelId) -> u64 {
         let kept = self.prefixes.kept_bytes();
         let mut freed = Vec::new();
         self.prefixes.forget(model, &mut freed);
-        freed.into_iter().for_each(|block| self.free(block));
+        self.free_all(freed);
         kept - self.prefixes.kept_bytes()
+    }
+
+    /// Blocks of beginnings, and places in the host's memory, are free again.
+    fn free_all(&mut self, blocks: Vec<BlockId>) {
+        blocks.into_iter().for_each(|block| self.free(block));
+        self.sweep_tier();
     }
 
     /// Gives up one slot, unless a sequence uses it.
     pub(crate) fn give_up(&mut self, node: NodeId, slot: usize) {
-        if let Some(block) = self.prefixes.take(node, slot) {
-            self.free(block);
-        }
+        let block = self.prefixes.take(node, slot);
+        self.free_all(block.into_iter().collect());
     }
 
     /// The node of these tokens after a parent, with so many slots; `None` if the parent was given up.
@@ -92,11 +118,12 @@ impl Residency {
     ) -> Option<NodeId> {
         let mut freed = Vec::new();
         let node = self.prefixes.add(realm, parent, tokens, slots, &mut freed);
-        freed.into_iter().for_each(|block| self.free(block));
+        self.free_all(freed);
         node
     }
 
-    /// Keeps a copy of a sequence's state in an empty slot, if there is room. Whether it is kept.
+    /// Keeps a copy of a sequence's state in an empty slot, if there is room on the device or in the host's memory. Whether it
+    /// is kept.
     pub(crate) fn keep_state(
         &mut self,
         node: NodeId,
@@ -104,7 +131,13 @@ impl Residency {
         state: BlockId,
         model: ModelId,
     ) -> bool {
+        self.tier.note_state_slot(model, slot);
         let from = self.cache.block(state);
+        self.keep_state_here(node, slot, from, model)
+            || self.set_state_aside(node, slot, from, model)
+    }
+
+    fn keep_state_here(&mut self, node: NodeId, slot: usize, from: Slab, model: ModelId) -> bool {
         let limit = self.prefix_limit(from.bytes);
         if from.bytes > limit {
             return false;

@@ -361,7 +361,7 @@ impl World {
         assert!(!failed || !actions.is_empty(), "failed too often");
         self.carry_out(&actions, rng, outcome);
         self.check_admitted();
-        let upcoming = self.scheduler.upcoming_models(&self.view());
+        let upcoming = self.scheduler.upcoming_models(None, &self.view());
         let plan = self.ask(Scheduler::next);
         let Some(plan) = plan else {
             assert!(

@@ -3,7 +3,7 @@
 //! ```text
 //! opening.rs        a card from its configuration; registration.rs: how files reach it;
 //!                   trial.rs: looks that may not end
-//! engine thread --> arena/ (slabs), fixed.rs (the device's own block; marks.rs in it), embedding.rs,
+//! engine thread --> arena/ (slabs), aside.rs (pages that left for the host's memory), fixed.rs (the device's own block; marks.rs in it), embedding.rs,
 //!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations, fused by fuse.rs),
 //!                   products.rs (the vendor's), graphs.rs (recorded decode steps), sampling.rs, readback.rs
 //!                                                              on the compute stream
@@ -18,10 +18,12 @@
 //! ([`Device::read`], [`Device::argmax`], [`Device::top_k`], [`Device::peek`], [`Device::check`]), where memory is about to go or to
 //! change ([`Device::set_capacity`], [`Device::renew`], [`Device::set_fixed`], [`Device::forget_file`]), and for a piece of a full ring.
 //!
-//! *Invariant:* driver allocations are made at start-up and when the capacity changes, none per upload, pass or request.
+//! *Invariant:* driver allocations of device memory are made at start-up and when the capacity changes, none per upload, pass or
+//! request; of pinned memory besides what `aside.rs` needs, a chunk at a time.
 //! *Invariant:* a slab, page or buffer is touched by the compute stream only, except while it is uploaded.
 
 mod arena;
+mod aside;
 mod config;
 mod embedding;
 mod errors;
@@ -62,6 +64,7 @@ use crate::{
 
 use super::{Context, Stream};
 use arena::Arena;
+use aside::Aside;
 use errors::{failed, launch_error, stream_driver};
 use fixed::{Fixed, SLOTS};
 use graphs::Graphs;
@@ -90,6 +93,7 @@ pub struct GpuDevice {
     pass_ring: Ring,
     readback: Readback,
     compute: Stream,
+    aside: Aside,
     arena: Arena,
     context: Context,
     config: GpuConfig,
@@ -307,6 +311,24 @@ impl Device for GpuDevice {
         let bounce = (fixed.bounce, fixed.slot_bytes);
         self.arena
             .move_bytes(from, to, bytes, bounce, &self.compute)
+    }
+
+    fn set_aside(&mut self, bytes: u64) -> Result<u64, Error> {
+        if self.aside.takes_away(bytes) {
+            self.finish()?;
+        }
+        Ok(self.aside.set_bytes(bytes))
+    }
+
+    fn save(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
+        let from = self.arena.at(from, bytes);
+        self.aside.save(from, to, bytes, &self.compute)
+    }
+
+    fn restore(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
+        self.table_of = None;
+        let to = self.arena.at(to, bytes);
+        self.aside.restore(from, to, bytes, &self.compute)
     }
 
     fn discard(&mut self, _offset: u64, _bytes: u64) {}

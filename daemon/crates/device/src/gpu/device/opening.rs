@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::gpu::{self, Context, DeviceAttributes, Priority, Stream, Vendor};
 
 use super::arena::Arena;
+use super::aside::Aside;
 use super::config::GpuConfig;
 use super::graphs::Graphs;
 use super::kernels::{Images, Kernels};
@@ -122,6 +123,7 @@ impl GpuDevice {
             pass_ring: Ring::new(&context, PASS_PIECES, PASS_PIECE_BYTES, config.watchdog)?,
             readback: Readback::new(&context, config.watchdog)?,
             compute,
+            aside: Aside::new(&context),
             arena,
             runs: Runs::new(&context)?,
             context,

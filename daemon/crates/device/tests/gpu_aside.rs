@@ -1,0 +1,121 @@
+//! Ranges of the arena set aside in the host's memory, on the fake runtime: they come back as they were.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use rocmforge_device::gpu::device::ImageFolder;
+use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
+use rocmforge_device::ops::PlacedBuf;
+use rocmforge_device::{Buf, Device, Error, Rows, Scratch, ScratchLayout};
+use rocmforge_fake_hip::{Fake, Live};
+
+const CAPACITY: u64 = 8 << 20;
+const FIXED: u64 = 2 << 20;
+const OUT_OF_MEMORY: u32 = 2;
+
+/// Pinned memory is taken in chunks of so many bytes.
+const CHUNK: u64 = 16 << 20;
+
+/// Bytes of a range: more than one copy's pieces.
+const RANGE: u64 = 1 << 20;
+
+fn device(fake: &Fake) -> GpuDevice {
+    let config = GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        vendor_products: false,
+        ring_pieces: 2,
+        ring_piece_bytes: 64 << 10,
+        registration_trial: false,
+        trials_dir: None,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    };
+    let mut device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    device.set_capacity(CAPACITY).unwrap();
+    let fixed = device.fixed_bytes(CAPACITY);
+    assert!(fixed <= FIXED);
+    device.set_fixed(0, fixed).unwrap();
+    device
+}
+
+/// Writes a range of numbers that begin with `first`.
+fn fill(device: &mut GpuDevice, at: u64, first: u32) {
+    let elements = RANGE / 4;
+    let layout = ScratchLayout {
+        bufs: vec![PlacedBuf {
+            at: 0,
+            width: elements,
+            rows: Rows::Tokens,
+        }],
+        bytes: RANGE,
+        tokens: 1,
+        outputs: 1,
+        tables: 0,
+        experts: 0,
+    };
+    let rows: Vec<f32> = (0..elements as u32).map(|i| (first + i) as f32).collect();
+    let scratch = Scratch {
+        layout: &layout,
+        base: at,
+    };
+    device.write(scratch, Buf(0), &rows).unwrap();
+}
+
+fn bytes(device: &mut GpuDevice, at: u64) -> Vec<u8> {
+    let mut out = vec![0; RANGE as usize];
+    assert!(device.peek(at, &mut out).unwrap());
+    out
+}
+
+#[test]
+fn a_range_comes_back_as_it_was_over_the_border_of_two_chunks() {
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    let pinned = fake.live().pinned;
+    assert_eq!(device.set_aside(2 * CHUNK).unwrap(), 2 * CHUNK);
+    assert_eq!(fake.live().pinned, pinned, "taken when it is needed");
+    let (first, second, third) = (FIXED, FIXED + RANGE, FIXED + 2 * RANGE);
+    fill(&mut device, first, 1);
+    fill(&mut device, second, 1_000_000);
+    let (one, other) = (bytes(&mut device, first), bytes(&mut device, second));
+    assert_ne!(one, other);
+    let (low, border) = (0, CHUNK - RANGE / 2);
+    device.save(first, border, RANGE).unwrap();
+    device.save(second, low, RANGE).unwrap();
+    // Whoever gets their room comes behind the copies.
+    fill(&mut device, first, 7);
+    fill(&mut device, second, 8);
+    device.restore(border, third, RANGE).unwrap();
+    device.restore(low, first, RANGE).unwrap();
+    assert_eq!(bytes(&mut device, third), one);
+    assert_eq!(bytes(&mut device, first), other);
+    assert_eq!(fake.live().pinned, pinned + 2);
+    // What is beyond a smaller end goes back, the rest stays.
+    assert_eq!(device.set_aside(CHUNK / 2).unwrap(), CHUNK / 2);
+    assert_eq!(fake.live().pinned, pinned + 1);
+    device.restore(low, second, RANGE).unwrap();
+    assert_eq!(bytes(&mut device, second), other);
+    drop(device);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    assert_eq!(fake.live(), Live::default());
+}
+
+#[test]
+fn memory_that_the_system_refuses_is_an_error_and_costs_nothing() {
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    device.set_aside(CHUNK).unwrap();
+    fill(&mut device, FIXED, 1);
+    let before = bytes(&mut device, FIXED);
+    fake.fail("hipHostMalloc", 1, OUT_OF_MEMORY);
+    let refused = device.save(FIXED, 0, RANGE);
+    assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
+    fake.recover();
+    device.save(FIXED, 0, RANGE).unwrap();
+    device.restore(0, FIXED + RANGE, RANGE).unwrap();
+    assert_eq!(bytes(&mut device, FIXED + RANGE), before);
+    drop(device);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    assert_eq!(fake.live(), Live::default());
+}

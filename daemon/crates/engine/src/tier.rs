@@ -1,0 +1,311 @@
+//! The host tier: what of keys, values and states has to leave the device is kept in the host's memory, if to bring it back
+//! takes less time than to compute it again.
+//!
+//! Here are the places, and the decision; `residency/tier.rs` moves the bytes, [`crate::prefix`] knows whose they are. It is one
+//! budget with the weights that the host keeps to compute with ([`crate::offload`]): those go first, since each pass of a model
+//! that does not fit uses them; pages have what they leave.
+//!
+//! *Invariant:* no two places overlap, and each lies below the end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use rocmforge_ops::KV_PAGE_TOKENS;
+use rocmforge_tensor_cache::ModelId;
+
+use crate::api::HostTier;
+
+/// What a new sample counts for beside those before it.
+const WEIGHT: f64 = 0.2;
+
+/// A place in the tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stored {
+    /// Its first byte.
+    pub(crate) at: u64,
+    /// Its bytes.
+    pub(crate) bytes: u64,
+}
+
+/// What is known of a model.
+#[derive(Debug, Default)]
+struct Known {
+    /// Seconds that a row of a prompt takes.
+    row_seconds: Option<f64>,
+    /// The slot of its states among those of a node.
+    state_slot: Option<usize>,
+}
+
+/// The tier.
+#[derive(Debug, Default)]
+pub(crate) struct Tier {
+    /// Bytes that weights and pages may have together.
+    most: u64,
+    /// What has to leave is kept whether or not that pays.
+    always: bool,
+    /// Bytes that places may lie in now.
+    end: u64,
+    /// Free ranges below the end: where they begin, and their bytes. No two touch.
+    free: BTreeMap<u64, u64>,
+    models: HashMap<ModelId, Known>,
+    counts: HostTier,
+}
+
+/// Whether to bring so many bytes over the link so many times takes less than to compute so many rows. What was not measured is
+/// tried.
+pub(crate) fn pays(
+    bytes: u64,
+    times: u32,
+    rows: usize,
+    link_bytes_per_s: Option<f64>,
+    row_seconds: Option<f64>,
+) -> bool {
+    let (Some(link), Some(row)) = (link_bytes_per_s, row_seconds) else {
+        return true;
+    };
+    bytes as f64 * f64::from(times) / link < rows as f64 * row
+}
+
+impl Tier {
+    /// Of so many bytes, weights included.
+    pub(crate) fn new(most: u64, always: bool) -> Self {
+        let mut tier = Self {
+            most,
+            always,
+            ..Self::default()
+        };
+        tier.set_end(most);
+        tier
+    }
+
+    /// Whether there is one.
+    pub(crate) fn is_on(&self) -> bool {
+        self.end > 0
+    }
+
+    /// Whether times do not matter.
+    pub(crate) fn is_always(&self) -> bool {
+        self.always
+    }
+
+    /// Bytes that places may lie in where the weights have so many.
+    pub(crate) fn beside(&self, weights: u64) -> u64 {
+        self.most.saturating_sub(weights)
+    }
+
+    /// Bytes that places may lie in now.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Where the highest place ends.
+    pub(crate) fn highest(&self) -> u64 {
+        let last = self.free.iter().next_back();
+        let at_the_end = last.filter(|(at, bytes)| **at + **bytes == self.end);
+        at_the_end.map_or(self.end, |(at, _)| *at)
+    }
+
+    /// The system had no memory for a place, beside so many bytes of weights: there is no more than what is below.
+    pub(crate) fn refused(&mut self, place: Stored, weights: u64) {
+        self.most = self.most.min(place.at + weights);
+    }
+
+    /// Moves the end. Nothing lies behind a smaller one.
+    pub(crate) fn set_end(&mut self, end: u64) {
+        let before = std::mem::replace(&mut self.end, end);
+        if end > before {
+            self.give_back(Stored {
+                at: before,
+                bytes: end - before,
+            });
+            return;
+        }
+        let beyond = self.free.split_off(&end);
+        let mut gone: u64 = beyond.values().sum();
+        if let Some((&at, bytes)) = self.free.iter_mut().next_back()
+            && at + *bytes > end
+        {
+            gone += at + *bytes - end;
+            *bytes = end - at;
+        }
+        assert_eq!(gone, before - end, "something lies behind the end");
+    }
+
+    /// A place of so many bytes, the lowest that there is.
+    pub(crate) fn take(&mut self, bytes: u64) -> Option<Stored> {
+        let (&at, &free) = self.free.iter().find(|(_, free)| **free >= bytes)?;
+        self.free.remove(&at);
+        if free > bytes {
+            self.free.insert(at + bytes, free - bytes);
+        }
+        self.counts.bytes += bytes;
+        Some(Stored { at, bytes })
+    }
+
+    /// A place is free again.
+    pub(crate) fn free(&mut self, stored: Stored) {
+        self.counts.bytes -= stored.bytes;
+        self.give_back(stored);
+    }
+
+    fn give_back(&mut self, Stored { mut at, mut bytes }: Stored) {
+        if let Some((&before, &free)) = self.free.range(..at).next_back() {
+            assert!(before + free <= at, "a place is given back once");
+            if before + free == at {
+                self.free.remove(&before);
+                (at, bytes) = (before, bytes + free);
+            }
+        }
+        if let Some(behind) = self.free.remove(&(at + bytes)) {
+            bytes += behind;
+        }
+        self.free.insert(at, bytes);
+    }
+
+    /// A pass over so many rows of prompts alone took so long.
+    pub(crate) fn note_prompt(&mut self, model: ModelId, rows: usize, took: Duration) {
+        if rows < KV_PAGE_TOKENS {
+            // What a pass costs whatever it computes would count as the rows'.
+            return;
+        }
+        let sample = took.as_secs_f64() / rows as f64;
+        let row = &mut self.models.entry(model).or_default().row_seconds;
+        let before = row.unwrap_or(sample);
+        *row = Some(before + (sample - before) * WEIGHT);
+    }
+
+    /// Seconds that a row of a prompt takes, if that was measured.
+    pub(crate) fn row_seconds(&self, model: ModelId) -> Option<f64> {
+        self.models.get(&model)?.row_seconds
+    }
+
+    /// A model's states are in this slot of its nodes.
+    pub(crate) fn note_state_slot(&mut self, model: ModelId, slot: usize) {
+        self.models.entry(model).or_default().state_slot = Some(slot);
+    }
+
+    /// The slot of a model's states, if one was kept.
+    pub(crate) fn state_slot(&self, model: ModelId) -> Option<usize> {
+        self.models.get(&model)?.state_slot
+    }
+
+    /// A model is gone.
+    pub(crate) fn forget(&mut self, model: ModelId) {
+        self.models.remove(&model);
+    }
+
+    /// So many pages and states were stored.
+    pub(crate) fn count_saved(&mut self, n: usize) {
+        self.counts.saved += n as u64;
+    }
+
+    /// One came back.
+    pub(crate) fn count_restored(&mut self) {
+        self.counts.restored += 1;
+    }
+
+    /// So many are no more, there or on the device.
+    pub(crate) fn count_dropped(&mut self, n: usize) {
+        self.counts.dropped += n as u64;
+    }
+
+    /// So many positions that a request had computed before it yielded are computed again.
+    pub(crate) fn count_again(&mut self, n: usize) {
+        self.counts.again_tokens += n as u64;
+    }
+
+    /// What is published.
+    pub(crate) fn status(&self) -> HostTier {
+        HostTier {
+            budget_bytes: self.end,
+            ..self.counts
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    #[test]
+    fn what_comes_back_faster_than_it_is_computed_pays() {
+        // 4 MiB over 25 GB/s twice are 0.34 ms; 32 rows at 5000 a second take 6.4 ms.
+        let (page, link, row) = (4 << 20, Some(25e9), Some(1.0 / 5000.0));
+        assert!(pays(page, 2, 32, link, row));
+        assert!(!pays(page, 2, 32, Some(1e9), row), "8.4 ms");
+        assert!(pays(page, 1, 32, Some(1e9), row), "4.2 ms");
+        assert!(!pays(page, 2, 32, link, Some(1e-6)), "0.03 ms");
+        // A state of 60 MiB is worth it behind 1000 positions, and not behind 32.
+        assert!(pays(60 << 20, 2, 1000, Some(5e9), row));
+        assert!(!pays(60 << 20, 2, 32, Some(5e9), row));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_tried() {
+        assert!(pays(1 << 40, 2, 1, None, Some(1e-6)));
+        assert!(pays(1 << 40, 2, 1, Some(1.0), None));
+    }
+
+    #[test]
+    fn a_short_pass_says_nothing_of_rows() {
+        let mut tier = Tier::new(0, false);
+        tier.note_prompt(ModelId(1), KV_PAGE_TOKENS - 1, Duration::from_secs(1));
+        assert_eq!(tier.row_seconds(ModelId(1)), None);
+        tier.note_prompt(ModelId(1), 100, Duration::from_secs(1));
+        assert_eq!(tier.row_seconds(ModelId(1)), Some(0.01));
+        tier.forget(ModelId(1));
+        assert_eq!(tier.row_seconds(ModelId(1)), None);
+    }
+
+    #[test]
+    fn places_do_not_overlap_and_come_back_as_one() {
+        let mut rng = StdRng::seed_from_u64(3);
+        let mut tier = Tier::new(1 << 16, false);
+        let mut held: Vec<Stored> = Vec::new();
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            if rng.random_bool(0.55) {
+                let bytes = 256 * rng.random_range(1..24);
+                match tier.take(bytes) {
+                    Some(new) => {
+                        let apart = |old: &Stored| {
+                            new.at + new.bytes <= old.at || old.at + old.bytes <= new.at
+                        };
+                        assert!(held.iter().all(apart) && new.at + new.bytes <= tier.end());
+                        held.push(new);
+                    }
+                    None => refused += 1,
+                }
+            } else if !held.is_empty() {
+                tier.free(held.swap_remove(rng.random_range(0..held.len())));
+            }
+            let sum: u64 = held.iter().map(|s| s.bytes).sum();
+            assert_eq!(tier.status().bytes, sum);
+        }
+        assert!(refused > 0);
+        held.drain(..).for_each(|s| tier.free(s));
+        assert_eq!(
+            tier.take(1 << 16),
+            Some(Stored {
+                at: 0,
+                bytes: 1 << 16
+            })
+        );
+    }
+
+    #[test]
+    fn the_end_moves_where_nothing_lies() {
+        let mut tier = Tier::new(4096, false);
+        let low = tier.take(1024).unwrap();
+        tier.set_end(2048);
+        assert_eq!((tier.take(2048), tier.end()), (None, 2048));
+        tier.set_end(1024);
+        assert!(tier.take(256).is_none());
+        tier.set_end(4096);
+        tier.free(low);
+        assert_eq!(tier.take(4096).map(|s| s.at), Some(0));
+    }
+}
