@@ -415,6 +415,9 @@ impl SequenceMemory {
         let beyond = n_past % KV_PAGE_TOKENS;
         let state = right.checked_sub(beyond);
         let state = state.and_then(|drafts| self.state_behind(drafts));
+        // Who goes on from there goes on with the block, too: else the last page with all of both is the better one.
+        let block_is_there = |p: &Predicting| p.past >= n_past - beyond;
+        let state = state.filter(|_| self.predicting.as_ref().is_none_or(block_is_there));
         let Some(sharing) = &mut self.sharing else {
             return;
         };
