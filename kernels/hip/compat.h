@@ -73,6 +73,16 @@ FORCE void block_sync() {
 }
 FORCE void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 #endif
+// The same number, of which the compiler does not know that it is the same in each turn of a loop: what is made of it is not kept in
+// registers from turn to turn.
+FORCE u32 made_anew(u32 n) {
+#ifdef RF_CUDA
+    asm volatile("" : "+r"(n));
+#else
+    asm volatile("" : "+v"(n));
+#endif
+    return n;
+}
 FORCE u32 lane() { return thread_x() % WAVE; }
 FORCE u32 wave() { return thread_x() / WAVE; }
 

@@ -31,10 +31,11 @@ ENTRY(THREADS, 1) conv(ConvArgs a) {
     let_next_start();
     wait_for_inputs();
     const SequencePlace place = a.sequences[block_z()];
-    const u32 c = block_x() * THREADS + thread_x(), first = block_y() * CHUNK, end = least(first + CHUNK, place.n_rows);
-    if (c >= a.channels || first >= place.n_rows) return;
+    const u32 c = block_x() * THREADS + thread_x(), first = block_y() * CHUNK;
+    const u32 n_rows = place.n_rows == 0 ? 0 : place.n_rows + place.drafts, end = least(first + CHUNK, n_rows);
+    if (c >= a.channels || first >= n_rows) return;
     const u32 before = a.kernel - 1;  // inputs before a row's own
-    float* state = (float*)place.state + a.state;
+    const float* state = (const float*)place.state + a.state;
     const float* x = a.x + (u64)place.first_row * a.channels + c;
     // The input `back` rows before row t, 0 for the row's own.
     auto input = [&](u32 t, u32 back) {
@@ -50,11 +51,6 @@ ENTRY(THREADS, 1) conv(ConvArgs a) {
         window[j] = j > 0 && j < a.kernel ? input(first, j) : 0.0f;
     }
     const float bias = a.bias ? a.bias[c] : 0.0f;
-    float kept[TAPS_MAX];
-    if (first == 0) {
-#pragma unroll
-        for (u32 j = 0; j < TAPS_MAX; ++j) kept[j] = j < before ? input(place.n_rows - 1, j) : 0.0f;
-    }
     for (u32 t = first; t < end; ++t) {
         window[0] = x[(u64)t * a.channels];
         float sum = bias;
@@ -64,10 +60,16 @@ ENTRY(THREADS, 1) conv(ConvArgs a) {
 #pragma unroll
         for (u32 j = TAPS_MAX - 1; j > 0; --j) window[j] = j < a.kernel ? window[j - 1] : 0.0f;
     }
-    if (first == 0) {
+    if (first > 0) return;
+    // The drafts' first: the last one written lies where the first state is read.
+    for (u32 draft = place.drafts + 1; draft-- > 0;) {
+        float kept[TAPS_MAX];
+#pragma unroll
+        for (u32 j = 0; j < TAPS_MAX; ++j) kept[j] = j < before ? input(place.n_rows - 1 + draft, j) : 0.0f;
+        float* behind = (float*)a.sequences[block_z() + draft].state_out + a.state;
 #pragma unroll
         for (u32 j = 0; j < TAPS_MAX; ++j) {
-            if (j < before) state[(u64)(before - 1 - j) * a.channels + c] = kept[j];
+            if (j < before) behind[(u64)(before - 1 - j) * a.channels + c] = kept[j];
         }
     }
 }

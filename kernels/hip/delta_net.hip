@@ -79,8 +79,10 @@ ENTRY(THREADS, 1) UNIT(DeltaNetArgs a) {
     const u32 column = least(wanted, a.dim_v - 1);
     const bool stores = wanted < a.dim_v;
     const u32 head_k = a.interleaved ? head % a.n_head_k : head / (a.n_head_v / a.n_head_k);
-    float* state = (float*)place.state + a.state + (u64)head * a.dim_k * a.dim_v + column;
+    const u64 at = a.state + (u64)head * a.dim_k * a.dim_v + column;
+    const float* state = (const float*)place.state + at;
     if (place.n_rows == 0) return;
+    const u32 n_rows = place.n_rows + place.drafts;
     Row now;
     now.load(a, place.first_row, head_k, head, column);
     float s[EACH];
@@ -91,13 +93,13 @@ ENTRY(THREADS, 1) UNIT(DeltaNetArgs a) {
     }
     const float rate = a.a[head], dt_bias = a.dt_bias[head], q_scale = 1.0f / sqrt_of((float)a.dim_k);
 #pragma unroll 1
-    for (u32 t = 0; t < place.n_rows; ++t) {
+    for (u32 t = 0; t < n_rows; ++t) {
         float* row = rows[t % 2];
         now.store(row);
         const float v = now.v, decay = exp_of(rate * softplus_of(now.alpha + dt_bias)), beta = sigmoid_of(now.beta);
         // The one before is read by nobody any more when all have stored this one.
         block_sync();
-        now.load(a, place.first_row + least(t + 1, place.n_rows - 1), head_k, head, column);
+        now.load(a, place.first_row + least(t + 1, n_rows - 1), head_k, head, column);
         const F32x4* q = (const F32x4*)row + part;
         const F32x4* k = (const F32x4*)(row + DIM) + part;
         float q_squares = 0.0f, k_squares = 0.0f, seen = 0.0f;
@@ -127,10 +129,13 @@ ENTRY(THREADS, 1) UNIT(DeltaNetArgs a) {
         }
         out = column_sum(out) * q_factor;
         if (part == 0 && stores) a.out[((u64)(place.first_row + t) * a.n_head_v + head) * a.dim_v + column] = out;
-    }
+        if (t + 1 < place.n_rows) continue;
+        float* behind = (float*)a.sequences[block_y() + t + 1 - place.n_rows].state_out + at;
+        const u32 first = made_anew(part);
 #pragma unroll
-    for (u32 i = 0; i < EACH; ++i) {
-        const u32 e = element(part, i);
-        if (stores && e < a.dim_k) state[(u64)e * a.dim_v] = s[i];
+        for (u32 i = 0; i < EACH; ++i) {
+            const u32 e = element(first, i);
+            if (stores && e < a.dim_k) behind[(u64)e * a.dim_v] = s[i];
+        }
     }
 }

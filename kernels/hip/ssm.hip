@@ -65,8 +65,10 @@ ENTRY(THREADS, 1) UNIT(SsmArgs a) {
     // Rows past the last are computed as the last one is, and not stored.
     const u32 d = least(wanted, a.dim - 1), group = head / (a.n_head / a.n_group);
     const bool stores = wanted < a.dim;
-    float* state = (float*)place.state + a.state + ((u64)head * a.dim + d) * a.n_state;
+    const u64 at = a.state + ((u64)head * a.dim + d) * a.n_state;
+    const float* state = (const float*)place.state + at;
     if (place.n_rows == 0) return;
+    const u32 n_rows = place.n_rows + place.drafts;
     Row now;
     now.load(a, place.first_row, head, group, d);
     float s[EACH];
@@ -77,13 +79,13 @@ ENTRY(THREADS, 1) UNIT(SsmArgs a) {
     }
     const float rate = a.a[head], skip = a.skip[head], dt_bias = a.dt_bias[head];
 #pragma unroll 1
-    for (u32 t = 0; t < place.n_rows; ++t) {
+    for (u32 t = 0; t < n_rows; ++t) {
         float* row = rows[t % 2];
         now.store(row);
         const float x = now.x, step = softplus_of(now.dt + dt_bias), decay = exp_of(step * rate), input = step * x;
         // The one before is read by nobody any more when all have stored this one.
         block_sync();
-        now.load(a, place.first_row + least(t + 1, place.n_rows - 1), head, group, d);
+        now.load(a, place.first_row + least(t + 1, n_rows - 1), head, group, d);
         const F32x4* b = (const F32x4*)row + part;
         const F32x4* c = (const F32x4*)(row + DIM) + part;
         float out = 0.0f;
@@ -98,10 +100,13 @@ ENTRY(THREADS, 1) UNIT(SsmArgs a) {
         }
         out = lanes_sum(out, LANES) + skip * x;
         if (part == 0 && stores) a.out[((u64)(place.first_row + t) * a.n_head + head) * a.dim + d] = out;
-    }
+        if (t + 1 < place.n_rows) continue;
+        float* behind = (float*)a.sequences[block_y() + t + 1 - place.n_rows].state_out + at;
+        const u32 first = made_anew(part);
 #pragma unroll
-    for (u32 i = 0; i < EACH; ++i) {
-        const u32 n = element(part, i);
-        if (stores && n < a.n_state) state[n] = s[i];
+        for (u32 i = 0; i < EACH; ++i) {
+            const u32 n = element(first, i);
+            if (stores && n < a.n_state) behind[n] = s[i];
+        }
     }
 }

@@ -198,6 +198,7 @@ fn operations(
             first_position: first,
             kv_pages: &[&pages],
             state: 0,
+            state_out: 0,
         }];
         let outputs = [n as u32 - 1];
         let batch = Batch {

@@ -23,6 +23,16 @@ pub struct Span<'a> {
     /// Arena offset of the sequence's recurrent state; unused by plans without. What it holds counts as zero where the
     /// span begins at position 0.
     pub state: u64,
+    /// Arena offset of where the state behind the rows goes: that of `state`, unless the span is a draft's, which goes on
+    /// from the span before it: one row, and `state` is that one's `state_out`.
+    pub state_out: u64,
+}
+
+impl Span<'_> {
+    /// Whether its state is that which the span before it leaves, and goes elsewhere.
+    pub fn follows(&self) -> bool {
+        self.state != self.state_out
+    }
 }
 
 /// What a pass works on. Spans lie one after another and cover all rows.
@@ -49,10 +59,57 @@ impl Batch<'_> {
         }
     }
 
+    /// Most rows that one sequence's state takes in: those of a span, and of the drafts that go on from it.
+    pub fn rows_of_a_state(&self) -> usize {
+        let mut rows = 0;
+        let sums = self.spans.iter().map(|span| {
+            rows = span.n_rows + if span.follows() { rows } else { 0 };
+            rows
+        });
+        sums.max().unwrap_or(0)
+    }
+
     /// Position of each row, in order.
     pub fn positions(&self) -> impl Iterator<Item = u32> + '_ {
         self.spans
             .iter()
             .flat_map(|s| (s.first_position..).take(s.n_rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_takes_in_the_rows_of_its_drafts_too() {
+        let span = |n_rows, state, state_out| Span {
+            first_row: 0,
+            n_rows,
+            first_position: 9,
+            kv_pages: &[],
+            state,
+            state_out,
+        };
+        let rows = |spans: &[Span<'_>]| {
+            let batch = Batch {
+                n_tokens: 0,
+                spans,
+                kv: &[],
+                rope: &[],
+                outputs: &[],
+            };
+            batch.rows_of_a_state()
+        };
+        assert_eq!(rows(&[]), 0);
+        assert_eq!(rows(&[span(1, 0, 0), span(1, 0, 0)]), 1);
+        let drafts = [
+            span(1, 0, 0),
+            span(1, 0, 64),
+            span(1, 64, 128),
+            span(2, 256, 256),
+        ];
+        assert_eq!(rows(&drafts), 3);
+        assert_eq!(rows(&drafts[3..]), 2);
     }
 }

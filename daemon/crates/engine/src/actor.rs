@@ -43,6 +43,7 @@ use crate::residency::Residency;
 use crate::schedule::{PassPace, ScratchSizes};
 use crate::share::PromptShare;
 use crate::speculate::PassTimes;
+use crate::states::SpareStates;
 use crate::suspend::SleepClock;
 use crate::task::Task;
 use crate::watchdog::{self, Loss};
@@ -79,6 +80,8 @@ pub(crate) struct Entry {
     pub(crate) share: PromptShare,
     /// The block that predicts one token more, where the file has one and tokens are drafted.
     pub(crate) predictor: Option<Predictor>,
+    /// Where the states behind drafts go, where sequences have a state and tokens are drafted.
+    pub(crate) states: Option<SpareStates>,
 }
 
 /// A preload under way.
@@ -127,6 +130,8 @@ pub(crate) struct Engine {
     pub(crate) passes_before_admission: u32,
     /// Drafts of the pass that is planned.
     pub(crate) drafts: u32,
+    /// The last pass came to computing: recurrent states may have taken in a part of it.
+    pub(crate) computing: bool,
     pub(crate) prefix_counts: crate::api::PrefixCounts,
     pub(crate) preloads: VecDeque<Preloading>,
     /// Passes that go before the next segment of a preload.
@@ -262,6 +267,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         speculates,
         passes_before_admission: 0,
         drafts: 0,
+        computing: false,
         prefix_counts: crate::api::PrefixCounts::default(),
         preloads: VecDeque::new(),
         turns_before_preload: PRELOAD_TURNS,

@@ -59,6 +59,8 @@ struct Sharing {
 pub(crate) struct SequenceMemory {
     groups: Vec<Pages>,
     state: Option<BlockId>,
+    /// Where the states behind the drafts of the pass under way go ([`crate::states`]).
+    lent: Vec<BlockId>,
     sharing: Option<Sharing>,
     predicting: Option<Predicting>,
 }
@@ -151,10 +153,32 @@ impl SequenceMemory {
         self.groups.iter().map(|g| g.offsets.as_slice()).collect()
     }
 
-    /// Arena offset of the recurrent state; 0 where there is none.
-    pub(crate) fn state_offset(&self, residency: &Residency) -> u64 {
-        self.state
+    /// Arena offset of the recurrent state behind the sequence's own rows of a pass and `drafts` drafts; 0 where there is none.
+    pub(crate) fn state_offset(&self, residency: &Residency, drafts: usize) -> u64 {
+        self.state_behind(drafts)
             .map_or(0, |block| residency.cache.block(block).offset)
+    }
+
+    fn state_behind(&self, drafts: usize) -> Option<BlockId> {
+        match drafts {
+            0 => self.state,
+            n => self.lent.get(n - 1).copied(),
+        }
+    }
+
+    /// Is lent states, for the drafts of a pass.
+    pub(crate) fn borrow_states(&mut self, states: Vec<BlockId>) {
+        self.lent = states;
+    }
+
+    /// Of a pass with drafts so many were right: keeps the state behind them, and gives back those that it does not need.
+    pub(crate) fn settle_states(&mut self, right: usize) -> Vec<BlockId> {
+        let mut lent = std::mem::take(&mut self.lent);
+        if let (Some(state), Some(behind)) = (&mut self.state, lent.get_mut(right.wrapping_sub(1)))
+        {
+            std::mem::swap(state, behind);
+        }
+        lent
     }
 
     /// All slabs; one that sequences share is told by each.
@@ -376,16 +400,24 @@ impl SequenceMemory {
         Ok(())
     }
 
-    /// After a pass: hands over the pages that are full, and keeps the state where others may go on. `tokens` has the tokens
-    /// of all `n_past` computed positions.
+    /// After a pass with so many right drafts: hands over the pages that are full, and keeps the state where others may go
+    /// on. `tokens` has the tokens of all `n_past` computed positions.
     pub(crate) fn hand_over(
         &mut self,
         residency: &mut Residency,
         of: &Model,
         tokens: &[u32],
         n_past: usize,
+        right: usize,
     ) {
         let plan = of.plan();
+        // The state at the last page's end, if this pass left it anywhere.
+        let beyond = n_past % KV_PAGE_TOKENS;
+        let state = right.checked_sub(beyond);
+        let state = state.and_then(|drafts| self.state_behind(drafts));
+        // Who goes on from there goes on with the block, too: else the last page with all of both is the better one.
+        let block_is_there = |p: &Predicting| p.past >= n_past - beyond;
+        let state = state.filter(|_| self.predicting.as_ref().is_none_or(block_is_there));
         let Some(sharing) = &mut self.sharing else {
             return;
         };
@@ -411,15 +443,11 @@ impl SequenceMemory {
             sharing.at = Some(node);
             sharing.pages += 1;
         }
-        let at_a_page = n_past > 0 && n_past.is_multiple_of(KV_PAGE_TOKENS);
-        if plan.state_elements > 0
-            && at_a_page
-            && let (Some(node), Some(state)) = (sharing.at, self.state)
-        {
+        if let (Some(node), Some(state)) = (sharing.at, state) {
             let slot = plan.kv.len();
             if !residency.prefixes.has(node, slot) {
                 let kept = residency.keep_state(node, slot, state, sharing.realm.model);
-                let marked = sharing.marks.contains(&n_past);
+                let marked = sharing.marks.contains(&(n_past - beyond));
                 if kept
                     && !marked
                     && let Some(before) = sharing.moving.replace(node)

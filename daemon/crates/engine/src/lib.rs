@@ -36,6 +36,7 @@ mod sampler;
 mod schedule;
 mod share;
 mod speculate;
+mod states;
 mod step;
 mod stop;
 mod suspend;

@@ -55,6 +55,20 @@ impl Member {
         }
     }
 
+    /// Drafts among its rows, the last ones.
+    pub(crate) fn drafts(&self) -> u32 {
+        match &self.task.work {
+            // Its own token, if it has come to it, is the only other one whose successor is wanted.
+            Work::Generate(_) => self.span.outputs.saturating_sub(1),
+            Work::Score(_) | Work::Embed(_) => 0,
+        }
+    }
+
+    /// How many of them were right.
+    pub(crate) fn right(&self) -> u32 {
+        (self.rows() + self.drafts()).saturating_sub(self.span.rows)
+    }
+
     /// Rows whose keys and values count: those of drafts only if they were right.
     pub(crate) fn rows(&self) -> u32 {
         match (&self.task.work, &self.stepped) {

@@ -16,6 +16,7 @@ use crate::refusal::Refusal;
 use crate::residency::Source;
 use crate::share::PromptShare;
 use crate::speculate::PassTimes;
+use crate::states::SpareStates;
 
 impl Engine {
     pub(crate) fn load(&mut self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
@@ -64,6 +65,7 @@ impl Engine {
             return Err(from_device(Some((loaded.name(), loaded.path())), error));
         }
         let predictor = self.register_predictor(&loaded);
+        let states = SpareStates::of(loaded.model().plan()).filter(|_| self.speculates);
         let loaded = Arc::new(loaded);
         self.models.push(Entry {
             id,
@@ -72,6 +74,7 @@ impl Engine {
             times: PassTimes::default(),
             share: PromptShare::default(),
             predictor,
+            states,
         });
         Ok(loaded)
     }

@@ -100,9 +100,11 @@ impl Engine {
         })
     }
 
-    /// Where a request that would fit without its block does not fit with it, lets all of its model do without.
+    /// Where a request that would fit without its block or its spare states does not fit with them, lets all of its model do
+    /// without.
     pub(crate) fn spare_predictors(&mut self, budget: u64) {
-        let asks = |t: &&Task| t.predicts && (t.sized.0 != budget || t.tokens.len() > t.sized.1);
+        let takes_more = |t: &Task| t.predicts || (t.borrows_states() && self.drafts_with(t.model));
+        let asks = |t: &&Task| (t.sized.0 != budget || t.tokens.len() > t.sized.1) && takes_more(t);
         let asking: Vec<(SeqId, ModelId)> = self
             .tasks
             .values()
@@ -110,7 +112,7 @@ impl Engine {
             .map(|t| (t.seq, t.model))
             .collect();
         for (seq, model) in asking {
-            if !self.tasks[&seq].predicts {
+            if !self.drafts_with(model) {
                 continue;
             }
             let need = self.scheduling(budget, |scheduler, view| scheduler.needed_alone(seq, view));
@@ -122,7 +124,16 @@ impl Engine {
         }
     }
 
-    /// Models of these do without their blocks, and give up what sequences hold for them. Whether one had used its block.
+    /// Whether a model's drafts take memory of their own just now: its block's, or spare states.
+    fn drafts_with(&self, model: ModelId) -> bool {
+        let entry = self.models.iter().find(|e| e.id == model);
+        entry.is_some_and(|e| {
+            e.predictor.as_ref().is_some_and(|p| p.on) || e.states.as_ref().is_some_and(|s| s.on)
+        })
+    }
+
+    /// Models of these do without their blocks and without spare states, and give up what is held for them. Whether one had
+    /// used either.
     pub(crate) fn stop_predicting(&mut self, of: impl Fn(ModelId) -> bool) -> bool {
         let mut stopped = Vec::new();
         for entry in self.models.iter_mut().filter(|e| of(e.id)) {
@@ -132,6 +143,15 @@ impl Engine {
                 tracing::info!(
                     model = entry.loaded.name(),
                     "no room for the block that predicts a further token: none is drafted with it"
+                );
+            }
+            if let Some(states) = entry.states.as_mut().filter(|s| s.on) {
+                states.on = false;
+                states.free(&mut self.residency);
+                stopped.push(entry.id);
+                tracing::info!(
+                    model = entry.loaded.name(),
+                    "no room for states behind drafts: none are made"
                 );
             }
         }
@@ -146,10 +166,13 @@ impl Engine {
         !stopped.is_empty()
     }
 
-    /// A larger budget may have room for the blocks: requests that come from now on use them.
+    /// A larger budget may have room for the blocks: requests that come from now on use them. So for spare states.
     pub(crate) fn predict_again(&mut self) {
         for predictor in self.models.iter_mut().filter_map(|e| e.predictor.as_mut()) {
             predictor.on = true;
+        }
+        for states in self.models.iter_mut().filter_map(|e| e.states.as_mut()) {
+            states.on = true;
         }
         self.scratch_sizes.borrow_mut().clear();
     }
@@ -326,6 +349,7 @@ impl Engine {
                 first_position: members[of.member].task.n_past as u32,
                 kv_pages: pages,
                 state: 0,
+                state_out: 0,
             });
             first_row += of.n;
             if of.drafts {

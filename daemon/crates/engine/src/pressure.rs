@@ -38,6 +38,9 @@ impl Engine {
             if matches!(error, Error::Exhausted { .. })
                 && (self.yield_one() || self.compact(seqs) || self.stop_predicting(|_| true))
             {
+                if self.computing {
+                    self.start_states_over(seqs);
+                }
                 return;
             }
             for &seq in seqs {
@@ -78,20 +81,24 @@ impl Engine {
         }
         // Who does not fit any more yields, or is refused; what the others have computed is kept.
         self.admit_within(after);
+        self.start_states_over(seqs);
+        let keep = self.kept();
+        if let Err(lost) = self.shrink(after, &keep, &error) {
+            for &seq in seqs {
+                self.end(seq, lost.clone());
+            }
+        }
+    }
+
+    /// A recurrent state may have taken in a part of a pass that failed: its sequence is computed anew.
+    fn start_states_over(&mut self, seqs: &[SeqId]) {
         for &seq in seqs {
-            // A recurrent state may have taken in a part of the pass: the sequence is computed anew.
             let Some(task) = self.tasks.get(&seq).filter(|t| t.n_past > 0) else {
                 continue;
             };
             if task.loaded.model().plan().state_elements > 0 {
                 self.scheduler.start_over(seq);
                 self.start_over(seq);
-            }
-        }
-        let keep = self.kept();
-        if let Err(lost) = self.shrink(after, &keep, &error) {
-            for &seq in seqs {
-                self.end(seq, lost.clone());
             }
         }
     }
@@ -177,10 +184,13 @@ impl Engine {
         slabs
     }
 
-    /// Scratch holds nothing between two passes.
+    /// Scratch holds nothing between two passes, nor do spare states.
     pub(crate) fn free_scratch(&mut self) {
         if let Some((block, _)) = self.scratch.take() {
             self.residency.free(block);
+        }
+        for states in self.models.iter_mut().filter_map(|e| e.states.as_mut()) {
+            states.free(&mut self.residency);
         }
     }
 

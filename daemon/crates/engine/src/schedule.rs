@@ -148,11 +148,14 @@ impl Engine {
             let entry = self.models.iter().find(|e| e.id == task.model);
             let predictor = entry.and_then(|e| e.predictor.as_ref()).filter(|p| p.on);
             let of_block = predictor.map_or(0, |p| residency.largest_unpinned(p.id));
+            let states = entry.and_then(|e| e.states.as_ref());
+            let states = states.map_or(0, |s| s.bytes(budget));
             let all = residency.model_bytes(task.model);
             let there = cache.model_stats(task.model).usage.resident;
             models.push(ModelView {
                 model: id,
-                segment_bytes: residency.largest_unpinned(task.model).max(of_block),
+                // Spare states are needed once, too, while this model's passes run.
+                segment_bytes: residency.largest_unpinned(task.model).max(of_block) + states,
                 rows_max: self.prefill_chunk.get() as u32,
                 shared_rows: self.shared_rows(task.model),
                 outputs_max: outputs as u32,
@@ -302,14 +305,19 @@ impl Engine {
         // Others must have room, too.
         let most = self.spans_max() as usize / 2;
         let mut spans_left = most;
+        let budget = self.budget();
         for entry in &self.models {
             let block_seconds = entry.predictor.as_ref().map_or(0.0, |p| p.seconds);
             let of_model = self.tasks.values_mut().filter(|t| t.model == entry.id);
             let mut rows = of_model
                 .filter(|t| t.begun && t.n_past + 1 == t.tokens.len())
                 .count();
+            let states = entry.states.as_ref();
+            let mut states_left = states.map_or(usize::MAX, |s| s.most(budget));
             for task in self.tasks.values_mut().filter(|t| t.model == entry.id) {
-                let drafts = task.draft(rows, spans_left, &entry.times, block_seconds);
+                let room = spans_left.min(states_left);
+                let drafts = task.draft(rows, room, &entry.times, block_seconds);
+                states_left -= drafts;
                 rows += drafts;
                 spans_left -= drafts;
                 self.scheduler.propose(task.seq, drafts as u32);

@@ -11,7 +11,7 @@
 //! Where nothing is found, a model's block that predicts a further token drafts one ([`crate::predict`]). Its first drafts are
 //! made whatever they cost, to know how often they are right; a sequence that made none for a while is done with it.
 //!
-//! A sequence with a recurrent state makes none: the state behind a wrong draft cannot be taken back.
+//! A sequence with a recurrent state makes as many as its model has spare states ([`crate::states`]).
 
 use std::collections::HashMap;
 use std::time::Duration;

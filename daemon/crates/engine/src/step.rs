@@ -62,9 +62,11 @@ impl Engine {
             Error::Internal("the scheduler planned a pass without rows".to_owned())
         })?;
         let (model, loaded) = (first.task.model, Arc::clone(&first.task.loaded));
+        self.computing = false;
         let n_tokens = plan.rows as usize;
         tracing::trace!(n_tokens, sequences = members.len(), "a pass");
         self.ensure_scratch(model, plan)?;
+        self.lend_states(model, members)?;
         let of_model = loaded.model().plan();
         let layout = of_model.scratch(RowCounts {
             tokens: n_tokens as u64,
@@ -115,14 +117,18 @@ impl Engine {
                 n_rows,
                 first_position: member.task.n_past as u32,
                 kv_pages: &pages[i],
-                state: memories[i].state_offset(&self.residency),
+                state: memories[i].state_offset(&self.residency, 0),
+                state_out: memories[i].state_offset(&self.residency, 0),
             };
             if i < plan.decode_spans {
                 // Rows of drafts are as those of other sequences, which only happen to have the same pages.
+                let state = |drafts| memories[i].state_offset(&self.residency, drafts);
                 spans.extend((0..n_rows).map(|row| Span {
                     first_row: first_row + row,
                     n_rows: 1,
                     first_position: span.first_position + row as u32,
+                    state: state(row.saturating_sub(1)),
+                    state_out: state(row),
                     ..span
                 }));
             } else {
@@ -173,6 +179,7 @@ impl Engine {
             members.borrow_mut()[owner].take(row - first_rows[owner], found);
             Ok(())
         };
+        self.computing = true;
         let ran = pass::run(
             &mut self.residency,
             &pass,
@@ -238,6 +245,7 @@ impl Engine {
         let mut ended = Vec::new();
         for member in members {
             let rows = member.rows() as usize;
+            let (made, right) = (member.drafts(), member.right());
             let Member {
                 span,
                 mut task,
@@ -247,9 +255,8 @@ impl Engine {
             } = member;
             if let Work::Generate(g) = &mut task.work
                 && told > 0
-                && span.outputs > 1
+                && made > 0
             {
-                let (made, right) = (span.outputs - 1, told - 1);
                 g.drafts.note(made as usize, right as usize);
                 g.drafted = (g.drafted.0 + made, g.drafted.1 + right);
             }
@@ -258,10 +265,12 @@ impl Engine {
                 // Nobody is to begin with what may be wrong.
                 self.residency.forget_prefixes(task.model);
             } else {
-                let model = task.loaded.model();
+                let (model, past) = (task.loaded.model(), task.n_past);
+                let (residency, tokens) = (&mut self.residency, &task.tokens);
                 task.memory
-                    .hand_over(&mut self.residency, model, &task.tokens, task.n_past);
+                    .hand_over(residency, model, tokens, past, right as usize);
             }
+            self.take_states_back(&mut task, right);
             let outcome = match stepped {
                 Stepped::GoesOn | Stepped::Appended => {
                     self.tasks.insert(span.seq, task);
@@ -294,7 +303,8 @@ impl Engine {
         let ended = self.take_back(told);
         let seqs: Vec<SeqId> = failed.iter().map(|m| m.span.seq).collect();
         let nobody_waits = failed.iter().all(|m| m.task.ended().is_some());
-        for member in failed {
+        for mut member in failed {
+            self.take_states_back(&mut member.task, 0);
             self.tasks.insert(member.span.seq, member.task);
         }
         // The next look at the requests ends those that nobody waits for, each with its own reason.
@@ -370,9 +380,14 @@ impl Engine {
     pub(crate) fn release_rest(&mut self, model: ModelId) {
         if !self.tasks.values().any(|t| t.model == model && t.begun) {
             self.residency.cache.request_end(model);
-            let entry = self.models.iter().find(|e| e.id == model);
-            if let Some(predictor) = entry.and_then(|e| e.predictor.as_ref()) {
-                self.residency.cache.request_end(predictor.id);
+            let entry = self.models.iter_mut().find(|e| e.id == model);
+            if let Some(entry) = entry {
+                if let Some(predictor) = &entry.predictor {
+                    self.residency.cache.request_end(predictor.id);
+                }
+                if let Some(states) = &mut entry.states {
+                    states.free(&mut self.residency);
+                }
             }
         }
         self.note_wanted_weights();

@@ -206,6 +206,11 @@ impl Task {
         }
     }
 
+    /// Whether drafts of it take spare states.
+    pub(crate) fn borrows_states(&self) -> bool {
+        self.loaded.model().plan().state_elements > 0 && self.work.takes_drafts()
+    }
+
     /// Drafts the tokens of its next pass, which has `rows` rows without them, if that is one of a token. How many.
     pub(crate) fn draft(
         &mut self,
@@ -215,12 +220,11 @@ impl Task {
         block_seconds: f64,
     ) -> usize {
         let decodes = self.begun && self.n_past + 1 == self.tokens.len();
-        let has_state = self.loaded.model().plan().state_elements > 0;
         let Work::Generate(g) = &mut self.work else {
             return 0;
         };
         g.drafts.next.clear();
-        if !decodes || has_state || !g.chooser.takes_drafts() {
+        if !decodes || !g.chooser.takes_drafts() {
             return 0;
         }
         // Each right one is a token, of which there may be so many; each is an event.

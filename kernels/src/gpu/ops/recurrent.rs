@@ -19,13 +19,15 @@ pub const TAPS_MAX: u32 = 8;
 pub const STATE_DIM_MAX: u32 = 256;
 
 arg_struct! {
-    /// Where the rows and the state of a sequence are, as it lies in device memory.
-    SequencePlace: 24 {
+    /// Where the rows and the state of a sequence are, as it lies in device memory. The places of its drafts, a row each,
+    /// lie behind it; of those `n_rows` and `drafts` are 0, and `state_out` alone is read.
+    SequencePlace: 32 {
         first_row: u32,
         n_rows: u32,
         first_position: u32,
-        reserved: u32,
+        drafts: u32,
         state: u64,
+        state_out: u64,
     }
 }
 
@@ -93,11 +95,11 @@ impl SequencePlace {
 /// The sequences of a batch, and one layer's part of their states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sequences {
-    /// [`SequencePlace`]`[n]` in device memory, aligned to 8. Each one's rows are consecutive; no two have the same state.
+    /// [`SequencePlace`]`[n]` in device memory, aligned to 8. Each one's rows are consecutive; no two write the same state.
     pub places: Address,
     /// How many.
     pub n: u32,
-    /// No sequence has more rows.
+    /// No sequence has more rows, its drafts' included.
     pub rows_max: u32,
     /// Where the layer's state begins in a sequence's, in f32 elements.
     pub state: u64,

@@ -8,42 +8,66 @@ use super::act::{activate, sigmoid, softplus};
 use super::{Launch, args, covers, floats, store};
 use crate::memory::{Fault, Memory};
 
-fn places(memory: &mut Memory, at: u64, n: u32) -> Result<Vec<SequencePlace>, Fault> {
+/// A sequence's rows, its drafts' included, and where the state goes behind the last of its own and behind each draft.
+struct Sequence {
+    place: SequencePlace,
+    n_rows: usize,
+    states_out: Vec<u64>,
+}
+
+impl Sequence {
+    /// Where the state behind row `t` goes, if it is kept.
+    fn state_out(&self, t: usize) -> Option<u64> {
+        let behind = (t + 1).checked_sub(self.place.n_rows as usize)?;
+        self.states_out.get(behind).copied()
+    }
+}
+
+fn places(memory: &mut Memory, at: u64, n: u32) -> Result<Vec<Sequence>, Fault> {
     let size = size_of::<SequencePlace>();
     let bytes = memory.read(at, n as usize * size, "places of sequences")?;
     let read = |bytes| SequencePlace::from_bytes(bytes);
     let places: Option<Vec<_>> = bytes.chunks_exact(size).map(read).collect();
-    places.ok_or_else(|| Fault("places of another size".to_owned()))
+    let places = places.ok_or_else(|| Fault("places of another size".to_owned()))?;
+    let mut sequences = Vec::new();
+    for (i, place) in places.iter().enumerate().filter(|(_, p)| p.n_rows > 0) {
+        let last = i + place.drafts as usize;
+        let of_drafts = places.get(i + 1..=last).unwrap_or_default();
+        if of_drafts.len() != place.drafts as usize || of_drafts.iter().any(|p| p.n_rows > 0) {
+            return Err(Fault(format!("place {i} lacks those of its drafts")));
+        }
+        sequences.push(Sequence {
+            place: *place,
+            n_rows: (place.n_rows + place.drafts) as usize,
+            states_out: places[i..=last].iter().map(|p| p.state_out).collect(),
+        });
+    }
+    Ok(sequences)
 }
 
 /// The state that a sequence's rows begin with.
-fn state(memory: &mut Memory, place: &SequencePlace, at: u64, n: usize) -> Result<Vec<f32>, Fault> {
-    match place.first_position {
+fn state(memory: &mut Memory, of: &Sequence, at: u64, n: usize) -> Result<Vec<f32>, Fault> {
+    match of.place.first_position {
         0 => Ok(vec![0.0; n]),
-        _ => floats(memory, place.state + at * 4, n, "a state"),
+        _ => floats(memory, of.place.state + at * 4, n, "a state"),
     }
 }
 
-fn rows_of(
-    memory: &mut Memory,
-    at: u64,
-    place: &SequencePlace,
-    width: usize,
-) -> Result<Vec<f32>, Fault> {
-    let first = u64::from(place.first_row) * width as u64 * 4;
-    floats(memory, at + first, place.n_rows as usize * width, "rows")
+fn rows_of(memory: &mut Memory, at: u64, of: &Sequence, width: usize) -> Result<Vec<f32>, Fault> {
+    let first = u64::from(of.place.first_row) * width as u64 * 4;
+    floats(memory, at + first, of.n_rows * width, "rows")
 }
 
 fn store_rows(
     memory: &mut Memory,
     at: u64,
-    place: &SequencePlace,
+    of: &Sequence,
     width: usize,
     rows: &[f32],
 ) -> Result<(), Fault> {
     store(
         memory,
-        at + u64::from(place.first_row) * width as u64 * 4,
+        at + u64::from(of.place.first_row) * width as u64 * 4,
         rows,
     )
 }
@@ -64,7 +88,7 @@ pub(super) fn conv(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
     };
     for place in places(memory, a.sequences, launch.grid[2])? {
         let chunks = u64::from(launch.grid[1]) * u64::from(CONV_CHUNK);
-        covers("the grid", chunks, u64::from(place.n_rows))?;
+        covers("the grid", chunks, place.n_rows as u64)?;
         let mut inputs = state(memory, &place, a.state, (kernel - 1) * channels)?;
         inputs.extend(rows_of(memory, a.x, &place, channels)?);
         let mut out = Vec::new();
@@ -76,8 +100,12 @@ pub(super) fn conv(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
         }
         activate(&a.act, &mut out)?;
         store_rows(memory, a.out, &place, channels, &out)?;
-        let kept = &inputs[inputs.len() - (kernel - 1) * channels..];
-        store(memory, place.state + a.state * 4, kept)?;
+        for t in 0..place.n_rows {
+            let kept = &inputs[(t + 1) * channels..][..(kernel - 1) * channels];
+            if let Some(to) = place.state_out(t) {
+                store(memory, to + a.state * 4, kept)?;
+            }
+        }
     }
     Ok(())
 }
@@ -124,9 +152,11 @@ pub(super) fn delta_net(memory: &mut Memory, launch: &Launch, most: u32) -> Resu
                     out.push((0..dim_k).map(|i| s[i * dim_v + c] * q[i]).sum());
                 }
             }
+            if let Some(to) = place.state_out(t) {
+                store(memory, to + a.state * 4, &states)?;
+            }
         }
         store_rows(memory, a.out, &place, n_v * dim_v, &out)?;
-        store(memory, place.state + a.state * 4, &states)?;
     }
     Ok(())
 }
@@ -161,9 +191,11 @@ pub(super) fn ssm(memory: &mut Memory, launch: &Launch, most: u32) -> Result<(),
                 let seen: f32 = s.iter().zip(c).map(|(s, c)| s * c).sum();
                 out.push(seen + skip[h] * row[i]);
             }
+            if let Some(to) = place.state_out(t) {
+                store(memory, to + a.state * 4, &states)?;
+            }
         }
         store_rows(memory, a.out, &place, n_head * dim, &out)?;
-        store(memory, place.state + a.state * 4, &states)?;
     }
     Ok(())
 }
@@ -210,8 +242,9 @@ mod tests {
                         first_row: first_row as u32,
                         n_rows: n_rows as u32,
                         first_position: first_position as u32,
-                        reserved: 0,
+                        drafts: 0,
                         state,
+                        state_out: state,
                     }
                     .to_bytes()
                 })
@@ -233,6 +266,55 @@ mod tests {
         assert_eq!(first[..13 * width], whole[..13 * width]);
         assert_eq!(second[13 * width..], whole[13 * width..]);
         assert_ne!(first[13 * width..], whole[13 * width..]);
+        // The last four rows as drafts of the first sequence; the second one goes on from the state behind one of them.
+        let kept = [(); 4].map(|()| memory.alloc(state as u64 * 4).unwrap());
+        let with_drafts = write_places(memory, places, |i| match i {
+            0 => (0, ROWS - 4, 0, 4, states[0], states[0]),
+            1..5 => (ROWS - 5 + i, 0, (ROWS - 5 + i) as u32, 0, 0, kept[i - 1]),
+            _ => (0, 0, 0, 0, states[1], states[1]),
+        });
+        run(memory, &launch(with_drafts)).unwrap();
+        assert_eq!(floats(memory, out, ROWS * width, "").unwrap(), whole);
+        for right in 0..4 {
+            let from = [states[0], kept[0], kept[1], kept[2]][right];
+            let first = ROWS - 4 + right;
+            let goes_on = write_places(memory, places, |i| match i {
+                0 => (first, 4 - right, first as u32, 0, from, kept[3]),
+                _ => (0, 0, 0, 0, 0, 0),
+            });
+            store(memory, out, &vec![f32::NAN; ROWS * width]).unwrap();
+            run(memory, &launch(goes_on)).unwrap();
+            let found = floats(memory, out, ROWS * width, "").unwrap();
+            assert_eq!(found[first * width..], whole[first * width..], "{right}");
+        }
+    }
+
+    /// Six places: first row, rows, first position, drafts, and the states.
+    fn write_places(
+        memory: &mut Memory,
+        at: u64,
+        place: impl Fn(usize) -> (usize, usize, u32, u32, u64, u64),
+    ) -> Sequences {
+        let place = |i| {
+            let (first_row, n_rows, first_position, drafts, state, state_out) = place(i);
+            SequencePlace {
+                first_row: first_row as u32,
+                n_rows: n_rows as u32,
+                first_position,
+                drafts,
+                state,
+                state_out,
+            }
+            .to_bytes()
+        };
+        let bytes: Vec<u8> = (0..6).flat_map(place).collect();
+        memory.write(at, &bytes).unwrap();
+        Sequences {
+            places: at,
+            n: 6,
+            rows_max: ROWS as u32,
+            state: 0,
+        }
     }
 
     #[test]

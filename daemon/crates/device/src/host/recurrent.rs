@@ -1,4 +1,7 @@
 //! Operations with a state, on the host.
+//!
+//! A draft goes on from the state of the row before it and leaves its own elsewhere ([`Span::follows`]). Spans of one call
+//! are computed at once, so a span that follows another one is of the next call.
 
 use rocmforge_kernels::host::ops::{
     self, ConvWeights, DeltaNetInputs, DeltaNetShape, SsmInputs, SsmShape, StateSpan,
@@ -6,7 +9,7 @@ use rocmforge_kernels::host::ops::{
 use rocmforge_ops::Op;
 
 use super::run::On;
-use crate::Batch;
+use crate::{Batch, Span};
 
 /// Runs an operation with a state.
 pub(super) fn run(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
@@ -22,21 +25,18 @@ pub(super) fn run(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
             out,
         } => {
             let kernel = *kernel as usize;
-            let mut spans = states(on, batch, *state, (kernel - 1) * on.width(*x));
             let weights = ConvWeights {
                 weight: on.floats(*weight),
                 bias: bias.map(|b| on.floats(b)),
                 kernel,
                 act: *act,
             };
-            ops::conv(
-                pool,
-                simd,
-                &weights,
-                on.rows(*x),
-                &mut spans,
-                on.rows_mut(*out),
-            );
+            let place = (*state, (kernel - 1) * on.width(*x));
+            each_call(on, batch, place, |call, spans| {
+                let out = on.rows_mut(*out);
+                let (x, out) = (call.of(on.rows(*x)), call.of_mut(out));
+                ops::conv(pool, simd, &weights, x, spans, out);
+            });
         }
         Op::DeltaNet {
             qkv,
@@ -61,20 +61,18 @@ pub(super) fn run(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
                 interleaved: *interleaved,
                 eps: *eps,
             };
-            let mut spans = states(
-                on,
-                batch,
-                *state,
-                shape.n_head_v * shape.dim_k * shape.dim_v,
-            );
-            let inputs = DeltaNetInputs {
-                qkv: on.rows(*qkv),
-                alpha: on.rows(*alpha),
-                beta: on.rows(*beta),
-                a: on.floats(*a),
-                dt_bias: on.floats(*dt_bias),
-            };
-            ops::delta_net(pool, simd, &shape, &inputs, &mut spans, on.rows_mut(*out));
+            let place = (*state, shape.n_head_v * shape.dim_k * shape.dim_v);
+            each_call(on, batch, place, |call, spans| {
+                let inputs = DeltaNetInputs {
+                    qkv: call.of(on.rows(*qkv)),
+                    alpha: call.of(on.rows(*alpha)),
+                    beta: call.of(on.rows(*beta)),
+                    a: on.floats(*a),
+                    dt_bias: on.floats(*dt_bias),
+                };
+                let out = call.of_mut(on.rows_mut(*out));
+                ops::delta_net(pool, simd, &shape, &inputs, spans, out);
+            });
         }
         Op::Ssm {
             xbc,
@@ -95,34 +93,79 @@ pub(super) fn run(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
                 n_group: *n_group as usize,
                 n_state: *n_state as usize,
             };
-            let mut spans = states(on, batch, *state, shape.n_head * shape.dim * shape.n_state);
-            let inputs = SsmInputs {
-                xbc: on.rows(*xbc),
-                dt: on.rows(*dt),
-                a: on.floats(*a),
-                skip: on.floats(*skip),
-                dt_bias: on.floats(*dt_bias),
-            };
-            ops::ssm(pool, simd, &shape, &inputs, &mut spans, on.rows_mut(*out));
+            let place = (*state, shape.n_head * shape.dim * shape.n_state);
+            each_call(on, batch, place, |call, spans| {
+                let inputs = SsmInputs {
+                    xbc: call.of(on.rows(*xbc)),
+                    dt: call.of(on.rows(*dt)),
+                    a: on.floats(*a),
+                    skip: on.floats(*skip),
+                    dt_bias: on.floats(*dt_bias),
+                };
+                let out = call.of_mut(on.rows_mut(*out));
+                ops::ssm(pool, simd, &shape, &inputs, spans, out);
+            });
         }
         other => unreachable!("{} has no state", other.name()),
     }
 }
 
-/// Each span's state of one operation: zero where the span begins its sequence.
-fn states<'a>(on: &On<'a>, batch: &Batch<'_>, first: u64, len: usize) -> Vec<StateSpan<'a>> {
-    batch
-        .spans
-        .iter()
-        .map(|span| {
-            let state = on.device.arena.floats_mut(span.state + first * 4, len);
-            if span.first_position == 0 {
-                state.fill(0.0);
-            }
-            StateSpan {
+/// The rows of one call, of all rows of a batch.
+#[derive(Clone, Copy)]
+struct Call {
+    first_row: usize,
+    n_rows: usize,
+    all: usize,
+}
+
+impl Call {
+    /// Its rows of a buffer.
+    fn of(self, rows: &[f32]) -> &[f32] {
+        let width = rows.len() / self.all;
+        &rows[self.first_row * width..][..self.n_rows * width]
+    }
+
+    fn of_mut(self, rows: &mut [f32]) -> &mut [f32] {
+        let width = rows.len() / self.all;
+        &mut rows[self.first_row * width..][..self.n_rows * width]
+    }
+}
+
+/// Calls `f` with the spans' states of one operation, `len` elements from `first` on, in calls of which none has a span that
+/// goes on from another one of it.
+fn each_call(
+    on: &On<'_>,
+    batch: &Batch<'_>,
+    (first, len): (u64, usize),
+    mut f: impl FnMut(Call, &mut [StateSpan<'_>]),
+) {
+    let mut call = Call {
+        first_row: 0,
+        n_rows: 0,
+        all: batch.n_tokens,
+    };
+    for spans in batch.spans.chunk_by(|_, next| !next.follows()) {
+        call.n_rows = spans.iter().map(|s| s.n_rows).sum();
+        let mut states: Vec<_> = spans
+            .iter()
+            .map(|span| StateSpan {
                 n_rows: span.n_rows,
-                state,
-            }
-        })
-        .collect()
+                state: state(on, span, first * 4, len),
+            })
+            .collect();
+        f(call, &mut states);
+        call.first_row += call.n_rows;
+    }
+}
+
+/// A span's state of one operation where it is to be left: zero where the span begins its sequence.
+fn state<'a>(on: &On<'a>, span: &Span<'_>, at: u64, len: usize) -> &'a mut [f32] {
+    let arena = &on.device.arena;
+    let state = arena.floats_mut(span.state_out + at, len);
+    if span.first_position == 0 {
+        state.fill(0.0);
+    } else if span.follows() {
+        state.copy_from_slice(arena.floats(span.state + at, len));
+    }
+    state
 }

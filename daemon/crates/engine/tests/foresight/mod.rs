@@ -19,9 +19,6 @@ use crate::requests::fixture;
 /// The first token that is counted: those before it end texts and turns.
 pub(crate) const FIRST: u32 = 3;
 
-/// Layers of the fixture, and so the number of the block behind them.
-const N_LAYER: u32 = 3;
-
 /// What the block counts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum From {
@@ -36,6 +33,8 @@ pub(crate) enum From {
 /// How a model is made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Foresight {
+    /// The architecture, of which there is a fixture.
+    pub(crate) arch: &'static str,
     pub(crate) from: From,
     /// Factor on what the layers, and the block's, add to the residual stream.
     pub(crate) layers: f32,
@@ -96,10 +95,15 @@ fn times(ty: TensorType, bytes: &[u8], factor: f32) -> Vec<u8> {
 impl Foresight {
     /// Writes the model into a folder. Where it is.
     pub(crate) fn write(&self, folder: &tempfile::TempDir) -> PathBuf {
-        let whole = std::fs::read(fixture("arch/glm4moe.gguf")).unwrap();
+        let mut whole = std::fs::read(fixture(&format!("arch/{}.gguf", self.arch))).unwrap();
+        let n_layer = self.make_room_for_the_block(&mut whole);
         let gguf = Gguf::parse(&whole, whole.len() as u64).unwrap();
         let n = gguf.tensors().len();
         let mut writer: GgufWriter = split(&whole, &[0, n]).unwrap().swap_remove(0);
+        let key = format!("{}.nextn_predict_layers", self.arch);
+        if gguf.value(&key).is_none() {
+            writer = writer.key(&key, 1u32);
+        }
         let dims = gguf.tensor("token_embd.weight").unwrap().dims;
         let (n_embd, n_vocab) = (dims[0] as usize, dims[1] as usize);
         let mut rng = StdRng::seed_from_u64(3);
@@ -119,18 +123,21 @@ impl Foresight {
                 "token_embd.weight" => embedding.bytes(),
                 "output.weight" => counting(&mut embedding, n_vocab, 1).bytes(),
                 "output_norm.weight" => ones.clone(),
-                _ if name.contains("attn_output") || name.contains("ffn_down") => {
+                _ if ["attn_output", "ssm_out", "ffn_down"]
+                    .iter()
+                    .any(|part| name.contains(part)) =>
+                {
                     times(ty, bytes, self.layers)
                 }
                 _ => bytes.to_vec(),
             };
             writer = writer.tensor(name, tensor.shape(), ty, &bytes);
             // The block's layer is as the last one.
-            let last = format!("blk.{}.", N_LAYER - 1);
+            let last = format!("blk.{}.", n_layer - 1);
             if let Some(part) = name.strip_prefix(&last)
                 && !self.leaves_out(part)
             {
-                let name = format!("blk.{N_LAYER}.{part}");
+                let name = format!("blk.{n_layer}.{part}");
                 writer = writer.tensor(&name, tensor.shape(), ty, &bytes);
             }
         }
@@ -173,15 +180,30 @@ impl Foresight {
         }
         for (part, dims, ty, bytes) in parts {
             if !self.leaves_out(part) {
-                let name = format!("blk.{N_LAYER}.nextn.{part}.weight");
+                let name = format!("blk.{n_layer}.nextn.{part}.weight");
                 writer = writer.tensor(&name, dims, ty, &bytes);
             }
         }
-        let path = folder
-            .path()
-            .join(format!("{:?}-{}.gguf", self.from, self.layers));
+        let path = folder.path().join(format!(
+            "{}-{:?}-{}.gguf",
+            self.arch, self.from, self.layers
+        ));
         writer.write_to(&path).unwrap();
         path
+    }
+
+    /// Has the fixture count the block behind its layers, unless it does. The number of its layers.
+    fn make_room_for_the_block(&self, whole: &mut [u8]) -> u32 {
+        let key = format!("{}.block_count", self.arch).into_bytes();
+        let at = whole.windows(key.len()).position(|w| w == key).unwrap();
+        // Behind the key the type of its value.
+        let value = &mut whole[at + key.len() + 4..][..4];
+        let blocks = u32::from_le_bytes(value.try_into().unwrap());
+        if self.arch == "glm4moe" {
+            return blocks - 1;
+        }
+        value.copy_from_slice(&(blocks + 1).to_le_bytes());
+        blocks
     }
 
     fn leaves_out(&self, part: &str) -> bool {

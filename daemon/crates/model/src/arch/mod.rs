@@ -156,12 +156,12 @@ const ALL: &[Arch] = &[
     Arch {
         name: "qwen35",
         build: qwen35::build,
-        predict: None,
+        predict: Some(qwen35::predict),
     },
     Arch {
         name: "qwen35moe",
         build: qwen35::build,
-        predict: None,
+        predict: Some(qwen35::predict),
     },
     Arch {
         name: "qwen3moe",

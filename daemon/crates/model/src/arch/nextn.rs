@@ -10,8 +10,8 @@
 //! L = rms_norm(X) * W_head         the block's norm and matrix, or the model's where it has none
 //! ```
 //!
-//! Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (2.2, multi-token prediction), which GLM-4.5 follows. The
-//! norm of the model's output comes before that of the block, as in the authors' served models.
+//! Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (2.2, multi-token prediction), which GLM-4.5 and Qwen 3.5
+//! follow. The norm of the model's output comes before that of the block, as in the authors' served models.
 
 use rocmforge_ops::{Buf, ColumnPart, Op};
 

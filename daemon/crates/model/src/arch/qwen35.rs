@@ -7,8 +7,9 @@
 use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
 
 use super::glm4::leave_predictors;
-use super::layer::{FeedForward, Layer, Norms, attention, feed_forward};
+use super::layer::{FeedForward, Layer, Norms, attention, feed_forward, layer};
 use super::moe::{self, Moe, Shared};
+use super::nextn;
 use super::qwen3next::DeltaNet;
 use crate::build::{AttentionSpec, PlanBuilder, Presence, blk};
 use crate::error::Error;
@@ -19,46 +20,26 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     layers(b, h, true)
 }
 
+/// The first block that predicts a further token: its layer is one that attends.
+pub(super) fn predict(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
+    let block = h.n_layer;
+    let table = rotation(b, h)?;
+    let x = nextn::begin(b, block)?;
+    // What a file tells of each layer it may tell of the last one alone.
+    let spec = attending(b, h, h.n_layer - 1, table)?;
+    layer(b, block, x, &spec)?;
+    nextn::end(b, block, x)
+}
+
 /// The layers of Qwen 3.5 and of Qwen3-Next, which differ in the order of value heads.
 pub(super) fn layers(b: &mut PlanBuilder<'_>, h: &Hparams, interleaved: bool) -> Result<(), Error> {
     let x = b.embedding()?;
-    let keys = b.keys;
-    let rope = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
-    let table = b.rope_table(rope);
-    let net = DeltaNet::read(keys, interleaved)?;
-    let recurrent = super::qwen3next::recurrent_layers(keys, h.n_layer)?;
-    let n_expert = keys.maybe("expert_count", N_EXPERT_MAX)?;
+    let table = rotation(b, h)?;
+    let net = DeltaNet::read(b.keys, interleaved)?;
+    let recurrent = super::qwen3next::recurrent_layers(b.keys, h.n_layer)?;
     leave_predictors(b, h);
     for i in 0..h.n_layer {
-        let ffn = if n_expert > 0 {
-            let spec = moe::read(keys, h.n_embd, RouterGate::Softmax, true)?;
-            let spec = moe::n_ff_or(spec, u64::from(h.n_ff_of[i as usize] / spec.router.n_used));
-            let shared = keys.maybe("expert_shared_feed_forward_length", WIDTH_MAX)?;
-            FeedForward::Moe(Moe {
-                spec,
-                shared: (shared > 0).then(|| Shared {
-                    n_ff: u64::from(shared),
-                    gated: true,
-                }),
-            })
-        } else {
-            FeedForward::Gated {
-                n_ff: h.n_ff(keys, i)?,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            }
-        };
-        let spec = Layer {
-            norms: Norms::POST_ATTENTION,
-            ..Layer::new(
-                AttentionSpec {
-                    head_norms: Presence::Required,
-                    output_gate: true,
-                    ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
-                },
-                ffn,
-            )
-        };
+        let spec = attending(b, h, i, table)?;
         if recurrent[i as usize] {
             b.cut(blk(i, "delta"), &[]);
             let n = b.norm(x, &blk(i, "attn_norm.weight"), "n")?;
@@ -70,4 +51,45 @@ pub(super) fn layers(b: &mut PlanBuilder<'_>, h: &Hparams, interleaved: bool) ->
         feed_forward(b, i, x, &spec)?;
     }
     b.head(x, Presence::Absent, None, None)
+}
+
+/// The table of rotations.
+fn rotation(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<u8, Error> {
+    let rope = b.keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
+    Ok(b.rope_table(rope))
+}
+
+/// Layer `i`, were it one that attends.
+fn attending(b: &PlanBuilder<'_>, h: &Hparams, i: u32, table: u8) -> Result<Layer, Error> {
+    let keys = b.keys;
+    let ffn = if keys.maybe("expert_count", N_EXPERT_MAX)? > 0 {
+        let spec = moe::read(keys, h.n_embd, RouterGate::Softmax, true)?;
+        let spec = moe::n_ff_or(spec, u64::from(h.n_ff_of[i as usize] / spec.router.n_used));
+        let shared = keys.maybe("expert_shared_feed_forward_length", WIDTH_MAX)?;
+        FeedForward::Moe(Moe {
+            spec,
+            shared: (shared > 0).then(|| Shared {
+                n_ff: u64::from(shared),
+                gated: true,
+            }),
+        })
+    } else {
+        FeedForward::Gated {
+            n_ff: h.n_ff(keys, i)?,
+            act: Act::Silu,
+            bias: Presence::Absent,
+        }
+    };
+    let rope = RopeUse { table, first: 0 };
+    Ok(Layer {
+        norms: Norms::POST_ATTENTION,
+        ..Layer::new(
+            AttentionSpec {
+                head_norms: Presence::Required,
+                output_gate: true,
+                ..AttentionSpec::new(h.heads_of(i), Some(rope))
+            },
+            ffn,
+        )
+    })
 }

@@ -228,6 +228,7 @@ fn pass(
         first_position: 0,
         kv_pages: &[],
         state: 0,
+        state_out: 0,
     }];
     let batch = Batch {
         n_tokens: rows,

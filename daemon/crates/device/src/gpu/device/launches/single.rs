@@ -264,7 +264,7 @@ impl Lowering<'_> {
         Sequences {
             places: self.scratch_base + self.workspace.places,
             n: spans.len() as u32,
-            rows_max: spans.iter().map(|s| s.n_rows as u32).max().unwrap_or(0),
+            rows_max: self.batch.rows_of_a_state() as u32,
             state,
         }
     }
