@@ -168,7 +168,8 @@ pub struct Config {
     pub language: Language,
     /// Its library in place of the usual names (environment ROCMFORGE_RTC_LIBRARY).
     pub library: Option<PathBuf>,
-    /// The binary that understands [`CHILD_ARGUMENT`]; `None` is the running one.
+    /// The binary that understands [`CHILD_ARGUMENT`] (environment ROCMFORGE_RTC_EXE: a test's binary, which does not, may be
+    /// carried to a machine with a card); `None` is the running one.
     pub exe: Option<PathBuf>,
     /// How long one compilation may take.
     pub limit: Duration,
@@ -184,7 +185,9 @@ impl Config {
             library: std::env::var_os("ROCMFORGE_RTC_LIBRARY")
                 .filter(|value| !value.is_empty())
                 .map(PathBuf::from),
-            exe: None,
+            exe: std::env::var_os("ROCMFORGE_RTC_EXE")
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from),
             limit: Duration::from_secs(60),
             cache: Some(Cache::new(default_cache_dir())),
         }
