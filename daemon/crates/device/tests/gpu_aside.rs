@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use rocmforge_device::gpu::device::ImageFolder;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
+mod fake_device;
+
+use rocmforge_device::gpu::GpuDevice;
 use rocmforge_device::ops::PlacedBuf;
 use rocmforge_device::{Buf, Device, Error, Rows, Scratch, ScratchLayout};
 use rocmforge_fake_hip::{Fake, Live};
@@ -19,24 +20,7 @@ const CHUNK: u64 = 16 << 20;
 const RANGE: u64 = 1 << 20;
 
 fn device(fake: &Fake) -> GpuDevice {
-    let config = GpuConfig {
-        libraries: Libraries {
-            hip: Some(fake.path().to_owned()),
-            cuda: None,
-        },
-        vendor_products: false,
-        ring_pieces: 2,
-        ring_piece_bytes: 64 << 10,
-        registration_trial: false,
-        trials_dir: None,
-        ..GpuConfig::new(Vendor::Hip, 0)
-    };
-    let mut device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
-    device.set_capacity(CAPACITY).unwrap();
-    let fixed = device.fixed_bytes(CAPACITY);
-    assert!(fixed <= FIXED);
-    device.set_fixed(0, fixed).unwrap();
-    device
+    fake_device::open(fake, CAPACITY, FIXED, false)
 }
 
 /// Writes a range of numbers that begin with `first`.

@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod fake_device;
+
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::gpu::device::ImageFolder;
-use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
+use rocmforge_device::gpu::GpuDevice;
 use rocmforge_device::{Device, Role, TensorDesc, Upload};
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
 use rocmforge_gguf::{MappedFile, TensorType};
@@ -24,24 +25,7 @@ fn device(fake: &Fake) -> GpuDevice {
 
 /// One that tries whether files are registered, or takes it for granted.
 fn device_that(fake: &Fake, registration_trial: bool) -> GpuDevice {
-    let config = GpuConfig {
-        libraries: Libraries {
-            hip: Some(fake.path().to_owned()),
-            cuda: None,
-        },
-        vendor_products: false,
-        ring_pieces: 2,
-        ring_piece_bytes: 64 << 10,
-        registration_trial,
-        trials_dir: None,
-        ..GpuConfig::new(Vendor::Hip, 0)
-    };
-    let mut device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
-    device.set_capacity(CAPACITY).unwrap();
-    let fixed = device.fixed_bytes(CAPACITY);
-    assert!(fixed <= SLAB);
-    device.set_fixed(0, fixed).unwrap();
-    device
+    fake_device::open(fake, CAPACITY, SLAB, registration_trial)
 }
 
 /// A matrix of zeros, in several pieces of a slot.

@@ -1,0 +1,29 @@
+//! A device on the fake runtime, for tests of its uploads and copies.
+
+use rocmforge_device::Device;
+use rocmforge_device::gpu::device::ImageFolder;
+use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
+use rocmforge_fake_hip::Fake;
+
+/// One with a small ring, an arena of `capacity` bytes, and its own block below `free`. `registration_trial`: whether it tries to
+/// register files, or takes it for granted.
+pub(crate) fn open(fake: &Fake, capacity: u64, free: u64, registration_trial: bool) -> GpuDevice {
+    let config = GpuConfig {
+        libraries: Libraries {
+            hip: Some(fake.path().to_owned()),
+            cuda: None,
+        },
+        vendor_products: false,
+        ring_pieces: 2,
+        ring_piece_bytes: 64 << 10,
+        registration_trial,
+        trials_dir: None,
+        ..GpuConfig::new(Vendor::Hip, 0)
+    };
+    let mut device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    device.set_capacity(capacity).unwrap();
+    let fixed = device.fixed_bytes(capacity);
+    assert!(fixed <= free);
+    device.set_fixed(0, fixed).unwrap();
+    device
+}
