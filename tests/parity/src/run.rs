@@ -199,6 +199,7 @@ fn operations(
             kv_pages: &[&pages],
             state: 0,
             state_out: 0,
+            draft: false,
         }];
         let outputs = [n as u32 - 1];
         let batch = Batch {

@@ -23,16 +23,11 @@ pub struct Span<'a> {
     /// Arena offset of the sequence's recurrent state; unused by plans without. What it holds counts as zero where the
     /// span begins at position 0.
     pub state: u64,
-    /// Arena offset of where the state behind the rows goes: that of `state`, unless the span is a draft's, which goes on
-    /// from the span before it: one row, and `state` is that one's `state_out`.
+    /// Arena offset of where the state behind the rows goes: that of `state`, unless the span is a draft's: then `state` is
+    /// the `state_out` of the span before it.
     pub state_out: u64,
-}
-
-impl Span<'_> {
-    /// Whether its state is that which the span before it leaves, and goes elsewhere.
-    pub fn follows(&self) -> bool {
-        self.state != self.state_out
-    }
+    /// The span is one row that goes on from the span before it, of the same sequence and with its pages.
+    pub draft: bool,
 }
 
 /// What a pass works on. Spans lie one after another and cover all rows.
@@ -59,11 +54,11 @@ impl Batch<'_> {
         }
     }
 
-    /// Most rows that one sequence's state takes in: those of a span, and of the drafts that go on from it.
-    pub fn rows_of_a_state(&self) -> usize {
+    /// Most rows of one sequence: those of a span, and of the drafts that go on from it.
+    pub fn rows_of_a_sequence(&self) -> usize {
         let mut rows = 0;
         let sums = self.spans.iter().map(|span| {
-            rows = span.n_rows + if span.follows() { rows } else { 0 };
+            rows = span.n_rows + if span.draft { rows } else { 0 };
             rows
         });
         sums.max().unwrap_or(0)
@@ -82,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_takes_in_the_rows_of_its_drafts_too() {
+    fn a_sequence_has_the_rows_of_its_drafts_too() {
         let span = |n_rows, state, state_out| Span {
             first_row: 0,
             n_rows,
@@ -90,6 +85,7 @@ mod tests {
             kv_pages: &[],
             state,
             state_out,
+            draft: state != state_out,
         };
         let rows = |spans: &[Span<'_>]| {
             let batch = Batch {
@@ -99,7 +95,7 @@ mod tests {
                 rope: &[],
                 outputs: &[],
             };
-            batch.rows_of_a_state()
+            batch.rows_of_a_sequence()
         };
         assert_eq!(rows(&[]), 0);
         assert_eq!(rows(&[span(1, 0, 0), span(1, 0, 0)]), 1);

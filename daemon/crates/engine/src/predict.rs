@@ -350,6 +350,7 @@ impl Engine {
                 kv_pages: pages,
                 state: 0,
                 state_out: 0,
+                draft: false,
             });
             first_row += of.n;
             if of.drafts {

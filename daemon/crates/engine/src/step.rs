@@ -119,9 +119,9 @@ impl Engine {
                 kv_pages: &pages[i],
                 state: memories[i].state_offset(&self.residency, 0),
                 state_out: memories[i].state_offset(&self.residency, 0),
+                draft: false,
             };
             if i < plan.decode_spans {
-                // Rows of drafts are as those of other sequences, which only happen to have the same pages.
                 let state = |drafts| memories[i].state_offset(&self.residency, drafts);
                 spans.extend((0..n_rows).map(|row| Span {
                     first_row: first_row + row,
@@ -129,6 +129,7 @@ impl Engine {
                     first_position: span.first_position + row as u32,
                     state: state(row.saturating_sub(1)),
                     state_out: state(row),
+                    draft: row > 0,
                     ..span
                 }));
             } else {

@@ -9,7 +9,7 @@ use rocmforge_kernels::host::Pool;
 use rocmforge_kernels::host::ops::{self, AttentionShape, AttentionSpan, Simd};
 use rocmforge_ops::KvType;
 
-use super::heads::{append, layout, pages, rotated, row_of};
+use super::heads::{PAGE, append, layout, page_of, pages, rotated, row_of};
 use super::{Launch, agrees, args, covers, floats, store, words};
 use crate::memory::{Fault, Memory};
 
@@ -97,6 +97,32 @@ fn attend(
     Ok(out)
 }
 
+/// Rows that append run side by side, so none may read a page that another one writes.
+fn append_apart(
+    memory: &mut Memory,
+    kv: &KvPlace,
+    rows: u32,
+    start: impl Fn(u32) -> u32,
+) -> Result<(), Fault> {
+    let mut written = Vec::with_capacity(rows as usize);
+    for row in 0..rows {
+        let (position, sequence) = row_of(memory, kv, row)?;
+        written.push(page_of(memory, kv, sequence, u64::from(position) / PAGE)?);
+    }
+    for row in 0..rows {
+        let (position, sequence) = row_of(memory, kv, row)?;
+        for page in u64::from(start(position)) / PAGE..=u64::from(position) / PAGE {
+            let read = page_of(memory, kv, sequence, page)?;
+            let by = |(other, to): (u32, &u64)| other != row && *to == read;
+            if let Some((other, _)) = (0..).zip(&written).find(|w| by(*w)) {
+                let what = format!("row {row} reads a page to which row {other} appends");
+                return Err(Fault(what));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A row a sequence, split over the context; with `append` the row is rotated and written to its page before.
 pub(super) fn decode(
     memory: &mut Memory,
@@ -141,7 +167,9 @@ pub(super) fn decode(
         window: a.window,
         sinks: a.sinks,
     };
-    let mut seen = Vec::new();
+    if a.append != 0 {
+        append_apart(memory, &a.kv, launch.grid[2], |p| scores.start(p))?;
+    }
     for row in 0..launch.grid[2] {
         let (position, sequence) = row_of(memory, &a.kv, row)?;
         let mut q = floats(
@@ -151,10 +179,6 @@ pub(super) fn decode(
             "queries",
         )?;
         if a.append != 0 {
-            if seen.contains(&sequence) {
-                return Err(Fault(format!("two rows of sequence {sequence} append")));
-            }
-            seen.push(sequence);
             let entry = if a.rope.by_position != 0 {
                 position
             } else {

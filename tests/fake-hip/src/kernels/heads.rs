@@ -11,7 +11,7 @@ use crate::memory::{Fault, Memory};
 /// Heads of a block: a wave each, of four.
 const HEADS_BLOCK: u64 = 4;
 
-const PAGE: u64 = KV_PAGE_TOKENS as u64;
+pub(super) const PAGE: u64 = KV_PAGE_TOKENS as u64;
 
 /// One layer of a page as a kernel of `ty` has it.
 pub(super) fn layout(kv: &KvPlace, ty: KvType) -> Result<KvLayout, Fault> {
@@ -40,7 +40,12 @@ pub(super) fn row_of(memory: &mut Memory, kv: &KvPlace, row: u32) -> Result<(u32
 }
 
 /// Address of the layer in a sequence's page.
-fn page_of(memory: &mut Memory, kv: &KvPlace, sequence: u32, page: u64) -> Result<u64, Fault> {
+pub(super) fn page_of(
+    memory: &mut Memory,
+    kv: &KvPlace,
+    sequence: u32,
+    page: u64,
+) -> Result<u64, Fault> {
     covers("the page table", u64::from(kv.table_stride), page + 1)?;
     let entry = u64::from(sequence) * u64::from(kv.table_stride) + page;
     let bytes = memory.read(kv.table + entry * 8, 8, "the page table")?;

@@ -144,7 +144,7 @@ fn each_call(
         n_rows: 0,
         all: batch.n_tokens,
     };
-    for spans in batch.spans.chunk_by(|_, next| !next.follows()) {
+    for spans in batch.spans.chunk_by(|_, next| !next.draft) {
         call.n_rows = spans.iter().map(|s| s.n_rows).sum();
         let mut states: Vec<_> = spans
             .iter()
@@ -164,7 +164,7 @@ fn state<'a>(on: &On<'a>, span: &Span<'_>, at: u64, len: usize) -> &'a mut [f32]
     let state = arena.floats_mut(span.state_out + at, len);
     if span.first_position == 0 {
         state.fill(0.0);
-    } else if span.follows() {
+    } else if span.draft {
         state.copy_from_slice(arena.floats(span.state + at, len));
     }
     state

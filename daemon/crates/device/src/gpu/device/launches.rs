@@ -149,7 +149,8 @@ impl<'a> Lowering<'a> {
                 let rope = self.rope(*rope, *q_norm, *k_norm, bound);
                 let scores = self.scores(scores, bound);
                 let out = self.at(*out);
-                if self.shape.is_decode() {
+                // A draft's row reads what the rows before it append, so those are appended by a launch before.
+                if self.shape.is_decode() && self.batch.rows_of_a_sequence() <= 1 {
                     return self.decode(qkv, out, &place, Some(&rope), &scores, heads);
                 }
                 let rotated = self.scratch_base + self.workspace.input;

@@ -215,18 +215,14 @@ impl PassData {
             u32::to_le_bytes,
         );
         for (i, span) in batch.spans.iter().enumerate() {
-            let drafts = batch.spans[i + 1..].iter().take_while(|s| s.follows());
+            let drafts = batch.spans[i + 1..].iter().take_while(|s| s.draft);
             let drafts = drafts.count() as u32;
             let sequence = SequencePlace {
                 first_row: span.first_row as u32,
                 // A draft's row is computed with those that it goes on from.
-                n_rows: if span.follows() {
-                    0
-                } else {
-                    span.n_rows as u32
-                },
+                n_rows: if span.draft { 0 } else { span.n_rows as u32 },
                 first_position: span.first_position,
-                drafts: if span.follows() { 0 } else { drafts },
+                drafts: if span.draft { 0 } else { drafts },
                 state: arena + span.state,
                 state_out: arena + span.state_out,
             };

@@ -230,7 +230,7 @@ impl GpuDevice {
             batch.outputs.len() as u64,
             u64::from(shape.table_stride),
             u64::from(shape.positions_max),
-            batch.rows_of_a_state() as u64,
+            batch.rows_of_a_sequence() as u64,
         ];
         key.extend(batch.kv.iter().map(|g| g.layout.page_bytes() as u64));
         key.extend(batch.rope.iter().map(|r| r.n_rot() as u64));

@@ -229,6 +229,7 @@ fn pass(
         kv_pages: &[],
         state: 0,
         state_out: 0,
+        draft: false,
     }];
     let batch = Batch {
         n_tokens: rows,

@@ -264,7 +264,7 @@ impl Lowering<'_> {
         Sequences {
             places: self.scratch_base + self.workspace.places,
             n: spans.len() as u32,
-            rows_max: self.batch.rows_of_a_state() as u32,
+            rows_max: self.batch.rows_of_a_sequence() as u32,
             state,
         }
     }
