@@ -193,6 +193,20 @@ impl Pool {
     /// pool stays usable. Also when called from inside a job of any pool (that would wait for itself), or
     /// with 2^48 items or more.
     pub fn run(&self, n_items: usize, chunk: usize, f: impl Fn(Range<usize>) + Sync) {
+        self.run_beside(n_items, chunk, f, || ());
+    }
+
+    /// [`Pool::run`] whose caller does `own` first, while the other threads begin.
+    ///
+    /// # Panics
+    /// As [`Pool::run`]; also with the payload of `own` if that panics.
+    pub fn run_beside(
+        &self,
+        n_items: usize,
+        chunk: usize,
+        f: impl Fn(Range<usize>) + Sync,
+        own: impl FnOnce(),
+    ) {
         assert!(
             n_items < MAX_ITEMS,
             "{n_items} items in one operation, the limit is {MAX_ITEMS}"
@@ -216,9 +230,10 @@ impl Pool {
         };
         if self.workers.is_empty() || n_items <= chunk {
             let _inside = Inside::enter();
+            own();
             body(0);
         } else {
-            self.dispatch(&body, None);
+            self.dispatch(&body, own, None);
         }
     }
 
@@ -237,7 +252,7 @@ impl Pool {
                 resume_unwind(payload);
             }
         };
-        self.dispatch(&body, Some(&arrived));
+        self.dispatch(&body, || (), Some(&arrived));
     }
 
     /// Splits `out`, `[rows][width]`, into blocks of at most `chunk_rows` rows and calls
@@ -272,14 +287,19 @@ impl Pool {
         });
     }
 
-    /// Opens `body` to the workers, calls it on this thread too, and waits for those that joined; with
+    /// Opens `body` to the workers, does `own` and then `body` on this thread too, and waits for those that joined; with
     /// `arrived`, first waits until every thread has counted itself there.
-    fn dispatch(&self, body: &(dyn Fn(usize) + Sync), arrived: Option<&AtomicUsize>) {
+    fn dispatch(
+        &self,
+        body: &(dyn Fn(usize) + Sync),
+        own: impl FnOnce(),
+        arrived: Option<&AtomicUsize>,
+    ) {
         let inside = Inside::enter();
         let guard: MutexGuard<'_, ()> = self.caller.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. The pointer is read by joined workers only, and this function
-        // does not return (nor unwind: both calls of outside code below are caught) before they have left.
+        // does not return (nor unwind: all calls of outside code below are caught) before they have left.
         let body_ptr: *const (dyn Fn(usize) + Sync) = unsafe {
             std::mem::transmute::<
                 *const (dyn Fn(usize) + Sync + '_),
@@ -300,7 +320,8 @@ impl Pool {
                 worker.thread().unpark();
             }
         }
-        let result = catch_unwind(AssertUnwindSafe(|| body(0)));
+        let own = catch_unwind(AssertUnwindSafe(own));
+        let result = catch_unwind(AssertUnwindSafe(|| body(0))).and(own);
         if let Some(arrived) = arrived {
             wait_until(|| arrived.load(Ordering::Acquire) == self.threads());
         }

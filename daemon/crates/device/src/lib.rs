@@ -332,25 +332,22 @@ pub trait Device: Send {
     /// Tells that nothing lives in this range now, so that memory may go back to the system.
     fn discard(&mut self, offset: u64, bytes: u64);
 
-    /// Writes f32 rows into a scratch buffer, starting at its row `first`.
+    /// Writes f32 rows into a scratch buffer, starting at its row 0, before a pass.
     ///
     /// # Errors
     /// [`Error::Lost`].
-    fn write_from(
+    fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error>;
+
+    /// Writes f32 rows into a scratch buffer of the pass that is under way, each part from a row of the buffer on.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    fn write_parts(
         &mut self,
         scratch: Scratch<'_>,
         buf: Buf,
-        first: u64,
-        rows: &[f32],
+        parts: &[(u64, &[f32])],
     ) -> Result<(), Error>;
-
-    /// [`Device::write_from`] row 0.
-    ///
-    /// # Errors
-    /// As [`Device::write_from`].
-    fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error> {
-        self.write_from(scratch, buf, 0, rows)
-    }
 
     /// Writes quantized rows into a scratch buffer as f32, starting at its row 0: rows of an embedding as the file has
     /// them, one after another.
@@ -485,4 +482,17 @@ pub trait Device: Send {
     /// # Errors
     /// [`Error::Lost`]; [`Error::Read`] and [`Error::NotFinite`] of an upload that the operations before used.
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error>;
+
+    /// [`Device::read`] of several buffers, with one wait where they are small.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    fn read_each(
+        &mut self,
+        scratch: Scratch<'_>,
+        bufs: &mut [(Buf, &mut [f32])],
+    ) -> Result<(), Error> {
+        bufs.iter_mut()
+            .try_for_each(|(buf, out)| self.read(scratch, *buf, out))
+    }
 }

@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_device::host::{Answers, Brought};
-use rocmforge_device::{Batch, BoundStep, Buf, Error as DeviceError, Pace, Plan, ScratchLayout};
-use rocmforge_gguf::MappedFile;
+use rocmforge_device::{Buf, Error as DeviceError, Pace, Plan, ScratchLayout};
 use rocmforge_ops::RowCounts;
 use rocmforge_tensor_cache::ModelId;
 
@@ -99,8 +98,10 @@ pub(crate) struct Offload {
     threads: Option<NonZeroUsize>,
     /// Weights that the host may keep in its own form.
     keeps: Option<Budget>,
-    /// Made when it is needed first; the error that it could not be.
+    /// Made when it is needed first; away while it computes.
     host: Option<Answers>,
+    /// Bytes of weights that it keeps, as of its last answer.
+    kept_bytes: u64,
     refused: bool,
     /// Of weights that are kept in the kernels' form, by [`class`], with the way of the rows from the card and back.
     kept: [Rate; CLASSES],
@@ -141,19 +142,6 @@ pub(crate) fn bytes_of(budget: Option<Budget>, memory: u64) -> u64 {
     }
 }
 
-/// What is to be computed.
-pub(crate) struct Work<'a> {
-    pub(crate) model: ModelId,
-    pub(crate) plan: &'a Plan,
-    pub(crate) file: &'a Arc<MappedFile>,
-    /// The segment of each bound of the step.
-    pub(crate) segments: &'a [u32],
-    pub(crate) step: BoundStep<'a>,
-    pub(crate) batch: Batch<'a>,
-    /// Rows of the buffers that it reads.
-    pub(crate) given: &'a [(Buf, &'a [f32])],
-}
-
 impl Offload {
     /// For a device of a kind: the host needs no other one.
     pub(crate) fn new(
@@ -167,6 +155,7 @@ impl Offload {
             threads,
             keeps,
             host: None,
+            kept_bytes: 0,
             refused: false,
             kept: [Rate::default(); CLASSES],
             from_file: [Rate::default(); CLASSES],
@@ -289,40 +278,35 @@ impl Offload {
         })
     }
 
-    /// Runs a step on the host; the rows that it leaves are there for [`Offload::read`] until the next.
-    /// Tells besides where its weights lay.
-    pub(crate) fn run(
+    /// The layout of a small pass's rows.
+    pub(crate) fn layout(
         &mut self,
-        work: &Work<'_>,
-    ) -> Result<(Arc<ScratchLayout>, Brought), DeviceError> {
-        let counts = work.batch.counts();
-        let key = (work.model, counts);
+        model: ModelId,
+        plan: &Plan,
+        counts: RowCounts,
+    ) -> Arc<ScratchLayout> {
         if self.layouts.len() > 64 {
             self.layouts.clear();
         }
-        let layout = self.layouts.entry(key);
-        let layout = layout.or_insert_with(|| Arc::new(work.plan.scratch(counts)));
-        let layout = Arc::clone(layout);
-        let host = match &mut self.host {
-            Some(host) => host,
-            None => match Answers::new(self.threads, |memory| bytes_of(self.keeps, memory)) {
-                Ok(host) => self.host.insert(host),
-                Err(error) => {
-                    self.refused = true;
-                    return Err(error);
-                }
-            },
-        };
-        let segments = (u64::from(work.model.0), work.segments);
-        let brought = host.run(
-            work.file,
-            segments,
-            &work.step,
-            &layout,
-            &work.batch,
-            work.given,
-        )?;
-        Ok((layout, brought))
+        let layout = self.layouts.entry((model, counts));
+        let layout = layout.or_insert_with(|| Arc::new(plan.scratch(counts)));
+        Arc::clone(layout)
+    }
+
+    /// Takes the host, to run a step on it; [`Offload::put_back`] is for after that.
+    pub(crate) fn take(&mut self) -> Result<Answers, DeviceError> {
+        if let Some(host) = self.host.take() {
+            return Ok(host);
+        }
+        let made = Answers::new(self.threads, |memory| bytes_of(self.keeps, memory));
+        self.refused = made.is_err();
+        made
+    }
+
+    /// The host is back; the rows that its step left are there for [`Offload::read`] until the next.
+    pub(crate) fn put_back(&mut self, host: Answers) {
+        self.kept_bytes = host.kept_bytes();
+        self.host = Some(host);
     }
 
     /// An answer took so long, from the reading of its rows to the sending of its results.
@@ -356,7 +340,7 @@ impl Offload {
 
     /// Bytes of weights that the host keeps in its own form.
     pub(crate) fn kept_bytes(&self) -> u64 {
-        self.host.as_ref().map_or(0, Answers::kept_bytes)
+        self.kept_bytes
     }
 
     /// A model is gone.
@@ -364,6 +348,7 @@ impl Offload {
         self.layouts.retain(|(of, _), _| *of != model);
         if let Some(host) = &mut self.host {
             host.forget(u64::from(model.0));
+            self.kept_bytes = host.kept_bytes();
         }
     }
 }

@@ -36,6 +36,36 @@ fn every_item_runs_exactly_once() {
 }
 
 #[test]
+fn the_caller_does_its_own_while_the_others_begin() {
+    for threads in [1, 2, 4] {
+        let pool = pool(threads);
+        let (begun, mut own) = (AtomicBool::new(false), 0);
+        let counts: Vec<AtomicU32> = (0..100).map(|_| AtomicU32::new(0)).collect();
+        let count = |range: Range<usize>| {
+            begun.store(true, Ordering::Release);
+            for i in range {
+                counts[i].fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        pool.run_beside(100, 3, count, || {
+            // Comes to an end only if somebody else begins.
+            wait_until(|| threads == 1 || begun.load(Ordering::Acquire));
+            own += 1;
+        });
+        assert_eq!(own, 1);
+        assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+        let mut own = 0;
+        pool.run_beside(0, 1, |_| panic!("there is nothing"), || own += 1);
+        assert_eq!(own, 1);
+        let failed = catch_unwind(AssertUnwindSafe(|| {
+            pool.run_beside(100, 3, |_| (), || panic!("its own"));
+        }));
+        assert!(failed.is_err());
+        pool.run(10, 1, |_| ());
+    }
+}
+
+#[test]
 fn many_short_jobs_with_and_without_parking_between() {
     let pool = pool(4);
     let total = AtomicUsize::new(0);

@@ -105,10 +105,12 @@ impl Answers {
     }
 
     /// Runs a step, whose weights are those of `segments` of a model (one for each bound segment of the step) and lie in `file`,
-    /// on rows `given` of the buffers that it reads. Returns where they lay.
+    /// on rows `given` of the buffers that it reads. Returns where they lay. The calling thread does `own` once, before the
+    /// step's operations or, where those are experts, beside them; not where an error comes before.
     ///
     /// # Errors
     /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] for a damaged tensor, [`Error::Memory`].
+    #[expect(clippy::too_many_arguments, reason = "what an answer is made of")]
     pub fn run(
         &mut self,
         file: &Arc<MappedFile>,
@@ -117,6 +119,7 @@ impl Answers {
         layout: &ScratchLayout,
         batch: &Batch<'_>,
         given: &[(Buf, &[f32])],
+        own: &mut dyn FnMut(),
     ) -> Result<Brought, Error> {
         let mut brought = Brought::default();
         let mut kept: Vec<Option<(Arc<SegmentLayout>, u64)>> = Vec::with_capacity(segments.len());
@@ -162,7 +165,15 @@ impl Answers {
             self.host.write(scratch, *buf, rows)?;
         }
         self.host.from_file = Some(Arc::clone(file));
-        let ran = self.host.run(&step, scratch, batch);
+        let ran = match &step {
+            BoundStep::Run { .. } => {
+                own();
+                self.host.run(&step, scratch, batch)
+            }
+            BoundStep::Experts { ffn, experts } => {
+                super::experts::run(&mut self.host, ffn, experts, scratch, batch, own)
+            }
+        };
         self.host.from_file = None;
         ran?;
         let unchanged = file.check_unchanged();

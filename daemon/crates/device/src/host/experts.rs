@@ -15,7 +15,7 @@ use rocmforge_kernels::host::{ActivationForm, Activations, PackedMatrix, RowsOut
 use rocmforge_ops::{ExpertFfn, TensorIndex};
 
 use super::HostDevice;
-use super::products::{Item, form_of, run_all};
+use super::products::{Item, form_of, run_all, run_all_beside};
 use super::run::{On, OpContext, share};
 use crate::error::Error;
 use crate::{Batch, BoundExpert, Scratch};
@@ -38,13 +38,15 @@ impl Busy<'_> {
     }
 }
 
-/// Computes the rows that are routed to the given experts.
+/// Computes the rows that are routed to the given experts; the calling thread does `own` once, beside the first products,
+/// unless those do not come about.
 pub(super) fn run(
     device: &mut HostDevice,
     ffn: &ExpertFfn,
     experts: &[BoundExpert<'_>],
     scratch: Scratch<'_>,
     batch: &Batch<'_>,
+    own: &mut dyn FnMut(),
 ) -> Result<(), Error> {
     let mut inputs = std::mem::take(&mut device.expert_inputs);
     let mut sorted = std::mem::take(&mut device.expert_rows);
@@ -54,8 +56,8 @@ pub(super) fn run(
         experts,
         scratch,
         batch,
-        &mut inputs,
-        &mut sorted,
+        own,
+        (&mut inputs, &mut sorted),
     );
     device.expert_inputs = inputs;
     device.expert_rows = sorted;
@@ -68,8 +70,8 @@ fn compute(
     experts: &[BoundExpert<'_>],
     scratch: Scratch<'_>,
     batch: &Batch<'_>,
-    inputs: &mut Vec<Activations>,
-    results: &mut Vec<f32>,
+    own: &mut dyn FnMut(),
+    (inputs, results): (&mut Vec<Activations>, &mut Vec<f32>),
 ) -> Result<(), Error> {
     let context = |weights| OpContext {
         weights,
@@ -103,6 +105,7 @@ fn compute(
         }
     }
     if busy.is_empty() {
+        own();
         return Ok(());
     }
     let n_rows = order.len();
@@ -155,7 +158,7 @@ fn compute(
             let matrix = matrices.next().expect("made above");
             items.push(item(b, ffn.up, *matrix, input, out));
         }
-        run_all(pool, &items)?;
+        run_all_beside(pool, &items, own)?;
     }
     let gate_rows = on.rows_mut(ffn.gate_out);
     let hidden = if ffn.gate.is_some() {

@@ -179,22 +179,27 @@ impl Device for HostDevice {
         self.arena.discard(offset, bytes);
     }
 
-    fn write_from(
+    fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error> {
+        self.write_parts(scratch, buf, &[(0, rows)])
+    }
+
+    fn write_parts(
         &mut self,
         scratch: Scratch<'_>,
         buf: Buf,
-        first: u64,
-        rows: &[f32],
+        parts: &[(u64, &[f32])],
     ) -> Result<(), Error> {
         let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
-        let at = at + first * width * 4;
-        assert!(
-            first * width + rows.len() as u64 <= scratch.layout.elements(buf),
-            "more rows than the buffer holds"
-        );
-        self.arena
-            .floats_mut(scratch.base + at, rows.len())
-            .copy_from_slice(rows);
+        for &(first, rows) in parts {
+            let at = at + first * width * 4;
+            assert!(
+                first * width + rows.len() as u64 <= scratch.layout.elements(buf),
+                "more rows than the buffer holds"
+            );
+            self.arena
+                .floats_mut(scratch.base + at, rows.len())
+                .copy_from_slice(rows);
+        }
         Ok(())
     }
 
@@ -208,7 +213,9 @@ impl Device for HostDevice {
             BoundStep::Run { ops, weights, .. } => ops
                 .iter()
                 .try_for_each(|op| run::run(self, op, *weights, scratch, batch)),
-            BoundStep::Experts { ffn, experts } => experts::run(self, ffn, experts, scratch, batch),
+            BoundStep::Experts { ffn, experts } => {
+                experts::run(self, ffn, experts, scratch, batch, &mut || ())
+            }
         }
     }
 

@@ -6,6 +6,7 @@
     reason = "products write disjoint columns of one buffer from several threads"
 )]
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use rocmforge_gguf::MappedFile;
@@ -52,12 +53,22 @@ pub(super) enum Weights<'a> {
 /// # Errors
 /// What reading weights from a file gives; the results are then not to be used.
 pub(super) fn run_all(pool: &Pool, items: &[Item<'_>]) -> Result<(), Error> {
+    run_all_beside(pool, items, &mut || ())
+}
+
+/// [`run_all`], before whose part the calling thread does `own`, once.
+pub(super) fn run_all_beside(
+    pool: &Pool,
+    items: &[Item<'_>],
+    own: &mut dyn FnMut(),
+) -> Result<(), Error> {
     let n_groups: usize = items.iter().map(|i| i.groups.len()).sum();
     let bytes: usize = items
         .iter()
         .map(|i| i.groups.len() * i.matrix.group_bytes())
         .sum();
     if n_groups == 0 {
+        own();
         return Ok(());
     }
     let failed: Mutex<Option<Error>> = Mutex::new(None);
@@ -66,7 +77,7 @@ pub(super) fn run_all(pool: &Pool, items: &[Item<'_>]) -> Result<(), Error> {
     let chunk = (n_groups / (pool.threads() * SHARES))
         .max(least)
         .next_multiple_of(2);
-    pool.run(n_groups, chunk, |range| {
+    let compute = |range: Range<usize>| {
         let mut first = 0;
         for item in items {
             let end = first + item.groups.len();
@@ -88,7 +99,8 @@ pub(super) fn run_all(pool: &Pool, items: &[Item<'_>]) -> Result<(), Error> {
             }
             first = end;
         }
-    });
+    };
+    pool.run_beside(n_groups, chunk, compute, own);
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     failed.map_or(Ok(()), Err)
 }

@@ -17,7 +17,12 @@ impl Run<'_, '_> {
         ffn: &ExpertFfn,
     ) -> Result<(), Error> {
         let pass = self.pass;
-        let (ids, wanted) = routed(residency, pass, ffn, step.n_expert)?;
+        // Read at once, before the card is given more to do.
+        let (ids, x) = match residency.is_offloaded(pass) {
+            true => residency.rows_of_both(pass, [ffn.ids, ffn.x])?.into(),
+            false => (residency.rows_of(pass, ffn.ids, pass.n_tokens)?, Vec::new()),
+        };
+        let wanted = wanted(&ids, step.n_expert)?;
         residency.collect();
         let mut segments: Vec<u32> = wanted.iter().map(|&e| step.segment_of(e)).collect();
         segments.dedup();
@@ -27,11 +32,6 @@ impl Run<'_, '_> {
         residency.order_absent(pass, &mut absent);
         let answered = residency.for_the_host(pass, &absent, wanted.len());
         let answered = absent.split_off(absent.len() - answered);
-        // Read before the card is given more to do.
-        let x = match answered.is_empty() {
-            true => Vec::new(),
-            false => residency.rows_of(pass, ffn.x, pass.n_tokens)?,
-        };
         let mut pending = absent.as_slice();
         // The link is to work while the host does.
         let window = match answered.is_empty() {
@@ -39,13 +39,18 @@ impl Run<'_, '_> {
             false => pending.len().max(pass.prefetch as usize),
         };
         let ahead = &pending[..window.min(pending.len())];
-        if !there.is_empty() || !answered.is_empty() {
-            self.some_experts(residency, step, ffn, &mut there.as_slice(), ahead)?;
-        }
         if !answered.is_empty() {
             let of = |s: u32| step.experts_of(s).map(move |e| (e, s));
             let experts: Vec<(u32, u32)> = answered.iter().copied().flat_map(of).collect();
-            residency.experts_on_host(pass, ffn, step, &experts, &x, &ids, self.counts)?;
+            let mut others = |residency: &mut Residency| {
+                self.some_experts(residency, step, ffn, &mut there.as_slice(), ahead)
+            };
+            let bytes =
+                residency.experts_on_host(pass, ffn, step, &experts, (&x, &ids), &mut others)?;
+            self.counts.misses += answered.len() as u64;
+            self.counts.host_bytes += bytes;
+        } else if !there.is_empty() {
+            self.some_experts(residency, step, ffn, &mut there.as_slice(), ahead)?;
         }
         while !pending.is_empty() {
             if let Some(error) = (self.ended)() {
@@ -175,22 +180,15 @@ impl ExpertStep {
 /// With so many routed rows for each expert, hardly one has none.
 const MANY_ROWS_EACH: usize = 4;
 
-/// The rows' experts as the device has them, and each expert that a row is routed to, once, in order.
-fn routed(
-    residency: &mut Residency,
-    pass: &Pass<'_>,
-    ffn: &ExpertFfn,
-    n_expert: u32,
-) -> Result<(Vec<f32>, Vec<u32>), Error> {
-    let ids = residency.rows_of(pass, ffn.ids, pass.n_tokens)?;
+/// Each expert that a row is routed to by `ids`, once, in order.
+fn wanted(ids: &[f32], n_expert: u32) -> Result<Vec<u32>, Error> {
     let mut wanted = vec![false; n_expert as usize];
-    for &id in &ids {
+    for &id in ids {
         let expert = wanted.get_mut(id as usize).filter(|_| id >= 0.0);
         *expert.ok_or_else(|| Error::Internal(format!("a row is routed to expert {id}")))? = true;
     }
     let all = (0u32..).zip(wanted);
-    let wanted = all.filter_map(|(e, wanted)| wanted.then_some(e)).collect();
-    Ok((ids, wanted))
+    Ok(all.filter_map(|(e, wanted)| wanted.then_some(e)).collect())
 }
 
 fn run_experts(

@@ -9,9 +9,12 @@ use rocmforge_ops::Op;
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
-use crate::offload::{Absent, Held, Work};
+use crate::offload::{Absent, Held};
 use crate::pass::{ExpertStep, Pass, batch, id, scratch};
 use crate::residency::Residency;
+
+/// What the engine's thread does while the host computes.
+type Others<'a> = &'a mut dyn FnMut(&mut Residency) -> Result<(), Error>;
 
 impl Residency {
     /// Whether the host takes part in a pass of a model that does not fit.
@@ -138,7 +141,7 @@ impl Residency {
                 slab: 0,
             }),
         };
-        let (host, brought) = self.on_host(pass, &[segment], step, &given)?;
+        let (host, brought) = self.on_host(pass, &[segment], step, &given, &mut |_| Ok(()))?;
         written.sort_unstable();
         written.dedup();
         for buf in live_out.iter().filter(|b| written.contains(b)) {
@@ -146,7 +149,7 @@ impl Residency {
             let moved = self
                 .offload
                 .read(&host, *buf, &mut rows)
-                .and_then(|()| self.device.write(scratch(pass), *buf, &rows));
+                .and_then(|()| self.device.write_parts(scratch(pass), *buf, &[(0, &rows)]));
             moved.map_err(|e| self.device_error(Some(pass.model), e))?;
         }
         counts.misses += 1;
@@ -157,21 +160,17 @@ impl Residency {
             .map_err(from_cache)
     }
 
-    /// Runs experts, each with its segment, on the host, for rows `x` routed by `ids`, and leaves their results on the card.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what a step of experts is made of"
-    )]
+    /// Runs experts, each with its segment, on the host, for rows `x` routed by `ids`, and leaves their results on the card. The
+    /// engine's thread gives the card and the link their part by `others` meanwhile.
     pub(crate) fn experts_on_host(
         &mut self,
         pass: &Pass<'_>,
         ffn: &ExpertFfn,
         step: ExpertStep,
         experts: &[(u32, u32)],
-        x: &[f32],
-        ids: &[f32],
-        counts: &mut RequestCacheUse,
-    ) -> Result<(), Error> {
+        (x, ids): (&[f32], &[f32]),
+        others: Others<'_>,
+    ) -> Result<u64, Error> {
         let begin = Instant::now();
         let all = &self.sources[&pass.model].layouts;
         let layouts = experts.iter().map(|&(_, s)| Arc::clone(&all[s as usize]));
@@ -195,29 +194,29 @@ impl Residency {
         };
         let given = [(ffn.x, x), (ffn.ids, ids)];
         let of_each: Vec<u32> = experts.iter().map(|&(_, segment)| segment).collect();
-        let (host, brought) = self.on_host(pass, &of_each, bound, &given)?;
+        let (host, brought) = self.on_host(pass, &of_each, bound, &given, others)?;
         let width = pass.scratch.bufs[usize::from(ffn.out.0)].width as usize;
         let mut out = vec![0.0; ids.len() * width];
         let read = self.offload.read(&host, ffn.out, &mut out);
         read.map_err(|e| self.device_error(Some(pass.model), e))?;
         let here = |id: f32| experts.iter().any(|&(e, _)| e as f32 == id);
+        let mut parts: Vec<(u64, &[f32])> = Vec::with_capacity(ids.len());
         let mut first = 0;
         while first < ids.len() {
             let n = ids[first..].iter().take_while(|id| here(**id)).count();
             if n > 0 {
-                let rows = &out[first * width..(first + n) * width];
-                let to = first as u64;
-                let written = self.device.write_from(scratch(pass), ffn.out, to, rows);
-                written.map_err(|e| self.device_error(Some(pass.model), e))?;
+                parts.push((first as u64, &out[first * width..(first + n) * width]));
             }
             first += n.max(1);
         }
-        counts.misses += segments.len() as u64;
-        counts.host_bytes += bytes;
+        let written = self.device.write_parts(scratch(pass), ffn.out, &parts);
+        written.map_err(|e| self.device_error(Some(pass.model), e))?;
         self.offload.took(brought, rows_each, begin.elapsed());
-        segments
-            .into_iter()
-            .try_for_each(|s| self.cache.done_without(id(pass, s)).map_err(from_cache))
+        for segment in segments {
+            let done = self.cache.done_without(id(pass, segment));
+            done.map_err(from_cache)?;
+        }
+        Ok(bytes)
     }
 
     fn on_host(
@@ -226,20 +225,23 @@ impl Residency {
         segments: &[u32],
         step: BoundStep<'_>,
         given: &[(Buf, &[f32])],
+        others: Others<'_>,
     ) -> Result<(Arc<rocmforge_device::ScratchLayout>, Brought), Error> {
-        let work = Work {
-            model: pass.model,
-            plan: pass.plan,
-            file: &self.sources[&pass.model].file,
-            segments,
-            step,
-            batch: batch(pass, pass.outputs),
-            given,
-        };
-        let _waiting = self.wait_for_file(pass.model);
-        let ran = self.offload.run(&work);
+        let batch = batch(pass, pass.outputs);
+        let layout = self.offload.layout(pass.model, pass.plan, batch.counts());
+        let file = Arc::clone(&self.sources[&pass.model].file);
+        let segments = (u64::from(pass.model.0), segments);
+        let waiting = self.wait_for_file(pass.model);
+        let host = self.offload.take();
+        let mut host = host.map_err(|e| self.device_error(Some(pass.model), e))?;
+        let mut beside = Ok(());
+        let mut own = || beside = others(self);
+        let ran = host.run(&file, segments, &step, &layout, &batch, given, &mut own);
+        self.offload.put_back(host);
+        drop(waiting);
         self.fit_tier();
-        ran.map_err(|e| self.device_error(Some(pass.model), e))
+        let brought = ran.map_err(|e| self.device_error(Some(pass.model), e))?;
+        beside.map(|()| (layout, brought))
     }
 
     /// Elements of a buffer's rows in a pass.
@@ -250,6 +252,20 @@ impl Residency {
             outputs: pass.outputs.len() as u64,
         };
         (counts.of(placed.rows) * placed.width) as usize
+    }
+
+    /// Rows of two buffers of a pass, read from the card at once.
+    pub(crate) fn rows_of_both(
+        &mut self,
+        pass: &Pass<'_>,
+        bufs: [Buf; 2],
+    ) -> Result<[Vec<f32>; 2], Error> {
+        let mut rows = bufs.map(|buf| vec![0.0; self.elements(pass, buf, pass.n_tokens)]);
+        let [a, b] = &mut rows;
+        let mut parts = [(bufs[0], a.as_mut_slice()), (bufs[1], b.as_mut_slice())];
+        let read = self.device.read_each(scratch(pass), &mut parts);
+        read.map_err(|e| self.device_error(Some(pass.model), e))?;
+        Ok(rows)
     }
 
     /// A buffer's rows of a pass, read from the card.

@@ -342,25 +342,28 @@ impl Device for GpuDevice {
         self.uploads.forget(file);
     }
 
-    fn write_from(
+    fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error> {
+        self.pass.begin();
+        self.write_parts(scratch, buf, &[(0, rows)])
+    }
+
+    fn write_parts(
         &mut self,
         scratch: Scratch<'_>,
         buf: Buf,
-        first: u64,
-        rows: &[f32],
+        parts: &[(u64, &[f32])],
     ) -> Result<(), Error> {
         let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
-        let at = at + first * width * 4;
-        assert!(
-            first * width + rows.len() as u64 <= scratch.layout.elements(buf),
-            "more rows than the buffer holds"
-        );
-        let to = self.arena.at(scratch.base + at, rows.len() as u64 * 4);
-        self.pass.begin();
-        // SAFETY: f32 has no padding, and any byte is a u8.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), size_of_val(rows)) };
-        pass_data::send_bytes(&self.pass_ring, &self.compute, to, bytes)
+        let mut placed: Vec<(u64, &[u8])> = Vec::with_capacity(parts.len());
+        for &(first, rows) in parts {
+            assert!(
+                first * width + rows.len() as u64 <= scratch.layout.elements(buf),
+                "more rows than the buffer holds"
+            );
+            let from = scratch.base + at + first * width * 4;
+            placed.push((self.arena.at(from, rows.len() as u64 * 4), bytes_of(rows)));
+        }
+        pass_data::send_parts(&self.pass_ring, &self.compute, &placed)
     }
 
     fn write_rows(
@@ -449,15 +452,37 @@ impl Device for GpuDevice {
     }
 
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error> {
-        let at = scratch.layout.bufs[buf.0 as usize].at;
-        let from = self.arena.at(scratch.base + at, out.len() as u64 * 4);
-        // SAFETY: f32 has no padding, every bit pattern is one, and `out` is borrowed for this call.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<u8>(), size_of_val(out))
+        self.read_each(scratch, &mut [(buf, out)])
+    }
+
+    fn read_each(
+        &mut self,
+        scratch: Scratch<'_>,
+        bufs: &mut [(Buf, &mut [f32])],
+    ) -> Result<(), Error> {
+        let place = |(buf, out): &mut (Buf, &mut [f32])| {
+            let at = scratch.layout.bufs[buf.0 as usize].at;
+            self.arena.at(scratch.base + at, out.len() as u64 * 4)
         };
-        self.fetch(from, bytes)?;
+        let places: Vec<u64> = bufs.iter_mut().map(place).collect();
+        let mut parts: Vec<(u64, &mut [u8])> = bufs
+            .iter_mut()
+            .zip(places)
+            .map(|((_, out), at)| (at, bytes_of_mut(out)))
+            .collect();
+        self.readback.fetch_each(&self.compute, &mut parts)?;
         self.uploads.settle_used()
     }
+}
+
+fn bytes_of(values: &[f32]) -> &[u8] {
+    // SAFETY: f32 has no padding, and any byte is a u8.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
+}
+
+fn bytes_of_mut(values: &mut [f32]) -> &mut [u8] {
+    // SAFETY: f32 has no padding, every bit pattern is one, and the values are borrowed as long as the bytes.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size_of_val(values)) }
 }
 
 impl Drop for GpuDevice {

@@ -335,6 +335,37 @@ pub(super) fn send<T: Copy, const N: usize>(
     send_bytes(ring, stream, at, room)
 }
 
+/// Copies bytes to addresses, through one piece of pinned memory where they fit into it.
+pub(super) fn send_parts(
+    ring: &Ring,
+    stream: &Stream,
+    parts: &[(u64, &[u8])],
+) -> Result<(), Error> {
+    let total: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
+    if parts.len() == 1 || total > ring.piece_bytes() {
+        let mut parts = parts.iter();
+        return parts.try_for_each(|&(at, bytes)| send_bytes(ring, stream, at, bytes));
+    }
+    let driver = stream_driver(stream)?;
+    // A piece that is taken is given back below, whatever happens.
+    let piece = ring.take()?;
+    let mut place = 0;
+    let mut queued = Ok(());
+    for &(at, bytes) in parts {
+        let from = piece.ptr.wrapping_add(place);
+        // SAFETY: the piece is ours until it is given back, and as long as all parts together.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), from, bytes.len()) };
+        // SAFETY: as in `send_bytes`.
+        let copy = || unsafe {
+            driver.copy_h2d_async(DevicePtr(at), from, bytes.len() as u64, stream.handle())
+        };
+        queued = queued.and_then(|()| copy());
+        place += bytes.len();
+    }
+    let given = ring.give(piece, stream);
+    queued.map_err(|e| failed("sending rows", e)).and(given)
+}
+
 /// Copies bytes to an address, through pinned memory.
 pub(super) fn send_bytes(ring: &Ring, stream: &Stream, at: u64, bytes: &[u8]) -> Result<(), Error> {
     for (i, part) in bytes.chunks(ring.piece_bytes()).enumerate() {

@@ -44,6 +44,41 @@ impl Readback {
         wait::until_passed(&self.done, self.patience)
     }
 
+    /// [`Readback::fetch`] of several ranges, with one wait where they fit beside each other.
+    ///
+    /// # Errors
+    /// As [`Readback::finish`].
+    pub(super) fn fetch_each(
+        &mut self,
+        stream: &Stream,
+        ranges: &mut [(u64, &mut [u8])],
+    ) -> Result<(), Error> {
+        let total: usize = ranges.iter().map(|(_, out)| out.len()).sum();
+        if total > READ_BYTES {
+            let mut ranges = ranges.iter_mut();
+            return ranges.try_for_each(|(at, out)| self.fetch(stream, *at, out));
+        }
+        let driver = stream_driver(stream)?;
+        let mut place = 0;
+        for (at, out) in ranges.iter() {
+            let to = self.memory.as_ptr().wrapping_add(place);
+            // SAFETY: as in `fetch`; all of them have room in the memory, one behind another.
+            unsafe { driver.copy_d2h_async(to, DevicePtr(*at), out.len() as u64, stream.handle()) }
+                .map_err(|e| failed("reading from the device", e))?;
+            place += out.len();
+        }
+        drop(driver);
+        self.finish(stream)?;
+        // SAFETY: the copies into it have ended.
+        let mut bytes = unsafe { self.memory.as_slice() };
+        for (_, out) in ranges {
+            let (mine, rest) = bytes.split_at(out.len());
+            out.copy_from_slice(mine);
+            bytes = rest;
+        }
+        Ok(())
+    }
+
     /// Copies from an address of the arena to the host, after what a stream has queued.
     ///
     /// # Errors
