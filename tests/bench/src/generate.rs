@@ -16,7 +16,8 @@ use rand::{RngExt, SeedableRng};
 use rocmforge_gguf::write::{GgufWriter, MetaValue, RawTensor};
 use rocmforge_gguf::{Gguf, MappedFile, TensorType};
 
-use crate::presets::{Mix, Preset, Shape, TensorSpec, tensors};
+use crate::presets::{ATTENTION_EVERY, Linear, Mix, Preset, Shape, WINDOW};
+use crate::tensors::{Fill, TensorSpec, tensors};
 use crate::{vocab, weights};
 
 /// Raised when a preset's file changes, so that files made before are made again.
@@ -98,9 +99,12 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
     file.write_all_at(&header, 0)?;
 
     let mut rng = StdRng::seed_from_u64(seed);
-    // Vectors are norms.
-    let of = |spec: &TensorSpec| (spec.ty, spec.dims[0], spec.dims.len() == 1);
-    let mut pools: HashMap<(TensorType, u64, bool), Vec<u8>> = HashMap::new();
+    let value = |spec: &TensorSpec| match spec.fill {
+        Fill::Random => None,
+        Fill::All(value) => Some(value.to_bits()),
+    };
+    let of = |spec: &TensorSpec| (spec.ty, spec.dims[0], value(spec));
+    let mut pools: HashMap<(TensorType, u64, Option<u32>), Vec<u8>> = HashMap::new();
     for spec in &specs {
         pools
             .entry(of(spec))
@@ -151,9 +155,8 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
 }
 
 fn pool(spec: &TensorSpec, rng: &mut StdRng) -> Vec<u8> {
-    if spec.dims.len() == 1 {
-        // Norms: ones.
-        return 1f32.to_le_bytes().repeat(spec.dims[0] as usize);
+    if let Fill::All(value) = spec.fill {
+        return value.to_le_bytes().repeat(spec.dims[0] as usize);
     }
     weights::pool(spec.ty, spec.dims[0], rng)
 }
@@ -168,7 +171,39 @@ fn metadata(title: &str, shape: &Shape, mix: Mix) -> GgufWriter {
             .key(&key("expert_count"), experts.n)
             .key(&key("expert_used_count"), experts.used)
             .key(&key("expert_feed_forward_length"), experts.n_ff);
+        if experts.shared {
+            writer = writer.key(&key("expert_shared_feed_forward_length"), experts.n_ff);
+        }
     }
+    if let Some(linear) = shape.linear {
+        let Linear {
+            n_key,
+            n_value,
+            head_dim,
+        } = linear;
+        writer = writer
+            .key(&key("full_attention_interval"), ATTENTION_EVERY)
+            .key(&key("ssm.conv_kernel"), 4u32)
+            .key(&key("ssm.state_size"), head_dim)
+            .key(&key("ssm.group_count"), n_key)
+            .key(&key("ssm.time_step_rank"), n_value)
+            .key(&key("ssm.inner_size"), n_value * head_dim)
+            .key(
+                &key("rope.dimension_sections"),
+                [11i32, 11, 10, 0].as_slice(),
+            );
+    }
+    if shape.is_gpt_oss() {
+        writer = writer
+            .key(&key("attention.sliding_window"), WINDOW)
+            .key(&key("rope.scaling.type"), "yarn")
+            .key(&key("rope.scaling.factor"), 32f32)
+            .key(&key("rope.scaling.original_context_length"), 4096u32);
+    }
+    let rope_dims = match shape.rope_dims {
+        0 => shape.head_dim,
+        some => some,
+    };
     writer
         .key("general.architecture", arch)
         .key("general.type", "model")
@@ -186,7 +221,7 @@ fn metadata(title: &str, shape: &Shape, mix: Mix) -> GgufWriter {
         .key(&key("attention.key_length"), shape.head_dim)
         .key(&key("attention.value_length"), shape.head_dim)
         .key(&key("attention.layer_norm_rms_epsilon"), shape.rms_eps)
-        .key(&key("rope.dimension_count"), shape.head_dim)
+        .key(&key("rope.dimension_count"), rope_dims)
         .key(&key("rope.freq_base"), shape.rope_freq_base)
         .key("tokenizer.ggml.model", "gpt2")
         .key("tokenizer.ggml.pre", "llama-bpe")

@@ -20,6 +20,7 @@ mod session;
 mod speed;
 mod stream;
 mod swap;
+mod tensors;
 mod vocab;
 mod weights;
 

@@ -21,10 +21,35 @@ pub(crate) enum Preset {
     /// Qwen3 30B-A3B: 128 experts a layer, of which a token uses 8.
     #[value(name = "qwen3-30b-a3b")]
     Qwen3_30bA3b,
+    /// Qwen3.5 0.8B: three of four layers are gated delta nets.
+    #[value(name = "qwen35-0.8b")]
+    Qwen35_0_8b,
+    /// Qwen3.5 9B.
+    #[value(name = "qwen35-9b")]
+    Qwen35_9b,
+    /// Qwen3.5 35B-A3B: 256 experts a layer, of which a token uses 8 and a shared one.
+    #[value(name = "qwen35-35b-a3b")]
+    Qwen35_35bA3b,
+    /// gpt-oss 20B: 32 experts a layer, of which a token uses 4, sinks, and a window in every other layer.
+    #[value(name = "gpt-oss-20b")]
+    GptOss20b,
+    /// The first four layers of Qwen3.5 9B.
+    #[value(name = "qwen35-9b-4")]
+    Qwen35_9bShort,
+    /// The first four layers of Qwen3.5 35B-A3B.
+    #[value(name = "qwen35-35b-a3b-4")]
+    Qwen35_35bA3bShort,
+    /// The first two layers of gpt-oss 20B.
+    #[value(name = "gpt-oss-20b-2")]
+    GptOss20bShort,
     /// A llama of 4 layers of 512, for trying things out.
     Mini,
     /// The same with 16 experts a layer, of which a token uses 4.
     MiniMoe,
+    /// The layers of Qwen3.5 35B-A3B, as small.
+    MiniLinear,
+    /// The layers of gpt-oss, as small.
+    MiniOss,
 }
 
 /// The types of a model's matrices.
@@ -44,6 +69,9 @@ pub(crate) enum Mix {
     /// Q6_K throughout.
     #[value(name = "q6_k")]
     Q6K,
+    /// Experts in MXFP4, all else in Q8_0.
+    #[value(name = "mxfp4")]
+    Mxfp4,
 }
 
 /// Hyperparameters.
@@ -64,6 +92,10 @@ pub(crate) struct Shape {
     pub(crate) qk_norm: bool,
     /// The experts of each layer, in place of one feed-forward.
     pub(crate) experts: Option<Experts>,
+    /// The layers without attention: all but every fourth.
+    pub(crate) linear: Option<Linear>,
+    /// Of each head that is rotated; 0 for all.
+    pub(crate) rope_dims: u32,
 }
 
 /// A layer's experts.
@@ -75,12 +107,45 @@ pub(crate) struct Experts {
     pub(crate) used: u32,
     /// Width of each one's hidden layer.
     pub(crate) n_ff: u32,
+    /// Whether there is one more of that width, which every token uses.
+    pub(crate) shared: bool,
+}
+
+/// Gated delta nets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Linear {
+    /// Heads of queries and keys.
+    pub(crate) n_key: u32,
+    /// Heads of values.
+    pub(crate) n_value: u32,
+    /// Elements of each.
+    pub(crate) head_dim: u32,
+}
+
+/// Every so many layers one has attention, where the others are gated delta nets.
+pub(crate) const ATTENTION_EVERY: u32 = 4;
+
+/// Positions that a layer of gpt-oss with a window sees.
+pub(crate) const WINDOW: u32 = 128;
+
+impl Shape {
+    pub(crate) fn is_gpt_oss(&self) -> bool {
+        self.arch == "gpt-oss"
+    }
 }
 
 impl Preset {
     /// Its name on the command line and in file names.
     pub(crate) fn name(self) -> String {
         value_name(self)
+    }
+
+    /// Its first layers.
+    fn first(self, n_layer: u32) -> Shape {
+        Shape {
+            n_layer,
+            ..self.shape()
+        }
     }
 
     pub(crate) fn shape(self) -> Shape {
@@ -97,6 +162,8 @@ impl Preset {
             tied: true,
             qk_norm: false,
             experts: None,
+            linear: None,
+            rope_dims: 0,
         };
         let qwen3 = Shape {
             arch: "qwen3",
@@ -104,6 +171,35 @@ impl Preset {
             rope_freq_base: 1_000_000.0,
             rms_eps: 1e-6,
             qk_norm: true,
+            ..llama
+        };
+        let qwen35 = Shape {
+            arch: "qwen35",
+            head_dim: 256,
+            rope_freq_base: 10_000_000.0,
+            rope_dims: 64,
+            linear: Some(Linear {
+                n_key: 16,
+                n_value: 32,
+                head_dim: 128,
+            }),
+            tied: false,
+            ..qwen3
+        };
+        let gpt_oss = Shape {
+            arch: "gpt-oss",
+            n_layer: 24,
+            n_embd: 2880,
+            n_ff: 2880,
+            n_head: 64,
+            rope_freq_base: 150_000.0,
+            tied: false,
+            experts: Some(Experts {
+                n: 32,
+                used: 4,
+                n_ff: 2880,
+                shared: false,
+            }),
             ..llama
         };
         match self {
@@ -140,9 +236,50 @@ impl Preset {
                     n: 128,
                     used: 8,
                     n_ff: 768,
+                    shared: false,
                 }),
                 ..qwen3
             },
+            Preset::Qwen35_0_8b => Shape {
+                n_layer: 24,
+                n_embd: 1024,
+                n_ff: 3584,
+                n_head: 8,
+                n_head_kv: 2,
+                linear: Some(Linear {
+                    n_key: 16,
+                    n_value: 16,
+                    head_dim: 128,
+                }),
+                tied: true,
+                ..qwen35
+            },
+            Preset::Qwen35_9b => Shape {
+                n_layer: 32,
+                n_embd: 4096,
+                n_ff: 12_288,
+                n_head: 16,
+                n_head_kv: 4,
+                ..qwen35
+            },
+            Preset::Qwen35_35bA3b => Shape {
+                arch: "qwen35moe",
+                n_layer: 40,
+                n_ff: 512,
+                n_head: 16,
+                n_head_kv: 2,
+                experts: Some(Experts {
+                    n: 256,
+                    used: 8,
+                    n_ff: 512,
+                    shared: true,
+                }),
+                ..qwen35
+            },
+            Preset::GptOss20b => gpt_oss,
+            Preset::Qwen35_9bShort => Preset::Qwen35_9b.first(4),
+            Preset::Qwen35_35bA3bShort => Preset::Qwen35_35bA3b.first(4),
+            Preset::GptOss20bShort => Preset::GptOss20b.first(2),
             Preset::Mini => Shape {
                 n_layer: 4,
                 n_embd: 512,
@@ -163,8 +300,43 @@ impl Preset {
                     n: 16,
                     used: 4,
                     n_ff: 256,
+                    shared: false,
                 }),
                 ..qwen3
+            },
+            Preset::MiniLinear => Shape {
+                arch: "qwen35moe",
+                n_layer: 4,
+                n_embd: 512,
+                n_ff: 256,
+                n_head: 4,
+                n_head_kv: 2,
+                linear: Some(Linear {
+                    n_key: 2,
+                    n_value: 4,
+                    head_dim: 128,
+                }),
+                experts: Some(Experts {
+                    n: 16,
+                    used: 4,
+                    n_ff: 256,
+                    shared: true,
+                }),
+                ..qwen35
+            },
+            Preset::MiniOss => Shape {
+                n_layer: 4,
+                n_embd: 512,
+                n_ff: 256,
+                n_head: 8,
+                n_head_kv: 2,
+                experts: Some(Experts {
+                    n: 8,
+                    used: 2,
+                    n_ff: 256,
+                    shared: false,
+                }),
+                ..gpt_oss
             },
         }
     }
@@ -184,14 +356,15 @@ impl Mix {
             Mix::Q8_0 => 7,
             Mix::Q4KM => 15,
             Mix::Q6K => 18,
+            Mix::Mxfp4 => 38,
         }
     }
 
     /// The type of most matrices.
-    fn base(self) -> TensorType {
+    pub(crate) fn base(self) -> TensorType {
         match self {
             Mix::F16 => TensorType::F16,
-            Mix::Q8_0 => TensorType::Q8_0,
+            Mix::Q8_0 | Mix::Mxfp4 => TensorType::Q8_0,
             Mix::Q4_0 => TensorType::Q4_0,
             Mix::Q4KM => TensorType::Q4K,
             Mix::Q6K => TensorType::Q6K,
@@ -199,16 +372,24 @@ impl Mix {
     }
 
     /// The type of the output matrix, which the usual mixes keep finer.
-    fn output(self) -> TensorType {
+    pub(crate) fn output(self) -> TensorType {
         match self {
             Mix::Q4_0 | Mix::Q4KM => TensorType::Q6K,
-            Mix::F16 | Mix::Q8_0 | Mix::Q6K => self.base(),
+            Mix::F16 | Mix::Q8_0 | Mix::Q6K | Mix::Mxfp4 => self.base(),
+        }
+    }
+
+    /// The type of experts whose tensors would be of another one else.
+    pub(crate) fn experts(self, other: TensorType) -> TensorType {
+        match self {
+            Mix::Mxfp4 => TensorType::MXFP4,
+            _ => other,
         }
     }
 
     /// The type of attn_v and ffn_down of a layer. The usual mix spends more bits in the first and last eighth of the
     /// layers and in every third one between.
-    fn finer(self, layer: u32, n_layer: u32) -> TensorType {
+    pub(crate) fn finer(self, layer: u32, n_layer: u32) -> TensorType {
         let eighth = n_layer / 8;
         let more = layer < eighth || layer >= 7 * n_layer / 8 || (layer - eighth) % 3 == 2;
         match self {
@@ -221,73 +402,4 @@ impl Mix {
 fn value_name(value: impl ValueEnum) -> String {
     let value = value.to_possible_value().expect("no value is hidden");
     value.get_name().to_owned()
-}
-
-/// A tensor of a model: dimensions in ggml's order, fastest first.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TensorSpec {
-    pub(crate) name: String,
-    pub(crate) dims: Vec<u64>,
-    pub(crate) ty: TensorType,
-}
-
-impl TensorSpec {
-    fn new(name: &str, dims: &[u32], ty: TensorType) -> Self {
-        Self {
-            name: format!("{name}.weight"),
-            dims: dims.iter().copied().map(u64::from).collect(),
-            ty,
-        }
-    }
-
-    /// Bytes of its data.
-    pub(crate) fn bytes(&self) -> u64 {
-        let row = self.ty.row_bytes(self.dims[0]);
-        row.expect("every preset's rows are whole blocks") * self.dims[1..].iter().product::<u64>()
-    }
-}
-
-/// All tensors of a model, in the order of its file.
-pub(crate) fn tensors(shape: &Shape, mix: Mix, n_vocab: u32) -> Vec<TensorSpec> {
-    let Shape {
-        n_embd: embd, n_ff, ..
-    } = *shape;
-    let (q, kv) = (
-        shape.n_head * shape.head_dim,
-        shape.n_head_kv * shape.head_dim,
-    );
-    let (base, f32) = (mix.base(), TensorType::F32);
-    let embedding = if shape.tied { mix.output() } else { base };
-    let mut all = vec![TensorSpec::new("token_embd", &[embd, n_vocab], embedding)];
-    for i in 0..shape.n_layer {
-        let finer = mix.finer(i, shape.n_layer);
-        let mut add = |name: &str, dims: &[u32], ty| {
-            all.push(TensorSpec::new(&format!("blk.{i}.{name}"), dims, ty));
-        };
-        add("attn_norm", &[embd], f32);
-        add("attn_q", &[embd, q], base);
-        add("attn_k", &[embd, kv], base);
-        add("attn_v", &[embd, kv], finer);
-        if shape.qk_norm {
-            add("attn_q_norm", &[shape.head_dim], f32);
-            add("attn_k_norm", &[shape.head_dim], f32);
-        }
-        add("attn_output", &[q, embd], base);
-        add("ffn_norm", &[embd], f32);
-        if let Some(Experts { n, n_ff, .. }) = shape.experts {
-            add("ffn_gate_inp", &[embd, n], f32);
-            add("ffn_gate_exps", &[embd, n_ff, n], base);
-            add("ffn_up_exps", &[embd, n_ff, n], base);
-            add("ffn_down_exps", &[n_ff, embd, n], finer);
-            continue;
-        }
-        add("ffn_gate", &[embd, n_ff], base);
-        add("ffn_up", &[embd, n_ff], base);
-        add("ffn_down", &[n_ff, embd], finer);
-    }
-    all.push(TensorSpec::new("output_norm", &[embd], f32));
-    if !shape.tied {
-        all.push(TensorSpec::new("output", &[embd, n_vocab], mix.output()));
-    }
-    all
 }

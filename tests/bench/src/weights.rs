@@ -27,6 +27,9 @@ const RMS_Q4_K: f32 = 4.610;
 /// Root mean square of the codes `-32..=31`.
 const RMS_Q6_K: f32 = 18.48;
 
+/// Root mean square of the sixteen values of E2M1.
+const RMS_MXFP4: f32 = 2.926;
+
 /// Mean of the sub-block scales of the K types, which are drawn from 24 to 40.
 const SUB_SCALE: f32 = 32.0;
 
@@ -73,6 +76,8 @@ pub(crate) fn pool(ty: TensorType, n_inputs: u64, rng: &mut StdRng) -> Vec<u8> {
                 }
                 put(block, 208, sign * std / RMS_Q6_K / SUB_SCALE);
             }
+            // The nearest power of two; a code of 127 is 1.
+            TensorType::MXFP4 => block[0] = (127.0 + (std / RMS_MXFP4).log2().round()) as u8,
             other => panic!("no preset has matrices of type {}", other.name()),
         }
     }
@@ -152,6 +157,14 @@ mod tests {
                         out.push(at(b, 208) * f32::from(b[192 + i / 16] as i8) * code);
                     }
                 }
+                TensorType::MXFP4 => {
+                    let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+                    let scale = (f32::from(b[0]) - 127.0).exp2();
+                    for code in b[1..].iter().flat_map(|byte| [byte & 15, byte >> 4]) {
+                        let value = scale * e2m1[usize::from(code & 7)];
+                        out.push(if code & 8 == 0 { value } else { -value });
+                    }
+                }
                 _ => unreachable!("not a type of the presets"),
             }
         }
@@ -168,7 +181,10 @@ mod tests {
             TensorType::Q8_0,
             TensorType::Q4K,
             TensorType::Q6K,
+            TensorType::MXFP4,
         ] {
+            // Scales of MXFP4 are powers of two.
+            let near = if ty == TensorType::MXFP4 { 0.42 } else { 0.03 };
             let pool = pool(ty, 2048, &mut StdRng::seed_from_u64(seed));
             assert_eq!(pool.len() % ty.block_bytes() as usize, 0);
             let values = values(ty, &pool);
@@ -178,7 +194,7 @@ mod tests {
             let std = 1.0 / 2048f64.sqrt();
             assert!(mean.abs() < 0.02 * std, "{}: mean {mean}", ty.name());
             assert!(
-                (rms / std - 1.0).abs() < 0.03,
+                (rms / std - 1.0).abs() < near,
                 "{}: rms {rms}, wanted {std}",
                 ty.name()
             );

@@ -4,6 +4,7 @@
 //! table   figures beside must, aim, llama.cpp and the card's own ceilings    figures.rs, first.rs
 //! clients many requests at once                                               clients.rs
 //! mixtures  mixtures of experts, resident and in smaller budgets            mixtures.rs
+//! shapes  models of other kinds of layers: speed, and scores against the host's   shapes.rs
 //! turns   the second turn of a chat; what drafts cost                          turns.rs
 //! parity  every operation and type against the host                           parity.rs
 //! goldens small models of every architecture against their authors' code       goldens.rs
@@ -24,6 +25,7 @@ mod models;
 mod parity;
 mod plan;
 mod rounds;
+mod shapes;
 mod soak;
 mod text;
 mod turns;
@@ -54,6 +56,8 @@ enum Part {
     Clients,
     /// Mixtures of experts.
     Mixtures,
+    /// Models of other kinds of layers.
+    Shapes,
     /// The second turn of a chat.
     Turns,
     /// Operations against the host's.
@@ -79,10 +83,10 @@ pub(crate) struct Options {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "table,clients,mixtures,turns,parity,goldens,text,soak,rounds"
+        default_value = "table,clients,mixtures,shapes,turns,parity,goldens,text,soak,rounds"
     )]
     parts: Vec<Part>,
-    /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 19 GB at a time].
+    /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 21 GB at a time].
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
     /// How long the mixed load lasts.
@@ -217,6 +221,7 @@ impl Bench {
                 let check = Check::ran("Mixtures", |check| mixtures::run_all(self, check));
                 (!check.passed()).then_some(check).into_iter().collect()
             }
+            Part::Shapes => shapes::run_all(self),
             Part::Turns => {
                 let check = Check::ran("Turns", |check| turns::run_all(self, check));
                 (!check.passed()).then_some(check).into_iter().collect()

@@ -24,6 +24,10 @@ pub(crate) struct Plan {
     pub(crate) others: Vec<Kind>,
     /// Mixtures of experts.
     pub(crate) mixtures: Vec<Kind>,
+    /// Models of other kinds of layers, and for each the one whose scores are compared.
+    pub(crate) shapes: Vec<(Kind, Kind)>,
+    /// Texts that are scored, of so many tokens each.
+    pub(crate) scored: [(usize, usize); 3],
     /// The model of the text and of the rounds.
     pub(crate) small: Kind,
     /// Models of the mixed load.
@@ -94,6 +98,12 @@ impl Plan {
                 (Llama1b, Q4_0),
             ],
             mixtures: vec![(Qwen3_30bA3b, Q4KM)],
+            shapes: vec![
+                ((Qwen35_9b, Q4KM), (Qwen35_9bShort, Q4KM)),
+                ((Qwen35_35bA3b, Q4KM), (Qwen35_35bA3bShort, Q4KM)),
+                ((GptOss20b, Mxfp4), (GptOss20bShort, Mxfp4)),
+            ],
+            scored: [(60, 2), (4, 41), (2, 301)],
             small: (Llama1b, Q4_0),
             mixed: vec![
                 (Llama8b, Q4KM),
@@ -131,12 +141,17 @@ impl Plan {
     pub(crate) fn quick() -> Self {
         use {
             Mix::*,
-            Preset::{Mini, MiniMoe},
+            Preset::{Mini, MiniLinear, MiniMoe, MiniOss},
         };
         Self {
             main: (Mini, Q4KM),
             others: vec![(Mini, Q8_0)],
             mixtures: vec![(MiniMoe, Q4KM)],
+            shapes: vec![
+                ((MiniLinear, Q4KM), (MiniLinear, Q4KM)),
+                ((MiniOss, Mxfp4), (MiniOss, Mxfp4)),
+            ],
+            scored: [(3, 2), (1, 21), (1, 71)],
             small: (Mini, Q4_0),
             mixed: vec![(Mini, Q4_0), (Mini, Q8_0)],
             loads: 2,
