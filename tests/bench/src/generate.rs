@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use rocmforge_gguf::write::{GgufWriter, MetaValue, RawTensor};
 use rocmforge_gguf::{Gguf, MappedFile, TensorType};
 
-use crate::presets::{ATTENTION_EVERY, Linear, Mix, Preset, Shape, WINDOW};
+use crate::presets::{ATTENTION_EVERY, CIRCLE, Linear, Mix, Preset, Shape, WINDOW};
 use crate::tensors::{Fill, TensorSpec, tensors};
 use crate::{vocab, weights};
 
@@ -100,38 +100,53 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
 
     let mut rng = StdRng::seed_from_u64(seed);
     let value = |spec: &TensorSpec| match spec.fill {
-        Fill::Random => None,
-        Fill::All(value) => Some(value.to_bits()),
+        Fill::Random(times) => (true, times.to_bits()),
+        Fill::All(value) => (false, value.to_bits()),
+        Fill::Circling => (false, 0),
     };
     let of = |spec: &TensorSpec| (spec.ty, spec.dims[0], value(spec));
-    let mut pools: HashMap<(TensorType, u64, Option<u32>), Vec<u8>> = HashMap::new();
-    for spec in &specs {
+    let mut pools: HashMap<(TensorType, u64, (bool, u32)), Vec<u8>> = HashMap::new();
+    for spec in specs.iter().filter(|s| s.fill != Fill::Circling) {
         pools
             .entry(of(spec))
             .or_insert_with(|| pool(spec, &mut rng));
     }
     let mut pieces = Vec::new();
+    let (mut first, mut first_shift): (Option<&TensorSpec>, Option<u64>) = (None, None);
     for (spec, place) in specs.iter().zip(places) {
-        let pool = &pools[&of(spec)];
+        let circling = spec.fill == Fill::Circling;
+        let source = first.filter(|_| circling).unwrap_or(spec);
+        let pool = &pools[&of(source)];
         // Each tensor begins at another block of the pool, so that no two are the same.
         let block = spec.ty.block_bytes();
-        let shift = rng.random_range(0..pool.len() as u64 / block) * block;
+        let shift = match (circling, first_shift) {
+            (true, Some(shift)) => shift,
+            _ => rng.random_range(0..pool.len() as u64 / block) * block,
+        };
+        first = first.or(Some(spec));
+        first_shift = first_shift.or(Some(shift));
         let (bytes, base) = (spec.bytes(), start + place);
+        let row = circling.then(|| bytes / spec.dims[1]);
         pieces.extend(
             (0..bytes)
                 .step_by(PIECE_BYTES as usize)
-                .map(|from| (base, from..bytes.min(from + PIECE_BYTES), pool, shift)),
+                .map(|from| (base, from..bytes.min(from + PIECE_BYTES), pool, shift, row)),
         );
     }
     let next = AtomicUsize::new(0);
     let work = || -> io::Result<()> {
-        while let Some((base, range, pool, shift)) =
+        while let Some((base, range, pool, shift, row)) =
             pieces.get(next.fetch_add(1, Ordering::Relaxed))
         {
             let mut from = range.start;
             while from < range.end {
-                let in_pool = ((from + shift) % pool.len() as u64) as usize;
-                let len = ((range.end - from) as usize).min(pool.len() - in_pool);
+                let (source, most) = match row {
+                    None => (from, range.end - from),
+                    Some(row) => (circled(from, *row), row - from % row),
+                };
+                let in_pool = ((source + shift) % pool.len() as u64) as usize;
+                let most = most.min(range.end - from) as usize;
+                let len = most.min(pool.len() - in_pool);
                 file.write_all_at(&pool[in_pool..in_pool + len], base + from)?;
                 from += len as u64;
             }
@@ -154,11 +169,19 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
     })
 }
 
+/// Where in rows of so many bytes the bytes are that come to `at` when each row goes one further in its circle.
+fn circled(at: u64, row: u64) -> u64 {
+    let (to, within) = (at / row, at % row);
+    let from = to - to % CIRCLE + (to + CIRCLE - 1) % CIRCLE;
+    from * row + within
+}
+
 fn pool(spec: &TensorSpec, rng: &mut StdRng) -> Vec<u8> {
-    if let Fill::All(value) = spec.fill {
-        return value.to_le_bytes().repeat(spec.dims[0] as usize);
+    match spec.fill {
+        Fill::All(value) => value.to_le_bytes().repeat(spec.dims[0] as usize),
+        Fill::Random(times) => weights::pool(spec.ty, spec.dims[0], times, rng),
+        Fill::Circling => unreachable!("it has another one's rows"),
     }
-    weights::pool(spec.ty, spec.dims[0], rng)
 }
 
 fn metadata(title: &str, shape: &Shape, mix: Mix) -> GgufWriter {

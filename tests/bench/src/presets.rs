@@ -42,8 +42,13 @@ pub(crate) enum Preset {
     /// The first two layers of gpt-oss 20B.
     #[value(name = "gpt-oss-20b-2")]
     GptOss20bShort,
+    /// Llama 3.1 8B whose text goes round in circles of [`CIRCLE`] tokens.
+    #[value(name = "llama-8b-circling")]
+    Llama8bCircling,
     /// A llama of 4 layers of 512, for trying things out.
     Mini,
+    /// The same, going round in circles.
+    MiniCircling,
     /// The same with 16 experts a layer, of which a token uses 4.
     MiniMoe,
     /// The layers of Qwen3.5 35B-A3B, as small.
@@ -96,7 +101,12 @@ pub(crate) struct Shape {
     pub(crate) linear: Option<Linear>,
     /// Of each head that is rotated; 0 for all.
     pub(crate) rope_dims: u32,
+    /// The output matrix has the embedding's rows, each for the token behind, and layers add little: a text goes round.
+    pub(crate) circling: bool,
 }
+
+/// Tokens of a circle.
+pub(crate) const CIRCLE: u64 = 16;
 
 /// A layer's experts.
 #[derive(Debug, Clone, Copy)]
@@ -164,6 +174,7 @@ impl Preset {
             experts: None,
             linear: None,
             rope_dims: 0,
+            circling: false,
         };
         let qwen3 = Shape {
             arch: "qwen3",
@@ -280,6 +291,15 @@ impl Preset {
             Preset::Qwen35_9bShort => Preset::Qwen35_9b.first(4),
             Preset::Qwen35_35bA3bShort => Preset::Qwen35_35bA3b.first(4),
             Preset::GptOss20bShort => Preset::GptOss20b.first(2),
+            Preset::Llama8bCircling => Shape {
+                circling: true,
+                ..Preset::Llama8b.shape()
+            },
+            Preset::MiniCircling => Shape {
+                circling: true,
+                tied: false,
+                ..Preset::Mini.shape()
+            },
             Preset::Mini => Shape {
                 n_layer: 4,
                 n_embd: 512,

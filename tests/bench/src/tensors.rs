@@ -7,8 +7,10 @@ use crate::presets::{ATTENTION_EVERY, Experts, Linear, Mix, Shape};
 /// What a tensor holds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Fill {
-    /// Random weights.
-    Random,
+    /// Random weights, so many times as large as an initialisation's.
+    Random(f32),
+    /// The rows of the first tensor, each one further in circles of [`crate::presets::CIRCLE`].
+    Circling,
     /// The same everywhere.
     All(f32),
 }
@@ -31,7 +33,7 @@ impl TensorSpec {
             ty,
             fill: match dims.len() {
                 1 => Fill::All(1.0),
-                _ => Fill::Random,
+                _ => Fill::Random(1.0),
             },
         }
     }
@@ -42,6 +44,12 @@ impl TensorSpec {
         row.expect("every preset's rows are whole blocks") * self.dims[1..].iter().product::<u64>()
     }
 }
+
+/// What an embedding is large by in a text that goes round: elements of about 1 in 8B, where layers add [`LAYER`] each.
+const EMBEDDING: f32 = 64.0;
+
+/// What layers are small by there.
+const LAYER: f32 = 1.0 / 16.0;
 
 /// Tensors of a model under way.
 struct Tensors {
@@ -62,7 +70,7 @@ impl Tensors {
         let layer = self.layer;
         let spec = self.add(of, dims, TensorType::F32);
         spec.name = format!("blk.{layer}.{of}.bias");
-        spec.fill = Fill::Random;
+        spec.fill = Fill::Random(1.0);
     }
 
     fn attention(&mut self, shape: &Shape, finer: TensorType) {
@@ -138,7 +146,10 @@ pub(crate) fn tensors(shape: &Shape, mix: Mix, n_vocab: u32) -> Vec<TensorSpec> 
         n_embd: embd, n_ff, ..
     } = *shape;
     let (base, f32) = (mix.base(), TensorType::F32);
-    let embedding = if shape.tied { mix.output() } else { base };
+    let embedding = match shape.tied || shape.circling {
+        true => mix.output(),
+        false => base,
+    };
     let mut to = Tensors {
         all: vec![TensorSpec::new("token_embd", &[embd, n_vocab], embedding)],
         mix,
@@ -170,6 +181,16 @@ pub(crate) fn tensors(shape: &Shape, mix: Mix, n_vocab: u32) -> Vec<TensorSpec> 
     all.push(TensorSpec::new("output_norm", &[embd], f32));
     if !shape.tied {
         all.push(TensorSpec::new("output", &[embd, n_vocab], mix.output()));
+    }
+    if shape.circling {
+        all[0].fill = Fill::Random(EMBEDDING);
+        for spec in &mut all {
+            if spec.name.contains("attn_output") || spec.name.contains("ffn_down") {
+                spec.fill = Fill::Random(LAYER);
+            } else if spec.name == "output.weight" {
+                spec.fill = Fill::Circling;
+            }
+        }
     }
     all
 }

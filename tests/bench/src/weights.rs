@@ -10,7 +10,7 @@ use rand::{Rng, RngExt};
 use rocmforge_gguf::TensorType;
 
 /// Blocks of a pool. A prime, so that the rows that repeat the pool do not repeat one another.
-const POOL_BLOCKS: usize = 65_521;
+pub(crate) const POOL_BLOCKS: usize = 65_521;
 
 /// Elements of a pool of unquantized values; prime as well.
 const POOL_ELEMENTS: usize = 4_194_301;
@@ -33,12 +33,13 @@ const RMS_MXFP4: f32 = 2.926;
 /// Mean of the sub-block scales of the K types, which are drawn from 24 to 40.
 const SUB_SCALE: f32 = 32.0;
 
-/// Random blocks of a type, as a file holds them; `n_inputs` is the length of the rows that they will fill.
+/// Random blocks of a type, as a file holds them; `n_inputs` is the length of the rows that they will fill, which are `times` as
+/// large as usual.
 ///
 /// # Panics
 /// If no preset has matrices of that type.
-pub(crate) fn pool(ty: TensorType, n_inputs: u64, rng: &mut StdRng) -> Vec<u8> {
-    let std = (n_inputs as f32).sqrt().recip();
+pub(crate) fn pool(ty: TensorType, n_inputs: u64, times: f32, rng: &mut StdRng) -> Vec<u8> {
+    let std = (n_inputs as f32).sqrt().recip() * times;
     if ty == TensorType::F16 {
         let values =
             (0..POOL_ELEMENTS).flat_map(|_| f16::from_f32(normal(rng) * std).to_le_bytes());
@@ -185,7 +186,7 @@ mod tests {
         ] {
             // Scales of MXFP4 are powers of two.
             let near = if ty == TensorType::MXFP4 { 0.42 } else { 0.03 };
-            let pool = pool(ty, 2048, &mut StdRng::seed_from_u64(seed));
+            let pool = pool(ty, 2048, 1.0, &mut StdRng::seed_from_u64(seed));
             assert_eq!(pool.len() % ty.block_bytes() as usize, 0);
             let values = values(ty, &pool);
             let n = values.len() as f64;

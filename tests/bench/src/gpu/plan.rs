@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) shapes: Vec<(Kind, Kind)>,
     /// Texts that are scored, of so many tokens each.
     pub(crate) scored: [(usize, usize); 3],
+    /// A model whose text repeats.
+    pub(crate) circling: Kind,
     /// The model of the text and of the rounds.
     pub(crate) small: Kind,
     /// Models of the mixed load.
@@ -104,6 +106,7 @@ impl Plan {
                 ((GptOss20b, Mxfp4), (GptOss20bShort, Mxfp4)),
             ],
             scored: [(60, 2), (4, 41), (2, 301)],
+            circling: (Llama8bCircling, Q4KM),
             small: (Llama1b, Q4_0),
             mixed: vec![
                 (Llama8b, Q4KM),
@@ -141,7 +144,7 @@ impl Plan {
     pub(crate) fn quick() -> Self {
         use {
             Mix::*,
-            Preset::{Mini, MiniLinear, MiniMoe, MiniOss},
+            Preset::{Mini, MiniCircling, MiniLinear, MiniMoe, MiniOss},
         };
         Self {
             main: (Mini, Q4KM),
@@ -152,6 +155,7 @@ impl Plan {
                 ((MiniOss, Mxfp4), (MiniOss, Mxfp4)),
             ],
             scored: [(3, 2), (1, 21), (1, 71)],
+            circling: (MiniCircling, Q4KM),
             small: (Mini, Q4_0),
             mixed: vec![(Mini, Q4_0), (Mini, Q8_0)],
             loads: 2,

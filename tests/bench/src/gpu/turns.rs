@@ -1,6 +1,8 @@
 //! The second turn of a chat, which begins with the first one and its answer: its first token where that was kept, and
-//! where it is computed again. And what drafting tokens costs where nothing repeats: random weights and prompts.
+//! where it is computed again. And what drafting tokens costs where nothing repeats: random weights and prompts; and what
+//! it brings where the text goes round in circles of 16 tokens.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -14,6 +16,7 @@ use super::plan::title;
 use crate::check::Check;
 use crate::report::Row;
 use crate::session::{Session, greedy, random_prompt, run};
+use crate::weights::POOL_BLOCKS;
 
 /// Tokens that the user adds.
 const SAID: usize = 40;
@@ -63,14 +66,30 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
     bench.add(Row::new(&name, figure("computed again"), "ms", &anew));
     session.end()?;
 
+    speculation(bench, check, (&path, &name))?;
+    let circling = bench.plan.circling;
+    let (path, name) = (bench.models.get(circling, 1)?, title(circling));
+    speculation(bench, check, (&path, &name))?;
+    bench.models.done(&path);
+    Ok(())
+}
+
+/// Decode without drafts and with them, which must be worth it or cost little.
+fn speculation(bench: &mut Bench, check: &mut Check, (path, name): (&Path, &str)) -> Result<()> {
+    let runs = bench.plan.runs;
+    let mut texts = Vec::new();
     for speculate in [false, true] {
         let mut session = Session::start_as(EngineConfig {
             device: bench.device.choice(),
             speculate: Some(speculate),
             ..EngineConfig::default()
         })?;
-        let (model, _) = session.load("main", &path)?;
+        let (model, _) = session.load("main", path)?;
         session.generate(&model, 1, 2)?;
+        let (text, _) = ask(&session, &model, &[1, 2, 3], ANSWER, true)?;
+        // Rows of the vocabulary repeat after so many, and equal ones are equally likely.
+        let row = |id: u32| id % POOL_BLOCKS as u32;
+        texts.push(text.into_iter().map(row).collect::<Vec<_>>());
         let (mut rates, mut accepted) = (Vec::new(), Vec::new());
         for counted in std::iter::once(false).chain((0..runs).map(|_| true)) {
             let summary = session.generate(&model, 64, bench.plan.decode)?;
@@ -81,12 +100,19 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
         }
         let with = if speculate { "on" } else { "off" };
         let figure = format!("decode, speculation {with}");
-        bench.add(Row::new(&name, figure, "tokens/s", &rates));
+        bench.add(Row::new(name, figure, "tokens/s", &rates));
         if speculate {
             let figure = format!("drafts accepted, of {} tokens", bench.plan.decode);
-            bench.add(Row::new(&name, figure, "tokens", &accepted));
+            bench.add(Row::new(name, figure, "tokens", &accepted));
         }
         session.end()?;
+    }
+    // Random weights choose between tokens that are nearly equal; a text that goes round does not.
+    if name == title(bench.plan.circling) && texts[0] != texts[1] {
+        check.fail(format!(
+            "with drafts {:?}, without {:?}",
+            texts[1], texts[0]
+        ));
     }
     Ok(())
 }
