@@ -339,6 +339,17 @@ pub(crate) fn stats(stats: &StatsResponse) -> Value {
     let total = usage(&stats.total.unwrap_or_default());
     value.insert("total".into(), total.clone().into());
     value.append(&mut total.clone());
+    let tier = stats.host_tier.as_ref().map(|tier| {
+        json!({
+            "budget_bytes": tier.budget_bytes,
+            "bytes": tier.bytes,
+            "saved": tier.saved,
+            "restored": tier.restored,
+            "dropped": tier.dropped,
+            "computed_again_tokens": tier.computed_again_tokens,
+        })
+    });
+    value.insert("host_tier".into(), tier.into());
     let models: Map<String, Value> = stats
         .models
         .iter()
@@ -547,6 +558,7 @@ mod tests {
         }
         assert_eq!(value["budget_bytes"], 100);
         assert_eq!(value["hits"], 5);
+        assert!(value["host_tier"].is_null());
         assert_eq!(value["models"]["a"]["hits"], 3);
     }
 

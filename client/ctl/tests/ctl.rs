@@ -454,6 +454,7 @@ async fn tables_are_aligned() {
          kept prompts  256.0 KiB\n\
          policy        pass-aware\n\
          evictions     none\n\
+         host tier     12.0 MiB of 64.0 MiB; 9 saved, 4 restored, 1 dropped, 32 tokens computed again\n\
          \n\
          MODEL    RESIDENT  IN FLIGHT   PINNED  HITS  MISSES  HIT RATE  EVICTIONS  UPLOADED\n\
          tiny      3.0 MiB    1.0 MiB  1.0 MiB    75      25    75.0 %          4   9.0 MiB\n\

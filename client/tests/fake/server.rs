@@ -21,6 +21,14 @@ impl Cache for Fake {
                 name: "tiny".into(),
                 usage: Some(usage),
             }],
+            host_tier: Some(HostTier {
+                budget_bytes: 64 << 20,
+                bytes: 12 << 20,
+                saved: 9,
+                restored: 4,
+                dropped: 1,
+                computed_again_tokens: 32,
+            }),
         }))
     }
 

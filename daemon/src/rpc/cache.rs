@@ -57,6 +57,19 @@ fn policy(wire: i32) -> Result<engine::Policy, Failure> {
     }
 }
 
+/// The tier in the machine's memory, if there is one or was.
+fn host_tier(tier: &engine::HostTier) -> Option<v1::HostTier> {
+    let wire = v1::HostTier {
+        budget_bytes: tier.budget_bytes,
+        bytes: tier.bytes,
+        saved: tier.saved,
+        restored: tier.restored,
+        dropped: tier.dropped,
+        computed_again_tokens: tier.again_tokens,
+    };
+    (tier.budget_bytes > 0 || tier.saved > 0).then_some(wire)
+}
+
 impl CacheService {
     async fn clear_cache(
         &self,
@@ -153,6 +166,7 @@ impl Cache for CacheService {
             policy: convert::policy(snapshot.policy).into(),
             total: Some(convert::usage(&snapshot.cache)),
             models,
+            host_tier: host_tier(&snapshot.host_tier),
         }))
     }
 
@@ -230,6 +244,29 @@ mod tests {
                 "{wire:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_tier_is_told_where_there_is_one_also_when_weights_have_all_of_it() {
+        assert_eq!(host_tier(&engine::HostTier::default()), None);
+        let tier = engine::HostTier {
+            budget_bytes: 0,
+            bytes: 0,
+            saved: 3,
+            restored: 2,
+            dropped: 1,
+            again_tokens: 64,
+        };
+        let told = host_tier(&tier).unwrap();
+        assert_eq!((told.saved, told.restored, told.dropped), (3, 2, 1));
+        assert_eq!(told.computed_again_tokens, 64);
+        let roomy = engine::HostTier {
+            budget_bytes: 9,
+            bytes: 4,
+            ..engine::HostTier::default()
+        };
+        let told = host_tier(&roomy).unwrap();
+        assert_eq!((told.budget_bytes, told.bytes), (9, 4));
     }
 
     #[test]

@@ -1,19 +1,20 @@
 //! The events of a generation, on the wire.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use futures_util::{Stream, stream};
+use futures_util::Stream;
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api as engine;
 use rocmforge_proto::v1;
 use rocmforge_service::answers::{Ended, Generation, Step};
 use rocmforge_service::arrival::Arrival;
-use rocmforge_service::failure::Failure;
+use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::generation::Running;
 use rocmforge_service::parts::{Part, Splitter};
 use rocmforge_service::request_log::RequestLog;
+use tokio::time::Sleep;
 use tonic::{Response, Status};
 
 use super::convert;
@@ -31,39 +32,62 @@ pub(super) fn streamed(
     match begun {
         Ok(choices) => {
             let generation = Generation::new(choices, log, &arrival);
-            Ok(Response::new(Box::pin(events(generation, arrival))))
+            Ok(Response::new(Box::pin(Events::new(generation, arrival))))
         }
         Err(failure) => log.end(Err(failure)).map_err(status),
     }
 }
 
 /// The wire's events. Dropping the stream drops the engine's, which cancels the generation.
-fn events(
-    generation: Generation,
-    arrival: Arrival,
-) -> impl Stream<Item = Result<v1::GenerateEvent, Status>> + Send {
-    stream::unfold(
-        Some((generation, VecDeque::new())),
-        move |state| async move {
-            let (mut generation, mut ready): (Generation, VecDeque<v1::GenerateEvent>) = state?;
-            if let Some(event) = ready.pop_front() {
-                let goes_on = !is_last(&event);
-                return Some((Ok(event), goes_on.then_some((generation, ready))));
-            }
-            let model = generation.model().cloned();
-            match arrival.limit(async { Ok(generation.next().await) }).await {
+struct Events {
+    /// `None` behind the last event.
+    generation: Option<Generation>,
+    /// What follows the text that was held back.
+    ready: Option<v1::GenerateEvent>,
+    arrived: Instant,
+    deadline: Deadline,
+}
+
+impl Events {
+    fn new(generation: Generation, arrival: Arrival) -> Self {
+        Self {
+            generation: Some(generation),
+            ready: None,
+            arrived: arrival.at,
+            deadline: Deadline {
+                at: arrival.deadline,
+                timer: None,
+            },
+        }
+    }
+}
+
+impl Stream for Events {
+    type Item = Result<v1::GenerateEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Self {
+            generation: slot,
+            ready,
+            arrived,
+            deadline,
+        } = &mut *self;
+        let Some(generation) = slot else {
+            return Poll::Ready(None);
+        };
+        let event = match ready.take() {
+            Some(event) => event,
+            None => match ready!(deadline.poll_before(generation, cx)) {
                 Ok(Step::More {
                     choice,
                     parts,
                     ids,
                     scores,
                 }) => {
-                    let scored = model.iter().flat_map(|model| {
-                        let token = |score: &engine::TokenScore| token_logprob(model, score);
-                        scores.iter().map(token).collect::<Vec<_>>()
-                    });
-                    let piece = piece_of(choice, parts, ids, scored.collect());
-                    Some((Ok(of_piece(piece)), Some((generation, ready))))
+                    let model = generation.model();
+                    let token = |score| model.map(|model| token_logprob(model, score));
+                    let logprobs = scores.iter().filter_map(token).collect();
+                    of_piece(piece_of(choice, parts, ids, logprobs))
                 }
                 Ok(Step::End {
                     choice,
@@ -71,25 +95,65 @@ fn events(
                     ended,
                     last,
                 }) => {
-                    let done = done(choice, &ended, !last, arrival.at);
                     let done = v1::GenerateEvent {
-                        event: Some(v1::generate_event::Event::Done(done)),
+                        event: Some(v1::generate_event::Event::Done(done(
+                            choice, &ended, !last, *arrived,
+                        ))),
                     };
-                    if parts.is_empty() {
-                        return Some((Ok(done), (!last).then_some((generation, ready))));
+                    match parts.is_empty() {
+                        true => done,
+                        false => {
+                            *ready = Some(done);
+                            of_piece(piece_of(choice, parts, Vec::new(), Vec::new()))
+                        }
                     }
-                    ready.push_back(done);
-                    let rest = piece_of(choice, parts, Vec::new(), Vec::new());
-                    Some((Ok(of_piece(rest)), Some((generation, ready))))
                 }
-                Ok(Step::Failed(failure)) => Some((Err(status(failure)), None)),
+                Ok(Step::Failed(failure)) => {
+                    *slot = None;
+                    return Poll::Ready(Some(Err(status(failure))));
+                }
                 Err(failure) => {
                     generation.fail(&failure);
-                    Some((Err(status(failure)), None))
+                    *slot = None;
+                    return Poll::Ready(Some(Err(status(failure))));
                 }
+            },
+        };
+        if is_last(&event) {
+            *slot = None;
+        }
+        Poll::Ready(Some(Ok(event)))
+    }
+}
+
+/// When an answer is of no use any more. One timer is set for all of a stream's events.
+struct Deadline {
+    at: Option<Instant>,
+    /// Set where the stream is polled.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Deadline {
+    /// The next step; DEADLINE_EXCEEDED where the deadline comes first.
+    fn poll_before(
+        &mut self,
+        generation: &mut Generation,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Step, Failure>> {
+        // A timer fires with its next tick only, and the client's may have fired by then.
+        let is_late = self.at.is_some_and(|at| Instant::now() >= at);
+        if !is_late {
+            if let Poll::Ready(step) = generation.poll_next(cx) {
+                return Poll::Ready(Ok(step));
             }
-        },
-    )
+            let Some(at) = self.at else {
+                return Poll::Pending;
+            };
+            let set = || Box::pin(tokio::time::sleep_until(at.into()));
+            ready!(self.timer.get_or_insert_with(set).as_mut().poll(cx));
+        }
+        Poll::Ready(Err(failure::deadline()))
+    }
 }
 
 /// Whether the stream ends with this event.
@@ -117,8 +181,8 @@ fn piece_of(
     };
     for part in parts {
         match part {
-            Part::Text(text) => piece.text.push_str(&text),
-            Part::Reasoning(text) => piece.reasoning.push_str(&text),
+            Part::Text(text) => append(&mut piece.text, text),
+            Part::Reasoning(text) => append(&mut piece.reasoning, text),
             Part::Call(call) => piece.tool_calls.push(v1::ToolCall {
                 id: format!("call_{:016x}", rand::random::<u64>()),
                 name: call.name,
@@ -127,6 +191,14 @@ fn piece_of(
         }
     }
     piece
+}
+
+/// Appends without a copy where there is nothing yet, as it nearly always is.
+fn append(to: &mut String, text: String) {
+    match to.is_empty() {
+        true => *to = text,
+        false => to.push_str(&text),
+    }
 }
 
 fn done(choice: usize, ended: &Ended, others_go_on: bool, arrived: Instant) -> v1::GenerateDone {

@@ -2,9 +2,12 @@
 
 use rocmforge_device::ops::{HeadShape, Product};
 use rocmforge_device::{Buf, BufSpec, Op, Role, Rows};
-use rocmforge_ops::{Act, KvLayer, KvType, Mask, RopeOrder, RopeUse, WeightType};
+use rocmforge_ops::{Act, ExpertFfn, KvLayer, KvType, Mask, RopeOrder, RopeUse, WeightType};
 
 mod attention;
+mod elements;
+mod experts;
+mod recurrent;
 
 /// How much of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +25,19 @@ pub(crate) struct Tensor {
     pub(crate) rows: u64,
     pub(crate) cols: u64,
     pub(crate) role: Role,
+    /// Whether all its elements are below zero; it is F32 then.
+    pub(crate) negative: bool,
+}
+
+/// Rows of one sequence in a pass.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sequence {
+    /// Rows that its state takes in, at least one.
+    pub(crate) rows: u32,
+    /// Position of the first of them.
+    pub(crate) first: u32,
+    /// Drafts behind them: a row each, which leaves the state elsewhere.
+    pub(crate) drafts: u32,
 }
 
 /// What a case does.
@@ -29,10 +45,21 @@ pub(crate) struct Tensor {
 pub(crate) enum Work {
     /// Operations over tensors and buffers.
     Ops(Vec<Op>),
+    /// An operation with a state of so many f32 elements, over sequences with states of their own.
+    State(Op, u64, Vec<Sequence>),
+    /// The choice of experts, and what they compute of it, with the first of their tensors and their number.
+    Experts {
+        route: Op,
+        ffn: ExpertFfn,
+        first_tensor: usize,
+        n_expert: u32,
+    },
     /// Rows of an embedding of a type, written into buffer 0.
     EmbeddingRows(WeightType),
     /// The largest of each row of buffer 0.
     Argmax,
+    /// So many of the largest of each row of buffer 0.
+    TopK(usize),
 }
 
 /// A case: tensors, buffers, operations, which buffers are compared.
@@ -49,6 +76,8 @@ pub struct Case {
     pub(crate) tolerance: f64,
     pub(crate) heads: HeadShape,
     pub(crate) order: RopeOrder,
+    /// Elements of a head that are rotated.
+    pub(crate) n_rot: u32,
     /// What keys and values are stored as.
     pub(crate) kv: KvType,
     /// Whether the whole is given to `run_all`, three times, so that a recording is replayed.
@@ -57,6 +86,8 @@ pub struct Case {
     pub(crate) cut: Option<usize>,
     /// Most that a scale is. Where results feed products again, about what keeps their size.
     pub(crate) size: f32,
+    /// Whether some elements of its rows are far larger than the others.
+    pub(crate) outliers: bool,
 }
 
 impl Case {
@@ -92,6 +123,11 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         attention::cases(),
         gated(),
         layers(),
+        elements::cases(),
+        attention::variants(),
+        experts::cases(),
+        recurrent::cases(),
+        largest(),
     ]
     .concat();
     if extent == Extent::Full {
@@ -119,6 +155,7 @@ fn matrix(ty: WeightType, rows: u64, cols: u64) -> Tensor {
         rows,
         cols,
         role: Role::Matrix,
+        negative: false,
     }
 }
 
@@ -128,6 +165,7 @@ fn vector(cols: u64) -> Tensor {
         rows: 1,
         cols,
         role: Role::Vector,
+        negative: false,
     }
 }
 
@@ -178,10 +216,12 @@ fn plain(
         tolerance: 2e-2,
         heads: heads(4, 2, 64),
         order: RopeOrder::Norm,
+        n_rot: 64,
         kv: KvType::F16,
         recorded: false,
         cut: None,
         size: 0.02,
+        outliers: true,
     }
 }
 
@@ -252,6 +292,26 @@ fn argmax() -> Vec<Case> {
             Vec::new(),
         );
         case.work = Work::Argmax;
+        case.tokens = tokens;
+        case.compared = vec![X];
+        case.tolerance = 0.0;
+        cases.push(case);
+    }
+    cases
+}
+
+/// Some of the largest of each row, in order, among ties too.
+fn largest() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (width, tokens, k) in [(1000, 1, 1), (32_000, 3, 40), (151_936, 2, 256)] {
+        let mut case = plain(
+            "top_k".to_owned(),
+            format!("{k} of width {width} * {tokens}"),
+            Vec::new(),
+            vec![token_buf("x", width)],
+            Vec::new(),
+        );
+        case.work = Work::TopK(k);
         case.tokens = tokens;
         case.compared = vec![X];
         case.tolerance = 0.0;

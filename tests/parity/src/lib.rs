@@ -6,7 +6,8 @@
 //!
 //! Tolerances: both devices round a product's input to 8 bits a block of 32 (a GPU to f16 instead where the vendor's
 //! library multiplies), each with its own scale, so two right results differ by a small share of the result's size.
-//! Norms, rotations and sums are f32 on both and differ by their order of summation; attention has keys and values in
+//! Norms, rotations and sums are f32 on both and differ by their order of summation; operations with a state add to it from
+//! row to row, and their tolerances follow from the terms of a sum and the rows (`cases/recurrent.rs`); attention has keys and values in
 //! f16 on both. Errors are measured as the root of the mean square of the difference over that of the reference's result.
 
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ mod cases;
 pub mod check;
 mod rows;
 mod run;
+mod states;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -156,7 +158,10 @@ fn difference(got: &[f32], expected: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cases::Work;
+    use rocmforge_device::Op;
     use rocmforge_device::host::{HostConfig, HostDevice};
+    use std::collections::BTreeSet;
     use std::num::NonZeroUsize;
 
     fn host(threads: usize) -> Box<dyn Device> {
@@ -182,6 +187,50 @@ mod tests {
         let worst = worst(&all);
         println!("{} comparisons, {} operations", all.len(), worst.len());
         assert!(worst.iter().any(|(name, ..)| name == "attention"));
+    }
+
+    /// Names the kinds of operations: the compiler asks for a new one here, and the test below for its cases.
+    macro_rules! kinds {
+        ($($kind:ident)*) => {
+            const KINDS: &[&str] = &[$(stringify!($kind)),*];
+
+            fn kind(op: &Op) -> &'static str {
+                match op {
+                    $(Op::$kind { .. } => stringify!($kind),)*
+                }
+            }
+        };
+    }
+
+    kinds! {
+        RmsNorm Add Scale ScaleBy SoftCap MatMul MatMulHeads Columns Rope RopeKv Attention Gate Activate AddGated
+        PositionScale Conv DeltaNet Ssm Route Combine GatherOutputs
+    }
+
+    /// The kinds of a case's work, which is what a step of a plan can be, and what a device does besides.
+    fn work(work: &Work) -> (&'static str, Vec<&Op>) {
+        match work {
+            Work::Ops(ops) => ("operations", ops.iter().collect()),
+            Work::State(op, ..) => ("operations", vec![op]),
+            Work::Experts { route, .. } => ("experts", vec![route]),
+            Work::EmbeddingRows(_) => ("embedding rows", Vec::new()),
+            Work::Argmax => ("argmax", Vec::new()),
+            Work::TopK(_) => ("top_k", Vec::new()),
+        }
+    }
+
+    #[test]
+    fn every_kind_of_operation_is_in_the_table_also_in_the_short_one() {
+        for extent in [Extent::Full, Extent::Quick] {
+            let table = cases(extent);
+            let ops = table.iter().flat_map(|case| work(&case.work).1);
+            let found: BTreeSet<&str> = ops.map(kind).collect();
+            let missing: Vec<_> = KINDS.iter().filter(|k| !found.contains(**k)).collect();
+            assert!(missing.is_empty(), "{extent:?}: no case of {missing:?}");
+            let works: BTreeSet<&str> = table.iter().map(|case| work(&case.work).0).collect();
+            let all = ["argmax", "embedding rows", "experts", "operations", "top_k"];
+            assert!(works.into_iter().eq(all), "{extent:?}");
+        }
     }
 
     #[test]

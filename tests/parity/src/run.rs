@@ -6,22 +6,24 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_device::{
-    Batch, Bound, BoundStep, Buf, Device, Op, Role, Rows, Scratch, ScratchLayout, SegmentLayout,
-    Span, TensorDesc, Upload,
+    Batch, Bound, BoundExpert, BoundStep, Buf, Device, Op, Role, Rows, Scratch, ScratchLayout,
+    SegmentLayout, Span, TensorDesc, Upload,
 };
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
-use rocmforge_ops::{Conflicts, KV_PAGE_TOKENS, KvGroup, KvLayout, RopeScaling, RowCounts};
+use rocmforge_ops::{
+    Conflicts, KV_PAGE_TOKENS, KvGroup, KvLayout, RopeScaling, RowCounts, WeightType,
+};
 
 use crate::cases::{Case, Work};
 use crate::weights::random_matrix;
-use crate::{Error, rows};
+use crate::{Error, rows, states};
 
 /// Arena of each device: the device's own block, then the weights, scratch, and KV pages.
 pub(crate) const ARENA: u64 = 128 << 20;
 pub(crate) const SLAB: u64 = 16 << 20;
 pub(crate) const SCRATCH: u64 = 48 << 20;
-const KV: u64 = 112 << 20;
+pub(crate) const KV: u64 = 112 << 20;
 
 /// Most rows of a chunk of the context before.
 const CHUNK: u32 = 64;
@@ -40,7 +42,12 @@ fn write_file(
             Role::Matrix => case.size,
             Role::Vector => 0.02,
         };
-        let bytes = random_matrix(rng, t.ty, t.rows, t.cols, size);
+        let mut bytes = random_matrix(rng, t.ty, t.rows, t.cols, size);
+        if t.negative {
+            assert_eq!(t.ty, WeightType::F32, "only the sign of f32 is known");
+            let signs = bytes.iter_mut().skip(3).step_by(4);
+            signs.for_each(|sign| *sign |= 0x80);
+        }
         let padding = at.next_multiple_of(32) - at;
         file.write_all(&vec![0; padding as usize]).map_err(failed)?;
         at += padding;
@@ -97,6 +104,14 @@ pub(crate) fn run(
     let n = case.tokens as usize;
     match &case.work {
         Work::Ops(ops) => operations(device, case, ops, scratch, &mut rng, &failed)?,
+        Work::Experts { route, .. } => {
+            let ops = std::slice::from_ref(route);
+            operations(device, case, ops, scratch, &mut rng, &failed)?;
+        }
+        Work::State(op, state, sequences) => {
+            let of = (op, *state, &sequences[..]);
+            return states::run(device, case, of, scratch, &mut rng, &failed);
+        }
         Work::EmbeddingRows(ty) => {
             let shape = (case.tokens, case.bufs[0].width);
             rows::write_embedding(device, *ty, shape, scratch, &mut rng).map_err(failed)?;
@@ -106,29 +121,104 @@ pub(crate) fn run(
             let found = rows::argmax(device, shape, scratch, &mut rng).map_err(failed)?;
             return Ok(vec![("index", found)]);
         }
+        Work::TopK(k) => {
+            let shape = (n, case.bufs[0].width as usize);
+            let found = rows::top_k(device, shape, *k, scratch, &mut rng).map_err(failed)?;
+            return Ok(found.into());
+        }
     }
-    let mut out = Vec::new();
-    for &buf in &case.compared {
-        let spec = case.bufs[buf.0 as usize];
-        let rows = if spec.rows == Rows::Tokens { n } else { 1 };
-        let mut values = vec![0.0; rows * spec.width as usize];
-        device.read(scratch, buf, &mut values).map_err(failed)?;
-        out.push((spec.name, values));
-    }
+    let out = read(device, case, scratch, counts).map_err(failed)?;
     for (_, result) in device.finished_uploads() {
         result.map_err(failed)?;
     }
     Ok(out)
 }
 
-/// What is read behind some operations: by those that follow, or to be compared.
-fn live_out(case: &Case, later: &[Op]) -> Vec<Buf> {
-    let bufs = (0..case.bufs.len()).map(|b| Buf(b as u8));
-    bufs.filter(|b| case.compared.contains(b) || later.iter().any(|op| op.reads(*b)))
-        .collect()
+/// The rows of the buffers that a case compares, with their names.
+pub(crate) fn read(
+    device: &mut dyn Device,
+    case: &Case,
+    scratch: Scratch<'_>,
+    counts: RowCounts,
+) -> Result<Vec<(&'static str, Vec<f32>)>, rocmforge_device::Error> {
+    let of = |&buf: &Buf| {
+        let spec = case.bufs[buf.0 as usize];
+        let mut values = vec![0.0; (counts.of(spec.rows) * spec.width) as usize];
+        device.read(scratch, buf, &mut values)?;
+        Ok((spec.name, values))
+    };
+    case.compared.iter().map(of).collect()
 }
 
-fn bind<'a>(ops: &'a [Op], live_out: &'a [Buf], bound: Bound<'a>) -> BoundStep<'a> {
+/// A case's weights on a device.
+pub(crate) struct Weights {
+    mapped: Arc<MappedFile>,
+    layout: Arc<SegmentLayout>,
+    /// Removes the file at last.
+    _file: tempfile::NamedTempFile,
+}
+
+impl Weights {
+    /// Writes them to a file and uploads it.
+    pub(crate) fn upload(
+        device: &mut dyn Device,
+        case: &Case,
+        rng: &mut StdRng,
+        failed: Failed<'_>,
+    ) -> Result<Self, Error> {
+        let (file, descs) = write_file(case, rng)?;
+        let layout: Arc<SegmentLayout> = Arc::new(device.layout(&descs).map_err(failed)?);
+        assert!(layout.bytes <= SCRATCH - SLAB, "{} bytes", layout.bytes);
+        let mapped = MappedFile::open(file.path()).map_err(|e| Error::File(e.to_string()))?;
+        let mapped = Arc::new(mapped);
+        if !descs.is_empty() {
+            let upload = Upload {
+                file: Arc::clone(&mapped),
+                layout: Arc::clone(&layout),
+                slab: SLAB,
+            };
+            let ticket = device.begin_upload(upload).map_err(failed)?;
+            device.wait_upload(ticket).map_err(failed)?;
+        }
+        Ok(Self {
+            mapped,
+            layout,
+            _file: file,
+        })
+    }
+
+    /// Where they lie.
+    pub(crate) fn bound(&self) -> Bound<'_> {
+        Bound {
+            layout: &self.layout,
+            slab: SLAB,
+        }
+    }
+
+    /// Nothing of the file is needed once the operations have ended, which somebody has waited for.
+    pub(crate) fn forget(self, device: &mut dyn Device) {
+        device.finished_uploads();
+        device.forget_file(&self.mapped);
+    }
+}
+
+/// Names the case of what a device says.
+pub(crate) type Failed<'a> = &'a dyn Fn(rocmforge_device::Error) -> Error;
+
+/// What is read behind some operations: by those that follow, by experts, or to be compared.
+fn live_out(case: &Case, later: &[Op]) -> Vec<Buf> {
+    let bufs = (0..case.bufs.len()).map(|b| Buf(b as u8));
+    let mut by_experts = Vec::new();
+    if let Work::Experts { ffn, .. } = &case.work {
+        ffn.buffers(&mut |b| by_experts.push(b), &mut |_| {});
+    }
+    bufs.filter(|b| {
+        case.compared.contains(b) || by_experts.contains(b) || later.iter().any(|op| op.reads(*b))
+    })
+    .collect()
+}
+
+pub(crate) fn bind<'a>(ops: &'a [Op], live_out: &'a [Buf], bound: Bound<'a>) -> BoundStep<'a> {
     BoundStep::Run {
         ops,
         live_out,
@@ -142,22 +232,10 @@ fn operations(
     ops: &[Op],
     scratch: Scratch<'_>,
     rng: &mut StdRng,
-    failed: &dyn Fn(rocmforge_device::Error) -> Error,
+    failed: Failed<'_>,
 ) -> Result<(), Error> {
-    let (file, descs) = write_file(case, rng)?;
-    let layout: Arc<SegmentLayout> = Arc::new(device.layout(&descs).map_err(failed)?);
-    assert!(layout.bytes <= SCRATCH - SLAB, "{} bytes", layout.bytes);
-    let mapped = MappedFile::open(file.path()).map_err(|e| Error::File(e.to_string()))?;
-    let mapped = Arc::new(mapped);
-    if !descs.is_empty() {
-        let upload = Upload {
-            file: Arc::clone(&mapped),
-            layout: Arc::clone(&layout),
-            slab: SLAB,
-        };
-        let ticket = device.begin_upload(upload).map_err(failed)?;
-        device.wait_upload(ticket).map_err(failed)?;
-    }
+    let weights = Weights::upload(device, case, rng, failed)?;
+    let bound = weights.bound();
     let kv = KvLayout {
         n_layer: 2,
         n_head_kv: case.heads.n_head_kv as usize,
@@ -172,7 +250,7 @@ fn operations(
     };
     let pages = pages(&kv, case.first_position as usize + n);
     let table = RopeTable::new(&RopeParams {
-        n_rot: case.heads.head_dim as usize,
+        n_rot: case.n_rot as usize,
         freq_base: 10_000.0,
         scaling: RopeScaling::None,
         freq_factors: None,
@@ -180,10 +258,6 @@ fn operations(
     });
     let table = table.map_err(|e| Error::Case(e.to_string()))?;
     let mut angles = RopeAngles::new(case.order);
-    let bound = Bound {
-        layout: &layout,
-        slab: SLAB,
-    };
     let mut step = |device: &mut dyn Device,
                     first: u32,
                     n: usize,
@@ -213,22 +287,19 @@ fn operations(
         let stamp: u64 = rng.random();
         for _ in 0..times {
             fill(device, case, scratch, n, again).map_err(failed)?;
-            let ran = if times > 1 {
-                device.run_all(
-                    stamp,
-                    &[bind(ops, &live_out(case, &[]), bound)],
-                    scratch,
-                    &batch,
-                )
-            } else {
-                let (first, rest) = ops.split_at(case.cut.unwrap_or(0).min(ops.len()));
-                [(first, rest), (rest, &[][..])]
-                    .into_iter()
-                    .filter(|(ops, _)| !ops.is_empty())
-                    .try_for_each(|(ops, later)| {
-                        let live_out = live_out(case, later);
-                        device.run(&bind(ops, &live_out, bound), scratch, &batch)
-                    })
+            let (first, rest) = ops.split_at(case.cut.unwrap_or(0).min(ops.len()));
+            let (none, of_first) = (live_out(case, &[]), live_out(case, rest));
+            let runs = [(first, &of_first), (rest, &none)];
+            let runs = runs.into_iter().filter(|(ops, _)| !ops.is_empty());
+            let mut steps: Vec<_> = runs
+                .map(|(ops, live_out)| bind(ops, live_out, bound))
+                .collect();
+            steps.extend(experts(case, bound));
+            let ran = match times > 1 {
+                true => device.run_all(stamp, &steps, scratch, &batch),
+                false => steps
+                    .iter()
+                    .try_for_each(|step| device.run(step, scratch, &batch)),
             };
             ran.map_err(failed)?;
         }
@@ -250,22 +321,44 @@ fn operations(
     }
     let times = if case.recorded { 3 } else { 1 };
     step(device, case.first_position, n, rng, ops, times)?;
-    // Nothing of the file is needed once the operations have ended, which the first read waits for.
-    let spec = case.bufs[case.compared[0].0 as usize];
-    device
-        .read(
-            scratch,
-            case.compared[0],
-            &mut vec![0.0; spec.width as usize],
-        )
-        .map_err(failed)?;
-    device.finished_uploads();
-    device.forget_file(&mapped);
+    wait(device, case, scratch).map_err(failed)?;
+    weights.forget(device);
     Ok(())
 }
 
-/// Random rows in every token buffer, the same for a seed.
-fn fill(
+/// Waits for the operations before.
+pub(crate) fn wait(
+    device: &mut dyn Device,
+    case: &Case,
+    scratch: Scratch<'_>,
+) -> Result<(), rocmforge_device::Error> {
+    device.read(scratch, case.compared[0], &mut [0.0])
+}
+
+/// The step of a case's experts.
+fn experts<'a>(case: &'a Case, bound: Bound<'a>) -> Option<BoundStep<'a>> {
+    let Work::Experts {
+        ffn,
+        first_tensor,
+        n_expert,
+        ..
+    } = &case.work
+    else {
+        return None;
+    };
+    let experts = (0..*n_expert).map(|expert| BoundExpert {
+        expert,
+        weights: bound,
+        first_tensor: first_tensor + (expert * ffn.n_tensors) as usize,
+    });
+    Some(BoundStep::Experts {
+        ffn,
+        experts: experts.collect(),
+    })
+}
+
+/// Random rows in every buffer of tokens or routed rows, the same for a seed.
+pub(crate) fn fill(
     device: &mut dyn Device,
     case: &Case,
     scratch: Scratch<'_>,
@@ -274,10 +367,14 @@ fn fill(
 ) -> Result<(), rocmforge_device::Error> {
     let mut rng = StdRng::seed_from_u64(seed);
     for (i, spec) in case.bufs.iter().enumerate() {
-        if spec.rows == Rows::Tokens {
-            let rows: Vec<f32> = (0..n * spec.width as usize)
+        let counts = RowCounts {
+            tokens: n as u64,
+            outputs: 0,
+        };
+        if spec.rows != Rows::Outputs {
+            let rows: Vec<f32> = (0..counts.of(spec.rows) * spec.width)
                 .map(|_| {
-                    let outlier = rng.random_range(0..200) == 0;
+                    let outlier = case.outliers && rng.random_range(0..200) == 0;
                     rng.random_range(-1.0f32..1.0) * if outlier { 20.0 } else { 1.0 }
                 })
                 .collect();

@@ -1,6 +1,6 @@
 //! cache stats, clear, budget and policy.
 
-use rocmforge_client::proto::v1::{CacheUsage, StatsResponse};
+use rocmforge_client::proto::v1::{CacheUsage, HostTier, StatsResponse};
 use serde_json::json;
 
 use super::Context;
@@ -88,7 +88,7 @@ fn stats_text(stats: &StatsResponse) -> String {
         + total.prefix_bytes
         + total.scratch_bytes;
     let share = percent(held, stats.budget_bytes);
-    let head = fields(&[
+    let mut head = vec![
         ("budget", size(stats.budget_bytes)),
         (
             "held",
@@ -105,7 +105,14 @@ fn stats_text(stats: &StatsResponse) -> String {
         ("kept prompts", size(total.prefix_bytes)),
         ("policy", json::cache_policy(stats.policy()).to_owned()),
         ("evictions", evictions(&total)),
-    ]);
+    ];
+    head.extend(
+        stats
+            .host_tier
+            .as_ref()
+            .map(|tier| ("host tier", host_tier(tier))),
+    );
+    let head = fields(&head);
     let mut table = Table::new([
         ("MODEL", Align::Left),
         ("RESIDENT", Align::Right),
@@ -135,6 +142,19 @@ fn stats_text(stats: &StatsResponse) -> String {
     }
     row("(total)", &total);
     format!("{head}\n{table}")
+}
+
+/// What the machine's memory holds, and what came of what went there.
+fn host_tier(tier: &HostTier) -> String {
+    format!(
+        "{} of {}; {} saved, {} restored, {} dropped, {} tokens computed again",
+        size(tier.bytes),
+        size(tier.budget_bytes),
+        tier.saved,
+        tier.restored,
+        tier.dropped,
+        tier.computed_again_tokens
+    )
 }
 
 /// How many segments were evicted, by cause.

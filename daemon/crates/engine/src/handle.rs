@@ -2,8 +2,12 @@
 //!
 //! *Invariant:* nothing here holds a lock or blocks a thread.
 
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -117,11 +121,7 @@ impl EngineHandle {
             request: Box::new(request),
             events,
         })?;
-        Ok(Events {
-            receiver,
-            commands: self.commands.clone(),
-            lost: self.lost.clone(),
-        })
+        Ok(Events::new(receiver, self))
     }
 
     /// Scores tokens. Dropping the future cancels it.
@@ -165,11 +165,7 @@ impl EngineHandle {
             segments,
             events,
         })?;
-        Ok(Events {
-            receiver,
-            commands: self.commands.clone(),
-            lost: self.lost.clone(),
-        })
+        Ok(Events::new(receiver, self))
     }
 
     /// Pins or unpins segments and returns the model's pinned bytes.
@@ -277,21 +273,32 @@ impl EngineHandle {
 pub struct Events<T> {
     receiver: mpsc::Receiver<T>,
     commands: SyncSender<Command>,
-    lost: watch::Receiver<Option<String>>,
+    lost: Loss,
 }
 
 impl<T> Events<T> {
+    fn new(receiver: mpsc::Receiver<T>, engine: &EngineHandle) -> Self {
+        Self {
+            receiver,
+            commands: engine.commands.clone(),
+            lost: Loss::of(engine.lost.clone()),
+        }
+    }
+
     /// The next event, or `None` after the last (or if the engine ended).
     pub async fn next(&mut self) -> Option<T> {
-        let event = match self.receiver.try_recv() {
-            // Most of a busy stream's are there already, and cost no look at anything else.
-            Ok(event) => Some(event),
-            Err(_) => tokio::select! {
-                // In this order: what was sent before the loss is read before it.
-                biased;
-                event = self.receiver.recv() => event,
-                _ = until_lost(&mut self.lost) => None,
-            },
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// As [`Events::next`], for whoever polls it; nothing is lost in between.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        // In this order: what was sent before the loss is read before it.
+        let event = match self.receiver.poll_recv(cx) {
+            Poll::Ready(event) => event,
+            Poll::Pending => {
+                ready!(self.lost.poll(cx));
+                None
+            }
         };
         // Looked at after the event was taken: one that the engine sent just before would be missed otherwise, and the
         // engine would sleep with its sequence left out.
@@ -299,7 +306,51 @@ impl<T> Events<T> {
             // If the queue is full the engine is awake and looks at every sequence anyway.
             let _ = self.commands.try_send(Command::Wake);
         }
-        event
+        Poll::Ready(event)
+    }
+}
+
+/// The loss of the device, waited for once for all events of a request: to begin that for each costs as much as taking it.
+struct Loss {
+    /// Tells whether there is anything new to look at.
+    told: watch::Receiver<Option<String>>,
+    waiting: Pin<Box<dyn Future<Output = Option<String>> + Send>>,
+    /// Whom `waiting` wakes.
+    woken: Option<Waker>,
+    is_lost: bool,
+}
+
+impl Loss {
+    fn of(told: watch::Receiver<Option<String>>) -> Self {
+        let mut own = told.clone();
+        Self {
+            told,
+            waiting: Box::pin(async move { until_lost(&mut own).await }),
+            woken: None,
+            is_lost: false,
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_lost {
+            return Poll::Ready(());
+        }
+        let is_woken = self.woken.as_ref().is_some_and(|w| w.will_wake(cx.waker()));
+        if is_woken && self.told.has_changed().is_ok_and(|is_new| !is_new) {
+            return Poll::Pending;
+        }
+        self.woken = Some(cx.waker().clone());
+        ready!(self.waiting.as_mut().poll(cx));
+        self.is_lost = true;
+        Poll::Ready(())
+    }
+}
+
+impl fmt::Debug for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loss")
+            .field("is_lost", &self.is_lost)
+            .finish_non_exhaustive()
     }
 }
 
@@ -327,5 +378,70 @@ async fn until_lost(lost: &mut watch::Receiver<Option<String>>) -> Option<String
     match told {
         Ok(reason) => reason,
         Err(_) => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::sync_channel;
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Counted(AtomicUsize);
+
+    impl Wake for Counted {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    struct Engine {
+        events: mpsc::Sender<u32>,
+        lost: watch::Sender<Option<String>>,
+    }
+
+    fn begun() -> (Engine, Events<u32>) {
+        let (commands, _) = sync_channel(1);
+        let first = Arc::new(crate::publish::empty_snapshot());
+        let (lost, told) = watch::channel(None);
+        let handle = EngineHandle::new(commands, watch::channel(first).1, told);
+        let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
+        (Engine { events, lost }, Events::new(receiver, &handle))
+    }
+
+    #[test]
+    fn a_loss_wakes_whoever_polled_last_and_is_told_behind_what_came_before() {
+        let (engine, mut events) = begun();
+        let [first, last] = [(); 2].map(|()| Arc::new(Counted::default()));
+        for polls in [&first, &first, &last, &last] {
+            let waker = Waker::from(Arc::clone(polls));
+            let polled = events.poll_next(&mut Context::from_waker(&waker));
+            assert!(polled.is_pending());
+        }
+        engine.lost.send_replace(Some("gone".to_owned()));
+        let woken = |who: &Counted| who.0.load(Ordering::Relaxed);
+        assert_eq!((woken(&first), woken(&last)), (0, 1));
+        engine.events.try_send(7).unwrap();
+        let waker = Waker::from(last);
+        let mut next = || events.poll_next(&mut Context::from_waker(&waker));
+        assert_eq!(next(), Poll::Ready(Some(7)));
+        // Also when it is asked again.
+        assert_eq!([next(), next()], [Poll::Ready(None); 2]);
+    }
+
+    #[test]
+    fn an_engine_that_ends_without_a_loss_ends_its_events() {
+        let (engine, mut events) = begun();
+        let waker = Waker::noop();
+        let mut next = || events.poll_next(&mut Context::from_waker(waker));
+        assert!(next().is_pending());
+        drop(engine.lost);
+        assert!(next().is_pending(), "its events are not at their end yet");
+        drop(engine.events);
+        assert_eq!(next(), Poll::Ready(None));
     }
 }

@@ -4,8 +4,9 @@
 //! engine's events -> Splitter -> parts, token ids and scores, by choice
 //! ```
 
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rocmforge_engine::LoadedModel;
@@ -180,10 +181,24 @@ impl Generation {
 
     /// The next step of whichever answer has one. Cancelling it loses nothing.
     pub async fn next(&mut self) -> Step {
-        let (at, event) = match self.choices.as_mut_slice() {
-            [one] => (0, one.running.next().await),
-            several => next_of(several).await,
-        };
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// As [`Generation::next`], for whoever polls it.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
+        let mut open = self.choices.iter_mut().enumerate();
+        let found = open.find_map(|(at, choice)| match choice.running_event(cx) {
+            Poll::Ready(event) => Some((at, event)),
+            Poll::Pending => None,
+        });
+        match found {
+            Some((at, event)) => Poll::Ready(self.step(at, event)),
+            None => Poll::Pending,
+        }
+    }
+
+    /// What an event of a choice comes to.
+    fn step(&mut self, at: usize, event: Option<GenerateEvent>) -> Step {
         let mut parts = Vec::new();
         let choice = &mut self.choices[at];
         match event {
@@ -332,20 +347,12 @@ impl Generation {
     }
 }
 
-/// The next event of whichever answer has one, with its index.
-async fn next_of(choices: &mut [Choice]) -> (usize, Option<GenerateEvent>) {
-    let open = choices.iter_mut().enumerate();
-    let mut open: Vec<_> = open
-        .filter(|(_, choice)| !choice.ended)
-        .map(|(i, choice)| Box::pin(async move { (i, choice.running.next().await) }))
-        .collect();
-    std::future::poll_fn(|context| {
-        for next in &mut open {
-            if let Poll::Ready(event) = next.as_mut().poll(context) {
-                return Poll::Ready(event);
-            }
+impl Choice {
+    /// Its next event; none comes of one that has ended.
+    fn running_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<GenerateEvent>> {
+        match self.ended {
+            true => Poll::Pending,
+            false => self.running.poll_next(cx),
         }
-        Poll::Pending
-    })
-    .await
+    }
 }

@@ -1,6 +1,7 @@
 //! A checked request for text, from its prompt to the engine's events.
 
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use rocmforge_engine::api::{Class, FinishReason, GenerateEvent, GenerateRequest};
 use rocmforge_engine::{Events, LoadedModel};
@@ -54,9 +55,9 @@ pub struct Running {
 }
 
 impl Running {
-    /// What it gives next; `None` where the engine ended. Cancelling it loses nothing.
-    pub async fn next(&mut self) -> Option<GenerateEvent> {
-        let event = self.events.next().await;
+    /// What it gives next; `None` where the engine ended.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<GenerateEvent>> {
+        let event = ready!(self.events.poll_next(cx));
         match &event {
             Some(GenerateEvent::Piece { ids, .. }) => {
                 self.course.tokens(ids.len());
@@ -66,7 +67,7 @@ impl Running {
             Some(GenerateEvent::Failed(error)) => self.ticket.note_failed(error),
             None => {}
         }
-        event
+        Poll::Ready(event)
     }
 
     /// The stop string that ended it, if one did.

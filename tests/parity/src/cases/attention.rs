@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Positions that a row with a window sees.
+const WINDOW: u32 = 40;
+
 /// Rotation, keys and values appended, attention over pages of each type. What is appended is compared by what rows that come
 /// later see of it.
 pub(super) fn cases() -> Vec<Case> {
@@ -83,6 +86,7 @@ pub(super) fn cases() -> Vec<Case> {
                 case.first_position = first;
                 case.compared = vec![B];
                 case.heads = shape;
+                case.n_rot = shape.head_dim;
                 case.order = order;
                 case.kv = ty;
                 case.tolerance = 5e-3;
@@ -91,4 +95,134 @@ pub(super) fn cases() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Windows, bounded scores, sinks, heads whose values are shorter than their keys, and heads that are rotated alone.
+pub(super) fn variants() -> Vec<Case> {
+    let spans = [(1, 0), (1, 70), (5, 300), (64, 20), (130, 70)];
+    let shape = heads(8, 2, 64);
+    let latent = HeadShape {
+        n_head: 4,
+        n_head_kv: 1,
+        head_dim: 576,
+        head_dim_v: 512,
+    };
+    let mut cases = Vec::new();
+    for span in spans {
+        let causal = Mask::Causal;
+        cases.push(scored(
+            "attention, window",
+            shape,
+            span,
+            (Mask::Window(WINDOW), 0.0, None),
+        ));
+        cases.push(scored(
+            "attention, soft cap",
+            shape,
+            span,
+            (causal, 2.0, None),
+        ));
+        cases.push(scored(
+            "attention, sinks",
+            shape,
+            span,
+            (Mask::Window(WINDOW), 0.0, Some(0)),
+        ));
+        cases.push(scored(
+            "attention, latent",
+            latent,
+            span,
+            (causal, 0.0, None),
+        ));
+        cases.extend([(64, 64), (128, 128), (256, 64), (80, 80)].map(|dims| rotated(dims, span)));
+    }
+    cases
+}
+
+fn scored(
+    operation: &str,
+    shape: HeadShape,
+    (tokens, first): (u64, u32),
+    (mask, softcap, sinks): (Mask, f32, Option<usize>),
+) -> Case {
+    let wide = |heads: u32, dim: u32| u64::from(heads * dim);
+    let HeadShape {
+        n_head,
+        n_head_kv,
+        head_dim,
+        head_dim_v,
+    } = shape;
+    let mut case = plain(
+        operation.to_owned(),
+        format!("{shape:?} * {tokens} at {first}").replace("HeadShape ", ""),
+        vec![vector(u64::from(n_head))],
+        vec![
+            token_buf("q", wide(n_head, head_dim)),
+            token_buf("k", wide(n_head_kv, head_dim)),
+            token_buf("v", wide(n_head_kv, head_dim_v)),
+            token_buf("out", wide(n_head, head_dim_v)),
+        ],
+        vec![
+            Op::RopeKv {
+                q: X,
+                k: N,
+                v: A,
+                heads: shape,
+                q_norm: None,
+                k_norm: None,
+                rope: Some(RopeUse {
+                    table: 0,
+                    first: head_dim - 64,
+                }),
+                layer: kv_layer(1),
+            },
+            Op::Attention {
+                q: X,
+                out: B,
+                heads: shape,
+                layer: kv_layer(1),
+                scale: 1.0 / (head_dim as f32).sqrt(),
+                mask,
+                softcap,
+                sinks,
+            },
+        ],
+    );
+    case.tokens = tokens;
+    case.first_position = first;
+    case.compared = vec![B];
+    case.heads = shape;
+    case.tolerance = 5e-3;
+    case
+}
+
+/// Heads of so many elements, of which the last ones are rotated.
+fn rotated((dim, n_rot): (u32, u32), (tokens, first): (u64, u32)) -> Case {
+    let norm = (dim == 128).then_some((0, 1e-6));
+    let mut case = plain(
+        "rope".to_owned(),
+        format!("6 heads of {dim}, {n_rot} rotated * {tokens} at {first}"),
+        vec![vector(u64::from(dim))],
+        vec![token_buf("x", u64::from(6 * dim))],
+        vec![Op::Rope {
+            x: X,
+            n_head: 6,
+            head_dim: dim,
+            norm,
+            rope: RopeUse {
+                table: 0,
+                first: dim - n_rot,
+            },
+        }],
+    );
+    case.tokens = tokens;
+    case.first_position = first;
+    case.compared = vec![X];
+    case.n_rot = n_rot;
+    case.order = match dim {
+        128 => RopeOrder::Neox,
+        _ => RopeOrder::Norm,
+    };
+    case.tolerance = 1e-5;
+    case
 }

@@ -1,0 +1,205 @@
+//! What is done to each element or row alone, and products of heads.
+
+use rocmforge_ops::ColumnPart;
+
+use super::*;
+
+/// Sums in f32 of at most some thousand terms, and functions of one element.
+const TOLERANCE: f64 = 1e-5;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (width, tokens) in [(256, 1), (768, 5), (4096, 130), (100, 3)] {
+        cases.extend(changes(width, tokens));
+        cases.extend(acts().map(|act| activated(act, width, tokens)));
+        cases.extend(gates().map(|act| gated(act, width, tokens)));
+        cases.push(columns(width, tokens));
+        cases.push(combined(width.min(1024), tokens));
+    }
+    cases.extend([(256, 1), (768, 5), (4096, 130)].map(|(width, tokens)| grouped(width, tokens)));
+    for ty in [
+        WeightType::F32,
+        WeightType::F16,
+        WeightType::Q8_0,
+        WeightType::Q4K,
+    ] {
+        let spans = [1, 5, 65];
+        cases.extend(spans.map(|tokens| heads_product(ty, tokens)));
+    }
+    for router in super::experts::routers() {
+        cases.extend([1, 7, 130].map(|tokens| super::experts::routed(router, tokens)));
+    }
+    cases
+}
+
+/// Functions that stand alone.
+fn acts() -> impl Iterator<Item = Act> {
+    gates().filter(|act| !matches!(act, Act::SwigluClamped { .. }))
+}
+
+/// Functions of gates: all.
+fn gates() -> impl Iterator<Item = Act> {
+    [
+        Act::Identity,
+        Act::Silu,
+        Act::GeluTanh,
+        Act::ReluSquared,
+        Act::Sigmoid,
+        Act::Softplus,
+        Act::SwigluClamped {
+            alpha: 1.702,
+            limit: 7.0,
+        },
+    ]
+    .into_iter()
+}
+
+/// One operation on `x`, of buffers `x`, `n`, `a` and one of an element a row.
+fn of_rows(operation: &str, (width, tokens): (u64, u64), op: Op, compared: Buf) -> Case {
+    let mut case = plain(
+        operation.to_owned(),
+        format!("width {width} * {tokens}"),
+        vec![vector(width), vector(1)],
+        vec![
+            token_buf("x", width),
+            token_buf("n", width),
+            token_buf("a", width),
+            token_buf("b", 1),
+        ],
+        vec![op],
+    );
+    case.tokens = tokens;
+    case.tolerance = TOLERANCE;
+    case.compared = vec![compared];
+    case
+}
+
+fn changes(width: u64, tokens: u64) -> Vec<Case> {
+    let mut scaled_by_position = of_rows(
+        "position_scale",
+        (width, tokens),
+        Op::PositionScale {
+            x: X,
+            beta: 0.1,
+            span: 50,
+        },
+        X,
+    );
+    scaled_by_position.first_position = 30;
+    let ops = [
+        Op::Add {
+            x: X,
+            y: A,
+            scale: 0.22,
+        },
+        Op::Scale { x: X, factor: -1.7 },
+        Op::ScaleBy { x: X, weight: 1 },
+        Op::SoftCap { x: X, cap: 5.0 },
+        Op::AddGated {
+            x: X,
+            y: A,
+            gate: B,
+        },
+    ];
+    let mut cases = vec![scaled_by_position];
+    cases.extend(ops.map(|op| of_rows(op.name(), (width, tokens), op, X)));
+    cases
+}
+
+fn activated(act: Act, width: u64, tokens: u64) -> Case {
+    let mut case = of_rows("activate", (width, tokens), Op::Activate { x: X, act }, X);
+    case.name = format!("{act:?}, {}", case.name);
+    case
+}
+
+fn gated(act: Act, width: u64, tokens: u64) -> Case {
+    let op = Op::Gate {
+        gate: X,
+        up: A,
+        act,
+    };
+    let mut case = of_rows("gate", (width, tokens), op, X);
+    case.name = format!("{act:?}, {}", case.name);
+    case
+}
+
+/// Groups of a row normed apart, by one weight for all of them or by none.
+fn grouped(width: u64, tokens: u64) -> Case {
+    let group = width as u32 / 4;
+    let op = Op::RmsNorm {
+        x: X,
+        weight: (tokens != 5).then_some(0),
+        eps: 1e-6,
+        group,
+        out: X,
+    };
+    let mut case = of_rows("rms_norm", (width, tokens), op, X);
+    if tokens == 1 {
+        case.tensors[0] = vector(u64::from(group));
+    }
+    case.name = format!("4 groups, {}", case.name);
+    case
+}
+
+/// Parts of two buffers, of one for all groups alike.
+fn columns(width: u64, tokens: u64) -> Case {
+    let groups = 4;
+    let each = width as u32 / groups;
+    let part = |x, first, stride, width| ColumnPart {
+        x,
+        first,
+        stride,
+        width,
+    };
+    let op = Op::Columns {
+        n_group: groups,
+        parts: vec![part(X, 1, each, each - 5), part(N, 3, 0, 5)],
+        out: A,
+    };
+    of_rows("columns", (width, tokens), op, A)
+}
+
+fn combined(width: u64, tokens: u64) -> Case {
+    const USED: u32 = 6;
+    let (y, weights, out) = (Buf(0), Buf(1), Buf(2));
+    let mut case = plain(
+        "combine".to_owned(),
+        format!("{USED} of width {width} * {tokens}"),
+        vec![vector(32)],
+        vec![
+            BufSpec {
+                rows: Rows::Routed(USED),
+                ..token_buf("y", width)
+            },
+            token_buf("weights", u64::from(USED)),
+            token_buf("out", width),
+        ],
+        vec![Op::Combine { y, weights, out }],
+    );
+    case.tokens = tokens;
+    case.tolerance = TOLERANCE;
+    case.compared = vec![out];
+    case
+}
+
+fn heads_product(ty: WeightType, tokens: u64) -> Case {
+    let (n_head, rows, cols) = (4, 512, 256);
+    let mut case = plain(
+        "mat_mul_heads".to_owned(),
+        format!("{ty}, {n_head} of {rows}x{cols} * {tokens}"),
+        vec![matrix(ty, rows * u64::from(n_head), cols)],
+        vec![
+            token_buf("x", cols * u64::from(n_head)),
+            token_buf("n", rows * u64::from(n_head)),
+        ],
+        vec![Op::MatMulHeads {
+            x: X,
+            n_head,
+            weight: 0,
+            out: N,
+        }],
+    );
+    case.tokens = tokens;
+    case.compared = vec![N];
+    case
+}
