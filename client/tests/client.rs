@@ -182,6 +182,7 @@ async fn models_are_loaded_listed_described_and_unloaded() {
         name: "b".into(),
         pin: true,
         preload: true,
+        ..Default::default()
     };
     let mut events = client.load(request.clone()).await.unwrap();
     let mut stages = Vec::new();

@@ -411,8 +411,8 @@ fn model(name: &str, path: &str, rest: &str) -> String {
 
 #[test]
 fn models_are_declared_with_aliases_and_a_later_file_says_it_anew() {
-    let first =
-        model("a", "/m/a.gguf", "aliases = [\"x\"]") + &model("b", "/m/b.gguf", "pin = true");
+    let first = model("a", "/m/a.gguf", "aliases = [\"x\"]")
+        + &model("b", "/m/b.gguf", "pin = true\ndraft = \"z\"");
     let second = model(
         "a",
         "/m/a2.gguf",
@@ -424,6 +424,7 @@ fn models_are_declared_with_aliases_and_a_later_file_says_it_anew() {
     assert_eq!(names, ["b", "a"]);
     let (b, a) = (&models[0].model, &models[1].model);
     assert!(b.pin && !b.preload && b.aliases.is_empty());
+    assert_eq!((b.draft.as_deref(), a.draft.as_deref()), (Some("z"), None));
     assert!(a.preload && a.path == Path::new("/m/a2.gguf") && a.aliases == ["y", "z"]);
     assert!(models[1].file.ends_with("conf.d/10-a.toml"));
 }
@@ -471,6 +472,21 @@ fn a_refusal_of_a_declared_model_names_file_model_and_key() {
             model("b", "/m", "template = \"/no/such/file\""),
             "template of [[model]] 1 ('b')",
             "cannot be read",
+        ),
+        (
+            model("b", "/m", "draft = \"a b\""),
+            "draft of [[model]] 1 ('b')",
+            "no model name",
+        ),
+        (
+            model("b", "/m", "aliases = [\"y\"]\ndraft = \"y\""),
+            "draft of [[model]] 1 ('b')",
+            "'y' leads back to 'b'",
+        ),
+        (
+            model("b", "/m", "draft = \"a\"") + &model("a", "/m/a", "draft = \"b\""),
+            "draft of [[model]] 1 ('b')",
+            "'a' leads back to 'b', which cannot draft for itself",
         ),
         (
             model("b", "/m", "pinned = true"),

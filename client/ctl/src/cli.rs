@@ -230,6 +230,9 @@ pub(crate) struct LoadArgs {
     /// Upload as much of it as fits at once
     #[arg(long)]
     pub(crate) preload: bool,
+    /// A smaller model with the same vocabulary that drafts tokens for it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) draft: Option<String>,
 }
 
 #[derive(Debug, Args)]

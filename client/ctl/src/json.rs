@@ -134,6 +134,7 @@ pub(crate) fn model(m: &Model) -> Value {
         "resident_bytes": m.resident_bytes,
         "kv_bytes_per_token": m.kv_bytes_per_token,
         "kv_type": m.kv_type,
+        "draft": (!m.draft.is_empty()).then_some(&m.draft),
         "active_requests": m.active_requests,
         "defaults": m.defaults.as_ref().map(defaults),
     })

@@ -232,6 +232,10 @@ impl Config {
                 model.preload,
                 model.pin,
             );
+            if let Some(draft) = &model.draft {
+                // Writing to a String does not fail.
+                let _ = writeln!(text, "draft = {}", quoted(draft));
+            }
             defaults(&model.defaults, &mut text);
         }
         for limit in &self.limits {

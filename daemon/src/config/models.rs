@@ -26,6 +26,7 @@ pub(super) struct ModelTable {
     preload: bool,
     #[serde(default)]
     pin: bool,
+    draft: Option<String>,
     temperature: Option<f32>,
     top_k: Option<i32>,
     top_p: Option<f32>,
@@ -114,6 +115,7 @@ pub(super) fn checked(
     tables: Vec<(PathBuf, usize, ModelTable)>,
 ) -> Result<Vec<DeclaredModel>, ConfigError> {
     let mut models: Vec<DeclaredModel> = Vec::new();
+    let mut numbers = Vec::new();
     // Each name and alias, and whose it is.
     let mut taken: HashMap<String, String> = HashMap::new();
     let mut last: HashMap<String, usize> = HashMap::new();
@@ -145,6 +147,9 @@ pub(super) fn checked(
         for alias in &table.aliases {
             Declared::check_name(alias).map_err(|message| refuse("aliases", message))?;
         }
+        if let Some(draft) = &table.draft {
+            Declared::check_name(draft).map_err(|message| refuse("draft", message))?;
+        }
         // A later file says it anew.
         if last.get(&table.name) != Some(&i) {
             continue;
@@ -161,6 +166,7 @@ pub(super) fn checked(
             let message = format!("more than {DECLARED_MAX} models are declared");
             return Err(refuse("name", message));
         }
+        numbers.push(number);
         models.push(DeclaredModel {
             model: Declared {
                 name: table.name.clone(),
@@ -168,12 +174,43 @@ pub(super) fn checked(
                 aliases: table.aliases.clone(),
                 preload: table.preload,
                 pin: table.pin,
+                draft: table.draft.clone(),
                 defaults,
             },
             file: file.clone(),
         });
     }
+    refuse_circles(&models, &numbers)?;
     Ok(models)
+}
+
+/// Refuses a model that would draft for itself, if only by others: each is loaded before the one for which it drafts.
+fn refuse_circles(models: &[DeclaredModel], numbers: &[usize]) -> Result<(), ConfigError> {
+    let find = |name: &str| {
+        let named = |m: &&DeclaredModel| {
+            m.model.name == name || m.model.aliases.iter().any(|alias| alias == name)
+        };
+        models.iter().find(named)
+    };
+    let draft_of = |m: &&DeclaredModel| find(m.model.draft.as_deref()?);
+    for (declared, &number) in models.iter().zip(numbers) {
+        let chain = std::iter::successors(draft_of(&declared), draft_of);
+        let mut chain = chain.take(models.len());
+        if chain.any(|m| m.model.name == declared.model.name) {
+            let (name, draft) = (&declared.model.name, declared.model.draft.as_deref());
+            return Err(ConfigError::Model {
+                file: declared.file.clone(),
+                number,
+                name: name.clone(),
+                key: "draft".to_owned(),
+                message: format!(
+                    "'{}' leads back to '{name}', which cannot draft for itself",
+                    draft.unwrap_or_default()
+                ),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A path as TOML has it.

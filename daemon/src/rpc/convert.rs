@@ -56,6 +56,7 @@ pub(super) fn model(status: &ModelStatus, declared: &Book) -> v1::Model {
         kv_bytes_per_token: info.kv_bytes_per_token,
         kv_type: info.kv_type.clone(),
         active_requests: status.requests,
+        draft: status.draft.clone().unwrap_or_default(),
         defaults: declared.model(model.name()).map(|m| defaults(&m.defaults)),
     }
 }

@@ -242,13 +242,15 @@ impl Models for ModelsService {
             name,
             pin,
             preload,
+            draft,
         } = &request;
-        let asked = format!("path={path:?} name={name:?} pin={pin} preload={preload}");
+        let asked =
+            format!("path={path:?} name={name:?} pin={pin} preload={preload} draft={draft:?}");
         let admitted = self.context.admit();
         let checked =
             admitted.and_then(|()| Load::checked(&request.path, &request.name, *pin, *preload));
         let load = match checked {
-            Ok(load) => load,
+            Ok(load) => load.with_draft(draft),
             Err(failure) => {
                 let log = RequestLog::audit("Load", "", &asked, &arrival);
                 return log.end(Err(failure)).map_err(status);
@@ -265,7 +267,10 @@ impl Models for ModelsService {
                     () = steps.closed() => failure::from_engine(&Error::Cancelled),
                 }
             };
-            let result = context.load(&load, &steps, stop).await;
+            let result = match context.with_draft_loaded(load, &arrival).await {
+                Ok(load) => context.load(&load, &steps, stop).await,
+                Err(failure) => Err(failure),
+            };
             log.note(&result);
             // The client may be gone; then nobody waits for the end.
             let _ = last.send(result);

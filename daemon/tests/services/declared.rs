@@ -33,10 +33,15 @@ impl Declaring {
             aliases: aliases.iter().map(|&a| a.to_owned()).collect(),
             preload: false,
             pin: true,
+            draft: None,
             defaults: Defaults::default(),
         };
         let models = vec![
             declared("absent", "not-there.gguf", &[]),
+            Declared {
+                draft: Some("gpt-4o".to_owned()),
+                ..declared("large", "tiny-qwen3moe-Q4_K_M.gguf", &[])
+            },
             declared("small", "tiny-llama-Q4_K_M.gguf", &["gpt-4o", "org/m:7b"]),
             Declared {
                 pin: false,
@@ -89,6 +94,12 @@ async fn an_alias_works_wherever_a_name_does() {
     };
     let found = daemon.models().get(asked).await.unwrap().into_inner();
     assert_eq!(found.model.unwrap().name, "small");
+    // One that drafts is there, too, whichever of both is declared first.
+    let asked = v1::GetModelRequest {
+        name: "large".into(),
+    };
+    let found = daemon.models().get(asked).await.unwrap().into_inner();
+    assert_eq!(found.model.unwrap().draft, "small");
     let tokenized = daemon
         .inference()
         .tokenize(v1::TokenizeRequest {

@@ -177,6 +177,7 @@ async fn a_load_preloads_and_pins_where_it_is_asked_to() {
         name: "q".into(),
         pin: true,
         preload: true,
+        ..Default::default()
     };
     let mut events = daemon.models().load(request).await.unwrap().into_inner();
     let (mut stages, mut last) = (Vec::new(), None);
@@ -221,6 +222,57 @@ async fn a_load_preloads_and_pins_where_it_is_asked_to() {
 }
 
 #[tokio::test]
+async fn a_load_names_a_model_that_drafts_for_it() {
+    let daemon = Daemon::start().await;
+    let load = async |path: &str, draft: &str| {
+        let request = v1::LoadRequest {
+            path: path.into(),
+            name: "m".into(),
+            draft: draft.into(),
+            ..Default::default()
+        };
+        let mut events = daemon.models().load(request).await?.into_inner();
+        let mut loaded = None;
+        while let Some(event) = events.message().await? {
+            if let Some(v1::load_event::Event::Loaded(model)) = event.event {
+                loaded = Some(model);
+            }
+        }
+        Ok::<_, tonic::Status>(loaded.expect("the model is the last message"))
+    };
+    let large = "tiny-qwen3moe-Q4_K_M.gguf";
+    let refusals = [
+        ("no-such", Code::NotFound, "tiny-llama-Q4_K_M"),
+        (
+            "tiny-qwen3-Q8_0",
+            Code::InvalidArgument,
+            "it has 2048 tokens there and 1216 here",
+        ),
+    ];
+    for (draft, code, part) in refusals {
+        let refused = load(large, draft).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+        assert!(refused.message().contains(part), "{refused}");
+    }
+    // A file in a model directory is loaded first.
+    let model = load(large, "tiny-llama-Q4_K_M").await.unwrap();
+    assert_eq!(model.draft, "tiny-llama-Q4_K_M");
+    let list = daemon
+        .models()
+        .list(v1::ListModelsRequest {})
+        .await
+        .unwrap();
+    let names: Vec<_> = list
+        .into_inner()
+        .models
+        .into_iter()
+        .map(|m| m.name)
+        .collect();
+    assert_eq!(names, ["m", "tiny-llama-Q4_K_M", "tiny-qwen3-Q8_0"]);
+    assert_eq!(daemon.stop().await, End::Drained);
+}
+
+#[tokio::test]
 async fn a_load_that_is_cancelled_while_it_preloads_leaves_nothing() {
     let daemon = Daemon::start().await;
     // A reader that takes next to nothing holds the preload up.
@@ -230,6 +282,7 @@ async fn a_load_that_is_cancelled_while_it_preloads_leaves_nothing() {
         name: "m".into(),
         pin: true,
         preload: true,
+        ..Default::default()
     };
     let events = ModelsClient::new(slow).load(request).await.unwrap();
     let loaded = |n: usize| {

@@ -32,6 +32,7 @@ pub(super) fn request(file: &Path, name: Option<String>) -> anyhow::Result<LoadR
         name: name.unwrap_or_default(),
         pin: false,
         preload: false,
+        draft: String::new(),
     })
 }
 
@@ -57,13 +58,18 @@ pub(super) async fn load(context: &mut Context, args: LoadArgs) -> anyhow::Resul
     let mut request = request(&args.file, args.name)?;
     request.pin = args.pin;
     request.preload = args.preload;
+    request.draft = args.draft.unwrap_or_default();
     let client = context.connect().await?;
     let model = load_model(&client, request).await?;
     context.output.answer(
         || json::model(&model),
         || {
+            let draft = match model.draft.as_str() {
+                "" => String::new(),
+                name => format!(", {name} drafts"),
+            };
             format!(
-                "{}: {}, {} parameters, {} in {}, {} resident",
+                "{}: {}, {} parameters, {} in {}, {} resident{draft}",
                 model.name,
                 model.architecture,
                 count(model.n_params),

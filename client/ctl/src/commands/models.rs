@@ -120,6 +120,9 @@ fn description(model: &Model) -> String {
         ("resident", size(model.resident_bytes)),
         ("requests", model.active_requests.to_string()),
     ]);
+    if !model.draft.is_empty() {
+        rows.push(("draft model", model.draft.clone()));
+    }
     if let Some(defaults) = &model.defaults {
         rows.push(("defaults", defaults_line(&json::defaults(defaults))));
     }

@@ -31,6 +31,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::api::{COMMAND_CAPACITY, Command, PreloadEvent, Snapshot};
 use crate::config::EngineConfig;
+use crate::draft::DraftModel;
 use crate::error::{Error, from_device};
 use crate::file_watch::FileWatch;
 use crate::handle::EngineHandle;
@@ -80,6 +81,8 @@ pub(crate) struct Entry {
     pub(crate) share: PromptShare,
     /// The block that predicts one token more, where the file has one and tokens are drafted.
     pub(crate) predictor: Option<Predictor>,
+    /// The model that drafts for this one, if one was named.
+    pub(crate) draft: Option<DraftModel>,
     /// Where the states behind drafts go, where sequences have a state and tokens are drafted.
     pub(crate) states: Option<SpareStates>,
 }

@@ -346,7 +346,8 @@ impl Engine {
         };
         let entry = self.models.iter().find(|e| e.id == model);
         let predictor = entry.and_then(|e| e.predictor.as_ref());
-        let predicts = predictor.is_some_and(|p| p.on) && work.takes_drafts();
+        let has_draft_model = entry.is_some_and(|e| e.draft.is_some());
+        let predicts = predictor.is_some_and(|p| p.on) && work.takes_drafts() && !has_draft_model;
         let task = Task {
             seq,
             model,

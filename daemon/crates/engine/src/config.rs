@@ -75,7 +75,8 @@ pub struct EngineConfig {
     pub kv_type: KvType,
     /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more, where that
     /// pays. `None` is on the host alone: there a row's result does not depend on the number of rows, and so the text is
-    /// the same whenever drafts are made.
+    /// the same whenever drafts are made. A model that was loaded with a draft model has its drafts as well, unless this is
+    /// `Some(false)`.
     pub speculate: Option<bool>,
     /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where they are not; `None` is none.
     pub keep_free: Option<Budget>,

@@ -12,7 +12,7 @@ use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use crate::error::Error;
 use crate::prefix::{NodeId, Place, Realm};
-use crate::residency::Residency;
+use crate::residency::{DraftKey, DraftMemory, Residency};
 
 /// Pages that a prompt must go beyond what is found for its end to be worth a pass of its own: the state of recurrent
 /// layers can be kept only where a pass ends.
@@ -63,7 +63,13 @@ pub(crate) struct SequenceMemory {
     lent: Vec<BlockId>,
     sharing: Option<Sharing>,
     predicting: Option<Predicting>,
+    /// What the draft model has of the sequence ([`crate::residency::DraftMemories`]).
+    drafting: Option<DraftKey>,
 }
+
+/// What the draft model had was given up to others.
+#[derive(Debug)]
+pub(crate) struct GivenUp;
 
 /// What a sequence holds for the model's block that predicts a further token.
 #[derive(Debug, Default)]
@@ -458,9 +464,43 @@ impl SequenceMemory {
         }
     }
 
+    /// Takes what the draft model has of the sequence; `Err` if that was given up, `None` if there was none.
+    pub(crate) fn take_drafting(
+        &mut self,
+        residency: &mut Residency,
+    ) -> Result<Option<DraftMemory>, GivenUp> {
+        match self.drafting.take() {
+            None => Ok(None),
+            Some(key) => residency.take_drafting(key).map(Some).ok_or(GivenUp),
+        }
+    }
+
+    /// Positions of which the draft model has keys and values.
+    pub(crate) fn drafting_past(&self, residency: &Residency) -> usize {
+        self.drafting.map_or(0, |key| residency.drafting_past(key))
+    }
+
+    /// Keeps what the draft model has of the sequence.
+    pub(crate) fn keep_drafting(&mut self, residency: &mut Residency, memory: DraftMemory) {
+        self.stop_drafting(residency);
+        self.drafting = Some(residency.keep_drafting(memory));
+    }
+
+    /// Gives back what the draft model has of the sequence.
+    pub(crate) fn stop_drafting(&mut self, residency: &mut Residency) {
+        if let Some(memory) = self
+            .drafting
+            .take()
+            .and_then(|key| residency.take_drafting(key))
+        {
+            memory.free(residency);
+        }
+    }
+
     /// Gives everything back.
     pub(crate) fn free(&mut self, residency: &mut Residency, plan: &Plan) {
         self.stop_predicting(residency, plan);
+        self.stop_drafting(residency);
         for (g, group) in self.groups.drain(..).enumerate() {
             group.free(residency, g);
         }

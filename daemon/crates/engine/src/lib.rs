@@ -12,6 +12,7 @@ mod begin;
 mod commands;
 mod config;
 mod decoding;
+mod draft;
 mod embed;
 mod error;
 mod file_watch;

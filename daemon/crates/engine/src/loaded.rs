@@ -29,6 +29,8 @@ pub enum PrepareStage {
 #[derive(Debug)]
 pub struct PreparedModel {
     pub(crate) loaded: LoadedModel,
+    /// The name of the model that is to draft for it.
+    pub(crate) draft: Option<String>,
 }
 
 /// A registered model.
@@ -42,6 +44,11 @@ pub struct LoadedModel {
 }
 
 impl PreparedModel {
+    /// Has the model of this name, which must be loaded by then, draft tokens for this one.
+    pub fn set_draft(&mut self, name: &str) {
+        self.draft = Some(name.to_owned());
+    }
+
     /// Has chats rendered by the template `source`, and not by the file's.
     ///
     /// # Errors
@@ -96,6 +103,29 @@ impl LoadedModel {
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.contents.tokenizer
+    }
+
+    /// Where another model's vocabulary is not the same, the first difference.
+    pub(crate) fn vocabulary_differs(&self, other: &LoadedModel) -> Option<String> {
+        if Arc::ptr_eq(&self.contents, &other.contents) {
+            return None;
+        }
+        let (ours, theirs) = (self.tokenizer(), other.tokenizer());
+        let (n, m) = (ours.n_vocab(), theirs.n_vocab());
+        let text = |of: &Tokenizer, id| {
+            let bytes = of.token_bytes(id).unwrap_or_default();
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        let differs = |id: &u32| ours.token_bytes(*id) != theirs.token_bytes(*id);
+        match (0..n.min(m) as u32).find(differs) {
+            Some(id) => Some(format!(
+                "token {id} is {:?} there and {:?} here",
+                text(theirs, id),
+                text(ours, id)
+            )),
+            None if n != m => Some(format!("it has {m} tokens there and {n} here")),
+            None => None,
+        }
     }
 
     /// The chat template: the one that it was given, else the file's, if that has one.
@@ -178,6 +208,7 @@ pub fn prepare_among<'a>(
             contents: Arc::clone(&other.contents),
             template: None,
         },
+        draft: None,
     })
 }
 
@@ -227,6 +258,7 @@ pub fn prepare(
             }),
             template: None,
         },
+        draft: None,
     })
 }
 

@@ -23,14 +23,16 @@ impl Engine {
         if self.draining.is_some() {
             return Err(draining());
         }
-        let mut loaded = prepared.loaded;
+        let (mut loaded, draft) = (prepared.loaded, prepared.draft);
         if let Ok(there) = self.find(loaded.name()) {
             // A mere change of permissions or links since is noticed here, and is none of the
             // content.
             let _ = there.loaded.file().check_unchanged();
             let same = there.loaded.file().is_same_as(loaded.file());
             return if same {
-                Ok(Arc::clone(&there.loaded))
+                let there = Arc::clone(&there.loaded);
+                self.attach_draft(&there, draft.as_deref())?;
+                Ok(there)
             } else {
                 Err(Error::NameTaken {
                     name: loaded.name().to_owned(),
@@ -45,6 +47,9 @@ impl Engine {
             }
             .into());
         }
+        let draft = draft
+            .map(|name| self.draft_model(&loaded, &name))
+            .transpose()?;
         // Two loads at once may each have made theirs.
         self.models.iter().any(|there| loaded.share(&there.loaded));
         loaded.set_kv_type(self.config.kv_type);
@@ -64,8 +69,13 @@ impl Engine {
             self.residency.unregister(id)?;
             return Err(from_device(Some((loaded.name(), loaded.path())), error));
         }
-        let predictor = self.register_predictor(&loaded);
-        let states = SpareStates::of(loaded.model().plan()).filter(|_| self.speculates);
+        // One drafts for the model; that is the better one.
+        let predictor = match draft {
+            Some(_) => None,
+            None => self.register_predictor(&loaded),
+        };
+        let drafts = self.speculates || draft.is_some();
+        let states = SpareStates::of(loaded.model().plan()).filter(|_| drafts);
         let loaded = Arc::new(loaded);
         self.models.push(Entry {
             id,
@@ -74,6 +84,7 @@ impl Engine {
             times: PassTimes::default(),
             share: PromptShare::default(),
             predictor,
+            draft,
             states,
         });
         Ok(loaded)
@@ -115,6 +126,7 @@ impl Engine {
         self.residency.pin(id, &all, false)?;
         let predictor = self.models.iter().find(|e| e.id == id);
         let predictor = predictor.and_then(|e| e.predictor.as_ref().map(|p| p.id));
+        self.drafts_no_more(id);
         let ids = [Some(id), predictor].into_iter().flatten();
         let usage = |id| self.residency.cache.model_stats(id).usage.total();
         let freed_bytes = ids.clone().map(usage).sum();

@@ -430,7 +430,7 @@ impl Task {
 }
 
 /// The token of the largest logit, the lowest among equals.
-fn best_of(found: &RowOutput<'_>) -> Option<u32> {
+pub(crate) fn best_of(found: &RowOutput<'_>) -> Option<u32> {
     match found {
         RowOutput::Best(best) => *best,
         RowOutput::Top(top) => top.and_then(|top| top.first()).map(|best| best.0),

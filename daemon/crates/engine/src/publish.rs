@@ -118,6 +118,7 @@ fn model_status(residency: &Residency, entry: &Entry) -> ModelStatus {
             residency.prefixes.kept_bytes_of(entry.id),
         ),
         requests: 0,
+        draft: entry.draft.as_ref().map(|d| d.name.clone()),
     }
 }
 

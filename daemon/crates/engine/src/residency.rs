@@ -6,6 +6,7 @@
 //!
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
 
+mod drafting;
 mod memory;
 mod offload;
 mod prefixes;
@@ -31,6 +32,7 @@ use crate::file_watch::{FileWatch, Waiting};
 use crate::offload::Offload;
 use crate::prefix::Prefixes;
 use crate::tier::Tier;
+pub(crate) use drafting::{DraftKey, DraftMemories, DraftMemory};
 pub(crate) use resident::Resident;
 pub(crate) use source::Source;
 
@@ -47,6 +49,8 @@ pub(crate) struct Residency {
     pub(crate) prefixes: Prefixes,
     /// What of them has a place in the host's memory.
     pub(crate) tier: Tier,
+    /// What draft models have of sequences.
+    drafting: DraftMemories,
     /// Bytes of weights that go before beginnings that no sequence uses.
     wanted_weights: u64,
     tickets: HashMap<UploadTicket, SegmentId>,
@@ -90,6 +94,7 @@ impl Residency {
             stamps: 0,
             prefixes: Prefixes::default(),
             tier: Tier::default(),
+            drafting: DraftMemories::default(),
             wanted_weights: 0,
             tickets: HashMap::new(),
             under_way: HashMap::new(),
@@ -171,6 +176,7 @@ impl Residency {
             let _ = self.wait(segment);
         }
         self.forget_prefixes(model);
+        self.forget_drafting(model);
         self.cache
             .unregister(model, &mut self.actions)
             .map_err(from_cache)?;
@@ -216,7 +222,7 @@ impl Residency {
                 }
                 // What is in the way may be uploads that were started ahead of need.
                 Err(CacheError::NoRoom { .. }) if !self.under_way.is_empty() => self.wait_any(),
-                Err(CacheError::NoRoom { .. }) if self.give_up_oldest() => {}
+                Err(CacheError::NoRoom { .. }) if self.make_way() => {}
                 Err(error) => return Err(from_cache(error)),
             }
         }
@@ -336,7 +342,7 @@ impl Residency {
                     return Ok((block, self.cache.block(block)));
                 }
                 Err(CacheError::NoRoom { .. }) if !self.under_way.is_empty() => self.wait_any(),
-                Err(CacheError::NoRoom { .. }) if self.give_up_oldest() => {}
+                Err(CacheError::NoRoom { .. }) if self.make_way() => {}
                 Err(error) => return Err(from_cache(error)),
             }
         }

@@ -118,6 +118,13 @@ impl Costs for Sizes<'_> {
     }
 }
 
+/// Entries in the device's table of pages that a span of a sequence with so many positions has.
+pub(crate) fn table_entries(plan: &Plan, positions: usize) -> u64 {
+    let longest = plan.kv.iter().map(|g| g.layout.pages_for(positions));
+    let row = longest.max().unwrap_or(0).next_power_of_two().max(8);
+    (row * plan.kv.len()) as u64
+}
+
 /// The scheduler of an engine.
 pub(crate) fn scheduler(config: &EngineConfig) -> Scheduler {
     Scheduler::new(Config {
@@ -182,18 +189,18 @@ impl Engine {
     }
 
     /// Sequences of one pass at most: their pages must have room in the device's table.
-    fn spans_max(&self) -> u32 {
-        let Some(entries) = self.residency.device.page_table_entries() else {
-            return u32::MAX;
-        };
-        let pages = |task: &Task| {
-            let groups = &task.loaded.model().plan().kv;
-            let longest = groups.iter().map(|g| g.layout.pages_for(task.tokens.len()));
-            let row = longest.max().unwrap_or(0).next_power_of_two().max(8);
-            (row * groups.len()) as u64
-        };
+    pub(crate) fn spans_max(&self) -> u32 {
+        let pages = |task: &Task| table_entries(task.loaded.model().plan(), task.tokens.len());
         let most = self.tasks.values().filter(|t| t.begun).map(pages).max();
-        (entries / most.unwrap_or(8).max(1)).max(1) as u32
+        self.spans_within(most.unwrap_or(8))
+    }
+
+    /// Spans of one pass at most that each have so many entries in the device's table of pages.
+    pub(crate) fn spans_within(&self, entries_each: u64) -> u32 {
+        match self.residency.device.page_table_entries() {
+            Some(entries) => (entries / entries_each.max(1)).max(1) as u32,
+            None => u32::MAX,
+        }
     }
 
     /// A request comes.
@@ -272,7 +279,7 @@ impl Engine {
             self.residency.cache.foresee(&[]);
             return None;
         }
-        if self.speculates {
+        if self.speculates || self.models.iter().any(|e| e.draft.is_some()) {
             self.draft();
         }
         let (plan, upcoming) = self.scheduling(self.budget(), |scheduler, view| {
@@ -294,10 +301,24 @@ impl Engine {
         for model in upcoming {
             let entry = self.models.iter().find(|e| e.id.0 == model.0);
             let block = entry.and_then(|e| e.predictor.as_ref()).filter(|p| p.on);
+            let draft = entry.and_then(|e| e.draft.as_ref()).filter(|d| d.is_used());
             models.push(ModelId(model.0));
             models.extend(block.map(|p| p.id));
+            models.extend(draft.map(|d| d.id));
         }
         self.residency.cache.foresee(&models);
+    }
+
+    /// Bytes of scratch of a model's pass.
+    pub(crate) fn scratch_bytes(&self, model: ModelId, rows: usize, outputs: usize) -> u64 {
+        let sizes = Sizes {
+            models: &self.models,
+            device: self.residency.device.as_ref(),
+            known: &self.scratch_sizes,
+            rows_max: self.prefill_chunk.get(),
+        };
+        let model = rocmforge_scheduler::ModelId(model.0);
+        sizes.scratch_bytes(model, rows as u32, outputs as u32)
     }
 
     /// Has sequences draft their next tokens where that pays.
@@ -316,7 +337,8 @@ impl Engine {
             let mut states_left = states.map_or(usize::MAX, |s| s.most(budget));
             for task in self.tasks.values_mut().filter(|t| t.model == entry.id) {
                 let room = spans_left.min(states_left);
-                let drafts = task.draft(rows, room, &entry.times, block_seconds);
+                let texts = self.speculates;
+                let drafts = task.draft(rows, room, &entry.times, block_seconds, texts);
                 states_left -= drafts;
                 rows += drafts;
                 spans_left -= drafts;
@@ -327,7 +349,7 @@ impl Engine {
     }
 
     /// Rows of prompts at most in a pass while somebody waits for his next token, whatever was measured.
-    fn shared_rows_max(&self) -> u32 {
+    pub(crate) fn shared_rows_max(&self) -> u32 {
         (self.prefill_chunk.get() as u32 / SHARED_PART).max(1)
     }
 

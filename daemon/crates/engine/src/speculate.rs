@@ -11,6 +11,9 @@
 //! Where nothing is found, a model's block that predicts a further token drafts one ([`crate::predict`]). Its first drafts are
 //! made whatever they cost, to know how often they are right; a sequence that made none for a while is done with it.
 //!
+//! Where a model has a draft model, that drafts behind a pass what the next one checks ([`crate::draft`]), for all sequences
+//! together, and as many as are worth the time of both models. Where the text's own drafts are worth more, they are made.
+//!
 //! A sequence with a recurrent state makes as many as its model has spare states ([`crate::states`]).
 
 use std::collections::HashMap;
@@ -29,13 +32,16 @@ const ROWS_MAX: usize = 128;
 const STALE_PASSES: u64 = 2048;
 
 /// How likely a draft is right, before any was made.
-const LIKELY_AT_FIRST: f64 = 0.6;
+pub(crate) const LIKELY_AT_FIRST: f64 = 0.6;
 
 /// The weight of a draft's outcome among those before it.
 const WEIGHT: f64 = 1.0 / 16.0;
 
 /// How fast a sequence that makes no drafts comes to try again, a token.
 const RECOVERY: f64 = 1.0 / 128.0;
+
+/// The same for drafts of a draft model, which first has to catch up with the text.
+const MODEL_RECOVERY: f64 = 1.0 / 512.0;
 
 /// What a draft must save at least to be made: times are noisy.
 const GAIN_MIN: f64 = 1.05;
@@ -57,7 +63,32 @@ pub(crate) struct Drafts {
     likely: f64,
     /// The drafts of the next pass.
     pub(crate) next: Vec<u32>,
+    /// Who made them.
+    by: By,
     block: BlockDrafts,
+    model: ModelDrafts,
+}
+
+/// Who made drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The text, in which they stood before.
+    Text,
+    /// The model's block that predicts a further token.
+    Block,
+    /// The model's draft model.
+    Model,
+}
+
+/// What the draft model brought a sequence.
+#[derive(Debug, Default)]
+struct ModelDrafts {
+    /// Its drafts, and how many tokens are before them.
+    foretold: Option<(usize, Vec<u32>)>,
+    /// How likely one is right if those before it were; `None` before it is known.
+    likely: Option<f64>,
+    /// Passes since it was of use.
+    unused: u32,
 }
 
 /// What the model's block that predicts a further token brought a sequence.
@@ -65,8 +96,6 @@ pub(crate) struct Drafts {
 struct BlockDrafts {
     /// Its draft, and how many tokens are before it.
     foretold: Option<(usize, u32)>,
-    /// The drafts of the next pass are its.
-    in_use: bool,
     likely: f64,
     made: u32,
     /// Passes since one was made.
@@ -80,9 +109,10 @@ impl Default for Drafts {
             seen: 0,
             likely: LIKELY_AT_FIRST,
             next: Vec::new(),
+            by: By::Text,
+            model: ModelDrafts::default(),
             block: BlockDrafts {
                 foretold: None,
-                in_use: false,
                 likely: LIKELY_AT_FIRST,
                 made: 0,
                 unused: 0,
@@ -101,7 +131,7 @@ impl Drafts {
         times: &PassTimes,
     ) -> usize {
         self.next.clear();
-        self.block.in_use = false;
+        self.by = By::Text;
         let from = self.look_through(tokens);
         let Some(from) = from else {
             return 0;
@@ -110,10 +140,61 @@ impl Drafts {
         let most = most.min(there.len());
         let n = times.worth(self.likely, most, rows);
         if n == 0 {
-            self.likely += (LIKELY_AT_FIRST - self.likely).max(0.0) * RECOVERY;
+            recover(&mut self.likely, RECOVERY);
         }
         self.next.extend_from_slice(&there[..n]);
         n
+    }
+
+    /// What up to `most` drafts of the text itself behind `tokens` would gain in a pass of `rows` rows without them: 1 is nothing.
+    pub(crate) fn gain_of_text(
+        &mut self,
+        tokens: &[u32],
+        most: usize,
+        rows: usize,
+        times: &PassTimes,
+    ) -> f64 {
+        let from = self.look_through(tokens);
+        let there = from.map_or(0, |from| tokens.len() - from);
+        times.best(self.likely, most.min(there), rows).1
+    }
+
+    /// How likely the draft model's drafts are right; `otherwise` before that is known.
+    pub(crate) fn likely_of_model(&mut self, otherwise: impl FnOnce() -> f64) -> f64 {
+        *self.model.likely.get_or_insert_with(otherwise)
+    }
+
+    /// The draft model is of no use behind this pass. Whether that is so for long.
+    pub(crate) fn rest_model(&mut self) -> bool {
+        let model = &mut self.model;
+        if let Some(likely) = &mut model.likely {
+            recover(likely, MODEL_RECOVERY);
+        }
+        model.unused = model.unused.saturating_add(1);
+        model.unused > TIRED_PASSES
+    }
+
+    /// The draft model drafts these behind `known` tokens.
+    pub(crate) fn foretell_all(&mut self, known: usize, drafts: Vec<u32>) {
+        self.model.unused = 0;
+        self.model.foretold = Some((known, drafts));
+    }
+
+    /// Drafts what the draft model foretold behind `known` tokens, at most `most`. How many there are.
+    pub(crate) fn take_foretold(&mut self, known: usize, most: usize) -> usize {
+        let foretold = self.model.foretold.as_ref();
+        let Some((_, drafts)) = foretold.filter(|(at, _)| *at == known) else {
+            return 0;
+        };
+        self.by = By::Model;
+        self.next.clear();
+        self.next.extend(drafts.iter().take(most));
+        self.next.len()
+    }
+
+    /// Who made the drafts of the next pass.
+    pub(crate) fn by(&self) -> By {
+        self.by
     }
 
     /// Takes note of new tokens; where the last ones stood before.
@@ -149,7 +230,7 @@ impl Drafts {
         if block.made >= TRIALS && !times.pays(block.likely, rows, block_seconds) {
             return 0;
         }
-        block.in_use = true;
+        self.by = By::Block;
         self.next.push(token);
         1
     }
@@ -163,20 +244,32 @@ impl Drafts {
 
     /// So many of `made` drafts were right; the next one was wrong, if there was one.
     pub(crate) fn note(&mut self, made: usize, right: usize) {
-        let wrong = usize::from(right < made);
-        let likely = match self.block.in_use {
-            true => &mut self.block.likely,
-            false => &mut self.likely,
+        let likely = match self.by {
+            By::Text => &mut self.likely,
+            By::Block => &mut self.block.likely,
+            By::Model => self.model.likely.get_or_insert(LIKELY_AT_FIRST),
         };
-        for outcome in std::iter::repeat_n(1.0, right).chain(std::iter::repeat_n(0.0, wrong)) {
-            *likely += (outcome - *likely) * WEIGHT;
-        }
-        if std::mem::take(&mut self.block.in_use) {
+        learn(likely, made, right);
+        if self.by == By::Block {
             self.block.made += made as u32;
             self.block.unused = 0;
         }
+        self.by = By::Text;
         self.next.clear();
     }
+}
+
+/// Of `made` drafts the first `right` were right.
+pub(crate) fn learn(likely: &mut f64, made: usize, right: usize) {
+    let wrong = usize::from(right < made);
+    for outcome in std::iter::repeat_n(1.0, right).chain(std::iter::repeat_n(0.0, wrong)) {
+        *likely += (outcome - *likely) * WEIGHT;
+    }
+}
+
+/// What was found to be unlikely comes to be tried again.
+pub(crate) fn recover(likely: &mut f64, by: f64) {
+    *likely += (LIKELY_AT_FIRST - *likely).max(0.0) * by;
 }
 
 /// The last tokens.
@@ -237,20 +330,86 @@ impl PassTimes {
 
     /// How many drafts of this likelihood are worth their rows beside `rows` others.
     fn worth(&self, likely: f64, most: usize, rows: usize) -> usize {
-        let Some(without) = self.seconds(rows) else {
-            return 0;
-        };
-        let gain = |n: usize| {
-            let right: f64 = (1..=n).map(|i| likely.powi(i as i32)).sum();
-            let with = self.seconds(rows + n)?;
-            Some((rows as f64 + right) / rows as f64 * without / with)
-        };
-        let gains = DRAFTS.iter().filter(|n| **n <= most);
-        let gains = gains.filter_map(|&n| gain(n).map(|gain| (n, gain)));
-        let best = gains.max_by(|a, b| a.1.total_cmp(&b.1));
-        best.filter(|(_, gain)| *gain > GAIN_MIN)
-            .map_or(0, |(n, _)| n)
+        self.best(likely, most, rows).0
     }
+
+    /// The same, and how many times as many tokens a second there are with them.
+    fn best(&self, likely: f64, most: usize, rows: usize) -> (usize, f64) {
+        let chance = Chance {
+            likely,
+            most,
+            unknown: 0,
+        };
+        let worth = self.worth_of_model(&[chance], rows, &|_, _| 0.0);
+        (worth.drafts, worth.gain)
+    }
+
+    /// How many drafts of a draft model are worth their rows beside `rows` others, for the first so many of `chances`, which
+    /// are in falling order of likelihood. `drafting` has the seconds that the draft model takes for so many of them each.
+    pub(crate) fn worth_of_model(
+        &self,
+        chances: &[Chance],
+        rows: usize,
+        drafting: &dyn Fn(&[Chance], usize) -> f64,
+    ) -> Worth {
+        let mut best = Worth::NOTHING;
+        let Some(without) = self.seconds(rows) else {
+            return best;
+        };
+        for n in DRAFTS {
+            let (mut right, mut more) = (0.0, 0);
+            for (i, chance) in chances.iter().enumerate() {
+                let most = n.min(chance.most);
+                right += (1..=most)
+                    .map(|i| chance.likely.powi(i as i32))
+                    .sum::<f64>();
+                more += most;
+                let Some(with) = self.seconds(rows + more) else {
+                    break;
+                };
+                let with = with + drafting(&chances[..=i], n);
+                let gain = (rows as f64 + right) / rows as f64 * without / with;
+                if gain > best.gain.max(GAIN_MIN) && (most == n || chances.len() > 1) {
+                    best = Worth {
+                        drafts: n,
+                        sequences: i + 1,
+                        gain,
+                    };
+                }
+            }
+        }
+        best
+    }
+}
+
+/// A sequence for which tokens could be drafted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chance {
+    /// How likely a draft is right if those before it were.
+    pub(crate) likely: f64,
+    /// Drafts at most.
+    pub(crate) most: usize,
+    /// Rows that the draft model has to compute first.
+    pub(crate) unknown: usize,
+}
+
+/// What is worth to be drafted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Worth {
+    /// Drafts of each sequence at most.
+    pub(crate) drafts: usize,
+    /// How many sequences.
+    pub(crate) sequences: usize,
+    /// How many times as many tokens a second there are with them.
+    pub(crate) gain: f64,
+}
+
+impl Worth {
+    const NOTHING: Self = Self {
+        drafts: 0,
+        sequences: 0,
+        gain: 1.0,
+    };
 }
 
 #[cfg(test)]
@@ -362,6 +521,62 @@ mod tests {
             assert!(!drafts.is_tired());
         }
         assert!(drafts.is_tired());
+    }
+
+    #[test]
+    fn a_draft_model_drafts_for_those_for_whom_it_pays() {
+        let cheap = times(0.01);
+        let chance = |likely| Chance {
+            likely,
+            most: 7,
+            unknown: 1,
+        };
+        let each = |seconds: f64| move |_: &[Chance], n: usize| seconds * n as f64;
+        let (likely, unlikely) = (chance(0.9), chance(0.05));
+        let worth = cheap.worth_of_model(&[likely], 1, &each(0.1));
+        assert_eq!((worth.drafts, worth.sequences), (7, 1));
+        assert!(worth.gain > 3.0 && worth.gain < 3.5, "{worth:?}");
+        // Its own time counts, and so does what there may be of them.
+        assert_eq!(cheap.worth_of_model(&[likely], 1, &each(0.5)).drafts, 3);
+        let few = Chance { most: 2, ..likely };
+        assert_eq!(cheap.worth_of_model(&[few], 1, &each(0.1)).drafts, 1);
+        let nothing = cheap.worth_of_model(&[likely], 1, &each(1.0));
+        assert_eq!(nothing, Worth::NOTHING);
+        // Those that are hardly ever right are left out.
+        let worth = cheap.worth_of_model(&[likely, unlikely], 2, &each(0.1));
+        assert_eq!((worth.drafts, worth.sequences), (7, 1));
+        // With many sequences a row costs what it is worth.
+        let dear = times(1.0);
+        assert_eq!(dear.worth_of_model(&[likely; 32], 32, &each(0.1)).drafts, 0);
+        assert_eq!(dear.worth_of_model(&[], 1, &each(0.1)), Worth::NOTHING);
+    }
+
+    #[test]
+    fn what_the_draft_model_foretold_is_drafted_at_its_place() {
+        let mut drafts = Drafts::default();
+        assert_eq!(drafts.likely_of_model(|| 0.5), 0.5);
+        drafts.foretell_all(4, vec![5, 6, 7]);
+        assert_eq!(drafts.take_foretold(5, 9), 0, "for another place");
+        assert_eq!(drafts.take_foretold(4, 0), 0);
+        // A sequence that was left out of a pass has its drafts in the next one.
+        for most in [9, 2] {
+            assert_eq!(drafts.take_foretold(4, most), most.min(3));
+            assert_eq!(drafts.by(), By::Model);
+        }
+        assert_eq!(drafts.next, [5, 6]);
+        drafts.note(2, 2);
+        assert!(drafts.likely_of_model(|| 0.0) > 0.5);
+        assert_eq!(drafts.likely, LIKELY_AT_FIRST);
+        // One that is of no use for long gives its part back, and comes to be tried again.
+        drafts.model.likely = Some(0.1);
+        for _ in 0..TIRED_PASSES {
+            assert!(!drafts.rest_model());
+        }
+        assert!(drafts.rest_model());
+        let likely = drafts.likely_of_model(|| 0.0);
+        assert!(0.1 < likely && likely < 0.2, "{likely}");
+        drafts.foretell_all(9, vec![1]);
+        assert!(!drafts.rest_model());
     }
 
     #[test]

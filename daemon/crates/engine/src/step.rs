@@ -20,6 +20,7 @@ use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
 use crate::member::{Member, Stepped, interest};
 use crate::pass::{self, Pass, RowOutput};
+use crate::speculate::By;
 use crate::stop::Checked;
 use crate::task::{Generation, Task, Work};
 
@@ -49,6 +50,7 @@ impl Engine {
                 self.passes_before_admission = self.passes_before_admission.saturating_sub(1);
                 self.note_pass(&plan, begun.elapsed());
                 self.predict(&plan, &mut members);
+                self.draft_ahead(&plan, &mut members);
                 let ended = self.take_back(members);
                 self.conclude(ended);
             }
@@ -258,6 +260,11 @@ impl Engine {
                 && told > 0
                 && made > 0
             {
+                if g.drafts.by() == By::Model
+                    && let Some(pair) = self.draft_entry(task.model)
+                {
+                    pair.note(made as usize, right as usize);
+                }
                 g.drafts.note(made as usize, right as usize);
                 g.drafted = (g.drafted.0 + made, g.drafted.1 + right);
             }
@@ -389,6 +396,9 @@ impl Engine {
                 if let Some(states) = &mut entry.states {
                     states.free(&mut self.residency);
                 }
+                if let Some(id) = entry.draft.as_ref().map(|d| d.id) {
+                    self.rest_draft_model(id);
+                }
             }
         }
         self.note_wanted_weights();
@@ -398,17 +408,22 @@ impl Engine {
     }
 
     fn ensure_scratch(&mut self, model: ModelId, plan: &PassPlan) -> Result<(), Error> {
+        // The draft model's passes run behind, if there is room for theirs.
+        let draft = self.draft_entry(model).filter(|d| d.is_used());
+        let of_draft = draft.map(|d| d.id).map_or(0, |id| {
+            let (rows, outputs) = (plan.rows as usize, plan.outputs_at_a_time as usize);
+            self.scratch_bytes(id, rows, outputs)
+        });
+        let bytes = plan.scratch_bytes.max(of_draft.min(plan.scratch_bytes_max));
         if let Some((_, has)) = self.scratch {
             // What a long prompt took would be uploaded again for every token of a model that does not fit.
-            let spare = has / 2 > plan.scratch_bytes
-                && !self.residency.cache.fits(model)
-                && !self.prompts_go_on();
-            if (plan.scratch_bytes..=plan.scratch_bytes_max).contains(&has) && !spare {
+            let spare =
+                has / 2 > bytes && !self.residency.cache.fits(model) && !self.prompts_go_on();
+            if (bytes..=plan.scratch_bytes_max).contains(&has) && !spare {
                 return Ok(());
             }
             self.free_scratch();
         }
-        let bytes = plan.scratch_bytes;
         let (block, _) = self.residency.reserve(BlockKind::Scratch, None, bytes)?;
         self.scratch = Some((block, bytes));
         Ok(())

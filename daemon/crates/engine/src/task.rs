@@ -211,15 +211,18 @@ impl Task {
         self.loaded.model().plan().state_elements > 0 && self.work.takes_drafts()
     }
 
-    /// Drafts the tokens of its next pass, which has `rows` rows without them, if that is one of a token. How many.
+    /// Drafts the tokens of its next pass, which has `rows` rows without them, if that is one of a token. How many. The text and
+    /// the model's block draft only where `texts` says so.
     pub(crate) fn draft(
         &mut self,
         rows: usize,
         room: usize,
         times: &PassTimes,
         block_seconds: f64,
+        texts: bool,
     ) -> usize {
         let decodes = self.begun && self.n_past + 1 == self.tokens.len();
+        let most = self.drafts_at_most().min(room);
         let Work::Generate(g) = &mut self.work else {
             return 0;
         };
@@ -227,22 +230,39 @@ impl Task {
         if !decodes || !g.chooser.takes_drafts() {
             return 0;
         }
-        // Each right one is a token, of which there may be so many; each is an event.
-        let wanted = g
-            .max_tokens
-            .map_or(usize::MAX, |max| (max - g.generated) as usize);
-        let most = wanted
-            .min(self.n_ctx - self.tokens.len() + 1)
-            .min((g.events.capacity() + 1).saturating_sub(STEP_EVENTS))
-            .saturating_sub(1)
-            .min(room);
+        let known = self.tokens.len();
+        match g.drafts.take_foretold(known, most) {
+            0 if texts => {}
+            n => return n,
+        }
         match g.drafts.draft(&self.tokens, most, rows, times) {
-            0 if self.predicts && most > 0 => {
-                let known = self.tokens.len();
-                g.drafts.foretold(known, rows, times, block_seconds)
-            }
+            0 if self.predicts && most > 0 => g.drafts.foretold(known, rows, times, block_seconds),
             n => n,
         }
+    }
+
+    /// Drafts that there may be behind its tokens: each right one is a token, of which there may be so many; each is an event.
+    pub(crate) fn drafts_at_most(&self) -> usize {
+        let Work::Generate(g) = &self.work else {
+            return 0;
+        };
+        let wanted = g
+            .max_tokens
+            .map_or(usize::MAX, |max| max.saturating_sub(g.generated) as usize);
+        wanted
+            .min(self.n_ctx.saturating_sub(self.tokens.len()) + 1)
+            .min((g.events.capacity() + 1).saturating_sub(STEP_EVENTS))
+            .saturating_sub(1)
+    }
+
+    /// Tokens that it may come to yet.
+    pub(crate) fn remaining(&self) -> usize {
+        let wanted = match &self.work {
+            Work::Generate(g) => g.max_tokens.map(|max| max.saturating_sub(g.generated)),
+            Work::Score(_) | Work::Embed(_) => Some(0),
+        };
+        let room = self.n_ctx.saturating_sub(self.tokens.len());
+        wanted.map_or(room, |wanted| room.min(wanted as usize))
     }
 
     /// The ids of its next `rows` rows: known tokens, then drafts.

@@ -42,6 +42,8 @@ pub struct Declared {
     pub preload: bool,
     /// Pin all of its segments.
     pub pin: bool,
+    /// Name or alias of the model that drafts for it.
+    pub draft: Option<String>,
     /// What its requests have where they leave it unset.
     pub defaults: Defaults,
 }
@@ -96,6 +98,19 @@ impl Book {
     pub fn asked(&self, name: &str) -> Option<&Declared> {
         let find = |name: &str| self.model(&self.real_name(name));
         find(name).or_else(|| find(name.strip_suffix(DEFAULT_TAG)?))
+    }
+
+    /// The models, those that draft before those for which they do.
+    fn drafts_first(&self) -> Vec<&Declared> {
+        let draft_of = |model: &Declared| self.asked(model.draft.as_deref()?);
+        let depth = |model: &&Declared| {
+            let chain = std::iter::successors(Some(*model), |model| draft_of(model));
+            // Settings are refused where it leads back to where it began.
+            chain.take(self.models.len()).count()
+        };
+        let mut models: Vec<&Declared> = self.models.iter().collect();
+        models.sort_by_key(depth);
+        models
     }
 
     /// The aliases of a model.
@@ -172,7 +187,8 @@ impl Service {
     /// told in the log, too, and tried again at its first use over HTTP.
     pub async fn register_declared(&self) -> Registration {
         let mut registration = Registration::default();
-        for model in self.declared().models() {
+        let book = self.declared();
+        for model in book.drafts_first() {
             if let Ok(loaded) = self.engine.model(&model.name) {
                 let path = model.path.clone();
                 let real = tokio::task::spawn_blocking(move || path.canonicalize()).await;
@@ -213,12 +229,19 @@ impl Service {
                 .template
                 .as_ref()
                 .map(|t| Arc::clone(&t.source)),
+            draft: model.draft.clone(),
         };
-        let asked = format!("path={:?} pin={} as declared", load.path, load.pin);
+        let mut asked = format!("path={:?} pin={} as declared", load.path, load.pin);
+        if let Some(draft) = &load.draft {
+            asked += &format!(" draft={draft:?}");
+        }
         let log = RequestLog::audit("Load", &load.name, &asked, arrival);
         // Nobody reads the steps of such a load.
         let (steps, _) = mpsc::channel(1);
-        let loaded = self.load(&load, &steps, arrival.passed()).await;
+        let loaded = match self.with_draft_loaded(load, arrival).await {
+            Ok(load) => self.load(&load, &steps, arrival.passed()).await,
+            Err(failure) => Err(failure),
+        };
         log.end(loaded).map(drop)
     }
 
@@ -269,6 +292,7 @@ mod tests {
             aliases: vec!["gpt-4".to_owned()],
             preload: false,
             pin: false,
+            draft: None,
             defaults: Defaults::default(),
         }]);
         assert_eq!(book.real_name("gpt-4"), "a");

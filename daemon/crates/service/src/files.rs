@@ -305,6 +305,7 @@ impl Service {
             pin: false,
             preload: false,
             template: None,
+            draft: None,
         };
         let arguments = format!("path={:?} at its first use", load.path);
         let log = RequestLog::audit("Load", &load.name, &arguments, arrival);

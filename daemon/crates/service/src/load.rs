@@ -11,6 +11,7 @@ use rocmforge_gguf::PartName;
 use tokio::sync::mpsc;
 
 use crate::Service;
+use crate::arrival::Arrival;
 use crate::check::Violations;
 use crate::failure::{self, Failure};
 
@@ -52,6 +53,8 @@ pub struct Load {
     pub preload: bool,
     /// A chat template in the place of the file's.
     pub template: Option<Arc<str>>,
+    /// Name or alias of the model that is to draft for it.
+    pub draft: Option<String>,
 }
 
 impl Load {
@@ -86,7 +89,15 @@ impl Load {
             pin,
             preload,
             template: None,
+            draft: None,
         })
+    }
+
+    /// The same with a model that drafts for it; an empty name is none.
+    #[must_use]
+    pub fn with_draft(mut self, name: &str) -> Self {
+        self.draft = (!name.is_empty()).then(|| name.to_owned());
+        self
     }
 }
 
@@ -163,6 +174,23 @@ impl Service {
         }
     }
 
+    /// The load with the model loaded that is to draft, by its own name.
+    ///
+    /// # Errors
+    /// NOT_FOUND with the names that there are, and those of that model's load.
+    pub async fn with_draft_loaded(
+        &self,
+        mut load: Load,
+        arrival: &Arrival,
+    ) -> Result<Load, Failure> {
+        if let Some(name) = &load.draft {
+            // Its own load may have one that drafts for it.
+            let found = Box::pin(self.model_at_first_use("draft", name, arrival)).await?;
+            load.draft = Some(found.name().to_owned());
+        }
+        Ok(load)
+    }
+
     /// Unloads what a load has left. What was under way for it may take a moment to end.
     async fn forget(&self, name: &str) {
         let give_up = Instant::now() + FORGET_WAIT_MAX;
@@ -194,7 +222,7 @@ impl Service {
             load.name.clone(),
             steps.clone(),
         );
-        let template = load.template.clone();
+        let (template, draft) = (load.template.clone(), load.draft.clone());
         let snapshot = self.engine.snapshot();
         let prepared = tokio::task::spawn_blocking(move || {
             let _place = place;
@@ -213,6 +241,9 @@ impl Service {
             let prepared = prepared.and_then(|mut prepared| {
                 if let Some(source) = &template {
                     prepared.set_template(source)?;
+                }
+                if let Some(name) = &draft {
+                    prepared.set_draft(name);
                 }
                 Ok(prepared)
             });

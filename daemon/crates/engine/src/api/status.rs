@@ -161,6 +161,8 @@ pub struct ModelStatus {
     pub cache: CacheStatus,
     /// Requests of it that run or wait.
     pub requests: u32,
+    /// The name of the model that drafts for it.
+    pub draft: Option<String>,
 }
 
 /// Where a segment is.

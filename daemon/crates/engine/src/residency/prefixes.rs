@@ -68,8 +68,10 @@ impl Residency {
         some
     }
 
-    /// Gives up all on the device that no sequence uses. How many bytes that were.
+    /// Gives up all on the device that no sequence needs, also what draft models have of sequences. How many bytes of beginnings
+    /// that were.
     pub(crate) fn give_up_all(&mut self) -> u64 {
+        while self.give_up_drafting() {}
         let kept = self.prefixes.kept_bytes();
         while self.prefixes.kept_bytes() > 0 && self.give_up_oldest() {}
         kept - self.prefixes.kept_bytes()
