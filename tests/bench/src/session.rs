@@ -83,15 +83,23 @@ impl Session {
     /// # Errors
     /// As [`Session::start`].
     pub(crate) fn start_as(config: EngineConfig) -> Result<Self> {
+        // Where tokens are drafted, a rate depends on what random weights happen to repeat.
+        let speculate = config.speculate.or(Some(false));
+        Self::start_exactly(EngineConfig {
+            speculate,
+            ..config
+        })
+    }
+
+    /// Starts the engine, which drafts where it would for a user.
+    ///
+    /// # Errors
+    /// As [`Session::start`].
+    pub(crate) fn start_exactly(config: EngineConfig) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()?;
-        // Where tokens are drafted, a rate depends on what random weights happen to repeat.
-        let speculate = config.speculate.or(Some(false));
-        let (engine, thread) = start(EngineConfig {
-            speculate,
-            ..config
-        })?;
+        let (engine, thread) = start(config)?;
         Ok(Self {
             runtime,
             engine,
@@ -135,6 +143,24 @@ impl Session {
         let prepared = prepare(name, MappedFile::open_model(path)?, &mut |_| {})?;
         let model = self.runtime.block_on(self.engine.load(prepared));
         model.with_context(|| format!("{} does not load", path.display()))
+    }
+
+    /// [`Session::load`] of a model for which one that is loaded drafts.
+    ///
+    /// # Errors
+    /// What loading gives.
+    pub(crate) fn load_with_draft(
+        &self,
+        name: &str,
+        path: &Path,
+        draft: &str,
+    ) -> Result<Arc<LoadedModel>> {
+        let mut prepared = prepare(name, MappedFile::open_model(path)?, &mut |_| {})?;
+        prepared.set_draft(draft);
+        let model = self.runtime.block_on(self.engine.load(prepared));
+        let model = model.with_context(|| format!("{} does not load", path.display()))?;
+        model.tokenizer().encode("a", false, false)?;
+        Ok(model)
     }
 
     /// Forgets a model.

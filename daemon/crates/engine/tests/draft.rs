@@ -497,8 +497,12 @@ async fn drafts_end_where_the_draft_models_context_does() {
 }
 
 /// On a card, where the text's own drafts are not made unless asked for: all of the same model's are right. Everything
-/// resident, a part of it, and where the host computes what is missing. The texts of all.
-async fn drafts_on(start: &dyn Fn(EngineConfig) -> Result<Running, Error>) -> Vec<Vec<Vec<u32>>> {
+/// resident, a part of it (where drafts are asked for only if there is surely room), and where the host computes what is
+/// missing. The texts of all.
+async fn drafts_on(
+    start: &dyn Fn(EngineConfig) -> Result<Running, Error>,
+    has_room: bool,
+) -> Vec<Vec<Vec<u32>>> {
     let mut texts = Vec::new();
     for drafts in [false, true] {
         for (budget, offload) in [
@@ -527,7 +531,9 @@ async fn drafts_on(start: &dyn Fn(EngineConfig) -> Result<Running, Error>) -> Ve
             };
             let (drafted, right) = (count(&|s| s.drafted_tokens), count(&|s| s.accepted_tokens));
             println!("{budget}, {offload:?}: {right} of {drafted} drafts were right");
-            assert_eq!(drafted > 0, drafts, "{budget}, {offload:?}");
+            if has_room || budget > 2 << 20 {
+                assert_eq!(drafted > 0, drafts, "{budget}, {offload:?}");
+            }
             // Where the number of rows chooses the kernel, one that is nearly as likely may be drafted.
             assert!(right * 4 >= drafted * 3, "{right} of {drafted}");
             texts.push(ended.into_iter().map(|(ids, _)| ids).collect::<Vec<_>>());
@@ -540,7 +546,8 @@ async fn drafts_on(start: &dyn Fn(EngineConfig) -> Result<Running, Error>) -> Ve
 #[tokio::test]
 async fn a_draft_model_drafts_through_the_hip_path() {
     let runtime = Runtime::new();
-    let texts = drafts_on(&|config| runtime.start_as(gpu_config(&runtime), config)).await;
+    let start = |config| runtime.start_as(gpu_config(&runtime), config);
+    let texts = drafts_on(&start, true).await;
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
     assert_eq!(runtime.violations(), Vec::<String>::new());
     assert_eq!(runtime.live(), Live::default());
@@ -562,7 +569,8 @@ async fn a_draft_model_drafts_on_a_card() {
             Err(error) => println!("skipped: {device:?}: {error}"),
             Ok(trial) => {
                 trial.end().unwrap();
-                drafts_on(&on_card).await;
+                // A card's kernels take so much of 2 MiB that drafts may have no room.
+                drafts_on(&on_card, false).await;
             }
         }
     }

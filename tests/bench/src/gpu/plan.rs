@@ -28,8 +28,9 @@ pub(crate) struct Plan {
     pub(crate) shapes: Vec<(Kind, Kind)>,
     /// Texts that are scored, of so many tokens each.
     pub(crate) scored: [(usize, usize); 3],
-    /// A model whose text repeats.
+    /// A model whose text repeats, and a small one whose text goes on alike.
     pub(crate) circling: Kind,
+    pub(crate) drafting: Kind,
     /// The model of the text and of the rounds.
     pub(crate) small: Kind,
     /// Models of the mixed load.
@@ -107,6 +108,7 @@ impl Plan {
             ],
             scored: [(60, 2), (4, 41), (2, 301)],
             circling: (Llama8bCircling, Q4KM),
+            drafting: (MiniCircling, Q4KM),
             small: (Llama1b, Q4_0),
             mixed: vec![
                 (Llama8b, Q4KM),
@@ -156,6 +158,7 @@ impl Plan {
             ],
             scored: [(3, 2), (1, 21), (1, 71)],
             circling: (MiniCircling, Q4KM),
+            drafting: (MiniCircling, Q4KM),
             small: (Mini, Q4_0),
             mixed: vec![(Mini, Q4_0), (Mini, Q8_0)],
             loads: 2,

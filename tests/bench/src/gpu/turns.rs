@@ -66,55 +66,79 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
     bench.add(Row::new(&name, figure("computed again"), "ms", &anew));
     session.end()?;
 
-    speculation(bench, check, (&path, &name))?;
+    for by in [By::Nothing, By::TheText] {
+        speculation(bench, &path, &name, by)?;
+    }
     let circling = bench.plan.circling;
     let (path, name) = (bench.models.get(circling, 1)?, title(circling));
-    speculation(bench, check, (&path, &name))?;
+    let small = bench.models.get(bench.plan.drafting, 1)?;
+    let mut texts = Vec::new();
+    for by in [By::Nothing, By::TheText, By::Model(&small)] {
+        texts.push(speculation(bench, &path, &name, by)?);
+    }
+    // Random weights choose between tokens that are nearly equal; a text that goes round does not.
+    if texts.iter().any(|text| *text != texts[0]) {
+        check.fail(format!("drafts change a text: {texts:?}"));
+    }
     bench.models.done(&path);
     Ok(())
 }
 
-/// Decode without drafts and with them, which must be worth it or cost little.
-fn speculation(bench: &mut Bench, check: &mut Check, (path, name): (&Path, &str)) -> Result<()> {
+/// What drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By<'a> {
+    Nothing,
+    /// What was said before.
+    TheText,
+    /// A small model with the same vocabulary.
+    Model(&'a Path),
+}
+
+/// Decode with drafts or without; a text, as rows of the vocabulary.
+fn speculation(bench: &mut Bench, path: &Path, name: &str, by: By<'_>) -> Result<Vec<u32>> {
     let runs = bench.plan.runs;
-    let mut texts = Vec::new();
-    for speculate in [false, true] {
-        let mut session = Session::start_as(EngineConfig {
-            device: bench.device.choice(),
-            speculate: Some(speculate),
-            ..EngineConfig::default()
-        })?;
-        let (model, _) = session.load("main", path)?;
-        session.generate(&model, 1, 2)?;
-        let (text, _) = ask(&session, &model, &[1, 2, 3], ANSWER, true)?;
-        // Rows of the vocabulary repeat after so many, and equal ones are equally likely.
-        let row = |id: u32| id % POOL_BLOCKS as u32;
-        texts.push(text.into_iter().map(row).collect::<Vec<_>>());
-        let (mut rates, mut accepted) = (Vec::new(), Vec::new());
-        for counted in std::iter::once(false).chain((0..runs).map(|_| true)) {
-            let summary = session.generate(&model, 64, bench.plan.decode)?;
-            if counted {
-                rates.push(summary.decode_tokens_per_s);
-                accepted.push(f64::from(summary.accepted_tokens));
-            }
+    let mut session = Session::start_exactly(EngineConfig {
+        device: bench.device.choice(),
+        speculate: match by {
+            By::Nothing => Some(false),
+            By::TheText => Some(true),
+            By::Model(_) => None,
+        },
+        ..EngineConfig::default()
+    })?;
+    let model = match by {
+        By::Model(small) => {
+            session.load("small", small)?;
+            session.load_with_draft("main", path, "small")?
         }
-        let with = if speculate { "on" } else { "off" };
-        let figure = format!("decode, speculation {with}");
-        bench.add(Row::new(name, figure, "tokens/s", &rates));
-        if speculate {
-            let figure = format!("drafts accepted, of {} tokens", bench.plan.decode);
-            bench.add(Row::new(name, figure, "tokens", &accepted));
+        _ => session.load("main", path)?.0,
+    };
+    session.generate(&model, 1, 2)?;
+    let (text, _) = ask(&session, &model, &[1, 2, 3], ANSWER, true)?;
+    // Rows of the vocabulary repeat after so many, and equal ones are equally likely.
+    let row = |id: u32| id % POOL_BLOCKS as u32;
+    let text = text.into_iter().map(row).collect();
+    let (mut rates, mut accepted) = (Vec::new(), Vec::new());
+    for counted in std::iter::once(false).chain((0..runs).map(|_| true)) {
+        let summary = session.generate(&model, 64, bench.plan.decode)?;
+        if counted {
+            rates.push(summary.decode_tokens_per_s);
+            accepted.push(f64::from(summary.accepted_tokens));
         }
-        session.end()?;
     }
-    // Random weights choose between tokens that are nearly equal; a text that goes round does not.
-    if name == title(bench.plan.circling) && texts[0] != texts[1] {
-        check.fail(format!(
-            "with drafts {:?}, without {:?}",
-            texts[1], texts[0]
-        ));
+    let how = match by {
+        By::Nothing => "speculation off",
+        By::TheText => "speculation on",
+        By::Model(_) => "a draft model",
+    };
+    let figure = format!("decode, {how}");
+    bench.add(Row::new(name, figure, "tokens/s", &rates));
+    if by != By::Nothing {
+        let figure = format!("{how}: drafts accepted, of {} tokens", bench.plan.decode);
+        bench.add(Row::new(name, figure, "tokens", &accepted));
     }
-    Ok(())
+    session.end()?;
+    Ok(text)
 }
 
 /// A greedy answer of at most `n` tokens.
