@@ -1,7 +1,8 @@
 //! TLS handshakes, bounded in time and number.
 //!
 //! *Invariants:* a client that does not end its handshake within [`HANDSHAKE_WAIT_MAX`] is closed;
-//! above [`HANDSHAKES_MAX`] the oldest makes room, so that slow ones keep nobody out.
+//! above [`HANDSHAKES_MAX`] the one that was accepted first makes room, so that slow ones keep
+//! nobody out.
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,13 +38,16 @@ struct UnderWay {
     open: VecDeque<(u64, oneshot::Sender<()>)>,
 }
 
-/// A place, given back when it is dropped.
-struct Place<'a> {
-    all: &'a Handshakes,
+/// A place for a handshake, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    all: Arc<Handshakes>,
     id: u64,
+    /// Ready when the place has to be given up.
+    given_up: oneshot::Receiver<()>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
         self.all.lock().open.retain(|(id, _)| *id != self.id);
     }
@@ -55,8 +59,9 @@ impl Handshakes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place, and what is ready when it has to be given up.
-    fn enter(&self) -> (Place<'_>, oneshot::Receiver<()>) {
+    /// A place for a connection. To be asked for where connections are accepted: tasks do not run in
+    /// the order in which they are spawned, and places are given up in the order of this call.
+    pub(super) fn enter(self: &Arc<Self>) -> Place {
         let (sender, given_up) = oneshot::channel();
         let mut under_way = self.lock();
         if under_way.open.len() >= HANDSHAKES_MAX {
@@ -65,24 +70,29 @@ impl Handshakes {
         let id = under_way.next;
         under_way.next += 1;
         under_way.open.push_back((id, sender));
-        (Place { all: self, id }, given_up)
+        Place {
+            all: Arc::clone(self),
+            id,
+            given_up,
+        }
     }
+}
 
+impl Place {
     /// Makes a handshake.
     ///
     /// # Errors
     /// When the client does not, takes too long, or has to make room for others.
     pub(super) async fn make(
-        &self,
+        mut self,
         stream: TcpStream,
         config: Arc<ServerConfig>,
     ) -> io::Result<TlsStream<TcpStream>> {
-        let (_place, given_up) = self.enter();
         tokio::select! {
             made = tokio::time::timeout(HANDSHAKE_WAIT_MAX, shake(stream, config)) => {
                 made.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             }
-            _ = given_up => Err(io::ErrorKind::ConnectionAborted.into()),
+            _ = &mut self.given_up => Err(io::ErrorKind::ConnectionAborted.into()),
         }
     }
 }
@@ -113,20 +123,20 @@ mod tests {
 
     #[test]
     fn the_oldest_makes_room() {
-        let all = Handshakes::default();
+        let all = Arc::new(Handshakes::default());
         let mut places: Vec<_> = (0..HANDSHAKES_MAX).map(|_| all.enter()).collect();
-        assert!(places.iter_mut().all(|(_, given_up)| is_open(given_up)));
-        let (one_more, mut its_word) = all.enter();
-        assert!(is_open(&mut its_word));
-        assert!(!is_open(&mut places[0].1), "the first one came first");
-        assert!(is_open(&mut places[1].1));
+        assert!(places.iter_mut().all(is_open));
+        let mut one_more = all.enter();
+        assert!(is_open(&mut one_more));
+        assert!(!is_open(&mut places[0]), "the first one came first");
+        assert!(is_open(&mut places[1]));
         drop(one_more);
         drop(places);
         assert!(all.lock().open.is_empty());
     }
 
-    fn is_open(given_up: &mut oneshot::Receiver<()>) -> bool {
-        given_up.try_recv() == Err(oneshot::error::TryRecvError::Empty)
+    fn is_open(place: &mut Place) -> bool {
+        place.given_up.try_recv() == Err(oneshot::error::TryRecvError::Empty)
     }
 
     #[test]

@@ -21,9 +21,10 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rocmforge_service::arrival::Caller;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
+use tokio_rustls::server::TlsStream;
 use tower::ServiceExt as _;
 
 use super::call::Client;
@@ -52,8 +53,8 @@ enum Listener {
 
 /// What was accepted.
 enum Stream {
-    Unix(tokio::net::UnixStream),
-    Tcp(tokio::net::TcpStream),
+    Unix(UnixStream),
+    Tcp(TcpStream),
 }
 
 impl Listener {
@@ -118,49 +119,36 @@ async fn accept(
         };
         match accepted {
             Ok(stream) => {
-                let (router, closing) = (router.clone(), closing.clone());
-                let table = Arc::clone(&table);
-                let (http, handshakes) = (Arc::clone(&http), Arc::clone(&handshakes));
-                let runtimes = http.runtimes.clone();
-                connections.spawn(async move {
-                    match stream {
-                        Stream::Unix(stream) => {
-                            let caller = connection::caller_of(&stream);
-                            let stream = match QuietStream::new(stream) {
-                                Ok(stream) => stream,
-                                Err(error) => {
-                                    return tracing::debug!(%error, "cannot watch a connection");
-                                }
-                            };
-                            let (peer, closed) = Peer::enter(caller, &table);
-                            let handling = (runtimes, router);
-                            serve_one(stream, Some(caller), peer, closed, handling, closing).await;
-                        }
-                        Stream::Tcp(stream) => {
-                            // Tokens are small and wanted at once.
-                            let _ = stream.set_nodelay(true);
-                            let (peer, mut closed) = Peer::enter(Caller::unknown(), &table);
-                            let handling = (runtimes, router);
-                            let Some(config) = http.tls() else {
-                                return serve_one(stream, None, peer, closed, handling, closing)
-                                    .await;
-                            };
-                            // Signing takes as long as hundreds of tokens do.
-                            let making = async move { handshakes.make(stream, config).await };
-                            let made = tokio::select! {
-                                made = handling.0.handle(making) => made,
-                                // It makes room for another.
-                                Ok(()) = &mut closed => return,
-                            };
-                            match made {
-                                Ok(stream) => {
-                                    serve_one(stream, None, peer, closed, handling, closing).await;
-                                }
-                                Err(error) => tracing::debug!(%error, "no TLS handshake"),
+                let handling = (http.runtimes.clone(), router.clone());
+                let closing = closing.clone();
+                // Places are taken here: tasks do not begin in the order of their connections, and
+                // the oldest connection makes room for the next.
+                match stream {
+                    Stream::Unix(stream) => {
+                        let caller = connection::caller_of(&stream);
+                        let stream = match QuietStream::new(stream) {
+                            Ok(stream) => stream,
+                            Err(error) => {
+                                tracing::debug!(%error, "cannot watch a connection");
+                                continue;
                             }
+                        };
+                        let place = Peer::enter(caller, &table);
+                        let served = serve_one(stream, Some(caller), place, handling, closing);
+                        connections.spawn(served);
+                    }
+                    Stream::Tcp(stream) => {
+                        // Tokens are small and wanted at once.
+                        let _ = stream.set_nodelay(true);
+                        let place = Peer::enter(Caller::unknown(), &table);
+                        if let Some(config) = http.tls() {
+                            let making = handshakes.enter().make(stream, config);
+                            connections.spawn(serve_tls(making, place, handling, closing));
+                        } else {
+                            connections.spawn(serve_one(stream, None, place, handling, closing));
                         }
                     }
-                });
+                }
             }
             Err(error) => {
                 // Descriptors are short: whoever does nothing makes room.
@@ -177,11 +165,32 @@ async fn accept(
     while connections.join_next().await.is_some() {}
 }
 
+/// A connection's place, and the word to close it.
+type Place = (Arc<Peer>, oneshot::Receiver<()>);
+
+/// Serves a connection once its handshake is made.
+async fn serve_tls(
+    making: impl Future<Output = io::Result<TlsStream<TcpStream>>> + Send + 'static,
+    (peer, mut closed): Place,
+    handling: (Runtimes, Router),
+    closing: watch::Receiver<bool>,
+) {
+    let made = tokio::select! {
+        // Signing takes as long as hundreds of tokens do.
+        made = handling.0.handle(making) => made,
+        // It makes room for another.
+        Ok(()) = &mut closed => return,
+    };
+    match made {
+        Ok(stream) => serve_one(stream, None, (peer, closed), handling, closing).await,
+        Err(error) => tracing::debug!(%error, "no TLS handshake"),
+    }
+}
+
 async fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     caller: Option<Caller>,
-    peer: Arc<Peer>,
-    mut closed: oneshot::Receiver<()>,
+    (peer, mut closed): Place,
     (runtimes, router): (Runtimes, Router),
     mut closing: watch::Receiver<bool>,
 ) {
