@@ -1,8 +1,8 @@
 //! Matrix products at the shapes of Llama-3.2-1B: `cargo bench -p rocmforge-kernels --bench matmul [-- FILTER]`.
 //!
 //! For each weight type, with 1 and 2 threads: a whole model's weights multiplied with one token (decode: GB/s of packed
-//! weights, beside the machine's own read bandwidth from the same arena) and its layers with 512 tokens (prefill: GOP/s,
-//! two operations a multiply-add). Attention, norms and the pool are not in it: these are upper bounds of tokens a second.
+//! weights, beside the machine's own read bandwidth from the same arena), its layers with 512 tokens (prefill: GOP/s,
+//! two operations a multiply-add) and with a few tokens (a batch of sequences: GOP/s of two threads). Attention, norms and the pool are not in it: these are upper bounds of tokens a second.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +16,7 @@ const LAYERS: usize = 16;
 const ARENA_BYTES: usize = 5 << 30;
 const HUGE_PAGE: usize = 2 << 20;
 const PREFILL_TOKENS: usize = 512;
+const BATCHES: [usize; 7] = [2, 4, 6, 8, 12, 16, 32];
 
 /// Memory in huge pages, as the device's arena has it.
 struct Arena {
@@ -267,7 +268,7 @@ fn main() {
     );
     print_small_costs(isa);
     println!(
-        "mix      GiB  pack GB/s | decode 1t GB/s  2t GB/s  of peak  tok/s | prefill 1t GOP/s  2t GOP/s  tok/s"
+        "mix      GiB  pack GB/s | decode 1t GB/s  2t GB/s  of peak  tok/s | prefill 1t GOP/s  2t GOP/s  tok/s | GOP/s of {BATCHES:?} tokens"
     );
     let mixes = WeightType::ALL
         .map(|ty| (ty.name(), ty))
@@ -301,8 +302,12 @@ fn main() {
         let prefill = [1, 2].map(|threads| pass(&arena, layers, threads, PREFILL_TOKENS, 2));
         let gigabytes = decode.map(|seconds| bytes as f64 / seconds / 1e9);
         let rate = prefill.map(|seconds| (operations * PREFILL_TOKENS) as f64 / seconds / 1e9);
+        let batches = BATCHES.map(|tokens| {
+            let seconds = pass(&arena, layers, 2, tokens, 4);
+            ((operations * tokens) as f64 / seconds / 1e9).round()
+        });
         println!(
-            "{name:7} {:.2}  {:9.2} | {:14.1}  {:7.1}  {:6.0}%  {:5.1} | {:16.0}  {:8.0}  {:5.0}",
+            "{name:7} {:.2}  {:9.2} | {:14.1}  {:7.1}  {:6.0}%  {:5.1} | {:16.0}  {:8.0}  {:5.0} | {batches:?}",
             bytes as f64 / f64::from(1 << 30),
             bytes as f64 / seconds / 1e9,
             gigabytes[0],

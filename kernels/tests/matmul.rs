@@ -118,7 +118,7 @@ fn every_instruction_set_gives_the_same_bits() {
     for ty in WeightType::ALL {
         for (rows, cols) in shapes(ty) {
             let file = random_matrix(&mut rng, ty, rows, cols);
-            for tokens in (1..=9).chain([33, 131]) {
+            for tokens in (1..=9).chain([16, 33, 131]) {
                 if tokens == 131 && (rows, cols) != (33, 2048) {
                     continue;
                 }
@@ -134,6 +134,44 @@ fn every_instruction_set_gives_the_same_bits() {
             }
         }
     }
+}
+
+/// Sums of products in 16 bits saturate where too many are added up.
+#[test]
+fn the_largest_codes_and_activations_do_not_saturate() {
+    let (rows, cols) = (16, 512);
+    let mut rng = rng(0x0d07);
+    let mut tried = 0;
+    for ty in WeightType::ALL.into_iter().filter(|ty| ty.is_quantized()) {
+        for (x, tokens) in [(1.0, 3), (-1.0, 3), (1.0, 16), (-1.0, 16)] {
+            let x = vec![x; tokens * cols];
+            for byte in [0x00, 0xff] {
+                let mut file = random_matrix(&mut rng, ty, rows, cols);
+                let kept = reference::half_floats(ty);
+                for block in file.chunks_exact_mut(ty.block_bytes()) {
+                    for (at, old) in block.iter_mut().enumerate() {
+                        if !kept.iter().any(|&half| (half..half + 2).contains(&at)) {
+                            *old = byte;
+                        }
+                    }
+                }
+                let w = PackedMatrix::new(ty, rows, cols, Isa::Scalar).unwrap();
+                let mut packed = vec![0; w.packed_bytes()];
+                if w.pack(&file, 0..w.row_groups(), &mut packed).is_err() {
+                    // Its scales are among the bytes, and are not finite now.
+                    continue;
+                }
+                let expected = bits(&product(&w, &packed, &x, tokens));
+                for isa in isas() {
+                    let w = PackedMatrix::new(ty, rows, cols, isa).unwrap();
+                    let y = bits(&product(&w, &pack_all(&w, &file), &x, tokens));
+                    assert_eq!(y, expected, "{ty} {isa:?} {byte:#x}, {tokens} tokens");
+                }
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 100, "only {tried} products");
 }
 
 #[test]

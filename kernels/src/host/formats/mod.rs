@@ -191,8 +191,8 @@ pub(crate) trait Kind: Send + Sync + 'static {
     const BIAS: bool;
     /// See `BIAS`; 0 with it.
     const OFFSET_LOG2: u32;
-    /// Codes reach beyond 127.
-    const WIDE: bool;
+    /// Bits of a code, at most: 8 for codes beyond 127.
+    const BITS: u32;
 }
 
 /// `scale * (code - 2^LOG2)`, a scale for 32 columns.
@@ -204,32 +204,37 @@ pub(crate) struct Bias;
 /// `scale * code - bias`, both for 16 columns.
 pub(crate) struct HalfBias;
 
+/// Bits of the codes around an offset: TQ1_0, TQ2_0 and Q2_0 have codes to 3 around 1.
+const fn bits(offset_log2: u32) -> u32 {
+    if offset_log2 == 0 { 2 } else { offset_log2 + 1 }
+}
+
 impl<const LOG2: u32> Kind for Offset<LOG2> {
     const HALVES: bool = false;
     const BIAS: bool = false;
     const OFFSET_LOG2: u32 = LOG2;
-    const WIDE: bool = LOG2 == 7;
+    const BITS: u32 = bits(LOG2);
 }
 
 impl<const LOG2: u32> Kind for HalfOffset<LOG2> {
     const HALVES: bool = true;
     const BIAS: bool = false;
     const OFFSET_LOG2: u32 = LOG2;
-    const WIDE: bool = false;
+    const BITS: u32 = bits(LOG2);
 }
 
 impl Kind for Bias {
     const HALVES: bool = false;
     const BIAS: bool = true;
     const OFFSET_LOG2: u32 = 0;
-    const WIDE: bool = false;
+    const BITS: u32 = 5;
 }
 
 impl Kind for HalfBias {
     const HALVES: bool = true;
     const BIAS: bool = true;
     const OFFSET_LOG2: u32 = 0;
-    const WIDE: bool = false;
+    const BITS: u32 = 2;
 }
 
 /// A packed format.

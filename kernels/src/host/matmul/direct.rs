@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::super::activations::XBlock;
 use super::super::formats::{Format, Group, Kind, Operands, TILE_BLOCKS};
-use super::super::simd::{Job, ROWS, Simd};
+use super::super::simd::{DOTS, Job, ROWS, Simd};
 use super::Product;
 
 /// How far ahead of the reads the prefetches go. A core needs some 4 KiB in flight to reach its share of the memory's
@@ -92,26 +92,25 @@ impl<F: Format, const NT: usize> Job for GroupProduct<'_, F, NT> {
 /// Adds one block's product to `acc`.
 #[inline(always)]
 fn block_product<K: Kind, S: Simd>(s: S, w: &Operands<S>, x: &XBlock, acc: S::F) -> S::F {
-    let mut ints = start::<K, S>(s, x);
+    let mut sums = start::<K, S>(s, x).map(|ints| s.begin(ints));
     for j in 0..8 {
-        let into = if K::HALVES { j / 4 } else { 0 };
-        let x = s.splat(x.q[j]);
-        ints[into] = if K::WIDE {
-            s.dot::<true>(ints[into], w.w[j], x)
-        } else {
-            s.dot::<false>(ints[into], w.w[j], x)
-        };
+        let into = if K::HALVES { j / DOTS } else { 0 };
+        sums[into] = s.dot(sums[into], j, w.w[j], s.splat(x.q[j]), K::BITS);
     }
+    let ints = sums.map(|sum| s.end(sum));
     finish::<K, S>(s, ints, w.scale, w.bias, x, acc)
 }
 
 /// The integer sums before the first product.
 #[inline(always)]
 pub(super) fn start<K: Kind, S: Simd>(s: S, x: &XBlock) -> [S::I; 2] {
-    match (K::BIAS, K::HALVES) {
-        (true, _) => [s.splat(0); 2],
-        (false, false) => [s.shl(s.splat(x.neg_sum), K::OFFSET_LOG2), s.splat(0)],
-        (false, true) => x
+    // With a bias there is no offset, and centred codes have it in them.
+    if K::BIAS || (S::CENTRED && K::BITS == 8) {
+        return [s.splat(0); 2];
+    }
+    match K::HALVES {
+        false => [s.shl(s.splat(x.neg_sum), K::OFFSET_LOG2), s.splat(0)],
+        true => x
             .neg_half_sums
             .map(|sum| s.shl(s.splat(sum), K::OFFSET_LOG2)),
     }

@@ -30,9 +30,12 @@ use super::simd::{ROWS, Simd};
 use super::{PackedMatrix, WeightType};
 use dispatch::{WithFormat, WithIsa, with_format, with_isa};
 
-/// From this many tokens on, unpacking to a panel pays. Measured: with 24 from memory, Q4_0 is still 1.2 times as fast
-/// without.
-const PANEL_TOKENS: usize = 32;
+/// From this many tokens on, unpacking to a panel pays. Measured: with 16 lanes and 24 tokens from memory, Q4_0 is still 1.2
+/// times as fast without; with 8 lanes, whose 16 registers do not hold unpacked codes beside sums, 12 tokens are at least as
+/// fast in a panel (Q6_K 1.1 times, with 16 tokens 1.25 times).
+const fn panel_tokens(lanes: usize) -> usize {
+    if lanes == 8 { 12 } else { 32 }
+}
 
 /// The output of a product, `[tokens][stride]` f32, open to several workers at once.
 #[derive(Debug, Clone, Copy)]
@@ -241,7 +244,7 @@ impl<'a> Product<'a> {
 
 impl WithFormat for Product<'_> {
     fn run<F: Format, S: Simd>(self, s: S) {
-        if self.x.tokens() < PANEL_TOKENS {
+        if self.x.tokens() < panel_tokens(S::LANES) {
             direct::run::<F, S>(s, &self);
         } else {
             panel::run::<F, S>(s, &self);

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 
 use super::super::activations::XBlock;
 use super::super::formats::{Format, Group, Kind, TILE_BLOCKS};
-use super::super::simd::{Job, Line, ROWS, Simd};
+use super::super::simd::{DOTS, Job, Line, ROWS, Simd};
 use super::Product;
 use super::direct::{finish, start};
 
@@ -241,12 +241,12 @@ impl<K: Kind, const G: usize, const NT: usize> Job for PanelProduct<'_, K, G, NT
                 for g in 0..G {
                     w[g] = &self.panel[g][b];
                 }
-                let mut ints = [[[s.splat(0); 2]; G]; NT];
+                let mut dots = [[[s.begin(s.splat(0)); 2]; G]; NT];
                 for t in 0..NT {
-                    ints[t] = [start::<K, S>(s, x[t]); G];
+                    dots[t] = [start::<K, S>(s, x[t]).map(|ints| s.begin(ints)); G];
                 }
                 for j in 0..8 {
-                    let into = if K::HALVES { j / 4 } else { 0 };
+                    let into = if K::HALVES { j / DOTS } else { 0 };
                     let mut codes = [s.splat(0); G];
                     for g in 0..G {
                         codes[g] = s.line(&w[g].codes[j], half);
@@ -254,11 +254,8 @@ impl<K: Kind, const G: usize, const NT: usize> Job for PanelProduct<'_, K, G, NT
                     for t in 0..NT {
                         let x = s.splat(x[t].q[j]);
                         for g in 0..G {
-                            ints[t][g][into] = if K::WIDE {
-                                s.dot::<true>(ints[t][g][into], codes[g], x)
-                            } else {
-                                s.dot::<false>(ints[t][g][into], codes[g], x)
-                            };
+                            let sum = &mut dots[t][g][into];
+                            *sum = s.dot(*sum, j, codes[g], x, K::BITS);
                         }
                     }
                 }
@@ -269,7 +266,8 @@ impl<K: Kind, const G: usize, const NT: usize> Job for PanelProduct<'_, K, G, NT
                     ];
                     let bias = [s.floats(&w[g].bias[0], half), s.floats(&w[g].bias[1], half)];
                     for t in 0..NT {
-                        acc[t][g] = finish::<K, S>(s, ints[t][g], scale, bias, x[t], acc[t][g]);
+                        let ints = dots[t][g].map(|sum| s.end(sum));
+                        acc[t][g] = finish::<K, S>(s, ints, scale, bias, x[t], acc[t][g]);
                     }
                 }
             }

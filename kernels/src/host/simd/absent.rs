@@ -21,6 +21,8 @@ macro_rules! absent {
         impl Simd for $name {
             type I = ();
             type F = ();
+            type Dots = ();
+            const CENTRED: bool = false;
             const LANES: usize = ROWS;
             fn vectorize<J: Job>(self, _: J) -> J::Output { match self.0 {} }
             fn line(self, _: &Line, _: usize) { match self.0 {} }
@@ -43,7 +45,9 @@ macro_rules! absent {
             fn sar(self, (): (), _: u32) { match self.0 {} }
             fn look_up(self, _: &[u8; 16], (): ()) { match self.0 {} }
             fn gather<const N: usize>(self, _: &[i32; N], (): ()) { match self.0 {} }
-            fn dot<const WIDE: bool>(self, (): (), (): (), (): ()) { match self.0 {} }
+            fn begin(self, (): ()) { match self.0 {} }
+            fn dot(self, (): (), _: usize, (): (), (): (), _: u32) { match self.0 {} }
+            fn end(self, (): ()) { match self.0 {} }
             fn to_f(self, (): ()) { match self.0 {} }
             fn mul(self, (): (), (): ()) { match self.0 {} }
             fn fma(self, (): (), (): (), (): ()) { match self.0 {} }

@@ -93,37 +93,87 @@ macro_rules! op {
     };
 }
 
-/// `acc` plus the sums of 4 products of unsigned `w` with signed `x`, through 16-bit pair sums, which saturate: `w` is at
-/// most 128 and `x` at least -127, so a pair is at most 2 * 128 * 127 = 32512.
-#[inline(always)]
-fn dot_pairs(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
-    let pairs = op!(_mm256_maddubs_epi16(w, x));
-    op!(_mm256_add_epi32(
-        acc,
-        _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
-    ))
+/// Dot products through sums of pairs in 16 bits, which saturate.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PairSums {
+    acc: __m256i,
+    /// Not yet in `acc`.
+    pairs: __m256i,
 }
 
-#[inline(always)]
-fn avx2_dot<const WIDE: bool>(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
-    if !WIDE {
-        return dot_pairs(acc, w, x);
+/// Dot products whose pairs may be added up in 16 bits: a pair is at most 2 * (2^bits - 1) * 127, 7874 for 5 bits.
+const fn pairs_together(bits: u32) -> usize {
+    match bits {
+        0..=5 => 4,
+        6 => 2,
+        _ => 1,
     }
-    let low = op!(_mm256_and_si256(w, _mm256_set1_epi8(0x7f)));
-    let high = op!(_mm256_andnot_si256(_mm256_set1_epi8(0x7f), w));
-    dot_pairs(dot_pairs(acc, low, x), high, x)
+}
+
+const _: () = {
+    let mut bits = 1;
+    while bits <= 7 {
+        let pair = 2 * ((1 << bits) - 1) * 127;
+        assert!(
+            pairs_together(bits) as i32 * pair <= 32767,
+            "it would saturate"
+        );
+        assert!(super::DOTS.is_multiple_of(pairs_together(bits)));
+        bits += 1;
+    }
+};
+
+#[inline(always)]
+fn avx2_dot(sum: PairSums, j: usize, w: __m256i, x: __m256i, bits: u32) -> PairSums {
+    let pairs = if bits == 8 {
+        // The sign goes to x: |w - 128| is at most 128, and a pair at most 2 * 128 * 127 = 32512.
+        let code = op!(_mm256_xor_si256(w, _mm256_set1_epi8(-128)));
+        op!(_mm256_maddubs_epi16(
+            _mm256_abs_epi8(code),
+            _mm256_sign_epi8(x, code)
+        ))
+    } else {
+        op!(_mm256_maddubs_epi16(w, x))
+    };
+    let together = pairs_together(bits);
+    let pairs = if j.is_multiple_of(together) {
+        pairs
+    } else {
+        op!(_mm256_add_epi16(sum.pairs, pairs))
+    };
+    let acc = if (j + 1).is_multiple_of(together) {
+        op!(_mm256_add_epi32(
+            sum.acc,
+            _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        ))
+    } else {
+        sum.acc
+    };
+    PairSums { acc, pairs }
 }
 
 #[inline(always)]
-fn vnni_dot(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
-    op!(_mm256_dpbusd_avx_epi32(acc, w, x))
+fn avx2_begin(acc: __m256i) -> PairSums {
+    PairSums { acc, pairs: acc }
+}
+
+#[inline(always)]
+fn avx2_end(sum: PairSums) -> __m256i {
+    sum.acc
+}
+
+#[inline(always)]
+fn vnni_dot(sum: __m256i, _j: usize, w: __m256i, x: __m256i, _bits: u32) -> __m256i {
+    op!(_mm256_dpbusd_avx_epi32(sum, w, x))
 }
 
 macro_rules! eight_lanes {
-    ($name:ident, $features:literal, $dot:expr) => {
+    ($name:ident, $features:literal, $dots:ty, $centred:literal, $begin:expr, $dot:expr, $end:expr) => {
         impl Simd for $name {
             type I = __m256i;
             type F = __m256;
+            type Dots = $dots;
+            const CENTRED: bool = $centred;
             const LANES: usize = 8;
 
             #[inline(always)]
@@ -278,8 +328,18 @@ macro_rules! eight_lanes {
             }
 
             #[inline(always)]
-            fn dot<const WIDE: bool>(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
-                $dot(acc, w, x)
+            fn begin(self, acc: __m256i) -> $dots {
+                $begin(acc)
+            }
+
+            #[inline(always)]
+            fn dot(self, sum: $dots, j: usize, w: __m256i, x: __m256i, bits: u32) -> $dots {
+                $dot(sum, j, w, x, bits)
+            }
+
+            #[inline(always)]
+            fn end(self, sum: $dots) -> __m256i {
+                $end(sum)
             }
 
             #[inline(always)]
@@ -307,5 +367,21 @@ macro_rules! eight_lanes {
     };
 }
 
-eight_lanes!(Avx2, "avx2,fma,f16c", avx2_dot::<WIDE>);
-eight_lanes!(AvxVnni, "avx2,fma,f16c,avxvnni", vnni_dot);
+eight_lanes!(
+    Avx2,
+    "avx2,fma,f16c",
+    PairSums,
+    true,
+    avx2_begin,
+    avx2_dot,
+    avx2_end
+);
+eight_lanes!(
+    AvxVnni,
+    "avx2,fma,f16c,avxvnni",
+    __m256i,
+    false,
+    std::convert::identity,
+    vnni_dot,
+    std::convert::identity
+);

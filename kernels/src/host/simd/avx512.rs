@@ -32,6 +32,8 @@ macro_rules! op {
 impl Simd for Avx512 {
     type I = __m512i;
     type F = __m512;
+    type Dots = __m512i;
+    const CENTRED: bool = false;
     const LANES: usize = 16;
 
     #[inline(always)]
@@ -175,8 +177,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn dot<const WIDE: bool>(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
-        op!(_mm512_dpbusd_epi32(acc, w, x))
+    fn begin(self, acc: Self::I) -> Self::I {
+        acc
+    }
+
+    #[inline(always)]
+    fn end(self, sum: Self::I) -> Self::I {
+        sum
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: __m512i, _j: usize, w: __m512i, x: __m512i, _bits: u32) -> __m512i {
+        op!(_mm512_dpbusd_epi32(sum, w, x))
     }
 
     #[inline(always)]

@@ -27,6 +27,9 @@ pub(crate) use scalar::Scalar;
 /// Rows that advance together, whatever the instruction set: the layout does not depend on the CPU.
 pub(crate) const ROWS: usize = 16;
 
+/// A sum of dot products has so many, or a multiple of them.
+pub(crate) const DOTS: usize = 4;
+
 /// Four bytes of each of the 16 rows of a group.
 pub(crate) type Line = [u8; 64];
 
@@ -46,6 +49,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type I: Copy;
     /// Floats.
     type F: Copy;
+    /// Dot products that are being summed.
+    type Dots: Copy;
+    /// Whether the dot products of 8-bit codes are those of `code - 128`.
+    const CENTRED: bool;
     /// Lanes of a vector: 8 or 16.
     const LANES: usize;
 
@@ -95,9 +102,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Entry `index` of a table, the index taken modulo N, which is a power of two.
     fn gather<const N: usize>(self, table: &[i32; N], index: Self::I) -> Self::I;
 
-    /// `acc` plus, per lane, the sum of the 4 products of unsigned bytes of `w` with signed bytes of `x`. Exact for `w`
-    /// up to 255 if `WIDE`, up to 127 otherwise, and for `x` from -127 to 127.
-    fn dot<const WIDE: bool>(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Begins a sum of dot products, with `acc`.
+    fn begin(self, acc: Self::I) -> Self::Dots;
+    /// Adds, per lane, the sum of the 4 products of unsigned bytes of `w` with signed bytes of `x`: dot product `j` of a
+    /// sum, from 0 on. Exact for `w` below 2^`bits` and `x` from -127 to 127. If `bits` is 8 and [`CENTRED`](Self::CENTRED)
+    /// the products are those of `w` - 128. `j` and `bits` are constants where it is inlined.
+    fn dot(self, sum: Self::Dots, j: usize, w: Self::I, x: Self::I, bits: u32) -> Self::Dots;
+    /// The sum of [`DOTS`] dot products, or a multiple of them.
+    fn end(self, sum: Self::Dots) -> Self::I;
     /// Integers to floats.
     fn to_f(self, v: Self::I) -> Self::F;
     /// Product.

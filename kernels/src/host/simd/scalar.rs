@@ -14,6 +14,8 @@ fn map2<A: Copy, B: Copy, C>(a: [A; ROWS], b: [B; ROWS], f: impl Fn(A, B) -> C) 
 impl Simd for Scalar {
     type I = [i32; ROWS];
     type F = [f32; ROWS];
+    type Dots = Self::I;
+    const CENTRED: bool = false;
     const LANES: usize = ROWS;
 
     #[inline(always)]
@@ -132,10 +134,20 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn dot<const WIDE: bool>(self, acc: Self::I, w: Self::I, x: Self::I) -> Self::I {
+    fn begin(self, acc: Self::I) -> Self::I {
+        acc
+    }
+
+    #[inline(always)]
+    fn end(self, sum: Self::I) -> Self::I {
+        sum
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: Self::I, _j: usize, w: Self::I, x: Self::I, _bits: u32) -> Self::I {
         std::array::from_fn(|i| {
             let (w, x) = (w[i].to_le_bytes(), x[i].to_le_bytes());
-            (0..4).fold(acc[i], |sum, k| {
+            (0..4).fold(sum[i], |sum, k| {
                 sum + i32::from(w[k]) * i32::from(x[k].cast_signed())
             })
         })
