@@ -82,6 +82,8 @@ pub struct Case {
     pub(crate) kv: KvType,
     /// Whether the whole is given to `run_all`, three times, so that a recording is replayed.
     pub(crate) recorded: bool,
+    /// Whether its rows are those of one token and of drafts behind it.
+    pub(crate) drafts: bool,
     /// Where the operations are cut into two runs, as between two segments of a plan.
     pub(crate) cut: Option<usize>,
     /// Most that a scale is. Where results feed products again, about what keeps their size.
@@ -125,6 +127,7 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         layers(),
         elements::cases(),
         attention::variants(),
+        attention::drafts(),
         experts::cases(),
         recurrent::cases(),
         largest(),
@@ -219,6 +222,7 @@ fn plain(
         n_rot: 64,
         kv: KvType::F16,
         recorded: false,
+        drafts: false,
         cut: None,
         size: 0.02,
         outliers: true,

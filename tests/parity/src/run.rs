@@ -266,15 +266,22 @@ fn operations(
                     times: u32|
      -> Result<(), Error> {
         angles.set(&table, first..first + n as u32);
-        let spans = [Span {
-            first_row: 0,
-            n_rows: n,
-            first_position: first,
-            kv_pages: &[&pages],
+        // The context before is no draft.
+        let (spans, rows) = match case.drafts && first == case.first_position {
+            true => (n, 1),
+            false => (1, n),
+        };
+        let kv_pages = [pages.as_slice()];
+        let span = |i: usize| Span {
+            first_row: i,
+            n_rows: rows,
+            first_position: first + i as u32,
+            kv_pages: &kv_pages,
             state: 0,
             state_out: 0,
-            draft: false,
-        }];
+            draft: i > 0,
+        };
+        let spans: Vec<Span<'_>> = (0..spans).map(span).collect();
         let outputs = [n as u32 - 1];
         let batch = Batch {
             n_tokens: n,

@@ -97,6 +97,27 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// A token and drafts behind it, each a span of its own: a draft's row sees the keys and values of those before it.
+pub(super) fn drafts() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for shape in [heads(8, 2, 64), heads(32, 8, 128), heads(4, 1, 256)] {
+        for (tokens, first) in [(2, 70), (4, 0), (8, 30), (8, 1500)] {
+            for (kv, recorded) in [
+                (KvType::F16, false),
+                (KvType::F16, true),
+                (KvType::Q8_0, false),
+            ] {
+                let near = (Mask::Causal, 0.0, None);
+                let mut case = scored("attention, drafts", shape, (tokens, first), near);
+                case.name = format!("{}, {}, recorded {recorded}", case.name, kv.name());
+                (case.kv, case.recorded, case.drafts) = (kv, recorded, true);
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
+
 /// Windows, bounded scores, sinks, heads whose values are shorter than their keys, and heads that are rotated alone.
 pub(super) fn variants() -> Vec<Case> {
     let spans = [(1, 0), (1, 70), (5, 300), (64, 20), (130, 70)];
