@@ -28,10 +28,6 @@ use crate::limits::DIRECT_ALIGNMENT;
 use super::part::Part;
 use super::{Backing, MappedFile, pages};
 
-/// Ranges below this are left to the page cache where they are lent: they cost a disk as much as larger ones, and come
-/// often.
-const LENT_MIN_BYTES: usize = 64 << 10;
-
 /// Ranges above this are lent from the mapping: no buffer is kept for them.
 const LENT_MAX_BYTES: usize = 16 << 20;
 
@@ -115,7 +111,7 @@ fn alignment(file: &File) -> Option<usize> {
 
 impl MappedFile {
     /// From now on, what the page cache does not hold is read directly by [`read_around`](Self::read_around) and, in ranges
-    /// from 64 KiB to 16 MiB, by [`with_range`](Self::with_range). False, and nothing changes, where the file system of a
+    /// up to 16 MiB, by [`with_range`](Self::with_range). False, and nothing changes, where the file system of a
     /// part has no direct reads.
     pub fn prefer_direct(&self) -> bool {
         let able = self.parts.iter().all(|part| part.direct().is_some());
@@ -214,7 +210,7 @@ impl MappedFile {
             Ok(found) => found,
             Err(error) => return Ok(Err(error)),
         };
-        if !(LENT_MIN_BYTES..=LENT_MAX_BYTES).contains(&len) || !self.is_for_direct(part, range) {
+        if len > LENT_MAX_BYTES || !self.is_for_direct(part, range) {
             return Err(read);
         }
         // The reader may come back here: it finds a buffer of its own.
