@@ -139,6 +139,10 @@ pub struct Flags {
     /// again, never or always [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub host_tier: Option<String>,
+    /// Read model files past the page cache, but for what it holds: auto, those that are larger than the memory available when
+    /// they are loaded, never or always [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub direct_io: Option<String>,
     /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
@@ -213,6 +217,8 @@ pub struct Config {
     pub host_budget: Option<Budget>,
     /// Whether KV pages that leave the card are kept in the machine's memory.
     pub host_tier: Offload,
+    /// Whether model files are read past the page cache.
+    pub direct_io: Offload,
     /// Whose prompts may begin with what an earlier one has computed.
     pub prefix_cache: PrefixCache,
     /// What keys and values are stored as, where a model's heads fit it.
@@ -352,6 +358,9 @@ impl Config {
                 .parse(budget_or_none)?
                 .unwrap_or(Some(rocmforge_engine::HOST_BUDGET_DEFAULT)),
             host_tier: get("host_tier", flags.host_tier, file.host_tier)
+                .parse(offload)?
+                .unwrap_or_default(),
+            direct_io: get("direct_io", flags.direct_io, file.direct_io)
                 .parse(offload)?
                 .unwrap_or_default(),
             prefix_cache: get("prefix_cache", flags.prefix_cache, file.prefix_cache)

@@ -315,6 +315,7 @@ fn serve_on(
         offload: config.offload,
         host_budget: config.host_budget,
         host_tier: config.host_tier,
+        direct_io: config.direct_io,
         prefix_cache: config.prefix_cache,
         kv_type: config.kv_type,
         speculate: config.speculate,

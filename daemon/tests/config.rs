@@ -48,6 +48,7 @@ fn nothing_given_is_the_defaults() {
     assert_eq!(config.prefix_cache, PrefixCache::PerClient);
     assert_eq!(config.kv_type, KvType::F16);
     assert_eq!(config.host_tier, Offload::Auto);
+    assert_eq!(config.direct_io, Offload::Auto);
     assert_eq!(config.speculate, None);
 }
 
@@ -68,6 +69,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         prefix_cache = "shared"
         kv_type = "q8_0"
         host_tier = "never"
+        direct_io = "always"
         speculate = "on"
     "#;
     let config = file(text, &[]).unwrap();
@@ -94,6 +96,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
     assert_eq!(config.prefix_cache, PrefixCache::Shared);
     assert_eq!(config.kv_type, KvType::Q8_0);
     assert_eq!(config.host_tier, Offload::Never);
+    assert_eq!(config.direct_io, Offload::Always);
     assert_eq!(config.speculate, Some(true));
 
     let over = [

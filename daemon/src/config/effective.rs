@@ -171,6 +171,7 @@ impl Config {
                 Some(self.host_budget.map_or("0".to_owned(), budget)),
             ),
             ("host_tier", Some(offload(self.host_tier))),
+            ("direct_io", Some(offload(self.direct_io))),
             ("prefix_cache", Some(prefix_cache(self.prefix_cache))),
             ("kv_type", Some(quoted(self.kv_type.name()))),
             ("speculate", Some(speculate(self.speculate))),

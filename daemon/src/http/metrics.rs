@@ -286,6 +286,13 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
     for (name, help, of) in counters {
         text.by_model(name, "counter", help, models, |m| number(of(&m.cache)));
     }
+    text.by_model(
+        "rocmforge_direct_read_bytes_total",
+        "counter",
+        "Bytes of a model's files that were read past the page cache",
+        models,
+        |m| number(m.model.file().direct_bytes()),
+    );
     text.one(
         "rocmforge_host_computed_bytes_total",
         "counter",

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use rocmforge_gguf::MappedFile;
 
 pub use error::Error;
+pub use machine::available_bytes as host_available_bytes;
 pub use machine::memory_bytes as host_memory_bytes;
 pub use ops::{
     ALIGNMENT, Batch, Buf, BufSpec, ExpertFfn, HeadShape, NO_PAGE, Op, Plan, Role, Rows,

@@ -15,6 +15,14 @@ pub fn memory_bytes() -> u64 {
     group.map_or(machine, |group| group.min(machine))
 }
 
+/// Bytes of memory that can be had without anything's being swapped, what the page cache would give back among them, or of
+/// what the control group may have if that is less; 0 if the system does not say.
+#[must_use]
+pub fn available_bytes() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    line(&info, "MemAvailable:").map_or(0, |bytes| bytes.min(memory_bytes()))
+}
+
 /// A line of /proc/meminfo, by its name with the colon, in bytes.
 pub(crate) fn line(info: &str, name: &str) -> Option<u64> {
     let line = info.lines().find_map(|l| l.strip_prefix(name))?;
@@ -64,5 +72,6 @@ mod tests {
             Some(16_000 << 10)
         );
         assert!(memory_bytes() > 0);
+        assert!((1..=memory_bytes()).contains(&available_bytes()));
     }
 }

@@ -69,6 +69,9 @@ pub struct EngineConfig {
     /// Whether those pages and states are kept: where to bring them back takes less time than to compute them again, by what was
     /// measured of both; never, or always. The host device has none: its arena is in that memory itself.
     pub host_tier: Offload,
+    /// Whether what the page cache does not hold of a model is read past it: auto is of models larger than the memory that is
+    /// available when they are loaded. A file system that has no direct reads is read as ever.
+    pub direct_io: Offload,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
     /// What keys and values are stored as, where a model's heads fit it; else f16.
@@ -101,6 +104,7 @@ impl Default for EngineConfig {
             offload: Offload::Auto,
             host_budget: Some(HOST_BUDGET_DEFAULT),
             host_tier: Offload::Auto,
+            direct_io: Offload::Auto,
             prefix_cache: PrefixCache::PerClient,
             kv_type: KvType::F16,
             speculate: None,

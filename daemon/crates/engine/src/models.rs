@@ -8,7 +8,7 @@ use rocmforge_tensor_cache::{KeptBecause, ModelId, SegmentId};
 use tokio::sync::mpsc;
 
 use crate::actor::{Engine, Entry, Preloading};
-use crate::api::{Cleared, KeptReason, KeptSegment, PreloadEvent, Unloaded};
+use crate::api::{Cleared, KeptReason, KeptSegment, Offload, PreloadEvent, Unloaded};
 use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
 use crate::error::{Error, from_cache, from_device};
 use crate::loaded::{LoadedModel, PreparedModel};
@@ -17,6 +17,22 @@ use crate::residency::Source;
 use crate::share::PromptShare;
 use crate::speculate::PassTimes;
 use crate::states::SpareStates;
+
+/// Lets a model that the page cache could not keep be read past it; or any, where that is said.
+fn choose_reads(loaded: &LoadedModel, direct_io: Offload) {
+    let file = loaded.file();
+    let (bytes, available) = (file.size_bytes(), rocmforge_device::host_available_bytes());
+    let wanted = match direct_io {
+        Offload::Never => false,
+        Offload::Auto => available > 0 && bytes > available,
+        Offload::Always => true,
+    };
+    if wanted {
+        let direct = file.prefer_direct();
+        let model = loaded.name();
+        tracing::info!(model, bytes, available, direct, "reads past the page cache");
+    }
+}
 
 impl Engine {
     pub(crate) fn load(&mut self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
@@ -53,6 +69,7 @@ impl Engine {
         // Two loads at once may each have made theirs.
         self.models.iter().any(|there| loaded.share(&there.loaded));
         loaded.set_kv_type(self.config.kv_type);
+        choose_reads(&loaded, self.config.direct_io);
         let layouts = self.layouts(&loaded, loaded.model().plan())?;
         let kinds = loaded.model().plan().segments.iter().map(|s| s.kind);
         let kinds = kinds.collect();

@@ -5,13 +5,15 @@
 mod fake;
 mod requests;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use fake::{Runtime, gpu_config};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use requests::{chat, load, questions, run};
 use rocmforge_device::gpu::GpuConfig;
-use rocmforge_engine::api::{Asker, Budget, GenerateRequest, ScoreRequest};
-use rocmforge_engine::{EngineHandle, Error, LoadedModel};
+use rocmforge_engine::api::{Asker, Budget, GenerateRequest, Offload, ScoreRequest};
+use rocmforge_engine::{EngineConfig, EngineHandle, Error, LoadedModel};
 use rocmforge_fake_hip::{GRANULARITY, Live};
 
 /// Two tokens whose logits differ by less than this are equally good: what 8-bit inputs and f16 pages may move.
@@ -229,6 +231,66 @@ async fn a_file_that_cannot_be_registered_goes_through_pinned_memory() {
         assert_eq!(runtime.live().registrations, 0);
         engine.end().unwrap();
     }
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
+/// Brings a file to the disk and out of the page cache.
+fn drop_cached(path: &Path) {
+    let file = std::fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+}
+
+#[tokio::test]
+async fn a_cold_model_is_read_past_the_page_cache_where_that_is_said() {
+    let runtime = Runtime::new();
+    let file = "tiny-llama-Q4_K_M.gguf";
+    let mapping = runtime.start(ROOMY).unwrap();
+    let model = load(&mapping, file, "m").await;
+    let expected = answers(&mapping, &model, 4).await;
+    assert_eq!(
+        model.file().direct_bytes(),
+        0,
+        "a small model is left to the page cache"
+    );
+    mapping.end().unwrap();
+    let registered = runtime.calls("hipHostRegister");
+    assert!(registered > 0);
+
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join(file);
+    std::fs::copy(requests::fixture(file), &path).unwrap();
+    let engine = EngineConfig {
+        budget: Budget::Bytes(ROOMY),
+        offload: Offload::Never,
+        host_budget: None,
+        direct_io: Offload::Always,
+        ..EngineConfig::default()
+    };
+    let engine = runtime.start_as(gpu_config(&runtime), engine).unwrap();
+    let model = fake::load(&engine, &path, "m").await.unwrap();
+    if !model.file().is_direct() {
+        println!("skipped: {} has no direct reads", dir.path().display());
+        return;
+    }
+    // What was read ahead with the header goes.
+    drop_cached(&path);
+    let len = model.file().len();
+    let before = model.file().cached_bytes(0..len).unwrap();
+    assert_eq!(answers(&engine, &model, 4).await, expected);
+    let after = model.file().cached_bytes(0..len).unwrap();
+    let direct = model.file().direct_bytes();
+    println!("{direct} of {len} bytes read directly; cached {before}, then {after}");
+    assert!(direct > 0);
+    assert!(after < len, "the whole file is in the page cache");
+    assert_eq!(
+        runtime.calls("hipHostRegister"),
+        registered,
+        "to register is to read"
+    );
+    drop(model);
+    engine.end().unwrap();
     assert_eq!(runtime.violations(), Vec::<String>::new());
     assert_eq!(runtime.live(), Live::default());
 }

@@ -40,7 +40,7 @@
 //!
 //! - [`Gguf`], [`TensorInfo`]: the result; typed getters by key, tensors by name.
 //! - `parse`: the walk over the bytes, which asks for no byte that is not the header's.
-//! - [`MappedFile`]: the one place that maps files; populate, SIGBUS guard, identity, `pread`,
+//! - [`MappedFile`]: the one place that maps files; populate, SIGBUS guard, identity, `pread`, direct reads,
 //!   several files as one.
 //! - [`PartName`], `split`: models in several files, their names and what their headers must agree
 //!   in.

@@ -50,5 +50,12 @@ pub const MAX_PARTS: usize = 256;
 /// device's uploads has pages of two files: some drivers refuse to register such.
 pub const PART_ALIGNMENT: u64 = 32 << 20;
 
+/// What a direct read is a multiple of, in its offset in the file, its length and its address. Files that need more are
+/// read through the page cache.
+pub const DIRECT_ALIGNMENT: usize = 4096;
+
+// Blocks are counted from a part's start.
+const _: () = assert!(PART_ALIGNMENT.is_multiple_of(DIRECT_ALIGNMENT as u64));
+
 // A header is addressed with 32-bit offsets inside the parser.
 const _: () = assert!(MAX_HEADER_BYTES <= u32::MAX as u64);

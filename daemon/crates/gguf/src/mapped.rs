@@ -4,7 +4,8 @@
 //! SIGBUS as an error; the reader runs on it; a SIGBUS that arrives all the same, because the file shrank in between, is
 //! caught by the [guard], which puts zeros in the hole and marks the mapping broken; and afterwards the mark and the
 //! file's [`Identity`] are checked before the reader's result counts. Where a file cannot be mapped, or too many already
-//! are, the same ranges go through `pread` into a buffer.
+//! are, the same ranges go through `pread` into a buffer. Of a file that the page cache has no room for, what is not there
+//! is read past it ([direct]).
 //!
 //! *Invariants:* nothing writes to the file or to the mapping; a mapping is in the guard's table from before its first read
 //! until after its last; a result that was computed from bytes that may not be the file's never leaves
@@ -18,6 +19,7 @@
     reason = "this module and its guard are the only ones that map files"
 )]
 
+mod direct;
 mod guard;
 mod pages;
 mod part;
@@ -28,7 +30,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
@@ -76,6 +78,9 @@ pub struct MappedFile {
     /// In the order of their bases; at least one.
     parts: Vec<Part>,
     bytes_read: AtomicU64,
+    /// Whether what is not cached is read past the page cache.
+    direct: AtomicBool,
+    direct_bytes: AtomicU64,
 }
 
 impl MappedFile {
@@ -137,6 +142,8 @@ impl MappedFile {
             backing,
             parts,
             bytes_read: AtomicU64::new(0),
+            direct: AtomicBool::new(false),
+            direct_bytes: AtomicU64::new(0),
         }
     }
 
@@ -224,6 +231,10 @@ impl MappedFile {
         range: Range<u64>,
         read: impl FnOnce(&[u8]) -> R,
     ) -> Result<R, Error> {
+        let read = match self.with_direct(&range, read) {
+            Ok(done) => return done,
+            Err(read) => read,
+        };
         let (part, len) = self.part_of(&range)?;
         let result = match &self.backing {
             Backing::Map(Guarded { slot, pages }) => {

@@ -155,6 +155,19 @@ impl Pages {
 
     /// Whether all pages of a range are in the page cache, as far as the system tells.
     pub(super) fn are_cached(&self, start: usize, len: usize) -> bool {
+        let states = self.cached(start, len);
+        states.is_some_and(|states| states.iter().all(|state| state & 1 != 0))
+    }
+
+    /// Bytes of the pages of a range that are in the page cache, as far as the system tells.
+    pub(super) fn cached_bytes(&self, start: usize, len: usize) -> u64 {
+        let states = self.cached(start, len).unwrap_or_default();
+        let pages = states.iter().filter(|&state| state & 1 != 0).count();
+        (pages * page_bytes()) as u64
+    }
+
+    /// A byte for each page of a range, whose lowest bit says whether the page is in the page cache.
+    fn cached(&self, start: usize, len: usize) -> Option<Vec<u8>> {
         let page = page_bytes();
         let first = start - start % page;
         let end = start + len;
@@ -168,8 +181,39 @@ impl Pages {
                 states.as_mut_ptr().cast(),
             )
         };
-        told == 0 && states.iter().all(|state| state & 1 != 0)
+        (told == 0).then_some(states)
     }
+}
+
+/// Whether the system tells which pages of a file are cached: of files that this process neither owns nor may write, Linux
+/// says that all are. So it is asked about a page far behind the file's end, which cannot be.
+pub(super) fn tells_cached(file: &File, len: u64) -> bool {
+    const FAR: u64 = 1 << 30;
+    let offset = len.checked_next_multiple_of(FAR).map(|end| end + FAR);
+    let Some(offset) = offset.and_then(|offset| libc::off_t::try_from(offset).ok()) else {
+        return false;
+    };
+    let page = page_bytes();
+    // SAFETY: a new mapping at an address that the kernel chooses, which nobody reads.
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            page,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            offset,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        return false;
+    }
+    let mut state = 1u8;
+    // SAFETY: the page was mapped above, and there is a byte for it; nothing is read.
+    let told = unsafe { libc::mincore(at, page, &raw mut state) };
+    // SAFETY: mapped above, and this function's alone.
+    unsafe { libc::munmap(at, page) };
+    told == 0 && state & 1 == 0
 }
 
 impl Drop for Pages {

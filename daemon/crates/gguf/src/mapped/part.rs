@@ -6,9 +6,11 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::Error;
+
+use super::direct::Direct;
 
 /// What makes a file the one that was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,6 +106,8 @@ pub(super) struct Part {
     known: Mutex<(i128, Attributes)>,
     /// The offset of its first byte.
     pub(super) base: u64,
+    /// Opened when it is first asked for.
+    direct: OnceLock<Option<Direct>>,
 }
 
 impl Part {
@@ -146,7 +150,13 @@ impl Part {
             file,
             path: path.to_owned(),
             base: 0,
+            direct: OnceLock::new(),
         })
+    }
+
+    /// What reads it past the page cache; `None` where nothing does.
+    pub(super) fn direct(&self) -> Option<&Direct> {
+        self.direct.get_or_init(|| Direct::of(self)).as_ref()
     }
 
     /// One past the offset of its last byte.

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use super::MappedFile;
-use super::pages::NO_POPULATE;
+use super::pages::{NO_POPULATE, tells_cached};
 use crate::Error;
 
 #[test]
@@ -42,6 +42,27 @@ fn without_populate_the_guard_alone_holds() {
     assert!(matches!(&error, Error::Changed { .. }), "{error}");
     assert_eq!(zeros, 38 * 4096, "the reader ran, on zeros");
     NO_POPULATE.store(false, Ordering::Relaxed);
+}
+
+/// Once, of a file that another user owns, all pages would have counted as cached, and none been read directly.
+#[test]
+fn what_the_system_says_of_others_files_is_not_believed() {
+    let named = tempfile::NamedTempFile::new().unwrap();
+    named.as_file().set_len(1 << 20).unwrap();
+    let file = MappedFile::open(named.path()).unwrap();
+    let tells = |file: &MappedFile| tells_cached(&file.parts[0].file, file.len());
+    assert!(tells(&file) && !file.is_cached(0..1 << 20));
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped in part: not root, who can become another user");
+        return;
+    }
+    let told = std::thread::spawn(move || {
+        // SAFETY: no memory is touched. The call by its number, unlike the library's, is about this thread alone.
+        let done = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65_534, -1) };
+        assert_eq!(done, 0);
+        (file.is_cached(0..1 << 20), tells(&file))
+    });
+    assert_eq!(told.join().unwrap(), (true, false));
 }
 
 fn eights(dir: &Path, name: &str) -> PathBuf {

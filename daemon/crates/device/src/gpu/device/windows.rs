@@ -158,7 +158,8 @@ impl Windows {
         let range = range_of(file, key.1);
         let mut inner = self.lock();
         loop {
-            if self.bytes_max == 0 || inner.refused.contains_key(&key.0) {
+            // To register is to read to the page cache.
+            if self.bytes_max == 0 || file.is_direct() || inner.refused.contains_key(&key.0) {
                 return Ok(None);
             }
             inner.clock += 1;
@@ -200,7 +201,7 @@ impl Windows {
 
     /// Whether windows of this file may be registered, as far as is known.
     pub(super) fn takes(&self, file: &Arc<MappedFile>) -> bool {
-        self.bytes_max > 0 && !self.lock().refused.contains_key(&key_of(file))
+        self.bytes_max > 0 && !file.is_direct() && !self.lock().refused.contains_key(&key_of(file))
     }
 
     /// Registers a window that is likely to be copied from, unless that would take room from others, wait for a disk or
@@ -209,7 +210,8 @@ impl Windows {
         let key = (key_of(file), number);
         let range = range_of(file, number);
         let wanted = |inner: &Inner| {
-            !inner.refused.contains_key(&key.0)
+            !file.is_direct()
+                && !inner.refused.contains_key(&key.0)
                 && !inner.windows.contains_key(&key)
                 && inner.bytes + (range.end - range.start) <= self.bytes_max / 2
         };

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rocmforge_gguf::limits::DIRECT_ALIGNMENT;
 use rocmforge_kernels::host::reference;
 
 use crate::Role;
@@ -160,7 +161,8 @@ impl Staging {
         }
     }
 
-    /// Reads rows into pinned pieces and queues them from there.
+    /// Reads rows into pinned pieces and queues them from there. What is read directly comes in whole blocks, for which a
+    /// piece is not filled up.
     fn rows_through_ring(
         &self,
         job: &Job,
@@ -169,7 +171,12 @@ impl Staging {
         start: u64,
         row_bytes: u64,
     ) -> Result<(), Error> {
-        let per_piece = (self.ring.piece_bytes() as u64 / row_bytes).max(1);
+        let around = match job.upload.file.is_direct() {
+            true => 2 * DIRECT_ALIGNMENT,
+            false => 0,
+        };
+        let room = self.ring.piece_bytes().saturating_sub(around) as u64;
+        let per_piece = (room / row_bytes).max(1);
         let mut row = rows.start;
         while row < rows.end {
             let end = rows.end.min(row + per_piece);
@@ -183,22 +190,26 @@ impl Staging {
                     placed.desc.name
                 )));
             }
-            // SAFETY: the piece is this thread's until it is given back, and `bytes` long at least.
-            let target = unsafe { std::slice::from_raw_parts_mut(piece.ptr, bytes as usize) };
-            if let Err(source) = job.upload.file.read_into(offset, target) {
-                self.ring.give_unused(piece);
-                return Err(Error::Read {
-                    tensor: placed.desc.name.clone(),
-                    source,
-                });
-            }
+            // SAFETY: the piece is this thread's until it is given back, and `piece.bytes` long.
+            let target = unsafe { std::slice::from_raw_parts_mut(piece.ptr, piece.bytes) };
+            let read = job.upload.file.read_around(offset..offset + bytes, target);
+            let begin = match read {
+                Ok(begin) => begin,
+                Err(source) => {
+                    self.ring.give_unused(piece);
+                    return Err(Error::Read {
+                        tensor: placed.desc.name.clone(),
+                        source,
+                    });
+                }
+            };
             let _held = self.windows.hold();
             // Given back under the lock that the copy is queued under: the piece's event is that copy's.
             let mut lane = lock(&self.lane);
             let rows = Rows {
                 placed,
                 rows: row..end,
-                parts: vec![(piece.ptr.cast_const(), bytes)],
+                parts: vec![(piece.ptr.wrapping_add(begin).cast_const(), bytes)],
             };
             let queued = lane.rows(job, &[rows]);
             let given = self.ring.give(piece, &lane.copy);
