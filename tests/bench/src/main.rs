@@ -9,6 +9,7 @@
 mod check;
 mod date;
 mod device;
+mod disk;
 mod generate;
 mod goal;
 mod gpu;
@@ -66,6 +67,8 @@ enum Command {
     Stream(stream::Options),
     /// Two models in turn under a budget for one and a half.
     Swap(swap::Options),
+    /// Read a cold file from its disk, as uploads do and as `dd` does.
+    Disk(disk::Options),
     /// All that a GPU is judged by: figures beside its ceilings, parity, text, a mixed load, rounds. Exit code 1 if one
     /// of the checks fails.
     Gpu(gpu::Options),
@@ -163,6 +166,7 @@ fn main() -> ExitCode {
         Command::Host(options) => speed::run(&options),
         Command::Stream(options) => stream::run(&options),
         Command::Swap(options) => swap::run(&options),
+        Command::Disk(options) => disk::run(&options),
         Command::Gpu(options) => gpu::run(&options),
         Command::FirstToken(options) => gpu::first::child(&options),
     };

@@ -176,7 +176,9 @@ impl Staging {
             false => 0,
         };
         let room = self.ring.piece_bytes().saturating_sub(around) as u64;
-        let per_piece = (room / row_bytes).max(1);
+        // Pieces of about the same size: a small one at the end would cost a disk as much as a large one.
+        let (all, most) = (rows.end - rows.start, (room / row_bytes).max(1));
+        let per_piece = all.div_ceil(all.div_ceil(most).max(1));
         let mut row = rows.start;
         while row < rows.end {
             let end = rows.end.min(row + per_piece);
