@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rocmforge_gguf::limits::DIRECT_ALIGNMENT;
 use rocmforge_kernels::gpu::compile::default_cache_dir;
 
 use crate::gpu::{Libraries, Vendor};
@@ -59,7 +60,8 @@ impl GpuConfig {
             granularity_min: 2 << 20,
             staging_threads: cores.div_ceil(2).clamp(2, 8),
             ring_pieces: 8,
-            ring_piece_bytes: 8 << 20,
+            // A slot's rows, and the blocks around them that a direct read brings along.
+            ring_piece_bytes: (8 << 20) + 2 * DIRECT_ALIGNMENT,
             graphs: true,
             warm_up: true,
             vendor_products: true,
