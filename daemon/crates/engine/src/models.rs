@@ -28,9 +28,22 @@ fn choose_reads(loaded: &LoadedModel, direct_io: Offload) {
         Offload::Always => true,
     };
     if wanted {
-        let direct = file.prefer_direct();
         let model = loaded.name();
-        tracing::info!(model, bytes, available, direct, "reads past the page cache");
+        if file.prefer_direct() {
+            tracing::info!(
+                model,
+                bytes,
+                available,
+                "its file is read past the page cache"
+            );
+        } else {
+            tracing::warn!(
+                model,
+                bytes,
+                available,
+                "its file is read through the page cache: its file system has no direct reads"
+            );
+        }
     }
 }
 
