@@ -310,7 +310,10 @@ impl Daemon {
                 }
                 Ok(_) => {}
                 Err(error)
-                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                    ) => {}
                 Err(error) => panic!("the notify socket failed: {error}"),
             }
             if let Some(status) = self.child.try_wait().expect("the child can be waited for") {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::program::{PATIENCE, host, refused, start_logging_to};
+use crate::program::{PATIENCE, again, host, refused, start_logging_to};
 
 /// Times that each is tried: on a busy machine a generation may end before its client went.
 const TRIES: usize = 5;
@@ -34,7 +34,7 @@ fn send(socket: &Path, request: &str) -> UnixStream {
 fn read_until(stream: &mut UnixStream, mark: &str) -> String {
     let (mut text, mut bytes) = (String::new(), [0; 4096]);
     while !text.contains(mark) {
-        let n = stream.read(&mut bytes).unwrap();
+        let n = again(|| stream.read(&mut bytes)).unwrap();
         assert!(n > 0, "it ended without '{mark}': {text}");
         text.push_str(&String::from_utf8_lossy(&bytes[..n]));
     }

@@ -1,6 +1,6 @@
 //! The program as a child, and what it tells its service manager.
 
-use std::io::Read;
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -48,6 +48,16 @@ impl Daemon {
     }
 }
 
+/// Reads once more where a signal came in between: a read with a timeout is not begun again by itself.
+pub(crate) fn again<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match read() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
 pub(crate) fn refused(arguments: &[&str]) -> Output {
     Command::new(PROGRAM)
         .args(arguments)
@@ -82,7 +92,7 @@ pub(crate) fn start_logging_to(
 
 pub(crate) fn said(notify: &UnixDatagram) -> String {
     let mut bytes = [0; 4096];
-    let n = notify.recv(&mut bytes).expect("the daemon notifies");
+    let n = again(|| notify.recv(&mut bytes)).expect("the daemon notifies");
     String::from_utf8_lossy(&bytes[..n]).into_owned()
 }
 

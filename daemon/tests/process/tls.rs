@@ -14,7 +14,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::certificates::Made;
-use crate::program::{Daemon, PATIENCE, host, start_logging_to};
+use crate::program::{Daemon, PATIENCE, again, host, start_logging_to};
 use crate::reload::{free_address, logged, reload, write_token};
 
 const TOKEN: &str = "a-token-0123456789";
@@ -91,7 +91,7 @@ fn get(stream: &mut (impl Read + Write), path: &str, token: &str) -> std::io::Re
     let mut text = String::new();
     let mut bytes = [0; 4096];
     loop {
-        let n = stream.read(&mut bytes)?;
+        let n = again(|| stream.read(&mut bytes))?;
         if n == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
@@ -111,7 +111,7 @@ fn get(stream: &mut (impl Read + Write), path: &str, token: &str) -> std::io::Re
 fn is_closed(stream: &mut TcpStream) -> bool {
     let mut bytes = [0; 4096];
     loop {
-        match stream.read(&mut bytes) {
+        match again(|| stream.read(&mut bytes)) {
             Ok(0) => return true,
             Ok(_) => {}
             Err(error) => return error.kind() == ErrorKind::ConnectionReset,
