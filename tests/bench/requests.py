@@ -4,9 +4,10 @@
     requests.py URL MODEL [--token TOKEN] [--vocabulary N] [--requests N] [--in N] [--out N]
 
 URL is http://HOST:PORT. Each request has its own random prompt of token ids, so that no server
-finds it in a cache, and takes all the tokens it asks for. Prints the seconds of both ways, their
-ratio, and the longest first token of those that came together. Needs nothing but Python; it uses
-the machine that it measures, so small models show the client's own cost too.
+finds it in a cache. An answer with fewer tokens than asked for, by the server's own count, ends the
+measurement. Prints the seconds of both ways, their ratio, and the longest first token of those that
+came together. Needs nothing but Python; it uses the machine that it measures, so small models show
+the client's own cost too.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from urllib.parse import urlsplit
 
 
 def complete(args, prompt, ended):
-    """One streamed completion; adds its tokens' number and the seconds to the first to `ended`."""
+    """One streamed completion; adds the seconds to its first token to `ended`."""
     url = urlsplit(args.url)
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=600)
     body = {
@@ -29,6 +30,7 @@ def complete(args, prompt, ended):
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
+        "stream_options": {"include_usage": True},
     }
     headers = {"content-type": "application/json"}
     if args.token:
@@ -38,12 +40,14 @@ def complete(args, prompt, ended):
     answer = connection.getresponse()
     if answer.status != 200:
         raise SystemExit(f"{answer.status}: {answer.read().decode()}")
-    first, events = None, 0
+    first = usage = None
     for line in answer:
         if line.startswith(b"data:") and b"[DONE]" not in line:
             first = first or time.monotonic() - begin
-            events += 1
-    ended.append((events, first))
+            usage = json.loads(line[5:]).get("usage") or usage
+    if not usage or usage["completion_tokens"] != args.out:
+        raise SystemExit(f"{args.out} tokens were asked for, and the answer has {usage}")
+    ended.append(first)
 
 
 def main():
@@ -76,10 +80,9 @@ def main():
     together = time.monotonic() - begin
     if len(ended) < args.requests:
         raise SystemExit("some requests failed")
-    first = max(first for _, first in ended)
     print(
         f"one after another {alone:.2f} s, together {together:.2f} s ({together / alone:.2f}), "
-        f"longest first token {first:.2f} s"
+        f"longest first token {max(ended):.2f} s"
     )
 
 

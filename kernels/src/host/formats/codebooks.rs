@@ -122,6 +122,7 @@ fn two_scales<S: Simd>(
 
 impl Format for Iq2Xxs {
     const TILE_BYTES: usize = tile_bytes(WeightType::IQ2XXS, TILE_BLOCKS);
+    const LOOKS_UP: bool = true;
     type Kind = Offset<6>;
     type State<S: Simd> = S::F;
 
@@ -145,6 +146,7 @@ impl Format for Iq2Xxs {
 
 impl Format for Iq2Xs {
     const TILE_BYTES: usize = tile_bytes(WeightType::IQ2XS, TILE_BLOCKS);
+    const LOOKS_UP: bool = true;
     type Kind = HalfOffset<6>;
     type State<S: Simd> = S::F;
 
@@ -170,6 +172,7 @@ impl Format for Iq2Xs {
 
 impl Format for Iq2S {
     const TILE_BYTES: usize = tile_bytes(WeightType::IQ2S, TILE_BLOCKS);
+    const LOOKS_UP: bool = true;
     type Kind = HalfOffset<6>;
     type State<S: Simd> = S::F;
 
@@ -196,6 +199,7 @@ impl Format for Iq2S {
 
 impl Format for Iq3Xxs {
     const TILE_BYTES: usize = tile_bytes(WeightType::IQ3XXS, TILE_BLOCKS);
+    const LOOKS_UP: bool = true;
     type Kind = Offset<6>;
     type State<S: Simd> = S::F;
 
@@ -220,6 +224,7 @@ impl Format for Iq3Xxs {
 
 impl Format for Iq3S {
     const TILE_BYTES: usize = tile_bytes(WeightType::IQ3S, TILE_BLOCKS);
+    const LOOKS_UP: bool = true;
     type Kind = Offset<6>;
     type State<S: Simd> = S::F;
 
@@ -263,6 +268,7 @@ fn all_ones<S: Simd>(s: S, v: S::I, bit: u32) -> S::I {
 
 impl Format for Iq1S {
     const TILE_BYTES: usize = tile_bytes(WeightType::IQ1S, TILE_BLOCKS);
+    const LOOKS_UP: bool = true;
     type Kind = Offset<6>;
     type State<S: Simd> = S::F;
 
@@ -288,6 +294,7 @@ impl Format for Iq1S {
 
 impl Format for Iq1M {
     const TILE_BYTES: usize = tile_bytes(WeightType::IQ1M, TILE_BLOCKS);
+    const LOOKS_UP: bool = true;
     type Kind = HalfOffset<6>;
     type State<S: Simd> = NibbleScales<S>;
 

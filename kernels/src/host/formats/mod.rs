@@ -243,6 +243,8 @@ pub(crate) trait Format: Send + Sync + 'static {
     type Kind: Kind;
     /// Bytes of a full tile.
     const TILE_BYTES: usize;
+    /// Codes are looked up in a table, which costs more than the products of a few tokens.
+    const LOOKS_UP: bool = false;
     /// What is read once a tile. Advances from block to block.
     type State<S: Simd>: Copy;
 

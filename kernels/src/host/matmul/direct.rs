@@ -105,7 +105,7 @@ fn block_product<K: Kind, S: Simd>(s: S, w: &Operands<S>, x: &XBlock, acc: S::F)
 #[inline(always)]
 pub(super) fn start<K: Kind, S: Simd>(s: S, x: &XBlock) -> [S::I; 2] {
     // With a bias there is no offset, and centred codes have it in them.
-    if K::BIAS || (S::CENTRED && K::BITS == 8) {
+    if K::BIAS || (S::PAIRS && K::BITS == 8) {
         return [s.splat(0); 2];
     }
     match K::HALVES {

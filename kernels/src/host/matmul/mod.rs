@@ -25,16 +25,23 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::activations::{ActivationRows, Activations};
-use super::formats::Format;
+use super::formats::{Format, Kind};
 use super::simd::{ROWS, Simd};
 use super::{PackedMatrix, WeightType};
 use dispatch::{WithFormat, WithIsa, with_format, with_isa};
 
-/// From this many tokens on, unpacking to a panel pays. Measured: with 16 lanes and 24 tokens from memory, Q4_0 is still 1.2
-/// times as fast without; with 8 lanes, whose 16 registers do not hold unpacked codes beside sums, 12 tokens are at least as
-/// fast in a panel (Q6_K 1.1 times, with 16 tokens 1.25 times).
-const fn panel_tokens(lanes: usize) -> usize {
-    if lanes == 8 { 12 } else { 32 }
+/// From this many tokens on, unpacking to a panel pays: without one each block is unpacked anew for every 4 tokens. Formats
+/// with mins, with a scale for 16 columns or with a table of codes cost more to unpack than Q4_0 or Q8_0. With AVX-512 (an Intel
+/// Xeon) Q2_K, Q4_K and Q6_K are 1.3 to 1.5 times as fast in a panel with 12 tokens and 1.6 to 2.1 times with 31, from 6 on at
+/// least as fast; without (Zen 5), Q4_0 is 1.2 times as fast even with 24. With AVX2 (an EPYC), Q4_K is as fast and Q6_K 1.1
+/// times as fast in one with 12, 1.1 and 1.25 times with 16; codes of 8 bits, whose signs are taken for every token there, are
+/// slower.
+const fn panel_tokens<F: Format>(pairs: bool) -> usize {
+    if F::Kind::BIAS || F::Kind::HALVES || F::LOOKS_UP || (pairs && F::Kind::BITS < 8) {
+        12
+    } else {
+        32
+    }
 }
 
 /// The output of a product, `[tokens][stride]` f32, open to several workers at once.
@@ -244,7 +251,7 @@ impl<'a> Product<'a> {
 
 impl WithFormat for Product<'_> {
     fn run<F: Format, S: Simd>(self, s: S) {
-        if self.x.tokens() < panel_tokens(S::LANES) {
+        if self.x.tokens() < panel_tokens::<F>(S::PAIRS) {
             direct::run::<F, S>(s, &self);
         } else {
             panel::run::<F, S>(s, &self);

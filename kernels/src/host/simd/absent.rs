@@ -22,7 +22,7 @@ macro_rules! absent {
             type I = ();
             type F = ();
             type Dots = ();
-            const CENTRED: bool = false;
+            const PAIRS: bool = false;
             const LANES: usize = ROWS;
             fn vectorize<J: Job>(self, _: J) -> J::Output { match self.0 {} }
             fn line(self, _: &Line, _: usize) { match self.0 {} }

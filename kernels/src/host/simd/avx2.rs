@@ -168,12 +168,12 @@ fn vnni_dot(sum: __m256i, _j: usize, w: __m256i, x: __m256i, _bits: u32) -> __m2
 }
 
 macro_rules! eight_lanes {
-    ($name:ident, $features:literal, $dots:ty, $centred:literal, $begin:expr, $dot:expr, $end:expr) => {
+    ($name:ident, $features:literal, $dots:ty, $are_pairs:literal, $begin:expr, $dot:expr, $end:expr) => {
         impl Simd for $name {
             type I = __m256i;
             type F = __m256;
             type Dots = $dots;
-            const CENTRED: bool = $centred;
+            const PAIRS: bool = $are_pairs;
             const LANES: usize = 8;
 
             #[inline(always)]

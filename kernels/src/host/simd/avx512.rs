@@ -33,7 +33,7 @@ impl Simd for Avx512 {
     type I = __m512i;
     type F = __m512;
     type Dots = __m512i;
-    const CENTRED: bool = false;
+    const PAIRS: bool = false;
     const LANES: usize = 16;
 
     #[inline(always)]

@@ -51,8 +51,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type F: Copy;
     /// Dot products that are being summed.
     type Dots: Copy;
-    /// Whether the dot products of 8-bit codes are those of `code - 128`.
-    const CENTRED: bool;
+    /// Whether dot products go through sums of pairs in 16 bits; those of 8-bit codes are of `code - 128` then.
+    const PAIRS: bool;
     /// Lanes of a vector: 8 or 16.
     const LANES: usize;
 
@@ -105,7 +105,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Begins a sum of dot products, with `acc`.
     fn begin(self, acc: Self::I) -> Self::Dots;
     /// Adds, per lane, the sum of the 4 products of unsigned bytes of `w` with signed bytes of `x`: dot product `j` of a
-    /// sum, from 0 on. Exact for `w` below 2^`bits` and `x` from -127 to 127. If `bits` is 8 and [`CENTRED`](Self::CENTRED)
+    /// sum, from 0 on. Exact for `w` below 2^`bits` and `x` from -127 to 127. If `bits` is 8 and [`PAIRS`](Self::PAIRS)
     /// the products are those of `w` - 128. `j` and `bits` are constants where it is inlined.
     fn dot(self, sum: Self::Dots, j: usize, w: Self::I, x: Self::I, bits: u32) -> Self::Dots;
     /// The sum of [`DOTS`] dot products, or a multiple of them.

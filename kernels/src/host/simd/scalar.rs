@@ -15,7 +15,7 @@ impl Simd for Scalar {
     type I = [i32; ROWS];
     type F = [f32; ROWS];
     type Dots = Self::I;
-    const CENTRED: bool = false;
+    const PAIRS: bool = false;
     const LANES: usize = ROWS;
 
     #[inline(always)]
