@@ -1,4 +1,5 @@
-// Rows of f32 made ready for a product: norm, sum with the residual or a gated unit on the way in; f32, f16 or 8 bits on the way out.
+// Rows of f32 made ready for a product: norm, sum with the residual or a gated unit on the way in; f32, f16, two f16 or 8 bits on
+// the way out.
 //
 //   norm:      y = x / sqrt(mean(x^2) + eps) * weight                     (Zhang & Sennrich 2019)
 //   add_norm:  x += factor * other, stored; then as norm
@@ -8,7 +9,7 @@
 //
 // Norms of groups of a row are those of as many shorter rows: `weight` has weight_rows rows, row i uses row i % weight_rows.
 // Layout: x and other [rows][cols] f32; out [rows][cols] f32 or f16, or 8 bits as activations.h says: bytes [rows][2][NB][16]
-// (cols a multiple of 32) and scales [rows][NB].
+// (cols a multiple of 32) and scales [rows][NB]; two f16 (f16_pair.h): the first [rows][cols], the second [rows][cols] at scales.
 // f16: finite values beyond its range become its largest, since one infinity would make a whole row of products NaN. A gated unit is what
 // gets that large in sound models (a product of two, 1e4 and more), made here or, as plain rows, by what a plan did before: as f16
 // both are GATED_SCALE times what they are, which the product's factor takes back, so values up to 4e6 are exact to f16's 11 bits,
@@ -16,10 +17,11 @@
 // Geometry: a block of THREADS a row, or, without a norm, each SPAN elements of it. Bound by latency in decode, by memory in prefill:
 // each row is read twice at most (the second time from the first-level cache or, its first KEPT * SPAN elements, from registers) and
 // written once.
-// Entries: activations_<plain|norm|add_norm|gate|add>_<f32|f16|q8>, activations_add_none.
+// Entries: activations_<plain|norm|add_norm|gate|add>_<f32|f16|q8>, activations_<plain|norm|gate>_f16_pair, activations_add_none.
 #include "compat.h"
 #include "act.h"
 #include "activations.h"
+#include "f16_pair.h"
 
 #define THREADS 256
 
@@ -28,7 +30,7 @@ struct ActivationsArgs {
     const float* other;   // or null
     const float* weight;  // or null: 1
     void* out;
-    F32x2* scales;
+    void* scales;  // of 8 bits, or the second of two f16
     float eps;
     u32 cols;
     float factor;
@@ -37,13 +39,12 @@ struct ActivationsArgs {
 };
 
 enum In { PLAIN, NORM, ADD_NORM, GATE, ADD };
-enum Out { TO_F32, TO_F16, TO_Q8, TO_NONE };
+enum Out { TO_F32, TO_F16, TO_F16_PAIR, TO_Q8, TO_NONE };
 
 // Elements that the threads of a block take at once: 8 neighbours each.
 #define SPAN (THREADS * 8)
 #define KEPT 2
 #define GATED_SCALE 0.015625f
-#define F16_MAX 65504.0f
 
 struct Eight {
     float v[8];
@@ -76,10 +77,6 @@ FORCE void store8(float* row, u32 i, u32 cols, const Eight& e) {
     for (u32 j = 0; j < 8; ++j) {
         if (i + j < cols) row[i + j] = e.v[j];
     }
-}
-FORCE float in_f16(float v) {
-    const float a = abs_of(v);
-    return a > F16_MAX && is_finite(v) ? (v > 0.0f ? F16_MAX : -F16_MAX) : v;
 }
 FORCE void store8(u16* row, u32 i, u32 cols, const Eight& e) {
     u32 two[4];
@@ -126,13 +123,18 @@ FORCE float squares_of(const Eight& e) {
 template <In IN, Out OUT>
 FORCE void write8(const ActivationsArgs& a, u64 row, u32 i, const Eight& e) {
     if (OUT == TO_F32) store8((float*)a.out + row, i, a.cols, e);
-    if (OUT == TO_F16) {
+    if (OUT == TO_F16 || OUT == TO_F16_PAIR) {
         Eight scaled = e;
         if (IN == GATE || IN == PLAIN) {
 #pragma unroll
             for (u32 j = 0; j < 8; ++j) scaled.v[j] *= GATED_SCALE;
         }
         store8((u16*)a.out + row, i, a.cols, scaled);
+        if (OUT == TO_F16_PAIR) {
+#pragma unroll
+            for (u32 j = 0; j < 8; ++j) scaled.v[j] = low_part(scaled.v[j]);
+            store8((u16*)a.scales + row, i, a.cols, scaled);
+        }
     }
     if (OUT == TO_Q8) {
         const u32 nb = a.cols / 32;
@@ -142,7 +144,7 @@ FORCE void write8(const ActivationsArgs& a, u64 row, u32 i, const Eight& e) {
             u32 c = i / 32, quarter = i / 8 % 4;
             U32x2* words = (U32x2*)a.out + row / 8;
             words[(quarter < 2 ? c : nb + c) * 2 + quarter % 2] = bytes;
-            if (quarter == 0) (a.scales + (u64)block_x() * nb)[c] = F32x2{d, sum};
+            if (quarter == 0) ((F32x2*)a.scales + (u64)block_x() * nb)[c] = F32x2{d, sum};
         }
     }
 }
@@ -191,9 +193,14 @@ FORCE void activations(const ActivationsArgs& a) {
     ENTRY(THREADS, 1) activations_##name##_f32(ActivationsArgs a) { activations<in, TO_F32>(a); }          \
     ENTRY(THREADS, 1) activations_##name##_f16(ActivationsArgs a) { activations<in, TO_F16>(a); }          \
     ENTRY(THREADS, 1) activations_##name##_q8(ActivationsArgs a) { activations<in, TO_Q8>(a); }
+#define PAIR(name, in) \
+    ENTRY(THREADS, 1) activations_##name##_f16_pair(ActivationsArgs a) { activations<in, TO_F16_PAIR>(a); }
 OUTS(plain, PLAIN)
 OUTS(norm, NORM)
 OUTS(add_norm, ADD_NORM)
 OUTS(gate, GATE)
 OUTS(add, ADD)
+PAIR(plain, PLAIN)
+PAIR(norm, NORM)
+PAIR(gate, GATE)
 ENTRY(THREADS, 1) activations_add_none(ActivationsArgs a) { activations<ADD, TO_NONE>(a); }

@@ -2,11 +2,13 @@
 //
 // dequantize_<type>: out[r][k] = f16(W[first_row + r][k]) for `rows` rows, rows side by side. A weight beyond f16 becomes
 // infinite; sound models have none.
+// dequantize_low_f32: what f16 leaves of the weights of the same rows (f16_pair.h).
 // rows_<type>: out[i][k] = W[ids[i]][k] in f32, ids read from device memory; an id past the last row gives zeros.
 // Geometry: THREADS threads, a thread 32 weights (floats: 32 or what is left). Moves the packed bytes and 2 (4) bytes a weight.
 // Entries: as above, for WEIGHT.
 #include "compat.h"
 #include "formats.h"
+#include "f16_pair.h"
 
 #define THREADS 256
 
@@ -34,8 +36,10 @@ FORCE u32 two_f16(u32 two_bf16) { return pack_f16(f32_of_bits(two_bf16 << 16), f
 #endif
 
 #ifdef FLOATS
+enum Form { AS_F32, AS_F16, AS_LOW };
+
 // Blocks of 32, the last one of a row may be shorter.
-template <bool HALF>
+template <Form FORM>
 FORCE void dequantize(const DequantizeArgs& a) {
     u32 nb = (a.cols + 31) / 32;
     u64 index = (u64)block_x() * THREADS + thread_x();
@@ -47,14 +51,14 @@ FORCE void dequantize(const DequantizeArgs& a) {
     u64 at = (u64)r * a.cols + (u64)c * 32;
     for (u32 k = 0; k < 32 && c * 32 + k < a.cols; ++k) {
         float v = known ? load_float(a.weights, (u64)row * a.cols + c * 32 + k) : 0.0f;
-        if (HALF) ((u16*)a.out)[at + k] = f16_of_f32(v);
-        else ((float*)a.out)[at + k] = v;
+        if (FORM == AS_F32) ((float*)a.out)[at + k] = v;
+        else ((u16*)a.out)[at + k] = f16_of_f32(FORM == AS_LOW ? low_part(v) : v);
     }
 }
 
 // Rows of a multiple of 8 are one run of numbers: 8 neighbours a lane, four times.
 FORCE void to_f16(const DequantizeArgs& a) {
-    if (a.cols % 8 != 0) return dequantize<true>(a);
+    if (a.cols % 8 != 0) return dequantize<AS_F16>(a);
     const u64 n = (u64)a.rows * a.cols, first = (u64)a.first_row * a.cols;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
@@ -128,7 +132,7 @@ FORCE void to_f32(const DequantizeArgs& a) {
 #define NAME(a, b) NAME2(a, b)
 #ifdef FLOATS
 #define TO_F16 to_f16
-#define TO_F32 dequantize<false>
+#define TO_F32 dequantize<AS_F32>
 #else
 #define TO_F16 to_f16
 #define TO_F32 to_f32
@@ -139,3 +143,6 @@ ENTRY(THREADS, 1) NAME(rows_, TYPE)(DequantizeArgs a) {
     wait_for_inputs();
     TO_F32(a);
 }
+#if defined(FLOATS) && FLOATS == 0
+ENTRY(THREADS, 1) NAME(dequantize_low_, TYPE)(DequantizeArgs a) { dequantize<AS_LOW>(a); }
+#endif

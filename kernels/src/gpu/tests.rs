@@ -13,7 +13,7 @@ use super::ops::matvec::{Epilogue, Input, Matrix, fuses_gate, matvec};
 use super::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm, conv, delta_net, ssm};
 use super::ops::route::{self, route};
 use super::ops::sample::{TopK, top_k};
-use super::ops::weights::{Weights, dequantize_f16, repack, rows_f32};
+use super::ops::weights::{Weights, dequantize_f16, dequantize_low, repack, rows_f32};
 use super::ops::{self, rows};
 use super::{Error, GpuTarget, Launch, units};
 use crate::host::WeightType;
@@ -185,6 +185,10 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         all.push(repack(weights, 5, 0, 100, 6).unwrap());
         all.push(dequantize_f16(weights, 3, 7, 8).unwrap());
         all.push(rows_f32(weights, 9, 3, 10).unwrap());
+        match dequantize_low(weights, 3, 7, 8) {
+            Ok(launch) => all.push(launch),
+            Err(error) => assert_ne!(ty, WeightType::F32, "{error}"),
+        }
         for other in WeightType::ALL {
             let two = [matrix(ty, 64), matrix(other, 32)];
             all.extend(matvec(target, input(512), &two, Epilogue::Add).unwrap());
@@ -210,6 +214,11 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
     for source in sources {
         for sink in [Sink::F32(4), Sink::F16(4), Sink::Q8(4, 5)] {
             all.push(activations(1, 3, 512, source, sink).unwrap());
+        }
+        let pair = activations(1, 3, 512, source, Sink::F16Pair(4, 5));
+        match source {
+            Source::Plain | Source::Norm(_) | Source::Gate { .. } => all.push(pair.unwrap()),
+            Source::AddNorm { .. } | Source::Add { .. } => assert!(pair.is_err()),
         }
     }
     let add = Source::Add {
@@ -377,7 +386,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
 }
 
 /// The entries that a unit's text defines, macros of one level expanded.
-fn entries(text: &str) -> BTreeSet<String> {
+pub(super) fn entries(text: &str) -> BTreeSet<String> {
     let mut definitions = Vec::new();
     let mut found = BTreeSet::new();
     let mut generators: Vec<(String, Vec<String>)> = Vec::new();

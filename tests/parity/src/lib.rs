@@ -5,7 +5,8 @@
 //! it.
 //!
 //! Tolerances: both devices round a product's input to 8 bits a block of 32 (a GPU to f16 instead where the vendor's
-//! library multiplies), each with its own scale, so two right results differ by a small share of the result's size.
+//! library multiplies), each with its own scale, so two right results differ by a small share of the result's size. With
+//! float weights neither rounds to less than 22 bits.
 //! Norms, rotations and sums are f32 on both and differ by their order of summation; operations with a state add to it from
 //! row to row, and their tolerances follow from the terms of a sum and the rows (`cases/recurrent.rs`); attention has keys and values in
 //! f16 on both. Errors are measured as the root of the mean square of the difference over that of the reference's result.

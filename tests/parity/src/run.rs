@@ -94,7 +94,9 @@ pub(crate) fn run(
         tokens: case.tokens,
         outputs: 1,
     };
-    let scratch_layout = ScratchLayout::new(&case.bufs, &Conflicts::all(case.bufs.len()), counts);
+    let mut scratch_layout =
+        ScratchLayout::new(&case.bufs, &Conflicts::all(case.bufs.len()), counts);
+    scratch_layout.float_weights = !case.tensors.iter().any(|t| t.ty.is_quantized());
     let end = SCRATCH + scratch_layout.bytes + device.workspace_bytes(&scratch_layout);
     assert!(end <= KV, "scratch and workspace end at {end}");
     let scratch = Scratch {

@@ -58,9 +58,8 @@ fn every_operation_and_type_on_a_card_is_the_hosts() {
     gpus().into_iter().for_each(compare_all);
 }
 
-/// Once the values that SwiGLU hands from one segment to the next were cut at f16's largest where a library multiplies.
-#[test]
-fn large_values_that_segments_hand_on_are_the_hosts_with_a_library_for_products() {
+/// The fake runtime with a library for products, and a card of it beside the host.
+fn with_a_library() -> (Fake, Pair) {
     let fake = Fake::new();
     fake.add_products();
     let config = GpuConfig {
@@ -73,13 +72,36 @@ fn large_values_that_segments_hand_on_are_the_hosts_with_a_library_for_products(
     };
     let device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
     let host = Box::new(HostDevice::new(HostConfig::default()).unwrap());
-    let mut pair = Pair::new(host, Box::new(device)).unwrap();
+    let pair = Pair::new(host, Box::new(device)).unwrap();
+    (fake, pair)
+}
+
+/// Once the values that SwiGLU hands from one segment to the next were cut at f16's largest where a library multiplies.
+#[test]
+fn large_values_that_segments_hand_on_are_the_hosts_with_a_library_for_products() {
+    let (fake, mut pair) = with_a_library();
     for case in cases(Extent::Full) {
         for c in pair.compare(&case, 7).unwrap() {
             if c.operation.starts_with("large gated values") {
                 println!("{} {}: {:.2e}", c.operation, c.case, c.error);
                 assert!(c.right, "{c:?}");
             }
+        }
+    }
+    assert!(fake.calls("rocblas_gemm_ex") > 0);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+}
+
+/// Once rows of more than 64 tokens were rounded to f16 before they met float weights, and flipped experts of mixtures.
+#[test]
+fn float_products_by_a_library_are_as_exact_as_the_hosts() {
+    let (fake, mut pair) = with_a_library();
+    let floats = ["mul_mat F32", "mul_mat F16", "mul_mat BF16"];
+    let all = cases(Extent::Full);
+    for case in all.iter().filter(|c| floats.contains(&c.operation())) {
+        for c in pair.compare(case, 11).unwrap() {
+            println!("{} {}: {:.2e}", c.case, c.buffer, c.error);
+            assert!(c.right, "{c:?}");
         }
     }
     assert!(fake.calls("rocblas_gemm_ex") > 0);

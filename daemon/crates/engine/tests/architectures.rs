@@ -10,6 +10,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use requests::load;
+use rocmforge_device::gpu::GpuConfig;
 use rocmforge_engine::api::{Asker, Budget, ScoreRequest};
 use rocmforge_engine::{DeviceChoice, EngineConfig, EngineHandle, KvType, LoadedModel, start};
 use serde_json::Value;
@@ -217,6 +218,23 @@ async fn scores_are_right_through_the_hip_path() {
         runtime.start(budget).unwrap()
     })
     .await;
+}
+
+/// Products of more rows than the kernels for few take go to a library of f16.
+#[tokio::test]
+async fn scores_are_right_with_a_library_for_products() {
+    let runtime = fake::Runtime::new();
+    runtime.add_products();
+    let on_fake = |budget| {
+        let gpu = GpuConfig {
+            vendor_products: true,
+            ..fake::gpu_config(&runtime)
+        };
+        runtime.start_with(gpu, budget).unwrap()
+    };
+    all("fake hip with a library", false, on_fake).await;
+    assert!(runtime.calls("rocblas_gemm_ex") > 0);
+    assert_eq!(runtime.violations(), Vec::<String>::new());
 }
 
 /// On the cards that there are; where none can be opened the test prints why and passes.

@@ -26,6 +26,26 @@ fn model(path: &Path) -> Model {
 }
 
 #[test]
+fn a_plan_tells_whether_its_weights_are_floats() {
+    // The first has a router of F32 beside F16; the last one of F32 beside quantized experts.
+    let files = [
+        ("arch/gemma4moe.gguf", true),
+        ("tiny-llama-Q4_K_M.gguf", false),
+        ("tiny-qwen3moe-Q4_K_M.gguf", false),
+    ];
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures");
+    let counts = RowCounts {
+        tokens: 1,
+        outputs: 1,
+    };
+    for (file, floats) in files {
+        let model = model(&dir.join(file));
+        assert_eq!(model.plan().float_weights, floats, "{file}");
+        assert_eq!(model.plan().scratch(counts).float_weights, floats, "{file}");
+    }
+}
+
+#[test]
 fn every_architecture_makes_a_plan() {
     let files = fixtures();
     assert_eq!(files.len(), 26, "{files:?}");

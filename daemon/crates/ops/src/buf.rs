@@ -103,6 +103,8 @@ pub struct ScratchLayout {
     pub tables: u64,
     /// Experts of all layers: a pass that has all of them brings the places of all along.
     pub experts: u64,
+    /// Whether products are to be as exact as f32 makes them: see [`Plan::float_weights`](crate::Plan::float_weights).
+    pub float_weights: bool,
     /// Place of each buffer.
     pub bufs: Vec<PlacedBuf>,
     /// Bytes of the block, without a device's workspace.
@@ -152,6 +154,7 @@ impl ScratchLayout {
             outputs: counts.outputs,
             tables: 1,
             experts: 0,
+            float_weights: false,
             bytes: placed.iter().map(|p| p.1).max().unwrap_or(0),
             bufs: specs
                 .iter()

@@ -111,6 +111,9 @@ pub struct Plan {
     pub state_elements: u64,
     /// Tables of rotations.
     pub ropes: Vec<RopeSpec>,
+    /// Whether no matrix is quantized. Who takes a file of floats wants their precision: a device rounds no input of a product
+    /// to less than 22 bits then, whatever that costs.
+    pub float_weights: bool,
 }
 
 /// A fault of a plan: a bug of the builder that made it.
@@ -175,6 +178,7 @@ impl Plan {
         ScratchLayout {
             tables: self.ropes.len() as u64,
             experts: experts.sum(),
+            float_weights: self.float_weights,
             ..ScratchLayout::new(&self.bufs, &self.conflicts, counts)
         }
     }
@@ -327,6 +331,7 @@ mod tests {
             kv: Vec::new(),
             state_elements: 0,
             ropes: Vec::new(),
+            float_weights: false,
         }
     }
 

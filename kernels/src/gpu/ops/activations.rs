@@ -15,6 +15,9 @@ const SPAN: u64 = THREADS as u64 * 8;
 /// beyond f16's range. A power of two; a product of such rows is to be divided by it.
 pub const GATED_F16_SCALE: f32 = 1.0 / 64.0;
 
+/// What the second of two f16 is multiplied by, for products and weights alike: see `hip/f16_pair.h`.
+pub const F16_LOW_SCALE: f32 = 2048.0;
+
 arg_struct! {
     /// `ActSpec` of act.h.
     ActSpec: 16 {
@@ -148,6 +151,9 @@ pub enum Sink {
     /// f16 `[rows][cols]`, not over `x`; [`Source::Gate`] and [`Source::Plain`] times [`GATED_F16_SCALE`]. Finite values beyond the
     /// range become the largest.
     F16(Address),
+    /// As [`Sink::F16`], and at the second address f16 `[rows][cols]` with what that leaves, times [`F16_LOW_SCALE`]: together
+    /// exact to 22 bits. Of [`Source::Plain`], [`Source::Norm`] and [`Source::Gate`].
+    F16Pair(Address, Address),
     /// 8 bits for products: [`q8_bytes`] bytes and [`q8_scale_bytes`] bytes of scales, both aligned to 16.
     Q8(Address, Address),
     /// Nowhere: only [`Source::Add`], the residual sum.
@@ -183,7 +189,7 @@ pub fn activations(
                 Sink::F32(_) => concat!("activations.activations_", $name, "_f32"),
                 Sink::F16(_) => concat!("activations.activations_", $name, "_f16"),
                 Sink::Q8(..) => concat!("activations.activations_", $name, "_q8"),
-                Sink::Stored => "",
+                Sink::F16Pair(..) | Sink::Stored => "",
             }
         };
     }
@@ -196,6 +202,12 @@ pub fn activations(
             ("activations.activations_add_none", other, scale)
         }
         Source::Add { other, scale } => (entries!("add"), other, scale),
+    };
+    let kernel = match (source, sink) {
+        (Source::Plain, Sink::F16Pair(..)) => "activations.activations_plain_f16_pair",
+        (Source::Norm(_), Sink::F16Pair(..)) => "activations.activations_norm_f16_pair",
+        (Source::Gate { .. }, Sink::F16Pair(..)) => "activations.activations_gate_f16_pair",
+        _ => kernel,
     };
     let (norm, act) = match source {
         Source::Norm(norm) | Source::AddNorm { norm, .. } => (Some(norm), Act::Identity),
@@ -229,6 +241,7 @@ pub fn activations(
     }
     let (out, scales) = match sink {
         Sink::F32(out) | Sink::F16(out) => (out, 0),
+        Sink::F16Pair(first, second) => (first, second),
         Sink::Q8(bytes, scales) => (bytes, scales),
         Sink::Stored => (0, 0),
     };

@@ -114,6 +114,30 @@ pub fn dequantize_f16(
     )
 }
 
+/// What [`dequantize_f16`] leaves of the same rows of an F32 matrix, times
+/// [`F16_LOW_SCALE`](super::activations::F16_LOW_SCALE), as f16 `[n_rows][cols]` at `out`.
+///
+/// # Errors
+/// As [`dequantize_f16`]; [`Error::NoKernel`] for another type, of which f16 leaves nothing that counts.
+pub fn dequantize_low(
+    weights: Weights,
+    first_row: u64,
+    n_rows: u64,
+    out: Address,
+) -> Result<Launch, Error> {
+    if weights.ty != WeightType::F32 {
+        return Err(Error::NoKernel {
+            what: format!("what f16 leaves of {}", weights.ty),
+            built: "F32",
+        });
+    }
+    let args = DequantizeArgs {
+        first_row: count("the number of a row", first_row)?,
+        ..arguments(weights, n_rows, out)?
+    };
+    launch("dequantize_f32.dequantize_low_f32", &args, weights, n_rows)
+}
+
 /// `out[i] = W[ids[i]]` as f32 `[n][cols]`; `ids` is u32 `[n]` in device memory. Embedding rows.
 ///
 /// # Errors

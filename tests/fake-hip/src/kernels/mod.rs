@@ -26,6 +26,7 @@ use rocmforge_kernels::gpu::units;
 use rocmforge_ops::{KvType, WeightType};
 
 use crate::memory::{Fault, Memory};
+use weights::Form;
 
 pub(crate) use products::Prepared;
 
@@ -47,6 +48,7 @@ enum Operation {
     Matmat(WeightType),
     Repack(WeightType),
     Dequantize(WeightType),
+    DequantizeLow,
     Rows(WeightType),
     Activations {
         input: rows::In,
@@ -111,8 +113,11 @@ impl Kernel {
             Operation::MatvecFloat(ty) => products::float(memory, launch, ty),
             Operation::Matmat(ty) => products::matmat(memory, launch, ty),
             Operation::Repack(ty) => weights::repack(memory, launch, ty),
-            Operation::Dequantize(ty) => weights::dequantize(memory, launch, ty, true),
-            Operation::Rows(ty) => weights::dequantize(memory, launch, ty, false),
+            Operation::Dequantize(ty) => weights::dequantize(memory, launch, ty, Form::F16),
+            Operation::DequantizeLow => {
+                weights::dequantize(memory, launch, WeightType::F32, Form::Low)
+            }
+            Operation::Rows(ty) => weights::dequantize(memory, launch, ty, Form::F32),
             Operation::Activations { input, output } => {
                 rows::activations(memory, launch, input, output)
             }
@@ -148,7 +153,7 @@ impl Operation {
             Operation::MatvecFloat(_) => size_of::<ops::matvec::MatvecFloatArgs>(),
             Operation::Matmat(_) => size_of::<ops::matmat::MatmatArgs>(),
             Operation::Repack(_) => size_of::<ops::weights::RepackArgs>(),
-            Operation::Dequantize(_) | Operation::Rows(_) => {
+            Operation::Dequantize(_) | Operation::DequantizeLow | Operation::Rows(_) => {
                 size_of::<ops::weights::DequantizeArgs>()
             }
             Operation::Activations { .. } => size_of::<ops::activations::ActivationsArgs>(),
@@ -209,10 +214,15 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
         .strip_prefix("dequantize_")
         .and_then(|name| Some((name, type_called(name)?)))
     {
-        return vec![
+        let low = (ty == WeightType::F32)
+            .then(|| ("dequantize_low_f32".to_owned(), Operation::DequantizeLow));
+        return [
             (unit.to_owned(), Operation::Dequantize(ty)),
             (format!("rows_{name}"), Operation::Rows(ty)),
-        ];
+        ]
+        .into_iter()
+        .chain(low)
+        .collect();
     }
     if let Some(ty) = unit.strip_prefix("experts_many_").and_then(type_called) {
         return own(Operation::ExpertsMany(ty));

@@ -1,7 +1,7 @@
 //! Rows of f32: moved, biased, normed, summed, and brought to 8 bits or f16 (`gather.hip`, `add_bias.hip`,
 //! `activations.hip`).
 
-use rocmforge_kernels::gpu::ops::activations::{ActivationsArgs, GATED_F16_SCALE};
+use rocmforge_kernels::gpu::ops::activations::{ActivationsArgs, F16_LOW_SCALE, GATED_F16_SCALE};
 use rocmforge_kernels::gpu::ops::rows::{AddBiasArgs, GatherArgs};
 use rocmforge_kernels::host::ops::{self, Simd};
 
@@ -30,6 +30,7 @@ pub(super) enum In {
 pub(super) enum Out {
     F32,
     F16,
+    F16Pair,
     Q8,
     Nothing,
 }
@@ -47,7 +48,10 @@ pub(super) fn entries() -> impl Iterator<Item = (String, In, Out)> {
     let all = inputs.into_iter().flat_map(move |(from, input)| {
         outputs.map(|(to, output)| (format!("activations_{from}_{to}"), input, output))
     });
-    all.chain([("activations_add_none".to_owned(), In::Add, Out::Nothing)])
+    let pairs = [inputs[0], inputs[1], inputs[3]]
+        .map(|(from, input)| (format!("activations_{from}_f16_pair"), input, Out::F16Pair));
+    all.chain(pairs)
+        .chain([("activations_add_none".to_owned(), In::Add, Out::Nothing)])
 }
 
 /// `out[i] = x[rows[i]]`, a block row a row.
@@ -112,18 +116,31 @@ pub(super) fn activations(
         In::Gate => act::gate(&a.act, &mut x, &other)?,
         In::Plain | In::Add => {}
     }
-    if output == Out::F16 && matches!(input, In::Gate | In::Plain) {
+    if matches!(output, Out::F16 | Out::F16Pair) && matches!(input, In::Gate | In::Plain) {
         x.iter_mut().for_each(|v| *v *= GATED_F16_SCALE);
     }
     match output {
         Out::F32 => store(memory, a.out, &x),
         Out::F16 => store_halves(memory, a.out, &x),
+        Out::F16Pair => {
+            let low: Vec<f32> = x.iter().map(|v| low_part(*v)).collect();
+            store_halves(memory, a.out, &x)?;
+            store_halves(memory, a.scales, &low)
+        }
         Out::Q8 => {
             let (bytes, scales) = to_q8(&x, cols)?;
             memory.write(a.out, &bytes)?;
             store(memory, a.scales, &scales)
         }
         Out::Nothing => Ok(()),
+    }
+}
+
+/// What f16 leaves of a number, as the second of two f16.
+pub(super) fn low_part(v: f32) -> f32 {
+    match v.is_finite() {
+        true => (v - half::f16::from_f32(v.clamp(-65504.0, 65504.0)).to_f32()) * F16_LOW_SCALE,
+        false => 0.0,
     }
 }
 

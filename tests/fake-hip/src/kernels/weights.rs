@@ -5,6 +5,7 @@ use rocmforge_kernels::gpu::ops::weights::{DequantizeArgs, RepackArgs};
 use rocmforge_kernels::host::reference;
 use rocmforge_ops::WeightType;
 
+use super::rows::low_part;
 use super::{Launch, args, covers, store, store_halves, words};
 use crate::memory::{Fault, Memory};
 
@@ -45,12 +46,21 @@ pub(super) fn repack(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Re
     Ok(())
 }
 
+/// What rows become.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    F32,
+    F16,
+    /// What f16 leaves.
+    Low,
+}
+
 /// Rows as f16, or by number as f32; a number past the last row gives zeros.
 pub(super) fn dequantize(
     memory: &mut Memory,
     launch: &Launch,
     ty: WeightType,
-    to_halves: bool,
+    form: Form,
 ) -> Result<(), Fault> {
     let a = args(launch, DequantizeArgs::from_bytes)?;
     check(memory, ty, a.weights, a.total_rows, a.cols)?;
@@ -70,10 +80,12 @@ pub(super) fn dequantize(
             let bytes = memory.read(at, row as usize, "rows to dequantize")?;
             reference::dequantize(ty, &bytes, &mut values).map_err(|e| Fault(e.to_string()))?;
         }
-        if to_halves {
-            store_halves(memory, a.out + i * cols * 2, &values)?;
-        } else {
-            store(memory, a.out + i * cols * 4, &values)?;
+        if form == Form::Low {
+            values.iter_mut().for_each(|v| *v = low_part(*v));
+        }
+        match form {
+            Form::F32 => store(memory, a.out + i * cols * 4, &values)?,
+            Form::F16 | Form::Low => store_halves(memory, a.out + i * cols * 2, &values)?,
         }
     }
     Ok(())

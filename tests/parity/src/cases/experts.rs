@@ -15,7 +15,7 @@ pub(super) fn cases() -> Vec<Case> {
         (WeightType::MXFP4, WeightType::MXFP4),
         (WeightType::F16, WeightType::F16),
     ] {
-        // Some rows; and from 64 rows on they are sorted by expert.
+        // Two experts a token; from 64 routed rows on they are sorted by expert, as there are few.
         for tokens in [1, 5, 40] {
             for form in [Form::Gated, Form::Plain, Form::Biased] {
                 cases.push(experts((ty, down), form, tokens));

@@ -450,8 +450,11 @@ impl<'a> PlanBuilder<'a> {
             .buf_of
             .get(&("on", self.n_embd, Rows::Outputs))
             .expect("an architecture's head has a norm");
+        let segments: Vec<Segment> = self.ordered.into_iter().chain(self.experts).collect();
+        let mut tensors = segments.iter().flat_map(|s| &s.tensors);
         let mut plan = Plan {
-            segments: self.ordered.into_iter().chain(self.experts).collect(),
+            float_weights: !tensors.any(|t| t.ty.is_quantized()),
+            segments,
             head_step: self.head_step.expect("an architecture ends with its head"),
             hidden,
             steps: self.steps,

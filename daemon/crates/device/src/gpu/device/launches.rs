@@ -6,6 +6,8 @@
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
 //! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA, quantized weights); else as 8 bits, then mat-mat |
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
+//!
+//! Rows of a plan of float weights stay f32, or become two f16 for the library.
 
 use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores, SharedPositions};
@@ -24,6 +26,7 @@ use super::fuse::{Fused, Input, ScoresOf, fuse};
 use super::launch_error;
 use super::pass_data::PassShape;
 use super::workspace::{SMALL_BATCH, Workspace};
+use tiled::Halves;
 
 mod experts;
 mod single;
@@ -339,18 +342,42 @@ impl<'a> Lowering<'a> {
 
     /// An input as f16.
     fn half(&mut self, input: Input, bound: Bound<'_>) -> Lowered<HalfInputs> {
-        let x = self.scratch_base + self.workspace.input;
-        self.prepare(input, Sink::F16(x), bound)?;
+        let half = self.half_at(input);
+        self.prepare(input, Sink::F16(half.x), bound)?;
+        Ok(half)
+    }
+
+    /// An input as f16, and where the plan's weights are floats what that leaves of it.
+    fn halves(&mut self, input: Input, bound: Bound<'_>) -> Lowered<Halves> {
+        if !self.scratch.layout.float_weights {
+            let first = self.half(input, bound)?;
+            return Ok(Halves {
+                first,
+                second: None,
+            });
+        }
+        let first = self.half_at(input);
+        let bytes = (first.n_tokens * first.cols * 2).next_multiple_of(crate::ALIGNMENT);
+        let second = first.x + bytes;
+        self.prepare(input, Sink::F16Pair(first.x, second), bound)?;
+        Ok(Halves {
+            first,
+            second: Some(second),
+        })
+    }
+
+    /// Where an input lies as f16.
+    fn half_at(&self, input: Input) -> HalfInputs {
         let reads = input.reads();
-        Ok(HalfInputs {
-            x,
+        HalfInputs {
+            x: self.scratch_base + self.workspace.input,
             cols: self.width(reads),
             n_tokens: self.count(reads),
             factor: match input {
                 Input::Gated { .. } | Input::Plain(_) => 1.0 / activations::GATED_F16_SCALE,
                 Input::Norm { .. } => 1.0,
             },
-        })
+        }
     }
 
     /// The input of a mat-vec; with `fuses` a norm is left to it.

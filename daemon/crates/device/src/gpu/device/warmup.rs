@@ -408,6 +408,7 @@ mod tests {
             kv: Vec::new(),
             state_elements: 0,
             ropes: Vec::new(),
+            float_weights: false,
         };
         let model = Outline {
             file: &file,
