@@ -1,25 +1,46 @@
 #!/bin/sh
 # Builds the Debian package of daemon and command line.
 #
-#     packaging/deb.sh [--binaries DIR] [--out DIR]
+#     packaging/deb.sh [--targets LIST | --without-kernels | --binaries DIR] [--out DIR]
 #
-# Without --binaries both programs are built first (cargo build --release; with ROCMFORGE_AOT=1 in
-# the environment the AMD kernels are inside). Needs dpkg-deb; prints the path of the package.
-# COMPRESSION is dpkg-deb's -Z (xz). The same commit gives the same package.
+# Builds both programs first (cargo build --release), with kernels for AMD cards compiled ahead for
+# the targets of LIST: names separated by commas, "all", or "package", which is the default. That
+# needs clang 22 or newer with lld, xz, and some 90 seconds of one core a target; with
+# ROCMFORGE_AOT_CACHE=DIR objects are kept there for the next time. With --binaries the programs are
+# packed as they are. Needs dpkg-deb; prints the path of the package. COMPRESSION is dpkg-deb's -Z
+# (xz). The same commit and compilers give the same package.
 set -eu
 
 cd "$(dirname "$0")/.."
-binaries= out=target/debian
+usage() {
+    echo "usage: packaging/deb.sh [--targets LIST | --without-kernels | --binaries DIR] [--out DIR]" >&2
+    exit 2
+}
+binaries= targets= out=target/debian choices=0
 while [ $# -gt 0 ]; do
     case "$1" in
-        --binaries) binaries=$2; shift 2 ;;
-        --out) out=$2; shift 2 ;;
-        *) echo "usage: packaging/deb.sh [--binaries DIR] [--out DIR]" >&2; exit 2 ;;
+        --without-kernels) targets=none choices=$((choices + 1)); shift; continue ;;
+        --targets | --binaries | --out) [ -n "${2:-}" ] || usage ;;
+        *) usage ;;
     esac
+    case "$1" in
+        --targets) targets=$2 choices=$((choices + 1)) ;;
+        --binaries) binaries=$2 choices=$((choices + 1)) ;;
+        --out) out=$2 ;;
+    esac
+    shift 2
 done
+[ $choices -le 1 ] || usage
 command -v dpkg-deb > /dev/null || { echo "deb.sh: dpkg-deb is missing; install dpkg" >&2; exit 1; }
 if [ -z "$binaries" ]; then
-    cargo build --locked --release -p rocmforged -p rocmforgectl >&2
+    ROCMFORGE_AOT_TARGETS=${targets:-package}
+    [ "$targets" != none ] || ROCMFORGE_AOT_TARGETS=
+    export ROCMFORGE_AOT_TARGETS
+    if ! cargo build --locked --release -p rocmforged -p rocmforgectl >&2; then
+        [ "$targets" = none ] || echo "deb.sh: not built. If it is the AMD kernels: install clang-22," \
+            "lld-22 and xz-utils, or use --without-kernels (the daemon then needs hiprtc)" >&2
+        exit 1
+    fi
     binaries=${CARGO_TARGET_DIR:-target}/release
 fi
 for program in rocmforged rocmforgectl; do

@@ -34,8 +34,8 @@ pub use limits::ConfiguredLimit;
 pub use models::DeclaredModel;
 pub use values::parse_budget;
 use values::{
-    budget_or_none, device, integer, integer_u32, kv_type, log_filter, offload, policy,
-    prefix_cache, seconds, speculate, watchdog,
+    budget_or_none, device, integer, integer_u32, kv_type, log_filter, offload, percent_or_off,
+    policy, prefix_cache, seconds, speculate, watchdog,
 };
 
 /// What variables of the environment begin with that are settings: `ROCMFORGED_VRAM_BUDGET`.
@@ -139,6 +139,10 @@ pub struct Flags {
     /// again, never or always [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub host_tier: Option<String>,
+    /// While anything waits for memory of the machine during this share of the time, give some of
+    /// it back and take it again later; percent, or off [default: 10]
+    #[arg(long, value_name = "PERCENT|off", allow_negative_numbers = true)]
+    pub host_pressure: Option<String>,
     /// Read model files past the page cache, but for what it holds: auto, those that are larger than the memory available when
     /// they are loaded, never or always [default: auto]
     #[arg(long, value_name = "WHEN")]
@@ -217,6 +221,9 @@ pub struct Config {
     pub host_budget: Option<Budget>,
     /// Whether KV pages that leave the card are kept in the machine's memory.
     pub host_tier: Offload,
+    /// The share of time, in percent, for which something has to wait for memory for that memory to
+    /// go back; `None` is never.
+    pub host_pressure: Option<f64>,
     /// Whether model files are read past the page cache.
     pub direct_io: Offload,
     /// Whose prompts may begin with what an earlier one has computed.
@@ -360,6 +367,13 @@ impl Config {
             host_tier: get("host_tier", flags.host_tier, file.host_tier)
                 .parse(offload)?
                 .unwrap_or_default(),
+            host_pressure: get(
+                "host_pressure",
+                flags.host_pressure,
+                text(file.host_pressure),
+            )
+            .parse(percent_or_off)?
+            .unwrap_or(Some(rocmforge_engine::HOST_PRESSURE_DEFAULT_PERCENT)),
             direct_io: get("direct_io", flags.direct_io, file.direct_io)
                 .parse(offload)?
                 .unwrap_or_default(),

@@ -157,6 +157,20 @@ impl fmt::Display for FoundDriver {
     }
 }
 
+/// A line about the kernels for AMD cards that this program has inside.
+pub fn embedded_kernels() -> String {
+    let targets: Vec<&str> = rocmforge_kernels::gpu::aot::targets().collect();
+    kernels_line(&targets)
+}
+
+fn kernels_line(targets: &[&str]) -> String {
+    if targets.is_empty() {
+        return "kernels: none inside for AMD; hiprtc compiles them (libhiprtc.so.7 or .so.6)"
+            .to_owned();
+    }
+    format!("kernels: inside for AMD {}", targets.join(", "))
+}
+
 /// What the child does: asks one vendor's driver and writes what it said. Returns its exit code.
 pub fn child_main(vendor: &str) -> u8 {
     let Some(vendor) = [Vendor::Hip, Vendor::Cuda]
@@ -335,6 +349,13 @@ mod tests {
             ["hip", "cuda"]
         );
         found
+    }
+
+    #[test]
+    fn what_is_inside_for_amd_is_told_by_target() {
+        assert!(kernels_line(&[]).starts_with("kernels: none inside for AMD; hiprtc"));
+        let line = kernels_line(&["gfx1100", "gfx12-generic"]);
+        assert_eq!(line, "kernels: inside for AMD gfx1100, gfx12-generic");
     }
 
     #[tokio::test]

@@ -18,10 +18,10 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocmforge_engine::api::{Libraries, probe};
-use rocmforge_engine::{EngineConfig, Error, Refusal};
+use rocmforge_engine::{EngineConfig, Error, HostPressure, Refusal};
 use rocmforge_tokenizer::{RenderLimits, Renderer};
 use rocmforged::config::{Config, ConfigError, Flags};
-use rocmforged::devices::FoundDriver;
+use rocmforged::devices::{FoundDriver, embedded_kernels};
 use rocmforged::generated;
 use rocmforged::log::Log;
 use rocmforged::model_files::{ModelDirError, ModelDirs};
@@ -174,12 +174,12 @@ fn check(config: &Config) -> ExitCode {
 /// Prints what there is, without a daemon.
 fn list_devices() -> ExitCode {
     let reports = probe(&Libraries::from_env());
-    for report in &reports {
-        // A reader that has seen enough is no failure.
-        if write!(io::stdout(), "{}", FoundDriver::from(report)).is_err() {
-            break;
-        }
-    }
+    let found: String = reports
+        .iter()
+        .map(|report| FoundDriver::from(report).to_string())
+        .collect();
+    // A reader that has seen enough is no failure.
+    let _ = writeln!(io::stdout(), "{found}{}", embedded_kernels());
     ExitCode::SUCCESS
 }
 
@@ -315,6 +315,10 @@ fn serve_on(
         offload: config.offload,
         host_budget: config.host_budget,
         host_tier: config.host_tier,
+        host_pressure: config.host_pressure.map(|percent| HostPressure {
+            percent,
+            ..HostPressure::default()
+        }),
         direct_io: config.direct_io,
         prefix_cache: config.prefix_cache,
         kv_type: config.kv_type,

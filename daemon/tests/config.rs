@@ -49,6 +49,7 @@ fn nothing_given_is_the_defaults() {
     assert_eq!(config.kv_type, KvType::F16);
     assert_eq!(config.host_tier, Offload::Auto);
     assert_eq!(config.direct_io, Offload::Auto);
+    assert_eq!(config.host_pressure, Some(10.0));
     assert_eq!(config.speculate, None);
 }
 
@@ -70,6 +71,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         kv_type = "q8_0"
         host_tier = "never"
         direct_io = "always"
+        host_pressure = 2.5
         speculate = "on"
     "#;
     let config = file(text, &[]).unwrap();
@@ -97,6 +99,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
     assert_eq!(config.kv_type, KvType::Q8_0);
     assert_eq!(config.host_tier, Offload::Never);
     assert_eq!(config.direct_io, Offload::Always);
+    assert_eq!(config.host_pressure, Some(2.5));
     assert_eq!(config.speculate, Some(true));
 
     let over = [
@@ -139,6 +142,23 @@ fn a_number_in_the_file_may_be_a_string() {
 }
 
 #[test]
+fn the_share_of_waits_for_memory_is_percent_or_off() {
+    for (text, percent) in [
+        ("host_pressure = 20", Some(20.0)),
+        ("host_pressure = 0.5", Some(0.5)),
+        ("host_pressure = \"20%\"", Some(20.0)),
+        ("host_pressure = \"off\"", None),
+    ] {
+        assert_eq!(file(text, &[]).unwrap().host_pressure, percent, "{text}");
+    }
+    let over = file("host_pressure = 20", &["--host-pressure", "off"]).unwrap();
+    assert_eq!(over.host_pressure, None);
+    let shown = over.settings();
+    let shown = shown.iter().find(|s| s.key == "host_pressure").unwrap();
+    assert_eq!(shown.value.as_deref(), Some("\"off\""));
+}
+
+#[test]
 fn the_packaged_configuration_is_valid() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd/rocmforged.toml");
     let config = config(&["--config", path.to_str().unwrap()]).unwrap();
@@ -171,6 +191,11 @@ fn every_refusal_of_a_flag_names_it() {
         ("--prefix-cache", "mine", "per-user"),
         ("--kv-type", "q4_0", "f16 and q8_0"),
         ("--speculate", "maybe", "auto"),
+        ("--host-pressure", "0", "up to 100"),
+        ("--host-pressure", "-5", "neither off nor a percentage"),
+        ("--host-pressure", "101%", "up to 100"),
+        ("--host-pressure", "NaN", "up to 100"),
+        ("--host-pressure", "never", "neither off nor"),
         ("--otlp-endpoint", "http://collector", "http://HOST:PORT"),
         ("--socket", &long, "at most 107"),
     ];
@@ -207,6 +232,8 @@ fn every_refusal_of_a_key_names_key_file_and_flag() {
         ("model_dir = [\"relative\"]", "model_dir", "absolute"),
         ("log = \"info,=,\"", "log", "--log"),
         ("policy = \"\"", "policy", "--policy"),
+        ("host_pressure = 0", "host_pressure", "--host-pressure"),
+        ("host_pressure = \"ten\"", "host_pressure", "off"),
         ("otlp_endpoint = \"x\"", "otlp_endpoint", "--otlp-endpoint"),
     ];
     for (line, key, word) in rows {

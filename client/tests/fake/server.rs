@@ -107,6 +107,7 @@ impl Server for Fake {
                 waited_ms: 7_000,
             }),
             keep_free: None,
+            host_pressure: None,
         }))
     }
 

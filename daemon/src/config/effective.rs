@@ -65,6 +65,10 @@ fn offload(when: Offload) -> String {
     })
 }
 
+fn percent_or_off(percent: Option<f64>) -> String {
+    percent.map_or_else(|| quoted("off"), |percent| percent.to_string())
+}
+
 fn prefix_cache(whose: PrefixCache) -> String {
     quoted(match whose {
         PrefixCache::Off => "off",
@@ -171,6 +175,7 @@ impl Config {
                 Some(self.host_budget.map_or("0".to_owned(), budget)),
             ),
             ("host_tier", Some(offload(self.host_tier))),
+            ("host_pressure", Some(percent_or_off(self.host_pressure))),
             ("direct_io", Some(offload(self.direct_io))),
             ("prefix_cache", Some(prefix_cache(self.prefix_cache))),
             ("kv_type", Some(quoted(self.kv_type.name()))),

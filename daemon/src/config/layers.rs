@@ -89,6 +89,7 @@ pub(super) struct File {
     pub(super) offload: Option<String>,
     pub(super) host_budget: Option<Scalar>,
     pub(super) host_tier: Option<String>,
+    pub(super) host_pressure: Option<Scalar>,
     pub(super) direct_io: Option<String>,
     pub(super) prefix_cache: Option<String>,
     pub(super) kv_type: Option<String>,

@@ -136,3 +136,17 @@ pub(super) fn budget_or_none(text: &str) -> Result<Option<Budget>, String> {
         text => parse_budget(text).map(Some),
     }
 }
+
+/// Reads a share of time, with or without its sign; `None` is off.
+pub(super) fn percent_or_off(text: &str) -> Result<Option<f64>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    let number = text.strip_suffix('%').unwrap_or(text);
+    match number.parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Some(percent)),
+        _ => Err(format!(
+            "'{text}' is neither off nor a percentage above 0 and up to 100"
+        )),
+    }
+}

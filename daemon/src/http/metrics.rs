@@ -8,7 +8,9 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use rocmforge_engine::api::{CacheStatus, EvictionCause, ModelStatus, SegmentState, Snapshot};
+use rocmforge_engine::api::{
+    CacheStatus, EvictionCause, HostPressureStatus, ModelStatus, SegmentState, Snapshot,
+};
 
 use self::text::Text;
 use super::Http;
@@ -342,6 +344,9 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
     ] {
         text.one(name, "counter", help, number(count));
     }
+    if let Some(host) = snapshot.host_pressure.filter(|host| !host.is_blind) {
+        host_pressure(&host, text);
+    }
     let name = "rocmforge_evictions_total";
     text.head(name, "counter", "Segments evicted, by model and cause");
     for status in models {
@@ -349,6 +354,37 @@ fn models(snapshot: &Snapshot, text: &mut Text) {
             let labels = [("model", status.model.name()), ("cause", cause.name())];
             text.value(name, &labels, number(status.cache.evictions_by.of(cause)));
         }
+    }
+}
+
+fn host_pressure(host: &HostPressureStatus, text: &mut Text) {
+    for (name, kind, help, n) in [
+        (
+            "rocmforge_host_pressure_held_bytes",
+            "gauge",
+            "Bytes of the machine's memory that go back while it is short of memory",
+            host.held_bytes,
+        ),
+        (
+            "rocmforge_host_pressure_given_up_bytes",
+            "gauge",
+            "Bytes by which the host's budget is smaller now for that",
+            host.given_up_bytes,
+        ),
+        (
+            "rocmforge_host_pressure_shrinks_total",
+            "counter",
+            "Times that memory was given back to the machine",
+            host.shrinks,
+        ),
+        (
+            "rocmforge_host_pressure_grows_total",
+            "counter",
+            "Times that some of it could be taken again",
+            host.grows,
+        ),
+    ] {
+        text.one(name, kind, help, number(n));
     }
 }
 
@@ -423,6 +459,29 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_machine_got_back_is_told() {
+        let mut text = Text::default();
+        let host = HostPressureStatus {
+            percent: 10.0,
+            is_blind: false,
+            held_bytes: 700,
+            given_up_bytes: 300,
+            shrinks: 2,
+            grows: 1,
+        };
+        host_pressure(&host, &mut text);
+        let text = text.into_string();
+        for row in [
+            "rocmforge_host_pressure_held_bytes 700",
+            "rocmforge_host_pressure_given_up_bytes 300",
+            "rocmforge_host_pressure_shrinks_total 2",
+            "rocmforge_host_pressure_grows_total 1",
+        ] {
+            assert!(text.lines().any(|line| line == row), "no '{row}' in {text}");
+        }
+    }
 
     #[test]
     fn what_cannot_be_evicted_is_no_room_for_kv() {

@@ -153,6 +153,14 @@ impl Server for ServerService {
                 shrinks: kept.shrinks,
                 grows: kept.grows,
             }),
+            host_pressure: snapshot.host_pressure.map(|host| v1::HostPressure {
+                percent: host.percent,
+                not_counted: host.is_blind,
+                held_bytes: host.held_bytes,
+                given_up_bytes: host.given_up_bytes,
+                shrinks: host.shrinks,
+                grows: host.grows,
+            }),
         }))
     }
 

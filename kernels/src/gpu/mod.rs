@@ -9,6 +9,7 @@
 //!
 //! *Invariant:* every [`Launch`] names an entry that its unit's source defines; a test builds one of each.
 
+pub mod amd_targets;
 pub mod aot;
 pub mod compile;
 mod error;

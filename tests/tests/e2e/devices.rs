@@ -100,6 +100,7 @@ fn a_runtime_without_a_card_ends_the_daemon_with_3_and_says_what_to_do() {
     assert!(listed.status.success(), "{text}");
     assert!(text.contains(&format!("hip: {name}: hipInit")), "{text}");
     assert!(text.contains(&format!("cuda: {NO_LIBRARY}")), "{text}");
+    assert!(text.contains("\nkernels: "), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::bail;
-use rocmforge_client::proto::v1::{ReloadResponse, SettingChange, StatusResponse};
+use rocmforge_client::proto::v1::{HostPressure, ReloadResponse, SettingChange, StatusResponse};
 use serde_json::json;
 
 use super::Context;
@@ -93,6 +93,21 @@ pub(super) async fn files(context: &mut Context) -> anyhow::Result<()> {
     )
 }
 
+/// What the machine's memory holds, and what of it was given up.
+fn host_memory(host: &HostPressure) -> String {
+    let held = format!("{} held", size(host.held_bytes));
+    if host.not_counted {
+        return format!("{held}; the system does not count waits for memory");
+    }
+    match host.given_up_bytes {
+        0 => held,
+        bytes => format!(
+            "{held}, {} given up now: the machine was short of memory",
+            size(bytes)
+        ),
+    }
+}
+
 fn text(status: &StatusResponse, socket: &Path) -> String {
     let state = json::server_state(status.state()).replace('_', " ");
     let mut rows = vec![
@@ -155,6 +170,9 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         }
         rows.push(("kept free", text));
     }
+    if let Some(host) = &status.host_pressure {
+        rows.push(("host memory", host_memory(host)));
+    }
     rows.push((
         "running",
         format!("{} of {}", status.running, status.running_capacity),
@@ -176,4 +194,23 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
         return format!("{head}\nno models; `rocmforgectl load FILE` opens one\n");
     }
     format!("{head}\n{}", summaries(&status.models))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_machine_got_back_is_told() {
+        let mut host = HostPressure {
+            held_bytes: 3 << 30,
+            ..HostPressure::default()
+        };
+        assert_eq!(host_memory(&host), "3.00 GiB held");
+        host.given_up_bytes = 1 << 30;
+        let given_up = "3.00 GiB held, 1.00 GiB given up now: the machine was short of memory";
+        assert_eq!(host_memory(&host), given_up);
+        host.not_counted = true;
+        assert!(host_memory(&host).contains("does not count"));
+    }
 }

@@ -16,6 +16,7 @@ mod machine;
 pub mod ops;
 mod progress;
 mod segment;
+mod stalls;
 
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ pub use ops::{
     ScratchLayout, Span, Step, TensorDesc,
 };
 pub use segment::{Placed, SegmentLayout};
+pub use stalls::Stalls;
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]

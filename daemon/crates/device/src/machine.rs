@@ -1,9 +1,9 @@
 //! What the machine leaves to this process.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where control groups (version 2) are.
-const GROUPS: &str = "/sys/fs/cgroup";
+pub(crate) const GROUPS: &str = "/sys/fs/cgroup";
 
 /// Bytes of the machine's memory, or of what the control group that this process is in, or one above it, may have if that is
 /// less; 0 if the system does not say.
@@ -33,12 +33,23 @@ pub(crate) fn line(info: &str, name: &str) -> Option<u64> {
 /// The least bound on memory of the group that /proc/self/cgroup names and of those above it; `None` where there is none. In a
 /// container the group's own folder is the root.
 fn group_bytes(root: &Path, groups: &str) -> Option<u64> {
-    let path = groups.lines().find_map(|l| l.strip_prefix("0::/"))?;
+    let path = group_path(groups)?;
     let bound = |dir: &Path| -> Option<u64> {
         let text = std::fs::read_to_string(root.join(dir).join("memory.max")).ok()?;
         text.trim().parse().ok()
     };
-    Path::new(path).ancestors().filter_map(bound).min()
+    path.ancestors().filter_map(bound).min()
+}
+
+/// Below the root, the group that /proc/self/cgroup names.
+fn group_path(groups: &str) -> Option<&Path> {
+    let path = groups.lines().find_map(|l| l.strip_prefix("0::/"))?;
+    Some(Path::new(path))
+}
+
+/// The folder of that group, if there is one of version 2.
+pub(crate) fn group_dir(root: &Path, groups: &str) -> Option<PathBuf> {
+    Some(root.join(group_path(groups)?))
 }
 
 #[cfg(test)]
@@ -63,6 +74,8 @@ mod tests {
         std::fs::write(root.join("memory.max"), "3000\n").unwrap();
         assert_eq!(group_bytes(root, "0::/\n"), Some(3000), "in a container");
         assert_eq!(group_bytes(root, "4:memory:/x\n"), None, "version 1");
+        assert_eq!(group_dir(root, groups), own.parent().map(Path::to_owned));
+        assert_eq!(group_dir(root, "4:memory:/x\n"), None);
     }
 
     #[test]

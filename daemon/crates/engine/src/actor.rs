@@ -35,6 +35,7 @@ use crate::draft::DraftModel;
 use crate::error::{Error, from_device};
 use crate::file_watch::FileWatch;
 use crate::handle::EngineHandle;
+use crate::host_pressure::PressureWatch;
 use crate::keep_free::{self, KeepFree};
 use crate::loaded::LoadedModel;
 use crate::masks::Masks;
@@ -146,6 +147,8 @@ pub(crate) struct Engine {
     pub(crate) budget_wanted: Option<u64>,
     /// What is kept free for others.
     pub(crate) keep_free: KeepFree,
+    /// What goes back of the host's memory, where it may have any.
+    pub(crate) host_pressure: Option<PressureWatch>,
     /// Tokens of the pass under way.
     pub(crate) ids: Vec<u32>,
     /// Rows of its inputs, as their tables have them.
@@ -241,13 +244,18 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     let mut residency = Residency::new(device, cache, offload);
     residency.reserve_fixed()?;
     let memory = rocmforge_device::host_memory_bytes();
-    let of_host = crate::offload::bytes_of(config.host_budget, memory);
-    residency.open_tier(config.host_tier, of_host.min(memory / 2));
+    let of_host = crate::offload::bytes_of(config.host_budget, memory).min(memory / 2);
+    residency.open_tier(config.host_tier, of_host);
+    let may_hold = of_host > 0 && (residency.tier.is_on() || residency.offload.takes_part(1));
+    let host_pressure = config.host_pressure.clone().filter(|_| may_hold);
+    let host_pressure = host_pressure.map(|config| PressureWatch::new(config, of_host));
     let found = Found {
         drivers: drivers.into(),
         passed_over: passed_over.into(),
     };
-    let first = crate::publish::snapshot_of(&residency, &[], &config, &found);
+    let mut first = crate::publish::snapshot_of(&residency, &[], &config, &found);
+    first.keep_free = keep_free.status();
+    first.host_pressure = host_pressure.as_ref().map(|watch| watch.status(0));
     let (snapshot, watch) = watch::channel(Arc::new(first));
     residency.files = FileWatch::start(snapshot.clone());
     let loss = Loss::new(snapshot.clone());
@@ -278,6 +286,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         scratch: None,
         budget_wanted: None,
         keep_free,
+        host_pressure,
         config,
         ids: Vec::new(),
         inputs: Vec::new(),
@@ -364,6 +373,7 @@ impl Engine {
             let stepped = self.step();
             if self.preload_turn(stepped) || stepped {
                 self.watch_memory_while_busy();
+                self.watch_host();
                 self.publish(false);
                 continue;
             }
@@ -420,21 +430,31 @@ impl Engine {
 
     /// Waits for a command, or until it is time for something else.
     fn next_command(&mut self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
-        if !self.keep_free.is_on() {
-            return commands.recv_timeout(self.patience());
-        }
         let until = Instant::now() + self.patience();
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match commands.recv_timeout(left.min(keep_free::WHILE_IDLE)) {
-                // Only the driver's count is looked at: all else is as it was.
-                Err(RecvTimeoutError::Timeout)
-                    if left > keep_free::WHILE_IDLE
-                        && !self.watch_memory(keep_free::WHILE_IDLE / 2)
-                        && self.lost().is_none() => {}
+            let Some(every) = self.watch_interval() else {
+                return commands.recv_timeout(left);
+            };
+            match commands.recv_timeout(left.min(every)) {
+                // Only counts of memory are looked at: all else is as it was.
+                Err(RecvTimeoutError::Timeout) if left > every && !self.watch_while_idle() => {}
                 other => return other,
             }
         }
+    }
+
+    /// How often memory is looked at that others may want while there is no work; `None` is not at
+    /// all.
+    fn watch_interval(&self) -> Option<Duration> {
+        let of_card = self.keep_free.is_on().then_some(keep_free::WHILE_IDLE);
+        of_card.into_iter().chain(self.host_watch_interval()).min()
+    }
+
+    /// Looks at such memory. Whether there is more to do now.
+    fn watch_while_idle(&mut self) -> bool {
+        let changed = self.watch_memory(keep_free::WHILE_IDLE / 2);
+        self.watch_host() || changed || self.lost().is_some()
     }
 
     /// How long nothing can happen without a command.
@@ -455,6 +475,7 @@ impl Engine {
         self.residency.remember();
         self.free_idle_scratch();
         self.settle();
+        self.watch_host();
         self.publish(true);
     }
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 pub use status::{
-    CacheStatus, ClientStatus, DeviceStatus, FileWait, HostTier, Hosted, KeepFreeStatus,
-    ModelStatus, PrefixCounts, SegmentState, SegmentStatus, Snapshot,
+    CacheStatus, ClientStatus, DeviceStatus, FileWait, HostPressureStatus, HostTier, Hosted,
+    KeepFreeStatus, ModelStatus, PrefixCounts, SegmentState, SegmentStatus, Snapshot,
 };
 
 pub use rocmforge_device::MemoryUse;

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use rocmforge_device::Stalls;
 use rocmforge_ops::KvType;
 
 use crate::api::{Budget, Offload, Policy};
@@ -24,6 +25,10 @@ pub enum DeviceChoice {
 /// Usual value of [`EngineConfig::host_budget`].
 pub const HOST_BUDGET_DEFAULT: Budget = Budget::Percent(12.5);
 
+/// Usual value of [`HostPressure::percent`]: from there on systemd, too, asks services by default
+/// to give memory back.
+pub const HOST_PRESSURE_DEFAULT_PERCENT: f64 = 10.0;
+
 /// Usual value of [`EngineConfig::watchdog`].
 pub const WATCHDOG_DEFAULT: Duration = Duration::from_secs(30);
 
@@ -36,6 +41,30 @@ pub enum PrefixCache {
     PerClient,
     /// Everybody's.
     Shared,
+}
+
+/// When the machine is short of memory, so that some of the host's goes back.
+#[derive(Debug, Clone)]
+pub struct HostPressure {
+    /// While something waits for memory during this share of the time, in percent.
+    pub percent: f64,
+    /// Who counts that.
+    pub stalls: Stalls,
+    /// How often the counts are looked at: the time that the share is of.
+    pub every: Duration,
+    /// How long there has to be less than half of that share before some is taken again.
+    pub calm: Duration,
+}
+
+impl Default for HostPressure {
+    fn default() -> Self {
+        Self {
+            percent: HOST_PRESSURE_DEFAULT_PERCENT,
+            stalls: Stalls::default(),
+            every: Duration::from_secs(2),
+            calm: Duration::from_secs(10),
+        }
+    }
 }
 
 /// How the engine is set up.
@@ -69,6 +98,8 @@ pub struct EngineConfig {
     /// Whether those pages and states are kept: where to bring them back takes less time than to compute them again, by what was
     /// measured of both; never, or always. The host device has none: its arena is in that memory itself.
     pub host_tier: Offload,
+    /// When the host gives back of that memory; `None` is never.
+    pub host_pressure: Option<HostPressure>,
     /// Whether what the page cache does not hold of a model is read past it: auto is of models larger than the memory that is
     /// available when they are loaded. A file system that has no direct reads is read as ever.
     pub direct_io: Offload,
@@ -104,6 +135,7 @@ impl Default for EngineConfig {
             offload: Offload::Auto,
             host_budget: Some(HOST_BUDGET_DEFAULT),
             host_tier: Offload::Auto,
+            host_pressure: None,
             direct_io: Offload::Auto,
             prefix_cache: PrefixCache::PerClient,
             kv_type: KvType::F16,

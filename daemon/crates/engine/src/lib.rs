@@ -17,6 +17,7 @@ mod embed;
 mod error;
 mod file_watch;
 mod handle;
+mod host_pressure;
 mod keep_free;
 mod kv;
 mod loaded;
@@ -47,12 +48,16 @@ mod watchdog;
 
 pub use actor::{EngineThread, start, start_on};
 pub use commands::{BUDGET_MIN, MODELS_MAX};
-pub use config::{DeviceChoice, EngineConfig, HOST_BUDGET_DEFAULT, PrefixCache, WATCHDOG_DEFAULT};
+pub use config::{
+    DeviceChoice, EngineConfig, HOST_BUDGET_DEFAULT, HOST_PRESSURE_DEFAULT_PERCENT, HostPressure,
+    PrefixCache, WATCHDOG_DEFAULT,
+};
 pub use error::Error;
 pub use handle::{EngineHandle, Events};
 pub use loaded::{
     LoadedModel, MODEL_NAME_MAX, PrepareStage, PreparedModel, prepare, prepare_among,
 };
 pub use refusal::Refusal;
+pub use rocmforge_device::Stalls;
 pub use rocmforge_ops::KvType;
 pub use suspend::Clocks;

@@ -102,6 +102,8 @@ pub(crate) struct Offload {
     host: Option<Answers>,
     /// Bytes of weights that it keeps, as of its last answer.
     kept_bytes: u64,
+    /// Bytes that it may keep now, if that is less.
+    limit: u64,
     refused: bool,
     /// Of weights that are kept in the kernels' form, by [`class`], with the way of the rows from the card and back.
     kept: [Rate; CLASSES],
@@ -156,6 +158,7 @@ impl Offload {
             keeps,
             host: None,
             kept_bytes: 0,
+            limit: u64::MAX,
             refused: false,
             kept: [Rate::default(); CLASSES],
             from_file: [Rate::default(); CLASSES],
@@ -298,8 +301,11 @@ impl Offload {
         if let Some(host) = self.host.take() {
             return Ok(host);
         }
-        let made = Answers::new(self.threads, |memory| bytes_of(self.keeps, memory));
+        let mut made = Answers::new(self.threads, |memory| bytes_of(self.keeps, memory));
         self.refused = made.is_err();
+        if let Ok(host) = &mut made {
+            host.limit_kept(self.limit);
+        }
         made
     }
 
@@ -341,6 +347,16 @@ impl Offload {
     /// Bytes of weights that the host keeps in its own form.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.kept_bytes
+    }
+
+    /// Lets the host keep so many bytes of weights from now on, if it may keep as many; memory
+    /// beyond goes back.
+    pub(crate) fn limit_kept(&mut self, bytes: u64) {
+        self.limit = bytes;
+        if let Some(host) = &mut self.host {
+            host.limit_kept(bytes);
+            self.kept_bytes = host.kept_bytes();
+        }
     }
 
     /// A model is gone.

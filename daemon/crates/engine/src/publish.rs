@@ -34,6 +34,8 @@ impl Engine {
         snapshot.running = self.scheduler.running() as u32;
         snapshot.clients = self.clients();
         snapshot.keep_free = self.keep_free.status();
+        let held = self.residency.host_bytes();
+        snapshot.host_pressure = self.host_pressure.as_ref().map(|watch| watch.status(held));
         snapshot.prefixes = self.prefix_counts;
         snapshot.draining = self.draining.is_some();
         snapshot.peak_bytes = snapshot.peak_bytes.max(self.snapshot.borrow().peak_bytes);
@@ -78,6 +80,7 @@ pub(crate) fn snapshot_of(
         running: 0,
         clients: Vec::new(),
         keep_free: None,
+        host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
         hosted: residency.offload.done,
         host_tier: residency.tier.status(),
@@ -168,6 +171,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         running: 0,
         clients: Vec::new(),
         keep_free: None,
+        host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
         hosted: crate::api::Hosted::default(),
         host_tier: crate::api::HostTier::default(),

@@ -41,10 +41,14 @@ struct Known {
 pub(crate) struct Tier {
     /// Bytes that weights and pages may have together.
     most: u64,
+    /// The same while others want the host's memory, if that is less.
+    limit: u64,
     /// What has to leave is kept whether or not that pays.
     always: bool,
     /// Bytes that places may lie in now.
     end: u64,
+    /// Where the highest place ended since the end was below it: there is memory up to here.
+    taken: u64,
     /// Free ranges below the end: where they begin, and their bytes. No two touch.
     free: BTreeMap<u64, u64>,
     models: HashMap<ModelId, Known>,
@@ -71,6 +75,7 @@ impl Tier {
     pub(crate) fn new(most: u64, always: bool) -> Self {
         let mut tier = Self {
             most,
+            limit: most,
             always,
             ..Self::default()
         };
@@ -90,7 +95,18 @@ impl Tier {
 
     /// Bytes that places may lie in where the weights have so many.
     pub(crate) fn beside(&self, weights: u64) -> u64 {
-        self.most.saturating_sub(weights)
+        self.most.min(self.limit).saturating_sub(weights)
+    }
+
+    /// Lets weights and pages have so many bytes together, if they may have as many. The end is to
+    /// be moved then.
+    pub(crate) fn set_limit(&mut self, bytes: u64) {
+        self.limit = bytes;
+    }
+
+    /// Bytes of the host's memory that there are for places, used ones and free ones.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// Bytes that places may lie in now.
@@ -113,6 +129,7 @@ impl Tier {
     /// Moves the end. Nothing lies behind a smaller one.
     pub(crate) fn set_end(&mut self, end: u64) {
         let before = std::mem::replace(&mut self.end, end);
+        self.taken = self.taken.min(end);
         if end > before {
             self.give_back(Stored {
                 at: before,
@@ -139,6 +156,7 @@ impl Tier {
             self.free.insert(at + bytes, free - bytes);
         }
         self.counts.bytes += bytes;
+        self.taken = self.taken.max(at + bytes);
         Some(Stored { at, bytes })
     }
 
@@ -294,6 +312,24 @@ mod tests {
                 bytes: 1 << 16
             })
         );
+    }
+
+    #[test]
+    fn memory_is_taken_up_to_the_highest_place_and_kept_until_the_end_is_below() {
+        let mut tier = Tier::new(4096, false);
+        assert_eq!(tier.taken(), 0);
+        let (low, high) = (tier.take(1024).unwrap(), tier.take(2048).unwrap());
+        tier.free(high);
+        tier.free(low);
+        assert_eq!(tier.taken(), 3072);
+        tier.set_limit(2048);
+        assert_eq!((tier.beside(0), tier.beside(512)), (2048, 1536));
+        tier.set_end(tier.beside(512));
+        assert_eq!(tier.taken(), 1536);
+        tier.set_limit(1 << 20);
+        assert_eq!(tier.beside(0), 4096, "as much as there may be");
+        tier.set_end(4096);
+        assert_eq!(tier.taken(), 1536);
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Answers {
         let memory = host.arena.reserved();
         let keeps = keeps(memory).min(memory / 2);
         let store = Store::new(keeps - keeps % KEPT_ALIGNMENT);
-        host.kept_bytes = store.bytes();
+        host.kept_bytes = store.most();
         Ok(Self {
             host,
             store,
@@ -133,7 +133,7 @@ impl Answers {
         for (&segment, layout) in segments.iter().zip(&layouts) {
             kept.push(self.kept(file, (model, segment), layout, &mut brought)?);
         }
-        let base = self.store.bytes();
+        let base = self.store.most();
         let scratch = Scratch { layout, base };
         let mut end = base + layout.bytes + self.host.workspace_bytes(layout);
         // Each of the others gets a range of addresses as if it were resident; only its vectors take memory of it.
@@ -203,10 +203,29 @@ impl Answers {
         self.store.used()
     }
 
+    /// Lets kept weights take so many bytes from now on, as many as at the start at the most, and
+    /// gives the memory beyond back to the system.
+    pub fn limit_kept(&mut self, bytes: u64) {
+        let before = self.store.used();
+        for moved in self.store.set_bytes(bytes - bytes % KEPT_ALIGNMENT) {
+            let arena = &self.host.arena;
+            arena.copy_within(moved.from, moved.to, moved.bytes);
+        }
+        self.discard_unused(before);
+    }
+
     /// A model is gone.
     pub fn forget(&mut self, model: u64) {
-        if self.store.forget(model) {
-            self.host.arena.discard(0, self.store.bytes());
+        let before = self.store.used();
+        self.store.forget(model);
+        self.discard_unused(before);
+    }
+
+    /// Gives memory back that was handed out up to `before`, and is not any more.
+    fn discard_unused(&mut self, before: u64) {
+        let used = self.store.used();
+        if used < before {
+            self.host.arena.discard(used, self.store.most() - used);
         }
     }
 
@@ -230,7 +249,7 @@ impl Answers {
             brought.file_bytes += bytes;
             return Ok(None);
         };
-        let end = self.store.bytes();
+        let end = self.store.most();
         if end > self.capacity {
             self.host.set_capacity(end)?;
             self.capacity = end;
@@ -261,7 +280,7 @@ impl Answers {
         buf: Buf,
         rows: &mut [f32],
     ) -> Result<(), Error> {
-        let base = self.store.bytes();
+        let base = self.store.most();
         self.host.read(Scratch { layout, base }, buf, rows)
     }
 
@@ -328,4 +347,63 @@ pub(super) fn multiply_from_file(
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of a range that the system has given memory for.
+    fn resident(range: &[u8]) -> u64 {
+        use std::io::{Read, Seek, SeekFrom};
+        const PAGE: u64 = 4096;
+        let first = range.as_ptr() as u64 / PAGE;
+        let mut map = std::fs::File::open("/proc/self/pagemap").unwrap();
+        map.seek(SeekFrom::Start(first * 8)).unwrap();
+        let mut entries = vec![0; range.len() / PAGE as usize * 8];
+        map.read_exact(&mut entries).unwrap();
+        // Bit 63: the page is there; bit 62: it was swapped out.
+        let taken = entries.chunks_exact(8).filter(|entry| entry[7] >> 6 != 0);
+        taken.count() as u64 * PAGE
+    }
+
+    #[test]
+    fn memory_beyond_a_smaller_bound_goes_back_to_the_system() {
+        const EACH: u64 = (5 << 20) + crate::ALIGNMENT;
+        const MOST: u64 = 32 << 20;
+        let mut answers = Answers::new(NonZeroUsize::new(1), |_| MOST).unwrap();
+        assert_eq!(answers.store.most(), MOST, "the machine is too small");
+        answers.host.set_capacity(MOST).unwrap();
+        answers.capacity = MOST;
+        let layout = Arc::new(SegmentLayout {
+            tensors: Vec::new(),
+            bytes: EACH,
+        });
+        for segment in 0..6 {
+            let slab = answers.store.room(EACH).unwrap();
+            let place = answers.host.arena.bytes_mut(slab, EACH as usize);
+            place.fill(segment as u8 + 1);
+            answers.store.keep((1, segment), Arc::clone(&layout), slab);
+        }
+        // The first is idle, all others are asked for.
+        for segment in (1..6).cycle().take(60) {
+            assert!(answers.store.find((1, segment)).is_some());
+        }
+        let held = |answers: &Answers| resident(answers.host.arena.bytes(0, MOST as usize));
+        assert!(held(&answers) >= 6 * EACH);
+        answers.limit_kept(MOST / 2 + 1);
+        assert!(answers.kept_bytes() <= MOST / 2);
+        assert!(held(&answers) <= MOST / 2, "{} bytes", held(&answers));
+        let kept: Vec<u32> = (0..6).filter(|s| answers.keeps(1, *s)).collect();
+        assert_eq!(kept, [1, 2, 5], "the last one moved to where the first was");
+        for segment in kept {
+            let (_, slab) = answers.store.find((1, segment)).unwrap();
+            let bytes = answers.host.arena.bytes(slab, EACH as usize);
+            assert!(bytes.iter().all(|b| *b == segment as u8 + 1), "{segment}");
+        }
+        answers.limit_kept(0);
+        assert_eq!((answers.kept_bytes(), held(&answers)), (0, 0));
+        answers.limit_kept(MOST);
+        assert!(answers.has_room(MOST) && !answers.has_room(MOST + 1));
+    }
 }

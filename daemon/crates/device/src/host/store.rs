@@ -2,6 +2,8 @@
 //!
 //! A segment that was answered out of its file once is kept here from then on while there is room: what a card's budget leaves
 //! out is much the same from pass to pass. One goes for another one of its size only when it was not asked for in a long time.
+//! Where the part becomes smaller, what lies beyond its new end moves into places that such ones
+//! leave, or goes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +19,9 @@ const IDLE: u64 = 8;
 /// Which segments are kept, and where.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    /// Bytes that it may take, from the arena's start.
+    /// Bytes that it may ever take, from the arena's start.
+    most: u64,
+    /// Bytes that it may take now.
     bytes: u64,
     /// Bytes that were handed out.
     used: u64,
@@ -35,17 +39,62 @@ struct Kept {
     asked: u64,
 }
 
+/// A segment that lies elsewhere now, and has to be copied there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Moved {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) bytes: u64,
+}
+
 impl Store {
-    pub(super) fn new(bytes: u64) -> Self {
+    pub(super) fn new(most: u64) -> Self {
         Self {
-            bytes,
+            most,
+            bytes: most,
             ..Self::default()
         }
     }
 
-    /// Bytes that it may take.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+    /// Bytes that it may ever take.
+    pub(super) fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// Lets it take so many bytes from now on, [`Store::most`] at the most. What lies beyond a
+    /// smaller end moves, those first that were asked for last, or goes where there is no place for
+    /// it. What has to be copied, in this order.
+    pub(super) fn set_bytes(&mut self, bytes: u64) -> Vec<Moved> {
+        self.bytes = bytes.min(self.most);
+        if self.used <= self.bytes {
+            return Vec::new();
+        }
+        let end = |kept: &Kept| kept.slab + kept.layout.bytes.next_multiple_of(crate::ALIGNMENT);
+        let limit = self.bytes;
+        let beyond = self.kept.extract_if(|_, kept| end(kept) > limit);
+        let mut beyond: Vec<(Key, Kept)> = beyond.collect();
+        self.used = self.kept.values().map(end).max().unwrap_or(0);
+        let used = self.used;
+        for (size, places) in &mut self.free {
+            places.retain(|place| place + size <= used);
+        }
+        beyond.sort_unstable_by_key(|(_, kept)| std::cmp::Reverse(kept.asked));
+        let mut moved = Vec::new();
+        for (key, kept) in beyond {
+            let Some(to) = self.room_for(kept.layout.bytes, kept.asked) else {
+                continue;
+            };
+            moved.push(Moved {
+                from: kept.slab,
+                to,
+                bytes: kept.layout.bytes,
+            });
+            self.kept.insert(key, Kept { slab: to, ..kept });
+        }
+        // At most one lies across the new end: it is the lowest, and others may come to lie where
+        // it was.
+        moved.sort_unstable_by_key(|moved| moved.from);
+        moved
     }
 
     /// Whether a segment is kept.
@@ -74,6 +123,11 @@ impl Store {
 
     /// A place for a segment of so many bytes, if there is one.
     pub(super) fn room(&mut self, bytes: u64) -> Option<u64> {
+        self.room_for(bytes, u64::MAX)
+    }
+
+    /// The same for a segment that was asked for at a time: none that was asked for since goes.
+    fn room_for(&mut self, bytes: u64, asked: u64) -> Option<u64> {
         let bytes = bytes.next_multiple_of(crate::ALIGNMENT);
         if let Some(slab) = self.free.get_mut(&bytes).and_then(Vec::pop) {
             return Some(slab);
@@ -86,7 +140,7 @@ impl Store {
         let patience = IDLE * self.kept.len() as u64;
         let alike = self.kept.iter().filter(|(_, kept)| {
             let size = kept.layout.bytes.next_multiple_of(crate::ALIGNMENT);
-            size == bytes && kept.asked + patience < self.clock
+            size == bytes && kept.asked < asked && kept.asked + patience < self.clock
         });
         let (&key, _) = alike.min_by_key(|(_, kept)| kept.asked)?;
         self.kept.remove(&key).map(|kept| kept.slab)
@@ -111,8 +165,8 @@ impl Store {
         self.free.entry(bytes).or_default().push(slab);
     }
 
-    /// A model is gone. Returns whether nothing is kept any more.
-    pub(super) fn forget(&mut self, model: u64) -> bool {
+    /// A model is gone.
+    pub(super) fn forget(&mut self, model: u64) {
         let gone: Vec<Kept> = self
             .kept
             .extract_if(|key, _| key.0 == model)
@@ -124,7 +178,6 @@ impl Store {
         if self.kept.is_empty() {
             (self.used, self.free) = (0, HashMap::new());
         }
-        self.kept.is_empty()
     }
 }
 
@@ -169,13 +222,91 @@ mod tests {
     }
 
     #[test]
+    fn what_was_asked_for_last_moves_into_the_places_of_the_idle() {
+        let mut store = Store::new(8192);
+        for segment in 0..4 {
+            put(&mut store, (1, segment), 2048);
+        }
+        (0..40).for_each(|i| assert!(store.find((1, 1 + i % 3)).is_some()));
+        store.find((1, 3));
+        // Of 2 and 3, which lie beyond, the one that was asked for last takes the place of the idle
+        // one.
+        let moved = store.set_bytes(4096);
+        let one = Moved {
+            from: 6144,
+            to: 0,
+            bytes: 2048,
+        };
+        assert_eq!(moved, [one]);
+        assert!(store.has((1, 1)) && store.has((1, 3)), "{store:?}");
+        assert!(!store.has((1, 0)) && !store.has((1, 2)), "{store:?}");
+        assert_eq!(store.used(), 4096);
+        assert!(!store.has_room(2048));
+        // What it may take again it takes when it is asked to.
+        assert_eq!(store.set_bytes(1 << 20), []);
+        assert_eq!(put(&mut store, (1, 0), 4096), Some(4096));
+        assert!(!store.has_room(256), "more than it may ever take");
+    }
+
+    /// Any sizes, in any order: what is kept is what was put there, lies below the end, and no two
+    /// overlap.
+    #[test]
+    fn what_is_kept_is_whole_wherever_the_end_is() {
+        use rand::rngs::StdRng;
+        use rand::{RngExt, SeedableRng};
+        const UNIT: u64 = crate::ALIGNMENT;
+        let mut rng = StdRng::seed_from_u64(11);
+        let mut store = Store::new(64 * UNIT);
+        // Whose each unit of the memory is.
+        let mut memory: Vec<Key> = vec![(0, 0); 64];
+        let range = |at: u64, bytes: u64| (at / UNIT) as usize..((at + bytes) / UNIT) as usize;
+        let (mut moves, mut lost, mut next) = (0, 0, 0);
+        for _ in 0..20_000 {
+            let before = store.kept.len();
+            match rng.random_range(0..20) {
+                0 => {
+                    let end = UNIT * rng.random_range(0..=64);
+                    for one in store.set_bytes(end) {
+                        let from = range(one.from, one.bytes);
+                        memory.copy_within(from, range(one.to, one.bytes).start);
+                        moves += 1;
+                    }
+                    assert!(store.used() <= end);
+                    lost += before - store.kept.len();
+                }
+                1 => store.forget(rng.random_range(1..4)),
+                2..6 => {
+                    next += 1;
+                    let key = (rng.random_range(1..4), next);
+                    let bytes = UNIT * [2, 3, 4, 7][rng.random_range(0..4)];
+                    if let Some(slab) = put(&mut store, key, bytes) {
+                        memory[range(slab, bytes)].fill(key);
+                    }
+                }
+                _ => {
+                    let most = store.kept.keys().max().copied();
+                    most.inspect(|key| assert!(store.find(*key).is_some()));
+                }
+            }
+            for (key, kept) in &store.kept {
+                let its = &memory[range(kept.slab, kept.layout.bytes)];
+                assert!(its.iter().all(|unit| unit == key), "{key:?}: {its:?}");
+                assert!(kept.slab + kept.layout.bytes <= store.used());
+            }
+        }
+        assert!(moves > 0 && lost > 0, "{moves} moved, {lost} lost");
+    }
+
+    #[test]
     fn a_model_that_goes_leaves_its_room() {
         let mut store = Store::new(4096);
         put(&mut store, (1, 0), 2048);
         put(&mut store, (2, 0), 2048);
-        assert!(!store.forget(1));
+        store.forget(1);
+        assert_eq!(store.used(), 4096);
         assert_eq!(put(&mut store, (2, 1), 2048), Some(0));
-        assert!(store.forget(2));
+        store.forget(2);
+        assert_eq!(store.used(), 0);
         assert_eq!(put(&mut store, (3, 0), 4096), Some(0));
     }
 }

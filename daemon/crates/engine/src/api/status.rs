@@ -38,6 +38,9 @@ pub struct Snapshot {
     pub clients: Vec<ClientStatus>,
     /// What is kept free of the device's memory, if anything is.
     pub keep_free: Option<KeepFreeStatus>,
+    /// What goes back of the host's memory while the machine is short of it, if there is anything
+    /// that can.
+    pub host_pressure: Option<HostPressureStatus>,
     /// What prompts began with, since start-up.
     pub prefixes: PrefixCounts,
     /// What the host computed that was not on the card, since start-up.
@@ -99,6 +102,24 @@ pub struct KeepFreeStatus {
     /// Times that memory was given back.
     pub shrinks: u64,
     /// Times that some of it was taken again.
+    pub grows: u64,
+}
+
+/// What the host holds of the machine's memory, and what it gave up because the machine was short
+/// of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HostPressureStatus {
+    /// The share of time, in percent, during which something has to wait for memory for that.
+    pub percent: f64,
+    /// The system does not count such waits, so nothing is given up.
+    pub is_blind: bool,
+    /// Bytes that it holds: weights that the CPU computes with, pages and states.
+    pub held_bytes: u64,
+    /// Bytes by which its budget is smaller now.
+    pub given_up_bytes: u64,
+    /// Times that memory was given back.
+    pub shrinks: u64,
+    /// Times that some of it could be taken again.
     pub grows: u64,
 }
 

@@ -26,6 +26,19 @@ impl Residency {
         }
     }
 
+    /// Bytes of the host's memory that weights and pages have taken.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        self.offload.kept_bytes() + self.tier.taken()
+    }
+
+    /// Lets weights and pages have so many bytes of the host's memory together from now on, as many
+    /// as at the start at the most. What is beyond goes back to the system, pages before weights.
+    pub(crate) fn limit_host(&mut self, bytes: u64) {
+        self.tier.set_limit(bytes);
+        self.offload.limit_kept(bytes);
+        self.fit_tier();
+    }
+
     /// After weights came to the host's memory, or went: pages keep what is left.
     pub(crate) fn fit_tier(&mut self) {
         let end = self.tier.beside(self.offload.kept_bytes());

@@ -11,11 +11,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Instant;
 
 use rocmforge_kernels::gpu::compile::{Compiler, Config, Language, Request};
-use rocmforge_kernels::gpu::{Launch, aot, units};
+use rocmforge_kernels::gpu::{Launch, amd_targets, aot, units};
 
 use crate::error::Error;
 use crate::gpu::{Context, Kernel, LaunchConfig, Module, Stream, Vendor};
@@ -69,6 +69,8 @@ impl Images for ImageFolder {
 struct CompiledImages {
     vendor: Vendor,
     compiler: Compiler,
+    /// That what is embedded is damaged is told once, not for every unit.
+    tell_damaged: Once,
 }
 
 impl CompiledImages {
@@ -81,6 +83,7 @@ impl CompiledImages {
         Self {
             vendor,
             compiler: Compiler::new(Config::new(language)),
+            tell_damaged: Once::new(),
         }
     }
 }
@@ -118,18 +121,26 @@ impl CompiledImages {
 
 impl Images for CompiledImages {
     fn image(&self, arch: &str, unit: &str) -> Result<Vec<u8>, Error> {
-        self.object(arch, unit, |unit, target| aot::object(target, unit))
+        self.object(arch, unit, |unit, target| match aot::object(target, unit) {
+            Ok(object) => object,
+            Err(damaged) => {
+                self.tell_damaged
+                    .call_once(|| tracing::warn!("{damaged}; kernels are compiled instead"));
+                None
+            }
+        })
     }
 
-    /// A generic object is refused by runtimes that are older than it.
+    /// An embedded object is refused by runtimes that are older than its form.
     fn other_image(&self, arch: &str, unit: &str) -> Option<Result<Vec<u8>, Error>> {
-        aot::is_generic(arch, unit).then(|| self.object(arch, unit, |_, _| None))
+        let embedded = matches!(aot::object(arch, unit), Ok(Some(_)));
+        embedded.then(|| self.object(arch, unit, |_, _| None))
     }
 
     fn refuses(&self, arch: &str) -> Option<String> {
-        let unknown = self.vendor == Vendor::Hip && !units::is_known_amd(arch);
+        let unknown = self.vendor == Vendor::Hip && !amd_targets::is_known_amd(arch);
         unknown.then(|| {
-            let generic = units::AMD_GENERIC_TARGETS.map(|(_, chips)| chips.join(", "));
+            let generic = amd_targets::AMD_GENERIC_TARGETS.map(|(_, chips)| chips.join(", "));
             format!(
                 "there are no kernels for {arch}; there are for {}, gfx908, gfx90a, gfx1250. Take another card \
                  (--device hip:N; --list-devices lists them) or the CPU (--device host); where {arch} runs the code of \
@@ -241,11 +252,12 @@ impl Kernels {
         let image = self.images.image(&self.arch, unit)?;
         let image_us = begin.elapsed().as_micros() as u64;
         let module = Module::load(&self.context, &image).or_else(|refused| {
-            let lost = refused.is_lost();
+            // Another image would be refused, too.
+            let for_any_image = refused.is_lost() || refused.is_out_of_memory();
             let refused = failed("loading kernels", refused);
             match self.images.other_image(&self.arch, unit) {
-                Some(other) if !lost => {
-                    tracing::info!(unit, %refused, "generic kernels; they are compiled for this card");
+                Some(other) if !for_any_image => {
+                    tracing::info!(unit, %refused, "embedded kernels; they are compiled for this runtime");
                     Module::load(&self.context, &other?).map_err(|e| failed("loading kernels", e))
                 }
                 _ => Err(refused),
@@ -320,10 +332,23 @@ mod tests {
         assert_eq!(CompiledImages::new(Vendor::Cuda).refuses("sm_90"), None);
     }
 
-    /// Gives what the runtime refuses first, as a generic object to one that is older.
-    struct Generic;
+    #[test]
+    fn an_embedded_object_is_taken_before_any_compiler() {
+        if aot::targets().next().is_none() {
+            println!("skipped: built without ROCMFORGE_AOT_TARGETS, nothing is embedded");
+        }
+        let images = CompiledImages::new(Vendor::Hip);
+        for target in aot::targets() {
+            let embedded = aot::object(target, "sample").unwrap().unwrap();
+            assert_eq!(images.image(target, "sample").unwrap(), embedded);
+        }
+        assert!(images.other_image("gfx1250", "sample").is_none());
+    }
 
-    impl Images for Generic {
+    /// Gives what the runtime refuses first, as an embedded object to one that is older.
+    struct Embedded;
+
+    impl Images for Embedded {
         fn image(&self, _arch: &str, _unit: &str) -> Result<Vec<u8>, Error> {
             Ok(b"an object of another form".to_vec())
         }
@@ -334,14 +359,14 @@ mod tests {
     }
 
     #[test]
-    fn a_generic_object_that_the_runtime_refuses_is_compiled_anew() {
+    fn an_embedded_object_that_the_runtime_refuses_is_compiled_anew() {
         let fake = Fake::new();
         let libraries = Libraries {
             hip: Some(fake.path().to_owned()),
             cuda: None,
         };
         let context = Context::open(open(Vendor::Hip, &libraries).unwrap(), 0).unwrap();
-        let kernels = Kernels::new(&context, Box::new(Generic));
+        let kernels = Kernels::new(&context, Box::new(Embedded));
         kernels.module("sample").unwrap();
         assert_eq!(fake.live().modules, 1);
         assert_eq!(fake.calls("hipModuleLoadData"), 2);

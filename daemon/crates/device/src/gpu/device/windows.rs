@@ -158,8 +158,7 @@ impl Windows {
         let range = range_of(file, key.1);
         let mut inner = self.lock();
         loop {
-            // To register is to read to the page cache.
-            if self.bytes_max == 0 || file.is_direct() || inner.refused.contains_key(&key.0) {
+            if self.bytes_max == 0 || inner.refuses(file) {
                 return Ok(None);
             }
             inner.clock += 1;
@@ -201,7 +200,7 @@ impl Windows {
 
     /// Whether windows of this file may be registered, as far as is known.
     pub(super) fn takes(&self, file: &Arc<MappedFile>) -> bool {
-        self.bytes_max > 0 && !file.is_direct() && !self.lock().refused.contains_key(&key_of(file))
+        self.bytes_max > 0 && !self.lock().refuses(file)
     }
 
     /// Registers a window that is likely to be copied from, unless that would take room from others, wait for a disk or
@@ -210,8 +209,7 @@ impl Windows {
         let key = (key_of(file), number);
         let range = range_of(file, number);
         let wanted = |inner: &Inner| {
-            !file.is_direct()
-                && !inner.refused.contains_key(&key.0)
+            !inner.refuses(file)
                 && !inner.windows.contains_key(&key)
                 && inner.bytes + (range.end - range.start) <= self.bytes_max / 2
         };
@@ -375,6 +373,12 @@ impl Windows {
 }
 
 impl Inner {
+    /// Whether no window of the file is to be registered: the driver refused one, or the file is read past the page cache,
+    /// which registering would fill.
+    fn refuses(&self, file: &Arc<MappedFile>) -> bool {
+        file.is_direct() || self.refused.contains_key(&key_of(file))
+    }
+
     fn take(&mut self, key: WindowKey) -> Option<(Registration, MappedRange)> {
         match self.windows.remove(&key) {
             Some(State::Ready {
