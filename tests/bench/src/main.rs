@@ -16,8 +16,10 @@ mod gpu;
 mod llama_bench;
 mod memory;
 mod presets;
+mod rates;
 mod report;
 mod session;
+mod socket;
 mod speed;
 mod stream;
 mod swap;
@@ -69,6 +71,8 @@ enum Command {
     Swap(swap::Options),
     /// Read a cold file from its disk, as uploads do and as `dd` does.
     Disk(disk::Options),
+    /// Clients of a running daemon, over its socket: rates of several numbers of them at once.
+    Socket(socket::Options),
     /// All that a GPU is judged by: figures beside its ceilings, parity, text, a mixed load, rounds. Exit code 1 if one
     /// of the checks fails.
     Gpu(gpu::Options),
@@ -167,6 +171,7 @@ fn main() -> ExitCode {
         Command::Stream(options) => stream::run(&options),
         Command::Swap(options) => swap::run(&options),
         Command::Disk(options) => disk::run(&options),
+        Command::Socket(options) => socket::run(&options),
         Command::Gpu(options) => gpu::run(&options),
         Command::FirstToken(options) => gpu::first::child(&options),
     };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use futures_util::future::try_join_all;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -19,25 +19,9 @@ use rocmforge_engine::{EngineConfig, LoadedModel};
 use super::Bench;
 use super::plan::{Choice, title};
 use crate::check::Check;
+use crate::rates::{Rates, Text};
 use crate::report::Row;
 use crate::session::{Session, greedy, random_prompt, run};
-
-/// What a client's request came to.
-struct Text {
-    /// When each token came.
-    tokens: Vec<Instant>,
-    asked: Instant,
-    ended: Instant,
-}
-
-/// Rates of some runs, in tokens a second.
-#[derive(Default)]
-struct Rates {
-    together: Vec<f64>,
-    decode: Vec<f64>,
-    /// Milliseconds: the longest gap between two tokens of a client.
-    gap: Vec<f64>,
-}
 
 /// Measures each number of clients.
 ///
@@ -191,36 +175,4 @@ fn beside_a_prompt(
         bench.add(Row::new(&name, what, "ms", values));
     }
     Ok(())
-}
-
-impl Rates {
-    fn count(&mut self, texts: &[Text]) -> Result<()> {
-        let begin = texts.iter().map(|t| t.asked).min();
-        let end = texts.iter().map(|t| t.ended).max();
-        let firsts = texts.iter().filter_map(|t| t.tokens.first()).max();
-        let ends = texts.iter().filter_map(|t| t.tokens.last()).min();
-        let (Some(begin), Some(end), Some(&first), Some(&last)) = (begin, end, firsts, ends) else {
-            bail!("a client without tokens");
-        };
-        let all = texts.iter().map(|t| t.tokens.len()).sum::<usize>();
-        self.together.push(all as f64 / (end - begin).as_secs_f64());
-        ensure!(
-            first < last,
-            "the first client ended before the last one began: ask for longer texts"
-        );
-        let in_between = |t: &Text| {
-            t.tokens
-                .iter()
-                .filter(|at| **at > first && **at <= last)
-                .count()
-        };
-        let decoded = texts.iter().map(in_between).sum::<usize>();
-        self.decode
-            .push(decoded as f64 / (last - first).as_secs_f64());
-        let gaps = texts
-            .iter()
-            .flat_map(|t| t.tokens.windows(2).map(|w| (w[1] - w[0]).as_secs_f64()));
-        self.gap.push(gaps.fold(0.0, f64::max) * 1e3);
-        Ok(())
-    }
 }
