@@ -28,8 +28,8 @@ use crate::session::{Session, greedy, random_prompt, run};
 /// # Errors
 /// The model cannot be made or run.
 pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
-    let main = bench.plan.main;
-    let path = bench.models.get(main, 1)?;
+    let asked = bench.plan.asked;
+    let path = bench.models.get(asked, 1)?;
     let most = bench.plan.together.iter().map(|(n, _)| *n).max();
     let most = most.and_then(NonZeroUsize::new).context("no clients")?;
     let mut session = Session::start_as(EngineConfig {
@@ -88,7 +88,7 @@ pub(crate) fn run_all(bench: &mut Bench, check: &mut Check) -> Result<()> {
             };
             format!("{n} clients{how}, {what}")
         };
-        let name = title(main);
+        let name = title(asked);
         let goal = bench.plan.clients_goal(n);
         let decode = Row::new(&name, figure("decode"), "tokens/s", &rates.decode);
         bench.add(Row::new(
@@ -165,7 +165,7 @@ fn beside_a_prompt(
         rows[1].extend(gaps(Some(asked), first));
         rows[2].push((first - asked).as_secs_f64() * 1e3);
     }
-    let name = title(bench.plan.main);
+    let name = title(bench.plan.asked);
     let what = [
         format!("{READERS} clients, p99 gap"),
         format!("{READERS} clients beside a prompt of {length}, p99 gap"),

@@ -98,6 +98,9 @@ pub(crate) struct Options {
     /// Tokens of each client's prompt [default: 128].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4000))]
     client_prompt: Option<u16>,
+    /// Ask a mixture of experts at once, in place of the 8B.
+    #[arg(long)]
+    clients_of_a_mixture: bool,
     /// Compare only operations whose name begins so, `attention` say.
     #[arg(long, value_name = "NAME")]
     operation: Option<String>,
@@ -130,6 +133,9 @@ impl Options {
         if !self.clients.is_empty() {
             let asked = self.clients.iter();
             plan.together = asked.map(|&n| (n.into(), Choice::Greedy)).collect();
+        }
+        if self.clients_of_a_mixture {
+            plan.asked = plan.mixtures.first().copied().unwrap_or(plan.asked);
         }
         if let Some(n) = self.client_prompt {
             plan.text_together.0 = n.into();

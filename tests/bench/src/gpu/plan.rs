@@ -15,11 +15,16 @@ pub(crate) enum Choice {
     Sampled,
 }
 
+/// The mixture that goals were set for.
+const MIXTURE: Kind = (Preset::Qwen3_30bA3b, Mix::Q4KM);
+
 /// What is measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     /// The model of most figures.
     pub(crate) main: Kind,
+    /// What many clients ask.
+    pub(crate) asked: Kind,
     /// Models of which only the decode is measured.
     pub(crate) others: Vec<Kind>,
     /// Mixtures of experts.
@@ -94,13 +99,14 @@ impl Plan {
         use {Mix::*, Preset::*};
         Self {
             main: (Llama8b, Q4KM),
+            asked: (Llama8b, Q4KM),
             others: vec![
                 (Llama8b, Q4_0),
                 (Llama8b, Q8_0),
                 (Qwen3_8b, Q4KM),
                 (Llama1b, Q4_0),
             ],
-            mixtures: vec![(Qwen3_30bA3b, Q4KM)],
+            mixtures: vec![MIXTURE],
             shapes: vec![
                 ((Qwen35_9b, Q4KM), (Qwen35_9bShort, Q4KM)),
                 ((Qwen35_35bA3b, Q4KM), (Qwen35_35bA3bShort, Q4KM)),
@@ -150,6 +156,7 @@ impl Plan {
         };
         Self {
             main: (Mini, Q4KM),
+            asked: (Mini, Q4KM),
             others: vec![(Mini, Q8_0)],
             mixtures: vec![(MiniMoe, Q4KM)],
             shapes: vec![
@@ -206,12 +213,17 @@ impl Plan {
 
     /// What the decode of so many clients is judged by: llama.cpp's batched bench.
     pub(crate) fn clients_goal(&self, n: usize) -> Option<Goal> {
-        let theirs = match n {
-            1 => 268.0,
-            8 => 968.0,
-            32 => 3299.0,
-            64 => 4626.0,
-            128 => 5511.0,
+        let mixture = self.asked == MIXTURE;
+        let theirs = match (mixture, n) {
+            (false, 1) => 268.0,
+            (false, 8) => 968.0,
+            (false, 32) => 3299.0,
+            (false, 64) => 4626.0,
+            (false, 128) => 5511.0,
+            (true, 1) => 277.0,
+            (true, 8) => 877.0,
+            (true, 32) => 1210.0,
+            (true, 64) => 1644.0,
             _ => return None,
         };
         self.judged.then(|| Goal::of_llama_cpp(theirs))
@@ -219,7 +231,7 @@ impl Plan {
 
     /// Whether goals were set for a mixture.
     pub(crate) fn judges(&self, kind: Kind) -> bool {
-        self.judged && kind == (Preset::Qwen3_30bA3b, Mix::Q4KM)
+        self.judged && kind == MIXTURE
     }
 
     /// What another model's decode is judged by: llama.cpp's, where it was measured.
