@@ -78,8 +78,7 @@ FORCE float base_of(float largest) { return largest == NEG_INF ? 0.0f : largest;
 
 #if defined(RF_CUDA) && __CUDA_ARCH__ >= 800
 #include "attention_mma.h"
-#elif defined(__GFX11__) || (defined(__GFX12__) && !defined(__gfx1250__)) || defined(__gfx908__) || defined(__gfx90a__) || \
-    defined(__gfx942__) || defined(__gfx950__) || defined(__gfx9_4_generic__)
+#elif defined(RF_WMMA)
 #include "attention_wmma.h"
 #else
 #include "attention_plain.h"

@@ -5,47 +5,14 @@
 // outputs, O^T = V^T P^T: then a lane has one query (its column, lane % 16) in both, rescaling is by a number of its own, and
 // weights are, converted to f16, the second operand of the next product as they lie. Shared memory: a page of K as it is and one of
 // V transposed, rows padded by 16 bytes; the next page travels in registers meanwhile where there are enough of them.
-// Fragments of a 16 x 16 x 16 product, G = lane / 16: the operands' lane has row (column) lane % 16 and the elements k of
-// gfx11: all 16; gfx12: 8 G + 0..7; gfx9: 4 G + 0..3. The result's lane has column lane % 16 and rows of gfx11: 2 i + G; gfx12: 8 G + i;
-// gfx9: 4 G + i. On gfx11 the rows of the first operand are taken in another order, so that 8 G + i holds there too.
+// Fragments are those of wmma.h.
 #pragma once
+#include "wmma.h"
 
 #define M_BLOCK 64u
 
-typedef float F4 __attribute__((ext_vector_type(4)));
-typedef float F8 __attribute__((ext_vector_type(8)));
-typedef _Float16 H4 __attribute__((ext_vector_type(4)));
-typedef _Float16 H8 __attribute__((ext_vector_type(8)));
-typedef _Float16 H16 __attribute__((ext_vector_type(16)));
-
-#if defined(__GFX11__)
-typedef H16 Operand;
-typedef F8 Result;
-FORCE Result multiply(Operand a, Operand b, Result c) { return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, c); }
-FORCE u32 operand_row() { return lane() % 2 * 8 + lane() % 16 / 2; }
-FORCE u32 operand_at() { return 0; }
-#elif defined(__GFX12__)
-typedef H8 Operand;
-typedef F8 Result;
-FORCE Result multiply(Operand a, Operand b, Result c) { return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a, b, c); }
-FORCE u32 operand_row() { return lane() % 16; }
-FORCE u32 operand_at() { return lane() / 16 * 8; }
-#else
-typedef H4 Operand;
-typedef F4 Result;
-FORCE Result multiply(Operand a, Operand b, Result c) { return __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0); }
-FORCE u32 operand_row() { return lane() % 16; }
-FORCE u32 operand_at() { return lane() / 16 * 4; }
-#endif
-#define OPERAND_WORDS (sizeof(Operand) / 4)
-#define RESULTS (sizeof(Result) / 4)
 // Blocks of 16 queries a wave.
 #define BLOCKS (M_BLOCK / 16 / (THREADS / WAVE))
-
-union OperandWords {
-    Operand v;
-    u32 w[OPERAND_WORDS];
-};
 
 // An operand at a place in shared memory or of f32 values.
 FORCE Operand operand(const u16* at) {

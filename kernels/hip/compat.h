@@ -38,6 +38,11 @@ typedef long long i64;
     defined(__gfx9_generic__) || defined(__gfx1010__) || defined(__gfx1013__) || defined(__gfx10_1_generic__)
 #define RF_NO_DOT4 1
 #endif
+// Matrix instructions of 16 x 16 x 16 f16: WMMA or MFMA.
+#if defined(__GFX11__) || (defined(__GFX12__) && !defined(__gfx1250__)) || defined(__gfx908__) || defined(__gfx90a__) || \
+    defined(__gfx942__) || defined(__gfx950__) || defined(__gfx9_4_generic__)
+#define RF_WMMA 1
+#endif
 #define FORCE __device__ inline __attribute__((always_inline))
 #else
 #define WAVE 32
@@ -156,6 +161,15 @@ FORCE u32 pack_f16(float low, float high) {
 }
 
 // ---- memory ----
+// Device memory at an address that was read from memory. AMD's compiler has to be told that it is no shared memory, which takes other
+// loads.
+FORCE const u8* device_memory(u64 address) {
+#ifdef RF_CUDA
+    return (const u8*)address;
+#else
+    return (const u8*)(const __attribute__((address_space(1))) u8*)address;
+#endif
+}
 struct alignas(8) U32x2 {
     u32 x, y;
 };
@@ -220,12 +234,17 @@ FORCE U32x4 shared16(const void* at) {
 #else
 typedef u32 rf_u32x4 __attribute__((ext_vector_type(4)));
 typedef u32 rf_u32x2 __attribute__((ext_vector_type(2)));
+#ifdef WEIGHTS_SHARED
+#define STREAM_LOAD(at) (*(at))
+#else
+#define STREAM_LOAD(at) __builtin_nontemporal_load(at)
+#endif
 FORCE U32x4 stream16(const void* at) {
-    rf_u32x4 v = __builtin_nontemporal_load((const rf_u32x4*)at);
+    rf_u32x4 v = STREAM_LOAD((const rf_u32x4*)at);
     return U32x4{v.x, v.y, v.z, v.w};
 }
 FORCE U32x2 stream8(const void* at) {
-    rf_u32x2 v = __builtin_nontemporal_load((const rf_u32x2*)at);
+    rf_u32x2 v = STREAM_LOAD((const rf_u32x2*)at);
     return U32x2{v.x, v.y};
 }
 FORCE u32 stream4(const void* at) { return *(const u32*)at; }

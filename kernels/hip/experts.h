@@ -19,7 +19,7 @@ struct ExpertTensors {
 // Address of the expert of that whole number; 0 for one that is not here.
 FORCE const u8* expert_at(const ExpertTensors& e, float id) {
     const bool is = id >= 0.0f && id < (float)e.n_expert;
-    return is ? (const u8*)e.table[(u32)id] : nullptr;
+    return device_memory(is ? e.table[(u32)id] : 0);
 }
 FORCE float tensor_value(const u8* expert, u64 tensor, u32 i, float other) {
     return tensor == NO_TENSOR ? other : ((const float*)(expert + tensor))[i];

@@ -2,17 +2,17 @@
 //
 //   out[i] = (W[e] x[i / share] + b[e]) * scale[e],  e = ids[i]
 //
-// Rows of x are in 8 bits as matmat.hip has them, or for NVIDIA's matrix instructions in f16 (matmat_mma.h).
-// Geometry: grid (n_blocks, most tiles there can be, TILE / COLUMNS), or (rows / 128 rounded up, most tiles) for f16; blocks of tiles that
-// are not there end at once. Otherwise as matmat.hip.
-// Entries: experts_many_<type> (WEIGHT), and for NVIDIA experts_many_f16_<type> (TYPE).
+// Rows of x are in 8 bits as matmat.hip has them, or for matrix instructions in f16 (matmat_f16.h).
+// Geometry: grid (n_blocks, most tiles there can be, TILE / COLUMNS), or for f16 (rows / those of a tile rounded up, most tiles); blocks of
+// tiles that are not there end at once. Otherwise as matmat.hip.
+// Entries: experts_many_<type> (WEIGHT), and for NVIDIA and with AMD's matrix instructions experts_many_f16_<type> (TYPE).
 #define WEIGHTS_SHARED
 #include "compat.h"
 #include "formats.h"
 #include "experts.h"
 
 #define THREADS 256
-#include "matmat_mma.h"
+#include "matmat_f16.h"
 #include "matmat_q8.h"
 
 // Tokens a tile has at most (experts_group.hip).
@@ -52,7 +52,7 @@ FORCE TileTokens tile_of(const ExpertsManyArgs& a) {
     wait_for_inputs();
     const u32* tile = a.tiles + 4 * (1 + block_y());
     const bool is = block_y() < a.tiles[0];
-    const u8* expert = is ? (const u8*)a.tensors.table[tile[0]] : nullptr;
+    const u8* expert = device_memory(is ? a.tensors.table[tile[0]] : 0);
     return TileTokens{is ? tile[2] : 0, a.tensors.rows, a.share, a.list + (is ? tile[1] : 0), expert, a.tensors};
 }
 
@@ -63,16 +63,22 @@ ENTRY(THREADS, 1) UNIT(ExpertsManyArgs a) {
                                 a.tensors.cols,   tokens.n,       a.tensors.rows, 0,         a.n_blocks};
     matmat<WEIGHT>(product, tokens);
 }
-#ifdef RF_CUDA
+#if defined(RF_CUDA) || defined(RF_WMMA)
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)
 ENTRY(THREADS, 1) NAME(experts_many_f16_, TYPE)(ExpertsManyArgs a) {
-#if __CUDA_ARCH__ >= 800
+#if defined(RF_WMMA) || __CUDA_ARCH__ >= 800
     const TileTokens tokens = tile_of(a);
     if (tokens.n == 0) return;
-    const MmaTile tile = {tokens.weights(nullptr), (const u16*)a.x, a.out, a.tensors.rows, a.tensors.cols, block_x() * 128, 0, a.factor,
-                          0, 1, nullptr, nullptr};
-    matmat_mma<WEIGHT, TILE_TOKENS / 8, 4>(tile, tokens, 0, nullptr);
+    MmaTile tile = {tokens.weights(nullptr), (const u16*)a.x, a.out, nullptr, a.tensors.rows, a.tensors.cols, 0, 0, a.factor, 0, 1,
+                    nullptr, nullptr};
+#ifdef RF_WMMA
+    tile.row0 = block_x() * TILE_ROWS;
+    matmat_wmma<WEIGHT, TILE_TOKENS>(tile, tokens, 0);
+#else
+    tile.row0 = block_x() * 128;
+    matmat_mma<WEIGHT, TILE_TOKENS / 8, 4>(tile, tokens, 0);
+#endif
 #endif
 }
 #endif

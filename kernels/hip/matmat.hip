@@ -6,19 +6,20 @@
 // Geometry: grid (blocks, tokens / COLUMNS rounded up), THREADS threads; waves go through the groups of rows round robin.
 // Moves the weights once a COLUMNS tokens (mostly from the second-level cache after the first), 40 bytes of x a block of 32,
 // token and ROWS rows. No shared memory.
-// Entries: matmat_<type> (WEIGHT), and for NVIDIA matmat_mma_<tokens>x<rows>_<type> (TYPE), see matmat_mma.h.
+// Entries: matmat_<type> (WEIGHT), and with matrix instructions (matmat_f16.h) for NVIDIA matmat_mma_<tokens>x<rows>_<type> (TYPE),
+// for AMD matmat_wmma_<tokens>_<type>.
 #define WEIGHTS_SHARED
 #include "compat.h"
 #include "formats.h"
 
 #define THREADS 256
-#include "matmat_mma.h"
+#include "matmat_f16.h"
 #include "matmat_q8.h"
 
 ENTRY(THREADS, 1) UNIT(MatmatArgs a) { matmat<WEIGHT>(a, EveryToken{a.n_tokens, a.rows}); }
-#ifdef RF_CUDA
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)
+#ifdef RF_CUDA
 #if __CUDA_ARCH__ >= 800
 #define MMA(tokens, rows) matmat_mma<WEIGHT, tokens / 8, rows / 32>(a)
 #else
@@ -31,4 +32,9 @@ ENTRY(THREADS, 1) NAME(matmat_mma_32x128_, TYPE)(MatmatMmaArgs a) { MMA(32, 128)
 ENTRY(THREADS, 1) NAME(matmat_mma_32x256_, TYPE)(MatmatMmaArgs a) { MMA(32, 256); }
 ENTRY(THREADS, 1) NAME(matmat_mma_64x128_, TYPE)(MatmatMmaArgs a) { MMA(64, 128); }
 ENTRY(THREADS, 1) NAME(matmat_mma_64x256_, TYPE)(MatmatMmaArgs a) { MMA(64, 256); }
+#endif
+#ifdef RF_WMMA
+ENTRY(THREADS, 1) NAME(matmat_wmma_16_, TYPE)(MatmatMmaArgs a) { matmat_wmma<WEIGHT, 16>(a); }
+ENTRY(THREADS, 1) NAME(matmat_wmma_32_, TYPE)(MatmatMmaArgs a) { matmat_wmma<WEIGHT, 32>(a); }
+ENTRY(THREADS, 1) NAME(matmat_wmma_64_, TYPE)(MatmatMmaArgs a) { matmat_wmma<WEIGHT, 64>(a); }
 #endif

@@ -1,8 +1,5 @@
 // Products of some 2 to 64 tokens a block by mma.sync (NVIDIA, sm_80 and later), x on its way through shared memory. Included by
-// matmat.hip and experts_many.hip.
-//
-// out[t][r] = factor * sum_k W[r][k] * x[t][k] with x [tokens][cols] f16 (activations.hip), W as f16 made in registers, f32 sums; up to
-// MATRICES matrices of one type that share x in one launch.
+// matmat_f16.h.
 //
 // The order of k in a product is free as long as both operands have the same. A lane (4 g + q) takes of rows g, g + 8, g + 16 and g + 24
 // of its wave's 32 whole blocks of 32 weights: block 4 i + q in step i. So it reads each weight's bytes once, unpacks a block's
@@ -10,10 +7,7 @@
 // A block has ROW_WAVES waves beside each other, 32 rows each, that share x, and WAVES / ROW_WAVES groups of them that take the steps
 // in turn. Many rows a block read x less often: a block of 32 rows reads more of x than of the weights from 18 tokens on.
 // Blocks begin at different steps, since all would read the same lines of x at once otherwise, and go round.
-// Geometry: grid (tiles of 32 * ROW_WAVES rows of all matrices, tokens / (8 * GROUPS) rounded up, parts of the columns), THREADS threads.
-// Parts: a matrix of few rows would leave multiprocessors idle. Each part's sums go to `partials`, [tile][part][row wave][fragment][lane]
-// of 16 bytes; the block that ends last adds them in the order of the parts, so the result does not depend on who that is.
-// `counters` [tiles] are zero before and after.
+// Geometry: tiles of 32 * ROW_WAVES rows and 8 * GROUPS tokens. Partial sums: [row wave][fragment][lane] of 16 bytes.
 // Shared memory, dynamic: for each group of waves STAGES places of x, [tokens][STEP] f16, of which STAGES - 1 are under way; and
 // behind the loop the fragments of all waves. Of a token, the 16 bytes that are words 2 s and 2 s + 1 of block q are at place 4 s + q, where
 // of every second token places 0 to 3 and 4 to 7 of each 8 change: the 8 lanes that are served at once meet all banks.
@@ -21,35 +15,8 @@
 // Weights are asked for AHEAD steps before they are loaded, into the second-level cache, the first ones before x is ready.
 // Bytes: the weights once per 8 * GROUPS tokens, x (2 bytes an element) once per 32 * ROW_WAVES rows, from the second-level cache.
 #pragma once
-#include "mma_f16.h"
-#include "tokens.h"
 
-#define MATRICES 4
-
-struct MmaMatrix {
-    const u8* weights;
-    float* out;         // [n_tokens][rows]
-    const float* bias;  // or null
-    u32 rows;
-    u32 reserved;
-};
-
-struct MatmatMmaArgs {
-    const u16* x;
-    F32x4* partials;  // of more than one part
-    u32* counters;
-    u32 cols;
-    u32 n_tokens;
-    u32 epilogue;  // 0 store, 1 add to out
-    u32 n_matrices;
-    float factor;
-    u32 reserved;
-    MmaMatrix matrices[MATRICES];
-};
-
-#if defined(RF_CUDA) && __CUDA_ARCH__ >= 800
 #define STAGES 3u
-#define STEP 128u
 #define AHEAD 2u
 
 FORCE void copy16_async(u32 to, const void* from) {
@@ -69,23 +36,9 @@ FORCE void group_sync(u32 group) {
     }
 }
 
-// What a block computes: rows from tile_row0 on of one matrix.
-struct MmaTile {
-    const u8* weights;
-    const u16* x;
-    float* out;  // [tokens][rows]
-    u32 rows, cols;
-    u32 row0;  // the block's first
-    u32 epilogue;
-    float factor;
-    u32 part, parts;
-    F32x4* partials;  // of the tile, if there are parts
-    u32* counter;
-};
-
 // `Tokens` as tokens.h says; token0 is the first of the block.
 template <class T, u32 GROUPS, u32 ROW_WAVES, class Tokens>
-FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0, const float* bias) {
+FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0) {
     constexpr u32 TOKENS = GROUPS * 8, STAGE_BYTES = TOKENS * STEP * 2, K_WAVES = WAVES / ROW_WAVES;
     constexpr u32 FRAGMENTS = 2 * GROUPS, LANES = ROW_WAVES * WAVE, COPIES = TOKENS * (STEP / 8) / LANES;
     extern __shared__ U32x4 shared_mma[];
@@ -215,7 +168,7 @@ FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0, const 
             const u32 row = row0 + i / GROUPS * 16 + j / 2 * 8 + g, token = n * 8 + q * 2 + j % 2;
             if (row < a.rows && token < n_tokens) {
                 float* out = a.out + (u64)tokens.out_row(token0 + token) * a.rows + row;
-                const float y = tokens.finish(v[j] * (a.factor / SCALE), bias, row);
+                const float y = tokens.finish(v[j] * (a.factor / SCALE), a.bias, row);
                 *out = a.epilogue == 1 ? *out + y : y;
             }
         }
@@ -275,20 +228,6 @@ FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0, const 
 template <class T, u32 GROUPS, u32 ROW_WAVES>
 FORCE void matmat_mma(const MatmatMmaArgs& a) {
     let_next_start();
-    u32 m = 0, tile = block_x();
-#pragma unroll
-    for (u32 i = 0; i + 1 < MATRICES; ++i) {
-        const u32 tiles = (a.matrices[i].rows + 32 * ROW_WAVES - 1) / (32 * ROW_WAVES);
-        if (m == i && i + 1 < a.n_matrices && tile >= tiles) {
-            tile -= tiles;
-            m = i + 1;
-        }
-    }
-    const MmaMatrix matrix = a.matrices[m];
-    const u32 place = block_y() * gridDim.x + block_x(), parts = gridDim.z;
-    F32x4* partials = a.partials + (u64)place * parts * (ROW_WAVES * 2 * GROUPS * WAVE);
-    const MmaTile one = {matrix.weights, a.x, matrix.out, matrix.rows, a.cols, tile * 32 * ROW_WAVES, a.epilogue, a.factor,
-                         block_z(), parts, partials, a.counters + place};
-    matmat_mma<T, GROUPS, ROW_WAVES>(one, EveryToken{a.n_tokens, matrix.rows}, block_y() * (8 * GROUPS), matrix.bias);
+    const MmaTile tile = mma_tile(a, 32 * ROW_WAVES, 8 * GROUPS);
+    matmat_mma<T, GROUPS, ROW_WAVES>(tile, EveryToken{a.n_tokens, tile.rows}, block_y() * (8 * GROUPS));
 }
-#endif

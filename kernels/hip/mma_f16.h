@@ -1,4 +1,4 @@
-// Weights as f16 in registers, in the order that mma.sync wants them (NVIDIA, sm_80 and later).
+// Weights as f16 in registers, for matrix instructions: mma.sync (NVIDIA, sm_80 and later), WMMA and MFMA (AMD, wmma.h).
 #pragma once
 #include "compat.h"
 #include "formats.h"
@@ -37,9 +37,6 @@ FORCE void prefetch_blocks(const RowAt& row, u32 c, u32 nb) {
     if (T::D_EVERY == 8) prefetch_plane<T::D_BYTES>(row.d, c / 8 * T::D_BYTES);
 }
 
-// Weights in registers are SCALE times what they are, so that scales of small weights keep f16's bits; the sums are divided by it.
-#define SCALE 64.0f
-
 FORCE u32 difference(u32 a, u32 b) {
     asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
     return a;
@@ -52,6 +49,33 @@ FORCE u32 product_sum(u32 a, u32 b, u32 c) {
     asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(c));
     return a;
 }
+// Bytes 2 pair and 2 pair + 1, each under a byte 0x64.
+FORCE u32 under_0x64(u32 bytes, u32 pair) { return __byte_perm(bytes, 0x64646464u, pair ? 0x4342 : 0x4140); }
+#elif defined(RF_WMMA)
+typedef _Float16 H2 __attribute__((ext_vector_type(2)));
+union TwoHalves {
+    u32 bits;
+    H2 v;
+};
+FORCE H2 halves(u32 bits) {
+    TwoHalves two;
+    two.bits = bits;
+    return two.v;
+}
+FORCE u32 bits_of(H2 v) {
+    TwoHalves two;
+    two.v = v;
+    return two.bits;
+}
+FORCE u32 difference(u32 a, u32 b) { return bits_of(halves(a) - halves(b)); }
+FORCE u32 product(u32 a, u32 b) { return bits_of(halves(a) * halves(b)); }
+FORCE u32 product_sum(u32 a, u32 b, u32 c) { return bits_of(__builtin_elementwise_fma(halves(a), halves(b), halves(c))); }
+FORCE u32 under_0x64(u32 bytes, u32 pair) { return __builtin_amdgcn_perm(0x64646464u, bytes, pair ? 0x04030402u : 0x04010400u); }
+#endif
+
+#if defined(RF_WMMA) || (defined(RF_CUDA) && __CUDA_ARCH__ >= 800)
+// Weights in registers are SCALE times what they are, so that scales of small weights keep f16's bits; the sums are divided by it.
+#define SCALE 64.0f
 
 // A block of 32 weights. A byte under 0x64 is the f16 1024 + byte; signed bytes are brought to 0 to 255.
 template <class T>
@@ -79,7 +103,7 @@ struct HalfBlock {
         const u32 zero = T::MIN ? 0x64006400u : 0x64806480u;
 #pragma unroll
         for (u32 pair = 0; pair < 2; ++pair) {
-            const u32 v = difference(__byte_perm(bytes, 0x64646464u, pair ? 0x4342 : 0x4140), zero);
+            const u32 v = difference(under_0x64(bytes, pair), zero);
             to[pair] = T::MIN ? product_sum(v, scales[s], least_ones[s]) : product(v, scales[s]);
         }
     }

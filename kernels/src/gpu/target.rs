@@ -45,6 +45,22 @@ impl GpuTarget {
         self.vendor == Vendor::Nvidia && matches!(capability, Some(80u32..))
     }
 
+    /// Whether it is an AMD GPU with the matrix instructions that the kernels use: WMMA (gfx11, gfx12) or MFMA (from gfx908 on).
+    #[must_use]
+    pub fn has_wmma(&self) -> bool {
+        let arch = self.arch.as_str();
+        // As RF_WMMA in compat.h.
+        let wmma = arch.starts_with("gfx11") || arch.starts_with("gfx120");
+        let mfma = matches!(arch, "gfx908" | "gfx90a" | "gfx942" | "gfx950");
+        self.vendor == Vendor::Amd && (wmma || mfma)
+    }
+
+    /// Whether products of f16 rows are made by matrix instructions, of either vendor.
+    #[must_use]
+    pub fn multiplies_f16(&self) -> bool {
+        self.has_mma() || self.has_wmma()
+    }
+
     /// An NVIDIA GPU of compute capability `major.minor`.
     #[must_use]
     pub fn nvidia(major: u32, minor: u32, compute_units: u32) -> GpuTarget {
@@ -77,5 +93,12 @@ mod tests {
         assert!(GpuTarget::nvidia(12, 0, 170).has_mma());
         assert!(!GpuTarget::nvidia(7, 5, 40).has_mma());
         assert!(!GpuTarget::amd("gfx942", 304).has_mma());
+        for arch in ["gfx942", "gfx90a:sramecc+:xnack-", "gfx1103", "gfx1201"] {
+            assert!(GpuTarget::amd(arch, 60).has_wmma(), "{arch}");
+        }
+        for arch in ["gfx906", "gfx940", "gfx1030", "gfx1250"] {
+            assert!(!GpuTarget::amd(arch, 60).multiplies_f16(), "{arch}");
+        }
+        assert!(!GpuTarget::nvidia(9, 0, 132).has_wmma());
     }
 }

@@ -8,7 +8,7 @@ use super::ops::elements::{self, Change, Part};
 use super::ops::experts::{Groups, ManyInputs, Routed, Tensors, experts, experts_many, group};
 use super::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
 use super::ops::kv::{Heads, Kv, Qkv, Rope, Rotation, rope_heads, rope_kv};
-use super::ops::matmat::{HalfInputs, Inputs, PartsRoom, matmat, matmat_mma};
+use super::ops::matmat::{HalfInputs, Inputs, PartsRoom, matmat, matmat_f16};
 use super::ops::matvec::{Epilogue, Input, Matrix, fuses_gate, matvec};
 use super::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm, conv, delta_net, ssm};
 use super::ops::route::{self, route};
@@ -156,25 +156,25 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
             n_tokens: 9,
             factor: 1.0,
         };
-        if target.has_mma() && ty.is_quantized() {
+        if target.multiplies_f16() && ty.is_quantized() {
             let room = ROOM;
             for (n_tokens, rows) in [2, 9, 33, 64].into_iter().zip([100, 1 << 15].repeat(2)) {
                 let half = HalfInputs { n_tokens, ..half };
                 let matrices = [matrix(ty, rows), matrix(ty, 64)];
-                all.extend(matmat_mma(target, half, &matrices, true, room).unwrap());
+                all.extend(matmat_f16(target, half, &matrices, true, room).unwrap());
             }
             let half = HalfInputs {
                 n_tokens: 32,
                 ..half
             };
             for rows in [100, 1 << 15] {
-                all.extend(matmat_mma(target, half, &[matrix(ty, rows)], true, room).unwrap());
+                all.extend(matmat_f16(target, half, &[matrix(ty, rows)], true, room).unwrap());
             }
             let half = HalfInputs {
                 n_tokens: 64,
                 ..half
             };
-            all.extend(matmat_mma(target, half, &[matrix(ty, 1 << 15)], true, room).unwrap());
+            all.extend(matmat_f16(target, half, &[matrix(ty, 1 << 15)], true, room).unwrap());
         }
         let weights = Weights {
             ty,
@@ -274,7 +274,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                 Ok(launch) => all.push(launch),
                 Err(_) => {
                     let half = matches!(form, ManyInputs::F16(..));
-                    assert!(!ty.is_quantized() || half && !target.has_mma());
+                    assert!(!ty.is_quantized() || half && !target.multiplies_f16());
                 }
             }
         }

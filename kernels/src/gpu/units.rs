@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 47] = files![
+const FILES: [(&str, &str); 50] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -35,7 +35,10 @@ const FILES: [(&str, &str); 47] = files![
     "kv.h",
     "attention_mma.h",
     "mma_f16.h",
+    "wmma.h",
+    "matmat_f16.h",
     "matmat_mma.h",
+    "matmat_wmma.h",
     "attention_wmma.h",
     "attention_plain.h",
     "matvec.hip",

@@ -234,7 +234,7 @@ fn products() -> Vec<Case> {
     let mut cases = Vec::new();
     for ty in WeightType::ALL {
         for (rows, cols) in [(64, 256), (100, 512), (1000, 1024), (257, 4096)] {
-            for tokens in [1, 2, 7, 33, 64, 65, 200] {
+            for tokens in [1, 2, 7, 20, 33, 64, 65, 200] {
                 if tokens > 7 && rows != 100 && rows != 1000 {
                     continue;
                 }

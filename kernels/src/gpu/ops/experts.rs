@@ -262,7 +262,7 @@ pub fn group(groups: Groups, ids: Address, table: Address) -> Result<Launch, Err
 pub enum ManyInputs {
     /// 8 bits, from `activations` with [`Sink::Q8`](super::activations::Sink): bytes and scales.
     Q8(Address, Address),
-    /// f16, and what products are multiplied by; only on a target that [has matrix instructions](GpuTarget::has_mma).
+    /// f16, and what products are multiplied by; only on a target that [multiplies so](GpuTarget::multiplies_f16).
     F16(Address, f32),
 }
 
@@ -281,13 +281,14 @@ pub fn experts_many(
 ) -> Result<Launch, Error> {
     let single = tensors.second.is_none() && tensors.act == Act::Identity;
     let half = matches!(inputs, ManyInputs::F16(..));
-    if !tensors.ty.is_quantized() || !single || half && !target.has_mma() {
+    if !tensors.ty.is_quantized() || !single || half && !target.multiplies_f16() {
         return Err(Error::NoKernel {
             what: format!(
                 "products of tiles of rows with {} matrices of experts on {}",
                 tensors.ty, target.arch
             ),
-            built: "one quantized matrix an expert, and f16 rows on NVIDIA GPUs from sm_80 on",
+            built: "one quantized matrix an expert, and f16 rows on NVIDIA GPUs from sm_80 on and AMD's \
+                    with WMMA or MFMA",
         });
     }
     let args = tensors.args()?;
@@ -296,9 +297,10 @@ pub fn experts_many(
         ManyInputs::Q8(bytes, scales) => (bytes, scales, 1.0),
         ManyInputs::F16(x, factor) => (x, 0, factor),
     };
+    let (tile_rows, tile_shared) = matmat::routed_tile(target);
     // Tiles fill the device: few blocks each, so that what a block does not read again is little.
     let n_blocks = match half {
-        true => args.rows.div_ceil(matmat::TILE_ROWS),
+        true => args.rows.div_ceil(tile_rows),
         false => row_groups.clamp(1, 16),
     };
     let args = ExpertsManyArgs {
@@ -324,7 +326,7 @@ pub fn experts_many(
             if half { 1 } else { TILE / 8 },
         ],
         block: [THREADS, 1, 1],
-        shared_bytes: if half { matmat::TILE_SHARED_BYTES } else { 0 },
+        shared_bytes: if half { tile_shared } else { 0 },
         args: ArgBytes::of(&args),
         overlaps: true,
     })

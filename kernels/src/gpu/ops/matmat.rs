@@ -1,4 +1,4 @@
-//! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_mma.h`): 2 to 128, right for any number.
+//! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_f16.h`): 2 to 128, right for any number.
 
 use super::matvec::{Matrix, float_tokens};
 use super::per_type;
@@ -11,7 +11,7 @@ const THREADS: u32 = 256;
 const ROWS: u32 = 2;
 const COLUMNS: u32 = 8;
 
-/// Matrices of a launch of `matmat_mma_<tokens>x<rows>_<type>`.
+/// Matrices of a launch of [`matmat_f16`].
 const MATRICES_MAX: usize = 4;
 
 /// Most blocks that share a matrix's rows: adding up takes longer the more there are.
@@ -39,7 +39,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// One of the matrices of `matmat_mma_<tokens>x<rows>_<type>`.
+    /// One of the matrices of `matmat_mma_<tokens>x<rows>_<type>` or `matmat_wmma_<tokens>_<type>`.
     MmaMatrix: 32 {
         weights: u64,
         out: u64,
@@ -50,7 +50,7 @@ arg_struct! {
 }
 
 arg_struct! {
-    /// Of `matmat_mma_<tokens>x<rows>_<type>`.
+    /// Of `matmat_mma_<tokens>x<rows>_<type>` and `matmat_wmma_<tokens>_<type>`.
     MatmatMmaArgs: 176 {
         x: u64,
         partials: u64,
@@ -60,7 +60,7 @@ arg_struct! {
         epilogue: u32,
         n_matrices: u32,
         factor: f32,
-        reserved: u32,
+        parts: u32,
         matrices: [MmaMatrix; MATRICES_MAX],
     }
 }
@@ -78,9 +78,30 @@ pub struct HalfInputs {
     pub factor: f32,
 }
 
-/// Rows and dynamic shared memory of a block that takes a tile of 32 routed rows.
-pub(super) const TILE_ROWS: u32 = 128;
-pub(super) const TILE_SHARED_BYTES: u32 = 2 * STAGES * 32 * STEP * 2;
+/// Rows and bytes of dynamic shared memory of a block that takes a tile of 32 routed rows.
+pub(super) fn routed_tile(target: &GpuTarget) -> (u32, u32) {
+    match target.has_wmma() {
+        true => (wmma_rows(target), 0),
+        false => (128, 2 * STAGES * 32 * STEP * 2),
+    }
+}
+
+/// Rows of a tile of AMD's matrix instructions: 32 a wave.
+fn wmma_rows(target: &GpuTarget) -> u32 {
+    THREADS / target.wave * 32
+}
+
+/// From how many rows on quantized products read them as f16, on a target that [multiplies so](GpuTarget::multiplies_f16). By
+/// counting: for NVIDIA it is always less work; AMD's instructions take 16 rows at once, as long as 8 to 32 rows take by products of four
+/// bytes. On gfx11, where both halves of a wave unpack the same weights, that pays beyond 16 rows, elsewhere beyond the 8 of one block.
+#[must_use]
+pub fn f16_from(target: &GpuTarget) -> Option<u64> {
+    match target.has_wmma() {
+        true if target.arch.starts_with("gfx11") => Some(17),
+        true => Some(9),
+        false => target.has_mma().then_some(2),
+    }
+}
 
 /// Where blocks that share a matrix's rows leave their sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,28 +122,40 @@ struct MmaShape {
     tokens: u32,
     rows: u32,
     parts: u32,
+    /// Whether it is AMD's, whose blocks have no groups and declare their shared memory.
+    wmma: bool,
 }
 
 impl MmaShape {
-    /// For matrices of so many rows. As measured on an H200: what reads x less often and unpacks weights less often is better as
-    /// long as most multiprocessors have a block, and where they have not, parts of the columns make more blocks.
+    /// For matrices of so many rows. On NVIDIA as measured on an H200: what reads x less often and unpacks weights less often is better as
+    /// long as most multiprocessors have a block, and where they have not, parts of the columns make more blocks. On AMD, not
+    /// measured: two blocks a compute unit.
     fn choose(target: &GpuTarget, rows: &[u32], cols: u32, n_tokens: u32, room: PartsRoom) -> Self {
         let units = target.compute_units.max(1);
         let tiles = |of: u32| rows.iter().map(|r| r.div_ceil(of)).sum::<u32>();
+        let least = if target.has_wmma() { 16 } else { 8 };
         let tokens = [8, 16, 32]
             .into_iter()
-            .find(|t| n_tokens <= *t)
+            .find(|t| *t >= least && n_tokens <= *t)
             .unwrap_or(64);
-        let many = tokens >= 32 && tiles(256) * 5 >= units * 4;
+        let rows = if target.has_wmma() {
+            wmma_rows(target)
+        } else if tokens >= 32 && tiles(256) * 5 >= units * 4 {
+            256
+        } else {
+            128
+        };
         let shape = Self {
             tokens,
-            rows: if many { 256 } else { 128 },
+            rows,
             parts: 1,
+            wmma: target.has_wmma(),
         };
+        let wanted = if shape.wmma { 2 * units } else { units };
         let tiles = u64::from(tiles(shape.rows)) * u64::from(n_tokens.div_ceil(tokens));
         let steps = u64::from(cols.div_ceil(STEP) / shape.groups());
         let bytes = tiles * u64::from(shape.rows * shape.tokens * 4);
-        let parts = (u64::from(units) / tiles.max(1))
+        let parts = (u64::from(wanted) / tiles.max(1))
             .min(room.bytes / bytes.max(1))
             .min(steps)
             .min(PARTS_MAX);
@@ -137,10 +170,17 @@ impl MmaShape {
 
     /// Groups of waves that take steps in turn.
     fn groups(self) -> u32 {
-        THREADS / 32 / (self.rows / 32)
+        match self.wmma {
+            true => 1,
+            false => THREADS / 32 / (self.rows / 32),
+        }
     }
 
+    /// Of dynamic shared memory.
     fn shared_bytes(self) -> u32 {
+        if self.wmma {
+            return 0;
+        }
         let x = self.groups() * STAGES * self.tokens * STEP * 2;
         let sums = if self.groups() > 1 {
             THREADS / 32 * (self.tokens / 4) * 512
@@ -151,6 +191,13 @@ impl MmaShape {
     }
 
     fn kernel(self, ty: WeightType) -> &'static str {
+        if self.wmma {
+            return match self.tokens {
+                16 => per_type!(ty, "matmat_", ".matmat_wmma_16_"),
+                32 => per_type!(ty, "matmat_", ".matmat_wmma_32_"),
+                _ => per_type!(ty, "matmat_", ".matmat_wmma_64_"),
+            };
+        }
         match (self.tokens, self.rows) {
             (8, _) => per_type!(ty, "matmat_", ".matmat_mma_8x128_"),
             (16, _) => per_type!(ty, "matmat_", ".matmat_mma_16x128_"),
@@ -162,12 +209,12 @@ impl MmaShape {
     }
 }
 
-/// [`matmat`] of f16 rows by matrix instructions: quantized weights, and a target that [has them](GpuTarget::has_mma). Matrices of
+/// [`matmat`] of f16 rows by matrix instructions: quantized weights, and a target that [has them](GpuTarget::multiplies_f16). Matrices of
 /// one type that follow each other share a launch.
 ///
 /// # Errors
 /// [`Error::Block`], [`Error::TooLarge`]; [`Error::NoKernel`] for another target or floats.
-pub fn matmat_mma(
+pub fn matmat_f16(
     target: &GpuTarget,
     inputs: HalfInputs,
     matrices: &[Matrix],
@@ -176,11 +223,11 @@ pub fn matmat_mma(
 ) -> Result<Vec<Launch>, Error> {
     if let Some(matrix) = matrices
         .iter()
-        .find(|m| !target.has_mma() || !m.ty.is_quantized())
+        .find(|m| !target.multiplies_f16() || !m.ty.is_quantized())
     {
         return Err(Error::NoKernel {
             what: format!("products of {} with f16 rows on {}", matrix.ty, target.arch),
-            built: "quantized weights on NVIDIA GPUs from sm_80 on",
+            built: "quantized weights on NVIDIA GPUs from sm_80 on and AMD's with WMMA or MFMA",
         });
     }
     let cols = count("the number of a matrix's columns", inputs.cols)?;
@@ -211,7 +258,7 @@ pub fn matmat_mma(
                 epilogue: u32::from(add),
                 n_matrices: alike.len() as u32,
                 factor: inputs.factor,
-                reserved: 0,
+                parts: shape.parts,
                 matrices: of,
             };
             Ok(Launch {

@@ -9,7 +9,7 @@ use rocmforge_ops::WeightType;
 use super::act;
 use super::products::Matrix;
 use super::rows::from_q8;
-use super::{Launch, agrees, args, covers, floats, store, words};
+use super::{Launch, agrees, args, covers, floats, halves, store, words};
 use crate::memory::{Fault, Memory};
 
 /// Address of an expert's tensors; `None` for one that is not there, as are all past the table's end.
@@ -118,15 +118,22 @@ pub(super) fn group(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
     store_words(memory, a.tiles, &tiles)
 }
 
-/// A tile of rows of one expert a block column; input rows in 8 bits.
-pub(super) fn many(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Result<(), Fault> {
+/// A tile of rows of one expert a block column; input rows in 8 bits or f16.
+pub(super) fn many(
+    memory: &mut Memory,
+    launch: &Launch,
+    ty: WeightType,
+    half: bool,
+) -> Result<(), Fault> {
     let a = args(launch, ExpertsManyArgs::from_bytes)?;
     agrees(
         "blocks of the grid and by the arguments",
         launch.grid[0],
         a.n_blocks,
     )?;
-    covers("the grid", u64::from(launch.grid[2]) * 8, u64::from(TILE))?;
+    let of_a_block = if half { u64::from(TILE) } else { 8 };
+    let rows_of_a_tile = u64::from(launch.grid[2]) * of_a_block;
+    covers("the grid", rows_of_a_tile, u64::from(TILE))?;
     let n_tiles = words(memory, a.tiles, 1, "tiles")?[0];
     covers("the grid", u64::from(launch.grid[1]), u64::from(n_tiles))?;
     let (rows, cols) = (u64::from(a.tensors.rows), a.tensors.cols as usize);
@@ -141,10 +148,18 @@ pub(super) fn many(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Resu
         let list = a.list + u64::from(tile[1]) * 4;
         for i in words(memory, list, tile[2] as usize, "the list of routed rows")? {
             let row = u64::from(i / a.share);
-            let bytes = memory.read(a.x + row * cols as u64, cols, "a routed row")?;
-            let scales = a.x_scales + row * (cols as u64 / 32) * 8;
-            let scales = floats(memory, scales, cols / 32 * 2, "a routed row's scales")?;
-            let x = from_q8(&bytes, &scales, cols)?;
+            let x = match half {
+                true => halves(memory, a.x + row * cols as u64 * 2, cols, "a routed row")?
+                    .iter()
+                    .map(|x| x * a.factor)
+                    .collect(),
+                false => {
+                    let bytes = memory.read(a.x + row * cols as u64, cols, "a routed row")?;
+                    let scales = a.x_scales + row * (cols as u64 / 32) * 8;
+                    let scales = floats(memory, scales, cols / 32 * 2, "a routed row's scales")?;
+                    from_q8(&bytes, &scales, cols)?
+                }
+            };
             let out = times(memory, &a.tensors, ty, expert, &x)?;
             store(memory, a.out + u64::from(i) * rows * 4, &out)?;
         }
@@ -155,9 +170,12 @@ pub(super) fn many(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Resu
 #[cfg(test)]
 mod tests {
     use rocmforge_kernels::gpu::GpuTarget;
-    use rocmforge_kernels::gpu::ops::activations::{Sink, Source, activations};
+    use rocmforge_kernels::gpu::device_bytes;
+    use rocmforge_kernels::gpu::ops::activations::{GATED_F16_SCALE, Sink, Source, activations};
     use rocmforge_kernels::gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
     use rocmforge_kernels::gpu::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
+    use rocmforge_kernels::gpu::ops::matmat::{HalfInputs, PartsRoom, matmat_f16};
+    use rocmforge_kernels::gpu::ops::matvec::Matrix;
     use rocmforge_ops::Act;
 
     use super::super::run;
@@ -214,7 +232,7 @@ mod tests {
         let ids: Vec<f32> = (0..100).map(|i| (i * 7 % 3) as f32).collect();
         let (x_values, untouched) = (numbers(50 * COLS, 3), vec![7.0; 100 * ROWS]);
         let (x, ids_at) = (with(m, &x_values), with(m, &ids));
-        let (one_by_one, tiled) = (with(m, &untouched), with(m, &untouched));
+        let [one_by_one, tiled, tiled_f16] = [(); 3].map(|()| with(m, &untouched));
         let tensors = Tensors {
             table: table_at,
             n_expert: 3,
@@ -249,14 +267,21 @@ mod tests {
         let inputs = ManyInputs::Q8(q8.0, q8.1);
         let many = experts::experts_many(&target, inputs, groups, 2, &tensors, tiled).unwrap();
         run(m, &many).unwrap();
-        let one_by_one = floats(m, one_by_one, 100 * ROWS, "").unwrap();
-        let tiled = floats(m, tiled, 100 * ROWS, "").unwrap();
+        let half = m.alloc(50 * 64 * 2).unwrap();
+        let to_f16 = activations(x, 50, 64, Source::Plain, Sink::F16(half)).unwrap();
+        run(m, &to_f16).unwrap();
+        let inputs = ManyInputs::F16(half, 1.0 / GATED_F16_SCALE);
+        let many = experts::experts_many(&target, inputs, groups, 2, &tensors, tiled_f16).unwrap();
+        run(m, &many).unwrap();
+        let [one_by_one, tiled, tiled_f16] =
+            [one_by_one, tiled, tiled_f16].map(|at| floats(m, at, 100 * ROWS, "").unwrap());
         for i in 0..100 {
             let x = &x_values[i / 2 * COLS..][..COLS];
             for r in 0..ROWS {
                 let at = i * ROWS + r;
                 if ids[i] == 1.0 {
-                    assert_eq!((one_by_one[at], tiled[at]), (7.0, 7.0), "row {i}");
+                    let all = [one_by_one[at], tiled[at], tiled_f16[at]];
+                    assert_eq!(all, [7.0; 3], "row {i}");
                     continue;
                 }
                 let w = &weights[ids[i] as usize][r * COLS..][..COLS];
@@ -268,6 +293,71 @@ mod tests {
                     "{i} {r}: {expected}"
                 );
                 assert!((tiled[at] - expected).abs() < 0.2, "{i} {r}: {expected}");
+                let off = (tiled_f16[at] - expected).abs();
+                assert!(off < 0.2, "{i} {r}: {expected}, off {off}");
+            }
+        }
+    }
+
+    /// Two matrices of one launch, added to what is there, in one part and in more.
+    #[test]
+    fn f16_rows_are_multiplied_with_each_matrix() {
+        let mut memory = Memory::new(1 << 24);
+        let m = &mut memory;
+        let target = GpuTarget::amd("gfx1201", 64);
+        let (tokens, all) = (20, [300, 64]);
+        let x_values = numbers(tokens * COLS * 4, 5);
+        let cols = COLS * 4;
+        let x = with(m, &x_values);
+        let half = m.alloc((tokens * cols * 2) as u64).unwrap();
+        let plain = Source::Plain;
+        run(
+            m,
+            &activations(x, tokens as u64, cols as u64, plain, Sink::F16(half)).unwrap(),
+        )
+        .unwrap();
+        for room in [0, 1 << 20] {
+            let (mut matrices, mut values) = (Vec::new(), Vec::new());
+            for (seed, rows) in all.into_iter().enumerate() {
+                let (bytes, weights) = q8_0(rows * 4, seed * 7);
+                let planes = device_bytes(WeightType::Q8_0, rows as u64, cols as u64).unwrap();
+                let at = m.alloc(planes).unwrap();
+                m.write(at, &bytes).unwrap();
+                values.push(weights);
+                matrices.push(Matrix {
+                    ty: WeightType::Q8_0,
+                    weights: at,
+                    rows: rows as u64,
+                    out: with(m, &vec![1.0; tokens * rows]),
+                    bias: None,
+                });
+            }
+            let room = PartsRoom {
+                partials: m.alloc(1 << 20).unwrap(),
+                bytes: room,
+                counters: with(m, &[0.0; 64]),
+                n_counters: 64,
+            };
+            let inputs = HalfInputs {
+                x: half,
+                cols: cols as u64,
+                n_tokens: tokens as u64,
+                factor: 1.0 / GATED_F16_SCALE,
+            };
+            for launch in matmat_f16(&target, inputs, &matrices, true, room).unwrap() {
+                assert_eq!(launch.grid[2] > 1, room.bytes > 0);
+                run(m, &launch).unwrap();
+            }
+            for (matrix, weights) in matrices.iter().zip(&values) {
+                let rows = matrix.rows as usize;
+                let out = floats(m, matrix.out, tokens * rows, "").unwrap();
+                for (i, out) in out.iter().enumerate() {
+                    let w = &weights[i % rows * cols..][..cols];
+                    let x = &x_values[i / rows * cols..][..cols];
+                    let expected = 1.0 + w.iter().zip(x).map(|(w, x)| w * x).sum::<f32>();
+                    let off = (out - expected).abs();
+                    assert!(off < 0.2, "{i}: {expected}, off {off}");
+                }
             }
         }
     }

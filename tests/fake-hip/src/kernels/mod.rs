@@ -46,6 +46,11 @@ enum Operation {
     },
     MatvecFloat(WeightType),
     Matmat(WeightType),
+    /// Of f16 rows.
+    MatmatF16 {
+        ty: WeightType,
+        tokens: u32,
+    },
     Repack(WeightType),
     Dequantize(WeightType),
     DequantizeLow,
@@ -89,7 +94,11 @@ enum Operation {
     },
     Experts(WeightType),
     ExpertsGroup,
-    ExpertsMany(WeightType),
+    ExpertsMany {
+        ty: WeightType,
+        /// Whether rows are f16.
+        half: bool,
+    },
     MatmatHeads(WeightType),
     TopKPart,
     TopKJoin,
@@ -112,6 +121,7 @@ impl Kernel {
             Operation::Matvec { first, second } => products::matvec(memory, launch, first, second),
             Operation::MatvecFloat(ty) => products::float(memory, launch, ty),
             Operation::Matmat(ty) => products::matmat(memory, launch, ty),
+            Operation::MatmatF16 { ty, tokens } => products::f16(memory, launch, ty, tokens),
             Operation::Repack(ty) => weights::repack(memory, launch, ty),
             Operation::Dequantize(ty) => weights::dequantize(memory, launch, ty, Form::F16),
             Operation::DequantizeLow => {
@@ -138,7 +148,7 @@ impl Kernel {
             Operation::Ssm { most } => recurrent::ssm(memory, launch, most),
             Operation::Experts(ty) => experts::experts(memory, launch, ty),
             Operation::ExpertsGroup => experts::group(memory, launch),
-            Operation::ExpertsMany(ty) => experts::many(memory, launch, ty),
+            Operation::ExpertsMany { ty, half } => experts::many(memory, launch, ty, half),
             Operation::MatmatHeads(ty) => products::heads(memory, launch, ty),
             Operation::TopKPart => sample::part(memory, launch),
             Operation::TopKJoin => sample::join(memory, launch),
@@ -152,6 +162,7 @@ impl Operation {
             Operation::Matvec { .. } => size_of::<ops::matvec::MatvecArgs>(),
             Operation::MatvecFloat(_) => size_of::<ops::matvec::MatvecFloatArgs>(),
             Operation::Matmat(_) => size_of::<ops::matmat::MatmatArgs>(),
+            Operation::MatmatF16 { .. } => size_of::<ops::matmat::MatmatMmaArgs>(),
             Operation::Repack(_) => size_of::<ops::weights::RepackArgs>(),
             Operation::Dequantize(_) | Operation::DequantizeLow | Operation::Rows(_) => {
                 size_of::<ops::weights::DequantizeArgs>()
@@ -172,7 +183,7 @@ impl Operation {
             Operation::Ssm { .. } => size_of::<ops::recurrent::SsmArgs>(),
             Operation::Experts(_) => size_of::<ops::experts::ExpertsArgs>(),
             Operation::ExpertsGroup => size_of::<ops::experts::ExpertsGroupArgs>(),
-            Operation::ExpertsMany(_) => size_of::<ops::experts::ExpertsManyArgs>(),
+            Operation::ExpertsMany { .. } => size_of::<ops::experts::ExpertsManyArgs>(),
             Operation::MatmatHeads(ty) if ty.is_quantized() => {
                 size_of::<ops::heads::MatmatHeadsArgs>()
             }
@@ -208,7 +219,13 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
         };
     }
     if let Some(ty) = unit.strip_prefix("matmat_").and_then(type_called) {
-        return own(Operation::Matmat(ty));
+        let name = &unit["matmat_".len()..];
+        let half = [16, 32, 64].map(|tokens| {
+            let operation = Operation::MatmatF16 { ty, tokens };
+            (format!("matmat_wmma_{tokens}_{name}"), operation)
+        });
+        let whole = (unit.to_owned(), Operation::Matmat(ty));
+        return half.into_iter().chain([whole]).collect();
     }
     if let Some((name, ty)) = unit
         .strip_prefix("dequantize_")
@@ -224,8 +241,16 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
         .chain(low)
         .collect();
     }
-    if let Some(ty) = unit.strip_prefix("experts_many_").and_then(type_called) {
-        return own(Operation::ExpertsMany(ty));
+    if let Some((name, ty)) = unit
+        .strip_prefix("experts_many_")
+        .and_then(|name| Some((name, type_called(name)?)))
+    {
+        return [
+            (unit.to_owned(), false),
+            (format!("experts_many_f16_{name}"), true),
+        ]
+        .map(|(entry, half)| (entry, Operation::ExpertsMany { ty, half }))
+        .to_vec();
     }
     if let Some(ty) = unit.strip_prefix("matmat_heads_").and_then(type_called) {
         return own(Operation::MatmatHeads(ty));
@@ -355,6 +380,16 @@ fn floats(memory: &mut Memory, at: u64, n: usize, who: &str) -> Result<Vec<f32>,
     let bytes = memory.read(at, n * 4, who)?;
     let (words, _) = bytes.as_chunks::<4>();
     Ok(words.iter().map(|w| f32::from_le_bytes(*w)).collect())
+}
+
+/// f16 as f32.
+fn halves(memory: &mut Memory, at: u64, n: usize, who: &str) -> Result<Vec<f32>, Fault> {
+    let bytes = memory.read(at, n * 2, who)?;
+    let (words, _) = bytes.as_chunks::<2>();
+    Ok(words
+        .iter()
+        .map(|w| half::f16::from_le_bytes(*w).to_f32())
+        .collect())
 }
 
 fn words(memory: &mut Memory, at: u64, n: usize, who: &str) -> Result<Vec<u32>, Fault> {

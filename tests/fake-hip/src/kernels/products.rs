@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rocmforge_kernels::gpu::device_bytes;
 use rocmforge_kernels::gpu::ops::heads::{MatmatHeadsArgs, MatmatHeadsFloatArgs};
-use rocmforge_kernels::gpu::ops::matmat::MatmatArgs;
+use rocmforge_kernels::gpu::ops::matmat::{MatmatArgs, MatmatMmaArgs};
 use rocmforge_kernels::gpu::ops::matvec::{MATRICES_MAX, MatvecArgs, MatvecFloatArgs};
 use rocmforge_kernels::host::ops::{self, Simd};
 use rocmforge_kernels::host::{
@@ -17,7 +17,7 @@ use rocmforge_ops::WeightType;
 
 use super::act;
 use super::rows::from_q8;
-use super::{Launch, agrees, args, covers, floats, store};
+use super::{Launch, agrees, args, covers, floats, halves, store, words};
 use crate::memory::{Fault, Memory};
 
 /// Tokens that a block of `matmat` and of float products takes.
@@ -212,6 +212,52 @@ pub(super) fn matmat(memory: &mut Memory, launch: &Launch, ty: WeightType) -> Re
     };
     let out = matrix.times(memory, &x, a.bias)?;
     finish(memory, a.out, out, a.epilogue)
+}
+
+/// The rows of a block of AMD's matrix instructions, which has 256 threads: 32 a wave of 32 lanes.
+const WMMA_ROWS: u32 = 256;
+
+/// Any number of f16 rows, up to four matrices of one type, for blocks of so many tokens.
+pub(super) fn f16(
+    memory: &mut Memory,
+    launch: &Launch,
+    ty: WeightType,
+    tokens: u32,
+) -> Result<(), Fault> {
+    let a = args(launch, MatmatMmaArgs::from_bytes)?;
+    let (n, cols) = (a.n_tokens as usize, a.cols as usize);
+    let Some(matrices) = a.matrices.get(..a.n_matrices as usize) else {
+        return Err(Fault(format!("{} matrices", a.n_matrices)));
+    };
+    let tiles: u32 = matrices.iter().map(|m| m.rows.div_ceil(WMMA_ROWS)).sum();
+    let grid = [tiles, a.n_tokens.div_ceil(tokens), a.parts];
+    for (is, expected) in launch.grid.into_iter().zip(grid) {
+        agrees("blocks of the grid and tiles", is, expected)?;
+    }
+    if a.parts > 1 {
+        let blocks = (grid[0] * grid[1]) as usize;
+        let bytes = blocks * (a.parts * WMMA_ROWS * tokens * 4) as usize;
+        memory.check(a.partials, bytes)?;
+        let counters = words(memory, a.counters, blocks, "counters of parts")?;
+        if counters.iter().any(|c| *c != 0) {
+            return Err(Fault("a counter of parts is not zero".to_owned()));
+        }
+    }
+    let x: Vec<f32> = halves(memory, a.x, n * cols, "a product's input")?
+        .iter()
+        .map(|x| x * a.factor)
+        .collect();
+    for m in matrices {
+        let matrix = Matrix {
+            ty,
+            at: m.weights,
+            rows: m.rows as usize,
+            cols,
+        };
+        let out = matrix.times(memory, &x, m.bias)?;
+        finish(memory, m.out, out, a.epilogue)?;
+    }
+    Ok(())
 }
 
 /// A product for each head, from rows in 8 bits or, with float weights, in f32.

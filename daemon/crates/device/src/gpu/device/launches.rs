@@ -4,7 +4,7 @@
 //! | rows | product |
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
-//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (NVIDIA, quantized weights); else as 8 bits, then mat-mat |
+//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (where there are, quantized weights, on AMD from 9 or 17 tokens on); else as 8 bits, then mat-mat |
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 //!
 //! Rows of a plan of float weights stay f32, or become two f16 for the library.
@@ -290,10 +290,11 @@ impl<'a> Lowering<'a> {
         if tokens > SMALL_BATCH && self.vendor && self.workspace.tile_bytes > 0 {
             return self.tiled(input, &matrices, add.is_some(), bound);
         }
-        if self.target.has_mma() && matrices.iter().all(|m| m.ty.is_quantized()) {
+        let half = matmat::f16_from(self.target).is_some_and(|from| tokens >= from);
+        if half && matrices.iter().all(|m| m.ty.is_quantized()) {
             let half = self.half(input, bound)?;
             let (room, add) = (self.parts_room(), add.is_some());
-            return self.push_all(matmat::matmat_mma(self.target, half, &matrices, add, room));
+            return self.push_all(matmat::matmat_f16(self.target, half, &matrices, add, room));
         }
         let quantized = matrices.iter().any(|m| m.ty.is_quantized());
         let floats = matrices.iter().any(|m| !m.ty.is_quantized());

@@ -171,7 +171,7 @@ impl Lowering<'_> {
     fn many(&mut self, x: u64, rows: u64, cols: u64, source: Source) -> Lowered<ManyInputs> {
         let at = self.scratch_base + self.workspace.input;
         let scales = (at + activations::q8_bytes(rows, cols)).next_multiple_of(crate::ALIGNMENT);
-        let (inputs, sink, end) = match self.target.has_mma() {
+        let (inputs, sink, end) = match self.target.multiplies_f16() {
             true => (
                 ManyInputs::F16(at, 1.0 / activations::GATED_F16_SCALE),
                 Sink::F16(at),
