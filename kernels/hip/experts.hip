@@ -74,9 +74,32 @@ ENTRY(THREADS, 1) UNIT(ExpertsArgs a) {
     const bool two = e.second != NO_TENSOR;
     const u8* first = expert + e.first;
     const u8* second = two ? expert + e.second : first;
-#ifndef FLOATS
+    const u32 items = two ? e.rows : (e.rows + 1) / 2, waves = THREADS / WAVE * a.n_blocks;
+    // The rows of weights of an item.
+    auto row0 = [&](u32 item) { return two ? item : 2 * item; };
+    auto row1 = [&](u32 item) { return two ? item : least(2 * item + 1, e.rows - 1); };
+    auto store = [&](u32 item, float v0, float v1) {
+        v0 = wave_sum(v0);
+        v1 = wave_sum(v1);
+        if (lane() == 0) {
+            out[row0(item)] = finish_expert(e, expert, row0(item), v0, v1);
+            if (!two && 2 * item + 1 < e.rows) out[row1(item)] = finish_expert(e, expert, row1(item), v1, 0.0f);
+        }
+    };
+    u32 item = wave() * a.n_blocks + block_x();
+#ifdef FLOATS
+    for (; item < items; item += waves)
+        store(item, dot_part(first, row0(item), e.cols, x_row), dot_part(second, row1(item), e.cols, x_row));
+#else
     extern __shared__ U32x4 shared_x[];
     const u32 nb = e.cols / 32;
+    Tile tile0, tile1;
+    auto load = [&](u32 item, u32 c) {
+        tile0.load(WEIGHT::row(first, e.rows, nb, row0(item)), c, nb);
+        tile1.load(WEIGHT::row(second, e.rows, nb, row1(item)), c, nb);
+    };
+    // Weights are on their way while x becomes bytes.
+    if (item < items) load(item, 0);
     XShared x(shared_x, nb);
     Quantizer<THREADS, 2> part;
     for (u32 base = 0; base < e.cols; base += part.SPAN) {
@@ -84,28 +107,24 @@ ENTRY(THREADS, 1) UNIT(ExpertsArgs a) {
         part.store(x, e.cols, base);
     }
     block_sync();
-#endif
-    const u32 items = two ? e.rows : (e.rows + 1) / 2;
-    for (u32 item = wave() * a.n_blocks + block_x(); item < items; item += THREADS / WAVE * a.n_blocks) {
-        const u32 r0 = two ? item : 2 * item, r1 = two ? item : least(2 * item + 1, e.rows - 1);
-#ifdef FLOATS
-        float v0 = dot_part(first, r0, e.cols, x_row), v1 = dot_part(second, r1, e.cols, x_row);
-#else
-        const RowAt at0 = WEIGHT::row(first, e.rows, nb, r0), at1 = WEIGHT::row(second, e.rows, nb, r1);
+    for (; item < items; item += waves) {
         float v0 = 0.0f, v1 = 0.0f;
         for (u32 c = 0; c < nb; c += UNROLL * WAVE) {
-            Tile tile0, tile1;
-            tile0.load(at0, c, nb);
-            tile1.load(at1, c, nb);
+#ifdef AHEAD_ITEM
+            const Tile now0 = tile0, now1 = tile1;
+            const bool more = c + UNROLL * WAVE < nb;
+            if (more) load(item, c + UNROLL * WAVE);
+            else if (item + waves < items) load(item + waves, 0);
+            v0 += now0.dot(c, nb, x);
+            v1 += now1.dot(c, nb, x);
+#else
             v0 += tile0.dot(c, nb, x);
             v1 += tile1.dot(c, nb, x);
-        }
+            if (c + UNROLL * WAVE < nb) load(item, c + UNROLL * WAVE);
+            else if (item + waves < items) load(item + waves, 0);
 #endif
-        v0 = wave_sum(v0);
-        v1 = wave_sum(v1);
-        if (lane() == 0) {
-            out[r0] = finish_expert(e, expert, r0, v0, v1);
-            if (!two && 2 * item + 1 < e.rows) out[r1] = finish_expert(e, expert, r1, v1, 0.0f);
         }
+        store(item, v0, v1);
     }
+#endif
 }

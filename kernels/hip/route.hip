@@ -48,6 +48,16 @@ struct Best {
         }
     }
     FORCE void join() {
+#if defined(RF_CUDA) && __CUDA_ARCH__ >= 800
+        // As whole numbers in the order of the values; none is the least.
+        const u32 bits = bits_of_f32(value + 0.0f), ordered = bits ^ (bits >> 31 ? ~0u : 0x80000000u);
+        const u32 key = index == ~0u ? 0 : ordered;
+        const u32 most = __reduce_max_sync(~0u, key);
+        index = __reduce_min_sync(~0u, key == most ? index : ~0u);
+        const u32 back = most ^ (most >> 31 ? 0x80000000u : ~0u);
+        value = f32_of_bits(back);
+        return;
+#endif
 #pragma unroll
         for (u32 m = WAVE / 2; m > 0; m /= 2) {
             const float v = shuffle_xor(value, m);
@@ -137,6 +147,7 @@ ENTRY(THREADS, 1) route(RouteArgs a) {
         Best best = Best{NEG_INF, ~0u};
 #pragma unroll
         for (u32 j = 0; j < EACH; ++j) {
+            if (j * WAVE >= a.n_expert) break;
             if (open >> j & 1) best.take(selection[w][lane() + j * WAVE], lane() + j * WAVE);
         }
         best.join();
