@@ -150,7 +150,8 @@ pub struct Flags {
     /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
-    /// What keys and values are stored as: f16 or q8_0, in about half the memory [default: f16]
+    /// What keys and values are stored as: f32; f16; q8_0, in about half of f16's memory; or auto, which is f16, but f32 for
+    /// models of floats that do not scale their scores down (Gemma 4) [default: auto]
     #[arg(long, value_name = "TYPE")]
     pub kv_type: Option<String>,
     /// Draft tokens, from what a text has said before or by a model's block that predicts one more, where that pays: on, off
@@ -228,8 +229,8 @@ pub struct Config {
     pub direct_io: Offload,
     /// Whose prompts may begin with what an earlier one has computed.
     pub prefix_cache: PrefixCache,
-    /// What keys and values are stored as, where a model's heads fit it.
-    pub kv_type: KvType,
+    /// What keys and values are stored as, where a model's heads fit it; `None` is by the model.
+    pub kv_type: Option<KvType>,
     /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more; `None` is
     /// on the host alone.
     pub speculate: Option<bool>,
@@ -382,7 +383,7 @@ impl Config {
                 .unwrap_or(PrefixCache::PerClient),
             kv_type: get("kv_type", flags.kv_type, file.kv_type)
                 .parse(kv_type)?
-                .unwrap_or_default(),
+                .flatten(),
             speculate: get("speculate", flags.speculate, file.speculate)
                 .parse(speculate)?
                 .flatten(),

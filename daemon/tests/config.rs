@@ -46,7 +46,7 @@ fn nothing_given_is_the_defaults() {
         (Duration::from_secs(20), Policy::Belady)
     );
     assert_eq!(config.prefix_cache, PrefixCache::PerClient);
-    assert_eq!(config.kv_type, KvType::F16);
+    assert_eq!(config.kv_type, None);
     assert_eq!(config.host_tier, Offload::Auto);
     assert_eq!(config.direct_io, Offload::Auto);
     assert_eq!(config.host_pressure, Some(10.0));
@@ -96,7 +96,7 @@ fn the_file_sets_everything_and_flags_win_over_it() {
         (Duration::from_millis(500), Policy::Lru)
     );
     assert_eq!(config.prefix_cache, PrefixCache::Shared);
-    assert_eq!(config.kv_type, KvType::Q8_0);
+    assert_eq!(config.kv_type, Some(KvType::Q8_0));
     assert_eq!(config.host_tier, Offload::Never);
     assert_eq!(config.direct_io, Offload::Always);
     assert_eq!(config.host_pressure, Some(2.5));
@@ -189,7 +189,7 @@ fn every_refusal_of_a_flag_names_it() {
         ("--drain-grace", "1e9", "from 0 to 3600"),
         ("--policy", "random", "pass-aware or lru"),
         ("--prefix-cache", "mine", "per-user"),
-        ("--kv-type", "q4_0", "f16 and q8_0"),
+        ("--kv-type", "q4_0", "auto, f32, f16 and q8_0"),
         ("--speculate", "maybe", "auto"),
         ("--host-pressure", "0", "up to 100"),
         ("--host-pressure", "-5", "neither off nor a percentage"),

@@ -196,7 +196,7 @@ fn rows(bench: &mut Bench) {
         );
     }
     let layout = layout(KvType::F16);
-    // The allocator aligns to more than the 2 bytes that are asked for.
+    // The allocator aligns to more than the bytes that are asked for.
     let mut page = vec![0u8; layout.layer_bytes()];
     let (k, v) = (
         bench.values(N_HEAD_KV * HEAD_DIM),
@@ -268,7 +268,7 @@ fn attention(bench: &mut Bench, pool: &Pool, ty: KvType) {
         }
         let n_tokens = before + n_rows;
         let q = bench.values(n_rows * N_HEAD * HEAD_DIM);
-        // As f16, and as codes with scales, these are all small numbers.
+        // As f32, as f16, and as codes with scales, these are all small numbers.
         let content: Vec<u8> = vec![0x2c; kv.layer_bytes()];
         let pages: Vec<Vec<u8>> = (0..copies * kv.pages_for(n_tokens))
             .map(|_| content.clone())

@@ -25,7 +25,9 @@
 // Entries: attention_decode_<dim>_<group> as built with DIM and GROUP (most query heads of a block), or DIM_K and DIM_V;
 // attention_decode_any has heads of any multiple of 8 up to DIM. With KV_Q8, names end in _q8 and pages have 8 bits and scales
 // (kv.h): codes become f32 in registers. The row's own key and value are taken from
-// shared memory as they are stored, so that a token is what it will be to those after it.
+// shared memory as they are stored, so that a token is what it will be to those after it. With KV_F32, names end in _f32 and pages
+// are f32, of which a thread takes half as many at a time (LANES_K): they fill as many registers, and static shared memory is
+// 48,948 bytes of NVIDIA's 49,152 in attention_decode_any_f32.
 #include "compat.h"
 #include "act.h"
 #include "kv.h"
@@ -91,6 +93,22 @@ FORCE Piece either(bool first, Piece a, Piece b) {
 }
 #define OWN(name, dim) __shared__ alignas(16) u8 name[dim]; __shared__ u16 name##_scales[dim / 32]
 #define OWN_PIECE(name, at) Piece{((const u32*)name)[2 * (at)], ((const u32*)name)[2 * (at) + 1], name##_scales[(at) / 4]}
+#elif defined(KV_F32)
+struct Piece {
+    F32x4 low, high;
+};
+FORCE Piece piece_of(const u8* head, u32 dim, u32 slot, u32 at) {
+    const F32x4* from = (const F32x4*)head + (slot * (dim / 8) + at) * 2;
+    return Piece{from[0], from[1]};
+}
+FORCE F32x4 either(bool first, F32x4 a, F32x4 b) {
+    return F32x4{first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
+}
+FORCE Piece either(bool first, Piece a, Piece b) { return Piece{either(first, a.low, b.low), either(first, a.high, b.high)}; }
+typedef float Kept;
+FORCE Kept kept_of(float x) { return x; }
+#define OWN(name, dim) __shared__ alignas(16) float name[dim]
+#define OWN_PIECE(name, at) Piece{((const F32x4*)name)[2 * (at)], ((const F32x4*)name)[2 * (at) + 1]}
 #else
 typedef U32x4 Piece;
 FORCE Piece piece_of(const u8* head, u32 dim, u32 slot, u32 at) { return ((const U32x4*)head)[slot * (dim / 8) + at]; }
@@ -98,6 +116,8 @@ FORCE F32x2 halves(u32 pair) { return F32x2{f32_of_f16(pair & 0xffffu), f32_of_f
 FORCE Piece either(bool first, Piece a, Piece b) {
     return U32x4{first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
 }
+typedef u16 Kept;
+FORCE Kept kept_of(float x) { return f16_of_f32(x); }
 #define OWN(name, dim) __shared__ alignas(16) u16 name[dim]
 #define OWN_PIECE(name, at) ((const U32x4*)name)[at]
 #endif
@@ -113,10 +133,10 @@ FORCE void keep_element(u8* own, u16* own_scales, bool writes, u8* head, u32 dim
     if (first && writes) scales_of(head, dim)[(slot * dim + i) / 32] = c.scale;
 }
 #else
-FORCE void keep_element(u16* own, bool writes, u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
+FORCE void keep_element(Kept* own, bool writes, u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
     if (!in) return;
-    own[i] = f16_of_f32(x);
-    if (writes) ((u16*)head)[slot * dim + i] = own[i];
+    own[i] = kept_of(x);
+    if (writes) ((Kept*)head)[slot * dim + i] = own[i];
 }
 #endif
 
@@ -209,7 +229,7 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
                 keep_element(own, own_scales, writes, to, dim, slot, i, in, x);
             });
 #else
-            u16* own = own_k;
+            Kept* own = own_k;
             rotate_head<DIM_K>(dim, a.k + at * dim, a.rope.k_norm, a.rope, entry, [=](u32 i, bool in, float x) {
                 keep_element(own, writes, to, dim, slot, i, in, x);
             });
@@ -260,6 +280,9 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
 #else
                     elements_of(key, k);
 #endif
+#elif defined(KV_F32)
+                    F32x2 k0{key.low.x, key.low.y}, k1{key.low.z, key.low.w};
+                    F32x2 k2{key.high.x, key.high.y}, k3{key.high.z, key.high.w};
 #else
                     F32x2 k0 = halves(key.x), k1 = halves(key.y), k2 = halves(key.z), k3 = halves(key.w);
 #endif
@@ -329,7 +352,12 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
                     for (u32 i = 0; i < 8; ++i) acc[g][i] += w * v[i];
                 }
 #else
+#ifdef KV_F32
+                F32x2 v0{value.low.x, value.low.y}, v1{value.low.z, value.low.w};
+                F32x2 v2{value.high.x, value.high.y}, v3{value.high.z, value.high.w};
+#else
                 F32x2 v0 = halves(value.x), v1 = halves(value.y), v2 = halves(value.z), v3 = halves(value.w);
+#endif
 #pragma unroll
                 for (u32 g = 0; g < GROUP; ++g) {
                     float w = scores[g][slot];

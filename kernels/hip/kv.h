@@ -1,9 +1,9 @@
 // Pages of the key/value store, and rotary embedding.
 //
 // A page holds PAGE = 32 positions of one sequence for all layers: [layer]{ K [n_head_kv], V [n_head_kv] }, and of a head f16
-// [PAGE][dim], or in units with KV_Q8 i8 [PAGE][dim] and behind them scales, f16 [PAGE][dim / 32]. Position p of a sequence is slot
-// p % PAGE of its page p / PAGE. A page table is u64 byte offsets from `kv_base` (0 for absolute addresses), `table_stride` a
-// sequence.
+// [PAGE][dim], or in units with KV_F32 f32 [PAGE][dim], or in units with KV_Q8 i8 [PAGE][dim] and behind them scales, f16
+// [PAGE][dim / 32]. Position p of a sequence is slot p % PAGE of its page p / PAGE. A page table is u64 byte offsets from
+// `kv_base` (0 for absolute addresses), `table_stride` a sequence.
 #pragma once
 #include "compat.h"
 
@@ -41,6 +41,8 @@ FORCE u8* page_of(const KvPlace& kv, u32 sequence, u32 page) {
 // Bytes of a head of a page.
 #ifdef KV_Q8
 FORCE u32 head_bytes(u32 dim) { return PAGE * dim + PAGE * dim / 16; }
+#elif defined(KV_F32)
+FORCE u32 head_bytes(u32 dim) { return PAGE * dim * 4; }
 #else
 FORCE u32 head_bytes(u32 dim) { return PAGE * dim * 2; }
 #endif
@@ -108,6 +110,8 @@ FORCE void store_element(u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
     const Code c = code_of(x);
     if (in) head[slot * dim + i] = c.code;
     if (in && i % 32 == 0) scales_of(head, dim)[(slot * dim + i) / 32] = c.scale;
+#elif defined(KV_F32)
+    if (in) ((float*)head)[slot * dim + i] = x;
 #else
     if (in) ((u16*)head)[slot * dim + i] = f16_of_f32(x);
 #endif

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rocmforge_engine::api::{Budget, Class, Offload, Policy};
-use rocmforge_engine::{DeviceChoice, PrefixCache};
+use rocmforge_engine::{DeviceChoice, KvType, PrefixCache};
 use rocmforge_service::defaults::Defaults;
 use rocmforge_service::roles::Who;
 
@@ -75,6 +75,10 @@ fn prefix_cache(whose: PrefixCache) -> String {
         PrefixCache::PerClient => "per-user",
         PrefixCache::Shared => "shared",
     })
+}
+
+fn kv_type(ty: Option<KvType>) -> String {
+    quoted(ty.map_or("auto", KvType::name))
 }
 
 fn speculate(speculate: Option<bool>) -> String {
@@ -178,7 +182,7 @@ impl Config {
             ("host_pressure", Some(percent_or_off(self.host_pressure))),
             ("direct_io", Some(offload(self.direct_io))),
             ("prefix_cache", Some(prefix_cache(self.prefix_cache))),
-            ("kv_type", Some(quoted(self.kv_type.name()))),
+            ("kv_type", Some(kv_type(self.kv_type))),
             ("speculate", Some(speculate(self.speculate))),
             ("watchdog", Some(seconds(self.watchdog))),
             ("use_by", Some(who(&self.roles.use_by))),

@@ -57,8 +57,13 @@ pub(super) fn prefix_cache(text: &str) -> Result<PrefixCache, String> {
     }
 }
 
-pub(super) fn kv_type(text: &str) -> Result<KvType, String> {
-    KvType::from_name(text).ok_or_else(|| format!("'{text}' is none of f16 and q8_0"))
+/// `None` is by the model.
+pub(super) fn kv_type(text: &str) -> Result<Option<KvType>, String> {
+    match (text, KvType::from_name(text)) {
+        ("auto", _) => Ok(None),
+        (_, Some(ty)) => Ok(Some(ty)),
+        (_, None) => Err(format!("'{text}' is none of auto, f32, f16 and q8_0")),
+    }
 }
 
 /// `None` is the device's affair.

@@ -105,8 +105,9 @@ pub struct EngineConfig {
     pub direct_io: Offload,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
-    /// What keys and values are stored as, where a model's heads fit it; else f16.
-    pub kv_type: KvType,
+    /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by the model:
+    /// [`Plan::kv_type_default`](rocmforge_ops::Plan::kv_type_default).
+    pub kv_type: Option<KvType>,
     /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more, where that
     /// pays. `None` is on the host alone: there a row's result does not depend on the number of rows, and so the text is
     /// the same whenever drafts are made. A model that was loaded with a draft model has its drafts as well, unless this is
@@ -138,7 +139,7 @@ impl Default for EngineConfig {
             host_pressure: None,
             direct_io: Offload::Auto,
             prefix_cache: PrefixCache::PerClient,
-            kv_type: KvType::F16,
+            kv_type: None,
             speculate: None,
             keep_free: None,
             watchdog: WATCHDOG_DEFAULT,

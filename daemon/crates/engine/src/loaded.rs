@@ -146,12 +146,13 @@ impl LoadedModel {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// Has keys and values stored as `ty`, as far as heads fit it. Contents that are shared were registered before, by an
-    /// engine that has one type for all.
-    pub(crate) fn set_kv_type(&mut self, ty: KvType) {
+    /// Has keys and values stored as `ty`, `None` for the model's own default, as far as heads fit it. Contents that are shared
+    /// were registered before, by an engine that has one type for all.
+    pub(crate) fn set_kv_type(&mut self, ty: Option<KvType>) {
         if let Some(contents) = Arc::get_mut(&mut self.contents) {
             contents.model.set_kv_type(ty);
         }
+        let ty = ty.unwrap_or_else(|| self.model().plan().kv_type_default());
         let kept = self.model().plan().kv.iter().map(|g| g.layout);
         for layout in kept.filter(|layout| layout.ty != ty) {
             tracing::warn!(

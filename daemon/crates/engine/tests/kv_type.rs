@@ -1,5 +1,5 @@
-//! Keys and values in 8 bits: half the memory, and a text that depends on who else runs, on budgets and on what was kept as
-//! little as in f16.
+//! Keys and values in 8 bits, and in 32: half the memory of f16, or twice, and a text that depends on who else runs, on budgets
+//! and on what was kept as little as in f16.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -25,6 +25,22 @@ const FILES: [&str; 6] = [
     "arch/nemotron_h.gguf",
 ];
 
+/// Models in f32: all that have it by default, and of further kinds latent keys and values, and states.
+const FILES_F32: [&str; 5] = [
+    "arch/gemma4.gguf",
+    "arch/gemma4e.gguf",
+    "arch/gemma4moe.gguf",
+    "arch/deepseek2.gguf",
+    "arch/qwen35.gguf",
+];
+
+/// Each with what it is stored as.
+fn files() -> impl Iterator<Item = (&'static str, KvType)> {
+    let eight_bits = FILES.map(|file| (file, KvType::Q8_0));
+    let floats = FILES_F32.map(|file| (file, KvType::F32));
+    eight_bits.into_iter().chain(floats)
+}
+
 /// Requests at once.
 const MANY: usize = 8;
 
@@ -33,7 +49,7 @@ const ROOMY: u64 = 64 << 20;
 fn config(budget: u64, kv_type: KvType) -> EngineConfig {
     EngineConfig {
         budget: Budget::Bytes(budget),
-        kv_type,
+        kv_type: Some(kv_type),
         ..EngineConfig::default()
     }
 }
@@ -70,18 +86,27 @@ fn request(model: &Arc<LoadedModel>, i: u32, reuse: bool) -> GenerateRequest {
 }
 
 #[tokio::test]
-async fn a_token_takes_half_the_memory_where_heads_fit() {
+async fn a_token_takes_half_the_memory_in_8_bits_where_heads_fit_and_twice_as_much_in_32() {
     for (file, stored) in [
         ("tiny-llama-Q4_K_M.gguf", "q8_0"),
         ("tiny-qwen3-Q8_0.gguf", "q8_0"),
         // Heads of 16.
         ("arch/smollm3.gguf", "f16"),
     ] {
+        let widest = on_host(ROOMY, KvType::F32);
+        let of_widest = load(&widest, file, "m").await;
+        let of_widest = of_widest.model().info();
         let (wide, narrow) = (on_host(ROOMY, KvType::F16), on_host(ROOMY, KvType::Q8_0));
         let of_wide = load(&wide, file, "m").await;
         let of_narrow = load(&narrow, file, "m").await;
         let (of_wide, of_narrow) = (of_wide.model().info(), of_narrow.model().info());
         assert_eq!(of_wide.kv_type, "f16");
+        assert_eq!(of_widest.kv_type, "f32");
+        assert_eq!(
+            of_widest.kv_bytes_per_token,
+            2 * of_wide.kv_bytes_per_token,
+            "{file}"
+        );
         assert_eq!(of_narrow.kv_type, stored, "{file}");
         let share = if stored == "f16" { 64 } else { 34 };
         assert_eq!(
@@ -146,12 +171,12 @@ async fn a_budget_that_is_too_small_in_f16_is_enough() {
 /// Each alone; then all at once, in a roomy budget, and in one in which weights come and go; each computed anew, and with what earlier ones have left.
 #[tokio::test]
 async fn the_text_is_the_same_alone_beside_others_and_with_what_was_kept() {
-    for file in FILES {
-        let roomy = on_host(ROOMY, KvType::Q8_0);
+    for (file, ty) in files() {
+        let roomy = on_host(ROOMY, ty);
         let model = load(&roomy, file, "m").await;
         let info = model.model().info();
-        assert!(info.kv_type.contains("q8_0"), "{file}: {}", info.kv_type);
-        let tight = on_host(info.tensor_bytes * 2 / 3 + (1 << 20), KvType::Q8_0);
+        assert!(info.kv_type.contains(ty.name()), "{file}: {}", info.kv_type);
+        let tight = on_host(info.tensor_bytes * 2 / 3 + (1 << 20), ty);
         let in_tight = load(&tight, file, "m").await;
         let mut alone = Vec::new();
         for i in 0..MANY as u32 {
@@ -170,7 +195,7 @@ async fn the_text_is_the_same_alone_beside_others_and_with_what_was_kept() {
                     let (_, found, summary) = one.await.unwrap();
                     assert_eq!(
                         found, alone[i],
-                        "{file}, {label}, reuse {reuse}, request {i}"
+                        "{file}, {ty:?}, {label}, reuse {reuse}, request {i}"
                     );
                     reused += summary.reused_tokens;
                 }
@@ -186,16 +211,22 @@ async fn the_text_is_the_same_alone_beside_others_and_with_what_was_kept() {
 /// Requests without an end in sight: all begin, and then there is no room for what they come to. Who yields is computed again.
 #[tokio::test]
 async fn who_yields_goes_on_with_the_same_text() {
+    for ty in [KvType::Q8_0, KvType::F32] {
+        who_yields(ty).await;
+    }
+}
+
+async fn who_yields(ty: KvType) {
     const REQUESTS: u32 = 6;
     const N_CTX: u32 = 700;
-    let roomy = on_host(ROOMY, KvType::Q8_0);
+    let roomy = on_host(ROOMY, ty);
     let model = requests::load_endless(&roomy, "m").await;
     let info = model.model().info();
     // Each is promised its prompt and 256 positions at first; twice as much is too much for all.
     let budget =
         info.tensor_bytes + u64::from(REQUESTS) * 400 * info.kv_bytes_per_token + (1 << 20);
     assert!(u64::from(REQUESTS * N_CTX) * info.kv_bytes_per_token > budget - info.tensor_bytes);
-    let tight = on_host(budget, KvType::Q8_0);
+    let tight = on_host(budget, ty);
     let in_tight = requests::load_endless(&tight, "m").await;
     let endless = |model: &Arc<LoadedModel>, i: u32| GenerateRequest {
         prompt: ids(i, 40 + i as usize),
@@ -221,14 +252,14 @@ async fn who_yields_goes_on_with_the_same_text() {
     }
 }
 
-/// What comes through the HIP path is the host's: its kernels of 8 bits are asked for, with the arguments that they expect.
+/// What comes through the HIP path is the host's: its kernels of the type are asked for, with the arguments that they expect.
 #[tokio::test]
 async fn the_text_through_the_hip_path_is_the_hosts() {
     let runtime = fake::Runtime::new();
-    for file in FILES {
-        let host = on_host(ROOMY, KvType::Q8_0);
+    for (file, ty) in files() {
+        let host = on_host(ROOMY, ty);
         let gpu = fake::gpu_config(&runtime);
-        let device = runtime.start_as(gpu, config(ROOMY, KvType::Q8_0)).unwrap();
+        let device = runtime.start_as(gpu, config(ROOMY, ty)).unwrap();
         let on_host = load(&host, file, "m").await;
         let on_device = load(&device, file, "m").await;
         let prompt = ids(3, 100);
@@ -263,7 +294,7 @@ async fn the_text_through_the_hip_path_is_the_hosts() {
 #[tokio::test]
 async fn trained_models_know_what_they_knew() {
     for file in ["tiny-llama-Q4_K_M.gguf", "tiny-qwen3-Q8_0.gguf"] {
-        let mut right = [0; 2];
+        let mut right = [0; 3];
         for (right, ty) in right.iter_mut().zip(KvType::ALL) {
             let engine = on_host(ROOMY, ty);
             let model = load(&engine, file, "m").await;
@@ -272,7 +303,8 @@ async fn trained_models_know_what_they_knew() {
                 *right += usize::from(text.trim() == answer);
             }
         }
-        println!("{file}: {right:?} of 60 right in f16 and in 8 bits");
-        assert!(right[1] + 1 >= right[0] && right[0] >= 58, "{right:?}");
+        println!("{file}: {right:?} of 60 right in f32, in f16 and in 8 bits");
+        let [f32, f16, eight_bits] = right;
+        assert!(eight_bits + 1 >= f16 && f16 >= 58 && f32 >= 58, "{right:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rocmforge_gguf::Gguf;
 use rocmforge_model::Model;
-use rocmforge_ops::{RowCounts, SegmentKind, Step};
+use rocmforge_ops::{KvType, RowCounts, SegmentKind, Step};
 
 fn fixtures() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures/arch");
@@ -42,6 +42,32 @@ fn a_plan_tells_whether_its_weights_are_floats() {
         let model = model(&dir.join(file));
         assert_eq!(model.plan().float_weights, floats, "{file}");
         assert_eq!(model.plan().scratch(counts).float_weights, floats, "{file}");
+    }
+}
+
+/// A model of floats whose scores are not scaled down has f32 where nobody says; all others have what they had.
+#[test]
+fn only_gemma_4_of_floats_has_keys_and_values_in_f32_by_default() {
+    for path in fixtures() {
+        let mut model = model(&path);
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let default = match name {
+            "gemma4" | "gemma4e" | "gemma4moe" => KvType::F32,
+            _ => KvType::F16,
+        };
+        assert_eq!(model.plan().kv_type_default(), default, "{name}");
+        let in_f16 = model.info().kv_bytes_per_token;
+        for ty in [None, Some(KvType::F16), Some(KvType::F32), None] {
+            model.set_kv_type(ty);
+            let expected = ty.unwrap_or(default);
+            let mut groups = model.plan().kv.iter();
+            assert!(groups.all(|g| g.layout.ty == expected), "{name}, {ty:?}");
+            let times = if expected == KvType::F32 { 2 } else { 1 };
+            assert_eq!(model.info().kv_bytes_per_token, times * in_f16, "{name}");
+            assert_eq!(model.info().kv_type, expected.name(), "{name}");
+            let plan = model.predictor().map(|p| p.kv.iter().map(|g| g.layout.ty));
+            assert!(plan.is_none_or(|mut types| types.all(|ty| ty == expected)));
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! ```text
 //! page  = [n_layer] layer
 //! layer = [n_head_kv] keys of a head  then  [n_head_kv] values of a head
+//! F32:   f32 [KV_PAGE_TOKENS][head_dim]
 //! F16:   f16 [KV_PAGE_TOKENS][head_dim]
 //! Q8_0:  i8 [KV_PAGE_TOKENS][head_dim]  then scales, f16 [KV_PAGE_TOKENS][head_dim / 32]
 //! ```
@@ -21,6 +22,8 @@ pub const KV_BLOCK: usize = 32;
 /// What keys and values are stored as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvType {
+    /// f32, 4 bytes an element, as the products left it.
+    F32,
     /// f16, 2 bytes an element.
     #[default]
     F16,
@@ -31,12 +34,13 @@ pub enum KvType {
 
 impl KvType {
     /// All of them.
-    pub const ALL: [KvType; 2] = [KvType::F16, KvType::Q8_0];
+    pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
 
-    /// The name: `f16`, `q8_0`.
+    /// The name: `f32`, `f16`, `q8_0`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            KvType::F32 => "f32",
             KvType::F16 => "f16",
             KvType::Q8_0 => "q8_0",
         }
@@ -52,6 +56,7 @@ impl KvType {
     #[must_use]
     pub const fn bytes(self, elements: usize) -> usize {
         match self {
+            KvType::F32 => elements * 4,
             KvType::F16 => elements * 2,
             KvType::Q8_0 => elements + elements / KV_BLOCK * 2,
         }
@@ -61,7 +66,7 @@ impl KvType {
     #[must_use]
     pub const fn fits(self, head_dim: usize) -> bool {
         match self {
-            KvType::F16 => true,
+            KvType::F32 | KvType::F16 => true,
             KvType::Q8_0 => head_dim.is_multiple_of(KV_BLOCK),
         }
     }
@@ -204,7 +209,12 @@ mod tests {
             ..halves
         };
         assert_eq!(eight_bits.layer_bytes(), 4 * 32 * (64 + 96) / 32 * 34);
-        for layout in [halves, eight_bits] {
+        let floats = KvLayout {
+            ty: KvType::F32,
+            ..halves
+        };
+        assert_eq!(floats.layer_bytes(), 2 * halves.layer_bytes());
+        for layout in [halves, eight_bits, floats] {
             let (keys, values) = (layout.keys_bytes(), layout.values_bytes());
             assert_eq!(layout.k_offset_bytes(3) + keys, layout.v_offset_bytes(0));
             assert_eq!(layout.v_offset_bytes(3) + values, layout.layer_bytes());
@@ -226,7 +236,7 @@ mod tests {
                 ..layout()
             };
             assert_eq!(layout.fits(KvType::Q8_0), dim % 32 == 0, "{dim}");
-            assert!(layout.fits(KvType::F16));
+            assert!(layout.fits(KvType::F16) && layout.fits(KvType::F32));
             if layout.fits(KvType::Q8_0) {
                 let at = [layout.k_offset_bytes(1), layout.v_offset_bytes(1)];
                 assert!(at.iter().all(|at| at % 64 == 0), "{dim}: {at:?}");

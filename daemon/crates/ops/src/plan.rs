@@ -6,7 +6,7 @@
 use std::fmt;
 
 use crate::buf::{Buf, BufSpec, Conflicts, RowCounts, ScratchLayout};
-use crate::kv::KvGroup;
+use crate::kv::{KvGroup, KvType};
 use crate::op::{ExpertFfn, Op};
 use crate::rope::RopeSpec;
 use crate::tensor::TensorDesc;
@@ -180,6 +180,25 @@ impl Plan {
             experts: experts.sum(),
             float_weights: self.float_weights,
             ..ScratchLayout::new(&self.bufs, &self.conflicts, counts)
+        }
+    }
+
+    /// What keys and values are stored as where nobody says: f32 for a model whose weights are floats and whose scores are not
+    /// scaled down, f16 for every other one.
+    ///
+    /// What f16 rounds off of a key reaches the score times the factor on the product. With the usual factor, 1 / sqrt(head
+    /// size), it is not felt; Gemma 4 has a factor of 1. Who has quantized its weights wants small more than exact.
+    #[must_use]
+    pub fn kv_type_default(&self) -> KvType {
+        let as_they_are = |op: &Op| matches!(op, Op::Attention { scale, .. } if *scale >= 1.0);
+        let mut steps = self.steps.iter();
+        let unscaled = steps.any(|step| match step {
+            Step::Run { ops, .. } => ops.iter().any(as_they_are),
+            Step::Experts { .. } => false,
+        });
+        match self.float_weights && unscaled {
+            true => KvType::F32,
+            false => KvType::F16,
         }
     }
 
@@ -383,6 +402,40 @@ mod tests {
             panic!("a run");
         };
         assert_eq!(live_out, &[N]);
+    }
+
+    /// The plan's own numbers say so, whatever the architecture's name.
+    #[test]
+    fn keys_and_values_are_f32_where_weights_are_floats_and_scores_not_scaled_down() {
+        let attention = |scale| Op::Attention {
+            q: X,
+            out: N,
+            heads: crate::HeadShape {
+                n_head: 1,
+                n_head_kv: 1,
+                head_dim: 64,
+                head_dim_v: 64,
+            },
+            layer: crate::KvLayer { group: 0, index: 0 },
+            scale,
+            mask: crate::Mask::Causal,
+            softcap: 0.0,
+            sinks: None,
+        };
+        for (scales, float_weights, expected) in [
+            ([0.125, 0.125], true, KvType::F16),
+            ([0.125, 1.0], true, KvType::F32),
+            ([1.0, 1.0], true, KvType::F32),
+            ([1.0, 1.0], false, KvType::F16),
+        ] {
+            let ops = scales.map(|scale| vec![attention(scale)]);
+            let plan = Plan {
+                float_weights,
+                ..plan(ops.into())
+            };
+            let what = format!("{scales:?}, floats {float_weights}");
+            assert_eq!(plan.kv_type_default(), expected, "{what}");
+        }
     }
 
     #[test]

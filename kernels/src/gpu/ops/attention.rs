@@ -62,26 +62,45 @@ arg_struct! {
     }
 }
 
-/// A unit of keys and values in f16 and that of 8 bits beside it, each with its entry.
+/// A unit's entries by what keys and values are stored as.
+#[derive(Clone, Copy)]
+struct Kernels {
+    f16: &'static str,
+    /// Of sizes that are no whole number of blocks there is none, and nobody asks for one.
+    q8_0: &'static str,
+    f32: Option<&'static str>,
+}
+
+/// Those of a unit of f16 and of the ones beside it.
 macro_rules! kernels {
     ($unit:literal) => {
-        [
-            concat!($unit, ".", $unit),
-            concat!($unit, "_q8.", $unit, "_q8"),
-        ]
+        Kernels {
+            f16: concat!($unit, ".", $unit),
+            q8_0: concat!($unit, "_q8.", $unit, "_q8"),
+            f32: None,
+        }
+    };
+    ($unit:literal, f32) => {
+        Kernels {
+            f32: Some(concat!($unit, "_f32.", $unit, "_f32")),
+            ..kernels!($unit)
+        }
     };
 }
 
-/// A kernel of [`kernels`]. Of sizes that are no whole number of blocks there is none in 8 bits, and nobody asks for one.
-fn of_type(kernels: [&'static str; 2], ty: KvType) -> &'static str {
-    match ty {
-        KvType::F16 => kernels[0],
-        KvType::Q8_0 => kernels[1],
+impl Kernels {
+    const fn of_type(self, ty: KvType) -> Option<&'static str> {
+        match ty {
+            KvType::F32 => self.f32,
+            KvType::F16 => Some(self.f16),
+            KvType::Q8_0 => Some(self.q8_0),
+        }
     }
 }
 
-/// Sizes of key and value, most query heads of a block, kernels; of those that fit, the last is taken.
-const DECODE: [(usize, usize, u32, [&str; 2]); 10] = [
+/// Sizes of key and value, most query heads of a block, kernels; of those that fit, the last is taken. In f32 there is one for the
+/// heads of a model that has them so by default; others go by [`decode_any`], which costs no further units to compile.
+const DECODE: [(usize, usize, u32, Kernels); 10] = [
     (64, 64, 8, kernels!("attention_decode_64_8")),
     (64, 64, 4, kernels!("attention_decode_64_4")),
     (64, 64, 1, kernels!("attention_decode_64_1")),
@@ -90,14 +109,24 @@ const DECODE: [(usize, usize, u32, [&str; 2]); 10] = [
     (128, 128, 8, kernels!("attention_decode_128_8")),
     (128, 128, 4, kernels!("attention_decode_128_4")),
     (128, 128, 1, kernels!("attention_decode_128_1")),
-    (256, 256, 4, kernels!("attention_decode_256_4")),
+    (256, 256, 4, kernels!("attention_decode_256_4", f32)),
     (576, 512, 4, kernels!("attention_decode_576_512")),
 ];
 
-/// Of any other sizes: multiples of 8 up to [`HEAD_DIM_MAX`].
-const DECODE_ANY: (u32, [&str; 2]) = (4, kernels!("attention_decode_any"));
+/// Most query heads of a block of [`decode_any`].
+const DECODE_ANY_HEADS: u32 = 4;
 
-const PREFILL: [(usize, [&str; 2]); 5] = [
+/// Of any other sizes: multiples of 8 up to [`HEAD_DIM_MAX`].
+const fn decode_any(ty: KvType) -> &'static str {
+    match ty {
+        KvType::F32 => "attention_decode_any_f32.attention_decode_any_f32",
+        KvType::F16 => "attention_decode_any.attention_decode_any",
+        KvType::Q8_0 => "attention_decode_any_q8.attention_decode_any_q8",
+    }
+}
+
+/// Sizes of heads, and kernels that take many rows at a time. They round what they multiply to f16, so there is none of f32.
+const PREFILL: [(usize, Kernels); 5] = [
     (64, kernels!("attention_prefill_64")),
     (80, kernels!("attention_prefill_80")),
     (96, kernels!("attention_prefill_96")),
@@ -160,16 +189,16 @@ fn decode_kernel(n_head: u32, kv: &KvLayout) -> Result<(&'static str, u32), Erro
         (1..=most.min(group))
             .rev()
             .find(|h| group.is_multiple_of(*h))
+            .unwrap_or(1)
     };
     let of_size = DECODE
         .iter()
         .filter(|(k, v, ..)| (*k, *v) == (dim_k, dim_v));
     // As many heads a block as can be, by the smallest kernel that has room for them.
     let best = of_size
-        .map(|&(_, _, most, kernel)| (heads(most).unwrap_or(1), kernel))
-        .reduce(|a, b| if b.0 >= a.0 { b } else { a });
-    let (heads, kernels) = best.unwrap_or((heads(DECODE_ANY.0).unwrap_or(1), DECODE_ANY.1));
-    Ok((of_type(kernels, kv.ty), heads))
+        .filter_map(|(_, _, most, kernels)| Some((kernels.of_type(kv.ty)?, heads(*most))))
+        .reduce(|a, b| if b.1 >= a.1 { b } else { a });
+    Ok(best.unwrap_or((decode_any(kv.ty), heads(DECODE_ANY_HEADS))))
 }
 
 /// Whether there are kernels for heads of these numbers and sizes.
@@ -274,6 +303,7 @@ fn prefill_block(target: &GpuTarget, head_dim: u32, ty: KvType) -> (u32, u32) {
     // Rows are padded by 16 bytes.
     let row = (head_dim + 8) * 2;
     let bytes = match ty {
+        KvType::F32 => unreachable!("tiles of rows have no kernel of f32"),
         // Queries, and three places for rows of K or V.
         KvType::F16 => (entries + 3 * keys) * row,
         // Queries, K and V, and both as they come: codes, and for 16 of them 4 bytes in which their scale is.
@@ -306,8 +336,8 @@ fn prefill_parts(target: &GpuTarget, blocks: u32, head_dim: u32, shared: SharedP
 }
 
 /// Prefill: tiles of up to [`PREFILL_TILE_ROWS`] consecutive rows of one sequence, `tiles` u32 `[n_tiles][2]`: first row, rows. q has
-/// been rotated and the pages are complete, the rows' own positions included. `out` is f32 `[rows][n_head][head_dim_v]`. Head sizes that
-/// no tile is built for go row by row through the kernel of [`decode`], which is slower and as right.
+/// been rotated and the pages are complete, the rows' own positions included. `out` is f32 `[rows][n_head][head_dim_v]`. Head sizes
+/// that no tile is built for, and pages of f32, go row by row through the kernel of [`decode`], which is slower and as right.
 ///
 /// # Errors
 /// As [`supports`].
@@ -333,8 +363,9 @@ pub fn prefill(
         .iter()
         .find(|(d, _)| *d == dim && dim == kv.layout.head_dim_v)
         // Without matrix instructions NVIDIA's blocks have too little static shared memory for the widest heads.
-        .filter(|(d, _)| *d <= 128 || target.vendor == Vendor::Amd || target.has_mma());
-    let Some(&(_, kernels)) = tiled else {
+        .filter(|(d, _)| *d <= 128 || target.vendor == Vendor::Amd || target.has_mma())
+        .and_then(|(_, kernels)| kernels.of_type(kv.layout.ty));
+    let Some(kernel) = tiled else {
         let qkv = Qkv {
             q,
             k: 0,
@@ -369,7 +400,7 @@ pub fn prefill(
     };
     let all = n_head_kv * blocks * n_tiles;
     Ok(Launch {
-        kernel: of_type(kernels, kv.layout.ty),
+        kernel,
         grid: [
             n_head_kv * blocks,
             n_tiles,

@@ -194,7 +194,7 @@ pub(super) fn check_type(layout: &KvLayout) -> Result<(), Error> {
             layout.head_dim_v,
             layout.ty.name()
         ),
-        built: "q8_0 for heads of whole blocks of 32, f16 for all",
+        built: "q8_0 for heads of whole blocks of 32, f16 and f32 for all",
     })
 }
 
@@ -224,6 +224,7 @@ pub fn rope_kv(
         (KvType::Q8_0, 128) => "rope_kv_128_q8.rope_kv_128_q8",
         (KvType::Q8_0, 256) => "rope_kv_256_q8.rope_kv_256_q8",
         (KvType::Q8_0, _) => "rope_kv_any_q8.rope_kv_any_q8",
+        (KvType::F32, _) => "rope_kv_any_f32.rope_kv_any_f32",
     };
     let heads = qkv.n_head + 2 * place.n_head_kv;
     let args = RopeKvArgs {

@@ -82,15 +82,53 @@ fn every_shape_of_heads_has_a_kernel_but_what_no_16_bytes_hold() {
     ] {
         attention::supports(n_head, &kv).unwrap_err();
     }
-    let eight_bits = |kv| KvLayout {
-        ty: KvType::Q8_0,
-        ..kv
-    };
+    let stored = |kv, ty| KvLayout { ty, ..kv };
     for dim in (8..=576).step_by(8) {
         let whole = dim % 32 == 0;
         for kv in [layout(1, dim, 32), layout(2, 64, dim)] {
-            let found = attention::supports(20, &eight_bits(kv));
+            let found = attention::supports(20, &stored(kv, KvType::Q8_0));
             assert_eq!(found.is_ok(), whole, "{kv:?}: {found:?}");
+            attention::supports(20, &stored(kv, KvType::F32)).unwrap();
+        }
+    }
+    attention::supports(8, &stored(layout(8, 60, 64), KvType::F32)).unwrap_err();
+}
+
+/// What multiplies many rows at a time rounds to f16, on every target.
+#[test]
+fn prompts_over_pages_of_f32_go_row_by_row() {
+    for (dim, kernel) in [
+        (64, "attention_decode_any_f32.attention_decode_any_f32"),
+        (256, "attention_decode_256_4_f32.attention_decode_256_4_f32"),
+        (512, "attention_decode_any_f32.attention_decode_any_f32"),
+    ] {
+        let layout = KvLayout {
+            n_layer: 1,
+            n_head_kv: 2,
+            head_dim_k: dim,
+            head_dim_v: dim,
+            ty: KvType::F32,
+        };
+        let kv = Kv {
+            layout: &layout,
+            layer: 0,
+            base: 1 << 40,
+            table: 2,
+            table_stride: 16,
+            positions: 3,
+            sequences: None,
+        };
+        let shared = SharedPositions {
+            room: ROOM,
+            positions: 300,
+        };
+        let scores = Scores::causal(1.0);
+        for target in targets() {
+            let launch = attention::prefill(&target, 1, 8, 300, 2, &kv, &scores, 3, 3, shared);
+            let launch = launch.unwrap();
+            assert_eq!(launch.kernel, kernel, "{target:?}");
+            // Blocks of four heads, the whole of a row's positions, the rows.
+            assert_eq!(launch.grid, [2, 1, 300]);
         }
     }
 }

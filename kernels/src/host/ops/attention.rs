@@ -59,7 +59,7 @@ pub struct AttentionSpan<'a> {
     /// The position of the first row.
     pub pos0: usize,
     /// This layer of the sequence's pages, from position 0, the span's own included: [`KvLayout::layer_bytes`] each, aligned
-    /// to 2 bytes. Pages that lie wholly before every row's window may be empty slices.
+    /// to 4 bytes for f32, else to 2. Pages that lie wholly before every row's window may be empty slices.
     pub pages: &'a [&'a [u8]],
 }
 

@@ -24,7 +24,8 @@ pub(super) fn transpose_keys<S: Lanes>(
     out: &mut [f32],
 ) {
     match keys {
-        Stored::F16(keys) => transpose_halves(s, keys, dk, from, to, out),
+        Stored::F32(keys) => transpose_elements(s, keys, dk, from, to, out),
+        Stored::F16(keys) => transpose_elements(s, keys, dk, from, to, out),
         Stored::Q8_0 {
             codes,
             scales: halves,
@@ -35,10 +36,64 @@ pub(super) fn transpose_keys<S: Lanes>(
     }
 }
 
+/// An element of keys that has no scale beside it.
+trait Element: Copy {
+    fn widened(self) -> f32;
+    /// As [`Lanes::transpose_f32`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn transpose<S: Lanes>(
+        s: S,
+        from: *const Self,
+        from_stride: usize,
+        to: *mut f32,
+        to_stride: usize,
+    );
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widened(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn transpose<S: Lanes>(
+        s: S,
+        from: *const f32,
+        from_stride: usize,
+        to: *mut f32,
+        to_stride: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { s.transpose_f32(from, from_stride, to, to_stride) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn widened(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    unsafe fn transpose<S: Lanes>(
+        s: S,
+        from: *const f16,
+        from_stride: usize,
+        to: *mut f32,
+        to_stride: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { s.transpose_f16(from, from_stride, to, to_stride) }
+    }
+}
+
 #[inline(always)]
-fn transpose_halves<S: Lanes>(
+fn transpose_elements<S: Lanes, E: Element>(
     s: S,
-    keys: &[f16],
+    keys: &[E],
     dk: usize,
     from: usize,
     to: usize,
@@ -50,7 +105,7 @@ fn transpose_halves<S: Lanes>(
             for (r, key) in keys.chunks_exact(dk).enumerate().skip(slot).take(S::N) {
                 key.iter()
                     .enumerate()
-                    .for_each(|(c, k)| out[c * SLOTS + r] = k.to_f32());
+                    .for_each(|(c, k)| out[c * SLOTS + r] = k.widened());
             }
             continue;
         }
@@ -60,7 +115,8 @@ fn transpose_halves<S: Lanes>(
             // SAFETY: reads N elements from column c <= dk - N of N rows from slot <= SLOTS - N on, inside
             // SLOTS * dk; writes N elements from column slot of N rows from c on, inside dk * SLOTS.
             unsafe {
-                s.transpose_f16(
+                E::transpose(
+                    s,
                     keys.as_ptr().add(slot * dk + c),
                     dk,
                     out.as_mut_ptr().add(c * SLOTS + slot),
@@ -121,6 +177,14 @@ pub(super) fn widen_values<S: Lanes>(
     out: &mut [f32],
 ) {
     let values = match values {
+        Stored::F32(values) => {
+            for slot in from..to {
+                let (value, padding) = out[slot * padded..][..padded].split_at_mut(dv);
+                value.copy_from_slice(&values[slot * dv..][..dv]);
+                padding.fill(0.0);
+            }
+            return;
+        }
         Stored::F16(values) => values,
         Stored::Q8_0 {
             codes,

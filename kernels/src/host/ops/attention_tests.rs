@@ -2,8 +2,6 @@
 
 use std::num::NonZeroUsize;
 
-use half::f16;
-
 use super::kv::Stored;
 use super::testing::{Source, assert_close, pool};
 use super::{AttentionShape, AttentionSpan, Simd, attention, kv_append};
@@ -11,27 +9,30 @@ use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout, KvType};
 
 /// One sequence: its pages, unused slots poisoned with NaN, and the same keys and values in f64.
 struct Sequence {
-    /// Bytes, in elements that are aligned to 2 of them.
-    pages: Vec<Vec<f16>>,
+    /// Bytes, in elements that are aligned to 4 of them.
+    pages: Vec<Vec<f32>>,
     /// `[n_tokens][n_head_kv][head_dim]`
     keys: Vec<f64>,
     values: Vec<f64>,
 }
 
-fn bytes(page: &[f16]) -> &[u8] {
-    // SAFETY: f16 has no padding, and bytes need no alignment.
+/// NaN as f32, and either half of it as f16.
+const POISON: u32 = 0x7fc0_7fc0;
+
+fn bytes(page: &[f32]) -> &[u8] {
+    // SAFETY: f32 has no padding, and bytes need no alignment.
     unsafe { page.align_to::<u8>().1 }
 }
 
-fn bytes_mut(page: &mut [f16]) -> &mut [u8] {
-    // SAFETY: f16 has no padding, and bytes need no alignment.
+fn bytes_mut(page: &mut [f32]) -> &mut [u8] {
+    // SAFETY: f32 has no padding, and bytes need no alignment.
     unsafe { page.align_to_mut::<u8>().1 }
 }
 
 impl Sequence {
     fn new(source: &mut Source, layout: &KvLayout, n_tokens: usize) -> Sequence {
         // As codes, too, it is nothing that may be read: every scale is NaN.
-        let page = vec![f16::NAN; layout.layer_bytes() / 2];
+        let page = vec![f32::from_bits(POISON); layout.layer_bytes() / 4];
         let mut pages = vec![page; layout.pages_for(n_tokens)];
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for pos in 0..n_tokens {
@@ -163,7 +164,7 @@ fn types(shape: AttentionShape<'_>) -> impl Iterator<Item = AttentionShape<'_>> 
 fn agrees_with_a_naive_softmax() {
     let mut source = Source::new("attention");
     let pool = pool(2);
-    let mut eight_bits = 0;
+    let (mut eight_bits, mut floats) = (0, 0);
     for heads in SHAPES {
         let sinks = source.normal(heads.0);
         let some = Some(1 + source.below(70));
@@ -201,10 +202,12 @@ fn agrees_with_a_naive_softmax() {
                     assert_close(&out, &expected, 1e-5, &what);
                 }
                 eight_bits += usize::from(shape.kv.ty == KvType::Q8_0);
+                floats += usize::from(shape.kv.ty == KvType::F32);
             }
         }
     }
     assert!(eight_bits >= 20, "{eight_bits}");
+    assert_eq!(floats, 5 * SHAPES.len());
 }
 
 #[test]
@@ -311,19 +314,26 @@ fn spans_of_several_sequences_go_to_their_own_rows() {
 fn nan_reaches_the_rows_that_attend_to_it_and_no_others() {
     let mut source = Source::new("attention nan");
     let pool = pool(2);
-    let shape = shape(SHAPES[0], Some(50));
     let n_tokens = 100;
-    let mut sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
-    let out_row = shape.n_head * shape.kv.head_dim_v;
-    let q = source.normal(n_tokens * out_row);
     let bad = 37;
-    for in_key in [true, false] {
-        let saved = sequence.pages[1].clone();
-        let (k, v) = (
-            shape.kv.k_offset_bytes(1) / 2 + 5 * 64,
-            shape.kv.v_offset_bytes(1) / 2 + 5 * 64,
-        );
-        sequence.pages[1][if in_key { k } else { v }] = f16::NAN;
+    for (ty, in_key) in [KvType::F16, KvType::F32]
+        .into_iter()
+        .flat_map(|ty| [(ty, true), (ty, false)])
+    {
+        let mut shape = shape(SHAPES[0], Some(50));
+        shape.kv.ty = ty;
+        let mut sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
+        let out_row = shape.n_head * shape.kv.head_dim_v;
+        let q = source.normal(n_tokens * out_row);
+        let head = match in_key {
+            true => shape.kv.k_offset_bytes(1),
+            false => shape.kv.v_offset_bytes(1),
+        };
+        let element = bytes_mut(&mut sequence.pages[1])[head + ty.bytes(5 * 64)..].iter_mut();
+        let nan = POISON.to_le_bytes();
+        element
+            .zip(&nan[..ty.bytes(1)])
+            .for_each(|(to, from)| *to = *from);
         let layers = sequence.layers();
         let span = AttentionSpan {
             n_rows: n_tokens,
@@ -340,12 +350,11 @@ fn nan_reaches_the_rows_that_attend_to_it_and_no_others() {
                     assert_eq!(
                         x.is_nan(),
                         attends,
-                        "{simd:?} key {in_key} pos {pos} head {head} d {d}"
+                        "{simd:?} {ty:?} key {in_key} pos {pos} head {head} d {d}"
                     );
                 }
             }
         }
-        sequence.pages[1] = saved;
     }
 }
 

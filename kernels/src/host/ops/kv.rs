@@ -11,6 +11,8 @@ use super::lanes::{Lanes, simd_fn};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stored<'a> {
     /// `[KV_PAGE_TOKENS][head_dim]`
+    F32(&'a [f32]),
+    /// `[KV_PAGE_TOKENS][head_dim]`
     F16(&'a [f16]),
     Q8_0 {
         /// `[KV_PAGE_TOKENS][head_dim]`
@@ -22,10 +24,11 @@ pub(super) enum Stored<'a> {
 
 impl<'a> Stored<'a> {
     /// # Panics
-    /// When f16 would not be aligned.
+    /// When what is stored would not be aligned.
     #[inline(always)]
     pub(super) fn new(ty: KvType, bytes: &'a [u8]) -> Stored<'a> {
         match ty {
+            KvType::F32 => Stored::F32(floats(bytes)),
             KvType::F16 => Stored::F16(halves(bytes)),
             KvType::Q8_0 => {
                 let (codes, scales) = bytes.split_at(codes_len(bytes.len()));
@@ -43,6 +46,7 @@ impl<'a> Stored<'a> {
     pub(super) fn read(&self, slot: usize, out: &mut [f32]) {
         let dim = out.len();
         match self {
+            Stored::F32(elements) => out.copy_from_slice(&elements[slot * dim..][..dim]),
             Stored::F16(elements) => {
                 let row = &elements[slot * dim..][..dim];
                 out.iter_mut().zip(row).for_each(|(o, x)| *o = x.to_f32());
@@ -68,6 +72,27 @@ fn codes_len(bytes: usize) -> usize {
 }
 
 #[inline(always)]
+fn floats(bytes: &[u8]) -> &[f32] {
+    // SAFETY: every bit pattern is an f32, and f32 has no padding.
+    let (before, elements, after) = unsafe { bytes.align_to::<f32>() };
+    assert!(
+        before.is_empty() && after.is_empty(),
+        "kv page is not aligned to 4 bytes"
+    );
+    elements
+}
+
+fn floats_mut(bytes: &mut [u8]) -> &mut [f32] {
+    // SAFETY: every bit pattern is an f32 and every f32 is four bytes, with no padding.
+    let (before, elements, after) = unsafe { bytes.align_to_mut::<f32>() };
+    assert!(
+        before.is_empty() && after.is_empty(),
+        "kv page is not aligned to 4 bytes"
+    );
+    elements
+}
+
+#[inline(always)]
 fn halves(bytes: &[u8]) -> &[f16] {
     // SAFETY: every bit pattern is an f16, and f16 has no padding.
     let (before, elements, after) = unsafe { bytes.align_to::<f16>() };
@@ -89,10 +114,10 @@ fn halves_mut(bytes: &mut [u8]) -> &mut [f16] {
 }
 
 /// Writes the key and the value of one token into slot `slot` of `page_layer`: one layer of a page,
-/// [`KvLayout::layer_bytes`] long and aligned to 2 bytes. `k` is `[n_head_kv][head_dim_k]`, `v` is
-/// `[n_head_kv][head_dim_v]`. As f16 they are rounded to the nearest, beyond its range to infinity. As Q8_0 the codes are
-/// rounded to the nearest, ties to even; a block with an element that is not finite, or so large that the scale is not, is
-/// read as NaN.
+/// [`KvLayout::layer_bytes`] long and aligned to 4 bytes for f32, else to 2. `k` is `[n_head_kv][head_dim_k]`, `v` is
+/// `[n_head_kv][head_dim_v]`. As f32 they stay what they are. As f16 they are rounded to the nearest, beyond its range to
+/// infinity. As Q8_0 the codes are rounded to the nearest, ties to even; a block with an element that is not finite, or so
+/// large that the scale is not, is read as NaN.
 ///
 /// # Panics
 /// When a length or the alignment differs from the layout, or `slot` is not below [`KV_PAGE_TOKENS`].
@@ -141,6 +166,7 @@ pub fn kv_append(
 fn write(simd: Simd, ty: KvType, head: &mut [u8], slot: usize, from: &[f32]) {
     let dim = from.len();
     match ty {
+        KvType::F32 => floats_mut(head)[slot * dim..][..dim].copy_from_slice(from),
         KvType::F16 => narrow(simd, from, &mut halves_mut(head)[slot * dim..][..dim]),
         KvType::Q8_0 => {
             let (codes, scales) = head.split_at_mut(codes_len(head.len()));
@@ -212,18 +238,19 @@ mod tests {
     use super::*;
     use crate::host::ops::testing::Source;
 
-    /// Memory for one layer of a page, aligned to 2 bytes, every byte 0xd5.
-    fn memory(layout: &KvLayout) -> Vec<f16> {
-        vec![f16::from_bits(0xd5d5); layout.layer_bytes() / 2]
+    /// Memory for one layer of a page, aligned to 4 bytes, every byte 0xd5; as long as the layer, whole words.
+    fn memory(layout: &KvLayout) -> Vec<u32> {
+        assert!(layout.layer_bytes().is_multiple_of(4));
+        vec![0xd5d5_d5d5; layout.layer_bytes() / 4]
     }
 
-    fn bytes_mut(memory: &mut [f16]) -> &mut [u8] {
-        // SAFETY: f16 has no padding, and bytes need no alignment.
+    fn bytes_mut(memory: &mut [u32]) -> &mut [u8] {
+        // SAFETY: u32 has no padding, and bytes need no alignment.
         unsafe { memory.align_to_mut::<u8>().1 }
     }
 
-    fn bytes(memory: &[f16]) -> &[u8] {
-        // SAFETY: f16 has no padding, and bytes need no alignment.
+    fn bytes(memory: &[u32]) -> &[u8] {
+        // SAFETY: u32 has no padding, and bytes need no alignment.
         unsafe { memory.align_to::<u8>().1 }
     }
 
@@ -250,6 +277,8 @@ mod tests {
             (KvType::F16, 2, 64, 64),
             (KvType::F16, 3, 20, 7),
             (KvType::F16, 1, 33, 128),
+            (KvType::F32, 2, 64, 64),
+            (KvType::F32, 3, 5, 33),
             (KvType::Q8_0, 2, 64, 64),
             (KvType::Q8_0, 3, 96, 32),
             (KvType::Q8_0, 1, 576, 512),
@@ -270,6 +299,7 @@ mod tests {
                 let (found_k, found_v) = read(&layout, bytes(&memory), slot);
                 for (expected, found) in k.iter().chain(&v).zip(found_k.iter().chain(&found_v)) {
                     let allowed = match ty {
+                        KvType::F32 => 0.0,
                         KvType::F16 => expected.abs() / 2048.0,
                         // Half of the largest of a block divided by 127, and that rounded to f16.
                         KvType::Q8_0 => 6.0 / 127.0 * 0.502,
@@ -285,6 +315,7 @@ mod tests {
                 for other in (0..KV_PAGE_TOKENS).filter(|&other| other != slot) {
                     let (k, v) = read(&layout, bytes(&memory), other);
                     let first = match ty {
+                        KvType::F32 => f32::from_bits(0xd5d5_d5d5),
                         KvType::F16 => f16::from_bits(0xd5d5).to_f32(),
                         KvType::Q8_0 => f32::from(0xd5u8 as i8) * f16::from_bits(0xd5d5).to_f32(),
                     };
@@ -312,7 +343,7 @@ mod tests {
             let written = Simd::available().map(|simd| {
                 let mut memory = memory(&layout);
                 kv_append(simd, &layout, bytes_mut(&mut memory), 7, &k, &v);
-                memory.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+                memory
             });
             let written: Vec<_> = written.collect();
             assert!(written.iter().all(|w| *w == written[0]), "size {size}");
@@ -322,6 +353,8 @@ mod tests {
     #[test]
     fn what_is_not_finite_is_never_read_as_a_number() {
         for (ty, bad) in [
+            (KvType::F32, f32::NAN),
+            (KvType::F32, f32::NEG_INFINITY),
             (KvType::F16, f32::NAN),
             (KvType::F16, 1e6),
             (KvType::Q8_0, f32::NAN),

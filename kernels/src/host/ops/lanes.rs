@@ -31,7 +31,17 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// `from` is valid for reads of N i8.
     unsafe fn load_i8_ptr(self, from: *const i8) -> Self::V;
-    /// `to[c * to_stride + r] = from[r * from_stride + c]` for `r` in `0..N`, `c` in `0..N`, widened to f32.
+    /// `to[c * to_stride + r] = from[r * from_stride + c]` for `r` in `0..N`, `c` in `0..N`.
+    /// # Safety
+    /// `from` is valid for reads and `to` for writes at those indices.
+    unsafe fn transpose_f32(
+        self,
+        from: *const f32,
+        from_stride: usize,
+        to: *mut f32,
+        to_stride: usize,
+    );
+    /// The same, widened to f32.
     /// # Safety
     /// `from` is valid for reads and `to` for writes at those indices.
     unsafe fn transpose_f16(

@@ -126,6 +126,23 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn transpose_f32(
+        self,
+        from: *const f32,
+        from_stride: usize,
+        to: *mut f32,
+        to_stride: usize,
+    ) {
+        let mut rows = [self.splat(0.0); 8];
+        for (r, row) in rows.iter_mut().enumerate() {
+            // SAFETY: the caller's: row r of the 8 holds 8 readable f32.
+            *row = unsafe { self.load_ptr(from.add(r * from_stride)) };
+        }
+        // SAFETY: the caller's: each of the 8 rows of `to` holds 8 writable f32.
+        unsafe { self.transpose(rows, to, to_stride) }
+    }
+
+    #[inline(always)]
     unsafe fn transpose_f16(
         self,
         from: *const f16,
@@ -352,6 +369,23 @@ impl Lanes for Avx512 {
                 _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v),
             );
         }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_f32(
+        self,
+        from: *const f32,
+        from_stride: usize,
+        to: *mut f32,
+        to_stride: usize,
+    ) {
+        let mut rows = [self.splat(0.0); 16];
+        for (r, row) in rows.iter_mut().enumerate() {
+            // SAFETY: the caller's: row r of the 16 holds 16 readable f32.
+            *row = unsafe { self.load_ptr(from.add(r * from_stride)) };
+        }
+        // SAFETY: the caller's: each of the 16 rows of `to` holds 16 writable f32.
+        unsafe { self.transpose(rows, to, to_stride) }
     }
 
     #[inline(always)]

@@ -13,13 +13,17 @@ use super::heads::{PAGE, append, layout, page_of, pages, rotated, row_of};
 use super::{Launch, agrees, args, covers, floats, store, words};
 use crate::memory::{Fault, Memory};
 
-/// Positions of a step of decode; a context is split at multiples of it. Wide heads take half as many.
-fn step(kv: &KvPlace) -> u32 {
+/// Positions of a step of decode; a context is split at multiples of it. Wide heads take half as many, and f32 a quarter.
+fn step(kv: &KvPlace, ty: KvType) -> u32 {
     let narrow = matches!(
         (kv.dim_k, kv.dim_v),
         (64, 64) | (80, 80) | (96, 96) | (128, 128)
     );
-    if narrow { 64 } else { 32 }
+    match ty {
+        KvType::F32 => 16,
+        KvType::F16 | KvType::Q8_0 if narrow => 64,
+        KvType::F16 | KvType::Q8_0 => 32,
+    }
 }
 
 /// How scores are made and masked.
@@ -192,7 +196,7 @@ pub(super) fn decode(
             q = turned;
             append(memory, (a.k, a.v), &a.kv, ty, &a.rope, row)?;
         }
-        split(memory, &a, row, scores.start(position), position)?;
+        split(memory, &a, ty, row, scores.start(position), position)?;
         let out = attend(memory, (&a.kv, ty), sequence, position, &q, &scores)?;
         store(memory, a.out + u64::from(row) * width_out * 4, &out)?;
     }
@@ -203,11 +207,12 @@ pub(super) fn decode(
 fn split(
     memory: &mut Memory,
     a: &AttentionDecodeArgs,
+    ty: KvType,
     row: u32,
     start: u32,
     position: u32,
 ) -> Result<(), Fault> {
-    let step = step(&a.kv);
+    let step = step(&a.kv, ty);
     let steps = position / step + 1 - start / step;
     let steps_part = steps.div_ceil(a.n_split.max(1));
     if steps.div_ceil(steps_part) == 1 {

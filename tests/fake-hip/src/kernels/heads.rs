@@ -122,8 +122,10 @@ fn store_slot(
     row: &[f32],
 ) -> Result<(), Fault> {
     let dim = row.len() as u64;
-    if ty == KvType::F16 {
-        return store_halves(memory, head + slot * dim * 2, row);
+    match ty {
+        KvType::F32 => return store(memory, head + slot * dim * 4, row),
+        KvType::F16 => return store_halves(memory, head + slot * dim * 2, row),
+        KvType::Q8_0 => {}
     }
     // One head, its key and a value of nothing: what is written to the slot of such a layer.
     let alone = KvLayout {
@@ -142,10 +144,11 @@ fn store_slot(
     Ok(())
 }
 
-/// Where, in a head of a page, the bytes of slots up to `slot` and of it alone are: codes and scales, or f16.
+/// Where, in a head of a page, the bytes of slots up to `slot` and of it alone are: codes and scales, or floats.
 fn pieces(ty: KvType, slot: u64, dim: u64) -> Vec<(u64, u64)> {
     let blocks = dim / KV_BLOCK as u64;
     match ty {
+        KvType::F32 => vec![(slot * dim * 4, dim * 4)],
         KvType::F16 => vec![(slot * dim * 2, dim * 2)],
         KvType::Q8_0 => vec![
             (slot * dim, dim),

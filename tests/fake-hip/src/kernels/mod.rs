@@ -265,10 +265,10 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
         return own(Operation::Ssm { most });
     }
     // What pages are made of, and the name without it.
-    let (of_f16, ty) = match unit.strip_suffix("_q8") {
-        Some(of_f16) => (of_f16, KvType::Q8_0),
-        None => (unit, KvType::F16),
-    };
+    let (of_f16, ty) = [("_q8", KvType::Q8_0), ("_f32", KvType::F32)]
+        .into_iter()
+        .find_map(|(suffix, ty)| Some((unit.strip_suffix(suffix)?, ty)))
+        .unwrap_or((unit, KvType::F16));
     if let Some(dim) = of_f16.strip_prefix("rope_kv_").and_then(number) {
         return own(Operation::RopeKv { dim: Some(dim), ty });
     }
@@ -313,12 +313,16 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
             .map(|(name, operation)| (name.to_owned(), operation));
             changes.into_iter().chain(others).collect()
         }
-        "attention_decode_any" | "attention_decode_any_q8" => own(Operation::AttentionDecode {
-            dims: None,
-            most: 4,
-            ty,
-        }),
-        "rope_kv_any" | "rope_kv_any_q8" => own(Operation::RopeKv { dim: None, ty }),
+        "attention_decode_any" | "attention_decode_any_q8" | "attention_decode_any_f32" => {
+            own(Operation::AttentionDecode {
+                dims: None,
+                most: 4,
+                ty,
+            })
+        }
+        "rope_kv_any" | "rope_kv_any_q8" | "rope_kv_any_f32" => {
+            own(Operation::RopeKv { dim: None, ty })
+        }
         "rope_heads" => own(Operation::RopeHeads),
         "experts_group" => own(Operation::ExpertsGroup),
         "conv" => own(Operation::Conv),

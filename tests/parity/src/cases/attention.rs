@@ -46,7 +46,7 @@ pub(super) fn cases() -> Vec<Case> {
                 let mut case = plain(
                     match ty {
                         KvType::F16 => "attention".to_owned(),
-                        KvType::Q8_0 => format!("attention, {}", ty.name()),
+                        KvType::F32 | KvType::Q8_0 => format!("attention, {}", ty.name()),
                     },
                     format!("{shape:?} {order:?} * {tokens} at {first}").replace("HeadShape ", ""),
                     vec![
@@ -89,12 +89,21 @@ pub(super) fn cases() -> Vec<Case> {
                 case.n_rot = shape.head_dim;
                 case.order = order;
                 case.kv = ty;
-                case.tolerance = 5e-3;
+                case.tolerance = tolerance(ty);
                 cases.push(case);
             }
         }
     }
     cases
+}
+
+/// What a result may differ by: tiles of many rows multiply in f16, but for pages of f32, where nothing is rounded to less than
+/// f32.
+fn tolerance(ty: KvType) -> f64 {
+    match ty {
+        KvType::F32 => 5e-5,
+        KvType::F16 | KvType::Q8_0 => 5e-3,
+    }
 }
 
 /// A token and drafts behind it, each a span of its own: a draft's row sees the keys and values of those before it.
@@ -106,11 +115,13 @@ pub(super) fn drafts() -> Vec<Case> {
                 (KvType::F16, false),
                 (KvType::F16, true),
                 (KvType::Q8_0, false),
+                (KvType::F32, false),
             ] {
                 let near = (Mask::Causal, 0.0, None);
                 let mut case = scored("attention, drafts", shape, (tokens, first), near);
                 case.name = format!("{}, {}, recorded {recorded}", case.name, kv.name());
                 (case.kv, case.recorded, case.drafts) = (kv, recorded, true);
+                case.tolerance = tolerance(kv);
                 cases.push(case);
             }
         }
@@ -155,6 +166,12 @@ pub(super) fn variants() -> Vec<Case> {
             span,
             (causal, 0.0, None),
         ));
+        for (name, heads) in [("f32", shape), ("latent, f32", latent)] {
+            let scores = (Mask::Window(WINDOW), 2.0, Some(0));
+            let mut case = scored(&format!("attention, {name}"), heads, span, scores);
+            (case.kv, case.tolerance) = (KvType::F32, tolerance(KvType::F32));
+            cases.push(case);
+        }
         cases.extend([(64, 64), (128, 128), (256, 64), (80, 80)].map(|dims| rotated(dims, span)));
     }
     cases
