@@ -89,7 +89,12 @@ FORCE u32 made_anew(u32 n) {
     return n;
 }
 FORCE u32 lane() { return thread_x() % WAVE; }
+#ifdef RF_CUDA
 FORCE u32 wave() { return thread_x() / WAVE; }
+#else
+// The same for all lanes, which the compiler cannot know: so what follows from it is computed once a wave, and branches are not divergent.
+FORCE u32 wave() { return __builtin_amdgcn_readfirstlane(thread_x() / WAVE); }
+#endif
 
 // A counter shared by the blocks of a launch; returns the value before.
 FORCE u32 counter_add(u32* at, u32 by) {
