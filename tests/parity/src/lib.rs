@@ -9,7 +9,8 @@
 //! float weights neither rounds to less than 22 bits.
 //! Norms, rotations and sums are f32 on both and differ by their order of summation; operations with a state add to it from
 //! row to row, and their tolerances follow from the terms of a sum and the rows (`cases/recurrent.rs`); attention has keys and values in
-//! the same type on both, and multiplies many rows in f16, but for pages of f32. Errors are measured as the root of the mean square of the difference over that of the reference's result.
+//! the same type on both, and multiplies many rows in f16, but for pages of f32. Errors are measured as the root of the mean
+//! square of the difference over that of the reference's result.
 
 #![forbid(unsafe_code)]
 

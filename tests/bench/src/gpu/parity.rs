@@ -51,7 +51,7 @@ pub(crate) fn run(bench: &Bench, check: &mut Check) -> Result<()> {
         }
         None => (host(NonZeroUsize::new(1))?, host(None)?),
     };
-    let mut pair = Pair::new(reference, device).context("128 MiB for each device")?;
+    let mut pair = Pair::new(reference, device).context("144 MiB for each device")?;
     let extent = match bench.is_quick {
         true => Extent::Quick,
         false => Extent::Full,
