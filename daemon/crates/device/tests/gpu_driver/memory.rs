@@ -17,7 +17,7 @@ fn a_probe_lists_the_card_and_takes_no_memory() {
     let device = &hip.devices[0];
     assert_eq!(
         (device.name.as_str(), device.arch.as_str()),
-        ("Fake GPU", "gfx1100")
+        ("Fake GPU", "gfx1030")
     );
     assert_eq!((device.wave, device.compute_units), (32, 8));
     assert_eq!(device.shared_per_block, 64 << 10);
@@ -25,7 +25,7 @@ fn a_probe_lists_the_card_and_takes_no_memory() {
     assert_eq!(hip.versions.as_ref().unwrap().runtime, "6.4.0");
     assert!(
         hip.to_string()
-            .contains("hip:0 Fake GPU (gfx1100, 8 units, wave 32, 1024 MiB)")
+            .contains("hip:0 Fake GPU (gfx1030, 8 units, wave 32, 1024 MiB)")
     );
     assert_eq!((fake.live(), fake.calls("hipMalloc")), (Live::default(), 0));
 }
