@@ -110,19 +110,10 @@ ENTRY(THREADS, 1) UNIT(ExpertsArgs a) {
     for (; item < items; item += waves) {
         float v0 = 0.0f, v1 = 0.0f;
         for (u32 c = 0; c < nb; c += UNROLL * WAVE) {
-#ifdef AHEAD_ITEM
-            const Tile now0 = tile0, now1 = tile1;
-            const bool more = c + UNROLL * WAVE < nb;
-            if (more) load(item, c + UNROLL * WAVE);
-            else if (item + waves < items) load(item + waves, 0);
-            v0 += now0.dot(c, nb, x);
-            v1 += now1.dot(c, nb, x);
-#else
             v0 += tile0.dot(c, nb, x);
             v1 += tile1.dot(c, nb, x);
             if (c + UNROLL * WAVE < nb) load(item, c + UNROLL * WAVE);
             else if (item + waves < items) load(item + waves, 0);
-#endif
         }
         store(item, v0, v1);
     }

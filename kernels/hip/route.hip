@@ -56,14 +56,14 @@ struct Best {
         index = __reduce_min_sync(~0u, key == most ? index : ~0u);
         const u32 back = most ^ (most >> 31 ? 0x80000000u : ~0u);
         value = f32_of_bits(back);
-        return;
-#endif
+#else
 #pragma unroll
         for (u32 m = WAVE / 2; m > 0; m /= 2) {
             const float v = shuffle_xor(value, m);
             const u32 i = shuffle_xor(index, m);
             take(v, i);
         }
+#endif
     }
 };
 

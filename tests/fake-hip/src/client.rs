@@ -115,8 +115,12 @@ impl Fake {
     /// # Panics
     /// When it cannot be written.
     pub fn images(&self) -> PathBuf {
+        self.images_for(ARCH)
+    }
+
+    fn images_for(&self, arch: &str) -> PathBuf {
         let dir = self.dir.path().join("kernels");
-        write_images(&dir, ARCH).unwrap_or_else(|error| panic!("{error}"));
+        write_images(&dir, arch).unwrap_or_else(|error| panic!("{error}"));
         dir
     }
 
@@ -176,6 +180,19 @@ impl Fake {
     pub fn forget_memory(&self, kept: u64) {
         let forget: extern "C" fn(u64) = self.control("fake_hip_forget_memory");
         forget(kept);
+    }
+
+    /// Has the card announce another architecture than [`ARCH`], before it is opened, and returns a folder with the image of
+    /// every unit for that.
+    ///
+    /// # Panics
+    /// When `arch` has a zero byte, or the images cannot be written.
+    pub fn become_arch(&self, arch: &str) -> PathBuf {
+        let name = CString::new(arch).unwrap_or_else(|error| panic!("{error}"));
+        let set: unsafe extern "C" fn(*const c_char) = self.control("fake_hip_set_arch");
+        // SAFETY: a string that ends.
+        unsafe { set(name.as_ptr()) };
+        self.images_for(arch)
     }
 
     /// Allows registration of host memory, or refuses it as not supported.

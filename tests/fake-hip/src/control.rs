@@ -74,6 +74,18 @@ pub(crate) extern "C" fn fake_hip_forget_memory(kept: u64) {
     state().memory.forget(kept);
 }
 
+/// Has the card announce another architecture.
+///
+/// # Safety
+/// `arch` is a string that ends in zero.
+// SAFETY: a name of our own.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_hip_set_arch(arch: *const c_char) {
+    // SAFETY: the caller's promise.
+    let arch = unsafe { owned(arch) };
+    state().arch = arch;
+}
+
 /// Allows registration of host memory, or refuses it.
 // SAFETY: a name of our own.
 #[unsafe(no_mangle)]

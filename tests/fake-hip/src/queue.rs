@@ -205,6 +205,9 @@ impl State {
             self.lost = Some(code);
             return;
         }
+        if let Work::Kernel { kernel, .. } = &work {
+            *self.calls.entry(kernel.name.clone()).or_default() += 1;
+        }
         if let Err(Fault(message)) = self.perform(work) {
             self.violations.push(message);
             self.lost = Some(crate::state::ILLEGAL_ADDRESS);

@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::path::PathBuf;
+
 use rocmforge_device::Device;
 use rocmforge_device::gpu::device::{ImageFolder, usual_images};
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
@@ -58,10 +60,8 @@ fn every_operation_and_type_on_a_card_is_the_hosts() {
     gpus().into_iter().for_each(compare_all);
 }
 
-/// The fake runtime with a library for products, and a card of it beside the host.
-fn with_a_library() -> (Fake, Pair) {
-    let fake = Fake::new();
-    fake.add_products();
+/// The host, and beside it a fake runtime's card, whose kernels are in a folder.
+fn beside_the_host(fake: &Fake, images: PathBuf) -> Pair {
     let config = GpuConfig {
         libraries: Libraries {
             hip: Some(fake.path().to_owned()),
@@ -70,10 +70,42 @@ fn with_a_library() -> (Fake, Pair) {
         ring_pieces: 2,
         ..GpuConfig::new(Vendor::Hip, 0)
     };
-    let device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
+    let device = GpuDevice::open(config, Box::new(ImageFolder(images))).unwrap();
     let host = Box::new(HostDevice::new(HostConfig::default()).unwrap());
-    let pair = Pair::new(host, Box::new(device)).unwrap();
+    Pair::new(host, Box::new(device)).unwrap()
+}
+
+/// The fake runtime with a library for products, and a card of it beside the host.
+fn with_a_library() -> (Fake, Pair) {
+    let fake = Fake::new();
+    fake.add_products();
+    let pair = beside_the_host(&fake, fake.images());
     (fake, pair)
+}
+
+/// The launches of what a card with matrix instructions does otherwise than the fake one, which has none by default.
+#[test]
+fn products_of_f16_rows_are_the_hosts_on_a_card_with_matrix_instructions() {
+    let fake = Fake::new();
+    let images = fake.become_arch("gfx1100");
+    let mut pair = beside_the_host(&fake, images);
+    let concerned = |operation: &str| operation.starts_with("mul_mat") || operation == "experts";
+    let all = cases(Extent::Full);
+    for case in all.iter().filter(|c| concerned(c.operation())) {
+        for c in pair.compare(case, 13).unwrap() {
+            assert!(c.right, "{c:?}");
+        }
+    }
+    for kernel in [
+        "matmat_wmma_32_q4_k",
+        "matmat_wmma_64_q6_k",
+        "experts_many_f16_q8_0",
+    ] {
+        assert!(fake.calls(kernel) > 0, "{kernel} did not run");
+    }
+    // Rows of up to 16 tokens, which this card reads in 8 bits.
+    assert!(fake.calls("matmat_q4_k") > 0);
+    assert_eq!(fake.violations(), Vec::<String>::new());
 }
 
 /// Once the values that SwiGLU hands from one segment to the next were cut at f16's largest where a library multiplies.

@@ -152,7 +152,8 @@ impl LoadedModel {
         if let Some(contents) = Arc::get_mut(&mut self.contents) {
             contents.model.set_kv_type(ty);
         }
-        let ty = ty.unwrap_or_else(|| self.model().plan().kv_type_default());
+        // A model's own default fits all its heads.
+        let Some(ty) = ty else { return };
         let kept = self.model().plan().kv.iter().map(|g| g.layout);
         for layout in kept.filter(|layout| layout.ty != ty) {
             tracing::warn!(

@@ -28,15 +28,15 @@ impl<'a> Stored<'a> {
     #[inline(always)]
     pub(super) fn new(ty: KvType, bytes: &'a [u8]) -> Stored<'a> {
         match ty {
-            KvType::F32 => Stored::F32(floats(bytes)),
-            KvType::F16 => Stored::F16(halves(bytes)),
+            KvType::F32 => Stored::F32(elements(bytes)),
+            KvType::F16 => Stored::F16(elements(bytes)),
             KvType::Q8_0 => {
                 let (codes, scales) = bytes.split_at(codes_len(bytes.len()));
                 // SAFETY: every byte is an i8 of the same size, and needs no alignment.
                 let (_, codes, _) = unsafe { codes.align_to::<i8>() };
                 Stored::Q8_0 {
                     codes,
-                    scales: halves(scales),
+                    scales: elements(scales),
                 }
             }
         }
@@ -71,44 +71,35 @@ fn codes_len(bytes: usize) -> usize {
     bytes / (KV_BLOCK + 2) * KV_BLOCK
 }
 
-#[inline(always)]
-fn floats(bytes: &[u8]) -> &[f32] {
-    // SAFETY: every bit pattern is an f32, and f32 has no padding.
-    let (before, elements, after) = unsafe { bytes.align_to::<f32>() };
-    assert!(
-        before.is_empty() && after.is_empty(),
-        "kv page is not aligned to 4 bytes"
-    );
-    elements
-}
-
-fn floats_mut(bytes: &mut [u8]) -> &mut [f32] {
-    // SAFETY: every bit pattern is an f32 and every f32 is four bytes, with no padding.
-    let (before, elements, after) = unsafe { bytes.align_to_mut::<f32>() };
-    assert!(
-        before.is_empty() && after.is_empty(),
-        "kv page is not aligned to 4 bytes"
-    );
-    elements
-}
+/// What a page holds that has no scale beside it.
+///
+/// # Safety
+/// Every bit pattern is one, and it has no padding.
+unsafe trait Plain {}
+// SAFETY: every bit pattern is an f32, which has no padding.
+unsafe impl Plain for f32 {}
+// SAFETY: every bit pattern is an f16, which has no padding.
+unsafe impl Plain for f16 {}
 
 #[inline(always)]
-fn halves(bytes: &[u8]) -> &[f16] {
-    // SAFETY: every bit pattern is an f16, and f16 has no padding.
-    let (before, elements, after) = unsafe { bytes.align_to::<f16>() };
+fn elements<E: Plain>(bytes: &[u8]) -> &[E] {
+    // SAFETY: `Plain`.
+    let (before, elements, after) = unsafe { bytes.align_to::<E>() };
     assert!(
         before.is_empty() && after.is_empty(),
-        "kv page is not aligned to 2 bytes"
+        "kv page is not aligned to {} bytes",
+        size_of::<E>()
     );
     elements
 }
 
-fn halves_mut(bytes: &mut [u8]) -> &mut [f16] {
-    // SAFETY: every bit pattern is an f16 and every f16 is two bytes, with no padding.
-    let (before, elements, after) = unsafe { bytes.align_to_mut::<f16>() };
+fn elements_mut<E: Plain>(bytes: &mut [u8]) -> &mut [E] {
+    // SAFETY: `Plain`; what is written has no padding either.
+    let (before, elements, after) = unsafe { bytes.align_to_mut::<E>() };
     assert!(
         before.is_empty() && after.is_empty(),
-        "kv page is not aligned to 2 bytes"
+        "kv page is not aligned to {} bytes",
+        size_of::<E>()
     );
     elements
 }
@@ -166,8 +157,8 @@ pub fn kv_append(
 fn write(simd: Simd, ty: KvType, head: &mut [u8], slot: usize, from: &[f32]) {
     let dim = from.len();
     match ty {
-        KvType::F32 => floats_mut(head)[slot * dim..][..dim].copy_from_slice(from),
-        KvType::F16 => narrow(simd, from, &mut halves_mut(head)[slot * dim..][..dim]),
+        KvType::F32 => elements_mut(head)[slot * dim..][..dim].copy_from_slice(from),
+        KvType::F16 => narrow(simd, from, &mut elements_mut(head)[slot * dim..][..dim]),
         KvType::Q8_0 => {
             let (codes, scales) = head.split_at_mut(codes_len(head.len()));
             let blocks = dim / KV_BLOCK;
@@ -175,7 +166,7 @@ fn write(simd: Simd, ty: KvType, head: &mut [u8], slot: usize, from: &[f32]) {
                 simd,
                 from,
                 &mut codes[slot * dim..][..dim],
-                &mut halves_mut(scales)[slot * blocks..][..blocks],
+                &mut elements_mut(scales)[slot * blocks..][..blocks],
             );
         }
     }
