@@ -247,7 +247,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         width: 64,
     };
     all.push(elements::columns(&[part, part], 4, 3, 2).unwrap());
-    all.push(elements::combine(1, 2, 8, 3, 512, 4).unwrap());
+    all.push(elements::combine(1, 2, 8, 3, 512, 4, true).unwrap());
     all.push(route(target, 1, None, &ROUTER, 3, 2, 3).unwrap());
     all.push(conv(&CONV, SEQUENCES).unwrap());
     for dim_k in [128, 256] {
@@ -370,7 +370,11 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                 all.push(launch.unwrap());
             }
             let (append, to) = (Some(&rope), partials);
-            all.push(attention::decode(qkv, 4, &kv, append, &scores, 7, to).unwrap());
+            for positions in [64, 10_000] {
+                let shape = attention::decode_shape(target, 1, 2 * group, &layout, positions);
+                let shape = shape.unwrap();
+                all.push(attention::decode(qkv, 4, &kv, append, &scores, shape, to).unwrap());
+            }
         }
     }
     all.push(rows::gather(1, 2, 3, 1000, 4).unwrap());

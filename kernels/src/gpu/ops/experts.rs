@@ -5,11 +5,20 @@ use super::activations::ActSpec;
 use super::{matmat, per_type};
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
-use crate::gpu::{Address, Error, GpuTarget, Launch};
+use crate::gpu::{Address, Error, GpuTarget, Launch, Vendor};
 use crate::host::WeightType;
 use rocmforge_ops::Act;
 
 const THREADS: u32 = 256;
+
+/// Lanes that take a row of quantized weights, as in `hip/experts.hip`.
+const LANES: u32 = 8;
+
+/// Rounds of blocks at most, but where each routed row has one block.
+const ROUNDS_MAX: u32 = 4;
+
+/// What bringing a block's input in takes, in turns of its waves.
+const BEFORE: u32 = 2;
 
 /// A tensor that is not there, where a place is expected.
 const NO_TENSOR: u64 = u64::MAX;
@@ -141,11 +150,11 @@ pub fn experts(target: &GpuTarget, routed: Routed, tensors: &Tensors) -> Result<
         Some(_) => args.rows,
         None => args.rows.div_ceil(2),
     };
-    // As many blocks as fill the device a few times, but no more than have something to do.
-    let filling = (8 * target.compute_units.max(1)).div_ceil(routed.n.max(1));
-    let n_blocks = items
-        .div_ceil(THREADS / target.wave)
-        .clamp(1, filling.max(1));
+    let lanes = match tensors.ty.is_quantized() {
+        true => LANES,
+        false => target.wave,
+    };
+    let n_blocks = blocks_a_row(target, items.div_ceil(target.wave / lanes), routed.n.max(1));
     let args = ExpertsArgs {
         x: routed.x,
         ids: routed.ids,
@@ -162,6 +171,33 @@ pub fn experts(target: &GpuTarget, routed: Routed, tensors: &Tensors) -> Result<
         args: ArgBytes::of(&args),
         overlaps: true,
     })
+}
+
+/// How many blocks share a routed row whose products are so many turns of a wave.
+///
+/// A block's turns begin when its input is there, which takes about as long as [`BEFORE`] turns, and blocks that do not fit the
+/// device beside the others begin when those have ended. So the fewest rounds of blocks times turns, and as many blocks as these
+/// rounds have places for, whose waves are spread the most evenly.
+fn blocks_a_row(target: &GpuTarget, turns: u32, n: u32) -> u32 {
+    let at_once = target.compute_units.max(1) * blocks_at_once(target);
+    let waves = THREADS / target.wave;
+    // As many as fit in one round, in two and so on; more than a few rounds are never better.
+    let of_rounds = |rounds: u32| {
+        let blocks = (rounds * at_once / n).clamp(1, turns.max(1));
+        let taken = (n * blocks).div_ceil(at_once);
+        (taken * (BEFORE + turns.div_ceil(waves * blocks)), blocks)
+    };
+    let rounds = (1..=ROUNDS_MAX).map(of_rounds);
+    rounds.min_by_key(|(cost, _)| *cost).map_or(1, |(_, b)| b)
+}
+
+/// Blocks of `experts_<type>` that a multiprocessor runs at once: two by the registers they may have on NVIDIA. On AMD by counting
+/// registers; not measured on a card.
+fn blocks_at_once(target: &GpuTarget) -> u32 {
+    match target.vendor {
+        Vendor::Nvidia => 2,
+        Vendor::Amd => 4,
+    }
 }
 
 /// Rows of a tile of [`group`].
