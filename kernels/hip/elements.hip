@@ -5,7 +5,7 @@
 //   add_gated:       x[t] += sigmoid(by[t]) * y[t]
 //   position_scale:  x[t] *= 1 + factor * ln(1 + floor(positions[t] / span))
 //   columns:         row t of out has for each group h its parts one after another, part.x[t][part.first + h part.stride ..][.. width]
-//   combine:         out[t] = sum_s weights[t][s] y[t n_used + s]
+//   combine:         out[t] = sum_s weights[t][s] y[t n_used + s], or out[t] += that
 //
 // Geometry: grid (ceil(cols / THREADS), rows), a thread an element. Bound by memory.
 // Entries: scale, soft_cap, add_gated, position_scale, columns, combine.
@@ -44,6 +44,8 @@ struct CombineArgs {
     float* out;
     u32 cols;
     u32 n_used;
+    u32 add;  // 0 store, 1 add to out
+    u32 reserved;
 };
 
 FORCE u32 element() { return block_x() * THREADS + thread_x(); }
@@ -108,5 +110,6 @@ ENTRY(THREADS, 1) combine(CombineArgs a) {
     const float* y = a.y + (u64)block_y() * a.n_used * a.cols + i;
     float sum = 0.0f;
     for (u32 s = 0; s < a.n_used; ++s) sum += weights[s] * y[(u64)s * a.cols];
-    a.out[(u64)block_y() * a.cols + i] = sum;
+    float* out = a.out + (u64)block_y() * a.cols + i;
+    *out = a.add ? *out + sum : sum;
 }

@@ -58,6 +58,8 @@ pub struct DeviceInfo {
     pub prefetch: u32,
     /// Tokens of a prompt that are best computed in one pass, unless the configuration says otherwise.
     pub prefill_chunk: u32,
+    /// Whether passes of which everything is resident are recorded, and so faster than the same passes in parts.
+    pub records: bool,
 }
 
 /// Elements of a row with their indices, largest first.

@@ -168,8 +168,8 @@ impl Scores {
     }
 }
 
-/// The kernel of decode and the query heads of a block of it: a divisor of those of a key/value head.
-fn decode_kernel(n_head: u32, kv: &KvLayout) -> Result<(&'static str, u32), Error> {
+/// The kernels of decode and the query heads of a block of each, a divisor of those of a key/value head: of the most heads first.
+fn decode_kernels(n_head: u32, kv: &KvLayout) -> Result<Vec<(&'static str, u32)>, Error> {
     let (dim_k, dim_v) = (kv.head_dim_k, kv.head_dim_v);
     let n_head_kv = kv.n_head_kv as u32;
     let sizes = [dim_k, dim_v]
@@ -194,11 +194,17 @@ fn decode_kernel(n_head: u32, kv: &KvLayout) -> Result<(&'static str, u32), Erro
     let of_size = DECODE
         .iter()
         .filter(|(k, v, ..)| (*k, *v) == (dim_k, dim_v));
-    // As many heads a block as can be, by the smallest kernel that has room for them.
-    let best = of_size
+    let mut found: Vec<_> = of_size
         .filter_map(|(_, _, most, kernels)| Some((kernels.of_type(kv.ty)?, heads(*most))))
-        .reduce(|a, b| if b.1 >= a.1 { b } else { a });
-    Ok(best.unwrap_or((decode_any(kv.ty), heads(DECODE_ANY_HEADS))))
+        .collect();
+    // As many heads a block as can be first; of those with as many the smallest kernel that has room for them.
+    found.reverse();
+    found.sort_by_key(|(_, heads)| std::cmp::Reverse(*heads));
+    found.dedup_by_key(|(_, heads)| *heads);
+    if found.is_empty() {
+        found.push((decode_any(kv.ty), heads(DECODE_ANY_HEADS)));
+    }
+    Ok(found)
 }
 
 /// Whether there are kernels for heads of these numbers and sizes.
@@ -206,15 +212,54 @@ fn decode_kernel(n_head: u32, kv: &KvLayout) -> Result<(&'static str, u32), Erro
 /// # Errors
 /// [`Error::NoKernel`] that says which there are.
 pub fn supports(n_head: u32, kv: &KvLayout) -> Result<(), Error> {
-    decode_kernel(n_head, kv).map(|_| ())
+    decode_kernels(n_head, kv).map(|_| ())
 }
 
-/// Blocks of a row and a part of decode: counters and parts are to be as many a row.
+/// How the work of decode is shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeShape {
+    kernel: &'static str,
+    /// Query heads of a block.
+    heads: u32,
+    /// Blocks of a row and a part: counters and parts are to be as many a row.
+    pub blocks: u32,
+    /// Parts of a context.
+    pub n_split: u32,
+}
+
+/// How `rows` rows with contexts up to `positions_max` share the device.
+///
+/// A block of many heads reads keys and values once for all of them. In short contexts of few rows that saves nothing, and what a
+/// block does one head after another is what takes the time: there blocks have as few heads as still run all at once.
 ///
 /// # Errors
 /// As [`supports`].
-pub fn decode_blocks(n_head: u32, kv: &KvLayout) -> Result<u32, Error> {
-    decode_kernel(n_head, kv).map(|(_, heads)| n_head / heads)
+pub fn decode_shape(
+    target: &GpuTarget,
+    rows: u32,
+    n_head: u32,
+    kv: &KvLayout,
+    positions_max: u32,
+) -> Result<DecodeShape, Error> {
+    let kernels = decode_kernels(n_head, kv)?;
+    let steps = positions_max.div_ceil(DECODE_STEP).clamp(1, SPLIT_MAX);
+    let at_once = match target.vendor {
+        Vendor::Nvidia => target.compute_units,
+        Vendor::Amd => 2 * target.compute_units,
+    };
+    let run_at_once = |heads: u32| {
+        let blocks = u64::from(rows.max(1)) * u64::from(n_head / heads) * u64::from(steps);
+        blocks <= u64::from(at_once)
+    };
+    let few = kernels.iter().rev().find(|(_, heads)| run_at_once(*heads));
+    let &(kernel, heads) = few.unwrap_or(&kernels[0]);
+    let blocks = n_head / heads;
+    Ok(DecodeShape {
+        kernel,
+        heads,
+        blocks,
+        n_split: n_split(target, rows, blocks, positions_max),
+    })
 }
 
 /// What split attention works in; both are read and written by the kernel only.
@@ -222,11 +267,11 @@ pub fn decode_blocks(n_head: u32, kv: &KvLayout) -> Result<u32, Error> {
 pub struct Partials {
     /// [`partials_bytes`] bytes.
     pub partials: Address,
-    /// u32 `[rows]`[[`decode_blocks`]], zero before the first launch; every launch leaves them zero.
+    /// u32 `[rows]`[[`DecodeShape::blocks`]], zero before the first launch; every launch leaves them zero.
     pub counters: Address,
 }
 
-/// Parts to split the contexts of `rows` rows, of [`decode_blocks`] each, into: enough blocks to fill the device, none shorter than a step for contexts up to
+/// Parts to split the contexts of `rows` rows, of `blocks` blocks each, into: enough blocks to fill the device, none shorter than a step for contexts up to
 /// `positions_max`. One block a multiprocessor is enough on NVIDIA, where fewer parts to combine count for more (132 of them, 8
 /// heads, 4096 positions: 15.8 us with 16 parts, 19.0 with 33).
 #[must_use]
@@ -259,11 +304,16 @@ pub fn decode(
     kv: &Kv<'_>,
     append: Option<&Rope>,
     scores: &Scores,
-    n_split: u32,
+    shape: DecodeShape,
     partials: Partials,
 ) -> Result<Launch, Error> {
     let place = kv.place()?;
-    let (kernel, heads) = decode_kernel(qkv.n_head, kv.layout)?;
+    let DecodeShape {
+        kernel,
+        heads,
+        n_split,
+        ..
+    } = shape;
     let args = AttentionDecodeArgs {
         q: qkv.q,
         k: qkv.k,
@@ -377,7 +427,11 @@ pub fn prefill(
             partials: 0,
             counters: 0,
         };
-        return decode(qkv, out, kv, None, scores, 1, whole);
+        let shape = DecodeShape {
+            n_split: 1,
+            ..decode_shape(target, rows, n_head, kv.layout, u32::MAX)?
+        };
+        return decode(qkv, out, kv, None, scores, shape, whole);
     };
     let place = kv.place()?;
     let n_head_kv = place.n_head_kv.max(1);

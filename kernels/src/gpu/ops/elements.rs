@@ -46,12 +46,14 @@ arg_struct! {
 
 arg_struct! {
     /// Of `combine`.
-    CombineArgs: 32 {
+    CombineArgs: 40 {
         y: u64,
         weights: u64,
         out: u64,
         cols: u32,
         n_used: u32,
+        add: u32,
+        reserved: u32,
     }
 }
 
@@ -175,7 +177,7 @@ pub fn columns(parts: &[Part], n_group: u32, rows: u64, out: Address) -> Result<
     launch("elements.columns", cols, rows, &args)
 }
 
-/// `out[t] = sum_s weights[t][s] * y[t * n_used + s]` for `rows` rows `t` of `cols` elements.
+/// `out[t] = sum_s weights[t][s] * y[t * n_used + s]` for `rows` rows `t` of `cols` elements; with `add`, `out[t] +=` that.
 ///
 /// # Errors
 /// [`Error::TooLarge`].
@@ -186,6 +188,7 @@ pub fn combine(
     rows: u64,
     cols: u64,
     out: Address,
+    add: bool,
 ) -> Result<Launch, Error> {
     let args = CombineArgs {
         y,
@@ -193,6 +196,8 @@ pub fn combine(
         out,
         cols: count("the width of a row", cols)?,
         n_used,
+        add: u32::from(add),
+        reserved: 0,
     };
     launch("elements.combine", args.cols, rows, &args)
 }

@@ -240,7 +240,8 @@ fn quantized_launch(
         rows += m.rows;
     }
     let threads = threads(target, list.iter().any(|&(_, second)| second == 1));
-    let waves = u64::from(threads / target.wave);
+    // Of few rows all multiprocessors have some, although not each wave of a block has one: what a multiprocessor reads is bounded.
+    let waves = u64::from(threads / target.wave).min(ROWS_A_BLOCK);
     let n_blocks = rows.div_ceil(waves).clamp(1, blocks_max(target));
     args.n_blocks = n_blocks as u32;
     Ok(Launch {
@@ -252,6 +253,9 @@ fn quantized_launch(
         overlaps: true,
     })
 }
+
+/// Rows that a block of quantized products is worth its input for.
+const ROWS_A_BLOCK: u64 = 8;
 
 /// Threads of a block for quantized products: as matvec.hip has it.
 fn threads(target: &GpuTarget, two_types: bool) -> u32 {

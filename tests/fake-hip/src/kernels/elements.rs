@@ -96,6 +96,10 @@ pub(super) fn combine(memory: &mut Memory, launch: &Launch) -> Result<(), Fault>
             .zip(routed)
             .for_each(|(o, y)| *o += weight * y);
     }
+    if a.add != 0 {
+        let before = floats(memory, a.out, rows * cols, "what routed rows are added to")?;
+        out.iter_mut().zip(before).for_each(|(o, x)| *o += x);
+    }
     store(memory, a.out, &out)
 }
 

@@ -128,6 +128,7 @@ impl Device for HostDevice {
             // prefix that stays resident (measured on the cache's traces: up to 7 points of hit ratio).
             prefetch: u32::from(self.pool.threads() >= 4),
             prefill_chunk: 512,
+            records: false,
         }
     }
 

@@ -5,6 +5,7 @@
 //! MatMul, Add                        -> product added to the residual stream
 //! MatMul (gate, up), Gate            -> product with SwiGLU, or SwiGLU on the next product's input, of this step or the next
 //! RopeKv, Attention                  -> attention that rotates and appends
+//! Combine, Add                       -> routed rows summed on top of the residual stream
 //! ```
 //!
 //! A buffer between two fused operations is not written. That is seen by nobody: no later operation
@@ -79,6 +80,8 @@ pub(super) enum Fused<'a> {
         layer: KvLayer,
         scores: ScoresOf,
     },
+    /// Routed rows summed by their weights and added to `x`.
+    Combined { y: Buf, weights: Buf, x: Buf },
     /// One operation as it is.
     Single(&'a Op),
 }
@@ -212,6 +215,22 @@ pub(super) fn fuse<'a>(
                             softcap: *softcap,
                             sinks: *sinks,
                         },
+                    });
+                    at += 1;
+                }
+                _ => fused.push(Fused::Single(op)),
+            },
+            Op::Combine { y, weights, out } => match rest.first() {
+                Some(Op::Add { x, y: sum, scale })
+                    if sum == out
+                        && *scale == 1.0
+                        && ![*y, *weights, *out].contains(x)
+                        && !later.reads(*out, &rest[1..]) =>
+                {
+                    fused.push(Fused::Combined {
+                        y: *y,
+                        weights: *weights,
+                        x: *x,
                     });
                     at += 1;
                 }
@@ -386,6 +405,38 @@ mod tests {
         assert!(fused.iter().any(apart), "up is read later: {fused:?}");
         let fused = fuse(&ops[..5], &[X, G], |_| 64, |_, _| true);
         assert!(!fused.iter().any(apart), "{fused:?}");
+    }
+
+    #[test]
+    fn routed_rows_are_summed_on_top_of_what_they_are_added_to() {
+        let combine = Op::Combine {
+            y: G,
+            weights: U,
+            out: P,
+        };
+        let mut ops = vec![combine.clone(), add(P)];
+        let sum = Fused::Combined {
+            y: G,
+            weights: U,
+            x: X,
+        };
+        assert_eq!(fuse(&ops, &[X], |_| 64, |_, _| true), [sum]);
+        // Somebody else needs them apart, the sum is scaled, or it would be of what it changes.
+        assert_eq!(fuse(&ops, &[X, P], |_| 64, |_, _| true).len(), 2);
+        let Op::Add { scale, .. } = &mut ops[1] else {
+            unreachable!()
+        };
+        *scale = 0.5;
+        assert_eq!(fuse(&ops, &[X], |_| 64, |_, _| true).len(), 2);
+        let of_itself = [
+            Op::Combine {
+                y: X,
+                weights: U,
+                out: P,
+            },
+            add(P),
+        ];
+        assert_eq!(fuse(&of_itself, &[X], |_| 64, |_, _| true).len(), 2);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 
 use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores, SharedPositions};
+use rocmforge_kernels::gpu::ops::elements;
 use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
 use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs, PartsRoom};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
@@ -160,8 +161,17 @@ impl<'a> Lowering<'a> {
                 self.push(kv::rope_kv(self.target, qkv, rotated, &place, &rope))?;
                 self.rotated(rotated, out, &place, &scores, heads)
             }
+            Fused::Combined { y, weights, x } => self.combine(*y, *weights, *x, true),
             Fused::Single(op) => self.single(op, bound),
         }
+    }
+
+    /// Sums routed rows by their weights, to `out` or on top of what is there.
+    fn combine(&mut self, y: Buf, weights: Buf, out: Buf, add: bool) -> Lowered {
+        let (rows, cols) = (self.count(out), self.width(out));
+        let n_used = self.width(weights) as u32;
+        let (y, weights, out) = (self.at(y), self.at(weights), self.at(out));
+        self.push(elements::combine(y, weights, n_used, rows, cols, out, add))
     }
 
     fn decode(
@@ -174,9 +184,10 @@ impl<'a> Lowering<'a> {
         heads: &HeadShape,
     ) -> Lowered {
         let rows = u64::from(qkv.rows);
-        let blocks =
-            attention::decode_blocks(heads.n_head, place.layout).map_err(|e| launch_error(&e))?;
-        let wanted = attention::n_split(self.target, qkv.rows, blocks, self.shape.positions_max);
+        let positions = self.shape.positions_max;
+        let mut shape =
+            attention::decode_shape(self.target, qkv.rows, qkv.n_head, place.layout, positions)
+                .map_err(|e| launch_error(&e))?;
         let one = attention::partials_bytes(
             rows,
             u64::from(heads.n_head),
@@ -184,22 +195,17 @@ impl<'a> Lowering<'a> {
             u64::from(heads.head_dim_v),
         );
         // One part needs neither partial sums nor counters.
-        let n_split = match rows * u64::from(blocks) <= self.fixed.counters_len {
-            true => u64::from(wanted).min(self.workspace.partials_bytes / one.max(1)),
+        let n_split = match rows * u64::from(shape.blocks) <= self.fixed.counters_len {
+            true => u64::from(shape.n_split).min(self.workspace.partials_bytes / one.max(1)),
             false => 1,
         };
+        shape.n_split = n_split.max(1) as u32;
         let partials = Partials {
             partials: self.scratch_base + self.workspace.partials,
             counters: self.fixed.counters,
         };
         self.push(attention::decode(
-            qkv,
-            out,
-            place,
-            append,
-            scores,
-            n_split.max(1) as u32,
-            partials,
+            qkv, out, place, append, scores, shape, partials,
         ))
     }
 

@@ -191,6 +191,7 @@ impl Device for GpuDevice {
             allocations: self.context.usage().allocations,
             prefetch: 8,
             prefill_chunk: 2048,
+            records: self.config.graphs,
         }
     }
 

@@ -36,8 +36,9 @@ use super::workspace::{SMALL_BATCH, Workspace};
 /// Most threads; a compilation takes a core.
 const THREADS_MAX: usize = 8;
 
-/// Rows of the passes that are got ready for: a short prompt, a token, a long prompt.
-const ROWS: [usize; 3] = [8, 1, 2 * SMALL_BATCH as usize];
+/// Rows of the passes that are got ready for, and the first one's position: a short prompt, a token, a long prompt, a token far into
+/// a text.
+const PASSES: [(usize, u32); 4] = [(8, 0), (1, 0), (2 * SMALL_BATCH as usize, 0), (1, 1 << 16)];
 
 /// Where the addresses of launches that are never launched begin.
 const NOWHERE: u64 = 1 << 40;
@@ -181,11 +182,11 @@ pub(super) fn launches(
             all.add(weights::repack(weights(ty), NOWHERE, 0, 1, NOWHERE).map_err(wrong)?);
         }
     }
-    for rows in ROWS {
-        for launch in pass(target, vendor, model, rows)? {
+    for (i, (rows, position)) in PASSES.into_iter().enumerate() {
+        for launch in pass(target, vendor, model, rows, position)? {
             all.add(launch);
         }
-        if rows == ROWS[0] {
+        if i == 0 {
             let to = TopK {
                 candidates: NOWHERE,
                 values: None,
@@ -205,12 +206,13 @@ pub(super) fn launches(
     Ok(all.launches)
 }
 
-/// The launches of a pass of `rows` tokens of one sequence.
+/// The launches of a pass of `rows` tokens of one sequence, the first at a position.
 fn pass(
     target: &GpuTarget,
     vendor: bool,
     model: &Outline<'_>,
     rows: usize,
+    position: u32,
 ) -> Result<Vec<Launch>, Error> {
     let layout = model.plan.scratch(RowCounts {
         tokens: rows as u64,
@@ -225,7 +227,7 @@ fn pass(
     let spans = [Span {
         first_row: 0,
         n_rows: rows,
-        first_position: 0,
+        first_position: position,
         kv_pages: &[],
         state: 0,
         state_out: 0,

@@ -124,12 +124,7 @@ impl Lowering<'_> {
                     weights,
                 ))
             }
-            Op::Combine { y, weights, out } => {
-                let (rows, cols) = (self.count(*out), self.width(*out));
-                let n_used = self.width(*weights) as u32;
-                let (y, weights, out) = (self.at(*y), self.at(*weights), self.at(*out));
-                self.push(elements::combine(y, weights, n_used, rows, cols, out))
-            }
+            Op::Combine { y, weights, out } => self.combine(*y, *weights, *out, false),
             Op::GatherOutputs { x, out } => {
                 let (x, out, width) = (self.at(*x), self.at(*out), self.width(*out));
                 let wanted = self.scratch_base + self.workspace.outputs;
