@@ -29,6 +29,9 @@ impl Ahead {
 /// once. Each takes a slab from what could stay resident.
 const UPLOADS_AHEAD: u32 = 2;
 
+/// Uploads of experts that nobody waits for, at a time.
+const SPARE_UPLOADS: usize = 4;
+
 impl Residency {
     /// Lets the device get ready for a registered model in the background. An error says that it cannot run it.
     pub(crate) fn prepare(
@@ -87,6 +90,28 @@ impl Residency {
             self.execute()?;
         }
         Ok(())
+    }
+
+    /// Begins uploads of experts of a model that fits, from the segment `from` on, which no row was routed to yet: only into room that
+    /// nobody has, and few at a time, since a miss waits behind them. Where it is to go on.
+    ///
+    /// Once all of a model is there, a card gets its decode passes whole, as recordings. Until then it is asked in each layer
+    /// which experts were chosen: a token of Qwen3-30B-A3B took 4.9 ms on an H100 so, and 2.8 ms recorded. What a text's rows are
+    /// routed to leaves a few of thousands of experts absent for long.
+    pub(crate) fn bring_spare_experts(&mut self, model: ModelId, from: u32) -> Result<u32, Error> {
+        let mut next = from;
+        if !self.records || !self.cache.fits(model) {
+            return Ok(next);
+        }
+        while self.under_way() < SPARE_UPLOADS
+            && let Some(begun) = self
+                .cache
+                .bring_spare_expert(model, next, &mut self.actions)
+        {
+            self.execute()?;
+            next = begun + 1;
+        }
+        Ok(next)
     }
 
     /// After a pass has used and released a segment that it had to wait for: hands its room on to the next one that is

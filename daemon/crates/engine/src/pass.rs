@@ -57,6 +57,16 @@ impl Pass<'_> {
             && self.outputs.len() == self.n_tokens
             && self.n_tokens as u64 <= self.scratch.outputs
     }
+
+    /// Whether it is a pass of few rows of a mixture, of prompts too: in parts, each layer waits for its routing to be read. The
+    /// requests are not looked at while it runs, so its rows are few.
+    fn has_few_routed_rows(&self) -> bool {
+        let mut steps = self.plan.steps.iter();
+        self.n_tokens <= WHOLE_ROWS
+            && self.hidden.is_empty()
+            && self.outputs.len() as u64 <= self.scratch.outputs
+            && steps.any(|step| matches!(step, Step::Experts { .. }))
+    }
 }
 
 /// How much of a wanted row is of interest.
@@ -87,9 +97,14 @@ pub(crate) enum RowOutput<'a> {
 struct Run<'a, 'b> {
     pass: &'a Pass<'a>,
     ahead: Ahead,
+    /// From which segment on experts are looked for that may come although no row is routed to them.
+    spare_from: u32,
     counts: &'b mut RequestCacheUse,
     ended: &'b dyn Fn() -> Option<Error>,
 }
+
+/// Rows of a pass with prompts that the device gets at once, at most.
+const WHOLE_ROWS: usize = 256;
 
 /// Runs a pass. `inputs` has for each input of the plan `n_tokens` rows as its table has them; `sink` is called with each
 /// wanted row and what was found for it; `ended` tells between segments whether to give up.
@@ -124,7 +139,7 @@ fn steps(
             .write_rows(scratch(pass), input.buf, &input.table, rows)
             .map_err(|e| residency.device_error(Some(pass.model), e))?;
     }
-    if pass.decodes()
+    if (pass.decodes() || residency.records && pass.has_few_routed_rows())
         && let Some(there) = residency.all_resident(pass.model, counts)?
     {
         return all_resident(residency, pass, &there, sink);
@@ -136,6 +151,7 @@ fn steps(
     let mut run = Run {
         pass,
         ahead,
+        spare_from: 0,
         counts,
         ended,
     };
@@ -297,7 +313,7 @@ impl Run<'_, '_> {
     }
 }
 
-/// A token of each sequence through a model of which everything is resident: the device gets the whole pass at once.
+/// A pass of few rows through a model of which everything is resident: the device gets all of it at once.
 fn all_resident(
     residency: &mut Residency,
     pass: &Pass<'_>,
@@ -312,13 +328,16 @@ fn all_resident(
                 layout: &layouts[segment as usize],
                 slab: there.slabs[segment as usize].offset,
             };
-            let steps = pass.plan.steps.iter();
+            let steps = pass.plan.steps_for(!pass.outputs.is_empty()).iter();
             let steps: Vec<BoundStep<'_>> = steps.map(|s| BoundStep::of(s, bound)).collect();
             device.run_all(there.stamp, &steps, scratch(pass), &batch)
         }
         replayed => replayed.map(|_| ()),
     };
     ran.map_err(|e| residency.device_error(Some(pass.model), e))?;
+    if pass.outputs.is_empty() {
+        return Ok(());
+    }
     emit_rows(residency, pass, pass.outputs, &mut Vec::new(), sink)
 }
 

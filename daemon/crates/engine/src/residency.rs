@@ -73,6 +73,8 @@ pub(crate) struct Residency {
     witnesses: memory::Witnesses,
     /// Files that are waited for.
     pub(crate) files: FileWatch,
+    /// Whether the device records passes.
+    pub(crate) records: bool,
 }
 
 /// The driver is asked for its count of memory at most this often while there is work.
@@ -85,6 +87,7 @@ impl Residency {
     pub(crate) fn new(device: Box<dyn Device>, cache: Cache, offload: Offload) -> Self {
         Self {
             free_bytes: device.free_bytes(),
+            records: device.info().records,
             counted_at: Instant::now(),
             device,
             cache,

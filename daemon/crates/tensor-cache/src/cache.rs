@@ -323,8 +323,8 @@ impl Cache {
             return false;
         }
         let bar = match self.config.policy {
-            Policy::Belady => bar,
-            Policy::Lru => Bar::NotFresh,
+            Policy::Lru if bar != Bar::All => Bar::NotFresh,
+            Policy::Belady | Policy::Lru => bar,
         };
         let whose = For::Segment(segment.model);
         let room = self.room_of_another_expert(segment, bar, actions);

@@ -9,7 +9,8 @@
 
 use crate::arena::Side;
 use crate::room::{Bar, Victims};
-use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, Slab};
+use crate::state::Segment;
+use crate::{Action, Cache, EvictionCause, Policy, Residency, SegmentId, SegmentKind, Slab};
 
 /// How many of the segments that were used last are looked at for one that may go.
 const RECENT_MAX: usize = 1024;
@@ -131,5 +132,24 @@ impl Cache {
             segments: 0,
         };
         self.prefetch_within(segment, Bar::FartherThan(now), actions)
+    }
+
+    /// Begins an upload of the first absent expert of a model from an index on, into room that nobody has, unless too many uploads
+    /// are under way. Its index, if it began one. O(segments from there to it).
+    pub fn bring_spare_expert(
+        &mut self,
+        model: crate::ModelId,
+        from: u32,
+        actions: &mut Vec<Action>,
+    ) -> Option<u32> {
+        let state = self.models.get(&model)?;
+        let mut later = (from..).zip(state.segments.get(from as usize..)?);
+        let absent = |found: &Segment| {
+            found.spec.kind == SegmentKind::Expert && found.state == Residency::Absent
+        };
+        let (index, _) = later.find(|(_, found)| absent(found))?;
+        let segment = SegmentId { model, index };
+        self.prefetch_within(segment, Bar::All, actions)
+            .then_some(index)
     }
 }

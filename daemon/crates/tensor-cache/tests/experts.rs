@@ -5,7 +5,8 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_tensor_cache::{
-    Acquired, Action, BlockKind, Cache, CacheConfig, ModelId, PassHint, SegmentId, SegmentSpec,
+    Acquired, Action, BlockKind, Cache, CacheConfig, ModelId, PassHint, Policy, SegmentId,
+    SegmentSpec,
 };
 
 const LAYERS: u32 = 12;
@@ -21,6 +22,10 @@ struct Did {
 
 /// A model whose layers have experts of two sizes, in a budget of half of it.
 fn half() -> (Cache, u64) {
+    half_by(Policy::Belady)
+}
+
+fn half_by(policy: Policy) -> (Cache, u64) {
     let mut specs: Vec<SegmentSpec> = (0..LAYERS)
         .map(|_| SegmentSpec::ordered(200 << 10))
         .collect();
@@ -29,7 +34,10 @@ fn half() -> (Cache, u64) {
         specs.extend((0..EXPERTS).map(|_| SegmentSpec::expert(bytes)));
     }
     let total: u64 = specs.iter().map(|s| s.bytes).sum();
-    let mut cache = Cache::new(CacheConfig::new(total / 2 + (600 << 10)));
+    let mut cache = Cache::new(CacheConfig {
+        policy,
+        ..CacheConfig::new(total / 2 + (600 << 10))
+    });
     cache.register(MODEL, &specs).unwrap();
     let kv = cache.reserve(BlockKind::Kv, Some(MODEL), 600 << 10, &mut Vec::new());
     kv.unwrap();
@@ -109,4 +117,53 @@ fn what_was_used_without_being_brought_counts_as_used() {
     assert_eq!(cache.model_stats(MODEL).counters.misses, before + 1);
     assert!(!cache.holds(segment));
     cache.assert_consistent();
+}
+
+#[test]
+fn an_expert_that_nobody_asked_for_evicts_nothing() {
+    for policy in [Policy::Belady, Policy::Lru] {
+        let (mut cache, _) = half_by(policy);
+        let mut few = |_: u32| vec![3, 5, 8];
+        pass(&mut cache, &mut Did::default(), &mut few);
+        let held = |cache: &Cache| -> Vec<u32> {
+            let all = 0..LAYERS + LAYERS * EXPERTS;
+            let is_held = |index: &u32| {
+                cache.holds(SegmentId {
+                    model: MODEL,
+                    index: *index,
+                })
+            };
+            all.filter(is_held).collect()
+        };
+        let used = held(&cache);
+        let (mut from, mut actions, mut brought) = (0, Vec::new(), Vec::new());
+        while let Some(index) = cache.bring_spare_expert(MODEL, from, &mut actions) {
+            for action in actions.drain(..) {
+                match action {
+                    Action::Upload { segment, .. } => cache.uploaded(segment),
+                    Action::Evict { .. } => panic!("{action:?} for {index}"),
+                    Action::Move { .. } => {}
+                }
+            }
+            assert!(!used.contains(&index) && index >= LAYERS, "{index}");
+            brought.push(index);
+            from = index + 1;
+        }
+        cache.assert_consistent();
+        // Half of the model has room, of which the pass used a part.
+        assert!(brought.len() > used.len(), "{} of them", brought.len());
+        let mut all = [used, brought].concat();
+        all.sort_unstable();
+        assert_eq!(held(&cache), all, "{policy:?}");
+        // What comes too many at once waits.
+        let (mut cache, _) = half_by(policy);
+        let mut begun = 0;
+        while cache
+            .bring_spare_expert(MODEL, begun, &mut actions)
+            .is_some()
+        {
+            begun += 1;
+        }
+        assert!(begun > 0 && begun < EXPERTS, "{begun} under way at once");
+    }
 }

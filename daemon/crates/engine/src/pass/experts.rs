@@ -30,6 +30,7 @@ impl Run<'_, '_> {
             .into_iter()
             .partition(|&s| residency.cache.holds(id(pass, s)));
         residency.order_absent(pass, &mut absent);
+        let all_there = absent.is_empty();
         let answered = residency.for_the_host(pass, &absent, wanted.len());
         let answered = absent.split_off(absent.len() - answered);
         let mut pending = absent.as_slice();
@@ -67,6 +68,9 @@ impl Run<'_, '_> {
             pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize;
         if nearly_all && !residency.is_offloaded(pass) {
             self.next_layer(residency, step.first_segment, window)?;
+        } else if all_there {
+            // Nobody waits for the link.
+            self.spare_from = residency.bring_spare_experts(pass.model, self.spare_from)?;
         }
         Ok(())
     }
