@@ -7,10 +7,10 @@ mod requests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use requests::{chat, engine, load, load_endless, questions, run};
+use requests::{chat, engine, load, load_endless, questions, run, until};
 use rocmforge_engine::api::{
     Asker, Budget, EVENT_CAPACITY, GenerateEvent, GenerateRequest, KeptReason, PreloadEvent,
-    SamplingParams, ScoreRequest, SegmentState,
+    SamplingParams, ScoreRequest, SegmentState, Snapshot,
 };
 use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel};
 
@@ -43,18 +43,6 @@ async fn end(events: &mut Events<GenerateEvent>) -> Result<u32, Error> {
     }
 }
 
-async fn until(engine: &EngineHandle, what: &str, condition: impl Fn(&EngineHandle) -> bool) {
-    let begin = Instant::now();
-    while !condition(engine) {
-        assert!(
-            begin.elapsed() < Duration::from_secs(30),
-            "{what} did not come: {:?}",
-            engine.snapshot()
-        );
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
 #[tokio::test]
 async fn a_dropped_request_ends_and_gives_everything_back() {
     let engine = engine(Budget::Bytes(64 << 20));
@@ -67,7 +55,7 @@ async fn a_dropped_request_ends_and_gives_everything_back() {
         ));
         drop(events);
     }
-    until(&engine, "the end of all", |e| e.snapshot().running == 0).await;
+    until(&engine, "the end of all", |s| s.running == 0).await;
     let snapshot = engine.snapshot();
     assert_eq!(snapshot.cache.kv_bytes + snapshot.cache.scratch_bytes, 0);
     run(&engine, chat(&model, "42 - 30 = ?")).await;
@@ -78,7 +66,7 @@ async fn a_slow_reader_holds_up_only_itself() {
     let engine = engine(Budget::Bytes(64 << 20));
     let model = load_endless(&engine, "m").await;
     let mut slow = engine.generate(long(&model)).unwrap();
-    until(&engine, "the slow one", |e| e.snapshot().running == 1).await;
+    until(&engine, "the slow one", |s| s.running == 1).await;
     for (question, _) in questions(5) {
         run(&engine, chat(&model, &question)).await;
     }
@@ -120,7 +108,7 @@ async fn a_preload_comes_to_its_end_beside_a_request_that_goes_on() {
     // Its reader keeps up, so that it is never passed over.
     let mut events = engine.generate(long(&model)).unwrap();
     let reader = tokio::spawn(async move { end(&mut events).await });
-    until(&engine, "the request", |e| e.snapshot().running == 1).await;
+    until(&engine, "the request", |s| s.running == 1).await;
     let mut preload = engine.preload("other", None).unwrap();
     let uploaded = loop {
         match preload.next().await.expect("an end") {
@@ -261,10 +249,8 @@ async fn a_shrinking_budget_never_fails_running_work() {
     assert_eq!(change.budget_bytes, 512 << 10);
     assert!(change.evicted_bytes > 0 && change.evicted_segments > 0);
     end(&mut events).await.unwrap();
-    until(&engine, "the budget", |e| {
-        e.snapshot().cache.budget_bytes == 512 << 10
-    })
-    .await;
+    let shrunk = |s: &Snapshot| s.cache.budget_bytes == 512 << 10;
+    until(&engine, "the budget", shrunk).await;
     // A segment needs some 170 kB; with the KV of 3000 tokens beside it this can never fit now.
     let mut events = engine.generate(long(&model)).unwrap();
     let error = end(&mut events).await.unwrap_err();
@@ -489,7 +475,7 @@ async fn a_drain_lets_running_requests_end_and_takes_no_others() {
         let engine = engine.clone();
         async move { engine.drain(Duration::from_secs(20)).await }
     });
-    until(&engine, "draining", |e| e.snapshot().draining).await;
+    until(&engine, "draining", |s| s.draining).await;
     if let Ok(mut late) = engine.generate(chat(&model, "42 - 30 = ?")) {
         // Either refused by the engine, or the engine ended before it looked.
         assert!(matches!(
@@ -511,7 +497,7 @@ async fn a_drain_ends_what_outlasts_its_grace() {
     let model = load_endless(&engine, "m").await;
     // Nobody reads, so it stays in mid-air.
     let mut stuck = engine.generate(long(&model)).unwrap();
-    until(&engine, "the stuck one", |e| e.snapshot().running == 1).await;
+    until(&engine, "the stuck one", |s| s.running == 1).await;
     engine.drain(Duration::from_millis(100)).await;
     assert!(matches!(
         end(&mut stuck).await,

@@ -9,7 +9,7 @@ mod requests;
 use std::sync::Arc;
 
 use fake::{Running, Runtime, gpu_config};
-use requests::{greedy, load, load_endless, run};
+use requests::{greedy, load, load_endless, run, until};
 use rocmforge_engine::api::{Budget, GenerateRequest, HostTier, Offload};
 use rocmforge_engine::{EngineConfig, LoadedModel};
 use rocmforge_fake_hip::Live;
@@ -101,9 +101,7 @@ async fn many(host: Option<Budget>, cancel: bool) -> (Vec<Vec<u32>>, HostTier) {
     for one in asked {
         texts.push(one.await.unwrap());
     }
-    while engine.snapshot().running > 0 {
-        tokio::task::yield_now().await;
-    }
+    until(&engine, "the end of all", |s| s.running == 0).await;
     let counts = tier(&engine);
     println!("{host:?}: {counts:?}");
     drop(model);

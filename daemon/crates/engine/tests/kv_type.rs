@@ -13,7 +13,7 @@ use rocmforge_engine::api::{
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, KvType, LoadedModel, start};
 
-use requests::{chat, load, questions, run};
+use requests::{chat, load, questions, run, until};
 
 /// Models whose heads fit: all positions in two layouts of heads, and of further kinds windows, states and a mixture.
 const FILES: [&str; 6] = [
@@ -137,9 +137,7 @@ async fn smallest_budget(kv_type: KvType, model: &str) -> u64 {
             None => panic!("no end"),
         };
         drop(events);
-        while engine.snapshot().running > 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-        }
+        until(&engine, "its end", |s| s.running == 0).await;
         if taken {
             runs = between;
         } else {
@@ -240,11 +238,7 @@ async fn who_yields(ty: KvType) {
             tokio::spawn(async move { run(&engine, request).await.1 })
         })
         .collect();
-    let begin = std::time::Instant::now();
-    while tight.snapshot().running < REQUESTS {
-        assert!(begin.elapsed().as_secs() < 60, "{:?}", tight.snapshot());
-        tokio::task::yield_now().await;
-    }
+    until(&tight, "the last of them", |s| s.running == REQUESTS).await;
     for (i, found) in together.into_iter().enumerate() {
         let expected = run(&roomy, endless(&model, i as u32)).await.1;
         assert_eq!(found.await.unwrap(), expected, "request {i}");

@@ -8,13 +8,12 @@ mod requests;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use requests::{chat, engine, load, run};
+use requests::{chat, engine, load, run, until};
 use rocmforge_engine::api::{Budget, GenerateEvent, GenerateRequest};
-use rocmforge_engine::{EngineHandle, Error, Events, LoadedModel};
+use rocmforge_engine::{Error, Events, LoadedModel};
 
 /// Budgets that were tried, each with [`REQUESTS`] requests at once.
 const BUDGETS: usize = 24;
@@ -104,18 +103,6 @@ async fn what_is_begun_in_a_tight_budget_ends_with_the_text_of_a_roomy_one() {
     assert!(done > 2 * refused && refused > 0, "{done}, {refused}");
 }
 
-async fn until(engine: &EngineHandle, what: &str, condition: impl Fn(&EngineHandle) -> bool) {
-    let begin = Instant::now();
-    while !condition(engine) {
-        assert!(
-            begin.elapsed() < Duration::from_secs(30),
-            "{what} did not come: {:?}",
-            engine.snapshot()
-        );
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
 /// A prompt whose KV leaves next to nothing for scratch is computed in shorter passes, not refused.
 #[tokio::test]
 async fn a_prompt_whose_kv_takes_most_of_the_budget_is_computed_in_shorter_passes() {
@@ -132,16 +119,16 @@ async fn a_prompt_whose_kv_takes_most_of_the_budget_is_computed_in_shorter_passe
         let between = (refused + runs) / 2;
         engine.set_budget(Budget::Bytes(between)).await.unwrap();
         let mut events = engine.generate(request()).unwrap();
-        let starts = until(&engine, "a start", |e| e.snapshot().running == 1);
+        let starts = until(&engine, "a start", |s| s.running == 1);
         tokio::select! {
-            () = starts => runs = between,
+            _ = starts => runs = between,
             Err(error) = tokens(&mut events) => {
                 assert!(matches!(error, Error::Precondition(_)), "{error}");
                 refused = between;
             }
         }
         drop(events);
-        until(&engine, "its end", |e| e.snapshot().running == 0).await;
+        until(&engine, "its end", |s| s.running == 0).await;
     }
     engine.set_budget(Budget::Bytes(runs)).await.unwrap();
     let (_, ids, summary) = run(&engine, request()).await;

@@ -4,9 +4,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rocmforge_engine::api::{
     Asker, Budget, Decoding, GenerateEvent, GenerateRequest, GenerateSummary, SamplingParams,
+    Snapshot,
 };
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, prepare, start};
 use rocmforge_gguf::MappedFile;
@@ -29,6 +31,27 @@ pub(crate) fn engine(budget: Budget) -> EngineHandle {
     })
     .unwrap()
     .0
+}
+
+/// Waits for a state of the engine, which may be over before anybody looks: only for one that lasts.
+pub(crate) async fn until(
+    engine: &EngineHandle,
+    what: &str,
+    condition: impl Fn(&Snapshot) -> bool,
+) -> Arc<Snapshot> {
+    let begin = Instant::now();
+    loop {
+        let snapshot = engine.snapshot();
+        if condition(&snapshot) {
+            return snapshot;
+        }
+        let waited = begin.elapsed();
+        assert!(
+            waited < Duration::from_secs(60),
+            "{what} did not come: {snapshot:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 pub(crate) async fn load(engine: &EngineHandle, file: &str, name: &str) -> Arc<LoadedModel> {
