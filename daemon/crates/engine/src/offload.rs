@@ -1,12 +1,17 @@
 //! The second answer to a miss: what is not on the card is computed on the host, out of the file, beside what the link brings.
 //!
 //! Which answer a miss gets follows from what was measured: the time of an upload by the link's rate, the time of the host by
-//! its own rate for as many rows, which is another one for weights that it keeps in its kernels' form, for those that it has to
-//! bring into it first, and for those that it has no room for. Of the experts that a layer lacks some are uploaded and some computed, so that both end
-//! together; those that were used most are uploaded. Of the ordered segments that a pass lacks, one is on its way and the host
-//! computes those before it.
+//! its own rate for as many rows and bytes (`rates.rs`), which is another one for weights that it keeps in its kernels' form, for
+//! those that it has to bring into it first, and for those that it has no room for. Of the experts that a layer lacks some are
+//! uploaded and some computed, so that both end together; those that were used most are uploaded. Of the ordered segments that a
+//! pass lacks, one is on its way and the host computes those before it.
+//!
+//! What is not done for being slow is tried again now and then, and more than once: threads that rested take long to wake, and a
+//! single answer of theirs says nothing of those that would follow.
 //!
 //! *Invariant:* nothing is computed on the host that touches keys, values or states ([`Answers::can_run`]).
+
+mod rates;
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -19,18 +24,16 @@ use rocmforge_ops::RowCounts;
 use rocmforge_tensor_cache::ModelId;
 
 use crate::api::{Budget, Hosted, Offload as Mode};
+use rates::{Rate, Rates};
 
 /// Most rows of a pass that the host computes a part of.
 pub(crate) const ROWS_MAX: usize = 64;
 
-/// What a new sample counts for beside those before it.
-const WEIGHT: f64 = 0.2;
-
-/// First answers of a class, of which the fastest counts: threads start, and pages of the file are mapped.
-const SAMPLES_MIN: u32 = 4;
-
-/// After so many decisions one answer is measured again, whatever the last ones said.
+/// After so many decisions it is measured again what is not done for being slow: any answers, or larger ones.
 const TRY_EVERY: u32 = 512;
+
+/// The same of segments of dense layers, which take long on a slow host.
+const TRY_SEGMENT_EVERY: u32 = 4096;
 
 /// After so many decisions without an upload there is one: the link's rate is known by uploads alone, and it was slower while the
 /// host read the same memory.
@@ -39,32 +42,6 @@ const LINK_EVERY: u32 = 16;
 /// Answers that share the cost of bringing an expert into the host's form: what is brought is kept for as long as it is asked
 /// for now and then, and each of its answers is one upload less.
 const ANSWERS_EACH: f64 = 8.0;
-
-/// Classes of answers by the rows that a matrix is multiplied with: one for each power of two.
-const CLASSES: usize = 8;
-
-/// Seconds a byte, as measured.
-#[derive(Debug, Clone, Copy, Default)]
-struct Rate {
-    seconds: Option<f64>,
-    samples: u32,
-}
-
-impl Rate {
-    fn note(&mut self, took: Duration, bytes: u64) {
-        if bytes == 0 {
-            return;
-        }
-        let sample = took.as_secs_f64() / bytes as f64;
-        self.samples = self.samples.saturating_add(1);
-        let early = self.samples <= SAMPLES_MIN;
-        self.seconds = Some(match self.seconds {
-            None => sample,
-            Some(before) if early => before.min(sample),
-            Some(before) => before + (sample - before) * WEIGHT,
-        });
-    }
-}
 
 /// How the host has a segment's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,24 +82,22 @@ pub(crate) struct Offload {
     /// Bytes that it may keep now, if that is less.
     limit: u64,
     refused: bool,
-    /// Of weights that are kept in the kernels' form, by [`class`], with the way of the rows from the card and back.
-    kept: [Rate; CLASSES],
+    /// Of weights that are kept in the kernels' form, with the way of the rows from the card and back.
+    kept: Rates,
     /// The same of weights that are read out of the file.
-    from_file: [Rate; CLASSES],
+    from_file: Rates,
     /// Of bringing weights into the kernels' form.
     bringing: Rate,
-    /// Decisions since one was tried for the sake of measuring.
+    /// Decisions since something was tried for the sake of measuring.
     untried: u32,
+    /// Segments that were no affair of the host's since one was tried.
+    refused_segments: u32,
     /// Decisions since something was left to the link.
     unlinked: u32,
     /// Layouts of the rows of small passes.
     layouts: HashMap<(ModelId, RowCounts), Arc<ScratchLayout>>,
     /// What was computed.
     pub(crate) done: Hosted,
-}
-
-fn class(rows: usize) -> usize {
-    (rows.max(1).next_power_of_two().trailing_zeros() as usize).min(CLASSES - 1)
 }
 
 /// What the link does beside an answer of the host: whether it brings something, which is what is absent behind so many others
@@ -160,10 +135,11 @@ impl Offload {
             kept_bytes: 0,
             limit: u64::MAX,
             refused: false,
-            kept: [Rate::default(); CLASSES],
-            from_file: [Rate::default(); CLASSES],
+            kept: Rates::default(),
+            from_file: Rates::default(),
             bringing: Rate::default(),
             untried: 0,
+            refused_segments: 0,
             unlinked: 0,
             layouts: HashMap::new(),
             done: Hosted::default(),
@@ -191,44 +167,74 @@ impl Offload {
 
     /// Seconds that the host takes for `bytes` of weights, if that is known.
     fn seconds(&self, held: Held, bytes: u64, rows_each: usize) -> Option<f64> {
-        let class = class(rows_each);
-        let a_byte = match held {
-            Held::Kept => self.kept[class].seconds?,
-            Held::WithRoom => self.kept[class].seconds? + self.bringing.seconds? / ANSWERS_EACH,
-            Held::InFile => self.from_file[class].seconds?,
-        };
-        Some(a_byte * bytes as f64)
+        match held {
+            Held::Kept => self.kept.seconds(rows_each, bytes),
+            Held::WithRoom => {
+                let kept = self.kept.seconds(rows_each, bytes)?;
+                Some(kept + self.bringing.a_byte()? * bytes as f64 / ANSWERS_EACH)
+            }
+            Held::InFile => self.from_file.seconds(rows_each, bytes),
+        }
+    }
+
+    /// Seconds that the host takes for `n` of some absent experts, those first that it keeps.
+    fn seconds_of(&self, absent: Absent, n: usize) -> Option<f64> {
+        let of = |n: usize| absent.bytes * n as u64;
+        let rows = absent.rows_each;
+        let others = n.saturating_sub(absent.kept);
+        if n == 0 {
+            return Some(0.0);
+        }
+        if others == 0 {
+            return self.seconds(Held::Kept, of(n), rows);
+        }
+        match absent.others {
+            // In one answer with those that it keeps.
+            Held::Kept | Held::WithRoom => {
+                let kept = self.kept.seconds(rows, of(n))?;
+                Some(kept + self.bringing.a_byte()? * of(others) as f64 / ANSWERS_EACH)
+            }
+            Held::InFile => {
+                let kept = match absent.kept {
+                    0 => 0.0,
+                    kept => self.seconds(Held::Kept, of(kept), rows)?,
+                };
+                Some(kept + self.seconds(Held::InFile, of(others), rows)?)
+            }
+        }
     }
 
     /// How many absent experts the host computes, those first that it keeps.
     pub(crate) fn share(&mut self, absent: Absent, link: Option<Pace>) -> usize {
         let Absent {
             n,
-            kept,
-            others,
             bytes,
             rows_each,
+            ..
         } = absent;
         if self.mode == Mode::Always || n == 0 {
             return n;
         }
-        let host = |held, n: usize| match n {
-            0 => Some(0.0),
-            n => self.seconds(held, bytes * n as u64, rows_each),
-        };
         let link = |u: usize| link.map(|p| (bytes * u as u64) as f64 / p.upload_bytes_per_s);
-        let ends = |h: usize| -> Option<f64> {
-            let host = host(Held::Kept, h.min(kept))? + host(others, h.saturating_sub(kept))?;
-            Some(host.max(link(n - h)?))
-        };
-        let known = ends(1).is_some() && self.samples(absent) >= SAMPLES_MIN;
+        let known = self.rates_of(absent).are_known(rows_each);
+        let ends = |h: usize| Some(self.seconds_of(absent, h)?.max(link(n - h)?));
         let best = (0..=n)
             .min_by(|&a, &b| f64::total_cmp(&ends(a).unwrap_or(0.0), &ends(b).unwrap_or(0.0)));
         let best = best.unwrap_or(0);
-        // What was not measured, or not for long, is tried.
-        self.untried = if best > 0 { 0 } else { self.untried + 1 };
-        if best == 0 && (!known || self.untried >= TRY_EVERY) {
+        self.untried += 1;
+        if self.untried >= TRY_EVERY {
             self.untried = 0;
+            if absent.others == Held::WithRoom && best <= absent.kept {
+                self.bringing = Rate::default();
+            }
+            let rates = self.rates_of(absent);
+            match best {
+                0 => rates.forget(rows_each),
+                best => rates.forget_larger(rows_each, bytes * best as u64),
+            }
+        }
+        // What was not measured, or not for long, is tried.
+        if best == 0 && !known {
             return n.min(1);
         }
         self.unlinked = if best < n { 0 } else { self.unlinked + 1 };
@@ -239,19 +245,17 @@ impl Offload {
         best
     }
 
-    /// Samples of what the first of some experts would be an answer of.
-    fn samples(&self, absent: Absent) -> u32 {
-        let class = class(absent.rows_each);
+    /// What is known of answers of the first of some experts.
+    fn rates_of(&mut self, absent: Absent) -> &mut Rates {
         match absent.others {
-            _ if absent.kept > 0 => self.kept[class].samples,
-            Held::InFile => self.from_file[class].samples,
-            Held::Kept | Held::WithRoom => self.kept[class].samples.min(self.bringing.samples),
+            Held::InFile if absent.kept == 0 => &mut self.from_file,
+            _ => &mut self.kept,
         }
     }
 
     /// What the link is to do while the host computes an absent segment of `bytes`; `None` if the host had better not.
     pub(crate) fn beside(
-        &self,
+        &mut self,
         held: Held,
         bytes: u64,
         rows_each: usize,
@@ -273,6 +277,15 @@ impl Offload {
         let host = self.seconds(held, bytes, rows_each).unwrap_or(link);
         // It saves its part of the link's time as long as it is not much slower than that.
         if host > 4.0 * link {
+            self.refused_segments += 1;
+            if self.refused_segments >= TRY_SEGMENT_EVERY {
+                self.refused_segments = 0;
+                let rates = match held {
+                    Held::InFile => &mut self.from_file,
+                    Held::Kept | Held::WithRoom => &mut self.kept,
+                };
+                rates.forget(rows_each);
+            }
             return None;
         }
         Some(Beside {
@@ -322,12 +335,12 @@ impl Offload {
         self.done.bytes += in_form + brought.file_bytes;
         self.done.took += computing;
         self.bringing.note(brought.took, brought.bytes);
-        let class = class(rows_each);
         // What is of both kinds says nothing of either.
         if brought.file_bytes == 0 {
-            self.kept[class].note(computing, in_form);
+            self.kept.note(rows_each, computing, in_form);
         } else if in_form == 0 {
-            self.from_file[class].note(computing, brought.file_bytes);
+            self.from_file
+                .note(rows_each, computing, brought.file_bytes);
         }
     }
 
@@ -375,14 +388,16 @@ mod tests {
 
     fn offload(bytes_per_s: f64) -> Offload {
         let mut offload = Offload::new(Mode::Auto, None, None, "hip");
-        let rate = Rate {
-            seconds: Some(1.0 / bytes_per_s),
-            samples: SAMPLES_MIN,
-        };
-        offload.kept = [rate; CLASSES];
-        offload.from_file = [rate; CLASSES];
-        offload.bringing = rate;
+        offload.kept = Rates::all(1.0 / bytes_per_s);
+        offload.from_file = Rates::all(1.0 / bytes_per_s);
+        set(&mut offload.bringing, 1.0 / bytes_per_s);
         offload
+    }
+
+    /// So many seconds a byte from now on.
+    fn set(rate: &mut Rate, seconds: f64) {
+        *rate = Rate::default();
+        rate.note(Duration::from_secs_f64(seconds * 1e9), 1_000_000_000);
     }
 
     /// Experts of 40 MB, all kept.
@@ -424,17 +439,33 @@ mod tests {
             ..super::tests::kept(n)
         };
         // 1 ms each on the link, half of that on the host, which has to bring each for as long as eight answers take.
-        host.bringing.seconds = Some(8.0 / 80e9);
+        set(&mut host.bringing, 8.0 / 80e9);
         assert_eq!(host.share(others(6, 0, Held::WithRoom), link(40e9)), 3);
         // 2 of half a millisecond, and one of a whole.
         assert_eq!(host.share(others(5, 2, Held::WithRoom), link(40e9)), 3);
-        host.from_file = [Rate {
-            seconds: Some(1.0 / 10e9),
-            samples: SAMPLES_MIN,
-        }; CLASSES];
+        host.from_file = Rates::all(1.0 / 10e9);
         // 4 ms out of the file.
         assert_eq!(host.share(others(6, 2, Held::InFile), link(40e9)), 2);
         assert_eq!(host.share(others(3, 0, Held::InFile), link(40e9)), 0);
+    }
+
+    #[test]
+    fn bringing_that_was_slow_is_tried_again() {
+        let mut host = offload(80e9);
+        let five = |kept| Absent {
+            n: 5,
+            ..super::tests::kept(kept)
+        };
+        set(&mut host.bringing, 1.0);
+        let shares = |host: &mut Offload, kept| {
+            let shares = (0..TRY_EVERY + 1).map(|_| host.share(five(kept), link(40e9)));
+            let mut shares: Vec<usize> = shares.collect();
+            shares.dedup();
+            shares
+        };
+        assert_eq!(shares(&mut host, 2), [2, 3]);
+        set(&mut host.bringing, 1.0);
+        assert_eq!(shares(&mut host, 0), [0, 1]);
     }
 
     #[test]
@@ -500,8 +531,110 @@ mod tests {
     #[test]
     fn a_host_that_was_slow_is_tried_again() {
         let mut host = offload(1e9);
-        let tried = (0..2 * TRY_EVERY).filter(|_| host.share(kept(6), link(40e9)) > 0);
+        let mut answers = 0;
+        for _ in 0..3 * TRY_EVERY {
+            let h = host.share(kept(6), link(40e9));
+            answers += h;
+            if h > 0 {
+                host.kept.note(
+                    1,
+                    Duration::from_millis(40 * h as u64),
+                    40_000_000 * h as u64,
+                );
+            }
+        }
+        // Four at first, and four every so many decisions; the fifth finds out.
+        assert!((8..=24).contains(&answers), "{answers}");
+        let mut slow = offload(1e9);
+        let tried = (0..2 * TRY_SEGMENT_EVERY + 2).filter(|_| {
+            let beside = slow.beside(Held::InFile, 40_000_000, 1, link(40e9));
+            if beside.is_some() {
+                slow.from_file
+                    .note(1, Duration::from_millis(40), 40_000_000);
+            }
+            beside.is_some()
+        });
         assert_eq!(tried.count(), 2);
+    }
+
+    /// A host whose answers take a time of their own.
+    struct Simulated {
+        /// Seconds of any answer.
+        each: f64,
+        bytes_per_s: f64,
+        /// How many times as long one takes after a rest, when threads sleep.
+        cold: f64,
+    }
+
+    impl Simulated {
+        fn seconds(&self, bytes: u64) -> f64 {
+            self.each + bytes as f64 / self.bytes_per_s
+        }
+    }
+
+    /// Layers of a mixture that miss 5 to 8 experts of 2.5 MB each, beside a link of 40 GB/s: the seconds of the last half, and
+    /// of the best shares.
+    fn layers(host: &Simulated) -> (f64, f64) {
+        let bytes = 2_500_000;
+        let of_link = |u: usize| (bytes * u as u64) as f64 / 40e9;
+        let mut offload = Offload::new(Mode::Auto, None, None, "cuda");
+        let (mut took, mut best) = (0.0, 0.0);
+        let (mut answers, mut rested, mut random) = (0, 100, 7u64);
+        for layer in 0..8 * TRY_EVERY {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            let n = 5 + (random >> 33) as usize % 4;
+            let absent = Absent {
+                n,
+                bytes,
+                ..kept(n)
+            };
+            let h = offload.share(absent, link(40e9));
+            let all = bytes * h as u64;
+            let mut seconds = of_link(n - h);
+            rested += 1;
+            if h > 0 {
+                let mut answer = host.seconds(all);
+                if rested > 4 {
+                    answer *= host.cold;
+                }
+                seconds = seconds.max(answer);
+                (answers, rested) = (answers + 1, 0);
+                // The system needed a core: which says nothing of the next one.
+                if answers % 64 == 0 {
+                    answer += 5e-3;
+                }
+                offload.kept.note(1, Duration::from_secs_f64(answer), all);
+            }
+            if layer >= 4 * TRY_EVERY {
+                let ends = |h: usize| match h {
+                    0 => of_link(n),
+                    h => host.seconds(bytes * h as u64).max(of_link(n - h)),
+                };
+                took += seconds;
+                best += (0..=n).map(ends).fold(f64::INFINITY, f64::min);
+            }
+        }
+        (took, best)
+    }
+
+    #[test]
+    fn answers_come_near_the_best_shares_whatever_an_answer_costs() {
+        for each in [0.0, 50e-6, 100e-6, 200e-6] {
+            for bytes_per_s in [2e9, 10e9, 40e9, 80e9, 160e9] {
+                for cold in [1.0, 5.0, 20.0] {
+                    let (took, best) = layers(&Simulated {
+                        each,
+                        bytes_per_s,
+                        cold,
+                    });
+                    let ratio = took / best;
+                    assert!(
+                        ratio < 1.2,
+                        "{each} s, {bytes_per_s} bytes/s, {cold}: {ratio}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]
