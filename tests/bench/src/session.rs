@@ -28,8 +28,18 @@ const ATTEMPTS: usize = 16;
 pub(crate) struct Session {
     runtime: tokio::runtime::Runtime,
     pub(crate) engine: EngineHandle,
-    thread: EngineThread,
+    /// Until it is waited for.
+    thread: Option<EngineThread>,
     rng: StdRng,
+}
+
+/// A part that fails leaves its session, and the process must not end while the engine's thread uses the driver.
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Err(error) = self.wait() {
+            eprintln!("the engine ended before: {error:#}");
+        }
+    }
 }
 
 impl Session {
@@ -103,7 +113,7 @@ impl Session {
         Ok(Self {
             runtime,
             engine,
-            thread,
+            thread: Some(thread),
             rng: StdRng::seed_from_u64(1),
         })
     }
@@ -112,9 +122,16 @@ impl Session {
     ///
     /// # Errors
     /// Why it ended before.
-    pub(crate) fn end(self) -> Result<()> {
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let Some(thread) = self.thread.take() else {
+            return Ok(());
+        };
         self.runtime.block_on(self.engine.drain(Duration::ZERO));
-        Ok(self.thread.join()?)
+        Ok(thread.join()?)
     }
 
     /// Runs requests of the engine.
