@@ -19,6 +19,8 @@ pub(super) fn run<F: Format, S: Simd>(s: S, p: &Product<'_>) {
         let mut t = 0;
         while t < tokens {
             t += match tokens - t {
+                // Sums of 8 tokens have room in 32 registers, with the operands.
+                8.. if S::LANES == ROWS => one::<F, S, 8>(s, p, group, g, t),
                 1 => one::<F, S, 1>(s, p, group, g, t),
                 2 | 3 => one::<F, S, 2>(s, p, group, g, t),
                 _ => one::<F, S, 4>(s, p, group, g, t),

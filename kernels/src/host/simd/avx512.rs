@@ -1,6 +1,7 @@
 //! AVX-512 F, BW and VNNI: a line in one register, `vpdpbusd` for the dot product.
 
 use std::arch::x86_64::*;
+use std::sync::OnceLock;
 
 use super::{Job, Line, ROWS, Simd};
 
@@ -21,6 +22,16 @@ impl Avx512 {
     }
 }
 
+/// Whether this is a CPU of AMD's. Asked once: in a virtual machine `cpuid` takes microseconds.
+fn is_amd() -> bool {
+    static IS_AMD: OnceLock<bool> = OnceLock::new();
+    *IS_AMD.get_or_init(|| {
+        let vendor = __cpuid(0);
+        let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+        name.as_flattened() == b"AuthenticAMD"
+    })
+}
+
 /// One intrinsic without memory operands.
 macro_rules! op {
     ($e:expr) => {
@@ -35,6 +46,11 @@ impl Simd for Avx512 {
     type Dots = __m512i;
     const PAIRS: bool = false;
     const LANES: usize = 16;
+
+    #[inline(always)]
+    fn prefers_registers(self) -> bool {
+        is_amd()
+    }
 
     #[inline(always)]
     fn vectorize<J: Job>(self, job: J) -> J::Output {

@@ -56,6 +56,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Lanes of a vector: 8 or 16.
     const LANES: usize;
 
+    /// Whether what some tokens multiply is better unpacked anew for each 8 of them than stored and read again: measured, by
+    /// vendor.
+    fn prefers_registers(self) -> bool {
+        false
+    }
+
     /// Runs `job` with the features enabled.
     fn vectorize<J: Job>(self, job: J) -> J::Output;
 
