@@ -1,0 +1,281 @@
+//! What is shared between link and host, against hosts that are simulated.
+
+use super::*;
+
+fn offload(bytes_per_s: f64) -> Offload {
+    let mut offload = Offload::new(Mode::Auto, None, None, "hip");
+    offload.kept = Rates::all(1.0 / bytes_per_s);
+    offload.from_file = Rates::all(1.0 / bytes_per_s);
+    set(&mut offload.bringing, 1.0 / bytes_per_s);
+    offload
+}
+
+/// So many seconds a byte from now on.
+fn set(rate: &mut Rate, seconds: f64) {
+    *rate = Rate::default();
+    rate.note(Duration::from_secs_f64(seconds * 1e9), 1_000_000_000);
+}
+
+/// Experts of 40 MB, all kept.
+fn kept(n: usize) -> Absent {
+    Absent {
+        n,
+        kept: n,
+        others: Held::WithRoom,
+        bytes: 40_000_000,
+        rows_each: 1,
+    }
+}
+
+fn link(upload_bytes_per_s: f64) -> Option<Pace> {
+    Some(Pace {
+        computed_bytes_per_s: 1e12,
+        upload_bytes_per_s,
+        ahead_bytes: 1 << 20,
+    })
+}
+
+#[test]
+fn link_and_host_end_together() {
+    // 40 MB each: 1 ms on the link, 0.5 ms on the host.
+    let mut host = offload(80e9);
+    assert_eq!(host.share(kept(6), link(40e9)), 4);
+    assert_eq!(host.share(kept(1), link(40e9)), 1);
+    assert_eq!(host.share(kept(0), link(40e9)), 0);
+    // A slow host is left alone.
+    assert_eq!(offload(1e9).share(kept(6), link(40e9)), 0);
+}
+
+#[test]
+fn what_is_not_kept_costs_its_bringing() {
+    let mut host = offload(80e9);
+    let others = |n, kept, others| Absent {
+        kept,
+        others,
+        ..super::tests::kept(n)
+    };
+    // 1 ms each on the link, half of that on the host, which has to bring each for as long as eight answers take.
+    set(&mut host.bringing, 8.0 / 80e9);
+    assert_eq!(host.share(others(6, 0, Held::WithRoom), link(40e9)), 3);
+    // 2 of half a millisecond, and one of a whole.
+    assert_eq!(host.share(others(5, 2, Held::WithRoom), link(40e9)), 3);
+    host.from_file = Rates::all(1.0 / 10e9);
+    // 4 ms out of the file.
+    assert_eq!(host.share(others(6, 2, Held::InFile), link(40e9)), 2);
+    assert_eq!(host.share(others(3, 0, Held::InFile), link(40e9)), 0);
+}
+
+#[test]
+fn bringing_that_was_slow_is_tried_again() {
+    let mut host = offload(80e9);
+    let five = |kept| Absent {
+        n: 5,
+        ..super::tests::kept(kept)
+    };
+    set(&mut host.bringing, 1.0);
+    let shares = |host: &mut Offload, kept| {
+        let shares = (0..TRY_EVERY + 1).map(|_| host.share(five(kept), link(40e9)));
+        let mut shares: Vec<usize> = shares.collect();
+        shares.dedup();
+        shares
+    };
+    assert_eq!(shares(&mut host, 2), [2, 3]);
+    set(&mut host.bringing, 1.0);
+    assert_eq!(shares(&mut host, 0), [0, 1]);
+}
+
+#[test]
+fn answers_of_each_kind_are_measured_apart() {
+    let mut host = Offload::new(Mode::Auto, None, None, "hip");
+    let ms = Duration::from_millis;
+    let kept = |kept_bytes| Brought {
+        kept_bytes,
+        ..Brought::default()
+    };
+    let brought = Brought {
+        bytes: 1 << 20,
+        took: ms(3),
+        ..Brought::default()
+    };
+    host.took(brought, 1, ms(4));
+    let a_byte = |ms: f64| Some(ms / 1e3);
+    let mib = |held| host.seconds(held, 1 << 20, 1);
+    assert_eq!(mib(Held::Kept), a_byte(1.0));
+    assert_eq!(mib(Held::WithRoom), a_byte(1.0 + 3.0 / ANSWERS_EACH));
+    assert_eq!(mib(Held::InFile), None);
+    let file = Brought {
+        file_bytes: 1 << 20,
+        ..Brought::default()
+    };
+    host.took(file, 1, ms(2));
+    host.took(
+        Brought {
+            kept_bytes: 1 << 20,
+            ..file
+        },
+        1,
+        ms(500),
+    );
+    host.took(kept(2 << 20), 1, ms(2));
+    let mib = |held| host.seconds(held, 1 << 20, 1);
+    assert_eq!(mib(Held::InFile), a_byte(2.0), "of both kinds: no sample");
+    assert_eq!(mib(Held::Kept), a_byte(1.0));
+}
+
+#[test]
+fn what_was_never_measured_is_tried_once() {
+    let mut host = Offload::new(Mode::Auto, None, None, "hip");
+    let five = |kept| Absent {
+        n: 5,
+        kept,
+        others: Held::WithRoom,
+        bytes: 1 << 20,
+        rows_each: 1,
+    };
+    assert_eq!(host.share(five(0), link(40e9)), 1);
+    assert_eq!(host.share(five(5), link(40e9)), 1);
+    let one = Beside {
+        skipped: 0,
+        upload: true,
+    };
+    assert_eq!(host.beside(Held::InFile, 1 << 20, 1, link(40e9)), Some(one));
+    assert_eq!(host.beside(Held::InFile, 1 << 20, 1, None), None);
+    host.mode = Mode::Always;
+    assert_eq!(host.share(five(0), None), 5);
+}
+
+#[test]
+fn a_host_that_was_slow_is_tried_again() {
+    let mut host = offload(1e9);
+    let mut answers = 0;
+    for _ in 0..3 * TRY_EVERY {
+        let h = host.share(kept(6), link(40e9));
+        answers += h;
+        if h > 0 {
+            host.kept.note(
+                1,
+                Duration::from_millis(40 * h as u64),
+                40_000_000 * h as u64,
+            );
+        }
+    }
+    // Four at first, and four every so many decisions; the fifth finds out.
+    assert!((8..=24).contains(&answers), "{answers}");
+    let mut slow = offload(1e9);
+    let tried = (0..2 * TRY_SEGMENT_EVERY + 2).filter(|_| {
+        let beside = slow.beside(Held::InFile, 40_000_000, 1, link(40e9));
+        if beside.is_some() {
+            slow.from_file
+                .note(1, Duration::from_millis(40), 40_000_000);
+        }
+        beside.is_some()
+    });
+    assert_eq!(tried.count(), 2);
+}
+
+/// A host whose answers take a time of their own.
+struct Simulated {
+    /// Seconds of any answer.
+    each: f64,
+    bytes_per_s: f64,
+    /// How many times as long one takes after a rest, when threads sleep.
+    cold: f64,
+}
+
+impl Simulated {
+    fn seconds(&self, bytes: u64) -> f64 {
+        self.each + bytes as f64 / self.bytes_per_s
+    }
+}
+
+/// Layers of a mixture that miss 5 to 8 experts of 2.5 MB each, beside a link of 40 GB/s: the seconds of the last half, and
+/// of the best shares.
+fn layers(host: &Simulated) -> (f64, f64) {
+    let bytes = 2_500_000;
+    let of_link = |u: usize| (bytes * u as u64) as f64 / 40e9;
+    let mut offload = Offload::new(Mode::Auto, None, None, "cuda");
+    let (mut took, mut best) = (0.0, 0.0);
+    let (mut answers, mut rested, mut random) = (0, 100, 7u64);
+    for layer in 0..8 * TRY_EVERY {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        let n = 5 + (random >> 33) as usize % 4;
+        let absent = Absent {
+            n,
+            bytes,
+            ..kept(n)
+        };
+        let h = offload.share(absent, link(40e9));
+        let all = bytes * h as u64;
+        let mut seconds = of_link(n - h);
+        rested += 1;
+        if h > 0 {
+            let mut answer = host.seconds(all);
+            if rested > 4 {
+                answer *= host.cold;
+            }
+            seconds = seconds.max(answer);
+            (answers, rested) = (answers + 1, 0);
+            // The system needed a core: which says nothing of the next one.
+            if answers % 64 == 0 {
+                answer += 5e-3;
+            }
+            offload.kept.note(1, Duration::from_secs_f64(answer), all);
+        }
+        if layer >= 4 * TRY_EVERY {
+            let ends = |h: usize| match h {
+                0 => of_link(n),
+                h => host.seconds(bytes * h as u64).max(of_link(n - h)),
+            };
+            took += seconds;
+            best += (0..=n).map(ends).fold(f64::INFINITY, f64::min);
+        }
+    }
+    (took, best)
+}
+
+#[test]
+fn answers_come_near_the_best_shares_whatever_an_answer_costs() {
+    for each in [0.0, 50e-6, 100e-6, 200e-6] {
+        for bytes_per_s in [2e9, 10e9, 40e9, 80e9, 160e9] {
+            for cold in [1.0, 5.0, 20.0] {
+                let (took, best) = layers(&Simulated {
+                    each,
+                    bytes_per_s,
+                    cold,
+                });
+                let ratio = took / best;
+                assert!(
+                    ratio < 1.2,
+                    "{each} s, {bytes_per_s} bytes/s, {cold}: {ratio}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_link_that_was_slow_is_tried_again() {
+    let mut host = offload(80e9);
+    let uploads = (0..2 * LINK_EVERY).map(|_| 6 - host.share(kept(6), link(1e9)));
+    assert_eq!(uploads.sum::<usize>(), 2);
+}
+
+#[test]
+fn the_link_brings_what_the_host_comes_to_later() {
+    let skipped = |bytes_per_s| {
+        let beside = offload(bytes_per_s).beside(Held::Kept, 40_000_000, 1, link(40e9))?;
+        assert!(beside.upload);
+        Some(beside.skipped)
+    };
+    assert_eq!(skipped(90e9), Some(1));
+    assert_eq!(skipped(40e9), Some(0));
+    assert_eq!(skipped(20e9), Some(0));
+    assert_eq!(skipped(5e9), None);
+}
+
+#[test]
+fn the_host_needs_no_other_host() {
+    assert!(!Offload::new(Mode::Always, None, None, "host").takes_part(1));
+    assert!(Offload::new(Mode::Auto, None, None, "cuda").takes_part(ROWS_MAX));
+    assert!(!Offload::new(Mode::Auto, None, None, "cuda").takes_part(ROWS_MAX + 1));
+}
