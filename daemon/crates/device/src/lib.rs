@@ -389,6 +389,22 @@ pub trait Device: Send {
         batch: &Batch<'_>,
     ) -> Result<(), Error>;
 
+    /// Runs a step that may come again. `stamp` stands for the operations and for the layout of the weights, and for nothing else
+    /// ever until [`Device::forget_file`]; a device may record what it does for a stamp, a slab and such a batch, and
+    /// replay that.
+    ///
+    /// # Errors
+    /// As [`Device::run`].
+    fn run_again(
+        &mut self,
+        _stamp: [u64; 2],
+        step: &BoundStep<'_>,
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<(), Error> {
+        self.run(step, scratch, batch)
+    }
+
     /// Entries of the table that the pages of a pass's sequences must have room in, each with the pages of its longest in
     /// every group of KV, as a power of two of at least 8; `None` if there is no such bound.
     fn page_table_entries(&self) -> Option<u64> {

@@ -390,6 +390,8 @@ fn run_ops(
     let Step::Run { ops, live_out, .. } = step else {
         return Err(Error::Internal("experts are no operations".to_owned()));
     };
+    let index = pass.plan.steps.iter().position(|s| std::ptr::eq(s, step));
+    let index = index.ok_or_else(|| Error::Internal("a step of another plan".to_owned()))?;
     let (device, layouts) = residency.device_and_layouts(pass.model);
     let step = BoundStep::Run {
         ops,
@@ -399,7 +401,8 @@ fn run_ops(
             slab: slab.offset,
         }),
     };
-    let ran = device.run(&step, scratch(pass), &batch(pass, outputs));
+    let stamp = [u64::from(pass.model.0), index as u64];
+    let ran = device.run_again(stamp, &step, scratch(pass), &batch(pass, outputs));
     ran.map_err(|e| residency.device_error(Some(pass.model), e))
 }
 

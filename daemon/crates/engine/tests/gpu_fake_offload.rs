@@ -81,6 +81,48 @@ async fn link_and_host_share_what_is_missing() {
     answers("tiny-qwen3moe-Q4_K_M.gguf", 4, Offload::Auto, ROOMY).await;
 }
 
+/// Where experts come and go between steps no pass is one recording, but most of its steps are.
+#[tokio::test]
+async fn steps_between_experts_are_replayed() {
+    let host = requests::engine(Budget::Bytes(64 << 20));
+    let file = "tiny-qwen3moe-Q4_K_M.gguf";
+    let on_host = load(&host, file, "m").await;
+    let runtime = Runtime::new();
+    let config = gpu_config(&runtime);
+    let engine = runtime
+        .start_split(config, budget(&on_host, 4), (Offload::Never, None))
+        .unwrap();
+    let model = load(&engine, file, "m").await;
+    let mut same = 0;
+    for (question, _) in questions(4) {
+        let (_, expected, _) = run(&host, chat(&on_host, &question)).await;
+        let (_, got, summary) = run(&engine, chat(&model, &question)).await;
+        same += usize::from(got == expected);
+        assert!(summary.cache.misses > 0, "{summary:?}");
+    }
+    assert!(same >= 3, "{same} of 4");
+    let calls = |call| runtime.calls(call);
+    let (made, launched) = (calls("hipGraphInstantiate"), calls("hipGraphLaunch"));
+    let layers = model.model().info().n_layer as u64;
+    assert!(made >= layers, "{made} recordings");
+    assert!(launched > 4 * made, "{launched} replays of {made}");
+    // Nor are events made for every upload.
+    let (events, uploads) = (calls("hipEventCreateWithFlags"), {
+        let (question, _) = questions(1).remove(0);
+        let (_, _, summary) = run(&engine, chat(&model, &question)).await;
+        summary.cache.misses
+    });
+    let more = calls("hipEventCreateWithFlags") - events;
+    assert!(
+        uploads > 64 && more < 8,
+        "{more} events for {uploads} uploads"
+    );
+    drop(model);
+    engine.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
 #[tokio::test]
 async fn what_fits_is_uploaded_whatever_the_host_could_do() {
     let runtime = Runtime::new();

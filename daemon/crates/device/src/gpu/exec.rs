@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::context::Context;
 use super::driver::{
@@ -10,10 +11,14 @@ use super::driver::{
 };
 
 /// An ordered queue of work, destroyed on drop; what is queued still ends.
+///
+/// *Invariant:* [`Stream::queued`] changes with everything that is queued: whoever takes the handle is taken to queue
+/// something, and who keeps it to queue more later says so by [`Stream::note_queued`].
 #[derive(Debug)]
 pub struct Stream {
     context: Context,
     handle: StreamHandle,
+    queued: AtomicU64,
 }
 
 impl Stream {
@@ -26,12 +31,24 @@ impl Stream {
         Ok(Stream {
             context: context.clone(),
             handle,
+            queued: AtomicU64::new(0),
         })
     }
 
-    /// The driver's handle, alive as long as this.
+    /// The driver's handle, alive as long as this, to queue something.
     pub fn handle(&self) -> StreamHandle {
+        self.note_queued();
         self.handle
+    }
+
+    /// A number that is another one after something was queued. Marks of events are nothing that is queued.
+    pub fn queued(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    /// Something is queued by a handle that was taken before.
+    pub fn note_queued(&self) {
+        self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The card that it is on.
@@ -66,7 +83,7 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<()> {
         let driver = self.context.driver()?;
         // SAFETY: both are alive and of the bound context.
-        unsafe { driver.stream_wait_event(self.handle, event.handle) }
+        unsafe { driver.stream_wait_event(self.handle(), event.handle) }
     }
 
     /// Records what `queue` queues on this stream, instead of doing it, and makes a graph of it. `queue` must not
@@ -79,7 +96,7 @@ impl Stream {
         queue: impl FnOnce() -> Result<(), E>,
     ) -> Result<Graph, E> {
         // SAFETY: the stream is alive and of the bound context.
-        unsafe { self.context.driver()?.capture_begin(self.handle)? };
+        unsafe { self.context.driver()?.capture_begin(self.handle())? };
         // What is queued may have to be compiled first, which is no call of the driver.
         let queued = queue();
         let driver = self.context.driver()?;
@@ -268,7 +285,7 @@ impl Kernel {
     pub unsafe fn launch(&self, config: LaunchConfig, args: &[u8], stream: &Stream) -> Result<()> {
         let driver = self.module.context.driver()?;
         // SAFETY: function and stream are alive and of the bound context; the rest is the caller's promise.
-        unsafe { driver.launch(self.handle, config, args, stream.handle) }
+        unsafe { driver.launch(self.handle, config, args, stream.handle()) }
     }
 
     /// Lets launches use up to `bytes` of dynamic shared memory; needed on NVIDIA above 48 KiB.
@@ -306,7 +323,7 @@ impl Graph {
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let driver = self.context.driver()?;
         // SAFETY: graph and stream are alive and of the bound context; the rest is the caller's promise.
-        unsafe { driver.graph_launch(self.handle, stream.handle) }
+        unsafe { driver.graph_launch(self.handle, stream.handle()) }
     }
 }
 

@@ -43,11 +43,16 @@ impl Run<'_, '_> {
         if !answered.is_empty() {
             let of = |s: u32| step.experts_of(s).map(move |e| (e, s));
             let experts: Vec<(u32, u32)> = answered.iter().copied().flat_map(of).collect();
-            let mut others = |residency: &mut Residency| {
-                self.some_experts(residency, step, ffn, &mut there.as_slice(), ahead)
-            };
-            let bytes =
-                residency.experts_on_host(pass, ffn, step, &experts, (&x, &ids), &mut others)?;
+            // The link begins before the rows are made ready for the host.
+            let (held, outcome) = self.hold(residency, &mut there.as_slice());
+            let outcome = outcome.and_then(|()| begin(residency, pass, ahead));
+            let mut others =
+                |residency: &mut Residency| run_held(residency, pass, step, ffn, &held);
+            let outcome = outcome.and_then(|()| {
+                residency.experts_on_host(pass, ffn, step, &experts, (&x, &ids), &mut others)
+            });
+            let_go(residency, pass, &held);
+            let bytes = outcome?;
             self.counts.misses += answered.len() as u64;
             self.counts.host_bytes += bytes;
         } else if !there.is_empty() {
@@ -86,42 +91,32 @@ impl Run<'_, '_> {
         ahead: &[u32],
     ) -> Result<(), Error> {
         let pass = self.pass;
+        let (held, outcome) = self.hold(residency, now);
+        let ran = outcome
+            .and_then(|()| begin(residency, pass, ahead))
+            .and_then(|()| run_held(residency, pass, step, ffn, &held));
+        let_go(residency, pass, &held);
+        ran
+    }
+
+    /// Acquires segments, as many of `now` as there is room for at once, and leaves in `now` the others. An error only where there is
+    /// room for none.
+    fn hold(
+        &mut self,
+        residency: &mut Residency,
+        now: &mut &[u32],
+    ) -> (Vec<(u32, Slab)>, Result<(), Error>) {
         let mut held: Vec<(u32, Slab)> = Vec::new();
-        let mut outcome = Ok(());
         while let Some((&segment, rest)) = now.split_first() {
-            match residency.acquire(id(pass, segment), self.counts) {
+            match residency.acquire(id(self.pass, segment), self.counts) {
                 Ok(slab) => held.push((segment, slab)),
-                Err(error) => {
-                    // What is held may be all that there is room for.
-                    if held.is_empty() {
-                        outcome = Err(error);
-                    }
-                    break;
-                }
+                Err(error) if held.is_empty() => return (held, Err(error)),
+                // What is held may be all that there is room for.
+                Err(_) => break,
             }
             *now = rest;
         }
-        for &next in ahead {
-            outcome = outcome.and_then(|()| residency.start_needed(id(pass, next)));
-        }
-        let ran = outcome.and_then(|()| {
-            if held.is_empty() {
-                return Ok(());
-            }
-            let experts: Vec<(u32, u32, Slab, u32)> = held
-                .iter()
-                .flat_map(|&(segment, slab)| {
-                    let experts = step.experts_of(segment);
-                    let first = experts.start;
-                    experts.map(move |e| (e, segment, slab, (e - first) * ffn.n_tensors))
-                })
-                .collect();
-            run_experts(residency, pass, ffn, &experts)
-        });
-        for &(segment, _) in &held {
-            residency.release(id(pass, segment));
-        }
-        ran
+        (held, Ok(()))
     }
 
     /// Begins uploads of experts of the next layer that has some: a pass of many rows will need nearly all.
@@ -193,6 +188,41 @@ fn wanted(ids: &[f32], n_expert: u32) -> Result<Vec<u32>, Error> {
     }
     let all = (0u32..).zip(wanted);
     Ok(all.filter_map(|(e, wanted)| wanted.then_some(e)).collect())
+}
+
+/// Begins uploads of segments that the pass comes to.
+fn begin(residency: &mut Residency, pass: &Pass<'_>, ahead: &[u32]) -> Result<(), Error> {
+    let mut ahead = ahead.iter();
+    ahead.try_for_each(|&next| residency.start_needed(id(pass, next)))
+}
+
+/// Runs the experts of segments that are held.
+fn run_held(
+    residency: &mut Residency,
+    pass: &Pass<'_>,
+    step: ExpertStep,
+    ffn: &ExpertFfn,
+    held: &[(u32, Slab)],
+) -> Result<(), Error> {
+    if held.is_empty() {
+        return Ok(());
+    }
+    let experts: Vec<(u32, u32, Slab, u32)> = held
+        .iter()
+        .flat_map(|&(segment, slab)| {
+            let experts = step.experts_of(segment);
+            let first = experts.start;
+            experts.map(move |e| (e, segment, slab, (e - first) * ffn.n_tensors))
+        })
+        .collect();
+    run_experts(residency, pass, ffn, &experts)
+}
+
+/// Gives segments back that were held.
+fn let_go(residency: &mut Residency, pass: &Pass<'_>, held: &[(u32, Slab)]) {
+    for &(segment, _) in held {
+        residency.release(id(pass, segment));
+    }
 }
 
 fn run_experts(

@@ -1,4 +1,5 @@
-//! Recorded passes: the launches of a decode step, captured once and replayed as long as the same comes again.
+//! Recordings: the launches of a decode pass, or of one step of it where experts come and go between steps, captured once and
+//! replayed as long as the same comes again.
 //!
 //! ```text
 //!   unknown --(first time: launched one by one)--> seen --(second time: captured)--> recorded --> replayed
@@ -6,12 +7,16 @@
 //!
 //! *Invariant:* a recorded graph holds addresses; its key holds everything that they and the launches' shapes were made
 //! of. [`Graphs::clear`] is called when a model goes, or memory of the arena does.
-//! *Invariant:* what is let go is not under way: each recorded step ends with its logits being read, before the next is planned.
+//! *Invariant:* what is let go is not under way: each recorded pass ends with its logits being read, before the next is planned, and
+//! recordings of steps are let go all together, when the device has ended what it had to do ([`Graphs::is_full`]).
 
 use crate::gpu::Graph;
 
-/// Most recorded graphs; the one that was used longest ago goes first.
-const GRAPHS_MAX: usize = 16;
+/// Most recorded passes; the one that was used longest ago goes first.
+pub(super) const GRAPHS_MAX: usize = 16;
+
+/// Most recorded steps: those of a few large models, and what does not come again.
+pub(super) const STEP_GRAPHS_MAX: usize = 512;
 
 /// What a recording was made of.
 pub(super) type Key = Vec<u64>;
@@ -32,10 +37,10 @@ pub(super) enum Plan<'a> {
 }
 
 /// The recorded graphs of one device.
-#[derive(Default)]
 pub(super) struct Graphs {
     // Few enough to look through; the most recently used last.
     entries: Vec<(Key, State)>,
+    most: usize,
 }
 
 impl std::fmt::Debug for Graphs {
@@ -47,10 +52,22 @@ impl std::fmt::Debug for Graphs {
 }
 
 impl Graphs {
-    /// What to do with a pass of this key.
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            entries: Vec::new(),
+            most,
+        }
+    }
+
+    /// Whether another key takes the place of the one that was used longest ago.
+    pub(super) fn is_full(&self) -> bool {
+        self.entries.len() >= self.most
+    }
+
+    /// What to do with a pass or step of this key.
     pub(super) fn plan(&mut self, key: &Key) -> Plan<'_> {
         let Some(at) = self.entries.iter().position(|(k, _)| k == key) else {
-            if self.entries.len() >= GRAPHS_MAX {
+            if self.is_full() {
                 self.entries.remove(0);
             }
             self.entries.push((key.clone(), State::Seen));

@@ -88,6 +88,7 @@ pub struct GpuDevice {
     warm_up: WarmUp,
     uploads: Uploads,
     graphs: Graphs,
+    step_graphs: Graphs,
     products: VendorProducts,
     kernels: Arc<Kernels>,
     pass_ring: Ring,
@@ -145,7 +146,7 @@ impl GpuDevice {
     }
 
     fn addresses_changed(&mut self) -> Result<(), Error> {
-        self.graphs.clear();
+        self.forget_recordings();
         self.table_of = None;
         self.pass.forget();
         if self.fixed.is_some() {
@@ -153,6 +154,12 @@ impl GpuDevice {
             self.uploads.set_fixed(addresses);
         }
         Ok(())
+    }
+
+    /// Nothing of the recordings may be under way.
+    fn forget_recordings(&mut self) {
+        self.graphs.clear();
+        self.step_graphs.clear();
     }
 
     /// Waits for what the compute stream has queued.
@@ -277,7 +284,7 @@ impl Device for GpuDevice {
         }
         self.finish()?;
         // Recordings take memory of the driver's own.
-        self.graphs.clear();
+        self.forget_recordings();
         let capacity = self.arena.renew(sizes)?;
         self.addresses_changed()?;
         if self.fixed.is_some() {
@@ -339,7 +346,7 @@ impl Device for GpuDevice {
         if let Err(error) = self.finish() {
             tracing::warn!(%error, "waiting for the device before a model goes");
         }
-        self.graphs.clear();
+        self.forget_recordings();
         self.uploads.forget(file);
     }
 
@@ -383,7 +390,17 @@ impl Device for GpuDevice {
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
-        self.queue_step(step, scratch, batch)
+        self.queue_step(None, step, scratch, batch)
+    }
+
+    fn run_again(
+        &mut self,
+        stamp: [u64; 2],
+        step: &BoundStep<'_>,
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<(), Error> {
+        self.queue_step(Some(stamp), step, scratch, batch)
     }
 
     fn pace(&mut self, rows: usize) -> Option<Pace> {

@@ -10,7 +10,7 @@ use crate::gpu::{self, Context, DeviceAttributes, Priority, Stream, Vendor};
 use super::arena::Arena;
 use super::aside::Aside;
 use super::config::GpuConfig;
-use super::graphs::Graphs;
+use super::graphs::{GRAPHS_MAX, Graphs, STEP_GRAPHS_MAX};
 use super::kernels::{Images, Kernels};
 use super::pace::Runs;
 use super::pass_data::PassData;
@@ -117,7 +117,8 @@ impl GpuDevice {
         Ok(Self {
             warm_up,
             uploads,
-            graphs: Graphs::default(),
+            graphs: Graphs::new(GRAPHS_MAX),
+            step_graphs: Graphs::new(STEP_GRAPHS_MAX),
             products,
             kernels,
             pass_ring: Ring::new(&context, PASS_PIECES, PASS_PIECE_BYTES, config.watchdog)?,

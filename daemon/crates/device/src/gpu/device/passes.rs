@@ -5,7 +5,7 @@
 //! replay of what ran last.
 
 use crate::error::Error;
-use crate::gpu;
+use crate::gpu::{self, Graph};
 use crate::ops::Batch;
 use crate::{BoundStep, Scratch};
 
@@ -15,18 +15,25 @@ use super::pass_data::{PassData, PassShape, Places, send_bytes};
 use super::{GpuDevice, failed};
 
 impl GpuDevice {
-    /// Queues one step, and measures it.
+    /// Queues one step, and measures it. Operations with a stamp are recorded when they come the second time.
     pub(super) fn queue_step(
         &mut self,
+        stamp: Option<[u64; 2]>,
         step: &BoundStep<'_>,
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
         let shape = self.send(scratch, batch)?;
-        let work = self.work(std::slice::from_ref(step), scratch, batch, shape)?;
-        self.send_table(&work.1, scratch)?;
+        let key = stamp.and_then(|stamp| self.step_key(stamp, step, scratch, batch, shape));
         let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
-        self.queue(&work.0, self.vendor_room(scratch))?;
+        match key {
+            Some(key) => self.queue_recorded(&key, step, scratch, batch, shape)?,
+            None => {
+                let work = self.work(std::slice::from_ref(step), scratch, batch, shape)?;
+                self.send_table(&work.1, scratch)?;
+                self.queue(&work.0, self.vendor_room(scratch))?;
+            }
+        }
         if timed {
             let bytes = match step {
                 BoundStep::Run { weights, .. } => weights.map_or(0, |w| w.layout.bytes),
@@ -37,6 +44,69 @@ impl GpuDevice {
             self.runs.of(batch.n_tokens).end(&self.compute, bytes);
         }
         Ok(())
+    }
+
+    /// What a recording of a step is known by; `None` for what is not to be recorded.
+    fn step_key(
+        &self,
+        [model, index]: [u64; 2],
+        step: &BoundStep<'_>,
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+        shape: PassShape,
+    ) -> Option<Key> {
+        let BoundStep::Run { weights, .. } = step else {
+            return None;
+        };
+        if !self.config.graphs || !shape.is_decode() {
+            return None;
+        }
+        // First what tells most of them apart.
+        let mut key = vec![index, weights.map_or(u64::MAX, |w| w.slab), model];
+        key.append(&mut self.key(0, scratch, batch, shape));
+        Some(key)
+    }
+
+    /// Queues operations: launched one by one, or recorded and replayed.
+    fn queue_recorded(
+        &mut self,
+        key: &Key,
+        step: &BoundStep<'_>,
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+        shape: PassShape,
+    ) -> Result<(), Error> {
+        if self.step_graphs.is_full() && !self.step_graphs.has(key) {
+            self.finish()?;
+            self.step_graphs.clear();
+        }
+        let room = self.vendor_room(scratch);
+        let record = match self.step_graphs.plan(key) {
+            Plan::Replay(graph) => {
+                let _held = self.uploads.hold();
+                // SAFETY: the key says that the addresses are those of the recording, and the pass's data lies there.
+                return unsafe { graph.launch(&self.compute) }
+                    .map_err(|e| failed("replaying a step", e));
+            }
+            Plan::Record => true,
+            Plan::Launch => false,
+        };
+        let (work, table) = self.work(std::slice::from_ref(step), scratch, batch, shape)?;
+        assert!(table.is_empty(), "operations read no table of experts");
+        if !record {
+            return self.queue(&work, room);
+        }
+        let captured = self.capture(&work, room)?;
+        match self
+            .step_graphs
+            .keep(key, captured.map(|graph| (graph, table)))
+        {
+            // SAFETY: as for a replay.
+            Some(graph) => {
+                unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a step", e))
+            }
+            None => self.queue(&work, room),
+        }
     }
 
     /// Replays the recording of a pass, if there is one. Whether there was.
@@ -92,28 +162,33 @@ impl GpuDevice {
         if !matches!(self.graphs.plan(&key), Plan::Record) {
             return self.queue(&work, room);
         }
+        let captured = self.capture(&work, room)?;
+        match self.graphs.keep(&key, captured.map(|graph| (graph, table))) {
+            // SAFETY: as for a replay.
+            Some(graph) => {
+                unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))
+            }
+            None => self.queue(&work, room),
+        }
+    }
+
+    /// Records work; `None` where it cannot be recorded, which it could not either when it comes again.
+    fn capture(&self, work: &[Work], room: (u64, u64)) -> Result<Option<Graph>, Error> {
         let captured = self
             .compute
-            .capture(|| self.queue(&work, room).map_err(Captured::Queue));
+            .capture(|| self.queue(work, room).map_err(Captured::Queue));
         match captured {
             Ok(graph) => {
                 tracing::debug!(nodes = graph.nodes(), "a decode step is recorded");
-                let graph = self
-                    .graphs
-                    .keep(&key, Some((graph, table)))
-                    .expect("the key was just planned");
-                // SAFETY: as for a replay.
-                unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))
+                Ok(Some(graph))
             }
             Err(Captured::Driver(error)) if error.is_lost() => {
                 Err(failed("recording a pass", error))
             }
             Err(Captured::Queue(error @ (Error::Lost(_) | Error::Memory { .. }))) => Err(error),
-            // What fails only while it is recorded would do so each time that the step comes again.
             Err(error) => {
                 tracing::warn!(%error, "a decode step cannot be recorded; its kernels are launched one by one");
-                self.graphs.keep(&key, None);
-                self.queue(&work, room)
+                Ok(None)
             }
         }
     }
@@ -204,6 +279,8 @@ impl GpuDevice {
                     chained = false;
                 }
                 Work::Gemm(gemm) => {
+                    // The library has had the stream's handle since it was opened.
+                    self.compute.note_queued();
                     self.products.gemm(gemm, vendor_room)?;
                     chained = false;
                 }

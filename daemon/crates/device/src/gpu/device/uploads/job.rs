@@ -9,13 +9,12 @@ use std::sync::Mutex;
 
 use crate::Role;
 use crate::error::Error;
-use crate::gpu::device::failed;
 use crate::gpu::device::fixed::FLAGS;
 use crate::gpu::device::windows::{WindowKey, Windows};
-use crate::gpu::{Context, Event, Stream};
 use crate::progress::Progress;
 use crate::{Upload, UploadTicket};
 
+use super::events::{Before, PooledEvent};
 use super::lane::in_slot;
 use super::lock;
 
@@ -40,37 +39,32 @@ pub(super) struct Job {
     pieces: Vec<Piece>,
     pub(super) progress: Progress,
     /// What the operations before the upload had queued.
-    pub(super) before: Event,
+    pub(super) before: Before,
     /// The end of the upload on the device.
-    pub(super) done: Event,
+    pub(super) done: PooledEvent,
     /// Which flag its repacking raises for a scale that is not finite.
     pub(super) flag: u64,
     windows: Mutex<Vec<WindowKey>>,
 }
 
 impl Job {
-    /// Cuts an upload into pieces that fit a slot; it comes behind what `compute` has queued.
+    /// Cuts an upload into pieces that fit a slot; it comes behind `before`.
     pub(super) fn new(
-        context: &Context,
         ticket: UploadTicket,
         upload: Upload,
         slab: u64,
         slot_bytes: u64,
-        compute: &Stream,
+        before: Before,
+        done: PooledEvent,
     ) -> Result<Self, Error> {
         let pieces = pieces(&upload, slot_bytes)?;
-        let event = || Event::new(context, false).map_err(|e| failed("making an event", e));
-        let before = event()?;
-        before
-            .record(compute)
-            .map_err(|e| failed("recording an event", e))?;
         Ok(Self {
             ticket,
             slab,
             progress: Progress::new(pieces.len()),
             pieces,
             before,
-            done: event()?,
+            done,
             flag: ticket.0 % FLAGS,
             windows: Mutex::default(),
             upload,

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 
-use crate::UploadTicket;
 use crate::error::Error;
 use crate::gpu::device::fixed::{FLAGS, Fixed, SLOTS};
 use crate::gpu::device::kernels::Kernels;
@@ -21,6 +20,7 @@ use crate::gpu::device::{failed, launch_error, stream_driver};
 use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Priority, Stream};
 use crate::segment::Placed;
 
+use super::events::Before;
 use super::job::Job;
 
 /// The streams that uploads are queued on, and which slot is next.
@@ -32,8 +32,8 @@ pub(super) struct Lane {
     /// Addresses of the fixed block's parts.
     pub(super) fixed: Fixed,
     next_slot: usize,
-    /// The upload whose slab the repack stream has last waited for.
-    behind: Option<UploadTicket>,
+    /// What the repack stream has last waited for.
+    behind: Option<Before>,
     /// For each slot: its copy has ended, its repacking has ended.
     filled: Vec<Event>,
     drained: Vec<Event>,
@@ -149,10 +149,10 @@ impl Lane {
             self.pace.end(copy, first - slot_at);
         }
         self.repack.wait(&self.filled[slot]).map_err(wrong)?;
-        if self.behind != Some(job.ticket) {
-            // Once for all that follows of this upload.
+        if !self.behind.as_ref().is_some_and(|b| b.is(&job.before)) {
+            // Once for all uploads that come behind the same.
             self.repack.wait(&job.before).map_err(wrong)?;
-            self.behind = Some(job.ticket);
+            self.behind = Some(job.before.clone());
         }
         let mut outcome = Ok(());
         let mut first = slot_at;

@@ -20,6 +20,7 @@
 //! *Invariant:* a slab is written by the repack stream only, after the operations that were queued before the upload
 //! began. *Invariant:* the queue's lock and the lane's are never held together.
 
+mod events;
 mod job;
 mod lane;
 mod queue;
@@ -43,6 +44,7 @@ use super::kernels::Kernels;
 use super::ring::Ring;
 use super::windows::{Held, WINDOW_BYTES, Windows};
 use super::{failed, wait};
+use events::{Before, Events};
 use job::Job;
 use lane::{Flags, Lane};
 use queue::Queue;
@@ -63,7 +65,9 @@ pub(super) struct UploadsConfig {
 pub(super) struct Uploads {
     staging: Arc<Staging>,
     flags: Arc<Flags>,
-    context: Context,
+    events: Events,
+    /// What the last upload comes behind, and [`Stream::queued`] of then.
+    before: Option<(u64, Before)>,
     threads: Vec<JoinHandle<()>>,
     under_way: HashMap<UploadTicket, Arc<Job>>,
     /// Waited for by operations; their end has not been looked at.
@@ -97,7 +101,8 @@ impl Uploads {
         let mut uploads = Self {
             staging,
             flags,
-            context: context.clone(),
+            events: Events::new(context),
+            before: None,
             threads: Vec::new(),
             under_way: HashMap::new(),
             settling: Vec::new(),
@@ -145,19 +150,30 @@ impl Uploads {
             self.settle_all()?;
         }
         let ticket = UploadTicket(self.next_ticket);
-        let job = Job::new(
-            &self.context,
-            ticket,
-            upload,
-            slab,
-            self.slot_bytes,
-            compute,
-        )?;
+        let before = self.behind(compute)?;
+        let done = self.events.take()?;
+        let job = Job::new(ticket, upload, slab, self.slot_bytes, before, done)?;
         self.next_ticket += 1;
         let job = Arc::new(job);
         self.staging.queue.push(Arc::clone(&job));
         self.under_way.insert(ticket, job);
         Ok(ticket)
+    }
+
+    /// An event behind all that `compute` has queued: one for uploads that begin one after another.
+    fn behind(&mut self, compute: &Stream) -> Result<Before, Error> {
+        let queued = compute.queued();
+        if let Some((then, before)) = &self.before
+            && *then == queued
+        {
+            return Ok(before.clone());
+        }
+        let before = Before::new(self.events.take()?);
+        before
+            .record(compute)
+            .map_err(|e| failed("recording an event", e))?;
+        self.before = Some((queued, before.clone()));
+        Ok(before)
     }
 
     /// Uploads that have ended since the last call.

@@ -3,7 +3,7 @@
 //! *Invariant:* the lock is held to look at the queue, never while a piece is worked on or a window registered.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,8 @@ const REST: Duration = Duration::from_millis(4);
 /// An upload of so many bytes is a matter of microseconds to queue from registered windows: one thread is woken for it.
 const SMALL_BYTES: u64 = 8 << 20;
 
-/// So many small uploads wait for a thread that is awake.
+/// So many small uploads wait for a thread that is awake, where they have to be copied by it. From registered windows all do:
+/// what is left to do is to call the driver, which threads do one after another.
 const SOON: usize = 2;
 
 /// How long the end of pieces that others have taken is looked for without sleep: to be woken takes longer than most need.
@@ -45,6 +46,8 @@ pub(super) struct Queue {
     done: Condvar,
     /// Uploads that were queued, for the thread that looks without the lock.
     pushed: AtomicU64,
+    /// Whether the last piece had to be copied by its thread.
+    copied: AtomicBool,
     /// Threads that are at a piece, or have just been and look for the next one. Changes under the lock.
     awake: AtomicUsize,
 }
@@ -79,6 +82,7 @@ impl Queue {
             work: Condvar::new(),
             done: Condvar::new(),
             pushed: AtomicU64::new(0),
+            copied: AtomicBool::new(true),
             awake: AtomicUsize::new(0),
         }
     }
@@ -88,7 +92,8 @@ impl Queue {
         let small = job.upload.layout.bytes <= SMALL_BYTES;
         let mut state = lock(&self.state);
         state.jobs.push_back(job);
-        let soon = self.is_awake() && state.jobs.len() <= SOON;
+        let copied = self.copied.load(Ordering::Relaxed);
+        let soon = self.is_awake() && (!copied || state.jobs.len() <= SOON);
         drop(state);
         self.pushed.fetch_add(1, Ordering::Release);
         // Threads that are woken for nothing stand in the way of the one that is not.
@@ -97,6 +102,11 @@ impl Queue {
             true => self.work.notify_one(),
             false => self.work.notify_all(),
         }
+    }
+
+    /// A piece was copied by its thread, or did not have to be.
+    pub(super) fn note_copied(&self, copied: bool) {
+        self.copied.store(copied, Ordering::Relaxed);
     }
 
     /// Whether a thread is at a piece, or looks for the next one.

@@ -113,6 +113,7 @@ impl Staging {
                 }
             }
         }
+        self.queue.note_copied(false);
         let bytes = tensors.iter().map(|t| t.desc.bytes).sum();
         job.upload.file.count_read(bytes);
         let _held = self.windows.hold();
@@ -171,6 +172,7 @@ impl Staging {
         start: u64,
         row_bytes: u64,
     ) -> Result<(), Error> {
+        self.queue.note_copied(true);
         let around = match job.upload.file.is_direct() {
             true => 2 * DIRECT_ALIGNMENT,
             false => 0,
