@@ -109,33 +109,15 @@ FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start,
 }
 #endif
 
-// Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (DIM / 8 + 1)][THREADS] of 16 bytes. Whether this block is the last
-// one of its parts: it has what all found together then.
-FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, float (&out)[ROW_BLOCKS][DIM / 8][4],
-                       float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2], U32x4* shared) {
-    constexpr u32 EACH = DIM / 8 + 1;
-    const u32 place = block_y() * gridDim.x + block_x();
-    F32x4* const all = a.partials + (u64)place * parts * (ROW_BLOCKS * EACH * THREADS) + thread_x();
-    auto found = [&](u32 of, u32 b, u32 d) { return all + ((of * ROW_BLOCKS + b) * EACH + d) * THREADS; };
-#pragma unroll
-    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
-#pragma unroll
-        for (u32 d = 0; d < DIM / 8; ++d) *found(part, b, d) = F32x4{out[b][d][0], out[b][d][1], out[b][d][2], out[b][d][3]};
-        *found(part, b, DIM / 8) = F32x4{largest[b][0], largest[b][1], total[b][0], total[b][1]};
-    }
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    device_fence();
-    block_sync();
-    u32* before = (u32*)shared;
-    if (thread_x() == 0) *before = counter_add(&a.counters[place], 1);
-    block_sync();
-    if (*before != parts - 1) return false;
-    device_fence();
-    if (thread_x() == 0) a.counters[place] = 0;
+// Of what several found, `found(of, b, d)` for `of` from `first` on by steps, what all found together. Summed in their order, so that
+// the result does not depend on who came last.
+template <class Found>
+FORCE void join(const Found& found, u32 first, u32 end, u32 step, float (&out)[ROW_BLOCKS][DIM / 8][4],
+                float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2]) {
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; ++b) {
         largest[b][0] = largest[b][1] = NEG_INF;
-        for (u32 of = 0; of < parts; ++of) {
+        for (u32 of = first; of < end; of += step) {
             const F32x4 x = *found(of, b, DIM / 8);
             largest[b][0] = max_of(largest[b][0], x.x);
             largest[b][1] = max_of(largest[b][1], x.y);
@@ -146,7 +128,7 @@ FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, float
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) out[b][d][i] = 0.0f;
         }
-        for (u32 of = 0; of < parts; ++of) {
+        for (u32 of = first; of < end; of += step) {
             const F32x4 x = *found(of, b, DIM / 8);
             // A part of which a row sees nothing has none.
             const float low = x.x == NEG_INF ? 0.0f : exp2_of(x.x - base_of(largest[b][0]));
@@ -163,6 +145,57 @@ FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, float
             }
         }
     }
+}
+
+// Whether this block is the last of so many that come here, and then sees what the others left.
+FORCE bool comes_last(u32* counter, u32 blocks, U32x4* shared) {
+    device_fence();
+    block_sync();
+    u32* before = (u32*)shared;
+    if (thread_x() == 0) *before = counter_add(counter, 1);
+    block_sync();
+    const bool last = *before == blocks - 1;
+    // Nobody writes there again before all have read it.
+    block_sync();
+    if (!last) return false;
+    device_fence();
+    if (thread_x() == 0) *counter = 0;
+    return true;
+}
+
+// Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (DIM / 8 + 1)][part_threads] of 16 bytes. Whether this block is the last
+// one of its parts: it has what all found together then. Parts are joined in two rounds, runs of consecutive ones and then the runs, so
+// that no block has to read what more than about twice the root of their number found. Counters: [block][1 + runs].
+FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, float (&out)[ROW_BLOCKS][DIM / 8][4],
+                       float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2], U32x4* shared) {
+    constexpr u32 EACH = DIM / 8 + 1;
+    const u32 place = block_y() * gridDim.x + block_x(), threads = a.part_threads;
+    F32x4* const all = a.partials + (u64)place * parts * (ROW_BLOCKS * EACH * threads) + thread_x();
+    auto found = [&](u32 of, u32 b, u32 d) { return all + ((of * ROW_BLOCKS + b) * EACH + d) * threads; };
+    // Threads without entries have nothing to leave.
+    const bool has_some = thread_x() < threads;
+    auto leave = [&](u32 of) {
+        if (!has_some) return;
+#pragma unroll
+        for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; ++d) *found(of, b, d) = F32x4{out[b][d][0], out[b][d][1], out[b][d][2], out[b][d][3]};
+            *found(of, b, DIM / 8) = F32x4{largest[b][0], largest[b][1], total[b][0], total[b][1]};
+        }
+    };
+    u32 each = 1;
+    while (each * each < parts) ++each;
+    const u32 runs = (parts + each - 1) / each, run = part / each;
+    const u32 first = run * each, end = least(first + each, parts);
+    u32* const counters = a.counters + place * (runs + 1);
+    leave(part);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    if (!comes_last(counters + 1 + run, end - first, shared)) return false;
+    if (has_some) join(found, first, end, 1, out, largest, total);
+    if (runs == 1) return true;
+    leave(first);
+    if (!comes_last(counters, runs, shared)) return false;
+    if (has_some) join(found, 0, parts, each, out, largest, total);
     return true;
 }
 
@@ -173,6 +206,8 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     const PrefillBlock block(a, M_BLOCK);
     if (block.m0 >= block.entries) return;
     const u32 l = lane(), m = block.m0 + wave() * (16 * ROW_BLOCKS);
+    // A warp without entries copies with the others, and computes nothing.
+    const bool busy = m < block.entries;
     const u32 queries = shared_address(shared_prefill);
     const u32 places = queries + M_BLOCK * STRIDE * 2, place_bytes = KEYS * STRIDE * 2;
     const u32 k_at = k_offset(a.kv, block.head_kv), v_at = v_offset(a.kv, block.head_kv);
@@ -249,6 +284,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 for (u32 i = 0; i < 4; ++i) s[b][n][i] = 0.0f;
             }
         }
+        if (busy) {
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; ++k) {
             u32 x[ROW_BLOCKS][4];
@@ -265,12 +301,14 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 }
             }
         }
+        }
 #ifndef KV_Q8
         // V has come, and nobody reads K any more.
         copies_but_one();
         block_sync();
         copy_rows(block, step + 1, v_at, start, n_visible, k_place);
 #endif
+        if (busy) {
         if (cap > 0.0f) {
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
@@ -355,6 +393,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                     multiply(out[b][2 * d + 1], w[b], y[2], y[3]);
                 }
             }
+        }
         }
 #ifdef KV_Q8
         if (step + 1 == n_steps) break;

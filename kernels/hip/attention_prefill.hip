@@ -35,9 +35,9 @@ struct AttentionPrefillArgs {
     u32 window;     // 0 for none
     u32 n_head;
     F32x4* partials;  // of more than one part
-    u32* counters;    // zero before and after, one a block of a part
+    u32* counters;    // zero before and after, one a block and one for each run of its parts
     u32 blocks;       // of a key/value head and tile
-    u32 reserved;
+    u32 part_threads; // threads of a block that have entries where it has most
 };
 
 // A block's share of a tile: entries m0 up to `entries` of one key/value head.

@@ -365,8 +365,18 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                     positions,
                 };
                 let heads = 2 * group;
-                let launch =
-                    attention::prefill(target, 1, heads, 5, 2, &kv, &scores, 3, n_tiles, shared);
+                let launch = attention::prefill(
+                    target,
+                    1,
+                    heads,
+                    5,
+                    2,
+                    &kv,
+                    &scores,
+                    3,
+                    (n_tiles, 5),
+                    shared,
+                );
                 all.push(launch.unwrap());
             }
             let (append, to) = (Some(&rope), partials);

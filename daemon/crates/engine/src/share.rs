@@ -21,15 +21,15 @@ const LONGER_A_PROMPT: f64 = 4.0;
 const LONGER_LEAST: f64 = 1.0;
 
 /// Rows of a pass, those of the tokens among them: what kernels take at a time, and some between.
-const SIZES: [u32; 17] = [
-    16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+const SIZES: [u32; 18] = [
+    12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
 ];
 
 /// The first one, before anything was measured: 64 rows.
-const FIRST: usize = 4;
+const FIRST: usize = 5;
 
 /// Fewest rows of prompts.
-const ROWS_MIN: u32 = 8;
+const ROWS_MIN: u32 = 4;
 
 /// A pass beyond this part of what it may take was too long. The time between tokens is a little longer than the pass.
 const TOLERANCE: f64 = 1.0;

@@ -15,7 +15,7 @@ const PREFILL_THREADS: u32 = 128;
 pub const PREFILL_TILE_ROWS: u32 = 128;
 
 /// Most parts that the positions of a prompt's rows are shared by.
-const PREFILL_PARTS_MAX: u32 = 20;
+const PREFILL_PARTS_MAX: u32 = 64;
 
 /// Most parts that a context is split into.
 pub const SPLIT_MAX: u32 = 64;
@@ -58,7 +58,7 @@ arg_struct! {
         partials: u64,
         counters: u64,
         blocks: u32,
-        reserved: u32,
+        part_threads: u32,
     }
 }
 
@@ -371,21 +371,35 @@ pub struct SharedPositions {
     pub positions: u32,
 }
 
-/// Parts that the positions of so many blocks are shared by, so that each multiprocessor has two blocks.
-fn prefill_parts(target: &GpuTarget, blocks: u32, head_dim: u32, shared: SharedPositions) -> u32 {
-    if !target.has_mma() || u64::from(blocks) > shared.room.n_counters {
+/// Parts that the positions of so many blocks are shared by, so that each multiprocessor has two blocks. A part leaves what
+/// `part_threads` threads of a block have.
+fn prefill_parts(
+    target: &GpuTarget,
+    blocks: u32,
+    part_threads: u32,
+    head_dim: u32,
+    shared: SharedPositions,
+) -> u32 {
+    if !target.has_mma() {
         return 1;
     }
     let (row_blocks, keys) = if head_dim > 128 { (1, 32) } else { (2, 64) };
-    let bytes = u64::from(blocks * row_blocks * (head_dim / 8 + 1) * PREFILL_THREADS * 16);
-    (2 * target.compute_units / blocks.max(1))
+    let bytes = u64::from(blocks * row_blocks * (head_dim / 8 + 1) * part_threads * 16);
+    let parts = (2 * target.compute_units / blocks.max(1))
         .min((shared.room.bytes / bytes.max(1)) as u32)
         // A part is a few steps at least.
         .min(shared.positions / (4 * keys))
-        .clamp(1, PREFILL_PARTS_MAX)
+        .clamp(1, PREFILL_PARTS_MAX);
+    // A counter for each run of parts, and one for the runs.
+    let runs = u64::from(parts.div_ceil(parts.isqrt()));
+    match u64::from(blocks) * (runs + 1) <= shared.room.n_counters {
+        true => parts,
+        false => 1,
+    }
 }
 
-/// Prefill: tiles of up to [`PREFILL_TILE_ROWS`] consecutive rows of one sequence, `tiles` u32 `[n_tiles][2]`: first row, rows. q has
+/// Prefill: tiles of up to [`PREFILL_TILE_ROWS`] consecutive rows of one sequence, `tiles` u32 `[n_tiles][2]`: first row, rows, of
+/// which the longest has `tile_rows`. q has
 /// been rotated and the pages are complete, the rows' own positions included. `out` is f32 `[rows][n_head][head_dim_v]`. Head sizes
 /// that no tile is built for, and pages of f32, go row by row through the kernel of [`decode`], which is slower and as right.
 ///
@@ -404,7 +418,7 @@ pub fn prefill(
     kv: &Kv<'_>,
     scores: &Scores,
     tiles: Address,
-    n_tiles: u32,
+    (n_tiles, tile_rows): (u32, u32),
     shared: SharedPositions,
 ) -> Result<Launch, Error> {
     let dim = kv.layout.head_dim_k;
@@ -436,7 +450,13 @@ pub fn prefill(
     let place = kv.place()?;
     let n_head_kv = place.n_head_kv.max(1);
     let (m_block, shared_bytes) = prefill_block(target, dim as u32, kv.layout.ty);
-    let blocks = (rows.min(PREFILL_TILE_ROWS) * (n_head / n_head_kv)).div_ceil(m_block);
+    let entries = tile_rows.min(PREFILL_TILE_ROWS) * (n_head / n_head_kv);
+    let blocks = entries.div_ceil(m_block);
+    // Warps of a block have a quarter of its entries each.
+    let warps = entries
+        .min(m_block)
+        .div_ceil(m_block / (PREFILL_THREADS / 32));
+    let part_threads = 32 * warps.max(1);
     let args = AttentionPrefillArgs {
         q,
         out,
@@ -450,7 +470,7 @@ pub fn prefill(
         partials: shared.room.partials,
         counters: shared.room.counters,
         blocks,
-        reserved: 0,
+        part_threads,
     };
     let all = n_head_kv * blocks * n_tiles;
     Ok(Launch {
@@ -458,7 +478,7 @@ pub fn prefill(
         grid: [
             n_head_kv * blocks,
             n_tiles,
-            prefill_parts(target, all, dim as u32, shared),
+            prefill_parts(target, all, part_threads, dim as u32, shared),
         ],
         block: [PREFILL_THREADS, 1, 1],
         shared_bytes,

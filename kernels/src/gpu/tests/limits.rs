@@ -129,7 +129,8 @@ fn prompts_over_pages_of_f32_go_row_by_row() {
         };
         let scores = Scores::causal(1.0);
         for target in targets() {
-            let launch = attention::prefill(&target, 1, 8, 300, 2, &kv, &scores, 3, 3, shared);
+            let launch =
+                attention::prefill(&target, 1, 8, 300, 2, &kv, &scores, 3, (3, 128), shared);
             let launch = launch.unwrap();
             assert_eq!(launch.kernel, kernel, "{target:?}");
             // Blocks of four heads, the whole of a row's positions, the rows.

@@ -36,7 +36,12 @@ pub(super) fn cases() -> Vec<Case> {
             (64, 20),
             (130, 70),
             (20, 1500),
+            (8, 3000),
         ] {
+            // So far once: the reference takes long.
+            if first >= 3000 && (shape.head_dim != 128 || ty == KvType::F32) {
+                continue;
+            }
             for (order, norms) in [(RopeOrder::Norm, false), (RopeOrder::Neox, true)] {
                 let (q, kv) = (
                     u64::from(shape.n_head * shape.head_dim),

@@ -253,7 +253,7 @@ impl<'a> Lowering<'a> {
             place,
             scores,
             tiles,
-            self.shape.n_tiles,
+            (self.shape.n_tiles, self.shape.tile_rows),
             SharedPositions {
                 room: self.parts_room(),
                 positions: self.shape.positions_max,

@@ -51,6 +51,8 @@ pub(super) struct PassShape {
     pub(super) table_stride: u32,
     /// Tiles of spans behind the leading ones of one row.
     pub(super) n_tiles: u32,
+    /// Rows of the longest tile.
+    pub(super) tile_rows: u32,
     /// Spans of one row before all longer ones.
     pub(super) single_rows: u32,
     /// No position is at or beyond this.
@@ -94,10 +96,12 @@ impl PassData {
             .iter()
             .map(|s| s.first_position + s.n_rows as u32)
             .max();
+        let tiles = tiles(batch);
         let single_rows = batch.spans.iter().take_while(|s| s.n_rows == 1).count();
         PassShape {
             table_stride: stride_for(pages.unwrap_or(0)) as u32,
-            n_tiles: tiles(batch).len() as u32,
+            n_tiles: tiles.len() as u32,
+            tile_rows: tiles.iter().map(|tile| tile[1]).max().unwrap_or(0),
             single_rows: single_rows as u32,
             positions_max: last.unwrap_or(1).next_power_of_two().max(256),
         }
