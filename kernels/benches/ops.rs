@@ -1,5 +1,6 @@
 //! Times of the operations at the shapes of Llama-3.2-1B: 32 query heads and 8 key/value heads of 64,
-//! n_embd 2048, n_ff 8192, 128,256 tokens. Prints the median, and bytes that must move over it.
+//! n_embd 2048, n_ff 8192, 128,256 tokens; attention also at those of Qwen3-0.6B, 16 query heads and 8 key/value
+//! heads of 128. Prints the median, and bytes that must move over it.
 //!
 //! `cargo bench -p rocmforge-kernels --bench ops -- [threads] [filter]` (default: all cores, all operations).
 
@@ -13,7 +14,7 @@ use rocmforge_kernels::host::Pool;
 use rocmforge_kernels::host::ops::{
     self, AttentionShape, AttentionSpan, RopeAngles, RopeParams, RopeTable, Simd,
 };
-use rocmforge_ops::{KvLayout, KvType, RopeOrder, RopeScaling};
+use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout, KvType, RopeOrder, RopeScaling};
 
 const N_EMBD: usize = 2048;
 const N_FF: usize = 8192;
@@ -56,7 +57,7 @@ impl Bench {
         times.sort_unstable();
         let ns = times[times.len() / 2].as_nanos().max(1);
         println!(
-            "{:8} {name:44} {ns:>12} ns {:>8.2} GB/s",
+            "{:8} {name:58} {ns:>12} ns {:>8.2} GB/s",
             format!("{:?}", self.simd),
             bytes as f64 / ns as f64
         );
@@ -126,7 +127,7 @@ fn dispatch(bench: &Bench, pool: &Pool) {
         .collect();
     times.sort_unstable();
     println!(
-        "{:8} {:44} {:>12} ns",
+        "{:8} {:58} {:>12} ns",
         "",
         "pool broadcast, parked",
         times[50].as_nanos()
@@ -195,20 +196,33 @@ fn rows(bench: &mut Bench) {
             },
         );
     }
-    let layout = layout(KvType::F16);
-    // The allocator aligns to more than the bytes that are asked for.
-    let mut page = vec![0u8; layout.layer_bytes()];
-    let (k, v) = (
-        bench.values(N_HEAD_KV * HEAD_DIM),
-        bench.values(N_HEAD_KV * HEAD_DIM),
-    );
-    bench.measure(
-        "kv_append, one token of a layer",
-        N_HEAD_KV * HEAD_DIM * 12,
-        || {
-            ops::kv_append(simd, &layout, black_box(&mut page), 5, &k, &v);
-        },
-    );
+    for ty in KvType::ALL {
+        append(bench, ty);
+    }
+}
+
+/// Keys and values into pages: one token, as decoding does, and 512, as a prompt does.
+fn append(bench: &mut Bench, ty: KvType) {
+    let (simd, layout) = (bench.simd, layout(ty));
+    let row = N_HEAD_KV * HEAD_DIM;
+    for n_tokens in [1, 512] {
+        let n_pages = layout.pages_for(n_tokens);
+        // The allocator aligns to more than the bytes that are asked for.
+        let mut pages = vec![vec![0u8; layout.layer_bytes()]; n_pages];
+        let (k, v) = (bench.values(n_tokens * row), bench.values(n_tokens * row));
+        bench.measure(
+            &format!("kv_append {}, {n_tokens} tokens of a layer", ty.name()),
+            n_tokens * (row * 8 + layout.layer_bytes() / KV_PAGE_TOKENS),
+            || {
+                let rows = k
+                    .chunks(KV_PAGE_TOKENS * row)
+                    .zip(v.chunks(KV_PAGE_TOKENS * row));
+                for (page, (k, v)) in pages.iter_mut().zip(rows) {
+                    ops::kv_append(simd, &layout, black_box(page), 0..k.len() / row, k, v);
+                }
+            },
+        );
+    }
 }
 
 fn selection(bench: &mut Bench) {
@@ -244,30 +258,75 @@ fn layout(ty: KvType) -> KvLayout {
     }
 }
 
+/// Heads of attention, and what is computed with them.
+struct AttentionCases {
+    model: &'static str,
+    n_head: usize,
+    n_head_kv: usize,
+    head_dim: usize,
+    /// (positions before, rows, copies of the cache to go round, so that the keys come from memory)
+    cases: &'static [(usize, usize, usize)],
+}
+
+const ATTENTION: [AttentionCases; 2] = [
+    AttentionCases {
+        model: "llama-1b",
+        n_head: N_HEAD,
+        n_head_kv: N_HEAD_KV,
+        head_dim: HEAD_DIM,
+        cases: &[
+            (0, 128, 1),
+            (0, 512, 1),
+            (2047, 1, 1),
+            (2047, 1, 24),
+            (8191, 1, 8),
+        ],
+    },
+    AttentionCases {
+        model: "qwen3-0.6b",
+        n_head: 16,
+        n_head_kv: 8,
+        head_dim: 128,
+        cases: &[
+            (0, 128, 1),
+            (0, 512, 1),
+            (299, 1, 1),
+            (299, 1, 28),
+            (299, 4, 28),
+            (299, 8, 28),
+            (2047, 1, 28),
+        ],
+    },
+];
+
 fn attention(bench: &mut Bench, pool: &Pool, ty: KvType) {
-    let kv = layout(ty);
+    for heads in &ATTENTION {
+        attention_of(bench, pool, ty, heads);
+    }
+}
+
+fn attention_of(bench: &mut Bench, pool: &Pool, ty: KvType, heads: &AttentionCases) {
+    let kv = KvLayout {
+        n_layer: 1,
+        n_head_kv: heads.n_head_kv,
+        head_dim_k: heads.head_dim,
+        head_dim_v: heads.head_dim,
+        ty,
+    };
     let shape = AttentionShape {
         kv,
-        n_head: N_HEAD,
+        n_head: heads.n_head,
         scale: 0.125,
         window: None,
         softcap: 0.0,
         sinks: None,
     };
-    // (positions before, rows, copies of the cache to go round, so that the keys come from memory)
-    let cases = [
-        (0, 128, 1),
-        (0, 512, 1),
-        (2047, 1, 1),
-        (2047, 1, 24),
-        (8191, 1, 8),
-    ];
-    for (before, n_rows, copies) in cases {
+    for &(before, n_rows, copies) in heads.cases {
         if bench.simd == Simd::Scalar && n_rows == 512 {
             continue;
         }
         let n_tokens = before + n_rows;
-        let q = bench.values(n_rows * N_HEAD * HEAD_DIM);
+        let q = bench.values(n_rows * heads.n_head * heads.head_dim);
         // As f32, as f16, and as codes with scales, these are all small numbers.
         let content: Vec<u8> = vec![0x2c; kv.layer_bytes()];
         let pages: Vec<Vec<u8>> = (0..copies * kv.pages_for(n_tokens))
@@ -277,12 +336,10 @@ fn attention(bench: &mut Bench, pool: &Pool, ty: KvType) {
         let mut out = vec![0f32; q.len()];
         let bytes = kv.pages_for(n_tokens) * kv.layer_bytes();
         let cold = if copies > 1 { ", from memory" } else { "" };
+        let (ty, model) = (ty.name(), heads.model);
         let mut turn = 0;
         bench.measure(
-            &format!(
-                "attention {}, {n_rows} rows after {before}{cold}",
-                ty.name()
-            ),
+            &format!("attention {model} {ty}, {n_rows} rows after {before}{cold}"),
             bytes,
             || {
                 turn = (turn + 1) % copies;

@@ -12,6 +12,18 @@
 //!
 //! so that what a head attends to is two contiguous pieces. Position `p` of a sequence is slot
 //! `p % KV_PAGE_TOKENS` of its page `p / KV_PAGE_TOKENS`. Every piece of Q8_0 begins at a multiple of 64 bytes.
+//!
+//! These are the values on every device, and the keys on a GPU. On the host the keys are transposed, since a vector of
+//! its registers holds the scores of consecutive slots:
+//!
+//! ```text
+//! F32:   f32 [head_dim][KV_PAGE_TOKENS]
+//! F16:   f16 [head_dim][KV_PAGE_TOKENS]
+//! Q8_0:  i8 [head_dim][KV_PAGE_TOKENS]  then scales, f16 [head_dim / 32][KV_PAGE_TOKENS]
+//! ```
+//!
+//! Either order takes the same bytes, so that [`KvLayout`] is of both. A page never goes from one device to another;
+//! on its own device it is copied whole.
 
 /// Positions in one page.
 pub const KV_PAGE_TOKENS: usize = 32;

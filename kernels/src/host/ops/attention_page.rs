@@ -13,145 +13,104 @@ use super::exp::exp;
 use super::kv::Stored;
 use super::lanes::Lanes;
 
-/// `out[c][slot] = keys[slot][c]` in f32, for the blocks of slots that touch `from..to`. `scales` is room for `dk` elements.
-#[inline(always)]
-pub(super) fn transpose_keys<S: Lanes>(
-    s: S,
-    keys: Stored<'_>,
-    dk: usize,
-    (from, to): (usize, usize),
-    scales: &mut [f32],
-    out: &mut [f32],
-) {
-    match keys {
-        Stored::F32(keys) => transpose_elements(s, keys, dk, from, to, out),
-        Stored::F16(keys) => transpose_elements(s, keys, dk, from, to, out),
-        Stored::Q8_0 {
-            codes,
-            scales: halves,
-        } => {
-            widen(s, halves, scales);
-            transpose_codes(s, codes, scales, dk, from, to, out);
-        }
-    }
-}
-
-/// An element of keys that has no scale beside it.
-trait Element: Copy {
-    fn widened(self) -> f32;
-    /// As [`Lanes::transpose_f32`].
+/// Keys of one head in a page as [`score`] reads them: `[head_dim][SLOTS]`, widened in registers.
+trait Keys<S: Lanes>: Copy {
+    /// What [`KV_BLOCK`] elements of a key are multiplied by, for 2 N slots.
+    type Scales: Copy;
+    /// Those of the block that begins at element `c`, a multiple of [`KV_BLOCK`], for the slots from `slot` on.
     ///
     /// # Safety
-    /// As there.
-    unsafe fn transpose<S: Lanes>(
-        s: S,
-        from: *const Self,
-        from_stride: usize,
-        to: *mut f32,
-        to_stride: usize,
-    );
+    /// The keys are valid for reads, `c < head_dim` and `slot + 2 N <= SLOTS`.
+    unsafe fn scales(self, s: S, c: usize, slot: usize) -> Self::Scales;
+    /// Element `c` of the 2 N keys from `slot` on, `scales` being those of its block.
+    ///
+    /// # Safety
+    /// As [`Keys::scales`].
+    unsafe fn load(self, s: S, c: usize, slot: usize, scales: Self::Scales) -> [S::V; 2];
 }
 
-impl Element for f32 {
-    #[inline(always)]
-    fn widened(self) -> f32 {
-        self
-    }
+impl<S: Lanes> Keys<S> for *const f32 {
+    type Scales = ();
 
     #[inline(always)]
-    unsafe fn transpose<S: Lanes>(
-        s: S,
-        from: *const f32,
-        from_stride: usize,
-        to: *mut f32,
-        to_stride: usize,
-    ) {
-        // SAFETY: the caller's.
-        unsafe { s.transpose_f32(from, from_stride, to, to_stride) }
-    }
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    fn widened(self) -> f32 {
-        self.to_f32()
-    }
+    unsafe fn scales(self, _: S, _: usize, _: usize) {}
 
     #[inline(always)]
-    unsafe fn transpose<S: Lanes>(
-        s: S,
-        from: *const f16,
-        from_stride: usize,
-        to: *mut f32,
-        to_stride: usize,
-    ) {
-        // SAFETY: the caller's.
-        unsafe { s.transpose_f16(from, from_stride, to, to_stride) }
-    }
-}
-
-#[inline(always)]
-fn transpose_elements<S: Lanes, E: Element>(
-    s: S,
-    keys: &[E],
-    dk: usize,
-    from: usize,
-    to: usize,
-    out: &mut [f32],
-) {
-    assert!(to <= SLOTS && keys.len() >= SLOTS * dk && out.len() >= dk * SLOTS);
-    for slot in (from / S::N * S::N..to).step_by(S::N) {
-        if dk < S::N {
-            for (r, key) in keys.chunks_exact(dk).enumerate().skip(slot).take(S::N) {
-                key.iter()
-                    .enumerate()
-                    .for_each(|(c, k)| out[c * SLOTS + r] = k.widened());
-            }
-            continue;
-        }
-        for c in (0..dk).step_by(S::N) {
-            // The last block may overlap the one before it and writes the same again.
-            let c = c.min(dk - S::N);
-            // SAFETY: reads N elements from column c <= dk - N of N rows from slot <= SLOTS - N on, inside
-            // SLOTS * dk; writes N elements from column slot of N rows from c on, inside dk * SLOTS.
-            unsafe {
-                E::transpose(
-                    s,
-                    keys.as_ptr().add(slot * dk + c),
-                    dk,
-                    out.as_mut_ptr().add(c * SLOTS + slot),
-                    SLOTS,
-                );
-            }
+    unsafe fn load(self, s: S, c: usize, slot: usize, (): ()) -> [S::V; 2] {
+        // SAFETY: the caller's: row c has SLOTS readable elements, 2 N of them from slot on.
+        unsafe {
+            let row = self.add(c * SLOTS + slot);
+            [s.load_ptr(row), s.load_ptr(row.add(S::N))]
         }
     }
 }
 
+impl<S: Lanes> Keys<S> for *const f16 {
+    type Scales = ();
+
+    #[inline(always)]
+    unsafe fn scales(self, _: S, _: usize, _: usize) {}
+
+    #[inline(always)]
+    unsafe fn load(self, s: S, c: usize, slot: usize, (): ()) -> [S::V; 2] {
+        // SAFETY: the caller's: row c has SLOTS readable elements, 2 N of them from slot on.
+        unsafe {
+            let row = self.add(c * SLOTS + slot);
+            [s.load_f16_ptr(row), s.load_f16_ptr(row.add(S::N))]
+        }
+    }
+}
+
+/// Keys of [`KvType::Q8_0`](rocmforge_ops::KvType::Q8_0).
+#[derive(Clone, Copy)]
+struct KeyCodes {
+    /// `[head_dim][SLOTS]`
+    codes: *const i8,
+    /// `[head_dim / 32][SLOTS]`
+    scales: *const f16,
+}
+
+impl<S: Lanes> Keys<S> for KeyCodes {
+    type Scales = [S::V; 2];
+
+    #[inline(always)]
+    unsafe fn scales(self, s: S, c: usize, slot: usize) -> [S::V; 2] {
+        // SAFETY: the caller's: the row of the block has SLOTS readable scales, 2 N of them from slot on.
+        unsafe {
+            let row = self.scales.add(c / KV_BLOCK * SLOTS + slot);
+            [s.load_f16_ptr(row), s.load_f16_ptr(row.add(S::N))]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, s: S, c: usize, slot: usize, scales: [S::V; 2]) -> [S::V; 2] {
+        // SAFETY: the caller's: row c has SLOTS readable codes, 2 N of them from slot on.
+        let [low, high] = unsafe {
+            let row = self.codes.add(c * SLOTS + slot);
+            [s.load_i8_ptr(row), s.load_i8_ptr(row.add(S::N))]
+        };
+        [s.mul(low, scales[0]), s.mul(high, scales[1])]
+    }
+}
+
+/// `out[c][slot] = keys[c][slot]` in f32.
 #[inline(always)]
-fn transpose_codes<S: Lanes>(
-    s: S,
-    codes: &[i8],
-    scales: &[f32],
-    dk: usize,
-    from: usize,
-    to: usize,
-    out: &mut [f32],
-) {
-    let blocks = dk / KV_BLOCK;
-    assert!(to <= SLOTS && dk.is_multiple_of(KV_BLOCK) && out.len() >= dk * SLOTS);
-    assert!(codes.len() >= SLOTS * dk && scales.len() >= SLOTS * blocks);
-    for slot in (from / S::N * S::N..to).step_by(S::N) {
-        for c in (0..dk).step_by(S::N) {
-            // SAFETY: N divides a block, so the columns from c on are of one, and c <= dk - N. Reads N codes of N rows from
-            // slot <= SLOTS - N on, inside SLOTS * dk, and their scales, inside SLOTS * blocks; writes N elements from
-            // column slot of N rows from c on, inside dk * SLOTS.
-            unsafe {
-                s.transpose_i8(
-                    (codes.as_ptr().add(slot * dk + c), dk),
-                    (scales.as_ptr().add(slot * blocks + c / KV_BLOCK), blocks),
-                    out.as_mut_ptr().add(c * SLOTS + slot),
-                    SLOTS,
-                );
+pub(super) fn widen_keys<S: Lanes>(s: S, keys: Stored<'_>, dk: usize, out: &mut [f32]) {
+    let out = &mut out[..dk * SLOTS];
+    match keys {
+        Stored::F32(keys) => out.copy_from_slice(keys),
+        Stored::F16(keys) => widen(s, keys, out),
+        Stored::Q8_0 { codes, scales } => {
+            let blocks = out.chunks_exact_mut(KV_BLOCK * SLOTS);
+            let blocks = blocks.zip(codes.chunks_exact(KV_BLOCK * SLOTS));
+            for ((out, codes), scales) in blocks.zip(scales.chunks_exact(SLOTS)) {
+                for slot in (0..SLOTS).step_by(S::N) {
+                    let scale = s.load_f16(&scales[slot..]);
+                    let rows = out.chunks_exact_mut(SLOTS).zip(codes.chunks_exact(SLOTS));
+                    for (out, codes) in rows {
+                        s.store(&mut out[slot..], s.mul(s.load_i8(&codes[slot..]), scale));
+                    }
+                }
             }
         }
     }
@@ -226,28 +185,65 @@ pub(super) fn widen_values<S: Lanes>(
     }
 }
 
-/// `scores[i][slot] = sum_c q[i][c] * keys[c][slot]` for `n` queries.
+/// `scores[i][slot] = sum_c q[i][c] * keys[c][slot]` for `n` queries, `q` being `[n][dk]`, for the 2 N slots at a time that
+/// touch `from..to`; the others keep what they hold.
 #[inline(always)]
 pub(super) fn score<S: Lanes>(
     s: S,
-    q: &[f32],
-    n: usize,
-    dk: usize,
-    keys: &[f32],
+    (q, n, dk): (&[f32], usize, usize),
+    keys: Stored<'_>,
+    slots: (usize, usize),
     scores: &mut [f32],
 ) {
-    assert!(q.len() >= n * dk && keys.len() >= dk * SLOTS && scores.len() >= n * SLOTS);
-    let (q, keys, scores) = (q.as_ptr(), keys.as_ptr(), scores.as_mut_ptr());
+    assert!(q.len() >= n * dk && slots.1 <= SLOTS && scores.len() >= n * SLOTS);
+    let (q, scores) = (q.as_ptr(), scores.as_mut_ptr());
+    // SAFETY: q and the scores by the assertion above, the keys by that of their branch.
+    unsafe {
+        match keys {
+            Stored::F32(keys) => {
+                assert!(keys.len() >= dk * SLOTS);
+                score_queries(s, (q, n, dk), keys.as_ptr(), slots, scores);
+            }
+            Stored::F16(keys) => {
+                assert!(keys.len() >= dk * SLOTS);
+                score_queries(s, (q, n, dk), keys.as_ptr(), slots, scores);
+            }
+            Stored::Q8_0 { codes, scales } => {
+                assert!(dk.is_multiple_of(KV_BLOCK) && codes.len() >= dk * SLOTS);
+                assert!(scales.len() >= dk / KV_BLOCK * SLOTS);
+                let keys = KeyCodes {
+                    codes: codes.as_ptr(),
+                    scales: scales.as_ptr(),
+                };
+                score_queries(s, (q, n, dk), keys, slots, scores);
+            }
+        }
+    }
+}
+
+/// [`score`] for one kind of keys.
+///
+/// # Safety
+/// `q` is valid for reads of `[n][dk]`, the keys of `[dk][SLOTS]`, `scores` for writes of `[n][SLOTS]` elements, and
+/// `slots.1 <= SLOTS`.
+#[inline(always)]
+unsafe fn score_queries<S: Lanes, K: Keys<S>>(
+    s: S,
+    (q, n, dk): (*const f32, usize, usize),
+    keys: K,
+    slots: (usize, usize),
+    scores: *mut f32,
+) {
     let mut i = 0;
     while i < n {
-        // SAFETY: by the assertion, for the queries i..i + M that the branch has made sure of.
+        // SAFETY: the caller's, for the queries i..i + M that the branch has made sure of.
         unsafe {
             let (q, scores) = (q.add(i * dk), scores.add(i * SLOTS));
             i += match n - i {
-                8.. if S::N == 16 => score_block::<S, 8>(s, q, dk, keys, scores),
-                4.. => score_block::<S, 4>(s, q, dk, keys, scores),
-                2.. => score_block::<S, 2>(s, q, dk, keys, scores),
-                _ => score_block::<S, 1>(s, q, dk, keys, scores),
+                8.. if S::N == 16 => score_block::<S, K, 8>(s, (q, dk), keys, slots, scores),
+                4.. => score_block::<S, K, 4>(s, (q, dk), keys, slots, scores),
+                2.. => score_block::<S, K, 2>(s, (q, dk), keys, slots, scores),
+                _ => score_block::<S, K, 1>(s, (q, dk), keys, slots, scores),
             };
         }
     }
@@ -256,28 +252,29 @@ pub(super) fn score<S: Lanes>(
 /// [`score`] for M queries; returns M.
 ///
 /// # Safety
-/// `q` is valid for reads of M * dk, `keys` of dk * SLOTS, `scores` for writes of M * SLOTS elements.
+/// As [`score_queries`] for `n` being M.
 #[inline(always)]
-unsafe fn score_block<S: Lanes, const M: usize>(
+unsafe fn score_block<S: Lanes, K: Keys<S>, const M: usize>(
     s: S,
-    q: *const f32,
-    dk: usize,
-    keys: *const f32,
+    (q, dk): (*const f32, usize),
+    keys: K,
+    (from, to): (usize, usize),
     scores: *mut f32,
 ) -> usize {
-    for slot in (0..SLOTS).step_by(2 * S::N) {
+    for slot in (from / (2 * S::N) * (2 * S::N)..to).step_by(2 * S::N) {
         let mut sums = [[s.splat(0.0); 2]; M];
-        for c in 0..dk {
-            // SAFETY: c < dk and slot + 2 N <= SLOTS, so these are inside dk * SLOTS.
-            let keys = unsafe {
-                let row = keys.add(c * SLOTS + slot);
-                [s.load_ptr(row), s.load_ptr(row.add(S::N))]
-            };
-            for (i, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: i < M and c < dk.
-                let q = s.splat(unsafe { *q.add(i * dk + c) });
-                sums[0] = s.fma(q, keys[0], sums[0]);
-                sums[1] = s.fma(q, keys[1], sums[1]);
+        for block in (0..dk).step_by(KV_BLOCK) {
+            // SAFETY: block < dk, and slot is a multiple of 2 N below SLOTS, as 2 N divides SLOTS: slot + 2 N <= SLOTS.
+            let scales = unsafe { keys.scales(s, block, slot) };
+            for c in block..dk.min(block + KV_BLOCK) {
+                // SAFETY: c < dk, and slot + 2 N <= SLOTS as above.
+                let keys = unsafe { keys.load(s, c, slot, scales) };
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: i < M and c < dk.
+                    let q = s.splat(unsafe { *q.add(i * dk + c) });
+                    sums[0] = s.fma(q, keys[0], sums[0]);
+                    sums[1] = s.fma(q, keys[1], sums[1]);
+                }
             }
         }
         for (i, sums) in sums.iter().enumerate() {
@@ -350,79 +347,177 @@ pub(super) fn weigh<S: Lanes>(
     s.store(sums, sum);
 }
 
-/// `out[i] = out[i] * keep[i] + sum_slot weights[i][slot] * values[slot]` over the slots `from..to`, for the
-/// queries `range`.
-#[inline(always)]
-pub(super) fn accumulate<S: Lanes>(
-    s: S,
-    scratch: &mut Scratch,
-    range: std::ops::Range<usize>,
-    dv: usize,
-    from: usize,
-    to: usize,
-) {
-    let n = range.len();
-    let weights = &scratch.scores.all()[range.start * SLOTS..range.end * SLOTS];
-    let keep = &scratch.keep.all()[range.clone()];
-    let values = &scratch.values.all()[..SLOTS * dv];
-    let out = &mut scratch.out.all_mut()[range.start * dv..range.end * dv];
-    assert!(to <= SLOTS && dv.is_multiple_of(PAD));
-    let mut i = 0;
-    while i < n {
-        // SAFETY: the slices above hold n queries, of which the branch has made sure of M from i on; dv is a
-        // multiple of PAD, and the slots are below SLOTS.
+/// Values of one head in a page as [`accumulate`] reads them: `[SLOTS][dv]`, widened in registers.
+trait Values<S: Lanes>: Copy {
+    /// N elements of the value of `slot` from element `column` on, a multiple of N.
+    ///
+    /// # Safety
+    /// The values are valid for reads, `slot < SLOTS` and `column + N <= dv`.
+    unsafe fn load(self, s: S, dv: usize, slot: usize, column: usize) -> S::V;
+}
+
+impl<S: Lanes> Values<S> for *const f32 {
+    #[inline(always)]
+    unsafe fn load(self, s: S, dv: usize, slot: usize, column: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { s.load_ptr(self.add(slot * dv + column)) }
+    }
+}
+
+impl<S: Lanes> Values<S> for *const f16 {
+    #[inline(always)]
+    unsafe fn load(self, s: S, dv: usize, slot: usize, column: usize) -> S::V {
+        // SAFETY: the caller's.
+        unsafe { s.load_f16_ptr(self.add(slot * dv + column)) }
+    }
+}
+
+/// Values of [`KvType::Q8_0`](rocmforge_ops::KvType::Q8_0), the scales widened.
+#[derive(Clone, Copy)]
+struct ValueCodes {
+    /// `[SLOTS][dv]`
+    codes: *const i8,
+    /// `[SLOTS][dv / 32]`
+    scales: *const f32,
+}
+
+impl<S: Lanes> Values<S> for ValueCodes {
+    #[inline(always)]
+    unsafe fn load(self, s: S, dv: usize, slot: usize, column: usize) -> S::V {
+        // SAFETY: the caller's; N divides a block, so the N elements share the scale.
         unsafe {
-            let block = Block {
-                weights: weights.as_ptr().add(i * SLOTS),
-                keep: keep.as_ptr().add(i),
-                values: values.as_ptr(),
-                out: out.as_mut_ptr().add(i * dv),
-                dv,
-                from,
-                to,
-            };
-            i += match n - i {
-                4.. => block.accumulate::<S, 4>(s),
-                2.. => block.accumulate::<S, 2>(s),
-                _ => block.accumulate::<S, 1>(s),
-            };
+            let scale = *self.scales.add(slot * (dv / KV_BLOCK) + column / KV_BLOCK);
+            let codes = s.load_i8_ptr(self.codes.add(slot * dv + column));
+            s.mul(codes, s.splat(scale))
         }
     }
 }
 
-/// The operands of [`accumulate`] from one query on.
+/// Whether [`accumulate`] can read values as they are stored: vectors have no padding.
+#[inline(always)]
+pub(super) fn readable(dv: usize) -> bool {
+    dv.is_multiple_of(PAD)
+}
+
+/// The scales of values in f32, where they have some: what [`accumulate`] needs to read `values` as they are stored.
+#[inline(always)]
+pub(super) fn widen_scales<S: Lanes>(s: S, values: Stored<'_>, scales: &mut [f32]) {
+    if let Stored::Q8_0 { scales: halves, .. } = values {
+        widen(s, halves, scales);
+    }
+}
+
+/// `out[i] = out[i] * keep[i] + sum_slot weights[i][slot] * values[slot]` over the slots `from..to`, for the
+/// queries `range`. The values are `values` with the scales of [`widen_scales`] where they are [`readable`], or without
+/// them those of the scratch. `dv` is padded.
+#[inline(always)]
+pub(super) fn accumulate<S: Lanes>(
+    s: S,
+    scratch: &mut Scratch,
+    values: Option<Stored<'_>>,
+    range: std::ops::Range<usize>,
+    dv: usize,
+    slots: (usize, usize),
+) {
+    let n = range.len();
+    let weights = &scratch.scores.all()[range.start * SLOTS..range.end * SLOTS];
+    let keep = &scratch.keep.all()[range.clone()];
+    let out = &mut scratch.out.all_mut()[range.start * dv..range.end * dv];
+    assert!(slots.1 <= SLOTS && dv.is_multiple_of(PAD));
+    let block = Block {
+        weights: weights.as_ptr(),
+        keep: keep.as_ptr(),
+        out: out.as_mut_ptr(),
+        dv,
+        slots,
+    };
+    // SAFETY: the slices above hold n queries; dv is a multiple of PAD, and the slots are below SLOTS; the values by the
+    // assertion of their branch.
+    unsafe {
+        match values {
+            None => {
+                let values = scratch.values.all();
+                assert!(values.len() >= SLOTS * dv);
+                block.accumulate_queries(s, n, values.as_ptr());
+            }
+            Some(Stored::F32(values)) => {
+                assert!(values.len() >= SLOTS * dv);
+                block.accumulate_queries(s, n, values.as_ptr());
+            }
+            Some(Stored::F16(values)) => {
+                assert!(values.len() >= SLOTS * dv);
+                block.accumulate_queries(s, n, values.as_ptr());
+            }
+            Some(Stored::Q8_0 { codes, .. }) => {
+                let scales = scratch.scales.all();
+                assert!(dv.is_multiple_of(KV_BLOCK) && codes.len() >= SLOTS * dv);
+                assert!(scales.len() >= SLOTS * (dv / KV_BLOCK));
+                let values = ValueCodes {
+                    codes: codes.as_ptr(),
+                    scales: scales.as_ptr(),
+                };
+                block.accumulate_queries(s, n, values);
+            }
+        }
+    }
+}
+
+/// The operands of [`accumulate`] from one query on, without the values.
 #[derive(Clone, Copy)]
 struct Block {
     /// `[M][SLOTS]`
     weights: *const f32,
     /// `[M]`
     keep: *const f32,
-    /// `[SLOTS][dv]`
-    values: *const f32,
     /// `[M][dv]`
     out: *mut f32,
     dv: usize,
-    from: usize,
-    to: usize,
+    /// From the first to behind the last.
+    slots: (usize, usize),
 }
 
 impl Block {
+    /// For `n` queries.
+    ///
+    /// # Safety
+    /// The pointers are valid for the shapes above with M being `n`, `out` for writes, and the values for their shape;
+    /// `dv` is a multiple of PAD and `slots.1 <= SLOTS`.
+    #[inline(always)]
+    unsafe fn accumulate_queries<S: Lanes, V: Values<S>>(self, s: S, n: usize, values: V) {
+        let mut i = 0;
+        while i < n {
+            // SAFETY: the caller's, for the queries i..i + M that the branch has made sure of.
+            unsafe {
+                let block = Block {
+                    weights: self.weights.add(i * SLOTS),
+                    keep: self.keep.add(i),
+                    out: self.out.add(i * self.dv),
+                    ..self
+                };
+                i += match n - i {
+                    4.. => block.accumulate::<S, V, 4>(s, values),
+                    2.. => block.accumulate::<S, V, 2>(s, values),
+                    _ => block.accumulate::<S, V, 1>(s, values),
+                };
+            }
+        }
+    }
+
     /// For M queries; returns M.
     ///
     /// # Safety
-    /// The pointers are valid for the shapes above, `out` for writes; `dv` is a multiple of PAD and
-    /// `to <= SLOTS`.
+    /// As [`Block::accumulate_queries`] for `n` being M.
     #[inline(always)]
-    unsafe fn accumulate<S: Lanes, const M: usize>(self, s: S) -> usize {
+    unsafe fn accumulate<S: Lanes, V: Values<S>, const M: usize>(self, s: S, values: V) -> usize {
         let mut column = 0;
         while column < self.dv {
-            // SAFETY: the caller's; the branches keep column + W * N <= dv.
+            // SAFETY: the caller's; the branches keep column + W * N <= dv, and column is a sum of multiples of N.
             unsafe {
                 column += match self.dv - column {
-                    64.. if S::N == 16 => self.columns::<S, M, 4>(s, column),
-                    32.. if S::N == 16 => self.columns::<S, M, 2>(s, column),
-                    _ if S::N == 16 => self.columns::<S, M, 1>(s, column),
-                    _ => self.columns::<S, M, 2>(s, column),
+                    64.. if S::N == 16 => self.columns::<S, V, M, 4>(s, values, column),
+                    32.. if S::N == 16 => self.columns::<S, V, M, 2>(s, values, column),
+                    _ if S::N == 16 => self.columns::<S, V, M, 1>(s, values, column),
+                    _ => self.columns::<S, V, M, 2>(s, values, column),
                 };
             }
         }
@@ -432,11 +527,12 @@ impl Block {
     /// The W * N columns from `column` on; returns W * N.
     ///
     /// # Safety
-    /// As [`Block::accumulate`], and `column + W * N <= dv`.
+    /// As [`Block::accumulate`], `column` is a multiple of N, and `column + W * N <= dv`.
     #[inline(always)]
-    unsafe fn columns<S: Lanes, const M: usize, const W: usize>(
+    unsafe fn columns<S: Lanes, V: Values<S>, const M: usize, const W: usize>(
         self,
         s: S,
+        stored: V,
         column: usize,
     ) -> usize {
         let mut sums = [[s.splat(0.0); W]; M];
@@ -449,11 +545,11 @@ impl Block {
                 *sum = s.mul(out, keep);
             }
         }
-        for slot in self.from..self.to {
+        for slot in self.slots.0..self.slots.1 {
             let mut values = [s.splat(0.0); W];
             for (w, value) in values.iter_mut().enumerate() {
-                // SAFETY: slot < SLOTS and column + (w + 1) * N <= dv.
-                *value = unsafe { s.load_ptr(self.values.add(slot * self.dv + column + w * S::N)) };
+                // SAFETY: slot < SLOTS, column + (w + 1) * N <= dv, and both terms are multiples of N.
+                *value = unsafe { stored.load(s, self.dv, slot, column + w * S::N) };
             }
             for (i, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: i < M and slot < SLOTS.

@@ -43,7 +43,7 @@ impl Sequence {
                 Simd::Scalar,
                 layout,
                 bytes_mut(&mut pages[page]),
-                slot,
+                slot..slot + 1,
                 &k,
                 &v,
             );
@@ -52,11 +52,12 @@ impl Sequence {
             for head in 0..layout.n_head_kv {
                 let at = layout.k_offset_bytes(head);
                 let mut row = vec![0.0; layout.head_dim_k];
-                Stored::new(layout.ty, &page[at..][..layout.keys_bytes()]).read(slot, &mut row);
+                Stored::new(layout.ty, &page[at..][..layout.keys_bytes()]).read_key(slot, &mut row);
                 keys.extend(row.into_iter().map(f64::from));
                 let at = layout.v_offset_bytes(head);
                 let mut row = vec![0.0; layout.head_dim_v];
-                Stored::new(layout.ty, &page[at..][..layout.values_bytes()]).read(slot, &mut row);
+                Stored::new(layout.ty, &page[at..][..layout.values_bytes()])
+                    .read_value(slot, &mut row);
                 values.extend(row.into_iter().map(f64::from));
             }
         }
@@ -325,11 +326,12 @@ fn nan_reaches_the_rows_that_attend_to_it_and_no_others() {
         let mut sequence = Sequence::new(&mut source, &shape.kv, n_tokens);
         let out_row = shape.n_head * shape.kv.head_dim_v;
         let q = source.normal(n_tokens * out_row);
-        let head = match in_key {
-            true => shape.kv.k_offset_bytes(1),
-            false => shape.kv.v_offset_bytes(1),
+        // Element 0 of slot 5.
+        let at = match in_key {
+            true => shape.kv.k_offset_bytes(1) + ty.bytes(5),
+            false => shape.kv.v_offset_bytes(1) + ty.bytes(5 * 64),
         };
-        let element = bytes_mut(&mut sequence.pages[1])[head + ty.bytes(5 * 64)..].iter_mut();
+        let element = bytes_mut(&mut sequence.pages[1])[at..].iter_mut();
         let nan = POISON.to_le_bytes();
         element
             .zip(&nan[..ty.bytes(1)])

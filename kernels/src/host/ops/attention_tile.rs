@@ -1,9 +1,9 @@
 //! The inner part of [`attention`](super::attention()): one key/value head, the queries of its group in a tile
 //! of rows, page by page.
 //!
-//! For each page, K is transposed to `[head_dim_k][32]` and V widened to `[32][head_dim_v]`, both f32; then
-//! scores of several queries at a time are outer-product sums with a register a (query, 16 slots), and the
-//! weighted sums of V likewise. Widening is shared by all queries of the tile.
+//! K of a page lies as `[head_dim_k][32]`, V as `[32][head_dim_v]`. Scores of several queries at a time are outer-product
+//! sums with a register a (query, 16 slots), and the weighted sums of V likewise. Few queries widen both to f32 in registers,
+//! as often as they read them; for more a page is widened once, into the tile's scratch.
 //!
 //! *Invariant:* each element of a score or of a result is one chain of fused multiply-adds in the order of the
 //! dimension or of the position. Blocking groups chains and never splits one, so neither the tile nor the
@@ -15,7 +15,8 @@
 use super::Simd;
 use super::attention::{AttentionShape, first_position};
 use super::attention_page::{
-    accumulate, largest_score, rescale, score, transpose_keys, weigh, widen_values,
+    accumulate, largest_score, readable, rescale, score, weigh, widen_keys, widen_scales,
+    widen_values,
 };
 use super::kv::Stored;
 use super::lanes::{Lanes, simd_fn};
@@ -27,6 +28,10 @@ pub(super) const SLOTS: usize = KV_PAGE_TOKENS;
 
 /// The widest vector, to which rows of scratch are padded.
 pub(super) const PAD: usize = 16;
+
+/// Up to so many queries of a tile widen keys and values in registers: they read them twice with AVX-512 and four times with
+/// AVX2, which takes less than to store and load what was widened.
+const DIRECT_QUERIES: usize = 16;
 
 /// One work item.
 pub(super) struct Tile<'a> {
@@ -223,23 +228,19 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
             s.prefetch(keys);
             s.prefetch(values);
         }
-        let (scales, out) = (scratch.scales.all_mut(), scratch.keys.all_mut());
-        transpose_keys(s, keys, dk, (from, to), scales, out);
-        let dims = (tile.shape.kv.head_dim_v, dv);
-        let out = scratch.values.all_mut();
-        widen_values(s, values, dims, (from, to), scales, out);
-
         let (first_query, end_query) = (first * heads, end * heads);
         let n = end_query - first_query;
         let scores = &mut scratch.scores.all_mut()[first_query * SLOTS..end_query * SLOTS];
-        score(
-            s,
-            &scratch.q.all()[first_query * dk..],
-            n,
-            dk,
-            scratch.keys.all(),
-            scores,
-        );
+        let q = (&scratch.q.all()[first_query * dk..], n, dk);
+        let direct = matches!(keys, Stored::F32(_)) || n <= DIRECT_QUERIES;
+        let keys = match direct {
+            true => keys,
+            false => {
+                widen_keys(s, keys, dk, scratch.keys.all_mut());
+                Stored::F32(scratch.keys.all())
+            }
+        };
+        score(s, q, keys, (from, to), scores);
         if tile.shape.softcap > 0.0 {
             soft_cap_lanes(s, scores, tile.shape.softcap);
         }
@@ -273,12 +274,23 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
             }
         }
 
+        let direct = matches!(values, Stored::F32(_)) || n <= DIRECT_QUERIES;
+        let direct = direct && readable(tile.shape.kv.head_dim_v);
+        match direct {
+            true => widen_scales(s, values, scratch.scales.all_mut()),
+            false => {
+                let dims = (tile.shape.kv.head_dim_v, dv);
+                let (scales, out) = (scratch.scales.all_mut(), scratch.values.all_mut());
+                widen_values(s, values, dims, (from, to), scales, out);
+            }
+        }
+        let values = direct.then_some(values);
         if whole {
-            accumulate(s, scratch, range, dv, 0, SLOTS);
+            accumulate(s, scratch, values, range, dv, (0, SLOTS));
         } else {
             for r in first..end {
-                let (from, to) = tile.slots(r, page);
-                accumulate(s, scratch, r * heads..(r + 1) * heads, dv, from, to);
+                let slots = tile.slots(r, page);
+                accumulate(s, scratch, values, r * heads..(r + 1) * heads, dv, slots);
             }
         }
     }
@@ -313,7 +325,7 @@ fn attend_scalar(tile: &Tile<'_>, scratch: &mut Scratch) {
             let mut scores = [0f32; SLOTS];
             for (slot, score) in scores.iter_mut().enumerate().take(to).skip(from) {
                 let key = &mut scratch.keys.all_mut()[..dk];
-                keys.read(slot, key);
+                keys.read_key(slot, key);
                 *score = q.iter().zip(&*key).map(|(q, k)| q * k).sum();
             }
             if tile.shape.softcap > 0.0 {
@@ -328,7 +340,7 @@ fn attend_scalar(tile: &Tile<'_>, scratch: &mut Scratch) {
                 let weight = (score - max).exp();
                 sum += weight;
                 let value = &mut scratch.values.all_mut()[..dv];
-                values.read(slot, value);
+                values.read_value(slot, value);
                 for (out, v) in out.iter_mut().zip(&*value) {
                     *out += weight * v;
                 }

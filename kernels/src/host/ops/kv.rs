@@ -1,5 +1,7 @@
-//! The key/value store on the host: views of a head in a layer of a page, and writing a token into one. The layout is
-//! [`rocmforge_ops::kv`]'s.
+//! The key/value store on the host: views of a head in a layer of a page, and writing tokens into one. The layout is
+//! [`rocmforge_ops::kv`]'s: the keys transposed, `[head_dim][slot]`, and the values `[slot][head_dim]`.
+
+use std::ops::Range;
 
 use half::f16;
 use rocmforge_ops::{KV_BLOCK, KV_PAGE_TOKENS, KvLayout, KvType};
@@ -7,17 +9,18 @@ use rocmforge_ops::{KV_BLOCK, KV_PAGE_TOKENS, KvLayout, KvType};
 use super::Simd;
 use super::lanes::{Lanes, simd_fn};
 
-/// Keys or values of one head in a page, as they are stored.
+/// Slots of a page, the stride of keys.
+const SLOTS: usize = KV_PAGE_TOKENS;
+
+/// Keys or values of one head in a page, as they are stored: keys `[head_dim][KV_PAGE_TOKENS]`, values
+/// `[KV_PAGE_TOKENS][head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stored<'a> {
-    /// `[KV_PAGE_TOKENS][head_dim]`
     F32(&'a [f32]),
-    /// `[KV_PAGE_TOKENS][head_dim]`
     F16(&'a [f16]),
     Q8_0 {
-        /// `[KV_PAGE_TOKENS][head_dim]`
         codes: &'a [i8],
-        /// `[KV_PAGE_TOKENS][head_dim / 32]`
+        /// Of keys `[head_dim / 32][KV_PAGE_TOKENS]`, of values `[KV_PAGE_TOKENS][head_dim / 32]`.
         scales: &'a [f16],
     },
 }
@@ -42,25 +45,34 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// The `out.len()` elements of slot `slot`, as f32.
-    pub(super) fn read(&self, slot: usize, out: &mut [f32]) {
+    /// The key of slot `slot`, `[head_dim]`, as f32.
+    pub(super) fn read_key(&self, slot: usize, out: &mut [f32]) {
+        self.read(out, |i| i * SLOTS + slot, |block| block * SLOTS + slot);
+    }
+
+    /// The value of slot `slot`, `[head_dim]`, as f32.
+    pub(super) fn read_value(&self, slot: usize, out: &mut [f32]) {
         let dim = out.len();
-        match self {
-            Stored::F32(elements) => out.copy_from_slice(&elements[slot * dim..][..dim]),
-            Stored::F16(elements) => {
-                let row = &elements[slot * dim..][..dim];
-                out.iter_mut().zip(row).for_each(|(o, x)| *o = x.to_f32());
-            }
-            Stored::Q8_0 { codes, scales } => {
-                let row = codes[slot * dim..][..dim].chunks_exact(KV_BLOCK);
-                let scales = &scales[slot * (dim / KV_BLOCK)..];
-                let blocks = out.chunks_exact_mut(KV_BLOCK).zip(row).zip(scales);
-                for ((out, codes), scale) in blocks {
-                    let scale = scale.to_f32();
-                    let pairs = out.iter_mut().zip(codes);
-                    pairs.for_each(|(o, &code)| *o = f32::from(code) * scale);
+        let first_block = slot * (dim / KV_BLOCK);
+        self.read(out, |i| slot * dim + i, |block| first_block + block);
+    }
+
+    /// Element `i` of `out` is the one at `place(i)`, and the scale of a block is at `scale_place(block)`.
+    #[inline(always)]
+    fn read(
+        &self,
+        out: &mut [f32],
+        place: impl Fn(usize) -> usize,
+        scale_place: impl Fn(usize) -> usize,
+    ) {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = match self {
+                Stored::F32(elements) => elements[place(i)],
+                Stored::F16(elements) => elements[place(i)].to_f32(),
+                Stored::Q8_0 { codes, scales } => {
+                    f32::from(codes[place(i)]) * scales[scale_place(i / KV_BLOCK)].to_f32()
                 }
-            }
+            };
         }
     }
 }
@@ -104,26 +116,23 @@ fn elements_mut<E: Plain>(bytes: &mut [u8]) -> &mut [E] {
     elements
 }
 
-/// Writes the key and the value of one token into slot `slot` of `page_layer`: one layer of a page,
-/// [`KvLayout::layer_bytes`] long and aligned to 4 bytes for f32, else to 2. `k` is `[n_head_kv][head_dim_k]`, `v` is
-/// `[n_head_kv][head_dim_v]`. As f32 they stay what they are. As f16 they are rounded to the nearest, beyond its range to
-/// infinity. As Q8_0 the codes are rounded to the nearest, ties to even; a block with an element that is not finite, or so
-/// large that the scale is not, is read as NaN.
+/// Writes the keys and the values of consecutive tokens into the slots `slots` of `page_layer`: one layer of a page,
+/// [`KvLayout::layer_bytes`] long and aligned to 4 bytes for f32, else to 2. `k` is `[slots][n_head_kv][head_dim_k]`,
+/// `v` is `[slots][n_head_kv][head_dim_v]`. As f32 they stay what they are. As f16 they are rounded to the nearest, beyond
+/// its range to infinity. As Q8_0 the codes are rounded to the nearest, ties to even; a block with an element that is not
+/// finite, or so large that the scale is not, is read as NaN.
 ///
 /// # Panics
-/// When a length or the alignment differs from the layout, or `slot` is not below [`KV_PAGE_TOKENS`].
+/// When a length or the alignment differs from the layout, or a slot is not below [`KV_PAGE_TOKENS`].
 pub fn kv_append(
     simd: Simd,
     layout: &KvLayout,
     page_layer: &mut [u8],
-    slot: usize,
+    slots: Range<usize>,
     k: &[f32],
     v: &[f32],
 ) {
-    assert!(
-        slot < KV_PAGE_TOKENS,
-        "kv_append: slot {slot} of {KV_PAGE_TOKENS}"
-    );
+    assert!(slots.end <= SLOTS, "kv_append: slots {slots:?} of {SLOTS}");
     assert_eq!(
         page_layer.len(),
         layout.layer_bytes(),
@@ -133,28 +142,74 @@ pub fn kv_append(
         layout.fits(layout.ty),
         "kv_append: heads of no whole blocks"
     );
+    let (k_width, v_width) = (
+        layout.n_head_kv * layout.head_dim_k,
+        layout.n_head_kv * layout.head_dim_v,
+    );
     assert_eq!(
         k.len(),
-        layout.n_head_kv * layout.head_dim_k,
+        slots.len() * k_width,
         "kv_append: k has another shape"
     );
     assert_eq!(
         v.len(),
-        layout.n_head_kv * layout.head_dim_v,
+        slots.len() * v_width,
         "kv_append: v has another shape"
     );
     let (dk, dv) = (layout.head_dim_k, layout.head_dim_v);
     let (keys, values) = (layout.keys_bytes(), layout.values_bytes());
+    // A head at a time: a key goes to as many cache lines as it has elements, and the next slot's to the same ones.
     for head in 0..layout.n_head_kv {
         let to = &mut page_layer[layout.k_offset_bytes(head)..][..keys];
-        write(simd, layout.ty, to, slot, &k[head * dk..][..dk]);
+        for (i, slot) in slots.clone().enumerate() {
+            let key = &k[i * k_width + head * dk..][..dk];
+            write_key(simd, layout.ty, to, slot, key);
+        }
         let to = &mut page_layer[layout.v_offset_bytes(head)..][..values];
-        write(simd, layout.ty, to, slot, &v[head * dv..][..dv]);
+        for (i, slot) in slots.clone().enumerate() {
+            let value = &v[i * v_width + head * dv..][..dv];
+            write_value(simd, layout.ty, to, slot, value);
+        }
     }
 }
 
-/// Writes one slot of a head.
-fn write(simd: Simd, ty: KvType, head: &mut [u8], slot: usize, from: &[f32]) {
+/// Writes the key of one slot of a head.
+fn write_key(simd: Simd, ty: KvType, head: &mut [u8], slot: usize, from: &[f32]) {
+    let mut narrowed = [f16::ZERO; KV_BLOCK];
+    match ty {
+        KvType::F32 => scatter(from, elements_mut(head), slot),
+        KvType::F16 => {
+            let blocks = elements_mut(head).chunks_mut(KV_BLOCK * SLOTS);
+            for (from, to) in from.chunks(KV_BLOCK).zip(blocks) {
+                let narrowed = &mut narrowed[..from.len()];
+                narrow(simd, from, narrowed);
+                scatter(narrowed, to, slot);
+            }
+        }
+        KvType::Q8_0 => {
+            let (codes, scales) = head.split_at_mut(codes_len(head.len()));
+            let scales = elements_mut(scales).chunks_exact_mut(SLOTS);
+            let blocks = codes.chunks_exact_mut(KV_BLOCK * SLOTS).zip(scales);
+            for (from, (to, scales)) in from.chunks_exact(KV_BLOCK).zip(blocks) {
+                let mut codes = [0u8; KV_BLOCK];
+                quantize(simd, from, &mut codes, &mut scales[slot..][..1]);
+                scatter(&codes, to, slot);
+            }
+        }
+    }
+}
+
+/// `to[i][slot] = from[i]`, `to` being `[from.len()][KV_PAGE_TOKENS]`.
+#[inline(always)]
+fn scatter<E: Copy>(from: &[E], to: &mut [E], slot: usize) {
+    assert!(slot < SLOTS && to.len() == from.len() * SLOTS);
+    for (to, from) in to.chunks_exact_mut(SLOTS).zip(from) {
+        to[slot] = *from;
+    }
+}
+
+/// Writes the value of one slot of a head.
+fn write_value(simd: Simd, ty: KvType, head: &mut [u8], slot: usize, from: &[f32]) {
     let dim = from.len();
     match ty {
         KvType::F32 => elements_mut(head)[slot * dim..][..dim].copy_from_slice(from),
@@ -251,11 +306,12 @@ mod tests {
         for head in 0..layout.n_head_kv {
             let at = layout.k_offset_bytes(head);
             let mut row = vec![0.0; layout.head_dim_k];
-            Stored::new(layout.ty, &layer[at..][..layout.keys_bytes()]).read(slot, &mut row);
+            Stored::new(layout.ty, &layer[at..][..layout.keys_bytes()]).read_key(slot, &mut row);
             k.append(&mut row);
             let at = layout.v_offset_bytes(head);
             let mut row = vec![0.0; layout.head_dim_v];
-            Stored::new(layout.ty, &layer[at..][..layout.values_bytes()]).read(slot, &mut row);
+            Stored::new(layout.ty, &layer[at..][..layout.values_bytes()])
+                .read_value(slot, &mut row);
             v.append(&mut row);
         }
         (k, v)
@@ -286,7 +342,14 @@ mod tests {
             let slot = source.below(KV_PAGE_TOKENS);
             for simd in Simd::available() {
                 let mut memory = memory(&layout);
-                kv_append(simd, &layout, bytes_mut(&mut memory), slot, &k, &v);
+                kv_append(
+                    simd,
+                    &layout,
+                    bytes_mut(&mut memory),
+                    slot..slot + 1,
+                    &k,
+                    &v,
+                );
                 let (found_k, found_v) = read(&layout, bytes(&memory), slot);
                 for (expected, found) in k.iter().chain(&v).zip(found_k.iter().chain(&found_v)) {
                     let allowed = match ty {
@@ -333,11 +396,101 @@ mod tests {
             let (k, v) = (scaled(source.normal(128)), scaled(source.normal(64)));
             let written = Simd::available().map(|simd| {
                 let mut memory = memory(&layout);
-                kv_append(simd, &layout, bytes_mut(&mut memory), 7, &k, &v);
+                kv_append(simd, &layout, bytes_mut(&mut memory), 7..8, &k, &v);
                 memory
             });
             let written: Vec<_> = written.collect();
             assert!(written.iter().all(|w| *w == written[0]), "size {size}");
+        }
+    }
+
+    /// The order of a page's bytes, spelled out.
+    #[test]
+    fn keys_are_transposed_and_values_are_not() {
+        let mut source = Source::new("kv_append order");
+        let (dk, dv, n_head_kv) = (64, 32, 2);
+        for ty in KvType::ALL {
+            let layout = KvLayout {
+                n_layer: 1,
+                n_head_kv,
+                head_dim_k: dk,
+                head_dim_v: dv,
+                ty,
+            };
+            let (k, v) = (source.normal(n_head_kv * dk), source.normal(n_head_kv * dv));
+            let (head, slot) = (1, 1 + source.below(KV_PAGE_TOKENS - 1));
+            let mut memory = memory(&layout);
+            kv_append(
+                Simd::detect(),
+                &layout,
+                bytes_mut(&mut memory),
+                slot..slot + 1,
+                &k,
+                &v,
+            );
+            let layer = bytes(&memory);
+            let keys = &layer[layout.k_offset_bytes(head)..][..layout.keys_bytes()];
+            let values = &layer[layout.v_offset_bytes(head)..][..layout.values_bytes()];
+            let half = |bytes: &[u8], at: usize| {
+                f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32()
+            };
+            let (key, value) = (&k[head * dk..][..dk], &v[head * dv..][..dv]);
+            // What lies at an element's place, and at that of its block's scale.
+            let at = |bytes: &[u8], at: usize, scale: usize| match ty {
+                KvType::F32 => f32::from_bits(u32::from_le_bytes(std::array::from_fn(|i| {
+                    bytes[4 * at + i]
+                }))),
+                KvType::F16 => half(bytes, at),
+                KvType::Q8_0 => {
+                    let (codes, scales) = bytes.split_at(codes_len(bytes.len()));
+                    f32::from(codes[at] as i8) * half(scales, scale)
+                }
+            };
+            for (i, x) in key.iter().enumerate() {
+                let found = at(keys, i * 32 + slot, i / 32 * 32 + slot);
+                assert!((found - x).abs() < 0.05, "{ty:?} key {i}: {found} for {x}");
+            }
+            for (i, x) in value.iter().enumerate() {
+                let found = at(values, slot * dv + i, slot * (dv / 32) + i / 32);
+                assert!(
+                    (found - x).abs() < 0.05,
+                    "{ty:?} value {i}: {found} for {x}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_together_are_the_same_bytes_as_one_by_one() {
+        let mut source = Source::new("kv_append several");
+        for (ty, head_dim_k, head_dim_v) in [
+            (KvType::F32, 5, 33),
+            (KvType::F16, 33, 20),
+            (KvType::F16, 128, 128),
+            (KvType::Q8_0, 96, 64),
+        ] {
+            let layout = KvLayout {
+                n_layer: 1,
+                n_head_kv: 2,
+                head_dim_k,
+                head_dim_v,
+                ty,
+            };
+            for slots in [0..KV_PAGE_TOKENS, 3..20, 31..32, 7..7] {
+                let k = source.normal(slots.len() * 2 * head_dim_k);
+                let v = source.normal(slots.len() * 2 * head_dim_v);
+                for simd in Simd::available() {
+                    let (mut together, mut apart) = (memory(&layout), memory(&layout));
+                    let to = bytes_mut(&mut together);
+                    kv_append(simd, &layout, to, slots.clone(), &k, &v);
+                    let rows = k.chunks(2 * head_dim_k).zip(v.chunks(2 * head_dim_v));
+                    for (slot, (k, v)) in slots.clone().zip(rows) {
+                        let to = bytes_mut(&mut apart);
+                        kv_append(simd, &layout, to, slot..slot + 1, k, v);
+                    }
+                    assert_eq!(together, apart, "{ty:?} {simd:?} {slots:?}");
+                }
+            }
         }
     }
 
@@ -366,7 +519,7 @@ mod tests {
             let v = vec![0.5; 32];
             for simd in Simd::available() {
                 let mut memory = memory(&layout);
-                kv_append(simd, &layout, bytes_mut(&mut memory), 31, &k, &v);
+                kv_append(simd, &layout, bytes_mut(&mut memory), 31..32, &k, &v);
                 let (k, v) = read(&layout, bytes(&memory), 31);
                 assert!(
                     !k[40].is_finite(),

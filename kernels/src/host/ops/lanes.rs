@@ -31,36 +31,6 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// `from` is valid for reads of N i8.
     unsafe fn load_i8_ptr(self, from: *const i8) -> Self::V;
-    /// `to[c * to_stride + r] = from[r * from_stride + c]` for `r` in `0..N`, `c` in `0..N`.
-    /// # Safety
-    /// `from` is valid for reads and `to` for writes at those indices.
-    unsafe fn transpose_f32(
-        self,
-        from: *const f32,
-        from_stride: usize,
-        to: *mut f32,
-        to_stride: usize,
-    );
-    /// The same, widened to f32.
-    /// # Safety
-    /// `from` is valid for reads and `to` for writes at those indices.
-    unsafe fn transpose_f16(
-        self,
-        from: *const f16,
-        from_stride: usize,
-        to: *mut f32,
-        to_stride: usize,
-    );
-    /// `to[c * to_stride + r] = from[r * from_stride + c] * scales[r * scales_stride]` for `r` in `0..N`, `c` in `0..N`.
-    /// # Safety
-    /// `from` and `scales` are valid for reads and `to` for writes at those indices.
-    unsafe fn transpose_i8(
-        self,
-        from: (*const i8, usize),
-        scales: (*const f32, usize),
-        to: *mut f32,
-        to_stride: usize,
-    );
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;

@@ -47,41 +47,6 @@ macro_rules! isa {
     };
 }
 
-impl Avx2 {
-    /// `to[c * to_stride + r] = rows[r][c]`.
-    /// # Safety
-    /// `to` is valid for writes of 8 f32 at each of 8 multiples of `to_stride` from 0 on.
-    #[inline(always)]
-    unsafe fn transpose(self, rows: [__m256; 8], to: *mut f32, to_stride: usize) {
-        // Pairs of rows, then quadruples, then the 128-bit halves.
-        let mut quads = [self.splat(0.0); 8];
-        for i in 0..2 {
-            let [a, b, c, d] = [
-                rows[4 * i],
-                rows[4 * i + 1],
-                rows[4 * i + 2],
-                rows[4 * i + 3],
-            ];
-            let ab_low = isa!(_mm256_castps_pd(_mm256_unpacklo_ps(a, b)));
-            let ab_high = isa!(_mm256_castps_pd(_mm256_unpackhi_ps(a, b)));
-            let cd_low = isa!(_mm256_castps_pd(_mm256_unpacklo_ps(c, d)));
-            let cd_high = isa!(_mm256_castps_pd(_mm256_unpackhi_ps(c, d)));
-            quads[4 * i] = isa!(_mm256_castpd_ps(_mm256_unpacklo_pd(ab_low, cd_low)));
-            quads[4 * i + 1] = isa!(_mm256_castpd_ps(_mm256_unpackhi_pd(ab_low, cd_low)));
-            quads[4 * i + 2] = isa!(_mm256_castpd_ps(_mm256_unpacklo_pd(ab_high, cd_high)));
-            quads[4 * i + 3] = isa!(_mm256_castpd_ps(_mm256_unpackhi_pd(ab_high, cd_high)));
-        }
-        for c in 0..4 {
-            let low = isa!(_mm256_permute2f128_ps::<0x20>(quads[c], quads[4 + c]));
-            let high = isa!(_mm256_permute2f128_ps::<0x31>(quads[c], quads[4 + c]));
-            // SAFETY: the caller's: row c of `to` holds 8 writable f32.
-            unsafe { self.store_ptr(to.add(c * to_stride), low) };
-            // SAFETY: the caller's: row c + 4 of `to` holds 8 writable f32.
-            unsafe { self.store_ptr(to.add((c + 4) * to_stride), high) };
-        }
-    }
-}
-
 impl Lanes for Avx2 {
     #[inline(always)]
     fn prefetch(self, from: &[u8]) {
@@ -126,63 +91,9 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn transpose_f32(
-        self,
-        from: *const f32,
-        from_stride: usize,
-        to: *mut f32,
-        to_stride: usize,
-    ) {
-        let mut rows = [self.splat(0.0); 8];
-        for (r, row) in rows.iter_mut().enumerate() {
-            // SAFETY: the caller's: row r of the 8 holds 8 readable f32.
-            *row = unsafe { self.load_ptr(from.add(r * from_stride)) };
-        }
-        // SAFETY: the caller's: each of the 8 rows of `to` holds 8 writable f32.
-        unsafe { self.transpose(rows, to, to_stride) }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose_f16(
-        self,
-        from: *const f16,
-        from_stride: usize,
-        to: *mut f32,
-        to_stride: usize,
-    ) {
-        let mut rows = [self.splat(0.0); 8];
-        for (r, row) in rows.iter_mut().enumerate() {
-            // SAFETY: the caller's: row r of the 8 holds 8 readable f16.
-            *row = unsafe { self.load_f16_ptr(from.add(r * from_stride)) };
-        }
-        // SAFETY: the caller's: each of the 8 rows of `to` holds 8 writable f32.
-        unsafe { self.transpose(rows, to, to_stride) }
-    }
-
-    #[inline(always)]
     unsafe fn load_i8_ptr(self, from: *const i8) -> __m256 {
         // SAFETY: the caller's: 8 readable bytes; the instruction set by `self`.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose_i8(
-        self,
-        (from, from_stride): (*const i8, usize),
-        (scales, scales_stride): (*const f32, usize),
-        to: *mut f32,
-        to_stride: usize,
-    ) {
-        let mut rows = [self.splat(0.0); 8];
-        for (r, row) in rows.iter_mut().enumerate() {
-            // SAFETY: the caller's: row r of the 8 holds 8 readable codes.
-            let codes = unsafe { self.load_i8_ptr(from.add(r * from_stride)) };
-            // SAFETY: the caller's: row r of the 8 has a readable scale.
-            let scale = unsafe { *scales.add(r * scales_stride) };
-            *row = self.mul(codes, self.splat(scale));
-        }
-        // SAFETY: the caller's: each of the 8 rows of `to` holds 8 writable f32.
-        unsafe { self.transpose(rows, to, to_stride) }
     }
 
     #[inline(always)]
@@ -283,51 +194,6 @@ impl Lanes for Avx2 {
     }
 }
 
-impl Avx512 {
-    /// `to[c * to_stride + r] = rows[r][c]`.
-    /// # Safety
-    /// `to` is valid for writes of 16 f32 at each of 16 multiples of `to_stride` from 0 on.
-    #[inline(always)]
-    unsafe fn transpose(self, rows: [__m512; 16], to: *mut f32, to_stride: usize) {
-        // Pairs of rows, then quadruples: quads[4 i + c] has column c + 4 j of rows 4 i .. 4 i + 4 in quarter j.
-        let mut quads = [self.splat(0.0); 16];
-        for i in 0..4 {
-            let [a, b, c, d] = [
-                rows[4 * i],
-                rows[4 * i + 1],
-                rows[4 * i + 2],
-                rows[4 * i + 3],
-            ];
-            let ab_low = isa!(_mm512_castps_pd(_mm512_unpacklo_ps(a, b)));
-            let ab_high = isa!(_mm512_castps_pd(_mm512_unpackhi_ps(a, b)));
-            let cd_low = isa!(_mm512_castps_pd(_mm512_unpacklo_ps(c, d)));
-            let cd_high = isa!(_mm512_castps_pd(_mm512_unpackhi_ps(c, d)));
-            quads[4 * i] = isa!(_mm512_castpd_ps(_mm512_unpacklo_pd(ab_low, cd_low)));
-            quads[4 * i + 1] = isa!(_mm512_castpd_ps(_mm512_unpackhi_pd(ab_low, cd_low)));
-            quads[4 * i + 2] = isa!(_mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high)));
-            quads[4 * i + 3] = isa!(_mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high)));
-        }
-        // Then the quarters: a 4 x 4 transposition of 128-bit pieces for each c.
-        for c in 0..4 {
-            let [q0, q1, q2, q3] = [quads[c], quads[4 + c], quads[8 + c], quads[12 + c]];
-            let low01 = isa!(_mm512_shuffle_f32x4::<0b01_00_01_00>(q0, q1));
-            let high01 = isa!(_mm512_shuffle_f32x4::<0b11_10_11_10>(q0, q1));
-            let low23 = isa!(_mm512_shuffle_f32x4::<0b01_00_01_00>(q2, q3));
-            let high23 = isa!(_mm512_shuffle_f32x4::<0b11_10_11_10>(q2, q3));
-            let columns = [
-                isa!(_mm512_shuffle_f32x4::<0b10_00_10_00>(low01, low23)),
-                isa!(_mm512_shuffle_f32x4::<0b11_01_11_01>(low01, low23)),
-                isa!(_mm512_shuffle_f32x4::<0b10_00_10_00>(high01, high23)),
-                isa!(_mm512_shuffle_f32x4::<0b11_01_11_01>(high01, high23)),
-            ];
-            for (j, column) in columns.into_iter().enumerate() {
-                // SAFETY: the caller's: row c + 4 j, below 16, of `to` holds 16 writable f32.
-                unsafe { self.store_ptr(to.add((c + 4 * j) * to_stride), column) };
-            }
-        }
-    }
-}
-
 impl Lanes for Avx512 {
     #[inline(always)]
     fn prefetch(self, from: &[u8]) {
@@ -372,63 +238,9 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn transpose_f32(
-        self,
-        from: *const f32,
-        from_stride: usize,
-        to: *mut f32,
-        to_stride: usize,
-    ) {
-        let mut rows = [self.splat(0.0); 16];
-        for (r, row) in rows.iter_mut().enumerate() {
-            // SAFETY: the caller's: row r of the 16 holds 16 readable f32.
-            *row = unsafe { self.load_ptr(from.add(r * from_stride)) };
-        }
-        // SAFETY: the caller's: each of the 16 rows of `to` holds 16 writable f32.
-        unsafe { self.transpose(rows, to, to_stride) }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose_f16(
-        self,
-        from: *const f16,
-        from_stride: usize,
-        to: *mut f32,
-        to_stride: usize,
-    ) {
-        let mut rows = [self.splat(0.0); 16];
-        for (r, row) in rows.iter_mut().enumerate() {
-            // SAFETY: the caller's: row r of the 16 holds 16 readable f16.
-            *row = unsafe { self.load_f16_ptr(from.add(r * from_stride)) };
-        }
-        // SAFETY: the caller's: each of the 16 rows of `to` holds 16 writable f32.
-        unsafe { self.transpose(rows, to, to_stride) }
-    }
-
-    #[inline(always)]
     unsafe fn load_i8_ptr(self, from: *const i8) -> __m512 {
         // SAFETY: the caller's: 16 readable bytes; the instruction set by `self`.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose_i8(
-        self,
-        (from, from_stride): (*const i8, usize),
-        (scales, scales_stride): (*const f32, usize),
-        to: *mut f32,
-        to_stride: usize,
-    ) {
-        let mut rows = [self.splat(0.0); 16];
-        for (r, row) in rows.iter_mut().enumerate() {
-            // SAFETY: the caller's: row r of the 16 holds 16 readable codes.
-            let codes = unsafe { self.load_i8_ptr(from.add(r * from_stride)) };
-            // SAFETY: the caller's: row r of the 16 has a readable scale.
-            let scale = unsafe { *scales.add(r * scales_stride) };
-            *row = self.mul(codes, self.splat(scale));
-        }
-        // SAFETY: the caller's: each of the 16 rows of `to` holds 16 writable f32.
-        unsafe { self.transpose(rows, to, to_stride) }
     }
 
     #[inline(always)]

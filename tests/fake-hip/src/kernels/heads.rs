@@ -127,16 +127,18 @@ fn store_slot(
         KvType::F16 => return store_halves(memory, head + slot * dim * 2, row),
         KvType::Q8_0 => {}
     }
-    // One head, its key and a value of nothing: what is written to the slot of such a layer.
+    // One head, a key of nothing and a value: what is written to the slot of such a layer. Values have the same order on the
+    // host as keys and values have here.
     let alone = KvLayout {
         n_layer: 1,
         n_head_kv: 1,
-        head_dim_k: row.len(),
-        head_dim_v: 0,
+        head_dim_k: 0,
+        head_dim_v: row.len(),
         ty,
     };
     let mut bytes = vec![0u8; alone.layer_bytes()];
-    ops::kv_append(Simd::detect(), &alone, &mut bytes, slot as usize, row, &[]);
+    let slots = slot as usize..slot as usize + 1;
+    ops::kv_append(Simd::detect(), &alone, &mut bytes, slots, &[], row);
     for (at, len) in pieces(ty, slot, dim) {
         let piece = &bytes[at as usize..][..len as usize];
         memory.write(head + at, piece)?;
@@ -157,7 +159,26 @@ fn pieces(ty: KvType, slot: u64, dim: u64) -> Vec<(u64, u64)> {
     }
 }
 
-/// The layer of a sequence's pages for its first `n` positions; slots past them are zeros, and pages before that of position `start`
+/// Bytes of an element of the `i`-th of a slot's [`pieces`].
+fn element_bytes(ty: KvType, i: usize) -> usize {
+    match (ty, i) {
+        (KvType::F32, _) => 4,
+        (KvType::Q8_0, 0) => 1,
+        (KvType::F16 | KvType::Q8_0, _) => 2,
+    }
+}
+
+/// `to[element][slot] = from[slot][element]`, slots of `width` bytes, elements of `size`; `to` has all slots of a page.
+fn transpose(from: &[u8], width: usize, size: usize, to: &mut [u8]) {
+    for (slot, from) in from.chunks_exact(width).enumerate() {
+        let rows = to.chunks_exact_mut(PAGE as usize * size);
+        for (to, element) in rows.zip(from.chunks_exact(size)) {
+            to[slot * size..][..size].copy_from_slice(element);
+        }
+    }
+}
+
+/// The layer of a sequence's pages for its first `n` positions, in the host's order, whose keys are transposed; slots past them are zeros, and pages before that of position `start`
 /// have none.
 pub(super) fn pages(
     memory: &mut Memory,
@@ -178,15 +199,19 @@ pub(super) fn pages(
         let mut layer = vec![0; layout.layer_bytes()];
         for head in 0..layout.n_head_kv {
             let parts = [
-                (layout.k_offset_bytes(head), layout.head_dim_k),
-                (layout.v_offset_bytes(head), layout.head_dim_v),
+                (layout.k_offset_bytes(head), layout.head_dim_k, true),
+                (layout.v_offset_bytes(head), layout.head_dim_v, false),
             ];
-            for (first, dim) in parts {
+            for (first, dim, keys) in parts {
                 // The pieces of the first slot begin those of all.
-                for (from, len) in pieces(ty, 0, dim as u64) {
-                    let (from, len) = (first as u64 + from, len * slots);
-                    let bytes = memory.read(at + from, len as usize, "a KV page")?;
-                    layer[from as usize..][..len as usize].copy_from_slice(&bytes);
+                for (i, (from, len)) in pieces(ty, 0, dim as u64).into_iter().enumerate() {
+                    let (from, width) = (first as u64 + from, len as usize);
+                    let bytes = memory.read(at + from, slots as usize * width, "a KV page")?;
+                    let to = &mut layer[from as usize..][..PAGE as usize * width];
+                    match keys {
+                        true => transpose(&bytes, width, element_bytes(ty, i), to),
+                        false => to[..bytes.len()].copy_from_slice(&bytes),
+                    }
                 }
             }
         }

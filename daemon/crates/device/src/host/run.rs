@@ -393,23 +393,21 @@ fn append(on: &On<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>) {
     let (k_width, v_width) = (on.width(k), on.width(v));
     for span in batch.spans {
         let pages = span.kv_pages[usize::from(layer.group)];
-        for i in 0..span.n_rows {
-            let (row, position) = (span.first_row + i, span.first_position as usize + i);
+        let mut done = 0;
+        while done < span.n_rows {
+            // The rows of one page.
+            let (row, position) = (span.first_row + done, span.first_position as usize + done);
+            let slot = position % KV_PAGE_TOKENS;
+            let n = (KV_PAGE_TOKENS - slot).min(span.n_rows - done);
             let page = pages[position / KV_PAGE_TOKENS]
                 + layout.layer_offset_bytes(layer.index as usize) as u64;
             let page = on.device.arena.bytes_mut(page, layout.layer_bytes());
             let (k, v) = (
-                &k_rows[row * k_width..][..k_width],
-                &v_rows[row * v_width..][..v_width],
+                &k_rows[row * k_width..][..n * k_width],
+                &v_rows[row * v_width..][..n * v_width],
             );
-            ops::kv_append(
-                on.device.simd,
-                layout,
-                page,
-                position % KV_PAGE_TOKENS,
-                k,
-                v,
-            );
+            ops::kv_append(on.device.simd, layout, page, slot..slot + n, k, v);
+            done += n;
         }
     }
 }
