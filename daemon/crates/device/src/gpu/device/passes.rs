@@ -101,8 +101,8 @@ impl GpuDevice {
             .step_graphs
             .keep(key, captured.map(|graph| (graph, table)))
         {
-            // SAFETY: as for a replay.
             Some(graph) => {
+                // SAFETY: as for a replay.
                 unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a step", e))
             }
             None => self.queue(&work, room),
@@ -164,8 +164,8 @@ impl GpuDevice {
         }
         let captured = self.capture(&work, room)?;
         match self.graphs.keep(&key, captured.map(|graph| (graph, table))) {
-            // SAFETY: as for a replay.
             Some(graph) => {
+                // SAFETY: as for a replay.
                 unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))
             }
             None => self.queue(&work, room),
