@@ -364,19 +364,8 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                     room: ROOM,
                     positions,
                 };
-                let heads = 2 * group;
-                let launch = attention::prefill(
-                    target,
-                    1,
-                    heads,
-                    5,
-                    2,
-                    &kv,
-                    &scores,
-                    3,
-                    (n_tiles, 5),
-                    shared,
-                );
+                let (heads, n) = (2 * group, (n_tiles, 5));
+                let launch = attention::prefill(target, 1, heads, 5, 2, &kv, &scores, 3, n, shared);
                 all.push(launch.unwrap());
             }
             let (append, to) = (Some(&rope), partials);
