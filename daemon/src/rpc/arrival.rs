@@ -2,7 +2,7 @@
 //!
 //! The server's own timeout ends a call with CANCELLED, and only up to the first message of a stream. So arrivals are
 //! stamped before that timer is made, every handler waits no longer than the stamp's deadline, which lies a little before
-//! the timer's, and the engine is told it.
+//! the timer's, and the engine is told it. A handler that is later than that is no longer waited for (`gate/late.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,6 +14,7 @@ use rocmforged::End;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tonic::body::Body;
+use tonic::codegen::http::request::Builder;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
@@ -94,8 +95,13 @@ async fn raw(daemon: &Daemon) -> Sender {
 }
 
 /// Sends the beginning of a request, and gives the code that it ends with.
-async fn unfinished(mut sender: Sender, path: &str, bytes: usize) -> Code {
-    let request = hyper::Request::post(format!("http://rocmforged{path}"))
+async fn unfinished(sender: Sender, path: &str, bytes: usize) -> Code {
+    let request = hyper::Request::post(format!("http://rocmforged{path}"));
+    ends_with(sender, request, bytes).await.code()
+}
+
+async fn ends_with(mut sender: Sender, head: Builder, bytes: usize) -> Status {
+    let request = head
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(Body::new(Unfinished(Some(vec![0; bytes].into()))))
@@ -104,9 +110,7 @@ async fn unfinished(mut sender: Sender, path: &str, bytes: usize) -> Code {
         .await
         .expect("the daemon answers")
         .unwrap();
-    Status::from_header_map(response.headers())
-        .expect("the answer is a status")
-        .code()
+    Status::from_header_map(response.headers()).expect("the answer is a status")
 }
 
 const TOKENIZE: &str = "/rocmforge.v1.Inference/Tokenize";
@@ -116,6 +120,27 @@ async fn a_request_that_does_not_end_is_ended() {
     let daemon = Daemon::start().await;
     let code = unfinished(raw(&daemon).await, TOKENIZE, 100).await;
     assert_eq!(code, Code::DeadlineExceeded);
+    assert_eq!(daemon.stop().await, End::Drained);
+}
+
+/// Nothing but the deadline ends these soon, and the server's own timer would say CANCELLED.
+#[tokio::test]
+async fn a_request_that_does_not_end_is_ended_at_its_deadline() {
+    let daemon = Daemon::start().await;
+    let sender = raw(&daemon).await;
+    for timeout in ["0m", "1n", "1u", "1m", "7m", "50m"] {
+        for _ in 0..8 {
+            let request = hyper::Request::post(format!("http://rocmforged{TOKENIZE}"))
+                .header("grpc-timeout", timeout);
+            let status = ends_with(sender.clone(), request, 100).await;
+            assert_eq!(
+                status.code(),
+                Code::DeadlineExceeded,
+                "{timeout}: {status:?}"
+            );
+            assert!(status.message().contains("deadline"), "{status:?}");
+        }
+    }
     assert_eq!(daemon.stop().await, End::Drained);
 }
 

@@ -14,6 +14,7 @@
 //! [`rocmforge_service::READING_MAX_BYTES`]; a refusal holds nothing back; nothing here waits but
 //! for the body, and for that no longer than [`BODY_WAIT_MAX`].
 
+mod late;
 mod method;
 mod replies;
 mod shape;
@@ -28,7 +29,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use rocmforge_service::Service as Daemon;
-use rocmforge_service::arrival::Caller;
+use rocmforge_service::arrival::{Arrival, Caller};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::sum::{Held, Sum};
 use tokio::time::Instant;
@@ -123,8 +124,9 @@ where
             return Box::pin(std::future::ready(Ok(response)));
         };
         let call = peer.call();
+        let arrival = request.extensions().get::<Arrival>().copied();
         let runtimes = bounds.runtimes.clone();
-        Box::pin(runtimes.handle(async move {
+        let handled = runtimes.handle(async move {
             let method = Method::of(request.uri().path());
             let uid = peer.caller.uid;
             let entered = match bounds.enter(&method, &peer).await {
@@ -139,7 +141,11 @@ where
             // The handler has made of the request what it keeps.
             drop(held);
             Ok(response.map(|body| bounds.replies.wrap(body, &method, uid, call)))
-        }))
+        });
+        Box::pin(late::until_deadline(
+            arrival.as_ref().and_then(late::last_moment),
+            handled,
+        ))
     }
 }
 
