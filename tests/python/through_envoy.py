@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import httpx
@@ -31,6 +32,32 @@ def program():
     """Envoy's executable in its Python package, whose directory other packages share."""
     package = importlib.util.find_spec("envoy").submodule_search_locations
     return next(path for path in (pathlib.Path(place, "_bin/envoy") for place in package) if path.is_file())
+
+
+@contextlib.contextmanager
+def kept_busy(url, body, clients):
+    """`clients` ask for `body` (a stream) again and again, each behind the other, until the end of the block.
+
+    However fast the daemon is: what one long answer takes would bound how long the block may.
+    """
+    over = threading.Event()
+
+    def ask():
+        while not over.is_set():
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+                for _ in reply.iter_raw():
+                    if over.is_set():
+                        return
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -92,11 +119,8 @@ def main():
         known(lambda a, b: b.residency.get(one) == 1 and one in a.first_token_s and one in b.first_token_s)
         before = counts()
         long = {"model": one, "prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-        with contextlib.ExitStack() as held:
-            # The daemon runs one at a time; several, so that one waits for longer than the test takes.
-            for _ in range(6):
-                client = held.enter_context(httpx.Client(timeout=PATIENCE_S))
-                held.enter_context(client.stream("POST", f"http://{first}/v1/completions", json=long))
+        # The daemon runs one at a time, so that the others wait.
+        with kept_busy(f"http://{first}", long, 6):
             known(lambda a, b: a.waiting > 1 and b.waiting == 0)
             for _ in range(3):
                 ask(url, one)
