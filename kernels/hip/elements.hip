@@ -3,12 +3,13 @@
 //   scale:           x *= factor, times by[0] where there is one
 //   soft_cap:        x = factor * tanh(x / factor)
 //   add_gated:       x[t] += sigmoid(by[t]) * y[t]
+//   gate_heads:      x[t][i] *= act(by[t][i / span]), a factor for each head of span elements
 //   position_scale:  x[t] *= 1 + factor * ln(1 + floor(positions[t] / span))
 //   columns:         row t of out has for each group h its parts one after another, part.x[t][part.first + h part.stride ..][.. width]
 //   combine:         out[t] = sum_s weights[t][s] y[t n_used + s], or out[t] += that
 //
 // Geometry: grid (ceil(cols / THREADS), rows), a thread an element. Bound by memory.
-// Entries: scale, soft_cap, add_gated, position_scale, columns, combine.
+// Entries: scale, soft_cap, add_gated, gate_heads, position_scale, columns, combine.
 #include "compat.h"
 #include "act.h"
 
@@ -22,7 +23,7 @@ struct ElementsArgs {
     float factor;
     u32 span;
     u32 cols;
-    u32 reserved;
+    u32 act;  // ACT_*
 };
 
 struct ColumnPlace {
@@ -71,6 +72,14 @@ ENTRY(THREADS, 1) add_gated(ElementsArgs a) {
     const u32 i = element();
     const u64 at = (u64)block_y() * a.cols + i;
     if (i < a.cols) a.x[at] += sigmoid_of(a.by[block_y()]) * a.y[at];
+}
+ENTRY(THREADS, 1) gate_heads(ElementsArgs a) {
+    let_next_start();
+    wait_for_inputs();
+    const u32 i = element();
+    if (i >= a.cols) return;
+    const float gate = a.by[(u64)block_y() * (a.cols / a.span) + i / a.span];
+    a.x[(u64)block_y() * a.cols + i] *= act_of(ActSpec{a.act, 0.0f, 0.0f, 0}, gate);
 }
 ENTRY(THREADS, 1) position_scale(ElementsArgs a) {
     let_next_start();

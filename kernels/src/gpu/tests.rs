@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use self::sources::defined;
+pub(super) use self::sources::entries;
 use super::ops::activations::{Norm, Sink, Source, activations};
 use super::ops::attention::{self, Partials, Scores, SharedPositions};
 use super::ops::elements::{self, Change, Part};
@@ -12,6 +14,7 @@ use super::ops::matmat::{HalfInputs, Inputs, PartsRoom, matmat, matmat_f16};
 use super::ops::matvec::{Epilogue, Input, Matrix, fuses_gate, matvec};
 use super::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm, conv, delta_net, ssm};
 use super::ops::route::{self, route};
+use super::ops::rows::LayerNorm;
 use super::ops::sample::{TopK, top_k};
 use super::ops::weights::{Weights, dequantize_f16, dequantize_low, repack, rows_f32};
 use super::ops::{self, rows};
@@ -20,6 +23,7 @@ use crate::host::WeightType;
 use rocmforge_ops::{Act, KvLayout, KvType, Mask, RopeOrder, Router, RouterGate};
 
 mod limits;
+mod sources;
 mod structs;
 
 fn targets() -> [GpuTarget; 3] {
@@ -231,6 +235,11 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         Change::ScaleBy(3),
         Change::SoftCap(30.0),
         Change::AddGated { y: 2, gate: 3 },
+        Change::GateHeads {
+            gate: 2,
+            head_dim: 64,
+            act: Act::Softplus,
+        },
         Change::PositionScale {
             positions: 2,
             beta: 0.1,
@@ -378,6 +387,14 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
     }
     all.push(rows::gather(1, 2, 3, 1000, 4).unwrap());
     all.push(rows::add_bias(1, 2, 1000, 3).unwrap());
+    let norm = LayerNorm {
+        weight: 2,
+        bias: None,
+        weight_of_row: true,
+        group: 500,
+        eps: 1e-5,
+    };
+    all.push(rows::layer_norm(1, 3, 1000, &norm, 4).unwrap());
     let to = TopK {
         candidates: 1,
         values: None,
@@ -386,75 +403,6 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
     };
     all.extend(top_k(1, 2, 128_256, 40, to).unwrap());
     all
-}
-
-/// The entries that a unit's text defines, macros of one level expanded.
-pub(super) fn entries(text: &str) -> BTreeSet<String> {
-    let mut definitions = Vec::new();
-    let mut found = BTreeSet::new();
-    let mut generators: Vec<(String, Vec<String>)> = Vec::new();
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
-        if let Some(rest) = line.strip_prefix("#define ") {
-            let mut whole = rest.to_owned();
-            while whole.ends_with('\\') {
-                whole.pop();
-                whole += lines.next().unwrap_or_default();
-            }
-            let (name, body) = whole.split_once([' ', '(']).unwrap_or((&whole, ""));
-            let made: Vec<String> = entry_names(body);
-            if !made.is_empty() {
-                generators.push((name.to_owned(), made));
-            }
-            definitions.push((name.to_owned(), body.trim().to_owned()));
-            continue;
-        }
-        found.extend(entry_names(line));
-        for (name, made) in &generators {
-            if let Some(argument) = line
-                .strip_prefix(name.as_str())
-                .and_then(|rest| rest.strip_prefix('('))
-            {
-                let argument = argument.split([',', ')']).next().unwrap_or_default();
-                found.extend(
-                    made.iter()
-                        .map(|m| m.replace("##name##", argument).replace("##name", argument)),
-                );
-            }
-        }
-    }
-    found
-        .into_iter()
-        .map(|entry| {
-            let value = |of: &str| {
-                definitions
-                    .iter()
-                    .find(|(name, _)| name == of)
-                    .map(|(_, value)| value.clone())
-            };
-            if let Some(joined) = entry.strip_prefix("NAME(") {
-                let (a, b) = joined.trim_end_matches(')').split_once(", ").unwrap();
-                return format!("{a}{}", value(b).unwrap());
-            }
-            value(&entry).unwrap_or(entry)
-        })
-        .collect()
-}
-
-/// Names after `ENTRY(...)` in a line.
-fn entry_names(line: &str) -> Vec<String> {
-    line.match_indices("ENTRY(THREADS")
-        .map(|(at, _)| {
-            let rest = &line[at..];
-            let rest = rest[rest.find(')').unwrap() + 1..].trim_start();
-            let end = if rest.starts_with("NAME(") {
-                rest.find(')').unwrap() + 1
-            } else {
-                rest.find('(').unwrap()
-            };
-            rest[..end].to_owned()
-        })
-        .collect()
 }
 
 #[test]
@@ -501,18 +449,6 @@ fn every_unit_is_used_and_stands_alone() {
         assert!(!text.contains("#include"), "{}", unit.name);
         assert!(text.contains("ENTRY(THREADS"), "{}", unit.name);
     }
-}
-
-/// The values of `#define name value` in a source, one for each branch of its conditions.
-fn defined(source: &str, name: &str) -> Vec<u32> {
-    source
-        .lines()
-        .filter_map(|l| l.strip_prefix(&format!("#define {name} ")))
-        .map(|value| {
-            let value = value.split_whitespace().next().unwrap();
-            value.trim_end_matches('u').parse().unwrap()
-        })
-        .collect()
 }
 
 #[test]

@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 50] = files![
+const FILES: [(&str, &str); 51] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -53,6 +53,7 @@ const FILES: [(&str, &str); 50] = files![
     "attention_prefill.hip",
     "gather.hip",
     "add_bias.hip",
+    "layer_norm.hip",
     "elements.hip",
     "route.hip",
     "conv.hip",

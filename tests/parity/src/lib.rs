@@ -205,7 +205,7 @@ mod tests {
     }
 
     kinds! {
-        RmsNorm Add Scale ScaleBy SoftCap MatMul MatMulHeads Columns Rope RopeKv Attention Gate Activate AddGated
+        RmsNorm LayerNorm Add Scale ScaleBy SoftCap MatMul MatMulHeads Columns Rope RopeKv Attention Gate Activate AddGated GateHeads
         PositionScale Conv DeltaNet Ssm Route Combine GatherOutputs
     }
 

@@ -185,6 +185,21 @@ pub enum Op {
         /// Output rows. May be `x`.
         out: Buf,
     },
+    /// `out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over each group of elements (Ba et al. 2016).
+    LayerNorm {
+        /// Input rows.
+        x: Buf,
+        /// One element a column; or one an element of a group, for all groups alike.
+        weight: TensorIndex,
+        /// As `weight`, or none.
+        bias: Option<TensorIndex>,
+        /// Added to the variance.
+        eps: f32,
+        /// Elements that are normed together; divides the width.
+        group: u32,
+        /// Output rows. May be `x`.
+        out: Buf,
+    },
     /// `x += scale * y`.
     Add {
         /// Changed in place.
@@ -320,6 +335,15 @@ pub enum Op {
         /// `[tokens][1]`.
         gate: Buf,
     },
+    /// `x[t][h] *= act(gate[t][h])`: a factor for each head.
+    GateHeads {
+        /// `[tokens][n_head * head_dim]`, changed in place.
+        x: Buf,
+        /// `[tokens][n_head]`.
+        gate: Buf,
+        /// The function; not one of gates alone.
+        act: Act,
+    },
     /// `x[t] *= 1 + beta * ln(1 + floor(position / span))` (Llama 4's and Ministral's attention temperature).
     PositionScale {
         /// Changed in place.
@@ -450,7 +474,7 @@ impl Op {
     /// that is changed in place is given to both, first to `read`.
     pub fn buffers(&self, read: &mut dyn FnMut(Buf), write: &mut dyn FnMut(Buf)) {
         let (reads, writes): (&[Buf], &[Buf]) = match self {
-            Op::RmsNorm { x, out, .. } => (&[*x], &[*out]),
+            Op::RmsNorm { x, out, .. } | Op::LayerNorm { x, out, .. } => (&[*x], &[*out]),
             Op::Add { x, y, .. } => (&[*x, *y], &[*x]),
             Op::Scale { x, .. }
             | Op::ScaleBy { x, .. }
@@ -474,6 +498,7 @@ impl Op {
             Op::Attention { q, out, .. } => (&[*q], &[*out]),
             Op::Gate { gate, up, .. } => (&[*gate, *up], &[*gate]),
             Op::AddGated { x, y, gate } => (&[*x, *y, *gate], &[*x]),
+            Op::GateHeads { x, gate, .. } => (&[*x, *gate], &[*x]),
             Op::DeltaNet {
                 qkv,
                 alpha,
@@ -516,6 +541,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::RmsNorm { .. } => "rms_norm",
+            Op::LayerNorm { .. } => "layer_norm",
             Op::Add { .. } => "add",
             Op::Scale { .. } => "scale",
             Op::ScaleBy { .. } => "scale_by",
@@ -529,6 +555,7 @@ impl Op {
             Op::Gate { .. } => "gate",
             Op::Activate { .. } => "activate",
             Op::AddGated { .. } => "add_gated",
+            Op::GateHeads { .. } => "gate_heads",
             Op::PositionScale { .. } => "position_scale",
             Op::Conv { .. } => "conv",
             Op::DeltaNet { .. } => "delta_net",

@@ -2,7 +2,9 @@
 
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, ArgField, arg_struct};
+use crate::gpu::ops::activations::ActSpec;
 use crate::gpu::{Address, Error, Launch};
+use rocmforge_ops::Act;
 
 const THREADS: u32 = 256;
 
@@ -10,7 +12,7 @@ const THREADS: u32 = 256;
 pub const PARTS_MAX: usize = 4;
 
 arg_struct! {
-    /// Of `scale`, `soft_cap`, `add_gated` and `position_scale`.
+    /// Of `scale`, `soft_cap`, `add_gated`, `gate_heads` and `position_scale`.
     ElementsArgs: 48 {
         x: u64,
         y: u64,
@@ -19,7 +21,7 @@ arg_struct! {
         factor: f32,
         span: u32,
         cols: u32,
-        reserved: u32,
+        act: u32,
     }
 }
 
@@ -73,6 +75,15 @@ pub enum Change {
         /// f32 `[rows]`.
         gate: Address,
     },
+    /// `x[t][h] *= act(gate[t][h])` for heads of `head_dim` elements.
+    GateHeads {
+        /// f32 `[rows][cols / head_dim]`.
+        gate: Address,
+        /// Elements of a head; divides `cols`.
+        head_dim: u32,
+        /// A function of one element.
+        act: Act,
+    },
     /// `x[t] *= 1 + beta * ln(1 + floor(positions[t] / span))`.
     PositionScale {
         /// u32 `[rows]`.
@@ -87,7 +98,7 @@ pub enum Change {
 /// Changes `rows` rows of `cols` elements at `x` in place.
 ///
 /// # Errors
-/// [`Error::TooLarge`].
+/// [`Error::NoKernel`] for a function of two elements, or heads that do not divide a row; [`Error::TooLarge`].
 pub fn change(x: Address, rows: u64, cols: u64, what: Change) -> Result<Launch, Error> {
     let mut args = ElementsArgs {
         x,
@@ -112,6 +123,21 @@ pub fn change(x: Address, rows: u64, cols: u64, what: Change) -> Result<Launch, 
         Change::AddGated { y, gate } => {
             (args.y, args.by) = (y, gate);
             "elements.add_gated"
+        }
+        Change::GateHeads {
+            gate,
+            head_dim,
+            act,
+        } => {
+            let alone = !matches!(act, Act::SwigluClamped { .. });
+            if !alone || head_dim == 0 || !args.cols.is_multiple_of(head_dim) {
+                return Err(Error::NoKernel {
+                    what: format!("{act:?} of heads of {head_dim} in rows of {cols}"),
+                    built: "functions of one element, heads that divide a row",
+                });
+            }
+            (args.by, args.span, args.act) = (gate, head_dim, ActSpec::new(act).kind);
+            "elements.gate_heads"
         }
         Change::PositionScale {
             positions,

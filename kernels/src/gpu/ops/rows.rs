@@ -1,4 +1,4 @@
-//! Rows moved and biases added (`hip/gather.hip`, `hip/add_bias.hip`).
+//! Rows moved, biases added, layer norms (`hip/gather.hip`, `hip/add_bias.hip`, `hip/layer_norm.hip`).
 
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
@@ -23,6 +23,20 @@ arg_struct! {
         out: u64,
         bias: u64,
         rows: u32,
+        reserved: u32,
+    }
+}
+
+arg_struct! {
+    /// Of `layer_norm`.
+    LayerNormArgs: 48 {
+        x: u64,
+        weight: u64,
+        bias: u64,
+        out: u64,
+        eps: f32,
+        cols: u32,
+        weight_rows: u32,
         reserved: u32,
     }
 }
@@ -65,6 +79,62 @@ pub fn add_bias(out: Address, bias: Address, rows: u64, tokens: u32) -> Result<L
     Ok(Launch {
         kernel: "add_bias.add_bias",
         grid: [rows.div_ceil(THREADS), tokens, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::of(&args),
+        overlaps: true,
+    })
+}
+
+/// A layer norm over each group of a row, with a bias behind it or none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerNorm {
+    /// f32.
+    pub weight: Address,
+    /// f32, as `weight`.
+    pub bias: Option<Address>,
+    /// Whether `weight` has an element for each column; else it has one for each element of a group.
+    pub weight_of_row: bool,
+    /// Elements of a group; divides the row.
+    pub group: u64,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+/// `out = (x - mean) / sqrt(var + eps) * weight + bias` of `rows` rows of `cols` f32.
+///
+/// # Errors
+/// [`Error::NoKernel`] where groups do not divide a row, [`Error::TooLarge`].
+pub fn layer_norm(
+    x: Address,
+    rows: u64,
+    cols: u64,
+    norm: &LayerNorm,
+    out: Address,
+) -> Result<Launch, Error> {
+    if norm.group == 0 || !cols.is_multiple_of(norm.group) {
+        return Err(Error::NoKernel {
+            what: format!("a layer norm of groups of {} in rows of {cols}", norm.group),
+            built: "groups that divide a row",
+        });
+    }
+    let groups = cols / norm.group;
+    let args = LayerNormArgs {
+        x,
+        weight: norm.weight,
+        bias: norm.bias.unwrap_or(0),
+        out,
+        eps: norm.eps,
+        cols: count("the width of a group", norm.group)?,
+        weight_rows: match norm.weight_of_row {
+            true => count("the groups of a row", groups)?,
+            false => 1,
+        },
+        reserved: 0,
+    };
+    Ok(Launch {
+        kernel: "layer_norm.layer_norm",
+        grid: [count("the number of groups", rows * groups)?, 1, 1],
         block: [THREADS, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),

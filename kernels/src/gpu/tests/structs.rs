@@ -63,6 +63,7 @@ fn structs_of_arguments_have_the_fields_of_the_source() {
         "attention_prefill.hip": ops::attention::AttentionPrefillArgs,
         "gather.hip": ops::rows::GatherArgs,
         "add_bias.hip": ops::rows::AddBiasArgs,
+        "layer_norm.hip": ops::rows::LayerNormArgs,
         "sample.hip": ops::sample::TopKArgs,
         "repack.hip": ops::weights::RepackArgs,
         "dequantize.hip": ops::weights::DequantizeArgs,

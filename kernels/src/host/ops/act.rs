@@ -3,9 +3,9 @@
 
 use rocmforge_ops::Act;
 
-use super::Simd;
 use super::exp::exp;
 use super::lanes::{Lanes, simd_fn};
+use super::{Simd, rows_of, scale};
 
 /// `gate = act(gate) * up`, element by element; both of the same shape.
 /// [`Act::SwigluClamped`] has its own formula of both.
@@ -28,6 +28,25 @@ pub fn activate(simd: Simd, act: Act, x: &mut [f32]) {
         Act::Identity => {}
         Act::SwigluClamped { .. } => panic!("activate: {act:?} is for gates only"),
         _ => activate_all(simd, act, x),
+    }
+}
+
+/// `x[h] *= act(gate[h])` for heads of `head_dim` consecutive elements of `x`, `[rows][n_head][head_dim]`; `gate` is
+/// `[rows][n_head]`.
+///
+/// # Panics
+/// When there is not one gate a head, or with [`Act::SwigluClamped`].
+pub fn gate_heads(simd: Simd, act: Act, x: &mut [f32], gate: &[f32], head_dim: usize) {
+    assert_eq!(
+        rows_of(x.len(), head_dim),
+        gate.len(),
+        "gate_heads: not one gate a head"
+    );
+    for (x, gate) in x.chunks_exact_mut(head_dim).zip(gate) {
+        // Of one lane alone the others are what `load_part` fills them with.
+        let mut factor = [*gate];
+        activate(simd, act, &mut factor);
+        scale(simd, x, factor[0]);
     }
 }
 

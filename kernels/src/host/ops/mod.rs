@@ -25,6 +25,7 @@ mod delta_net;
 mod exp;
 mod kv;
 mod lanes;
+mod layer_norm;
 mod recurrent;
 mod rms_norm;
 mod rope;
@@ -39,7 +40,7 @@ mod top_k;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use act::{activate, gate, silu_mul};
+pub use act::{activate, gate, gate_heads, silu_mul};
 pub use add::{add, add_bias, add_gated, add_scaled, combine};
 pub use argmax::argmax;
 pub use attention::{AttentionShape, AttentionSpan, attention};
@@ -47,6 +48,7 @@ pub use columns::{ColumnSource, columns};
 pub use conv::{CONV_KERNEL_MAX, ConvWeights, conv};
 pub use delta_net::{DeltaNetInputs, DeltaNetShape, delta_net};
 pub use kv::kv_append;
+pub use layer_norm::layer_norm_in_place;
 pub use recurrent::StateSpan;
 pub use rms_norm::{
     add_rms_norm, rms_norm, rms_norm_groups, rms_norm_groups_in_place, rms_norm_in_place,

@@ -1,5 +1,6 @@
 //! Rows changed element by element, gathered by columns, routed rows summed, and experts chosen (`elements.hip`, `route.hip`).
 
+use rocmforge_kernels::gpu::ops::activations::ActSpec;
 use rocmforge_kernels::gpu::ops::elements::{ColumnsArgs, CombineArgs, ElementsArgs};
 use rocmforge_kernels::gpu::ops::route::{RouteArgs, supports};
 use rocmforge_kernels::host::ops;
@@ -18,6 +19,7 @@ pub(super) enum Change {
     Scale,
     SoftCap,
     AddGated,
+    GateHeads,
     PositionScale,
 }
 
@@ -43,6 +45,19 @@ pub(super) fn change(memory: &mut Memory, launch: &Launch, what: Change) -> Resu
             for ((x, y), gate) in x.chunks_mut(cols).zip(y.chunks(cols)).zip(gates) {
                 let gate = sigmoid(gate);
                 x.iter_mut().zip(y).for_each(|(x, y)| *x += gate * y);
+            }
+        }
+        Change::GateHeads => {
+            let dim = a.span as usize;
+            super::agrees("heads of a row", a.cols % a.span, 0)?;
+            let mut gates = floats(memory, a.by, rows * cols / dim, "gates of heads")?;
+            let spec = ActSpec {
+                kind: a.act,
+                ..ActSpec::default()
+            };
+            super::act::activate(&spec, &mut gates)?;
+            for (x, gate) in x.chunks_mut(dim).zip(gates) {
+                x.iter_mut().for_each(|x| *x *= gate);
             }
         }
         Change::PositionScale => {

@@ -81,6 +81,7 @@ enum Operation {
     },
     Gather,
     AddBias,
+    LayerNorm,
     Change(elements::Change),
     Columns,
     Combine,
@@ -139,6 +140,7 @@ impl Kernel {
             Operation::AttentionPrefill { dim, ty } => attention::prefill(memory, launch, dim, ty),
             Operation::Gather => rows::gather(memory, launch),
             Operation::AddBias => rows::add_bias(memory, launch),
+            Operation::LayerNorm => rows::layer_norm(memory, launch),
             Operation::Change(what) => elements::change(memory, launch, what),
             Operation::Columns => elements::columns(memory, launch),
             Operation::Combine => elements::combine(memory, launch),
@@ -174,6 +176,7 @@ impl Operation {
             Operation::AttentionPrefill { .. } => size_of::<ops::attention::AttentionPrefillArgs>(),
             Operation::Gather => size_of::<ops::rows::GatherArgs>(),
             Operation::AddBias => size_of::<ops::rows::AddBiasArgs>(),
+            Operation::LayerNorm => size_of::<ops::rows::LayerNormArgs>(),
             Operation::Change(_) => size_of::<ops::elements::ElementsArgs>(),
             Operation::Columns => size_of::<ops::elements::ColumnsArgs>(),
             Operation::Combine => size_of::<ops::elements::CombineArgs>(),
@@ -303,6 +306,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
                 ("scale", elements::Change::Scale),
                 ("soft_cap", elements::Change::SoftCap),
                 ("add_gated", elements::Change::AddGated),
+                ("gate_heads", elements::Change::GateHeads),
                 ("position_scale", elements::Change::PositionScale),
             ]
             .map(|(name, what)| (name.to_owned(), Operation::Change(what)));
@@ -329,6 +333,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
         "route" => own(Operation::Route),
         "gather" => own(Operation::Gather),
         "add_bias" => own(Operation::AddBias),
+        "layer_norm" => own(Operation::LayerNorm),
         "sample" => vec![
             ("top_k_part".to_owned(), Operation::TopKPart),
             ("top_k_join".to_owned(), Operation::TopKJoin),
@@ -337,7 +342,7 @@ fn entries(unit: &'static str) -> Vec<(String, Operation)> {
     }
 }
 
-/// `q4_k_q6_k` as two types.
+/// Two types in one name, as in `matvec_q4_k_q6_k`.
 fn split_pair(names: &str) -> Option<(WeightType, WeightType)> {
     let places = names.match_indices('_').map(|(at, _)| at);
     places

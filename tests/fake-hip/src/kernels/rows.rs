@@ -2,7 +2,7 @@
 //! `activations.hip`).
 
 use rocmforge_kernels::gpu::ops::activations::{ActivationsArgs, F16_LOW_SCALE, GATED_F16_SCALE};
-use rocmforge_kernels::gpu::ops::rows::{AddBiasArgs, GatherArgs};
+use rocmforge_kernels::gpu::ops::rows::{AddBiasArgs, GatherArgs, LayerNormArgs};
 use rocmforge_kernels::host::ops::{self, Simd};
 
 use super::act;
@@ -76,6 +76,32 @@ pub(super) fn add_bias(memory: &mut Memory, launch: &Launch) -> Result<(), Fault
     let bias = floats(memory, a.bias, rows, "add_bias")?;
     let mut x = floats(memory, a.out, rows * launch.grid[1] as usize, "add_bias")?;
     ops::add_bias(Simd::detect(), &mut x, &bias);
+    store(memory, a.out, &x)
+}
+
+/// A block a group of a row.
+pub(super) fn layer_norm(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
+    let a = args(launch, LayerNormArgs::from_bytes)?;
+    let (cols, groups) = (a.cols as usize, a.weight_rows as usize);
+    let mut x = floats(
+        memory,
+        a.x,
+        cols * launch.grid[0] as usize,
+        "layer_norm's x",
+    )?;
+    let weight = floats(memory, a.weight, cols * groups, "layer_norm's weight")?;
+    let bias = match a.bias {
+        0 => None,
+        at => Some(floats(memory, at, cols * groups, "layer_norm's bias")?),
+    };
+    ops::layer_norm_in_place(
+        Simd::detect(),
+        &mut x,
+        &weight,
+        bias.as_deref(),
+        a.eps,
+        cols,
+    );
     store(memory, a.out, &x)
 }
 

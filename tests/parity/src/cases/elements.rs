@@ -14,9 +14,14 @@ pub(super) fn cases() -> Vec<Case> {
         cases.extend(acts().map(|act| activated(act, width, tokens)));
         cases.extend(gates().map(|act| gated(act, width, tokens)));
         cases.push(columns(width, tokens));
+        cases.push(layer_normed(width, tokens, width));
         cases.push(combined(width.min(1024), tokens));
     }
-    cases.extend([(256, 1), (768, 5), (4096, 130)].map(|(width, tokens)| grouped(width, tokens)));
+    let sizes = [(256, 1), (768, 5), (4096, 130)];
+    cases.extend(sizes.map(|(width, tokens)| grouped(width, tokens)));
+    cases.extend(sizes.map(|(width, tokens)| layer_normed(width, tokens, width / 4)));
+    let gated_heads = |act| sizes.map(|(width, tokens)| heads_gated(act, width, tokens));
+    cases.extend(acts().flat_map(gated_heads));
     for ty in [
         WeightType::F32,
         WeightType::F16,
@@ -138,6 +143,34 @@ fn grouped(width: u64, tokens: u64) -> Case {
         case.tensors[0] = vector(u64::from(group));
     }
     case.name = format!("4 groups, {}", case.name);
+    case
+}
+
+/// Rows, or groups of a row, with means far from 0 beside their spread.
+fn layer_normed(width: u64, tokens: u64, group: u64) -> Case {
+    let op = Op::LayerNorm {
+        x: X,
+        weight: 0,
+        bias: (tokens != 5).then_some(1),
+        eps: 1e-5,
+        group: group as u32,
+        out: if tokens == 1 { X } else { N },
+    };
+    let compared = if tokens == 1 { X } else { N };
+    let mut case = of_rows("layer_norm", (width, tokens), op, compared);
+    // One weight for all groups, or one a column.
+    let weights = if tokens == 1 { group } else { width };
+    case.tensors = vec![vector(weights), vector(weights)];
+    case.name = format!("{} groups, {}", width / group, case.name);
+    case
+}
+
+/// A factor for each of 4 heads.
+fn heads_gated(act: Act, width: u64, tokens: u64) -> Case {
+    let op = Op::GateHeads { x: X, gate: B, act };
+    let mut case = of_rows("gate_heads", (width, tokens), op, X);
+    case.bufs[usize::from(B.0)].width = 4;
+    case.name = format!("{act:?}, {}", case.name);
     case
 }
 

@@ -92,6 +92,7 @@ impl Answers {
             matches!(
                 op,
                 Op::RmsNorm { .. }
+                    | Op::LayerNorm { .. }
                     | Op::MatMul { .. }
                     | Op::Gate { .. }
                     | Op::Activate { .. }

@@ -74,6 +74,28 @@ fn rows_op(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
                 });
             }
         }
+        Op::LayerNorm {
+            x,
+            weight,
+            bias,
+            eps,
+            group,
+            out,
+        } => {
+            let (weight, bias) = (on.floats(*weight), bias.map(|b| on.floats(b)));
+            let (group, width) = (*group as usize, on.width(*x));
+            if x == out {
+                on.each_row(*x, |_, x| {
+                    ops::layer_norm_in_place(simd, x, weight, bias, *eps, group);
+                });
+            } else {
+                let x = on.rows(*x);
+                on.each_row(*out, |rows, out| {
+                    out.copy_from_slice(&x[rows.start * width..rows.end * width]);
+                    ops::layer_norm_in_place(simd, out, weight, bias, *eps, group);
+                });
+            }
+        }
         Op::Add { x, y, scale } => {
             let (y, width) = (on.rows(*y), on.width(*x));
             on.each_row(*x, |rows, x| {
@@ -102,6 +124,13 @@ fn rows_op(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
             on.each_row(*x, |rows, x| {
                 let y = &y[rows.start * width..rows.end * width];
                 ops::add_gated(simd, x, y, &gate[rows], width);
+            });
+        }
+        Op::GateHeads { x, gate, act } => {
+            let (gate, n_head, width) = (on.rows(*gate), on.width(*gate), on.width(*x));
+            on.each_row(*x, |rows, x| {
+                let gate = &gate[rows.start * n_head..rows.end * n_head];
+                ops::gate_heads(simd, *act, x, gate, width / n_head);
             });
         }
         Op::PositionScale { x, beta, span } => {
@@ -243,7 +272,7 @@ impl<'a> OpContext<'a> {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         op.buffers(&mut |b| reads.push(b), &mut |b| writes.push(b));
         let in_place = match op {
-            Op::RmsNorm { x, out, .. } => (x == out).then_some(*x),
+            Op::RmsNorm { x, out, .. } | Op::LayerNorm { x, out, .. } => (x == out).then_some(*x),
             Op::Add { x, .. }
             | Op::Scale { x, .. }
             | Op::ScaleBy { x, .. }
@@ -251,6 +280,7 @@ impl<'a> OpContext<'a> {
             | Op::Rope { x, .. }
             | Op::Activate { x, .. }
             | Op::AddGated { x, .. }
+            | Op::GateHeads { x, .. }
             | Op::PositionScale { x, .. } => Some(*x),
             Op::Gate { gate, .. } => Some(*gate),
             Op::RopeKv { q, k, .. } => {

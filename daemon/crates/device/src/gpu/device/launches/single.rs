@@ -34,6 +34,25 @@ impl Lowering<'_> {
                 };
                 self.rows_to(*x, Source::Norm(norm), Sink::F32(self.at(*out)))
             }
+            Op::LayerNorm {
+                x,
+                weight,
+                bias,
+                eps,
+                group,
+                out,
+            } => {
+                let (group, width) = (u64::from(*group), self.width(*x));
+                let norm = rows::LayerNorm {
+                    weight: self.vector(*weight, bound),
+                    bias: bias.map(|b| self.vector(b, bound)),
+                    weight_of_row: bound.layout.tensors[*weight].desc.cols == width,
+                    group,
+                    eps: *eps,
+                };
+                let (n, from, to) = (self.count(*x), self.at(*x), self.at(*out));
+                self.push(rows::layer_norm(from, n, width, &norm, to))
+            }
             Op::Add { x, y, scale } => {
                 let source = Source::Add {
                     other: self.at(*y),
@@ -68,6 +87,14 @@ impl Lowering<'_> {
                 let what = Change::AddGated {
                     y: self.at(*y),
                     gate: self.at(*gate),
+                };
+                self.change(*x, what)
+            }
+            Op::GateHeads { x, gate, act } => {
+                let what = Change::GateHeads {
+                    gate: self.at(*gate),
+                    head_dim: (self.width(*x) / self.width(*gate)) as u32,
+                    act: *act,
                 };
                 self.change(*x, what)
             }
