@@ -56,7 +56,10 @@ impl Model {
         if let Some(Ok(_)) = &predictor {
             builder.keep_stream();
         }
-        (arch.build)(&mut builder, &hparams)?;
+        let built = (arch.build)(&mut builder, &hparams);
+        // What came behind it may be no more than its consequence.
+        builder.refuse_too_many()?;
+        built?;
         let (plan, mut left_alone) = builder.finish()?;
         let (predictor, unpredicted) = match predictor {
             None => (None, None),

@@ -4,8 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
-use rocmforge_gguf::Gguf;
-use rocmforge_model::Model;
+use rocmforge_gguf::write::GgufWriter;
+use rocmforge_gguf::{Gguf, TensorType};
+use rocmforge_model::{Error, Model};
 use rocmforge_ops::{KvType, RowCounts, SegmentKind, Step};
 
 fn fixtures() -> Vec<PathBuf> {
@@ -74,7 +75,7 @@ fn only_gemma_4_of_floats_has_keys_and_values_in_f32_by_default() {
 #[test]
 fn every_architecture_makes_a_plan() {
     let files = fixtures();
-    assert_eq!(files.len(), 26, "{files:?}");
+    assert_eq!(files.len(), 41, "{files:?}");
     for path in files {
         let model = model(&path);
         let plan = model.plan();
@@ -111,4 +112,65 @@ fn every_architecture_makes_a_plan() {
         });
         assert!(one.bytes < many.bytes, "{}", path.display());
     }
+}
+
+/// A llama of width 8 with heads of 2 elements, so many of queries and of keys in each layer.
+fn forged(heads: &[(u32, u32)]) -> GgufWriter {
+    let (f32, n_layer) = (TensorType::F32, heads.len() as u32);
+    let (q, k): (Vec<u32>, Vec<u32>) = heads.iter().copied().unzip();
+    let mut file = GgufWriter::new()
+        .key("general.architecture", "llama")
+        .key("llama.block_count", n_layer)
+        .key("llama.context_length", 64u32)
+        .key("llama.embedding_length", 8u32)
+        .key("llama.feed_forward_length", 8u32)
+        .key("llama.attention.head_count", &q[..])
+        .key("llama.attention.head_count_kv", &k[..])
+        .key("llama.attention.key_length", 2u32)
+        .key("llama.attention.value_length", 2u32)
+        .key("llama.rope.dimension_count", 2u32)
+        .key("llama.attention.layer_norm_rms_epsilon", 1e-5f32)
+        .zeros("token_embd.weight", &[8, 16], f32)
+        .zeros("output_norm.weight", &[8], f32);
+    for (i, &(q, k)) in heads.iter().enumerate() {
+        let (q, k) = (2 * u64::from(q), 2 * u64::from(k));
+        for (name, dims) in [
+            ("attn_norm", &[8][..]),
+            ("attn_q", &[8, q]),
+            ("attn_k", &[8, k]),
+            ("attn_v", &[8, k]),
+            ("attn_output", &[q, 8]),
+            ("ffn_norm", &[8]),
+            ("ffn_gate", &[8, 8]),
+            ("ffn_up", &[8, 8]),
+            ("ffn_down", &[8, 8]),
+        ] {
+            file = file.zeros(&format!("blk.{i}.{name}.weight"), dims, f32);
+        }
+    }
+    file
+}
+
+fn refusal(file: &GgufWriter) -> Option<Error> {
+    let bytes = file.to_bytes();
+    let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+    Model::from_gguf(&gguf).err()
+}
+
+#[test]
+fn a_tensor_that_nothing_uses_is_refused() {
+    let file = || forged(&[(4, 2), (4, 2)]);
+    assert!(refusal(&file()).is_none());
+    let more = file().zeros("blk.0.attn_sinks.weight", &[4], TensorType::F32);
+    let told = refusal(&more).unwrap().to_string();
+    assert!(told.contains("blk.0.attn_sinks.weight"), "{told}");
+}
+
+#[test]
+fn layers_that_are_all_different_are_refused() {
+    let queries: Vec<(u32, u32)> = (1..=300).map(|n| (n, 1)).collect();
+    assert!(refusal(&forged(&queries[..100])).is_none());
+    let told = refusal(&forged(&queries)).unwrap();
+    assert!(matches!(told, Error::Unsupported(_)), "{told:?}");
+    assert!(told.to_string().contains("256 buffers"), "{told}");
 }

@@ -7,7 +7,7 @@ use rocmforge_ops::{Act, Op, RopeOrder, RopeScaling, RopeSpec, RopeUse};
 
 use super::gemma2::{attention_scale, window_pattern};
 use super::layer::{FeedForward, Layer, Norms, layer};
-use crate::build::{AttentionSpec, PlanBuilder, Presence};
+use crate::build::{AttentionSpec, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::N_CTX_MAX;
@@ -39,7 +39,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         let attention = AttentionSpec {
             window: window.filter(|_| local),
             scale: attention_scale(h, 62),
-            head_norms: Presence::Required,
+            qk_norms: QkNorms::Heads(Presence::Required),
             ..AttentionSpec::new(h.heads_of(i), Some(rope))
         };
         let feed_forward = FeedForward::Gated {

@@ -10,7 +10,7 @@ use rocmforge_ops::{
 use super::gemma2::window_pattern;
 use super::layer::{FeedForward, Layer, Norms, attention, feed_forward};
 use super::moe;
-use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence, blk};
+use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence, QkNorms, blk};
 use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::{HEAD_DIM_MAX, N_CTX_MAX, N_EXPERT_MAX, N_LAYER_MAX, WIDTH_MAX};
@@ -92,7 +92,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
                 AttentionSpec {
                     window: is_local.then_some(window),
                     scale: 1.0,
-                    head_norms: Presence::Required,
+                    qk_norms: QkNorms::Heads(Presence::Required),
                     value_norm: true,
                     keys_as_values: true,
                     shared_kv,

@@ -9,7 +9,7 @@ use super::glm4::leave_predictors;
 use super::layer::{FeedForward, Layer, Norms, layer};
 use super::moe::{self, Moe, Shared};
 use super::nextn;
-use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence};
+use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::{N_EXPERT_MAX, N_LAYER_MAX};
@@ -73,7 +73,7 @@ impl Layers {
         let heads = h.heads_of(i.min(h.n_layer - 1));
         let attention = AttentionSpec {
             qkv_bias: Presence::Optional,
-            head_norms: Presence::Optional,
+            qk_norms: QkNorms::Heads(Presence::Optional),
             ..AttentionSpec::new(heads, Some(rope))
         };
         let feed_forward = if i < self.dense.min(h.n_layer) {

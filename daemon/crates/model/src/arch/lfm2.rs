@@ -7,7 +7,7 @@ use rocmforge_ops::{Act, Buf, Op, Role, RopeOrder, RopeUse, RouterGate};
 use super::layer::{FeedForward, Layer, attention, feed_forward};
 use super::mamba2::CONV_KERNEL_MAX;
 use super::moe::{self, Moe};
-use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence, blk};
+use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence, QkNorms, blk};
 use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::{N_CTX_MAX, N_EXPERT_MAX, N_LAYER_MAX};
@@ -43,7 +43,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         };
         let spec = Layer::new(
             AttentionSpec {
-                head_norms: Presence::Required,
+                qk_norms: QkNorms::Heads(Presence::Required),
                 window,
                 ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
             },

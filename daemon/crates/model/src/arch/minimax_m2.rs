@@ -8,7 +8,7 @@ use rocmforge_ops::{RopeOrder, RopeUse, RouterGate};
 use super::glm4::leave_predictors;
 use super::layer::{FeedForward, Layer, layer};
 use super::moe::{self, Moe};
-use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence};
+use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
 
@@ -23,7 +23,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     leave_predictors(b, h);
     for i in 0..h.n_layer {
         let attention = AttentionSpec {
-            row_norms: true,
+            qk_norms: QkNorms::Rows,
             ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
         };
         let feed_forward = FeedForward::Moe(Moe {

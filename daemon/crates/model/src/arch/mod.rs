@@ -1,6 +1,10 @@
 //! The architectures: one file each, a function that reads like the paper and makes the plan.
 
+mod bailingmoe;
+mod cohere;
 mod deepseek2;
+mod ernie4_5;
+mod exaone4;
 mod gemma2;
 mod gemma3;
 mod gemma4;
@@ -9,6 +13,8 @@ mod glm4moe;
 mod gpt_oss;
 mod granite;
 mod granitehybrid;
+mod hunyuan;
+mod laguna;
 mod layer;
 mod lfm2;
 mod llama;
@@ -16,6 +22,7 @@ mod mamba2;
 mod minimax_m2;
 mod mistral3;
 mod moe;
+mod muse_glimmer;
 mod nemotron_h;
 mod nextn;
 mod olmo2;
@@ -26,7 +33,9 @@ mod qwen3;
 mod qwen35;
 mod qwen3moe;
 mod qwen3next;
+mod seed_oss;
 mod smollm3;
+mod starcoder2;
 
 use rocmforge_gguf::Gguf;
 
@@ -49,8 +58,43 @@ pub(crate) struct Arch {
 
 const ALL: &[Arch] = &[
     Arch {
+        name: "bailingmoe",
+        build: bailingmoe::build,
+        predict: None,
+    },
+    Arch {
+        name: "bailingmoe2",
+        build: bailingmoe::build_2,
+        predict: None,
+    },
+    Arch {
+        name: "cohere2",
+        build: cohere::build_windowed,
+        predict: None,
+    },
+    Arch {
+        name: "command-r",
+        build: cohere::build,
+        predict: None,
+    },
+    Arch {
         name: "deepseek2",
         build: deepseek2::build,
+        predict: None,
+    },
+    Arch {
+        name: "ernie4_5",
+        build: ernie4_5::build,
+        predict: None,
+    },
+    Arch {
+        name: "ernie4_5-moe",
+        build: ernie4_5::build,
+        predict: None,
+    },
+    Arch {
+        name: "exaone4",
+        build: exaone4::build,
         predict: None,
     },
     Arch {
@@ -94,6 +138,21 @@ const ALL: &[Arch] = &[
         predict: None,
     },
     Arch {
+        name: "hunyuan-dense",
+        build: hunyuan::build,
+        predict: None,
+    },
+    Arch {
+        name: "hunyuan-moe",
+        build: hunyuan::build,
+        predict: None,
+    },
+    Arch {
+        name: "laguna",
+        build: laguna::build,
+        predict: None,
+    },
+    Arch {
         name: "lfm2",
         build: lfm2::build,
         predict: None,
@@ -116,6 +175,11 @@ const ALL: &[Arch] = &[
     Arch {
         name: "mistral3",
         build: mistral3::build,
+        predict: None,
+    },
+    Arch {
+        name: "muse-glimmer",
+        build: muse_glimmer::build,
         predict: None,
     },
     Arch {
@@ -174,8 +238,28 @@ const ALL: &[Arch] = &[
         predict: None,
     },
     Arch {
+        name: "qwen3vl",
+        build: qwen3::build,
+        predict: None,
+    },
+    Arch {
+        name: "qwen3vlmoe",
+        build: qwen3moe::build,
+        predict: None,
+    },
+    Arch {
+        name: "seed_oss",
+        build: seed_oss::build,
+        predict: None,
+    },
+    Arch {
         name: "smollm3",
         build: smollm3::build,
+        predict: None,
+    },
+    Arch {
+        name: "starcoder2",
+        build: starcoder2::build,
         predict: None,
     },
 ];

@@ -7,7 +7,7 @@ use rocmforge_ops::{Act, RopeOrder, RopeScaling, RopeSpec, RopeUse};
 
 use super::gemma2::window_pattern;
 use super::layer::{FeedForward, Layer, Norms, layer};
-use crate::build::{AttentionSpec, PlanBuilder, Presence};
+use crate::build::{AttentionSpec, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::N_CTX_MAX;
@@ -32,7 +32,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             first: 0,
         };
         let attention = AttentionSpec {
-            row_norms: true,
+            qk_norms: QkNorms::Rows,
             window: window.filter(|_| local),
             ..AttentionSpec::new(h.heads_of(i), Some(rope))
         };

@@ -5,7 +5,7 @@
 use rocmforge_ops::{Act, RopeOrder, RopeUse};
 
 use super::layer::{FeedForward, Layer, layer};
-use crate::build::{AttentionSpec, PlanBuilder, Presence};
+use crate::build::{AttentionSpec, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
 
@@ -18,7 +18,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         let attention = AttentionSpec {
             qkv_bias: Presence::Optional,
             output_bias: Presence::Optional,
-            head_norms: Presence::Absent,
+            qk_norms: QkNorms::Heads(Presence::Absent),
             ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
         };
         let feed_forward = FeedForward::Gated {

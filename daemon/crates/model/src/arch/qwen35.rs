@@ -11,7 +11,7 @@ use super::layer::{FeedForward, Layer, Norms, attention, feed_forward, layer};
 use super::moe::{self, Moe, Shared};
 use super::nextn;
 use super::qwen3next::DeltaNet;
-use crate::build::{AttentionSpec, PlanBuilder, Presence, blk};
+use crate::build::{AttentionSpec, OutputGate, PlanBuilder, Presence, QkNorms, blk};
 use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::{N_EXPERT_MAX, WIDTH_MAX};
@@ -85,8 +85,8 @@ fn attending(b: &PlanBuilder<'_>, h: &Hparams, i: u32, table: u8) -> Result<Laye
         norms: Norms::POST_ATTENTION,
         ..Layer::new(
             AttentionSpec {
-                head_norms: Presence::Required,
-                output_gate: true,
+                qk_norms: QkNorms::Heads(Presence::Required),
+                output_gate: OutputGate::WithQueries,
                 ..AttentionSpec::new(h.heads_of(i), Some(rope))
             },
             ffn,

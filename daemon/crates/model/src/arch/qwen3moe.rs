@@ -6,7 +6,7 @@ use rocmforge_ops::{RopeOrder, RopeUse, RouterGate};
 
 use super::layer::{FeedForward, Layer, layer};
 use super::moe::{self, Moe};
-use crate::build::{AttentionSpec, PlanBuilder, Presence};
+use crate::build::{AttentionSpec, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
 
@@ -17,7 +17,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let spec = moe::read(b.keys, h.n_embd, RouterGate::Softmax, true)?;
     for i in 0..h.n_layer {
         let attention = AttentionSpec {
-            head_norms: Presence::Required,
+            qk_norms: QkNorms::Heads(Presence::Required),
             ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
         };
         let n_ff = u64::from(h.n_ff_of[i as usize] / spec.router.n_used);

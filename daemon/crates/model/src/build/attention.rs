@@ -1,10 +1,35 @@
 //! Attention as most architectures have it: products for queries, keys and values, heads normed and rotated, KV appended,
 //! attention, output product.
 
-use rocmforge_ops::{Buf, ColumnPart, HeadShape, KvLayer, Mask, Op, Role, RopeUse, TensorIndex};
+use rocmforge_ops::{
+    Act, Buf, ColumnPart, HeadShape, KvLayer, Mask, Op, Product, Role, RopeUse, TensorIndex,
+};
 
 use super::{PlanBuilder, Presence, blk, scale_of};
 use crate::error::Error;
+
+/// What attention's output is multiplied by before the output product.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum OutputGate {
+    Absent,
+    /// The query product also gives a gate for each element, interleaved by heads; its logistic function (Qwen3-Next).
+    WithQueries,
+    /// A function of a product of its own, `attn_gate`, with a row for each element or for each head.
+    Matrix(Act),
+}
+
+/// Which norms queries and keys have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QkNorms {
+    /// An RMSNorm over each head, before rotation, with one weight for all heads.
+    Heads(Presence),
+    /// The same, behind rotation.
+    HeadsRotated,
+    /// An RMSNorm over all of a row's queries and one over all of its keys.
+    Rows,
+    /// A layer norm over each head, with a weight for each column.
+    LayerNorms(Presence),
+}
 
 /// How a layer attends.
 #[derive(Debug, Clone, Copy)]
@@ -14,10 +39,7 @@ pub(crate) struct AttentionSpec {
     pub(crate) qkv_bias: Presence,
     /// Bias of the output product.
     pub(crate) output_bias: Presence,
-    /// RMSNorms over each query and key head.
-    pub(crate) head_norms: Presence,
-    /// RMSNorms over all of a row's queries and all of its keys.
-    pub(crate) row_norms: bool,
+    pub(crate) qk_norms: QkNorms,
     /// An RMSNorm without weight over each value head.
     pub(crate) value_norm: bool,
     /// Whether keys serve as values where the file has no value matrix.
@@ -28,8 +50,7 @@ pub(crate) struct AttentionSpec {
     pub(crate) softcap: f32,
     /// A tensor of one more score a head.
     pub(crate) sinks: bool,
-    /// The query product also gives a gate for attention's output, interleaved by heads (Qwen3-Next).
-    pub(crate) output_gate: bool,
+    pub(crate) output_gate: OutputGate,
     /// Strength and span of the temperature by position.
     pub(crate) temperature: Option<(f32, u32)>,
     /// Keys and values of another layer, instead of its own.
@@ -43,8 +64,7 @@ impl AttentionSpec {
             heads,
             qkv_bias: Presence::Absent,
             output_bias: Presence::Absent,
-            head_norms: Presence::Absent,
-            row_norms: false,
+            qk_norms: QkNorms::Heads(Presence::Absent),
             value_norm: false,
             keys_as_values: false,
             rope,
@@ -52,7 +72,7 @@ impl AttentionSpec {
             scale: scale_of(heads.head_dim),
             softcap: 0.0,
             sinks: false,
-            output_gate: false,
+            output_gate: OutputGate::Absent,
             temperature: None,
             shared_kv: None,
         }
@@ -94,10 +114,13 @@ impl PlanBuilder<'_> {
         };
         self.attend(layer, q, a, spec, kv)?;
         let attended = match gate {
-            Some(gate) => {
-                let act = rocmforge_ops::Act::Sigmoid;
+            Some((gate, act)) if self.width(gate) == self.width(a) => {
                 self.op(Op::Gate { gate, up: a, act });
                 gate
+            }
+            Some((gate, act)) => {
+                self.op(Op::GateHeads { x: a, gate, act });
+                a
             }
             None => a,
         };
@@ -121,11 +144,12 @@ impl PlanBuilder<'_> {
         n: Buf,
         spec: &AttentionSpec,
         (q, k, v): (Buf, Buf, Buf),
-    ) -> Result<Option<Buf>, Error> {
+    ) -> Result<Option<(Buf, Act)>, Error> {
         let (q_width, k_width, v_width) = widths(&spec.heads);
         let cols = self.width(n);
         let fused = blk(layer, "attn_qkv.weight");
-        if self.has(&fused) && !spec.output_gate {
+        let with_queries = spec.output_gate == OutputGate::WithQueries;
+        if self.has(&fused) && !with_queries {
             let rows = q_width + k_width + v_width;
             let matrix = self.tensor(&fused, &[cols, rows])?;
             let mut products = vec![
@@ -146,11 +170,12 @@ impl PlanBuilder<'_> {
                     first += width;
                 }
             }
+            let gate = self.gate_product(layer, n, spec, &mut products)?;
             self.mat_mul(n, products);
-            return Ok(None);
+            return Ok(gate);
         }
-        let mut products = Vec::with_capacity(3);
-        let joint = spec.output_gate.then(|| self.buf("qg", 2 * q_width));
+        let mut products = Vec::with_capacity(4);
+        let joint = with_queries.then(|| self.buf("qg", 2 * q_width));
         let (q_out, q_rows) = joint.map_or((q, q_width), |joint| (joint, 2 * q_width));
         products.push(self.linear(&blk(layer, "attn_q"), cols, q_rows, spec.qkv_bias, q_out)?);
         products.push(self.linear(&blk(layer, "attn_k"), cols, k_width, spec.qkv_bias, k)?);
@@ -159,6 +184,7 @@ impl PlanBuilder<'_> {
         if !no_values {
             products.push(self.linear(&value, cols, v_width, spec.qkv_bias, v)?);
         }
+        let gate = self.gate_product(layer, n, spec, &mut products)?;
         self.mat_mul(n, products);
         if no_values {
             let part = |x, width: u64| ColumnPart {
@@ -174,7 +200,7 @@ impl PlanBuilder<'_> {
             });
         }
         let Some(joint) = joint else {
-            return Ok(None);
+            return Ok(gate);
         };
         let gate = self.buf("qgate", q_width);
         let d = spec.heads.head_dim;
@@ -190,7 +216,30 @@ impl PlanBuilder<'_> {
                 out,
             });
         }
-        Ok(Some(gate))
+        Ok(Some((gate, Act::Sigmoid)))
+    }
+
+    /// The product of the output gate, where it has a matrix of its own.
+    fn gate_product(
+        &mut self,
+        layer: u32,
+        n: Buf,
+        spec: &AttentionSpec,
+        products: &mut Vec<Product>,
+    ) -> Result<Option<(Buf, Act)>, Error> {
+        let OutputGate::Matrix(act) = spec.output_gate else {
+            return Ok(None);
+        };
+        let heads = u64::from(spec.heads.n_head);
+        let name = blk(layer, "attn_gate");
+        let rows = match self.rows_in_file(&format!("{name}.weight")) {
+            Some(rows) if rows == heads => heads,
+            _ => heads * u64::from(spec.heads.head_dim_v),
+        };
+        let gate = self.buf("qgate", rows);
+        let product = self.linear(&name, self.width(n), rows, Presence::Absent, gate)?;
+        products.push(product);
+        Ok(Some((gate, act)))
     }
 
     /// Norms and rotates queries and keys and appends keys and values.
@@ -201,19 +250,56 @@ impl PlanBuilder<'_> {
         spec: &AttentionSpec,
         kv: KvLayer,
     ) -> Result<(), Error> {
-        let eps = self.eps;
-        if spec.row_norms {
-            for (buf, name) in [(q, "attn_q_norm.weight"), (k, "attn_k_norm.weight")] {
-                let width = self.width(buf);
-                let weight = Some(self.vector(&blk(layer, name), width)?);
-                let group = width as u32;
-                self.op(Op::RmsNorm {
-                    x: buf,
-                    weight,
-                    eps,
-                    group,
-                    out: buf,
-                });
+        let (eps, dim) = (self.eps, spec.heads.head_dim);
+        let mut rope = spec.rope;
+        for (x, name) in [(q, "attn_q_norm.weight"), (k, "attn_k_norm.weight")] {
+            let width = self.width(x);
+            let name = blk(layer, name);
+            match spec.qk_norms {
+                QkNorms::Heads(_) => {}
+                QkNorms::HeadsRotated => {
+                    if let Some(rope) = spec.rope {
+                        let n_head = width as u32 / dim;
+                        self.op(Op::Rope {
+                            x,
+                            n_head,
+                            head_dim: dim,
+                            norm: None,
+                            rope,
+                        });
+                    }
+                    rope = None;
+                    let weight = Some(self.vector(&name, u64::from(dim))?);
+                    self.op(Op::RmsNorm {
+                        x,
+                        weight,
+                        eps,
+                        group: dim,
+                        out: x,
+                    });
+                }
+                QkNorms::Rows => {
+                    let weight = Some(self.vector(&name, width)?);
+                    self.op(Op::RmsNorm {
+                        x,
+                        weight,
+                        eps,
+                        group: width as u32,
+                        out: x,
+                    });
+                }
+                QkNorms::LayerNorms(presence) => {
+                    if let Some(weight) = self.vector_if(&name, width, presence)? {
+                        self.op(Op::LayerNorm {
+                            x,
+                            weight,
+                            bias: None,
+                            eps,
+                            group: dim,
+                            out: x,
+                        });
+                    }
+                }
             }
         }
         if spec.value_norm {
@@ -235,7 +321,7 @@ impl PlanBuilder<'_> {
             heads: spec.heads,
             q_norm,
             k_norm,
-            rope: spec.rope,
+            rope,
             layer: kv,
         });
         Ok(())
@@ -248,7 +334,10 @@ impl PlanBuilder<'_> {
         spec: &AttentionSpec,
     ) -> Result<Option<(TensorIndex, f32)>, Error> {
         let d = u64::from(spec.heads.head_dim);
-        let norm = self.vector_if(&blk(layer, name), d, spec.head_norms)?;
+        let QkNorms::Heads(presence) = spec.qk_norms else {
+            return Ok(None);
+        };
+        let norm = self.vector_if(&blk(layer, name), d, presence)?;
         Ok(norm.map(|n| (n, self.eps)))
     }
 

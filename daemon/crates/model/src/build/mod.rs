@@ -11,21 +11,24 @@ mod attention;
 mod experts;
 mod feed_forward;
 mod head;
+mod norms;
+mod numbered;
 mod products;
 
 use std::collections::{HashMap, HashSet};
 
 use rocmforge_gguf::{Gguf, TensorInfo};
 use rocmforge_ops::{
-    Buf, BufSpec, Conflicts, HeadShape, Input, KvGroup, KvLayer, KvLayout, KvType, Op, Plan, Role,
-    RopeSpec, Rows, Segment, SegmentKind, Step, TensorDesc, TensorIndex, WeightType,
+    Buf, BufSpec, Conflicts, Input, KvGroup, Op, Plan, Role, RopeSpec, Rows, Segment, SegmentKind,
+    Step, TensorDesc, TensorIndex, WeightType,
 };
 
 use crate::error::Error;
 use crate::keys::Keys;
 
-pub(crate) use attention::AttentionSpec;
+pub(crate) use attention::{AttentionSpec, OutputGate, QkNorms};
 pub(crate) use experts::MoeSpec;
+pub(crate) use norms::NormKind;
 
 /// What an architecture asks of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +85,9 @@ pub(crate) struct PlanBuilder<'a> {
     pub(crate) n_vocab: u64,
     pub(crate) eps: f32,
     output_norm: &'static str,
+    norm_kind: NormKind,
+    /// What there would be more of than can be numbered.
+    too_many: Option<&'static str>,
 }
 
 impl<'a> PlanBuilder<'a> {
@@ -110,6 +116,8 @@ impl<'a> PlanBuilder<'a> {
             n_vocab: u64::from(n_vocab),
             eps,
             output_norm: "output_norm.weight",
+            norm_kind: NormKind::Rms,
+            too_many: None,
         }
     }
 
@@ -156,6 +164,11 @@ impl<'a> PlanBuilder<'a> {
         self.gguf().tensor(name).is_some()
     }
 
+    /// Rows of a matrix, if the file has it.
+    pub(crate) fn rows_in_file(&self, name: &str) -> Option<u64> {
+        self.gguf().tensor(name).map(|t| t.dims[1])
+    }
+
     /// Notes tensors that are known and that this plan does without.
     pub(crate) fn leave_alone(&mut self, matches: impl Fn(&str) -> bool) {
         let names = self.gguf().tensors().iter().map(|t| &t.name);
@@ -194,87 +207,6 @@ impl<'a> PlanBuilder<'a> {
             }
             Presence::Absent => Ok(None),
         }
-    }
-
-    // ---- buffers, KV, state, rotations
-
-    /// A buffer with a row a token. The same name and width give the same buffer.
-    pub(crate) fn buf(&mut self, name: &'static str, width: u64) -> Buf {
-        self.buf_rows(name, width, Rows::Tokens)
-    }
-
-    pub(crate) fn buf_rows(&mut self, name: &'static str, width: u64, rows: Rows) -> Buf {
-        let next = Buf(u8::try_from(self.bufs.len()).expect("a plan has few buffers"));
-        let bufs = &mut self.bufs;
-        *self.buf_of.entry((name, width, rows)).or_insert_with(|| {
-            bufs.push(BufSpec { name, width, rows });
-            next
-        })
-    }
-
-    pub(crate) fn width(&self, buf: Buf) -> u64 {
-        self.bufs[usize::from(buf.0)].width
-    }
-
-    /// A place for one more layer's keys and values.
-    pub(crate) fn kv_layer(&mut self, heads: &HeadShape, window: Option<u32>) -> KvLayer {
-        let layout = KvLayout {
-            n_layer: 0,
-            n_head_kv: heads.n_head_kv as usize,
-            head_dim_k: heads.head_dim as usize,
-            head_dim_v: heads.head_dim_v as usize,
-            ty: KvType::F16,
-        };
-        let same = |g: &KvGroup| {
-            g.window == window
-                && KvLayout {
-                    n_layer: 0,
-                    ..g.layout
-                } == layout
-        };
-        let group = self.kv.iter().position(same).unwrap_or_else(|| {
-            self.kv.push(KvGroup { layout, window });
-            self.kv.len() - 1
-        });
-        let layers = &mut self.kv[group].layout.n_layer;
-        *layers += 1;
-        KvLayer {
-            group: group as u8,
-            index: (*layers - 1) as u32,
-        }
-    }
-
-    /// Room in the state of a sequence, in f32 elements; begins at a multiple of 64.
-    pub(crate) fn state(&mut self, elements: u64) -> u64 {
-        let at = self.state_elements;
-        self.state_elements = (at + elements).next_multiple_of(64);
-        at
-    }
-
-    /// A table of rotations.
-    pub(crate) fn rope_table(&mut self, spec: RopeSpec) -> u8 {
-        let at = self
-            .ropes
-            .iter()
-            .position(|r| *r == spec)
-            .unwrap_or_else(|| {
-                self.ropes.push(spec);
-                self.ropes.len() - 1
-            });
-        at as u8
-    }
-
-    /// The divisors of rotation frequencies of a file that has them.
-    pub(crate) fn rope_factors(
-        &mut self,
-        name: &str,
-        n_rot: u32,
-    ) -> Result<Option<TensorDesc>, Error> {
-        let found = self.tensor_if(name, &[u64::from(n_rot) / 2])?;
-        Ok(found.map(|f| TensorDesc {
-            role: Role::Vector,
-            ..f.0
-        }))
     }
 
     // ---- steps
@@ -382,38 +314,6 @@ impl<'a> PlanBuilder<'a> {
         self.keeps_stream = true;
     }
 
-    /// `out = rms_norm(x) * {name}`.
-    pub(crate) fn norm(&mut self, x: Buf, name: &str, out: &'static str) -> Result<Buf, Error> {
-        let width = self.width(x);
-        let rows = self.bufs[usize::from(x.0)].rows;
-        let weight = Some(self.vector(name, width)?);
-        let out = self.buf_rows(out, width, rows);
-        self.op(Op::RmsNorm {
-            x,
-            weight,
-            eps: self.eps,
-            group: width as u32,
-            out,
-        });
-        Ok(out)
-    }
-
-    /// `x += p`, `p` normed by `{norm}` before where a name is given.
-    pub(crate) fn residual(
-        &mut self,
-        x: Buf,
-        p: Buf,
-        norm: Option<&str>,
-        scale: f32,
-    ) -> Result<(), Error> {
-        let y = match norm {
-            Some(name) => self.norm(p, name, "post")?,
-            None => p,
-        };
-        self.op(Op::Add { x, y, scale });
-        Ok(())
-    }
-
     /// The plan, checked, and the names of tensors that were left alone.
     pub(crate) fn finish(mut self) -> Result<(Plan, Vec<String>), Error> {
         // What a product's input may be rounded by where a device multiplies in 4 bits; none here
@@ -431,6 +331,7 @@ impl<'a> PlanBuilder<'a> {
     }
 
     fn plan(mut self) -> Result<Plan, Error> {
+        self.refuse_too_many()?;
         self.close(&[]);
         assert!(
             self.scales.is_empty(),

@@ -1,0 +1,97 @@
+//! Laguna: norms of heads, an output gate by softplus for each head or each element, a router of logistic functions with a
+//! selection bias and a shared expert. Where the file has windows (XS), three of four layers have one, with rotations and a
+//! number of heads of their own.
+//!
+//! Source: poolside 2026, the published code (LagunaForCausalLM).
+
+use rocmforge_ops::{Act, RopeOrder, RopeScaling, RopeSpec, RopeUse, RouterGate};
+
+use super::layer::{FeedForward, Layer, layer};
+use super::moe::{self, Moe, Shared};
+use crate::build::{AttentionSpec, MoeSpec, OutputGate, PlanBuilder, Presence, QkNorms};
+use crate::error::Error;
+use crate::hparams::Hparams;
+use crate::keys::{HEAD_DIM_MAX, Keys, N_CTX_MAX, N_LAYER_MAX, WIDTH_MAX};
+
+pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
+    let x = b.embedding()?;
+    let keys = b.keys;
+    let rope = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
+    let local = local_rope(keys, &rope, h.heads.head_dim)?;
+    let tables = [b.rope_table(rope), b.rope_table(local)];
+    let window = match keys.maybe("attention.sliding_window", N_CTX_MAX)? {
+        0 => None,
+        n => Some(n),
+    };
+    let windowed = windowed_layers(keys, h.n_layer)?;
+    let dense = keys.maybe("leading_dense_block_count", N_LAYER_MAX)?;
+    let spec = MoeSpec {
+        selection_bias: Presence::Optional,
+        ..moe::read(keys, h.n_embd, RouterGate::Sigmoid, true)?
+    };
+    let shared = match keys.maybe("expert_shared_feed_forward_length", WIDTH_MAX)? {
+        0 => spec.n_ff,
+        n => u64::from(n),
+    };
+    for i in 0..h.n_layer {
+        let local = window.is_some() && windowed[i as usize];
+        let rope = RopeUse {
+            table: tables[usize::from(local)],
+            first: 0,
+        };
+        let attention = AttentionSpec {
+            qk_norms: QkNorms::Heads(Presence::Required),
+            output_gate: OutputGate::Matrix(Act::Softplus),
+            window: window.filter(|_| local),
+            ..AttentionSpec::new(h.heads_of(i), Some(rope))
+        };
+        let feed_forward = if i < dense {
+            FeedForward::Gated {
+                n_ff: h.n_ff(keys, i)?,
+                act: Act::Silu,
+                bias: Presence::Absent,
+            }
+        } else {
+            let gated = false;
+            FeedForward::Moe(Moe {
+                spec,
+                shared: Some(Shared {
+                    n_ff: shared,
+                    gated,
+                }),
+            })
+        };
+        layer(b, i, x, &Layer::new(attention, feed_forward))?;
+    }
+    b.head(x, Presence::Absent, None, None)
+}
+
+/// The rotations of layers with a window, which nothing stretches.
+fn local_rope(keys: Keys<'_>, rope: &RopeSpec, head_dim: u32) -> Result<RopeSpec, Error> {
+    const KEY: &str = "rope.dimension_count_swa";
+    let n_rot = keys.count_or(KEY, HEAD_DIM_MAX, rope.n_rot)?;
+    if n_rot > head_dim || n_rot % 2 != 0 {
+        let message = format!("must be even and at most the head's {head_dim} elements");
+        return Err(keys.bad(KEY, n_rot, message));
+    }
+    let base = keys.positive_or("rope.freq_base_swa", rope.freq_base as f32)?;
+    Ok(RopeSpec {
+        n_rot,
+        freq_base: f64::from(base),
+        scaling: RopeScaling::None,
+        ..rope.clone()
+    })
+}
+
+/// Which layers have a window: as the file's pattern says, else all but the first of each four.
+fn windowed_layers(keys: Keys<'_>, n_layer: u32) -> Result<Vec<bool>, Error> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    let period = match keys.gguf.value(&keys.name(KEY)) {
+        Some(rocmforge_gguf::Value::Array(_)) => {
+            return super::gemma2::window_pattern(keys, n_layer, 4);
+        }
+        Some(_) => keys.count(KEY, N_LAYER_MAX)?,
+        None => 4,
+    };
+    Ok((0..n_layer).map(|i| i % period != 0).collect())
+}

@@ -1,0 +1,56 @@
+//! Muse Glimmer: norms before and after, the later ones with an eps of their own; a normed embedding; an output gate; windows in
+//! three of four layers, which alone rotate; scaled and bounded logits.
+//!
+//! Source: Meta 2026, the published code (MuseGlimmerForCausalLM).
+
+use rocmforge_ops::{Act, Op, RopeOrder, RopeUse};
+
+use super::gemma2::window_pattern;
+use crate::build::{AttentionSpec, OutputGate, PlanBuilder, Presence, QkNorms, blk};
+use crate::error::Error;
+use crate::hparams::Hparams;
+use crate::keys::N_CTX_MAX;
+
+/// Of the norms behind attention and feed-forward.
+const POST_EPS: f32 = 1e-8;
+
+pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
+    let x = b.embedding()?;
+    let keys = b.keys;
+    let rope = keys.rope(RopeOrder::Norm, h.heads.head_dim)?;
+    let table = b.rope_table(rope);
+    let window = keys.count("attention.sliding_window", N_CTX_MAX)?;
+    let windowed = window_pattern(keys, h.n_layer, 4)?;
+    let scale = keys.f32_or("logit_scale", 1.0)?;
+    let softcap = keys.f32_or("final_logit_softcapping", 0.0)?;
+    b.cut("embedding".to_owned(), &[]);
+    b.op(Op::RmsNorm {
+        x,
+        weight: None,
+        eps: b.eps,
+        group: h.n_embd,
+        out: x,
+    });
+    for i in 0..h.n_layer {
+        let local = windowed[i as usize];
+        b.cut(blk(i, "attn"), &[]);
+        let n = b.norm(x, &blk(i, "attn_norm.weight"), "n")?;
+        let rope = RopeUse { table, first: 0 };
+        let attention = AttentionSpec {
+            qk_norms: QkNorms::Heads(Presence::Required),
+            output_gate: OutputGate::Matrix(Act::Sigmoid),
+            window: local.then_some(window),
+            ..AttentionSpec::new(h.heads_of(i), local.then_some(rope))
+        };
+        let (p, _) = b.attention(i, n, &attention)?;
+        let y = b.norm_by(p, &blk(i, "post_attention_norm.weight"), "post", POST_EPS)?;
+        b.residual(x, y, None, 1.0)?;
+        b.cut(blk(i, "ffn_up"), &[]);
+        let n = b.norm(x, &blk(i, "ffn_norm.weight"), "n")?;
+        let n_ff = h.n_ff(keys, i)?;
+        let p = b.gated_ffn(i, n, n_ff, Act::Silu, Presence::Absent, &[])?;
+        let y = b.norm_by(p, &blk(i, "post_ffw_norm.weight"), "post", POST_EPS)?;
+        b.residual(x, y, None, 1.0)?;
+    }
+    b.head(x, Presence::Absent, Some(scale), Some(softcap))
+}
