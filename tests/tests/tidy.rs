@@ -351,6 +351,57 @@ fn modules_are_named_for_what_they_hold() {
     broken.check("names are the field's own words");
 }
 
+/// Names of other projects and formats.
+const NAMES_OF_OTHERS: [&str; 6] = [
+    "bytes_to_unicode",
+    "ggml_rope_ext",
+    "gguf_metadata_kv_t",
+    "gguf_metadata_value_t",
+    "gguf_tensor_info_t",
+    "llama_pooling_type",
+];
+
+/// The parts of a line of prose in backticks that are names of several words: `a_b_c`, also behind a path.
+fn long_names(prose: &str) -> impl Iterator<Item = &str> {
+    let quoted = prose.split('`').skip(1).step_by(2);
+    let names = quoted.map(|q| q.rsplit("::").next().unwrap_or(q));
+    names.filter(|name| {
+        let lower = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        name.trim_matches('_').matches('_').count() >= 2
+            && !name.starts_with('_')
+            && name.chars().all(lower)
+    })
+}
+
+#[test]
+fn what_comments_name_exists() {
+    let is_comment = |line: &str| line.trim_start().starts_with("//");
+    let mut known: std::collections::HashSet<String> =
+        NAMES_OF_OTHERS.map(str::to_owned).into_iter().collect();
+    // These tests themselves are in none of the texts.
+    let own = include_str!("tidy.rs").lines();
+    known.extend(
+        own.filter_map(|line| Some(line.strip_prefix("fn ")?.split('(').next()?.to_owned())),
+    );
+    for text in texts(&["rs", "py", "hip", "h", "proto", "toml", "txt"]) {
+        for (_, line) in text.lines().filter(|(_, line)| !is_comment(line)) {
+            let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            known.extend(words.filter(|w| w.contains('_')).map(str::to_owned));
+        }
+    }
+    let mut broken = Broken::default();
+    for text in texts(&["rs", "md"]) {
+        let of_today = !text.path.contains("/results/") && text.path != "CHANGELOG.md";
+        let prose = |line: &str| of_today && (text.path.ends_with(".md") || is_comment(line));
+        for (n, line) in text.lines().filter(|(_, line)| prose(line)) {
+            if long_names(line).any(|name| !known.contains(name)) {
+                broken.at(&text, n, line);
+            }
+        }
+    }
+    broken.check("tests, functions and fields that comments name are there");
+}
+
 #[test]
 fn whitespace_is_plain() {
     let mut broken = Broken::default();

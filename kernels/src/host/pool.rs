@@ -109,7 +109,7 @@ struct Shared {
 // SAFETY: every field but `job` is Send + Sync by itself. `job` is written only by the thread that holds
 // `Pool::caller` while the state is closed with nobody joined, and read only by workers that joined, which
 // happens after the write (release store of `state`, acquire in the join) and ends before the next write
-// (release in the leave, acquire in `wait_for_joined`). The closure behind the pointer is Sync.
+// (release in the leave, acquire in the wait at the end of `dispatch`). The closure behind the pointer is Sync.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer inside `job` is only used under that protocol, whichever thread it is on.
 unsafe impl Send for Shared {}

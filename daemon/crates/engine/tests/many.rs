@@ -121,9 +121,12 @@ async fn what_each_gets_is_what_it_gets_alone() {
 
 #[tokio::test]
 async fn requests_of_a_mixture_share_passes_too() {
-    let engine = engine(Budget::Bytes(256 << 20));
-    let model = load(&engine, "tiny-qwen3moe-Q4_K_M.gguf", "m").await;
-    share(&engine, &model).await;
+    // In the second one experts come and go, a few at a time.
+    for budget in [256 << 20, 6 << 20] {
+        let engine = engine(Budget::Bytes(budget));
+        let model = load(&engine, "tiny-qwen3moe-Q4_K_M.gguf", "m").await;
+        share(&engine, &model).await;
+    }
 }
 
 /// A greedy request of some ids, each time others.

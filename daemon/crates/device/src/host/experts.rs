@@ -2,7 +2,7 @@
 //! job of the pool.
 //!
 //! *Invariant:* what a routed row gets depends neither on the other rows nor on which experts are computed by the same call
-//! (products are by row; test `experts_may_come_in_any_parts`).
+//! (products are by row; test `requests_of_a_mixture_share_passes_too`, also where a few experts have room at a time).
 
 #![expect(
     unsafe_code,
