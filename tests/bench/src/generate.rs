@@ -100,12 +100,13 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
 
     let mut rng = StdRng::seed_from_u64(seed);
     let value = |spec: &TensorSpec| match spec.fill {
-        Fill::Random(times) => (true, times.to_bits()),
-        Fill::All(value) => (false, value.to_bits()),
-        Fill::Circling => (false, 0),
+        Fill::Random(times) => (0, times.to_bits()),
+        Fill::All(value) => (1, value.to_bits()),
+        Fill::Skewed(deviation) => (2, deviation.to_bits()),
+        Fill::Circling => (3, 0),
     };
     let of = |spec: &TensorSpec| (spec.ty, spec.dims[0], value(spec));
-    let mut pools: HashMap<(TensorType, u64, (bool, u32)), Vec<u8>> = HashMap::new();
+    let mut pools: HashMap<(TensorType, u64, (u8, u32)), Vec<u8>> = HashMap::new();
     for spec in specs.iter().filter(|s| s.fill != Fill::Circling) {
         pools
             .entry(of(spec))
@@ -117,8 +118,11 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
         let circling = spec.fill == Fill::Circling;
         let source = first.filter(|_| circling).unwrap_or(spec);
         let pool = &pools[&of(source)];
-        // Each tensor begins at another block of the pool, so that no two are the same.
-        let block = spec.ty.block_bytes();
+        // Each tensor begins at another block of the pool, so that no two are the same; rows that are unlike stay whole.
+        let block = match spec.fill {
+            Fill::Skewed(_) => spec.bytes() / spec.dims[1],
+            _ => spec.ty.block_bytes(),
+        };
         let shift = match (circling, first_shift) {
             (true, Some(shift)) => shift,
             _ => rng.random_range(0..pool.len() as u64 / block) * block,
@@ -180,6 +184,7 @@ fn pool(spec: &TensorSpec, rng: &mut StdRng) -> Vec<u8> {
     match spec.fill {
         Fill::All(value) => value.to_le_bytes().repeat(spec.dims[0] as usize),
         Fill::Random(times) => weights::pool(spec.ty, spec.dims[0], times, rng),
+        Fill::Skewed(deviation) => weights::skewed(&spec.dims, deviation, rng),
         Fill::Circling => unreachable!("it has another one's rows"),
     }
 }
@@ -305,6 +310,44 @@ mod tests {
         assert_eq!(types, wanted.into_iter().collect());
         let leftovers = dir.path().read_dir().unwrap().count();
         assert_eq!(leftovers, 2, "no partial file stays");
+    }
+
+    #[test]
+    fn skewed_routers_have_rows_of_several_sizes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("skewed.gguf");
+        write(&path, Preset::MiniMoeSkewed, Mix::Q4KM, 3).unwrap();
+        let file = MappedFile::open(&path).unwrap();
+        let gguf = Gguf::open(&file).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let mut layers = Vec::new();
+        for layer in 0..4 {
+            let router = gguf
+                .tensor(&format!("blk.{layer}.ffn_gate_inp.weight"))
+                .unwrap();
+            assert_eq!(router.ty, TensorType::F32);
+            let start = bytes.len() - router.bytes as usize;
+            assert!(router.offset as usize <= start);
+            let data = &bytes[router.offset as usize..][..router.bytes as usize];
+            let rows = data.chunks_exact(router.dims[0] as usize * 4);
+            let sizes: Vec<f32> = rows
+                .map(|row| {
+                    let elements = row
+                        .chunks_exact(4)
+                        .map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+                    elements.map(|x| x * x).sum::<f32>().sqrt()
+                })
+                .collect();
+            assert_eq!(sizes.len(), 16);
+            let largest = sizes.iter().copied().fold(0.0, f32::max);
+            let least = sizes.iter().copied().fold(f32::INFINITY, f32::min);
+            assert!(largest / least > 2.0, "{sizes:?}");
+            layers.push(sizes);
+        }
+        assert!(
+            layers[1..].iter().any(|sizes| *sizes != layers[0]),
+            "not the same experts in all layers"
+        );
     }
 
     #[test]

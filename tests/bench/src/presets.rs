@@ -21,6 +21,9 @@ pub(crate) enum Preset {
     /// Qwen3 30B-A3B: 128 experts a layer, of which a token uses 8.
     #[value(name = "qwen3-30b-a3b")]
     Qwen3_30bA3b,
+    /// The same with routers that prefer some experts, as those of trained mixtures do.
+    #[value(name = "qwen3-30b-a3b-skewed")]
+    Qwen3_30bA3bSkewed,
     /// Qwen3.5 0.8B: three of four layers are gated delta nets.
     #[value(name = "qwen35-0.8b")]
     Qwen35_0_8b,
@@ -51,6 +54,8 @@ pub(crate) enum Preset {
     MiniCircling,
     /// The same with 16 experts a layer, of which a token uses 4.
     MiniMoe,
+    /// The same with routers that prefer some experts.
+    MiniMoeSkewed,
     /// The layers of Qwen3.5 35B-A3B, as small.
     MiniLinear,
     /// The layers of gpt-oss, as small.
@@ -119,7 +124,13 @@ pub(crate) struct Experts {
     pub(crate) n_ff: u32,
     /// Whether there is one more of that width, which every token uses.
     pub(crate) shared: bool,
+    /// The standard deviation of the logarithms of what the router's rows are large by; 0 for all alike.
+    pub(crate) skew: f32,
 }
+
+/// With this of the experts of a trained mixture's size the busiest quarter gets two of three choices, as in the trained
+/// mixture of the tests (67 % on the questions of the exam).
+const SKEW: f32 = 0.5;
 
 /// Gated delta nets.
 #[derive(Debug, Clone, Copy)]
@@ -155,6 +166,18 @@ impl Preset {
         Shape {
             n_layer,
             ..self.shape()
+        }
+    }
+
+    /// With routers that prefer some experts.
+    fn skewed(self) -> Shape {
+        let shape = self.shape();
+        Shape {
+            experts: shape.experts.map(|experts| Experts {
+                skew: SKEW,
+                ..experts
+            }),
+            ..shape
         }
     }
 
@@ -210,6 +233,7 @@ impl Preset {
                 used: 4,
                 n_ff: 2880,
                 shared: false,
+                skew: 0.0,
             }),
             ..llama
         };
@@ -248,9 +272,12 @@ impl Preset {
                     used: 8,
                     n_ff: 768,
                     shared: false,
+                    skew: 0.0,
                 }),
                 ..qwen3
             },
+            Preset::Qwen3_30bA3bSkewed => Preset::Qwen3_30bA3b.skewed(),
+            Preset::MiniMoeSkewed => Preset::MiniMoe.skewed(),
             Preset::Qwen35_0_8b => Shape {
                 n_layer: 24,
                 n_embd: 1024,
@@ -284,6 +311,7 @@ impl Preset {
                     used: 8,
                     n_ff: 512,
                     shared: true,
+                    skew: 0.0,
                 }),
                 ..qwen35
             },
@@ -321,6 +349,7 @@ impl Preset {
                     used: 4,
                     n_ff: 256,
                     shared: false,
+                    skew: 0.0,
                 }),
                 ..qwen3
             },
@@ -341,6 +370,7 @@ impl Preset {
                     used: 4,
                     n_ff: 256,
                     shared: true,
+                    skew: 0.0,
                 }),
                 ..qwen35
             },
@@ -355,6 +385,7 @@ impl Preset {
                     used: 2,
                     n_ff: 256,
                     shared: false,
+                    skew: 0.0,
                 }),
                 ..gpt_oss
             },

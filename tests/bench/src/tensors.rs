@@ -9,6 +9,8 @@ use crate::presets::{ATTENTION_EVERY, Experts, Linear, Mix, Shape};
 pub(crate) enum Fill {
     /// Random weights, so many times as large as an initialisation's.
     Random(f32),
+    /// The same, each row times `exp(z)` of a normal `z` of this standard deviation.
+    Skewed(f32),
     /// The rows of the first tensor, each one further in circles of [`crate::presets::CIRCLE`].
     Circling,
     /// The same everywhere.
@@ -118,10 +120,17 @@ impl Tensors {
     fn experts(&mut self, shape: &Shape, experts: Experts, finer: TensorType) {
         let (embd, base, f32) = (shape.n_embd, self.mix.base(), TensorType::F32);
         let Experts {
-            n, n_ff, shared, ..
+            n,
+            n_ff,
+            shared,
+            skew,
+            ..
         } = experts;
         let (in_base, in_finer) = (self.mix.experts(base), self.mix.experts(finer));
-        self.add("ffn_gate_inp", &[embd, n], f32);
+        let router = self.add("ffn_gate_inp", &[embd, n], f32);
+        if skew > 0.0 {
+            router.fill = Fill::Skewed(skew);
+        }
         self.add("ffn_gate_exps", &[embd, n_ff, n], in_base);
         self.add("ffn_up_exps", &[embd, n_ff, n], in_base);
         self.add("ffn_down_exps", &[n_ff, embd, n], in_finer);

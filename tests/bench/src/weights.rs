@@ -85,6 +85,18 @@ pub(crate) fn pool(ty: TensorType, n_inputs: u64, times: f32, rng: &mut StdRng) 
     pool
 }
 
+/// A matrix of f32, `[inputs, rows]` in ggml's order, whose rows are of different sizes: times `exp(z)` of a normal `z` of this
+/// standard deviation.
+pub(crate) fn skewed(dims: &[u64], deviation: f32, rng: &mut StdRng) -> Vec<u8> {
+    let std = (dims[0] as f32).sqrt().recip();
+    let mut bytes = Vec::with_capacity((dims.iter().product::<u64>() * 4) as usize);
+    for _ in 0..dims[1] {
+        let size = std * (deviation * normal(rng)).exp();
+        bytes.extend((0..dims[0]).flat_map(|_| (size * normal(rng)).to_le_bytes()));
+    }
+    bytes
+}
+
 /// The 12 bytes in which Q4_K keeps eight scales and eight minimums of 6 bits.
 ///
 /// Bytes 0..4 hold scales 0..4 and bytes 4..8 minimums 0..4, each with the upper two bits of the one four further on in

@@ -101,6 +101,9 @@ pub(crate) struct Options {
     /// Ask a mixture of experts at once, in place of the 8B.
     #[arg(long)]
     clients_of_a_mixture: bool,
+    /// Measure a mixture whose routers prefer some experts, in place of one that routes evenly.
+    #[arg(long)]
+    skewed: bool,
     /// Compare only operations whose name begins so, `attention` say.
     #[arg(long, value_name = "NAME")]
     operation: Option<String>,
@@ -130,6 +133,9 @@ impl Options {
             true => Plan::quick(),
             false => Plan::full(),
         };
+        if self.skewed {
+            plan.prefer_some_experts();
+        }
         if !self.clients.is_empty() {
             let asked = self.clients.iter();
             plan.together = asked.map(|&n| (n.into(), Choice::Greedy)).collect();

@@ -189,6 +189,17 @@ impl Plan {
         }
     }
 
+    /// Has mixtures whose routers prefer some experts.
+    pub(crate) fn prefer_some_experts(&mut self) {
+        for (preset, _) in &mut self.mixtures {
+            *preset = match *preset {
+                Preset::Qwen3_30bA3b => Preset::Qwen3_30bA3bSkewed,
+                Preset::MiniMoe => Preset::MiniMoeSkewed,
+                other => other,
+            };
+        }
+    }
+
     /// What a figure of the main model is judged by.
     pub(crate) fn goal(&self, figure: Figure) -> Option<Goal> {
         let goal = match figure {
