@@ -1,4 +1,4 @@
-//! DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash: multi-head latent attention with keys and values absorbed, so that what is
+//! DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, Mistral Small 4: multi-head latent attention with keys and values absorbed, so that what is
 //! cached a position is one latent vector and one rotated key; a mixture with groups, selection bias and shared experts.
 //!
 //! Sources: DeepSeek-AI 2024, "DeepSeek-V2" (arXiv 2405.04434) and "DeepSeek-V3 Technical Report" (arXiv 2412.19437).
@@ -13,7 +13,7 @@ use super::moe::{self, Moe, Shared};
 use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence, blk, scale_of};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::{HEAD_DIM_MAX, N_EXPERT_MAX, N_LAYER_MAX, WIDTH_MAX};
+use crate::keys::{HEAD_DIM_MAX, N_CTX_MAX, N_EXPERT_MAX, N_LAYER_MAX, WIDTH_MAX};
 
 /// The shape of the latent attention.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +29,8 @@ struct Mla {
     v_dim: u32,
     rope: RopeUse,
     scale: f32,
+    /// Strength and span of the temperature by position (Mistral).
+    temperature: Option<(f32, u32)>,
 }
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
@@ -50,6 +52,12 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         scale *= (magnitude * magnitude) as f32;
         rope.magnitude = 1.0 / (1.0 + 0.1 * factor.ln());
     }
+    let orig_ctx = match rope.scaling {
+        RopeScaling::Yarn { orig_ctx, .. } => orig_ctx,
+        _ => h.n_ctx_train,
+    };
+    let beta = keys.f32_or("attention.temperature_scale", 0.0)?;
+    let span = keys.count_or("attention.temperature_length", N_CTX_MAX, orig_ctx)?;
     let table = b.rope_table(rope);
     let mla = Mla {
         n_head: h.heads.n_head,
@@ -64,6 +72,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         )?,
         rope: RopeUse { table, first: 0 },
         scale,
+        temperature: (beta != 0.0).then_some((beta, span)),
     };
     if mla.nope == 0 {
         return Err(keys.bad(
@@ -210,6 +219,7 @@ impl Mla {
         let attended = b.buf("mla attended", n_head * kv_lora);
         let spec = AttentionSpec {
             scale: self.scale,
+            temperature: self.temperature,
             ..AttentionSpec::new(heads, Some(rope))
         };
         b.attend(i, query, attended, &spec, layer)?;

@@ -15,8 +15,13 @@ use crate::hparams::Hparams;
 use crate::keys::{N_EXPERT_MAX, N_LAYER_MAX};
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
+    build_with(b, h, Norms::POST_ATTENTION)
+}
+
+/// The same with these norms.
+pub(super) fn build_with(b: &mut PlanBuilder<'_>, h: &Hparams, norms: Norms) -> Result<(), Error> {
     let x = b.embedding()?;
-    let layers = Layers::read(b, h)?;
+    let layers = Layers::read(b, h, norms)?;
     leave_predictors(b, h);
     for i in 0..h.n_layer {
         layer(b, i, x, &layers.layer(b, h, i)?)?;
@@ -27,7 +32,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
 /// The first block that predicts a further token.
 pub(super) fn predict(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let block = h.n_layer;
-    let layers = Layers::read(b, h)?;
+    let layers = Layers::read(b, h, Norms::POST_ATTENTION)?;
     let x = nextn::begin(b, block)?;
     layer(b, block, x, &layers.layer(b, h, block)?)?;
     nextn::end(b, block, x)
@@ -40,10 +45,11 @@ struct Layers {
     /// Layers with one feed-forward each, before those with experts.
     dense: u32,
     moe: Moe,
+    norms: Norms,
 }
 
 impl Layers {
-    fn read(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Self, Error> {
+    fn read(b: &mut PlanBuilder<'_>, h: &Hparams, norms: Norms) -> Result<Self, Error> {
         let keys = b.keys;
         let rope = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
         let n_shared = keys.maybe("expert_shared_count", N_EXPERT_MAX)?;
@@ -61,6 +67,7 @@ impl Layers {
                     gated: false,
                 }),
             },
+            norms,
         })
     }
 
@@ -86,7 +93,7 @@ impl Layers {
             FeedForward::Moe(self.moe)
         };
         Ok(Layer {
-            norms: Norms::POST_ATTENTION,
+            norms: self.norms,
             ..Layer::new(attention, feed_forward)
         })
     }

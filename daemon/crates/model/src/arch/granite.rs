@@ -1,14 +1,15 @@
-//! Granite 3 and 4 (dense): Llama's form with factors on the embedding, the residual sums, the scores and the logits.
+//! Granite 3 and 4, dense and mixtures without Mamba: Llama's form with factors on the embedding, the residual sums, the scores and the logits.
 //!
 //! Source: Granite Team, IBM 2024, "Granite 3.0 Language Models".
 
-use rocmforge_ops::{Act, Buf, Op, RopeOrder, RopeUse};
+use rocmforge_ops::{Act, Buf, Op, RopeOrder, RopeUse, RouterGate};
 
 use super::layer::{FeedForward, Layer, layer};
+use super::moe::{self, Moe, Shared};
 use crate::build::{AttentionSpec, PlanBuilder, Presence, scale_of};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::Keys;
+use crate::keys::{Keys, N_EXPERT_MAX, WIDTH_MAX};
 
 /// Granite's factors.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +51,29 @@ pub(super) fn rope(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Option<RopeUs
     Ok(Some(RopeUse { table, first: 0 }))
 }
 
+/// A layer's feed-forward: a mixture, where the file has experts, with a shared one of the width that it tells.
+pub(super) fn feed_forward(
+    keys: Keys<'_>,
+    h: &Hparams,
+    i: u32,
+    bias: Presence,
+) -> Result<FeedForward, Error> {
+    let n_ff = h.n_ff(keys, i)?;
+    if keys.maybe("expert_count", N_EXPERT_MAX)? == 0 {
+        let act = Act::Silu;
+        return Ok(FeedForward::Gated { n_ff, act, bias });
+    }
+    let shared = keys.maybe("expert_shared_feed_forward_length", WIDTH_MAX)?;
+    let spec = moe::read(keys, h.n_embd, RouterGate::Softmax, true)?;
+    Ok(FeedForward::Moe(Moe {
+        spec: moe::n_ff_or(spec, n_ff),
+        shared: (shared > 0).then(|| Shared {
+            n_ff: u64::from(shared),
+            gated: false,
+        }),
+    }))
+}
+
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
     let rope = rope(b, h)?;
@@ -61,11 +85,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             output_bias: Presence::Optional,
             ..AttentionSpec::new(h.heads_of(i), rope)
         };
-        let feed_forward = FeedForward::Gated {
-            n_ff: h.n_ff(b.keys, i)?,
-            act: Act::Silu,
-            bias: Presence::Optional,
-        };
+        let feed_forward = feed_forward(b.keys, h, i, Presence::Optional)?;
         let residual_scale = factors.residual;
         layer(
             b,

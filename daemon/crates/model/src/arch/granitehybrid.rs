@@ -2,16 +2,12 @@
 //!
 //! Source: IBM 2025, Granite 4.0; the authors' published code (GraniteMoeHybridForCausalLM).
 
-use rocmforge_ops::{Act, RouterGate};
-
-use super::granite::{factors, rope};
-use super::layer::{FeedForward, Layer, attention, feed_forward};
+use super::granite::{self, factors, rope};
+use super::layer::{Layer, attention, feed_forward};
 use super::mamba2::Mamba2;
-use super::moe::{self, Moe, Shared};
 use crate::build::{AttentionSpec, PlanBuilder, Presence, blk};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::{N_EXPERT_MAX, WIDTH_MAX};
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
@@ -19,26 +15,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let factors = factors(b, h, x)?;
     let keys = b.keys;
     let mamba = Mamba2::read(keys)?;
-    let n_expert = keys.maybe("expert_count", N_EXPERT_MAX)?;
-    let shared = keys.maybe("expert_shared_feed_forward_length", WIDTH_MAX)?;
     for i in 0..h.n_layer {
-        let n_ff = h.n_ff(keys, i)?;
-        let ffn = if n_expert > 0 {
-            let spec = moe::read(keys, h.n_embd, RouterGate::Softmax, true)?;
-            FeedForward::Moe(Moe {
-                spec: moe::n_ff_or(spec, n_ff),
-                shared: (shared > 0).then(|| Shared {
-                    n_ff: u64::from(shared),
-                    gated: false,
-                }),
-            })
-        } else {
-            FeedForward::Gated {
-                n_ff,
-                act: Act::Silu,
-                bias: Presence::Absent,
-            }
-        };
+        let ffn = granite::feed_forward(keys, h, i, Presence::Absent)?;
         let spec = Layer {
             residual_scale: factors.residual,
             ..Layer::new(

@@ -16,7 +16,13 @@ use crate::keys::{HEAD_DIM_MAX, Keys, N_CTX_MAX, N_LAYER_MAX, WIDTH_MAX};
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
     let keys = b.keys;
-    let rope = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
+    let mut rope = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
+    if let RopeScaling::Yarn { factor, .. } = rope.scaling {
+        // What the file tells is all of the magnitude, in place of YaRN's own.
+        let own = 1.0 + 0.1 * factor.ln();
+        let told = keys.positive_or("rope.scaling.yarn_attn_factor", own as f32)?;
+        rope.magnitude = f64::from(told) / own;
+    }
     let local = local_rope(keys, &rope, h.heads.head_dim)?;
     let tables = [b.rope_table(rope), b.rope_table(local)];
     let window = match keys.maybe("attention.sliding_window", N_CTX_MAX)? {
@@ -79,6 +85,7 @@ fn local_rope(keys: Keys<'_>, rope: &RopeSpec, head_dim: u32) -> Result<RopeSpec
         n_rot,
         freq_base: f64::from(base),
         scaling: RopeScaling::None,
+        magnitude: 1.0,
         ..rope.clone()
     })
 }

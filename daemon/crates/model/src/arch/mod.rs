@@ -1,10 +1,13 @@
 //! The architectures: one file each, a function that reads like the paper and makes the plan.
 
+mod arcee;
 mod bailingmoe;
 mod cohere;
 mod deepseek2;
+mod dots1;
 mod ernie4_5;
 mod exaone4;
+mod gemma;
 mod gemma2;
 mod gemma3;
 mod gemma4;
@@ -26,6 +29,7 @@ mod muse_glimmer;
 mod nemotron_h;
 mod nextn;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod qwen2;
 mod qwen2moe;
@@ -58,6 +62,11 @@ pub(crate) struct Arch {
 
 const ALL: &[Arch] = &[
     Arch {
+        name: "arcee",
+        build: arcee::build,
+        predict: None,
+    },
+    Arch {
         name: "bailingmoe",
         build: bailingmoe::build,
         predict: None,
@@ -83,6 +92,11 @@ const ALL: &[Arch] = &[
         predict: None,
     },
     Arch {
+        name: "dots1",
+        build: dots1::build,
+        predict: None,
+    },
+    Arch {
         name: "ernie4_5",
         build: ernie4_5::build,
         predict: None,
@@ -95,6 +109,11 @@ const ALL: &[Arch] = &[
     Arch {
         name: "exaone4",
         build: exaone4::build,
+        predict: None,
+    },
+    Arch {
+        name: "gemma",
+        build: gemma::build,
         predict: None,
     },
     Arch {
@@ -138,6 +157,11 @@ const ALL: &[Arch] = &[
         predict: None,
     },
     Arch {
+        name: "granitemoe",
+        build: granite::build,
+        predict: None,
+    },
+    Arch {
         name: "hunyuan-dense",
         build: hunyuan::build,
         predict: None,
@@ -178,6 +202,11 @@ const ALL: &[Arch] = &[
         predict: None,
     },
     Arch {
+        name: "mistral4",
+        build: deepseek2::build,
+        predict: None,
+    },
+    Arch {
         name: "muse-glimmer",
         build: muse_glimmer::build,
         predict: None,
@@ -198,6 +227,11 @@ const ALL: &[Arch] = &[
         predict: None,
     },
     Arch {
+        name: "olmoe",
+        build: olmoe::build,
+        predict: None,
+    },
+    Arch {
         name: "phi3",
         build: phi3::build,
         predict: None,
@@ -210,6 +244,11 @@ const ALL: &[Arch] = &[
     Arch {
         name: "qwen2moe",
         build: qwen2moe::build,
+        predict: None,
+    },
+    Arch {
+        name: "qwen2vl",
+        build: qwen2::build,
         predict: None,
     },
     Arch {
