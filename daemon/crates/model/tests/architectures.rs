@@ -75,7 +75,7 @@ fn only_gemma_4_of_floats_has_keys_and_values_in_f32_by_default() {
 #[test]
 fn every_architecture_makes_a_plan() {
     let files = fixtures();
-    assert_eq!(files.len(), 49, "{files:?}");
+    assert_eq!(files.len(), 51, "{files:?}");
     for path in files {
         let model = model(&path);
         let plan = model.plan();
