@@ -24,7 +24,7 @@ const CASES: u64 = 12_000;
 /// No case takes longer, of files of a few thousand tokens; the machine may have others.
 const LIMIT: Duration = Duration::from_secs(20);
 
-const FILES: [&str; 8] = [
+const FILES: [&str; 12] = [
     "tiny-llama-Q4_K_M.gguf",
     "tiny-qwen3-Q8_0.gguf",
     "arch/gemma4moe.gguf",
@@ -33,6 +33,10 @@ const FILES: [&str; 8] = [
     "arch/granitehybrid.gguf",
     "arch/qwen35moe.gguf",
     "arch/lfm2moe.gguf",
+    "arch/laguna.gguf",
+    "arch/cohere2.gguf",
+    "arch/bailingmoe2.gguf",
+    "arch/ernie4_5-moe.gguf",
 ];
 
 /// A key or a tensor's record in a header.

@@ -174,3 +174,83 @@ fn layers_that_are_all_different_are_refused() {
     assert!(matches!(told, Error::Unsupported(_)), "{told:?}");
     assert!(told.to_string().contains("256 buffers"), "{told}");
 }
+
+/// The small model of this name with one u32 of its header changed.
+fn changed(name: &str, key: &str, value: u32) -> Error {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/fixtures/arch");
+    let mut bytes = std::fs::read(path.join(format!("{name}.gguf"))).unwrap();
+    let found = bytes.windows(key.len()).position(|w| w == key.as_bytes());
+    // Behind the key are its type and its value.
+    let at = found.unwrap_or_else(|| panic!("{name} has {key}")) + key.len() + 4;
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
+    Model::from_gguf(&gguf).unwrap_err()
+}
+
+#[test]
+fn values_that_no_model_has_are_refused_by_key() {
+    for (name, key, value, told) in [
+        ("laguna", "laguna.rope.dimension_count_swa", 33, "even"),
+        (
+            "laguna",
+            "laguna.rope.dimension_count_swa",
+            64,
+            "at most the head's",
+        ),
+        (
+            "laguna",
+            "laguna.leading_dense_block_count",
+            5000,
+            "at most",
+        ),
+        (
+            "cohere2",
+            "cohere2.attention.sliding_window",
+            0,
+            "must be in 1",
+        ),
+        (
+            "muse-glimmer",
+            "muse-glimmer.attention.sliding_window",
+            0,
+            "must be in 1",
+        ),
+        (
+            "ernie4_5-moe",
+            "ernie4_5-moe.interleave_moe_layer_step",
+            0,
+            "must be in 1",
+        ),
+        (
+            "ernie4_5-moe",
+            "ernie4_5-moe.expert_used_count",
+            9,
+            "at most the 8 experts",
+        ),
+        (
+            "hunyuan-moe",
+            "hunyuan-moe.expert_used_count",
+            0,
+            "must be in 1",
+        ),
+        (
+            "bailingmoe2",
+            "bailingmoe2.expert_group_count",
+            3,
+            "must divide",
+        ),
+    ] {
+        let refused = changed(name, key, value).to_string();
+        assert!(
+            refused.contains(key) && refused.contains(told),
+            "{key} = {value}: {refused}"
+        );
+    }
+    // A width that the tensors do not have is told by the tensor.
+    let key = "laguna.expert_shared_feed_forward_length";
+    let refused = changed("laguna", key, 64).to_string();
+    assert!(
+        refused.contains("ffn_gate_shexp") || refused.contains("ffn_up_shexp"),
+        "{refused}"
+    );
+}
