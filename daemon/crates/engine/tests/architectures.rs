@@ -31,12 +31,12 @@ const LOOSE_8_BITS: [(&str, f64); 10] = [
     ("gemma4", 1.1),
     ("gemma4e", 1.1),
     ("gemma4moe", 3.8),
-    ("bailingmoe", 0.5),
-    ("bailingmoe2", 1.2),
-    ("dots1", 1.0),
-    ("laguna", 2.0),
-    ("laguna-m", 2.0),
-    ("muse-glimmer", 0.4),
+    ("bailingmoe", 0.41),
+    ("bailingmoe2", 1.1),
+    ("dots1", 0.85),
+    ("laguna", 1.1),
+    ("laguna-m", 1.9),
+    ("muse-glimmer", 0.65),
 ];
 
 /// What a model's log-probabilities may differ by.
