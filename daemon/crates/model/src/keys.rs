@@ -136,6 +136,22 @@ impl Keys<'_> {
         Ok(value)
     }
 
+    /// The window of the layers that have one, if any has.
+    pub(crate) fn window(&self) -> Result<Option<u32>, Error> {
+        let window = self.maybe("attention.sliding_window", N_CTX_MAX)?;
+        Ok(Some(window).filter(|&n| n > 0))
+    }
+
+    /// How many elements of a head are rotated.
+    pub(crate) fn n_rot(&self, key: &str, head_dim: u32, default: u32) -> Result<u32, Error> {
+        let n_rot = self.count_or(key, HEAD_DIM_MAX, default)?;
+        if n_rot > head_dim || n_rot % 2 != 0 {
+            let message = format!("must be even and at most the head's {head_dim} elements");
+            return Err(self.bad(key, n_rot, message));
+        }
+        Ok(n_rot)
+    }
+
     /// The epsilon of RMSNorms.
     pub(crate) fn norm_eps(&self) -> Result<f32, Error> {
         const KEY: &str = "attention.layer_norm_rms_epsilon";
@@ -154,15 +170,9 @@ impl Keys<'_> {
 
     /// The rotations that the usual keys describe. `n_rot` is what `rope.dimension_count` says, else this.
     pub(crate) fn rope(&self, order: RopeOrder, head_dim: u32) -> Result<RopeSpec, Error> {
-        const KEY: &str = "rope.dimension_count";
-        let n_rot = self.count_or(KEY, HEAD_DIM_MAX, head_dim)?;
-        if n_rot > head_dim || n_rot % 2 != 0 {
-            let message = format!("must be even and at most the head's {head_dim} elements");
-            return Err(self.bad(KEY, n_rot, message));
-        }
         Ok(RopeSpec {
             order,
-            n_rot,
+            n_rot: self.n_rot("rope.dimension_count", head_dim, head_dim)?,
             freq_base: f64::from(self.positive_or("rope.freq_base", 10_000.0)?),
             scaling: self.scaling()?,
             factors: None,

@@ -43,7 +43,6 @@ pub fn gate_heads(simd: Simd, act: Act, x: &mut [f32], gate: &[f32], head_dim: u
         "gate_heads: not one gate a head"
     );
     for (x, gate) in x.chunks_exact_mut(head_dim).zip(gate) {
-        // Of one lane alone the others are what `load_part` fills them with.
         let mut factor = [*gate];
         activate(simd, act, &mut factor);
         scale(simd, x, factor[0]);

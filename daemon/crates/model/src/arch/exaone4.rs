@@ -11,17 +11,13 @@ use super::layer::{FeedForward, Layer, Norms, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::N_CTX_MAX;
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
     let mut rope = b.keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
     rope.factors = b.rope_factors("rope_freqs.weight", rope.n_rot)?;
     let table = b.rope_table(rope);
-    let window = match b.keys.maybe("attention.sliding_window", N_CTX_MAX)? {
-        0 => None,
-        n => Some(n),
-    };
+    let window = b.keys.window()?;
     let windowed = window_pattern(b.keys, h.n_layer, 4)?;
     leave_predictors(b, h);
     for i in 0..h.n_layer {

@@ -10,7 +10,6 @@ use super::layer::{FeedForward, Layer, Norms, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::N_CTX_MAX;
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
@@ -21,10 +20,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         ..rope.clone()
     };
     let tables = [b.rope_table(rope), b.rope_table(local)];
-    let window = match b.keys.maybe("attention.sliding_window", N_CTX_MAX)? {
-        0 => None,
-        n => Some(n),
-    };
+    let window = b.keys.window()?;
     let windowed = window_pattern(b.keys, h.n_layer, 6)?;
     let final_softcap = b.keys.f32_or("final_logit_softcapping", 0.0)?;
     b.cut("embedding".to_owned(), &[]);

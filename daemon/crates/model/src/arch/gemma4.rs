@@ -24,10 +24,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let local_dim_v = keys.count_or("attention.value_length_swa", HEAD_DIM_MAX, local_dim)?;
     let mut full = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
     full.factors = b.rope_factors("rope_freqs.weight", full.n_rot)?;
-    let n_rot = keys.count_or("rope.dimension_count_swa", local_dim, local_dim)?;
-    if n_rot % 2 != 0 {
-        return Err(keys.bad("rope.dimension_count_swa", n_rot, "must be even"));
-    }
+    let n_rot = keys.n_rot("rope.dimension_count_swa", local_dim, local_dim)?;
     let local = RopeSpec {
         n_rot,
         freq_base: f64::from(keys.positive_or("rope.freq_base_swa", 10_000.0)?),

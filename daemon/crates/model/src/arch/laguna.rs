@@ -11,7 +11,7 @@ use super::moe::{self, Moe, Shared};
 use crate::build::{AttentionSpec, MoeSpec, OutputGate, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::{HEAD_DIM_MAX, Keys, N_CTX_MAX, N_LAYER_MAX, WIDTH_MAX};
+use crate::keys::{Keys, N_LAYER_MAX, WIDTH_MAX};
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
@@ -25,10 +25,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     }
     let local = local_rope(keys, &rope, h.heads.head_dim)?;
     let tables = [b.rope_table(rope), b.rope_table(local)];
-    let window = match keys.maybe("attention.sliding_window", N_CTX_MAX)? {
-        0 => None,
-        n => Some(n),
-    };
+    let window = keys.window()?;
     let windowed = windowed_layers(keys, h.n_layer)?;
     let dense = keys.maybe("leading_dense_block_count", N_LAYER_MAX)?;
     let spec = MoeSpec {
@@ -74,15 +71,9 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
 
 /// The rotations of layers with a window, which nothing stretches.
 fn local_rope(keys: Keys<'_>, rope: &RopeSpec, head_dim: u32) -> Result<RopeSpec, Error> {
-    const KEY: &str = "rope.dimension_count_swa";
-    let n_rot = keys.count_or(KEY, HEAD_DIM_MAX, rope.n_rot)?;
-    if n_rot > head_dim || n_rot % 2 != 0 {
-        let message = format!("must be even and at most the head's {head_dim} elements");
-        return Err(keys.bad(KEY, n_rot, message));
-    }
     let base = keys.positive_or("rope.freq_base_swa", rope.freq_base as f32)?;
     Ok(RopeSpec {
-        n_rot,
+        n_rot: keys.n_rot("rope.dimension_count_swa", head_dim, rope.n_rot)?,
         freq_base: f64::from(base),
         scaling: RopeScaling::None,
         magnitude: 1.0,

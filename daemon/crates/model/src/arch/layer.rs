@@ -26,7 +26,17 @@ use crate::error::Error;
 /// A layer's feed-forward.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FeedForward {
-    Gated { n_ff: u64, act: Act, bias: Presence },
+    Gated {
+        n_ff: u64,
+        act: Act,
+        bias: Presence,
+    },
+    /// With one matrix up.
+    Plain {
+        n_ff: u64,
+        act: Act,
+        bias: Presence,
+    },
     Moe(Moe),
 }
 
@@ -72,6 +82,8 @@ pub(super) struct Layer {
     pub(super) attention: AttentionSpec,
     pub(super) feed_forward: FeedForward,
     pub(super) norms: Norms,
+    /// The eps of the norms behind, where it is not that of the others.
+    pub(super) post_eps: Option<f32>,
     /// Factor on what is added to the residual stream.
     pub(super) residual_scale: f32,
 }
@@ -82,6 +94,7 @@ impl Layer {
             attention,
             feed_forward,
             norms: Norms::PRE,
+            post_eps: None,
             residual_scale: 1.0,
         }
     }
@@ -109,8 +122,7 @@ pub(super) fn attention(
     b.cut(blk(i, "attn"), &[]);
     let n = pre_norm(b, i, x, spec.norms.attn)?;
     let (p, kv) = b.attention(i, n, &spec.attention)?;
-    let post = spec.norms.post_attn.map(|name| blk(i, name));
-    b.residual(x, p, post.as_deref(), spec.residual_scale)?;
+    add(b, i, (x, p), spec.norms.post_attn, spec)?;
     Ok(kv)
 }
 
@@ -127,14 +139,36 @@ pub(super) fn feed_forward(
             let n = pre_norm(b, i, x, spec.norms.ffn)?;
             b.gated_ffn(i, n, n_ff, act, bias, &[])?
         }
+        FeedForward::Plain { n_ff, act, bias } => {
+            b.cut(blk(i, "ffn"), &[]);
+            let n = pre_norm(b, i, x, spec.norms.ffn)?;
+            b.plain_ffn(i, n, n_ff, act, bias, ("", "p"))?
+        }
         FeedForward::Moe(moe) => {
             b.cut(blk(i, "router"), &[]);
             let n = pre_norm(b, i, x, spec.norms.ffn)?;
             moe.emit(b, i, n)?
         }
     };
-    let post = spec.norms.post_ffn.map(|name| blk(i, name));
-    b.residual(x, p, post.as_deref(), spec.residual_scale)
+    add(b, i, (x, p), spec.norms.post_ffn, spec)
+}
+
+/// Adds `p` to the stream `x`, normed where the layer has such a norm.
+fn add(
+    b: &mut PlanBuilder<'_>,
+    i: u32,
+    (x, p): (Buf, Buf),
+    norm: Option<&str>,
+    spec: &Layer,
+) -> Result<(), Error> {
+    let y = match norm {
+        Some(name) => {
+            let eps = spec.post_eps.unwrap_or(b.eps);
+            b.norm_by(p, &blk(i, name), "post", eps)?
+        }
+        None => p,
+    };
+    b.residual(x, y, None, spec.residual_scale)
 }
 
 fn pre_norm(b: &mut PlanBuilder<'_>, i: u32, x: Buf, name: Option<&str>) -> Result<Buf, Error> {

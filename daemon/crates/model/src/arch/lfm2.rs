@@ -10,7 +10,7 @@ use super::moe::{self, Moe};
 use crate::build::{AttentionSpec, MoeSpec, PlanBuilder, Presence, QkNorms, blk};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::{N_CTX_MAX, N_EXPERT_MAX, N_LAYER_MAX};
+use crate::keys::{N_EXPERT_MAX, N_LAYER_MAX};
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
@@ -21,10 +21,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     if kernel < 2 {
         return Err(keys.bad("shortconv.l_cache", kernel, "must be at least 2"));
     }
-    let window = match keys.maybe("attention.sliding_window", N_CTX_MAX)? {
-        0 => None,
-        n => Some(n),
-    };
+    let window = keys.window()?;
     let n_expert = keys.maybe("expert_count", N_EXPERT_MAX)?;
     let dense = keys.maybe("leading_dense_block_count", N_LAYER_MAX)?;
     for i in 0..h.n_layer {

@@ -6,7 +6,8 @@
 use rocmforge_ops::{Act, Op, RopeOrder, RopeUse};
 
 use super::gemma2::window_pattern;
-use crate::build::{AttentionSpec, OutputGate, PlanBuilder, Presence, QkNorms, blk};
+use super::layer::{FeedForward, Layer, Norms, layer};
+use crate::build::{AttentionSpec, OutputGate, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
 use crate::keys::N_CTX_MAX;
@@ -33,8 +34,6 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     });
     for i in 0..h.n_layer {
         let local = windowed[i as usize];
-        b.cut(blk(i, "attn"), &[]);
-        let n = b.norm(x, &blk(i, "attn_norm.weight"), "n")?;
         let rope = RopeUse { table, first: 0 };
         let attention = AttentionSpec {
             qk_norms: QkNorms::Heads(Presence::Required),
@@ -42,15 +41,17 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             window: local.then_some(window),
             ..AttentionSpec::new(h.heads_of(i), local.then_some(rope))
         };
-        let (p, _) = b.attention(i, n, &attention)?;
-        let y = b.norm_by(p, &blk(i, "post_attention_norm.weight"), "post", POST_EPS)?;
-        b.residual(x, y, None, 1.0)?;
-        b.cut(blk(i, "ffn_up"), &[]);
-        let n = b.norm(x, &blk(i, "ffn_norm.weight"), "n")?;
-        let n_ff = h.n_ff(keys, i)?;
-        let p = b.gated_ffn(i, n, n_ff, Act::Silu, Presence::Absent, &[])?;
-        let y = b.norm_by(p, &blk(i, "post_ffw_norm.weight"), "post", POST_EPS)?;
-        b.residual(x, y, None, 1.0)?;
+        let feed_forward = FeedForward::Gated {
+            n_ff: h.n_ff(keys, i)?,
+            act: Act::Silu,
+            bias: Presence::Absent,
+        };
+        let spec = Layer {
+            norms: Norms::SANDWICH,
+            post_eps: Some(POST_EPS),
+            ..Layer::new(attention, feed_forward)
+        };
+        layer(b, i, x, &spec)?;
     }
     b.head(x, Presence::Absent, Some(scale), Some(softcap))
 }

@@ -10,7 +10,6 @@ use super::layer::{FeedForward, Layer, Norms, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence, QkNorms};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::N_CTX_MAX;
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
@@ -20,10 +19,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         ..rope.clone()
     };
     let tables = [b.rope_table(rope), b.rope_table(plain)];
-    let window = match b.keys.maybe("attention.sliding_window", N_CTX_MAX)? {
-        0 => None,
-        n => Some(n),
-    };
+    let window = b.keys.window()?;
     let windowed = window_pattern(b.keys, h.n_layer, 4)?;
     for i in 0..h.n_layer {
         let local = window.is_some() && windowed[i as usize];

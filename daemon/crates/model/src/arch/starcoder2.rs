@@ -4,7 +4,8 @@
 
 use rocmforge_ops::{Act, RopeOrder, RopeUse};
 
-use crate::build::{AttentionSpec, NormKind, PlanBuilder, Presence, blk};
+use super::layer::{FeedForward, Layer, layer};
+use crate::build::{AttentionSpec, NormKind, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::Hparams;
 
@@ -15,20 +16,17 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let rope = b.keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
     let table = b.rope_table(rope);
     for i in 0..h.n_layer {
-        b.cut(blk(i, "attn"), &[]);
-        let n = b.norm(x, &blk(i, "attn_norm.weight"), "n")?;
         let attention = AttentionSpec {
             qkv_bias: Presence::Optional,
             output_bias: Presence::Optional,
             ..AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }))
         };
-        let (p, _) = b.attention(i, n, &attention)?;
-        b.residual(x, p, None, 1.0)?;
-        b.cut(blk(i, "ffn"), &[]);
-        let n = b.norm(x, &blk(i, "ffn_norm.weight"), "n")?;
-        let n_ff = h.n_ff(b.keys, i)?;
-        let p = b.plain_ffn(i, n, n_ff, Act::GeluTanh, Presence::Optional, ("", "p"))?;
-        b.residual(x, p, None, 1.0)?;
+        let feed_forward = FeedForward::Plain {
+            n_ff: h.n_ff(b.keys, i)?,
+            act: Act::GeluTanh,
+            bias: Presence::Optional,
+        };
+        layer(b, i, x, &Layer::new(attention, feed_forward))?;
     }
     b.head(x, Presence::Absent, None, None)
 }
