@@ -5,7 +5,7 @@
 //! the timer's, and the engine is told it. A handler that is later than that is no longer waited for (`gate/late.rs`).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_service::arrival::{Arrival, Caller};
 use tonic::metadata::MetadataMap;
@@ -16,6 +16,15 @@ use crate::connection::Peer;
 /// How much earlier than the server's own timer ours fires, so that its code is the one that is sent; at most a quarter
 /// of the timeout. Timers tick in milliseconds.
 const HEAD_START: Duration = Duration::from_millis(3);
+
+/// When a call is ended whose handler has not ended it at its deadline: between that, since handlers know more of what they did,
+/// and the server's timer.
+pub(super) fn last_moment(arrival: &Arrival) -> Option<Instant> {
+    let deadline = arrival.deadline?;
+    // Of the timeout the deadline has three quarters, or all but the head start.
+    let allowed = deadline.saturating_duration_since(arrival.at);
+    Some(deadline + HEAD_START.min(allowed / 3) / 3)
+}
 
 /// The stamp of a request.
 pub(super) fn of<T>(request: &Request<T>) -> Arrival {
@@ -67,6 +76,34 @@ fn parse_timeout(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_moment_is_between_the_deadline_and_the_servers_timer() {
+        for timeout in [
+            "0m",
+            "1n",
+            "7u",
+            "1m",
+            "8m",
+            "12m",
+            "13m",
+            "2S",
+            "99999999H",
+        ] {
+            let mut metadata = MetadataMap::new();
+            metadata.insert("grpc-timeout", timeout.parse().unwrap());
+            let arrival = now(&metadata, None);
+            let timer = arrival.at + parse_timeout(timeout).unwrap();
+            let (deadline, last) = (arrival.deadline.unwrap(), last_moment(&arrival).unwrap());
+            assert!(
+                deadline <= last && last <= timer,
+                "{timeout}: {deadline:?}, {last:?}, {timer:?}"
+            );
+            let apart = timer > arrival.at + Duration::from_micros(1);
+            assert!(!apart || deadline < last && last < timer, "{timeout}");
+        }
+        assert_eq!(last_moment(&now(&MetadataMap::new(), None)), None);
+    }
 
     #[test]
     fn timeouts_are_read_as_the_protocol_writes_them() {

@@ -4,9 +4,8 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rocmforge_service::arrival::Arrival;
 use rocmforge_service::failure;
 use tonic::body::Body;
 use tonic::codegen::http::Response;
@@ -39,13 +38,4 @@ pub(super) async fn until_deadline(
         Poll::Pending
     })
     .await
-}
-
-/// A moment between the deadline of handlers, which know more of what they did, and the server's timer. That
-/// one is 3 ms behind the deadline, or a third of what the deadline allows where this is less
-/// ([`crate::rpc::arrival`]).
-pub(super) fn last_moment(arrival: &Arrival) -> Option<Instant> {
-    let deadline = arrival.deadline?;
-    let allowed = deadline.saturating_duration_since(arrival.at);
-    Some(deadline + Duration::from_millis(1).min(allowed / 9))
 }

@@ -29,7 +29,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use rocmforge_service::Service as Daemon;
-use rocmforge_service::arrival::{Arrival, Caller};
+use rocmforge_service::arrival::Caller;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::sum::{Held, Sum};
 use tokio::time::Instant;
@@ -41,6 +41,7 @@ use tower::Layer;
 
 use self::method::Method;
 use self::replies::Replies;
+use super::arrival;
 use super::status_code::status;
 use crate::connection::Peer;
 use crate::runtimes::Runtimes;
@@ -124,7 +125,7 @@ where
             return Box::pin(std::future::ready(Ok(response)));
         };
         let call = peer.call();
-        let arrival = request.extensions().get::<Arrival>().copied();
+        let until = request.extensions().get().and_then(arrival::last_moment);
         let runtimes = bounds.runtimes.clone();
         let handled = runtimes.handle(async move {
             let method = Method::of(request.uri().path());
@@ -142,10 +143,7 @@ where
             drop(held);
             Ok(response.map(|body| bounds.replies.wrap(body, &method, uid, call)))
         });
-        Box::pin(late::until_deadline(
-            arrival.as_ref().and_then(late::last_moment),
-            handled,
-        ))
+        Box::pin(late::until_deadline(until, handled))
     }
 }
 
