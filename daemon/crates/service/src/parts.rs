@@ -1,17 +1,17 @@
 //! A model's text, taken apart into what it thinks, what it says and what it calls.
 //!
-//! Two ways of writing are known: text with marks around thoughts and calls ([`marks`]), and the
-//! messages with channels of gpt-oss ([`harmony`]). Which one, and which marks, tells the model's
-//! chat template.
+//! Two ways of writing are known: text with marks around thoughts and calls ([`marks`]), and
+//! messages with headers ([`messages`]). Which one, and which marks, tells the model's chat
+//! template.
 
-mod harmony;
 mod marks;
+mod messages;
 
 use rocmforge_engine::LoadedModel;
 
-use self::harmony::Harmony;
-use self::marks::Marked;
-use crate::tool_calls::forms::{self, Thinking};
+use self::marks::{Marked, Marks};
+use self::messages::Messages;
+use crate::tool_calls::forms::Headers;
 use crate::tool_calls::{ToolCall, Tools};
 
 /// A part of an answer.
@@ -34,7 +34,7 @@ pub struct Splitter {
 #[derive(Debug)]
 enum Way {
     Marked(Marked),
-    Harmony(Harmony),
+    Messages(Messages),
 }
 
 impl Splitter {
@@ -42,14 +42,9 @@ impl Splitter {
     pub fn for_chat(model: &LoadedModel, tail: &str, tools: Tools) -> Self {
         let source = model.template().and_then(|template| template.source().ok());
         let source = source.unwrap_or_default();
-        let way = match forms::is_harmony(source) {
-            true => Way::Harmony(Harmony::new(tail, tools.single)),
-            false => Way::Marked(Marked::new(
-                forms::of(source),
-                Thinking::of(source),
-                tail,
-                tools,
-            )),
+        let way = match Headers::of(source) {
+            Some(headers) => Way::Messages(Messages::new(headers, tail, tools)),
+            None => Way::Marked(Marked::new(Marks::of(source), tail, tools)),
         };
         Self { way }
     }
@@ -65,7 +60,7 @@ impl Splitter {
     pub fn is_thinking(&self) -> bool {
         match &self.way {
             Way::Marked(marked) => marked.is_thinking(),
-            Way::Harmony(harmony) => harmony.is_thinking(),
+            Way::Messages(messages) => messages.is_thinking(),
         }
     }
 
@@ -73,7 +68,7 @@ impl Splitter {
     pub fn calls(&self) -> usize {
         match &self.way {
             Way::Marked(marked) => marked.calls(),
-            Way::Harmony(harmony) => harmony.calls(),
+            Way::Messages(messages) => messages.calls(),
         }
     }
 
@@ -81,7 +76,7 @@ impl Splitter {
     pub fn push(&mut self, text: &str, into: &mut Vec<Part>) {
         match &mut self.way {
             Way::Marked(marked) => marked.push(text, into),
-            Way::Harmony(harmony) => harmony.push(text, into),
+            Way::Messages(messages) => messages.push(text, into),
         }
     }
 
@@ -89,7 +84,7 @@ impl Splitter {
     pub fn finish(&mut self, into: &mut Vec<Part>) {
         match &mut self.way {
             Way::Marked(marked) => marked.finish(into),
-            Way::Harmony(harmony) => harmony.finish(into),
+            Way::Messages(messages) => messages.finish(into),
         }
     }
 }

@@ -181,7 +181,7 @@ pub fn format(
         let form = forms::of(source);
         form.is_some_and(|form| form.open == OPEN)
             && !OTHER_FORMS.iter().any(|mark| source.contains(mark))
-            && !forms::is_harmony(source)
+            && forms::Headers::of(source).is_none()
     };
     if !source.is_some_and(is_json) {
         return Err(failure::unsupported_field(

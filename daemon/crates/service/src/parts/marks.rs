@@ -7,8 +7,9 @@
 //!   +----------------------------------------+
 //! ```
 //!
-//! The marks are the template's ([`forms`](crate::tool_calls::forms)). A form without an opening
-//! mark has calls where the answer begins with `{` or `[`, and nothing else beside them.
+//! Marks around all that is said, which some families have, are left out. The marks are the
+//! template's ([`forms`](crate::tool_calls::forms)). A form without an opening mark has calls where
+//! the answer begins with `{` or `[`, and nothing else beside them.
 //!
 //! Where the template has opened the thinking itself, an answer begins there. Text that may be the
 //! beginning of a mark is held back until it is known.
@@ -17,7 +18,7 @@ use serde_json::Value;
 
 use super::{Part, partial};
 use crate::tool_calls::Tools;
-use crate::tool_calls::forms::{Form, Thinking};
+use crate::tool_calls::forms::{self, Form, Frame, Thinking};
 
 /// Longest call; what is longer is text.
 const CALL_MAX_BYTES: usize = 1 << 20;
@@ -30,6 +31,35 @@ enum State {
     Calling,
 }
 
+/// What a template's models put around the parts of an answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Marks {
+    /// Around calls.
+    pub(super) form: Option<Form>,
+    /// Around thoughts.
+    pub(super) thinking: Option<Thinking>,
+    /// Around all that is said.
+    pub(super) frame: Option<Frame>,
+}
+
+impl Marks {
+    pub(super) fn of(source: &str) -> Self {
+        Self {
+            form: forms::of(source),
+            thinking: Thinking::of(source),
+            frame: Frame::of(source),
+        }
+    }
+}
+
+/// A mark that text may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    Call,
+    FrameOpen,
+    FrameClose,
+}
+
 /// Takes text as it comes.
 #[derive(Debug)]
 pub(super) struct Marked {
@@ -37,6 +67,9 @@ pub(super) struct Marked {
     /// How calls are written, where there are tools.
     form: Option<Form>,
     thinking: Option<Thinking>,
+    frame: Option<Frame>,
+    /// The frame's opening mark has come, and its closing one has not.
+    in_frame: bool,
     /// Text that is not yet handed out.
     held: String,
     /// Whitespace at the beginning of a part is left out.
@@ -51,12 +84,12 @@ pub(super) struct Marked {
 
 impl Marked {
     /// For a chat whose prompt ended in `tail`.
-    pub(super) fn new(
-        form: Option<Form>,
-        thinking: Option<Thinking>,
-        tail: &str,
-        tools: Tools,
-    ) -> Self {
+    pub(super) fn new(marks: Marks, tail: &str, tools: Tools) -> Self {
+        let Marks {
+            form,
+            thinking,
+            frame,
+        } = marks;
         let state = match thinking {
             Some(thinking) if tail.ends_with(thinking.open) => State::Thinking,
             Some(_) => State::Begin,
@@ -66,8 +99,10 @@ impl Marked {
             state,
             form: form.filter(|_| !tools.described.is_empty()),
             thinking,
+            frame,
+            in_frame: frame.is_some_and(|frame| tail.ends_with(frame.open)),
             held: String::new(),
-            at_start: state == State::Thinking,
+            at_start: state == State::Thinking || frame.is_some(),
             gap: String::new(),
             said: false,
             tools,
@@ -77,7 +112,7 @@ impl Marked {
 
     /// For text that is handed out as it comes.
     pub(super) fn plain() -> Self {
-        Self::new(None, None, "", Tools::default())
+        Self::new(Marks::default(), "", Tools::default())
     }
 
     /// Whether the model thinks at this point.
@@ -92,7 +127,8 @@ impl Marked {
 
     /// More text.
     pub(super) fn push(&mut self, text: &str, into: &mut Vec<Part>) {
-        if self.state == State::Saying && self.form.is_none() && !self.at_start {
+        let may_have_marks = self.form.is_some() || self.frame.is_some() || self.at_start;
+        if self.state == State::Saying && !may_have_marks {
             if !text.is_empty() {
                 into.push(Part::Text(text.to_owned()));
             }
@@ -131,7 +167,7 @@ impl Marked {
                 if !open.is_empty() && open.starts_with(seen) {
                     return false;
                 }
-                self.enter(State::Saying, false);
+                self.enter(State::Saying, self.frame.is_some());
                 true
             }
             State::Thinking => {
@@ -143,30 +179,48 @@ impl Marked {
                     self.enter(State::Saying, true);
                     return true;
                 }
-                let thought = self.without_partial(close);
+                let thought = self.without(partial(&self.held, close));
                 self.reasoning(&thought, into);
                 false
             }
             State::Saying => {
-                let Some(form) = self.form else {
-                    let text = std::mem::take(&mut self.held);
+                if self.form.is_some_and(|form| form.open.is_empty()) {
+                    return self.may_be_all(into);
+                }
+                let marks = self.marks();
+                let found = marks
+                    .iter()
+                    .filter_map(|&(mark, written)| Some((self.held.find(written)?, mark, written)))
+                    // What follows a text opens no frame.
+                    .filter(|&(at, mark, _)| {
+                        mark != Mark::FrameOpen || self.held[..at].trim().is_empty()
+                    })
+                    .min_by_key(|&(at, ..)| at);
+                let Some((at, mark, written)) = found else {
+                    let text = match marks
+                        .iter()
+                        .map(|(_, mark)| partial(&self.held, mark))
+                        .max()
+                    {
+                        Some(held) => self.without(held),
+                        None => std::mem::take(&mut self.held),
+                    };
                     self.text(&text, into);
                     return false;
                 };
-                if form.open.is_empty() {
-                    return self.may_be_all(into);
+                let rest = self.held.split_off(at + written.len());
+                let text = std::mem::replace(&mut self.held, rest);
+                let said = text[..at].trim_end();
+                self.gap = text[said.len()..at].to_owned();
+                self.text(said, into);
+                match mark {
+                    Mark::Call => self.enter(State::Calling, false),
+                    Mark::FrameOpen | Mark::FrameClose => {
+                        self.in_frame = mark == Mark::FrameOpen;
+                        self.at_start = true;
+                    }
                 }
-                if let Some((text, rest)) = self.held.split_once(form.open) {
-                    let said = text.trim_end().to_owned();
-                    self.gap = text[said.len()..].to_owned();
-                    self.held = rest.to_owned();
-                    self.text(&said, into);
-                    self.enter(State::Calling, false);
-                    return true;
-                }
-                let text = self.without_partial(form.open);
-                self.text(&text, into);
-                false
+                true
             }
             State::Calling => {
                 let close = self.form.map_or("", |form| form.close);
@@ -191,10 +245,20 @@ impl Marked {
         }
     }
 
-    /// Text that has come, but for the end that may begin `mark`, and the space before that, which is
-    /// no text then.
-    fn without_partial(&mut self, mark: &str) -> String {
-        let ready = self.held.len() - partial(&self.held, mark);
+    /// The marks that what is said may have next.
+    fn marks(&self) -> Vec<(Mark, &'static str)> {
+        let call = self.form.map(|form| (Mark::Call, form.open));
+        let frame = self.frame.and_then(|frame| match self.in_frame {
+            true => Some((Mark::FrameClose, frame.close)),
+            false => (!self.said).then_some((Mark::FrameOpen, frame.open)),
+        });
+        call.into_iter().chain(frame).collect()
+    }
+
+    /// Text that has come, but for `held` bytes at its end that may begin a mark, and the space
+    /// before them, which is no text then.
+    fn without(&mut self, held: usize) -> String {
+        let ready = self.held.len() - held;
         let ready = self.held[..ready].trim_end().len();
         let rest = self.held.split_off(ready);
         std::mem::replace(&mut self.held, rest)

@@ -25,7 +25,7 @@ fn split(state: State, with_tools: bool, text: &str) -> Vec<Part> {
             let mut splitter = Marked {
                 state,
                 at_start: state == State::Thinking,
-                ..Marked::new(Some(forms::HERMES), Thinking::of("</think>"), "", tools)
+                ..Marked::new(Marks::of("<tool_call></think>"), "", tools)
             };
             let mut parts = Vec::new();
             let characters: Vec<char> = text.chars().collect();
@@ -105,7 +105,7 @@ fn only_the_first_call_counts_where_one_is_asked_for() {
         single: true,
         forced: None,
     };
-    let mut splitter = Marked::new(Some(forms::HERMES), None, "", tools);
+    let mut splitter = Marked::new(Marks::of("<tool_call>"), "", tools);
     let mut parts = Vec::new();
     let one = r#"<tool_call>{"name": "f"}</tool_call>"#;
     splitter.push(&format!("{one}{one}"), &mut parts);
@@ -127,8 +127,7 @@ fn of_form(source: &str, text: &str) -> Vec<Part> {
     let characters: Vec<char> = text.chars().collect();
     let all: Vec<Vec<Part>> = (1..=characters.len())
         .map(|size| {
-            let (form, thinking) = (forms::of(source), Thinking::of(source));
-            let mut splitter = Marked::new(form, thinking, "", tools.clone());
+            let mut splitter = Marked::new(Marks::of(source), "", tools.clone());
             let mut parts = Vec::new();
             for piece in characters.chunks(size) {
                 splitter.push(&piece.iter().collect::<String>(), &mut parts);
@@ -219,6 +218,37 @@ fn each_form_is_read_whatever_the_pieces() {
             both,
         ),
         (
+            "<seed:tool_call>",
+            "<seed:tool_call>\n<function=weather>\n<parameter=city>Bern</parameter>\n\
+             <parameter=days>3</parameter>\n</function>\n</seed:tool_call>\
+             <seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>"
+                .to_owned(),
+            both,
+        ),
+        (
+            "<|START_ACTION|>",
+            format!(
+                "<|START_ACTION|>[\n    {{\"tool_call_id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {spaced}}},\n\
+                 {{\"tool_call_id\": \"1\", \"tool_name\": \"now\", \"parameters\": {{}}}}\n]<|END_ACTION|>"
+            ),
+            both,
+        ),
+        (
+            "<tool_calls>",
+            format!("<tool_calls>[{{\"name\": \"weather\", \"arguments\": {spaced}}}, {{\"name\": \"now\"}}]</tool_calls>"),
+            both,
+        ),
+        (
+            "<|function_call|>",
+            format!("<|function_call|>{{\"name\": \"weather\", \"arguments\": {spaced}}}\n{{\"name\": \"now\"}}"),
+            both,
+        ),
+        (
+            "List of tools: ",
+            "<|tool_call_start|>[weather(city='Bern', days=3), now()]<|tool_call_end|>".to_owned(),
+            both,
+        ),
+        (
             "<|tool_call_start|>",
             "<|tool_call_start|>[weather(city='Bern', days=3), now()]<|tool_call_end|>".to_owned(),
             both,
@@ -269,6 +299,11 @@ fn thoughts_have_other_marks_too() {
     for (source, text) in [
         ("[/THINK]", "[THINK]Hm.[/THINK]Yes."),
         ("<channel|>", "<|channel>thought\nHm.\n<channel|>Yes."),
+        ("</seed:think>", "<seed:think>\nHm.\n</seed:think>Yes."),
+        (
+            "<|END_THINKING|>",
+            "<|START_THINKING|>Hm.<|END_THINKING|>Yes.",
+        ),
     ] {
         let expected = [
             Part::Reasoning("Hm.".to_owned()),
@@ -276,4 +311,49 @@ fn thoughts_have_other_marks_too() {
         ];
         assert_eq!(of_form(source, text), expected);
     }
+}
+
+#[test]
+fn a_frame_around_the_answer_is_left_out() {
+    let (hm, yes) = (thought("Hm."), text("Yes, <b>."));
+    let response = "<|START_RESPONSE|><|END_THINKING|><|START_ACTION|>";
+    for (source, written) in [
+        (
+            response,
+            "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes, <b>.<|END_RESPONSE|>",
+        ),
+        (
+            "<|START_TEXT|><|END_THINKING|>",
+            "<|START_THINKING|>Hm.<|END_THINKING|>\n<|START_TEXT|>Yes, <b>.<|END_TEXT|>",
+        ),
+        (
+            "<answer></think>",
+            "<think>\nHm.\n</think>\n<answer>\nYes, <b>.\n</answer>",
+        ),
+        // Cut, or never opened.
+        (
+            "<answer></think>",
+            "<think>\nHm.\n</think>\n<answer>\nYes, <b>.",
+        ),
+        ("<answer></think>", "<think>\nHm.\n</think>\nYes, <b>."),
+    ] {
+        assert_eq!(
+            of_form(source, written),
+            [hm.clone(), yes.clone()],
+            "{written}"
+        );
+    }
+    let answer = "<|START_RESPONSE|>Yes, <b>.<|END_RESPONSE|>";
+    assert_eq!(of_form(response, answer), [yes]);
+    // Marks where no frame begins or ends are text.
+    for none in ["Write <answer>.", "a </answer> b", "<answ"] {
+        assert_eq!(of_form("<answer>", none), [text(none)]);
+    }
+    let calls = "<|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>[\n{\"tool_call_id\": \"0\", \
+                 \"tool_name\": \"now\", \"parameters\": {}}\n]<|END_ACTION|>";
+    let now = Part::Call(ToolCall {
+        name: "now".into(),
+        arguments: "{}".into(),
+    });
+    assert_eq!(of_form(response, calls), [hm, now]);
 }

@@ -2,17 +2,23 @@
 //!
 //! | template has | models | what stands between the marks |
 //! |---|---|---|
-//! | `<tool_call>` | Qwen, Hermes, GLM, Nemotron 3, Granite 4 | JSON, `<function=` or `<arg_key>` |
+//! | `<tool_call>` | Qwen, Hermes, GLM, Nemotron 3, Granite 4, Laguna | JSON, `<function=` or `<arg_key>` |
+//! | `<seed:tool_call>` | Seed-OSS | `<function=` |
 //! | `<|tool_call>` | Gemma 4 | `call:f{a:<|"|>text<|"|>,b:1}` |
 //! | `[TOOL_CALLS]` | Mistral | a JSON list, or `f[ARGS]{...}` |
 //! | `<|tool_calls_section_begin|>` | Kimi K2 | `functions.f:0` and JSON, marked each |
 //! | `<｜tool▁calls▁begin｜>` | DeepSeek V3, R1, V3.1 | names and JSON, marked each |
 //! | `<｜DSML｜` | DeepSeek V3.2 | `invoke` and `parameter` |
 //! | `<minimax:tool_call>` | MiniMax M2 | `invoke` and `parameter` |
-//! | `<|tool_call_start|>` | LFM2 | `[f(a=1)]` |
+//! | `<|START_ACTION|>` | Cohere's Command R7B, Command A | a JSON list with `tool_name` |
+//! | `<|tool_call_start|>`, or `List of tools: ` | LFM2 | `[f(a=1)]` |
 //! | `<TOOLCALL>` | Nemotron Nano 2 | a JSON list |
+//! | `<tool_calls>` | Hunyuan, Apriel | a JSON list |
 //! | `<|tool_call|>` | Granite 3, Phi 4 mini | a JSON list |
-//! | `<|python_tag|>` | Llama 3 | JSON with `parameters`, from the answer's beginning |
+//! | `<|function_call|>` | GigaChat 3.1 | JSON |
+//! | `<|python_tag|>`, or its words for JSON | Llama 3 | JSON with `parameters`, from the answer's beginning |
+//!
+//! Messages of gpt-oss and Muse Glimmer have headers instead: [`Headers`].
 
 use rocmforge_tokenizer::Tokenizer;
 use serde_json::{Map, Value};
@@ -28,68 +34,87 @@ pub struct Form {
     pub close: &'static str,
     /// The calls between the marks; nothing if they are none.
     pub(crate) parse: fn(&str, &[Value]) -> Option<Vec<ToolCall>>,
-    /// What a template has that writes so.
-    sign: &'static str,
+    /// What a template has that writes so, any of them.
+    signs: &'static [&'static str],
 }
 
 /// Those that stand between `<tool_call>` and `</tool_call>`.
 pub(crate) const HERMES: Form = Form {
     open: super::OPEN,
     close: super::CLOSE,
-    parse: |block, tools| Some(vec![parse(block, tools)?]),
-    sign: super::OPEN,
+    parse: one,
+    signs: &[super::OPEN],
 };
 
 /// All of them; the first whose sign a template has counts.
-const FORMS: [Form; 11] = [
+const FORMS: [Form; 15] = [
     Form {
         open: "<|tool_call>",
         close: "<tool_call|>",
         parse: gemma,
-        sign: "<|tool_call>",
+        signs: &["<|tool_call>"],
     },
     Form {
         open: "<|tool_calls_section_begin|>",
         close: "<|tool_calls_section_end|>",
         parse: kimi,
-        sign: "<|tool_calls_section_begin|>",
+        signs: &["<|tool_calls_section_begin|>"],
     },
     Form {
         open: "<｜DSML｜function_calls>",
         close: "</｜DSML｜function_calls>",
         parse: |block, tools| invokes(block, "｜DSML｜", tools),
-        sign: "｜DSML｜",
+        signs: &["｜DSML｜"],
     },
     Form {
         open: "<｜tool▁calls▁begin｜>",
         close: "<｜tool▁calls▁end｜>",
         parse: deepseek,
-        sign: "<｜tool▁calls▁begin｜>",
+        signs: &["<｜tool▁calls▁begin｜>"],
     },
     Form {
         open: "<minimax:tool_call>",
         close: "</minimax:tool_call>",
         parse: |block, tools| invokes(block, "", tools),
-        sign: "<minimax:tool_call>",
+        signs: &["<minimax:tool_call>"],
+    },
+    Form {
+        open: "<seed:tool_call>",
+        close: "</seed:tool_call>",
+        parse: one,
+        signs: &["<seed:tool_call>"],
+    },
+    Form {
+        open: "<|START_ACTION|>",
+        close: "<|END_ACTION|>",
+        parse: json_calls,
+        signs: &["<|START_ACTION|>"],
     },
     Form {
         open: "<|tool_call_start|>",
         close: "<|tool_call_end|>",
         parse: |block, tools| python::calls(block).or_else(|| json_calls(block, tools)),
-        sign: "<|tool_call_start|>",
+        // Some of its templates list tools and leave calls to what the model has learnt.
+        signs: &["<|tool_call_start|>", "List of tools: "],
     },
     Form {
         open: "<TOOLCALL>",
         close: "</TOOLCALL>",
         parse: json_calls,
-        sign: "<TOOLCALL>",
+        signs: &["<TOOLCALL>"],
     },
     HERMES,
+    Form {
+        open: "<tool_calls>",
+        close: "</tool_calls>",
+        parse: json_calls,
+        signs: &["<tool_calls>"],
+    },
     Form {
         open: "[TOOL_CALLS]",
         close: "",
         parse: mistral,
-        sign: "[TOOL_CALLS]",
+        signs: &["[TOOL_CALLS]"],
     },
     Form {
         open: "<|tool_call|>",
@@ -97,34 +122,61 @@ const FORMS: [Form; 11] = [
         parse: |block, tools| {
             json_calls(block.trim_end().trim_end_matches("<|/tool_call|>"), tools)
         },
-        sign: "<|tool_call|>",
+        signs: &["<|tool_call|>"],
+    },
+    Form {
+        open: "<|function_call|>",
+        close: "",
+        parse: json_calls,
+        signs: &["<|function_call|>"],
     },
     Form {
         open: "",
         close: "",
         parse: llama,
-        sign: "<|python_tag|>",
+        // Templates of the small ones describe the JSON alone.
+        signs: &[
+            "<|python_tag|>",
+            "\"parameters\": dictionary of argument name and its value",
+        ],
     },
 ];
 
 /// The form that a template's models write calls in.
 pub(crate) fn of(source: &str) -> Option<Form> {
-    FORMS.into_iter().find(|form| source.contains(form.sign))
+    let has = |form: &Form| form.signs.iter().any(|sign| source.contains(sign));
+    FORMS.into_iter().find(has)
 }
 
-/// Whether a template's models write gpt-oss's messages.
-pub(crate) fn is_harmony(source: &str) -> bool {
-    source.contains("<|channel|>") && source.contains("<|message|>")
+/// What headers of messages say, where an answer is several messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Headers {
+    /// A channel, and the tool that is called: gpt-oss.
+    Channels,
+    /// Who a message is to: the model itself, the user, or a tool. Muse Glimmer.
+    Recipients,
+}
+
+impl Headers {
+    /// Those of a template.
+    pub(crate) fn of(source: &str) -> Option<Self> {
+        let has = |mark: &str| source.contains(mark);
+        match has("<|message|>") {
+            true if has("<|channel|>") => Some(Self::Channels),
+            true if has("<atem:function_calls>") => Some(Self::Recipients),
+            _ => None,
+        }
+    }
 }
 
 /// Whether calls of a template's models are read.
 pub fn reads(source: &str) -> bool {
-    of(source).is_some() || is_harmony(source)
+    of(source).is_some() || Headers::of(source).is_some()
 }
 
 /// Whether a template's models think, and what they think is told apart.
 pub fn thinks(source: &str) -> bool {
-    Thinking::of(source).is_some() || is_harmony(source)
+    Thinking::of(source).is_some() || Headers::of(source).is_some()
 }
 
 /// What stands around thoughts.
@@ -135,7 +187,7 @@ pub(crate) struct Thinking {
 }
 
 impl Thinking {
-    const ALL: [Self; 3] = [
+    const ALL: [Self; 5] = [
         Self {
             open: "<|channel>thought",
             close: "<channel|>",
@@ -143,6 +195,14 @@ impl Thinking {
         Self {
             open: "[THINK]",
             close: "[/THINK]",
+        },
+        Self {
+            open: "<seed:think>",
+            close: "</seed:think>",
+        },
+        Self {
+            open: "<|START_THINKING|>",
+            close: "<|END_THINKING|>",
         },
         Self {
             open: "<think>",
@@ -164,6 +224,39 @@ impl Thinking {
     }
 }
 
+/// What stands around all that a model says, in families that mark this too. It is no part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) open: &'static str,
+    pub(crate) close: &'static str,
+}
+
+impl Frame {
+    const ALL: [Self; 3] = [
+        // Command R7B and Command A.
+        Self {
+            open: "<|START_RESPONSE|>",
+            close: "<|END_RESPONSE|>",
+        },
+        // Cohere's later ones.
+        Self {
+            open: "<|START_TEXT|>",
+            close: "<|END_TEXT|>",
+        },
+        // Hunyuan.
+        Self {
+            open: "<answer>",
+            close: "</answer>",
+        },
+    ];
+
+    /// That of a template.
+    pub(crate) fn of(source: &str) -> Option<Self> {
+        let has = |frame: &Self| source.contains(frame.open);
+        Self::ALL.into_iter().find(has)
+    }
+}
+
 /// Whether marks of a template are control tokens, whose names are no text unless that is asked
 /// for.
 pub(crate) fn are_control_tokens(source: &str, with_tools: bool, tokenizer: &Tokenizer) -> bool {
@@ -171,16 +264,22 @@ pub(crate) fn are_control_tokens(source: &str, with_tools: bool, tokenizer: &Tok
         let ids = tokenizer.encode(mark, false, true).unwrap_or_default();
         matches!(ids.as_slice(), [first, ..] if tokenizer.is_special(*first))
     };
-    if is_harmony(source) {
-        return is_control("<|channel|>");
+    if Headers::of(source).is_some() {
+        return is_control("<|message|>");
     }
     let form = of(source).filter(|_| with_tools);
-    let thinking = Thinking::of(source);
     form.is_some_and(|form| !form.open.is_empty() && is_control(form.open))
-        || thinking.is_some_and(|thinking| is_control(thinking.close))
+        || Thinking::of(source).is_some_and(|thinking| is_control(thinking.close))
+        || Frame::of(source).is_some_and(|frame| is_control(frame.close))
 }
 
-/// A call of a JSON object: `arguments` or `parameters`, an object or one as text.
+/// One call.
+fn one(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+    Some(vec![parse(block, tools)?])
+}
+
+/// A call of a JSON object: `name` or `tool_name`, and `arguments` or `parameters`, an object or one
+/// as text.
 fn json_call(value: &Value) -> Option<ToolCall> {
     let value = match value.get("function") {
         Some(function) if function.is_object() => function,
@@ -194,8 +293,10 @@ fn json_call(value: &Value) -> Option<ToolCall> {
         Some(Value::String(text)) => text.clone(),
         Some(object) => object.to_string(),
     };
-    let name = value["name"].as_str().filter(|name| !name.is_empty())?;
-    Some(ToolCall {
+    let name = ["name", "tool_name"]
+        .into_iter()
+        .find_map(|key| value[key].as_str())?;
+    (!name.is_empty()).then(|| ToolCall {
         name: name.to_owned(),
         arguments,
     })
@@ -280,7 +381,7 @@ fn deepseek(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
 
 /// `<invoke name="f"><parameter name="a">1</parameter></invoke>`, with a prefix in each mark. A
 /// value is text where it or the tool's schema says so, and JSON where it parses as such otherwise.
-fn invokes(block: &str, prefix: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+pub(crate) fn invokes(block: &str, prefix: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     let (invoke, parameter) = (
         format!("<{prefix}invoke name=\""),
         format!("<{prefix}parameter name=\""),

@@ -1,23 +1,39 @@
-//! gpt-oss's messages: each has a channel, and may have a recipient.
+//! Messages with headers. gpt-oss names a channel, and a tool where it calls one:
 //!
 //! ```text
 //! <|channel|>analysis<|message|>...<|end|>                             what it thinks
 //! <|start|>assistant<|channel|>final<|message|>...                     what it says
 //! <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
-//!
-//! header --"<|message|>"--> body --"<|end|>", "<|call|>", "<|return|>"--> header
 //! ```
 //!
-//! The template ends in `<|start|>assistant`, so that an answer begins inside of a header.
+//! Muse Glimmer names who a message is to:
+//!
+//! ```text
+//!  to=self<|message|>...<|eom|>                                        what it thinks
+//! <|start|>assistant to=user<|message|>...<|eot|>                      what it says
+//! <|start|>assistant to=f<|message|><atem:function_calls>...<|eot|>    what it calls
+//!
+//! header --"<|message|>"--> body --an end--> header
+//! ```
+//!
+//! The templates end in `<|start|>assistant`, so that an answer begins inside of a header.
 
 use super::{Part, partial};
-use crate::tool_calls::ToolCall;
+use crate::tool_calls::forms::{self, Headers};
+use crate::tool_calls::{ToolCall, Tools};
 
 const MESSAGE: &str = "<|message|>";
 const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
 /// What ends a body; the first of them also begins what follows it.
-const ENDS: [&str; 4] = [START, "<|end|>", "<|call|>", "<|return|>"];
+const ENDS: [&str; 6] = [
+    START,
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+    "<|eom|>",
+    "<|eot|>",
+];
 /// Longest header, and longest call; what is longer is text.
 const HEADER_MAX_BYTES: usize = 4096;
 const CALL_MAX_BYTES: usize = 1 << 20;
@@ -33,31 +49,31 @@ enum State {
 
 /// Takes text as it comes.
 #[derive(Debug)]
-pub(super) struct Harmony {
+pub(super) struct Messages {
+    headers: Headers,
     state: State,
     held: String,
-    single: bool,
+    tools: Tools,
     calls: usize,
 }
 
-impl Harmony {
+impl Messages {
     /// Behind a prompt that ends in `tail`.
-    pub(super) fn new(tail: &str, single: bool) -> Self {
+    pub(super) fn new(headers: Headers, tail: &str, tools: Tools) -> Self {
         // A prompt that goes on with a message has opened its body.
-        let state = match (tail.rfind(MESSAGE), tail.rfind(CHANNEL)) {
-            (Some(message), Some(channel)) if message > channel && !tail.ends_with("<|end|>") => {
-                let header = &tail[channel..message];
-                match tail[message..].contains(START) {
-                    true => State::Header,
-                    false => state_of(header),
-                }
+        let begun = tail.rfind(START).map(|at| &tail[at..]);
+        let opened = begun.and_then(|begun| begun.split_once(MESSAGE));
+        let state = match opened {
+            Some((header, body)) if !ENDS.iter().any(|end| body.contains(end)) => {
+                state_of(headers, header)
             }
             _ => State::Header,
         };
         Self {
+            headers,
             state,
             held: String::new(),
-            single,
+            tools,
             calls: 0,
         }
     }
@@ -89,11 +105,11 @@ impl Harmony {
     fn step(&mut self, into: &mut Vec<Part>) -> bool {
         if self.state == State::Header {
             if let Some((header, rest)) = self.held.split_once(MESSAGE) {
-                self.state = state_of(header);
+                self.state = state_of(self.headers, header);
                 self.held = rest.to_owned();
                 return true;
             }
-            // What has no channel is no header of these.
+            // What is longer is no header of these.
             if self.held.len() > HEADER_MAX_BYTES {
                 self.state = State::Saying;
                 return true;
@@ -134,30 +150,53 @@ impl Harmony {
             State::Header => {}
             State::Thinking => hand_out(Part::Reasoning, body, into),
             State::Saying => hand_out(Part::Text, body, into),
-            State::Calling(name) => {
-                if self.calls == 0 || !self.single {
-                    self.calls += 1;
-                    let arguments = match body.trim() {
-                        "" => "{}",
-                        body => body,
-                    };
-                    into.push(Part::Call(ToolCall {
-                        name: name.clone(),
-                        arguments: arguments.to_owned(),
-                    }));
+            State::Calling(name) => match called(self.headers, name, body, &self.tools) {
+                Some(calls) => {
+                    for call in calls {
+                        if self.calls == 0 || !self.tools.single {
+                            self.calls += 1;
+                            into.push(Part::Call(call));
+                        }
+                    }
                 }
-            }
+                None => hand_out(Part::Text, body, into),
+            },
         }
     }
 }
 
+/// The calls that a message to a tool has; nothing where it has none.
+fn called(headers: Headers, name: &str, body: &str, tools: &Tools) -> Option<Vec<ToolCall>> {
+    match headers {
+        Headers::Channels => {
+            let arguments = match body.trim() {
+                "" => "{}",
+                body => body,
+            };
+            Some(vec![ToolCall {
+                name: name.to_owned(),
+                arguments: arguments.to_owned(),
+            }])
+        }
+        Headers::Recipients => forms::invokes(body, "atem:", &tools.described),
+    }
+}
+
 /// What a message is, by its header.
-fn state_of(header: &str) -> State {
-    let recipient = header.split_once("to=functions.").map(|(_, rest)| rest);
-    if let Some(rest) = recipient {
-        let end = rest.find(|c: char| c.is_whitespace() || c == '<');
-        let name = &rest[..end.unwrap_or(rest.len())];
-        return State::Calling(name.to_owned());
+fn state_of(headers: Headers, header: &str) -> State {
+    let word = |text: &str| {
+        let end = text.find(|c: char| c.is_whitespace() || c == '<');
+        text[..end.unwrap_or(text.len())].to_owned()
+    };
+    let (before_name, said_to) = match headers {
+        Headers::Channels => ("to=functions.", ""),
+        Headers::Recipients => ("to=", "user"),
+    };
+    match header.split_once(before_name).map(|(_, rest)| word(rest)) {
+        Some(name) if name == said_to => return State::Saying,
+        Some(name) if name == "self" && headers == Headers::Recipients => return State::Thinking,
+        Some(name) => return State::Calling(name),
+        None => {}
     }
     let channel = header.rsplit_once(CHANNEL).map_or("", |(_, rest)| rest);
     match channel.split_whitespace().next() {
@@ -174,20 +213,28 @@ fn hand_out(part: fn(String) -> Part, text: &str, into: &mut Vec<Part>) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::super::joined;
     use super::*;
+    use crate::tool_calls;
 
     /// The same whatever the pieces.
-    fn split(tail: &str, text: &str) -> Vec<Part> {
+    fn split(headers: Headers, tail: &str, text: &str) -> Vec<Part> {
+        let parameters = json!({"properties": {"a": {"type": "integer"}}});
+        let tools = Tools {
+            described: vec![tool_calls::described("f", None, &parameters)],
+            ..Tools::default()
+        };
         let characters: Vec<char> = text.chars().collect();
         let all: Vec<Vec<Part>> = (1..=characters.len())
             .map(|size| {
-                let mut harmony = Harmony::new(tail, false);
+                let mut messages = Messages::new(headers, tail, tools.clone());
                 let mut parts = Vec::new();
                 for piece in characters.chunks(size) {
-                    harmony.push(&piece.iter().collect::<String>(), &mut parts);
+                    messages.push(&piece.iter().collect::<String>(), &mut parts);
                 }
-                harmony.finish(&mut parts);
+                messages.finish(&mut parts);
                 joined(parts)
             })
             .collect();
@@ -195,33 +242,40 @@ mod tests {
         all[0].clone()
     }
 
+    fn call(name: &str, arguments: &str) -> Part {
+        Part::Call(ToolCall {
+            name: name.to_owned(),
+            arguments: arguments.to_owned(),
+        })
+    }
+
     #[test]
     fn channels_are_told_apart() {
         let parts = split(
+            Headers::Channels,
             "<|start|>assistant",
             "<|channel|>analysis<|message|>Hm < 5.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
         );
         let (hm, yes) = ("Hm < 5.".to_owned(), "Yes.".to_owned());
         assert_eq!(parts, [Part::Reasoning(hm.clone()), Part::Text(yes)]);
         let cut = split(
+            Headers::Channels,
             "<|start|>assistant",
             "<|channel|>analysis<|message|>Hm < 5.",
         );
         assert_eq!(cut, [Part::Reasoning(hm)]);
         let open = "<|start|>assistant<|channel|>final<|message|>Once";
-        assert_eq!(split(open, " upon"), [Part::Text(" upon".to_owned())]);
-        assert!(split("<|start|>assistant", "<|channel|>ana").is_empty());
+        assert_eq!(
+            split(Headers::Channels, open, " upon"),
+            [Part::Text(" upon".to_owned())]
+        );
+        assert!(split(Headers::Channels, "<|start|>assistant", "<|channel|>ana").is_empty());
     }
 
     #[test]
     fn calls_have_their_names_from_the_header() {
-        let call = |name: &str, arguments: &str| {
-            Part::Call(ToolCall {
-                name: name.to_owned(),
-                arguments: arguments.to_owned(),
-            })
-        };
         let parts = split(
+            Headers::Channels,
             "<|start|>assistant",
             "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f \
              <|constrain|>json<|message|>{\"a\": 1}<|call|>",
@@ -229,8 +283,43 @@ mod tests {
         let thought = Part::Reasoning("I look.".to_owned());
         assert_eq!(parts, [thought, call("f", "{\"a\": 1}")]);
         let before = "<|start|>assistant to=functions.g<|channel|>commentary<|message|>";
-        assert_eq!(split("", before), [call("g", "{}")]);
-        let preamble = split("", "<|channel|>commentary<|message|>I will look.<|end|>");
+        assert_eq!(split(Headers::Channels, "", before), [call("g", "{}")]);
+        let preamble = split(
+            Headers::Channels,
+            "",
+            "<|channel|>commentary<|message|>I will look.<|end|>",
+        );
         assert_eq!(preamble, [Part::Text("I will look.".to_owned())]);
+    }
+
+    #[test]
+    fn recipients_are_told_apart() {
+        let recipients = |tail: &str, text: &str| split(Headers::Recipients, tail, text);
+        let start = "<|start|>assistant";
+        let (hm, yes) = ("Hm < 5.".to_owned(), "Yes.".to_owned());
+        let thought = " to=self<|message|>Hm < 5.<|eom|><|start|>assistant";
+        let parts = recipients(start, &format!("{thought} to=user<|message|>Yes.<|eot|>"));
+        assert_eq!(
+            parts,
+            [Part::Reasoning(hm.clone()), Part::Text(yes.clone())]
+        );
+        assert_eq!(
+            recipients(start, "<|message|>Yes."),
+            [Part::Text(yes.clone())]
+        );
+        let open = "<|start|>user<|message|>a<|eot|><|start|>assistant to=user<|message|>Once";
+        assert_eq!(recipients(open, "Yes."), [Part::Text(yes)]);
+        let calls = "<atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"a\">1</atem:parameter>\n\
+                     </atem:invoke>\n</atem:function_calls>";
+        let two =
+            format!("{thought} to=f<|message|>{calls}<|eom|>{start} to=f<|message|>{calls}<|eot|>");
+        let called = call("f", "{\"a\":1}");
+        assert_eq!(
+            recipients(start, &two),
+            [Part::Reasoning(hm), called.clone(), called]
+        );
+        // What is no call is what it says.
+        let none = recipients(start, " to=f<|message|>a = 1<|eot|>");
+        assert_eq!(none, [Part::Text("a = 1".to_owned())]);
     }
 }
