@@ -6,14 +6,18 @@
 // Geometry: grid (blocks, tokens / COLUMNS rounded up), THREADS threads; waves go through the groups of rows round robin.
 // Moves the weights once a COLUMNS tokens (mostly from the second-level cache after the first), 40 bytes of x a block of 32,
 // token and ROWS rows. No shared memory.
-// Entries: matmat_<type> (WEIGHT), and with matrix instructions (matmat_f16.h) for NVIDIA matmat_mma_<tokens>x<rows>_<type> (TYPE),
-// for AMD matmat_wmma_<tokens>_<type>.
+// Entries: matmat_<type> (WEIGHT), and with matrix instructions (matmat_f16.h) for NVIDIA
+// matmat_few_<tokens>_<type> (TYPE) and matmat_mma_<tokens>x<rows>_<type>, for AMD
+// matmat_wmma_<tokens>_<type>.
 #define WEIGHTS_SHARED
 #include "compat.h"
 #include "formats.h"
 
 #define THREADS 256
 #include "matmat_f16.h"
+#ifdef RF_CUDA
+#include "matmat_few.h"
+#endif
 #include "matmat_q8.h"
 
 ENTRY(THREADS, 1) UNIT(MatmatArgs a) { matmat<WEIGHT>(a, EveryToken{a.n_tokens, a.rows}); }
@@ -21,10 +25,14 @@ ENTRY(THREADS, 1) UNIT(MatmatArgs a) { matmat<WEIGHT>(a, EveryToken{a.n_tokens, 
 #define NAME(a, b) NAME2(a, b)
 #ifdef RF_CUDA
 #if __CUDA_ARCH__ >= 800
+#define FEW(tokens) matmat_few<WEIGHT, tokens / 8>(a)
 #define MMA(tokens, rows) matmat_mma<WEIGHT, tokens / 8, rows / 32>(a)
 #else
+#define FEW(tokens)
 #define MMA(tokens, rows)
 #endif
+ENTRY(FEW_THREADS, 1) NAME(matmat_few_8_, TYPE)(MatmatFewArgs a) { FEW(8); }
+ENTRY(FEW_THREADS, 1) NAME(matmat_few_16_, TYPE)(MatmatFewArgs a) { FEW(16); }
 // Of few tokens two blocks a multiprocessor are better than more registers.
 ENTRY(THREADS, 2) NAME(matmat_mma_8x128_, TYPE)(MatmatMmaArgs a) { MMA(8, 128); }
 ENTRY(THREADS, 2) NAME(matmat_mma_16x128_, TYPE)(MatmatMmaArgs a) { MMA(16, 128); }

@@ -51,6 +51,8 @@ FORCE u32 product_sum(u32 a, u32 b, u32 c) {
 }
 // Bytes 2 pair and 2 pair + 1, each under a byte 0x64.
 FORCE u32 under_0x64(u32 bytes, u32 pair) { return __byte_perm(bytes, 0x64646464u, pair ? 0x4342 : 0x4140); }
+// Bytes `first` and `first` + 2, likewise.
+FORCE u32 crossed_under_0x64(u32 bytes, u32 first) { return __byte_perm(bytes, 0x64646464u, first ? 0x4341 : 0x4240); }
 #elif defined(RF_WMMA)
 typedef _Float16 H2 __attribute__((ext_vector_type(2)));
 union TwoHalves {
@@ -71,6 +73,7 @@ FORCE u32 difference(u32 a, u32 b) { return bits_of(halves(a) - halves(b)); }
 FORCE u32 product(u32 a, u32 b) { return bits_of(halves(a) * halves(b)); }
 FORCE u32 product_sum(u32 a, u32 b, u32 c) { return bits_of(__builtin_elementwise_fma(halves(a), halves(b), halves(c))); }
 FORCE u32 under_0x64(u32 bytes, u32 pair) { return __builtin_amdgcn_perm(0x64646464u, bytes, pair ? 0x04030402u : 0x04010400u); }
+FORCE u32 crossed_under_0x64(u32 bytes, u32 first) { return __builtin_amdgcn_perm(0x64646464u, bytes, first ? 0x04030401u : 0x04020400u); }
 #endif
 
 #if defined(RF_WMMA) || (defined(RF_CUDA) && __CUDA_ARCH__ >= 800)
@@ -97,13 +100,14 @@ struct HalfBlock {
             }
         }
     }
-    // Weights 4 w to 4 w + 3.
+    // Weights 4 w to 4 w + 3; CROSSED: 4 w and 4 w + 2, 4 w + 1 and 4 w + 3.
+    template <bool CROSSED = false>
     FORCE void four(u32 w, u32 (&to)[2]) const {
         const u32 s = T::HALVES ? w / 4 : 0, bytes = T::MIN ? codes.v[w] : codes.v[w] ^ 0x80808080u;
         const u32 zero = T::MIN ? 0x64006400u : 0x64806480u;
 #pragma unroll
         for (u32 pair = 0; pair < 2; ++pair) {
-            const u32 v = difference(under_0x64(bytes, pair), zero);
+            const u32 v = difference(CROSSED ? crossed_under_0x64(bytes, pair) : under_0x64(bytes, pair), zero);
             to[pair] = T::MIN ? product_sum(v, scales[s], least_ones[s]) : product(v, scales[s]);
         }
     }

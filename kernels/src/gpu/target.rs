@@ -22,6 +22,8 @@ pub struct GpuTarget {
     pub compute_units: u32,
     /// Shared memory that a block may use without asking for more, in bytes.
     pub shared_bytes_max: u32,
+    /// The most that a block may have when it asks for it, in bytes.
+    pub shared_bytes_asked: u32,
 }
 
 impl GpuTarget {
@@ -35,6 +37,7 @@ impl GpuTarget {
             wave: if arch.starts_with("gfx9") { 64 } else { 32 },
             compute_units,
             shared_bytes_max: 64 << 10,
+            shared_bytes_asked: 64 << 10,
         }
     }
 
@@ -61,7 +64,8 @@ impl GpuTarget {
         self.has_mma() || self.has_wmma()
     }
 
-    /// An NVIDIA GPU of compute capability `major.minor`.
+    /// An NVIDIA GPU of compute capability `major.minor`, with the shared memory that each from
+    /// sm_80 on has.
     #[must_use]
     pub fn nvidia(major: u32, minor: u32, compute_units: u32) -> GpuTarget {
         GpuTarget {
@@ -70,6 +74,7 @@ impl GpuTarget {
             wave: 32,
             compute_units,
             shared_bytes_max: 48 << 10,
+            shared_bytes_asked: 99 << 10,
         }
     }
 }

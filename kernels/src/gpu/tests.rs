@@ -179,6 +179,16 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                 ..half
             };
             all.extend(matmat_f16(target, half, &[matrix(ty, 1 << 15)], true, room).unwrap());
+            // More columns than a block has waves for, and no room for the sums of parts.
+            let room = PartsRoom { bytes: 0, ..ROOM };
+            for n_tokens in [8, 16] {
+                let half = HalfInputs {
+                    cols: 1 << 13,
+                    n_tokens,
+                    ..half
+                };
+                all.extend(matmat_f16(target, half, &[matrix(ty, 100)], true, room).unwrap());
+            }
         }
         let weights = Weights {
             ty,
@@ -458,7 +468,14 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
             let text = units::unit(launch.unit()).unwrap().text();
             let threads = defined(&text, "THREADS");
             assert_eq!(launch.block[1..], [1, 1], "{}", launch.kernel);
-            assert!(threads.contains(&launch.block[0]), "{}", launch.kernel);
+            match launch.entry().starts_with("matmat_few_") {
+                // As many waves as the shape has slices of columns, and groups of these.
+                true => {
+                    let most = defined(&text, "FEW_THREADS")[0];
+                    assert!(launch.block[0] % 32 == 0 && launch.block[0] <= most);
+                }
+                false => assert!(threads.contains(&launch.block[0]), "{}", launch.kernel),
+            }
             assert!(launch.grid.iter().all(|&n| n > 0), "{}", launch.kernel);
             // More than any block may use is asked for by name; every NVIDIA GPU from sm_80 on has 99 KiB.
             let by_name = ["attention_prefill_", "matmat_"];

@@ -233,9 +233,14 @@ fn plain(
 fn products() -> Vec<Case> {
     let mut cases = Vec::new();
     for ty in WeightType::ALL {
-        for (rows, cols) in [(64, 256), (100, 512), (1000, 1024), (257, 4096)] {
-            for tokens in [1, 2, 7, 20, 33, 64, 65, 200] {
-                if tokens > 7 && rows != 100 && rows != 1000 {
+        // Also so many columns that blocks share a row's, and a number that is no whole slice.
+        let wide = match ty.block_size() > 32 {
+            true => (40, 8448),
+            false => (40, 8480),
+        };
+        for (rows, cols) in [(64, 256), (100, 512), (1000, 1024), (257, 4096), wide] {
+            for tokens in [1, 2, 7, 13, 20, 33, 64, 65, 200] {
+                if tokens > 7 && ![100, 1000].contains(&rows) && (tokens, rows) != (13, 40) {
                     continue;
                 }
                 let mut case = plain(

@@ -21,6 +21,11 @@ const PARTS_MAX: u64 = 8;
 const STEP: u32 = 128;
 const STAGES: u32 = 3;
 
+/// Threads that a block of `matmat_few.h` may have, columns of a wave's slice, rows of a tile.
+const FEW_THREADS: u32 = 512;
+const SLICE: u32 = 256;
+const TILE_ROWS: u32 = 16;
+
 arg_struct! {
     /// Of `matmat_<type>`.
     MatmatArgs: 64 {
@@ -61,6 +66,26 @@ arg_struct! {
         n_matrices: u32,
         factor: f32,
         parts: u32,
+        matrices: [MmaMatrix; MATRICES_MAX],
+    }
+}
+
+arg_struct! {
+    /// Of `matmat_few_<tokens>_<type>`.
+    MatmatFewArgs: 192 {
+        x: u64,
+        partials: u64,
+        counters: u64,
+        cols: u32,
+        n_tokens: u32,
+        epilogue: u32,
+        n_matrices: u32,
+        factor: f32,
+        parts: u32,
+        slices: u32,
+        groups: u32,
+        n_blocks: u32,
+        reserved: u32,
         matrices: [MmaMatrix; MATRICES_MAX],
     }
 }
@@ -209,6 +234,171 @@ impl MmaShape {
     }
 }
 
+/// How a launch of `matmat_few.h` is cut up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FewShape {
+    tokens: u32,
+    /// Waves of a block beside each other, a slice of the columns each.
+    slices: u32,
+    /// Such rows of waves a block.
+    groups: u32,
+    parts: u32,
+    n_blocks: u32,
+}
+
+impl FewShape {
+    /// For matrices of so many rows: one block a multiprocessor, since registers suffice for
+    /// one; parts where a block has too few waves for all slices. `None` where [`MmaShape`] is
+    /// to do it: on AMD, for more rows, and where sums of parts have no room (many rows of many
+    /// columns: a vocabulary).
+    fn choose(
+        target: &GpuTarget,
+        rows: &[u32],
+        cols: u32,
+        n_tokens: u32,
+        room: PartsRoom,
+    ) -> Option<Self> {
+        let tokens = [8, 16].into_iter().find(|t| n_tokens <= *t)?;
+        if !target.has_mma() {
+            return None;
+        }
+        let waves = Self::waves(target, tokens);
+        let all = cols.div_ceil(SLICE).max(1);
+        let slices = all.div_ceil(all.div_ceil(waves));
+        let parts = all.div_ceil(slices);
+        let tiles: u32 = rows.iter().map(|r| r.div_ceil(TILE_ROWS)).sum();
+        let blocks = (target.compute_units / parts).max(1);
+        let groups = (waves / slices).min(tiles / blocks).max(1);
+        let shape = Self {
+            tokens,
+            slices,
+            groups,
+            parts,
+            n_blocks: blocks.min(tiles.div_ceil(groups)).max(1),
+        };
+        let bytes = u64::from(tiles) * u64::from(TILE_ROWS * tokens * 4 * parts);
+        let fits = bytes <= room.bytes && u64::from(shape.n_blocks) <= room.n_counters;
+        (parts == 1 || fits).then_some(shape)
+    }
+
+    /// Most waves of a block: as many as there are sums and parts of the input of.
+    fn waves(target: &GpuTarget, tokens: u32) -> u32 {
+        let each = Self::wave_bytes(tokens);
+        (target.shared_bytes_asked / each).clamp(1, FEW_THREADS / 32)
+    }
+
+    /// Of dynamic shared memory a wave: sums of two tiles in two rooms, and the input.
+    fn wave_bytes(tokens: u32) -> u32 {
+        2 * 2 * TILE_ROWS * tokens * 4 + SLICE * tokens * 2
+    }
+}
+
+/// Matrices of one type that share an input and a launch.
+struct Alike {
+    ty: WeightType,
+    of: [MmaMatrix; MATRICES_MAX],
+    rows: Vec<u32>,
+    cols: u32,
+    n_tokens: u32,
+}
+
+impl Alike {
+    /// The launches' matrices: those of one type that follow each other, so many at a time.
+    fn all(matrices: &[Matrix], cols: u64, n_tokens: u64) -> Result<Vec<Self>, Error> {
+        matrices
+            .chunk_by(|a, b| a.ty == b.ty)
+            .flat_map(|alike| alike.chunks(MATRICES_MAX))
+            .map(|alike| {
+                let mut of = [MmaMatrix::default(); MATRICES_MAX];
+                for (to, matrix) in of.iter_mut().zip(alike) {
+                    crate::gpu::device_bytes(matrix.ty, matrix.rows, cols)?;
+                    *to = MmaMatrix {
+                        weights: matrix.weights,
+                        out: matrix.out,
+                        bias: matrix.bias.unwrap_or(0),
+                        rows: count("the number of a matrix's rows", matrix.rows)?,
+                        reserved: 0,
+                    };
+                }
+                Ok(Self {
+                    ty: alike[0].ty,
+                    of,
+                    rows: of[..alike.len()].iter().map(|m| m.rows).collect(),
+                    cols: count("the number of a matrix's columns", cols)?,
+                    n_tokens: count("the number of tokens", n_tokens)?,
+                })
+            })
+            .collect()
+    }
+
+    fn few(
+        &self,
+        target: &GpuTarget,
+        shape: FewShape,
+        inputs: HalfInputs,
+        add: bool,
+        room: PartsRoom,
+    ) -> Launch {
+        let args = MatmatFewArgs {
+            x: inputs.x,
+            partials: room.partials,
+            counters: room.counters,
+            cols: self.cols,
+            n_tokens: self.n_tokens,
+            epilogue: u32::from(add),
+            n_matrices: self.rows.len() as u32,
+            factor: inputs.factor,
+            parts: shape.parts,
+            slices: shape.slices,
+            groups: shape.groups,
+            n_blocks: shape.n_blocks,
+            reserved: 0,
+            matrices: self.of,
+        };
+        Launch {
+            kernel: match shape.tokens {
+                8 => per_type!(self.ty, "matmat_", ".matmat_few_8_"),
+                _ => per_type!(self.ty, "matmat_", ".matmat_few_16_"),
+            },
+            grid: [shape.n_blocks, 1, shape.parts],
+            block: [shape.slices * shape.groups * 32, 1, 1],
+            // The same for all launches of a kernel, since it is asked for once.
+            shared_bytes: FewShape::waves(target, shape.tokens)
+                * FewShape::wave_bytes(shape.tokens),
+            args: ArgBytes::of(&args),
+            overlaps: true,
+        }
+    }
+
+    fn many(&self, target: &GpuTarget, inputs: HalfInputs, add: bool, room: PartsRoom) -> Launch {
+        let shape = MmaShape::choose(target, &self.rows, self.cols, self.n_tokens, room);
+        let args = MatmatMmaArgs {
+            x: inputs.x,
+            partials: room.partials,
+            counters: room.counters,
+            cols: self.cols,
+            n_tokens: self.n_tokens,
+            epilogue: u32::from(add),
+            n_matrices: self.rows.len() as u32,
+            factor: inputs.factor,
+            parts: shape.parts,
+            matrices: self.of,
+        };
+        Launch {
+            kernel: shape.kernel(self.ty),
+            grid: [
+                self.rows.iter().map(|r| r.div_ceil(shape.rows)).sum(),
+                self.n_tokens.div_ceil(shape.tokens),
+                shape.parts,
+            ],
+            block: [THREADS, 1, 1],
+            shared_bytes: shape.shared_bytes(),
+            args: ArgBytes::of(&args),
+            overlaps: true,
+        }
+    }
+}
+
 /// [`matmat`] of f16 rows by matrix instructions: quantized weights, and a target that [has them](GpuTarget::multiplies_f16). Matrices of
 /// one type that follow each other share a launch.
 ///
@@ -230,51 +420,15 @@ pub fn matmat_f16(
             built: "quantized weights on NVIDIA GPUs from sm_80 on and AMD's with WMMA or MFMA",
         });
     }
-    let cols = count("the number of a matrix's columns", inputs.cols)?;
-    let n_tokens = count("the number of tokens", inputs.n_tokens)?;
-    matrices
-        .chunk_by(|a, b| a.ty == b.ty)
-        .flat_map(|alike| alike.chunks(MATRICES_MAX))
-        .map(|alike| {
-            let mut of = [MmaMatrix::default(); MATRICES_MAX];
-            for (to, matrix) in of.iter_mut().zip(alike) {
-                crate::gpu::device_bytes(matrix.ty, matrix.rows, inputs.cols)?;
-                *to = MmaMatrix {
-                    weights: matrix.weights,
-                    out: matrix.out,
-                    bias: matrix.bias.unwrap_or(0),
-                    rows: count("the number of a matrix's rows", matrix.rows)?,
-                    reserved: 0,
-                };
-            }
-            let rows: Vec<u32> = of[..alike.len()].iter().map(|m| m.rows).collect();
-            let shape = MmaShape::choose(target, &rows, cols, n_tokens, room);
-            let args = MatmatMmaArgs {
-                x: inputs.x,
-                partials: room.partials,
-                counters: room.counters,
-                cols,
-                n_tokens,
-                epilogue: u32::from(add),
-                n_matrices: alike.len() as u32,
-                factor: inputs.factor,
-                parts: shape.parts,
-                matrices: of,
-            };
-            Ok(Launch {
-                kernel: shape.kernel(alike[0].ty),
-                grid: [
-                    rows.iter().map(|r| r.div_ceil(shape.rows)).sum(),
-                    n_tokens.div_ceil(shape.tokens),
-                    shape.parts,
-                ],
-                block: [THREADS, 1, 1],
-                shared_bytes: shape.shared_bytes(),
-                args: ArgBytes::of(&args),
-                overlaps: true,
-            })
-        })
-        .collect()
+    let alike = Alike::all(matrices, inputs.cols, inputs.n_tokens)?;
+    let launch = |alike: &Alike| {
+        let few = FewShape::choose(target, &alike.rows, alike.cols, alike.n_tokens, room);
+        match few {
+            Some(shape) => alike.few(target, shape, inputs, add, room),
+            None => alike.many(target, inputs, add, room),
+        }
+    };
+    Ok(alike.iter().map(launch).collect())
 }
 
 /// The input rows, in both forms that weights may want.

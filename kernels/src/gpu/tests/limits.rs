@@ -261,3 +261,45 @@ fn blocks_have_few_heads_where_all_of_them_run_at_once() {
     assert_eq!(shape(4, 256), (8, 4));
     assert_eq!(shape(8, 256), (4, 4));
 }
+
+#[test]
+fn products_of_few_rows_have_a_block_a_multiprocessor() {
+    let h200 = GpuTarget {
+        shared_bytes_asked: 227 << 10,
+        ..GpuTarget::nvidia(9, 0, 132)
+    };
+    let launch = |target: &GpuTarget, rows: &[u64], cols, n_tokens, room| {
+        let half = HalfInputs {
+            x: 1,
+            cols,
+            n_tokens,
+            factor: 1.0,
+        };
+        let matrices: Vec<Matrix> = rows.iter().map(|&n| matrix(WeightType::Q4K, n)).collect();
+        matmat_f16(target, half, &matrices, false, room)
+            .unwrap()
+            .remove(0)
+    };
+    let shape = |rows: &[u64], cols, n_tokens| {
+        let l = launch(&h200, rows, cols, n_tokens, ROOM);
+        (l.entry(), l.grid, l.block[0])
+    };
+    let (few, more) = ("matmat_few_8_q4_k", "matmat_few_16_q4_k");
+    // A wave for each 256 columns.
+    assert_eq!(shape(&[14336, 14336], 4096, 8), (few, [132, 1, 1], 512));
+    assert_eq!(shape(&[4096], 14336, 8), (few, [33, 1, 4], 448));
+    assert_eq!(shape(&[4096], 14336, 16), (more, [33, 1, 4], 448));
+    // Waves that are left take other rows, where that leaves no multiprocessor idle.
+    assert_eq!(shape(&[128_256], 2048, 2), (few, [132, 1, 1], 512));
+    assert_eq!(shape(&[1024], 2048, 2), (few, [64, 1, 1], 256));
+    let entry =
+        |target, cols, n_tokens, room| launch(target, &[4096], cols, n_tokens, room).entry();
+    let none = PartsRoom { bytes: 0, ..ROOM };
+    assert_eq!(entry(&h200, 4096, 8, none), few);
+    assert_eq!(entry(&h200, 14336, 8, none), "matmat_mma_8x128_q4_k");
+    assert_eq!(entry(&h200, 4096, 17, ROOM), "matmat_mma_32x128_q4_k");
+    // Half the waves where a block may have 99 KiB.
+    let small = launch(&GpuTarget::nvidia(8, 6, 84), &[4096], 4096, 16, ROOM);
+    assert_eq!((small.grid, small.block[0]), ([42, 1, 2], 256));
+    assert!(small.shared_bytes <= 99 << 10);
+}

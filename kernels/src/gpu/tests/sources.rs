@@ -57,9 +57,13 @@ pub(in crate::gpu) fn entries(text: &str) -> BTreeSet<String> {
 
 /// Names after `ENTRY(...)` in a line.
 fn entry_names(line: &str) -> Vec<String> {
-    line.match_indices("ENTRY(THREADS")
-        .map(|(at, _)| {
-            let rest = &line[at..];
+    line.match_indices("ENTRY(")
+        .map(|(at, _)| &line[at..])
+        .filter(|rest| {
+            let threads = rest.split(',').next().unwrap_or_default();
+            threads.ends_with("THREADS")
+        })
+        .map(|rest| {
             let rest = rest[rest.find(')').unwrap() + 1..].trim_start();
             let end = if rest.starts_with("NAME(") {
                 rest.find(')').unwrap() + 1

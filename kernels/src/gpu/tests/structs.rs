@@ -38,6 +38,7 @@ fn structs_of_arguments_have_the_fields_of_the_source() {
         "matmat_q8.h": ops::matmat::MatmatArgs,
         "matmat_f16.h": ops::matmat::MmaMatrix,
         "matmat_f16.h": ops::matmat::MatmatMmaArgs,
+        "matmat_few.h": ops::matmat::MatmatFewArgs,
         "act.h": ops::activations::ActSpec,
         "activations.hip": ops::activations::ActivationsArgs,
         "elements.hip": ops::elements::ElementsArgs,

@@ -152,6 +152,7 @@ fn target(vendor: Vendor, attributes: &DeviceAttributes) -> GpuTarget {
         wave: attributes.wave,
         compute_units: attributes.compute_units,
         shared_bytes_max: attributes.shared_per_block,
+        shared_bytes_asked: attributes.shared_per_block_max,
     }
 }
 
