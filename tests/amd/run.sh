@@ -6,6 +6,7 @@
 # root, for chroot. Parts, all unless some are named:
 #   devices   the card is listed by name and architecture
 #   generate  each model is loaded and gives the host's text
+#   arch      small models of every architecture have the log-probabilities of their authors' code (goldens.py)
 #   evict     two models in a budget that does not hold both: segments are evicted, both give the host's text
 #   budget    the budget is halved and doubled between requests, models stay usable
 #   rounds    models are loaded and unloaded in rounds; in the end nothing is held
@@ -13,10 +14,12 @@
 #   two       two daemons share the card
 #   parity    the table of operations and types, card against host (quick form)
 # Texts are the first TOKENS (4) of a greedy answer: later ones may part where two tokens are
-# equally good. Environment: MODELS (folder, default tests/fixtures), TOKENS, BIN (binaries; built
-# if unset), CFG, WAIT (seconds that a request may take, 900), LOGS (folder for the daemons' logs
-# where something failed), PARITY_KERNELS (a folder of code objects in place of the run-time
-# compiler's, see check_targets.sh).
+# equally good. Environment: MODELS (folder, default tests/fixtures), ARCH (models of `arch`, by the
+# names of their files in tests/fixtures/arch, default all), SCORED (how many of their 3 sequences,
+# of 5, 33 and 150 tokens, 1), TOKENS, BIN (binaries; built if unset), CFG, WAIT (seconds that a
+# request may take, 900), LOGS (folder for the daemons' logs where something failed), OPERATION
+# (compare only operations whose name begins so), PARITY_KERNELS (a folder of code objects in place
+# of the run-time compiler's, see check_targets.sh).
 #
 # The last line is "N passed, N failed"; the exit status is 1 where one failed. `known.txt` beside
 # this script lists what fails because of the simulator, each with its reason: such a line is
@@ -27,8 +30,9 @@ repository=$(cd "$here/../.." && pwd)
 root=$(realpath "${1:?usage: run.sh ROOT [part...]}")
 shift
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(devices generate evict budget rounds hiprtc two parity)
+[ ${#parts[@]} -gt 0 ] || parts=(devices generate arch evict budget rounds hiprtc two parity)
 models=${MODELS:-$repository/tests/fixtures}
+goldens=$repository/tests/fixtures/arch
 tokens=${TOKENS:-4}
 wait=${WAIT:-900}
 prompt="Once upon a time"
@@ -146,7 +150,8 @@ same() {
     fi
 }
 
-load() { ctl load "/rf/models/$2.gguf" --name "$2" >/dev/null 2>"$work/load.log" || { bad "$1 $2" "load: $(tail -n 1 "$work/load.log")"; return 1; }; }
+# load PART MODEL [FILE on the card]
+load() { ctl load "${3:-/rf/models/$2.gguf}" --name "$2" >/dev/null 2>"$work/load.log" || { bad "$1 $2" "load: $(tail -n 1 "$work/load.log")"; return 1; }; }
 
 part_devices() {
     local told
@@ -161,6 +166,30 @@ part_generate() {
             same generate "$name"
             ctl unload "$name" >/dev/null 2>&1 || bad "generate $name" "unload"
         fi
+    done
+    stop "$daemon"
+}
+
+part_arch() {
+    local daemon names=${ARCH:-$(cd "$goldens" && ls ./*.gguf | sed 's#^\./##; s#\.gguf$##')} name told why
+    rm -rf "$root/rf/arch"
+    mkdir -p "$root/rf/arch"
+    for name in $names; do
+        # A simulator that crashes takes the daemon along, and not the models behind this one.
+        if ! kill -0 "${daemon:-}" 2>/dev/null; then
+            start arch --vram-budget 256MiB --model-dir /rf/arch || { bad arch "no daemon: $(tail -n 3 "$work/arch.log")"; return; }
+        fi
+        cp -L "$goldens/$name.gguf" "$root/rf/arch/" || { bad "arch $name" "no such model"; continue; }
+        load arch "$name" "/rf/arch/$name.gguf" || continue
+        if told=$(timeout "$wait" python3 "$here/goldens.py" "$goldens/$name.json" "$name" \
+            "$BIN/rocmforgectl" --socket "$socket" 2>&1); then
+            ok "arch $name: $told"
+        elif why=$(known "arch $name:") && [ -n "$why" ]; then
+            echo "known $why"
+        else
+            bad "arch $name" "$told; $(tail -n 2 "$work/arch.log" | cut -c1-400)"
+        fi
+        ctl unload "$name" >/dev/null 2>&1 || ! kill -0 "$daemon" 2>/dev/null || bad "arch $name" "unload"
     done
     stop "$daemon"
 }
@@ -237,7 +266,7 @@ part_two() {
 
 part_parity() {
     [ -z "${PARITY_KERNELS:-}" ] || card_env=(ROCMFORGE_KERNELS="$PARITY_KERNELS")
-    (on_card /rf/rocmforge-bench gpu --quick --device hip --parts parity) >"$work/parity.log" 2>&1
+    (on_card /rf/rocmforge-bench gpu --quick --device hip --parts parity ${OPERATION:+--operation "$OPERATION"}) >"$work/parity.log" 2>&1
     card_env=()
     local wrong=0 line why
     while IFS= read -r line; do
@@ -254,7 +283,7 @@ part_parity() {
 
 for part in "${parts[@]}"; do
     case $part in
-        devices | parity) ;;
+        devices | parity | arch) ;;
         generate | evict | budget | rounds | hiprtc | two) expect ;;
         *) die "no part '$part'" ;;
     esac
