@@ -35,9 +35,10 @@ const MIXTURE_PLACES_MAX: u64 = 12;
 /// Holds all of it, so that decode steps are recorded.
 const ROOMY: u64 = 4 << 20;
 
-/// Most places of one function at which it is made to fail; of more calls some are left out, evenly.
-/// ROCMFORGE_FAULT_PLACES sets another number: at all of them it takes minutes.
-const PLACES_MAX: u64 = 40;
+/// Most places of one function at which it is made to fail; of more calls some are left out, evenly,
+/// and others by each kind of test. ROCMFORGE_FAULT_PLACES sets another number: at all of them it
+/// takes minutes.
+const PLACES_MAX: u64 = 24;
 
 /// The same for faults, each of which leaves a device behind.
 const FAULTS_MAX: u64 = 20;
@@ -206,11 +207,13 @@ fn noted(runtime: &Runtime) -> Vec<String> {
     noted
 }
 
-/// The places at which to fail of `n` calls.
-fn places(n: u64, most: u64) -> impl Iterator<Item = u64> {
+/// The places at which to fail of `n` calls. What is left out differs by `code`.
+fn places(n: u64, most: u64, code: u32) -> impl Iterator<Item = u64> {
     let told = std::env::var("ROCMFORGE_FAULT_PLACES").ok();
     let most = told.and_then(|v| v.parse().ok()).unwrap_or(most);
-    (1..=n).step_by(n.div_ceil(most).max(1) as usize)
+    let step = n.div_ceil(most).max(1);
+    let first = if code == OUT_OF_MEMORY { 0 } else { step / 2 };
+    (1 + first..=n).step_by(step as usize)
 }
 
 /// Every call that a life makes to ask for something, apart from those that give back.
@@ -262,7 +265,7 @@ async fn refuse_at(
     life(runtime, path, budget).await;
     let n = runtime.calls(call) - before;
     let (mut at_start, mut in_request, mut around) = (0, 0, 0);
-    for nth in places(n, most) {
+    for nth in places(n, most, code) {
         runtime.fail(call, nth, code);
         let met = life(runtime, path, budget).await;
         let place = format!("{call} {nth} of {n} in {budget} bytes");
@@ -384,7 +387,7 @@ async fn a_fault_of_queued_work_loses_the_device_and_nothing_hangs() {
             let n = runtime.calls(work) - before;
             assert!(n > 0, "no {work}");
             let mut lost = 0;
-            for nth in places(n, FAULTS_MAX) {
+            for nth in places(n, FAULTS_MAX, LAUNCH_FAILURE) {
                 runtime.fail(work, nth, LAUNCH_FAILURE);
                 let met = life(&runtime, &model.path, budget).await;
                 let place = format!("{work} {nth} of {n} in {budget} bytes");
