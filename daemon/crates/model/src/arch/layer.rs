@@ -15,7 +15,8 @@
 //! P = G * Wdown; X += P                                                blk.{i}.ffn_down
 //! ```
 //!
-//! A layer is three segments, so that what is on its way while another part is in use takes a third of a layer's room.
+//! That is three segments, so that what is on its way while another part is in use takes a third of a layer's room. A
+//! feed-forward of one matrix up is one segment; a mixture's are its router and its experts.
 
 use rocmforge_ops::{Act, Buf, KvLayer};
 
