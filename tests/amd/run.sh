@@ -6,7 +6,7 @@
 # root, for chroot. Parts, all unless some are named:
 #   devices   the card is listed by name and architecture
 #   generate  each model is loaded and gives the host's text
-#   arch      small models of every architecture have the log-probabilities of their authors' code (goldens.py)
+#   arch      the small models of tests/fixtures/arch have their authors' log-probabilities (goldens.py)
 #   evict     two models in a budget that does not hold both: segments are evicted, both give the host's text
 #   budget    the budget is halved and doubled between requests, models stay usable
 #   rounds    models are loaded and unloaded in rounds; in the end nothing is held
