@@ -9,7 +9,8 @@
 //
 // Norms of groups of a row are those of as many shorter rows: `weight` has weight_rows rows, row i uses row i % weight_rows.
 // Layout: x and other [rows][cols] f32; out [rows][cols] f32 or f16, or 8 bits as activations.h says: bytes [rows][2][NB][16]
-// (cols a multiple of 32) and scales [rows][NB]; two f16 (f16_pair.h): the first [rows][cols], the second [rows][cols] at scales.
+// (cols a multiple of 32) and scales [rows][NB]; two f16 (f16_pair.h): the first [rows][cols], the second [rows][cols] at scales;
+// f16 by columns (cols a multiple of 128, rows that are normed as a whole): as matmat_wgmma.h says.
 // f16: finite values beyond its range become its largest, since one infinity would make a whole row of products NaN. A gated unit is what
 // gets that large in sound models (a product of two, 1e4 and more), made here or, as plain rows, by what a plan did before: as f16
 // both are GATED_SCALE times what they are, which the product's factor takes back, so values up to 4e6 are exact to f16's 11 bits,
@@ -17,7 +18,8 @@
 // Geometry: a block of THREADS a row, or, without a norm, each SPAN elements of it. Bound by latency in decode, by memory in prefill:
 // each row is read twice at most (the second time from the first-level cache or, its first KEPT * SPAN elements, from registers) and
 // written once.
-// Entries: activations_<plain|norm|add_norm|gate|add>_<f32|f16|q8>, activations_<plain|norm|gate>_f16_pair, activations_add_none.
+// Entries: activations_<plain|norm|add_norm|gate|add>_<f32|f16|q8>, activations_<plain|norm|gate>_f16_pair,
+// activations_<plain|norm|gate>_f16_columns, activations_add_none.
 #include "compat.h"
 #include "act.h"
 #include "activations.h"
@@ -36,10 +38,12 @@ struct ActivationsArgs {
     float factor;
     u32 weight_rows;
     ActSpec act;
+    u32 rows;
+    u32 reserved;
 };
 
 enum In { PLAIN, NORM, ADD_NORM, GATE, ADD };
-enum Out { TO_F32, TO_F16, TO_F16_PAIR, TO_Q8, TO_NONE };
+enum Out { TO_F32, TO_F16, TO_F16_PAIR, TO_F16_COLUMNS, TO_Q8, TO_NONE };
 
 // Elements that the threads of a block take at once: 8 neighbours each.
 #define SPAN (THREADS * 8)
@@ -92,6 +96,17 @@ FORCE void store8(u16* row, u32 i, u32 cols, const Eight& e) {
     }
 }
 
+// By columns: four pairs of numbers, each of which has its place beside those of three other blocks.
+FORCE void store8_columns(const ActivationsArgs& a, u32 i, const Eight& e) {
+    const u32 tokens = (a.rows + 7) / 8 * 8;
+    u32* to = (u32*)a.out + ((u64)(i / 128 * 16 + i % 32 / 2) * tokens + block_x()) * 4 + i / 32 % 4;
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+        const u32 first = j / 2 * 4 + j % 2;
+        to[j * tokens * 4] = pack_f16(in_f16(e.v[first]), in_f16(e.v[first + 2]));
+    }
+}
+
 // What is made of 8 elements; a sum is stored on the way.
 template <In IN>
 FORCE Eight read8(const ActivationsArgs& a, u64 row, u32 i) {
@@ -123,13 +138,17 @@ FORCE float squares_of(const Eight& e) {
 template <In IN, Out OUT>
 FORCE void write8(const ActivationsArgs& a, u64 row, u32 i, const Eight& e) {
     if (OUT == TO_F32) store8((float*)a.out + row, i, a.cols, e);
-    if (OUT == TO_F16 || OUT == TO_F16_PAIR) {
+    if (OUT == TO_F16 || OUT == TO_F16_PAIR || OUT == TO_F16_COLUMNS) {
         Eight scaled = e;
         if (IN == GATE || IN == PLAIN) {
 #pragma unroll
             for (u32 j = 0; j < 8; ++j) scaled.v[j] *= GATED_SCALE;
         }
-        store8((u16*)a.out + row, i, a.cols, scaled);
+        if (OUT == TO_F16_COLUMNS) {
+            if (i < a.cols) store8_columns(a, i, scaled);
+        } else {
+            store8((u16*)a.out + row, i, a.cols, scaled);
+        }
         if (OUT == TO_F16_PAIR) {
 #pragma unroll
             for (u32 j = 0; j < 8; ++j) scaled.v[j] = low_part(scaled.v[j]);
@@ -203,4 +222,9 @@ OUTS(add, ADD)
 PAIR(plain, PLAIN)
 PAIR(norm, NORM)
 PAIR(gate, GATE)
+#define COLUMNS(name, in) \
+    ENTRY(THREADS, 1) activations_##name##_f16_columns(ActivationsArgs a) { activations<in, TO_F16_COLUMNS>(a); }
+COLUMNS(plain, PLAIN)
+COLUMNS(norm, NORM)
+COLUMNS(gate, GATE)
 ENTRY(THREADS, 1) activations_add_none(ActivationsArgs a) { activations<ADD, TO_NONE>(a); }

@@ -7,7 +7,8 @@
 // Moves the weights once a COLUMNS tokens (mostly from the second-level cache after the first), 40 bytes of x a block of 32,
 // token and ROWS rows. No shared memory.
 // Entries: matmat_<type> (WEIGHT), and with matrix instructions (matmat_f16.h) for NVIDIA
-// matmat_few_<tokens>_<type> (TYPE) and matmat_mma_<tokens>x<rows>_<type>, for AMD
+// matmat_few_<tokens>_<type> (TYPE), matmat_mma_<tokens>x<rows>_<type> and (sm_90)
+// matmat_wgmma_<tokens>_<type>, for AMD
 // matmat_wmma_<tokens>_<type>.
 #define WEIGHTS_SHARED
 #include "compat.h"
@@ -17,6 +18,7 @@
 #include "matmat_f16.h"
 #ifdef RF_CUDA
 #include "matmat_few.h"
+#include "matmat_wgmma.h"
 #endif
 #include "matmat_q8.h"
 
@@ -31,6 +33,11 @@ ENTRY(THREADS, 1) UNIT(MatmatArgs a) { matmat<WEIGHT>(a, EveryToken{a.n_tokens, 
 #define FEW(tokens)
 #define MMA(tokens, rows)
 #endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define WGMMA(tokens) matmat_wgmma<WEIGHT, tokens>(a)
+#else
+#define WGMMA(tokens)
+#endif
 ENTRY(FEW_THREADS, 1) NAME(matmat_few_8_, TYPE)(MatmatFewArgs a) { FEW(8); }
 ENTRY(FEW_THREADS, 1) NAME(matmat_few_16_, TYPE)(MatmatFewArgs a) { FEW(16); }
 // Of few tokens two blocks a multiprocessor are better than more registers.
@@ -40,6 +47,10 @@ ENTRY(THREADS, 1) NAME(matmat_mma_32x128_, TYPE)(MatmatMmaArgs a) { MMA(32, 128)
 ENTRY(THREADS, 1) NAME(matmat_mma_32x256_, TYPE)(MatmatMmaArgs a) { MMA(32, 256); }
 ENTRY(THREADS, 1) NAME(matmat_mma_64x128_, TYPE)(MatmatMmaArgs a) { MMA(64, 128); }
 ENTRY(THREADS, 1) NAME(matmat_mma_64x256_, TYPE)(MatmatMmaArgs a) { MMA(64, 256); }
+// Of 128 tokens the sums alone are 64 registers.
+ENTRY(THREADS, 2) NAME(matmat_wgmma_32_, TYPE)(MatmatMmaArgs a) { WGMMA(32); }
+ENTRY(THREADS, 2) NAME(matmat_wgmma_64_, TYPE)(MatmatMmaArgs a) { WGMMA(64); }
+ENTRY(THREADS, 1) NAME(matmat_wgmma_128_, TYPE)(MatmatMmaArgs a) { WGMMA(128); }
 #endif
 #ifdef RF_WMMA
 ENTRY(THREADS, 1) NAME(matmat_wmma_16_, TYPE)(MatmatMmaArgs a) { matmat_wmma<WEIGHT, 16>(a); }

@@ -70,7 +70,31 @@ FORCE u32 masked_with(u32 a, u32 mask, u32 with) {
     return out;
 }
 
-// Both blocks have one head, and nibbles become f16 with no bytes between.
+// Of a head of Q4_K, scales and least ones of blocks j (below 4) and j + 4, each twice in a word. In
+// the halves of a word: whole numbers under 0x64. f16 rounds their products with d and dmin once, as
+// f32 and f16 behind it would.
+FORCE void both_scales(const U32x4& head, u32 j, u32 (&scales)[2], u32 (&least_ones)[2]) {
+    const u32 bytes = __byte_perm(head.y, head.z, j | (j + 4) << 8), upper = head.w >> (4 * j);
+    const u32 scale = difference(masked_with(bytes, 0x003f003fu, 0x64006400u), 0x64006400u);
+    const u32 lower = masked_with(bytes >> 6, 0x00030003u, 0x64006400u);
+    const u32 low = difference(masked_with(upper << 2, 0x003c003cu, lower), 0x64006400u);
+    const u32 d = product(head.x, pack_f16(SCALE, -SCALE));
+    const u32 s = product(scale, __byte_perm(d, 0, 0x1010)), m = product(low, __byte_perm(d, 0, 0x3232));
+    scales[0] = __byte_perm(s, 0, 0x1010);
+    scales[1] = __byte_perm(s, 0, 0x3232);
+    least_ones[0] = __byte_perm(m, 0, 0x1010);
+    least_ones[1] = __byte_perm(m, 0, 0x3232);
+}
+
+// Nibbles 4 w and 4 w + 2, 4 w + 1 and 4 w + 3 of a block as f16, with no bytes between. A nibble in
+// the lowest bits under 0x64 is 1024 and it; one in bits 4 to 7 under 0x54 is 64 and it.
+FORCE void nibbles_f16(const U32x4& q, u32 w, u32 scale, u32 least_one, u32 (&to)[2]) {
+    const u32 mask = w < 4 ? 0x000f000fu : 0x00f000f0u, base = w < 4 ? 0x64006400u : 0x54005400u, nibbles = word(q, w % 4);
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) to[i] = product_sum(difference(masked_with(i ? nibbles >> 8 : nibbles, mask, base), base), scale, least_one);
+}
+
+// Both blocks have one head.
 template <>
 struct LaneRow<Q4_K> {
     U32x4 q[2], head;
@@ -87,32 +111,11 @@ struct LaneHalves<Q4_K> {
     u32 scales[2], least_ones[2];
 
     FORCE void begin(const LaneRow<Q4_K>& row, u32 c) {
-        const u32 j = c % 8;  // 0 to 3
         q[0] = row.q[0];
         q[1] = row.q[1];
-        // Of both blocks, in the halves of a word: whole numbers under 0x64. f16 rounds their
-        // products with d and dmin once, as f32 and f16 behind it would.
-        const u32 bytes = __byte_perm(row.head.y, row.head.z, j | (j + 4) << 8), upper = row.head.w >> (4 * j);
-        const u32 scale = difference(masked_with(bytes, 0x003f003fu, 0x64006400u), 0x64006400u);
-        const u32 lower = masked_with(bytes >> 6, 0x00030003u, 0x64006400u);
-        const u32 low = difference(masked_with(upper << 2, 0x003c003cu, lower), 0x64006400u);
-        const u32 d = product(row.head.x, pack_f16(SCALE, -SCALE));
-        const u32 s = product(scale, __byte_perm(d, 0, 0x1010)), m = product(low, __byte_perm(d, 0, 0x3232));
-        scales[0] = __byte_perm(s, 0, 0x1010);
-        scales[1] = __byte_perm(s, 0, 0x3232);
-        least_ones[0] = __byte_perm(m, 0, 0x1010);
-        least_ones[1] = __byte_perm(m, 0, 0x3232);
+        both_scales(row.head, c % 8, scales, least_ones);
     }
-    FORCE void four(u32 h, u32 w, u32 (&to)[2]) const {
-        // A nibble in the lowest bits under 0x64 is 1024 and it; one in bits 4 to 7 under 0x54 is
-        // 64 and it.
-        const u32 mask = w < 4 ? 0x000f000fu : 0x00f000f0u, base = w < 4 ? 0x64006400u : 0x54005400u, nibbles = word(q[h], w % 4);
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            const u32 v = difference(masked_with(i ? nibbles >> 8 : nibbles, mask, base), base);
-            to[i] = product_sum(v, scales[h], least_ones[h]);
-        }
-    }
+    FORCE void four(u32 h, u32 w, u32 (&to)[2]) const { nibbles_f16(q[h], w, scales[h], least_ones[h], to); }
 };
 
 // Which matrix tile `tile` of the list is of, and its first row there.

@@ -58,6 +58,12 @@ impl GpuTarget {
         self.vendor == Vendor::Amd && (wmma || mfma)
     }
 
+    /// Whether it is an NVIDIA GPU with matrix instructions of four waves together (wgmma), which sm_90 alone has.
+    #[must_use]
+    pub fn has_wgmma(&self) -> bool {
+        self.vendor == Vendor::Nvidia && self.arch == "sm_90"
+    }
+
     /// Whether products of f16 rows are made by matrix instructions, of either vendor.
     #[must_use]
     pub fn multiplies_f16(&self) -> bool {
@@ -105,5 +111,9 @@ mod tests {
             assert!(!GpuTarget::amd(arch, 60).multiplies_f16(), "{arch}");
         }
         assert!(!GpuTarget::nvidia(9, 0, 132).has_wmma());
+        assert!(GpuTarget::nvidia(9, 0, 132).has_wgmma());
+        assert!(
+            !GpuTarget::nvidia(8, 9, 128).has_wgmma() && !GpuTarget::nvidia(12, 0, 170).has_wgmma()
+        );
     }
 }

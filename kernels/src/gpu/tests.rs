@@ -10,7 +10,9 @@ use super::ops::elements::{self, Change, Part};
 use super::ops::experts::{Groups, ManyInputs, Routed, Tensors, experts, experts_many, group};
 use super::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
 use super::ops::kv::{Heads, Kv, Qkv, Rope, Rotation, rope_heads, rope_kv};
-use super::ops::matmat::{HalfInputs, Inputs, PartsRoom, matmat, matmat_f16};
+use super::ops::matmat::{
+    HalfInputs, HalfLayout, Inputs, PartsRoom, half_layout, matmat, matmat_f16,
+};
 use super::ops::matvec::{Epilogue, Input, Matrix, fuses_gate, matvec};
 use super::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm, conv, delta_net, ssm};
 use super::ops::route::{self, route};
@@ -142,6 +144,17 @@ const ROOM: PartsRoom = PartsRoom {
     n_counters: 1024,
 };
 
+/// Rows as f16 at some address, in the order in which they are read.
+fn half_inputs(target: &GpuTarget, cols: u64, n_tokens: u64) -> HalfInputs {
+    HalfInputs {
+        x: 1,
+        layout: half_layout(target, cols, n_tokens),
+        cols,
+        n_tokens,
+        factor: 1.0,
+    }
+}
+
 /// One launch of every kind that can be built.
 fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
     let mut all = Vec::new();
@@ -154,39 +167,25 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
             n_tokens: 9,
         };
         all.push(matmat(target, inputs, &matrix(ty, 100), true).unwrap());
-        let half = HalfInputs {
-            x: 1,
-            cols: 512,
-            n_tokens: 9,
-            factor: 1.0,
-        };
         if target.multiplies_f16() && ty.is_quantized() {
-            let room = ROOM;
-            for (n_tokens, rows) in [2, 9, 33, 64].into_iter().zip([100, 1 << 15].repeat(2)) {
-                let half = HalfInputs { n_tokens, ..half };
-                let matrices = [matrix(ty, rows), matrix(ty, 64)];
-                all.extend(matmat_f16(target, half, &matrices, true, room).unwrap());
+            // Whole steps of wgmma's kernel, and not.
+            let all_cols = [512, 384].into_iter();
+            for cols in all_cols.filter(|&cols| crate::gpu::device_bytes(ty, 1, cols).is_ok()) {
+                for n_tokens in [2, 9, 17, 32, 33, 64, 65, 128, 129] {
+                    let half = half_inputs(target, cols, n_tokens);
+                    for rows in [100, 1 << 15] {
+                        let matrices = [matrix(ty, rows), matrix(ty, 64)];
+                        all.extend(matmat_f16(target, half, &matrices, true, ROOM).unwrap());
+                        all.extend(
+                            matmat_f16(target, half, &[matrix(ty, rows)], true, ROOM).unwrap(),
+                        );
+                    }
+                }
             }
-            let half = HalfInputs {
-                n_tokens: 32,
-                ..half
-            };
-            for rows in [100, 1 << 15] {
-                all.extend(matmat_f16(target, half, &[matrix(ty, rows)], true, room).unwrap());
-            }
-            let half = HalfInputs {
-                n_tokens: 64,
-                ..half
-            };
-            all.extend(matmat_f16(target, half, &[matrix(ty, 1 << 15)], true, room).unwrap());
             // More columns than a block has waves for, and no room for the sums of parts.
             let room = PartsRoom { bytes: 0, ..ROOM };
             for n_tokens in [8, 16] {
-                let half = HalfInputs {
-                    cols: 1 << 13,
-                    n_tokens,
-                    ..half
-                };
+                let half = half_inputs(target, 1 << 13, n_tokens);
                 all.extend(matmat_f16(target, half, &[matrix(ty, 100)], true, room).unwrap());
             }
         }
@@ -229,11 +228,14 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         for sink in [Sink::F32(4), Sink::F16(4), Sink::Q8(4, 5)] {
             all.push(activations(1, 3, 512, source, sink).unwrap());
         }
-        let pair = activations(1, 3, 512, source, Sink::F16Pair(4, 5));
-        match source {
-            Source::Plain | Source::Norm(_) | Source::Gate { .. } => all.push(pair.unwrap()),
-            Source::AddNorm { .. } | Source::Add { .. } => assert!(pair.is_err()),
+        for sink in [Sink::F16Pair(4, 5), Sink::F16Columns(4)] {
+            let launch = activations(1, 3, 512, source, sink);
+            match source {
+                Source::Plain | Source::Norm(_) | Source::Gate { .. } => all.push(launch.unwrap()),
+                Source::AddNorm { .. } | Source::Add { .. } => assert!(launch.is_err()),
+            }
         }
+        assert!(activations(1, 3, 448, source, Sink::F16Columns(4)).is_err());
     }
     let add = Source::Add {
         other: 2,

@@ -129,6 +129,8 @@ impl Compiler {
         }
         let mut options = vec![c(&match self.language {
             Language::Hip => format!("--offload-arch={}", unit.target),
+            // With what sm_90 alone has: wgmma.
+            Language::Cuda if unit.target == "sm_90" => "--gpu-architecture=sm_90a".to_owned(),
             Language::Cuda => format!("--gpu-architecture={}", unit.target),
         })?];
         for option in &unit.options {

@@ -71,7 +71,7 @@ impl ActSpec {
 
 arg_struct! {
     /// Of all its entries.
-    ActivationsArgs: 72 {
+    ActivationsArgs: 80 {
         x: u64,
         other: u64,
         weight: u64,
@@ -82,6 +82,8 @@ arg_struct! {
         factor: f32,
         weight_rows: u32,
         act: ActSpec,
+        rows: u32,
+        reserved: u32,
     }
 }
 
@@ -154,6 +156,10 @@ pub enum Sink {
     /// As [`Sink::F16`], and at the second address f16 `[rows][cols]` with what that leaves, times [`F16_LOW_SCALE`]: together
     /// exact to 22 bits. Of [`Source::Plain`], [`Source::Norm`] and [`Source::Gate`].
     F16Pair(Address, Address),
+    /// As [`Sink::F16`], in the order in which `hip/matmat_wgmma.h` reads them: f16
+    /// `[cols / 128][16][rows rounded up to 8][8]`, of rows of a multiple of 128. Of [`Source::Plain`],
+    /// [`Source::Norm`] and [`Source::Gate`].
+    F16Columns(Address),
     /// 8 bits for products: [`q8_bytes`] bytes and [`q8_scale_bytes`] bytes of scales, both aligned to 16.
     Q8(Address, Address),
     /// Nowhere: only [`Source::Add`], the residual sum.
@@ -175,7 +181,8 @@ pub const fn q8_scale_bytes(rows: u64, cols: u64) -> u64 {
 /// One launch over `rows` rows of `cols` elements at `x`.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for [`Sink::Stored`] of anything but a sum, or 8 bits of rows that are no whole number of 32.
+/// [`Error::NoKernel`] for [`Sink::Stored`] of anything but a sum, 8 bits of rows that are no whole number of 32, or
+/// [`Sink::F16Columns`] of rows that are no whole number of 128.
 pub fn activations(
     x: Address,
     rows: u64,
@@ -189,7 +196,7 @@ pub fn activations(
                 Sink::F32(_) => concat!("activations.activations_", $name, "_f32"),
                 Sink::F16(_) => concat!("activations.activations_", $name, "_f16"),
                 Sink::Q8(..) => concat!("activations.activations_", $name, "_q8"),
-                Sink::F16Pair(..) | Sink::Stored => "",
+                Sink::F16Pair(..) | Sink::F16Columns(_) | Sink::Stored => "",
             }
         };
     }
@@ -207,6 +214,9 @@ pub fn activations(
         (Source::Plain, Sink::F16Pair(..)) => "activations.activations_plain_f16_pair",
         (Source::Norm(_), Sink::F16Pair(..)) => "activations.activations_norm_f16_pair",
         (Source::Gate { .. }, Sink::F16Pair(..)) => "activations.activations_gate_f16_pair",
+        (Source::Plain, Sink::F16Columns(_)) => "activations.activations_plain_f16_columns",
+        (Source::Norm(_), Sink::F16Columns(_)) => "activations.activations_norm_f16_columns",
+        (Source::Gate { .. }, Sink::F16Columns(_)) => "activations.activations_gate_f16_columns",
         _ => kernel,
     };
     let (norm, act) = match source {
@@ -222,8 +232,8 @@ pub fn activations(
         });
     }
     let groups = cols / group;
-    // A block's 8-bit form is laid out by whole rows.
-    let splits_q8 = groups > 1 && matches!(sink, Sink::Q8(..));
+    // These forms are laid out by whole rows.
+    let splits = groups > 1 && matches!(sink, Sink::Q8(..) | Sink::F16Columns(_));
     let unpaired = matches!(
         source,
         Source::Gate {
@@ -231,16 +241,20 @@ pub fn activations(
             act: Act::SwigluClamped { .. }
         }
     );
-    let ragged_q8 = matches!(sink, Sink::Q8(..)) && !cols.is_multiple_of(32);
-    if kernel.is_empty() || ragged_q8 || splits_q8 || unpaired {
+    let ragged = match sink {
+        Sink::Q8(..) => !cols.is_multiple_of(32),
+        Sink::F16Columns(_) => !cols.is_multiple_of(128),
+        _ => false,
+    };
+    if kernel.is_empty() || ragged || splits || unpaired {
         return Err(Error::NoKernel {
             what: format!("{source:?} of rows of {cols} to {sink:?}"),
-            built: "8 bits of rows of a multiple of 32 that are normed as a whole, sums without an output, and clamped gates \
-                    with their partner",
+            built: "8 bits of rows of a multiple of 32, and f16 by columns of a multiple of 128, that are normed as a \
+                    whole, sums without an output, and clamped gates with their partner",
         });
     }
     let (out, scales) = match sink {
-        Sink::F32(out) | Sink::F16(out) => (out, 0),
+        Sink::F32(out) | Sink::F16(out) | Sink::F16Columns(out) => (out, 0),
         Sink::F16Pair(first, second) => (first, second),
         Sink::Q8(bytes, scales) => (bytes, scales),
         Sink::Stored => (0, 0),
@@ -257,6 +271,8 @@ pub fn activations(
         factor,
         weight_rows: count("the groups of a row", weight_rows)?,
         act: ActSpec::new(act),
+        rows: count("the number of rows", rows)?,
+        reserved: 0,
     };
     let parts = if norm.is_some() {
         1

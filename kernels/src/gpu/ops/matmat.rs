@@ -1,4 +1,18 @@
 //! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_f16.h`): 2 to 128, right for any number.
+//!
+//! Quantized weights, input rows as f16:
+//!
+//! | target | tokens | kernel |
+//! |---|---|---|
+//! | NVIDIA from sm_80 on | 2 to 16 | `matmat_few.h` |
+//! | sm_90, columns a multiple of 256 | 17 to 128 | `matmat_wgmma.h` |
+//! | NVIDIA from sm_80 on, otherwise | any | `matmat_mma.h` |
+//! | AMD with WMMA or MFMA | any | `matmat_wmma.h` |
+
+mod shape;
+
+pub(super) use shape::routed_tile;
+use shape::{FewShape, MmaShape, WgmmaShape};
 
 use super::matvec::{Matrix, float_tokens};
 use super::per_type;
@@ -13,18 +27,6 @@ const COLUMNS: u32 = 8;
 
 /// Matrices of a launch of [`matmat_f16`].
 const MATRICES_MAX: usize = 4;
-
-/// Most blocks that share a matrix's rows: adding up takes longer the more there are.
-const PARTS_MAX: u64 = 8;
-
-/// Columns of a step of it, and steps that are under way.
-const STEP: u32 = 128;
-const STAGES: u32 = 3;
-
-/// Threads that a block of `matmat_few.h` may have, columns of a wave's slice, rows of a tile.
-const FEW_THREADS: u32 = 512;
-const SLICE: u32 = 256;
-const TILE_ROWS: u32 = 16;
 
 arg_struct! {
     /// Of `matmat_<type>`.
@@ -90,30 +92,37 @@ arg_struct! {
     }
 }
 
+/// How input rows lie as f16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HalfLayout {
+    /// `[n_tokens][cols]`.
+    Rows,
+    /// `[cols / 128][16][n_tokens rounded up to 8][8]`, as `hip/matmat_wgmma.h` says.
+    Columns,
+}
+
+/// How [`matmat_f16`] reads input rows.
+#[must_use]
+pub fn half_layout(target: &GpuTarget, cols: u64, n_tokens: u64) -> HalfLayout {
+    match WgmmaShape::tokens(target, cols, n_tokens) {
+        Some(_) => HalfLayout::Columns,
+        None => HalfLayout::Rows,
+    }
+}
+
 /// Input rows as f16.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HalfInputs {
-    /// f16 `[n_tokens][cols]`, aligned to 16.
+    /// f16, aligned to 16.
     pub x: Address,
+    /// Their order.
+    pub layout: HalfLayout,
     /// Elements a row.
     pub cols: u64,
     /// Rows.
     pub n_tokens: u64,
     /// What products are multiplied by.
     pub factor: f32,
-}
-
-/// Rows and bytes of dynamic shared memory of a block that takes a tile of 32 routed rows.
-pub(super) fn routed_tile(target: &GpuTarget) -> (u32, u32) {
-    match target.has_wmma() {
-        true => (wmma_rows(target), 0),
-        false => (128, 2 * STAGES * 32 * STEP * 2),
-    }
-}
-
-/// Rows of a tile of AMD's matrix instructions: 32 a wave.
-fn wmma_rows(target: &GpuTarget) -> u32 {
-    THREADS / target.wave * 32
 }
 
 /// From how many rows on quantized products read them as f16, on a target that [multiplies so](GpuTarget::multiplies_f16). By
@@ -139,158 +148,6 @@ pub struct PartsRoom {
     pub counters: Address,
     /// How many.
     pub n_counters: u64,
-}
-
-/// What a block of a kernel takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct MmaShape {
-    tokens: u32,
-    rows: u32,
-    parts: u32,
-    /// Whether it is AMD's, whose blocks have no groups and declare their shared memory.
-    wmma: bool,
-}
-
-impl MmaShape {
-    /// For matrices of so many rows. On NVIDIA as measured on an H200: what reads x less often and unpacks weights less often is better as
-    /// long as most multiprocessors have a block, and where they have not, parts of the columns make more blocks. On AMD, not
-    /// measured: two blocks a compute unit.
-    fn choose(target: &GpuTarget, rows: &[u32], cols: u32, n_tokens: u32, room: PartsRoom) -> Self {
-        let units = target.compute_units.max(1);
-        let tiles = |of: u32| rows.iter().map(|r| r.div_ceil(of)).sum::<u32>();
-        let least = if target.has_wmma() { 16 } else { 8 };
-        let tokens = [8, 16, 32]
-            .into_iter()
-            .find(|t| *t >= least && n_tokens <= *t)
-            .unwrap_or(64);
-        let rows = if target.has_wmma() {
-            wmma_rows(target)
-        } else if tokens >= 32 && tiles(256) * 5 >= units * 4 {
-            256
-        } else {
-            128
-        };
-        let shape = Self {
-            tokens,
-            rows,
-            parts: 1,
-            wmma: target.has_wmma(),
-        };
-        let wanted = if shape.wmma { 2 * units } else { units };
-        let tiles = u64::from(tiles(shape.rows)) * u64::from(n_tokens.div_ceil(tokens));
-        let steps = u64::from(cols.div_ceil(STEP) / shape.groups());
-        let bytes = tiles * u64::from(shape.rows * shape.tokens * 4);
-        let parts = (u64::from(wanted) / tiles.max(1))
-            .min(room.bytes / bytes.max(1))
-            .min(steps)
-            .min(PARTS_MAX);
-        if tiles > room.n_counters || parts < 2 {
-            return shape;
-        }
-        Self {
-            parts: parts as u32,
-            ..shape
-        }
-    }
-
-    /// Groups of waves that take steps in turn.
-    fn groups(self) -> u32 {
-        match self.wmma {
-            true => 1,
-            false => THREADS / 32 / (self.rows / 32),
-        }
-    }
-
-    /// Of dynamic shared memory.
-    fn shared_bytes(self) -> u32 {
-        if self.wmma {
-            return 0;
-        }
-        let x = self.groups() * STAGES * self.tokens * STEP * 2;
-        let sums = if self.groups() > 1 {
-            THREADS / 32 * (self.tokens / 4) * 512
-        } else {
-            0
-        };
-        x.max(sums)
-    }
-
-    fn kernel(self, ty: WeightType) -> &'static str {
-        if self.wmma {
-            return match self.tokens {
-                16 => per_type!(ty, "matmat_", ".matmat_wmma_16_"),
-                32 => per_type!(ty, "matmat_", ".matmat_wmma_32_"),
-                _ => per_type!(ty, "matmat_", ".matmat_wmma_64_"),
-            };
-        }
-        match (self.tokens, self.rows) {
-            (8, _) => per_type!(ty, "matmat_", ".matmat_mma_8x128_"),
-            (16, _) => per_type!(ty, "matmat_", ".matmat_mma_16x128_"),
-            (32, 128) => per_type!(ty, "matmat_", ".matmat_mma_32x128_"),
-            (32, _) => per_type!(ty, "matmat_", ".matmat_mma_32x256_"),
-            (_, 128) => per_type!(ty, "matmat_", ".matmat_mma_64x128_"),
-            _ => per_type!(ty, "matmat_", ".matmat_mma_64x256_"),
-        }
-    }
-}
-
-/// How a launch of `matmat_few.h` is cut up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FewShape {
-    tokens: u32,
-    /// Waves of a block beside each other, a slice of the columns each.
-    slices: u32,
-    /// Such rows of waves a block.
-    groups: u32,
-    parts: u32,
-    n_blocks: u32,
-}
-
-impl FewShape {
-    /// For matrices of so many rows: one block a multiprocessor, since registers suffice for
-    /// one; parts where a block has too few waves for all slices. `None` where [`MmaShape`] is
-    /// to do it: on AMD, for more rows, and where sums of parts have no room (many rows of many
-    /// columns: a vocabulary).
-    fn choose(
-        target: &GpuTarget,
-        rows: &[u32],
-        cols: u32,
-        n_tokens: u32,
-        room: PartsRoom,
-    ) -> Option<Self> {
-        let tokens = [8, 16].into_iter().find(|t| n_tokens <= *t)?;
-        if !target.has_mma() {
-            return None;
-        }
-        let waves = Self::waves(target, tokens);
-        let all = cols.div_ceil(SLICE).max(1);
-        let slices = all.div_ceil(all.div_ceil(waves));
-        let parts = all.div_ceil(slices);
-        let tiles: u32 = rows.iter().map(|r| r.div_ceil(TILE_ROWS)).sum();
-        let blocks = (target.compute_units / parts).max(1);
-        let groups = (waves / slices).min(tiles / blocks).max(1);
-        let shape = Self {
-            tokens,
-            slices,
-            groups,
-            parts,
-            n_blocks: blocks.min(tiles.div_ceil(groups)).max(1),
-        };
-        let bytes = u64::from(tiles) * u64::from(TILE_ROWS * tokens * 4 * parts);
-        let fits = bytes <= room.bytes && u64::from(shape.n_blocks) <= room.n_counters;
-        (parts == 1 || fits).then_some(shape)
-    }
-
-    /// Most waves of a block: as many as there are sums and parts of the input of.
-    fn waves(target: &GpuTarget, tokens: u32) -> u32 {
-        let each = Self::wave_bytes(tokens);
-        (target.shared_bytes_asked / each).clamp(1, FEW_THREADS / 32)
-    }
-
-    /// Of dynamic shared memory a wave: sums of two tiles in two rooms, and the input.
-    fn wave_bytes(tokens: u32) -> u32 {
-        2 * 2 * TILE_ROWS * tokens * 4 + SLICE * tokens * 2
-    }
 }
 
 /// Matrices of one type that share an input and a launch.
@@ -370,9 +227,14 @@ impl Alike {
         }
     }
 
-    fn many(&self, target: &GpuTarget, inputs: HalfInputs, add: bool, room: PartsRoom) -> Launch {
-        let shape = MmaShape::choose(target, &self.rows, self.cols, self.n_tokens, room);
-        let args = MatmatMmaArgs {
+    fn mma_args(
+        &self,
+        inputs: HalfInputs,
+        add: bool,
+        room: PartsRoom,
+        parts: u32,
+    ) -> MatmatMmaArgs {
+        MatmatMmaArgs {
             x: inputs.x,
             partials: room.partials,
             counters: room.counters,
@@ -381,9 +243,36 @@ impl Alike {
             epilogue: u32::from(add),
             n_matrices: self.rows.len() as u32,
             factor: inputs.factor,
-            parts: shape.parts,
+            parts,
             matrices: self.of,
-        };
+        }
+    }
+
+    fn by_columns(
+        &self,
+        inputs: HalfInputs,
+        add: bool,
+        room: PartsRoom,
+        shape: WgmmaShape,
+    ) -> Launch {
+        let args = self.mma_args(inputs, add, room, shape.parts);
+        Launch {
+            kernel: match shape.tokens {
+                32 => per_type!(self.ty, "matmat_", ".matmat_wgmma_32_"),
+                64 => per_type!(self.ty, "matmat_", ".matmat_wgmma_64_"),
+                _ => per_type!(self.ty, "matmat_", ".matmat_wgmma_128_"),
+            },
+            grid: [shape.tiles, 1, shape.parts],
+            block: [THREADS, 1, 1],
+            shared_bytes: WgmmaShape::shared_bytes(shape.tokens),
+            args: ArgBytes::of(&args),
+            overlaps: true,
+        }
+    }
+
+    fn many(&self, target: &GpuTarget, inputs: HalfInputs, add: bool, room: PartsRoom) -> Launch {
+        let shape = MmaShape::choose(target, &self.rows, self.cols, self.n_tokens, room);
+        let args = self.mma_args(inputs, add, room, shape.parts);
         Launch {
             kernel: shape.kernel(self.ty),
             grid: [
@@ -404,6 +293,9 @@ impl Alike {
 ///
 /// # Errors
 /// [`Error::Block`], [`Error::TooLarge`]; [`Error::NoKernel`] for another target or floats.
+///
+/// # Panics
+/// Where the rows do not lie as [`half_layout`] says.
 pub fn matmat_f16(
     target: &GpuTarget,
     inputs: HalfInputs,
@@ -421,7 +313,14 @@ pub fn matmat_f16(
         });
     }
     let alike = Alike::all(matrices, inputs.cols, inputs.n_tokens)?;
+    let tokens = WgmmaShape::tokens(target, inputs.cols, inputs.n_tokens);
+    let layout = half_layout(target, inputs.cols, inputs.n_tokens);
+    assert_eq!(inputs.layout, layout, "rows lie as they are read");
     let launch = |alike: &Alike| {
+        if let Some(tokens) = tokens {
+            let shape = WgmmaShape::choose(target, &alike.rows, alike.cols, tokens, room);
+            return alike.by_columns(inputs, add, room, shape);
+        }
         let few = FewShape::choose(target, &alike.rows, alike.cols, alike.n_tokens, room);
         match few {
             Some(shape) => alike.few(target, shape, inputs, add, room),

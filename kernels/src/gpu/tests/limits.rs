@@ -269,12 +269,7 @@ fn products_of_few_rows_have_a_block_a_multiprocessor() {
         ..GpuTarget::nvidia(9, 0, 132)
     };
     let launch = |target: &GpuTarget, rows: &[u64], cols, n_tokens, room| {
-        let half = HalfInputs {
-            x: 1,
-            cols,
-            n_tokens,
-            factor: 1.0,
-        };
+        let half = half_inputs(target, cols, n_tokens);
         let matrices: Vec<Matrix> = rows.iter().map(|&n| matrix(WeightType::Q4K, n)).collect();
         matmat_f16(target, half, &matrices, false, room)
             .unwrap()
@@ -297,9 +292,67 @@ fn products_of_few_rows_have_a_block_a_multiprocessor() {
     let none = PartsRoom { bytes: 0, ..ROOM };
     assert_eq!(entry(&h200, 4096, 8, none), few);
     assert_eq!(entry(&h200, 14336, 8, none), "matmat_mma_8x128_q4_k");
-    assert_eq!(entry(&h200, 4096, 17, ROOM), "matmat_mma_32x128_q4_k");
+    assert_eq!(entry(&h200, 4096, 17, ROOM), "matmat_wgmma_32_q4_k");
     // Half the waves where a block may have 99 KiB.
     let small = launch(&GpuTarget::nvidia(8, 6, 84), &[4096], 4096, 16, ROOM);
     assert_eq!((small.grid, small.block[0]), ([42, 1, 2], 256));
     assert!(small.shared_bytes <= 99 << 10);
+}
+
+#[test]
+fn products_of_17_to_128_rows_are_cut_up_as_blocks_run_at_once() {
+    let h200 = GpuTarget {
+        shared_bytes_asked: 227 << 10,
+        ..GpuTarget::nvidia(9, 0, 132)
+    };
+    let room = PartsRoom {
+        bytes: 12 << 20,
+        ..ROOM
+    };
+    let shape = |target: &GpuTarget, rows: &[u64], cols, n_tokens, room| {
+        let half = half_inputs(target, cols, n_tokens);
+        let matrices: Vec<Matrix> = rows.iter().map(|&n| matrix(WeightType::Q4K, n)).collect();
+        let launches = matmat_f16(target, half, &matrices, false, room).unwrap();
+        (launches[0].entry(), launches[0].grid)
+    };
+    let of = |rows: &[u64], cols, n_tokens| shape(&h200, rows, cols, n_tokens, room);
+    let (few, some, many) = (
+        "matmat_wgmma_32_q4_k",
+        "matmat_wgmma_64_q4_k",
+        "matmat_wgmma_128_q4_k",
+    );
+    assert_eq!(of(&[14336, 14336], 4096, 64), (some, [224, 1, 1]));
+    // Two blocks a multiprocessor, one of 128 tokens.
+    assert_eq!(of(&[4096], 14336, 32), (few, [32, 1, 8]));
+    assert_eq!(of(&[4096], 14336, 128), (many, [32, 1, 4]));
+    // A part has a step at least.
+    assert_eq!(of(&[128], 512, 17), (few, [1, 1, 2]));
+    // As many parts as there is room for, and none where tiles cannot be counted.
+    let some_room = PartsRoom {
+        bytes: 4 << 20,
+        ..room
+    };
+    assert_eq!(
+        shape(&h200, &[4096], 4096, 64, some_room),
+        (some, [32, 1, 4])
+    );
+    let uncounted = PartsRoom {
+        n_counters: 31,
+        ..room
+    };
+    assert_eq!(
+        shape(&h200, &[4096], 4096, 64, uncounted),
+        (some, [32, 1, 1])
+    );
+    // What is no whole number of steps, other rows and other cards stay with mma.sync.
+    let a100 = GpuTarget {
+        shared_bytes_asked: 163 << 10,
+        ..GpuTarget::nvidia(8, 0, 108)
+    };
+    assert_eq!(half_layout(&h200, 4224, 64), HalfLayout::Rows);
+    for (target, n_tokens) in [(&h200, 129), (&a100, 64)] {
+        assert_eq!(half_layout(target, 4096, n_tokens), HalfLayout::Rows);
+        let (entry, _) = shape(target, &[4096], 4096, n_tokens, room);
+        assert!(entry.starts_with("matmat_mma_64x"), "{entry}");
+    }
 }

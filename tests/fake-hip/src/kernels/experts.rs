@@ -174,7 +174,7 @@ mod tests {
     use rocmforge_kernels::gpu::ops::activations::{GATED_F16_SCALE, Sink, Source, activations};
     use rocmforge_kernels::gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
     use rocmforge_kernels::gpu::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
-    use rocmforge_kernels::gpu::ops::matmat::{HalfInputs, PartsRoom, matmat_f16};
+    use rocmforge_kernels::gpu::ops::matmat::{HalfInputs, HalfLayout, PartsRoom, matmat_f16};
     use rocmforge_kernels::gpu::ops::matvec::Matrix;
     use rocmforge_ops::Act;
 
@@ -340,6 +340,7 @@ mod tests {
             };
             let inputs = HalfInputs {
                 x: half,
+                layout: HalfLayout::Rows,
                 cols: cols as u64,
                 n_tokens: tokens as u64,
                 factor: 1.0 / GATED_F16_SCALE,

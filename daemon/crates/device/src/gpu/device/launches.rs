@@ -5,6 +5,7 @@
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
 //! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (where there are, quantized weights, on AMD from 9 or 17 tokens on); else as 8 bits, then mat-mat |
+//! | 17 to 128 on sm_90, quantized weights | the input as f16 by columns, then mat-mat by wgmma |
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 //!
 //! Rows of a plan of float weights stay f32, or become two f16 for the library.
@@ -13,7 +14,7 @@ use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores, SharedPositions};
 use rocmforge_kernels::gpu::ops::elements;
 use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
-use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, Inputs, PartsRoom};
+use rocmforge_kernels::gpu::ops::matmat::{self, HalfInputs, HalfLayout, Inputs, PartsRoom};
 use rocmforge_kernels::gpu::ops::matvec::{self, Epilogue, Matrix};
 use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
 
@@ -293,11 +294,15 @@ impl<'a> Lowering<'a> {
             }
             return Ok(());
         }
-        if tokens > SMALL_BATCH && self.vendor && self.workspace.tile_bytes > 0 {
+        let quantized_only = matrices.iter().all(|m| m.ty.is_quantized());
+        let by_columns =
+            quantized_only && matmat::half_layout(self.target, cols, tokens) == HalfLayout::Columns;
+        let large = tokens > SMALL_BATCH && !by_columns;
+        if large && self.vendor && self.workspace.tile_bytes > 0 {
             return self.tiled(input, &matrices, add.is_some(), bound);
         }
         let half = matmat::f16_from(self.target).is_some_and(|from| tokens >= from);
-        if half && matrices.iter().all(|m| m.ty.is_quantized()) {
+        if half && quantized_only {
             let half = self.half(input, bound)?;
             let (room, add) = (self.parts_room(), add.is_some());
             return self.push_all(matmat::matmat_f16(self.target, half, &matrices, add, room));
@@ -347,17 +352,23 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// An input as f16.
+    /// An input as f16, for [`matmat::matmat_f16`].
     fn half(&mut self, input: Input, bound: Bound<'_>) -> Lowered<HalfInputs> {
-        let half = self.half_at(input);
-        self.prepare(input, Sink::F16(half.x), bound)?;
+        let mut half = self.half_at(input);
+        half.layout = matmat::half_layout(self.target, half.cols, half.n_tokens);
+        let sink = match half.layout {
+            HalfLayout::Rows => Sink::F16(half.x),
+            HalfLayout::Columns => Sink::F16Columns(half.x),
+        };
+        self.prepare(input, sink, bound)?;
         Ok(half)
     }
 
     /// An input as f16, and where the plan's weights are floats what that leaves of it.
     fn halves(&mut self, input: Input, bound: Bound<'_>) -> Lowered<Halves> {
         if !self.scratch.layout.float_weights {
-            let first = self.half(input, bound)?;
+            let first = self.half_at(input);
+            self.prepare(input, Sink::F16(first.x), bound)?;
             return Ok(Halves {
                 first,
                 second: None,
@@ -373,11 +384,12 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// Where an input lies as f16.
+    /// Where an input lies as f16, row by row.
     fn half_at(&self, input: Input) -> HalfInputs {
         let reads = input.reads();
         HalfInputs {
             x: self.scratch_base + self.workspace.input,
+            layout: HalfLayout::Rows,
             cols: self.width(reads),
             n_tokens: self.count(reads),
             factor: match input {

@@ -38,7 +38,7 @@ const THREADS_MAX: usize = 8;
 
 /// Rows of the passes that are got ready for, and the first one's position: a short prompt, a token, a long prompt, a token far into
 /// a text.
-const PASSES: [(usize, u32); 4] = [(8, 0), (1, 0), (2 * SMALL_BATCH as usize, 0), (1, 1 << 16)];
+const PASSES: [(usize, u32); 4] = [(8, 0), (1, 0), (4 * SMALL_BATCH as usize, 0), (1, 1 << 16)];
 
 /// Where the addresses of launches that are never launched begin.
 const NOWHERE: u64 = 1 << 40;
