@@ -1,8 +1,9 @@
 // Prefill attention by mma.sync (NVIDIA, sm_80 and later). Included by attention_prefill.hip.
 //
-// A block has 128 entries, a warp 32 of them as two blocks of 16 rows: what it loads of K and V is multiplied twice. A step is
-// 64 keys. Heads of more than 128 leave registers for one block of rows and shared memory for 32 keys. Shared memory: the queries as f16, scaled, and three places for 64 rows of K or V, in turn: while K is multiplied
-// its V and the next K are on their way. Rows are padded by 16 bytes so that ldmatrix meets no bank twice. Of pages of 8 bits
+// A block has 128 entries, a warp 32 of them as two blocks of 16 rows: what it loads of K and V is multiplied twice. Tiles of up to 64
+// entries are dealt out 16 to a warp, so that twice as many warps have half the work each. A step is 64 keys. Heads of more than 128
+// leave registers for one block of rows and shared memory for 32 keys. Shared memory: the queries as f16, scaled, and three places for
+// 64 rows of K or V, in turn: while K is multiplied its V and the next K are on their way. Rows are padded by 16 bytes so that ldmatrix meets no bank twice. Of pages of 8 bits
 // (KV_Q8), a step's K and V as f16 are in two places; the next step's come as they are stored, meanwhile, each thread's to a place that
 // only it reads again to make f16 of them, when nobody reads the step's any more.
 // Fragments (PTX ISA, mma.m16n8k16): lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next; scores as they come
@@ -112,10 +113,11 @@ FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start,
 // Of what several found, `found(of, b, d)` for `of` from `first` on by steps, what all found together. Summed in their order, so that
 // the result does not depend on who came last.
 template <class Found>
-FORCE void join(const Found& found, u32 first, u32 end, u32 step, float (&out)[ROW_BLOCKS][DIM / 8][4],
+FORCE void join(const Found& found, u32 first, u32 end, u32 step, bool all_rows, float (&out)[ROW_BLOCKS][DIM / 8][4],
                 float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2]) {
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+        if (b > 0 && !all_rows) continue;
         largest[b][0] = largest[b][1] = NEG_INF;
         for (u32 of = first; of < end; of += step) {
             const F32x4 x = *found(of, b, DIM / 8);
@@ -163,10 +165,11 @@ FORCE bool comes_last(u32* counter, u32 blocks, U32x4* shared) {
     return true;
 }
 
-// Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (DIM / 8 + 1)][part_threads] of 16 bytes. Whether this block is the last
+// Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (DIM / 8 + 1)][part_threads] of 16 bytes (of one block of rows
+// the others' places stay empty). Whether this block is the last
 // one of its parts: it has what all found together then. Parts are joined in two rounds, runs of consecutive ones and then the runs, so
 // that no block has to read what more than about twice the root of their number found. Counters: [block][1 + runs].
-FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, float (&out)[ROW_BLOCKS][DIM / 8][4],
+FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, bool all_rows, float (&out)[ROW_BLOCKS][DIM / 8][4],
                        float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2], U32x4* shared) {
     constexpr u32 EACH = DIM / 8 + 1;
     const u32 place = block_y() * gridDim.x + block_x(), threads = a.part_threads;
@@ -178,6 +181,7 @@ FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, float
         if (!has_some) return;
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+            if (b > 0 && !all_rows) continue;
 #pragma unroll
             for (u32 d = 0; d < DIM / 8; ++d) *found(of, b, d) = F32x4{out[b][d][0], out[b][d][1], out[b][d][2], out[b][d][3]};
             *found(of, b, DIM / 8) = F32x4{largest[b][0], largest[b][1], total[b][0], total[b][1]};
@@ -191,11 +195,11 @@ FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, float
     leave(part);
     asm volatile("cp.async.wait_all;" ::: "memory");
     if (!comes_last(counters + 1 + run, end - first, shared)) return false;
-    if (has_some) join(found, first, end, 1, out, largest, total);
+    if (has_some) join(found, first, end, 1, all_rows, out, largest, total);
     if (runs == 1) return true;
     leave(first);
     if (!comes_last(counters, runs, shared)) return false;
-    if (has_some) join(found, 0, parts, each, out, largest, total);
+    if (has_some) join(found, 0, parts, each, all_rows, out, largest, total);
     return true;
 }
 
@@ -205,7 +209,9 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
     wait_for_inputs();
     const PrefillBlock block(a, M_BLOCK);
     if (block.m0 >= block.entries) return;
-    const u32 l = lane(), m = block.m0 + wave() * (16 * ROW_BLOCKS);
+    // Whether warps have all their blocks of rows, or the first one alone.
+    const bool all_rows = ROW_BLOCKS == 1 || block.entries > 64;
+    const u32 l = lane(), warp_entry = wave() * (all_rows ? 16 * ROW_BLOCKS : 16), m = block.m0 + warp_entry;
     // A warp without entries copies with the others, and computes nothing.
     const bool busy = m < block.entries;
     const u32 queries = shared_address(shared_prefill);
@@ -260,7 +266,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
             for (u32 i = 0; i < 4; ++i) out[b][d][i] = 0.0f;
         }
     }
-    const u32 q_lane = queries + ((wave() * (16 * ROW_BLOCKS) + l % 16) * STRIDE + l / 16 * 8) * 2;
+    const u32 q_lane = queries + ((warp_entry + l % 16) * STRIDE + l / 16 * 8) * 2;
     const u32 k_lane = ((l / 16 * 8 + l % 8) * STRIDE + l / 8 % 2 * 8) * 2;
     const u32 v_lane = ((l / 8 % 2 * 8 + l % 8) * STRIDE + l / 16 * 8) * 2;
 #ifdef KV_Q8
@@ -289,13 +295,16 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         for (u32 k = 0; k < DIM / 16; ++k) {
             u32 x[ROW_BLOCKS][4];
 #pragma unroll
-            for (u32 b = 0; b < ROW_BLOCKS; ++b) matrices(q_lane + b * (16 * STRIDE * 2) + k * 32, x[b]);
+            for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                if (b == 0 || all_rows) matrices(q_lane + b * (16 * STRIDE * 2) + k * 32, x[b]);
+            }
 #pragma unroll
             for (u32 n = 0; n < KEYS / 16; ++n) {
                 u32 y[4];
                 matrices(k_place + k_lane + n * (16 * STRIDE * 2) + k * 32, y);
 #pragma unroll
                 for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                    if (b > 0 && !all_rows) continue;
                     multiply(s[b][2 * n], x[b], y[0], y[1]);
                     multiply(s[b][2 * n + 1], x[b], y[2], y[3]);
                 }
@@ -312,6 +321,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         if (cap > 0.0f) {
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                if (b > 0 && !all_rows) continue;
 #pragma unroll
                 for (u32 n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
@@ -322,6 +332,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         if (a.window || step * KEYS + KEYS > first_position + 1) {
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                if (b > 0 && !all_rows) continue;
 #pragma unroll
                 for (u32 n = 0; n < KEYS / 8; ++n) {
                     const u32 p = step * KEYS + n * 8 + l % 4 * 2;
@@ -337,6 +348,8 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         float m_new[ROW_BLOCKS][2];
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+            m_new[b][0] = m_new[b][1] = NEG_INF;
+            if (b > 0 && !all_rows) continue;
 #pragma unroll
             for (u32 h = 0; h < 2; ++h) {
                 float x = largest[b][h];
@@ -351,6 +364,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         if (__any_sync(0xffffffffu, grown)) {
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                if (b > 0 && !all_rows) continue;
                 const float low = exp2_of(largest[b][0] - base_of(m_new[b][0]));
                 const float high = exp2_of(largest[b][1] - base_of(m_new[b][1]));
                 largest[b][0] = m_new[b][0];
@@ -371,6 +385,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
             u32 w[ROW_BLOCKS][4];
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                if (b > 0 && !all_rows) continue;
 #pragma unroll
                 for (u32 h = 0; h < 2; ++h) {
                     const float base = base_of(largest[b][h]);
@@ -389,6 +404,7 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
                 matrices_transposed(v_place + v_lane + k * (16 * STRIDE * 2) + d * 32, y);
 #pragma unroll
                 for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                    if (b > 0 && !all_rows) continue;
                     multiply(out[b][2 * d], w[b], y[0], y[1]);
                     multiply(out[b][2 * d + 1], w[b], y[2], y[3]);
                 }
@@ -416,9 +432,10 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         next_place = old_v;
 #endif
     }
-    if (parts > 1 && !joins_parts(a, part, parts, out, largest, total, shared_prefill)) return;
+    if (parts > 1 && !joins_parts(a, part, parts, all_rows, out, largest, total, shared_prefill)) return;
 #pragma unroll
     for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+        if (b > 0 && !all_rows) continue;
 #pragma unroll
         for (u32 h = 0; h < 2; ++h) {
             float x = total[b][h];

@@ -6,8 +6,10 @@
 //! taken where it is expected to fit, the next smaller one where two passes in a row did not.
 //!
 //! ```text
-//!   held --(the smallest size does not fit)--> let go: up to some times longer --(it fits again, or a new prompt begins)--> held
+//!   held --(the smallest size is far too long)--> let go: up to some times longer --(it fits again, or a new prompt begins)--> held
 //! ```
+//!
+//! A smallest size that is a little too long is held to all the same: the others' pace is what was promised.
 //!
 //! One long prompt beside many texts is to at most double the time between tokens. The more of the requests still have no token at
 //! all, the longer a pass may take: that many waiting prompts are worth more than the others' pace.
@@ -28,8 +30,8 @@ const SIZES: [u32; 18] = [
 /// The first one, before anything was measured: 64 rows.
 const FIRST: usize = 5;
 
-/// Fewest rows of prompts.
-const ROWS_MIN: u32 = 4;
+/// Fewest rows of prompts: with the tokens of 8 sequences as many as kernels for few rows take at a time.
+const ROWS_MIN: u32 = 8;
 
 /// A pass beyond this part of what it may take was too long. The time between tokens is a little longer than the pass.
 const TOLERANCE: f64 = 1.0;
@@ -51,7 +53,7 @@ pub(crate) struct PromptShare {
     ceiling: Option<Ceiling>,
     /// The last pass was too long.
     over: bool,
-    /// The smallest size was too long.
+    /// The smallest size was far too long.
     let_go: bool,
     /// The pass before: its size, and what it took.
     last: Option<(usize, f64)>,
@@ -156,7 +158,9 @@ impl PromptShare {
             }
             self.over = false;
             if size == least {
-                (self.let_go, self.ceiling) = (true, None);
+                if far {
+                    (self.let_go, self.ceiling) = (true, None);
+                }
                 return;
             }
             self.close(size, longer);
@@ -376,6 +380,19 @@ mod tests {
         });
         let longest = took.iter().fold(0.0f64, |a, b| a.max(*b));
         assert!(longest < 4.0 + 4.0 * LET_GO + 26.0, "{longest}");
+    }
+
+    #[test]
+    fn a_pass_that_is_a_little_too_long_does_not_get_longer() {
+        // More rows are cheap, but 8 of them do not fit already from position 3,000 on.
+        let cost =
+            |rows: u32, position: u32| 7.6 + f64::from(rows) * 0.02 + f64::from(position) * 8e-5;
+        let mut share = PromptShare::default();
+        let (took, rows) = prompt(&mut share, 16_384, 1, cost);
+        assert_eq!(rows, ROWS_MIN);
+        assert!(!share.let_go);
+        let longest = took[2..].iter().fold(0.0f64, |a, b| a.max(*b));
+        assert!(longest < 9.1, "{longest}");
     }
 
     #[test]

@@ -452,10 +452,15 @@ pub fn prefill(
     let (m_block, shared_bytes) = prefill_block(target, dim as u32, kv.layout.ty);
     let entries = tile_rows.min(PREFILL_TILE_ROWS) * (n_head / n_head_kv);
     let blocks = entries.div_ceil(m_block);
-    // Warps of a block have a quarter of its entries each.
-    let warps = entries
-        .min(m_block)
-        .div_ceil(m_block / (PREFILL_THREADS / 32));
+    // Warps have 16 entries each of tiles of up to 64, a quarter of a block's of others. A shorter tile beside the longest one
+    // may have more warps with entries.
+    let warps = match entries {
+        ..=64 => entries.div_ceil(16),
+        _ if n_tiles > 1 => PREFILL_THREADS / 32,
+        _ => entries
+            .min(m_block)
+            .div_ceil(m_block / (PREFILL_THREADS / 32)),
+    };
     let part_threads = 32 * warps.max(1);
     let args = AttentionPrefillArgs {
         q,
