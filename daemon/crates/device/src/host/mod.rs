@@ -10,6 +10,7 @@
 mod answers;
 mod arena;
 mod experts;
+mod largest;
 mod products;
 mod recurrent;
 mod run;
@@ -29,8 +30,8 @@ use crate::machine;
 use crate::ops::{Batch, Buf, PlacedBuf, RowCounts};
 use crate::segment::wrong_shape;
 use crate::{
-    BoundStep, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout, TensorDesc, Upload,
-    UploadTicket,
+    BoundStep, Candidates, Device, DeviceInfo, Role, Scratch, ScratchLayout, SegmentLayout,
+    TensorDesc, Upload, UploadTicket,
 };
 use arena::Arena;
 use staging::Staging;
@@ -218,6 +219,30 @@ impl Device for HostDevice {
                 experts::run(self, ffn, experts, scratch, batch, &mut || ())
             }
         }
+    }
+
+    fn argmax(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+    ) -> Result<Option<Vec<Option<u32>>>, Error> {
+        let best = self.top_k(scratch, buf, rows, 1)?;
+        let id = |row: Option<Candidates>| row.and_then(|best| best.first().map(|b| b.0));
+        Ok(best.map(|rows| rows.into_iter().map(id).collect()))
+    }
+
+    fn top_k(
+        &mut self,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
+        k: usize,
+    ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
+        let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
+        let width = width as usize;
+        let x = self.arena.floats(scratch.base + at, rows * width);
+        Ok(Some(largest::largest(&self.pool, self.simd, x, width, k)))
     }
 
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error> {
