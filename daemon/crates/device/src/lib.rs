@@ -448,18 +448,19 @@ pub trait Device: Send {
     }
 
     /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the index of
-    /// the largest element, the lowest among equals; `None` for a row with an element that is NaN or +infinity. Nothing
-    /// at all where the device leaves that to who reads the rows.
+    /// the largest element, the lowest among equals; `None` and nothing at all as [`Device::top_k`].
     ///
     /// # Errors
     /// As [`Device::read`].
     fn argmax(
         &mut self,
-        _scratch: Scratch<'_>,
-        _buf: Buf,
-        _rows: usize,
+        scratch: Scratch<'_>,
+        buf: Buf,
+        rows: usize,
     ) -> Result<Option<Vec<Option<u32>>>, Error> {
-        Ok(None)
+        let best = self.top_k(scratch, buf, rows, 1)?;
+        let id = |row: Option<Candidates>| row.and_then(|best| best.first().map(|b| b.0));
+        Ok(best.map(|rows| rows.into_iter().map(id).collect()))
     }
 
     /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the `k` largest

@@ -221,17 +221,6 @@ impl Device for HostDevice {
         }
     }
 
-    fn argmax(
-        &mut self,
-        scratch: Scratch<'_>,
-        buf: Buf,
-        rows: usize,
-    ) -> Result<Option<Vec<Option<u32>>>, Error> {
-        let best = self.top_k(scratch, buf, rows, 1)?;
-        let id = |row: Option<Candidates>| row.and_then(|best| best.first().map(|b| b.0));
-        Ok(best.map(|rows| rows.into_iter().map(id).collect()))
-    }
-
     fn top_k(
         &mut self,
         scratch: Scratch<'_>,

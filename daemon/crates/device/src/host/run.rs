@@ -11,7 +11,7 @@ use rocmforge_ops::{
 use super::products::Weights;
 use super::{HostDevice, products, recurrent};
 use crate::error::Error;
-use crate::{Batch, Bound, NO_PAGE, Placed, Scratch, Span};
+use crate::{Batch, Bound, NO_PAGE, Placed, Scratch};
 
 /// Elements that one share of a row-wise operation should have, so that handing it out costs nothing beside it.
 const SHARE_ELEMENTS: usize = 16 << 10;
@@ -416,43 +416,48 @@ fn rotate(
     });
 }
 
-/// Appends the rows' keys and values to their sequences' pages, those of several sequences on several threads: a key goes
-/// to a cache line an element.
+/// Appends the rows' keys and values to their sequences' pages, each page's by one thread: a key goes to a cache line an
+/// element.
 fn append(on: &On<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>) {
+    /// Rows that follow each other, and the first one's place in their page.
+    struct Rows {
+        page: u64,
+        slot: usize,
+        first: usize,
+        n: usize,
+    }
     let group = usize::from(layer.group);
     let layout = &batch.kv[group].layout;
     let (k_rows, v_rows) = (on.rows(k), on.rows(v));
     let (k_width, v_width) = (on.width(k), on.width(v));
     let (arena, simd) = (&*on.device.arena, on.device.simd);
-    // Spans of one sequence follow each other and may write to one page: one thread has those. Where sequences share a
-    // page it is full.
-    let page_of = |span: &Span<'_>, row: usize| {
-        let page = (span.first_position as usize + row) / KV_PAGE_TOKENS;
-        span.kv_pages[group].get(page).copied()
-    };
-    let share_page = |a: &Span<'_>, b: &Span<'_>| {
-        a.n_rows == 0 || b.n_rows == 0 || page_of(a, a.n_rows - 1) == page_of(b, 0)
-    };
-    let runs: Vec<_> = batch.spans.chunk_by(share_page).collect();
-    on.device.pool.run(runs.len(), 1, |range| {
-        for span in runs[range].iter().copied().flatten() {
-            let pages = span.kv_pages[group];
-            let mut done = 0;
-            while done < span.n_rows {
-                // The rows of one page.
-                let (row, position) = (span.first_row + done, span.first_position as usize + done);
-                let slot = position % KV_PAGE_TOKENS;
-                let n = (KV_PAGE_TOKENS - slot).min(span.n_rows - done);
-                let page = pages[position / KV_PAGE_TOKENS]
-                    + layout.layer_offset_bytes(layer.index as usize) as u64;
-                let page = arena.bytes_mut(page, layout.layer_bytes());
-                let (k, v) = (
-                    &k_rows[row * k_width..][..n * k_width],
-                    &v_rows[row * v_width..][..n * v_width],
-                );
-                ops::kv_append(simd, layout, page, slot..slot + n, k, v);
-                done += n;
-            }
+    let mut all = Vec::with_capacity(batch.spans.len());
+    for span in batch.spans {
+        let mut done = 0;
+        while done < span.n_rows {
+            let position = span.first_position as usize + done;
+            let slot = position % KV_PAGE_TOKENS;
+            let n = (KV_PAGE_TOKENS - slot).min(span.n_rows - done);
+            all.push(Rows {
+                page: span.kv_pages[group][position / KV_PAGE_TOKENS],
+                slot,
+                first: span.first_row + done,
+                n,
+            });
+            done += n;
+        }
+    }
+    all.sort_by_key(|rows| rows.page);
+    let pages: Vec<&[Rows]> = all.chunk_by(|a, b| a.page == b.page).collect();
+    let offset = layout.layer_offset_bytes(layer.index as usize) as u64;
+    on.device.pool.run(pages.len(), 1, |range| {
+        for rows in pages[range].iter().copied().flatten() {
+            let page = arena.bytes_mut(rows.page + offset, layout.layer_bytes());
+            let (k, v) = (
+                &k_rows[rows.first * k_width..][..rows.n * k_width],
+                &v_rows[rows.first * v_width..][..rows.n * v_width],
+            );
+            ops::kv_append(simd, layout, page, rows.slot..rows.slot + rows.n, k, v);
         }
     });
 }

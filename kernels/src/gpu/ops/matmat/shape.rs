@@ -35,6 +35,19 @@ fn wmma_rows(target: &GpuTarget) -> u32 {
     THREADS / target.wave * 32
 }
 
+/// Parts of the columns for which so many blocks run at once, of `tiles` whose sums of one part have so many bytes: a
+/// step each at least, and as many as there is room for.
+fn parts(blocks: u32, tiles: u64, bytes: u64, steps: u64, room: PartsRoom) -> u32 {
+    let parts = (u64::from(blocks) / tiles.max(1))
+        .min(room.bytes / bytes.max(1))
+        .min(steps)
+        .min(PARTS_MAX);
+    match tiles <= room.n_counters {
+        true => parts.max(1) as u32,
+        false => 1,
+    }
+}
+
 /// What a block of a kernel takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MmaShape {
@@ -80,15 +93,8 @@ impl MmaShape {
         let tiles = u64::from(tiles(shape.rows)) * u64::from(n_tokens.div_ceil(tokens));
         let steps = u64::from(cols.div_ceil(STEP) / shape.groups());
         let bytes = tiles * u64::from(shape.rows * shape.tokens * 4);
-        let parts = (u64::from(wanted) / tiles.max(1))
-            .min(room.bytes / bytes.max(1))
-            .min(steps)
-            .min(PARTS_MAX);
-        if tiles > room.n_counters || parts < 2 {
-            return shape;
-        }
         Self {
-            parts: parts as u32,
+            parts: parts(wanted, tiles, bytes, steps, room),
             ..shape
         }
     }
@@ -227,15 +233,11 @@ impl WgmmaShape {
         let tiles = rows.iter().map(|r| r.div_ceil(WGMMA_ROWS)).sum::<u32>();
         let blocks = target.compute_units * if tokens > 64 { 1 } else { 2 };
         let bytes = u64::from(tiles) * u64::from(WGMMA_ROWS * tokens * 4);
-        let parts = u64::from(blocks / tiles.max(1))
-            .min(room.bytes / bytes.max(1))
-            .min(u64::from(cols / WGMMA_STEP))
-            .min(PARTS_MAX);
-        let counted = u64::from(tiles) <= room.n_counters;
+        let steps = u64::from(cols / WGMMA_STEP);
         Self {
             tokens,
             tiles,
-            parts: if counted { parts.max(1) as u32 } else { 1 },
+            parts: parts(blocks, u64::from(tiles), bytes, steps, room),
         }
     }
 

@@ -4,8 +4,8 @@
 //! | rows | product |
 //! |---|---|
 //! | 1 | mat-vec, norm, SwiGLU and residual sum inside |
-//! | up to [`SMALL_BATCH`] | the input as f16, then mat-mat by matrix instructions (where there are, quantized weights, on AMD from 9 or 17 tokens on); else as 8 bits, then mat-mat |
 //! | 17 to 128 on sm_90, quantized weights | the input as f16 by columns, then mat-mat by wgmma |
+//! | up to [`SMALL_BATCH`] otherwise | the input as f16, then mat-mat by matrix instructions (where there are, quantized weights, on AMD from 9 or 17 tokens on); else as 8 bits, then mat-mat |
 //! | more | `tiled.rs`: tiles of the weights as f16 (what is f16 already as it is), then the vendor's library; mat-mat where there is none |
 //!
 //! Rows of a plan of float weights stay f32, or become two f16 for the library.

@@ -11,7 +11,7 @@ use rocmforge_kernels::gpu::ops::experts;
 use crate::ALIGNMENT;
 use crate::ops::{Rows, ScratchLayout};
 
-/// Most rows that the kernels for small batches are given; more go through f16 tiles.
+/// Most rows that the kernels for small batches are given; more go through f16 tiles, but for those of wgmma's.
 pub(super) const SMALL_BATCH: u64 = 64;
 
 /// Most rows of a pass that has a short chunk of a prompt beside tokens.
