@@ -142,6 +142,7 @@ impl Engine {
         });
         let work = Work::Generate(Box::new(Generation {
             events,
+            due: Vec::new(),
             chooser: Chooser::new(sampler, request.decoding, || {
                 self.masks.get_or_insert_with(Masks::start).clone()
             }),

@@ -199,6 +199,8 @@ impl Engine {
             task.counts.misses += counts.misses;
             task.counts.uploaded_bytes += counts.uploaded_bytes;
             task.counts.host_bytes += counts.host_bytes;
+            // All at once: whoever passes them on is woken once a pass and not once a request.
+            task.tell();
         }
         ran?;
         self.keep_stream(model, of_model, &layout, members)

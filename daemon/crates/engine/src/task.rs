@@ -81,6 +81,8 @@ impl Work {
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) events: mpsc::Sender<GenerateEvent>,
+    /// What the pass that runs has found so far.
+    pub(crate) due: Vec<GenerateEvent>,
     pub(crate) chooser: Chooser,
     pub(crate) drafts: Drafts,
     /// Drafts that were computed, and those of them that were right.
@@ -273,6 +275,17 @@ impl Task {
         };
         let known = self.tokens[self.n_past..].iter();
         known.chain(drafts).copied().take(rows)
+    }
+
+    /// Sends what a pass has found.
+    pub(crate) fn tell(&mut self) {
+        if let Work::Generate(g) = &mut self.work {
+            for event in g.due.drain(..) {
+                // The pass had its rows because places for all of them were free; if the reader is gone the next look ends the
+                // request.
+                let _ = g.events.try_send(event);
+            }
+        }
     }
 
     /// Sends the end of a request that failed.
