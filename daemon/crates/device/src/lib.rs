@@ -318,11 +318,13 @@ pub trait Device: Send {
     }
 
     /// Copies a range of the arena, in which no upload is under way, to an offset of what was set aside: after the operations
-    /// and copies that were started before, and before those that are started from now on. Does not wait.
+    /// and copies that were started before, and before those that are started from now on. Does not wait for the copy. Whether
+    /// there is one: not while the system's memory for it is on its way, unless that is to be waited for (`waits`), some
+    /// milliseconds.
     ///
     /// # Errors
     /// [`Error::Memory`] if the system has none for it; [`Error::Lost`], [`Error::Driver`].
-    fn save(&mut self, _from: u64, _to: u64, _bytes: u64) -> Result<(), Error> {
+    fn save(&mut self, _from: u64, _to: u64, _bytes: u64, _waits: bool) -> Result<bool, Error> {
         Err(Error::Config("nothing was set aside".to_owned()))
     }
 

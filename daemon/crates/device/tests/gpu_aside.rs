@@ -4,6 +4,8 @@
 
 mod fake_device;
 
+use std::time::{Duration, Instant};
+
 use rocmforge_device::gpu::GpuDevice;
 use rocmforge_device::ops::PlacedBuf;
 use rocmforge_device::{Buf, Device, Error, Rows, Scratch, ScratchLayout};
@@ -66,8 +68,8 @@ fn a_range_comes_back_as_it_was_over_the_border_of_two_chunks() {
     let (one, other) = (bytes(&mut device, first), bytes(&mut device, second));
     assert_ne!(one, other);
     let (low, border) = (0, CHUNK - RANGE / 2);
-    device.save(first, border, RANGE).unwrap();
-    device.save(second, low, RANGE).unwrap();
+    assert!(device.save(first, border, RANGE, true).unwrap());
+    assert!(device.save(second, low, RANGE, true).unwrap());
     // Whoever gets their room comes behind the copies.
     fill(&mut device, first, 7);
     fill(&mut device, second, 8);
@@ -94,12 +96,53 @@ fn memory_that_the_system_refuses_is_an_error_and_costs_nothing() {
     fill(&mut device, FIXED, 1);
     let before = bytes(&mut device, FIXED);
     fake.fail("hipHostMalloc", 1, OUT_OF_MEMORY);
-    let refused = device.save(FIXED, 0, RANGE);
+    let refused = device.save(FIXED, 0, RANGE, false);
     assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
     fake.recover();
-    device.save(FIXED, 0, RANGE).unwrap();
+    assert!(device.save(FIXED, 0, RANGE, false).unwrap());
     device.restore(0, FIXED + RANGE, RANGE).unwrap();
     assert_eq!(bytes(&mut device, FIXED + RANGE), before);
+    drop(device);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    assert_eq!(fake.live(), Live::default());
+}
+
+#[test]
+fn memory_behind_what_is_used_comes_ahead_of_need() {
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    let pinned = fake.live().pinned;
+    device.set_aside(8 * CHUNK).unwrap();
+    fill(&mut device, FIXED, 5);
+    let before = bytes(&mut device, FIXED);
+    assert!(device.save(FIXED, 0, RANGE, false).unwrap());
+    // Nobody waits for the next chunk, which is on its way.
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while !device.save(FIXED, CHUNK, RANGE, false).unwrap() {
+        assert!(Instant::now() < give_up, "it does not come");
+        std::thread::yield_now();
+    }
+    device.restore(CHUNK, FIXED + RANGE, RANGE).unwrap();
+    assert_eq!(bytes(&mut device, FIXED + RANGE), before);
+    // Who waits gets it: the last of those that were asked for, and no more of them come than a few.
+    assert!(device.save(FIXED, 5 * CHUNK, RANGE, true).unwrap());
+    assert!(fake.live().pinned - pinned <= 8);
+    assert_eq!(device.set_aside(CHUNK).unwrap(), CHUNK);
+    assert!(device.save(FIXED, 0, RANGE, true).unwrap());
+    drop(device);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    assert_eq!(fake.live(), Live::default());
+}
+
+#[test]
+fn memory_that_the_system_refuses_ahead_of_need_is_asked_for_again() {
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    device.set_aside(3 * CHUNK).unwrap();
+    fake.fail("hipHostMalloc", 2, OUT_OF_MEMORY);
+    assert!(device.save(FIXED, 0, RANGE, true).unwrap());
+    // The second call is the thread's; the third is this one's.
+    assert!(device.save(FIXED, CHUNK, RANGE, true).unwrap());
     drop(device);
     assert_eq!(fake.violations(), Vec::<String>::new());
     assert_eq!(fake.live(), Live::default());

@@ -93,20 +93,23 @@ impl Residency {
         }
     }
 
-    /// Copies a range of the device to the host's memory. `None` if that cannot be.
+    /// Copies a range of the device to the host's memory. `None` if that cannot be, or not at once: whoever runs would wait.
     fn save(&mut self, from: Slab, age: Option<Age>) -> Option<Stored> {
         let stored = self.tier_room(from.bytes, age)?;
-        let saved = self.device.save(from.offset, stored.at, from.bytes);
-        if let Err(error) = saved {
-            self.note_loss(&error);
-            tracing::debug!(%error, "a page is not kept in the host's memory");
-            self.tier.free(stored);
-            if let rocmforge_device::Error::Memory { .. } = error {
-                self.tier.refused(stored, self.offload.kept_bytes());
+        let waits = self.tier.is_always();
+        match self.device.save(from.offset, stored.at, from.bytes, waits) {
+            Ok(true) => return Some(stored),
+            Ok(false) => self.tier.free(stored),
+            Err(error) => {
+                self.note_loss(&error);
+                tracing::debug!(%error, "a page is not kept in the host's memory");
+                self.tier.free(stored);
+                if let rocmforge_device::Error::Memory { .. } = error {
+                    self.tier.refused(stored, self.offload.kept_bytes());
+                }
             }
-            return None;
         }
-        Some(stored)
+        None
     }
 
     /// Takes what a node has off the device and keeps it in the host's memory. Whether it did; else nothing has changed.

@@ -2,29 +2,105 @@
 //! the card.
 //!
 //! It is pinned, so that copies are queued behind what the compute stream has queued, and the engine thread does not wait for
-//! them. It is taken in chunks as it is needed first, and kept until its end is set below it: a chunk costs milliseconds, which
-//! are not to be paid for each page.
+//! them. It is taken in chunks and kept until its end is set below it: to pin a chunk takes milliseconds (14 were measured on an
+//! H100's host), as long as a pass of many sequences. The first chunk that is needed is waited for. Those behind it are pinned
+//! by a thread of their own, ahead of need, and what has to go meanwhile finds no place.
+//!
+//! ```text
+//!   absent --(far from all others: pinned at once)-----------------> there
+//!   absent --(ahead of one that was used)--> asked for --(pinned)--> there
+//! ```
 //!
 //! *Invariant:* all copies are queued on the compute stream, so one reads what those before it wrote, and a range may go to
 //! another copy as soon as the last one is queued.
 
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
 use crate::error::Error;
-use crate::gpu::{Context, DevicePtr, PinnedBuffer, Stream};
+use crate::gpu::{self, Context, DevicePtr, PinnedBuffer, Stream};
 
 use super::{failed, stream_driver};
 
 /// Bytes of a chunk.
 const CHUNK_BYTES: u64 = 16 << 20;
 
+/// Chunks that are pinned ahead of the last one that was used: 64 MiB.
+const AHEAD: usize = 4;
+
 /// The memory.
 #[derive(Debug)]
 pub(super) struct Aside {
     context: Context,
-    /// Those that are not there yet were not needed.
-    chunks: Vec<Option<PinnedBuffer>>,
+    chunks: Vec<Chunk>,
+    ahead: Option<Ahead>,
+    /// The system had no memory for a chunk ahead: the next one is pinned by whoever needs it, who meets the error.
+    refused: bool,
     bytes: u64,
     /// The most that there were: the last chunk ends there.
     most: u64,
+}
+
+#[derive(Debug)]
+enum Chunk {
+    Absent,
+    /// The thread pins it.
+    AskedFor,
+    There(PinnedBuffer),
+}
+
+impl Chunk {
+    fn buffer(&self) -> Option<&PinnedBuffer> {
+        match self {
+            Chunk::There(buffer) => Some(buffer),
+            Chunk::Absent | Chunk::AskedFor => None,
+        }
+    }
+}
+
+/// The thread that pins chunks ahead of need.
+#[derive(Debug)]
+struct Ahead {
+    wanted: Option<Sender<(usize, u64)>>,
+    pinned: Receiver<(usize, Result<PinnedBuffer, gpu::Error>)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Ahead {
+    fn start(context: &Context) -> std::io::Result<Self> {
+        let (wanted, asked) = channel::<(usize, u64)>();
+        let (told, pinned) = channel();
+        let context = context.clone();
+        let thread = std::thread::Builder::new()
+            .name("pin".to_owned())
+            .spawn(move || {
+                for (index, bytes) in asked {
+                    let chunk = PinnedBuffer::new(&context, bytes as usize);
+                    if told.send((index, chunk)).is_err() {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Self {
+            wanted: Some(wanted),
+            pinned,
+            thread: Some(thread),
+        })
+    }
+
+    fn ask(&self, index: usize, bytes: u64) -> bool {
+        let wanted = self.wanted.as_ref();
+        wanted.is_some_and(|wanted| wanted.send((index, bytes)).is_ok())
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.wanted = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// A part of a range that lies in one chunk.
@@ -64,6 +140,8 @@ impl Aside {
         Self {
             context: context.clone(),
             chunks: Vec::new(),
+            ahead: None,
+            refused: false,
             bytes: 0,
             most: 0,
         }
@@ -71,8 +149,8 @@ impl Aside {
 
     /// Whether memory would go back if there were no more than `bytes`.
     pub(super) fn takes_away(&self, bytes: u64) -> bool {
-        let beyond = self.chunks.iter().skip(chunks_of(bytes));
-        beyond.flatten().next().is_some()
+        let mut beyond = self.chunks.iter().skip(chunks_of(bytes));
+        beyond.any(|chunk| chunk.buffer().is_some())
     }
 
     /// Makes `bytes` usable, which are as many as the first time at most; the chunks beyond go back, in which nothing is under
@@ -86,7 +164,8 @@ impl Aside {
         self.bytes
     }
 
-    /// Queues a copy of a range of the card's memory to `to`.
+    /// Queues a copy of a range of the card's memory to `to`. Whether it did: not while the memory there is being pinned, unless
+    /// that is to be waited for.
     ///
     /// # Errors
     /// [`Error::Memory`] where the system has no more memory to pin; [`Error::Lost`], [`Error::Driver`].
@@ -95,17 +174,21 @@ impl Aside {
         from: u64,
         to: u64,
         bytes: u64,
+        waits: bool,
         stream: &Stream,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         self.check(to, bytes);
         for part in parts(to, bytes) {
-            self.need(part.chunk)?;
+            if !self.need(part.chunk, waits)? {
+                return Ok(false);
+            }
         }
         for part in parts(to, bytes) {
-            let Some(chunk) = &self.chunks[part.chunk] else {
-                unreachable!("it was taken above")
-            };
-            let host = chunk.as_ptr().wrapping_add(part.at as usize);
+            let chunk = self.chunks[part.chunk].buffer();
+            let host = chunk
+                .expect("it was taken above")
+                .as_ptr()
+                .wrapping_add(part.at as usize);
             let driver = stream_driver(stream)?;
             let source = DevicePtr(from + part.from);
             // SAFETY: the source lies in the arena, as the caller has checked; the part lies in the chunk, which goes only
@@ -113,7 +196,7 @@ impl Aside {
             unsafe { driver.copy_d2h_async(host, source, part.bytes, stream.handle()) }
                 .map_err(|e| failed("setting a page aside", e))?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Queues a copy of what was saved at `from` to the card's memory.
@@ -129,7 +212,7 @@ impl Aside {
     ) -> Result<(), Error> {
         self.check(from, bytes);
         for part in parts(from, bytes) {
-            let chunk = self.chunks.get(part.chunk).and_then(Option::as_ref);
+            let chunk = self.chunks.get(part.chunk).and_then(Chunk::buffer);
             let host = chunk.expect("what is brought back was saved").as_ptr();
             let host = host.wrapping_add(part.at as usize);
             let driver = stream_driver(stream)?;
@@ -149,25 +232,88 @@ impl Aside {
         );
     }
 
-    /// Has a chunk.
-    fn need(&mut self, index: usize) -> Result<(), Error> {
+    /// Has a chunk, and asks for those behind it. Whether it is there.
+    fn need(&mut self, index: usize, waits: bool) -> Result<bool, Error> {
         if self.chunks.len() <= index {
-            self.chunks.resize_with(index + 1, || None);
+            self.chunks.resize_with(index + 1, || Chunk::Absent);
         }
-        if self.chunks[index].is_none() {
-            // The last of all may be smaller.
-            let bytes = CHUNK_BYTES.min(self.most - index as u64 * CHUNK_BYTES);
-            let chunk = PinnedBuffer::new(&self.context, bytes as usize);
-            self.chunks[index] = Some(chunk.map_err(|error| match error.is_lost() {
-                true => failed("allocating pinned memory", error),
-                false => Error::Memory {
-                    kind: super::vendor_name(&self.context),
-                    bytes,
-                    message: error.to_string(),
-                },
-            })?);
+        self.take_pinned(waits.then_some(index));
+        match &self.chunks[index] {
+            Chunk::There(_) => {}
+            Chunk::AskedFor => return Ok(false),
+            Chunk::Absent => {
+                let chunk = PinnedBuffer::new(&self.context, self.chunk_bytes(index) as usize);
+                let chunk = chunk.map_err(|error| match error.is_lost() {
+                    true => failed("allocating pinned memory", error),
+                    false => Error::Memory {
+                        kind: super::vendor_name(&self.context),
+                        bytes: self.chunk_bytes(index),
+                        message: error.to_string(),
+                    },
+                })?;
+                self.chunks[index] = Chunk::There(chunk);
+                self.refused = false;
+            }
         }
-        Ok(())
+        if !self.refused {
+            self.ask_ahead(index);
+        }
+        Ok(true)
+    }
+
+    /// Takes what the thread has pinned; waits for one chunk if it was asked for.
+    fn take_pinned(&mut self, awaited: Option<usize>) {
+        let Some(ahead) = &self.ahead else {
+            return;
+        };
+        let waits = |chunks: &[Chunk]| {
+            awaited.is_some_and(|index| matches!(chunks[index], Chunk::AskedFor))
+        };
+        loop {
+            let pinned = match waits(&self.chunks) {
+                true => ahead.pinned.recv().ok(),
+                false => ahead.pinned.try_recv().ok(),
+            };
+            let Some((index, pinned)) = pinned else {
+                return;
+            };
+            // What lies behind an end that was set meanwhile goes back.
+            if let Some(chunk @ Chunk::AskedFor) = self.chunks.get_mut(index) {
+                self.refused |= pinned.is_err();
+                *chunk = pinned.map_or(Chunk::Absent, Chunk::There);
+            }
+        }
+    }
+
+    /// Has the chunks behind one that is used pinned.
+    fn ask_ahead(&mut self, index: usize) {
+        let end = (index + 1 + AHEAD).min(chunks_of(self.bytes));
+        for next in index + 1..end {
+            if self.chunks.len() <= next {
+                self.chunks.resize_with(next + 1, || Chunk::Absent);
+            }
+            if !matches!(self.chunks[next], Chunk::Absent) {
+                continue;
+            }
+            if self.ahead.is_none() {
+                match Ahead::start(&self.context) {
+                    Ok(ahead) => self.ahead = Some(ahead),
+                    Err(error) => {
+                        tracing::warn!(%error, "no thread to pin memory ahead of need");
+                        return;
+                    }
+                }
+            }
+            let bytes = self.chunk_bytes(next);
+            if self.ahead.as_ref().is_some_and(|a| a.ask(next, bytes)) {
+                self.chunks[next] = Chunk::AskedFor;
+            }
+        }
+    }
+
+    /// Bytes of a chunk: the last of all may be smaller.
+    fn chunk_bytes(&self, index: usize) -> u64 {
+        CHUNK_BYTES.min(self.most - index as u64 * CHUNK_BYTES)
     }
 }
 

@@ -328,9 +328,9 @@ impl Device for GpuDevice {
         Ok(self.aside.set_bytes(bytes))
     }
 
-    fn save(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
+    fn save(&mut self, from: u64, to: u64, bytes: u64, waits: bool) -> Result<bool, Error> {
         let from = self.arena.at(from, bytes);
-        self.aside.save(from, to, bytes, &self.compute)
+        self.aside.save(from, to, bytes, waits, &self.compute)
     }
 
     fn restore(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
