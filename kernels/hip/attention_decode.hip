@@ -28,6 +28,7 @@
 // shared memory as they are stored, so that a token is what it will be to those after it. With KV_F32, names end in _f32 and pages
 // are f32, of which a thread takes half as many at a time (LANES_K): they fill as many registers, and static shared memory is
 // 48,948 bytes of NVIDIA's 49,152 in attention_decode_any_f32.
+// Many rows on NVIDIA have a form of their own, attention_many.h.
 #include "compat.h"
 #include "act.h"
 #include "kv.h"
@@ -458,3 +459,16 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
         out[i + 1] = second;
     }
 }
+
+// Of eight heads a block and more, what fills the device with whole contexts: attention_many_<dim>.
+#if defined(RF_CUDA) && defined(DIM) && GROUP == 8 && !defined(KV_Q8) && !defined(KV_F32)
+#define NAME2(a, b) a##b
+#define NAME(a, b) NAME2(a, b)
+#if __CUDA_ARCH__ >= 800
+#include "attention_many.h"
+#define MANY(a) attention_many(a)
+#else
+#define MANY(a)
+#endif
+ENTRY(128, 3) NAME(attention_many_, DIM)(AttentionDecodeArgs a) { MANY(a); }
+#endif

@@ -390,8 +390,8 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                 all.push(launch.unwrap());
             }
             let (append, to) = (Some(&rope), partials);
-            for positions in [64, 10_000] {
-                let shape = attention::decode_shape(target, 1, 2 * group, &layout, positions);
+            for (rows, positions) in [(1, 64), (1, 10_000), (640, 64)] {
+                let shape = attention::decode_shape(target, rows, 2 * group, &layout, positions);
                 let shape = shape.unwrap();
                 all.push(attention::decode(qkv, 4, &kv, append, &scores, shape, to).unwrap());
             }

@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 53] = files![
+const FILES: [(&str, &str); 54] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -33,6 +33,7 @@ const FILES: [(&str, &str); 53] = files![
     "activations.h",
     "f16_pair.h",
     "kv.h",
+    "attention_many.h",
     "attention_mma.h",
     "mma_f16.h",
     "wmma.h",
@@ -124,7 +125,8 @@ pub(crate) fn file(name: &str) -> Option<&'static str> {
 
 /// Appends a file with the headers that it includes, each once.
 fn expand(name: &str, included: &mut Vec<String>, to: &mut String) {
-    for line in file(name).unwrap_or_default().lines() {
+    let text = file(name).expect("every source and header is listed above");
+    for line in text.lines() {
         if let Some(header) = line.strip_prefix("#include \"") {
             let header = header.trim_end_matches('"').to_owned();
             if !included.contains(&header) {

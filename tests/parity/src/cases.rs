@@ -62,6 +62,9 @@ pub(crate) enum Work {
     TopK(usize),
 }
 
+/// How much longer than the one before each sequence of a case of many is.
+pub(crate) const APART: u32 = 5;
+
 /// A case: tensors, buffers, operations, which buffers are compared.
 #[derive(Debug, Clone)]
 pub struct Case {
@@ -84,6 +87,8 @@ pub struct Case {
     pub(crate) recorded: bool,
     /// Whether its rows are those of one token and of drafts behind it.
     pub(crate) drafts: bool,
+    /// Whether its rows are tokens of as many sequences, each [`APART`] positions longer than the one before.
+    pub(crate) apart: bool,
     /// Where the operations are cut into two runs, as between two segments of a plan.
     pub(crate) cut: Option<usize>,
     /// Most that a scale is. Where results feed products again, about what keeps their size.
@@ -128,6 +133,7 @@ pub fn cases(extent: Extent) -> Vec<Case> {
         elements::cases(),
         attention::variants(),
         attention::drafts(),
+        attention::many(),
         experts::cases(),
         recurrent::cases(),
         largest(),
@@ -223,6 +229,7 @@ fn plain(
         kv: KvType::F16,
         recorded: false,
         drafts: false,
+        apart: false,
         cut: None,
         size: 0.02,
         outliers: true,

@@ -1,6 +1,7 @@
 //! One case on one device: weights uploaded from a file, the context before, the operations, the results.
 
 use std::io::Write;
+use std::ops::Range;
 use std::sync::Arc;
 
 use rand::rngs::StdRng;
@@ -15,12 +16,12 @@ use rocmforge_ops::{
     Conflicts, KV_PAGE_TOKENS, KvGroup, KvLayout, RopeScaling, RowCounts, WeightType,
 };
 
-use crate::cases::{Case, Work};
+use crate::cases::{APART, Case, Work};
 use crate::weights::random_matrix;
 use crate::{Error, rows, states};
 
 /// Arena of each device: the device's own block, then the weights, scratch, and KV pages.
-pub(crate) const ARENA: u64 = 144 << 20;
+pub(crate) const ARENA: u64 = 160 << 20;
 pub(crate) const SLAB: u64 = 16 << 20;
 pub(crate) const SCRATCH: u64 = 48 << 20;
 pub(crate) const KV: u64 = 112 << 20;
@@ -68,12 +69,14 @@ fn write_file(
 }
 
 /// Where the KV pages of `positions` tokens are: not in the order of their addresses.
-fn pages(kv: &KvLayout, positions: usize) -> Vec<u64> {
+fn pages(kv: &KvLayout, positions: usize, base: &mut u64) -> Vec<u64> {
     let n = positions.div_ceil(KV_PAGE_TOKENS) as u64;
     let stride = (kv.page_bytes() as u64).next_multiple_of(256);
-    assert!(KV + n * stride <= ARENA, "{n} pages of {stride} bytes");
+    let first = *base;
+    *base += n * stride;
+    assert!(*base <= ARENA, "{n} pages of {stride} bytes at {first}");
     let swapped = |i| i ^ u64::from(n > 1 && i < n - n % 2);
-    (0..n).map(|i| KV + swapped(i) * stride).collect()
+    (0..n).map(|i| first + swapped(i) * stride).collect()
 }
 
 /// Runs a case and reads the buffers that it compares, with their names.
@@ -250,7 +253,18 @@ fn operations(
         layout: kv,
         window: None,
     };
-    let pages = pages(&kv, case.first_position as usize + n);
+    // Of each sequence: its first position, and its pages.
+    let mut end = KV;
+    let sequences: Vec<(u32, Vec<u64>)> = match case.apart {
+        true => (0..n as u32)
+            .map(|i| case.first_position + i * APART)
+            .map(|first| (first, pages(&kv, first as usize + 1, &mut end)))
+            .collect(),
+        false => {
+            let first = case.first_position;
+            vec![(first, pages(&kv, first as usize + n, &mut end))]
+        }
+    };
     let table = RopeTable::new(&RopeParams {
         n_rot: case.n_rot as usize,
         freq_base: 10_000.0,
@@ -260,30 +274,36 @@ fn operations(
     });
     let table = table.map_err(|e| Error::Case(e.to_string()))?;
     let mut angles = RopeAngles::new(case.order);
+    // Rows of a pass: a sequence, and which of its positions.
+    type PassRows = [(usize, Range<u32>)];
     let mut step = |device: &mut dyn Device,
-                    first: u32,
-                    n: usize,
+                    rows: &PassRows,
                     rng: &mut StdRng,
                     ops: &[Op],
                     times: u32|
      -> Result<(), Error> {
-        angles.set(&table, first..first + n as u32);
-        // The context before is no draft.
-        let (spans, rows) = match case.drafts && first == case.first_position {
-            true => (n, 1),
-            false => (1, n),
-        };
-        let kv_pages = [pages.as_slice()];
-        let span = |i: usize| Span {
-            first_row: i,
-            n_rows: rows,
-            first_position: first + i as u32,
-            kv_pages: &kv_pages,
-            state: 0,
-            state_out: 0,
-            draft: i > 0,
-        };
-        let spans: Vec<Span<'_>> = (0..spans).map(span).collect();
+        let positions = rows.iter().flat_map(|(_, positions)| positions.clone());
+        let n = positions.clone().count();
+        angles.set(&table, positions);
+        let kv_pages: Vec<[&[u64]; 1]> = rows.iter().map(|(s, _)| [&*sequences[*s].1]).collect();
+        let mut first_row = 0;
+        let spans: Vec<Span<'_>> = rows
+            .iter()
+            .zip(&kv_pages)
+            .map(|((_, positions), kv_pages)| {
+                let n_rows = positions.len();
+                first_row += n_rows;
+                Span {
+                    first_row: first_row - n_rows,
+                    n_rows,
+                    first_position: positions.start,
+                    kv_pages,
+                    state: 0,
+                    state_out: 0,
+                    draft: case.drafts && n_rows == 1 && first_row > 1,
+                }
+            })
+            .collect();
         let outputs = [n as u32 - 1];
         let batch = Batch {
             n_tokens: n,
@@ -320,16 +340,24 @@ fn operations(
         .filter(|op| matches!(op, Op::RopeKv { .. }))
         .cloned()
         .collect();
-    let mut first = 0;
-    while first < case.first_position && !append.is_empty() {
-        let chunk = (case.first_position - first)
-            .min(CHUNK)
-            .min(case.tokens as u32);
-        step(device, first, chunk as usize, rng, &append, 1)?;
-        first += chunk;
+    for (i, (end, _)) in sequences.iter().enumerate() {
+        let mut first = 0;
+        while first < *end && !append.is_empty() {
+            let chunk = (end - first).min(CHUNK).min(case.tokens as u32);
+            step(device, &[(i, first..first + chunk)], rng, &append, 1)?;
+            first += chunk;
+        }
     }
+    let first = case.first_position;
+    let rows: Vec<(usize, Range<u32>)> = match (case.apart, case.drafts) {
+        (true, _) => (0..n)
+            .map(|i| (i, sequences[i].0..sequences[i].0 + 1))
+            .collect(),
+        (false, true) => (first..first + n as u32).map(|p| (0, p..p + 1)).collect(),
+        (false, false) => vec![(0, first..first + n as u32)],
+    };
     let times = if case.recorded { 3 } else { 1 };
-    step(device, case.first_position, n, rng, ops, times)?;
+    step(device, &rows, rng, ops, times)?;
     wait(device, case, scratch).map_err(failed)?;
     weights.forget(device);
     Ok(())

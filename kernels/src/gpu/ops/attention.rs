@@ -9,6 +9,7 @@ use rocmforge_ops::{KvLayout, KvType, Mask};
 const DECODE_THREADS: u32 = 256;
 /// Positions of a step; the context is split at multiples of it.
 const DECODE_STEP: u32 = 64;
+const MANY_THREADS: u32 = 128;
 const PREFILL_THREADS: u32 = 128;
 
 /// Most rows of a tile of [`prefill`].
@@ -113,6 +114,14 @@ const DECODE: [(usize, usize, u32, Kernels); 10] = [
     (576, 512, 4, kernels!("attention_decode_576_512")),
 ];
 
+/// Sizes of heads, and kernels of f16 in which a block has up to [`MANY_HEADS`] query heads and goes through a whole context by
+/// matrix instructions, on NVIDIA (`hip/attention_many.h`).
+const MANY: [(usize, &str); 2] = [
+    (64, "attention_decode_64_8.attention_many_64"),
+    (128, "attention_decode_128_8.attention_many_128"),
+];
+const MANY_HEADS: u32 = 8;
+
 /// Most query heads of a block of [`decode_any`].
 const DECODE_ANY_HEADS: u32 = 4;
 
@@ -184,13 +193,7 @@ fn decode_kernels(n_head: u32, kv: &KvLayout) -> Result<Vec<(&'static str, u32)>
         });
     }
     check_type(kv)?;
-    let group = n_head / n_head_kv;
-    let heads = |most: u32| {
-        (1..=most.min(group))
-            .rev()
-            .find(|h| group.is_multiple_of(*h))
-            .unwrap_or(1)
-    };
+    let heads = |most| heads_of_block(n_head, n_head_kv, most);
     let of_size = DECODE
         .iter()
         .filter(|(k, v, ..)| (*k, *v) == (dim_k, dim_v));
@@ -207,6 +210,30 @@ fn decode_kernels(n_head: u32, kv: &KvLayout) -> Result<Vec<(&'static str, u32)>
     Ok(found)
 }
 
+/// Query heads of a block, a divisor of those of a key/value head, of `most` at most.
+fn heads_of_block(n_head: u32, n_head_kv: u32, most: u32) -> u32 {
+    let group = n_head / n_head_kv;
+    let fits = |heads: &u32| group.is_multiple_of(*heads);
+    (1..=most.min(group)).rev().find(fits).unwrap_or(1)
+}
+
+/// The kernel of many rows and the query heads of its blocks, if rows with whole contexts fill the device.
+fn many_kernel(
+    target: &GpuTarget,
+    rows: u32,
+    n_head: u32,
+    kv: &KvLayout,
+) -> Option<(&'static str, u32)> {
+    let (dim_k, dim_v) = (kv.head_dim_k, kv.head_dim_v);
+    let (_, kernel) = MANY
+        .iter()
+        .find(|(dim, _)| (dim_k, dim_v) == (*dim, *dim))
+        .filter(|_| target.has_mma() && kv.ty == KvType::F16)?;
+    let heads = heads_of_block(n_head, kv.n_head_kv as u32, MANY_HEADS);
+    let fills = rows * (n_head / heads) >= target.compute_units;
+    fills.then_some((*kernel, heads))
+}
+
 /// Whether there are kernels for heads of these numbers and sizes.
 ///
 /// # Errors
@@ -219,6 +246,7 @@ pub fn supports(n_head: u32, kv: &KvLayout) -> Result<(), Error> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeShape {
     kernel: &'static str,
+    threads: u32,
     /// Query heads of a block.
     heads: u32,
     /// Blocks of a row and a part: counters and parts are to be as many a row.
@@ -228,6 +256,8 @@ pub struct DecodeShape {
 }
 
 /// How `rows` rows with contexts up to `positions_max` share the device.
+///
+/// Where a block a row and key/value head fills the device, none is split ([`many_kernel`]).
 ///
 /// A block of many heads reads keys and values once for all of them. In short contexts of few rows that saves nothing, and what a
 /// block does one head after another is what takes the time: there blocks have as few heads as still run all at once.
@@ -242,6 +272,15 @@ pub fn decode_shape(
     positions_max: u32,
 ) -> Result<DecodeShape, Error> {
     let kernels = decode_kernels(n_head, kv)?;
+    if let Some((kernel, heads)) = many_kernel(target, rows, n_head, kv) {
+        return Ok(DecodeShape {
+            kernel,
+            threads: MANY_THREADS,
+            heads,
+            blocks: n_head / heads,
+            n_split: 1,
+        });
+    }
     let steps = positions_max.div_ceil(DECODE_STEP).clamp(1, SPLIT_MAX);
     let at_once = match target.vendor {
         Vendor::Nvidia => target.compute_units,
@@ -256,6 +295,7 @@ pub fn decode_shape(
     let blocks = n_head / heads;
     Ok(DecodeShape {
         kernel,
+        threads: DECODE_THREADS,
         heads,
         blocks,
         n_split: n_split(target, rows, blocks, positions_max),
@@ -310,6 +350,7 @@ pub fn decode(
     let place = kv.place()?;
     let DecodeShape {
         kernel,
+        threads,
         heads,
         n_split,
         ..
@@ -336,7 +377,7 @@ pub fn decode(
     Ok(Launch {
         kernel,
         grid: [qkv.n_head / heads, args.n_split, qkv.rows],
-        block: [DECODE_THREADS, 1, 1],
+        block: [threads, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::of(&args),
         overlaps: true,

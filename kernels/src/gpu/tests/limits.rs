@@ -263,6 +263,61 @@ fn blocks_have_few_heads_where_all_of_them_run_at_once() {
 }
 
 #[test]
+fn rows_that_fill_the_device_are_not_split_and_take_matrix_instructions() {
+    let kv = |n_head_kv, head_dim, ty| KvLayout {
+        n_layer: 1,
+        n_head_kv,
+        head_dim_k: head_dim,
+        head_dim_v: head_dim,
+        ty,
+    };
+    let many = "attention_decode_128_8.attention_many_128";
+    let of = |target: &GpuTarget, rows, n_head, kv: &KvLayout| {
+        let shape = attention::decode_shape(target, rows, n_head, kv, 1 << 16).unwrap();
+        let qkv = Qkv {
+            q: 1,
+            k: 0,
+            v: 0,
+            n_head,
+            rows,
+        };
+        let pages = Kv {
+            layout: kv,
+            layer: 0,
+            base: 1 << 40,
+            table: 2,
+            table_stride: 16,
+            positions: 3,
+            sequences: None,
+        };
+        let partials = Partials {
+            partials: 0,
+            counters: 0,
+        };
+        let scores = Scores::causal(1.0);
+        let launch = attention::decode(qkv, 1, &pages, None, &scores, shape, partials).unwrap();
+        (launch.kernel == many, launch.grid, launch.block[0])
+    };
+    let h200 = &GpuTarget::nvidia(9, 0, 132);
+    let eight = kv(8, 128, KvType::F16);
+    assert_eq!(of(h200, 17, 32, &eight), (true, [8, 1, 17], 128));
+    assert_eq!(of(h200, 64, 64, &eight), (true, [8, 1, 64], 128));
+    // Sixteen query heads of a key/value head are two blocks.
+    assert_eq!(of(h200, 64, 128, &eight), (true, [16, 1, 64], 128));
+    // One row less leaves multiprocessors idle.
+    let (is_many, grid, threads) = of(h200, 16, 32, &eight);
+    assert!(!is_many && grid[1] >= 1 && threads == 256);
+    for other in [kv(8, 128, KvType::Q8_0), kv(8, 96, KvType::F16)] {
+        assert!(!of(h200, 64, 32, &other).0, "{other:?}");
+    }
+    for target in targets() {
+        if !target.has_mma() {
+            assert!(!of(&target, 640, 32, &eight).0);
+        }
+    }
+}
+
+#[test]
 fn products_of_few_rows_have_a_block_a_multiprocessor() {
     let h200 = GpuTarget {
         shared_bytes_asked: 227 << 10,

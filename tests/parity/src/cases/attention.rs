@@ -134,6 +134,43 @@ pub(super) fn drafts() -> Vec<Case> {
     cases
 }
 
+/// Tokens of many sequences: few rows share their positions among blocks, many do not.
+pub(super) fn many() -> Vec<Case> {
+    let shapes = [
+        heads(8, 2, 64),
+        heads(32, 8, 128),
+        heads(64, 8, 64),
+        heads(32, 2, 128),
+        heads(8, 8, 128),
+        heads(4, 1, 256),
+    ];
+    let near = (Mask::Causal, 0.0, None);
+    let all = (Mask::Window(WINDOW), 2.0, Some(0));
+    let mut cases = Vec::new();
+    for shape in shapes {
+        for (tokens, first) in [(3, 40), (20, 0), (24, 90)] {
+            for (kv, recorded, scores) in [
+                (KvType::F16, false, near),
+                (KvType::F16, true, near),
+                (KvType::F16, false, all),
+                (KvType::Q8_0, false, near),
+            ] {
+                let mut case = scored("attention, many", shape, (tokens, first), scores);
+                let windowed = scores.1 > 0.0;
+                case.name = format!(
+                    "{}, {}, recorded {recorded}, windowed {windowed}",
+                    case.name,
+                    kv.name()
+                );
+                (case.kv, case.recorded, case.apart) = (kv, recorded, true);
+                case.tolerance = tolerance(kv);
+                cases.push(case);
+            }
+        }
+    }
+    cases
+}
+
 /// Windows, bounded scores, sinks, heads whose values are shorter than their keys, and heads that are rotated alone.
 pub(super) fn variants() -> Vec<Case> {
     let spans = [(1, 0), (1, 70), (5, 300), (64, 20), (130, 70)];

@@ -36,9 +36,15 @@ use super::workspace::{SMALL_BATCH, Workspace};
 /// Most threads; a compilation takes a core.
 const THREADS_MAX: usize = 8;
 
-/// Rows of the passes that are got ready for, and the first one's position: a short prompt, a token, a long prompt, a token far into
-/// a text.
-const PASSES: [(usize, u32); 4] = [(8, 0), (1, 0), (4 * SMALL_BATCH as usize, 0), (1, 1 << 16)];
+/// Sequences of the passes that are got ready for, rows of each, and the first one's position: a short prompt, a token, a long
+/// prompt, a token far into a text, tokens of many.
+const PASSES: [(usize, usize, u32); 5] = [
+    (1, 8, 0),
+    (1, 1, 0),
+    (1, 4 * SMALL_BATCH as usize, 0),
+    (1, 1, 1 << 16),
+    (64, 1, 0),
+];
 
 /// Where the addresses of launches that are never launched begin.
 const NOWHERE: u64 = 1 << 40;
@@ -182,8 +188,8 @@ pub(super) fn launches(
             all.add(weights::repack(weights(ty), NOWHERE, 0, 1, NOWHERE).map_err(wrong)?);
         }
     }
-    for (i, (rows, position)) in PASSES.into_iter().enumerate() {
-        for launch in pass(target, vendor, model, rows, position)? {
+    for (i, of) in PASSES.into_iter().enumerate() {
+        for launch in pass(target, vendor, model, of)? {
             all.add(launch);
         }
         if i == 0 {
@@ -206,16 +212,16 @@ pub(super) fn launches(
     Ok(all.launches)
 }
 
-/// The launches of a pass of `rows` tokens of one sequence, the first at a position.
+/// The launches of a pass of some sequences, each of so many tokens, the first at a position.
 fn pass(
     target: &GpuTarget,
     vendor: bool,
     model: &Outline<'_>,
-    rows: usize,
-    position: u32,
+    (sequences, rows, position): (usize, usize, u32),
 ) -> Result<Vec<Launch>, Error> {
+    let n_tokens = sequences * rows;
     let layout = model.plan.scratch(RowCounts {
-        tokens: rows as u64,
+        tokens: n_tokens as u64,
         outputs: 1,
     });
     let angles: Vec<RopeAngles> = model
@@ -224,17 +230,18 @@ fn pass(
         .iter()
         .map(|r| RopeAngles::new(r.order))
         .collect();
-    let spans = [Span {
-        first_row: 0,
+    let span = |i: usize| Span {
+        first_row: i * rows,
         n_rows: rows,
         first_position: position,
         kv_pages: &[],
         state: 0,
         state_out: 0,
         draft: false,
-    }];
+    };
+    let spans: Vec<Span<'_>> = (0..sequences).map(span).collect();
     let batch = Batch {
-        n_tokens: rows,
+        n_tokens,
         spans: &spans,
         kv: &model.plan.kv,
         rope: &angles,
