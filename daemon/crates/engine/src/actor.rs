@@ -92,6 +92,8 @@ pub(crate) struct Entry {
 pub(crate) struct Preloading {
     pub(crate) model: ModelId,
     pub(crate) segments: VecDeque<u32>,
+    /// All of the model was asked for: what has no room is left out. Segments that were named take it from others.
+    pub(crate) what_fits: bool,
     pub(crate) done_bytes: u64,
     pub(crate) total_bytes: u64,
     pub(crate) uploaded_bytes: u64,

@@ -3,8 +3,9 @@
 
 use rocmforge_device::{Outline, Pace};
 use rocmforge_ops::Plan;
-use rocmforge_tensor_cache::{ModelId, SegmentId};
+use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 
+use crate::api::RequestCacheUse;
 use crate::error::Error;
 use crate::residency::Residency;
 
@@ -90,6 +91,21 @@ impl Residency {
             self.execute()?;
         }
         Ok(())
+    }
+
+    /// Brings a segment that somebody asked for ahead of its use, and waits for it; it is held as by
+    /// [`Residency::acquire`]. `None` if it has no room beside its own model and those that run.
+    pub(crate) fn bring(
+        &mut self,
+        segment: SegmentId,
+        counts: &mut RequestCacheUse,
+    ) -> Result<Option<Slab>, Error> {
+        self.collect();
+        if !self.cache.bring(segment, &mut self.actions) {
+            return Ok(None);
+        }
+        self.execute()?;
+        self.acquire(segment, counts).map(Some)
     }
 
     /// Begins uploads of experts of a model that fits, from the segment `from` on, which no row was routed to yet: only into room that

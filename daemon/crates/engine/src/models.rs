@@ -179,6 +179,7 @@ impl Engine {
         segments: Option<Vec<u32>>,
         events: mpsc::Sender<PreloadEvent>,
     ) {
+        let what_fits = segments.is_none();
         let checked = if self.draining.is_some() {
             Err(draining())
         } else if self.preloads.len() >= PRELOADS_MAX {
@@ -199,6 +200,7 @@ impl Engine {
                 self.preloads.push_back(Preloading {
                     model,
                     segments: segments.into(),
+                    what_fits,
                     done_bytes: 0,
                     total_bytes,
                     uploaded_bytes: 0,

@@ -485,8 +485,14 @@ impl Engine {
             index,
         };
         self.residency.collect();
-        match self.residency.acquire(id, &mut counts) {
-            Ok(slab) => {
+        let brought = match preload.what_fits {
+            true => self.residency.bring(id, &mut counts),
+            false => self.residency.acquire(id, &mut counts).map(Some),
+        };
+        match brought {
+            // It has no room, and is left out; a smaller one may have some.
+            Ok(None) => self.preloads.push_back(preload),
+            Ok(Some(slab)) => {
                 self.residency.release(id);
                 preload.done_bytes += slab.bytes;
                 preload.uploaded_bytes += counts.uploaded_bytes;

@@ -7,7 +7,10 @@ mod requests;
 use std::sync::Arc;
 
 use requests::{chat, engine, load, questions, run};
-use rocmforge_engine::api::{Asker, Budget, FinishReason, ScoreRequest};
+use rocmforge_engine::EngineHandle;
+use rocmforge_engine::api::{
+    Asker, Budget, FinishReason, PreloadEvent, ScoreRequest, SegmentState,
+};
 
 #[tokio::test]
 async fn right_answers_and_the_same_ones_in_a_small_budget() {
@@ -79,4 +82,44 @@ async fn scores_are_those_of_the_tokens_that_greedy_chooses() {
             assert_eq!(score.top[0].1, score.logprob);
         }
     }
+}
+
+/// Preloads, and says what was uploaded.
+async fn preloaded(engine: &EngineHandle, name: &str, segments: Option<Vec<u32>>) -> u64 {
+    let mut events = engine.preload(name, segments).unwrap();
+    loop {
+        match events.next().await.expect("an end") {
+            PreloadEvent::Progress { .. } => {}
+            PreloadEvent::Done { uploaded_bytes } => break uploaded_bytes,
+            PreloadEvent::Failed(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_preload_leaves_out_what_does_not_fit() {
+    let engine = engine(Budget::Bytes(3 << 20));
+    load(&engine, "tiny-qwen3-Q8_0.gguf", "large").await;
+    load(&engine, "tiny-llama-Q4_K_M.gguf", "small").await;
+    let resident = |model: usize| {
+        let snapshot = engine.snapshot();
+        let segments = (0u32..).zip(snapshot.models[model].segments.iter());
+        let there = segments.filter(|(_, segment)| segment.state == SegmentState::Resident);
+        there.map(|(index, _)| index).collect::<Vec<_>>()
+    };
+    let uploaded = preloaded(&engine, "large", None).await;
+    assert!(uploaded > 2 << 20 && uploaded <= 3 << 20, "{uploaded}");
+    let (brought, evictions) = (resident(0), engine.snapshot().cache.evictions);
+    assert_eq!(evictions, 0, "each was uploaded into room that nobody had");
+    // What is there stays when it is asked for again, whatever is missing.
+    assert_eq!(preloaded(&engine, "large", None).await, 0);
+    assert_eq!(resident(0), brought);
+    // A named segment takes the room of others.
+    assert!(!brought.contains(&17));
+    assert!(preloaded(&engine, "large", Some(vec![17])).await > 0);
+    assert!(resident(0).contains(&17));
+    // The other model is idle by now: all of its room is there for this one.
+    preloaded(&engine, "small", None).await;
+    let n = engine.snapshot().models[1].segments.len();
+    assert_eq!(resident(1).len(), n);
 }

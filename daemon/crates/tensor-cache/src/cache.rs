@@ -341,6 +341,30 @@ impl Cache {
         true
     }
 
+    /// Begins an upload of a segment that somebody asked for ahead of its use, into room that nobody has or that models
+    /// have of which no request runs: nothing of its own model goes for it, nor of those that run, unless it is pinned.
+    /// Whether it is there or on its way now.
+    pub fn bring(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let Ok(found) = self.segment(segment) else {
+            return false;
+        };
+        let (bytes, whose) = (found.bytes, For::Segment(segment.model));
+        if found.state != Residency::Absent {
+            return true;
+        }
+        let bar = match found.pinned {
+            true => Bar::None,
+            false => Bar::Idle(segment.model),
+        };
+        let Ok(slab) = self.make_room(bytes, Side::High, bar, whose, actions) else {
+            return false;
+        };
+        self.begin_upload(segment, slab, actions);
+        self.change(segment, |found| found.fresh = true);
+        self.assert_ledger();
+        true
+    }
+
     /// The upload of a segment is complete.
     ///
     /// # Panics

@@ -28,6 +28,8 @@ pub(crate) enum Bar {
     FartherThan(NextUse),
     /// Only what some pass has used (for LRU, which knows nothing of the future).
     NotFresh,
+    /// Only what belongs to another model than this one, of which no request runs.
+    Idle(ModelId),
     /// No victims.
     All,
 }
@@ -343,6 +345,8 @@ impl Cache {
                 match (bar, next) {
                     // Those behind it may be needed later: their order is that of their ranks.
                     (Bar::FartherThan(least), Some((next_use, ..))) if next_use <= least => {}
+                    (Bar::Idle(than), Some((_, segment, _)))
+                        if segment.model == than || self.models[&segment.model].in_request => {}
                     (Bar::NotFresh, Some((_, segment, _))) => {
                         break next
                             .filter(|_| self.segment(segment).is_ok_and(|found| !found.fresh));

@@ -546,3 +546,44 @@ fn a_block_between_two_passes_takes_what_the_model_gives_up_anyway() {
         assert_ne!(there, Residency::Absent, "540 went for want of 1");
     }
 }
+
+#[test]
+fn what_is_brought_for_later_takes_the_room_of_idle_models_alone() {
+    for policy in [Policy::Belady, Policy::Lru] {
+        let mut cache = cache(50);
+        cache.set_policy(policy);
+        cache.register(A, &ordered(&[10; 3])).unwrap();
+        cache.register(B, &ordered(&[10; 8])).unwrap();
+        let mut actions = Vec::new();
+        pass(&mut cache, A, 3, false);
+        cache.request_end(A);
+        let mut bring = |cache: &mut Cache, model: ModelId| {
+            let fits = |&index: &u32| cache.bring(segment(model, index), &mut actions);
+            let brought: Vec<u32> = (0..8).filter(fits).collect();
+            for &index in &brought {
+                if !cache.holds(segment(model, index)) {
+                    cache.uploaded(segment(model, index));
+                }
+            }
+            cache.assert_consistent();
+            brought
+        };
+        // A is idle and goes; what B has by then stays, also when all is asked for again.
+        assert_eq!(bring(&mut cache, B), [0, 1, 2, 3, 4], "{policy:?}");
+        let uploads = cache.model_stats(B).counters.uploads;
+        assert_eq!(bring(&mut cache, B), [0, 1, 2, 3, 4], "{policy:?}");
+        assert_eq!(cache.model_stats(B).counters.uploads, uploads);
+        assert_eq!(cache.model_stats(B).counters.evictions, 0);
+        // Nothing goes of a model that runs.
+        cache.pass_begin(B, PassHint { more: true }).unwrap();
+        assert_eq!(bring(&mut cache, A), [0u32; 0], "{policy:?}");
+        cache.pass_end(B);
+        cache.request_end(B);
+        // What is pinned has a right to room.
+        cache.pin(segment(B, 7)).unwrap();
+        let mut actions = Vec::new();
+        assert!(cache.bring(segment(B, 7), &mut actions));
+        cache.uploaded(segment(B, 7));
+        assert_eq!(cache.model_stats(B).counters.evictions, 1);
+    }
+}
