@@ -164,11 +164,12 @@ pub struct Flags {
     /// Users and @groups that may use models: NAME, @NAME or *; repeatable [default: *]
     #[arg(long, value_name = "WHO")]
     pub use_by: Vec<String>,
-    /// Users and @groups that may load, unload, preload, pin and clear; they may use, too [default: as --use-by]
+    /// Users and @groups that may load, unload, preload, pin, clear and test the card; they may use, too
+    /// [default: as --use-by]
     #[arg(long, value_name = "WHO")]
     pub manage_by: Vec<String>,
-    /// Users and @groups that may change budget and policy; they may do all else, too
-    /// [default: as --manage-by]
+    /// Users and @groups that may change budget and policy and have the settings read anew; they may
+    /// do all else, too [default: as --manage-by]
     #[arg(long, value_name = "WHO")]
     pub admin_by: Vec<String>,
     /// Where HTTP is served, if anywhere.

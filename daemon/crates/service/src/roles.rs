@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! use       generate, tokenize, score; look at models, cache and status
-//! manage    and load, unload, preload, pin, clear
+//! manage    and load, unload, preload, pin, clear, test the card
 //! admin     and change budget and policy, and have the settings read anew
 //! ```
 //!
