@@ -4,11 +4,12 @@
 //! blocks. [`PackedMatrix::pack`] rearranges it at upload, byte for byte of the same size, so that sixteen rows advance
 //! together through one vector register. [`mat_mul`] then multiplies the packed form with [`Activations`].
 //!
-//! *Invariant:* one scheme of arithmetic (see [`matmul`]) holds for every instruction set, every number of tokens and
-//! every division of the rows among workers; results are bit-identical across all of them.
+//! *Invariant:* products have one scheme of arithmetic (see [`matmul`]) for every instruction set, every number of tokens
+//! and every division of the rows among workers: the same bits from all of them (`tests/matmul.rs`). The other operations
+//! ([`ops`]) have that for every division of the rows; between instruction sets their last bits differ.
 //!
-//! *Invariant:* `unsafe` appears only in `simd` (intrinsics behind a proof of detection) and in [`RowsOut`] (columns
-//! shared by workers).
+//! *Invariant:* `unsafe` appears only where vectors are (`simd`, `ops`: intrinsics behind a proof of detection), where
+//! workers write parts of one output ([`RowsOut`], states of [`ops`]), and in the pool.
 //!
 //! Nothing here but [`Pool`] owns a thread; every other function runs on its caller's.
 

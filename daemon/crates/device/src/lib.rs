@@ -5,7 +5,8 @@
 //! where it is told, moves a slab when it is told, and runs operations on offsets that it is given.
 //!
 //! *Invariant:* only the engine thread calls a [`Device`]; the threads behind it (compute pool, staging) are its own.
-//! *Invariant:* all memory that a pass touches on a device is inside the arena, at places that the ledger knows.
+//! *Invariant:* all memory that a pass touches on a card is inside the arena, at places that the ledger knows. The host
+//! has inputs of products and experts' rows on its heap beside that; they count as workspace ([`Device::workspace_bytes`]).
 
 #![deny(unsafe_code)]
 
@@ -101,7 +102,7 @@ pub struct Pace {
     pub computed_bytes_per_s: f64,
     /// Bytes a second of uploads.
     pub upload_bytes_per_s: f64,
-    /// Bytes of an upload that are on the device before its slab must be free.
+    /// Bytes of an upload that the device can hold before a place for it is free.
     pub ahead_bytes: u64,
 }
 
@@ -450,7 +451,7 @@ pub trait Device: Send {
     }
 
     /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the index of
-    /// the largest element, the lowest among equals; `None` and nothing at all as [`Device::top_k`].
+    /// the largest element, the lowest among equals; both kinds of `None` as with [`Device::top_k`].
     ///
     /// # Errors
     /// As [`Device::read`].
@@ -467,7 +468,7 @@ pub trait Device: Send {
 
     /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the `k` largest
     /// elements with their indices, largest first, the lowest index first among equals; fewer if a row has fewer. `None`
-    /// for a row whose largest is NaN or infinite. Nothing at all where the device leaves that to who reads the rows.
+    /// for a row whose largest is NaN or infinite. `Ok(None)` if the device does not implement it: the caller reads the rows.
     ///
     /// # Errors
     /// As [`Device::read`].

@@ -11,7 +11,8 @@
 //! a row of each of its requests that decode, and chunks of prompts. A command waits for one pass. A request whose reader
 //! is slow is passed over until the reader has taken an event.
 //!
-//! *Invariant:* nothing here waits for a client. Only an upload, and the absence of work, are waited for.
+//! *Invariant:* nothing here waits for a client. What is waited for is an upload, a read of the model's file (rows of the
+//! embedding), what the device has computed (logits, routing), the mask of a grammar, and a command when there is no work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;

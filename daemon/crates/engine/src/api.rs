@@ -1,7 +1,7 @@
-//! All that anyone can ask of the engine: one closed enum of commands, and the handle that sends them.
+//! All that anyone can ask of the engine: one closed enum of commands, which [`crate::EngineHandle`] sends.
 //!
 //! The engine is one OS thread that owns the device, the cache, the KV pages and the sequences. Everybody else holds a
-//! cloneable `EngineHandle`: a bounded channel of [`Command`]s in, and a `watch` of published [`Snapshot`]s out. A
+//! cloneable handle: a bounded channel of [`Command`]s in, and a `watch` of published [`Snapshot`]s out. A
 //! status call reads the snapshot and never enters the engine. Replies travel on channels that the asker made; the
 //! engine never blocks on one of them: a sequence whose reader is slow is left out of the schedule until it reads.
 //!

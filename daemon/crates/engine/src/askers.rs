@@ -4,8 +4,9 @@
 //! here as one whose reader is slow does: the scheduler is told that it is not ready. One for which
 //! there is no place to wait, either, is refused when it comes.
 //!
-//! *Invariant:* a client's requests that are ready and wait, and those that run, are never more than
-//! its `running_max`, so that no admission passes it.
+//! *Invariant:* no admission takes a client's running requests above its `running_max`: those that
+//! run, and those that wait and are ready, are no more than that. Where a reload lowers the limit,
+//! what runs already goes on, and nothing is ready until enough of it has ended.
 
 use std::collections::{HashMap, HashSet};
 

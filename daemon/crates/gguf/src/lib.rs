@@ -46,7 +46,7 @@
 //!   in.
 //! - [`mod@write`]: a writer for tests and tools, of files right and wrong.
 //!
-//! *Invariant:* `unsafe` occurs in `mapped` and its guard only. *Invariant:* nothing here starts a thread or holds a lock
+//! *Invariant:* `unsafe` occurs below `mapped` only. *Invariant:* nothing here starts a thread or holds a lock
 //! while it reads; every type is `Send + Sync`.
 #![deny(unsafe_code)]
 

@@ -430,7 +430,7 @@ impl Cache {
 /// Evictable segments, the farthest next use (or the least recent) first.
 pub(crate) enum Victims {
     Farthest {
-        /// By the next use that they go for, which may be another one's; their own is behind.
+        /// By the next use that [`trade`] assigned; the segment's own next use is the last element.
         heap: BinaryHeap<(NextUse, SegmentId, NextUse)>,
         outlooks: Vec<(ModelId, Outlook)>,
     },

@@ -125,7 +125,7 @@ impl Cache {
         true
     }
 
-    /// Checks every invariant from the ground up, O(everything): for tests and for a daemon that doubts itself.
+    /// Checks every invariant from the ground up, O(everything): for tests.
     ///
     /// # Panics
     /// If one does not hold.

@@ -1,7 +1,7 @@
 //! Text to token ids and back; chat templates.
 //!
 //! - [`Tokenizer`]: the vocabulary of a GGUF file. Byte-level BPE (`gpt2`) with
-//!   the pre-tokenizers in use, and SentencePiece (`llama`).
+//!   the pre-tokenizers in use, BPE of characters (`gemma4`), and SentencePiece (`llama`).
 //! - [`StreamDecoder`]: ids to text one at a time, whole characters only.
 //! - [`ChatTemplate`]: messages to the text a model was trained on, by a
 //!   [`Renderer`], which keeps a bad template away from this process.

@@ -5,7 +5,8 @@
 //! Handles are plain numbers: who owns what, and in which order it dies, is the affair of the owners in
 //! [`super::context`], [`super::memory`] and [`super::exec`], which are what the rest of the crate uses.
 //!
-//! *Invariant:* a vendor's symbol, type or constant appears in the two tables only.
+//! *Invariant:* a symbol, type or constant of a vendor's driver appears in the two tables only; those of its product
+//! libraries in `blas`.
 //! *Invariant:* no method panics and none aborts; a failure is an [`Error`] with a [`Class`].
 //! *Threads:* every method may be called from any thread. Except where it says otherwise, a method acts on the context
 //! that the calling thread made current with [`Driver::context_bind`].

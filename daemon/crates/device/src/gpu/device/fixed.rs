@@ -55,7 +55,7 @@ fn results_bytes(budget: u64) -> u64 {
     }
 }
 
-/// Bytes of the page table: of 128 sequences of 131,072 positions, in pages of 64.
+/// Bytes of the page table: 64 sequences of 131,072 positions in pages of 32, or a quarter of one.
 fn table_bytes(budget: u64) -> u64 {
     if budget >= LARGE_BUDGET {
         2 << 20
