@@ -8,7 +8,8 @@
 //!
 //! *Invariants:* the generation ends when its client goes, or does not read for ten seconds while
 //! others wait; a stream that is silent for fifteen says that it lives ([`PATIENCE`]). What fails
-//! before the first event is answered with a status, not inside of a stream.
+//! before the first event and within [`FIRST_WAIT`] is answered with a status, not inside of a
+//! stream.
 
 use std::convert::Infallible;
 use std::pin::pin;
