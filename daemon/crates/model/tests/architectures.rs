@@ -46,21 +46,29 @@ fn a_plan_tells_whether_its_weights_are_floats() {
     }
 }
 
-/// A model of floats whose scores are not scaled down has f32 where nobody says; all others have what they had.
+/// Of models of floats, those whose scores are not scaled down have f32 where nobody says, and on the host mixtures.
 #[test]
-fn only_gemma_4_of_floats_has_keys_and_values_in_f32_by_default() {
+fn gemma_4_and_on_the_host_mixtures_of_floats_have_keys_and_values_in_f32_by_default() {
+    let mut mixtures = 0;
     for path in fixtures() {
         let mut model = model(&path);
         let name = path.file_stem().unwrap().to_str().unwrap();
-        let default = match name {
+        let on_card = match name {
             "gemma4" | "gemma4e" | "gemma4moe" => KvType::F32,
             _ => KvType::F16,
         };
-        assert_eq!(model.plan().kv_type_default(), default, "{name}");
+        assert_eq!(model.plan().kv_type_default(false), on_card, "{name}");
+        let mut steps = model.plan().steps.iter();
+        let on_host = match steps.any(|s| matches!(s, Step::Experts { .. })) {
+            true => KvType::F32,
+            false => on_card,
+        };
+        mixtures += usize::from(on_host != on_card);
+        assert_eq!(model.plan().kv_type_default(true), on_host, "{name}");
         let in_f16 = model.info().kv_bytes_per_token;
-        for ty in [None, Some(KvType::F16), Some(KvType::F32), None] {
+        for ty in [on_host, KvType::F16, KvType::F32, on_card] {
             model.set_kv_type(ty);
-            let expected = ty.unwrap_or(default);
+            let expected = ty;
             let mut groups = model.plan().kv.iter();
             assert!(groups.all(|g| g.layout.ty == expected), "{name}, {ty:?}");
             let times = if expected == KvType::F32 { 2 } else { 1 };
@@ -70,12 +78,17 @@ fn only_gemma_4_of_floats_has_keys_and_values_in_f32_by_default() {
             assert!(plan.is_none_or(|mut types| types.all(|ty| ty == expected)));
         }
     }
+    assert!(mixtures > 0);
+    let mut dir = fixtures().swap_remove(0);
+    dir.pop();
+    let quantized = model(&dir.join("../tiny-qwen3moe-Q4_K_M.gguf"));
+    assert_eq!(quantized.plan().kv_type_default(true), KvType::F16);
 }
 
 #[test]
 fn every_architecture_makes_a_plan() {
     let files = fixtures();
-    assert_eq!(files.len(), 51, "{files:?}");
+    assert_eq!(files.len(), 52, "{files:?}");
     for path in files {
         let model = model(&path);
         let plan = model.plan();
