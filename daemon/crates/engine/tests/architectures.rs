@@ -55,7 +55,7 @@ fn tolerance(model: &LoadedModel, name: &str) -> f64 {
 /// By default these models, of floats, have f32.
 const LOOSE_F16: [(&str, usize); 2] = [("gemma4", 2), ("gemma4moe", 10)];
 
-const ARCHITECTURES: [&str; 51] = [
+const ARCHITECTURES: [&str; 52] = [
     "arcee",
     "bailingmoe",
     "bailingmoe2",
@@ -80,6 +80,7 @@ const ARCHITECTURES: [&str; 51] = [
     "gpt-oss",
     "granite",
     "granitehybrid",
+    "granitehybrid-bias",
     "granitemoe",
     "hunyuan-dense",
     "hunyuan-moe",

@@ -22,6 +22,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
             ..Layer::new(
                 AttentionSpec {
                     scale: factors.scores,
+                    qkv_bias: Presence::Optional,
+                    output_bias: Presence::Optional,
                     ..AttentionSpec::new(h.heads_of(i), rope)
                 },
                 ffn,
