@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rocmforge_device::{Scratch, ScratchLayout, Span};
+use rocmforge_device::{ALIGNMENT, Scratch, ScratchLayout, Span};
 use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
 use rocmforge_ops::{Plan, RopeSpec, RowCounts};
 use rocmforge_scheduler::{PassPlan, SeqId, SpanResult};
@@ -67,7 +67,8 @@ impl Engine {
         self.computing = false;
         let n_tokens = plan.rows as usize;
         tracing::trace!(n_tokens, sequences = members.len(), "a pass");
-        self.ensure_scratch(model, plan)?;
+        let anew = members.iter().any(|m| m.task.compactions > 0);
+        self.ensure_scratch(model, plan, anew)?;
         self.lend_states(model, members)?;
         let of_model = loaded.model().plan();
         let layout = of_model.scratch(RowCounts {
@@ -409,14 +410,19 @@ impl Engine {
         self.publish(true);
     }
 
-    fn ensure_scratch(&mut self, model: ModelId, plan: &PassPlan) -> Result<(), Error> {
+    /// Has scratch for a pass. Of a request that is computed `anew`, since its blocks left no room in one piece, scratch takes
+    /// all that it may have from the beginning: were it to grow behind pages, what it leaves would be lost to a segment again.
+    fn ensure_scratch(&mut self, model: ModelId, plan: &PassPlan, anew: bool) -> Result<(), Error> {
         // The draft model's passes run behind, if there is room for theirs.
         let draft = self.draft_entry(model).filter(|d| d.is_used());
         let of_draft = draft.map(|d| d.id).map_or(0, |id| {
             let (rows, outputs) = (plan.rows as usize, plan.outputs_at_a_time as usize);
             self.scratch_bytes(id, rows, outputs)
         });
-        let bytes = plan.scratch_bytes.max(of_draft.min(plan.scratch_bytes_max));
+        let mut bytes = plan.scratch_bytes.max(of_draft.min(plan.scratch_bytes_max));
+        if anew && !self.residency.cache.fits(model) {
+            bytes = bytes.max(plan.scratch_bytes_max / ALIGNMENT * ALIGNMENT);
+        }
         if let Some((_, has)) = self.scratch {
             // What a long prompt took would be uploaded again for every token of a model that does not fit.
             let spare =

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use requests::{chat, engine, load, run, until};
-use rocmforge_engine::api::{Budget, GenerateEvent, GenerateRequest};
+use rocmforge_engine::api::{Asker, Budget, GenerateEvent, GenerateRequest, ScoreRequest};
 use rocmforge_engine::{Error, Events, LoadedModel};
 
 /// Budgets that were tried, each with [`REQUESTS`] requests at once.
@@ -142,4 +142,41 @@ async fn a_prompt_whose_kv_takes_most_of_the_budget_is_computed_in_shorter_passe
         tokens > 2000 && passes > tokens / 32 + 16,
         "{tokens}, {passes}"
     );
+}
+
+/// Scratch that grows behind pages leaves a hole before them, and then no room in one piece for the head, however often the
+/// request is computed anew: unless it has all of its scratch from the beginning.
+#[tokio::test]
+async fn a_score_that_a_budget_admits_is_computed_in_it() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    for name in ["arcee", "glm4", "mistral3", "qwen3moe"] {
+        let model = load(&engine, &format!("arch/{name}.gguf"), name).await;
+        let request = || ScoreRequest {
+            model: Arc::clone(&model),
+            ids: (0..151).map(|i| 3 + i * 7 % 1000).collect(),
+            top_n: 0,
+            deadline: None,
+            asker: Asker::default(),
+        };
+        let logprobs = |scores: rocmforge_engine::api::Scores| {
+            let tokens = scores.tokens.iter();
+            tokens.map(|t| t.logprob.to_bits()).collect::<Vec<u32>>()
+        };
+        engine.set_budget(Budget::Bytes(64 << 20)).await.unwrap();
+        let expected = logprobs(engine.score(request()).await.unwrap());
+        let mut computed = 0;
+        for budget in (288 << 10..640 << 10).step_by(2 << 10) {
+            engine.set_budget(Budget::Bytes(budget)).await.unwrap();
+            match engine.score(request()).await {
+                Ok(scores) => {
+                    assert_eq!(logprobs(scores), expected, "{name} in {budget}");
+                    computed += 1;
+                }
+                Err(Error::Exhausted { message, .. }) => panic!("{name} in {budget}: {message}"),
+                // Too small a budget is told before anything is computed.
+                Err(_) => {}
+            }
+        }
+        assert!(computed > 20, "{name}: {computed} budgets");
+    }
 }
