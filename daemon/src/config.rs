@@ -151,8 +151,8 @@ pub struct Flags {
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
     /// What keys and values are stored as: f32; f16; q8_0, in about half of f16's memory; or auto,
-    /// which is f16, but f32 for models of floats that do not scale their scores down (Gemma 4), on
-    /// the host for mixtures of floats, too [default: auto]
+    /// which is f16, but f32 for models of floats that do not scale their scores down (Gemma 4) or are
+    /// mixtures of experts [default: auto]
     #[arg(long, value_name = "TYPE")]
     pub kv_type: Option<String>,
     /// Draft tokens, from what a text has said before or by a model's block that predicts one more, where that pays: on, off

@@ -105,7 +105,7 @@ pub struct EngineConfig {
     pub direct_io: Offload,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
-    /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by model and device:
+    /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by the model:
     /// [`Plan::kv_type_default`](rocmforge_ops::Plan::kv_type_default).
     pub kv_type: Option<KvType>,
     /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more, where that

@@ -81,8 +81,7 @@ impl Engine {
             .transpose()?;
         // Two loads at once may each have made theirs.
         self.models.iter().any(|there| loaded.share(&there.loaded));
-        let on_host = self.residency.device.info().kind == "host";
-        loaded.set_kv_type(self.config.kv_type, on_host);
+        loaded.set_kv_type(self.config.kv_type);
         choose_reads(&loaded, self.config.direct_io);
         let layouts = self.layouts(&loaded, loaded.model().plan())?;
         let kinds = loaded.model().plan().segments.iter().map(|s| s.kind);

@@ -46,43 +46,38 @@ fn a_plan_tells_whether_its_weights_are_floats() {
     }
 }
 
-/// Of models of floats, those whose scores are not scaled down have f32 where nobody says, and on the host mixtures.
+/// Of models of floats, mixtures and those whose scores are not scaled down have f32 where nobody says.
 #[test]
-fn gemma_4_and_on_the_host_mixtures_of_floats_have_keys_and_values_in_f32_by_default() {
+fn gemma_4_and_mixtures_of_floats_have_keys_and_values_in_f32_by_default() {
     let mut mixtures = 0;
     for path in fixtures() {
         let mut model = model(&path);
         let name = path.file_stem().unwrap().to_str().unwrap();
-        let on_card = match name {
-            "gemma4" | "gemma4e" | "gemma4moe" => KvType::F32,
-            _ => KvType::F16,
-        };
-        assert_eq!(model.plan().kv_type_default(false), on_card, "{name}");
         let mut steps = model.plan().steps.iter();
-        let on_host = match steps.any(|s| matches!(s, Step::Experts { .. })) {
+        let default = match steps.any(|s| matches!(s, Step::Experts { .. })) {
             true => KvType::F32,
-            false => on_card,
+            false if matches!(name, "gemma4" | "gemma4e") => KvType::F32,
+            false => KvType::F16,
         };
-        mixtures += usize::from(on_host != on_card);
-        assert_eq!(model.plan().kv_type_default(true), on_host, "{name}");
+        mixtures += usize::from(default == KvType::F32);
+        assert_eq!(model.plan().kv_type_default(), default, "{name}");
         let in_f16 = model.info().kv_bytes_per_token;
-        for ty in [on_host, KvType::F16, KvType::F32, on_card] {
+        for ty in [default, KvType::F16, KvType::F32, default] {
             model.set_kv_type(ty);
-            let expected = ty;
             let mut groups = model.plan().kv.iter();
-            assert!(groups.all(|g| g.layout.ty == expected), "{name}, {ty:?}");
-            let times = if expected == KvType::F32 { 2 } else { 1 };
+            assert!(groups.all(|g| g.layout.ty == ty), "{name}, {ty:?}");
+            let times = if ty == KvType::F32 { 2 } else { 1 };
             assert_eq!(model.info().kv_bytes_per_token, times * in_f16, "{name}");
             assert_eq!(model.info().kv_type, expected.name(), "{name}");
             let plan = model.predictor().map(|p| p.kv.iter().map(|g| g.layout.ty));
-            assert!(plan.is_none_or(|mut types| types.all(|ty| ty == expected)));
+            assert!(plan.is_none_or(|mut types| types.all(|stored| stored == ty)));
         }
     }
-    assert!(mixtures > 0);
+    assert!(mixtures > 2);
     let mut dir = fixtures().swap_remove(0);
     dir.pop();
     let quantized = model(&dir.join("../tiny-qwen3moe-Q4_K_M.gguf"));
-    assert_eq!(quantized.plan().kv_type_default(true), KvType::F16);
+    assert_eq!(quantized.plan().kv_type_default(), KvType::F16);
 }
 
 #[test]

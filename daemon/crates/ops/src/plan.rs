@@ -188,15 +188,14 @@ impl Plan {
     ///
     /// What f16 rounds off of a key reaches the score times the factor on the product. With the usual factor, 1 / sqrt(head
     /// size), it is not felt; Gemma 4 has a factor of 1. A mixture feels it where two experts are nearly equal at the router's
-    /// cut, and goes to the other one. On the host f32 costs it memory alone; on a card, where tiles of many rows multiply in
-    /// f16, its prompts would go row by row, so there it keeps f16. Who has quantized its weights wants small more than exact.
+    /// cut, and goes to the other one. Who has quantized its weights wants small more than exact.
     #[must_use]
-    pub fn kv_type_default(&self, on_host: bool) -> KvType {
+    pub fn kv_type_default(&self) -> KvType {
         let as_they_are = |op: &Op| matches!(op, Op::Attention { scale, .. } if *scale >= 1.0);
         let mut steps = self.steps.iter();
         let moved = steps.any(|step| match step {
             Step::Run { ops, .. } => ops.iter().any(as_they_are),
-            Step::Experts { .. } => on_host,
+            Step::Experts { .. } => true,
         });
         match self.float_weights && moved {
             true => KvType::F32,
@@ -436,8 +435,7 @@ mod tests {
                 ..plan(ops.into())
             };
             let what = format!("{scales:?}, floats {float_weights}");
-            assert_eq!(plan.kv_type_default(false), expected, "{what}");
-            assert_eq!(plan.kv_type_default(true), expected, "{what}");
+            assert_eq!(plan.kv_type_default(), expected, "{what}");
         }
     }
 
