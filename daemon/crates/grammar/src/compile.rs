@@ -1,6 +1,10 @@
 //! From what a request says to a parser that is ready for the first token.
 
-use llguidance::api::TopLevelGrammar;
+use std::collections::BTreeSet;
+
+use llguidance::api::{GrammarInit, TopLevelGrammar};
+use llguidance::earley::lexerspec::LexerSpec;
+use llguidance::earley::regexvec::RegexVec;
 use llguidance::panic_utils::catch_unwind;
 use serde_json::{Value, json};
 
@@ -54,9 +58,10 @@ impl Calls {
     fn lark(&self) -> Result<String, Error> {
         let mut text = String::new();
         let mut names = Vec::new();
+        let mut size = Size::default();
         for (i, call) in self.calls.iter().enumerate() {
             let (before, after) = (Value::from(&*call.before), Value::from(&*call.after));
-            let schema = prepared(&call.schema)?;
+            let schema = prepared(&call.schema, &mut size)?;
             text.push_str(&format!(
                 "c{i}: {before} v{i} {after}\nv{i}: %json {schema}\n"
             ));
@@ -68,7 +73,7 @@ impl Calls {
             Some(between) => format!("start: one ({} one)*", Value::from(&**between)),
         };
         if let Some(schema) = &self.or {
-            text.push_str(&format!("value: %json {}\n", prepared(schema)?));
+            text.push_str(&format!("value: %json {}\n", prepared(schema, &mut size)?));
             start.push_str(" | value");
         }
         text.push_str(&start);
@@ -77,14 +82,16 @@ impl Calls {
     }
 }
 
-/// A checked schema, with bounds on white space unless it has options of its own.
-fn prepared(schema: &Value) -> Result<Value, Error> {
+/// A checked schema, with bounds on white space unless it has options of its own. `size` counts
+/// together what is compiled together.
+fn prepared<'a>(schema: &'a Value, size: &mut Size<'a>) -> Result<Value, Error> {
     if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
         let message = "a schema is an object, or true or false; give one";
         return Err(refused(message.to_owned()));
     }
     check_size(&schema.to_string(), limits::GRAMMAR_MAX_BYTES)?;
-    check_schema(schema, 0, &mut 0)?;
+    size.add(schema, 0)?;
+    size.check_patterns()?;
     let mut schema = schema.clone();
     if let Value::Object(schema) = &mut schema {
         schema
@@ -131,11 +138,11 @@ impl Grammar {
     fn top_level(&self) -> Result<TopLevelGrammar, Error> {
         match self {
             Self::JsonObject => {
-                let schema = prepared(&json!({"type": "object"}))?;
+                let schema = prepared(&json!({"type": "object"}), &mut Size::default())?;
                 Ok(TopLevelGrammar::from_json_schema(schema))
             }
             Self::JsonSchema(schema) => {
-                let schema = prepared(schema)?;
+                let schema = prepared(schema, &mut Size::default())?;
                 Ok(TopLevelGrammar::from_json_schema(schema))
             }
             Self::Calls(calls) => Ok(TopLevelGrammar::from_lark(calls.lark()?)),
@@ -152,6 +159,7 @@ impl Grammar {
             Self::Lark(text) => {
                 check_size(text, limits::LARK_MAX_BYTES)?;
                 check_nesting(text)?;
+                check_schemas_in(text)?;
                 Ok(TopLevelGrammar::from_lark(text.clone()))
             }
         }
@@ -167,9 +175,25 @@ impl Vocabulary {
     pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, Error> {
         let compile = || {
             let top = grammar.top_level()?;
+            let mut is_bounded = true;
             let parser = catch_unwind(std::panic::AssertUnwindSafe(|| {
-                self.factory.create_parser(top)
+                let mut limits = limits::parser();
+                let env = self.factory.tok_env().clone();
+                let grammar = GrammarInit::Serialized(top);
+                let (rules, lexer) = grammar.to_internal(Some(env), limits.clone())?;
+                let automaton = lexer.to_regex_vec(&mut limits)?;
+                is_bounded = may_begin_within_bounds(&lexer, automaton);
+                if !is_bounded {
+                    return self.factory.create_parser(nothing());
+                }
+                let compiled = GrammarInit::Internal(rules, lexer);
+                self.factory.create_parser_from_init_default(compiled)
             }));
+            if !is_bounded {
+                let message = "what may begin it takes too long to find; give a smaller multipleOf, \
+                               or simpler patterns";
+                return Err(refused(message.to_owned()));
+            }
             let inner = llguidance::Matcher::new(parser);
             match inner.get_error() {
                 None => Ok(inner),
@@ -187,6 +211,26 @@ impl Vocabulary {
         })?;
         Matcher::new(inner, self)
     }
+}
+
+/// Whether the first bytes that a text can have are found in [`limits::FIRST_BYTES_FUEL`].
+/// llguidance's parser looks for them without a bound, before it sets one for what follows: a
+/// `multipleOf` of ten million is as many states, and gigabytes.
+fn may_begin_within_bounds(lexer: &LexerSpec, mut automaton: RegexVec) -> bool {
+    automaton.set_fuel(limits::FIRST_BYTES_FUEL);
+    let first = automaton.initial_state(&lexer.all_lexemes());
+    for byte in 0..=u8::MAX {
+        automaton.transition(first, byte);
+        if automaton.has_error() {
+            return false;
+        }
+    }
+    true
+}
+
+/// Stands in for a grammar that is not compiled.
+fn nothing() -> TopLevelGrammar {
+    TopLevelGrammar::from_regex("a")
 }
 
 fn refused(reason: String) -> Error {
@@ -240,25 +284,73 @@ fn check_nesting(text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a schema that is nested deeper or has more values than may be: its text is walked by
-/// recursion, and members of an object are compared with one another.
-fn check_schema(value: &Value, depth: usize, values: &mut usize) -> Result<(), Error> {
-    *values += 1;
-    if depth > limits::NESTING_MAX {
-        let max = limits::NESTING_MAX;
-        return Err(refused(format!("it is nested deeper than {max}")));
+/// What is compiled together has of schemas.
+#[derive(Default)]
+struct Size<'a> {
+    values: usize,
+    /// Different names in `patternProperties`.
+    patterns: BTreeSet<&'a str>,
+}
+
+impl<'a> Size<'a> {
+    /// Counts a schema in, and refuses one that is nested deeper or has more values than may be:
+    /// its text is walked by recursion, and members of an object are compared with one another.
+    fn add(&mut self, value: &'a Value, depth: usize) -> Result<(), Error> {
+        self.values += 1;
+        if depth > limits::NESTING_MAX {
+            let max = limits::NESTING_MAX;
+            return Err(refused(format!("it is nested deeper than {max}")));
+        }
+        if self.values > limits::SCHEMA_VALUES_MAX {
+            let max = limits::SCHEMA_VALUES_MAX;
+            return Err(refused(format!("it has more than {max} values")));
+        }
+        match value {
+            Value::Object(members) => {
+                if let Some(Value::Object(named)) = members.get("patternProperties") {
+                    self.patterns.extend(named.keys().map(String::as_str));
+                }
+                members
+                    .values()
+                    .try_for_each(|member| self.add(member, depth + 1))
+            }
+            Value::Array(list) => list
+                .iter()
+                .try_for_each(|member| self.add(member, depth + 1)),
+            _ => Ok(()),
+        }
     }
-    if *values > limits::SCHEMA_VALUES_MAX {
-        let max = limits::SCHEMA_VALUES_MAX;
-        return Err(refused(format!("it has more than {max} values")));
+
+    /// Refuses more names in `patternProperties` than are compared in time.
+    fn check_patterns(&self) -> Result<(), Error> {
+        let n = self.patterns.len();
+        let pairs = n * n.saturating_sub(1) / 2;
+        if pairs * self.values > limits::PATTERN_WORK_MAX {
+            return Err(refused(format!(
+                "its patternProperties have {n} different names beside {} values, which take too \
+                 long to compare; give fewer",
+                self.values
+            )));
+        }
+        Ok(())
     }
-    match value {
-        Value::Object(members) => members
-            .values()
-            .try_for_each(|member| check_schema(member, depth + 1, values)),
-        Value::Array(list) => list
-            .iter()
-            .try_for_each(|member| check_schema(member, depth + 1, values)),
-        _ => Ok(()),
+}
+
+/// Checks the schemas in a grammar in Lark as others are.
+fn check_schemas_in(lark: &str) -> Result<(), Error> {
+    const BEFORE: &str = "%json";
+    // What is no JSON is for the parser of the grammar to refuse.
+    let schemas: Vec<Value> = lark
+        .match_indices(BEFORE)
+        .filter_map(|(at, _)| {
+            let text = lark.get(at + BEFORE.len()..)?;
+            let mut values = serde_json::Deserializer::from_str(text).into_iter();
+            values.next()?.ok()
+        })
+        .collect();
+    let mut size = Size::default();
+    for schema in &schemas {
+        size.add(schema, 0)?;
     }
+    size.check_patterns()
 }

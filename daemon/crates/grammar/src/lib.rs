@@ -52,6 +52,10 @@ fn reason(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
     // What follows describes its own state.
     let text = text.split("\n<").next().unwrap_or_default();
+    // Its word for a mask without a token.
+    if text == "NoExtensionBias" {
+        return "there is no text that it allows".to_owned();
+    }
     let words: Vec<_> = text.split_whitespace().collect();
     let mut line = words.join(" ");
     if line.len() > limits::REASON_MAX_BYTES {

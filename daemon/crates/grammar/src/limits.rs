@@ -4,12 +4,17 @@ use llguidance::api::ParserLimits;
 
 /// Largest grammar in bytes of its text.
 pub const GRAMMAR_MAX_BYTES: usize = 256 << 10;
-/// The same of one in Lark, whose schemas are not looked into before they are compiled.
+/// The same of one in Lark.
 pub const LARK_MAX_BYTES: usize = 64 << 10;
 /// Deepest nesting of brackets in a grammar, and of values in a schema.
 pub const NESTING_MAX: usize = 64;
 /// Most values in a JSON schema. As many as members of one object take a second to compile.
 pub const SCHEMA_VALUES_MAX: usize = 6_000;
+/// Most pairs of different names in `patternProperties`, times the values of the schema. Each pair
+/// is compared, some 0.1 ms, and as often as schemas are merged.
+pub const PATTERN_WORK_MAX: usize = 20_000;
+/// Steps to find what may begin a text, 100 to 200 ns each.
+pub(crate) const FIRST_BYTES_FUEL: u64 = 1_000_000;
 /// White space between two parts of a JSON text: a little on one line, or a line end with an
 /// indentation. More of it is what models fall into that do not know how to go on.
 pub(crate) const JSON_SPACE: &str = r"[ \t]{1,2}|\r?\n[ \t]{0,40}";

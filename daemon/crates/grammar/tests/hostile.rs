@@ -30,6 +30,13 @@ fn list(n: usize, of: impl Fn(usize) -> Value) -> Value {
     (0..n).map(of).collect()
 }
 
+/// An object with `n` patterns of names.
+fn patterns(n: usize) -> Value {
+    json!({"type": "object", "patternProperties": (0..n)
+        .map(|i| (format!("^a{i}[a-z]{{3,40}}x?$"), json!({"type": "integer"})))
+        .collect::<serde_json::Map<_, _>>()})
+}
+
 fn grammars() -> Vec<(&'static str, Grammar)> {
     let any = |n: usize, salt: usize| {
         json!({"anyOf": list(n, |i| json!({
@@ -145,6 +152,47 @@ fn grammars() -> Vec<(&'static str, Grammar)> {
             schema(json!({"type": "integer", "multipleOf": 1_000_000_007})),
         ),
         (
+            "a multiple between",
+            schema(json!({"type": "integer", "multipleOf": 10_000_019})),
+        ),
+        (
+            "two multiples",
+            schema(json!({"allOf": [
+                {"type": "integer", "multipleOf": 9973}, {"type": "integer", "multipleOf": 9967},
+            ]})),
+        ),
+        (
+            "many multiples",
+            schema(json!({"anyOf": list(300, |i| json!({
+                "type": "integer", "multipleOf": 100_003 + 2 * i,
+            }))})),
+        ),
+        ("many patterns", schema(patterns(1000))),
+        (
+            "patterns that meet often",
+            schema(
+                json!({"$defs": {"a": patterns(24)}, "anyOf": list(60, |i| json!({
+                    "allOf": [{"$ref": "#/$defs/a"}, {"properties": {format!("p{i}"): {}}}],
+                }))}),
+            ),
+        ),
+        (
+            "patterns that meet as often as they may",
+            schema(
+                json!({"$defs": {"a": patterns(12)}, "anyOf": list(36, |i| json!({
+                    "allOf": [{"$ref": "#/$defs/a"}, {"properties": {format!("p{i}"): {}}}],
+                }))}),
+            ),
+        ),
+        (
+            "patterns in lark",
+            Grammar::Lark(format!("start: %json {}", patterns(1000))),
+        ),
+        (
+            "a multiple in lark",
+            Grammar::Lark("start: %json {\"multipleOf\": 10000019}".to_owned()),
+        ),
+        (
             "impossible",
             schema(json!({"type": "integer", "minimum": 5, "maximum": 4})),
         ),
@@ -241,4 +289,31 @@ fn what_wants_too_much_is_refused_or_bounded() {
     }
     println!("{refused} were refused");
     assert!(refused >= 15, "{refused}");
+}
+
+#[test]
+fn patterns_and_multiples_of_usual_size_are_taken() {
+    let vocabulary = vocabulary();
+    for schema in [
+        json!({"type": "integer", "multipleOf": 1000}),
+        json!({"type": "number", "multipleOf": 0.01}),
+        patterns(8),
+    ] {
+        let begun = Instant::now();
+        let matcher = vocabulary.matcher(&Grammar::JsonSchema(schema.clone()));
+        assert!(matcher.is_ok(), "{schema}: {matcher:?}");
+        println!("{schema}: {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_grammar_without_a_text_is_told_in_words() {
+    let vocabulary = vocabulary();
+    for grammar in [
+        Grammar::JsonSchema(json!({"$ref": "#"})),
+        Grammar::Gbnf("root ::= root".to_owned()),
+    ] {
+        let refused = vocabulary.matcher(&grammar).unwrap_err();
+        assert_eq!(refused.to_string(), "there is no text that it allows");
+    }
 }
