@@ -84,7 +84,11 @@ impl Keys<'_> {
                 .as_integer()
                 .and_then(|i| u32::try_from(i).ok())
                 .filter(|&v| v <= max)
-                .ok_or_else(|| self.bad(key, "an element", format!("must be in 0..={max}"))),
+                .ok_or_else(|| other.as_integer()),
+        };
+        let bad = |found: Option<i128>, of: &str| {
+            let found = found.map_or("no integer".to_owned(), |i| i.to_string());
+            self.bad(key, format!("{found}{of}"), format!("must be in 0..={max}"))
         };
         match value {
             Value::Array(array) => {
@@ -95,11 +99,15 @@ impl Keys<'_> {
                 array
                     .iter()
                     .take(n as usize)
-                    .map(|v| read(&v))
+                    .enumerate()
+                    .map(|(i, v)| read(&v).map_err(|found| bad(found, &format!(" for layer {i}"))))
                     .collect::<Result<_, _>>()
                     .map(Some)
             }
-            single => read(&single).map(|v| Some(vec![v; n as usize])),
+            single => {
+                let value = read(&single).map_err(|found| bad(found, ""))?;
+                Ok(Some(vec![value; n as usize]))
+            }
         }
     }
 

@@ -247,6 +247,12 @@ fn values_that_no_model_has_are_refused_by_key() {
             3,
             "must divide",
         ),
+        (
+            "gemma",
+            "gemma.feed_forward_length",
+            1 << 21,
+            "is 2097152: must be in 0..=1048576",
+        ),
     ] {
         let refused = changed(name, key, value).to_string();
         assert!(
