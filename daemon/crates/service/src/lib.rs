@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapted;
 pub mod answers;
 pub mod arrival;
 pub mod check;

@@ -6,6 +6,7 @@ use rocmforge_engine::LoadedModel;
 use rocmforge_tokenizer::{Chat, Error as TokenizerError, RenderedChat, Renderer};
 
 use crate::Service;
+use crate::adapted::{self, Way};
 use crate::arrival::Arrival;
 use crate::failure::{self, Failure};
 use crate::text_work::Unwanted;
@@ -146,8 +147,31 @@ fn rendered(
         return Err(no_template(model));
     };
     let tokenizer = Some(&**model.tokenizer());
-    let rendered = renderer.render(template, tokenizer, chat, &|| unwanted.get());
-    rendered.map_err(|error| from_template(field, model, &error))
+    let render = |chat: &Chat| renderer.render(template, tokenizer, chat, &|| unwanted.get());
+    let is_whole =
+        |rendered: &RenderedChat| adapted::is_whole(chat, &|| rendered.text().into_owned());
+    let mut outcome = render(chat);
+    let ways: &[Way] = match &outcome {
+        Ok(rendered) if is_whole(rendered) => &[],
+        Ok(_) => &adapted::WAYS_OF_SYSTEM,
+        Err(TokenizerError::TemplateRaised { .. } | TokenizerError::TemplateRender { .. }) => {
+            &adapted::WAYS
+        }
+        Err(_) => &[],
+    };
+    let mut told = None;
+    for way in ways {
+        let Some(again) = way(told.as_ref().unwrap_or(chat)) else {
+            continue;
+        };
+        match render(&again) {
+            Ok(rendered) if is_whole(&rendered) => return Ok(rendered),
+            Ok(rendered) if outcome.is_err() => outcome = Ok(rendered),
+            _ => {}
+        }
+        told = Some(again);
+    }
+    outcome.map_err(|error| from_template(field, model, &error))
 }
 
 fn tail_of(text: &str) -> String {

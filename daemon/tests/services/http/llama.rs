@@ -5,6 +5,7 @@ use rocmforged::End;
 use serde_json::{Value, json};
 
 use crate::http::client::{HttpDaemon, LLAMA, send, unix, whole};
+use crate::templates::with_template;
 
 fn state(models: &Value, name: &str) -> Value {
     let data = models["data"].as_array().unwrap();
@@ -230,4 +231,45 @@ async fn loads_and_unloads_are_told_as_they_happen() {
             (&json!(LLAMA), &json!("status_change"))
         );
     }
+}
+
+/// What agents send, and many templates refuse or leave out.
+#[tokio::test]
+async fn templates_get_a_chat_in_the_way_that_they_take_it() {
+    const FIRST: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('x') }}\
+                         {% endif %}{{ m.content }};{% endfor %}";
+    const ONE: &str = "{% if messages[0].role == 'system' %}{{ messages[0].content }};{% endif %}\
+                       {% for m in messages %}{% if m.role != 'system' %}{{ m.content }};{% endif %}{% endfor %}";
+    const NONE: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('x') }}{% endif %}\
+                        {{ m.content }};{% endfor %}";
+    const TEXT: &str = "{% for m in messages %}{{ m.content + ';' }}{% endfor %}{# <tool_call> #}";
+    const SHORT: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id|length != 9 %}\
+                         {{ raise_exception('x') }}{% endif %}{{ c.id }};{% endfor %}{{ m.tool_call_id }};{% endfor %}";
+    let http = HttpDaemon::start().await;
+    let system = json!([
+        {"role": "system", "content": "A"}, {"role": "system", "content": "B"},
+        {"role": "user", "content": "C"}, {"role": "system", "content": "D"},
+    ]);
+    let calls = json!([
+        {"role": "user", "content": "C"},
+        {"role": "assistant", "content": null, "tool_calls": [
+            {"id": "call_8d68ca450f949c6b", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"role": "tool", "tool_call_id": "call_8d68ca450f949c6b", "content": "E"},
+    ]);
+    for (name, template, messages, expected) in [
+        ("first", FIRST, &system, "A\n\nB;C\n\nD;"),
+        ("one", ONE, &system, "A\n\nB;C\n\nD;"),
+        ("none", NONE, &system, "A\n\nB\n\nC\n\nD;"),
+        ("text", TEXT, &calls, "C;;E;"),
+        ("short", SHORT, &calls, ";50f949c6b;;50f949c6b;"),
+    ] {
+        with_template(&http.daemon, name, template);
+        let asked = json!({"model": name, "messages": messages});
+        let reply = http.post("/apply-template", &asked).await;
+        assert_eq!(reply.status, 200, "{name}: {reply:?}");
+        // Blanks fill the template's place in the file.
+        let prompt = reply.json()["prompt"].as_str().unwrap().to_owned();
+        assert_eq!(prompt.trim_end(), expected, "{name}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
 }

@@ -278,11 +278,21 @@ impl Content {
     }
 }
 
+fn no_arguments(form: Arguments) -> Value {
+    match form {
+        Arguments::Object => Map::new().into(),
+        Arguments::Text => "{}".into(),
+    }
+}
+
 impl ToolCall {
     fn value(&self, form: Arguments) -> Value {
         let mut function = Map::new();
         function.insert("name".to_owned(), self.name.as_str().into());
         let arguments = match (&self.arguments, form) {
+            // What some clients send of a call without arguments.
+            (Value::Null, form) => no_arguments(form),
+            (Value::String(text), form) if text.trim().is_empty() => no_arguments(form),
             (Value::String(text), Arguments::Object) => match serde_json::from_str(text) {
                 Ok(Value::Object(map)) => Value::Object(map),
                 _ => Value::String(text.clone()),

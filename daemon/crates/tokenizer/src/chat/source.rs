@@ -44,9 +44,11 @@ pub(super) fn takes_parts(text: &str) -> bool {
         let Some(head) = inner.strip_prefix("for ") else {
             continue;
         };
+        // What counts pieces of a text, or splits one, is not about parts.
+        let of_text = |list: &str| list.contains("range(") || list.contains(".split(");
         if head
             .split_once(" in ")
-            .is_some_and(|(_, list)| list.contains("content"))
+            .is_some_and(|(_, list)| list.contains("content") && !of_text(list))
         {
             return true;
         }
@@ -290,6 +292,9 @@ mod tests {
         assert!(takes_parts("{% for p in message.content %}"));
         assert!(!takes_parts(
             "{% for m in messages %}{{ m.content }}{% if 'a' in content %}"
+        ));
+        assert!(!takes_parts(
+            "{% for i in range(1, content_parts|length) %}{% for t in content.split('x') %}"
         ));
     }
 

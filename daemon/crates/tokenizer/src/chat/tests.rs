@@ -187,6 +187,23 @@ fn templates_that_join_arguments_get_them_as_text() {
 }
 
 #[test]
+fn arguments_that_are_not_there_are_none() {
+    for arguments in ["".into(), " ".into(), serde_json::Value::Null] {
+        let mut message = Message::new("assistant", "");
+        message.tool_calls = vec![ToolCall {
+            id: None,
+            name: "f".to_owned(),
+            arguments,
+        }];
+        let chat = chat(vec![message]);
+        let source = "{{ 'f' + messages[0].tool_calls[0].function.arguments }}";
+        assert_eq!(rendered(source, &chat).unwrap(), "f{}");
+        let source = "{{ messages[0].tool_calls[0].function.arguments.items()|length }}";
+        assert_eq!(rendered(source, &chat).unwrap(), "0");
+    }
+}
+
+#[test]
 fn parts_are_joined_for_templates_that_know_none() {
     let mut message = Message::new("user", "");
     message.content = Content::Parts(vec![

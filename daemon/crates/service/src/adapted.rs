@@ -1,0 +1,235 @@
+//! Chats told again in the way that a template takes them, where it refuses or leaves out what clients send.
+//!
+//! - Beside a call of a tool clients send no content, and many templates look for something in it: those get an empty
+//!   text (Qwen 3, gpt-oss, Granite, Ministral).
+//! - Mistral's templates want ids of calls of nine letters and digits.
+//! - Agents let the system speak in between: Codex sends its instructions as several messages, Claude Code adds one where
+//!   the date has changed. Many templates refuse a second one (Qwen 3.5, Mistral), others write one of them and leave the
+//!   rest out without a word (gpt-oss, MiniMax). Those become part of the first where they stand beside it, and else of
+//!   what the user says there, so that what comes before stays as it was.
+//!
+//! A template that takes a chat as it is gets it as it is.
+
+use rocmforge_tokenizer::{Chat, Content, Message};
+use serde_json::{Value, json};
+
+const SYSTEM: &str = "system";
+const USER: &str = "user";
+/// Between texts that become one.
+const BETWEEN: &str = "\n\n";
+/// What Mistral's templates want an id to have.
+const SHORT_ID: usize = 9;
+
+/// A way to tell a chat again; nothing where that changes nothing.
+pub(crate) type Way = fn(&Chat) -> Option<Chat>;
+
+/// Ways for what a template does not take, each tried on what the one before came to.
+pub(crate) const WAYS: [Way; 4] = [
+    with_texts,
+    with_short_ids,
+    with_one_of_system,
+    with_none_of_system,
+];
+/// Those for messages of the system that a template leaves out.
+pub(crate) const WAYS_OF_SYSTEM: [Way; 2] = [with_one_of_system, with_none_of_system];
+
+/// Whether what the system says stands in the text that a template made, where that is several messages.
+pub(crate) fn is_whole(chat: &Chat, text: &dyn Fn() -> String) -> bool {
+    of_system(chat).nth(1).is_none() || are_all_in(chat, &text())
+}
+
+fn of_system(chat: &Chat) -> impl Iterator<Item = &Message> {
+    chat.messages
+        .iter()
+        .filter(|message| message.role == SYSTEM)
+}
+
+fn are_all_in(chat: &Chat, text: &str) -> bool {
+    let is_in = |said: &str| text.contains(said.trim());
+    of_system(chat).all(|message| match &message.content {
+        Content::None => true,
+        Content::Text(said) => is_in(said),
+        Content::Parts(parts) => parts
+            .iter()
+            .filter_map(|part| part["text"].as_str())
+            .all(is_in),
+    })
+}
+
+/// With an empty text in the place of no content.
+fn with_texts(chat: &Chat) -> Option<Chat> {
+    let lacks = |message: &Message| message.content == Content::None;
+    changed(chat, chat.messages.iter().any(lacks), |message| {
+        if lacks(message) {
+            message.content = Content::Text(String::new());
+        }
+    })
+}
+
+/// With ids of calls that are the last letters and digits of the client's: it sends the same ones again.
+fn with_short_ids(chat: &Chat) -> Option<Chat> {
+    let short = |id: &mut String| {
+        let kept: Vec<char> = id.chars().filter(char::is_ascii_alphanumeric).collect();
+        let tail: String = kept[kept.len().saturating_sub(SHORT_ID)..].iter().collect();
+        *id = format!("{tail:0>SHORT_ID$}");
+    };
+    let has_calls =
+        |message: &Message| !message.tool_calls.is_empty() || message.tool_call_id.is_some();
+    changed(chat, chat.messages.iter().any(has_calls), |message| {
+        let calls = message.tool_calls.iter_mut();
+        let ids = calls.filter_map(|call| call.id.as_mut());
+        ids.chain(message.tool_call_id.as_mut()).for_each(short);
+    })
+}
+
+fn changed(chat: &Chat, wanted: bool, change: impl Fn(&mut Message)) -> Option<Chat> {
+    let mut chat = wanted.then(|| chat.clone())?;
+    chat.messages.iter_mut().for_each(change);
+    Some(chat)
+}
+
+fn with_one_of_system(chat: &Chat) -> Option<Chat> {
+    of_system(chat).nth(1)?;
+    Some(gathered(chat, true))
+}
+
+fn with_none_of_system(chat: &Chat) -> Option<Chat> {
+    of_system(chat).next()?;
+    Some(gathered(chat, false))
+}
+
+/// The chat with one at the beginning, or with none at all, and what the others say said by the user.
+///
+/// What follows one another of the same speaker becomes one message: many templates want turns to alternate.
+fn gathered(chat: &Chat, keep_first: bool) -> Chat {
+    let mut messages: Vec<Message> = Vec::with_capacity(chat.messages.len());
+    for message in &chat.messages {
+        let mut message = message.clone();
+        let leads = messages.iter().all(|before| before.role == SYSTEM);
+        if message.role == SYSTEM && !(keep_first && leads) {
+            message.role = USER.to_owned();
+        }
+        let goes_on = |last: &&mut Message| {
+            last.role == message.role
+                && matches!(message.role.as_str(), SYSTEM | USER)
+                && last.parse_special == message.parse_special
+        };
+        match messages.last_mut().filter(goes_on) {
+            Some(last) => {
+                let before = std::mem::take(&mut last.content);
+                last.content = joined(before, message.content);
+            }
+            None => messages.push(message),
+        }
+    }
+    Chat {
+        messages,
+        ..chat.clone()
+    }
+}
+
+fn joined(first: Content, second: Content) -> Content {
+    match (first, second) {
+        (Content::None, content) | (content, Content::None) => content,
+        (Content::Text(first), Content::Text(second)) => {
+            Content::Text(format!("{first}{BETWEEN}{second}"))
+        }
+        (first, second) => Content::Parts(parts(first).into_iter().chain(parts(second)).collect()),
+    }
+}
+
+fn parts(content: Content) -> Vec<Value> {
+    match content {
+        Content::None => Vec::new(),
+        Content::Text(text) => vec![json!({"type": "text", "text": text})],
+        Content::Parts(parts) => parts,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rocmforge_tokenizer::ToolCall;
+
+    use super::*;
+
+    fn chat(turns: &[(&str, &str)]) -> Chat {
+        let messages = turns.iter().map(|(role, text)| Message::new(*role, *text));
+        Chat::new(messages.collect())
+    }
+
+    fn turns(chat: &Chat) -> Vec<(&str, &str)> {
+        let each = chat.messages.iter();
+        each.map(|message| match &message.content {
+            Content::Text(text) => (message.role.as_str(), text.as_str()),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+    }
+
+    #[test]
+    fn what_the_system_says_later_is_said_by_the_user_there() {
+        let asked = chat(&[
+            ("system", "a"),
+            ("system", "b"),
+            ("user", "hi"),
+            ("assistant", "yes"),
+            ("system", "c"),
+            ("user", "and?"),
+            ("system", "d"),
+        ]);
+        let one = with_one_of_system(&asked).unwrap();
+        let rest = [("assistant", "yes"), ("user", "c\n\nand?\n\nd")];
+        let begin = [("system", "a\n\nb"), ("user", "hi")];
+        assert_eq!(turns(&one), [begin, rest].concat());
+        let none = with_none_of_system(&asked).unwrap();
+        assert_eq!(turns(&none)[0], ("user", "a\n\nb\n\nhi"));
+        assert_eq!(turns(&none)[1..], rest);
+        assert_eq!(with_none_of_system(&none), None);
+        let single = chat(&[("system", "a"), ("user", "hi")]);
+        assert_eq!(with_one_of_system(&single), None);
+    }
+
+    #[test]
+    fn calls_are_told_with_a_text_and_a_short_id() {
+        let call = |id: &str| ToolCall {
+            id: Some(id.to_owned()),
+            ..ToolCall::default()
+        };
+        let mut asked = chat(&[("user", "hi")]);
+        assert_eq!(with_texts(&asked), None);
+        assert_eq!(with_short_ids(&asked), None);
+        asked.messages.push(Message {
+            role: "assistant".to_owned(),
+            tool_calls: vec![call("call_8d68ca450f949c6b"), call("a-1")],
+            ..Message::default()
+        });
+        asked.messages.push(Message {
+            tool_call_id: Some("a-1".to_owned()),
+            ..Message::new("tool", "7")
+        });
+        let told = with_short_ids(&with_texts(&asked).unwrap()).unwrap();
+        assert_eq!(
+            turns(&told),
+            [("user", "hi"), ("assistant", ""), ("tool", "7")]
+        );
+        let calls = &told.messages[1].tool_calls;
+        let ids: Vec<_> = calls.iter().map(|call| call.id.as_deref()).collect();
+        assert_eq!(ids, [Some("50f949c6b"), Some("0000000a1")]);
+        assert_eq!(told.messages[2].tool_call_id.as_deref(), Some("0000000a1"));
+    }
+
+    #[test]
+    fn what_a_template_left_out_is_noticed() {
+        let mut asked = chat(&[("system", " a\n"), ("user", "hi"), ("system", "b")]);
+        assert!(are_all_in(&asked, "S: a U: hi S: b"));
+        assert!(!are_all_in(&asked, "S: a U: hi"));
+        asked.messages[2].content = Content::Parts(vec![
+            json!({"type": "text", "text": "b"}),
+            json!({"text": "c"}),
+        ]);
+        assert!(!are_all_in(&asked, "S: a U: hi S: b"));
+        assert!(are_all_in(&asked, "S: a U: hi S: b c"));
+        let joined = gathered(&asked, true);
+        assert!(matches!(&joined.messages[1].content, Content::Parts(parts) if parts.len() == 3));
+    }
+}
