@@ -5,7 +5,8 @@ use rocmforge_service::check::{SamplingFields, Violations};
 use rocmforge_service::decoding::{BIAS_MAX, DecodingFields};
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_tokenizer::{Content, Message, ToolCall};
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 /// A text, or a list.
@@ -143,23 +144,85 @@ pub(super) fn text_parts(
 pub(super) struct WireSampling {
     temperature: Option<f32>,
     top_p: Option<f32>,
+    #[serde(default, deserialize_with = "whole_number")]
     top_k: Option<i64>,
     min_p: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
-    #[serde(alias = "repetition_penalty")]
     repeat_penalty: Option<f32>,
+    /// vLLM's word for it; some clients send both.
+    repetition_penalty: Option<f32>,
+    #[serde(default, deserialize_with = "whole_number")]
     repeat_last_n: Option<i64>,
+    #[serde(default, deserialize_with = "whole_number")]
     seed: Option<i64>,
     logit_bias: Option<Value>,
+    #[serde(default, deserialize_with = "whole_number")]
     min_tokens: Option<i64>,
     ignore_eos: Option<bool>,
     stop_token_ids: Option<Vec<u32>>,
     /// llama-server's.
     cache_prompt: Option<bool>,
+    // Refused where they ask for anything: llama-server's and vLLM's.
+    mirostat: Option<f32>,
+    typ_p: Option<f32>,
+    typical_p: Option<f32>,
+    xtc_probability: Option<f32>,
+    dry_multiplier: Option<f32>,
+    dynatemp_range: Option<f32>,
+    use_beam_search: Option<bool>,
+    allowed_token_ids: Option<Vec<Value>>,
+    bad_words: Option<Vec<Value>>,
+}
+
+/// A whole number, or nothing. Clients whose numbers are all real ones write 512.0.
+pub(super) fn whole_number<'de, D>(deserializer: D) -> Result<Option<i64>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a whole number")]
+    enum Number {
+        Whole(i64),
+        Real(f64),
+    }
+    /// Up to here every whole number is a real one.
+    const EXACT: f64 = (1_u64 << 53) as f64;
+    match Option::<Number>::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(Number::Whole(n)) => Ok(Some(n)),
+        Some(Number::Real(x)) if x.fract() == 0.0 && x.abs() <= EXACT => Ok(Some(x as i64)),
+        Some(Number::Real(x)) => Err(D::Error::custom(format_args!(
+            "invalid number {x}, expected a whole number"
+        ))),
+    }
 }
 
 impl WireSampling {
+    /// What would choose other tokens, and is not here.
+    fn add_unsupported(&self, violations: &mut Violations) {
+        let other = |value: Option<f32>, neutral: f32| value.is_some_and(|x| x != neutral);
+        let lists = |list: &Option<Vec<Value>>| list.as_ref().is_some_and(|list| !list.is_empty());
+        for (field, asked) in [
+            ("sampling.mirostat", other(self.mirostat, 0.0)),
+            ("sampling.typ_p", other(self.typ_p, 1.0)),
+            ("sampling.typical_p", other(self.typical_p, 1.0)),
+            ("sampling.xtc_probability", other(self.xtc_probability, 0.0)),
+            ("sampling.dry_multiplier", other(self.dry_multiplier, 0.0)),
+            ("sampling.dynatemp_range", other(self.dynatemp_range, 0.0)),
+            (
+                "sampling.use_beam_search",
+                self.use_beam_search == Some(true),
+            ),
+            ("sampling.allowed_token_ids", lists(&self.allowed_token_ids)),
+            ("sampling.bad_words", lists(&self.bad_words)),
+        ] {
+            if asked {
+                violations.add(field, "not implemented; leave it unset");
+            }
+        }
+    }
+
     /// As the checks take it.
     pub(super) fn fields(
         self,
@@ -167,6 +230,7 @@ impl WireSampling {
         stop: Option<TextOr<String>>,
         violations: &mut Violations,
     ) -> SamplingFields {
+        self.add_unsupported(violations);
         let mut small = |field: &str, value: Option<i64>| {
             let value = value?;
             let small = i32::try_from(value).ok();
@@ -180,13 +244,24 @@ impl WireSampling {
         };
         SamplingFields {
             temperature: self.temperature,
-            top_k: small("sampling.top_k", self.top_k),
+            // vLLM's, llama-server's and Ollama's word for all of them.
+            top_k: small(
+                "sampling.top_k",
+                self.top_k.map(|n| if n == -1 { 0 } else { n }),
+            ),
             top_p: self.top_p,
             min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
+            repeat_penalty: self.repeat_penalty.or(self.repetition_penalty),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            penalty_last_n: small("sampling.penalty_last_n", self.repeat_last_n),
+            // Likewise, as far back as the context goes.
+            penalty_last_n: small(
+                "sampling.penalty_last_n",
+                self.repeat_last_n.map(|n| match n {
+                    -1 => i64::from(i32::MAX),
+                    n => n,
+                }),
+            ),
             // Any number is a place to begin at.
             seed: self.seed.map(i64::cast_unsigned),
             max_tokens: small("sampling.max_tokens", max_tokens),
@@ -282,6 +357,71 @@ mod tests {
         assert_eq!(chat[3].reasoning_content.as_deref(), Some("hm"));
         assert_eq!(chat[3].tool_calls[0].name, "f");
         assert_eq!(chat[4].tool_call_id.as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn minus_one_is_without_a_bound() {
+        let read = |value: Value| {
+            let wire: WireSampling = serde_json::from_value(value).unwrap();
+            let mut violations = Violations::default();
+            let fields = wire.fields(None, None, &mut violations);
+            violations.result().unwrap();
+            fields
+        };
+        let fields = read(json!({"top_k": -1, "repeat_last_n": -1}));
+        assert_eq!(
+            (fields.top_k, fields.penalty_last_n),
+            (Some(0), Some(i32::MAX))
+        );
+        // Either word for a penalty, or both.
+        let fields = read(json!({"repeat_penalty": 1.1, "repetition_penalty": 1.2}));
+        assert_eq!(fields.repeat_penalty, Some(1.1));
+        let fields = read(json!({"repetition_penalty": 1.2}));
+        assert_eq!(fields.repeat_penalty, Some(1.2));
+    }
+
+    #[test]
+    fn whole_numbers_may_be_written_as_real_ones() {
+        let read = |value: Value| serde_json::from_value::<WireSampling>(value);
+        let wire = read(json!({"top_k": 40.0, "seed": -7})).unwrap();
+        assert_eq!((wire.top_k, wire.seed), (Some(40), Some(-7)));
+        assert_eq!(read(json!({"top_k": null})).unwrap().top_k, None);
+        for bad in [
+            json!(0.5),
+            json!(1e300),
+            json!(u64::MAX),
+            json!("5"),
+            json!([]),
+        ] {
+            assert!(read(json!({"top_k": bad})).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn samplers_that_are_not_here_are_refused_by_name_unless_they_do_nothing() {
+        let read = |value: Value| {
+            let wire: WireSampling = serde_json::from_value(value).unwrap();
+            let mut violations = Violations::default();
+            wire.fields(None, None, &mut violations);
+            violations.result()
+        };
+        let neutral = json!({
+            "mirostat": 0, "typ_p": 1, "typical_p": 1.0, "xtc_probability": 0, "dry_multiplier": 0.0,
+            "dynatemp_range": 0, "use_beam_search": false, "allowed_token_ids": null, "bad_words": [],
+        });
+        assert!(read(neutral).is_ok());
+        for (field, value) in [
+            ("mirostat", json!(2)),
+            ("typ_p", json!(0.9)),
+            ("xtc_probability", json!(0.5)),
+            ("dry_multiplier", json!(0.8)),
+            ("use_beam_search", json!(true)),
+            ("allowed_token_ids", json!([1])),
+            ("bad_words", json!(["x"])),
+        ] {
+            let failure = read(json!({field: value})).unwrap_err();
+            assert_eq!(failure.fields()[0].0, format!("sampling.{field}"));
+        }
     }
 
     #[test]

@@ -11,13 +11,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::Http;
-use super::super::call::{Call, json as answer};
+use super::super::call::{Call, fresh_id, json as answer};
 use super::super::error::Dialect;
 use super::super::format;
 use super::super::prompt::{WireMessage, messages};
 use super::super::reply::{Events, stream};
 use super::super::start::{self, Conversation};
-use super::{NDJSON, Options, counts, lets_go, line, merge, name, thinking, time};
+use super::{NDJSON, Options, counts, lets_go, line, merge, name, refuse_logprobs, thinking, time};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};
@@ -35,6 +35,8 @@ struct ChatRequest {
     think: Option<Value>,
     keep_alive: Option<Value>,
     format: Option<Value>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<i64>,
 }
 
 /// The handler.
@@ -49,6 +51,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let lines = Lines {
         model: asked.model.clone(),
         request_id: call.id.as_str().to_owned(),
+        calls: 0,
     };
     if asked.messages.is_empty() {
         let done = only_the_model(call, &asked.model, asked.keep_alive.as_ref()).await?;
@@ -56,6 +59,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         merge(&mut last, done);
         return answer(&last);
     }
+    refuse_logprobs(asked.logprobs, asked.top_logprobs)?;
     let options = asked.options.unwrap_or_default();
     options.refuse_unsupported()?;
     let mut violations = Violations::named(name);
@@ -82,7 +86,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         match part {
             Part::Text(text) => content.push_str(&text),
             Part::Reasoning(text) => thought.push_str(&text),
-            Part::Call(call) => calls.push(tool_call(&call)),
+            Part::Call(call) => calls.push(tool_call(&call, calls.len())),
         }
     }
     let mut message = json!({"role": "assistant", "content": content});
@@ -118,10 +122,14 @@ pub(super) async fn only_the_model(
     Ok(json!({"done": true, "done_reason": reason}))
 }
 
-/// Ollama's calls have their arguments as an object.
-fn tool_call(call: &ToolCall) -> Value {
+/// Ollama's calls have their arguments as an object, and their number in the function: by it and the
+/// id clients tell those of one answer apart.
+fn tool_call(call: &ToolCall, index: usize) -> Value {
     let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-    json!({"function": {"name": call.name, "arguments": arguments}})
+    json!({
+        "id": format!("call_{}", fresh_id()),
+        "function": {"index": index, "name": call.name, "arguments": arguments},
+    })
 }
 
 /// The lines of a stream.
@@ -129,6 +137,8 @@ fn tool_call(call: &ToolCall) -> Value {
 struct Lines {
     model: String,
     request_id: String,
+    /// How many calls were told.
+    calls: usize,
 }
 
 impl Lines {
@@ -154,7 +164,9 @@ impl Events for Lines {
                 json!({"role": "assistant", "content": "", "thinking": text})
             }
             Part::Call(call) => {
-                json!({"role": "assistant", "content": "", "tool_calls": [tool_call(&call)]})
+                let told = tool_call(&call, self.calls);
+                self.calls += 1;
+                json!({"role": "assistant", "content": "", "tool_calls": [told]})
             }
         };
         line(&self.line(&message), out);
@@ -175,5 +187,38 @@ impl Events for Lines {
 
     fn failed(&mut self, failure: &Failure, out: &mut String) {
         line(&Dialect::Ollama.body(failure, &self.request_id), out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_an_answer_are_told_apart() {
+        let mut lines = Lines {
+            model: "m".to_owned(),
+            request_id: String::new(),
+            calls: 0,
+        };
+        let mut out = String::new();
+        for name in ["f", "g"] {
+            let call = ToolCall {
+                name: name.to_owned(),
+                arguments: r#"{"a": 1}"#.to_owned(),
+            };
+            lines.part(Part::Call(call), &mut out);
+        }
+        let told = out.lines().map(|line| {
+            let value: Value = serde_json::from_str(line).unwrap();
+            value["message"]["tool_calls"][0].clone()
+        });
+        let told: Vec<Value> = told.collect();
+        for (at, (call, name)) in told.iter().zip(["f", "g"]).enumerate() {
+            let function = json!({"index": at, "name": name, "arguments": {"a": 1}});
+            assert_eq!(call["function"], function);
+        }
+        assert_ne!(told[0]["id"], told[1]["id"]);
+        assert!(told[0]["id"].is_string());
     }
 }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::super::Http;
 use super::super::call::{Call, json as answer};
 use super::super::embedding::{Asked, embed, texts};
+use super::super::prompt::whole_number;
 
 /// `truncate` is taken and does nothing: a text that is too long is refused, not cut.
 #[derive(Debug, Deserialize)]
@@ -23,12 +24,12 @@ struct EmbedRequest {
     #[serde(default)]
     prompt: Value,
     dimensions: Option<i64>,
-    #[serde(default)]
-    options: Options,
+    options: Option<Options>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 struct Options {
+    #[serde(default, deserialize_with = "whole_number")]
     num_ctx: Option<i64>,
 }
 
@@ -62,7 +63,7 @@ async fn many(call: &Call, request: Request) -> Result<Response, Failure> {
             texts: texts(asked.input, "input")?,
             field: "input",
             dimensions: asked.dimensions,
-            n_ctx: asked.options.num_ctx,
+            n_ctx: asked.options.and_then(|options| options.num_ctx),
         },
     )
     .await?;
@@ -84,7 +85,7 @@ async fn one(call: &Call, request: Request) -> Result<Response, Failure> {
             texts: texts(asked.prompt, "prompt")?,
             field: "prompt",
             dimensions: asked.dimensions,
-            n_ctx: asked.options.num_ctx,
+            n_ctx: asked.options.and_then(|options| options.num_ctx),
         },
     )
     .await?;

@@ -19,7 +19,7 @@ use super::super::prompt::{refuse_unsupported, says_something};
 use super::super::reply::{Events, stream};
 use super::super::start::{self, Continuation, Conversation};
 use super::chat::only_the_model;
-use super::{NDJSON, Options, counts, line, merge, name, thinking, time};
+use super::{NDJSON, Options, counts, line, merge, name, refuse_logprobs, thinking, time};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::Tools;
@@ -28,8 +28,7 @@ use rocmforge_service::tool_calls::Tools;
 struct GenerateRequest {
     #[serde(default)]
     model: String,
-    #[serde(default)]
-    prompt: String,
+    prompt: Option<String>,
     system: Option<String>,
     raw: Option<bool>,
     stream: Option<bool>,
@@ -43,6 +42,8 @@ struct GenerateRequest {
     images: Option<Value>,
     template: Option<Value>,
     context: Option<Value>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<i64>,
 }
 
 impl GenerateRequest {
@@ -54,7 +55,8 @@ impl GenerateRequest {
             ("images", says_something(self.images.as_ref()), LATER),
             ("template", says_something(self.template.as_ref()), LATER),
             ("context", says_something(self.context.as_ref()), CONTEXT),
-        ])
+        ])?;
+        refuse_logprobs(self.logprobs, self.top_logprobs)
     }
 }
 
@@ -74,13 +76,15 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         model: asked.model.clone(),
         request_id: call.id.as_str().to_owned(),
     };
-    if asked.prompt.is_empty() {
+    let text = asked.prompt.as_deref().unwrap_or_default();
+    if text.is_empty() {
         let done = only_the_model(call, &asked.model, asked.keep_alive.as_ref()).await?;
         let mut last = lines.line("");
         merge(&mut last, done);
         return answer(&last);
     }
     asked.refuse_unsupported()?;
+    let text = text.to_owned();
     let options = asked.options.unwrap_or_default();
     options.refuse_unsupported()?;
     let mut violations = Violations::named(name);
@@ -90,7 +94,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         let continuation = Continuation {
             model: asked.model,
             prompt: Prompt::Text {
-                text: asked.prompt,
+                text,
                 add_special: true,
                 parse_special: true,
             },
@@ -103,7 +107,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     } else {
         let system = asked.system.filter(|text| !text.is_empty());
         let system = system.map(|text| Message::new("system", text));
-        let user = Message::new("user", asked.prompt);
+        let user = Message::new("user", text);
         let conversation = Conversation {
             model: asked.model,
             messages: system.into_iter().chain([user]).collect(),

@@ -11,7 +11,7 @@ use rocmforge_service::failure::Failure;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::prompt::{TextOr, WireSampling, refuse_unsupported};
+use super::prompt::{TextOr, WireSampling, refuse_unsupported, whole_number};
 use rocmforge_service::answers::Ended;
 
 /// The content type of a line of JSON after the other.
@@ -21,11 +21,14 @@ const NDJSON: &str = "application/x-ndjson";
 /// ignored.
 #[derive(Debug, Default, Deserialize)]
 struct Options {
+    #[serde(default, deserialize_with = "whole_number")]
     num_predict: Option<i64>,
+    #[serde(default, deserialize_with = "whole_number")]
     num_ctx: Option<i64>,
     stop: Option<TextOr<String>>,
     #[serde(flatten)]
     sampling: WireSampling,
+    #[serde(default, deserialize_with = "whole_number")]
     mirostat: Option<i64>,
     typical_p: Option<f64>,
     tfs_z: Option<f64>,
@@ -59,6 +62,15 @@ impl Options {
         let n_ctx = self.num_ctx.map(|n| i32::try_from(n).unwrap_or(i32::MAX));
         (sampling, n_ctx)
     }
+}
+
+/// Refuses log-probabilities.
+fn refuse_logprobs(logprobs: Option<bool>, top: Option<i64>) -> Result<(), Failure> {
+    const ELSEWHERE: &str = "not told by this route; use /v1/chat/completions, or leave it unset";
+    refuse_unsupported(&[
+        ("logprobs", logprobs == Some(true), ELSEWHERE),
+        ("top_logprobs", top.is_some_and(|n| n != 0), ELSEWHERE),
+    ])
 }
 
 /// A field as Ollama's requests have it.
@@ -130,7 +142,7 @@ mod tests {
     #[test]
     fn options_are_read_and_called_by_their_names() {
         let options: Options = serde_json::from_value(json!({
-            "num_predict": -1, "num_ctx": 0, "temperature": 0, "top_k": 5, "seed": -1, "stop": "x",
+            "num_predict": -1, "num_ctx": 0.0, "temperature": 0, "top_k": 5, "seed": -1, "stop": "x",
             "num_gpu": 99, "use_mmap": true,
         }))
         .unwrap();

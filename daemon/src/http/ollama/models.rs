@@ -17,9 +17,9 @@ use super::super::call::{Call, json as answer, with_type};
 use super::time::rfc3339;
 use rocmforge_service::tool_calls::forms;
 
-/// The version of Ollama's API that is spoken: clients look whether fields that came later are
-/// there.
-const SPOKEN_VERSION: &str = "0.12.0";
+/// The version of Ollama's API that is spoken: clients look whether what came later is there. Codex
+/// wants 0.13.4, with which `/v1/responses` came.
+const SPOKEN_VERSION: &str = "0.13.4";
 /// Models stay for as long as nobody needs their room.
 const NEVER_MS: i64 = 4_102_444_800_000;
 
@@ -137,8 +137,9 @@ fn running(call: &Call, status: &ModelStatus) -> Value {
 
 #[derive(Debug, Deserialize)]
 struct ShowRequest {
-    #[serde(default, alias = "name")]
-    model: String,
+    model: Option<String>,
+    /// What older clients call it; some send both.
+    name: Option<String>,
 }
 
 /// The handler of one model, which is loaded for it.
@@ -150,9 +151,10 @@ pub(in super::super) async fn show(State(http): State<Arc<Http>>, request: Reque
 
 async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: ShowRequest = call.read(request).await?;
+    let called = asked.model.filter(|name| !name.is_empty()).or(asked.name);
     let model = call
         .service
-        .model_at_first_use("model", &asked.model, &call.arrival)
+        .model_at_first_use("model", &called.unwrap_or_default(), &call.arrival)
         .await?;
     let info = model.model().info();
     let template = model.template().and_then(|template| template.source().ok());

@@ -19,11 +19,11 @@ use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
 use super::super::prompt::{
-    TextOr, WireMessage, WireSampling, messages, refuse_unsupported, says_something,
+    TextOr, WireMessage, WireSampling, messages, refuse_unsupported, says_something, whole_number,
 };
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, data_event, event, stream};
 use super::super::start::{self, Conversation};
-use super::{StreamOptions, finish_reason, logprobs, name, small, usage};
+use super::{StreamOptions, bounded, finish_reason, logprobs, name, small, usage};
 use rocmforge_service::answers::{self, Ended, Generation};
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};
@@ -35,7 +35,9 @@ struct ChatRequest {
     messages: Vec<WireMessage>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    #[serde(default, deserialize_with = "whole_number")]
     max_tokens: Option<i64>,
+    #[serde(default, deserialize_with = "whole_number")]
     max_completion_tokens: Option<i64>,
     stop: Option<TextOr<String>>,
     #[serde(flatten)]
@@ -50,7 +52,9 @@ struct ChatRequest {
     /// As in vLLM.
     continue_final_message: Option<bool>,
     logprobs: Option<bool>,
+    #[serde(default, deserialize_with = "whole_number")]
     top_logprobs: Option<i64>,
+    #[serde(default, deserialize_with = "whole_number")]
     n: Option<i64>,
     // Refused where they ask for anything.
     functions: Option<Value>,
@@ -58,16 +62,26 @@ struct ChatRequest {
     modalities: Option<Vec<String>>,
     audio: Option<Value>,
     web_search_options: Option<Value>,
+    /// llama-server's.
+    reasoning_budget: Option<Value>,
+    /// Likewise.
+    thinking_budget_tokens: Option<Value>,
+    /// vLLM's.
+    thinking_token_budget: Option<Value>,
 }
 
 impl ChatRequest {
     fn refuse_unsupported(&self) -> Result<(), Failure> {
         const LATER: &str = "not implemented; leave it unset";
         const FUNCTIONS: &str = "replaced by tools; send tools";
+        const BUDGET: &str = "thoughts have no bound of their own here; leave it unset, or have the template leave them out \
+                              by chat_template_kwargs (enable_thinking)";
         const TEXT: &str = "the models here write text only; leave it unset, or give [\"text\"]";
         let says = |value: &Option<Value>| says_something(value.as_ref());
         let modalities = self.modalities.as_ref();
         let speaks = modalities.is_some_and(|list| list.iter().any(|mode| mode != "text"));
+        // -1 is without a bound.
+        let bounds = |value: &Option<Value>| says(value) && *value != Some(json!(-1));
         let calls = says(&self.function_call) && self.function_call != Some(json!("none"));
         refuse_unsupported(&[
             ("functions", says(&self.functions), FUNCTIONS),
@@ -75,6 +89,17 @@ impl ChatRequest {
             ("modalities", speaks, TEXT),
             ("audio", says(&self.audio) && speaks, TEXT),
             ("web_search_options", says(&self.web_search_options), LATER),
+            ("reasoning_budget", bounds(&self.reasoning_budget), BUDGET),
+            (
+                "thinking_budget_tokens",
+                bounds(&self.thinking_budget_tokens),
+                BUDGET,
+            ),
+            (
+                "thinking_token_budget",
+                bounds(&self.thinking_token_budget),
+                BUDGET,
+            ),
         ])
     }
 
@@ -124,7 +149,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         asked.parallel_tool_calls,
     )?;
     let mut violations = Violations::named(chat_name);
-    let max_tokens = asked.max_completion_tokens.or(asked.max_tokens);
+    let max_tokens = bounded(asked.max_completion_tokens.or(asked.max_tokens));
     let mut sampling = asked
         .sampling
         .fields(max_tokens, asked.stop, &mut violations);

@@ -18,11 +18,11 @@ use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer, unix_seconds};
 use super::super::error::Dialect;
 use super::super::format::WireFormat;
-use super::super::prompt::{TextOr, WireSampling, refuse_unsupported};
+use super::super::prompt::{TextOr, WireSampling, refuse_unsupported, whole_number};
 use super::super::reply::{Events, SSE, SSE_HEARTBEAT, event, stream};
 use super::super::start::{self, Continuation};
 use super::chat::no_prompt;
-use super::{StreamOptions, finish_reason, logprobs, name, small, usage};
+use super::{StreamOptions, bounded, finish_reason, logprobs, name, small, usage};
 use rocmforge_service::answers::{self, Ended};
 use rocmforge_service::parts::Part;
 
@@ -34,6 +34,7 @@ struct CompletionRequest {
     prompt: Value,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    #[serde(default, deserialize_with = "whole_number")]
     max_tokens: Option<i64>,
     stop: Option<TextOr<String>>,
     #[serde(flatten)]
@@ -41,9 +42,11 @@ struct CompletionRequest {
     #[serde(flatten)]
     format: WireFormat,
     logprobs: Option<Value>,
+    #[serde(default, deserialize_with = "whole_number")]
     n: Option<i64>,
     echo: Option<bool>,
     // Refused where they ask for anything.
+    #[serde(default, deserialize_with = "whole_number")]
     best_of: Option<i64>,
     suffix: Option<String>,
 }
@@ -121,7 +124,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     // A prompt that is only repeated generates nothing.
     let echoes = asked.echo == Some(true);
     let only_echoes = echoes && asked.max_tokens == Some(0);
-    let max_tokens = asked.max_tokens.filter(|_| !only_echoes);
+    let max_tokens = bounded(asked.max_tokens).filter(|_| !only_echoes);
     let mut sampling = asked
         .sampling
         .fields(max_tokens, asked.stop, &mut violations);

@@ -23,6 +23,11 @@ fn name(field: &str) -> String {
     field.strip_prefix("sampling.").unwrap_or(field).to_owned()
 }
 
+/// The most tokens of an answer, if it has a bound: -1 is without one, as llama-server and LM Studio have it.
+fn bounded(max_tokens: Option<i64>) -> Option<i64> {
+    max_tokens.filter(|&n| n != -1)
+}
+
 /// A count, which the checks hold to their range; what is far out of it stays so.
 fn small(n: i64) -> i32 {
     i32::try_from(n).unwrap_or(if n < 0 { i32::MIN } else { i32::MAX })

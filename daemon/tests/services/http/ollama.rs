@@ -76,7 +76,8 @@ async fn generate_uses_the_template_unless_it_is_raw() {
 #[tokio::test]
 async fn models_are_told_in_ollamas_words() {
     let http = HttpDaemon::start().await;
-    assert!(http.get("/api/version").await.json()["version"].is_string());
+    // Codex takes nothing older.
+    assert_eq!(http.get("/api/version").await.json()["version"], "0.13.4");
     assert_eq!(http.get("/").await.status, 200);
     let tags = http.get("/api/tags").await.json();
     let llama = |list: &Value| {
@@ -110,6 +111,13 @@ async fn models_are_told_in_ollamas_words() {
         assert!(error.contains(LLAMA), "{path}: {error}");
     }
 
+    for named in [
+        json!({"name": LLAMA}),
+        json!({"name": LLAMA, "model": LLAMA}),
+        json!({"name": LLAMA, "model": ""}),
+    ] {
+        assert_eq!(http.post("/api/show", &named).await.status, 200, "{named}");
+    }
     let shown = http
         .post("/api/show", &json!({"model": LLAMA}))
         .await
@@ -119,6 +127,26 @@ async fn models_are_told_in_ollamas_words() {
     assert!(shown["model_info"]["llama.context_length"].as_u64() > Some(0));
     assert_eq!(shown["capabilities"], json!(["completion"]));
     assert!(shown["template"].as_str().unwrap().contains("messages"));
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn nothing_and_no_bound_are_said_as_ollamas_clients_say_them() {
+    let http = HttpDaemon::start().await;
+    let mut asked = question();
+    asked["options"]["repeat_last_n"] = (-1).into();
+    asked["options"]["repeat_penalty"] = 1.1.into();
+    asked["options"]["top_k"] = (-1).into();
+    asked["stream"] = false.into();
+    asked["logprobs"] = false.into();
+    let reply = http.post("/api/chat", &asked).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    for (path, field) in [("/api/embed", "options"), ("/api/generate", "prompt")] {
+        let mut asked = json!({"model": LLAMA, "input": "Once"});
+        asked[field] = Value::Null;
+        let reply = http.post(path, &asked).await;
+        assert_eq!(reply.status, 200, "{path}: {reply:?}");
+    }
     assert_eq!(http.stop().await, End::Drained);
 }
 
@@ -141,6 +169,8 @@ async fn refusals_have_ollamas_shape_and_names() {
         ("options", json!({"num_ctx": -5}), 400, "options.num_ctx"),
         ("options", json!({"mirostat": 1}), 400, "options.mirostat"),
         ("format", json!("yaml"), 400, "format"),
+        ("logprobs", json!(true), 400, "logprobs"),
+        ("top_logprobs", json!(2), 400, "top_logprobs"),
         ("model", json!("ghost"), 404, "ghost"),
     ];
     for (key, value, status, mentions) in rows {

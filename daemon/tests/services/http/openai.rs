@@ -220,6 +220,13 @@ async fn refusals_name_the_field_and_say_what_to_do() {
         ("messages", json!([]), "messages", "INVALID_FIELD"),
         ("n", json!(9), "n", "INVALID_FIELD"),
         ("modalities", json!(["audio"]), "modalities", "UNSUPPORTED"),
+        (
+            "reasoning_budget",
+            json!(0),
+            "reasoning_budget",
+            "UNSUPPORTED",
+        ),
+        ("mirostat", json!(2), "mirostat", "INVALID_FIELD"),
         ("grammar", json!("root = 1"), "grammar", "INVALID_FIELD"),
         ("model", json!("ghost"), "", "model_not_found"),
         ("model", json!(""), "model", "INVALID_FIELD"),
@@ -262,5 +269,25 @@ async fn refusals_name_the_field_and_say_what_to_do() {
         asked[key] = value;
     }
     assert_eq!(http.post("/v1/chat/completions", &asked).await.status, 200);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn no_bound_is_minus_one_and_whole_numbers_may_be_real_ones() {
+    let http = HttpDaemon::start().await;
+    for (key, value) in [
+        ("max_tokens", json!(-1)),
+        ("max_tokens", json!(16.0)),
+        ("top_k", json!(-1)),
+        ("reasoning_budget", json!(-1)),
+        ("mirostat", json!(0)),
+    ] {
+        let mut asked = question(false);
+        asked[key] = value;
+        let reply = http.post("/v1/chat/completions", &asked).await;
+        assert_eq!(reply.status, 200, "{key}: {reply:?}");
+        let choice = reply.json()["choices"][0].clone();
+        assert_eq!(choice["message"]["content"], "42 - 30 = 12.", "{key}");
+    }
     assert_eq!(http.stop().await, End::Drained);
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::super::format;
 use super::super::super::prompt::{
-    TextOr, WireSampling, refuse_unsupported, says_something, take, text_parts,
+    TextOr, WireSampling, refuse_unsupported, says_something, take, text_parts, whole_number,
 };
 use super::super::super::start::Conversation;
 use super::super::{name, small};
@@ -24,6 +24,7 @@ pub(super) struct ResponsesRequest {
     pub(super) model: String,
     input: TextOr<Value>,
     instructions: Option<String>,
+    #[serde(default, deserialize_with = "whole_number")]
     max_output_tokens: Option<i64>,
     pub(super) stream: Option<bool>,
     #[serde(flatten)]
@@ -34,6 +35,7 @@ pub(super) struct ResponsesRequest {
     reasoning: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,
     metadata: Option<Value>,
+    #[serde(default, deserialize_with = "whole_number")]
     top_logprobs: Option<i64>,
     include: Option<Vec<String>>,
     // Refused where they ask for anything.
