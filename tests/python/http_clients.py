@@ -118,7 +118,8 @@ def with_anthropic(url, token, model, message):
     expect(final.stop_reason == "end_turn" and final.usage.output_tokens == whole.usage.output_tokens, "anthropic:", final)
 
     counted = client.messages.count_tokens(model=model, messages=asked["messages"])
-    expect(counted.input_tokens == whole.usage.input_tokens, "anthropic: counted", counted, whole.usage)
+    read = whole.usage.cache_read_input_tokens
+    expect(counted.input_tokens == whole.usage.input_tokens + read, "anthropic: counted", counted, whole.usage)
 
     expect_raises(anthropic.NotFoundError, lambda: client.messages.create(**{**asked, "model": NO_SUCH_MODEL}))
     expect_raises(anthropic.BadRequestError, lambda: client.messages.create(**{**asked, "extra_body": {"temperature": -1}}))

@@ -74,11 +74,18 @@ impl Dialect {
                     "details": failure.metadata(),
                 }})
             }
-            Self::Anthropic => json!({
-                "type": "error",
-                "error": {"type": anthropic_type(failure), "message": message},
-                "request_id": id,
-            }),
+            Self::Anthropic => {
+                // By these words agents know that they have to compact their conversation.
+                let message = match failure.reason() {
+                    "CONTEXT_EXCEEDED" => format!("prompt is too long: {message}"),
+                    _ => message.to_owned(),
+                };
+                json!({
+                    "type": "error",
+                    "error": {"type": anthropic_type(failure), "message": message},
+                    "request_id": id,
+                })
+            }
             Self::Ollama => json!({"error": message}),
         }
     }

@@ -52,7 +52,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         "content": content,
         "stop_reason": stop_reason(&ended),
         "stop_sequence": ended.stop_string,
-        "usage": usage(ended.prompt_tokens, ended.generated_tokens),
+        "usage": usage(&ended),
     }))
 }
 
@@ -90,12 +90,22 @@ fn stop_reason(ended: &Ended) -> &'static str {
     }
 }
 
-fn usage(input: u32, output: u32) -> Value {
+/// What an answer took. Tokens of the prompt that were not computed anew are none of its input.
+fn usage(ended: &Ended) -> Value {
+    let read = ended.reused_tokens;
+    usage_of(
+        ended.prompt_tokens.saturating_sub(read),
+        read,
+        ended.generated_tokens,
+    )
+}
+
+fn usage_of(input: u32, read: u32, output: u32) -> Value {
     json!({
         "input_tokens": input,
         "output_tokens": output,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": read,
     })
 }
 

@@ -7,10 +7,18 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::super::format;
-use super::super::prompt::{TextOr, WireSampling, take, text_parts};
+use super::super::prompt::{
+    TextOr, WireSampling, refuse_unsupported, says_something, take, text_parts, whole_number,
+};
 use super::super::start::Conversation;
 use super::violations;
 use rocmforge_service::tool_calls::{self, Tools};
+
+/// What Claude Code writes into system texts for Anthropic's own machines. It is another with every request, so that
+/// no prompt would begin like the one before: a line that begins so,
+const BILLING: &str = "x-anthropic-billing-header:";
+/// and how many tokens are left, between these two, from which nothing here counts.
+const COUNTER: [&str; 2] = ["<total_tokens>", "</total_tokens>"];
 
 /// The body of both routes.
 #[derive(Debug, Deserialize)]
@@ -19,6 +27,7 @@ pub(super) struct MessagesRequest {
     model: String,
     messages: Vec<WireMessage>,
     system: Option<TextOr<Value>>,
+    #[serde(default, deserialize_with = "whole_number")]
     max_tokens: Option<i64>,
     pub(super) stream: Option<bool>,
     stop_sequences: Option<Vec<String>>,
@@ -29,6 +38,8 @@ pub(super) struct MessagesRequest {
     thinking: Option<Value>,
     output_config: Option<Value>,
     output_format: Option<Value>,
+    // Refused where it asks for anything.
+    mcp_servers: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -51,6 +62,11 @@ impl MessagesRequest {
 
     /// The conversation, where no answer is asked for.
     pub(super) fn for_counting(self) -> Result<(Conversation, Violations), Failure> {
+        refuse_unsupported(&[(
+            "mcp_servers",
+            says_something(self.mcp_servers.as_ref()),
+            "nothing is called from here; call them yourself, and offer what they have as tools",
+        )])?;
         let kwargs = thinking(self.thinking.as_ref());
         let tools = tools(self.tools, self.tool_choice.as_ref())?;
         let mut messages = Vec::new();
@@ -68,6 +84,7 @@ impl MessagesRequest {
         for (at, message) in self.messages.into_iter().enumerate() {
             turn(at, message, &mut messages)?;
         }
+        let messages = messages.into_iter().filter_map(steady).collect();
         let mut violations = violations();
         let stop = self.stop_sequences.map(TextOr::List);
         let mut sampling = self.sampling.fields(self.max_tokens, stop, &mut violations);
@@ -100,6 +117,62 @@ fn joined(content: Content) -> Content {
         }
         other => other,
     }
+}
+
+/// The message without [`BILLING`] and [`COUNTER`], where it is the system's; nothing where it says nothing else.
+fn steady(mut message: Message) -> Option<Message> {
+    if message.role != "system" {
+        return Some(message);
+    }
+    let content = match message.content {
+        Content::Text(text) => match without_counts(&text) {
+            Some(kept) if kept.trim().is_empty() => return None,
+            kept => Content::Text(kept.unwrap_or(text)),
+        },
+        Content::Parts(mut parts) => {
+            parts.retain_mut(|part| {
+                let kept = part["text"].as_str().and_then(without_counts);
+                let says = kept.as_ref().is_none_or(|text| !text.trim().is_empty());
+                if let Some(kept) = kept {
+                    part["text"] = kept.into();
+                }
+                says
+            });
+            match parts.is_empty() {
+                true => return None,
+                false => Content::Parts(parts),
+            }
+        }
+        Content::None => Content::None,
+    };
+    message.content = content;
+    Some(message)
+}
+
+/// The text without [`BILLING`] and [`COUNTER`]; nothing where it has neither.
+fn without_counts(text: &str) -> Option<String> {
+    let [open, close] = COUNTER;
+    if !text.contains(BILLING) && !text.contains(open) {
+        return None;
+    }
+    let lines = text.split_inclusive('\n');
+    let unbilled: String = lines.filter(|line| !line.starts_with(BILLING)).collect();
+    let mut rest = unbilled.as_str();
+    let mut kept = String::with_capacity(rest.len());
+    while let Some((before, counted)) = rest.split_once(open) {
+        let Some((count, behind)) = counted.split_once(close) else {
+            break;
+        };
+        // Whoever writes about it has other words between.
+        if count.trim_end().ends_with("tokens left") {
+            kept.push_str(before.trim_end());
+        } else {
+            kept.push_str(&rest[..rest.len() - behind.len()]);
+        }
+        rest = behind;
+    }
+    kept.push_str(rest);
+    Some(kept)
 }
 
 /// `thinking` as variables of templates.
@@ -163,7 +236,7 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
     let mut texts = Vec::new();
     for (n, mut block) in blocks.into_iter().enumerate() {
         let field = || format!("messages[{at}].content[{n}]");
-        let kind = block_kind(&block);
+        let kind = block["type"].as_str().unwrap_or("text").to_owned();
         let mut text = |key: &str| match take(&mut block, key) {
             Value::String(text) => Ok(text),
             _ => Err(failure::invalid(
@@ -171,7 +244,7 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
                 &format!("it has no {key}; give one"),
             )),
         };
-        match kind {
+        match kind.as_str() {
             "text" => texts.push(json!({"type": "text", "text": text("text")?})),
             "thinking" => message.reasoning_content = Some(text("thinking")?),
             // Nobody here can read it.
@@ -225,22 +298,6 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
     Ok(())
 }
 
-fn block_kind(block: &Value) -> &'static str {
-    const KINDS: [&str; 6] = [
-        "text",
-        "thinking",
-        "redacted_thinking",
-        "tool_use",
-        "tool_result",
-        "image",
-    ];
-    let kind = block["type"].as_str().unwrap_or("text");
-    KINDS
-        .into_iter()
-        .find(|known| *known == kind)
-        .unwrap_or("unknown")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,6 +347,47 @@ mod tests {
     }
 
     #[test]
+    fn what_changes_with_every_request_is_kept_out_of_prompts() {
+        let texts = |turn: u32| {
+            let counted = format!("<total_tokens>{} tokens left</total_tokens>", 900 - turn);
+            let billed = format!("x-anthropic-billing-header: cc_version=2.1; cch={turn:05x};");
+            let conversation = read(json!({
+                "model": "m", "max_tokens": 5,
+                "system": [
+                    {"type": "text", "text": billed},
+                    {"type": "text", "text": format!("You are an agent.\n\n{counted}\n{counted}")},
+                ],
+                "messages": [
+                    {"role": "user", "content": counted},
+                    {"role": "system", "content": counted},
+                    {"role": "system", "content": [{"type": "text", "text": counted}]},
+                    {"role": "system", "content": format!("The date has changed. {counted}")},
+                ],
+            }))
+            .unwrap();
+            let messages = conversation.messages.into_iter();
+            let texts = messages.map(|message| match message.content {
+                Content::Text(text) => text,
+                other => panic!("{other:?}"),
+            });
+            texts.collect::<Vec<_>>()
+        };
+        // What a user writes is the user's.
+        assert_eq!(
+            texts(1),
+            [
+                "You are an agent.",
+                "<total_tokens>899 tokens left</total_tokens>",
+                "The date has changed."
+            ]
+        );
+        assert_eq!(texts(1)[0], texts(2)[0]);
+        let quoted = "Write <total_tokens>...</total_tokens> and <total_tokens>";
+        assert_eq!(without_counts(quoted).as_deref(), Some(quoted));
+        assert_eq!(without_counts("You are an agent."), None);
+    }
+
+    #[test]
     fn what_cannot_be_done_is_refused_by_its_field() {
         let base = |key: &str, value: Value| {
             let mut request = json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]});
@@ -307,5 +405,13 @@ mod tests {
         );
         let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
         assert_eq!(base("messages", image), "messages[0].content[0]");
+        let servers = json!([{"type": "url", "url": "https://example.com", "name": "s"}]);
+        assert_eq!(base("mcp_servers", servers), "mcp_servers");
+        let document = json!({
+            "model": "m", "max_tokens": 5,
+            "messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}],
+        });
+        let failure = read(document).unwrap_err();
+        assert!(failure.message().contains("type document"), "{failure:?}");
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::super::error::Dialect;
 use super::super::reply::{Events, SSE, event};
-use super::{stop_reason, tool_use_id, usage};
+use super::{stop_reason, tool_use_id, usage, usage_of};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 
@@ -100,7 +100,8 @@ impl Events for MessageEvents {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            "usage": usage(self.prompt_tokens, 0),
+            // How much of it is read from the cache is known once it was computed: the last event says it.
+            "usage": usage_of(self.prompt_tokens, 0, 0),
         });
         let data = json!({"type": "message_start", "message": message});
         event(Some("message_start"), &data, out);
@@ -136,7 +137,7 @@ impl Events for MessageEvents {
         let data = json!({
             "type": "message_delta",
             "delta": {"stop_reason": stop_reason(ended), "stop_sequence": ended.stop_string},
-            "usage": usage(ended.prompt_tokens, ended.generated_tokens),
+            "usage": usage(ended),
         });
         event(Some("message_delta"), &data, out);
         event(Some("message_stop"), &json!({"type": "message_stop"}), out);

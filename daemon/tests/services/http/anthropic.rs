@@ -171,3 +171,62 @@ async fn refusals_have_anthropics_shape() {
     assert_eq!(models["has_more"], false);
     assert_eq!(http.stop().await, End::Drained);
 }
+
+/// As agents send it: a line and a count in the system's text are others with every request.
+#[tokio::test]
+async fn a_prompt_that_was_computed_is_told_as_read_from_the_cache() {
+    let http = HttpDaemon::start().await;
+    let story =
+        "There was a proud whale named Omar. One morning Omar found a golden coin. ".repeat(4);
+    let mut told = Vec::new();
+    for turn in 0..2 {
+        let left = format!("<total_tokens>{} tokens left</total_tokens>", 9000 - turn);
+        let mut asked = question();
+        asked["system"] = json!([
+            {"type": "text", "text": format!("x-anthropic-billing-header: cc_version=2.1; cch={turn:05x};")},
+            {"type": "text", "text": format!("{story}\n\n{left}")},
+        ]);
+        asked["cache_prompt"] = json!(turn > 0);
+        let usage = http.post("/v1/messages", &asked).await.json()["usage"].clone();
+        told.push(usage);
+        if turn == 0 {
+            asked["cache_prompt"] = json!(true);
+            http.post("/v1/messages", &asked).await;
+        }
+    }
+    let n = |usage: &Value, key: &str| usage[key].as_u64().unwrap();
+    let (read, input) = ("cache_read_input_tokens", "input_tokens");
+    assert_eq!(n(&told[0], read), 0);
+    let prompt = n(&told[0], input);
+    // Pages of 32 tokens.
+    assert_eq!(n(&told[1], read), (prompt - 1) / 32 * 32);
+    assert_eq!(n(&told[1], read) + n(&told[1], input), prompt);
+
+    let mut asked = question();
+    asked["system"] = story.into();
+    asked["stream"] = true.into();
+    let events = http.post("/v1/messages", &asked).await.events();
+    let start = data(&events[0])["message"]["usage"].clone();
+    let end = data(&events[events.len() - 2])["usage"].clone();
+    assert!(n(&end, read) > 0, "{end}");
+    assert_eq!(n(&end, read) + n(&end, input), n(&start, input));
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+/// Agents compact their conversation by these words.
+#[tokio::test]
+async fn a_prompt_without_room_is_told_as_too_long() {
+    let http = HttpDaemon::start().await;
+    let mut asked = question();
+    asked["system"] = "word ".repeat(6000).into();
+    for streams in [false, true] {
+        asked["stream"] = streams.into();
+        let reply = http.post("/v1/messages", &asked).await;
+        assert_eq!(reply.status, 400, "{reply:?}");
+        let error = reply.json()["error"].clone();
+        assert_eq!(error["type"], "invalid_request_error");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.starts_with("prompt is too long: "), "{message}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
