@@ -260,10 +260,11 @@ async fn scores_are_near_with_keys_and_values_in_8_bits() {
 #[tokio::test]
 async fn scores_are_exact_where_two_experts_are_nearly_equal() {
     let runtime = fake::Runtime::new();
-    for engine in [on_host(64 << 20, None), runtime.start(64 << 20).unwrap()] {
-        let model = load(&engine, "arch/glm4moe-close.gguf", "m").await;
+    let (host, card) = (on_host(64 << 20, None), runtime.start(64 << 20).unwrap());
+    for engine in [&host as &EngineHandle, &card] {
+        let model = load(engine, "arch/glm4moe-close.gguf", "m").await;
         assert_eq!(model.model().info().kv_type, "f32");
-        let worst = compare(&engine, &model, "glm4moe-close").await.unwrap();
+        let worst = compare(engine, &model, "glm4moe-close").await.unwrap();
         assert!(worst < 0.002, "{worst}");
     }
 }
