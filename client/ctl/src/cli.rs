@@ -17,7 +17,7 @@ use crate::sampling::{SamplingArgs, text_or_file};
     max_term_width = 100,
     after_help = "Exit codes: 0 success; 1 failure; 2 wrong usage; 3 no daemon to talk to; 4 not now, try again later; \
                   5 no such model or file; 6 the request or the file cannot work; 7 not allowed. With --json, errors \
-                  are one JSON object on standard error."
+                  but those of usage are one JSON object on standard error."
 )]
 pub(crate) struct Cli {
     /// Socket of the daemon [default: $ROCMFORGE_SOCKET, else

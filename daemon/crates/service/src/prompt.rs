@@ -297,7 +297,10 @@ fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Fa
             if let TokenizerError::TemplateCrashed { words, .. } = error {
                 tracing::warn!(model = model.name(), words, "a chat template crashed");
             }
-            let message = format!("model '{}' cannot Chat: {error}", model.name());
+            let mut message = format!("model '{}' cannot Chat: {error}", model.name());
+            if let TokenizerError::Gguf(cause) = error {
+                message += &format!(": {cause}");
+            }
             failure::model_precondition("CHAT_TEMPLATE_UNUSABLE", model.name(), &message)
         }
         TokenizerError::TemplateLimit { .. } => {

@@ -200,7 +200,8 @@ pub enum Error {
 
     /// The chat template failed on these messages.
     #[error(
-        "the model's chat template failed (line {line}): {message}; check the roles and their order"
+        "the model's chat template failed (line {line}): {message}; check the roles and their order, or give the model another \
+         template (`template` of [[model]])"
     )]
     TemplateRender {
         /// Line of the template, from 1; 0 if unknown.
