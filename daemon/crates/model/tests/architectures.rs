@@ -68,7 +68,7 @@ fn gemma_4_and_mixtures_of_floats_have_keys_and_values_in_f32_by_default() {
             assert!(groups.all(|g| g.layout.ty == ty), "{name}, {ty:?}");
             let times = if ty == KvType::F32 { 2 } else { 1 };
             assert_eq!(model.info().kv_bytes_per_token, times * in_f16, "{name}");
-            assert_eq!(model.info().kv_type, expected.name(), "{name}");
+            assert_eq!(model.info().kv_type, ty.name(), "{name}");
             let plan = model.predictor().map(|p| p.kv.iter().map(|g| g.layout.ty));
             assert!(plan.is_none_or(|mut types| types.all(|stored| stored == ty)));
         }
