@@ -25,7 +25,7 @@ const FILES: [&str; 6] = [
     "arch/nemotron_h.gguf",
 ];
 
-/// Models in f32: all that have it by default, and of further kinds latent keys and values, and states.
+/// Models in f32: Gemma 4's and mixtures, which have it by default, latent keys and values, and states.
 const FILES_F32: [&str; 5] = [
     "arch/gemma4.gguf",
     "arch/gemma4e.gguf",
