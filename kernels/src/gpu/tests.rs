@@ -470,13 +470,17 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
             let text = units::unit(launch.unit()).unwrap().text();
             let threads = defined(&text, "THREADS");
             assert_eq!(launch.block[1..], [1, 1], "{}", launch.kernel);
-            match launch.entry().starts_with("matmat_few_") {
+            match launch.entry() {
                 // As many waves as the shape has slices of columns, and groups of these.
-                true => {
+                few if few.starts_with("matmat_few_") => {
                     let most = defined(&text, "FEW_THREADS")[0];
                     assert!(launch.block[0] % 32 == 0 && launch.block[0] <= most);
                 }
-                false => assert!(threads.contains(&launch.block[0]), "{}", launch.kernel),
+                many if many.starts_with("attention_many_") => {
+                    assert_eq!([launch.block[0]], *defined(&text, "MANY_THREADS"));
+                    assert!(text.contains("ENTRY(128, 3) NAME(attention_many_, DIM)"));
+                }
+                _ => assert!(threads.contains(&launch.block[0]), "{}", launch.kernel),
             }
             assert!(launch.grid.iter().all(|&n| n > 0), "{}", launch.kernel);
             // More than any block may use is asked for by name; every NVIDIA GPU from sm_80 on has 99 KiB.

@@ -14,7 +14,7 @@ use rocmforge_engine::api::{
     Budget, GenerateEvent, GenerateRequest, GenerateSummary, Offload, SamplingParams,
 };
 use rocmforge_engine::{
-    DeviceChoice, EngineConfig, EngineHandle, Error, LoadedModel, prepare, start,
+    DeviceChoice, EngineConfig, EngineHandle, Error, KvType, LoadedModel, prepare, start,
 };
 use rocmforge_fake_hip::Live;
 use rocmforge_gguf::MappedFile;
@@ -72,9 +72,11 @@ fn engine_with(config: EngineConfig, speculate: bool) -> EngineHandle {
     start(config).unwrap().0
 }
 
+/// With keys and values in f16, for which the small budgets are made: mixtures of floats have f32 by default.
 fn engine(budget: u64, speculate: bool) -> EngineHandle {
     let config = EngineConfig {
         budget: Budget::Bytes(budget),
+        kv_type: Some(KvType::F16),
         ..EngineConfig::default()
     };
     engine_with(config, speculate)

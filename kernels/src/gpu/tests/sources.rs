@@ -60,8 +60,9 @@ fn entry_names(line: &str) -> Vec<String> {
     line.match_indices("ENTRY(")
         .map(|(at, _)| &line[at..])
         .filter(|rest| {
-            let threads = rest.split(',').next().unwrap_or_default();
-            threads.ends_with("THREADS")
+            let threads = rest["ENTRY(".len()..].split(',').next();
+            let threads = threads.unwrap_or_default();
+            threads.ends_with("THREADS") || threads.parse::<u32>().is_ok()
         })
         .map(|rest| {
             let rest = rest[rest.find(')').unwrap() + 1..].trim_start();
