@@ -38,6 +38,17 @@ pub(crate) fn is_whole(chat: &Chat, text: &dyn Fn() -> String) -> bool {
     of_system(chat).nth(1).is_none() || are_all_in(chat, &text())
 }
 
+/// Whether some of what the system says stands in the text that a template made, and some does not: a template that writes
+/// none of it is not one that overlooks a second message.
+pub(crate) fn leaves_out(chat: &Chat, text: &dyn Fn() -> String) -> bool {
+    if of_system(chat).nth(1).is_none() {
+        return false;
+    }
+    let text = text();
+    let is_in = |message: &Message| is_said(message, &text);
+    of_system(chat).any(is_in) && !of_system(chat).all(is_in)
+}
+
 fn of_system(chat: &Chat) -> impl Iterator<Item = &Message> {
     chat.messages
         .iter()
@@ -45,15 +56,19 @@ fn of_system(chat: &Chat) -> impl Iterator<Item = &Message> {
 }
 
 fn are_all_in(chat: &Chat, text: &str) -> bool {
+    of_system(chat).all(|message| is_said(message, text))
+}
+
+fn is_said(message: &Message, text: &str) -> bool {
     let is_in = |said: &str| text.contains(said.trim());
-    of_system(chat).all(|message| match &message.content {
+    match &message.content {
         Content::None => true,
         Content::Text(said) => is_in(said),
         Content::Parts(parts) => parts
             .iter()
             .filter_map(|part| part["text"].as_str())
             .all(is_in),
-    })
+    }
 }
 
 /// With an empty text in the place of no content.
@@ -223,6 +238,9 @@ mod tests {
         let mut asked = chat(&[("system", " a\n"), ("user", "hi"), ("system", "b")]);
         assert!(are_all_in(&asked, "S: a U: hi S: b"));
         assert!(!are_all_in(&asked, "S: a U: hi"));
+        for (text, expected) in [("S: a U: hi", true), ("S: a S: b", false), ("U: hi", false)] {
+            assert_eq!(leaves_out(&asked, &|| text.to_owned()), expected, "{text}");
+        }
         asked.messages[2].content = Content::Parts(vec![
             json!({"type": "text", "text": "b"}),
             json!({"text": "c"}),

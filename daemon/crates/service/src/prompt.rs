@@ -150,10 +150,12 @@ fn rendered(
     let render = |chat: &Chat| renderer.render(template, tokenizer, chat, &|| unwanted.get());
     let is_whole =
         |rendered: &RenderedChat| adapted::is_whole(chat, &|| rendered.text().into_owned());
+    let leaves_out =
+        |rendered: &RenderedChat| adapted::leaves_out(chat, &|| rendered.text().into_owned());
     let mut outcome = render(chat);
     let ways: &[Way] = match &outcome {
-        Ok(rendered) if is_whole(rendered) => &[],
-        Ok(_) => &adapted::WAYS_OF_SYSTEM,
+        Ok(rendered) if leaves_out(rendered) => &adapted::WAYS_OF_SYSTEM,
+        Ok(_) => &[],
         Err(TokenizerError::TemplateRaised { .. } | TokenizerError::TemplateRender { .. }) => {
             &adapted::WAYS
         }
