@@ -48,7 +48,8 @@ pub(in crate::gpu) fn entries(text: &str) -> BTreeSet<String> {
             };
             if let Some(joined) = entry.strip_prefix("NAME(") {
                 let (a, b) = joined.trim_end_matches(')').split_once(", ").unwrap();
-                return format!("{a}{}", value(b).unwrap());
+                // Where it is not defined, conditions leave the entry out.
+                return format!("{a}{}", value(b).unwrap_or_else(|| b.to_owned()));
             }
             value(&entry).unwrap_or(entry)
         })
