@@ -68,7 +68,7 @@ fn write_file(
     Ok((file, descs))
 }
 
-/// Where the KV pages of `positions` tokens are: not in the order of their addresses.
+/// Where the KV pages of `positions` tokens are, from `base` on, which moves behind them: not in the order of their addresses.
 fn pages(kv: &KvLayout, positions: usize, base: &mut u64) -> Vec<u64> {
     let n = positions.div_ceil(KV_PAGE_TOKENS) as u64;
     let stride = (kv.page_bytes() as u64).next_multiple_of(256);

@@ -146,12 +146,11 @@ impl LoadedModel {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// Has keys and values stored as `ty`, `None` for the model's own default, as far as heads fit it.
-    /// Contents that are shared were registered before, by an engine that has one type for all.
+    /// Has keys and values stored as `ty`, `None` for the model's own default, as far as heads fit it. Contents that are shared
+    /// were registered before, by an engine that has one type for all.
     pub(crate) fn set_kv_type(&mut self, ty: Option<KvType>) {
         if let Some(contents) = Arc::get_mut(&mut self.contents) {
-            let own = contents.model.plan().kv_type_default();
-            contents.model.set_kv_type(ty.unwrap_or(own));
+            contents.model.set_kv_type(ty);
         }
         // A model's own default fits all its heads.
         let Some(ty) = ty else { return };

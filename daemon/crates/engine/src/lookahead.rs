@@ -100,7 +100,6 @@ impl Residency {
         segment: SegmentId,
         counts: &mut RequestCacheUse,
     ) -> Result<Option<Slab>, Error> {
-        self.collect();
         if !self.cache.bring(segment, &mut self.actions) {
             return Ok(None);
         }

@@ -104,7 +104,7 @@ impl Tier {
         self.limit = bytes;
     }
 
-    /// Bytes of the host's memory that there are for places, used ones and free ones.
+    /// Bytes of the host's memory that there are for places, used ones and free ones, without what the device has pinned ahead.
     pub(crate) fn taken(&self) -> u64 {
         self.taken
     }

@@ -80,8 +80,10 @@ impl Model {
         })
     }
 
-    /// Has keys and values stored as `ty` by the layers whose heads fit it; the others keep f16, as all have at first.
-    pub fn set_kv_type(&mut self, ty: KvType) {
+    /// Has keys and values stored as `ty` by the layers whose heads fit it; the others keep f16, as all have at first. `None` is
+    /// the plan's own, [`Plan::kv_type_default`].
+    pub fn set_kv_type(&mut self, ty: Option<KvType>) {
+        let ty = ty.unwrap_or_else(|| self.plan.kv_type_default());
         let predictor = self.predictor.as_mut().map(Arc::make_mut);
         for plan in std::iter::once(&mut self.plan).chain(predictor) {
             for group in &mut plan.kv {

@@ -62,15 +62,16 @@ fn gemma_4_and_mixtures_of_floats_have_keys_and_values_in_f32_by_default() {
         mixtures += usize::from(default == KvType::F32);
         assert_eq!(model.plan().kv_type_default(), default, "{name}");
         let in_f16 = model.info().kv_bytes_per_token;
-        for ty in [default, KvType::F16, KvType::F32, default] {
+        for ty in [None, Some(KvType::F16), Some(KvType::F32), None] {
             model.set_kv_type(ty);
+            let expected = ty.unwrap_or(default);
             let mut groups = model.plan().kv.iter();
-            assert!(groups.all(|g| g.layout.ty == ty), "{name}, {ty:?}");
-            let times = if ty == KvType::F32 { 2 } else { 1 };
+            assert!(groups.all(|g| g.layout.ty == expected), "{name}, {ty:?}");
+            let times = if expected == KvType::F32 { 2 } else { 1 };
             assert_eq!(model.info().kv_bytes_per_token, times * in_f16, "{name}");
-            assert_eq!(model.info().kv_type, ty.name(), "{name}");
+            assert_eq!(model.info().kv_type, expected.name(), "{name}");
             let plan = model.predictor().map(|p| p.kv.iter().map(|g| g.layout.ty));
-            assert!(plan.is_none_or(|mut types| types.all(|stored| stored == ty)));
+            assert!(plan.is_none_or(|mut types| types.all(|ty| ty == expected)));
         }
     }
     assert!(mixtures > 2);

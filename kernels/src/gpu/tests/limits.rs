@@ -99,6 +99,19 @@ fn every_shape_of_heads_has_a_kernel_but_what_no_16_bytes_hold() {
     attention::supports(8, &stored(layout(8, 60, 64), KvType::F32)).unwrap_err();
 }
 
+/// Pages of a layout, somewhere.
+fn pages_of(layout: &KvLayout) -> Kv<'_> {
+    Kv {
+        layout,
+        layer: 0,
+        base: 1 << 40,
+        table: 2,
+        table_stride: 16,
+        positions: 3,
+        sequences: None,
+    }
+}
+
 /// What multiplies many rows at a time rounds to f16, on every target.
 #[test]
 fn prompts_over_pages_of_f32_go_row_by_row() {
@@ -114,15 +127,7 @@ fn prompts_over_pages_of_f32_go_row_by_row() {
             head_dim_v: dim,
             ty: KvType::F32,
         };
-        let kv = Kv {
-            layout: &layout,
-            layer: 0,
-            base: 1 << 40,
-            table: 2,
-            table_stride: 16,
-            positions: 3,
-            sequences: None,
-        };
+        let kv = pages_of(&layout);
         let shared = SharedPositions {
             room: ROOM,
             positions: 300,
@@ -281,15 +286,7 @@ fn rows_that_fill_the_device_are_not_split_and_take_matrix_instructions() {
             n_head,
             rows,
         };
-        let pages = Kv {
-            layout: kv,
-            layer: 0,
-            base: 1 << 40,
-            table: 2,
-            table_stride: 16,
-            positions: 3,
-            sequences: None,
-        };
+        let pages = pages_of(kv);
         let partials = Partials {
             partials: 0,
             counters: 0,

@@ -1,7 +1,7 @@
 //! Pages and states on their way to the host's memory and back, and who makes room there.
 //!
 //! What has to leave the device is copied behind what the device has queued, and its block is free at once: whoever gets it
-//! comes behind the copy. So nobody waits here.
+//! comes behind the copy. So nobody waits for a copy, and for the memory only who needs the first of it, or has `always` set.
 
 use rocmforge_device::Plan;
 use rocmforge_model::Model;

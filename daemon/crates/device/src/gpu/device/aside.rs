@@ -26,14 +26,14 @@ use super::{failed, stream_driver};
 const CHUNK_BYTES: u64 = 16 << 20;
 
 /// Chunks that are pinned ahead of the last one that was used: 64 MiB.
-const AHEAD: usize = 4;
+const CHUNKS_AHEAD: usize = 4;
 
 /// The memory.
 #[derive(Debug)]
 pub(super) struct Aside {
     context: Context,
     chunks: Vec<Chunk>,
-    ahead: Option<Ahead>,
+    thread: Option<PinThread>,
     /// The system had no memory for a chunk ahead: the next one is pinned by whoever needs it, who meets the error.
     refused: bool,
     bytes: u64,
@@ -60,13 +60,13 @@ impl Chunk {
 
 /// The thread that pins chunks ahead of need.
 #[derive(Debug)]
-struct Ahead {
+struct PinThread {
     wanted: Option<Sender<(usize, u64)>>,
     pinned: Receiver<(usize, Result<PinnedBuffer, gpu::Error>)>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Ahead {
+impl PinThread {
     fn start(context: &Context) -> std::io::Result<Self> {
         let (wanted, asked) = channel::<(usize, u64)>();
         let (told, pinned) = channel();
@@ -94,7 +94,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for PinThread {
     fn drop(&mut self) {
         self.wanted = None;
         if let Some(thread) = self.thread.take() {
@@ -140,7 +140,7 @@ impl Aside {
         Self {
             context: context.clone(),
             chunks: Vec::new(),
-            ahead: None,
+            thread: None,
             refused: false,
             bytes: 0,
             most: 0,
@@ -160,6 +160,10 @@ impl Aside {
             self.most = bytes;
         }
         self.bytes = bytes.min(self.most);
+        // What is being pinned beyond goes back, too.
+        for index in chunks_of(bytes)..self.chunks.len() {
+            self.take_pinned(Some(index));
+        }
         self.chunks.truncate(chunks_of(bytes));
         self.bytes
     }
@@ -263,7 +267,7 @@ impl Aside {
 
     /// Takes what the thread has pinned; waits for one chunk if it was asked for.
     fn take_pinned(&mut self, awaited: Option<usize>) {
-        let Some(ahead) = &self.ahead else {
+        let Some(thread) = &self.thread else {
             return;
         };
         let waits = |chunks: &[Chunk]| {
@@ -271,13 +275,12 @@ impl Aside {
         };
         loop {
             let pinned = match waits(&self.chunks) {
-                true => ahead.pinned.recv().ok(),
-                false => ahead.pinned.try_recv().ok(),
+                true => thread.pinned.recv().ok(),
+                false => thread.pinned.try_recv().ok(),
             };
             let Some((index, pinned)) = pinned else {
                 return;
             };
-            // What lies behind an end that was set meanwhile goes back.
             if let Some(chunk @ Chunk::AskedFor) = self.chunks.get_mut(index) {
                 self.refused |= pinned.is_err();
                 *chunk = pinned.map_or(Chunk::Absent, Chunk::There);
@@ -287,7 +290,7 @@ impl Aside {
 
     /// Has the chunks behind one that is used pinned.
     fn ask_ahead(&mut self, index: usize) {
-        let end = (index + 1 + AHEAD).min(chunks_of(self.bytes));
+        let end = (index + 1 + CHUNKS_AHEAD).min(chunks_of(self.bytes));
         for next in index + 1..end {
             if self.chunks.len() <= next {
                 self.chunks.resize_with(next + 1, || Chunk::Absent);
@@ -295,9 +298,9 @@ impl Aside {
             if !matches!(self.chunks[next], Chunk::Absent) {
                 continue;
             }
-            if self.ahead.is_none() {
-                match Ahead::start(&self.context) {
-                    Ok(ahead) => self.ahead = Some(ahead),
+            if self.thread.is_none() {
+                match PinThread::start(&self.context) {
+                    Ok(thread) => self.thread = Some(thread),
                     Err(error) => {
                         tracing::warn!(%error, "no thread to pin memory ahead of need");
                         return;
@@ -305,7 +308,7 @@ impl Aside {
                 }
             }
             let bytes = self.chunk_bytes(next);
-            if self.ahead.as_ref().is_some_and(|a| a.ask(next, bytes)) {
+            if self.thread.as_ref().is_some_and(|t| t.ask(next, bytes)) {
                 self.chunks[next] = Chunk::AskedFor;
             }
         }
