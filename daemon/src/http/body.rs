@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::call::Call;
+use super::fault;
 
 /// How long a body may take from its first byte to its last.
 const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
@@ -72,8 +73,10 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
             &format!("more than {VALUES_MAX} values; send less at once"),
         ));
     }
-    serde_json::from_slice(bytes)
-        .map_err(|error| failure::invalid("body", &format!("{error}; send JSON as documented")))
+    serde_json::from_slice(bytes).map_err(|error| {
+        let (field, message) = fault::of::<T>(bytes, &error);
+        failure::invalid(&field, &message)
+    })
 }
 
 /// How many values the text of a JSON document can have, at most.

@@ -17,6 +17,7 @@ mod body;
 mod call;
 mod embedding;
 mod error;
+mod fault;
 mod format;
 mod handshake;
 mod listen;
