@@ -399,6 +399,13 @@ impl Engine {
                     decoding: decode.len(),
                     waiting,
                 };
+                tracing::trace!(
+                    mixed.rows,
+                    mixed.tokens,
+                    ?took,
+                    mixed.without,
+                    "a pass with prompts"
+                );
                 entry.share.note(mixed, most);
             }
         }

@@ -6,7 +6,7 @@
 //! taken where it is expected to fit, the next smaller one where two passes in a row did not.
 //!
 //! ```text
-//!   held --(the smallest size is far too long)--> let go: up to some times longer --(it fits again, or a new prompt begins)--> held
+//!   held --(the smallest size is far too long, twice)--> let go: up to some times longer --(it fits again, or a new prompt begins)--> held
 //! ```
 //!
 //! A smallest size that is a little too long is held to all the same: the others' pace is what was promised.
@@ -36,7 +36,7 @@ const ROWS_MIN: u32 = 8;
 /// A pass beyond this part of what it may take was too long. The time between tokens is a little longer than the pass.
 const TOLERANCE: f64 = 1.0;
 
-/// One that takes this many times what it may is not tried a second time.
+/// One that takes this many times what it may is not tried a second time, but for the smallest size.
 const FAR_TOO_LONG: f64 = 1.5;
 
 /// Passes for which a size that was too long is not tried again so far into a text.
@@ -153,7 +153,10 @@ impl PromptShare {
         let bound = without + longer;
         if took > bound * TOLERANCE {
             let far = took > bound * FAR_TOO_LONG;
-            if !far && !std::mem::replace(&mut self.over, true) {
+            // Of the smallest size one slow pass says nothing: if it was let go, every pass of the
+            // prompt would be longer.
+            let is_clear = far && size > least;
+            if !std::mem::replace(&mut self.over, true) && !is_clear {
                 return;
             }
             self.over = false;
@@ -350,6 +353,31 @@ mod tests {
         assert_eq!(share.rows(8, 512), held);
         share.note(pass(9.0), 512);
         assert!(share.rows(8, 512) < held);
+    }
+
+    #[test]
+    fn one_very_slow_pass_of_the_smallest_size_does_not_let_it_go() {
+        let mut share = PromptShare::default();
+        // What a mixture of experts was seen to take: 8 rows fit, 16 do not.
+        let cost = |rows: u32, _| 7.0 + f64::from(rows) * 0.1;
+        let (_, rows) = prompt(&mut share, 4096, 1, cost);
+        assert_eq!(rows, ROWS_MIN);
+        let pass = |ms: f64, share: &PromptShare| Mixed {
+            rows: share.rows(8, 512),
+            tokens: 8,
+            position: 5000,
+            took: Duration::from_secs_f64(ms / 1e3),
+            without: Some(4e-3),
+            decoding: 8,
+            waiting: 1,
+        };
+        share.note(pass(25.0, &share), 512);
+        assert!(!share.let_go && share.rows(8, 512) == ROWS_MIN);
+        share.note(pass(7.8, &share), 512);
+        share.note(pass(25.0, &share), 512);
+        assert!(!share.let_go);
+        share.note(pass(25.0, &share), 512);
+        assert!(share.let_go);
     }
 
     #[test]
