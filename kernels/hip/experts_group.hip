@@ -1,4 +1,4 @@
-// Sorts routed rows by their experts: rows by expert one after another, and tiles of up to TILE of them.
+// Sorts routed rows by their experts: rows by expert one after another, and tiles of up to `tile` of them.
 //
 // ids [n_routed] are whole numbers in f32; rows of experts that are not here (table entry 0) are left out. list [n_routed]: the rows,
 // those of an expert together, in any order; tiles: how many there are, three unused words, then {expert, first in the list, rows,
@@ -9,7 +9,6 @@
 
 #define THREADS 512
 #define EXPERTS_MAX 512u
-#define TILE 32u
 
 struct ExpertsGroupArgs {
     const float* ids;
@@ -18,6 +17,8 @@ struct ExpertsGroupArgs {
     u32* tiles;
     u32 n_routed;
     u32 n_expert;
+    u32 tile;
+    u32 reserved;
 };
 
 ENTRY(THREADS, 1) experts_group(ExpertsGroupArgs a) {
@@ -29,24 +30,27 @@ ENTRY(THREADS, 1) experts_group(ExpertsGroupArgs a) {
     count[t] = 0;
     block_sync();
     auto expert_of = [&](u32 i) {
-        const float id = a.ids[i];
+        const float id = i < a.n_routed ? a.ids[i] : -1.0f;
         const bool is = id >= 0.0f && id < (float)a.n_expert;
         return is && a.table[(u32)id] != 0 ? (u32)id : EXPERTS_MAX;
     };
-    for (u32 i = t; i < a.n_routed; i += THREADS) {
+    // A thread's first row is looked up once.
+    const u32 expert = expert_of(t);
+    if (expert < EXPERTS_MAX) counter_add(&count[expert], 1);
+    for (u32 i = t + THREADS; i < a.n_routed; i += THREADS) {
         const u32 e = expert_of(i);
         if (e < EXPERTS_MAX) counter_add(&count[e], 1);
     }
     block_sync();
     // Inclusive sums of rows and of tiles, a thread an expert.
-    const u32 mine = count[t], my_tiles = (mine + TILE - 1) / TILE;
+    const u32 mine = count[t], my_tiles = (mine + a.tile - 1) / a.tile;
     sums[0][t] = mine;
     sums[1][t] = my_tiles;
-    for (u32 step = 1; step < EXPERTS_MAX; step *= 2) {
+    for (u32 step = 1; step < a.n_expert; step *= 2) {
         block_sync();
-        const u32 rows = t >= step ? sums[0][t - step] : 0, tiles = t >= step ? sums[1][t - step] : 0;
+        const u32 before = t >= step ? sums[0][t - step] : 0, tiles = t >= step ? sums[1][t - step] : 0;
         block_sync();
-        sums[0][t] += rows;
+        sums[0][t] += before;
         sums[1][t] += tiles;
     }
     block_sync();
@@ -54,15 +58,16 @@ ENTRY(THREADS, 1) experts_group(ExpertsGroupArgs a) {
     for (u32 i = 0; i < my_tiles; ++i) {
         u32* tile = a.tiles + 4 * (1 + first_tile + i);
         tile[0] = t;
-        tile[1] = first + i * TILE;
-        tile[2] = least(mine - i * TILE, TILE);
+        tile[1] = first + i * a.tile;
+        tile[2] = least(mine - i * a.tile, a.tile);
         tile[3] = 0;
     }
-    if (t == THREADS - 1) a.tiles[0] = sums[1][t];
+    if (t == a.n_expert - 1) a.tiles[0] = sums[1][t];
     // From here on where an expert's next row goes.
     count[t] = first;
     block_sync();
-    for (u32 i = t; i < a.n_routed; i += THREADS) {
+    if (expert < EXPERTS_MAX) a.list[counter_add(&count[expert], 1)] = t;
+    for (u32 i = t + THREADS; i < a.n_routed; i += THREADS) {
         const u32 e = expert_of(i);
         if (e < EXPERTS_MAX) a.list[counter_add(&count[e], 1)] = i;
     }

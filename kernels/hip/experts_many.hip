@@ -5,7 +5,8 @@
 // Rows of x are in 8 bits as matmat.hip has them, or for matrix instructions in f16 (matmat_f16.h).
 // Geometry: grid (n_blocks, most tiles there can be, TILE / COLUMNS), or for f16 (rows / those of a tile rounded up, most tiles); blocks of
 // tiles that are not there end at once. Otherwise as matmat.hip.
-// Entries: experts_many_<type> (WEIGHT), and for NVIDIA and with AMD's matrix instructions experts_many_f16_<type> (TYPE).
+// Entries: experts_many_<type> (WEIGHT), for NVIDIA and with AMD's matrix instructions experts_many_f16_<type> (TYPE), and for
+// NVIDIA experts_few_<type> (experts_few.h).
 #define WEIGHTS_SHARED
 #include "compat.h"
 #include "formats.h"
@@ -13,6 +14,9 @@
 
 #define THREADS 256
 #include "matmat_f16.h"
+#ifdef RF_CUDA
+#include "experts_few.h"
+#endif
 #include "matmat_q8.h"
 
 // Tokens a tile has at most (experts_group.hip).
@@ -79,6 +83,13 @@ ENTRY(THREADS, 1) NAME(experts_many_f16_, TYPE)(ExpertsManyArgs a) {
     tile.row0 = block_x() * 128;
     matmat_mma<WEIGHT, TILE_TOKENS / 8, 4>(tile, tokens, 0);
 #endif
+#endif
+}
+#endif
+#ifdef RF_CUDA
+ENTRY(FEW_THREADS, 1) NAME(experts_few_, TYPE)(ExpertsFewArgs a) {
+#if __CUDA_ARCH__ >= 800
+    experts_few<WEIGHT>(a);
 #endif
 }
 #endif

@@ -7,7 +7,10 @@ pub(super) use self::sources::entries;
 use super::ops::activations::{Norm, Sink, Source, activations};
 use super::ops::attention::{self, Partials, Scores, SharedPositions};
 use super::ops::elements::{self, Change, Part};
-use super::ops::experts::{Groups, ManyInputs, Routed, Tensors, experts, experts_many, group};
+use super::ops::experts::{
+    FEW_TILE, Groups, ManyInputs, Routed, Tensors, experts, experts_few, experts_many, group,
+    is_for_few,
+};
 use super::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
 use super::ops::kv::{Heads, Kv, Qkv, Rope, Rotation, rope_heads, rope_kv};
 use super::ops::matmat::{
@@ -132,6 +135,7 @@ const TENSORS: Tensors = Tensors {
 };
 
 const GROUPS: Groups = Groups {
+    tile: ops::experts::TILE,
     at: 16,
     n: 800,
     n_expert: 128,
@@ -298,6 +302,22 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                     assert!(!ty.is_quantized() || half && !target.multiplies_f16());
                 }
             }
+        }
+        let of_few = Groups {
+            tile: FEW_TILE,
+            ..GROUPS
+        };
+        for tensors in [tensors, single] {
+            match experts_few(target, 1, of_few, 8, &tensors, 3) {
+                Ok(launch) => all.push(launch),
+                Err(_) => assert!(!ty.is_quantized() || !target.has_mma()),
+            }
+            let wide = Tensors {
+                cols: 8192,
+                ..tensors
+            };
+            assert!(!is_for_few(target, &wide));
+            assert!(experts_few(target, 1, GROUPS, 8, &tensors, 3).is_err());
         }
         let matrices = HeadMatrices {
             ty,
@@ -472,7 +492,7 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
             assert_eq!(launch.block[1..], [1, 1], "{}", launch.kernel);
             match launch.entry() {
                 // As many waves as the shape has slices of columns, and groups of these.
-                few if few.starts_with("matmat_few_") => {
+                few if few.starts_with("matmat_few_") || few.starts_with("experts_few_") => {
                     let most = defined(&text, "FEW_THREADS")[0];
                     assert!(launch.block[0] % 32 == 0 && launch.block[0] <= most);
                 }
@@ -484,8 +504,8 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
             }
             assert!(launch.grid.iter().all(|&n| n > 0), "{}", launch.kernel);
             // More than any block may use is asked for by name; every NVIDIA GPU from sm_80 on has 99 KiB.
-            let by_name = ["attention_prefill_", "matmat_"];
-            let most = match by_name.iter().any(|name| launch.unit().starts_with(name)) {
+            let by_name = ["attention_prefill_", "matmat_", "experts_few_"];
+            let most = match by_name.iter().any(|name| launch.entry().starts_with(name)) {
                 true => 99 << 10,
                 false => target.shared_bytes_max,
             };
@@ -502,8 +522,11 @@ fn constants_are_those_of_the_sources() {
     let source = units::file("route.hip").unwrap();
     assert_eq!(defined(source, "EXPERTS_MAX"), [route::EXPERTS_MAX]);
     assert_eq!(defined(source, "GROUPS_MAX"), [route::GROUPS_MAX]);
+    let source = units::file("experts_many.hip").unwrap();
+    assert_eq!(defined(source, "TILE_TOKENS"), [ops::experts::TILE]);
+    let source = units::file("experts_few.h").unwrap();
+    assert_eq!(defined(source, "FEW_TILE"), [ops::experts::FEW_TILE]);
     let source = units::file("experts_group.hip").unwrap();
-    assert_eq!(defined(source, "TILE"), [ops::experts::TILE]);
     assert_eq!(defined(source, "EXPERTS_MAX"), [ops::experts::EXPERTS_MAX]);
     let source = units::file("conv.hip").unwrap();
     assert_eq!(defined(source, "CHUNK"), [recurrent::CONV_CHUNK]);

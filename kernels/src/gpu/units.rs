@@ -12,7 +12,7 @@ macro_rules! files {
 }
 
 /// Every source and header.
-const FILES: [(&str, &str); 54] = files![
+const FILES: [(&str, &str); 55] = files![
     "compat.h",
     "formats.h",
     "formats_low_bits.h",
@@ -63,6 +63,7 @@ const FILES: [(&str, &str); 54] = files![
     "delta_net.hip",
     "ssm.hip",
     "experts.hip",
+    "experts_few.h",
     "experts_group.hip",
     "experts_many.hip",
     "matmat_heads.hip",

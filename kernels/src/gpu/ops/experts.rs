@@ -1,7 +1,7 @@
-//! Products of routed rows with matrices of their experts (`hip/experts.h`): a few (`hip/experts.hip`), and many,
-//! sorted by their experts (`hip/experts_group.hip`, `hip/experts_many.hip`).
+//! Products of routed rows with matrices of their experts (`hip/experts.h`): each for itself (`hip/experts.hip`), and sorted by
+//! their experts (`hip/experts_group.hip`), a few an expert (`hip/experts_few.h`) or many (`hip/experts_many.hip`).
 
-use super::activations::ActSpec;
+use super::activations::{self, ActSpec};
 use super::{matmat, per_type};
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
@@ -200,21 +200,41 @@ fn blocks_at_once(target: &GpuTarget) -> u32 {
     }
 }
 
-/// Rows of a tile of [`group`].
+/// Rows of a tile of [`group`] for [`experts_many`].
 pub const TILE: u32 = 32;
+
+/// Rows of a tile of [`group`] for [`experts_few`].
+pub const FEW_TILE: u32 = 8;
 
 /// Most experts that [`group`] sorts by.
 pub const EXPERTS_MAX: u32 = 512;
 
 arg_struct! {
     /// Of `experts_group`.
-    ExpertsGroupArgs: 40 {
+    ExpertsGroupArgs: 48 {
         ids: u64,
         table: u64,
         list: u64,
         tiles: u64,
         n_routed: u32,
         n_expert: u32,
+        tile: u32,
+        reserved: u32,
+    }
+}
+
+arg_struct! {
+    /// Of `experts_few_<type>`.
+    ExpertsFewArgs: 128 {
+        x: u64,
+        out: u64,
+        list: u64,
+        tiles: u64,
+        tensors: ExpertTensors,
+        share: u32,
+        slices: u32,
+        groups: u32,
+        x_scale: f32,
     }
 }
 
@@ -243,6 +263,8 @@ pub struct Groups {
     pub n: u32,
     /// Experts.
     pub n_expert: u32,
+    /// Rows of a tile: [`TILE`] or [`FEW_TILE`].
+    pub tile: u32,
 }
 
 impl Groups {
@@ -253,14 +275,14 @@ impl Groups {
 
     /// Tiles that there can be at most: the whole ones, and one that is begun for each expert.
     fn tiles_max(&self) -> u32 {
-        self.n / TILE + self.n_expert.min(self.n)
+        self.n / self.tile + self.n_expert.min(self.n)
     }
 }
 
-/// Bytes of [`Groups`] of `n` routed rows.
+/// Bytes of [`Groups`] of `n` routed rows, whatever their tiles.
 #[must_use]
 pub const fn groups_bytes(n: u64, n_expert: u64) -> u64 {
-    (n * 4).next_multiple_of(16) + 16 * (1 + n / TILE as u64 + n_expert)
+    (n * 4).next_multiple_of(16) + 16 * (1 + n / FEW_TILE as u64 + n_expert)
 }
 
 /// Sorts routed rows by their experts, `ids` f32 `[n]`; those of experts that `table` has not are left out.
@@ -282,12 +304,81 @@ pub fn group(groups: Groups, ids: Address, table: Address) -> Result<Launch, Err
         tiles: groups.tiles(),
         n_routed: groups.n,
         n_expert: groups.n_expert,
+        tile: groups.tile,
+        reserved: 0,
     };
     Ok(Launch {
         kernel: "experts_group.experts_group",
         grid: [1, 1, 1],
         block: [512, 1, 1],
         shared_bytes: 0,
+        args: ArgBytes::of(&args),
+        overlaps: true,
+    })
+}
+
+/// Waves of a block of which a multiprocessor has registers for two.
+const WAVES_OF_TWO: u32 = 8;
+
+/// Waves of a block of `experts_few_<type>` that are beside each other for all columns, and how many times these; `None` where that
+/// kernel does not do it: floats, other targets than NVIDIA's from sm_80 on, and wider inputs than a block has waves for.
+fn few_shape(target: &GpuTarget, tensors: &Tensors) -> Option<(u32, u32)> {
+    let (slice, waves) = matmat::few_waves(target, FEW_TILE);
+    let slices = u32::try_from(tensors.cols.div_ceil(u64::from(slice))).ok()?;
+    let is = tensors.ty.is_quantized() && target.has_mma() && (1..=waves).contains(&slices);
+    is.then(|| (slices, (WAVES_OF_TWO / slices).max(1)))
+}
+
+/// Whether [`experts_few`] does products with these tensors.
+#[must_use]
+pub fn is_for_few(target: &GpuTarget, tensors: &Tensors) -> bool {
+    few_shape(target, tensors).is_some()
+}
+
+/// As [`experts`], of rows that are sorted by their experts into tiles of [`FEW_TILE`]: an expert's weights are read once a tile.
+/// `x` goes into the products as f16.
+///
+/// # Errors
+/// [`Error::NoKernel`] where it [is not for that](is_for_few), [`Error::Block`].
+pub fn experts_few(
+    target: &GpuTarget,
+    x: Address,
+    groups: Groups,
+    share: u32,
+    tensors: &Tensors,
+    out: Address,
+) -> Result<Launch, Error> {
+    let shape = few_shape(target, tensors).filter(|_| groups.tile == FEW_TILE);
+    let Some((slices, n_groups)) = shape else {
+        return Err(Error::NoKernel {
+            what: format!(
+                "products of tiles of {} rows with {} matrices of {} columns on {}",
+                groups.tile, tensors.ty, tensors.cols, target.arch
+            ),
+            built: "tiles of 8 rows and quantized matrices of up to 4,096 columns on NVIDIA GPUs \
+                    from sm_80 on",
+        });
+    };
+    let args = ExpertsFewArgs {
+        x,
+        out,
+        list: groups.at,
+        tiles: groups.tiles(),
+        tensors: tensors.args()?,
+        share: share.max(1),
+        slices,
+        groups: n_groups,
+        x_scale: activations::GATED_F16_SCALE,
+    };
+    let n_waves = slices * n_groups;
+    let blocks = (2 * WAVES_OF_TWO / n_waves).max(1);
+    let (_, waves) = matmat::few_waves(target, FEW_TILE);
+    Ok(Launch {
+        kernel: per_type!(tensors.ty, "experts_many_", ".experts_few_"),
+        grid: [target.compute_units.max(1) * blocks, 1, 1],
+        block: [n_waves * 32, 1, 1],
+        // The same for all launches of a kernel, since it is asked for once.
+        shared_bytes: waves * matmat::few_wave_bytes(FEW_TILE),
         args: ArgBytes::of(&args),
         overlaps: true,
     })
@@ -317,6 +408,7 @@ pub fn experts_many(
 ) -> Result<Launch, Error> {
     let single = tensors.second.is_none() && tensors.act == Act::Identity;
     let half = matches!(inputs, ManyInputs::F16(..));
+    debug_assert_eq!(groups.tile, TILE, "tiles of another kernel");
     if !tensors.ty.is_quantized() || !single || half && !target.multiplies_f16() {
         return Err(Error::NoKernel {
             what: format!(

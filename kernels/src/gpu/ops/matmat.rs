@@ -11,8 +11,8 @@
 
 mod shape;
 
-pub(super) use shape::routed_tile;
 use shape::{FewShape, MmaShape, WgmmaShape};
+pub(super) use shape::{few_wave_bytes, few_waves, routed_tile};
 
 use super::matvec::{Matrix, float_tokens};
 use super::per_type;

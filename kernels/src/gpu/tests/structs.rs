@@ -52,6 +52,7 @@ fn structs_of_arguments_have_the_fields_of_the_source() {
         "ssm.hip": ops::recurrent::SsmArgs,
         "experts.h": ops::experts::ExpertTensors,
         "experts.hip": ops::experts::ExpertsArgs,
+        "experts_few.h": ops::experts::ExpertsFewArgs,
         "experts_group.hip": ops::experts::ExpertsGroupArgs,
         "experts_many.hip": ops::experts::ExpertsManyArgs,
         "matmat_heads.hip": ops::heads::MatmatHeadsArgs,

@@ -108,7 +108,7 @@ pub(super) fn group(memory: &mut Memory, launch: &Launch) -> Result<(), Fault> {
     let mut tiles = vec![0, 0, 0, 0];
     let mut first = 0;
     for (e, rows) in (0..).zip(&rows) {
-        for tile in rows.chunks(TILE as usize) {
+        for tile in rows.chunks(a.tile.max(1) as usize) {
             tiles.extend([e, first, tile.len() as u32, 0]);
             tiles[0] += 1;
             first += tile.len() as u32;
@@ -256,6 +256,7 @@ mod tests {
         };
         run(m, &experts::experts(&target, routed, &tensors).unwrap()).unwrap();
         let groups = Groups {
+            tile: TILE,
             at: m.alloc(experts::groups_bytes(100, 3)).unwrap(),
             n: 100,
             n_expert: 3,

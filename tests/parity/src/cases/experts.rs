@@ -15,11 +15,19 @@ pub(super) fn cases() -> Vec<Case> {
         (WeightType::MXFP4, WeightType::MXFP4),
         (WeightType::F16, WeightType::F16),
     ] {
-        // Two experts a token; from 64 routed rows on they are sorted by expert, as there are few.
-        for tokens in [1, 5, 40] {
+        // Two of 8 experts a token. By mat-vecs, and sorted by expert: where there are tiles of up to
+        // 8 rows from 32 routed rows on, and in tiles of up to 32 from 64 on, or from 72.
+        for tokens in [1, 5, 25, 40] {
             for form in [Form::Gated, Form::Plain, Form::Biased] {
-                cases.push(experts((ty, down), form, tokens));
+                cases.push(experts((ty, down), form, tokens, (EMBD, FF)));
             }
+        }
+    }
+    // Widths that are no multiples of 256, as gpt-oss's, and numbers of rows that are none of 16.
+    for ty in [WeightType::Q8_0, WeightType::MXFP4] {
+        for form in [Form::Gated, Form::Plain] {
+            cases.push(experts((ty, ty), form, 25, (544, 352)));
+            cases.push(experts((ty, ty), form, 25, (1024, 288)));
         }
     }
     cases
@@ -105,14 +113,19 @@ enum Form {
     Biased,
 }
 
-fn experts((ty, down): (WeightType, WeightType), form: Form, tokens: u64) -> Case {
+fn experts(
+    (ty, down): (WeightType, WeightType),
+    form: Form,
+    tokens: u64,
+    (embd, ff): (u64, u64),
+) -> Case {
     let (n_expert, n_used) = (8, 2);
     let routed = |name, width| BufSpec {
         rows: Rows::Routed(n_used),
         ..token_buf(name, width)
     };
     let [x, logits, ids, weights, gate, up, out] = [0, 1, 2, 3, 4, 5, 6].map(Buf);
-    let mut each = vec![matrix(ty, FF, EMBD), matrix(down, EMBD, FF)];
+    let mut each = vec![matrix(ty, ff, embd), matrix(down, embd, ff)];
     let mut add = |tensor| {
         each.push(tensor);
         Some(each.len() - 1)
@@ -146,12 +159,12 @@ fn experts((ty, down): (WeightType, WeightType), form: Form, tokens: u64) -> Cas
         n_tensors: 0,
     };
     if is_gated {
-        ffn.gate = add(matrix(ty, FF, EMBD));
+        ffn.gate = add(matrix(ty, ff, embd));
     }
     if is_biased {
-        ffn.gate_bias = add(vector(FF));
-        ffn.up_bias = add(vector(FF));
-        ffn.down_bias = add(vector(EMBD));
+        ffn.gate_bias = add(vector(ff));
+        ffn.up_bias = add(vector(ff));
+        ffn.down_bias = add(vector(embd));
     } else {
         ffn.scale = add(vector(1));
     }
@@ -163,13 +176,13 @@ fn experts((ty, down): (WeightType, WeightType), form: Form, tokens: u64) -> Cas
         format!("{form:?}, {ty}/{down}, {n_used} of {n_expert} * {tokens}"),
         tensors,
         vec![
-            token_buf("x", EMBD),
+            token_buf("x", embd),
             token_buf("logits", u64::from(n_expert)),
             token_buf("ids", u64::from(n_used)),
             token_buf("weights", u64::from(n_used)),
-            routed("gate", FF),
-            routed("up", FF),
-            routed("out", EMBD),
+            routed("gate", ff),
+            routed("up", ff),
+            routed("out", embd),
         ],
         Vec::new(),
     );

@@ -30,6 +30,16 @@ pub(in crate::gpu::ops) fn routed_tile(target: &GpuTarget) -> (u32, u32) {
     }
 }
 
+/// Columns of a wave's slice in `matmat_few.h`, and the most waves of a block for so many tokens.
+pub(in crate::gpu::ops) fn few_waves(target: &GpuTarget, tokens: u32) -> (u32, u32) {
+    (SLICE, FewShape::waves(target, tokens))
+}
+
+/// Bytes of dynamic shared memory a wave there.
+pub(in crate::gpu::ops) fn few_wave_bytes(tokens: u32) -> u32 {
+    FewShape::wave_bytes(tokens)
+}
+
 /// Rows of a tile of AMD's matrix instructions: 32 a wave.
 fn wmma_rows(target: &GpuTarget) -> u32 {
     THREADS / target.wave * 32

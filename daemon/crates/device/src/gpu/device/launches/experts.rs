@@ -1,5 +1,5 @@
 //! The feed-forwards of experts: routed rows find their experts' matrices in a table on the device, so nobody waits for the
-//! routing. Few rows go to mat-vecs; many are sorted by expert and go to tiles.
+//! routing. Few rows go to mat-vecs; more are sorted by expert and go to tiles, of up to 8 rows or of up to 32.
 
 use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
 use rocmforge_kernels::gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
@@ -11,11 +11,24 @@ use crate::ops::{Act, ExpertFfn, TensorIndex};
 use super::super::workspace::EXPERTS_MAX;
 use super::{Lowered, Lowering, Work};
 
-/// From how many routed rows on they are sorted by expert: from about three for each expert on, since fewer rows of an expert find
-/// its weights in the second-level cache. Measured with Qwen3-30B-A3B (128 experts, 8 a token), tokens a second: on an H100 with 16
-/// and 32 tokens sorted 1,260 and 1,955, with 16 and 31 not sorted 1,624 and 2,281; on an H200 with 48 sorted 2,586, not sorted 2,592.
-fn sorted_from(n_expert: usize) -> u64 {
-    (3 * n_expert as u64).clamp(64, 384)
+/// From how many routed rows on they are sorted by expert and go to tiles of up to 8: from 1.25 for
+/// each expert on. Qwen3-30B-A3B (128 experts, 8 a token) on an H200, clients and tokens a second,
+/// so and each routed row for itself: 16 clients 1,970 and 2,027, 32 clients 3,101 and 2,522.
+fn few_from(n_expert: usize) -> u64 {
+    (5 * n_expert as u64 / 4).max(32)
+}
+
+/// From how many on they go to tiles of up to 32. Where tiles of 8 are there (`few`), from 9 for each
+/// expert on: 64 clients of that model get 5,146 tokens a second by tiles of 8 and 3,515 by tiles of
+/// 32, 128 clients 6,827 (by a form of the kernel that was 6 % slower with 64) and 6,202. Else from
+/// about three for each expert on, since fewer rows of an expert find its weights in the second-level
+/// cache: on an H100 with 16 and 32 tokens sorted 1,260 and 1,955, with 16 and 31 not sorted 1,624
+/// and 2,281; on an H200 with 48 sorted 2,586, not sorted 2,592.
+fn many_from(n_expert: usize, few: bool) -> u64 {
+    match few {
+        true => 9 * n_expert as u64,
+        false => (3 * n_expert as u64).clamp(64, 384),
+    }
 }
 
 impl Lowering<'_> {
@@ -71,30 +84,22 @@ impl Lowering<'_> {
         let down = describe(ffn.down, ffn.down_bias, ffn.scale);
         let gate = ffn.gate.map(|g| describe(g, ffn.gate_bias, ffn.gate_scale));
         let (n_ff, hidden) = (self.width(ffn.up_out), self.at(ffn.gate_out));
-        let groups = Groups {
+        let groups = |tile| Groups {
             at: self.scratch_base + self.workspace.groups,
             n: n as u32,
             n_expert: n_expert as u32,
+            tile,
         };
         let fits = experts::groups_bytes(n, n_expert as u64) <= self.workspace.groups_bytes;
-        let many = n >= sorted_from(n_expert)
-            && fits
-            && up.ty.is_quantized()
-            && down.ty.is_quantized()
-            && gate.is_none_or(|g| g.ty.is_quantized());
-        if many {
-            self.push(experts::group(groups, ids, table))?;
-        }
+        let matrices = [Some(&up), gate.as_ref(), Some(&down)];
+        let all = |is: &dyn Fn(&Tensors) -> bool| matrices.into_iter().flatten().all(is);
+        let for_few = fits && all(&|tensors| experts::is_for_few(self.target, tensors));
+        let many = n >= many_from(n_expert, for_few) && fits && all(&|t| t.ty.is_quantized());
         let up_to = self.at(ffn.up_out);
         let x = (ffn.n_used, self.at(ffn.x), self.count(ffn.x));
-        let routed = |(share, x, _): (u32, u64, u64), out| Routed {
-            x,
-            share,
-            ids,
-            n: n as u32,
-            out,
-        };
         if many {
+            let groups = groups(experts::TILE);
+            self.push(experts::group(groups, ids, table))?;
             let inputs = self.many(x.1, x.2, up.cols, Source::Plain)?;
             // Rows of experts that are not here are left alone, but the activation behind goes over all.
             let (rows, bytes) = (up_to - self.arena, n * n_ff * 4);
@@ -124,6 +129,25 @@ impl Lowering<'_> {
             let down = experts::experts_many(self.target, inputs, groups, 1, &down, out);
             return self.push(down);
         }
+        // From here on products of up to two matrices, rows sorted or not.
+        let few = for_few && n >= few_from(n_expert);
+        let few = few.then(|| groups(experts::FEW_TILE));
+        if let Some(groups) = few {
+            self.push(experts::group(groups, ids, table))?;
+        }
+        let products = |(share, x, _): (u32, u64, u64), tensors: &Tensors, out| match few {
+            Some(groups) => experts::experts_few(self.target, x, groups, share, tensors, out),
+            None => {
+                let routed = Routed {
+                    x,
+                    share,
+                    ids,
+                    n: n as u32,
+                    out,
+                };
+                experts::experts(self.target, routed, tensors)
+            }
+        };
         // A kernel of both has one factor, behind the function.
         let plain = ffn.gate_scale.or(ffn.up_scale).is_none();
         let unit = match &gate {
@@ -136,9 +160,9 @@ impl Lowering<'_> {
             },
             _ => {
                 if let Some(gate) = &gate {
-                    self.push(experts::experts(self.target, routed(x, hidden), gate))?;
+                    self.push(products(x, gate, hidden))?;
                 }
-                self.push(experts::experts(self.target, routed(x, up_to), &up))?;
+                self.push(products(x, &up, up_to))?;
                 let source = Source::Gate {
                     other: gate.map(|_| up_to),
                     act: ffn.act,
@@ -151,20 +175,12 @@ impl Lowering<'_> {
                     Sink::F32(hidden),
                 ))?;
                 let out = self.at(ffn.out);
-                return self.push(experts::experts(
-                    self.target,
-                    routed((1, hidden, n), out),
-                    &down,
-                ));
+                return self.push(products((1, hidden, n), &down, out));
             }
         };
-        self.push(experts::experts(self.target, routed(x, hidden), &unit))?;
+        self.push(products(x, &unit, hidden))?;
         let out = self.at(ffn.out);
-        self.push(experts::experts(
-            self.target,
-            routed((1, hidden, n), out),
-            &down,
-        ))
+        self.push(products((1, hidden, n), &down, out))
     }
 
     /// Rows of `cols`, brought into the workspace in the form that products of many routed rows are fastest with.
