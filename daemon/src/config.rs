@@ -360,7 +360,7 @@ impl Config {
                 .unwrap_or(DRAIN_GRACE_DEFAULT),
             policy: get("policy", flags.policy, file.policy)
                 .parse(policy)?
-                .unwrap_or(Policy::Belady),
+                .unwrap_or(Policy::PassAware),
             offload: get("offload", flags.offload, file.offload)
                 .parse(offload)?
                 .unwrap_or_default(),
@@ -425,12 +425,12 @@ struct Settings {
 }
 
 /// A setting's text, if it was given, and its place.
-struct Given {
+struct RawValue {
     key: &'static str,
     value: Option<(String, Origin)>,
 }
 
-impl Given {
+impl RawValue {
     fn parse<T>(
         self,
         check: impl FnOnce(&str) -> Result<T, String>,
@@ -460,7 +460,7 @@ impl Settings {
     }
 
     /// A setting of one value: by its flag, else in the environment, else in the files.
-    fn pick(&self, key: &'static str, flag: Option<String>, file: Option<String>) -> Given {
+    fn pick(&self, key: &'static str, flag: Option<String>, file: Option<String>) -> RawValue {
         let variable = || std::env::var(variable(key)).ok();
         let value = match (flag, file) {
             (Some(text), _) => Some((text, self.origin(key, true))),
@@ -473,7 +473,7 @@ impl Settings {
                 None => file.map(|text| (text, self.origin(key, false))),
             },
         };
-        Given { key, value }
+        RawValue { key, value }
     }
 
     /// A path: as given on the command line, absolute in the file (which has no working directory).

@@ -43,7 +43,7 @@ fn nothing_given_is_the_defaults() {
     );
     assert_eq!(
         (config.drain_grace, config.policy),
-        (Duration::from_secs(20), Policy::Belady)
+        (Duration::from_secs(20), Policy::PassAware)
     );
     assert_eq!(config.prefix_cache, PrefixCache::PerClient);
     assert_eq!(config.kv_type, None);

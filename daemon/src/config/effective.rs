@@ -52,7 +52,7 @@ fn budget(budget: Budget) -> String {
 
 fn policy(policy: Policy) -> String {
     quoted(match policy {
-        Policy::Belady => "pass-aware",
+        Policy::PassAware => "pass-aware",
         Policy::Lru => "lru",
     })
 }

@@ -33,7 +33,7 @@ fn gpu(text: &str) -> Option<DeviceChoice> {
 
 pub(super) fn policy(text: &str) -> Result<Policy, String> {
     match text {
-        "pass-aware" => Ok(Policy::Belady),
+        "pass-aware" => Ok(Policy::PassAware),
         "lru" => Ok(Policy::Lru),
         _ => Err(format!("'{text}' is no policy: pass-aware or lru")),
     }

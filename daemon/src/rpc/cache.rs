@@ -48,7 +48,7 @@ fn budget(wire: Option<v1::set_budget_request::Budget>) -> Result<engine::Budget
 
 fn policy(wire: i32) -> Result<engine::Policy, Failure> {
     match v1::CachePolicy::try_from(wire) {
-        Ok(v1::CachePolicy::PassAware) => Ok(engine::Policy::Belady),
+        Ok(v1::CachePolicy::PassAware) => Ok(engine::Policy::PassAware),
         Ok(v1::CachePolicy::Lru) => Ok(engine::Policy::Lru),
         Ok(v1::CachePolicy::Unspecified) | Err(_) => Err(failure::invalid(
             "policy",
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn policies_are_named_and_nothing_else() {
-        assert_eq!(policy(1).unwrap(), engine::Policy::Belady);
+        assert_eq!(policy(1).unwrap(), engine::Policy::PassAware);
         assert_eq!(policy(2).unwrap(), engine::Policy::Lru);
         for wire in [0, 3, -1, i32::MAX] {
             let failure = policy(wire).unwrap_err();

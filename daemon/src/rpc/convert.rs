@@ -239,7 +239,7 @@ fn eviction_causes(cache: &CacheStatus) -> v1::EvictionCauses {
 /// The policy, on the wire.
 pub(super) fn policy(policy: engine::Policy) -> v1::CachePolicy {
     match policy {
-        engine::Policy::Belady => v1::CachePolicy::PassAware,
+        engine::Policy::PassAware => v1::CachePolicy::PassAware,
         engine::Policy::Lru => v1::CachePolicy::Lru,
     }
 }

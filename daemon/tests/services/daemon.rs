@@ -112,7 +112,7 @@ impl Daemon {
             device: DeviceChoice::Host,
             threads: std::num::NonZeroUsize::new(2),
             budget: Budget::Bytes(64 << 20),
-            policy: Policy::Belady,
+            policy: Policy::PassAware,
             max_sequences: std::num::NonZeroUsize::new(4).unwrap(),
             queue_capacity: 16,
             n_ctx_max: 1024,

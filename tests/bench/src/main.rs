@@ -105,7 +105,7 @@ struct Common {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PolicyArg {
     /// Farthest next use first.
-    Belady,
+    PassAware,
     /// Least recently used first.
     Lru,
 }
@@ -113,7 +113,7 @@ enum PolicyArg {
 impl PolicyArg {
     fn policy(self) -> Policy {
         match self {
-            PolicyArg::Belady => Policy::Belady,
+            PolicyArg::PassAware => Policy::PassAware,
             PolicyArg::Lru => Policy::Lru,
         }
     }

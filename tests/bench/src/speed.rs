@@ -82,7 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut session = Session::start(
         common.device,
         Some(threads),
-        Policy::Belady,
+        Policy::PassAware,
         common.prefetch,
     )?;
     let mut report = Report::new(&session.engine.snapshot().device);

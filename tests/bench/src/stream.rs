@@ -37,7 +37,7 @@ pub(crate) struct Options {
     #[arg(long)]
     inside: bool,
     /// Which segments go first.
-    #[arg(long, value_enum, default_value = "belady")]
+    #[arg(long, value_enum, default_value = "pass-aware")]
     policy: PolicyArg,
 }
 

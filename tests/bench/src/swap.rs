@@ -37,7 +37,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     tokens: u32,
     /// Which segments go first.
-    #[arg(long, value_enum, default_value = "belady")]
+    #[arg(long, value_enum, default_value = "pass-aware")]
     policy: PolicyArg,
 }
 

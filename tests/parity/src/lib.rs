@@ -96,12 +96,12 @@ impl Pair {
     ) -> Result<Self, rocmforge_device::Error> {
         for device in [&mut reference, &mut device] {
             device.set_capacity(ARENA)?;
-            let fixed = device.fixed_bytes(ARENA);
+            let fixed = device.reserve_bytes(ARENA);
             assert!(
                 fixed < run::SLAB,
                 "the device wants {fixed} bytes for itself"
             );
-            device.set_fixed(0, fixed)?;
+            device.set_reserve(0, fixed)?;
         }
         Ok(Self { reference, device })
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rocmforge_device::{
-    Batch, Bound, BoundExpert, BoundStep, Buf, Device, Op, Role, Rows, Scratch, ScratchLayout,
-    SegmentLayout, Span, TensorDesc, Upload,
+    Batch, BoundExpert, BoundStep, Buf, Device, Op, Role, Rows, Scratch, ScratchLayout,
+    SegmentBinding, SegmentLayout, Span, TensorDesc, Upload,
 };
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
@@ -193,8 +193,8 @@ impl Weights {
     }
 
     /// Where they lie.
-    pub(crate) fn bound(&self) -> Bound<'_> {
-        Bound {
+    pub(crate) fn bound(&self) -> SegmentBinding<'_> {
+        SegmentBinding {
             layout: &self.layout,
             slab: SLAB,
         }
@@ -223,7 +223,11 @@ fn live_out(case: &Case, later: &[Op]) -> Vec<Buf> {
     .collect()
 }
 
-pub(crate) fn bind<'a>(ops: &'a [Op], live_out: &'a [Buf], bound: Bound<'a>) -> BoundStep<'a> {
+pub(crate) fn bind<'a>(
+    ops: &'a [Op],
+    live_out: &'a [Buf],
+    bound: SegmentBinding<'a>,
+) -> BoundStep<'a> {
     BoundStep::Run {
         ops,
         live_out,
@@ -373,7 +377,7 @@ pub(crate) fn wait(
 }
 
 /// The step of a case's experts.
-fn experts<'a>(case: &'a Case, bound: Bound<'a>) -> Option<BoundStep<'a>> {
+fn experts<'a>(case: &'a Case, bound: SegmentBinding<'a>) -> Option<BoundStep<'a>> {
     let Work::Experts {
         ffn,
         first_tensor,

@@ -30,7 +30,7 @@ pub use ops::{
     ALIGNMENT, Batch, Buf, BufSpec, ExpertFfn, HeadShape, NO_PAGE, Op, Plan, Role, Rows,
     ScratchLayout, Span, Step, TensorDesc,
 };
-pub use segment::{Placed, SegmentLayout};
+pub use segment::{PlacedTensor, SegmentLayout};
 pub use stalls::Stalls;
 
 /// What a device is.
@@ -97,7 +97,7 @@ pub struct UploadTicket(pub u64);
 
 /// What a device has measured of its own work.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pace {
+pub struct Throughput {
     /// Bytes of weights a second of a pass's operations, with all that is computed beside their products.
     pub computed_bytes_per_s: f64,
     /// Bytes a second of uploads.
@@ -119,7 +119,7 @@ pub struct Upload {
 
 /// A segment's weights as the operations of one step find them.
 #[derive(Debug, Clone, Copy)]
-pub struct Bound<'a> {
+pub struct SegmentBinding<'a> {
     /// The layout.
     pub layout: &'a SegmentLayout,
     /// Offset of the slab in the arena, in bytes.
@@ -132,7 +132,7 @@ pub struct BoundExpert<'a> {
     /// Its number.
     pub expert: u32,
     /// The segment that it is in.
-    pub weights: Bound<'a>,
+    pub weights: SegmentBinding<'a>,
     /// The first of its tensors there.
     pub first_tensor: usize,
 }
@@ -147,7 +147,7 @@ pub enum BoundStep<'a> {
         /// Buffers whose content later steps read.
         live_out: &'a [Buf],
         /// The segment; none for operations without weights.
-        weights: Option<Bound<'a>>,
+        weights: Option<SegmentBinding<'a>>,
     },
     /// The feed-forwards of a layer's experts.
     Experts {
@@ -160,7 +160,7 @@ pub enum BoundStep<'a> {
 
 impl<'a> BoundStep<'a> {
     /// A step with the weights that `bound` gives for each of its segments; of a layer's experts, all.
-    pub fn of(step: &'a Step, bound: impl Fn(u32) -> Bound<'a>) -> Self {
+    pub fn of(step: &'a Step, bound: impl Fn(u32) -> SegmentBinding<'a>) -> Self {
         match step {
             Step::Run {
                 segment,
@@ -192,7 +192,7 @@ impl<'a> BoundStep<'a> {
 
 /// A model as a device may get ready for it.
 #[derive(Debug, Clone, Copy)]
-pub struct Outline<'a> {
+pub struct ModelPlanView<'a> {
     /// Its file.
     pub file: &'a Arc<MappedFile>,
     /// Its plan.
@@ -245,16 +245,16 @@ pub trait Device: Send {
 
     /// Bytes of the arena that the device wants for itself as long as it runs, for a given budget: staging of uploads,
     /// what a pass brings along. A small share of the budget; 0 where nothing is wanted.
-    fn fixed_bytes(&self, _budget: u64) -> u64 {
+    fn reserve_bytes(&self, _budget: u64) -> u64 {
         0
     }
 
-    /// Where [`Device::fixed_bytes`] bytes were reserved: an arena offset and their number. Called once, before the
+    /// Where [`Device::reserve_bytes`] bytes were reserved: an arena offset and their number. Called once, before the
     /// first upload.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Driver`]: the device cannot be used.
-    fn set_fixed(&mut self, _offset: u64, _bytes: u64) -> Result<(), Error> {
+    fn set_reserve(&mut self, _offset: u64, _bytes: u64) -> Result<(), Error> {
         Ok(())
     }
 
@@ -270,7 +270,7 @@ pub trait Device: Send {
     ///
     /// # Errors
     /// [`Error::NoKernel`] names an operation that no kernel exists for, and its shape: so no request meets it.
-    fn prepare(&mut self, _model: &Outline<'_>) -> Result<(), Error> {
+    fn prepare(&mut self, _model: &ModelPlanView<'_>) -> Result<(), Error> {
         Ok(())
     }
 
@@ -415,7 +415,7 @@ pub trait Device: Send {
     }
 
     /// How fast segments are computed, for a pass of so many rows, and uploaded; `None` while it is not known.
-    fn pace(&mut self, _rows: usize) -> Option<Pace> {
+    fn pace(&mut self, _rows: usize) -> Option<Throughput> {
         None
     }
 

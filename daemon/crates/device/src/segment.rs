@@ -17,7 +17,7 @@ pub(crate) fn wrong_shape(desc: &TensorDesc, message: String) -> Error {
 
 /// A tensor's place inside its segment's slab.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placed {
+pub struct PlacedTensor {
     /// The tensor.
     pub desc: TensorDesc,
     /// Offset in the slab in bytes, a multiple of [`crate::ALIGNMENT`].
@@ -30,7 +30,7 @@ pub struct Placed {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentLayout {
     /// The tensors, in the order that the plan's operations name them.
-    pub tensors: Vec<Placed>,
+    pub tensors: Vec<PlacedTensor>,
     /// Bytes of the slab.
     pub bytes: u64,
 }
@@ -45,7 +45,7 @@ impl SegmentLayout {
         let mut placed = Vec::with_capacity(tensors.len());
         for desc in tensors {
             let device_bytes = device_bytes(desc)?;
-            placed.push(Placed {
+            placed.push(PlacedTensor {
                 desc: desc.clone(),
                 at,
                 device_bytes,

@@ -42,14 +42,14 @@ use crate::loaded::LoadedModel;
 use crate::masks::Masks;
 use crate::open::{Opened, no_device};
 use crate::predict::Predictor;
-use crate::residency::Residency;
 use crate::schedule::{PassPace, ScratchSizes};
 use crate::share::PromptShare;
 use crate::speculate::PassTimes;
 use crate::states::SpareStates;
 use crate::suspend::SleepClock;
 use crate::task::Task;
-use crate::watchdog::{self, Loss};
+use crate::watchdog::{self, DeviceLoss};
+use crate::weight_store::WeightStore;
 
 /// Passes for each segment of a preload, while there are requests: it goes on, and costs them little.
 const PRELOAD_TURNS: u32 = 8;
@@ -118,7 +118,7 @@ pub(crate) struct Found {
 pub(crate) struct Engine {
     pub(crate) config: EngineConfig,
     pub(crate) found: Found,
-    pub(crate) residency: Residency,
+    pub(crate) store: WeightStore,
     pub(crate) models: Vec<Entry>,
     pub(crate) next_model: u32,
     /// Decides who runs, and what the next pass computes.
@@ -172,7 +172,7 @@ pub(crate) struct Engine {
     /// Sees the machine sleep.
     sleep: SleepClock,
     /// How everyone is told that the engine ends by itself.
-    loss: Loss,
+    loss: DeviceLoss,
 }
 
 /// Starts the engine on a thread of its own.
@@ -244,32 +244,32 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         config.host_budget,
         device.info().kind,
     );
-    let mut residency = Residency::new(device, cache, offload);
-    residency.reserve_fixed()?;
+    let mut store = WeightStore::new(device, cache, offload);
+    store.take_reserve()?;
     let memory = rocmforge_device::host_memory_bytes();
     let of_host = crate::offload::bytes_of(config.host_budget, memory).min(memory / 2);
-    residency.open_tier(config.host_tier, of_host);
-    let may_hold = of_host > 0 && (residency.tier.is_on() || residency.offload.takes_part(1));
+    store.open_tier(config.host_tier, of_host);
+    let may_hold = of_host > 0 && (store.tier.is_on() || store.offload.takes_part(1));
     let host_pressure = config.host_pressure.clone().filter(|_| may_hold);
     let host_pressure = host_pressure.map(|config| PressureWatch::new(config, of_host));
     let found = Found {
         drivers: drivers.into(),
         passed_over: passed_over.into(),
     };
-    let mut first = crate::publish::snapshot_of(&residency, &[], &config, &found);
+    let mut first = crate::publish::snapshot_of(&store, &[], &config, &found);
     first.keep_free = keep_free.status();
     first.host_pressure = host_pressure.as_ref().map(|watch| watch.status(0));
     let (snapshot, watch) = watch::channel(Arc::new(first));
-    residency.files = FileWatch::start(snapshot.clone());
-    let loss = Loss::new(snapshot.clone());
+    store.files = FileWatch::start(snapshot.clone());
+    let loss = DeviceLoss::new(snapshot.clone());
     let lost = loss.subscribe();
     let speculates = config
         .speculate
-        .unwrap_or(residency.device.info().kind == "host");
+        .unwrap_or(store.device.info().kind == "host");
     let sleep = SleepClock::new(config.clocks.clone());
     let engine = Engine {
         found,
-        residency,
+        store,
         models: Vec::new(),
         next_model: 0,
         scheduler: crate::schedule::scheduler(&config),
@@ -314,7 +314,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
 
 /// Runs the engine; a panic in it is a bug of ours, and every request ends with an error instead of hanging.
 fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error> {
-    let watchdog = watchdog::start(engine.residency.device.watch(), engine.loss.clone());
+    let watchdog = watchdog::start(engine.store.device.watch(), engine.loss.clone());
     let ran = catch_unwind(AssertUnwindSafe(|| engine.run(&commands)));
     let error = match ran {
         Ok(None) => return Ok(()),
@@ -395,7 +395,7 @@ impl Engine {
         let Some(slept) = self.sleep.slept() else {
             return false;
         };
-        match self.residency.check() {
+        match self.store.check() {
             Ok(()) => {
                 tracing::info!(
                     seconds = slept.as_secs(),
@@ -413,7 +413,7 @@ impl Engine {
 
     /// Why the device is lost, if it is.
     fn lost(&self) -> Option<String> {
-        let seen = || self.residency.lost().map(str::to_owned);
+        let seen = || self.store.lost().map(str::to_owned);
         self.lost.clone().or_else(seen)
     }
 
@@ -433,7 +433,7 @@ impl Engine {
 
     /// Waits for a command, or until it is time for something else.
     fn next_command(&mut self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
-        let until = Instant::now() + self.patience();
+        let until = Instant::now() + self.idle_timeout();
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let Some(every) = self.watch_interval() else {
@@ -461,7 +461,7 @@ impl Engine {
     }
 
     /// How long nothing can happen without a command.
-    fn patience(&self) -> Duration {
+    fn idle_timeout(&self) -> Duration {
         let deadlines = self.tasks.values().filter_map(|t| t.deadline);
         let deadline = deadlines
             .chain(self.draining.as_ref().map(|d| d.until))
@@ -474,10 +474,10 @@ impl Engine {
 
     /// Before the engine sleeps: what only running work needs is given back.
     fn rest(&mut self) {
-        self.residency.collect();
-        self.residency.remember();
+        self.store.collect();
+        self.store.remember();
         self.free_idle_scratch();
-        self.settle();
+        self.finish_shrink();
         self.watch_host();
         self.publish(true);
     }
@@ -506,7 +506,7 @@ impl Engine {
     /// Gives back what a request held, publishes, and tells its end if it failed.
     pub(crate) fn finish(&mut self, mut task: Task, error: Option<Error>) {
         let plan = task.loaded.model().plan();
-        task.memory.free(&mut self.residency, plan);
+        task.memory.free(&mut self.store, plan);
         self.release_rest(task.model);
         if let Some(error) = error {
             tracing::debug!(model = task.loaded.name(), %error, "a request ended early");
@@ -553,7 +553,7 @@ impl Engine {
         loaded: &LoadedModel,
         plan: &Plan,
     ) -> Result<Vec<Arc<SegmentLayout>>, Error> {
-        let layout = |s: &Segment| self.residency.device.layout(&s.tensors).map(Arc::new);
+        let layout = |s: &Segment| self.store.device.layout(&s.tensors).map(Arc::new);
         let layouts: Result<_, _> = plan.segments.iter().map(layout).collect();
         layouts.map_err(|e| from_device(Some((loaded.name(), loaded.path())), e))
     }

@@ -429,7 +429,7 @@ pub struct Unloaded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// Farthest next use inside a pass, least recently used model first between models.
-    Belady,
+    PassAware,
     /// Plain least recently used, for comparison.
     Lru,
 }

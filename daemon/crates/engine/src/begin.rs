@@ -31,7 +31,7 @@ impl Engine {
         if let Some(task) = self.tasks.get_mut(&seq) {
             let yielded_at = std::mem::take(&mut task.yielded_at);
             let again = yielded_at.saturating_sub(task.n_past);
-            self.residency.tier.count_again(again);
+            self.store.tier.count_again(again);
         }
     }
 
@@ -43,7 +43,7 @@ impl Engine {
             return;
         };
         let begun = task.memory.begin(
-            &mut self.residency,
+            &mut self.store,
             realm,
             task.loaded.model(),
             &task.tokens,
@@ -80,7 +80,7 @@ impl Engine {
             let ready = task.reader_has_room() && !follows;
             if followed && !follows {
                 let plan = task.loaded.model().plan();
-                task.memory.free(&mut self.residency, plan);
+                task.memory.free(&mut self.store, plan);
                 self.begin_with_what_is_there(seq);
             }
             self.scheduler.set_ready(seq, ready);
@@ -113,15 +113,15 @@ impl Engine {
     pub(crate) fn note_wanted_weights(&mut self) {
         let bytes = self.models.iter().map(|entry| {
             let block = entry.predictor.as_ref().filter(|p| p.on);
-            let of_block = block.map_or(0, |p| self.residency.model_bytes(p.id));
+            let of_block = block.map_or(0, |p| self.store.model_bytes(p.id));
             let runs = self.tasks.values().any(|t| t.begun && t.model == entry.id);
             match runs {
-                true => self.residency.model_bytes(entry.id) + of_block,
-                false => self.residency.model_pinned_bytes(entry.id),
+                true => self.store.model_bytes(entry.id) + of_block,
+                false => self.store.model_pinned_bytes(entry.id),
             }
         });
         let bytes = bytes.sum();
-        self.residency.set_wanted_weights(bytes);
+        self.store.set_wanted_weights(bytes);
     }
 }
 

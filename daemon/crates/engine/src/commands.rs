@@ -73,8 +73,8 @@ impl Engine {
                 self.answer(reply, result);
             }
             Command::SetPolicy { policy: new, reply } => {
-                let before = self.residency.cache.policy();
-                self.residency.cache.set_policy(to_cache(new));
+                let before = self.store.cache.policy();
+                self.store.cache.set_policy(to_cache(new));
                 self.answer(reply, Ok(from_cache(before)));
             }
             Command::Drain { grace, reply } => self.drain(grace, reply),
@@ -308,7 +308,7 @@ impl Engine {
                 ),
             });
         }
-        let _waiting = self.residency.files.begin(loaded.name(), loaded.path());
+        let _waiting = self.store.files.begin(loaded.name(), loaded.path());
         loaded
             .file()
             .check_unchanged()
@@ -374,14 +374,14 @@ impl Engine {
     }
 
     fn set_budget(&mut self, budget: Budget) -> Result<BudgetChange, Error> {
-        let wanted = budget_bytes(budget, self.residency.device.info().memory_bytes)?;
+        let wanted = budget_bytes(budget, self.store.device.info().memory_bytes)?;
         self.keep_free.budget_was_set();
         self.change_budget(wanted)
     }
 
     /// Changes the budget to so many bytes, which are in range.
     pub(crate) fn change_budget(&mut self, wanted: u64) -> Result<BudgetChange, Error> {
-        let before = self.residency.cache.stats().total.counters;
+        let before = self.store.cache.stats().total.counters;
         if wanted > self.budget() {
             self.predict_again();
         } else if self.room_for_running(wanted) > wanted {
@@ -390,15 +390,15 @@ impl Engine {
         // Running work keeps what it needs; the rest of the way is gone as it ends.
         let now = self.room_on_the_way_to(wanted);
         self.budget_wanted = (now > wanted).then_some(wanted);
-        let above = match self.residency.set_budget(now) {
-            Err(_) if self.residency.take_refused().is_some() => {
+        let above = match self.store.set_budget(now) {
+            Err(_) if self.store.take_refused_bytes().is_some() => {
                 self.grow_anew(now)?;
                 0
             }
             set => set?,
         };
         self.give_back_unused()?;
-        let after = self.residency.cache.stats().total.counters;
+        let after = self.store.cache.stats().total.counters;
         Ok(BudgetChange {
             budget_bytes: wanted,
             evicted_segments: after.evictions - before.evictions,
@@ -408,14 +408,14 @@ impl Engine {
     }
 
     /// After releases: goes on with a shrink that running work held up.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn finish_shrink(&mut self) {
         if let Some(wanted) = self.budget_wanted {
             let now = self.room_on_the_way_to(wanted);
-            if let Err(error) = self.residency.set_budget(now) {
+            if let Err(error) = self.store.set_budget(now) {
                 self.lost = Some(error.to_string());
             }
             self.budget_wanted = (now > wanted).then_some(wanted);
-        } else if let Err(error) = self.residency.settle() {
+        } else if let Err(error) = self.store.finish_shrink() {
             self.lost = Some(error.to_string());
         }
         if let Err(error) = self.give_back_unused() {
@@ -505,14 +505,14 @@ pub(crate) fn budget_bytes(budget: Budget, memory: u64) -> Result<u64, Error> {
 
 pub(crate) fn to_cache(policy: Policy) -> CachePolicy {
     match policy {
-        Policy::Belady => CachePolicy::Belady,
+        Policy::PassAware => CachePolicy::PassAware,
         Policy::Lru => CachePolicy::Lru,
     }
 }
 
 pub(crate) fn from_cache(policy: CachePolicy) -> Policy {
     match policy {
-        CachePolicy::Belady => Policy::Belady,
+        CachePolicy::PassAware => Policy::PassAware,
         CachePolicy::Lru => Policy::Lru,
     }
 }

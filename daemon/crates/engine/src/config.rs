@@ -127,7 +127,7 @@ impl Default for EngineConfig {
             device: DeviceChoice::Auto,
             threads: None,
             budget: Budget::Percent(80.0),
-            policy: Policy::Belady,
+            policy: Policy::PassAware,
             max_sequences: NonZeroUsize::new(64).expect("not zero"),
             queue_capacity: 256,
             n_ctx_max: 32_768,

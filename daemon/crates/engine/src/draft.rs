@@ -1,7 +1,7 @@
 //! Draft models: a small model with the same vocabulary drafts what comes next, and the large one checks several tokens at once.
 //!
 //! A draft model is a model like any other, named when the one it drafts for is loaded. It runs behind a pass, for the
-//! sequences that have another token by it, with keys and values of its own ([`crate::residency::DraftMemories`]):
+//! sequences that have another token by it, with keys and values of its own ([`crate::weight_store::DraftMemories`]):
 //!
 //! ```text
 //! pass:    the last token, drafts  -> the right ones, and a token behind them
@@ -29,10 +29,10 @@ use crate::error::Error;
 use crate::kv::GivenUp;
 use crate::loaded::LoadedModel;
 use crate::member::{Member, Stepped};
-use crate::residency::DraftMemory;
 use crate::speculate::{self, Chance, LIKELY_AT_FIRST};
 use crate::states::SpareStates;
 use crate::task::{Task, Work};
+use crate::weight_store::DraftMemory;
 
 /// Drafts of a pair of models that are made whatever they cost.
 const TRIALS: u32 = 64;
@@ -213,8 +213,8 @@ impl Engine {
         let ran = ran.and_then(|()| self.draft_for(&run, members, &mut ahead));
         if let Err(error) = &ran {
             // The pass itself has all that it needs: a shortage here is no reason to do it again.
-            let short =
-                self.residency.take_refused().is_some() || matches!(error, Error::Exhausted { .. });
+            let short = self.store.take_refused_bytes().is_some()
+                || matches!(error, Error::Exhausted { .. });
             let (model, draft) = (members[0].task.loaded.name(), run.loaded.name());
             match short {
                 true => tracing::debug!(model, draft, %error, "no room for drafts"),
@@ -223,7 +223,7 @@ impl Engine {
                 }
             }
             for of in ahead {
-                of.memory.free(&mut self.residency);
+                of.memory.free(&mut self.store);
             }
             if let Some(draft) = self.draft_entry(run.model) {
                 draft.rest = REST_PASSES;
@@ -233,7 +233,7 @@ impl Engine {
         }
         for of in ahead {
             let task = &mut members[of.member].task;
-            task.memory.keep_drafting(&mut self.residency, of.memory);
+            task.memory.keep_drafting(&mut self.store, of.memory);
             if let Work::Generate(g) = &mut task.work
                 && !of.drafts.is_empty()
             {
@@ -274,8 +274,8 @@ impl Engine {
     /// Nobody is drafted for just now: where nothing is kept for anybody, the draft model's segments are those of an idle model.
     pub(crate) fn rest_draft_model(&mut self, id: ModelId) {
         let runs = |t: &Task| t.begun && t.model == id;
-        if !self.residency.drafts_with(id) && !self.tasks.values().any(runs) {
-            self.residency.cache.request_end(id);
+        if !self.store.drafts_with(id) && !self.tasks.values().any(runs) {
+            self.store.cache.request_end(id);
         }
     }
 
@@ -302,13 +302,13 @@ impl Engine {
         let bytes = if asked {
             0
         } else {
-            self.residency.model_bytes(run.id)
+            self.store.model_bytes(run.id)
         };
-        if !self.residency.leaves_room(bytes) {
+        if !self.store.leaves_room(bytes) {
             tracing::debug!(draft = pair.name, "no room for a draft model");
             pair.rest = REST_PASSES;
             for member in members {
-                member.task.memory.stop_drafting(&mut self.residency);
+                member.task.memory.stop_drafting(&mut self.store);
             }
             return Vec::new();
         }
@@ -317,7 +317,7 @@ impl Engine {
             return Vec::new();
         };
         let spare = of.states.as_ref();
-        let spare = spare.map_or(usize::MAX, |s| s.most(self.residency.budget()));
+        let spare = spare.map_or(usize::MAX, |s| s.most(self.store.budget()));
         let mut room = (self.spans_max() as usize / 2).min(spare);
         let drafting = |of: &[Chance], n: usize| {
             let known = |rows| draft.times.seconds(rows).unwrap_or(0.0);
@@ -335,7 +335,7 @@ impl Engine {
             let task = &mut member.task;
             let known = task.tokens.len();
             let most = task.drafts_at_most().min(n_ctx.saturating_sub(known));
-            let unknown = known - task.memory.drafting_past(&self.residency).min(known);
+            let unknown = known - task.memory.drafting_past(&self.store).min(known);
             let remaining = task.remaining().min(REMAINING_MAX) as f64;
             let Work::Generate(g) = &mut task.work else {
                 continue;
@@ -380,11 +380,11 @@ impl Engine {
             }
             room -= wanted;
             let task = &mut members[i].task;
-            let mut memory = match task.memory.take_drafting(&mut self.residency) {
+            let mut memory = match task.memory.take_drafting(&mut self.store) {
                 Ok(Some(memory)) if memory.model == run.id => memory,
                 Ok(other) => {
                     // Another one drafted until now.
-                    other.into_iter().for_each(|m| m.free(&mut self.residency));
+                    other.into_iter().for_each(|m| m.free(&mut self.store));
                     DraftMemory::new(run.id, Arc::clone(&run.loaded))
                 }
                 Err(GivenUp) => {
@@ -406,7 +406,7 @@ impl Engine {
             if let Work::Generate(g) = &mut task.work
                 && g.drafts.rest_model()
             {
-                task.memory.stop_drafting(&mut self.residency);
+                task.memory.stop_drafting(&mut self.store);
             }
         }
         ahead

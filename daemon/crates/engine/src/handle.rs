@@ -273,7 +273,7 @@ impl EngineHandle {
 pub struct Events<T> {
     receiver: mpsc::Receiver<T>,
     commands: SyncSender<Command>,
-    lost: Loss,
+    lost: LossWatch,
 }
 
 impl<T> Events<T> {
@@ -281,7 +281,7 @@ impl<T> Events<T> {
         Self {
             receiver,
             commands: engine.commands.clone(),
-            lost: Loss::of(engine.lost.clone()),
+            lost: LossWatch::of(engine.lost.clone()),
         }
     }
 
@@ -311,7 +311,7 @@ impl<T> Events<T> {
 }
 
 /// The loss of the device, waited for once for all events of a request: to begin that for each costs as much as taking it.
-struct Loss {
+struct LossWatch {
     /// Tells whether there is anything new to look at.
     told: watch::Receiver<Option<String>>,
     waiting: Pin<Box<dyn Future<Output = Option<String>> + Send>>,
@@ -320,7 +320,7 @@ struct Loss {
     is_lost: bool,
 }
 
-impl Loss {
+impl LossWatch {
     fn of(told: watch::Receiver<Option<String>>) -> Self {
         let mut own = told.clone();
         Self {
@@ -346,9 +346,9 @@ impl Loss {
     }
 }
 
-impl fmt::Debug for Loss {
+impl fmt::Debug for LossWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loss")
+        f.debug_struct("LossWatch")
             .field("is_lost", &self.is_lost)
             .finish_non_exhaustive()
     }

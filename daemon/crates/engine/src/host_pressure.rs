@@ -219,13 +219,13 @@ impl Engine {
     /// is nothing to look after.
     pub(crate) fn host_watch_interval(&self) -> Option<Duration> {
         let watch = self.host_pressure.as_ref()?;
-        watch.interval(self.residency.host_bytes())
+        watch.interval(self.store.host_bytes())
     }
 
     /// Looks whether the machine is short of memory, if it is time for that, and gives some of the
     /// host's back or lets it be taken again. Whether anything has changed.
     pub(crate) fn watch_host(&mut self) -> bool {
-        let before = self.residency.host_bytes();
+        let before = self.store.host_bytes();
         let began = Instant::now();
         let look = self.host_pressure.as_mut();
         let Some(Look { stalled, change }) = look.and_then(|watch| watch.look(before, began))
@@ -237,12 +237,12 @@ impl Engine {
             Change::Shrink(limit) => (limit, "the machine is short of memory: some is given back"),
             Change::Grow(limit) => (limit, "memory of the machine may be taken again"),
         };
-        self.residency.limit_host(limit);
+        self.store.limit_host(limit);
         tracing::info!(
             target: "memory",
             stalled_percent = stalled,
             held_before_bytes = before,
-            held_bytes = self.residency.host_bytes(),
+            held_bytes = self.store.host_bytes(),
             host_budget_bytes = limit,
             took_ms = began.elapsed().as_secs_f64() * 1e3,
             "{words}"

@@ -158,7 +158,7 @@ impl Engine {
             return false;
         }
         self.keep_free.looked_at = now;
-        let Some(free) = self.residency.count_free_now() else {
+        let Some(free) = self.store.count_free_bytes_now() else {
             return false;
         };
         let before = self.budget();
@@ -182,7 +182,7 @@ impl Engine {
             true => self.keep_free.shrinks += 1,
             false => self.keep_free.grows += 1,
         }
-        let free_now = self.residency.count_free_now();
+        let free_now = self.store.count_free_bytes_now();
         tracing::info!(
             target: "memory",
             keep_free_bytes = self.keep_free.bytes,

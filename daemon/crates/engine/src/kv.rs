@@ -12,7 +12,7 @@ use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
 use crate::error::Error;
 use crate::prefix::{NodeId, Place, Realm};
-use crate::residency::{DraftKey, DraftMemory, Residency};
+use crate::weight_store::{DraftKey, DraftMemory, WeightStore};
 
 /// Pages that a prompt must go beyond what is found for its end to be worth a pass of its own: the state of recurrent
 /// layers can be kept only where a pass ends.
@@ -63,7 +63,7 @@ pub(crate) struct SequenceMemory {
     lent: Vec<BlockId>,
     sharing: Option<Sharing>,
     predicting: Option<Predicting>,
-    /// What the draft model has of the sequence ([`crate::residency::DraftMemories`]).
+    /// What the draft model has of the sequence ([`crate::weight_store::DraftMemories`]).
     drafting: Option<DraftKey>,
 }
 
@@ -94,14 +94,14 @@ impl Pages {
     /// Has pages for positions up to `end`.
     fn grow(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         model: ModelId,
         group: &KvGroup,
         end: usize,
     ) -> Result<(), Error> {
         while self.held.len() < group.layout.pages_for(end) {
             let bytes = group.layout.page_bytes() as u64;
-            let (block, slab) = residency.reserve(BlockKind::Kv, Some(model), bytes)?;
+            let (block, slab) = store.reserve(BlockKind::Kv, Some(model), bytes)?;
             self.held.push(Some(Held::Own(block)));
             self.offsets.push(slab.offset);
         }
@@ -109,36 +109,36 @@ impl Pages {
     }
 
     /// Begins with the pages of these nodes, from `first` on.
-    fn begin(&mut self, residency: &mut Residency, nodes: &[NodeId], slot: usize, first: usize) {
+    fn begin(&mut self, store: &mut WeightStore, nodes: &[NodeId], slot: usize, first: usize) {
         self.first = first;
         for (page, &node) in nodes.iter().enumerate() {
             let used = page >= first;
             if used {
-                residency.prefixes.hold(node, slot);
+                store.prefixes.hold(node, slot);
             }
             self.held.push(used.then_some(Held::Shared(node)));
-            let slab = used.then(|| residency.prefixes.slab(node, slot));
+            let slab = used.then(|| store.prefixes.slab(node, slot));
             self.offsets.push(slab.map_or(NO_PAGE, |s| s.offset));
         }
     }
 
     /// Shares a full page with who comes to this node.
-    fn share(&mut self, residency: &mut Residency, page: usize, node: NodeId, slot: usize) {
+    fn share(&mut self, store: &mut WeightStore, page: usize, node: NodeId, slot: usize) {
         // Where another sequence computed the same at the same time, each keeps its own.
         if let Some(Some(Held::Own(block))) = self.held.get(page).copied() {
-            let slab = residency.cache.block(block);
-            if residency.prefixes.put(node, slot, (block, slab), true) {
+            let slab = store.cache.block(block);
+            if store.prefixes.put(node, slot, (block, slab), true) {
                 self.held[page] = Some(Held::Shared(node));
             }
         }
     }
 
     /// Gives all pages back.
-    fn free(self, residency: &mut Residency, slot: usize) {
+    fn free(self, store: &mut WeightStore, slot: usize) {
         for held in self.held.into_iter().flatten() {
             match held {
-                Held::Own(block) => residency.free(block),
-                Held::Shared(node) => residency.prefixes.let_go(node, slot),
+                Held::Own(block) => store.free(block),
+                Held::Shared(node) => store.prefixes.let_go(node, slot),
             }
         }
     }
@@ -160,9 +160,9 @@ impl SequenceMemory {
     }
 
     /// Arena offset of the recurrent state behind the sequence's own rows of a pass and `drafts` drafts; 0 where there is none.
-    pub(crate) fn state_offset(&self, residency: &Residency, drafts: usize) -> u64 {
+    pub(crate) fn state_offset(&self, store: &WeightStore, drafts: usize) -> u64 {
         self.state_behind(drafts)
-            .map_or(0, |block| residency.cache.block(block).offset)
+            .map_or(0, |block| store.cache.block(block).offset)
     }
 
     fn state_behind(&self, drafts: usize) -> Option<BlockId> {
@@ -190,7 +190,7 @@ impl SequenceMemory {
     /// All slabs; one that sequences share is told by each.
     pub(crate) fn slabs<'a>(
         &'a self,
-        residency: &'a Residency,
+        store: &'a WeightStore,
         plan: &'a Plan,
     ) -> impl Iterator<Item = Slab> + 'a {
         let of_block = self.predicting.iter().flat_map(|p| &p.groups);
@@ -200,19 +200,19 @@ impl SequenceMemory {
         let pages = groups.flat_map(move |(g, pages)| {
             let held = pages.held.iter().flatten();
             held.map(move |held| match *held {
-                Held::Own(block) => residency.cache.block(block),
-                Held::Shared(node) => residency.prefixes.slab(node, g),
+                Held::Own(block) => store.cache.block(block),
+                Held::Shared(node) => store.prefixes.slab(node, g),
             })
         });
         let state = self.state.iter();
-        pages.chain(state.map(|&block| residency.cache.block(block)))
+        pages.chain(state.map(|&block| store.cache.block(block)))
     }
 
     /// Begins with what is there of the known tokens, and takes part in beginnings from now on. The last of the tokens is
     /// computed in any case, for its logits.
     pub(crate) fn begin(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         realm: Realm,
         of: &Model,
         tokens: &[u32],
@@ -220,29 +220,29 @@ impl SequenceMemory {
     ) -> Begun {
         let plan = of.plan();
         let most = tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
-        let (found, held) = residency.find_prefix(realm, of, tokens, most, predicts);
+        let (found, held) = store.find_prefix(realm, of, tokens, most, predicts);
         let mut pages = found.nodes.len();
         if plan.state_elements > 0
             && let Some(&last) = found.nodes.last()
-            && !self.take_state(residency, realm.model, plan, last)
+            && !self.take_state(store, realm.model, plan, last)
         {
             pages = 0;
         }
         let block = of.predictor().filter(|_| predicts && pages > 0);
         if let Some(block) = block {
-            pages = self.begin_predicting_with(residency, plan, block, &found.nodes[..pages]);
+            pages = self.begin_predicting_with(store, plan, block, &found.nodes[..pages]);
         }
         let nodes = &found.nodes[..pages];
         self.groups.resize_with(plan.kv.len(), Pages::default);
         let positions = pages * KV_PAGE_TOKENS;
         for (g, (own, group)) in self.groups.iter_mut().zip(&plan.kv).enumerate() {
             let first = group.first_page(positions).min(pages);
-            own.begin(residency, nodes, g, first);
+            own.begin(store, nodes, g, first);
         }
         if let Some(&last) = nodes.last() {
-            residency.prefixes.touch(last);
+            store.prefixes.touch(last);
         }
-        residency.let_go(held);
+        store.let_go(held);
         let windows = plan.kv.iter().any(|g| g.window.is_some());
         let mut marks = Vec::new();
         if plan.state_elements > 0 || windows {
@@ -271,14 +271,14 @@ impl SequenceMemory {
     /// to begin.
     fn begin_predicting_with(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         plan: &Plan,
         block: &Plan,
         nodes: &[NodeId],
     ) -> usize {
         let slots = predicting_slot(plan)..predicting_slot(plan) + block.kv.len();
         let is_here = |node, slot| {
-            let place = residency.prefixes.place(node, slot);
+            let place = store.prefixes.place(node, slot);
             matches!(place, Some(Place::Device(..)))
         };
         let has = |node: &&NodeId| slots.clone().all(|s| is_here(**node, s));
@@ -292,7 +292,7 @@ impl SequenceMemory {
         let mut groups: Vec<Pages> = Vec::new();
         groups.resize_with(block.kv.len(), Pages::default);
         for (pages, slot) in groups.iter_mut().zip(slots) {
-            pages.begin(residency, &nodes[..there], slot, 0);
+            pages.begin(store, &nodes[..there], slot, 0);
         }
         self.predicting = Some(Predicting {
             groups,
@@ -314,7 +314,7 @@ impl SequenceMemory {
     /// Makes room for the block's keys and values of positions up to `end`.
     pub(crate) fn prepare_predicting(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         model: ModelId,
         block: &Plan,
         end: usize,
@@ -322,7 +322,7 @@ impl SequenceMemory {
         let groups = &mut self.predicting.get_or_insert_default().groups;
         groups.resize_with(block.kv.len(), Pages::default);
         for (pages, group) in groups.iter_mut().zip(&block.kv) {
-            pages.grow(residency, model, group, end)?;
+            pages.grow(store, model, group, end)?;
         }
         Ok(())
     }
@@ -334,31 +334,31 @@ impl SequenceMemory {
     }
 
     /// Gives back what the block has.
-    pub(crate) fn stop_predicting(&mut self, residency: &mut Residency, plan: &Plan) {
+    pub(crate) fn stop_predicting(&mut self, store: &mut WeightStore, plan: &Plan) {
         let groups = self.predicting.take().into_iter().flat_map(|p| p.groups);
         for (g, pages) in groups.enumerate() {
-            pages.free(residency, predicting_slot(plan) + g);
+            pages.free(store, predicting_slot(plan) + g);
         }
     }
 
     /// Takes a copy of a kept state. Whether there was room.
     fn take_state(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         model: ModelId,
         plan: &Plan,
         node: NodeId,
     ) -> bool {
         let (slot, bytes) = (plan.kv.len(), plan.state_elements * 4);
-        let from = residency.prefixes.hold(node, slot);
-        let taken = match residency.reserve(BlockKind::Kv, Some(model), bytes) {
-            Ok((block, to)) => residency.copy_to(from, to, (block, model)).then_some(block),
+        let from = store.prefixes.hold(node, slot);
+        let taken = match store.reserve(BlockKind::Kv, Some(model), bytes) {
+            Ok((block, to)) => store.copy_to(from, to, (block, model)).then_some(block),
             Err(error) => {
                 tracing::debug!(%error, "a kept state is not used");
                 None
             }
         };
-        residency.prefixes.let_go(node, slot);
+        store.prefixes.let_go(node, slot);
         self.state = taken;
         taken.is_some()
     }
@@ -366,7 +366,7 @@ impl SequenceMemory {
     /// Makes room for a pass over positions `first..end`: pages that no row of it reads go, those that it writes come.
     pub(crate) fn prepare(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         model: ModelId,
         plan: &Plan,
         first: usize,
@@ -381,26 +381,26 @@ impl SequenceMemory {
                 pages.offsets[page] = NO_PAGE;
                 match pages.held[page].take() {
                     None => {}
-                    Some(Held::Own(block)) => residency.free(block),
+                    Some(Held::Own(block)) => store.free(block),
                     Some(Held::Shared(node)) => {
-                        residency.prefixes.let_go(node, g);
+                        store.prefixes.let_go(node, g);
                         // Who goes on from a mark reads what is in the window before it; and from where this one
                         // went on others may, too.
                         let is_read = |&mark: &usize| {
                             (group.first_page(mark)..mark / KV_PAGE_TOKENS).contains(&page)
                         };
                         if page >= found && !marks.iter().any(is_read) {
-                            residency.give_up(node, g);
+                            store.give_up(node, g);
                         }
                     }
                 }
             }
             pages.first = pages.first.max(behind);
-            pages.grow(residency, model, group, end)?;
+            pages.grow(store, model, group, end)?;
         }
         if plan.state_elements > 0 && self.state.is_none() {
             let bytes = plan.state_elements * 4;
-            let (block, _) = residency.reserve(BlockKind::Kv, Some(model), bytes)?;
+            let (block, _) = store.reserve(BlockKind::Kv, Some(model), bytes)?;
             self.state = Some(block);
         }
         Ok(())
@@ -410,7 +410,7 @@ impl SequenceMemory {
     /// on. `tokens` has the tokens of all `n_past` computed positions.
     pub(crate) fn hand_over(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         of: &Model,
         tokens: &[u32],
         n_past: usize,
@@ -432,18 +432,18 @@ impl SequenceMemory {
             let page = sharing.pages;
             let chunk = &tokens[page * KV_PAGE_TOKENS..][..KV_PAGE_TOKENS];
             let slots = slots_of(of);
-            let Some(node) = residency.add_prefix(sharing.realm, sharing.at, chunk, slots) else {
+            let Some(node) = store.add_prefix(sharing.realm, sharing.at, chunk, slots) else {
                 // The beginning that it went on from was given up.
                 self.sharing = None;
                 return;
             };
             for (g, pages) in self.groups.iter_mut().enumerate() {
-                pages.share(residency, page, node, g);
+                pages.share(store, page, node, g);
             }
             let complete = |p: &&mut Predicting| p.past >= (page + 1) * KV_PAGE_TOKENS;
             if let Some(predicting) = self.predicting.as_mut().filter(complete) {
                 for (g, pages) in predicting.groups.iter_mut().enumerate() {
-                    pages.share(residency, page, node, predicting_slot(plan) + g);
+                    pages.share(store, page, node, predicting_slot(plan) + g);
                 }
             }
             sharing.at = Some(node);
@@ -451,14 +451,14 @@ impl SequenceMemory {
         }
         if let (Some(node), Some(state)) = (sharing.at, state) {
             let slot = plan.kv.len();
-            if !residency.prefixes.has(node, slot) {
-                let kept = residency.keep_state(node, slot, state, sharing.realm.model);
+            if !store.prefixes.has(node, slot) {
+                let kept = store.keep_state(node, slot, state, sharing.realm.model);
                 let marked = sharing.marks.contains(&(n_past - beyond));
                 if kept
                     && !marked
                     && let Some(before) = sharing.moving.replace(node)
                 {
-                    residency.give_up(before, slot);
+                    store.give_up(before, slot);
                 }
             }
         }
@@ -467,48 +467,48 @@ impl SequenceMemory {
     /// Takes what the draft model has of the sequence; `Err` if that was given up, `None` if there was none.
     pub(crate) fn take_drafting(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
     ) -> Result<Option<DraftMemory>, GivenUp> {
         match self.drafting.take() {
             None => Ok(None),
-            Some(key) => residency.take_drafting(key).map(Some).ok_or(GivenUp),
+            Some(key) => store.take_drafting(key).map(Some).ok_or(GivenUp),
         }
     }
 
     /// Positions of which the draft model has keys and values.
-    pub(crate) fn drafting_past(&self, residency: &Residency) -> usize {
-        self.drafting.map_or(0, |key| residency.drafting_past(key))
+    pub(crate) fn drafting_past(&self, store: &WeightStore) -> usize {
+        self.drafting.map_or(0, |key| store.drafting_past(key))
     }
 
     /// Keeps what the draft model has of the sequence.
-    pub(crate) fn keep_drafting(&mut self, residency: &mut Residency, memory: DraftMemory) {
-        self.stop_drafting(residency);
-        self.drafting = Some(residency.keep_drafting(memory));
+    pub(crate) fn keep_drafting(&mut self, store: &mut WeightStore, memory: DraftMemory) {
+        self.stop_drafting(store);
+        self.drafting = Some(store.keep_drafting(memory));
     }
 
     /// Gives back what the draft model has of the sequence.
-    pub(crate) fn stop_drafting(&mut self, residency: &mut Residency) {
+    pub(crate) fn stop_drafting(&mut self, store: &mut WeightStore) {
         if let Some(memory) = self
             .drafting
             .take()
-            .and_then(|key| residency.take_drafting(key))
+            .and_then(|key| store.take_drafting(key))
         {
-            memory.free(residency);
+            memory.free(store);
         }
     }
 
     /// Gives everything back.
-    pub(crate) fn free(&mut self, residency: &mut Residency, plan: &Plan) {
-        self.stop_predicting(residency, plan);
-        self.stop_drafting(residency);
+    pub(crate) fn free(&mut self, store: &mut WeightStore, plan: &Plan) {
+        self.stop_predicting(store, plan);
+        self.stop_drafting(store);
         for (g, group) in self.groups.drain(..).enumerate() {
-            group.free(residency, g);
+            group.free(store, g);
         }
         if let Some(block) = self.state.take() {
-            residency.free(block);
+            store.free(block);
         }
         if let Some(at) = self.sharing.take().and_then(|s| s.at) {
-            residency.prefixes.touch(at);
+            store.prefixes.touch(at);
         }
     }
 }

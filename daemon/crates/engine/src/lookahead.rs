@@ -1,13 +1,13 @@
 //! What is done ahead of need: a model's kernels and file when it is loaded, and uploads before a pass comes to their
 //! segments.
 
-use rocmforge_device::{Outline, Pace};
+use rocmforge_device::{ModelPlanView, Throughput};
 use rocmforge_ops::Plan;
 use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
 use crate::error::Error;
-use crate::residency::Residency;
+use crate::weight_store::WeightStore;
 
 /// What a pass does about segments that it will miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,14 +15,14 @@ pub(crate) struct Ahead {
     /// Uploads under way ahead of their turn, at most.
     pub(crate) uploads: u32,
     /// The room of a segment that was missed, once used, goes to the next one that is absent.
-    pub(crate) hands_on: bool,
+    pub(crate) recycles_slab: bool,
 }
 
 impl Ahead {
     /// Nothing.
     pub(crate) const NOTHING: Self = Self {
         uploads: 0,
-        hands_on: false,
+        recycles_slab: false,
     };
 }
 
@@ -33,7 +33,7 @@ const UPLOADS_AHEAD: u32 = 2;
 /// Uploads of experts that nobody waits for, at a time.
 const SPARE_UPLOADS: usize = 4;
 
-impl Residency {
+impl WeightStore {
     /// Lets the device get ready for a registered model in the background. An error says that it cannot run it.
     pub(crate) fn prepare(
         &mut self,
@@ -41,7 +41,7 @@ impl Residency {
         plan: &Plan,
     ) -> Result<(), rocmforge_device::Error> {
         let source = &self.sources[&id];
-        self.device.prepare(&Outline {
+        self.device.prepare(&ModelPlanView {
             file: &source.file,
             plan,
             layouts: &source.layouts,
@@ -57,7 +57,7 @@ impl Residency {
     pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> Ahead {
         let uploads = |uploads| Ahead {
             uploads,
-            hands_on: false,
+            recycles_slab: false,
         };
         if most == 0 || self.cache.fits(model) {
             return uploads(most);
@@ -68,7 +68,7 @@ impl Residency {
         match self.device.pace(rows) {
             Some(pace) if is_hidden(pace, mean) => Ahead {
                 uploads: 0,
-                hands_on: is_worth_a_slab(pace, mean, resident as f64),
+                recycles_slab: is_worth_a_slab(pace, mean, resident as f64),
             },
             _ => uploads(most.min(UPLOADS_AHEAD)),
         }
@@ -94,7 +94,7 @@ impl Residency {
     }
 
     /// Brings a segment that somebody asked for ahead of its use, and waits for it; it is held as by
-    /// [`Residency::acquire`]. `None` if it has no room beside its own model and those that run.
+    /// [`WeightStore::acquire`]. `None` if it has no room beside its own model and those that run.
     pub(crate) fn bring(
         &mut self,
         segment: SegmentId,
@@ -131,8 +131,8 @@ impl Residency {
 
     /// After a pass has used and released a segment that it had to wait for: hands its room on to the next one that is
     /// absent.
-    pub(crate) fn hand_on(&mut self, segment: SegmentId) -> Result<(), Error> {
-        if self.cache.replace(segment, &mut self.actions) {
+    pub(crate) fn recycle_slab(&mut self, segment: SegmentId) -> Result<(), Error> {
+        if self.cache.recycle_slab(segment, &mut self.actions) {
             self.execute()?;
         }
         Ok(())
@@ -140,14 +140,14 @@ impl Residency {
 }
 
 /// Whether a segment of `mean` bytes is computed while those of the next one arrive that need no slab yet.
-fn is_hidden(pace: Pace, mean: f64) -> bool {
+fn is_hidden(pace: Throughput, mean: f64) -> bool {
     // Some of what is ahead is spent on moving slabs.
     let ahead = pace.ahead_bytes as f64 / 2.0;
     mean / pace.computed_bytes_per_s <= ahead / pace.upload_bytes_per_s
 }
 
 /// Whether computing `resident` bytes takes longer than uploading a segment of `mean` bytes.
-fn is_worth_a_slab(pace: Pace, mean: f64, resident: f64) -> bool {
+fn is_worth_a_slab(pace: Throughput, mean: f64, resident: f64) -> bool {
     resident / pace.computed_bytes_per_s > mean / pace.upload_bytes_per_s
 }
 
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_pace_decides() {
-        let pace = |computed_bytes_per_s| Pace {
+        let pace = |computed_bytes_per_s| Throughput {
             computed_bytes_per_s,
             upload_bytes_per_s: 50e9,
             ahead_bytes: 24 << 20,

@@ -13,10 +13,10 @@ use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
 use crate::error::{Error, from_cache, from_device};
 use crate::loaded::{LoadedModel, PreparedModel};
 use crate::refusal::Refusal;
-use crate::residency::Source;
 use crate::share::PromptShare;
 use crate::speculate::PassTimes;
 use crate::states::SpareStates;
+use crate::weight_store::Source;
 
 /// Lets a model that the page cache could not keep be read past it; or any, where that is said.
 fn choose_reads(loaded: &LoadedModel, direct_io: Offload) {
@@ -93,10 +93,10 @@ impl Engine {
             layouts,
             kinds,
         );
-        self.residency.register(id, source)?;
+        self.store.register(id, source)?;
         self.next_model = self.next_model.wrapping_add(1);
-        if let Err(error) = self.residency.prepare(id, loaded.model().plan()) {
-            self.residency.unregister(id)?;
+        if let Err(error) = self.store.prepare(id, loaded.model().plan()) {
+            self.store.unregister(id)?;
             return Err(from_device(Some((loaded.name(), loaded.path())), error));
         }
         // One drafts for the model; that is the better one.
@@ -130,7 +130,7 @@ impl Engine {
             }
             .into());
         }
-        let pinned_bytes = self.residency.model_pinned_bytes(id);
+        let pinned_bytes = self.store.model_pinned_bytes(id);
         if pinned_bytes > 0 && !force {
             return Err(Refusal::Pinned {
                 model: name.to_owned(),
@@ -153,15 +153,15 @@ impl Engine {
             let _ = preload.events.try_send(PreloadEvent::Failed(gone()));
         }
         let all: Vec<u32> = (0..loaded.model().plan().segments.len() as u32).collect();
-        self.residency.pin(id, &all, false)?;
+        self.store.pin(id, &all, false)?;
         let predictor = self.models.iter().find(|e| e.id == id);
         let predictor = predictor.and_then(|e| e.predictor.as_ref().map(|p| p.id));
         self.drafts_no_more(id);
         let ids = [Some(id), predictor].into_iter().flatten();
-        let usage = |id| self.residency.cache.model_stats(id).usage.total();
+        let usage = |id| self.store.cache.model_stats(id).usage.total();
         let freed_bytes = ids.clone().map(usage).sum();
         for id in ids {
-            self.residency.unregister(id)?;
+            self.store.unregister(id)?;
         }
         self.models.retain(|e| e.id != id);
         self.scheduler
@@ -193,7 +193,7 @@ impl Engine {
         match checked {
             Ok((model, segments)) => {
                 let bytes = |&index: &u32| {
-                    let bytes = self.residency.segment_bytes(SegmentId { model, index });
+                    let bytes = self.store.segment_bytes(SegmentId { model, index });
                     bytes.next_multiple_of(rocmforge_device::ALIGNMENT)
                 };
                 let total_bytes = segments.iter().map(bytes).sum();
@@ -248,21 +248,21 @@ impl Engine {
         let (model, mut segments) = self.segments(name, segments)?;
         if pinned {
             // What is pinned already is no part of this, and stays so if this is refused.
-            let before = self.residency.cache.residency(model).map_err(from_cache)?;
+            let before = self.store.cache.residency(model).map_err(from_cache)?;
             segments.retain(|&index| !before[index as usize].pinned);
         }
-        let done = self.residency.pin(model, &segments, pinned);
+        let done = self.store.pin(model, &segments, pinned);
         if pinned {
             // What runs must go on, and the next request must be able to begin.
-            let budget = self.residency.budget();
-            let next = self.residency.pinned_bytes() + self.residency.largest_unpinned(model);
+            let budget = self.store.budget();
+            let next = self.store.pinned_bytes() + self.store.largest_unpinned(model);
             let need = match &done {
                 // It stopped at the first segment that is too much.
                 Err(Error::Precondition(Refusal::NeverFits { need, pinned, .. })) => need + pinned,
                 Ok(()) | Err(_) => self.room_for_running(next),
             };
             if done.is_err() || need > budget {
-                self.residency.pin(model, &segments, false)?;
+                self.store.pin(model, &segments, false)?;
                 if !matches!(&done, Err(Error::Precondition(_))) {
                     done?;
                 }
@@ -275,16 +275,16 @@ impl Engine {
             }
         }
         done?;
-        Ok(self.residency.model_pinned_bytes(model))
+        Ok(self.store.model_pinned_bytes(model))
     }
 
     pub(crate) fn clear(&mut self, name: Option<&str>) -> Result<Cleared, Error> {
         let model = name.map(|n| self.find(n).map(|e| e.id)).transpose()?;
-        let mut cleared = self.residency.clear(model)?;
+        let mut cleared = self.store.clear(model)?;
         // Without a name all went.
         let predictor = self.models.iter().find(|e| Some(e.id) == model);
         if let Some(predictor) = predictor.and_then(|e| e.predictor.as_ref()) {
-            let of_block = self.residency.clear(Some(predictor.id))?;
+            let of_block = self.store.clear(Some(predictor.id))?;
             cleared.freed += of_block.freed;
             cleared.segments += of_block.segments;
         }
@@ -296,7 +296,7 @@ impl Engine {
                 name: entry.loaded.model().plan().segments[segment.index as usize]
                     .name
                     .clone(),
-                bytes: self.residency.segment_bytes(segment),
+                bytes: self.store.segment_bytes(segment),
                 reason: match because {
                     KeptBecause::Pinned => KeptReason::Pinned,
                     KeptBecause::InUse => KeptReason::InUse,

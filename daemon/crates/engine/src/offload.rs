@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocmforge_device::host::{Answers, Brought};
-use rocmforge_device::{Buf, Error as DeviceError, Pace, Plan, ScratchLayout};
+use rocmforge_device::{Buf, Error as DeviceError, Plan, ScratchLayout, Throughput};
 use rocmforge_ops::RowCounts;
 use rocmforge_tensor_cache::ModelId;
 
@@ -207,7 +207,7 @@ impl Offload {
     }
 
     /// How many absent experts the host computes, those first that it keeps.
-    pub(crate) fn share(&mut self, absent: Absent, link: Option<Pace>) -> usize {
+    pub(crate) fn share(&mut self, absent: Absent, link: Option<Throughput>) -> usize {
         let Absent {
             n,
             bytes,
@@ -261,7 +261,7 @@ impl Offload {
         held: Held,
         bytes: u64,
         rows_each: usize,
-        link: Option<Pace>,
+        link: Option<Throughput>,
     ) -> Option<Beside> {
         if self.mode == Mode::Always {
             return Some(Beside {

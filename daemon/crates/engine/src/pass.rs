@@ -5,7 +5,7 @@
 
 mod experts;
 
-use rocmforge_device::{Batch, Bound, BoundStep, Plan, Scratch, ScratchLayout, Span};
+use rocmforge_device::{Batch, BoundStep, Plan, Scratch, ScratchLayout, SegmentBinding, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_ops::{Op, Step};
 use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
@@ -13,7 +13,7 @@ use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
 use crate::lookahead::Ahead;
-use crate::residency::{Residency, Resident};
+use crate::weight_store::{Resident, WeightStore};
 
 pub(crate) use experts::ExpertStep;
 
@@ -109,24 +109,24 @@ const WHOLE_ROWS: usize = 256;
 /// Runs a pass. `inputs` has for each input of the plan `n_tokens` rows as its table has them; `sink` is called with each
 /// wanted row and what was found for it; `ended` tells between segments whether to give up.
 pub(crate) fn run(
-    residency: &mut Residency,
+    store: &mut WeightStore,
     pass: &Pass<'_>,
     inputs: &[Vec<u8>],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
-    residency
+    store
         .cache
         .pass_begin(pass.model, PassHint { more: pass.more })
         .map_err(from_cache)?;
-    let result = steps(residency, pass, inputs, counts, ended, sink);
-    residency.cache.pass_end(pass.model);
+    let result = steps(store, pass, inputs, counts, ended, sink);
+    store.cache.pass_end(pass.model);
     result
 }
 
 fn steps(
-    residency: &mut Residency,
+    store: &mut WeightStore,
     pass: &Pass<'_>,
     inputs: &[Vec<u8>],
     counts: &mut RequestCacheUse,
@@ -134,19 +134,19 @@ fn steps(
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
     for (input, rows) in pass.plan.inputs.iter().zip(inputs) {
-        residency
+        store
             .device
             .write_rows(scratch(pass), input.buf, &input.table, rows)
-            .map_err(|e| residency.device_error(Some(pass.model), e))?;
+            .map_err(|e| store.device_error(Some(pass.model), e))?;
     }
-    if (pass.decodes() || residency.records && pass.has_few_routed_rows())
-        && let Some(there) = residency.all_resident(pass.model, counts)?
+    if (pass.decodes() || store.records && pass.has_few_routed_rows())
+        && let Some(there) = store.all_resident(pass.model, counts)?
     {
-        return all_resident(residency, pass, &there, sink);
+        return all_resident(store, pass, &there, sink);
     }
-    let ahead = match residency.is_offloaded(pass) {
+    let ahead = match store.is_offloaded(pass) {
         true => Ahead::NOTHING,
-        false => residency.lookahead(pass.model, pass.n_tokens, pass.prefetch),
+        false => store.lookahead(pass.model, pass.n_tokens, pass.prefetch),
     };
     let mut run = Run {
         pass,
@@ -156,7 +156,7 @@ fn steps(
         ended,
     };
     for step in pass.plan.steps_for(false) {
-        run.step(residency, step, &[])?;
+        run.step(store, step, &[])?;
     }
     if pass.wants_nothing() {
         return Ok(());
@@ -173,18 +173,18 @@ fn steps(
         ));
     };
     let step = &pass.plan.steps[pass.plan.head_step];
-    run.with_segment(residency, *head, |residency, run, slab| {
+    run.with_segment(store, *head, |store, run, slab| {
         let mut buffer = Vec::new();
         for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
-            run_ops(residency, pass, step, Some((*head, slab)), chunk)?;
-            emit_rows(residency, pass, chunk, &mut buffer, sink)?;
+            run_ops(store, pass, step, Some((*head, slab)), chunk)?;
+            emit_rows(store, pass, chunk, &mut buffer, sink)?;
             if let Some(error) = (run.ended)() {
                 return Err(error);
             }
         }
         for chunk in pass.hidden.chunks(pass.scratch.outputs as usize) {
-            run_to_hidden(residency, pass, step, (*head, slab), chunk)?;
-            emit_hidden(residency, pass, chunk, &mut buffer, sink)?;
+            run_to_hidden(store, pass, step, (*head, slab), chunk)?;
+            emit_hidden(store, pass, chunk, &mut buffer, sink)?;
             if let Some(error) = (run.ended)() {
                 return Err(error);
             }
@@ -195,7 +195,7 @@ fn steps(
 
 /// The part of the head that makes rows' hidden states.
 fn run_to_hidden(
-    residency: &mut Residency,
+    store: &mut WeightStore,
     pass: &Pass<'_>,
     head: &Step,
     (segment, slab): (u32, Slab),
@@ -213,22 +213,22 @@ fn run_to_hidden(
     let Some(last) = ops.iter().position(makes) else {
         return Err(Error::Internal("a head without its norm".to_owned()));
     };
-    let (device, layouts) = residency.device_and_layouts(pass.model);
+    let (device, layouts) = store.device_and_layouts(pass.model);
     let step = BoundStep::Run {
         ops: &ops[..=last],
         live_out: &[hidden],
-        weights: Some(Bound {
+        weights: Some(SegmentBinding {
             layout: &layouts[segment as usize],
             slab: slab.offset,
         }),
     };
     let ran = device.run(&step, scratch(pass), &batch(pass, rows));
-    ran.map_err(|e| residency.device_error(Some(pass.model), e))
+    ran.map_err(|e| store.device_error(Some(pass.model), e))
 }
 
 /// Reads the hidden states of `rows` and tells them.
 fn emit_hidden(
-    residency: &mut Residency,
+    store: &mut WeightStore,
     pass: &Pass<'_>,
     rows: &[u32],
     buffer: &mut Vec<f32>,
@@ -237,43 +237,38 @@ fn emit_hidden(
     let hidden = pass.plan.hidden;
     let width = pass.scratch.bufs[usize::from(hidden.0)].width as usize;
     buffer.resize(width * rows.len(), 0.0);
-    let read = residency.device.read(scratch(pass), hidden, buffer);
-    read.map_err(|e| residency.device_error(Some(pass.model), e))?;
+    let read = store.device.read(scratch(pass), hidden, buffer);
+    read.map_err(|e| store.device_error(Some(pass.model), e))?;
     rows.iter()
         .zip(buffer.chunks_exact(width))
         .try_for_each(|(&row, state)| sink(row as usize, RowOutput::Hidden(state)))
 }
 
 impl Run<'_, '_> {
-    fn step(
-        &mut self,
-        residency: &mut Residency,
-        step: &Step,
-        outputs: &[u32],
-    ) -> Result<(), Error> {
+    fn step(&mut self, store: &mut WeightStore, step: &Step, outputs: &[u32]) -> Result<(), Error> {
         let pass = self.pass;
         match step {
-            Step::Run { segment: None, .. } => run_ops(residency, pass, step, None, outputs),
+            Step::Run { segment: None, .. } => run_ops(store, pass, step, None, outputs),
             Step::Run {
                 segment: Some(segment),
                 ops,
                 live_out,
             } => {
-                if residency.answers(pass, *segment, ops)? {
+                if store.answers(pass, *segment, ops)? {
                     if let Some(error) = (self.ended)() {
                         return Err(error);
                     }
                     let counts = &mut *self.counts;
-                    return residency.run_on_host(pass, *segment, ops, live_out, counts);
+                    return store.run_on_host(pass, *segment, ops, live_out, counts);
                 }
-                self.with_segment(residency, *segment, |residency, _, slab| {
-                    run_ops(residency, pass, step, Some((*segment, slab)), outputs)
+                self.with_segment(store, *segment, |store, _, slab| {
+                    run_ops(store, pass, step, Some((*segment, slab)), outputs)
                 })
             }
             Step::Experts { ffn, .. } => {
                 let experts = ExpertStep::of(step)
                     .ok_or_else(|| Error::Internal("a step of experts".to_owned()))?;
-                self.experts(residency, experts, ffn)
+                self.experts(store, experts, ffn)
             }
         }
     }
@@ -281,9 +276,9 @@ impl Run<'_, '_> {
     /// Acquires a segment, starts uploads ahead, runs `step`, and releases it whatever came of it.
     fn with_segment(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         index: u32,
-        step: impl FnOnce(&mut Residency, &mut Self, Slab) -> Result<(), Error>,
+        step: impl FnOnce(&mut WeightStore, &mut Self, Slab) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if let Some(error) = (self.ended)() {
             return Err(error);
@@ -291,8 +286,8 @@ impl Run<'_, '_> {
         let (pass, ahead) = (self.pass, self.ahead);
         let segment = id(pass, index);
         let misses = self.counts.misses;
-        residency.collect();
-        let slab = residency.acquire(segment, self.counts)?;
+        store.collect();
+        let slab = store.acquire(segment, self.counts)?;
         let missed = self.counts.misses > misses;
         // The head is the last of the ordered segments.
         let end = match &pass.plan.steps[pass.plan.head_step] {
@@ -302,12 +297,12 @@ impl Run<'_, '_> {
             } if pass.wants_nothing() => *head,
             _ => pass.plan.segments.len() as u32,
         };
-        let result = residency
+        let result = store
             .prefetch(pass.model, index + 1, end, ahead.uploads)
-            .and_then(|()| step(residency, self, slab));
-        residency.release(segment);
-        if ahead.hands_on && missed {
-            return result.and_then(|()| residency.hand_on(segment));
+            .and_then(|()| step(store, self, slab));
+        store.release(segment);
+        if ahead.recycles_slab && missed {
+            return result.and_then(|()| store.recycle_slab(segment));
         }
         result
     }
@@ -315,16 +310,16 @@ impl Run<'_, '_> {
 
 /// A pass of few rows through a model of which everything is resident: the device gets all of it at once.
 fn all_resident(
-    residency: &mut Residency,
+    store: &mut WeightStore,
     pass: &Pass<'_>,
     there: &Resident,
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
-    let (device, layouts) = residency.device_and_layouts(pass.model);
+    let (device, layouts) = store.device_and_layouts(pass.model);
     let batch = batch(pass, pass.outputs);
     let ran = match device.replay(there.stamp, scratch(pass), &batch) {
         Ok(false) => {
-            let bound = |segment: u32| Bound {
+            let bound = |segment: u32| SegmentBinding {
                 layout: &layouts[segment as usize],
                 slab: there.slabs[segment as usize].offset,
             };
@@ -334,27 +329,27 @@ fn all_resident(
         }
         replayed => replayed.map(|_| ()),
     };
-    ran.map_err(|e| residency.device_error(Some(pass.model), e))?;
+    ran.map_err(|e| store.device_error(Some(pass.model), e))?;
     if pass.outputs.is_empty() {
         return Ok(());
     }
-    emit_rows(residency, pass, pass.outputs, &mut Vec::new(), sink)
+    emit_rows(store, pass, pass.outputs, &mut Vec::new(), sink)
 }
 
 /// Reads what the head left for `rows` and tells it.
 fn emit_rows(
-    residency: &mut Residency,
+    store: &mut WeightStore,
     pass: &Pass<'_>,
     rows: &[u32],
     buffer: &mut Vec<f32>,
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
-    let device = &mut residency.device;
+    let device = &mut store.device;
     let logits = pass.plan.logits;
     match pass.interest {
         Interest::Best => {
             let best = device.argmax(scratch(pass), logits, rows.len());
-            if let Some(best) = best.map_err(|e| residency.device_error(Some(pass.model), e))? {
+            if let Some(best) = best.map_err(|e| store.device_error(Some(pass.model), e))? {
                 let mut found_rows = rows.iter().zip(best);
                 return found_rows
                     .try_for_each(|(&row, best)| sink(row as usize, RowOutput::Best(best)));
@@ -362,7 +357,7 @@ fn emit_rows(
         }
         Interest::Top(k) => {
             let top = device.top_k(scratch(pass), logits, rows.len(), k);
-            if let Some(top) = top.map_err(|e| residency.device_error(Some(pass.model), e))? {
+            if let Some(top) = top.map_err(|e| store.device_error(Some(pass.model), e))? {
                 let mut found_rows = rows.iter().zip(top);
                 return found_rows.try_for_each(|(&row, top)| {
                     sink(row as usize, RowOutput::Top(top.as_deref()))
@@ -373,15 +368,15 @@ fn emit_rows(
     }
     let n_vocab = pass.scratch.bufs[usize::from(logits.0)].width as usize;
     buffer.resize(n_vocab * rows.len(), 0.0);
-    let read = residency.device.read(scratch(pass), logits, buffer);
-    read.map_err(|e| residency.device_error(Some(pass.model), e))?;
+    let read = store.device.read(scratch(pass), logits, buffer);
+    read.map_err(|e| store.device_error(Some(pass.model), e))?;
     rows.iter()
         .zip(buffer.chunks_exact_mut(n_vocab))
         .try_for_each(|(&row, logits)| sink(row as usize, RowOutput::Logits(logits)))
 }
 
 fn run_ops(
-    residency: &mut Residency,
+    store: &mut WeightStore,
     pass: &Pass<'_>,
     step: &Step,
     weights: Option<(u32, Slab)>,
@@ -392,18 +387,18 @@ fn run_ops(
     };
     let index = pass.plan.steps.iter().position(|s| std::ptr::eq(s, step));
     let index = index.ok_or_else(|| Error::Internal("a step of another plan".to_owned()))?;
-    let (device, layouts) = residency.device_and_layouts(pass.model);
+    let (device, layouts) = store.device_and_layouts(pass.model);
     let step = BoundStep::Run {
         ops,
         live_out,
-        weights: weights.map(|(segment, slab)| Bound {
+        weights: weights.map(|(segment, slab)| SegmentBinding {
             layout: &layouts[segment as usize],
             slab: slab.offset,
         }),
     };
     let stamp = [u64::from(pass.model.0), index as u64];
     let ran = device.run_again(stamp, &step, scratch(pass), &batch(pass, outputs));
-    ran.map_err(|e| residency.device_error(Some(pass.model), e))
+    ran.map_err(|e| store.device_error(Some(pass.model), e))
 }
 
 pub(crate) fn id(pass: &Pass<'_>, index: u32) -> SegmentId {

@@ -27,13 +27,13 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::actor::Engine;
 use crate::api::RequestCacheUse;
-use crate::embed;
+use crate::embedding_rows;
 use crate::error::Error;
 use crate::loaded::LoadedModel;
 use crate::member::{Member, Stepped};
 use crate::pass::{self, Interest, Pass, RowOutput};
-use crate::residency::Source;
 use crate::task::{Task, Work};
+use crate::weight_store::Source;
 
 /// The block of a registered model.
 pub(crate) struct Predictor {
@@ -78,12 +78,12 @@ impl Engine {
             let kinds = plan.segments.iter().map(|s| s.kind).collect();
             let (name, file) = (loaded.name().to_owned(), Arc::clone(loaded.file()));
             let source = Source::new(name, file, layouts, kinds);
-            self.residency.register(id, source)?;
-            let prepared = self.residency.prepare(id, plan);
+            self.store.register(id, source)?;
+            let prepared = self.store.prepare(id, plan);
             prepared.map_err(|e| {
-                let error = self.residency.device_error(Some(id), e);
+                let error = self.store.device_error(Some(id), e);
                 // Nothing of it was uploaded.
-                let _ = self.residency.unregister(id);
+                let _ = self.store.unregister(id);
                 error
             })
         });
@@ -147,7 +147,7 @@ impl Engine {
             }
             if let Some(states) = entry.states.as_mut().filter(|s| s.on) {
                 states.on = false;
-                states.free(&mut self.residency);
+                states.free(&mut self.store);
                 stopped.push(entry.id);
                 tracing::info!(
                     model = entry.loaded.name(),
@@ -160,7 +160,7 @@ impl Engine {
             .retain(|key, _| !stopped.contains(&key.0));
         for task in self.tasks.values_mut() {
             if stopped.contains(&task.model) {
-                task.stop_predicting(&mut self.residency);
+                task.stop_predicting(&mut self.store);
             }
         }
         !stopped.is_empty()
@@ -196,10 +196,10 @@ impl Engine {
         let ran = self.run_predictor(plan, members, &rows);
         if let Err(error) = &ran {
             // The pass itself has all that it needs: a shortage here is no reason to do it again.
-            let short = self.residency.take_refused().is_some();
+            let short = self.store.take_refused_bytes().is_some();
             tracing::debug!(%error, "the block that predicts failed");
             for of in &rows {
-                members[of.member].task.stop_predicting(&mut self.residency);
+                members[of.member].task.stop_predicting(&mut self.store);
             }
             if short {
                 let model = members[0].task.model;
@@ -228,7 +228,7 @@ impl Engine {
         };
         let drafts = |t: &Task| t.predicts && t.begun && t.model == model;
         if !self.tasks.values().any(drafts) {
-            self.residency.cache.request_end(predictor.id);
+            self.store.cache.request_end(predictor.id);
         }
     }
 
@@ -254,7 +254,7 @@ impl Engine {
             };
             let complete = task.memory.predicted() == Some(task.n_past);
             if tired || !complete || task.tokens.len() <= task.n_past + n {
-                task.stop_predicting(&mut self.residency);
+                task.stop_predicting(&mut self.store);
                 continue;
             }
             rows.push(Rows {
@@ -285,7 +285,7 @@ impl Engine {
             tokens: n_tokens as u64,
             outputs: u64::from(plan.outputs_at_a_time),
         });
-        let bytes = layout.bytes + self.residency.device.workspace_bytes(&layout);
+        let bytes = layout.bytes + self.store.device.workspace_bytes(&layout);
         let (block, has) = self.scratch.ok_or_else(|| internal("a pass has scratch"))?;
         if bytes > has {
             return Err(internal("the pass's scratch is too small for the block"));
@@ -293,7 +293,7 @@ impl Engine {
 
         // Rotations and inputs.
         if predictor.rope.is_empty() {
-            let _waiting = self.residency.files.begin(loaded.name(), loaded.path());
+            let _waiting = self.store.files.begin(loaded.name(), loaded.path());
             let tables = of_block.ropes.iter();
             let tables = tables.map(|spec| crate::step::rope_table(&loaded, spec));
             predictor.rope = tables.collect::<Result<_, _>>()?;
@@ -322,8 +322,8 @@ impl Engine {
             let of_rows = &self.stream[of.first * width..][..of.n * width];
             streams.extend(of_rows.iter().flat_map(|x| x.to_le_bytes()));
         }
-        let waiting = self.residency.files.begin(loaded.name(), loaded.path());
-        embed::rows(&loaded, &of_block.inputs[0].table, &self.ids, table)?;
+        let waiting = self.store.files.begin(loaded.name(), loaded.path());
+        embedding_rows::rows(&loaded, &of_block.inputs[0].table, &self.ids, table)?;
         drop(waiting);
 
         // Pages.
@@ -331,7 +331,7 @@ impl Engine {
             let task = &mut members[of.member].task;
             let end = task.n_past + of.n;
             task.memory
-                .prepare_predicting(&mut self.residency, model, &of_block, end)?;
+                .prepare_predicting(&mut self.store, model, &of_block, end)?;
         }
         let mut pages: Vec<Vec<&[u64]>> = Vec::with_capacity(rows.len());
         pages.extend(
@@ -368,7 +368,7 @@ impl Engine {
             hidden: &[],
             more: plan.expects_next,
             scratch: &layout,
-            scratch_at: self.residency.cache.block(block).offset,
+            scratch_at: self.store.cache.block(block).offset,
             prefetch: self.prefetch,
             interest: Interest::Best,
         };
@@ -378,15 +378,8 @@ impl Engine {
             drafts.push(best_of(&found));
             Ok(())
         };
-        let residency = &mut self.residency;
-        pass::run(
-            residency,
-            &pass,
-            &self.inputs,
-            &mut counts,
-            &|| None,
-            &mut sink,
-        )?;
+        let store = &mut self.store;
+        pass::run(store, &pass, &self.inputs, &mut counts, &|| None, &mut sink)?;
         drop(spans);
         drop(pages);
         for of in rows {
@@ -410,10 +403,10 @@ impl Engine {
 
 impl Task {
     /// Does without the block from now on.
-    pub(crate) fn stop_predicting(&mut self, residency: &mut crate::residency::Residency) {
+    pub(crate) fn stop_predicting(&mut self, store: &mut crate::weight_store::WeightStore) {
         self.predicts = false;
         let plan = self.loaded.model().plan();
-        self.memory.stop_predicting(residency, plan);
+        self.memory.stop_predicting(store, plan);
     }
 
     /// Positions up to which it fits, since its tokens so far need `need` bytes; those of an open-ended one grow.

@@ -34,7 +34,7 @@ impl Engine {
     /// can be done again. A request that could not even run alone in what would be left fails, as do all of them if the
     /// error was another.
     pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
-        let Some(refused) = self.residency.take_refused() else {
+        let Some(refused) = self.store.take_refused_bytes() else {
             if matches!(error, Error::Exhausted { .. })
                 && (self.yield_one() || self.compact(seqs) || self.stop_predicting(|_| true))
             {
@@ -63,7 +63,7 @@ impl Engine {
         });
         for &(seq, need) in &too_large {
             let name = self.tasks[&seq].loaded.name().to_owned();
-            let free = self.residency.device.free_bytes().unwrap_or(0);
+            let free = self.store.device.free_bytes().unwrap_or(0);
             let message = format!(
                 "the driver refuses memory ({error}); {free} bytes are free; of the budget of {before} bytes {after} would \
                  be left, and the request of '{name}' needs {need}; end other users of the device's memory, ask for fewer \
@@ -138,8 +138,8 @@ impl Engine {
         self.start_over(seq);
         // Once it may begin with what it had, in other places; if that does not help, it computes all of it.
         match comes_back {
-            true => self.residency.give_up_all(),
-            false => self.residency.drop_all(),
+            true => self.store.give_up_all(),
+            false => self.store.drop_all(),
         };
         true
     }
@@ -149,7 +149,7 @@ impl Engine {
     /// # Errors
     /// The upload's error, if it was another; [`Error::Precondition`] with the numbers if running work needs what would go.
     pub(crate) fn shrink_for_preload(&mut self, error: Error) -> Result<(), Error> {
-        let Some(refused) = self.residency.take_refused() else {
+        let Some(refused) = self.store.take_refused_bytes() else {
             return Err(error);
         };
         self.free_scratch();
@@ -175,7 +175,7 @@ impl Engine {
     fn kept(&self) -> Vec<Slab> {
         let held = |task: &Task| {
             let plan = task.loaded.model().plan();
-            task.memory.slabs(&self.residency, plan).collect::<Vec<_>>()
+            task.memory.slabs(&self.store, plan).collect::<Vec<_>>()
         };
         let mut slabs: Vec<Slab> = self.tasks.values().flat_map(held).collect();
         // What requests share is kept once.
@@ -187,10 +187,10 @@ impl Engine {
     /// Scratch holds nothing between two passes, nor do spare states.
     pub(crate) fn free_scratch(&mut self) {
         if let Some((block, _)) = self.scratch.take() {
-            self.residency.free(block);
+            self.store.free(block);
         }
         for states in self.models.iter_mut().filter_map(|e| e.states.as_mut()) {
-            states.free(&mut self.residency);
+            states.free(&mut self.store);
         }
     }
 
@@ -202,7 +202,7 @@ impl Engine {
             reason = %why,
             before_bytes = before,
             budget_bytes = budget,
-            free_bytes = self.residency.free_bytes,
+            free_bytes = self.store.free_bytes,
             "the driver refuses memory: the budget shrinks, and all weights are loaded anew; `rocmforgectl cache budget` raises it again"
         );
         // Published with the next turn: the request under way is not among the running ones here.
@@ -212,8 +212,8 @@ impl Engine {
 
     /// Takes the arena anew. An arena that cannot be had again is the device's loss.
     fn renew(&mut self, bytes: u64, otherwise: u64, keep: &[Slab]) -> Result<u64, Error> {
-        let renewed = self.residency.renew(bytes, otherwise, keep);
-        self.residency.take_refused();
+        let renewed = self.store.renew(bytes, otherwise, keep);
+        self.store.take_refused_bytes();
         renewed.inspect_err(|error| {
             self.lost = Some(format!("the arena cannot be taken again: {error}"));
         })
@@ -226,8 +226,8 @@ impl Engine {
     /// [`Error::Exhausted`] with the numbers; the budget is then what it was, or what there is.
     pub(crate) fn grow_anew(&mut self, wanted: u64) -> Result<(), Error> {
         let before = self.budget();
-        let free = self.residency.device.free_bytes().unwrap_or(0);
-        let held = self.residency.device.memory_use().unwrap_or_default();
+        let free = self.store.device.free_bytes().unwrap_or(0);
+        let held = self.store.device.memory_use().unwrap_or_default();
         let refused = |now: u64| Error::Exhausted {
             message: format!(
                 "a budget of {wanted} bytes cannot be had now: {free} bytes are free on the device and {} are held; it is \
@@ -254,7 +254,7 @@ impl Engine {
     /// # Errors
     /// The loss of the device.
     pub(crate) fn give_back_unused(&mut self) -> Result<(), Error> {
-        if !self.residency.holds_unused() {
+        if !self.store.holds_unused() {
             return Ok(());
         }
         self.free_scratch();

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_tensor_cache::{ModelStats, Residency as Place};
+use rocmforge_tensor_cache::{ModelStats, SegmentState as CacheState};
 
 use crate::actor::{Engine, Entry, Found};
 use crate::api::{CacheStatus, DeviceStatus, ModelStatus, SegmentState, SegmentStatus, Snapshot};
 use crate::config::EngineConfig;
-use crate::residency::Residency;
+use crate::weight_store::WeightStore;
 
 /// Between two passes the snapshot is renewed at most this often. When a request comes, starts or ends, and before a
 /// command is answered, always: whoever has an event of a request or an answer reads a state that knows of it.
@@ -24,8 +24,8 @@ impl Engine {
         }
         self.published_at = now;
         self.requests_changed = false;
-        self.residency.count_free();
-        let mut snapshot = snapshot_of(&self.residency, &self.models, &self.config, &self.found);
+        self.store.refresh_free_bytes();
+        let mut snapshot = snapshot_of(&self.store, &self.models, &self.config, &self.found);
         for model in &mut snapshot.models {
             let mine = |t: &&crate::task::Task| Arc::ptr_eq(&t.loaded, &model.model);
             model.requests = self.tasks.values().filter(mine).count() as u32;
@@ -34,7 +34,7 @@ impl Engine {
         snapshot.running = self.scheduler.running() as u32;
         snapshot.clients = self.clients();
         snapshot.keep_free = self.keep_free.status();
-        let held = self.residency.host_bytes();
+        let held = self.store.host_bytes();
         snapshot.host_pressure = self.host_pressure.as_ref().map(|watch| watch.status(held));
         snapshot.prefixes = self.prefix_counts;
         snapshot.draining = self.draining.is_some();
@@ -45,13 +45,13 @@ impl Engine {
 
 /// The state of the cache, the device and the models, without requests.
 pub(crate) fn snapshot_of(
-    residency: &Residency,
+    store: &WeightStore,
     models: &[Entry],
     config: &EngineConfig,
     found: &Found,
 ) -> Snapshot {
-    let info = residency.device.info();
-    let stats = residency.cache.stats();
+    let info = store.device.info();
+    let stats = store.cache.stats();
     Snapshot {
         device: DeviceStatus {
             kind: info.kind.to_owned(),
@@ -63,17 +63,17 @@ pub(crate) fn snapshot_of(
             compute_units: info.compute_units,
             memory_bytes: info.memory_bytes,
             allocations: info.allocations,
-            memory: residency.device.memory_use(),
-            free_bytes: residency.free_bytes,
+            memory: store.device.memory_use(),
+            free_bytes: store.free_bytes,
         },
         drivers: Arc::clone(&found.drivers),
         passed_over: Arc::clone(&found.passed_over),
         models: models
             .iter()
-            .map(|entry| model_status(residency, entry))
+            .map(|entry| model_status(store, entry))
             .collect(),
         peak_bytes: stats.total.usage.resident + stats.total.usage.in_flight,
-        cache: cache_status(stats.budget, &stats.total, residency.prefixes.kept_bytes()),
+        cache: cache_status(stats.budget, &stats.total, store.prefixes.kept_bytes()),
         policy: crate::commands::from_cache(stats.policy),
         queued: 0,
         queue_capacity: config.queue_capacity as u32,
@@ -82,16 +82,16 @@ pub(crate) fn snapshot_of(
         keep_free: None,
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
-        hosted: residency.offload.done,
-        host_tier: residency.tier.status(),
+        hosted: store.offload.done,
+        host_tier: store.tier.status(),
         draining: false,
         device_lost: None,
         waits_for: None,
     }
 }
 
-fn model_status(residency: &Residency, entry: &Entry) -> ModelStatus {
-    let cache = &residency.cache;
+fn model_status(store: &WeightStore, entry: &Entry) -> ModelStatus {
+    let cache = &store.cache;
     let segments = cache.residency(entry.id).unwrap_or_default();
     let mut stats = cache.model_stats(entry.id);
     if let Some(predictor) = &entry.predictor {
@@ -100,9 +100,9 @@ fn model_status(residency: &Residency, entry: &Entry) -> ModelStatus {
         stats.usage.in_flight += of_block.in_flight;
     }
     let state = |place| match place {
-        Place::Absent => SegmentState::Absent,
-        Place::InFlight(_) => SegmentState::InFlight,
-        Place::Resident(_) => SegmentState::Resident,
+        CacheState::Absent => SegmentState::Absent,
+        CacheState::InFlight(_) => SegmentState::InFlight,
+        CacheState::Resident(_) => SegmentState::Resident,
     };
     ModelStatus {
         model: Arc::clone(&entry.loaded),
@@ -118,7 +118,7 @@ fn model_status(residency: &Residency, entry: &Entry) -> ModelStatus {
         cache: cache_status(
             cache.budget(),
             &stats,
-            residency.prefixes.kept_bytes_of(entry.id),
+            store.prefixes.kept_bytes_of(entry.id),
         ),
         requests: 0,
         draft: entry.draft.as_ref().map(|d| d.name.clone()),
@@ -165,7 +165,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         models: Vec::new(),
         cache: CacheStatus::default(),
         peak_bytes: 0,
-        policy: crate::api::Policy::Belady,
+        policy: crate::api::Policy::PassAware,
         queued: 0,
         queue_capacity: 0,
         running: 0,

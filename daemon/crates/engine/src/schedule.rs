@@ -141,9 +141,9 @@ impl Engine {
         budget: u64,
         ask: impl FnOnce(&mut Scheduler, &View<'_>) -> T,
     ) -> T {
-        let residency = &self.residency;
-        let cache = &residency.cache;
-        let pinned = residency.pinned_bytes();
+        let store = &self.store;
+        let cache = &store.cache;
+        let pinned = store.pinned_bytes();
         let mut models: Vec<ModelView> = Vec::new();
         for task in self.tasks.values() {
             let id = rocmforge_scheduler::ModelId(task.model.0);
@@ -154,15 +154,15 @@ impl Engine {
             let outputs = (budget / OUTPUT_ROWS_PART / row).clamp(1, OUTPUT_ROWS_MAX);
             let entry = self.models.iter().find(|e| e.id == task.model);
             let predictor = entry.and_then(|e| e.predictor.as_ref()).filter(|p| p.on);
-            let of_block = predictor.map_or(0, |p| residency.largest_unpinned(p.id));
+            let of_block = predictor.map_or(0, |p| store.largest_unpinned(p.id));
             let states = entry.and_then(|e| e.states.as_ref());
             let states = states.map_or(0, |s| s.bytes(budget));
-            let all = residency.model_bytes(task.model);
+            let all = store.model_bytes(task.model);
             let there = cache.model_stats(task.model).usage.resident;
             models.push(ModelView {
                 model: id,
                 // Spare states are needed once, too, while this model's passes run.
-                segment_bytes: residency.largest_unpinned(task.model).max(of_block) + states,
+                segment_bytes: store.largest_unpinned(task.model).max(of_block) + states,
                 rows_max: self.prefill_chunk.get() as u32,
                 shared_rows: self.shared_rows(task.model),
                 outputs_max: outputs as u32,
@@ -172,13 +172,13 @@ impl Engine {
         }
         let sizes = Sizes {
             models: &self.models,
-            device: residency.device.as_ref(),
+            device: store.device.as_ref(),
             known: &self.scratch_sizes,
             rows_max: self.prefill_chunk.get(),
         };
         let view = View {
             budget_bytes: budget,
-            held_bytes: pinned + residency.fixed_bytes,
+            held_bytes: pinned + store.reserve_bytes,
             models: &models,
             costs: &sizes,
             // A row of a draft is a span of its own.
@@ -197,7 +197,7 @@ impl Engine {
 
     /// Spans of one pass at most that each have so many entries in the device's table of pages.
     pub(crate) fn spans_within(&self, entries_each: u64) -> u32 {
-        match self.residency.device.page_table_entries() {
+        match self.store.device.page_table_entries() {
             Some(entries) => (entries / entries_each.max(1)).max(1) as u32,
             None => u32::MAX,
         }
@@ -268,7 +268,7 @@ impl Engine {
     /// Takes back what a request computed.
     pub(crate) fn start_over(&mut self, seq: SeqId) {
         if let Some(task) = self.tasks.get_mut(&seq) {
-            task.start_over(&mut self.residency);
+            task.start_over(&mut self.store);
             self.requests_changed = true;
         }
     }
@@ -276,7 +276,7 @@ impl Engine {
     /// The pass that comes next.
     pub(crate) fn next_pass(&mut self) -> Option<PassPlan> {
         if self.tasks.is_empty() {
-            self.residency.cache.foresee(&[]);
+            self.store.cache.foresee(&[]);
             return None;
         }
         if self.speculates || self.models.iter().any(|e| e.draft.is_some()) {
@@ -306,14 +306,14 @@ impl Engine {
             models.extend(block.map(|p| p.id));
             models.extend(draft.map(|d| d.id));
         }
-        self.residency.cache.foresee(&models);
+        self.store.cache.foresee(&models);
     }
 
     /// Bytes of scratch of a model's pass.
     pub(crate) fn scratch_bytes(&self, model: ModelId, rows: usize, outputs: usize) -> u64 {
         let sizes = Sizes {
             models: &self.models,
-            device: self.residency.device.as_ref(),
+            device: self.store.device.as_ref(),
             known: &self.scratch_sizes,
             rows_max: self.prefill_chunk.get(),
         };
@@ -385,7 +385,7 @@ impl Engine {
         if let Some(entry) = entry {
             let rows_of = |spans: &[SpanPlan]| spans.iter().map(|s| s.rows).sum::<u32>();
             if decode.is_empty() {
-                self.residency.tier.note_prompt(entry.id, rows, took);
+                self.store.tier.note_prompt(entry.id, rows, took);
             }
             if prompts.is_empty() {
                 entry.times.note(rows, took);
@@ -417,7 +417,7 @@ impl Engine {
         };
         pace.passes = pace.passes.wrapping_add(1);
         if pace.passes % PACE_PASSES == 1
-            && let Some(measured) = self.residency.device.pace(rows)
+            && let Some(measured) = self.store.device.pace(rows)
         {
             pace.upload_bytes = ((pace.seconds * measured.upload_bytes_per_s) as u64).max(1);
         }
@@ -438,7 +438,7 @@ impl Engine {
     }
 
     pub(crate) fn budget(&self) -> u64 {
-        self.residency.budget()
+        self.store.budget()
     }
 
     /// Why a request cannot run.
@@ -451,7 +451,7 @@ impl Engine {
                 budget_bytes,
                 ..
             } => {
-                let pinned = self.residency.pinned_bytes();
+                let pinned = self.store.pinned_bytes();
                 let message = format!(
                     "the request needs {} bytes of the cache and its budget is {budget_bytes}: {} for the KV of \
                      {positions} tokens, {} for scratch, {} for the largest segment of '{name}', {pinned} pinned, {} for \

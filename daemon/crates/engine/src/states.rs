@@ -20,8 +20,8 @@ use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId};
 use crate::actor::Engine;
 use crate::error::Error;
 use crate::member::Member;
-use crate::residency::Residency;
 use crate::task::Task;
+use crate::weight_store::WeightStore;
 
 /// Most drafts of a pass, of all sequences of a model with a state.
 const SPARE_MAX: u64 = 64;
@@ -66,12 +66,12 @@ impl SpareStates {
     /// Has at least `n`.
     pub(crate) fn ensure(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         model: ModelId,
         n: usize,
     ) -> Result<(), Error> {
         while self.spare.len() < n {
-            let (block, _) = residency.reserve(BlockKind::Kv, Some(model), self.bytes)?;
+            let (block, _) = store.reserve(BlockKind::Kv, Some(model), self.bytes)?;
             self.spare.push(block);
         }
         Ok(())
@@ -83,17 +83,17 @@ impl SpareStates {
     }
 
     /// Takes back what was lent, or what came in its place.
-    pub(crate) fn take_back(&mut self, residency: &mut Residency, blocks: Vec<BlockId>) {
+    pub(crate) fn take_back(&mut self, store: &mut WeightStore, blocks: Vec<BlockId>) {
         self.spare.extend(blocks);
         if !self.on {
-            self.free(residency);
+            self.free(store);
         }
     }
 
     /// Gives the memory of all back.
-    pub(crate) fn free(&mut self, residency: &mut Residency) {
+    pub(crate) fn free(&mut self, store: &mut WeightStore) {
         for block in self.spare.drain(..) {
-            residency.free(block);
+            store.free(block);
         }
     }
 }
@@ -110,7 +110,7 @@ impl Engine {
             return Ok(());
         };
         let drafts: u32 = members.iter().map(Member::drafts).sum();
-        states.ensure(&mut self.residency, model, drafts as usize)?;
+        states.ensure(&mut self.store, model, drafts as usize)?;
         for member in members {
             let lent = states.lend(member.drafts() as usize);
             member.task.memory.borrow_states(lent);
@@ -123,7 +123,7 @@ impl Engine {
         let rest = task.memory.settle_states(right as usize);
         let entry = self.models.iter_mut().find(|e| e.id == task.model);
         if let Some(states) = entry.and_then(|e| e.states.as_mut()) {
-            states.take_back(&mut self.residency, rest);
+            states.take_back(&mut self.store, rest);
         }
     }
 }

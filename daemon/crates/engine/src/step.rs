@@ -14,7 +14,7 @@ use crate::actor::Engine;
 use crate::api::{
     Embedding, FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores,
 };
-use crate::embed;
+use crate::embedding_rows;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
@@ -43,7 +43,7 @@ impl Engine {
             })
             .collect();
         // What an upload ahead of need was refused is not this pass's affair.
-        self.residency.take_refused();
+        self.store.take_refused_bytes();
         let begun = Instant::now();
         match self.run_pass(&plan, &mut members) {
             Ok(()) => {
@@ -79,7 +79,7 @@ impl Engine {
         for Member { span, task, .. } in &mut *members {
             let end = task.n_past + span.rows as usize;
             task.memory
-                .prepare(&mut self.residency, model, of_model, task.n_past, end)?;
+                .prepare(&mut self.store, model, of_model, task.n_past, end)?;
             let held = crate::kv::bytes_for(of_model, end, span.rows as usize);
             task.counts.block_bytes = task.counts.block_bytes.max(held + scratch_bytes);
             if let Work::Generate(g) = &mut task.work {
@@ -93,9 +93,9 @@ impl Engine {
         for Member { span, task, .. } in &*members {
             ids.extend(task.row_ids(span.rows as usize));
         }
-        let waiting = self.residency.files.begin(loaded.name(), loaded.path());
+        let waiting = self.store.files.begin(loaded.name(), loaded.path());
         for (input, rows) in of_model.inputs.iter().zip(&mut self.inputs) {
-            embed::rows(&loaded, &input.table, &ids, rows)?;
+            embedding_rows::rows(&loaded, &input.table, &ids, rows)?;
         }
         drop(waiting);
         self.ids = ids;
@@ -120,12 +120,12 @@ impl Engine {
                 n_rows,
                 first_position: member.task.n_past as u32,
                 kv_pages: &pages[i],
-                state: memories[i].state_offset(&self.residency, 0),
-                state_out: memories[i].state_offset(&self.residency, 0),
+                state: memories[i].state_offset(&self.store, 0),
+                state_out: memories[i].state_offset(&self.store, 0),
                 draft: false,
             };
             if i < plan.decode_spans {
-                let state = |drafts| memories[i].state_offset(&self.residency, drafts);
+                let state = |drafts| memories[i].state_offset(&self.store, drafts);
                 spans.extend((0..n_rows).map(|row| Span {
                     first_row: first_row + row,
                     n_rows: 1,
@@ -164,7 +164,7 @@ impl Engine {
             hidden: &hidden,
             more: plan.expects_next,
             scratch: &layout,
-            scratch_at: self.residency.cache.block(block).offset,
+            scratch_at: self.store.cache.block(block).offset,
             prefetch: self.prefetch,
             interest: interest(members),
         };
@@ -185,7 +185,7 @@ impl Engine {
         };
         self.computing = true;
         let ran = pass::run(
-            &mut self.residency,
+            &mut self.store,
             &pass,
             &self.inputs,
             &mut counts,
@@ -224,13 +224,10 @@ impl Engine {
         let width = layout.bufs[usize::from(stream.0)].width as usize;
         let rows: u32 = members.iter().map(|m| m.span.rows).sum();
         self.stream.resize(rows as usize * width, 0.0);
-        let base = self.residency.cache.block(block).offset;
+        let base = self.store.cache.block(block).offset;
         let scratch = Scratch { layout, base };
-        let read = self
-            .residency
-            .device
-            .read(scratch, stream, &mut self.stream);
-        read.map_err(|e| self.residency.device_error(Some(model), e))
+        let read = self.store.device.read(scratch, stream, &mut self.stream);
+        read.map_err(|e| self.store.device_error(Some(model), e))
     }
 
     /// Puts requests whose rows were computed back, and returns those that are done, which hold nothing any more.
@@ -274,12 +271,12 @@ impl Engine {
             task.n_past += rows;
             if let Stepped::Failed(_) = stepped {
                 // Nobody is to begin with what may be wrong.
-                self.residency.forget_prefixes(task.model);
+                self.store.forget_prefixes(task.model);
             } else {
                 let (model, past) = (task.loaded.model(), task.n_past);
-                let (residency, tokens) = (&mut self.residency, &task.tokens);
+                let (store, tokens) = (&mut self.store, &task.tokens);
                 task.memory
-                    .hand_over(residency, model, tokens, past, right as usize);
+                    .hand_over(store, model, tokens, past, right as usize);
             }
             self.take_states_back(&mut task, right);
             let outcome = match stepped {
@@ -291,7 +288,7 @@ impl Engine {
                 Stepped::Failed(error) => Err(error),
             };
             let plan = task.loaded.model().plan();
-            task.memory.free(&mut self.residency, plan);
+            task.memory.free(&mut self.store, plan);
             ended.push((task, outcome));
         }
         ended
@@ -328,7 +325,7 @@ impl Engine {
     /// Ends a request that came to its end.
     fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
         let plan = task.loaded.model().plan();
-        task.memory.free(&mut self.residency, plan);
+        task.memory.free(&mut self.store, plan);
         let (loaded, counts, received) = (
             std::sync::Arc::clone(&task.loaded),
             task.counts,
@@ -390,14 +387,14 @@ impl Engine {
     /// and then asks for the status sees a state after it.
     pub(crate) fn release_rest(&mut self, model: ModelId) {
         if !self.tasks.values().any(|t| t.model == model && t.begun) {
-            self.residency.cache.request_end(model);
+            self.store.cache.request_end(model);
             let entry = self.models.iter_mut().find(|e| e.id == model);
             if let Some(entry) = entry {
                 if let Some(predictor) = &entry.predictor {
-                    self.residency.cache.request_end(predictor.id);
+                    self.store.cache.request_end(predictor.id);
                 }
                 if let Some(states) = &mut entry.states {
-                    states.free(&mut self.residency);
+                    states.free(&mut self.store);
                 }
                 if let Some(id) = entry.draft.as_ref().map(|d| d.id) {
                     self.rest_draft_model(id);
@@ -406,7 +403,7 @@ impl Engine {
         }
         self.note_wanted_weights();
         self.free_idle_scratch();
-        self.settle();
+        self.finish_shrink();
         self.publish(true);
     }
 
@@ -420,19 +417,18 @@ impl Engine {
             self.scratch_bytes(id, rows, outputs)
         });
         let mut bytes = plan.scratch_bytes.max(of_draft.min(plan.scratch_bytes_max));
-        if anew && !self.residency.cache.fits(model) {
+        if anew && !self.store.cache.fits(model) {
             bytes = bytes.max(plan.scratch_bytes_max / ALIGNMENT * ALIGNMENT);
         }
         if let Some((_, has)) = self.scratch {
             // What a long prompt took would be uploaded again for every token of a model that does not fit.
-            let spare =
-                has / 2 > bytes && !self.residency.cache.fits(model) && !self.prompts_go_on();
+            let spare = has / 2 > bytes && !self.store.cache.fits(model) && !self.prompts_go_on();
             if (bytes..=plan.scratch_bytes_max).contains(&has) && !spare {
                 return Ok(());
             }
             self.free_scratch();
         }
-        let (block, _) = self.residency.reserve(BlockKind::Scratch, None, bytes)?;
+        let (block, _) = self.store.reserve(BlockKind::Scratch, None, bytes)?;
         self.scratch = Some((block, bytes));
         Ok(())
     }
@@ -453,7 +449,7 @@ impl Engine {
         let specs = &entry.loaded.model().plan().ropes;
         if entry.rope.is_empty() {
             let (name, path) = (entry.loaded.name(), entry.loaded.path());
-            let _waiting = self.residency.files.begin(name, path);
+            let _waiting = self.store.files.begin(name, path);
             let tables = specs.iter().map(|spec| rope_table(&entry.loaded, spec));
             entry.rope = tables.collect::<Result<_, _>>()?;
         }
@@ -490,16 +486,16 @@ impl Engine {
             model: preload.model,
             index,
         };
-        self.residency.collect();
+        self.store.collect();
         let brought = match preload.what_fits {
-            true => self.residency.bring(id, &mut counts),
-            false => self.residency.acquire(id, &mut counts).map(Some),
+            true => self.store.bring(id, &mut counts),
+            false => self.store.acquire(id, &mut counts).map(Some),
         };
         match brought {
             // It has no room, and is left out; a smaller one may have some.
             Ok(None) => self.preloads.push_back(preload),
             Ok(Some(slab)) => {
-                self.residency.release(id);
+                self.store.release(id);
                 preload.done_bytes += slab.bytes;
                 preload.uploaded_bytes += counts.uploaded_bytes;
                 if preload.events.capacity() >= 2 {
@@ -565,7 +561,9 @@ pub(crate) fn rope_table(loaded: &LoadedModel, spec: &RopeSpec) -> Result<RopeTa
         n_rot: spec.n_rot as usize,
         freq_base: spec.freq_base,
         scaling: spec.scaling,
-        freq_factors: factors.map(|t| embed::vector(loaded, t)).transpose()?,
+        freq_factors: factors
+            .map(|t| embedding_rows::vector(loaded, t))
+            .transpose()?,
         magnitude: spec.magnitude,
     };
     RopeTable::new(&params).map_err(|e| Error::BadModel {

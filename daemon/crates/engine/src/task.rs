@@ -14,9 +14,9 @@ use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
 use crate::prefix::Realm;
-use crate::residency::Residency;
 use crate::speculate::{Drafts, PassTimes};
 use crate::stop::StopStrings;
+use crate::weight_store::WeightStore;
 
 /// Most events of one pass.
 pub(crate) const STEP_EVENTS: usize = 3;
@@ -177,8 +177,8 @@ impl Task {
     }
 
     /// Forgets what was computed, so that it is computed again.
-    pub(crate) fn start_over(&mut self, residency: &mut Residency) {
-        self.memory.free(residency, self.loaded.model().plan());
+    pub(crate) fn start_over(&mut self, store: &mut WeightStore) {
+        self.memory.free(store, self.loaded.model().plan());
         self.yielded_at = self.yielded_at.max(self.n_past);
         self.n_past = 0;
     }

@@ -1,7 +1,7 @@
 //! The host tier: what of keys, values and states has to leave the device is kept in the host's memory, if to bring it back
 //! takes less time than to compute it again.
 //!
-//! Here are the places, and the decision; `residency/tier.rs` moves the bytes, [`crate::prefix`] knows whose they are. It is one
+//! Here are the places, and the decision; `weight_store/tier.rs` moves the bytes, [`crate::prefix`] knows whose they are. It is one
 //! budget with the weights that the host keeps to compute with ([`crate::offload`]): those go first, since each pass of a model
 //! that does not fit uses them; pages have what they leave.
 //!

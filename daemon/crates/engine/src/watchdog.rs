@@ -25,13 +25,13 @@ const PERIOD: Duration = Duration::from_millis(500);
 
 /// Why the engine ended by itself, for all who wait for it.
 #[derive(Debug, Clone)]
-pub(crate) struct Loss {
+pub(crate) struct DeviceLoss {
     /// `Some` once it is lost.
     reason: Arc<watch::Sender<Option<String>>>,
     snapshot: watch::Sender<Arc<Snapshot>>,
 }
 
-impl Loss {
+impl DeviceLoss {
     pub(crate) fn new(snapshot: watch::Sender<Arc<Snapshot>>) -> Self {
         Self {
             reason: Arc::new(watch::Sender::new(None)),
@@ -65,7 +65,7 @@ impl Loss {
 }
 
 /// Starts the watchdog of a device that can be watched. It ends when the returned sender goes.
-pub(crate) fn start(watch: Option<Watch>, loss: Loss) -> Option<Sender<()>> {
+pub(crate) fn start(watch: Option<Watch>, loss: DeviceLoss) -> Option<Sender<()>> {
     let watch = watch?;
     let (alive, engine) = channel::<()>();
     let thread = std::thread::Builder::new().name("watchdog".to_owned());
@@ -104,7 +104,7 @@ mod tests {
             seen.load(Ordering::Relaxed).then(|| "it hangs".to_owned())
         });
         let first = crate::publish::empty_snapshot();
-        let loss = Loss::new(watch::Sender::new(Arc::new(first)));
+        let loss = DeviceLoss::new(watch::Sender::new(Arc::new(first)));
         let mut told = loss.subscribe();
         let alive = start(Some(looks), loss.clone()).expect("a thread");
         assert!(told.borrow_and_update().is_none());

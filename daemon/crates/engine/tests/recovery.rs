@@ -203,10 +203,10 @@ fn clocks() -> (Clocks, Arc<TestClock>) {
 async fn until_it_rested(engine: &EngineHandle, clock: &TestClock) {
     let before = clock.readings.load(Ordering::Relaxed);
     while clock.readings.load(Ordering::Relaxed) < before + 3 {
-        engine.set_policy(Policy::Belady).await.unwrap();
+        engine.set_policy(Policy::PassAware).await.unwrap();
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    engine.set_policy(Policy::Belady).await.unwrap();
+    engine.set_policy(Policy::PassAware).await.unwrap();
 }
 
 #[tokio::test]

@@ -163,7 +163,7 @@ impl Parser {
         }
         let mut least = keys * LEAST_KEY_BYTES + tensors * LEAST_TENSOR_BYTES;
         if let Some((innermost, outer)) = self.frames.split_last() {
-            least += match innermost.ty.fixed_bytes() {
+            least += match innermost.ty.reserve_bytes() {
                 Some(_) => 0, // taken in one piece
                 None => innermost.left.saturating_sub(1) * innermost.ty.least_bytes(),
             };
@@ -302,7 +302,7 @@ impl Parser {
                 next = Stage::Elements;
             }
             _ => {
-                let size = ty.fixed_bytes().unwrap_or(0);
+                let size = ty.reserve_bytes().unwrap_or(0);
                 let Some(value) = bytes.get(at..at + size) else {
                     return Err(Stop::Need((at + size) as u64));
                 };
@@ -350,7 +350,7 @@ impl Parser {
                 }
                 ty => {
                     // At most 2^24 elements of 8 bytes: no overflow.
-                    let end = self.pos + frame.left as usize * ty.fixed_bytes().unwrap_or(0);
+                    let end = self.pos + frame.left as usize * ty.reserve_bytes().unwrap_or(0);
                     let Some(values) = bytes.get(self.pos..end) else {
                         return Err(Stop::Need(end as u64));
                     };

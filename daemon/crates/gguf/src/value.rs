@@ -58,7 +58,7 @@ impl ValueType {
     }
 
     /// Bytes of a value of fixed size; `None` for strings and arrays.
-    pub const fn fixed_bytes(self) -> Option<usize> {
+    pub const fn reserve_bytes(self) -> Option<usize> {
         Some(match self {
             ValueType::U8 | ValueType::I8 | ValueType::Bool => 1,
             ValueType::U16 | ValueType::I16 => 2,
@@ -70,7 +70,7 @@ impl ValueType {
 
     /// The fewest bytes that a value can take in a file.
     pub(crate) const fn least_bytes(self) -> u64 {
-        match self.fixed_bytes() {
+        match self.reserve_bytes() {
             Some(bytes) => bytes as u64,
             None if matches!(self, ValueType::String) => 8,
             None => 12,
@@ -254,7 +254,7 @@ pub(crate) fn decode(ty: ValueType, bytes: &[u8]) -> Option<(Value<'_>, &[u8])> 
 
 /// Bytes that `len` elements of type `ty` take at the start of `bytes`.
 fn elements_bytes(ty: ValueType, len: usize, bytes: &[u8]) -> Option<usize> {
-    if let Some(each) = ty.fixed_bytes() {
+    if let Some(each) = ty.reserve_bytes() {
         return len.checked_mul(each);
     }
     let mut rest = bytes;

@@ -367,7 +367,7 @@ fn simulate(trace: &Trace, budget: u64, policy: Policy, ahead: u32, queue: usize
 fn complete(cache: &mut Cache, model: u32, indices: std::ops::RangeInclusive<u32>) {
     let states = cache.residency(ModelId(model)).expect("registered");
     for index in indices {
-        if let Some(rocmforge_tensor_cache::Residency::InFlight(_)) =
+        if let Some(rocmforge_tensor_cache::SegmentState::InFlight(_)) =
             states.get(index as usize).map(|s| s.residency)
         {
             cache.uploaded(SegmentId {
@@ -436,10 +436,10 @@ fn ratios() {
     for trace in traces() {
         for share in BUDGETS {
             let budget = trace.bytes() * share / 100;
-            let cache = simulate(&trace, budget, Policy::Belady, 0, 0);
+            let cache = simulate(&trace, budget, Policy::PassAware, 0, 0);
             let lru = hit_ratio(&simulate(&trace, budget, Policy::Lru, 0, 0));
             let offline = oracle(&trace, budget, false).max(oracle(&trace, budget, true));
-            let ahead = hit_ratio(&simulate(&trace, budget, Policy::Belady, 2, 0));
+            let ahead = hit_ratio(&simulate(&trace, budget, Policy::PassAware, 2, 0));
             let ours = hit_ratio(&cache);
             let promised = trace.name.starts_with("cyclic") || trace.name.starts_with("two-model");
             assert!(
@@ -447,7 +447,7 @@ fn ratios() {
                 "{} at {share} %: {ours} of {offline}",
                 trace.name
             );
-            let known = |queue| hit_ratio(&simulate(&trace, budget, Policy::Belady, 0, queue));
+            let known = |queue| hit_ratio(&simulate(&trace, budget, Policy::PassAware, 0, queue));
             let (four, sixteen) = (known(4), known(16));
             assert!(
                 four.min(sixteen) > ours - 0.1,
@@ -507,7 +507,7 @@ fn costs() {
         ("mixture, 48 layers of 128 experts, half fit", &moe, 50),
     ] {
         let start = Instant::now();
-        let cache = simulate(trace, trace.bytes() * share / 100, Policy::Belady, 0, 0);
+        let cache = simulate(trace, trace.bytes() * share / 100, Policy::PassAware, 0, 0);
         let took = start.elapsed();
         let counters = cache.stats().total.counters;
         let uses = counters.hits + counters.misses;

@@ -3,7 +3,7 @@
 use crate::arena::{Side, Tenant};
 use crate::cache::in_range;
 use crate::evict::For;
-use crate::room::Bar;
+use crate::room::VictimFilter;
 use crate::state::Block;
 use crate::{
     Action, BLOCKS_MAX, BYTES_MAX, BlockId, BlockKind, Cache, Error, ModelId, Slab, Usage,
@@ -34,7 +34,7 @@ impl Cache {
         let slab = self.make_room(
             self.rounded(bytes),
             Side::Low,
-            Bar::None,
+            VictimFilter::Any,
             For::Block(kind),
             actions,
         )?;

@@ -9,12 +9,12 @@ use lru::LruCache;
 use crate::arena::{Arena, Side, Tenant};
 use crate::evict::For;
 use crate::forecast::{History, Score};
-use crate::room::Bar;
-use crate::spread::Sizes;
+use crate::room::VictimFilter;
 use crate::state::{Block, Model, Segment, tally};
+use crate::stream_order::StreamOrder;
 use crate::{
     Acquired, Action, BYTES_MAX, BlockId, Counters, Error, EvictionCause, MODELS_MAX, ModelId,
-    PassHint, Policy, Residency, SEGMENTS_MAX, SegmentId, SegmentKind, SegmentSpec, SetBudget,
+    PassHint, Policy, SEGMENTS_MAX, SegmentId, SegmentKind, SegmentSpec, SegmentState, SetBudget,
     Slab, Usage,
 };
 
@@ -141,7 +141,7 @@ impl Cache {
                 .map(|&spec| Segment {
                     spec,
                     bytes: self.rounded(spec.bytes),
-                    state: Residency::Absent,
+                    state: SegmentState::Absent,
                     refs: 0,
                     pinned: false,
                     fresh: false,
@@ -149,7 +149,7 @@ impl Cache {
                     score: Score::default(),
                 })
                 .collect(),
-            sizes: Sizes::new(&sizes),
+            sizes: StreamOrder::new(&sizes),
             experts: BTreeSet::new(),
             bytes: sizes.iter().sum(),
             usage: Usage::default(),
@@ -220,13 +220,13 @@ impl Cache {
             (found.state, found.bytes, found.fresh)
         };
         let acquired = match state {
-            Residency::Resident(slab) => Acquired::Resident(slab),
-            Residency::InFlight(slab) => Acquired::InFlight(slab),
-            Residency::Absent => {
+            SegmentState::Resident(slab) => Acquired::Resident(slab),
+            SegmentState::InFlight(slab) => Acquired::InFlight(slab),
+            SegmentState::Absent => {
                 let whose = For::Segment(segment.model);
-                let slab = match self.room_of_another_expert(segment, Bar::None, actions) {
+                let slab = match self.room_of_another_expert(segment, VictimFilter::Any, actions) {
                     Some(slab) => slab,
-                    None => self.make_room(bytes, Side::High, Bar::None, whose, actions)?,
+                    None => self.make_room(bytes, Side::High, VictimFilter::Any, whose, actions)?,
                 };
                 self.begin_upload(segment, slab, actions);
                 Acquired::Started(slab)
@@ -298,39 +298,39 @@ impl Cache {
     /// Begins an upload of a segment that will be needed, unless it is there or on its way, `max_in_flight` uploads
     /// are under way, or room could only be made by evicting something that is needed sooner. Whether it began one.
     pub fn prefetch(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
-        let bar = match self.config.policy {
-            Policy::Belady if self.segment(segment).is_ok() => {
-                Bar::FartherThan(self.next_use(segment))
+        let filter = match self.config.policy {
+            Policy::PassAware if self.segment(segment).is_ok() => {
+                VictimFilter::UsedAfter(self.next_use(segment))
             }
-            _ => Bar::NotFresh,
+            _ => VictimFilter::AlreadyUsed,
         };
-        self.prefetch_within(segment, bar, actions)
+        self.prefetch_within(segment, filter, actions)
     }
 
     pub(crate) fn prefetch_within(
         &mut self,
         segment: SegmentId,
-        bar: Bar,
+        filter: VictimFilter,
         actions: &mut Vec<Action>,
     ) -> bool {
         let Ok(found) = self.segment(segment) else {
             return false;
         };
         let bytes = found.bytes;
-        if found.state != Residency::Absent
+        if found.state != SegmentState::Absent
             || self.usage.segments_in_flight >= u64::from(self.config.max_in_flight)
         {
             return false;
         }
-        let bar = match self.config.policy {
-            Policy::Lru if bar != Bar::All => Bar::NotFresh,
-            Policy::Belady | Policy::Lru => bar,
+        let filter = match self.config.policy {
+            Policy::Lru if filter != VictimFilter::Nothing => VictimFilter::AlreadyUsed,
+            Policy::PassAware | Policy::Lru => filter,
         };
         let whose = For::Segment(segment.model);
-        let room = self.room_of_another_expert(segment, bar, actions);
+        let room = self.room_of_another_expert(segment, filter, actions);
         let slab = match room {
             Some(slab) => slab,
-            None => match self.make_room(bytes, Side::High, bar, whose, actions) {
+            None => match self.make_room(bytes, Side::High, filter, whose, actions) {
                 Ok(slab) => slab,
                 Err(_) => return false,
             },
@@ -349,14 +349,14 @@ impl Cache {
             return false;
         };
         let (bytes, whose) = (found.bytes, For::Segment(segment.model));
-        if found.state != Residency::Absent {
+        if found.state != SegmentState::Absent {
             return true;
         }
-        let bar = match found.pinned {
-            true => Bar::None,
-            false => Bar::Idle(segment.model),
+        let filter = match found.pinned {
+            true => VictimFilter::Any,
+            false => VictimFilter::OfIdleOther(segment.model),
         };
-        let Ok(slab) = self.make_room(bytes, Side::High, bar, whose, actions) else {
+        let Ok(slab) = self.make_room(bytes, Side::High, filter, whose, actions) else {
             return false;
         };
         self.begin_upload(segment, slab, actions);
@@ -371,10 +371,10 @@ impl Cache {
     /// If none was under way.
     pub fn uploaded(&mut self, segment: SegmentId) {
         self.change(segment, |found| {
-            let Residency::InFlight(slab) = found.state else {
+            let SegmentState::InFlight(slab) = found.state else {
                 panic!("{segment} was not in flight")
             };
-            found.state = Residency::Resident(slab);
+            found.state = SegmentState::Resident(slab);
         });
     }
 
@@ -384,7 +384,7 @@ impl Cache {
     /// If none was under way.
     pub fn upload_failed(&mut self, segment: SegmentId) {
         let slab = match self.segment(segment).map(|found| found.state) {
-            Ok(Residency::InFlight(slab)) => slab,
+            Ok(SegmentState::InFlight(slab)) => slab,
             _ => panic!("{segment} was not in flight"),
         };
         self.arena.vacate(slab);
@@ -439,14 +439,14 @@ impl Cache {
     }
 
     /// Sets the budget. A smaller one evicts and relocates now what it may; what is in use, in flight, pinned or a
-    /// block stays, and `settle` does the rest later. Nothing that runs fails for it.
+    /// block stays, and `finish_shrink` does the rest later. Nothing that runs fails for it.
     pub fn set_budget(&mut self, bytes: u64, actions: &mut Vec<Action>) -> SetBudget {
         let bytes = bytes.min(BYTES_MAX);
         let end = bytes & !(self.config.align - 1);
         self.config.budget = bytes;
         self.arena.set_end(end);
         self.limit = end.max(self.arena.used());
-        let reached = self.settle(actions);
+        let reached = self.finish_shrink(actions);
         SetBudget {
             reached,
             used: self.arena.used(),
@@ -459,7 +459,7 @@ impl Cache {
         self.arena.highest()
     }
 
-    /// Whether everything lies inside the budget. Otherwise a shrink waits for releases: call `settle` after them.
+    /// Whether everything lies inside the budget. Otherwise a shrink waits for releases: call `finish_shrink` after them.
     pub fn budget_reached(&self) -> bool {
         self.arena.used() <= self.arena.end() && self.arena.highest() <= self.arena.end()
     }
@@ -528,10 +528,10 @@ impl Cache {
         self.change(segment, |found| {
             assert_eq!(
                 found.state,
-                Residency::Absent,
+                SegmentState::Absent,
                 "one upload of a segment at a time"
             );
-            found.state = Residency::InFlight(slab);
+            found.state = SegmentState::InFlight(slab);
         });
         self.recency.put(segment, ());
         let model = self.models.get_mut(&segment.model).expect("changed above");

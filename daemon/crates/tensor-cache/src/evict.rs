@@ -2,8 +2,8 @@
 
 use crate::state::Segment;
 use crate::{
-    Action, BlockKind, Cache, Cleared, Error, EvictionCause, KeptBecause, ModelId, Residency,
-    SegmentId, Slab,
+    Action, BlockKind, Cache, Cleared, Error, EvictionCause, KeptBecause, ModelId, SegmentId,
+    SegmentState, Slab,
 };
 
 /// For whose sake room is made.
@@ -62,11 +62,11 @@ impl Cache {
             for (index, found) in (0u32..).zip(&state.segments) {
                 let segment = SegmentId { model, index };
                 let because = match found.state {
-                    Residency::Absent => continue,
-                    Residency::InFlight(_) => KeptBecause::InFlight,
-                    Residency::Resident(_) if found.refs > 0 => KeptBecause::InUse,
-                    Residency::Resident(_) if found.pinned => KeptBecause::Pinned,
-                    Residency::Resident(slab) => {
+                    SegmentState::Absent => continue,
+                    SegmentState::InFlight(_) => KeptBecause::InFlight,
+                    SegmentState::Resident(_) if found.refs > 0 => KeptBecause::InUse,
+                    SegmentState::Resident(_) if found.pinned => KeptBecause::Pinned,
+                    SegmentState::Resident(slab) => {
                         victims.push((segment, slab));
                         continue;
                     }
@@ -93,7 +93,7 @@ impl Cache {
         let found = self
             .segment(segment)
             .expect("only what exists can be spoiled");
-        let Residency::Resident(slab) = found.state else {
+        let SegmentState::Resident(slab) = found.state else {
             return true;
         };
         if found.refs > 0 {
@@ -142,7 +142,7 @@ impl Cache {
 
     pub(crate) fn forget(&mut self, segment: SegmentId) {
         self.change(segment, |found| {
-            found.state = Residency::Absent;
+            found.state = SegmentState::Absent;
             found.fresh = false;
         });
         self.recency.pop(&segment);

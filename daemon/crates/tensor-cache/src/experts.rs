@@ -8,9 +8,9 @@
 //! size, and those of all layers have few.
 
 use crate::arena::Side;
-use crate::room::{Bar, Victims};
+use crate::room::{VictimFilter, Victims};
 use crate::state::Segment;
-use crate::{Action, Cache, EvictionCause, Policy, Residency, SegmentId, SegmentKind, Slab};
+use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, SegmentState, Slab};
 
 /// How many of the segments that were used last are looked at for one that may go.
 const RECENT_MAX: usize = 1024;
@@ -21,7 +21,7 @@ impl Cache {
     pub(crate) fn room_of_another_expert(
         &mut self,
         segment: SegmentId,
-        bar: Bar,
+        filter: VictimFilter,
         actions: &mut Vec<Action>,
     ) -> Option<Slab> {
         let found = self.segment(segment).ok()?;
@@ -29,12 +29,16 @@ impl Cache {
         let is_expert = found.spec.kind == SegmentKind::Expert;
         let (used, end) = (self.arena.used(), self.arena.end());
         let full = used <= end && used + bytes > end;
-        if !is_expert || !full || self.config.policy != Policy::Belady || bar == Bar::All {
+        if !is_expert
+            || !full
+            || self.config.policy != Policy::PassAware
+            || filter == VictimFilter::Nothing
+        {
             return None;
         }
         let (farthest, first, _) = Victims::new(self, bytes).next(self)?;
-        let allowed = match bar {
-            Bar::FartherThan(least) => farthest > least,
+        let allowed = match filter {
+            VictimFilter::UsedAfter(least) => farthest > least,
             _ => true,
         };
         let first_is = self.segment(first).ok()?.spec.kind;
@@ -131,7 +135,7 @@ impl Cache {
             requests: 0,
             segments: 0,
         };
-        self.prefetch_within(segment, Bar::FartherThan(now), actions)
+        self.prefetch_within(segment, VictimFilter::UsedAfter(now), actions)
     }
 
     /// Begins an upload of the first absent expert of a model from an index on, into room that nobody has, unless too many uploads
@@ -145,11 +149,11 @@ impl Cache {
         let state = self.models.get(&model)?;
         let mut later = (from..).zip(state.segments.get(from as usize..)?);
         let absent = |found: &Segment| {
-            found.spec.kind == SegmentKind::Expert && found.state == Residency::Absent
+            found.spec.kind == SegmentKind::Expert && found.state == SegmentState::Absent
         };
         let (index, _) = later.find(|(_, found)| absent(found))?;
         let segment = SegmentId { model, index };
-        self.prefetch_within(segment, Bar::All, actions)
+        self.prefetch_within(segment, VictimFilter::Nothing, actions)
             .then_some(index)
     }
 }

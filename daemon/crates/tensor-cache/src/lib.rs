@@ -38,19 +38,19 @@ mod evict;
 mod experts;
 mod forecast;
 mod pins;
-mod replace;
+mod recycle;
 mod room;
 mod segment;
-mod spread;
 mod state;
 mod stats;
 mod status;
+mod stream_order;
 
 pub use cache::{Cache, CacheConfig};
 pub use error::Error;
 pub use segment::{
     Acquired, Action, BlockId, BlockKind, Cleared, EvictionCause, KeptBecause, ModelId, PassHint,
-    Policy, Residency, SegmentId, SegmentKind, SegmentSpec, SegmentStatus, SetBudget, Slab,
+    Policy, SegmentId, SegmentKind, SegmentSpec, SegmentState, SegmentStatus, SetBudget, Slab,
 };
 pub use stats::{Counters, Evictions, ModelStats, Stats, Usage};
 

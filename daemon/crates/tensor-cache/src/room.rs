@@ -16,22 +16,23 @@ use crate::evict::For;
 use crate::forecast::NextUse;
 use crate::state::{Model, Segment};
 use crate::{
-    Action, Cache, Error, EvictionCause, ModelId, Policy, Residency, SegmentId, SegmentKind, Slab,
+    Action, Cache, Error, EvictionCause, ModelId, Policy, SegmentId, SegmentKind, SegmentState,
+    Slab,
 };
 
 /// Which victims a request may claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bar {
+pub(crate) enum VictimFilter {
     /// Any that is evictable.
-    None,
+    Any,
     /// Only what is needed later than this.
-    FartherThan(NextUse),
+    UsedAfter(NextUse),
     /// Only what some pass has used (for LRU, which knows nothing of the future).
-    NotFresh,
+    AlreadyUsed,
     /// Only what belongs to another model than this one, of which no request runs.
-    Idle(ModelId),
+    OfIdleOther(ModelId),
     /// No victims.
-    All,
+    Nothing,
 }
 
 /// When the segments of one model are used next.
@@ -92,7 +93,7 @@ impl Cache {
         &mut self,
         bytes: u64,
         side: Side,
-        bar: Bar,
+        filter: VictimFilter,
         whose: For,
         actions: &mut Vec<Action>,
     ) -> Result<Slab, Error> {
@@ -109,7 +110,7 @@ impl Cache {
         {
             return Ok(slab);
         }
-        if let Some(plan) = self.choose(bytes, 0, side, bar) {
+        if let Some(plan) = self.choose(bytes, 0, side, filter) {
             let offset = plan.offset;
             self.commit(plan, whose, actions);
             return Ok(Slab { offset, bytes });
@@ -131,7 +132,7 @@ impl Cache {
     }
 
     /// Continues a shrink of the budget with what has been released since. Whether it is reached.
-    pub fn settle(&mut self, actions: &mut Vec<Action>) -> bool {
+    pub fn finish_shrink(&mut self, actions: &mut Vec<Action>) -> bool {
         if self.budget_reached() {
             return true;
         }
@@ -163,16 +164,17 @@ impl Cache {
                 .map(|found| (found.is_idle(), found.pinned))
                 .expect("it has a slab");
             if !idle
-                || self.segment(segment).map(|found| found.state) != Ok(Residency::Resident(slab))
+                || self.segment(segment).map(|found| found.state)
+                    != Ok(SegmentState::Resident(slab))
             {
                 continue;
             }
-            let bar = match self.config.policy {
-                _ if pinned => Bar::None,
-                Policy::Belady => Bar::FartherThan(self.next_use(segment)),
-                Policy::Lru => Bar::All,
+            let filter = match self.config.policy {
+                _ if pinned => VictimFilter::Any,
+                Policy::PassAware => VictimFilter::UsedAfter(self.next_use(segment)),
+                Policy::Lru => VictimFilter::Nothing,
             };
-            if let Some(plan) = self.choose(slab.bytes, slab.bytes, Side::High, bar) {
+            if let Some(plan) = self.choose(slab.bytes, slab.bytes, Side::High, filter) {
                 let to = Slab {
                     offset: plan.offset,
                     bytes: slab.bytes,
@@ -236,9 +238,9 @@ impl Cache {
         }
     }
 
-    /// The model that gives up segments of one size to itself, and that size; see [`crate::spread`]. There is one if no
+    /// The model that gives up segments of one size to itself, and that size; see [`crate::stream_order`]. There is one if no
     /// other one runs, and none will soon: what has to go at first to have those of one size missing must be worth it.
-    pub(crate) fn gives(&self) -> Option<(ModelId, u64)> {
+    pub(crate) fn streaming_size(&self) -> Option<(ModelId, u64)> {
         let mut running = self.models.iter().filter(|(_, model)| model.in_request);
         let (&id, model) = running.next().filter(|_| self.config.spread)?;
         let mut others = self.models.iter().filter(|(other, _)| **other != id);
@@ -247,7 +249,7 @@ impl Cache {
         if running.next().is_some() || !lasts {
             return None;
         }
-        let size = model.sizes.to_give(self.excess(model))?;
+        let size = model.sizes.pick_size(self.excess(model))?;
         Some((id, size))
     }
 
@@ -309,15 +311,21 @@ impl Cache {
 
     /// Decides how to make room for `bytes`, of which `credit` are in the ledger already, and leaves the arena
     /// without the victims; or leaves it as it was. Slides that are too expensive come last.
-    fn choose(&mut self, bytes: u64, credit: u64, side: Side, bar: Bar) -> Option<Plan> {
+    fn choose(
+        &mut self,
+        bytes: u64,
+        credit: u64,
+        side: Side,
+        filter: VictimFilter,
+    ) -> Option<Plan> {
         // Where the same segments come and go, moves are few, and what they join stays together.
-        let cheap = match self.gives() {
+        let cheap = match self.streaming_size() {
             Some(_) => u64::MAX,
             None => self.config.slide_max.saturating_mul(bytes),
         };
-        let plan = self.choose_within(bytes, credit, side, bar, cheap);
+        let plan = self.choose_within(bytes, credit, side, filter, cheap);
         if plan.is_none() && cheap < u64::MAX {
-            return self.choose_within(bytes, credit, side, bar, u64::MAX);
+            return self.choose_within(bytes, credit, side, filter, u64::MAX);
         }
         plan
     }
@@ -327,7 +335,7 @@ impl Cache {
         bytes: u64,
         credit: u64,
         side: Side,
-        bar: Bar,
+        filter: VictimFilter,
         slide_max: u64,
     ) -> Option<Plan> {
         let mut taken: Vec<(SegmentId, Slab)> = Vec::new();
@@ -338,16 +346,17 @@ impl Cache {
             }
             let victims = victims.get_or_insert_with(|| Victims::new(self, bytes));
             let allowed = loop {
-                let next = match bar {
-                    Bar::All => None,
+                let next = match filter {
+                    VictimFilter::Nothing => None,
                     _ => victims.next(self),
                 };
-                match (bar, next) {
+                match (filter, next) {
                     // Those behind it may be needed later: their order is that of their ranks.
-                    (Bar::FartherThan(least), Some((next_use, ..))) if next_use <= least => {}
-                    (Bar::Idle(than), Some((_, segment, _)))
+                    (VictimFilter::UsedAfter(least), Some((next_use, ..))) if next_use <= least => {
+                    }
+                    (VictimFilter::OfIdleOther(than), Some((_, segment, _)))
                         if segment.model == than || self.models[&segment.model].in_request => {}
-                    (Bar::NotFresh, Some((_, segment, _))) => {
+                    (VictimFilter::AlreadyUsed, Some((_, segment, _))) => {
                         break next
                             .filter(|_| self.segment(segment).is_ok_and(|found| !found.fresh));
                     }
@@ -417,7 +426,7 @@ impl Cache {
         self.arena.occupy(to, Tenant::Segment(segment));
         self.change(segment, |found| {
             assert!(found.is_idle(), "{segment} may not be moved");
-            found.state = Residency::Resident(to);
+            found.state = SegmentState::Resident(to);
         });
         self.count(segment.model, |counters| {
             counters.moves += 1;
@@ -446,7 +455,7 @@ impl Victims {
                 cache.recency.iter().map(|(segment, ())| *segment).collect(),
             );
         }
-        let gives = cache.gives();
+        let streaming = cache.streaming_size();
         let mut heap = Vec::new();
         let mut outlooks = Vec::new();
         for (&id, state) in cache
@@ -464,7 +473,7 @@ impl Victims {
                 }
             }
             if state.in_request {
-                let size = gives
+                let size = streaming
                     .filter(|(model, _)| *model == id)
                     .map(|(_, size)| size);
                 trade(&mut heap[first..], state, size, need);

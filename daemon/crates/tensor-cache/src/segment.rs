@@ -102,7 +102,7 @@ impl SegmentSpec {
 pub enum Policy {
     /// The resident segment whose next use is farthest, by what is known of passes and predicted of requests.
     #[default]
-    Belady,
+    PassAware,
     /// The least recently used segment. For comparison: over a cycle larger than the cache it never hits.
     Lru,
 }
@@ -217,7 +217,7 @@ pub struct PassHint {
 
 /// Where a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Residency {
+pub enum SegmentState {
     /// Not on the device.
     Absent,
     /// An upload is under way into this slab.
@@ -226,12 +226,12 @@ pub enum Residency {
     Resident(Slab),
 }
 
-impl Residency {
+impl SegmentState {
     /// The slab that it holds, whether or not it is complete.
     pub fn slab(&self) -> Option<Slab> {
         match *self {
-            Residency::Absent => None,
-            Residency::InFlight(slab) | Residency::Resident(slab) => Some(slab),
+            SegmentState::Absent => None,
+            SegmentState::InFlight(slab) | SegmentState::Resident(slab) => Some(slab),
         }
     }
 }
@@ -244,7 +244,7 @@ pub struct SegmentStatus {
     /// How it is used.
     pub kind: SegmentKind,
     /// Where it is.
-    pub residency: Residency,
+    pub residency: SegmentState,
     /// How many hold it now.
     pub refs: u32,
     /// Whether it may not be evicted.
@@ -277,7 +277,7 @@ pub struct Cleared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetBudget {
     /// Whether everything now lies inside the new budget. If not, the rest follows as segments and blocks are
-    /// released; call `settle` then.
+    /// released; call `finish_shrink` then.
     pub reached: bool,
     /// Bytes in the ledger now.
     pub used: u64,

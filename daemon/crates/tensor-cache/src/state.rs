@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use crate::forecast::{History, Score};
-use crate::spread::Sizes;
-use crate::{BlockKind, Counters, ModelId, Residency, SegmentSpec, Slab, Usage};
+use crate::stream_order::StreamOrder;
+use crate::{BlockKind, Counters, ModelId, SegmentSpec, SegmentState, Slab, Usage};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) spec: SegmentSpec,
     /// Length of its slab: `spec.bytes` rounded to the alignment.
     pub(crate) bytes: u64,
-    pub(crate) state: Residency,
+    pub(crate) state: SegmentState,
     pub(crate) refs: u32,
     pub(crate) pinned: bool,
     /// A prefetch uploaded it and no acquire has used it yet.
@@ -24,7 +24,7 @@ pub(crate) struct Segment {
 
 impl Segment {
     pub(crate) fn is_idle(&self) -> bool {
-        self.refs == 0 && matches!(self.state, Residency::Resident(_))
+        self.refs == 0 && matches!(self.state, SegmentState::Resident(_))
     }
 
     pub(crate) fn is_evictable(&self) -> bool {
@@ -37,7 +37,7 @@ pub(crate) struct Model {
     pub(crate) segments: Vec<Segment>,
     /// Indices of the segments that are not experts.
     pub(crate) ordered: Vec<u32>,
-    pub(crate) sizes: Sizes,
+    pub(crate) sizes: StreamOrder,
     /// Experts that hold a slab, the coldest first.
     pub(crate) experts: BTreeSet<(u64, u32)>,
     pub(crate) bytes: u64,
@@ -77,12 +77,12 @@ pub(crate) struct Block {
 pub(crate) fn tally(usage: &mut Usage, found: &Segment, sign: i64) {
     let add = |sum: &mut u64, value: u64| *sum = sum.wrapping_add_signed(sign * value as i64);
     match found.state {
-        Residency::Absent => {}
-        Residency::InFlight(_) => {
+        SegmentState::Absent => {}
+        SegmentState::InFlight(_) => {
             add(&mut usage.in_flight, found.bytes);
             add(&mut usage.segments_in_flight, 1);
         }
-        Residency::Resident(_) => {
+        SegmentState::Resident(_) => {
             add(&mut usage.resident, found.bytes);
             add(&mut usage.segments_resident, 1);
             if found.refs > 0 {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::arena::Tenant;
 use crate::state::{Model, Segment, tally};
 use crate::{
-    Cache, Error, ModelId, ModelStats, Policy, Residency, SegmentId, SegmentKind, SegmentStatus,
+    Cache, Error, ModelId, ModelStats, Policy, SegmentId, SegmentKind, SegmentState, SegmentStatus,
     Stats, Usage,
 };
 
@@ -76,7 +76,7 @@ impl Cache {
         let state = self.models.get(&model)?;
         let first = state.ordered.partition_point(|&index| index < from);
         let mut later = state.ordered[first..].iter().copied();
-        let absent = |index: &u32| state.segments[*index as usize].state == Residency::Absent;
+        let absent = |index: &u32| state.segments[*index as usize].state == SegmentState::Absent;
         let index = later.find(absent)?;
         Some(SegmentId { model, index })
     }
@@ -84,7 +84,7 @@ impl Cache {
     /// Whether a segment is resident.
     pub fn holds(&self, segment: SegmentId) -> bool {
         let found = self.segment(segment);
-        found.is_ok_and(|found| matches!(found.state, Residency::Resident(_)))
+        found.is_ok_and(|found| matches!(found.state, SegmentState::Resident(_)))
     }
 
     /// Whether the first `n` segments of a model are all resident.
@@ -94,7 +94,7 @@ impl Cache {
     pub fn is_resident(&self, model: ModelId, n: u32) -> Result<bool, Error> {
         let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
         let mut first = state.segments.iter().take(n as usize);
-        Ok(first.all(|found| matches!(found.state, Residency::Resident(_))))
+        Ok(first.all(|found| matches!(found.state, SegmentState::Resident(_))))
     }
 
     /// A number that is another one as soon as a segment of a model has come, gone or moved; 0 if it is not registered.
@@ -151,9 +151,9 @@ impl Cache {
                 let segment = SegmentId { model: id, index };
                 assert_eq!(
                     self.recency.contains(&segment),
-                    found.state != Residency::Absent
+                    found.state != SegmentState::Absent
                 );
-                if found.spec.kind == SegmentKind::Expert && found.state != Residency::Absent {
+                if found.spec.kind == SegmentKind::Expert && found.state != SegmentState::Absent {
                     experts.insert((found.score.key(), index));
                 }
             }

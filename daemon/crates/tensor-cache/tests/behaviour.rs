@@ -52,7 +52,7 @@ fn pass(cache: &mut Cache, model: ModelId, segments: u32, more: bool) -> Vec<u32
 
 #[test]
 fn a_cycle_larger_than_the_cache_hits_what_fits_under_belady_and_nothing_under_lru() {
-    for (policy, least, most) in [(Policy::Belady, 4, 5), (Policy::Lru, 0, 0)] {
+    for (policy, least, most) in [(Policy::PassAware, 4, 5), (Policy::Lru, 0, 0)] {
         let mut cache = cache(50);
         cache.set_policy(policy);
         cache.register(A, &ordered(&[10; 8])).unwrap();
@@ -75,7 +75,7 @@ fn an_idle_model_gives_up_its_tail_and_keeps_its_prefix() {
         .residency(A)
         .unwrap()
         .iter()
-        .map(|s| s.residency != Residency::Absent)
+        .map(|s| s.residency != SegmentState::Absent)
         .collect();
     assert_eq!(resident, [true, true, true, true, false, false]);
 }
@@ -99,7 +99,7 @@ fn what_a_request_waits_for_goes_after_what_was_used_later() {
     }
 }
 
-/// Sizes as in a Q4_K_M file of an 8B model, in MiB.
+/// StreamOrder as in a Q4_K_M file of an 8B model, in MiB.
 fn dense(layers: usize) -> Vec<u64> {
     let layer = |at: usize| if at.is_multiple_of(3) { 131 } else { 117 };
     [282]
@@ -159,7 +159,7 @@ fn a_room_that_is_handed_on_keeps_the_same_segments_resident_and_uploads_across_
             let hit = touch(&mut cache, segment(A, index), &mut actions);
             if !hit {
                 absent.push(index);
-                cache.replace(segment(A, index), &mut actions);
+                cache.recycle_slab(segment(A, index), &mut actions);
             }
         }
         cache.pass_end(A);
@@ -175,11 +175,11 @@ fn a_room_that_is_handed_on_keeps_the_same_segments_resident_and_uploads_across_
     let flying = cache.residency(A).unwrap();
     let flying = flying
         .iter()
-        .filter(|s| matches!(s.residency, Residency::InFlight(_)));
+        .filter(|s| matches!(s.residency, SegmentState::InFlight(_)));
     assert_eq!(flying.count(), 1, "between passes too");
     cache.request_end(A);
     assert!(
-        !missed[7].is_empty() && !cache.replace(segment(A, 1), &mut actions),
+        !missed[7].is_empty() && !cache.recycle_slab(segment(A, 1), &mut actions),
         "no pass is known to come"
     );
 }
@@ -319,7 +319,7 @@ fn a_shrink_moves_what_fits_below_and_evicts_the_rest() {
         .residency(A)
         .unwrap()
         .iter()
-        .map(|s| s.residency != Residency::Absent)
+        .map(|s| s.residency != SegmentState::Absent)
         .collect();
     assert_eq!(
         resident,
@@ -339,7 +339,9 @@ fn a_shrink_never_fails_what_runs_and_ends_when_that_does() {
     let held = cache.acquire(segment(A, 0), &mut actions).unwrap().slab();
     cache.uploaded(segment(A, 0));
     let said = cache.set_budget(30, &mut actions);
-    assert!(!said.reached && cache.residency(A).unwrap()[0].residency == Residency::Resident(held));
+    assert!(
+        !said.reached && cache.residency(A).unwrap()[0].residency == SegmentState::Resident(held)
+    );
     assert!(matches!(
         cache.acquire(segment(A, 1), &mut actions),
         Err(Error::NeverFits {
@@ -349,7 +351,7 @@ fn a_shrink_never_fails_what_runs_and_ends_when_that_does() {
         })
     ));
     cache.release(segment(A, 0));
-    assert!(cache.settle(&mut actions) && cache.stats().total.usage.total() == 0);
+    assert!(cache.finish_shrink(&mut actions) && cache.stats().total.usage.total() == 0);
 }
 
 #[test]
@@ -399,7 +401,7 @@ fn a_release_too_many_is_our_bug() {
     cache.release(segment(A, 0));
 }
 
-/// Sizes as the attention, gate with up, and down of a Q4_K_M file of an 8B model, in 100 kB.
+/// StreamOrder as the attention, gate with up, and down of a Q4_K_M file of an 8B model, in 100 kB.
 fn parts(layers: usize) -> Vec<u64> {
     let part = |at: usize| match at.is_multiple_of(2) {
         true => [236, 661, 330],
@@ -413,7 +415,7 @@ fn a_model_that_does_not_fit_gives_up_segments_of_one_size_that_lie_apart() {
     let sizes = parts(32);
     let total: u64 = sizes.iter().sum();
     for (percent, apart_max) in [(95, 9), (73, 7), (60, 7)] {
-        for hands_on in [true, false] {
+        for recycles_slab in [true, false] {
             let mut cache = Cache::new(CacheConfig {
                 align: 1,
                 ..CacheConfig::new(total * percent / 100)
@@ -432,14 +434,14 @@ fn a_model_that_does_not_fit_gives_up_segments_of_one_size_that_lie_apart() {
                     let id = segment(A, index);
                     if !touch(&mut cache, id, &mut actions) {
                         missed.push(index);
-                        if hands_on {
-                            cache.replace(id, &mut actions);
+                        if recycles_slab {
+                            cache.recycle_slab(id, &mut actions);
                         }
                     }
                 }
                 cache.pass_end(A);
             }
-            let what = format!("{percent} %, handed on: {hands_on}: {missed:?}");
+            let what = format!("{percent} %, handed on: {recycles_slab}: {missed:?}");
             let counters = cache.stats().total.counters;
             assert_eq!(counters.moves, before.moves, "{what}");
             let size = sizes[missed[0] as usize];
@@ -496,7 +498,10 @@ fn a_pinned_segment_whose_content_is_bad_goes_and_stays_pinned() {
     assert!(cache.spoiled(id, &mut actions));
     cache.assert_consistent();
     let status = cache.residency(A).unwrap()[0];
-    assert_eq!((status.residency, status.pinned), (Residency::Absent, true));
+    assert_eq!(
+        (status.residency, status.pinned),
+        (SegmentState::Absent, true)
+    );
     assert!(!touch(&mut cache, id, &mut actions), "it comes again");
 }
 
@@ -543,13 +548,13 @@ fn a_block_between_two_passes_takes_what_the_model_gives_up_anyway() {
             .reserve(BlockKind::Kv, Some(A), 1, &mut actions)
             .unwrap();
         let there = cache.residency(A).unwrap()[head as usize].residency;
-        assert_ne!(there, Residency::Absent, "540 went for want of 1");
+        assert_ne!(there, SegmentState::Absent, "540 went for want of 1");
     }
 }
 
 #[test]
 fn what_is_brought_for_later_takes_the_room_of_idle_models_alone() {
-    for policy in [Policy::Belady, Policy::Lru] {
+    for policy in [Policy::PassAware, Policy::Lru] {
         let mut cache = cache(50);
         cache.set_policy(policy);
         cache.register(A, &ordered(&[10; 3])).unwrap();

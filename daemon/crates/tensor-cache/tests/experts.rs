@@ -22,7 +22,7 @@ struct Did {
 
 /// A model whose layers have experts of two sizes, in a budget of half of it.
 fn half() -> (Cache, u64) {
-    half_by(Policy::Belady)
+    half_by(Policy::PassAware)
 }
 
 fn half_by(policy: Policy) -> (Cache, u64) {
@@ -121,7 +121,7 @@ fn what_was_used_without_being_brought_counts_as_used() {
 
 #[test]
 fn an_expert_that_nobody_asked_for_evicts_nothing() {
-    for policy in [Policy::Belady, Policy::Lru] {
+    for policy in [Policy::PassAware, Policy::Lru] {
         let (mut cache, _) = half_by(policy);
         let mut few = |_: u32| vec![3, 5, 8];
         pass(&mut cache, &mut Did::default(), &mut few);

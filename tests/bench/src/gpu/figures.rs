@@ -69,7 +69,7 @@ pub(crate) fn run(bench: &mut Bench, check: &mut Check) -> Result<()> {
 /// The decode of another model.
 fn other(bench: &mut Bench, kind: Kind, rates: Rates) -> Result<()> {
     let path = bench.models.get(kind, 1)?;
-    let mut session = Session::start(bench.device, None, Policy::Belady, None)?;
+    let mut session = Session::start(bench.device, None, Policy::PassAware, None)?;
     let (model, _) = session.load("other", &path)?;
     let decode = decode(bench, &mut session, &model)?;
     let weights = session.resident_bytes("other") as f64;
@@ -188,7 +188,7 @@ fn prefill_row(
 fn whole(bench: &mut Bench, path: &Path, rates: Rates) -> Result<u64> {
     let plan = bench.plan.clone();
     let name = title(plan.main);
-    let mut session = Session::start(bench.device, None, Policy::Belady, None)?;
+    let mut session = Session::start(bench.device, None, Policy::PassAware, None)?;
     let allocations = session.engine.snapshot().device.allocations;
     let (model, _) = session.load("main", path)?;
     // Kernels that were never compiled on this machine are compiled here, those of short prompts too.
@@ -274,7 +274,7 @@ fn first(bench: &mut Bench, path: &Path, weights: u64, rates: Rates) -> Result<(
 
 /// A budget that does not run the model is raised to what does; the figures say how much of the model it is.
 fn least_budget(bench: &Bench, path: &Path) -> Result<u64> {
-    let mut session = Session::start(bench.device, None, Policy::Belady, None)?;
+    let mut session = Session::start(bench.device, None, Policy::PassAware, None)?;
     let (model, _) = session.load("main", path)?;
     let fixed = session.engine.snapshot().cache.resident_bytes;
     let prompt = *bench.plan.prefills.iter().min().context("no prompts")?;

@@ -38,7 +38,7 @@ pub(crate) struct First {
 /// The model does not load or run.
 pub(crate) fn child(options: &Options) -> Result<()> {
     let begin = Instant::now();
-    let mut session = Session::start(options.device, None, Policy::Belady, None)?;
+    let mut session = Session::start(options.device, None, Policy::PassAware, None)?;
     let start_ms = begin.elapsed().as_secs_f64() * 1e3;
     let (model, load) = session.load("first", &options.model)?;
     let summary = session.generate(&model, 4, 1)?;

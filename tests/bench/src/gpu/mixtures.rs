@@ -52,7 +52,7 @@ fn one(bench: &mut Bench, kind: Kind) -> Result<()> {
     let (path, name) = (bench.models.get(kind, 1)?, title(kind));
     let goal = |goal: Goal| plan.judges(kind).then_some(goal);
 
-    let mut session = Session::start(bench.device, None, Policy::Belady, None)?;
+    let mut session = Session::start(bench.device, None, Policy::PassAware, None)?;
     let (model, _) = session.load("main", &path)?;
     // Kernels that were never compiled on this machine are compiled here.
     session.generate(&model, 4, 8)?;

@@ -76,7 +76,7 @@ pub(crate) fn name(bench: &Bench, rounds: u32) -> String {
 /// A round fails.
 pub(crate) fn run(bench: &Bench, rounds: u32, check: &mut Check) -> Result<()> {
     let path = bench.models.get(bench.plan.small, 1)?;
-    let mut session = Session::start(bench.device, None, Policy::Belady, None)?;
+    let mut session = Session::start(bench.device, None, Policy::PassAware, None)?;
     for _ in 0..WARM_UP.min(rounds) {
         round(&mut session, &path)?;
     }

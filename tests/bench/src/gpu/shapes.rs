@@ -43,7 +43,7 @@ pub(crate) fn run_all(bench: &mut Bench) -> Vec<Check> {
 fn speeds(bench: &mut Bench, kind: Kind) -> Result<()> {
     let plan = bench.plan.clone();
     let (path, name) = (bench.models.get(kind, 1)?, title(kind));
-    let mut session = Session::start(bench.device, None, Policy::Belady, None)?;
+    let mut session = Session::start(bench.device, None, Policy::PassAware, None)?;
     let (model, _) = session.load("main", &path)?;
     // Kernels that were never compiled on this machine are compiled here.
     session.generate(&model, 4, 8)?;
@@ -80,8 +80,8 @@ fn speeds(bench: &mut Bench, kind: Kind) -> Result<()> {
 
 fn scores(bench: &Bench, kind: Kind, check: &mut Check) -> Result<()> {
     let path = bench.models.get(kind, 1)?;
-    let host = Session::start(DeviceArg::Host, None, Policy::Belady, None)?;
-    let device = Session::start(bench.device, None, Policy::Belady, None)?;
+    let host = Session::start(DeviceArg::Host, None, Policy::PassAware, None)?;
+    let device = Session::start(bench.device, None, Policy::PassAware, None)?;
     let on_host = host.load("scored", &path)?.0;
     let on_device = device.load("scored", &path)?.0;
     let mut rng = StdRng::seed_from_u64(bench.seed);

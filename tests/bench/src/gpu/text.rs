@@ -315,8 +315,8 @@ fn smallest(
 /// Random prompts to a random model, whose likeliest tokens lie close together.
 fn random(bench: &Bench, check: &mut Check) -> Result<()> {
     let path = bench.models.get(bench.plan.small, 1)?;
-    let host = Session::start(DeviceArg::Host, None, Policy::Belady, None)?;
-    let device = Session::start(bench.device, None, Policy::Belady, None)?;
+    let host = Session::start(DeviceArg::Host, None, Policy::PassAware, None)?;
+    let device = Session::start(bench.device, None, Policy::PassAware, None)?;
     let texts = Texts {
         host: &host,
         device: &device,

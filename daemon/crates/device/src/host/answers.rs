@@ -20,7 +20,9 @@ use super::products::Item;
 use super::store::{Key, Store};
 use super::{HostConfig, HostDevice};
 use crate::error::Error;
-use crate::{Batch, Bound, BoundStep, Device, Role, Scratch, SegmentLayout, TensorDesc, Upload};
+use crate::{
+    Batch, BoundStep, Device, Role, Scratch, SegmentBinding, SegmentLayout, TensorDesc, Upload,
+};
 
 /// Bytes of weights that are brought into the kernels' form at a time: what stays in a core's own cache.
 const PIECE_BYTES: usize = 128 << 10;
@@ -139,8 +141,8 @@ impl Answers {
         let mut end = base + layout.bytes + self.host.workspace_bytes(layout);
         // Each of the others gets a range of addresses as if it were resident; only its vectors take memory of it.
         let mut step = step.clone();
-        let mut placed: Vec<Bound<'_>> = Vec::new();
-        let weights: Vec<&mut Bound<'_>> = match &mut step {
+        let mut placed: Vec<SegmentBinding<'_>> = Vec::new();
+        let weights: Vec<&mut SegmentBinding<'_>> = match &mut step {
             BoundStep::Run { weights, .. } => weights.iter_mut().collect(),
             BoundStep::Experts { experts, .. } => {
                 experts.iter_mut().map(|e| &mut e.weights).collect()
@@ -285,7 +287,11 @@ impl Answers {
         self.host.read(Scratch { layout, base }, buf, rows)
     }
 
-    fn bring_vectors(&mut self, file: &MappedFile, weights: &Bound<'_>) -> Result<(), Error> {
+    fn bring_vectors(
+        &mut self,
+        file: &MappedFile,
+        weights: &SegmentBinding<'_>,
+    ) -> Result<(), Error> {
         let tensors = weights.layout.tensors.iter();
         for tensor in tensors.filter(|t| t.desc.role == Role::Vector) {
             let desc = &tensor.desc;

@@ -16,13 +16,13 @@ use rocmforge_ops::{ExpertFfn, TensorIndex};
 
 use super::HostDevice;
 use super::products::{Item, form_of, run_all, run_all_beside};
-use super::run::{On, OpContext, share};
+use super::run::{OpBuffers, OpContext, share};
 use crate::error::Error;
 use crate::{Batch, BoundExpert, Scratch};
 
 /// An expert that rows are routed to.
 struct Busy<'a> {
-    on: On<'a>,
+    on: OpContext<'a>,
     first_tensor: usize,
     /// Its rows among those sorted by expert.
     rows: Range<usize>,
@@ -73,19 +73,19 @@ fn compute(
     own: &mut dyn FnMut(),
     (inputs, results): (&mut Vec<Activations>, &mut Vec<f32>),
 ) -> Result<(), Error> {
-    let context = |weights| OpContext {
+    let context = |weights| OpBuffers {
         weights,
         scratch,
         rows: batch.counts(),
     };
     let plain = context(None);
-    let on = plain.on(device);
+    let on = plain.with_device(device);
     let (pool, simd) = (&device.pool, device.simd);
     let n_used = ffn.n_used as usize;
     let ids = on.rows(ffn.ids);
     // Routed rows by expert, in their own order within one.
     let mut order: Vec<usize> = Vec::new();
-    let contexts: Vec<OpContext<'_>> = experts.iter().map(|e| context(Some(e.weights))).collect();
+    let contexts: Vec<OpBuffers<'_>> = experts.iter().map(|e| context(Some(e.weights))).collect();
     let mut busy: Vec<Busy<'_>> = Vec::new();
     for (expert, context) in experts.iter().zip(&contexts) {
         let first = order.len();
@@ -98,7 +98,7 @@ fn compute(
         );
         if order.len() > first {
             busy.push(Busy {
-                on: context.on(device),
+                on: context.with_device(device),
                 first_tensor: expert.first_tensor,
                 rows: first..order.len(),
             });

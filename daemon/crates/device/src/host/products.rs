@@ -17,7 +17,7 @@ use rocmforge_ops::{Buf, Product, TensorIndex};
 
 use super::HostDevice;
 use super::answers::multiply_from_file;
-use super::run::{OpContext, share};
+use super::run::{OpBuffers, share};
 use crate::TensorDesc;
 use crate::error::Error;
 
@@ -137,7 +137,7 @@ pub(super) fn multiply(
     device: &mut HostDevice,
     x: Buf,
     products: &[Product],
-    context: &OpContext<'_>,
+    context: &OpBuffers<'_>,
 ) -> Result<(), Error> {
     let mut activations = std::mem::take(&mut device.activations);
     let done = with_activations(device, x, products, context, &mut activations);
@@ -149,10 +149,10 @@ fn with_activations(
     device: &HostDevice,
     x: Buf,
     products: &[Product],
-    context: &OpContext<'_>,
+    context: &OpBuffers<'_>,
     activations: &mut Activations,
 ) -> Result<(), Error> {
-    let on = context.on(device);
+    let on = context.with_device(device);
     let isa = device.isa;
     let matrices: Vec<PackedMatrix> = products
         .iter()
@@ -204,9 +204,9 @@ pub(super) fn multiply_heads(
     n_head: u32,
     weight: TensorIndex,
     out: Buf,
-    context: &OpContext<'_>,
+    context: &OpBuffers<'_>,
 ) -> Result<(), Error> {
-    let on = context.on(device);
+    let on = context.with_device(device);
     let (isa, pool, n_head) = (device.isa, &device.pool, n_head as usize);
     let tokens = on.count(x);
     if tokens == 0 {

@@ -8,11 +8,11 @@ use rocmforge_kernels::host::ops::{
 };
 use rocmforge_ops::Op;
 
-use super::run::On;
+use super::run::OpContext;
 use crate::{Batch, Span};
 
 /// Runs an operation with a state.
-pub(super) fn run(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
+pub(super) fn run(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
     let (pool, simd) = (&on.device.pool, on.device.simd);
     match op {
         Op::Conv {
@@ -134,7 +134,7 @@ impl Call {
 /// Calls `f` with the spans' states of one operation, `len` elements from `first` on, in calls of which none has a span that
 /// goes on from another one of it.
 fn each_call(
-    on: &On<'_>,
+    on: &OpContext<'_>,
     batch: &Batch<'_>,
     (first, len): (u64, usize),
     mut f: impl FnMut(Call, &mut [StateSpan<'_>]),
@@ -159,7 +159,7 @@ fn each_call(
 }
 
 /// A span's state of one operation where it is to be left: zero where the span begins its sequence.
-fn state<'a>(on: &On<'a>, span: &Span<'_>, at: u64, len: usize) -> &'a mut [f32] {
+fn state<'a>(on: &OpContext<'a>, span: &Span<'_>, at: u64, len: usize) -> &'a mut [f32] {
     let arena = &on.device.arena;
     let state = arena.floats_mut(span.state_out + at, len);
     if span.first_position == 0 {

@@ -11,7 +11,7 @@ use rocmforge_ops::{
 use super::products::Weights;
 use super::{HostDevice, products, recurrent};
 use crate::error::Error;
-use crate::{Batch, Bound, NO_PAGE, Placed, Scratch};
+use crate::{Batch, NO_PAGE, PlacedTensor, Scratch, SegmentBinding};
 
 /// Elements that one share of a row-wise operation should have, so that handing it out costs nothing beside it.
 const SHARE_ELEMENTS: usize = 16 << 10;
@@ -25,11 +25,11 @@ pub(super) fn share(width: usize) -> usize {
 pub(super) fn run(
     device: &mut HostDevice,
     op: &Op,
-    weights: Option<Bound<'_>>,
+    weights: Option<SegmentBinding<'_>>,
     scratch: Scratch<'_>,
     batch: &Batch<'_>,
 ) -> Result<(), Error> {
-    let context = OpContext {
+    let context = OpBuffers {
         weights,
         scratch,
         rows: batch.counts(),
@@ -44,13 +44,13 @@ pub(super) fn run(
             out,
         } => products::multiply_heads(device, *x, *n_head, *weight, *out, &context),
         _ => {
-            rows_op(&context.on(device), op, batch);
+            rows_op(&context.with_device(device), op, batch);
             Ok(())
         }
     }
 }
 
-fn rows_op(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
+fn rows_op(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
     let simd = on.device.simd;
     match op {
         Op::RmsNorm {
@@ -244,15 +244,15 @@ fn rows_op(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
 
 /// What an operation works on, but for the device.
 #[derive(Clone, Copy)]
-pub(super) struct OpContext<'a> {
-    pub(super) weights: Option<Bound<'a>>,
+pub(super) struct OpBuffers<'a> {
+    pub(super) weights: Option<SegmentBinding<'a>>,
     pub(super) scratch: Scratch<'a>,
     pub(super) rows: RowCounts,
 }
 
-impl<'a> OpContext<'a> {
-    pub(super) fn on(&self, device: &'a HostDevice) -> On<'a> {
-        On {
+impl<'a> OpBuffers<'a> {
+    pub(super) fn with_device(&self, device: &'a HostDevice) -> OpContext<'a> {
+        OpContext {
             device,
             context: *self,
         }
@@ -310,12 +310,12 @@ impl<'a> OpContext<'a> {
 
 /// What an operation works on.
 #[derive(Clone, Copy)]
-pub(super) struct On<'a> {
+pub(super) struct OpContext<'a> {
     pub(super) device: &'a HostDevice,
-    context: OpContext<'a>,
+    context: OpBuffers<'a>,
 }
 
-impl<'a> On<'a> {
+impl<'a> OpContext<'a> {
     fn placed(&self, buf: Buf) -> &'a rocmforge_ops::buf::PlacedBuf {
         &self.context.scratch.layout.bufs[usize::from(buf.0)]
     }
@@ -337,7 +337,7 @@ impl<'a> On<'a> {
         self.device.arena.floats(self.at(buf), elements)
     }
 
-    /// The buffers of one operation lie apart ([`OpContext::assert_apart`]), so the views do not overlap.
+    /// The buffers of one operation lie apart ([`OpBuffers::assert_apart`]), so the views do not overlap.
     pub(super) fn rows_mut(&self, buf: Buf) -> &'a mut [f32] {
         let elements = self.count(buf) * self.width(buf);
         self.device.arena.floats_mut(self.at(buf), elements)
@@ -351,13 +351,13 @@ impl<'a> On<'a> {
             .run_rows(self.rows_mut(buf), width, share(width), f);
     }
 
-    fn bound(&self) -> Bound<'a> {
+    fn bound(&self) -> SegmentBinding<'a> {
         self.context
             .weights
             .expect("an operation that names a tensor runs with a segment")
     }
 
-    pub(super) fn tensor(&self, tensor: TensorIndex) -> &'a Placed {
+    pub(super) fn tensor(&self, tensor: TensorIndex) -> &'a PlacedTensor {
         &self.bound().layout.tensors[tensor]
     }
 
@@ -384,7 +384,7 @@ impl<'a> On<'a> {
 
 /// Norms the heads of each row, where a norm is given, and rotates them, where a rotation is.
 fn rotate(
-    on: &On<'_>,
+    on: &OpContext<'_>,
     x: Buf,
     (n_head, head_dim): (u32, u32),
     norm: Option<(TensorIndex, f32)>,
@@ -418,7 +418,7 @@ fn rotate(
 
 /// Appends the rows' keys and values to their sequences' pages, each page's by one thread: a key goes to a cache line an
 /// element.
-fn append(on: &On<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>) {
+fn append(on: &OpContext<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>) {
     /// Rows that follow each other, and the first one's place in their page.
     struct Rows {
         page: u64,
@@ -463,7 +463,7 @@ fn append(on: &On<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>) {
 }
 
 /// Attention of each span over its sequence's pages.
-fn attend(on: &On<'_>, op: &Op, batch: &Batch<'_>) {
+fn attend(on: &OpContext<'_>, op: &Op, batch: &Batch<'_>) {
     let Op::Attention {
         q,
         out,

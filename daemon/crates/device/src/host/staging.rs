@@ -18,7 +18,7 @@ use rocmforge_kernels::host::{Error as KernelError, Isa, Pool, reference};
 
 use crate::error::Error;
 use crate::progress::Progress;
-use crate::segment::Placed;
+use crate::segment::PlacedTensor;
 use crate::{Role, Upload, UploadTicket};
 
 use super::arena::Arena;
@@ -75,7 +75,7 @@ impl Job {
 
     fn bring_matrix(
         &self,
-        placed: &Placed,
+        placed: &PlacedTensor,
         piece: &Piece,
         at: u64,
         shared: &Shared,
@@ -91,7 +91,7 @@ impl Job {
 
     fn bring_vector(
         &self,
-        placed: &Placed,
+        placed: &PlacedTensor,
         at: u64,
         shared: &Shared,
     ) -> Result<Result<(), KernelError>, Error> {
@@ -112,7 +112,7 @@ impl Job {
 
     fn read<R>(
         &self,
-        placed: &Placed,
+        placed: &PlacedTensor,
         range: Range<usize>,
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<R, Error> {

@@ -22,8 +22,8 @@ pub(crate) fn open(fake: &Fake, capacity: u64, free: u64, registration_trial: bo
     };
     let mut device = GpuDevice::open(config, Box::new(ImageFolder(fake.images()))).unwrap();
     device.set_capacity(capacity).unwrap();
-    let fixed = device.fixed_bytes(capacity);
+    let fixed = device.reserve_bytes(capacity);
     assert!(fixed <= free);
-    device.set_fixed(0, fixed).unwrap();
+    device.set_reserve(0, fixed).unwrap();
     device
 }

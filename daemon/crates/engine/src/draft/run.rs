@@ -9,7 +9,7 @@ use rocmforge_ops::RowCounts;
 use super::{Ahead, FEW_ROWS, Run};
 use crate::actor::Engine;
 use crate::api::RequestCacheUse;
-use crate::embed;
+use crate::embedding_rows;
 use crate::error::Error;
 use crate::member::Member;
 use crate::pass::{self, Interest, Pass, RowOutput};
@@ -168,14 +168,14 @@ impl Engine {
             // Drafts that turn out wrong are written over: what is read from their place on stays.
             let from = of.memory.past;
             let pages = &mut of.memory.pages;
-            pages.prepare(&mut self.residency, id, plan, from, end)?;
+            pages.prepare(&mut self.store, id, plan, from, end)?;
         }
 
         // Rotations and inputs.
         let entry = self.models.iter_mut().find(|e| e.id == id);
         let entry = entry.ok_or_else(|| internal("a draft model that is not registered"))?;
         if entry.rope.is_empty() {
-            let _waiting = self.residency.files.begin(loaded.name(), loaded.path());
+            let _waiting = self.store.files.begin(loaded.name(), loaded.path());
             let tables = plan.ropes.iter();
             let tables = tables.map(|spec| crate::step::rope_table(loaded, spec));
             entry.rope = tables.collect::<Result<_, _>>()?;
@@ -195,9 +195,9 @@ impl Engine {
             self.ids.extend_from_slice(&of.ids);
         }
         self.inputs.resize_with(plan.inputs.len(), Vec::new);
-        let waiting = self.residency.files.begin(loaded.name(), loaded.path());
+        let waiting = self.store.files.begin(loaded.name(), loaded.path());
         for (input, rows) in plan.inputs.iter().zip(&mut self.inputs) {
-            embed::rows(loaded, &input.table, &self.ids, rows)?;
+            embedding_rows::rows(loaded, &input.table, &self.ids, rows)?;
         }
         drop(waiting);
 
@@ -247,7 +247,7 @@ impl Engine {
             tokens: n_tokens as u64,
             outputs: outputs_at_a_time as u64,
         });
-        let bytes = layout.bytes + self.residency.device.workspace_bytes(&layout);
+        let bytes = layout.bytes + self.store.device.workspace_bytes(&layout);
         let (block, has) = self.scratch.ok_or_else(|| internal("a pass has scratch"))?;
         if bytes > has {
             return Err(internal(
@@ -264,7 +264,7 @@ impl Engine {
             hidden: &[],
             more,
             scratch: &layout,
-            scratch_at: self.residency.cache.block(block).offset,
+            scratch_at: self.store.cache.block(block).offset,
             prefetch: self.prefetch,
             interest: Interest::Best,
         };
@@ -274,15 +274,8 @@ impl Engine {
             found.push(best_of(&output));
             Ok(())
         };
-        let residency = &mut self.residency;
-        pass::run(
-            residency,
-            &pass,
-            &self.inputs,
-            &mut counts,
-            &|| None,
-            &mut sink,
-        )?;
+        let store = &mut self.store;
+        pass::run(store, &pass, &self.inputs, &mut counts, &|| None, &mut sink)?;
         drop(spans);
         drop(pages);
         if what == For::Drafts {

@@ -27,8 +27,8 @@ fn kept(n: usize) -> Absent {
     }
 }
 
-fn link(upload_bytes_per_s: f64) -> Option<Pace> {
-    Some(Pace {
+fn link(upload_bytes_per_s: f64) -> Option<Throughput> {
+    Some(Throughput {
         computed_bytes_per_s: 1e12,
         upload_bytes_per_s,
         ahead_bytes: 1 << 20,

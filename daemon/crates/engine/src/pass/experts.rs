@@ -1,37 +1,37 @@
 //! A layer's experts in a pass: which ones its rows are routed to, and how those that are absent come.
 
-use rocmforge_device::{Bound, BoundExpert, BoundStep, ExpertFfn};
+use rocmforge_device::{BoundExpert, BoundStep, ExpertFfn, SegmentBinding};
 use rocmforge_ops::Step;
 use rocmforge_tensor_cache::Slab;
 
 use super::{Pass, Run, batch, id, scratch};
 use crate::error::Error;
-use crate::residency::Residency;
+use crate::weight_store::WeightStore;
 
 impl Run<'_, '_> {
     /// Runs the experts that rows are routed to: those that are there first, then the others as they come, some at a time.
     pub(super) fn experts(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         step: ExpertStep,
         ffn: &ExpertFfn,
     ) -> Result<(), Error> {
         let pass = self.pass;
         // Read at once, before the card is given more to do.
-        let (ids, x) = match residency.is_offloaded(pass) {
-            true => residency.rows_of_both(pass, [ffn.ids, ffn.x])?.into(),
-            false => (residency.rows_of(pass, ffn.ids, pass.n_tokens)?, Vec::new()),
+        let (ids, x) = match store.is_offloaded(pass) {
+            true => store.rows_of_both(pass, [ffn.ids, ffn.x])?.into(),
+            false => (store.rows_of(pass, ffn.ids, pass.n_tokens)?, Vec::new()),
         };
         let wanted = wanted(&ids, step.n_expert)?;
-        residency.collect();
+        store.collect();
         let mut segments: Vec<u32> = wanted.iter().map(|&e| step.segment_of(e)).collect();
         segments.dedup();
         let (there, mut absent): (Vec<u32>, Vec<u32>) = segments
             .into_iter()
-            .partition(|&s| residency.cache.holds(id(pass, s)));
-        residency.order_absent(pass, &mut absent);
+            .partition(|&s| store.cache.holds(id(pass, s)));
+        store.order_absent(pass, &mut absent);
         let all_there = absent.is_empty();
-        let answered = residency.for_the_host(pass, &absent, wanted.len());
+        let answered = store.for_the_host(pass, &absent, wanted.len());
         let answered = absent.split_off(absent.len() - answered);
         let mut pending = absent.as_slice();
         // The link is to work while the host does.
@@ -44,19 +44,18 @@ impl Run<'_, '_> {
             let of = |s: u32| step.experts_of(s).map(move |e| (e, s));
             let experts: Vec<(u32, u32)> = answered.iter().copied().flat_map(of).collect();
             // The link begins before the rows are made ready for the host.
-            let (held, outcome) = self.hold(residency, &mut there.as_slice());
-            let outcome = outcome.and_then(|()| begin(residency, pass, ahead));
-            let mut others =
-                |residency: &mut Residency| run_held(residency, pass, step, ffn, &held);
+            let (held, outcome) = self.hold(store, &mut there.as_slice());
+            let outcome = outcome.and_then(|()| begin(store, pass, ahead));
+            let mut others = |store: &mut WeightStore| run_held(store, pass, step, ffn, &held);
             let outcome = outcome.and_then(|()| {
-                residency.experts_on_host(pass, ffn, step, &experts, (&x, &ids), &mut others)
+                store.experts_on_host(pass, ffn, step, &experts, (&x, &ids), &mut others)
             });
-            let_go(residency, pass, &held);
+            let_go(store, pass, &held);
             let bytes = outcome?;
             self.counts.misses += answered.len() as u64;
             self.counts.host_bytes += bytes;
         } else if !there.is_empty() {
-            self.some_experts(residency, step, ffn, &mut there.as_slice(), ahead)?;
+            self.some_experts(store, step, ffn, &mut there.as_slice(), ahead)?;
         }
         while !pending.is_empty() {
             if let Some(error) = (self.ended)() {
@@ -65,17 +64,17 @@ impl Run<'_, '_> {
             let n = (window / 2).max(1).min(pending.len());
             let (mut now, later) = pending.split_at(n);
             let ahead = &later[..window.min(later.len())];
-            self.some_experts(residency, step, ffn, &mut now, ahead)?;
+            self.some_experts(store, step, ffn, &mut now, ahead)?;
             // What there was no room for beside the others of `now`.
             pending = &pending[n - now.len()..];
         }
         let nearly_all =
             pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize;
-        if nearly_all && !residency.is_offloaded(pass) {
-            self.next_layer(residency, step.first_segment, window)?;
+        if nearly_all && !store.is_offloaded(pass) {
+            self.next_layer(store, step.first_segment, window)?;
         } else if all_there {
             // Nobody waits for the link.
-            self.spare_from = residency.bring_spare_experts(pass.model, self.spare_from)?;
+            self.spare_from = store.bring_spare_experts(pass.model, self.spare_from)?;
         }
         Ok(())
     }
@@ -84,18 +83,18 @@ impl Run<'_, '_> {
     /// `now` those that it did not come to.
     fn some_experts(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         step: ExpertStep,
         ffn: &ExpertFfn,
         now: &mut &[u32],
         ahead: &[u32],
     ) -> Result<(), Error> {
         let pass = self.pass;
-        let (held, outcome) = self.hold(residency, now);
+        let (held, outcome) = self.hold(store, now);
         let ran = outcome
-            .and_then(|()| begin(residency, pass, ahead))
-            .and_then(|()| run_held(residency, pass, step, ffn, &held));
-        let_go(residency, pass, &held);
+            .and_then(|()| begin(store, pass, ahead))
+            .and_then(|()| run_held(store, pass, step, ffn, &held));
+        let_go(store, pass, &held);
         ran
     }
 
@@ -103,12 +102,12 @@ impl Run<'_, '_> {
     /// room for none.
     fn hold(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         now: &mut &[u32],
     ) -> (Vec<(u32, Slab)>, Result<(), Error>) {
         let mut held: Vec<(u32, Slab)> = Vec::new();
         while let Some((&segment, rest)) = now.split_first() {
-            match residency.acquire(id(self.pass, segment), self.counts) {
+            match store.acquire(id(self.pass, segment), self.counts) {
                 Ok(slab) => held.push((segment, slab)),
                 Err(error) if held.is_empty() => return (held, Err(error)),
                 // What is held may be all that there is room for.
@@ -122,7 +121,7 @@ impl Run<'_, '_> {
     /// Begins uploads of experts of the next layer that has some: a pass of many rows will need nearly all.
     fn next_layer(
         &mut self,
-        residency: &mut Residency,
+        store: &mut WeightStore,
         first_segment: u32,
         uploads: usize,
     ) -> Result<(), Error> {
@@ -133,11 +132,11 @@ impl Run<'_, '_> {
         };
         let n_segments = next.n_expert.div_ceil(next.per_segment);
         let segments = next.first_segment..next.first_segment + n_segments;
-        let absent = segments.filter(|&s| !residency.cache.holds(id(pass, s)));
+        let absent = segments.filter(|&s| !store.cache.holds(id(pass, s)));
         let first: Vec<u32> = absent.take(uploads).collect();
         first
             .into_iter()
-            .try_for_each(|s| residency.start_needed(id(pass, s)))
+            .try_for_each(|s| store.start_needed(id(pass, s)))
     }
 }
 
@@ -191,14 +190,14 @@ fn wanted(ids: &[f32], n_expert: u32) -> Result<Vec<u32>, Error> {
 }
 
 /// Begins uploads of segments that the pass comes to.
-fn begin(residency: &mut Residency, pass: &Pass<'_>, ahead: &[u32]) -> Result<(), Error> {
+fn begin(store: &mut WeightStore, pass: &Pass<'_>, ahead: &[u32]) -> Result<(), Error> {
     let mut ahead = ahead.iter();
-    ahead.try_for_each(|&next| residency.start_needed(id(pass, next)))
+    ahead.try_for_each(|&next| store.start_needed(id(pass, next)))
 }
 
 /// Runs the experts of segments that are held.
 fn run_held(
-    residency: &mut Residency,
+    store: &mut WeightStore,
     pass: &Pass<'_>,
     step: ExpertStep,
     ffn: &ExpertFfn,
@@ -215,28 +214,28 @@ fn run_held(
             experts.map(move |e| (e, segment, slab, (e - first) * ffn.n_tensors))
         })
         .collect();
-    run_experts(residency, pass, ffn, &experts)
+    run_experts(store, pass, ffn, &experts)
 }
 
 /// Gives segments back that were held.
-fn let_go(residency: &mut Residency, pass: &Pass<'_>, held: &[(u32, Slab)]) {
+fn let_go(store: &mut WeightStore, pass: &Pass<'_>, held: &[(u32, Slab)]) {
     for &(segment, _) in held {
-        residency.release(id(pass, segment));
+        store.release(id(pass, segment));
     }
 }
 
 fn run_experts(
-    residency: &mut Residency,
+    store: &mut WeightStore,
     pass: &Pass<'_>,
     ffn: &ExpertFfn,
     experts: &[(u32, u32, Slab, u32)],
 ) -> Result<(), Error> {
-    let (device, layouts) = residency.device_and_layouts(pass.model);
+    let (device, layouts) = store.device_and_layouts(pass.model);
     let experts = experts
         .iter()
         .map(|&(expert, segment, slab, first_tensor)| BoundExpert {
             expert,
-            weights: Bound {
+            weights: SegmentBinding {
                 layout: &layouts[segment as usize],
                 slab: slab.offset,
             },
@@ -245,5 +244,5 @@ fn run_experts(
         .collect();
     let step = BoundStep::Experts { ffn, experts };
     let ran = device.run(&step, scratch(pass), &batch(pass, &[]));
-    ran.map_err(|e| residency.device_error(Some(pass.model), e))
+    ran.map_err(|e| store.device_error(Some(pass.model), e))
 }

@@ -113,7 +113,7 @@ impl Outcome {
 struct Seg {
     bytes: u64,
     kind: SegmentKind,
-    state: Residency,
+    state: SegmentState,
     refs: u32,
     pinned: bool,
     /// Prefetched and not used since.
@@ -127,7 +127,7 @@ impl Seg {
     }
 
     fn evictable(&self) -> bool {
-        matches!(self.state, Residency::Resident(_)) && self.refs == 0 && !self.pinned
+        matches!(self.state, SegmentState::Resident(_)) && self.refs == 0 && !self.pinned
     }
 }
 
@@ -184,7 +184,7 @@ impl World {
             budget,
             used_max: budget / ALIGN * ALIGN,
             end_max: budget / ALIGN * ALIGN,
-            policy: Policy::Belady,
+            policy: Policy::PassAware,
             max_in_flight: config.max_in_flight,
             uniform,
             spread: config.spread,
@@ -253,7 +253,7 @@ impl World {
     }
 
     fn pinned_resident(&self) -> u64 {
-        let held = |seg: &&Seg| seg.pinned && matches!(seg.state, Residency::Resident(_));
+        let held = |seg: &&Seg| seg.pinned && matches!(seg.state, SegmentState::Resident(_));
         self.segs()
             .map(|(_, seg)| seg)
             .filter(held)
@@ -313,8 +313,8 @@ impl World {
                     outcome.causes[cause as usize] += 1;
                     let seg = self.seg(segment);
                     assert!(seg.evictable(), "{segment} was not evictable: {seg:?}");
-                    assert_eq!(seg.state, Residency::Resident(slab));
-                    seg.state = Residency::Absent;
+                    assert_eq!(seg.state, SegmentState::Resident(slab));
+                    seg.state = SegmentState::Absent;
                     seg.fresh = false;
                     outcome.evictions += 1;
                 }
@@ -322,10 +322,10 @@ impl World {
                     let end = self.end();
                     let seg = self.seg(segment);
                     assert!(seg.refs == 0, "{segment} was moved in use");
-                    assert_eq!(seg.state, Residency::Resident(from));
+                    assert_eq!(seg.state, SegmentState::Resident(from));
                     assert_ne!(from, to);
                     assert!(to.bytes == from.bytes && to.offset % ALIGN == 0 && to.end() <= end);
-                    seg.state = Residency::Resident(to);
+                    seg.state = SegmentState::Resident(to);
                     self.check_map();
                     outcome.moves += 1;
                     outcome.moves_overlapping +=
@@ -334,13 +334,17 @@ impl World {
                 Action::Upload { segment, slab } => {
                     let end = self.end();
                     let seg = self.seg(segment);
-                    assert_eq!(seg.state, Residency::Absent, "{segment} was uploaded twice");
+                    assert_eq!(
+                        seg.state,
+                        SegmentState::Absent,
+                        "{segment} was uploaded twice"
+                    );
                     assert!(
                         slab.bytes == seg.slab_bytes()
                             && slab.offset % ALIGN == 0
                             && slab.end() <= end
                     );
-                    seg.state = Residency::InFlight(slab);
+                    seg.state = SegmentState::InFlight(slab);
                     self.check_map();
                     assert!(self.used() <= end, "an upload above the budget");
                 }
@@ -433,9 +437,9 @@ impl World {
                     }
                 );
                 match seg.state {
-                    Residency::Absent => {}
-                    Residency::InFlight(_) => sums[1] += seg.slab_bytes(),
-                    Residency::Resident(_) => {
+                    SegmentState::Absent => {}
+                    SegmentState::InFlight(_) => sums[1] += seg.slab_bytes(),
+                    SegmentState::Resident(_) => {
                         sums[0] += seg.slab_bytes();
                         sums[2] += if seg.refs > 0 { seg.slab_bytes() } else { 0 };
                         sums[3] += if seg.pinned { seg.slab_bytes() } else { 0 };

@@ -46,7 +46,7 @@ impl World {
         let seg = |spec: &SegmentSpec| Seg {
             bytes: spec.bytes,
             kind: spec.kind,
-            state: Residency::Absent,
+            state: SegmentState::Absent,
             refs: 0,
             pinned: false,
             fresh: false,
@@ -66,7 +66,7 @@ impl World {
         let Some(state) = &self.models[model.0 as usize] else {
             return assert_eq!(result, Err(Error::UnknownModel(model)));
         };
-        let in_flight = |seg: &Seg| matches!(seg.state, Residency::InFlight(_));
+        let in_flight = |seg: &Seg| matches!(seg.state, SegmentState::InFlight(_));
         let busy = state.segs.iter().any(|seg| seg.refs > 0 || in_flight(seg))
             || self
                 .blocks
@@ -82,7 +82,12 @@ impl World {
             result.unwrap();
             self.apply_unordered(outcome);
             let state = self.models[model.0 as usize].take().unwrap();
-            assert!(state.segs.iter().all(|seg| seg.state == Residency::Absent));
+            assert!(
+                state
+                    .segs
+                    .iter()
+                    .all(|seg| seg.state == SegmentState::Absent)
+            );
         }
         assert!(self.actions.is_empty());
     }
@@ -105,15 +110,15 @@ impl World {
         let result = self.cache.acquire(id, &mut self.actions);
         let evicted = self.actions.len();
         match (&result, seg.state) {
-            (Ok(Acquired::Resident(slab)), Residency::Resident(at)) => {
+            (Ok(Acquired::Resident(slab)), SegmentState::Resident(at)) => {
                 assert!(*slab == at && evicted == 0);
                 outcome.hits += 1;
             }
-            (Ok(Acquired::InFlight(slab)), Residency::InFlight(at)) => {
+            (Ok(Acquired::InFlight(slab)), SegmentState::InFlight(at)) => {
                 assert!(*slab == at && evicted == 0);
                 outcome.in_flight += 1;
             }
-            (Ok(Acquired::Started(slab)), Residency::Absent) => {
+            (Ok(Acquired::Started(slab)), SegmentState::Absent) => {
                 assert_eq!(
                     self.actions.last(),
                     Some(&Action::Upload {
@@ -124,11 +129,11 @@ impl World {
                 assert!(!never);
                 outcome.started += 1;
             }
-            (Err(Error::NeverFits { .. }), Residency::Absent) => {
+            (Err(Error::NeverFits { .. }), SegmentState::Absent) => {
                 assert!(never && !surely);
                 outcome.never_fits += 1;
             }
-            (Err(Error::NoRoom { .. }), Residency::Absent) => {
+            (Err(Error::NoRoom { .. }), SegmentState::Absent) => {
                 assert!(!never && !surely, "there was room for {id}");
                 outcome.no_room += 1;
             }
@@ -178,13 +183,15 @@ impl World {
         let started = self.cache.prefetch(id, &mut self.actions);
         let in_flight = self
             .segs()
-            .filter(|(_, seg)| matches!(seg.state, Residency::InFlight(_)))
+            .filter(|(_, seg)| matches!(seg.state, SegmentState::InFlight(_)))
             .count();
         if !started {
             outcome.prefetch_refused += 1;
             return assert!(self.actions.is_empty());
         }
-        assert!(self.seg(id).state == Residency::Absent && in_flight < self.max_in_flight as usize);
+        assert!(
+            self.seg(id).state == SegmentState::Absent && in_flight < self.max_in_flight as usize
+        );
         let model = self.models[id.model.0 as usize].as_ref().unwrap();
         for action in &self.actions {
             let Action::Evict { segment, .. } = *action else {
@@ -203,7 +210,7 @@ impl World {
                 "{segment} is needed before {id}"
             );
             assert!(
-                self.policy == Policy::Belady || !victim.fresh,
+                self.policy == Policy::PassAware || !victim.fresh,
                 "{segment} was prefetched for nothing"
             );
         }
@@ -221,19 +228,19 @@ impl World {
             return;
         };
         let before = self.seg(id).clone();
-        let is_flying = |seg: &Seg| matches!(seg.state, Residency::InFlight(_));
+        let is_flying = |seg: &Seg| matches!(seg.state, SegmentState::InFlight(_));
         let in_flight = self.segs().filter(|(_, seg)| is_flying(seg)).count();
         self.whose = Whose::Model(id.model);
-        if !self.cache.replace(id, &mut self.actions) {
+        if !self.cache.recycle_slab(id, &mut self.actions) {
             return assert!(self.actions.is_empty());
         }
-        assert!(in_flight < self.max_in_flight as usize && self.policy == Policy::Belady);
-        assert!(matches!(before.state, Residency::Resident(_)));
+        assert!(in_flight < self.max_in_flight as usize && self.policy == Policy::PassAware);
+        assert!(matches!(before.state, SegmentState::Resident(_)));
         assert!(before.refs == 0 && !before.pinned);
         let Some(Action::Upload { segment: next, .. }) = self.actions.last().copied() else {
             panic!("no upload: {:?}", self.actions);
         };
-        assert!(next.model == id.model && self.seg(next).state == Residency::Absent);
+        assert!(next.model == id.model && self.seg(next).state == SegmentState::Absent);
         // The victim is named, however soon others are needed.
         self.apply_unordered(outcome);
         self.clock += 1;
@@ -245,21 +252,23 @@ impl World {
     }
 
     pub(crate) fn uploaded(&mut self, rng: &mut StdRng) {
-        let Some(id) = self.chosen(rng, |seg| matches!(seg.state, Residency::InFlight(_))) else {
+        let Some(id) = self.chosen(rng, |seg| matches!(seg.state, SegmentState::InFlight(_)))
+        else {
             return;
         };
         self.cache.uploaded(id);
         let seg = self.seg(id);
-        seg.state = Residency::Resident(seg.state.slab().unwrap());
+        seg.state = SegmentState::Resident(seg.state.slab().unwrap());
     }
 
     pub(crate) fn upload_failed(&mut self, rng: &mut StdRng) {
-        let Some(id) = self.chosen(rng, |seg| matches!(seg.state, Residency::InFlight(_))) else {
+        let Some(id) = self.chosen(rng, |seg| matches!(seg.state, SegmentState::InFlight(_)))
+        else {
             return;
         };
         self.cache.upload_failed(id);
         let seg = self.seg(id);
-        seg.state = Residency::Absent;
+        seg.state = SegmentState::Absent;
         seg.fresh = false;
     }
 
@@ -374,9 +383,9 @@ impl World {
         let in_scope = |id: SegmentId| model.is_none_or(|model| model == id.model);
         let kept: Vec<_> = self
             .segs()
-            .filter(|(id, seg)| in_scope(*id) && seg.state != Residency::Absent)
+            .filter(|(id, seg)| in_scope(*id) && seg.state != SegmentState::Absent)
             .map(|(id, seg)| match seg.state {
-                Residency::InFlight(_) => (id, KeptBecause::InFlight),
+                SegmentState::InFlight(_) => (id, KeptBecause::InFlight),
                 _ if seg.refs > 0 => (id, KeptBecause::InUse),
                 _ => {
                     assert!(seg.pinned, "{id} was not cleared");
@@ -409,7 +418,7 @@ impl World {
     pub(crate) fn settle(&mut self, outcome: &mut Outcome) {
         let waited = !self.cache.budget_reached();
         self.whose = Whose::Cause(EvictionCause::Budget);
-        let reached = self.cache.settle(&mut self.actions);
+        let reached = self.cache.finish_shrink(&mut self.actions);
         assert!(waited || self.actions.is_empty());
         self.apply_unordered(outcome);
         outcome.settled_later += u64::from(waited && reached);
@@ -429,7 +438,7 @@ impl World {
 
     pub(crate) fn set_policy(&mut self, rng: &mut StdRng) {
         self.policy = if rng.random_bool(0.6) {
-            Policy::Belady
+            Policy::PassAware
         } else {
             Policy::Lru
         };

@@ -58,7 +58,7 @@ pub(super) async fn operator(soak: Arc<Soak>, seed: u64) {
             }
             _ => {
                 let policy = match rng.random() {
-                    true => Policy::Belady,
+                    true => Policy::PassAware,
                     false => Policy::Lru,
                 };
                 let changed = soak.engine.set_policy(policy).await;

@@ -67,7 +67,7 @@ impl GpuDevice {
             cols: width,
         };
         // What is not finite shows in the logits; this flag is nobody's.
-        let flag = self.fixed_addresses()?.results + 4;
+        let flag = self.reserve_addresses()?.results + 4;
         let launches = [
             weights::repack(weights, raw, 0, n, flag),
             weights::rows_f32(weights, ids_at, n, to),

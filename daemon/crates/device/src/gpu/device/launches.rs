@@ -21,12 +21,12 @@ use rocmforge_kernels::gpu::{Error as KernelError, GpuTarget, Launch};
 use crate::error::Error;
 use crate::gpu::blas::Gemm;
 use crate::ops::{Batch, Buf, HeadShape, KvLayer, Op, PlacedBuf, Product, RopeUse, TensorIndex};
-use crate::{Bound, BoundStep, Scratch, SegmentLayout};
+use crate::{BoundStep, Scratch, SegmentBinding, SegmentLayout};
 
-use super::fixed::Fixed;
 use super::fuse::{Fused, Input, ScoresOf, fuse};
 use super::launch_error;
 use super::pass_data::PassShape;
+use super::reserve::DeviceReserve;
 use super::workspace::{SMALL_BATCH, Workspace};
 use tiled::Halves;
 
@@ -48,8 +48,8 @@ pub(super) struct Lowering<'a> {
     pub(super) target: &'a GpuTarget,
     /// Address of the arena.
     pub(super) arena: u64,
-    /// Addresses of the fixed block's parts.
-    pub(super) fixed: &'a Fixed,
+    /// Addresses of the reserve's parts.
+    pub(super) reserve: &'a DeviceReserve,
     pub(super) workspace: Workspace,
     pub(super) scratch: Scratch<'a>,
     /// Address of the scratch block.
@@ -83,7 +83,7 @@ impl<'a> Lowering<'a> {
             tensors: Vec::new(),
             bytes: 0,
         };
-        let bound = weights.unwrap_or(Bound {
+        let bound = weights.unwrap_or(SegmentBinding {
             layout: &nothing,
             slab: 0,
         });
@@ -115,7 +115,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    fn step(&mut self, step: &Fused<'_>, bound: Bound<'_>) -> Lowered {
+    fn step(&mut self, step: &Fused<'_>, bound: SegmentBinding<'_>) -> Lowered {
         match step {
             Fused::Products {
                 input,
@@ -196,14 +196,14 @@ impl<'a> Lowering<'a> {
             u64::from(heads.head_dim_v),
         );
         // One part needs neither partial sums nor counters.
-        let n_split = match rows * u64::from(shape.blocks) <= self.fixed.counters_len {
+        let n_split = match rows * u64::from(shape.blocks) <= self.reserve.counters_len {
             true => u64::from(shape.n_split).min(self.workspace.partials_bytes / one.max(1)),
             false => 1,
         };
         shape.n_split = n_split.max(1) as u32;
         let partials = Partials {
             partials: self.scratch_base + self.workspace.partials,
-            counters: self.fixed.counters,
+            counters: self.reserve.counters,
         };
         self.push(attention::decode(
             qkv, out, place, append, scores, shape, partials,
@@ -268,7 +268,7 @@ impl<'a> Lowering<'a> {
         input: Input,
         products: &[Product],
         add: Option<Buf>,
-        bound: Bound<'_>,
+        bound: SegmentBinding<'_>,
     ) -> Lowered {
         let input = self.with_handed_on(input);
         let x = input.reads();
@@ -339,8 +339,8 @@ impl<'a> Lowering<'a> {
         PartsRoom {
             partials: self.scratch_base + self.workspace.partials,
             bytes: self.workspace.partials_bytes,
-            counters: self.fixed.counters,
-            n_counters: self.fixed.counters_len,
+            counters: self.reserve.counters,
+            n_counters: self.reserve.counters_len,
         }
     }
 
@@ -353,7 +353,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// An input as f16, for [`matmat::matmat_f16`].
-    fn half(&mut self, input: Input, bound: Bound<'_>) -> Lowered<HalfInputs> {
+    fn half(&mut self, input: Input, bound: SegmentBinding<'_>) -> Lowered<HalfInputs> {
         let mut half = self.half_at(input);
         half.layout = matmat::half_layout(self.target, half.cols, half.n_tokens);
         let sink = match half.layout {
@@ -365,7 +365,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// An input as f16, and where the plan's weights are floats what that leaves of it.
-    fn halves(&mut self, input: Input, bound: Bound<'_>) -> Lowered<Halves> {
+    fn halves(&mut self, input: Input, bound: SegmentBinding<'_>) -> Lowered<Halves> {
         if !self.scratch.layout.float_weights {
             let first = self.half_at(input);
             self.prepare(input, Sink::F16(first.x), bound)?;
@@ -404,7 +404,7 @@ impl<'a> Lowering<'a> {
         &mut self,
         input: Input,
         fuses: bool,
-        bound: Bound<'_>,
+        bound: SegmentBinding<'_>,
     ) -> Lowered<matvec::Input> {
         let cols = self.width(input.reads());
         let (x, norm) = match input {
@@ -417,7 +417,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Computes an input to the buffer that it was meant for, as f32, and says where that is.
-    fn stored(&mut self, input: Input, bound: Bound<'_>) -> Lowered<u64> {
+    fn stored(&mut self, input: Input, bound: SegmentBinding<'_>) -> Lowered<u64> {
         let to = self.at(input.target());
         if !matches!(input, Input::Plain(_)) {
             self.prepare(input, Sink::F32(to), bound)?;
@@ -425,7 +425,7 @@ impl<'a> Lowering<'a> {
         Ok(to)
     }
 
-    fn prepare(&mut self, input: Input, sink: Sink, bound: Bound<'_>) -> Lowered {
+    fn prepare(&mut self, input: Input, sink: Sink, bound: SegmentBinding<'_>) -> Lowered {
         let source = match input {
             Input::Plain(_) => Source::Plain,
             Input::Norm { x, weight, eps, .. } => {
@@ -467,11 +467,11 @@ impl<'a> Lowering<'a> {
         cols / 32 * 40 + 1024 <= u64::from(self.target.shared_bytes_max)
     }
 
-    fn vector(&self, tensor: TensorIndex, bound: Bound<'_>) -> u64 {
+    fn vector(&self, tensor: TensorIndex, bound: SegmentBinding<'_>) -> u64 {
         self.arena + bound.slab + bound.layout.tensors[tensor].at
     }
 
-    fn matrix(&self, p: &Product, bound: Bound<'_>, add: Option<Buf>) -> Lowered<Matrix> {
+    fn matrix(&self, p: &Product, bound: SegmentBinding<'_>, add: Option<Buf>) -> Lowered<Matrix> {
         let placed = &bound.layout.tensors[p.weight];
         Ok(Matrix {
             ty: placed.desc.ty,
@@ -488,7 +488,7 @@ impl<'a> Lowering<'a> {
             layout: &self.batch.kv[usize::from(layer.group)].layout,
             layer: layer.index as usize,
             base: self.arena,
-            table: self.fixed.table + rows * u64::from(self.shape.table_stride) * 8,
+            table: self.reserve.table + rows * u64::from(self.shape.table_stride) * 8,
             table_stride: self.shape.table_stride,
             positions: self.scratch_base + self.workspace.positions,
             sequences: (!self.shape.is_decode())
@@ -528,7 +528,7 @@ impl<'a> Lowering<'a> {
         rope: Option<RopeUse>,
         q_norm: Option<(TensorIndex, f32)>,
         k_norm: Option<(TensorIndex, f32)>,
-        bound: Bound<'_>,
+        bound: SegmentBinding<'_>,
     ) -> Rope {
         if let (Some((_, q)), Some((_, k))) = (q_norm, k_norm) {
             assert!(q == k, "the kernels norm queries and keys with one eps");
@@ -542,7 +542,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn scores(&self, scores: &ScoresOf, bound: Bound<'_>) -> Scores {
+    fn scores(&self, scores: &ScoresOf, bound: SegmentBinding<'_>) -> Scores {
         Scores {
             scale: scores.scale,
             mask: scores.mask,

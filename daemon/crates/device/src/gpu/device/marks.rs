@@ -1,24 +1,24 @@
-//! Marks at both ends of the fixed block, by which memory that did not survive (a reset, a loss of power) is recognized.
+//! Marks at both ends of the reserve, by which memory that did not survive (a reset, a loss of power) is recognized.
 
 use crate::error::Error;
 use crate::gpu::Stream;
 
-use super::fixed::Fixed;
 use super::pass_data::send_bytes;
 use super::readback::Readback;
+use super::reserve::DeviceReserve;
 use super::ring::Ring;
 
 /// What a mark is.
 const MARK: u32 = 0x5EA1_1A57;
 
-/// Addresses of the marks in a fixed block of addresses.
-fn places(fixed: &Fixed) -> [u64; 2] {
-    [fixed.results, fixed.tail]
+/// Addresses of the marks in a reserve of addresses.
+fn places(reserve: &DeviceReserve) -> [u64; 2] {
+    [reserve.results, reserve.tail]
 }
 
 /// Leaves them.
-pub(super) fn put(fixed: &Fixed, ring: &Ring, stream: &Stream) -> Result<(), Error> {
-    places(fixed)
+pub(super) fn put(reserve: &DeviceReserve, ring: &Ring, stream: &Stream) -> Result<(), Error> {
+    places(reserve)
         .into_iter()
         .try_for_each(|at| send_bytes(ring, stream, at, &MARK.to_le_bytes()))
 }
@@ -27,8 +27,12 @@ pub(super) fn put(fixed: &Fixed, ring: &Ring, stream: &Stream) -> Result<(), Err
 ///
 /// # Errors
 /// [`Error::Lost`].
-pub(super) fn check(fixed: &Fixed, readback: &mut Readback, stream: &Stream) -> Result<(), Error> {
-    for at in places(fixed) {
+pub(super) fn check(
+    reserve: &DeviceReserve,
+    readback: &mut Readback,
+    stream: &Stream,
+) -> Result<(), Error> {
+    for at in places(reserve) {
         let mut word = [0; 4];
         readback.fetch(stream, at, &mut word)?;
         if u32::from_le_bytes(word) != MARK {

@@ -3,7 +3,7 @@
 //! ```text
 //! opening.rs        a card from its configuration; registration.rs: how files reach it;
 //!                   trial.rs: looks that may not end
-//! engine thread --> arena/ (slabs), aside.rs (pages that left for the host's memory), fixed.rs (the device's own block; marks.rs in it), embedding.rs,
+//! engine thread --> arena/ (slabs), aside.rs (pages that left for the host's memory), reserve.rs (the device's own block; marks.rs in it), embedding.rs,
 //!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations, fused by fuse.rs),
 //!                   products.rs (the vendor's), graphs.rs (recorded decode steps), sampling.rs, readback.rs
 //!                                                              on the compute stream
@@ -16,7 +16,7 @@
 //!
 //! What a pass queues is ordered by events. The engine thread waits for the device only where it needs what is there
 //! ([`Device::read`], [`Device::argmax`], [`Device::top_k`], [`Device::peek`], [`Device::check`]), where memory is about to go or to
-//! change ([`Device::set_capacity`], [`Device::renew`], [`Device::set_fixed`], [`Device::forget_file`]), and for a piece of a full ring.
+//! change ([`Device::set_capacity`], [`Device::renew`], [`Device::set_reserve`], [`Device::forget_file`]), and for a piece of a full ring.
 //!
 //! *Invariant:* driver allocations of device memory are made at start-up and when the capacity changes, none per upload, pass or
 //! request; of pinned memory besides what `aside.rs` needs, a chunk at a time.
@@ -27,7 +27,6 @@ mod aside;
 mod config;
 mod embedding;
 mod errors;
-mod fixed;
 mod fuse;
 mod graphs;
 mod kernels;
@@ -40,6 +39,7 @@ mod passes;
 mod products;
 mod readback;
 mod registration;
+mod reserve;
 mod ring;
 mod sampling;
 mod trial;
@@ -58,21 +58,21 @@ use crate::error::Error;
 use crate::ops::{Batch, Buf, PlacedBuf, ScratchLayout};
 use crate::segment::wrong_shape;
 use crate::{
-    BoundStep, Candidates, Device, DeviceInfo, MemoryUse, Outline, Pace, Role, Scratch,
-    SegmentLayout, TensorDesc, Upload, UploadTicket, Watch,
+    BoundStep, Candidates, Device, DeviceInfo, MemoryUse, ModelPlanView, Role, Scratch,
+    SegmentLayout, TensorDesc, Throughput, Upload, UploadTicket, Watch,
 };
 
 use super::{Context, Stream};
 use arena::Arena;
 use aside::Aside;
 use errors::{failed, launch_error, stream_driver};
-use fixed::{Fixed, SLOTS};
 use graphs::Graphs;
 use kernels::Kernels;
 use pace::Runs;
 use pass_data::PassData;
 use products::VendorProducts;
 use readback::Readback;
+use reserve::{DeviceReserve, SLOTS};
 use ring::Ring;
 use uploads::Uploads;
 use warmup::WarmUp;
@@ -99,8 +99,8 @@ pub struct GpuDevice {
     context: Context,
     config: GpuConfig,
     target: GpuTarget,
-    /// Offsets of the fixed block's parts; none before it is given.
-    fixed: Option<Fixed>,
+    /// Offsets of the reserve's parts; none before it is given.
+    reserve: Option<DeviceReserve>,
     pass: PassData,
     runs: Runs,
     /// The recording whose table of experts lies on the device, if nothing can have been written over it.
@@ -121,26 +121,26 @@ impl GpuDevice {
         arena.into_iter().chain(self.findings.clone()).collect()
     }
 
-    /// The fixed block's offsets.
-    fn fixed(&self, operation: &'static str) -> Result<Fixed, Error> {
-        self.fixed.ok_or(Error::Driver {
+    /// The reserve's offsets.
+    fn reserve(&self, operation: &'static str) -> Result<DeviceReserve, Error> {
+        self.reserve.ok_or(Error::Driver {
             operation,
             message: "the device was not given its block of the arena".to_owned(),
         })
     }
 
-    /// The fixed block's parts as addresses.
-    fn fixed_addresses(&self) -> Result<Fixed, Error> {
-        let fixed = self.fixed("staging")?;
-        Ok(fixed.addresses(self.arena.base()))
+    /// The reserve's parts as addresses.
+    fn reserve_addresses(&self) -> Result<DeviceReserve, Error> {
+        let reserve = self.reserve("staging")?;
+        Ok(reserve.addresses(self.arena.base()))
     }
 
-    /// Clears the fixed block and leaves the marks: what is not cleared would be taken for flags and counters.
-    fn prepare_fixed(&mut self) -> Result<(), Error> {
-        let fixed = self.fixed("staging")?;
+    /// Clears the reserve and leaves the marks: what is not cleared would be taken for flags and counters.
+    fn prepare_reserve(&mut self) -> Result<(), Error> {
+        let reserve = self.reserve("staging")?;
         self.arena
-            .zero(fixed.flags, fixed.slots - fixed.flags, &self.compute)?;
-        marks::put(&self.fixed_addresses()?, &self.pass_ring, &self.compute)?;
+            .zero(reserve.flags, reserve.slots - reserve.flags, &self.compute)?;
+        marks::put(&self.reserve_addresses()?, &self.pass_ring, &self.compute)?;
         self.addresses_changed()?;
         self.finish()
     }
@@ -149,9 +149,9 @@ impl GpuDevice {
         self.forget_recordings();
         self.table_of = None;
         self.pass.forget();
-        if self.fixed.is_some() {
-            let addresses = self.fixed_addresses()?;
-            self.uploads.set_fixed(addresses);
+        if self.reserve.is_some() {
+            let addresses = self.reserve_addresses()?;
+            self.uploads.set_reserve(addresses);
         }
         Ok(())
     }
@@ -242,14 +242,14 @@ impl Device for GpuDevice {
         Workspace::new(layout, self.target.compute_units).end - layout.bytes
     }
 
-    fn fixed_bytes(&self, budget: u64) -> u64 {
-        fixed::bytes(budget)
+    fn reserve_bytes(&self, budget: u64) -> u64 {
+        reserve::bytes(budget)
     }
 
-    fn set_fixed(&mut self, offset: u64, bytes: u64) -> Result<(), Error> {
+    fn set_reserve(&mut self, offset: u64, bytes: u64) -> Result<(), Error> {
         self.arena.at(offset, bytes);
-        self.fixed = Some(Fixed::new(offset, bytes));
-        self.prepare_fixed()
+        self.reserve = Some(DeviceReserve::new(offset, bytes));
+        self.prepare_reserve()
     }
 
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {
@@ -265,7 +265,7 @@ impl Device for GpuDevice {
         set
     }
 
-    fn prepare(&mut self, model: &Outline<'_>) -> Result<(), Error> {
+    fn prepare(&mut self, model: &ModelPlanView<'_>) -> Result<(), Error> {
         let launches = warmup::launches(&self.target, self.products.usable(), model)?;
         if self.config.warm_up {
             self.warm_up.add(launches);
@@ -287,8 +287,8 @@ impl Device for GpuDevice {
         self.forget_recordings();
         let capacity = self.arena.renew(sizes)?;
         self.addresses_changed()?;
-        if self.fixed.is_some() {
-            self.prepare_fixed()?;
+        if self.reserve.is_some() {
+            self.prepare_reserve()?;
         }
         for (&(offset, bytes), range) in keep.iter().zip(&kept) {
             let to = self.arena.at(offset, bytes);
@@ -315,8 +315,8 @@ impl Device for GpuDevice {
     fn move_slab(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
         self.uploads.order_before(&self.compute)?;
         self.table_of = None;
-        let fixed = self.fixed("moving a slab")?;
-        let bounce = (fixed.bounce, fixed.slot_bytes);
+        let reserve = self.reserve("moving a slab")?;
+        let bounce = (reserve.bounce, reserve.slot_bytes);
         self.arena
             .move_bytes(from, to, bytes, bounce, &self.compute)
     }
@@ -403,12 +403,12 @@ impl Device for GpuDevice {
         self.queue_step(Some(stamp), step, scratch, batch)
     }
 
-    fn pace(&mut self, rows: usize) -> Option<Pace> {
-        let fixed = self.fixed?;
-        Some(Pace {
+    fn pace(&mut self, rows: usize) -> Option<Throughput> {
+        let reserve = self.reserve?;
+        Some(Throughput {
             computed_bytes_per_s: self.runs.of(rows).rate()?,
             upload_bytes_per_s: self.uploads.bytes_per_s()?,
-            ahead_bytes: SLOTS as u64 * fixed.slot_bytes,
+            ahead_bytes: SLOTS as u64 * reserve.slot_bytes,
         })
     }
 
@@ -432,7 +432,7 @@ impl Device for GpuDevice {
     }
 
     fn page_table_entries(&self) -> Option<u64> {
-        self.fixed.map(|fixed| fixed.table_len)
+        self.reserve.map(|reserve| reserve.table_len)
     }
 
     fn top_k(
@@ -451,11 +451,11 @@ impl Device for GpuDevice {
     }
 
     fn check(&mut self) -> Result<(), Error> {
-        if self.fixed.is_none() {
+        if self.reserve.is_none() {
             return Ok(());
         }
-        let fixed = self.fixed_addresses()?;
-        marks::check(&fixed, &mut self.readback, &self.compute)
+        let reserve = self.reserve_addresses()?;
+        marks::check(&reserve, &mut self.readback, &self.compute)
     }
 
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error> {

@@ -130,7 +130,7 @@ impl GpuDevice {
             context,
             config,
             target,
-            fixed: None,
+            reserve: None,
             pass: PassData::default(),
             embeddings: Vec::new(),
             name,

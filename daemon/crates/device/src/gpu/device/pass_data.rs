@@ -13,7 +13,7 @@ use crate::ops::Batch;
 use rocmforge_kernels::gpu::ops::attention::prefill_tiles;
 use rocmforge_kernels::gpu::ops::recurrent::SequencePlace;
 
-use super::fixed::Fixed;
+use super::reserve::DeviceReserve;
 use super::ring::Ring;
 use super::workspace::{PLACE_BYTES, Workspace};
 use super::{failed, stream_driver};
@@ -37,8 +37,8 @@ pub(super) struct PassData {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Places<'a> {
     pub(super) workspace: &'a Workspace,
-    /// Addresses of the fixed block's parts.
-    pub(super) fixed: &'a Fixed,
+    /// Addresses of the reserve's parts.
+    pub(super) reserve: &'a DeviceReserve,
     /// Address of the arena.
     pub(super) arena: u64,
     /// Address of the scratch block.
@@ -118,7 +118,7 @@ impl PassData {
     ) -> Result<(), Error> {
         let Places {
             workspace,
-            fixed,
+            reserve,
             scratch_base,
             ..
         } = places;
@@ -158,7 +158,7 @@ impl PassData {
             )?;
             self.outputs.extend_from_slice(batch.outputs);
         }
-        self.send_table(batch, shape, fixed, ring, stream)
+        self.send_table(batch, shape, reserve, ring, stream)
     }
 
     fn send_rows(
@@ -245,7 +245,7 @@ impl PassData {
         &mut self,
         batch: &Batch<'_>,
         shape: PassShape,
-        fixed: &Fixed,
+        reserve: &DeviceReserve,
         ring: &Ring,
         stream: &Stream,
     ) -> Result<(), Error> {
@@ -263,13 +263,13 @@ impl PassData {
         if self.table == fresh && self.table_stride == shape.table_stride {
             return Ok(());
         }
-        if fresh.len() as u64 > fixed.table_len {
+        if fresh.len() as u64 > reserve.table_len {
             return Err(Error::Driver {
                 operation: "page table",
                 message: format!(
                     "{} entries are more than the {} that there is room for; ask for a shorter context",
                     fresh.len(),
-                    fixed.table_len
+                    reserve.table_len
                 ),
             });
         }
@@ -289,7 +289,7 @@ impl PassData {
         send(
             ring,
             stream,
-            fixed.table + from as u64 * 8,
+            reserve.table + from as u64 * 8,
             &fresh[from..to],
             u64::to_le_bytes,
             &mut self.bytes,

@@ -209,13 +209,13 @@ impl GpuDevice {
     fn send(&mut self, scratch: Scratch<'_>, batch: &Batch<'_>) -> Result<PassShape, Error> {
         let (workspace, base) = self.place(scratch);
         let shape = PassData::shape(batch);
-        let fixed = self.fixed_addresses()?;
+        let reserve = self.reserve_addresses()?;
         self.pass.send(
             batch,
             shape,
             Places {
                 workspace: &workspace,
-                fixed: &fixed,
+                reserve: &reserve,
                 arena: self.arena.base(),
                 scratch_base: base,
             },
@@ -234,11 +234,11 @@ impl GpuDevice {
         shape: PassShape,
     ) -> Result<(Vec<Work>, Vec<u64>), Error> {
         let (workspace, scratch_base) = self.place(scratch);
-        let fixed = self.fixed_addresses()?;
+        let reserve = self.reserve_addresses()?;
         let mut lowering = Lowering {
             target: &self.target,
             arena: self.arena.base(),
-            fixed: &fixed,
+            reserve: &reserve,
             workspace,
             scratch,
             scratch_base,

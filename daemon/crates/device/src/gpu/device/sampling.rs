@@ -6,11 +6,11 @@ use crate::error::Error;
 use crate::ops::{Buf, PlacedBuf};
 use crate::{Candidates, Scratch};
 
-use super::fixed::Fixed;
+use super::reserve::DeviceReserve;
 use super::{GpuDevice, launch_error};
 
 impl GpuDevice {
-    /// See [`crate::Device::top_k`]; nothing where the fixed block has no room for the candidates.
+    /// See [`crate::Device::top_k`]; nothing where the reserve has no room for the candidates.
     pub(super) fn largest(
         &mut self,
         scratch: Scratch<'_>,
@@ -18,7 +18,7 @@ impl GpuDevice {
         rows: usize,
         k: usize,
     ) -> Result<Option<Vec<Option<Candidates>>>, Error> {
-        let fixed = self.fixed_addresses()?;
+        let reserve = self.reserve_addresses()?;
         let PlacedBuf { at, width, .. } = scratch.layout.bufs[buf.0 as usize];
         let n = width as u32;
         let k = k.min(width as usize);
@@ -27,8 +27,8 @@ impl GpuDevice {
         }
         let of_row = sample::candidates_bytes(1, n, k as u32);
         // A mark has the first word of the results.
-        let room = (fixed.candidates - fixed.results) as usize - 8;
-        let at_once = ((fixed.candidates_bytes / of_row) as usize).min(room / (k * 8));
+        let room = (reserve.candidates - reserve.results) as usize - 8;
+        let at_once = ((reserve.candidates_bytes / of_row) as usize).min(room / (k * 8));
         if at_once == 0 {
             return Ok(None);
         }
@@ -37,24 +37,24 @@ impl GpuDevice {
             let n_rows = at_once.min(rows - first);
             let at = at + first as u64 * width * 4;
             let logits = self.arena.at(scratch.base + at, n_rows as u64 * width * 4);
-            self.largest_of(logits, (n_rows, width), k, &fixed, &mut found)?;
+            self.largest_of(logits, (n_rows, width), k, &reserve, &mut found)?;
         }
         Ok(Some(found))
     }
 
-    /// The `k` largest of `rows` rows of `width` logits at an address, as many as the fixed block has room for.
+    /// The `k` largest of `rows` rows of `width` logits at an address, as many as the reserve has room for.
     fn largest_of(
         &mut self,
         logits: u64,
         (rows, width): (usize, u64),
         k: usize,
-        fixed: &Fixed,
+        reserve: &DeviceReserve,
         found: &mut Vec<Option<Candidates>>,
     ) -> Result<(), Error> {
         let part = rows * k * 4;
-        let (ids, values) = (fixed.results + 8, fixed.results + 8 + part as u64);
+        let (ids, values) = (reserve.results + 8, reserve.results + 8 + part as u64);
         let to = TopK {
-            candidates: fixed.candidates,
+            candidates: reserve.candidates,
             values: Some(values),
             ids,
             next: None,
@@ -62,7 +62,7 @@ impl GpuDevice {
         let launches = sample::top_k(logits, rows as u32, width, k as u32, to)
             .map_err(|e| launch_error(&e))?;
         for launch in &launches {
-            // SAFETY: the logits are the pass's, the rest is the fixed block's.
+            // SAFETY: the logits are the pass's, the rest is the reserve's.
             unsafe { self.kernels.launch(launch, &self.compute)? };
         }
         let mut bytes = vec![0; part * 2];

@@ -25,12 +25,12 @@ use rocmforge_ops::WeightType;
 
 use crate::error::Error;
 use crate::ops::{Batch, RowCounts, Span};
-use crate::{ALIGNMENT, Bound, BoundStep, Outline, Role, Scratch};
+use crate::{ALIGNMENT, BoundStep, ModelPlanView, Role, Scratch, SegmentBinding};
 
-use super::fixed::{self, Fixed};
 use super::kernels::Kernels;
 use super::launches::{Lowering, Work};
 use super::pass_data::PassData;
+use super::reserve::{self, DeviceReserve};
 use super::workspace::{SMALL_BATCH, Workspace};
 
 /// Most threads; a compilation takes a core.
@@ -169,7 +169,7 @@ pub(super) fn always() -> Vec<Launch> {
 pub(super) fn launches(
     target: &GpuTarget,
     vendor: bool,
-    model: &Outline<'_>,
+    model: &ModelPlanView<'_>,
 ) -> Result<Vec<Launch>, Error> {
     let mut all = Launches::default();
     let weights = |ty| Weights {
@@ -216,7 +216,7 @@ pub(super) fn launches(
 fn pass(
     target: &GpuTarget,
     vendor: bool,
-    model: &Outline<'_>,
+    model: &ModelPlanView<'_>,
     (sequences, rows, position): (usize, usize, u32),
 ) -> Result<Vec<Launch>, Error> {
     let n_tokens = sequences * rows;
@@ -248,11 +248,14 @@ fn pass(
         outputs: &[0],
     };
     // Of a size that the largest budgets get: a smaller one changes no kernel.
-    let fixed = Fixed::new(NOWHERE, fixed::bytes(u64::MAX).next_multiple_of(ALIGNMENT));
+    let reserve = DeviceReserve::new(
+        NOWHERE,
+        reserve::bytes(u64::MAX).next_multiple_of(ALIGNMENT),
+    );
     let mut lowering = Lowering {
         target,
         arena: NOWHERE,
-        fixed: &fixed,
+        reserve: &reserve,
         workspace: Workspace::new(&layout, target.compute_units),
         scratch: Scratch {
             layout: &layout,
@@ -277,9 +280,9 @@ fn pass(
 }
 
 /// The steps of a plan, with weights that lie nowhere.
-fn bound_steps<'a>(model: &Outline<'a>) -> impl Iterator<Item = BoundStep<'a>> {
+fn bound_steps<'a>(model: &ModelPlanView<'a>) -> impl Iterator<Item = BoundStep<'a>> {
     let (layouts, plan) = (model.layouts, model.plan);
-    let bound = move |segment: u32| Bound {
+    let bound = move |segment: u32| SegmentBinding {
         layout: &layouts[segment as usize],
         slab: 0,
     };
@@ -419,7 +422,7 @@ mod tests {
             ropes: Vec::new(),
             float_weights: false,
         };
-        let model = Outline {
+        let model = ModelPlanView {
             file: &file,
             plan: &plan,
             layouts: &[Arc::clone(&layout), layout],

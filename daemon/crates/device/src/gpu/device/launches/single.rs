@@ -7,7 +7,7 @@ use rocmforge_kernels::gpu::ops::kv::{self, Heads, Qkv};
 use rocmforge_kernels::gpu::ops::recurrent::{self, Conv, DeltaNet, Sequences, Ssm};
 use rocmforge_kernels::gpu::ops::{route, rows};
 
-use crate::Bound;
+use crate::SegmentBinding;
 use crate::ops::{Act, Buf, Op, TensorIndex};
 
 use super::super::fuse::{Input, ScoresOf};
@@ -15,7 +15,7 @@ use super::{Lowered, Lowering};
 
 impl Lowering<'_> {
     /// One operation as it is.
-    pub(super) fn single(&mut self, op: &Op, bound: Bound<'_>) -> Lowered {
+    pub(super) fn single(&mut self, op: &Op, bound: SegmentBinding<'_>) -> Lowered {
         match op {
             Op::RmsNorm {
                 x,
@@ -247,7 +247,7 @@ impl Lowering<'_> {
         n_head: u32,
         weight: TensorIndex,
         out: Buf,
-        bound: Bound<'_>,
+        bound: SegmentBinding<'_>,
     ) -> Lowered {
         let desc = &bound.layout.tensors[weight].desc;
         let matrices = HeadMatrices {
@@ -292,7 +292,7 @@ impl Lowering<'_> {
     }
 
     /// An operation with a state.
-    fn recurrent(&mut self, op: &Op, bound: Bound<'_>) -> Lowered {
+    fn recurrent(&mut self, op: &Op, bound: SegmentBinding<'_>) -> Lowered {
         match op {
             Op::Conv {
                 x,

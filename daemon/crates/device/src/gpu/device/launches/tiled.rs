@@ -11,7 +11,7 @@ use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 use rocmforge_ops::WeightType;
 
-use crate::Bound;
+use crate::SegmentBinding;
 use crate::gpu::blas::Gemm;
 
 use super::{Input, Lowered, Lowering, Work};
@@ -46,7 +46,7 @@ impl Lowering<'_> {
         input: Input,
         matrices: &[Matrix],
         add: bool,
-        bound: Bound<'_>,
+        bound: SegmentBinding<'_>,
     ) -> Lowered {
         let halves = self.halves(input, bound)?;
         let HalfInputs { cols, n_tokens, .. } = halves.first;

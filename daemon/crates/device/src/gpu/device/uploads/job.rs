@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use crate::Role;
 use crate::error::Error;
-use crate::gpu::device::fixed::FLAGS;
+use crate::gpu::device::reserve::FLAGS;
 use crate::gpu::device::windows::{WindowKey, Windows};
 use crate::progress::Progress;
 use crate::{Upload, UploadTicket};

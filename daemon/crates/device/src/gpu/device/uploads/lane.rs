@@ -13,12 +13,12 @@ use std::sync::Arc;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
 
 use crate::error::Error;
-use crate::gpu::device::fixed::{FLAGS, Fixed, SLOTS};
 use crate::gpu::device::kernels::Kernels;
 use crate::gpu::device::pace::Stopwatch;
+use crate::gpu::device::reserve::{DeviceReserve, FLAGS, SLOTS};
 use crate::gpu::device::{failed, launch_error, stream_driver};
 use crate::gpu::{Context, DevicePtr, Event, PinnedBuffer, Priority, Stream};
-use crate::segment::Placed;
+use crate::segment::PlacedTensor;
 
 use super::events::Before;
 use super::job::Job;
@@ -29,8 +29,8 @@ pub(super) struct Lane {
     kernels: Arc<Kernels>,
     pub(super) copy: Stream,
     pub(super) repack: Stream,
-    /// Addresses of the fixed block's parts.
-    pub(super) fixed: Fixed,
+    /// Addresses of the reserve's parts.
+    pub(super) reserve: DeviceReserve,
     next_slot: usize,
     /// What the repack stream has last waited for.
     behind: Option<Before>,
@@ -45,7 +45,7 @@ pub(super) struct Lane {
 /// Rows of a matrix that are readable for the copy engine.
 #[derive(Debug)]
 pub(super) struct Rows<'a> {
-    pub(super) placed: &'a Placed,
+    pub(super) placed: &'a PlacedTensor,
     pub(super) rows: Range<u64>,
     /// Address and bytes of one part after the other.
     pub(super) parts: Vec<(*const u8, u64)>,
@@ -100,7 +100,7 @@ impl Lane {
             kernels,
             copy: stream()?,
             repack: stream()?,
-            fixed: Fixed::default(),
+            reserve: DeviceReserve::default(),
             next_slot: 0,
             behind: None,
             filled: (0..SLOTS).map(|_| event()).collect::<Result<_, _>>()?,
@@ -118,11 +118,11 @@ impl Lane {
 
     /// Queues the copies of rows into one slot and their repacking into the slab. [`Rows::slot_bytes`] of all fit a slot.
     pub(super) fn rows(&mut self, job: &Job, some: &[Rows<'_>]) -> Result<(), Error> {
-        let fixed = self.fixed;
+        let reserve = self.reserve;
         let slot = self.next_slot;
         self.next_slot = (slot + 1) % SLOTS;
-        let slot_at = fixed.slots + slot as u64 * fixed.slot_bytes;
-        let flag = fixed.flags + job.flag * 4;
+        let slot_at = reserve.slots + slot as u64 * reserve.slot_bytes;
+        let flag = reserve.flags + job.flag * 4;
         let wrong = |e| failed("queueing an upload", e);
         let context = self.repack.context().clone();
         let driver = context.driver().map_err(wrong)?;
@@ -133,7 +133,10 @@ impl Lane {
         for rows in some {
             let mut at = first;
             for &(ptr, bytes) in &rows.parts {
-                assert!(at + bytes <= slot_at + fixed.slot_bytes, "a slot has room");
+                assert!(
+                    at + bytes <= slot_at + reserve.slot_bytes,
+                    "a slot has room"
+                );
                 // SAFETY: the source is registered or pinned and stays so until the job has settled, respectively the piece's
                 // event has passed; the slot is drained and has room for `bytes`.
                 unsafe { driver.copy_h2d_async(DevicePtr(at), ptr, bytes, copy.handle()) }
@@ -198,7 +201,7 @@ impl Lane {
 
     /// Copies the upload's flag back and records its event.
     pub(super) fn close(&self, job: &Job) -> Result<(), Error> {
-        let flag = DevicePtr(self.fixed.flags + job.flag * 4);
+        let flag = DevicePtr(self.reserve.flags + job.flag * 4);
         let stream = self.repack.handle();
         let driver = stream_driver(&self.repack)?;
         // SAFETY: both places lie in memory that lives as long as the streams; each upload under way has its own flag.
@@ -209,7 +212,7 @@ impl Lane {
 
     /// Clears the flag of an upload that may have raised it: the next one with this flag finds it so.
     pub(super) fn clear_flag(&self, job: &Job) -> Result<(), Error> {
-        let flag = DevicePtr(self.fixed.flags + job.flag * 4);
+        let flag = DevicePtr(self.reserve.flags + job.flag * 4);
         let driver = stream_driver(&self.repack)?;
         // SAFETY: the place lies in memory that lives as long as the stream, and is no other upload's yet.
         unsafe { driver.memset_async(flag, 0, 4, self.repack.handle()) }

@@ -36,11 +36,11 @@ use rocmforge_gguf::MappedFile;
 use crate::Role;
 use crate::error::Error;
 use crate::gpu::{Context, Stream};
-use crate::segment::Placed;
-use crate::{Outline, Upload, UploadTicket};
+use crate::segment::PlacedTensor;
+use crate::{ModelPlanView, Upload, UploadTicket};
 
-use super::fixed::{FLAGS, Fixed};
 use super::kernels::Kernels;
+use super::reserve::{DeviceReserve, FLAGS};
 use super::ring::Ring;
 use super::windows::{Held, WINDOW_BYTES, Windows};
 use super::{failed, wait};
@@ -75,7 +75,7 @@ pub(super) struct Uploads {
     /// Results that [`Uploads::finished`] has yet to tell.
     results: Vec<(UploadTicket, Result<(), Error>)>,
     next_ticket: u64,
-    /// Bytes of a slot of the fixed block.
+    /// Bytes of a slot of the reserve.
     slot_bytes: u64,
     patience: Duration,
 }
@@ -123,10 +123,10 @@ impl Uploads {
         Ok(uploads)
     }
 
-    /// Tells where the fixed block's parts are, as addresses. Nothing may be under way.
-    pub(super) fn set_fixed(&mut self, addresses: Fixed) {
+    /// Tells where the reserve's parts are, as addresses. Nothing may be under way.
+    pub(super) fn set_reserve(&mut self, addresses: DeviceReserve) {
         self.slot_bytes = addresses.slot_bytes;
-        lock(&self.staging.lane).fixed = addresses;
+        lock(&self.staging.lane).reserve = addresses;
     }
 
     /// Keeps registrations from delaying other calls while it lives.
@@ -250,11 +250,11 @@ impl Uploads {
     }
 
     /// Lets idle threads register the windows that a model's uploads will read, in their order.
-    pub(super) fn register_ahead(&mut self, model: &Outline<'_>) {
+    pub(super) fn register_ahead(&mut self, model: &ModelPlanView<'_>) {
         let tensors = model.layouts.iter().flat_map(|l| &l.tensors);
         let matrices = tensors.filter(|t| t.desc.role == Role::Matrix);
         let mut next = 0;
-        let numbers = matrices.flat_map(|Placed { desc, .. }| {
+        let numbers = matrices.flat_map(|PlacedTensor { desc, .. }| {
             let first = (desc.offset / WINDOW_BYTES).max(next);
             let end = (desc.offset + desc.bytes).div_ceil(WINDOW_BYTES);
             next = next.max(end);

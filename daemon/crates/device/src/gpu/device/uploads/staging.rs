@@ -13,7 +13,7 @@ use crate::Role;
 use crate::error::Error;
 use crate::gpu::device::ring::Ring;
 use crate::gpu::device::windows::{WINDOW_BYTES, Windows};
-use crate::segment::Placed;
+use crate::segment::PlacedTensor;
 
 use super::job::{Job, Piece};
 use super::lane::{Lane, Rows};
@@ -136,7 +136,7 @@ impl Staging {
     }
 
     /// Rows from registered windows, or through the ring where one of them is not registered.
-    fn rows(&self, job: &Job, placed: &Placed, rows: Range<u64>) -> Result<(), Error> {
+    fn rows(&self, job: &Job, placed: &PlacedTensor, rows: Range<u64>) -> Result<(), Error> {
         let row_bytes = placed.desc.bytes / placed.desc.rows.max(1);
         let start = placed.desc.offset + rows.start * row_bytes;
         let bytes = (rows.end - rows.start) * row_bytes;
@@ -167,7 +167,7 @@ impl Staging {
     fn rows_through_ring(
         &self,
         job: &Job,
-        placed: &Placed,
+        placed: &PlacedTensor,
         rows: Range<u64>,
         start: u64,
         row_bytes: u64,

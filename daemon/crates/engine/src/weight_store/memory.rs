@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use rocmforge_tensor_cache::{ModelId, Residency as Place, SegmentId, Slab};
+use rocmforge_tensor_cache::{ModelId, SegmentId, SegmentState, Slab};
 
-use super::Residency;
+use super::WeightStore;
 use crate::error::Error;
 
 /// Bytes of a segment that are remembered.
@@ -13,7 +13,7 @@ const WITNESS_BYTES: usize = 16;
 /// How segments begin on the device.
 pub(super) type Witnesses = HashMap<SegmentId, [u8; WITNESS_BYTES]>;
 
-impl Residency {
+impl WeightStore {
     /// Gives all memory back to the driver and takes `bytes` of it anew; if it refuses, `otherwise`, and then as much less
     /// as there is. That is the new budget, which is returned. All weights go, to come again as they are needed; blocks
     /// stay, and of what they hold the slabs in `keep`. Nothing may be in use.
@@ -76,7 +76,7 @@ impl Residency {
         let resident = self.sources.keys().flat_map(|&model| {
             let segments = self.cache.residency(model).unwrap_or_default();
             (0..).zip(segments).filter_map(move |(index, status)| {
-                let Place::Resident(slab) = status.residency else {
+                let SegmentState::Resident(slab) = status.residency else {
                     return None;
                 };
                 Some((SegmentId { model, index }, slab))

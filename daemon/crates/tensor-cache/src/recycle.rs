@@ -1,7 +1,7 @@
 //! Handing a slab on: from a segment that a pass has used to the one that is missed next.
 
 use crate::arena::{Side, Tenant};
-use crate::{Action, Cache, EvictionCause, Policy, Residency, SegmentId, SegmentKind, Slab};
+use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, SegmentState, Slab};
 
 impl Cache {
     /// Gives the room of a segment that a pass has just used to the absent one of its model that is needed next, if a pass
@@ -10,14 +10,14 @@ impl Cache {
     /// Free room is taken first. For a model that does not fit: where what was missed makes room for what will be missed,
     /// the same segments stay resident from pass to pass, one slab takes turns among the others, and uploads go on while
     /// others are used, also from the end of a pass to the next one's beginning.
-    pub fn replace(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+    pub fn recycle_slab(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let Ok(found) = self.segment(segment) else {
             return false;
         };
-        let (Residency::Resident(slab), true) = (found.state, found.is_evictable()) else {
+        let (SegmentState::Resident(slab), true) = (found.state, found.is_evictable()) else {
             return false;
         };
-        if self.config.policy != Policy::Belady || found.spec.kind == SegmentKind::Expert {
+        if self.config.policy != Policy::PassAware || found.spec.kind == SegmentKind::Expert {
             return false;
         }
         let model = &self.models[&segment.model];
@@ -25,7 +25,7 @@ impl Cache {
         let next_use = |index: u32| outlook.next_use(index, &model.segments[index as usize]);
         let absent = model.ordered.iter().filter_map(|&index| {
             let state = model.segments[index as usize].state;
-            (state == Residency::Absent).then(|| (next_use(index), index))
+            (state == SegmentState::Absent).then(|| (next_use(index), index))
         });
         let Some((needed, index)) = absent.min() else {
             return false;
@@ -45,7 +45,7 @@ impl Cache {
         }
         if slab.bytes / 2 > bytes {
             // The room of a large one would be lost on it: it stays, and small ones take turns.
-            return self.gives().is_some() && self.prefetch(next, actions);
+            return self.streaming_size().is_some() && self.prefetch(next, actions);
         }
         self.arena.vacate(slab);
         let fits = self.arena.used() + bytes <= self.arena.end();

@@ -37,7 +37,7 @@ pub(crate) use resident::Resident;
 pub(crate) use source::Source;
 
 /// The device, the cache, and what is between them.
-pub(crate) struct Residency {
+pub(crate) struct WeightStore {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: Cache,
     pub(crate) offload: Offload,
@@ -61,7 +61,7 @@ pub(crate) struct Residency {
     spoiled: Vec<SegmentId>,
     pub(crate) actions: Vec<Action>,
     /// Bytes of the block that the device keeps for itself.
-    pub(crate) fixed_bytes: u64,
+    pub(crate) reserve_bytes: u64,
     /// Bytes that the driver counted as free last.
     pub(crate) free_bytes: Option<u64>,
     counted_at: Instant,
@@ -83,7 +83,7 @@ const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
 /// Most uploads whose end is remembered as outstanding; older ones have long ended.
 const SETTLING_MAX: usize = 4096;
 
-impl Residency {
+impl WeightStore {
     pub(crate) fn new(device: Box<dyn Device>, cache: Cache, offload: Offload) -> Self {
         Self {
             free_bytes: device.free_bytes(),
@@ -104,7 +104,7 @@ impl Residency {
             settling: HashMap::new(),
             spoiled: Vec::new(),
             actions: Vec::new(),
-            fixed_bytes: 0,
+            reserve_bytes: 0,
             lost: OnceCell::new(),
             refused: Cell::new(None),
             witnesses: memory::Witnesses::new(),
@@ -118,20 +118,20 @@ impl Residency {
     }
 
     /// Gives the device the block of the ledger that it wants for itself.
-    pub(crate) fn reserve_fixed(&mut self) -> Result<(), Error> {
-        let bytes = self.device.fixed_bytes(self.budget());
+    pub(crate) fn take_reserve(&mut self) -> Result<(), Error> {
+        let bytes = self.device.reserve_bytes(self.budget());
         if bytes > 0 {
             let (_, slab) = self.reserve(BlockKind::Staging, None, bytes)?;
-            self.fixed_bytes = slab.bytes;
+            self.reserve_bytes = slab.bytes;
             self.device
-                .set_fixed(slab.offset, slab.bytes)
+                .set_reserve(slab.offset, slab.bytes)
                 .map_err(|e| self.device_error(None, e))?;
         }
         Ok(())
     }
 
     /// Asks the driver for its count of free memory, unless it was asked a moment ago.
-    pub(crate) fn count_free(&mut self) {
+    pub(crate) fn refresh_free_bytes(&mut self) {
         if self.counted_at.elapsed() >= MEMORY_RENEWAL {
             self.free_bytes = self.device.free_bytes();
             self.counted_at = Instant::now();
@@ -139,7 +139,7 @@ impl Residency {
     }
 
     /// Asks the driver for its count of free memory.
-    pub(crate) fn count_free_now(&mut self) -> Option<u64> {
+    pub(crate) fn count_free_bytes_now(&mut self) -> Option<u64> {
         self.free_bytes = self.device.free_bytes();
         self.counted_at = Instant::now();
         self.free_bytes
@@ -195,8 +195,8 @@ impl Residency {
         Ok(())
     }
 
-    /// Makes a segment resident and holds it until [`Residency::release`]. What has arrived is noted by
-    /// [`Residency::collect`], which asks the driver of each upload: callers do so once for several.
+    /// Makes a segment resident and holds it until [`WeightStore::release`]. What has arrived is noted by
+    /// [`WeightStore::collect`], which asks the driver of each upload: callers do so once for several.
     pub(crate) fn acquire(
         &mut self,
         segment: SegmentId,
@@ -401,16 +401,16 @@ impl Residency {
     }
 
     /// What the driver refused since the last call of this.
-    pub(crate) fn take_refused(&self) -> Option<u64> {
+    pub(crate) fn take_refused_bytes(&self) -> Option<u64> {
         self.refused.take()
     }
 
     /// After releases: finishes a shrink that could not be reached at once.
-    pub(crate) fn settle(&mut self) -> Result<(), Error> {
+    pub(crate) fn finish_shrink(&mut self) -> Result<(), Error> {
         if self.cache.budget_reached() {
             return Ok(());
         }
-        self.cache.settle(&mut self.actions);
+        self.cache.finish_shrink(&mut self.actions);
         self.execute_and_discard()?;
         let capacity = self.cache.arena_end().max(self.budget());
         self.device

@@ -28,7 +28,7 @@ const LARGE_BUDGET: u64 = 256 << 20;
 
 /// Offsets in the arena.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Fixed {
+pub(super) struct DeviceReserve {
     pub(super) flags: u64,
     pub(super) results: u64,
     pub(super) candidates: u64,
@@ -91,7 +91,7 @@ pub(super) fn bytes(budget: u64) -> u64 {
     small_bytes(budget) + (SLOTS as u64 + 1) * slot_bytes(budget)
 }
 
-impl Fixed {
+impl DeviceReserve {
     /// Divides the block; `bytes` came from [`bytes`], rounded up.
     pub(super) fn new(at: u64, bytes: u64) -> Self {
         let budget = if bytes >= self::bytes(LARGE_BUDGET) {
@@ -149,11 +149,14 @@ mod tests {
         for shift in 16..40 {
             for budget in [1u64 << shift, (1 << shift) + 12_345] {
                 let bytes = bytes(budget).next_multiple_of(crate::ALIGNMENT);
-                let fixed = Fixed::new(1 << 20, bytes);
-                assert!(fixed.slot_bytes >= SLOT_MIN, "{budget}: {fixed:?}");
-                let end = fixed.tail + TAIL_BYTES;
-                assert_eq!(fixed.tail, fixed.slots + fixed.slot_bytes * SLOTS as u64);
-                assert!(end <= (1 << 20) + bytes, "{budget}: {fixed:?}");
+                let reserve = DeviceReserve::new(1 << 20, bytes);
+                assert!(reserve.slot_bytes >= SLOT_MIN, "{budget}: {reserve:?}");
+                let end = reserve.tail + TAIL_BYTES;
+                assert_eq!(
+                    reserve.tail,
+                    reserve.slots + reserve.slot_bytes * SLOTS as u64
+                );
+                assert!(end <= (1 << 20) + bytes, "{budget}: {reserve:?}");
                 assert!(
                     budget < 8 << 20 || bytes <= budget / 16,
                     "{budget}: {bytes}"

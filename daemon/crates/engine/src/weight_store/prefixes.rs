@@ -6,7 +6,7 @@
 
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
-use super::Residency;
+use super::WeightStore;
 use crate::prefix::{NodeId, Realm};
 
 /// The part of the budget that is kept at most.
@@ -19,7 +19,7 @@ const PART_STREAMED: u64 = 16;
 /// There at most one part in so many of what is missing is missing for the sake of beginnings.
 const PART_MISSING: u64 = 4;
 
-impl Residency {
+impl WeightStore {
     /// Bytes of weights that have the first right to the budget from now on.
     pub(crate) fn set_wanted_weights(&mut self, bytes: u64) {
         self.wanted_weights = bytes;

@@ -8,7 +8,7 @@ use rocmforge_model::Model;
 use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
-use super::Residency;
+use super::WeightStore;
 use crate::api::Offload;
 use crate::prefix::{Age, Beginning, NodeId, Place, Realm};
 use crate::tier::{Stored, Tier, pays};
@@ -16,7 +16,7 @@ use crate::tier::{Stored, Tier, pays};
 /// Slots of nodes that are held.
 pub(crate) type HeldSlots = Vec<(NodeId, usize)>;
 
-impl Residency {
+impl WeightStore {
     /// Lets pages have what the weights leave of so many bytes of the host's memory, where the device takes part.
     pub(crate) fn open_tier(&mut self, mode: Offload, bytes: u64) {
         let bytes = bytes & !(rocmforge_device::ALIGNMENT - 1);

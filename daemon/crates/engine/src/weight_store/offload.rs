@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_device::host::{Answers, Brought};
-use rocmforge_device::{Bound, BoundExpert, BoundStep, Buf, ExpertFfn};
+use rocmforge_device::{BoundExpert, BoundStep, Buf, ExpertFfn, SegmentBinding};
 use rocmforge_ops::Op;
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
 use crate::offload::{Absent, Held};
 use crate::pass::{ExpertStep, Pass, batch, id, scratch};
-use crate::residency::Residency;
+use crate::weight_store::WeightStore;
 
 /// What the engine's thread does while the host computes.
-type Others<'a> = &'a mut dyn FnMut(&mut Residency) -> Result<(), Error>;
+type Others<'a> = &'a mut dyn FnMut(&mut WeightStore) -> Result<(), Error>;
 
-impl Residency {
+impl WeightStore {
     /// Whether the host takes part in a pass of a model that does not fit.
     pub(crate) fn is_offloaded(&self, pass: &Pass<'_>) -> bool {
         let fits = self.cache.fits(pass.model) && !self.offload.is_always();
@@ -39,7 +39,7 @@ impl Residency {
         });
     }
 
-    /// How many of a layer's absent experts, as [`Residency::order_absent`] left them, the host computes: the last ones. What is
+    /// How many of a layer's absent experts, as [`WeightStore::order_absent`] left them, the host computes: the last ones. What is
     /// under way is none of them.
     pub(crate) fn for_the_host(
         &mut self,
@@ -136,7 +136,7 @@ impl Residency {
         let step = BoundStep::Run {
             ops,
             live_out,
-            weights: Some(Bound {
+            weights: Some(SegmentBinding {
                 layout: &layout,
                 slab: 0,
             }),
@@ -177,7 +177,7 @@ impl Residency {
         let layouts: Vec<_> = layouts.collect();
         let bound = |(&(expert, segment), layout)| BoundExpert {
             expert,
-            weights: Bound { layout, slab: 0 },
+            weights: SegmentBinding { layout, slab: 0 },
             first_tensor: ((expert - step.experts_of(segment).start) * ffn.n_tensors) as usize,
         };
         let mut segments: Vec<u32> = experts.iter().map(|&(_, segment)| segment).collect();

@@ -6,7 +6,7 @@ use rocmforge_tensor_cache::{Acquired, ModelId, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
-use crate::residency::Residency;
+use crate::weight_store::WeightStore;
 
 /// Where the segments of a model are of which everything is resident.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Resident {
     pub(crate) slabs: Vec<Slab>,
 }
 
-impl Residency {
+impl WeightStore {
     /// Counts a use of all segments of a model and tells where they are, if all are resident. Nothing is held: who asks is done
     /// with them before he asks anything else of the cache.
     pub(crate) fn all_resident(

@@ -12,28 +12,28 @@ use std::collections::BTreeMap;
 
 /// The sizes of a model's ordered segments, and in which order those of a size go.
 #[derive(Debug)]
-pub(crate) struct Sizes {
+pub(crate) struct StreamOrder {
     /// Bytes of all segments of a size, by that size.
     totals: BTreeMap<u64, u64>,
     /// For each segment its place among those of its size; the first to go has 0.
     ranks: Vec<u32>,
 }
 
-impl Sizes {
+impl StreamOrder {
     /// `bytes` of each segment.
-    pub(crate) fn new(bytes: &[u64]) -> Sizes {
+    pub(crate) fn new(bytes: &[u64]) -> StreamOrder {
         let mut like: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (index, &size) in bytes.iter().enumerate() {
             like.entry(size).or_default().push(index);
         }
         let mut ranks = vec![0; bytes.len()];
         for indices in like.values() {
-            for (rank, at) in (0..).zip(apart(indices.len())) {
+            for (rank, at) in (0..).zip(bit_reversed(indices.len())) {
                 ranks[indices[at]] = rank;
             }
         }
         let total = |(size, indices): (u64, Vec<usize>)| (size, size * indices.len() as u64);
-        Sizes {
+        StreamOrder {
             totals: like.into_iter().map(total).collect(),
             ranks,
         }
@@ -41,7 +41,7 @@ impl Sizes {
 
     /// The smallest size of which there is enough for `absent` bytes to be missing, and one on its way while another is in
     /// use. `None` if nothing need be missing, or no one size is enough.
-    pub(crate) fn to_give(&self, absent: u64) -> Option<u64> {
+    pub(crate) fn pick_size(&self, absent: u64) -> Option<u64> {
         let enough = |(size, total): &(&u64, &u64)| **total >= absent + 2 * **size;
         let found = self.totals.iter().find(enough);
         found.map(|(size, _)| *size).filter(|_| absent > 0)
@@ -54,7 +54,7 @@ impl Sizes {
 }
 
 /// `0..n` in an order of which every beginning is spread evenly: that of the reversed bits.
-fn apart(n: usize) -> impl Iterator<Item = usize> {
+fn bit_reversed(n: usize) -> impl Iterator<Item = usize> {
     let bits = n.next_power_of_two().trailing_zeros();
     let reversed = move |i: usize| i.reverse_bits().unbounded_shr(usize::BITS - bits);
     (0..1 << bits).map(reversed).filter(move |&i| i < n)
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn every_beginning_is_spread() {
         for n in 1..200 {
-            let order: Vec<usize> = apart(n).collect();
+            let order: Vec<usize> = bit_reversed(n).collect();
             let mut sorted = order.clone();
             sorted.sort_unstable();
             assert!(sorted.into_iter().eq(0..n), "each once");
@@ -86,11 +86,11 @@ mod tests {
 
     #[test]
     fn the_smallest_size_that_is_enough_goes() {
-        let sizes = Sizes::new(&[24, 66, 33, 24, 66, 48, 24, 66, 33, 431]);
-        assert_eq!(sizes.to_give(0), None);
-        assert_eq!(sizes.to_give(20), Some(24), "two come and go beside it");
-        assert_eq!(sizes.to_give(25), Some(66));
-        assert_eq!(sizes.to_give(67), None, "three of 66 are not enough");
+        let sizes = StreamOrder::new(&[24, 66, 33, 24, 66, 48, 24, 66, 33, 431]);
+        assert_eq!(sizes.pick_size(0), None);
+        assert_eq!(sizes.pick_size(20), Some(24), "two come and go beside it");
+        assert_eq!(sizes.pick_size(25), Some(66));
+        assert_eq!(sizes.pick_size(67), None, "three of 66 are not enough");
         assert_eq!([0, 3, 6].map(|i| sizes.rank(i)), [0, 2, 1]);
         assert_eq!(sizes.rank(9), 0);
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rocmforge_tensor_cache::ModelId;
 
-use super::Residency;
+use super::WeightStore;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
 
@@ -56,8 +56,8 @@ impl DraftMemory {
     }
 
     /// Gives its pages back.
-    pub(crate) fn free(mut self, residency: &mut Residency) {
-        self.pages.free(residency, self.loaded.model().plan());
+    pub(crate) fn free(mut self, store: &mut WeightStore) {
+        self.pages.free(store, self.loaded.model().plan());
     }
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct DraftMemories {
     uses: u64,
 }
 
-impl Residency {
+impl WeightStore {
     /// Keeps what was used just now.
     pub(crate) fn keep_drafting(&mut self, memory: DraftMemory) -> DraftKey {
         let key = DraftKey(self.drafting.uses);
