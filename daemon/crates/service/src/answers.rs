@@ -53,6 +53,8 @@ pub struct Ended {
     pub stop_string: Option<String>,
     /// Calls that it made.
     pub calls: usize,
+    /// Whether it was cut inside of its last part.
+    pub cuts_part: bool,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Of them those that were not computed.
@@ -113,6 +115,8 @@ struct Choice {
     running: Running,
     splitter: Splitter,
     reasoning_tokens: u32,
+    /// Its last part is what it says, to which more may come.
+    says: bool,
     ended: bool,
 }
 
@@ -152,6 +156,7 @@ impl Generation {
             running,
             splitter,
             reasoning_tokens: 0,
+            says: false,
             ended: false,
         };
         Self {
@@ -207,6 +212,9 @@ impl Generation {
                 self.log.generated_tokens = Some(self.log.generated_tokens.unwrap_or(0) + n);
                 let before = choice.splitter.is_thinking();
                 choice.splitter.push(&text, &mut parts);
+                if let Some(last) = parts.last() {
+                    choice.says = matches!(last, Part::Text(_));
+                }
                 if before || choice.splitter.is_thinking() {
                     choice.reasoning_tokens += n;
                 }
@@ -218,8 +226,15 @@ impl Generation {
                 }
             }
             Some(GenerateEvent::Done(summary)) => {
+                let thinks = choice.splitter.is_thinking();
                 choice.splitter.finish(&mut parts);
                 choice.ended = true;
+                let is_open = match parts.last() {
+                    // A call comes this late where the mark behind it is missing.
+                    Some(Part::Text(_) | Part::Call(_)) => true,
+                    Some(Part::Reasoning(_)) => thinks,
+                    None => thinks || choice.says,
+                };
                 let reasoning_tokens = choice.reasoning_tokens.min(summary.generated_tokens);
                 self.all.tokens += summary.generated_tokens;
                 self.all.reasoning_tokens += reasoning_tokens;
@@ -229,7 +244,8 @@ impl Generation {
                 if last {
                     self.log.note(&Ok(()));
                 }
-                let ended = self.ended(at, &summary);
+                let mut ended = self.ended(at, &summary);
+                ended.cuts_part = is_open && ended.is_cut();
                 Step::End {
                     choice: at,
                     parts,
@@ -262,6 +278,7 @@ impl Generation {
             seed: choice.running.seed,
             stop_string: stop_string.map(str::to_owned),
             calls: choice.splitter.calls(),
+            cuts_part: false,
             prompt_tokens: summary.prompt_tokens,
             reused_tokens: summary.reused_tokens,
             generated_tokens: summary.generated_tokens,

@@ -76,22 +76,23 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         Some(model) => logprobs::of_text(model, &ended.scores),
         None => json!([]),
     };
-    let output: Vec<_> = parts
-        .into_iter()
-        .map(|part| item(part, &logprobs))
+    let last = parts.len();
+    let output: Vec<_> = (1..)
+        .zip(parts)
+        .map(|(nth, part)| item(part, item_status(&ended, nth == last), &logprobs))
         .collect();
     answer(&described.whole(status(&ended), &output, Some(&ended)))
 }
 
 /// A part as a whole item.
-fn item(part: Part, logprobs: &Value) -> Value {
+fn item(part: Part, status: &str, logprobs: &Value) -> Value {
     match part {
         Part::Text(text) => {
             let text = output_text(&text, logprobs);
-            message(&item_id("msg"), "completed", &[text])
+            message(&item_id("msg"), status, &[text])
         }
-        Part::Reasoning(text) => reasoning(&item_id("rs"), &text),
-        Part::Call(call) => function_call(&item_id("fc"), &item_id("call"), &call),
+        Part::Reasoning(text) => reasoning(&item_id("rs"), status, &text),
+        Part::Call(call) => function_call(&item_id("fc"), &item_id("call"), status, &call),
     }
 }
 
@@ -107,30 +108,44 @@ fn output_text(text: &str, logprobs: &Value) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
 
-fn reasoning(id: &str, text: &str) -> Value {
+fn reasoning(id: &str, status: &str, text: &str) -> Value {
     let content: Vec<_> = match text {
         "" => Vec::new(),
         text => vec![json!({"type": "reasoning_text", "text": text})],
     };
     json!({
-        "type": "reasoning", "id": id, "summary": [], "content": content, "encrypted_content": null,
+        "type": "reasoning",
+        "id": id,
+        "status": status,
+        "summary": [],
+        "content": content,
+        "encrypted_content": null,
     })
 }
 
-fn function_call(id: &str, call_id: &str, call: &ToolCall) -> Value {
+fn function_call(id: &str, call_id: &str, status: &str, call: &ToolCall) -> Value {
     json!({
         "type": "function_call",
         "id": id,
         "call_id": call_id,
         "name": call.name,
         "arguments": call.arguments,
-        "status": "completed",
+        "status": status,
     })
 }
 
 /// How an answer ended, in this route's words.
 fn status(ended: &Ended) -> &'static str {
     if ended.is_cut() {
+        "incomplete"
+    } else {
+        "completed"
+    }
+}
+
+/// How an item ended: only the last one may have been cut.
+fn item_status(ended: &Ended, is_last: bool) -> &'static str {
+    if is_last && ended.cuts_part {
         "incomplete"
     } else {
         "completed"

@@ -135,3 +135,54 @@ async fn thoughts_are_items_and_a_long_prompt_fails_inside_of_the_stream() {
     );
     assert_eq!(http.stop().await, End::Drained);
 }
+
+#[tokio::test]
+async fn an_item_that_the_limit_cuts_is_incomplete() {
+    let http = HttpDaemon::start().await;
+    let words = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    with_template(
+        &http.daemon,
+        "thinker",
+        &format!("{words}{{# </think> #}}<think>"),
+    );
+    let header = "<|start|> to=functions.f<|channel|>commentary<|message|>";
+    with_template(&http.daemon, "caller", &format!("{words}{header}"));
+    for (model, kind) in [
+        (LLAMA, "message"),
+        ("thinker", "reasoning"),
+        ("caller", "function_call"),
+    ] {
+        let mut asked = question();
+        asked["model"] = model.into();
+        for (tokens, status) in [(2, "incomplete"), (16, "completed")] {
+            // Models without their own template do not end.
+            if model != LLAMA && status == "completed" {
+                continue;
+            }
+            asked["max_output_tokens"] = tokens.into();
+            asked["stream"] = false.into();
+            let whole = http.post("/v1/responses", &asked).await.json();
+            asked["stream"] = true.into();
+            let events = http.post("/v1/responses", &asked).await.events();
+            let last = data(events.last().unwrap());
+            assert_eq!(last["type"], format!("response.{status}"));
+            for response in [&whole, &last["response"]] {
+                let item = &response["output"][0];
+                assert_eq!(
+                    (&response["status"], &item["type"], &item["status"]),
+                    (&json!(status), &json!(kind), &json!(status)),
+                    "{response}"
+                );
+            }
+            let item_of = |wanted: &str| {
+                let event = events.iter().find(|(name, _)| name == wanted);
+                data(event.unwrap())["item"].clone()
+            };
+            let added = item_of("response.output_item.added");
+            assert_eq!(added["status"], "in_progress");
+            let done = item_of("response.output_item.done");
+            assert_eq!(done, last["response"]["output"][0]);
+        }
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::super::super::error::Dialect;
 use super::super::super::reply::{Events, SSE, SSE_HEARTBEAT, event};
 use super::super::logprobs;
-use super::{function_call, item_id, message, output_text, reasoning, status};
+use super::{function_call, item_id, item_status, message, output_text, reasoning, status};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 
@@ -70,6 +70,8 @@ enum Open {
         id: String,
         text: String,
     },
+    /// A call that may be the one that the end cuts, whole but for its status.
+    Call(Value),
 }
 
 /// Writes the events.
@@ -79,6 +81,8 @@ pub(super) struct ResponseEvents {
     open: Option<Open>,
     /// Items that are closed.
     output: Vec<Value>,
+    /// What comes now is the last of an answer that was cut inside of it.
+    is_cut: bool,
     sequence: u64,
     /// The model, where log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
@@ -94,6 +98,7 @@ impl ResponseEvents {
             answer,
             open: None,
             output: Vec::new(),
+            is_cut: false,
             sequence: 0,
         }
     }
@@ -130,7 +135,7 @@ impl ResponseEvents {
         self.send(name, data, out);
     }
 
-    fn close(&mut self, out: &mut String) {
+    fn close(&mut self, status: &str, out: &mut String) {
         match self.open.take() {
             None => {}
             Some(Open::Message { id, text, logprobs }) => {
@@ -140,19 +145,23 @@ impl ResponseEvents {
                 self.about_text("response.output_text.done", &id, done, out);
                 let done = json!({"part": part});
                 self.about_text("response.content_part.done", &id, done, out);
-                self.item_done(message(&id, "completed", &[part]), out);
+                self.item_done(message(&id, status, &[part]), out);
             }
             Some(Open::Reasoning { id, text }) => {
                 let done = json!({"text": text});
                 self.about_text("response.reasoning_text.done", &id, done, out);
-                self.item_done(reasoning(&id, &text), out);
+                self.item_done(reasoning(&id, status, &text), out);
+            }
+            Some(Open::Call(mut call)) => {
+                call["status"] = status.into();
+                self.item_done(call, out);
             }
         }
     }
 
     fn text(&mut self, delta: &str, out: &mut String) {
         if !matches!(self.open, Some(Open::Message { .. })) {
-            self.close(out);
+            self.close("completed", out);
             let id = item_id("msg");
             self.item_added(&message(&id, "in_progress", &[]), out);
             let part = json!({"part": output_text("", &json!([]))});
@@ -177,9 +186,9 @@ impl ResponseEvents {
 
     fn thought(&mut self, delta: &str, out: &mut String) {
         if !matches!(self.open, Some(Open::Reasoning { .. })) {
-            self.close(out);
+            self.close("completed", out);
             let id = item_id("rs");
-            self.item_added(&reasoning(&id, ""), out);
+            self.item_added(&reasoning(&id, "in_progress", ""), out);
             self.open = Some(Open::Reasoning {
                 id,
                 text: String::new(),
@@ -220,9 +229,9 @@ impl Events for ResponseEvents {
             Part::Text(text) => self.text(&text, out),
             Part::Reasoning(text) => self.thought(&text, out),
             Part::Call(call) => {
-                self.close(out);
+                self.close("completed", out);
                 let (id, call_id) = (item_id("fc"), item_id("call"));
-                let whole = function_call(&id, &call_id, &call);
+                let whole = function_call(&id, &call_id, "completed", &call);
                 let mut begun = whole.clone();
                 begun["arguments"] = "".into();
                 begun["status"] = "in_progress".into();
@@ -234,7 +243,10 @@ impl Events for ResponseEvents {
                     "item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments,
                 });
                 self.send("response.function_call_arguments.done", done, out);
-                self.item_done(whole, out);
+                match self.is_cut {
+                    true => self.open = Some(Open::Call(whole)),
+                    false => self.item_done(whole, out),
+                }
             }
         }
     }
@@ -243,8 +255,12 @@ impl Events for ResponseEvents {
         out.push_str(SSE_HEARTBEAT);
     }
 
+    fn ends(&mut self, ended: &Ended) {
+        self.is_cut = ended.cuts_part;
+    }
+
     fn end(&mut self, ended: &Ended, out: &mut String) {
-        self.close(out);
+        self.close(item_status(ended, true), out);
         let status = status(ended);
         let response = self.answer.whole(status, &self.output, Some(ended));
         let name = format!("response.{status}");
