@@ -1,7 +1,8 @@
 //! Chats told again in the way that a template takes them, where it refuses or leaves out what clients send.
 //!
 //! - Beside a call of a tool clients send no content, and many templates look for something in it: those get an empty
-//!   text (Qwen 3, gpt-oss, Granite, Ministral).
+//!   text (Qwen 3, gpt-oss, Granite, Ministral), as do those that would write the word None there (GLM 4.6 and 4.7,
+//!   MiniMax M2): a model that reads it before each of its calls begins to say it.
 //! - Mistral's templates want ids of calls of nine letters and digits.
 //! - Agents let the system speak in between: Codex sends its instructions as several messages, Claude Code adds one where
 //!   the date has changed. Many templates refuse a second one (Qwen 3.5, Mistral), others write one of them and leave the
@@ -15,6 +16,8 @@ use serde_json::{Value, json};
 
 const SYSTEM: &str = "system";
 const USER: &str = "user";
+/// What Jinja writes for nothing.
+const NONE: &str = "None";
 /// Between texts that become one.
 const BETWEEN: &str = "\n\n";
 /// What Mistral's templates want an id to have.
@@ -69,6 +72,21 @@ fn is_said(message: &Message, text: &str) -> bool {
             .filter_map(|part| part["text"].as_str())
             .all(is_in),
     }
+}
+
+/// The chat with empty texts, where the text that a template made of it may have [`NONE`] in their places.
+pub(crate) fn without_none(chat: &Chat, text: &str) -> Option<Chat> {
+    text.contains(NONE).then(|| with_texts(chat)).flatten()
+}
+
+/// Whether a template wrote [`NONE`] for contents that are not there, and else the same as for empty ones: `text` is
+/// what it made of a chat, `other` of the one with empty texts. Templates leave out white space around what is empty.
+pub(crate) fn spells_none(text: &str, other: &str) -> bool {
+    let rest = |text: &str| {
+        let parts = text.split_whitespace().flat_map(|word| word.split(NONE));
+        parts.collect::<String>()
+    };
+    text.matches(NONE).count() > other.matches(NONE).count() && rest(text) == rest(other)
 }
 
 /// With an empty text in the place of no content.
@@ -231,6 +249,29 @@ mod tests {
         let ids: Vec<_> = calls.iter().map(|call| call.id.as_deref()).collect();
         assert_eq!(ids, [Some("50f949c6b"), Some("0000000a1")]);
         assert_eq!(told.messages[2].tool_call_id.as_deref(), Some("0000000a1"));
+    }
+
+    #[test]
+    fn none_in_the_place_of_a_content_is_noticed() {
+        for (text, other, expected) in [
+            ("a</think>None<call>", "a</think><call>", true),
+            ("ai\nNone\n<call>None", "ai\n<call>None", true),
+            // The same, or another chat.
+            ("say None", "say None", false),
+            ("<call>None", "", false),
+            ("a None", "a b", false),
+        ] {
+            assert_eq!(spells_none(text, other), expected, "{text}");
+        }
+        let mut asked = chat(&[("user", "hi")]);
+        assert_eq!(without_none(&asked, "None"), None);
+        asked.messages.push(Message {
+            role: "assistant".to_owned(),
+            ..Message::default()
+        });
+        assert_eq!(without_none(&asked, "nothing"), None);
+        let told = without_none(&asked, "None").unwrap();
+        assert_eq!(turns(&told), [("user", "hi"), ("assistant", "")]);
     }
 
     #[test]

@@ -153,6 +153,14 @@ fn rendered(
     let leaves_out =
         |rendered: &RenderedChat| adapted::leaves_out(chat, &|| rendered.text().into_owned());
     let mut outcome = render(chat);
+    let mut told = None;
+    if let Ok(rendered) = &outcome
+        && let Some(again) = adapted::without_none(chat, &rendered.text())
+        && let Ok(other) = render(&again)
+        && adapted::spells_none(&rendered.text(), &other.text())
+    {
+        (outcome, told) = (Ok(other), Some(again));
+    }
     let ways: &[Way] = match &outcome {
         Ok(rendered) if leaves_out(rendered) => &adapted::WAYS_OF_SYSTEM,
         Ok(_) => &[],
@@ -161,7 +169,6 @@ fn rendered(
         }
         Err(_) => &[],
     };
-    let mut told = None;
     for way in ways {
         let Some(again) = way(told.as_ref().unwrap_or(chat)) else {
             continue;

@@ -245,6 +245,7 @@ async fn templates_get_a_chat_in_the_way_that_they_take_it() {
     const TEXT: &str = "{% for m in messages %}{{ m.content + ';' }}{% endfor %}{# <tool_call> #}";
     const SHORT: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id|length != 9 %}\
                          {{ raise_exception('x') }}{% endif %}{{ c.id }};{% endfor %}{{ m.tool_call_id }};{% endfor %}";
+    const SPELLS: &str = "{% for m in messages %}{{ m.content }};{% endfor %}";
     let http = HttpDaemon::start().await;
     let system = json!([
         {"role": "system", "content": "A"}, {"role": "system", "content": "B"},
@@ -261,6 +262,7 @@ async fn templates_get_a_chat_in_the_way_that_they_take_it() {
         ("one", ONE, &system, "A\n\nB;C\n\nD;"),
         ("none", NONE, &system, "A\n\nB\n\nC\n\nD;"),
         ("text", TEXT, &calls, "C;;E;"),
+        ("spells", SPELLS, &calls, "C;;E;"),
         ("short", SHORT, &calls, ";50f949c6b;;50f949c6b;"),
     ] {
         with_template(&http.daemon, name, template);
