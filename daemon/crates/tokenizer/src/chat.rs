@@ -16,6 +16,7 @@
 
 mod engine;
 mod json;
+mod lists;
 mod message;
 mod methods;
 mod protect;

@@ -10,7 +10,7 @@ use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::globals;
 
-use super::{json, source};
+use super::{json, lists, source};
 
 /// What a template says through `raise_exception`.
 #[derive(Debug)]
@@ -35,6 +35,7 @@ pub(super) fn register(environment: &mut Environment<'static>) {
     environment.add_function("strftime_now", |format: String| strftime(&format, &now()));
     environment.add_function("cycler", |items: Rest<Value>| globals::cycler(items.0));
     environment.add_function("joiner", globals::joiner);
+    environment.add_function(source::LIST_FUNCTION, lists::changing);
     environment.add_filter("tojson", json::to_json);
     environment.add_filter(source::PERCENT_FILTER, percent);
     environment.add_filter("length", length);

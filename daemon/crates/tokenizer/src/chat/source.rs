@@ -6,17 +6,24 @@
 //!   for training and print their body; `if true` does the same.
 //! - The line end behind `{% raw %}` is kept.
 //! - `'...' % x`, Python's formatting, becomes a filter.
+//! - Where lists are changed, those that get a name are [`lists`](super::lists)
+//!   that can be.
 //!
 //! What does not look like a template is left for the parser to refuse.
 
 /// The filter that `%` behind a string becomes.
 pub(super) const PERCENT_FILTER: &str = "__percent";
+/// The function whose list can be changed.
+pub(super) const LIST_FUNCTION: &str = "__list";
+/// What changes a list.
+const CHANGES: [&str; 5] = [".append(", ".extend(", ".insert(", ".pop(", ".clear("];
 
 /// Rewrites `text` for minijinja.
 pub(super) fn prepare(text: &str) -> String {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(text.len() + 64);
     let mut rest = text.as_str();
+    let changes_lists = CHANGES.iter().any(|change| text.contains(change));
     while let Some(open) = next_tag(rest) {
         let (before, tag) = rest.split_at(open + 2);
         out.push_str(before);
@@ -24,9 +31,9 @@ pub(super) fn prepare(text: &str) -> String {
             Some(b'#') => copy_through(tag, "#}", &mut out),
             Some(b'%') => match raw_tag(tag, "raw") {
                 Some(len) => copy_raw(tag, len, &mut out),
-                None => copy_expression(tag, "%}", &mut out),
+                None => copy_expression(tag, "%}", changes_lists, &mut out),
             },
-            _ => copy_expression(tag, "}}", &mut out),
+            _ => copy_expression(tag, "}}", changes_lists, &mut out),
         };
     }
     out.push_str(rest);
@@ -99,7 +106,12 @@ fn copy_raw<'t>(text: &'t str, len: usize, out: &mut String) -> &'t str {
 }
 
 /// Copies an expression or a statement with the `close` behind it.
-fn copy_expression<'t>(text: &'t str, close: &str, out: &mut String) -> &'t str {
+fn copy_expression<'t>(
+    text: &'t str,
+    close: &str,
+    changes_lists: bool,
+    out: &mut String,
+) -> &'t str {
     let Some(len) = expression_len(text, close) else {
         out.push_str(text);
         return "";
@@ -110,6 +122,7 @@ fn copy_expression<'t>(text: &'t str, close: &str, out: &mut String) -> &'t str 
         "endgeneration" if close == "%}" => {
             out.push_str(&inner.replace("endgeneration", "endif"));
         }
+        _ if changes_lists => copy_with_percent(&with_lists(inner), out),
         _ => copy_with_percent(inner, out),
     }
     out.push_str(close);
@@ -154,6 +167,40 @@ fn string_len(text: &str) -> Option<usize> {
         }
     }
     None
+}
+
+/// With calls of [`LIST_FUNCTION`] around the lists that get a name: behind a single `=`.
+fn with_lists(inner: &str) -> String {
+    let bytes = inner.as_bytes();
+    let mut out = String::with_capacity(inner.len() + 16);
+    let (mut copied, mut at) = (0, 0);
+    while at < bytes.len() {
+        let len = match bytes[at] {
+            b'\'' | b'"' => string_len(&inner[at..]),
+            b'[' if is_named(&inner[..at]) => bracket_len(&inner[at..]),
+            _ => Some(1),
+        };
+        let Some(len) = len else {
+            break;
+        };
+        if bytes[at] == b'[' && len > 1 {
+            out.push_str(&inner[copied..at]);
+            out.push_str(LIST_FUNCTION);
+            out.push('(');
+            out.push_str(&inner[at..at + len]);
+            out.push(')');
+            copied = at + len;
+        }
+        at += len;
+    }
+    out.push_str(&inner[copied..]);
+    out
+}
+
+/// True behind the `=` of an assignment or an argument.
+fn is_named(before: &str) -> bool {
+    let name = before.trim_end().strip_suffix('=');
+    name.is_some_and(|name| !name.ends_with(['=', '!', '<', '>']))
 }
 
 fn copy_with_percent(inner: &str, out: &mut String) {
@@ -273,6 +320,19 @@ mod tests {
     }
 
     #[test]
+    fn lists_that_get_a_name_can_change_where_any_does() {
+        let text = "{% set a = ['[', [1]] %}{{ f(x=[], y==[1])[0] ~ '=[' }}{{ a[0] }}";
+        assert_eq!(prepare(text), text);
+        assert_eq!(
+            prepare(&format!("{text}{{% set _ = a.append(1) %}}")),
+            "{% set a = __list(['[', [1]]) %}{{ f(x=__list([]), y==[1])[0] ~ '=[' }}{{ a[0] }}{% set _ = a.append(1) %}"
+        );
+        for text in ["{{ a=[ }}", "{{ a=[' }}", "{{ =[]] }}"] {
+            let _ = prepare(&format!("{text}{{{{ a.pop() }}}}"));
+        }
+    }
+
+    #[test]
     fn raw_blocks_and_comments_are_left_alone() {
         let text = "{# {{ 'a' % b #}{%- raw %}{{ 'a' % b }}{% generation %}{% endraw -%}\n";
         assert_eq!(prepare(text), text);
@@ -303,7 +363,7 @@ mod tests {
         /// Whatever is in a template, it is rewritten without a panic, and
         /// text outside of tags stays.
         #[test]
-        fn any_text_is_rewritten(text in "([{}%#'\"()|.\\-+ é\n\r]|raw|endraw|generation|x){0,40}") {
+        fn any_text_is_rewritten(text in "([{}%#'\"()|.\\-+=\\[\\] é\n\r]|raw|endraw|generation|x|\\.pop\\(){0,40}") {
             let _ = prepare(&text);
             let _ = takes_parts(&text);
         }

@@ -63,6 +63,47 @@ fn what_is_empty_can_be_reversed() {
 }
 
 #[test]
+fn lists_with_a_name_can_be_changed() {
+    // As Kimi K2's template keeps the ids of calls.
+    let queue = "{% set ns = namespace(ids=[]) %}\
+        {% macro call(id) %}{% set _ = ns.ids.append(id) %}<{{ id }}>{% endmacro %}\
+        {{ call('a') }}{{ call('b') }}{% for m in 'xyz' %}\
+        {% if ns.ids %}{% set id = ns.ids.pop(0) %}{% else %}{% set id = '-' %}{% endif %}[{{ id }}]{% endfor %}";
+    assert_eq!(render(queue).unwrap(), "<a><b>[a][b][-]");
+    for (source, expected) in [
+        (
+            "{% set l = [1] %}{% for i in [2, 3] %}{% set _ = l.append(i) %}{% endfor %}{{ l }}",
+            "[1, 2, 3]",
+        ),
+        (
+            "{% set l = [1, 2] %}{% set k = l.copy() %}{% set _ = l.extend(l) %}{% set _ = k.insert(-1, 'x') %}\
+             {{ l }}{{ k }}{{ l|tojson }}{{ l[-1] }}{{ l[1:]|list }}{{ l|length }}{{ 2 in l }}{{ l.count(1) }}{{ l + k == l }}",
+            "[1, 2, 1, 2][1, 'x', 2][1, 2, 1, 2]2[2, 1, 2]4True2False",
+        ),
+        (
+            "{% set l = [1, 2] %}{{ l.pop() }}{{ l.pop(-1) }}{{ l }}{% set l = ['a'] %}{{ l.clear() or l|join }}{{ l == [] }}",
+            "21[]True",
+        ),
+        (
+            "{% set l = [3, 1] %}{% set _ = l.append(2) %}{{ l|sort }}{{ l is sequence }}{{ l|join('-') }}{{ l.index(2) }}",
+            "[1, 2, 3]True3-1-22",
+        ),
+    ] {
+        assert_eq!(render(source).unwrap(), expected, "{source}");
+    }
+    for source in [
+        "{% set l = [] %}{{ l.pop() }}",
+        "{% set l = [1] %}{{ l.pop(1) }}{{ l.pop(-2) }}",
+        "{% set l = [] %}{{ l.append() }}",
+        "{% set l = [] %}{{ l.append(1, 2) }}{{ l.frobnicate() }}",
+        // It has no name that could see the change.
+        "{{ [1].append(2) }}",
+    ] {
+        assert!(render(source).is_err(), "{source}");
+    }
+}
+
+#[test]
 fn endless_templates_run_out_of_steps() {
     let nested = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
     let error = render(nested).unwrap_err();
