@@ -74,7 +74,8 @@ impl Http {
         }
         if client.reserved && !is_light(method, path) {
             return Err(failure::exhausted(
-                "all connections that the daemon keeps for work are busy; this one answers health and metrics only",
+                "all connections that the daemon keeps for work are busy; this one answers health and metrics only: try \
+                 again when one is free",
                 RETRY,
             ));
         }

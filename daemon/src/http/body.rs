@@ -40,7 +40,10 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
         let frame = match tokio::time::timeout_at(until, next).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(error))) => {
-                return Err(failure::invalid("body", &format!("it broke off: {error}")));
+                return Err(failure::invalid(
+                    "body",
+                    &format!("it broke off: {error}; send it again"),
+                ));
             }
             Ok(None) => break,
             Err(_) => return Err(failure::body_late(BODY_WAIT_MAX)),

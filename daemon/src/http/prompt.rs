@@ -115,7 +115,7 @@ pub(super) fn text_parts(
             return Err(failure::unsupported_field(
                 &field(at),
                 &format!(
-                    "a part of the type {kind} cannot be read; the models here read text only"
+                    "a part of the type {kind} cannot be read; the models here read text only, leave it out"
                 ),
             ));
         }
@@ -237,7 +237,7 @@ impl WireSampling {
             if small.is_none() {
                 violations.add(
                     field,
-                    format!("{value} is out of range: at most {}", i32::MAX),
+                    format!("{value} is out of range: from {} to {}", i32::MIN, i32::MAX),
                 );
             }
             small

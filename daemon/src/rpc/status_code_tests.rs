@@ -150,7 +150,7 @@ fn every_error_of_the_engine_has_its_code_reason_and_words() {
             Error::DeadlineExceeded { generated: 7 },
             Code::DeadlineExceeded,
             "DEADLINE",
-            vec!["7"],
+            vec!["7", "allow more time"],
         ),
         (Error::Cancelled, Code::Cancelled, "CANCELLED", vec![]),
         (
@@ -296,7 +296,7 @@ fn every_refusal_of_a_file_has_its_code_and_words() {
                 kind: "a FIFO",
             },
             Code::InvalidArgument,
-            vec!["FIFO"],
+            vec!["FIFO", "give the path"],
         ),
         (
             ModelFileError::Unreadable {
@@ -314,7 +314,7 @@ fn every_refusal_of_a_file_has_its_code_and_words() {
         (
             ModelFileError::Empty { path: path.clone() },
             Code::InvalidArgument,
-            vec!["empty"],
+            vec!["empty", "fetch"],
         ),
         (
             ModelFileError::Io {

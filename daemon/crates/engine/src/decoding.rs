@@ -196,7 +196,8 @@ pub(crate) fn not_finite(loaded: &LoadedModel) -> Error {
     Error::BadModel {
         path: loaded.path().to_owned(),
         message:
-            "the logits are not finite; a weight of the file is damaged, or the model overflows f32"
+            "the logits are not finite; a weight of the file is damaged, or the model overflows f32: fetch the file again, or \
+             take another quantization of it"
                 .to_owned(),
     }
 }

@@ -96,7 +96,9 @@ pub enum Error {
         message: String,
     },
     /// The request's deadline passed. DEADLINE_EXCEEDED.
-    #[error("the deadline passed after {generated} generated tokens")]
+    #[error(
+        "the deadline passed after {generated} generated tokens; allow more time, or ask for fewer"
+    )]
     DeadlineExceeded {
         /// Tokens generated before it.
         generated: u32,
@@ -158,6 +160,19 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// What is wrong with a file that contradicts itself, and what to do.
+fn damaged(message: &str) -> String {
+    format!("{message}; the file is damaged or was converted wrongly: fetch or convert it again")
+}
+
+/// The same where the message does not tell it by itself.
+fn told(message: String, is_damage: bool) -> String {
+    match is_damage {
+        true => damaged(&message),
+        false => message,
+    }
+}
+
 /// An error of reading a file's header.
 pub(crate) fn from_gguf(name: &str, path: &Path, error: GgufError) -> Error {
     match error {
@@ -168,7 +183,7 @@ pub(crate) fn from_gguf(name: &str, path: &Path, error: GgufError) -> Error {
         GgufError::Io { .. } => Error::Internal(chain(&error)),
         _ => Error::BadModel {
             path: path.to_owned(),
-            message: chain(&error),
+            message: told(chain(&error), error.is_damage()),
         },
     }
 }
@@ -201,10 +216,13 @@ pub(crate) fn from_model(path: &Path, error: ModelError) -> Error {
         ModelError::MissingKey(_)
         | ModelError::BadValue { .. }
         | ModelError::MissingTensor(_)
-        | ModelError::WrongShape { .. }
-        | ModelError::Gguf(_) => Error::BadModel {
+        | ModelError::WrongShape { .. } => Error::BadModel {
             path: path.to_owned(),
-            message: chain(&error),
+            message: damaged(&chain(&error)),
+        },
+        ModelError::Gguf(ref cause) => Error::BadModel {
+            path: path.to_owned(),
+            message: told(chain(&error), cause.is_damage()),
         },
     }
 }
@@ -216,7 +234,7 @@ pub(crate) fn from_tokenizer(path: &Path, error: &TokenizerError) -> Error {
     }
     Error::BadModel {
         path: path.to_owned(),
-        message: chain(error),
+        message: told(chain(error), error.is_damage()),
     }
 }
 
@@ -272,5 +290,43 @@ pub(crate) fn from_cache(error: CacheError) -> Error {
             retry_after: Duration::from_secs(1),
         },
         other => Error::Internal(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_contradicts_itself_is_told_with_what_to_do_once() {
+        const REMEDY: &str = "fetch or convert it again";
+        let path = Path::new("/m.gguf");
+        let twice = || GgufError::DuplicateKey {
+            key: "a".to_owned(),
+            offset: 7,
+        };
+        let part = GgufError::Part {
+            path: path.to_owned(),
+            source: Box::new(twice()),
+        };
+        for (error, is_told) in [
+            (from_gguf("m", path, twice()), true),
+            (from_gguf("m", path, part), true),
+            // It says by itself what to do.
+            (from_gguf("m", path, GgufError::BadMagic), false),
+            (
+                from_model(path, ModelError::MissingTensor("a".to_owned())),
+                true,
+            ),
+            (from_model(path, ModelError::Gguf(twice())), true),
+            (from_tokenizer(path, &twice().into()), true),
+            (
+                from_tokenizer(path, &TokenizerError::MissingKey { key: "a" }),
+                false,
+            ),
+        ] {
+            let text = error.to_string();
+            assert_eq!(text.matches(REMEDY).count(), usize::from(is_told), "{text}");
+        }
     }
 }

@@ -260,7 +260,9 @@ impl EngineHandle {
             .try_send(command)
             .map_err(|error| match error {
                 TrySendError::Full(_) => Error::Exhausted {
-                    message: format!("{COMMAND_CAPACITY} commands already wait for the engine"),
+                    message: format!(
+                        "{COMMAND_CAPACITY} commands already wait for the engine; try again"
+                    ),
                     retry_after: Duration::from_millis(200),
                 },
                 TrySendError::Disconnected(_) => gone(),

@@ -184,7 +184,9 @@ impl Engine {
             Err(draining())
         } else if self.preloads.len() >= PRELOADS_MAX {
             Err(Error::Exhausted {
-                message: format!("{PRELOADS_MAX} preloads are under way"),
+                message: format!(
+                    "{PRELOADS_MAX} preloads are under way; try again when one has ended"
+                ),
                 retry_after: Duration::from_secs(1),
             })
         } else {

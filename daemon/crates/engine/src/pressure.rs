@@ -231,7 +231,7 @@ impl Engine {
         let refused = |now: u64| Error::Exhausted {
             message: format!(
                 "a budget of {wanted} bytes cannot be had now: {free} bytes are free on the device and {} are held; it is \
-                 {now} bytes now",
+                 {now} bytes now; ask for less, or end other users of the device's memory",
                 held.allocated_bytes
             ),
             retry_after: Duration::from_secs(1),

@@ -79,7 +79,8 @@ pub enum Refusal {
     },
     /// No such budget can be had.
     #[error(
-        "a budget of {asked} bytes cannot be had: the least is {min}, and the device's memory is {max}"
+        "a budget of {asked} bytes cannot be had: the least is {min}, and the device's memory is {max}; choose one between \
+         them"
     )]
     BudgetOutOfRange {
         /// Bytes asked for.

@@ -215,7 +215,7 @@ impl Engine {
             }
             Err(NotTaken::QueueFull { waiting, .. }) => task.fail(Error::Exhausted {
                 message: format!(
-                    "{waiting} requests wait already and {} run; the queue is full",
+                    "{waiting} requests wait already and {} run; the queue is full: try again when some have ended",
                     self.scheduler.running()
                 ),
                 retry_after: Duration::from_secs(1),

@@ -240,7 +240,9 @@ pub enum Error {
         ty: TensorType,
     },
     /// A tensor type number that nobody has defined.
-    #[error("tensor \"{tensor}\" has type number {found}, which is not a known ggml type")]
+    #[error(
+        "tensor \"{tensor}\" has type number {found}, which is not a known ggml type: quantize the model to another one"
+    )]
     UnknownTensorType {
         /// The tensor.
         tensor: String,
@@ -341,6 +343,35 @@ pub enum Error {
         /// How much of it is valid.
         valid_up_to: usize,
     },
+}
+
+impl Error {
+    /// True if the file contradicts itself, as one does that is damaged or was converted wrongly,
+    /// and the message does not say what to do.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Error::Part { source, .. } => source.is_damage(),
+            Error::BadKey { .. }
+            | Error::DuplicateKey { .. }
+            | Error::UnknownValueType { .. }
+            | Error::BadBool { .. }
+            | Error::NestedTooDeep { .. }
+            | Error::Alignment { .. }
+            | Error::BadTensorName { .. }
+            | Error::DuplicateTensor { .. }
+            | Error::TooManyDims { .. }
+            | Error::ZeroDim { .. }
+            | Error::SizeOverflow { .. }
+            | Error::PartialBlock { .. }
+            | Error::UnalignedTensor { .. }
+            | Error::Overlap { .. }
+            | Error::WrongType { .. }
+            | Error::ValueRange { .. }
+            | Error::NotUtf8 { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// The type of a metadata value in words: "u32", "an array of 7 strings".

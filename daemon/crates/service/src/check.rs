@@ -386,7 +386,8 @@ pub fn score_length(field: &str, n_tokens: usize, top_n: u32) -> Result<(), Fail
         return Err(failure::invalid(
             "top_n",
             &format!(
-                "{top_n} for {n_tokens} tokens makes {scores} scores; at most {SCORES_MAX} fit an answer"
+                "{top_n} for {n_tokens} tokens makes {scores} scores; at most {SCORES_MAX} fit an answer: lower it, or score \
+                 fewer tokens"
             ),
         ));
     }

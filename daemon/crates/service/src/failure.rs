@@ -411,14 +411,15 @@ pub(crate) fn no_such_model<'a>(
         .with("on_disk", &on_disk)
         .about("model", name, "neither loaded nor in a model directory")
         .says(&format!(
-            "no model '{name}' is loaded or in a model directory; loaded: {loaded}; files: {on_disk}"
+            "no model '{name}' is loaded or in a model directory; name one of these, or put its file into a model \
+             directory; loaded: {loaded}; files: {on_disk}"
         ))
 }
 
 /// NOT_FOUND: the model was loaded, and somebody unloaded it before the load was answered.
 pub fn unloaded_meanwhile(name: &str) -> Failure {
     let message = format!(
-        "model '{name}' was loaded, and unloaded again by another client before this call ended"
+        "model '{name}' was loaded, and unloaded again by another client before this call ended; load it again"
     );
     Failure::new(Kind::NotFound, "UNKNOWN_MODEL")
         .with("model", name)
@@ -484,7 +485,9 @@ pub fn body_late(limit: Duration) -> Failure {
 
 /// INVALID_ARGUMENT: the request has too many bytes.
 pub fn body_too_large(max: usize) -> Failure {
-    let message = format!("the request has more than {max} bytes, the most that this call takes");
+    let message = format!(
+        "the request has more than {max} bytes, the most that this call takes; send less at once"
+    );
     Failure::new(Kind::InvalidArgument, "REQUEST_TOO_LARGE")
         .with("max_bytes", max.to_string())
         .says(&message)
@@ -555,7 +558,7 @@ pub fn engine_gone() -> Failure {
 /// DEADLINE_EXCEEDED outside of the engine.
 pub fn deadline() -> Failure {
     Failure::new(Kind::DeadlineExceeded, "DEADLINE")
-        .says("the deadline passed before the answer was ready")
+        .says("the deadline passed before the answer was ready; allow more time")
 }
 
 /// INTERNAL.
@@ -577,14 +580,4 @@ fn cut(text: &str, max: usize) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::cut;
-
-    #[test]
-    fn a_cut_keeps_whole_characters() {
-        assert_eq!(cut("abc", 3), "abc");
-        assert_eq!(cut("abcdefgh", 6), "abc...");
-        assert_eq!(cut("\u{e9}\u{e9}\u{e9}\u{e9}", 6), "\u{e9}...");
-        assert_eq!(cut("\u{1f600}\u{1f600}", 5), "...");
-    }
-}
+mod tests;

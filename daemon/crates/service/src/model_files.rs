@@ -100,7 +100,7 @@ pub enum ModelFileError {
         first: PathBuf,
     },
     /// Not a regular file.
-    #[error("{} is {kind}, not a regular file", path.display())]
+    #[error("{} is {kind}, not a regular file; give the path of a .gguf file", path.display())]
     NotAFile {
         /// The path asked for.
         path: PathBuf,
@@ -122,7 +122,7 @@ pub enum ModelFileError {
         path: PathBuf,
     },
     /// Nothing in it.
-    #[error("{} is empty", path.display())]
+    #[error("{} is empty: the download or copy did not finish; fetch the file again", path.display())]
     Empty {
         /// The path asked for.
         path: PathBuf,

@@ -261,6 +261,21 @@ impl Error {
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Error::UnknownModel { .. } | Error::UnknownPre { .. })
     }
+
+    /// True if the file contradicts itself, as one does that is damaged or was converted wrongly,
+    /// and the message does not say what to do.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Error::Gguf(error) => error.is_damage(),
+            Error::TokenType { .. }
+            | Error::SpecialId { .. }
+            | Error::DuplicateToken { .. }
+            | Error::MergeForm { .. }
+            | Error::MergeUnknown { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 impl From<rocmforge_gguf::Error> for Error {

@@ -158,7 +158,8 @@ impl Bounds {
         }
         if peer.is_reserved() && !method.is_light {
             return Err(failure::exhausted(
-                "all connections that the daemon keeps for work are busy; this one answers health and status only",
+                "all connections that the daemon keeps for work are busy; this one answers health and status only: try \
+                 again when one is free",
                 RETRY,
             ));
         }

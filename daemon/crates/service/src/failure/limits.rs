@@ -12,12 +12,16 @@ pub(crate) fn peer_limit(
     what: &str,
     retry_after: Option<Duration>,
 ) -> Failure {
+    let remedy = match retry_after {
+        Some(_) => "try again later",
+        None => "shorten the request, or raise the limit ([[limit]] in the daemon's configuration)",
+    };
     let failure = Failure::new(Kind::ResourceExhausted, "PEER_LIMIT")
         .with("peer", peer)
         .with("limit", limit)
         .with("max", max.to_string())
         .says(&format!(
-            "{what}; the daemon's limit for {peer} is {limit} = {max}"
+            "{what}; the daemon's limit for {peer} is {limit} = {max}; {remedy}"
         ));
     match retry_after {
         Some(after) => failure.retry(after.max(LIMIT_RETRY)),
