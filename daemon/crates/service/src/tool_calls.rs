@@ -144,7 +144,7 @@ fn forced_by(field: &str, choice: &Value, described: &[Value]) -> Result<Forced,
         }
         Some(name) => refuse(&format!("no tool is named '{name}'; name one of tools")),
         None => refuse(&format!(
-            "{choice} is none here; give auto, none, required, or a function by its name"
+            "{choice} is no choice that is known here; give auto, none, required (any), or a tool by its name"
         )),
     }
 }

@@ -51,13 +51,12 @@ struct WireMessage {
 impl MessagesRequest {
     /// The conversation that is to be answered.
     pub(super) fn conversation(self) -> Result<(Conversation, Violations), Failure> {
-        if self.max_tokens.is_none() {
-            return Err(failure::invalid(
-                "max_tokens",
-                "missing; give the most tokens that the answer may have",
-            ));
+        let wrong = |why: &str| Err(failure::invalid("max_tokens", why));
+        match self.max_tokens {
+            None => wrong("missing; give the most tokens that the answer may have"),
+            Some(n) if n < 1 => wrong(&format!("{n} is out of range: at least 1")),
+            Some(_) => self.for_counting(),
         }
-        self.for_counting()
     }
 
     /// The conversation, where no answer is asked for.
@@ -84,7 +83,8 @@ impl MessagesRequest {
         for (at, message) in self.messages.into_iter().enumerate() {
             turn(at, message, &mut messages)?;
         }
-        let messages = messages.into_iter().filter_map(steady).collect();
+        let messages: Vec<_> = messages.into_iter().filter_map(steady).collect();
+        let continues = messages.last().is_some_and(is_begun);
         let mut violations = violations();
         let stop = self.stop_sequences.map(TextOr::List);
         let mut sampling = self.sampling.fields(self.max_tokens, stop, &mut violations);
@@ -95,7 +95,7 @@ impl MessagesRequest {
             messages,
             tools,
             kwargs,
-            continues: false,
+            continues,
             sampling,
             n_ctx: None,
             choices: 1,
@@ -103,6 +103,17 @@ impl MessagesRequest {
         };
         Ok((conversation, violations))
     }
+}
+
+/// Whether a message that ends a conversation is the beginning of the answer, as this route has it: the model's own, with
+/// a text behind all that it thought, and no call.
+fn is_begun(last: &Message) -> bool {
+    let says = match &last.content {
+        Content::None => false,
+        Content::Text(text) => !text.is_empty(),
+        Content::Parts(_) => true,
+    };
+    last.role == "assistant" && says && last.tool_calls.is_empty()
 }
 
 /// Parts of a system prompt are one text: templates know none there.
@@ -277,7 +288,7 @@ fn turn(at: usize, wire: WireMessage, messages: &mut Vec<Message>) -> Result<(),
                 return Err(failure::unsupported_field(
                     &field(),
                     &format!(
-                        "a block of the type {kind} cannot be read; the models here read text only"
+                        "a block of the type {kind} cannot be read; the models here read text only, leave it out"
                     ),
                 ));
             }
@@ -344,6 +355,35 @@ mod tests {
         assert_eq!(user.content, Content::Text("and?".into()));
         assert_eq!(conversation.kwargs["enable_thinking"], true);
         assert_eq!(conversation.tools.described[0]["function"]["name"], "f");
+    }
+
+    #[test]
+    fn an_answer_that_is_begun_is_gone_on_with() {
+        let call = json!([{"type": "text", "text": "a"}, {"type": "tool_use", "id": "t", "name": "f", "input": {}}]);
+        for (role, content, expected) in [
+            ("assistant", json!("The answer is "), true),
+            ("assistant", json!([{"type": "text", "text": "a"}]), true),
+            ("assistant", json!(""), false),
+            ("assistant", json!([]), false),
+            ("assistant", call, false),
+            ("user", json!("a"), false),
+        ] {
+            let conversation = read(json!({
+                "model": "m", "max_tokens": 5,
+                "messages": [{"role": "user", "content": "hi"}, {"role": role, "content": content}],
+            }));
+            assert_eq!(conversation.unwrap().continues, expected, "{content}");
+        }
+    }
+
+    #[test]
+    fn the_most_tokens_are_asked_for_in_this_routes_words() {
+        for (tokens, words) in [(json!(null), "missing"), (json!(0), "0 is out of range")] {
+            let asked = read(json!({"model": "m", "max_tokens": tokens, "messages": []}));
+            let failure = asked.unwrap_err();
+            assert!(failure.message().contains(words), "{failure:?}");
+            assert!(!failure.message().contains("unset"), "{failure:?}");
+        }
     }
 
     #[test]

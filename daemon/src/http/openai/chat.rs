@@ -148,7 +148,10 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         asked.tool_choice.as_ref(),
         asked.parallel_tool_calls,
     )?;
-    let mut violations = Violations::named(chat_name);
+    let mut violations = Violations::named(match asked.max_completion_tokens {
+        Some(_) => chat_name,
+        None => older_chat_name,
+    });
     let max_tokens = bounded(asked.max_completion_tokens.or(asked.max_tokens));
     let mut sampling = asked
         .sampling
@@ -405,6 +408,14 @@ impl Events for Chunks {
 
 /// A field as this route has it.
 fn chat_name(field: &str) -> String {
+    match field {
+        "sampling.max_tokens" => "max_completion_tokens".to_owned(),
+        _ => older_chat_name(field),
+    }
+}
+
+/// The same where the older name of `max_completion_tokens` is used.
+fn older_chat_name(field: &str) -> String {
     match field {
         "logprobs" => "top_logprobs".to_owned(),
         _ => name(field),

@@ -230,3 +230,19 @@ async fn a_prompt_without_room_is_told_as_too_long() {
     }
     assert_eq!(http.stop().await, End::Drained);
 }
+
+#[tokio::test]
+async fn an_answer_that_is_begun_is_gone_on_with() {
+    let http = HttpDaemon::start().await;
+    let mut asked = question();
+    asked["messages"] = json!([{"role": "user", "content": "42 - 30 = ?"}]);
+    let text = |whole: Value| whole["content"][0]["text"].as_str().unwrap().to_owned();
+    let whole = text(http.post("/v1/messages", &asked).await.json());
+    let (begun, rest) = whole.split_at(whole.find('=').unwrap() + 1);
+    asked["messages"] = json!([
+        {"role": "user", "content": "42 - 30 = ?"}, {"role": "assistant", "content": begun},
+    ]);
+    let told = text(http.post("/v1/messages", &asked).await.json());
+    assert_eq!(told.trim_start(), rest.trim_start(), "{whole}");
+    assert_eq!(http.stop().await, End::Drained);
+}

@@ -289,5 +289,21 @@ async fn no_bound_is_minus_one_and_whole_numbers_may_be_real_ones() {
         let choice = reply.json()["choices"][0].clone();
         assert_eq!(choice["message"]["content"], "42 - 30 = 12.", "{key}");
     }
+    for (key, value) in [
+        ("max_completion_tokens", json!(0)),
+        ("max_completion_tokens", json!(i64::MIN)),
+        ("max_tokens", json!(0)),
+    ] {
+        let mut asked = question(false);
+        asked.as_object_mut().unwrap().remove("max_tokens");
+        asked[key] = value.clone();
+        let error = http.post("/v1/chat/completions", &asked).await.json()["error"].clone();
+        assert_eq!(error["param"], key, "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(
+            message.contains(&format!("{key}: {value} is out of range: ")),
+            "{message}"
+        );
+    }
     assert_eq!(http.stop().await, End::Drained);
 }

@@ -213,11 +213,15 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
             &format!("it has no {key}; give one"),
         )),
     };
+    if !item.is_object() {
+        let message = "no object; give an item, or all of the input as one text";
+        return Err(failure::invalid(&field(), message));
+    }
     let kind = item["type"].as_str().unwrap_or("message").to_owned();
     match kind.as_str() {
         "message" => {
             let role = text(take(&mut item, "role"), "role")?;
-            let content = content(take(&mut item, "content"), &field())?;
+            let content = content(&mut item, "content", &field())?;
             if role == "assistant" {
                 let last = open_turn(messages);
                 last.content = content;
@@ -255,7 +259,7 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
             let id = text(take(&mut item, "call_id"), "call_id")?;
             messages.push(Message {
                 role: "tool".to_owned(),
-                content: content(take(&mut item, "output"), &field())?,
+                content: content(&mut item, "output", &field())?,
                 tool_call_id: Some(id),
                 ..Message::default()
             });
@@ -288,13 +292,18 @@ fn open_turn(messages: &mut Vec<Message>) -> &mut Message {
     &mut messages[last]
 }
 
-fn content(value: Value, field: &str) -> Result<Content, Failure> {
-    match value {
+/// What an item says, under the key that it has for it.
+fn content(item: &mut Value, key: &str, field: &str) -> Result<Content, Failure> {
+    match take(item, key) {
         Value::String(text) => Ok(Content::Text(text)),
-        Value::Array(parts) => text_parts(parts, |part| format!("{field}.content[{part}]")),
-        _ => Err(failure::invalid(
+        Value::Array(parts) => text_parts(parts, |part| format!("{field}.{key}[{part}]")),
+        Value::Null => Err(failure::invalid(
             field,
-            "it has no content; give a text or parts",
+            &format!("it has no {key}; give a text or parts"),
+        )),
+        _ => Err(failure::invalid(
+            &format!("{field}.{key}"),
+            "neither a text nor a list of parts; give one of them",
         )),
     }
 }
@@ -372,5 +381,23 @@ mod tests {
         assert_eq!(read(format).unwrap_err().fields()[0].0, "text.format");
         let item = json!({"model": "m", "input": [{"type": "item_reference", "id": "x"}]});
         assert_eq!(read(item).unwrap_err().fields()[0].0, "input[0]");
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_item_is_told_by_its_own_key() {
+        let output = |output: Value| json!({"type": "function_call_output", "call_id": "c", "output": output});
+        let image = json!([{"type": "input_image", "image_url": "x"}]);
+        for (item, field, words) in [
+            (json!("hi"), "input[0]", "one text"),
+            (output(json!({"a": 1})), "input[0].output", "list of parts"),
+            (output(json!(null)), "input[0]", "no output"),
+            (output(image), "input[0].output[0]", "input_image"),
+            (json!({"role": "user"}), "input[0]", "no content"),
+        ] {
+            let failure = read(json!({"model": "m", "input": [item]})).unwrap_err();
+            let (found, message) = &failure.fields()[0];
+            assert_eq!(found, field, "{message}");
+            assert!(message.contains(words), "{message}");
+        }
     }
 }
