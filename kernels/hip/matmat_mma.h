@@ -160,25 +160,53 @@ FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0) {
         block_sync();
     }
     // A fragment's lane: rows 16 i + g and + 8, tokens 8 n + 2 q and the next.
-    auto store = [&](u32 i, const F32x4& sum) {
-        const u32 n = i % GROUPS;
-        const float v[4] = {sum.x, sum.y, sum.z, sum.w};
+    struct Place {
+        float* out;
+        u32 row;
+        bool is;
+    };
+    auto place_of = [&](u32 i, u32 j) {
+        const u32 row = row0 + i / GROUPS * 16 + j / 2 * 8 + g, token = i % GROUPS * 8 + q * 2 + j % 2;
+        const bool is = row < a.rows && token < n_tokens;
+        return Place{is ? a.out + (u64)tokens.out_row(token0 + token) * a.rows + row : a.out, row, is};
+    };
+    // What is added, of all fragments before one is stored: a load behind a store that may be to the same place would wait
+    // for it, one round trip to memory after the other.
+    auto ask = [&](u32 i) {
+        float before[4];
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
-            const u32 row = row0 + i / GROUPS * 16 + j / 2 * 8 + g, token = n * 8 + q * 2 + j % 2;
-            if (row < a.rows && token < n_tokens) {
-                float* out = a.out + (u64)tokens.out_row(token0 + token) * a.rows + row;
-                const float y = tokens.finish(v[j] * (a.factor / SCALE), a.bias, row);
-                *out = a.epilogue == 1 ? *out + y : y;
-            }
+            const Place place = place_of(i, j);
+            before[j] = a.epilogue == 1 && place.is ? *place.out : 0.0f;
+        }
+        return F32x4{before[0], before[1], before[2], before[3]};
+    };
+    auto store = [&](u32 i, const F32x4& sum, const F32x4& added) {
+        const float v[4] = {sum.x, sum.y, sum.z, sum.w}, before[4] = {added.x, added.y, added.z, added.w};
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            const Place place = place_of(i, j);
+            if (place.is) *place.out = tokens.finish(v[j] * (a.factor / SCALE), a.bias, place.row) + before[j];
         }
     };
     auto partial = [&](u32 of, u32 i) { return a.partials + ((of * ROW_WAVES + row_wave) * FRAGMENTS + i) * WAVE + lane(); };
     const u32 n_groups = (n_tokens + 7) / 8;
+    // Fragments of this wave.
+    constexpr u32 MINE = (FRAGMENTS + K_WAVES - 1) / K_WAVES;
+    auto fragment = [&](u32 k) { return group + k * K_WAVES; };
+    auto is_there = [&](u32 k) { return fragment(k) < FRAGMENTS && fragment(k) % GROUPS < n_groups; };
+    F32x4 added[MINE];
+    auto ask_for_all = [&]() {
 #pragma unroll
-    for (u32 k = 0; k < (FRAGMENTS + K_WAVES - 1) / K_WAVES; ++k) {
-        const u32 i = group + k * K_WAVES;
-        if (i >= FRAGMENTS || i % GROUPS >= n_groups) continue;
+        for (u32 k = 0; k < MINE; ++k) {
+            if (is_there(k)) added[k] = ask(fragment(k));
+        }
+    };
+    if (a.parts == 1) ask_for_all();
+#pragma unroll
+    for (u32 k = 0; k < MINE; ++k) {
+        if (!is_there(k)) continue;
+        const u32 i = fragment(k);
         F32x4 sum = F32x4{0.0f, 0.0f, 0.0f, 0.0f};
         if (K_WAVES > 1) {
 #pragma unroll
@@ -187,7 +215,7 @@ FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0) {
             sum = acc[k / GROUPS][k % GROUPS];
         }
         if (a.parts == 1) {
-            store(i, sum);
+            store(i, sum, added[k]);
         } else {
             *partial(a.part, i) = sum;
         }
@@ -201,8 +229,8 @@ FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0) {
     block_sync();
     if (*before != a.parts - 1) return;
     device_fence();
+    ask_for_all();
     // A part of all fragments at once: one after the other each would take a round trip to memory.
-    constexpr u32 MINE = (FRAGMENTS + K_WAVES - 1) / K_WAVES;
     F32x4 sum[MINE];
 #pragma unroll
     for (u32 k = 0; k < MINE; ++k) sum[k] = F32x4{0.0f, 0.0f, 0.0f, 0.0f};
@@ -210,16 +238,14 @@ FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0) {
         F32x4 one[MINE];
 #pragma unroll
         for (u32 k = 0; k < MINE; ++k) {
-            const u32 i = group + k * K_WAVES;
-            if (i < FRAGMENTS && i % GROUPS < n_groups) one[k] = *partial(of, i);
+            if (is_there(k)) one[k] = *partial(of, fragment(k));
         }
 #pragma unroll
         for (u32 k = 0; k < MINE; ++k) sum[k] = plus(sum[k], one[k]);
     }
 #pragma unroll
     for (u32 k = 0; k < MINE; ++k) {
-        const u32 i = group + k * K_WAVES;
-        if (i < FRAGMENTS && i % GROUPS < n_groups) store(i, sum[k]);
+        if (is_there(k)) store(fragment(k), sum[k], added[k]);
     }
     if (thread_x() == 0) *a.counter = 0;
 }

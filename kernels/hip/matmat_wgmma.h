@@ -17,13 +17,20 @@
 // same lines of x at once otherwise.
 // Shared memory, dynamic: STAGES_OF_X places of x, [128 columns][tokens of the entry] f16; behind
 // them a barrier for each that is passed when x is there, and one when all waves are done with it.
-// Parts: as matmat_f16.h says; a tile's partial sums are [part][four floats of a thread][THREADS].
+// Parts: as matmat_f16.h says, but that each block of a tile adds up a share of the sums (wait_for_parts): one block that
+// adds up all takes 5 to 15 us, behind which everything waits. A tile's partial sums are [part][four floats of a
+// thread][THREADS].
 // Bytes: the weights once; x (2 bytes an element) once a tile, from the second-level cache.
 #pragma once
 
 #define STAGES_OF_X 4u
 // Products of 16 columns that run while as many are unpacked.
 #define AT_ONCE 2u
+// Most parts of the columns, and how often a block looks whether all of a tile's have arrived: some 0.7 us each.
+#define WGMMA_PARTS 8u
+#ifndef POLLS
+#define POLLS 1000u
+#endif
 
 // The feature of sm_90a, which sm_90 is compiled as.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -132,6 +139,22 @@ struct StepRow<Q4_K> {
     FORCE void four(u32 h, u32 w, u32 (&to)[2]) const { nibbles_f16(q[h], w, scales[h], least_ones[h], to); }
 };
 
+// Says that a part's sums are written, waits for those of all parts of the tile and returns which shares of
+// the sums this block is to add up, bit k for share k of as many as there are parts. The order of arrival gives each block
+// one. A block waits POLLS looks at most: then it gives its share up, and leaves, so nobody depends on all
+// of them running at once. The last one to arrive never waits, and takes what was given up: each share is given up
+// before it arrives or not at all. counter: bits 0 to 7 those that have arrived, 8 to 15 left (by the caller), from 16
+// on shares given up.
+FORCE u32 wait_for_parts(u32* counter, u32 parts) {
+    const u32 before = counter_add(counter, 1), share = before & 255;
+    if (share == parts - 1) return 1u << share | before >> 16;
+    for (u32 i = 0; i < POLLS; ++i) {
+        if ((*(volatile u32*)counter & 255) == parts) return 1u << share;
+    }
+    const u32 now = counter_add(counter, 1u << (16 + share));
+    return (now & 255) == parts ? 1u << share : 0;
+}
+
 template <class T, u32 TOKENS>
 FORCE void matmat_wgmma(const MatmatMmaArgs& a) {
     constexpr u32 ROWS = 128, STAGE_BYTES = 256 * TOKENS, FLOATS = TOKENS / 2, PARTS = 8 / AT_ONCE;
@@ -239,18 +262,51 @@ FORCE void matmat_wgmma(const MatmatMmaArgs& a) {
     // What is added to may have been written by launches that only one thread has waited for.
     wait_for_inputs();
     // Float i of a lane: of each 8 tokens rows g and 8 further, tokens 2 q and the next.
-    auto store = [&](u32 i, float v) {
+    struct Place {
+        float* out;
+        bool is;
+    };
+    auto place_of = [&](u32 i) {
         const u32 row = row0 + i % 4 / 2 * 8, token = i / 4 * 8 + q * 2 + i % 2;
-        if (row < tile.rows && token < a.n_tokens) {
-            float* out = tile.out + (u64)token * tile.rows + row;
-            v *= tile.factor / SCALE;
-            if (tile.bias) v += tile.bias[row];
-            *out = tile.epilogue == 1 ? *out + v : v;
+        return Place{tile.out + (u64)token * tile.rows + row, row < tile.rows && token < a.n_tokens};
+    };
+    float bias[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) bias[r] = tile.bias ? tile.bias[least(row0 + r * 8, tile.rows - 1)] : 0.0f;
+    // Floats 4 i to 4 i + 3, each added to what is there if that is wanted.
+    auto before_of = [&](u32 i) {
+        float before[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            const Place place = place_of(4 * i + j);
+            before[j] = bias[j / 2];
+            if (tile.epilogue == 1 && place.is) before[j] += *place.out;
+        }
+        return F32x4{before[0], before[1], before[2], before[3]};
+    };
+    auto store = [&](u32 i, const F32x4& sum, const F32x4& before) {
+        const float v[4] = {sum.x, sum.y, sum.z, sum.w}, b[4] = {before.x, before.y, before.z, before.w};
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+            const Place place = place_of(4 * i + j);
+            if (place.is) *place.out = v[j] * (tile.factor / SCALE) + b[j];
         }
     };
+    // What is added is asked for AT_A_TIME times four floats before the first of them is stored: a load behind a store that
+    // may be to the same place would wait for it, one round trip to memory after the other.
+    constexpr u32 AT_A_TIME = TOKENS > 64 ? 4 : 2;
     if (tile.parts == 1) {
 #pragma unroll
-        for (u32 i = 0; i < FLOATS; ++i) store(i, acc[i]);
+        for (u32 first = 0; first < FLOATS / 4; first += 2 * AT_A_TIME) {
+            F32x4 before[2 * AT_A_TIME];
+#pragma unroll
+            for (u32 i = 0; i < 2 * AT_A_TIME; ++i) before[i] = before_of(first + i);
+#pragma unroll
+            for (u32 i = 0; i < 2 * AT_A_TIME; ++i) {
+                const float* v = acc + 4 * (first + i);
+                store(first + i, F32x4{v[0], v[1], v[2], v[3]}, before[i]);
+            }
+        }
         return;
     }
     auto partial = [&](u32 part, u32 i) { return tile.partials + (part * (FLOATS / 4) + i) * THREADS + thread_x(); };
@@ -259,28 +315,37 @@ FORCE void matmat_wgmma(const MatmatMmaArgs& a) {
     for (u32 i = 0; i < FLOATS / 4; ++i) {
         if (i < n_groups) *partial(tile.part, i) = F32x4{acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]};
     }
-    u32* before = (u32*)shared_wide;
+    u32* shares = (u32*)shared_wide;
     device_fence();
     block_sync();
-    if (thread_x() == 0) *before = counter_add(tile.counter, 1);
+    if (thread_x() == 0) *shares = wait_for_parts(tile.counter, tile.parts);
     block_sync();
-    if (*before != tile.parts - 1) return;
     device_fence();
+    // Bit k: the groups of 8 tokens k, k + parts and so on are this block's to add up.
+    for (u32 mine = *shares, k = 0; mine != 0; mine >>= 1, ++k) {
+        if ((mine & 1) == 0) continue;
+#pragma unroll 1
+        for (u32 first = k; first < n_groups; first += AT_A_TIME * tile.parts) {
+            F32x4 before[AT_A_TIME], sum[AT_A_TIME];
 #pragma unroll
-    for (u32 i = 0; i < FLOATS; ++i) acc[i] = 0.0f;
-    for (u32 part = 0; part < tile.parts; ++part) {
+            for (u32 n = 0; n < AT_A_TIME; ++n) {
+                const u32 i = first + n * tile.parts;
+                if (i >= n_groups) continue;
+                before[n] = before_of(i);
+                F32x4 one[WGMMA_PARTS];
 #pragma unroll
-        for (u32 i = 0; i < FLOATS / 4; ++i) {
-            if (i >= n_groups) continue;
-            const F32x4 one = *partial(part, i);
-            acc[4 * i] += one.x;
-            acc[4 * i + 1] += one.y;
-            acc[4 * i + 2] += one.z;
-            acc[4 * i + 3] += one.w;
+                for (u32 p = 0; p < WGMMA_PARTS; ++p) one[p] = p < tile.parts ? *partial(p, i) : F32x4{0.0f, 0.0f, 0.0f, 0.0f};
+                sum[n] = one[0];
+#pragma unroll
+                for (u32 p = 1; p < WGMMA_PARTS; ++p) sum[n] = plus(sum[n], one[p]);
+            }
+#pragma unroll
+            for (u32 n = 0; n < AT_A_TIME; ++n) {
+                if (first + n * tile.parts < n_groups) store(first + n * tile.parts, sum[n], before[n]);
+            }
         }
     }
-#pragma unroll
-    for (u32 i = 0; i < FLOATS; ++i) store(i, acc[i]);
-    if (thread_x() == 0) *tile.counter = 0;
+    // The last block to leave finds all others done with the counter.
+    if (thread_x() == 0 && (counter_add(tile.counter, 1u << 8) >> 8 & 255) == tile.parts - 1) *tile.counter = 0;
 }
 #endif

@@ -144,11 +144,16 @@ FORCE void matmat_wmma(const MmaTile& a, const Tokens& tokens, u32 token0) {
         const u32 token = i % COLUMNS_OF_16 * 16 + lane() % 16, row = row0 + i / COLUMNS_OF_16 * 16 + lane() / 16 * RESULTS;
         if (token >= n_tokens) return;
         float* out = a.out + (u64)tokens.out_row(token0 + token) * a.rows;
+        // What is added is asked for before the first one is stored: a load behind a store that may be to the same place
+        // would wait for it.
+        Result before = Result(0.0f);
 #pragma unroll
         for (u32 j = 0; j < RESULTS; ++j) {
-            if (row + j >= a.rows) continue;
-            const float y = tokens.finish(sum[j] * (a.factor / SCALE), a.bias, row + j);
-            out[row + j] = a.epilogue == 1 ? out[row + j] + y : y;
+            if (a.epilogue == 1 && row + j < a.rows) before[j] = out[row + j];
+        }
+#pragma unroll
+        for (u32 j = 0; j < RESULTS; ++j) {
+            if (row + j < a.rows) out[row + j] = tokens.finish(sum[j] * (a.factor / SCALE), a.bias, row + j) + before[j];
         }
     };
     if (a.parts == 1) {
@@ -166,12 +171,16 @@ FORCE void matmat_wmma(const MmaTile& a, const Tokens& tokens, u32 token0) {
     block_sync();
     if (before != a.parts - 1) return;
     device_fence();
+    // A part of all fragments at once: one after the other each would take a round trip to memory.
+    Result sum[FRAGMENTS];
 #pragma unroll
-    for (u32 i = 0; i < FRAGMENTS; ++i) {
-        Result sum = Result(0.0f);
-        for (u32 of = 0; of < a.parts; ++of) sum += *partial(of, i);
-        store(i, sum);
+    for (u32 i = 0; i < FRAGMENTS; ++i) sum[i] = Result(0.0f);
+    for (u32 of = 0; of < a.parts; ++of) {
+#pragma unroll
+        for (u32 i = 0; i < FRAGMENTS; ++i) sum[i] += *partial(of, i);
     }
+#pragma unroll
+    for (u32 i = 0; i < FRAGMENTS; ++i) store(i, sum[i]);
     if (thread_x() == 0) *a.counter = 0;
 }
 

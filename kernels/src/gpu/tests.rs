@@ -519,6 +519,11 @@ fn constants_are_those_of_the_sources() {
     let source = units::file("activations.hip").unwrap();
     let scale = ops::activations::GATED_F16_SCALE;
     assert!(source.contains(&format!("#define GATED_SCALE {scale}f\n")));
+    let source = units::file("matmat_wgmma.h").unwrap();
+    assert_eq!(
+        defined(source, "WGMMA_PARTS"),
+        [ops::matmat::PARTS_MAX as u32]
+    );
     let source = units::file("route.hip").unwrap();
     assert_eq!(defined(source, "EXPERTS_MAX"), [route::EXPERTS_MAX]);
     assert_eq!(defined(source, "GROUPS_MAX"), [route::GROUPS_MAX]);

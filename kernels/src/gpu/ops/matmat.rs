@@ -11,6 +11,8 @@
 
 mod shape;
 
+#[cfg(test)]
+pub(in crate::gpu) use shape::PARTS_MAX;
 use shape::{FewShape, MmaShape, WgmmaShape};
 pub(super) use shape::{few_wave_bytes, few_waves, routed_tile};
 

@@ -6,7 +6,7 @@ use crate::gpu::ops::per_type;
 use crate::host::WeightType;
 
 /// Most blocks that share a matrix's rows: adding up takes longer the more there are.
-const PARTS_MAX: u64 = 8;
+pub(in crate::gpu) const PARTS_MAX: u64 = 8;
 
 /// Columns of a step of `matmat_mma.h`, and steps that are under way.
 const STEP: u32 = 128;
