@@ -107,20 +107,22 @@ struct Run<'a, 'b> {
 const WHOLE_ROWS: usize = 256;
 
 /// Runs a pass. `inputs` has for each input of the plan `n_tokens` rows as its table has them; `sink` is called with each
-/// wanted row and what was found for it; `ended` tells between segments whether to give up.
+/// wanted row and what was found for it; `ended` tells between segments whether to give up; `begun` is called once the
+/// device has the first of the work, for what is to be done beside it.
 pub(crate) fn run(
     store: &mut WeightStore,
     pass: &Pass<'_>,
     inputs: &[Vec<u8>],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
+    begun: &dyn Fn(),
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
     store
         .cache
         .pass_begin(pass.model, PassHint { more: pass.more })
         .map_err(from_cache)?;
-    let result = steps(store, pass, inputs, counts, ended, sink);
+    let result = steps(store, pass, inputs, counts, ended, begun, sink);
     store.cache.pass_end(pass.model);
     result
 }
@@ -131,6 +133,7 @@ fn steps(
     inputs: &[Vec<u8>],
     counts: &mut RequestCacheUse,
     ended: &dyn Fn() -> Option<Error>,
+    begun: &dyn Fn(),
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
     for (input, rows) in pass.plan.inputs.iter().zip(inputs) {
@@ -142,7 +145,7 @@ fn steps(
     if (pass.decodes() || store.records && pass.has_few_routed_rows())
         && let Some(there) = store.all_resident(pass.model, counts)?
     {
-        return all_resident(store, pass, &there, sink);
+        return all_resident(store, pass, &there, begun, sink);
     }
     let ahead = match store.is_offloaded(pass) {
         true => Ahead::NOTHING,
@@ -155,8 +158,11 @@ fn steps(
         counts,
         ended,
     };
-    for step in pass.plan.steps_for(false) {
+    for (i, step) in pass.plan.steps_for(false).iter().enumerate() {
         run.step(store, step, &[])?;
+        if i == 0 {
+            begun();
+        }
     }
     if pass.wants_nothing() {
         return Ok(());
@@ -313,6 +319,7 @@ fn all_resident(
     store: &mut WeightStore,
     pass: &Pass<'_>,
     there: &Resident,
+    begun: &dyn Fn(),
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
     let (device, layouts) = store.device_and_layouts(pass.model);
@@ -330,6 +337,7 @@ fn all_resident(
         replayed => replayed.map(|_| ()),
     };
     ran.map_err(|e| store.device_error(Some(pass.model), e))?;
+    begun();
     if pass.outputs.is_empty() {
         return Ok(());
     }

@@ -379,7 +379,15 @@ impl Engine {
             Ok(())
         };
         let store = &mut self.store;
-        pass::run(store, &pass, &self.inputs, &mut counts, &|| None, &mut sink)?;
+        pass::run(
+            store,
+            &pass,
+            &self.inputs,
+            &mut counts,
+            &|| None,
+            &|| (),
+            &mut sink,
+        )?;
         drop(spans);
         drop(pages);
         for of in rows {

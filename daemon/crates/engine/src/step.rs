@@ -31,6 +31,10 @@ impl Engine {
     /// Runs the next pass. Whether there was one.
     pub(crate) fn step(&mut self) -> bool {
         let Some(plan) = self.next_pass() else {
+            if self.tell_all() {
+                // Whether readers have room is looked at again before the engine sleeps: they wake it by what was sent.
+                return true;
+            }
             // Nobody who runs can go on: others need not wait for a pass.
             return std::mem::take(&mut self.passes_before_admission) > 0;
         };
@@ -49,6 +53,7 @@ impl Engine {
             Ok(()) => {
                 self.passes_before_admission = self.passes_before_admission.saturating_sub(1);
                 self.note_pass(&plan, begun.elapsed());
+                self.tell_before_drafts(&mut members);
                 self.predict(&plan, &mut members);
                 self.draft_ahead(&plan, &mut members);
                 let ended = self.take_back(members);
@@ -170,6 +175,16 @@ impl Engine {
         };
         let mut counts = RequestCacheUse::default();
         let members = RefCell::new(members);
+        // Beside the device's work: to wake the readers of a pass's rows takes the time of some rows.
+        let others = RefCell::new(&mut self.tasks);
+        let begun = || {
+            for member in members.borrow_mut().iter_mut() {
+                member.task.tell();
+            }
+            for task in others.borrow_mut().values_mut() {
+                task.tell();
+            }
+        };
         // A pass goes on while somebody waits for any of it.
         let ended = || {
             let reasons = members.borrow();
@@ -190,6 +205,7 @@ impl Engine {
             &self.inputs,
             &mut counts,
             &ended,
+            &begun,
             &mut sink,
         );
         let members = members.into_inner();
@@ -200,11 +216,26 @@ impl Engine {
             task.counts.misses += counts.misses;
             task.counts.uploaded_bytes += counts.uploaded_bytes;
             task.counts.host_bytes += counts.host_bytes;
-            // All at once: whoever passes them on is woken once a pass and not once a request.
-            task.tell();
         }
         ran?;
         self.keep_stream(model, of_model, &layout, members)
+    }
+
+    /// Tells what a pass has found where others of the same requests come before the next pass begins.
+    fn tell_before_drafts(&mut self, members: &mut [Member]) {
+        let of_model = members.first().map(|m| m.task.model);
+        let draft = of_model.and_then(|model| self.draft_entry(model));
+        if draft.is_some_and(|d| d.is_used()) || members.iter().any(|m| m.task.predicts) {
+            for member in members {
+                member.task.tell();
+            }
+        }
+    }
+
+    /// Tells what passes have found and no later pass has told beside its own work. Whether there was any.
+    fn tell_all(&mut self) -> bool {
+        let told = self.tasks.values_mut().map(Task::tell);
+        told.fold(false, |any, one| any | one)
     }
 
     /// Reads what the block that predicts needs of a pass: scratch is another's afterwards.
@@ -324,6 +355,7 @@ impl Engine {
 
     /// Ends a request that came to its end.
     fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
+        task.tell();
         let plan = task.loaded.model().plan();
         task.memory.free(&mut self.store, plan);
         let (loaded, counts, received) = (

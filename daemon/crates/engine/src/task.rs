@@ -81,7 +81,7 @@ impl Work {
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) events: mpsc::Sender<GenerateEvent>,
-    /// What the pass that runs has found so far.
+    /// What was found and is not told yet ([`Task::tell`]).
     pub(crate) due: Vec<GenerateEvent>,
     pub(crate) chooser: Chooser,
     pub(crate) drafts: Drafts,
@@ -98,6 +98,13 @@ pub(crate) struct Generation {
     pub(crate) started: Option<Instant>,
     pub(crate) first_token: Option<Instant>,
     pub(crate) last_token: Option<Instant>,
+}
+
+impl Generation {
+    /// Events that its reader has room for beside those that are due.
+    fn room(&self) -> usize {
+        self.events.capacity().saturating_sub(self.due.len())
+    }
 }
 
 /// The state of a scoring.
@@ -203,7 +210,7 @@ impl Task {
     /// Whether its reader has room for what a step may produce: a piece, the rest of the text, and the end.
     pub(crate) fn reader_has_room(&self) -> bool {
         match &self.work {
-            Work::Generate(g) => g.events.capacity() >= STEP_EVENTS,
+            Work::Generate(g) => g.room() >= STEP_EVENTS,
             Work::Score(_) | Work::Embed(_) => true,
         }
     }
@@ -253,7 +260,7 @@ impl Task {
             .map_or(usize::MAX, |max| max.saturating_sub(g.generated) as usize);
         wanted
             .min(self.n_ctx.saturating_sub(self.tokens.len()) + 1)
-            .min((g.events.capacity() + 1).saturating_sub(STEP_EVENTS))
+            .min((g.room() + 1).saturating_sub(STEP_EVENTS))
             .saturating_sub(1)
     }
 
@@ -277,19 +284,24 @@ impl Task {
         known.chain(drafts).copied().take(rows)
     }
 
-    /// Sends what a pass has found.
-    pub(crate) fn tell(&mut self) {
-        if let Work::Generate(g) = &mut self.work {
-            for event in g.due.drain(..) {
-                // The pass had its rows because places for all of them were free; if the reader is gone the next look ends the
-                // request.
-                let _ = g.events.try_send(event);
-            }
+    /// Sends what a pass has found, all of it at once: the next pass does so once the device has its work, or whoever finds
+    /// that there is none. Whether there was any.
+    pub(crate) fn tell(&mut self) -> bool {
+        let Work::Generate(g) = &mut self.work else {
+            return false;
+        };
+        let any = !g.due.is_empty();
+        for event in g.due.drain(..) {
+            // The pass had its rows because places for all of them were free, those of what was due counted; if the reader
+            // is gone the next look ends the request.
+            let _ = g.events.try_send(event);
         }
+        any
     }
 
     /// Sends the end of a request that failed.
-    pub(crate) fn fail(self, error: Error) {
+    pub(crate) fn fail(mut self, error: Error) {
+        self.tell();
         match self.work {
             Work::Generate(g) => {
                 // There is room for the last event unless the reader is gone.
