@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use hyper_util::rt::TokioIo;
 use rocmforge_proto::socket_candidates;
 use tokio::net::UnixStream;
@@ -18,7 +19,14 @@ const PING_WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// Opens a channel to the daemon at `path`, or at the first of
 /// [`socket_candidates`] where one answers; returns where that was.
-pub(crate) async fn connect(path: Option<&Path>) -> Result<(Channel, PathBuf), Error> {
+// Behind a pointer, so that the channel is compiled here, once: a future that is known by its type is
+// compiled in each binary that awaits it.
+#[inline(never)]
+pub(crate) fn connect(path: Option<&Path>) -> BoxFuture<'_, Result<(Channel, PathBuf), Error>> {
+    Box::pin(connect_to_one(path))
+}
+
+async fn connect_to_one(path: Option<&Path>) -> Result<(Channel, PathBuf), Error> {
     let candidates = match path {
         Some(path) => vec![path.to_owned()],
         None => socket_candidates(),

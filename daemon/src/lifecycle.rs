@@ -19,6 +19,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use rocmforge_engine::EngineHandle;
 use rocmforge_service::declared::Declared;
 use rocmforge_service::limits::Rules;
@@ -105,7 +106,19 @@ pub enum ServeError {
 ///
 /// # Errors
 /// [`ServeError`], when the socket, the server or the engine fails.
-pub async fn serve(
+// Behind a pointer, so that the servers are compiled here, once: a future that is known by its type is
+// compiled in each binary that awaits it.
+#[inline(never)]
+pub fn serve(
+    listener: UnixListener,
+    engine: EngineHandle,
+    options: ServeOptions,
+    stops: mpsc::Receiver<()>,
+) -> BoxFuture<'static, Result<End, ServeError>> {
+    Box::pin(serve_until(listener, engine, options, stops))
+}
+
+async fn serve_until(
     listener: UnixListener,
     engine: EngineHandle,
     options: ServeOptions,
