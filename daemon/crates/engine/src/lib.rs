@@ -30,6 +30,7 @@ mod open;
 mod pass;
 mod predict;
 mod prefix;
+mod preload;
 mod pressure;
 mod publish;
 mod refusal;

@@ -8,11 +8,11 @@ use rocmforge_device::{ALIGNMENT, Scratch, ScratchLayout, Span};
 use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
 use rocmforge_ops::{Plan, RopeSpec, RowCounts};
 use rocmforge_scheduler::{PassPlan, SeqId, SpanResult};
-use rocmforge_tensor_cache::{BlockKind, ModelId, SegmentId};
+use rocmforge_tensor_cache::{BlockKind, ModelId};
 
 use crate::actor::Engine;
 use crate::api::{
-    Embedding, FinishReason, GenerateEvent, GenerateSummary, PreloadEvent, RequestCacheUse, Scores,
+    Embedding, FinishReason, GenerateEvent, GenerateSummary, RequestCacheUse, Scores,
 };
 use crate::embedding_rows;
 use crate::error::Error;
@@ -496,63 +496,6 @@ impl Engine {
             self.angles.push(angles);
         }
         Ok(())
-    }
-
-    /// Uploads the next segment of the first preload. Whether there was one.
-    pub(crate) fn preload_step(&mut self) -> bool {
-        let Some(mut preload) = self.preloads.pop_front() else {
-            return false;
-        };
-        if preload.events.is_closed() {
-            return true;
-        }
-        let Some(index) = preload.segments.pop_front() else {
-            self.publish(true);
-            let _ = preload.events.try_send(PreloadEvent::Done {
-                uploaded_bytes: preload.uploaded_bytes,
-            });
-            return true;
-        };
-        let mut counts = RequestCacheUse::default();
-        let id = SegmentId {
-            model: preload.model,
-            index,
-        };
-        self.store.collect();
-        let brought = match preload.what_fits {
-            true => self.store.bring(id, &mut counts),
-            false => self.store.acquire(id, &mut counts).map(Some),
-        };
-        match brought {
-            // It has no room, and is left out; a smaller one may have some.
-            Ok(None) => self.preloads.push_back(preload),
-            Ok(Some(slab)) => {
-                self.store.release(id);
-                preload.done_bytes += slab.bytes;
-                preload.uploaded_bytes += counts.uploaded_bytes;
-                if preload.events.capacity() >= 2 {
-                    // A slow reader misses steps of the progress and nothing else.
-                    let (done_bytes, total_bytes) = (preload.done_bytes, preload.total_bytes);
-                    let _ = preload.events.try_send(PreloadEvent::Progress {
-                        done_bytes,
-                        total_bytes,
-                    });
-                }
-                // Others' preloads go on in turn.
-                self.preloads.push_back(preload);
-            }
-            Err(error) => match self.shrink_for_preload(error) {
-                Ok(()) => {
-                    preload.segments.push_front(index);
-                    self.preloads.push_front(preload);
-                }
-                Err(error) => {
-                    self.publish(true);
-                    let _ = preload.events.try_send(PreloadEvent::Failed(error));
-                }
-            },
-        }
-        true
     }
 }
 
