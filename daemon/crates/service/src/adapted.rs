@@ -1,8 +1,8 @@
 //! Chats told again in the way that a template takes them, where it refuses or leaves out what clients send.
 //!
 //! - Beside a call of a tool clients send no content, and many templates look for something in it: those get an empty
-//!   text (Qwen 3, gpt-oss, Granite, Ministral), as do those that would write the word None there (GLM 4.6 and 4.7,
-//!   MiniMax M2): a model that reads it before each of its calls begins to say it.
+//!   text (Qwen 3, gpt-oss, Granite, Ministral), as do those that would write the word None there, which nobody said
+//!   (GLM 4.6 and 4.7, MiniMax M2).
 //! - Mistral's templates want ids of calls of nine letters and digits.
 //! - Agents let the system speak in between: Codex sends its instructions as several messages, Claude Code adds one where
 //!   the date has changed. Many templates refuse a second one (Qwen 3.5, Mistral), others write one of them and leave the
