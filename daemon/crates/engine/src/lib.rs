@@ -28,6 +28,7 @@ mod models;
 mod offload;
 mod open;
 mod pass;
+mod pass_times;
 mod predict;
 mod prefix;
 mod preload;

@@ -12,9 +12,9 @@ use crate::api::{Cleared, KeptReason, KeptSegment, Offload, PreloadEvent, Unload
 use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
 use crate::error::{Error, from_cache, from_device};
 use crate::loaded::{LoadedModel, PreparedModel};
+use crate::pass_times::PassTimes;
 use crate::refusal::Refusal;
 use crate::share::PromptShare;
-use crate::speculate::PassTimes;
 use crate::states::SpareStates;
 use crate::weight_store::Source;
 

@@ -395,7 +395,11 @@ impl Engine {
                     tokens: rows_of(decode),
                     position: prompts.iter().map(|s| s.first_position).max().unwrap_or(0),
                     took,
-                    without: entry.times.seconds(rows_of(decode) as usize),
+                    without: entry.times.seconds_within(
+                        rows_of(decode) as usize,
+                        rows,
+                        took.as_secs_f64(),
+                    ),
                     decoding: decode.len(),
                     waiting,
                 };

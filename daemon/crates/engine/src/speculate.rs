@@ -16,20 +16,14 @@
 //!
 //! A sequence with a recurrent state makes as many as its model has spare states ([`crate::states`]).
 
+use crate::pass_times::PassTimes;
 use std::collections::HashMap;
-use std::time::Duration;
 
 /// Tokens that are looked up.
 const GRAM: usize = 3;
 
 /// How many drafts a sequence makes in a pass: few different numbers, since a device may record a pass of each.
 const DRAFTS: [usize; 3] = [7, 3, 1];
-
-/// Most rows of a pass whose time is remembered.
-const ROWS_MAX: usize = 128;
-
-/// Passes after which a time is too old to go by.
-const STALE_PASSES: u64 = 2048;
 
 /// How likely a draft is right, before any was made.
 pub(crate) const LIKELY_AT_FIRST: f64 = 0.6;
@@ -277,49 +271,7 @@ fn gram(tokens: &[u32]) -> Option<[u32; GRAM]> {
     tokens.last_chunk().copied()
 }
 
-/// How long passes take that only decode, by their rows.
-#[derive(Debug)]
-pub(crate) struct PassTimes {
-    /// Seconds, and the pass in which they were measured last.
-    rows: Vec<Option<(f64, u64)>>,
-    passes: u64,
-}
-
-impl Default for PassTimes {
-    fn default() -> Self {
-        Self {
-            rows: vec![None; ROWS_MAX + 1],
-            passes: 0,
-        }
-    }
-}
-
 impl PassTimes {
-    /// A pass of so many rows took so long.
-    pub(crate) fn note(&mut self, rows: usize, took: Duration) {
-        self.passes += 1;
-        let took = took.as_secs_f64();
-        let passes = self.passes;
-        if let Some(known) = self.rows.get_mut(rows) {
-            let seconds = match known {
-                // Now and then something else goes on, too.
-                Some((before, at)) if passes - *at < STALE_PASSES => {
-                    *before + (took.min(*before * 2.0) - *before) / 8.0
-                }
-                _ => took,
-            };
-            *known = Some((seconds, passes));
-        }
-    }
-
-    /// Seconds of a pass of so many rows; where it was not measured lately, those of the next smaller one that was, so
-    /// that it is tried.
-    pub(crate) fn seconds(&self, rows: usize) -> Option<f64> {
-        let known = self.rows.get(..=rows)?.iter().rev().flatten();
-        let mut recent = known.filter(|(_, at)| self.passes - at < STALE_PASSES);
-        recent.next().map(|(seconds, _)| *seconds)
-    }
-
     /// Whether one draft of this likelihood pays beside `rows` rows, if it takes `seconds` to make it.
     fn pays(&self, likely: f64, rows: usize, seconds: f64) -> bool {
         let (Some(without), Some(with)) = (self.seconds(rows), self.seconds(rows + 1)) else {
@@ -414,7 +366,10 @@ impl Worth {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::pass_times::{ROWS_MAX, STALE_PASSES};
 
     /// Times of a device on which a row costs `each` of what a pass costs anyway.
     fn times(each: f64) -> PassTimes {

@@ -13,8 +13,9 @@ use crate::decoding::Chooser;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
+use crate::pass_times::PassTimes;
 use crate::prefix::Realm;
-use crate::speculate::{Drafts, PassTimes};
+use crate::speculate::Drafts;
 use crate::stop::StopStrings;
 use crate::weight_store::WeightStore;
 

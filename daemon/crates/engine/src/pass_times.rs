@@ -1,0 +1,114 @@
+//! How long the passes of a model take that only decode.
+
+use std::time::Duration;
+
+/// Most rows of a pass whose time is remembered.
+pub(crate) const ROWS_MAX: usize = 128;
+
+/// Passes after which a time is too old to go by.
+pub(crate) const STALE_PASSES: u64 = 2048;
+
+/// How long passes take that only decode, by their rows.
+#[derive(Debug)]
+pub(crate) struct PassTimes {
+    /// Seconds, and the pass in which they were measured last.
+    rows: Vec<Option<(f64, u64)>>,
+    passes: u64,
+}
+
+impl Default for PassTimes {
+    fn default() -> Self {
+        Self {
+            rows: vec![None; ROWS_MAX + 1],
+            passes: 0,
+        }
+    }
+}
+
+impl PassTimes {
+    /// A pass of so many rows took so long.
+    pub(crate) fn note(&mut self, rows: usize, took: Duration) {
+        self.passes += 1;
+        let took = took.as_secs_f64();
+        let passes = self.passes;
+        if let Some(known) = self.rows.get_mut(rows) {
+            let seconds = match known {
+                // Now and then something else goes on, too.
+                Some((before, at)) if passes - *at < STALE_PASSES => {
+                    *before + (took.min(*before * 2.0) - *before) / 8.0
+                }
+                _ => took,
+            };
+            *known = Some((seconds, passes));
+        }
+    }
+
+    /// Seconds of a pass of so many rows; where it was not measured lately, those of the next smaller one that was, so
+    /// that it is tried.
+    pub(crate) fn seconds(&self, rows: usize) -> Option<f64> {
+        let known = self.rows.get(..=rows)?.iter().rev().flatten();
+        let mut recent = known.filter(|(_, at)| self.passes - at < STALE_PASSES);
+        recent.next().map(|(seconds, _)| *seconds)
+    }
+
+    /// Seconds of a pass of `rows` rows, where a pass of `all` rows, these among them, took `took` seconds. Where it was not
+    /// measured lately it lies between those of fewer and of more rows, and is at least its rows' part of that pass: as long as
+    /// prompts come in, no pass has the tokens alone. `None` if nothing is known of as few rows.
+    pub(crate) fn seconds_within(&self, rows: usize, all: usize, took: f64) -> Option<f64> {
+        let recent = |known: &Option<(f64, u64)>| {
+            let known = known.filter(|(_, at)| self.passes - at < STALE_PASSES);
+            known.map(|(seconds, _)| seconds)
+        };
+        let fewer = self.rows.get(..=rows)?.iter().enumerate().rev();
+        let (below, least) = fewer
+            .filter_map(|(n, known)| Some((n, recent(known)?)))
+            .next()?;
+        if below == rows {
+            return Some(least);
+        }
+        let more = self.rows.iter().enumerate().skip(rows + 1);
+        let above = more
+            .filter_map(|(n, known)| Some((n, recent(known)?)))
+            .next();
+        let between = above.map_or(least, |(above, most)| {
+            let part = (rows - below) as f64 / (above - below) as f64;
+            least + (most - least).max(0.0) * part
+        });
+        Some(between.max(took * rows as f64 / all.max(rows) as f64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(times: &mut PassTimes, rows: usize, seconds: f64) {
+        times.note(rows, Duration::from_secs_f64(seconds));
+    }
+
+    #[test]
+    fn rows_that_were_not_measured_lie_between_those_that_were() {
+        let mut times = PassTimes::default();
+        assert_eq!(times.seconds_within(8, 16, 1.0), None);
+        note(&mut times, 1, 0.002);
+        note(&mut times, 64, 0.004);
+        note(&mut times, 128, 0.007);
+        assert_eq!(times.seconds_within(64, 512, 1.0), Some(0.004));
+        let seconds = times.seconds_within(96, 512, 0.007).unwrap();
+        assert!((seconds - 0.0055).abs() < 1e-9, "{seconds}");
+        // Measured long ago is not measured.
+        for _ in 0..STALE_PASSES {
+            note(&mut times, 1, 0.002);
+        }
+        assert_eq!(times.seconds_within(64, 512, 0.001), Some(0.002));
+    }
+
+    #[test]
+    fn what_was_measured_of_few_rows_is_not_what_many_take() {
+        let mut times = PassTimes::default();
+        note(&mut times, 1, 0.002);
+        assert_eq!(times.seconds_within(100, 200, 0.010), Some(0.005));
+        // Of few rows in a long pass the part says nothing.
+        assert_eq!(times.seconds_within(2, 512, 0.024), Some(0.002));
+    }
+}
