@@ -13,6 +13,10 @@ use crate::loaded::LoadedModel;
 /// Rows in one share of a thread: below it another thread costs more than it brings.
 const SHARE_ROWS: usize = 512;
 
+/// Rows that are copied from the mapping: a call of the system costs more than a row. More of them are a prompt's, and of
+/// a file that is not in the page cache a mapping brings 128 KB for each row.
+const MAPPED_ROWS: usize = 256;
+
 /// Most threads that read rows.
 const THREADS_MAX: usize = 4;
 
@@ -27,8 +31,16 @@ pub(crate) fn rows(
     out.resize(ids.len() * row_bytes, 0);
     let read = |ids: &[u32], out: &mut [u8]| {
         let at = |id: u32| table.offset + u64::from(id) * row_bytes as u64;
-        let rows = ids.iter().zip(out.chunks_exact_mut(row_bytes));
-        model.file().read_each(rows.map(|(&id, row)| (at(id), row)))
+        let mut rows = ids.iter().zip(out.chunks_exact_mut(row_bytes));
+        let file = model.file();
+        if ids.len() > MAPPED_ROWS {
+            return file.read_each(rows.map(|(&id, row)| (at(id), row)));
+        }
+        rows.try_for_each(|(&id, row)| {
+            let place = at(id)..at(id) + row_bytes as u64;
+            file.with_range_unchecked(place, |bytes| row.copy_from_slice(bytes))
+        })?;
+        file.check_unchanged()
     };
     let shares = ids.len().div_ceil(SHARE_ROWS).min(THREADS_MAX);
     let result = if shares <= 1 {

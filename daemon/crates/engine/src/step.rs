@@ -485,15 +485,17 @@ impl Engine {
             let tables = specs.iter().map(|spec| rope_table(&entry.loaded, spec));
             entry.rope = tables.collect::<Result<_, _>>()?;
         }
-        self.angles.clear();
-        for (spec, table) in specs.iter().zip(&entry.rope) {
+        let same = |(angles, spec): (&RopeAngles, &RopeSpec)| angles.order() == spec.order;
+        if self.angles.len() != specs.len() || !self.angles.iter().zip(specs).all(same) {
+            let new = specs.iter().map(|spec| RopeAngles::new(spec.order));
+            self.angles = new.collect();
+        }
+        for (angles, table) in self.angles.iter_mut().zip(&entry.rope) {
             let positions = members.iter().flat_map(|m| {
                 let first = m.task.n_past as u32;
                 first..first + m.span.rows
             });
-            let mut angles = RopeAngles::new(spec.order);
             angles.set(table, positions);
-            self.angles.push(angles);
         }
         Ok(())
     }

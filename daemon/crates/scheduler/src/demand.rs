@@ -76,22 +76,46 @@ struct Share {
     rows: u32,
     outputs: u32,
     least: u32,
+    /// Positions that the last one was promised, and their bytes: many sequences of one length come together.
+    last_kv: (u32, u64),
+    /// The most rows that the last one's shortest pass could have, and what they are.
+    last_least: (u32, u32),
 }
 
 impl Scheduler {
     /// Rows of the shortest pass that is worth its cost: fewer for a shorter prompt, and where even
     /// their scratch takes more than its usual part. It depends on nothing that changes while a
     /// sequence runs or yields.
-    pub(crate) fn least_rows(&self, s: &Sequence, promised: u32, view: &View<'_>) -> u32 {
+    fn least_rows(
+        &self,
+        s: &Sequence,
+        promised: u32,
+        last: &mut (u32, u32),
+        view: &View<'_>,
+    ) -> u32 {
         let model = view.model(s.arrival.model);
         let most = self.config.least_rows.min(model.rows_max).min(promised);
-        let most = most.min(s.arrival.tokens);
+        let most = most.min(s.arrival.tokens).max(1);
+        if last.0 == most {
+            return last.1;
+        }
         let usual = view.budget_bytes / SCRATCH_PART;
-        let mut rows = most.max(1);
+        let mut rows = most;
         while rows > 1 && view.costs.scratch_bytes(model.model, rows, 1) > usual {
             rows /= 2;
         }
+        *last = (most, rows);
         rows
+    }
+
+    /// The most of [`Scheduler::least_rows`] of a model's running sequences; 1 if there is none.
+    pub(crate) fn least_rows_of(&self, model: ModelId, view: &View<'_>) -> u32 {
+        let mut last = (0, 0);
+        self.running_sequences()
+            .filter(|s| s.arrival.model == model)
+            .map(|s| self.least_rows(s, s.promised, &mut last, view))
+            .max()
+            .unwrap_or(1)
     }
 
     /// What running sequences need, with another that is promised so many positions.
@@ -109,8 +133,6 @@ impl Scheduler {
         let mut shares: Vec<Share> = Vec::new();
         for (s, promised) in running.map(|s| (s, s.promised)).chain(another) {
             let id = s.arrival.model;
-            let kv = view.costs.kv_bytes(id, promised);
-            demand.kv_bytes = demand.kv_bytes.saturating_add(kv);
             let at = shares
                 .iter()
                 .position(|share| share.model == id)
@@ -121,13 +143,20 @@ impl Scheduler {
                         rows: 0,
                         outputs: 0,
                         least: 1,
+                        last_kv: (0, view.costs.kv_bytes(id, 0)),
+                        last_least: (0, 0),
                     });
                     shares.len() - 1
                 });
             let share = &mut shares[at];
+            if share.last_kv.0 != promised {
+                share.last_kv = (promised, view.costs.kv_bytes(id, promised));
+            }
+            demand.kv_bytes = demand.kv_bytes.saturating_add(share.last_kv.1);
             share.rows = share.rows.saturating_add(s.ahead());
             share.outputs += 1;
-            share.least = share.least.max(self.least_rows(s, promised, view));
+            let least = self.least_rows(s, promised, &mut share.last_least, view);
+            share.least = share.least.max(least);
         }
         let usual = view.budget_bytes / SCRATCH_PART;
         for share in shares {

@@ -195,12 +195,7 @@ impl Scheduler {
             Kind::Score => s.rows_ahead(),
             Kind::Embed => 0,
         });
-        let least = self
-            .running_sequences()
-            .filter(|s| s.arrival.model == model.model)
-            .map(|s| self.least_rows(s, s.promised, view))
-            .max()
-            .unwrap_or(1);
+        let least = self.least_rows_of(model.model, view);
         let shape = Shape {
             rows: wanted,
             outputs: decoding.saturating_add(drafts).saturating_add(scored),
@@ -295,8 +290,11 @@ impl Scheduler {
 
 /// Whether a sequence needs no pass behind this one.
 fn ends_with(s: &Sequence, plan: &PassPlan) -> bool {
-    let span = plan.spans.iter().find(|span| span.seq == s.arrival.seq);
-    span.is_some_and(|span| span.rows >= s.ahead()) && s.ends_when_computed()
+    // First what is known of itself: of many sequences few end with a pass.
+    s.ends_when_computed() && {
+        let span = plan.spans.iter().find(|span| span.seq == s.arrival.seq);
+        span.is_some_and(|span| span.rows >= s.ahead())
+    }
 }
 
 /// The models of some sequences.

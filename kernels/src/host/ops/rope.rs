@@ -5,7 +5,7 @@
 //! cos and sin of a pass's positions are computed once into [`RopeAngles`] and used by every layer.
 
 use super::lanes::{Lanes, simd_fn};
-use super::rope_table::RopeSpan;
+use super::rope_table::RopeSpans;
 use super::{RopeTable, Simd, rows_of};
 use rocmforge_ops::RopeOrder;
 
@@ -18,6 +18,7 @@ pub struct RopeAngles {
     cos: Vec<f32>,
     /// `[rows][n_rot]`, what its partner is multiplied by: -sin for the first of a pair, sin for the second.
     sin: Vec<f32>,
+    spans: RopeSpans,
 }
 
 impl RopeAngles {
@@ -29,28 +30,40 @@ impl RopeAngles {
             n_rot: 0,
             cos: Vec::new(),
             sin: Vec::new(),
+            spans: RopeSpans::default(),
         }
     }
 
-    /// Computes the angles of `positions`, one a row; memory is kept between calls.
+    /// Computes the angles of `positions`, one a row; memory is kept between calls, and so is what neighbouring positions
+    /// share.
     pub fn set(&mut self, table: &RopeTable, positions: impl IntoIterator<Item = u32>) {
         self.n_rot = table.n_rot();
         self.cos.clear();
         self.sin.clear();
-        let mut span = RopeSpan::default();
         for position in positions {
             let start = self.cos.len();
             self.cos.resize(start + self.n_rot, 0.0);
             self.sin.resize(start + self.n_rot, 0.0);
-            for (pair, (cos, sin)) in table.cos_sin(position, &mut span).enumerate() {
-                let (first, second) = match self.order {
-                    RopeOrder::Norm => (2 * pair, 2 * pair + 1),
-                    RopeOrder::Neox => (pair, pair + self.n_rot / 2),
-                };
-                self.cos[start + first] = cos;
-                self.cos[start + second] = cos;
-                self.sin[start + first] = -sin;
-                self.sin[start + second] = sin;
+            let (cos, sin) = (&mut self.cos[start..], &mut self.sin[start..]);
+            let pairs = table.cos_sin(position, &mut self.spans);
+            match self.order {
+                RopeOrder::Norm => {
+                    let rows = cos.chunks_exact_mut(2).zip(sin.chunks_exact_mut(2));
+                    for ((cos, sin), (c, s)) in rows.zip(pairs) {
+                        cos.fill(c);
+                        (sin[0], sin[1]) = (-s, s);
+                    }
+                }
+                RopeOrder::Neox => {
+                    let (cos, cos_again) = cos.split_at_mut(self.n_rot / 2);
+                    let (minus_sin, sin) = sin.split_at_mut(self.n_rot / 2);
+                    let cos = cos.iter_mut().zip(cos_again);
+                    let sin = minus_sin.iter_mut().zip(sin);
+                    for (((cos, cos_again), (minus_sin, sin)), (c, s)) in cos.zip(sin).zip(pairs) {
+                        (*cos, *cos_again) = (c, c);
+                        (*minus_sin, *sin) = (-s, s);
+                    }
+                }
             }
         }
     }

@@ -78,9 +78,42 @@ fn sum((cos_a, sin_a): (f64, f64), (cos_b, sin_b): (f64, f64)) -> (f64, f64) {
 
 /// cos and sin of all pairs at a multiple of [`SPAN`], `[n_rot / 2]`.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RopeSpan {
+struct RopeSpan {
     start: Option<u32>,
     cos_sin: Vec<(f64, f64)>,
+}
+
+/// Spans that are kept: sequences of a pass are at positions far from each other, and come to the next ones pass by pass.
+const SPANS_KEPT: usize = 256;
+
+/// The spans of one table that were used last, each in the place of its number.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RopeSpans {
+    /// Whose they are.
+    freqs: Vec<f64>,
+    spans: Vec<RopeSpan>,
+}
+
+impl RopeSpans {
+    /// The span of `table` that begins at `start`.
+    fn get(&mut self, table: &RopeTable, start: u32) -> &[(f64, f64)] {
+        if self.freqs != table.freqs {
+            self.freqs.clone_from(&table.freqs);
+            self.spans.clear();
+        }
+        let place = (start / SPAN) as usize % SPANS_KEPT;
+        if self.spans.len() <= place {
+            self.spans.resize_with(place + 1, RopeSpan::default);
+        }
+        let span = &mut self.spans[place];
+        if span.start != Some(start) {
+            span.start = Some(start);
+            span.cos_sin.clear();
+            span.cos_sin
+                .extend(table.freqs.iter().map(|f| cos_sin(start, *f)));
+        }
+        &span.cos_sin
+    }
 }
 
 impl RopeTable {
@@ -182,22 +215,17 @@ impl RopeTable {
         self.freqs.len() * 2
     }
 
-    /// cos and sin of every pair at `position`, the magnitude included. They depend on the position alone; `span` is kept from call
-    /// to call.
+    /// cos and sin of every pair at `position`, the magnitude included. They depend on the position alone; `spans` are kept from
+    /// call to call.
     pub(super) fn cos_sin(
         &self,
         position: u32,
-        span: &mut RopeSpan,
+        spans: &mut RopeSpans,
     ) -> impl Iterator<Item = (f32, f32)> {
         let start = position - position % SPAN;
-        if span.start != Some(start) {
-            span.start = Some(start);
-            span.cos_sin.clear();
-            span.cos_sin
-                .extend(self.freqs.iter().map(|f| cos_sin(start, *f)));
-        }
+        let span = spans.get(self, start);
         let low = (position - start) as usize * self.freqs.len();
-        span.cos_sin.iter().zip(&self.low[low..]).map(|(&a, &b)| {
+        span.iter().zip(&self.low[low..]).map(|(&a, &b)| {
             let (cos, sin) = sum(a, b);
             ((cos * self.magnitude) as f32, (sin * self.magnitude) as f32)
         })
@@ -285,10 +313,10 @@ mod tests {
                 .zip(&bare.freqs)
                 .all(|(a, b)| (a * 4.0 / b - 1.0).abs() < 1e-12)
         );
-        let mut span = RopeSpan::default();
+        let mut spans = RopeSpans::default();
         assert!(
             linear
-                .cos_sin(0, &mut span)
+                .cos_sin(0, &mut spans)
                 .all(|cos_sin| cos_sin == (1.0, 0.0))
         );
     }
@@ -296,9 +324,14 @@ mod tests {
     #[test]
     fn angles_are_those_of_the_position_to_the_last_bit_but_one() {
         let table = RopeTable::new(&plain(128, 500_000.0)).unwrap();
-        let mut span = RopeSpan::default();
-        for position in [0, 1, 63, 64, 65, 4095, 131_071, 70] {
-            let found: Vec<_> = table.cos_sin(position, &mut span).collect();
+        let mut spans = RopeSpans::default();
+        // 16,448 and 64 have one place, as 131,071 and 16,383; of another table nothing is taken.
+        let other = RopeTable::new(&plain(128, 10_000.0)).unwrap();
+        for position in [0, 1, 63, 64, 65, 4095, 131_071, 16_383, 70, 16_448, 64] {
+            other.cos_sin(position, &mut spans).for_each(drop);
+            let found: Vec<_> = table.cos_sin(position, &mut spans).collect();
+            let again: Vec<_> = table.cos_sin(position, &mut spans).collect();
+            assert_eq!(found, again);
             for ((cos, sin), freq) in found.into_iter().zip(&table.freqs) {
                 let (s, c) = (f64::from(position) * freq).sin_cos();
                 for (found, exact) in [(cos, c), (sin, s)] {

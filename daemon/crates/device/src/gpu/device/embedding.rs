@@ -29,7 +29,9 @@ impl GpuDevice {
         let (workspace, base) = self.place(scratch);
         let planes = gpu_kernels::device_bytes(ty, n, width).map_err(|e| launch_error(&e))?;
         let raw = base + workspace.input;
-        let repacked = (raw + rows.len() as u64).next_multiple_of(crate::ALIGNMENT);
+        // The rows, and behind them their numbers, in one copy.
+        let ids_at = (raw + rows.len() as u64).next_multiple_of(4);
+        let repacked = (ids_at + n * 4).next_multiple_of(crate::ALIGNMENT);
         let fits = repacked + planes <= raw + workspace.input_bytes;
         if n < DEVICE_ROWS_MIN || n > scratch.layout.tokens || !fits {
             let values = &mut std::mem::take(&mut self.embeddings);
@@ -48,18 +50,9 @@ impl GpuDevice {
         }
         let to = self.arena.at(scratch.base + at, n * width * 4);
         self.pass.begin();
-        pass_data::send_bytes(&self.pass_ring, &self.compute, raw, rows)?;
-        let ids: Vec<u32> = (0..n as u32).collect();
-        // The pass's own positions come after this on the same stream.
-        let ids_at = base + workspace.positions;
-        pass_data::send(
-            &self.pass_ring,
-            &self.compute,
-            ids_at,
-            &ids,
-            u32::to_le_bytes,
-            &mut Vec::new(),
-        )?;
+        let ids: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
+        let parts = [(raw, rows), (ids_at, ids.as_slice())];
+        pass_data::send_parts(&self.pass_ring, &self.compute, &parts)?;
         let weights = Weights {
             ty,
             at: repacked,

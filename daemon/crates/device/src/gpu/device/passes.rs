@@ -23,7 +23,8 @@ impl GpuDevice {
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
-        let shape = self.send(scratch, batch)?;
+        let shape = PassData::shape(batch);
+        self.send(scratch, batch, shape)?;
         let key = stamp.and_then(|stamp| self.step_key(stamp, step, scratch, batch, shape));
         let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
         match key {
@@ -124,7 +125,7 @@ impl GpuDevice {
         if !self.graphs.has(&key) {
             return Ok(false);
         }
-        self.send(scratch, batch)?;
+        self.send(scratch, batch, shape)?;
         if self.table_of.as_ref() != Some(&key) {
             let table = self.graphs.table(&key).to_vec();
             self.send_table(&table, scratch)?;
@@ -151,7 +152,8 @@ impl GpuDevice {
         if self.replay_pass(stamp, scratch, batch)? {
             return Ok(());
         }
-        let shape = self.send(scratch, batch)?;
+        let shape = PassData::shape(batch);
+        self.send(scratch, batch, shape)?;
         let room = self.vendor_room(scratch);
         let (work, table) = self.work(steps, scratch, batch, shape)?;
         self.send_table(&table, scratch)?;
@@ -206,9 +208,13 @@ impl GpuDevice {
     }
 
     /// Sends a pass's data where the device lacks it.
-    fn send(&mut self, scratch: Scratch<'_>, batch: &Batch<'_>) -> Result<PassShape, Error> {
+    fn send(
+        &mut self,
+        scratch: Scratch<'_>,
+        batch: &Batch<'_>,
+        shape: PassShape,
+    ) -> Result<(), Error> {
         let (workspace, base) = self.place(scratch);
-        let shape = PassData::shape(batch);
         let reserve = self.reserve_addresses()?;
         self.pass.send(
             batch,
@@ -221,8 +227,7 @@ impl GpuDevice {
             },
             &self.pass_ring,
             &self.compute,
-        )?;
-        Ok(shape)
+        )
     }
 
     /// The work of some segments' operations, and the table of experts that it reads.

@@ -102,7 +102,7 @@ impl Workspace {
                 routed_bytes = routed_bytes.max(rows * buf.width * 2);
             }
         }
-        let input_bytes = (rows * widest * 4).max(routed_bytes) + 2 * ALIGNMENT;
+        let input_bytes = (rows * (widest + 1) * 4).max(routed_bytes) + 2 * ALIGNMENT;
         let input = take(input_bytes);
         // Split attention and products in parts are for few rows: every block of a grid that fills the card twice has its
         // part. A longer pass may have some beside its prompts.
