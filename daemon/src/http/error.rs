@@ -96,6 +96,7 @@ pub(super) fn status(failure: &Failure) -> StatusCode {
     match (failure.kind(), failure.reason()) {
         (_, "REQUEST_TOO_LARGE") => StatusCode::PAYLOAD_TOO_LARGE,
         (_, "REQUEST_TOO_SLOW") => StatusCode::REQUEST_TIMEOUT,
+        (_, "METHOD_NOT_ALLOWED") => StatusCode::METHOD_NOT_ALLOWED,
         // These pass, or somebody else mends them.
         (_, "MODEL_BUSY" | "MODEL_PINNED" | "MODEL_UNLOADED" | "MODEL_RELOADED" | "IN_USE") => {
             StatusCode::CONFLICT
@@ -128,6 +129,7 @@ fn leaves_body(failure: &Failure) -> bool {
             | "ROLE_MISSING"
             | "FOREIGN_ORIGIN"
             | "NO_SUCH_ROUTE"
+            | "METHOD_NOT_ALLOWED"
             | "REQUEST_TOO_LARGE"
             | "REQUEST_TOO_SLOW"
             | "FULL_NOW"
@@ -199,6 +201,7 @@ mod tests {
             (failure::unsupported_field("x", "y"), 400),
             (failure::token_missing(), 401),
             (failure::no_route("GET", "/x"), 404),
+            (failure::no_method("GET", "/x", "POST"), 405),
             (failure::body_too_large(7), 413),
             (failure::body_late(Duration::from_secs(1)), 408),
             (failure::exhausted("full", Duration::from_millis(10)), 429),

@@ -41,9 +41,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::handler::Handler;
 use axum::middleware;
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{self, MethodRouter};
 use rocmforge_service::{Service, failure};
 use rustls::ServerConfig;
 
@@ -155,10 +156,33 @@ pub(crate) fn router(http: &Arc<Http>) -> Router {
         .route("/api/embed", post(ollama::embed::embed_many))
         .route("/api/embeddings", post(ollama::embed::embed_one))
         .route("/api/generate", post(ollama::generate::generate))
-        .fallback(no_route)
-        .method_not_allowed_fallback(no_route);
+        .fallback(no_route);
     let gate = middleware::from_fn_with_state(Arc::clone(http), access::gate);
     routes.layer(gate).with_state(Arc::clone(http))
+}
+
+/// A route that is read; axum adds `Allow` to what the other methods get.
+fn get<H: Handler<T, Arc<Http>>, T: 'static>(handler: H) -> MethodRouter<Arc<Http>> {
+    routing::get(handler).fallback(only_get)
+}
+
+/// A route that is posted to, likewise.
+fn post<H: Handler<T, Arc<Http>>, T: 'static>(handler: H) -> MethodRouter<Arc<Http>> {
+    routing::post(handler).fallback(only_post)
+}
+
+async fn only_get(State(http): State<Arc<Http>>, request: Request) -> Response {
+    no_method(&http, &request, "GET")
+}
+
+async fn only_post(State(http): State<Arc<Http>>, request: Request) -> Response {
+    no_method(&http, &request, "POST")
+}
+
+fn no_method(http: &Http, request: &Request, taken: &str) -> Response {
+    let call = Call::of(http, "none", request);
+    let (method, path) = (request.method().as_str(), request.uri().path());
+    call.refuse(&failure::no_method(method, path, taken))
 }
 
 async fn no_route(State(http): State<Arc<Http>>, request: Request) -> Response {

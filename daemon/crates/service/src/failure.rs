@@ -541,6 +541,12 @@ pub fn no_route(method: &str, path: &str) -> Failure {
     ))
 }
 
+/// UNIMPLEMENTED: what answers here takes another method.
+pub fn no_method(method: &str, path: &str, taken: &str) -> Failure {
+    Failure::new(Kind::Unimplemented, "METHOD_NOT_ALLOWED")
+        .says(&format!("{path} takes no {method}; send {taken}"))
+}
+
 /// UNAVAILABLE: the daemon takes no new work.
 pub fn draining() -> Failure {
     Failure::new(Kind::Unavailable, "DRAINING")

@@ -173,7 +173,6 @@ async fn requests_have_names_and_what_is_not_there_says_so() {
         (nothing.status, nothing.json()["error"]["code"].clone()),
         (404, json!("NO_SUCH_ROUTE"))
     );
-    assert_eq!(http.get("/v1/chat/completions").await.status, 404);
     assert!(http.get("/api/nothing").await.json()["error"].is_string());
     let broken = unix(
         &http.path(),
@@ -193,6 +192,33 @@ async fn requests_have_names_and_what_is_not_there_says_so() {
     let large = " ".repeat(rocmforged::REQUEST_MAX_BYTES + 1);
     let reply = unix(&http.path(), "POST", "/v1/completions", &[], &large).await;
     assert_eq!(reply.status, 413, "{reply:?}");
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_route_tells_which_method_it_takes() {
+    let http = HttpDaemon::start().await;
+    for (method, path, taken, allow) in [
+        ("GET", "/v1/chat/completions", "send POST", "POST"),
+        ("DELETE", "/v1/models/a/b", "send GET", "GET,HEAD"),
+        ("GET", "/v1/messages", "send POST", "POST"),
+        ("PUT", "/api/tags", "send GET", "GET,HEAD"),
+        ("OPTIONS", "/", "send GET", "GET,HEAD"),
+    ] {
+        let reply = unix(&http.path(), method, path, &[], "").await;
+        assert_eq!(reply.status, 405, "{method} {path}: {reply:?}");
+        assert_eq!(reply.headers["allow"], allow, "{method} {path}");
+        let told = reply.json();
+        let message = match path {
+            path if path.starts_with("/api/") => &told["error"],
+            _ => &told["error"]["message"],
+        };
+        let message = message.as_str().unwrap();
+        assert_eq!(message, format!("{path} takes no {method}; {taken}"));
+        assert_eq!(told["type"] == "error", path == "/v1/messages", "{told}");
+    }
+    let head = unix(&http.path(), "HEAD", "/health", &[], "").await;
+    assert_eq!((head.status, head.text.as_str()), (200, ""));
     assert_eq!(http.stop().await, End::Drained);
 }
 
