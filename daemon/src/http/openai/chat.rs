@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 //!
 //! A stream is, as OpenAI's own: the role; the answer in pieces; the reason of its end, with an
-//! empty delta; the usage, with no choices, if it was asked for; `[DONE]`.
+//! empty delta; the usage, with no choices, if it was asked for, and null before; `[DONE]`.
 
 use std::sync::Arc;
 
@@ -277,6 +277,9 @@ struct TextChunk<'a> {
     created: u64,
     model: &'a str,
     choices: [TextChoice<'a>; 1],
+    /// Null, or left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<()>,
 }
 
 #[derive(Serialize)]
@@ -295,13 +298,17 @@ enum TextDelta<'a> {
 
 impl Chunks {
     fn chunk(&self, choices: &Value) -> Value {
-        json!({
+        let mut chunk = json!({
             "id": self.id,
             "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
             "choices": choices,
-        })
+        });
+        if self.with_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
     }
 
     fn logprobs_of(&self, scores: &[TokenScore]) -> Value {
@@ -324,6 +331,7 @@ impl Chunks {
             created: self.created,
             model: &self.model,
             choices: [choice],
+            usage: self.with_usage.then_some(()),
         };
         data_event(&chunk, out);
     }

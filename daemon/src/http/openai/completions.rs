@@ -335,13 +335,18 @@ impl Chunks {
     }
 
     fn chunk(&self, choices: &Value) -> Value {
-        json!({
+        let mut chunk = json!({
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
             "choices": choices,
-        })
+        });
+        // As OpenAI: null up to the chunk that tells it.
+        if self.with_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
     }
 }
 

@@ -94,12 +94,45 @@ async fn a_stream_has_its_chunks_in_order() {
     assert_eq!(finish["choices"][0]["delta"], json!({}));
     assert_eq!(usage["choices"], json!([]));
     assert!(usage["usage"]["completion_tokens"].as_u64() > Some(0));
+    for chunk in &chunks[..chunks.len() - 1] {
+        assert_eq!(chunk.get("usage"), Some(&Value::Null), "{chunk}");
+    }
     for chunk in &chunks {
         assert_eq!(chunk["object"], "chat.completion.chunk");
         assert_eq!(
             (&chunk["id"], &chunk["created"]),
             (&first["id"], &first["created"])
         );
+    }
+    // With scores, chunks are made in another way.
+    for (route, asks, key) in [
+        ("/v1/chat/completions", true, "top_logprobs"),
+        ("/v1/chat/completions", false, "top_k"),
+        ("/v1/completions", true, "top_k"),
+        ("/v1/completions", false, "top_k"),
+    ] {
+        let mut asked = question(true);
+        asked["prompt"] = "Once".into();
+        asked["stream_options"] = json!({"include_usage": asks});
+        asked["logprobs"] = (key == "top_logprobs").into();
+        asked[key] = 1.into();
+        let events = http.post(route, &asked).await.events();
+        let (done, chunks) = events.split_last().unwrap();
+        assert_eq!(done.1, "[DONE]");
+        for (at, (_, data)) in chunks.iter().enumerate() {
+            let chunk: Value = serde_json::from_str(data).unwrap();
+            let expected = match (asks, at + 1 == chunks.len()) {
+                (false, _) => "none",
+                (true, false) => "null",
+                (true, true) => "object",
+            };
+            let told = match chunk.get("usage") {
+                None => "none",
+                Some(Value::Null) => "null",
+                Some(_) => "object",
+            };
+            assert_eq!(told, expected, "{route}: {chunk}");
+        }
     }
     assert_eq!(http.stop().await, End::Drained);
 }
