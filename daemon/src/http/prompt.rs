@@ -24,6 +24,13 @@ impl TextOr<String> {
             Self::List(list) => list,
         }
     }
+
+    /// Stop strings without the empty ones, which some clients send for none.
+    pub(super) fn stops(self) -> Self {
+        let mut list = self.into_list();
+        list.retain(|stop| !stop.is_empty());
+        Self::List(list)
+    }
 }
 
 /// A message of a conversation.

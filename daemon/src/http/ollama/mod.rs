@@ -56,7 +56,8 @@ impl Options {
     fn fields(self, violations: &mut Violations) -> (SamplingFields, Option<i32>) {
         // Below 0 is without end, which the context's is.
         let max_tokens = self.num_predict.filter(|&n| n >= 0);
-        let mut sampling = self.sampling.fields(max_tokens, self.stop, violations);
+        let stop = self.stop.map(TextOr::stops);
+        let mut sampling = self.sampling.fields(max_tokens, stop, violations);
         // Below 0 is a fresh draw.
         sampling.seed = sampling.seed.filter(|&seed| seed.cast_signed() >= 0);
         let n_ctx = self.num_ctx.map(|n| i32::try_from(n).unwrap_or(i32::MAX));

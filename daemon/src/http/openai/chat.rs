@@ -153,9 +153,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         None => older_chat_name,
     });
     let max_tokens = bounded(asked.max_completion_tokens.or(asked.max_tokens));
-    let mut sampling = asked
-        .sampling
-        .fields(max_tokens, asked.stop, &mut violations);
+    let stop = asked.stop.map(TextOr::stops);
+    let mut sampling = asked.sampling.fields(max_tokens, stop, &mut violations);
     sampling.decoding.logprobs = scores;
     sampling.decoding.format = asked.format.format()?;
     let conversation = Conversation {

@@ -125,9 +125,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let echoes = asked.echo == Some(true);
     let only_echoes = echoes && asked.max_tokens == Some(0);
     let max_tokens = bounded(asked.max_tokens).filter(|_| !only_echoes);
-    let mut sampling = asked
-        .sampling
-        .fields(max_tokens, asked.stop, &mut violations);
+    let stop = asked.stop.map(TextOr::stops);
+    let mut sampling = asked.sampling.fields(max_tokens, stop, &mut violations);
     let scores = scores(asked.logprobs.as_ref())?;
     let choices = answers::choices(asked.n)?;
     sampling.decoding.logprobs = scores;

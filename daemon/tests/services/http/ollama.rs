@@ -137,6 +137,7 @@ async fn nothing_and_no_bound_are_said_as_ollamas_clients_say_them() {
     asked["options"]["repeat_last_n"] = (-1).into();
     asked["options"]["repeat_penalty"] = 1.1.into();
     asked["options"]["top_k"] = (-1).into();
+    asked["options"]["stop"] = json!([""]);
     asked["stream"] = false.into();
     asked["logprobs"] = false.into();
     let reply = http.post("/api/chat", &asked).await;

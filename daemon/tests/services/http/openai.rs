@@ -138,6 +138,28 @@ async fn a_stream_has_its_chunks_in_order() {
 }
 
 #[tokio::test]
+async fn stop_strings_that_are_empty_are_none() {
+    let http = HttpDaemon::start().await;
+    for (stop, expected) in [
+        (json!(""), "42 - 30 = 12."),
+        (json!([""]), "42 - 30 = 12."),
+        (json!(["", " ="]), "42 - 30"),
+        (json!(vec![""; 17]), "42 - 30 = 12."),
+    ] {
+        let mut asked = question(false);
+        asked["stop"] = stop.clone();
+        let reply = http.post("/v1/chat/completions", &asked).await;
+        assert_eq!(reply.status, 200, "{stop}: {reply:?}");
+        let text = &reply.json()["choices"][0]["message"]["content"];
+        assert_eq!(text, expected, "{stop}");
+        asked["prompt"] = "Once".into();
+        let reply = http.post("/v1/completions", &asked).await;
+        assert_eq!(reply.status, 200, "{stop}: {reply:?}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
 async fn completions_are_what_the_same_prompt_gives_over_grpc() {
     let http = HttpDaemon::start().await;
     http.daemon
