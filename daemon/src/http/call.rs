@@ -6,9 +6,10 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::response::Response;
+use rocmforge_engine::LoadedModel;
 use rocmforge_service::Service;
 use rocmforge_service::arrival::{Arrival, Caller};
-use rocmforge_service::failure::Failure;
+use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::request_log::RequestLog;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -118,6 +119,28 @@ impl Call {
         body::read(self, request).await
     }
 
+    /// The model of this name, which is loaded if it is not.
+    pub(super) async fn model(&self, name: &str) -> Result<Arc<LoadedModel>, Failure> {
+        self.has_name(name)?;
+        let found = self
+            .service
+            .model_at_first_use("model", name, &self.arrival);
+        found.await
+    }
+
+    /// Refuses a missing name, saying where this dialect's clients find those that there are.
+    pub(super) fn has_name(&self, name: &str) -> Result<(), Failure> {
+        if !name.is_empty() {
+            return Ok(());
+        }
+        let list = match self.dialect {
+            Dialect::Ollama => "/api/tags",
+            Dialect::OpenAi | Dialect::Anthropic => "/v1/models",
+        };
+        let why = format!("missing; name one of GET {list}");
+        Err(failure::invalid("model", &why))
+    }
+
     /// What the handler came to, as a response.
     pub(super) fn respond(&self, result: Result<Response, Failure>) -> Response {
         match result {
@@ -144,9 +167,7 @@ impl Call {
 pub(super) fn json<T: Serialize>(value: &T) -> Result<Response, Failure> {
     match serde_json::to_vec(value) {
         Ok(bytes) => Ok(with_type("application/json", Body::from(bytes))),
-        Err(error) => Err(rocmforge_service::failure::bug(&format!(
-            "an answer is no JSON: {error}"
-        ))),
+        Err(error) => Err(failure::bug(&format!("an answer is no JSON: {error}"))),
     }
 }
 

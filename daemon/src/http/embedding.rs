@@ -70,9 +70,7 @@ pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Fai
             u32::try_from(n).map_err(|_| failure::invalid("dimensions", &why))
         });
         let service = &call.service;
-        let model = service
-            .model_at_first_use("model", asked.model, &call.arrival)
-            .await?;
+        let model = call.model(asked.model).await?;
         let n_ctx = service.n_ctx_at_most(n_ctx, &model);
         let wanted = Texts {
             model,

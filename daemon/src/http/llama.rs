@@ -34,10 +34,7 @@ pub(super) async fn health(State(http): State<Arc<Http>>, request: Request) -> R
 /// The model that a request names; without a name, the only one that is loaded.
 async fn named(call: &Call, name: Option<&str>) -> Result<Arc<LoadedModel>, Failure> {
     if let Some(name) = name.filter(|name| !name.is_empty()) {
-        let found = call
-            .service
-            .model_at_first_use("model", name, &call.arrival);
-        return found.await;
+        return call.model(name).await;
     }
     call.service.admit()?;
     let snapshot = call.service.engine.snapshot();
@@ -253,10 +250,7 @@ async fn loaded(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: Named = call.read(request).await?;
     // The load itself leaves a line of its own, where there is one to do.
     let log = call.audit(&asked.model, "");
-    let found = call
-        .service
-        .model_at_first_use("model", &asked.model, &call.arrival);
-    log.end(found.await)?;
+    log.end(call.model(&asked.model).await)?;
     answer(&json!({"success": true}))
 }
 
@@ -270,6 +264,9 @@ pub(super) async fn unload(State(http): State<Arc<Http>>, request: Request) -> R
 async fn unloaded(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: Named = call.read(request).await?;
     let log = call.audit(&asked.model, "force=false");
+    if let Err(failure) = call.has_name(&asked.model) {
+        return log.end(Err(failure));
+    }
     let name = call.service.real_name(&asked.model);
     let done = call.service.engine.unload(&name, false).await;
     let done = done.map_err(|error| failure::from_engine(&error));

@@ -69,9 +69,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         let top_n = check::best(top_n, &mut violations);
         violations.result()?;
         let service = &call.service;
-        let model = service
-            .model_at_first_use("model", &asked.model, &call.arrival)
-            .await?;
+        let model = call.model(&asked.model).await?;
         let wanted = Documents {
             n_ctx: service.n_ctx_at_most(None, &model),
             model,

@@ -61,9 +61,7 @@ pub(super) async fn chat(
         let sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
-        let model = service
-            .model_at_first_use("model", &asked.model, &call.arrival)
-            .await?;
+        let model = call.model(&asked.model).await?;
         let how = Answering {
             sampling,
             // Ollama's clients send a length for all models, whatever theirs.
@@ -103,9 +101,7 @@ pub(super) async fn text(
         let sampling = service.sampling(&asked.model, asked.sampling, &mut violations);
         let n_ctx = check::n_ctx(asked.n_ctx, &mut violations);
         violations.result()?;
-        let model = service
-            .model_at_first_use("model", &asked.model, &call.arrival)
-            .await?;
+        let model = call.model(&asked.model).await?;
         // Ollama's clients send a length for all models, whatever theirs.
         let n_ctx = service.n_ctx_at_most(n_ctx, &model);
         if let Prompt::Ids(ids) = &asked.prompt {

@@ -126,9 +126,7 @@ async fn count(call: &Call, request: Request) -> Result<Response, Failure> {
         check::messages(&roles, &mut violations);
         violations.result()?;
         let service = &call.service;
-        let model = service
-            .model_at_first_use("model", &conversation.model, &call.arrival)
-            .await?;
+        let model = call.model(&conversation.model).await?;
         if model.template().is_none() {
             return Err(no_template(&model));
         }

@@ -110,13 +110,11 @@ pub(super) async fn only_the_model(
     keep_alive: Option<&Value>,
 ) -> Result<Value, Failure> {
     let reason = if lets_go(keep_alive) {
+        call.has_name(model)?;
         call.service.check_there("model", model).await?;
         "unload"
     } else {
-        let loaded = call
-            .service
-            .model_at_first_use("model", model, &call.arrival);
-        loaded.await?;
+        call.model(model).await?;
         "load"
     };
     Ok(json!({"done": true, "done_reason": reason}))

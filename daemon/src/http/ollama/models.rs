@@ -152,10 +152,7 @@ pub(in super::super) async fn show(State(http): State<Arc<Http>>, request: Reque
 async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: ShowRequest = call.read(request).await?;
     let called = asked.model.filter(|name| !name.is_empty()).or(asked.name);
-    let model = call
-        .service
-        .model_at_first_use("model", &called.unwrap_or_default(), &call.arrival)
-        .await?;
+    let model = call.model(&called.unwrap_or_default()).await?;
     let info = model.model().info();
     let template = model.template().and_then(|template| template.source().ok());
     let template = template.unwrap_or_default();

@@ -201,9 +201,7 @@ async fn echoed(
         let top_n = top_n.transpose()?;
         let service = &call.service;
         let how = (top_n, service.class(model, None));
-        let model = service
-            .model_at_first_use("model", model, &call.arrival)
-            .await?;
+        let model = call.model(model).await?;
         let n_ctx = service.n_ctx_at_most(None, &model);
         let echo = service.echo(&model, prompt, "prompt", n_ctx, how, call.arrival);
         let Echo { text, ids, scores } = echo.await?;

@@ -223,6 +223,46 @@ async fn a_route_tells_which_method_it_takes() {
 }
 
 #[tokio::test]
+async fn a_missing_name_is_told_with_the_route_that_lists_names() {
+    let http = HttpDaemon::start().await;
+    let body = json!({
+        "messages": [{"role": "user", "content": "x"}], "input": "x", "query": "x",
+        "documents": ["x"], "max_tokens": 1,
+    });
+    for (path, list) in [
+        ("/v1/chat/completions", "/v1/models"),
+        ("/v1/completions", "/v1/models"),
+        ("/v1/embeddings", "/v1/models"),
+        ("/v1/rerank", "/v1/models"),
+        ("/v1/responses", "/v1/models"),
+        ("/v1/messages/count_tokens", "/v1/models"),
+        ("/models/load", "/v1/models"),
+        ("/models/unload", "/v1/models"),
+        ("/api/chat", "/api/tags"),
+        ("/api/embed", "/api/tags"),
+        ("/api/show", "/api/tags"),
+    ] {
+        let mut body = body.clone();
+        if path == "/v1/completions" {
+            body["prompt"] = "x".into();
+        }
+        let reply = http.post(path, &body).await;
+        assert_eq!(reply.status, 400, "{path}: {reply:?}");
+        let expected = format!("model: missing; name one of GET {list}");
+        assert!(reply.text.contains(&expected), "{path}: {reply:?}");
+    }
+    // Nothing to say: Ollama's way to have a model loaded, or to let it go.
+    for asked in [
+        json!({"messages": []}),
+        json!({"messages": [], "keep_alive": 0}),
+    ] {
+        let reply = http.post("/api/chat", &asked).await;
+        assert!(reply.text.contains("GET /api/tags"), "{reply:?}");
+    }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
 async fn loads_and_unloads_are_told_as_they_happen() {
     let http = HttpDaemon::start().await;
     let stream = tokio::net::UnixStream::connect(http.path()).await.unwrap();
