@@ -43,24 +43,79 @@ pub(super) fn prepare(text: &str) -> String {
 /// True if the template goes through the parts of a message's content; others
 /// expect a text.
 pub(super) fn takes_parts(text: &str) -> bool {
+    // Names that stand for the content, as Kimi K2's `set c = msg.get('content')`.
+    let names: Vec<&str> = statements(text)
+        .filter_map(|inner| inner.strip_prefix("set ")?.split_once('='))
+        .filter(|(_, value)| is_content(value))
+        .map(|(name, _)| name.trim())
+        .collect();
+    statements(text)
+        .filter_map(|inner| inner.strip_prefix("for ")?.split_once(" in "))
+        .any(|(_, list)| {
+            // What counts pieces of a text, or splits one, is not about parts.
+            let of_text = list.contains("range(") || list.contains(".split(");
+            !of_text && (list.contains("content") || starts_with_any(list, &names))
+        })
+}
+
+/// What is in the tags of statements.
+fn statements(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
-    while let Some(open) = rest.find("{%") {
-        rest = &rest[open + 2..];
+    std::iter::from_fn(move || {
+        rest = &rest[rest.find("{%")? + 2..];
         let inner = &rest[..rest.find("%}").unwrap_or(rest.len())];
-        let inner = inner.trim_start_matches(['-', '+']).trim_start();
-        let Some(head) = inner.strip_prefix("for ") else {
-            continue;
-        };
-        // What counts pieces of a text, or splits one, is not about parts.
-        let of_text = |list: &str| list.contains("range(") || list.contains(".split(");
-        if head
-            .split_once(" in ")
-            .is_some_and(|(_, list)| list.contains("content") && !of_text(list))
-        {
-            return true;
-        }
-    }
-    false
+        Some(inner.trim_start_matches(['-', '+']).trim_start())
+    })
+}
+
+fn is_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// True if `list` is one of the names, whatever filters or conditions follow.
+fn starts_with_any(list: &str, names: &[&str]) -> bool {
+    let list = list.trim_start();
+    let len = list.find(|c| !is_name(c)).unwrap_or(list.len());
+    let (name, behind) = list.split_at(len);
+    names.contains(&name) && !behind.starts_with(['.', '('])
+}
+
+/// True if `value` is the content of a message as it is, or that or something else.
+fn is_content(value: &str) -> bool {
+    let value = value.trim_matches(['-', '+', ' ', '\t', '\n']);
+    // `message`, `messages[0]`, `loop.previtem`.
+    let path = |c: char| is_name(c) || matches!(c, '.' | '[' | ']' | '-');
+    let end = value.find(|c| !path(c)).unwrap_or(value.len());
+    let (read, behind) = value.split_at(end);
+    let behind = if read.ends_with('[') {
+        content_key(behind).and_then(|behind| behind.strip_prefix(']'))
+    } else if read.ends_with(".get") {
+        // What there is without content does not matter.
+        let behind = behind.strip_prefix('(').and_then(content_key);
+        behind.and_then(|behind| Some(behind.split_once(')')?.1))
+    } else if read == "content" || read.ends_with(".content") {
+        Some(behind)
+    } else {
+        None
+    };
+    behind.is_some_and(|behind| {
+        let behind = behind.trim_start();
+        let filter = behind.strip_prefix('|').map(str::trim_start);
+        behind.is_empty()
+            || behind.starts_with("if ")
+            || behind.starts_with("or ")
+            || filter.is_some_and(|filter| filter.starts_with("default"))
+    })
+}
+
+/// What follows the name of the content as a string literal.
+fn content_key(text: &str) -> Option<&str> {
+    let quoted = |quote| {
+        text.strip_prefix(quote)?
+            .strip_prefix("content")?
+            .strip_prefix(quote)
+    };
+    quoted('\'').or_else(|| quoted('"'))
 }
 
 /// Byte at which the next tag opens.
@@ -356,6 +411,40 @@ mod tests {
         assert!(!takes_parts(
             "{% for i in range(1, content_parts|length) %}{% for t in content.split('x') %}"
         ));
+        for value in [
+            "m.content",
+            "m['content']",
+            "messages[0][\"content\"]",
+            "msg.get('content')",
+            "m.get('content', '')",
+            "content",
+            "m.content or ''",
+            "m['content'] if m['content'] else []",
+            "m.content | default('')",
+        ] {
+            for list in ["c", "c if p", "c|list", "c -"] {
+                let text = format!("{{%- set c = {value} -%}}{{% for p in {list}%}}{{% endfor %}}");
+                assert!(takes_parts(&text), "{text}");
+            }
+            let others =
+                format!("{{% set c = {value} %}}{{% for p in cs %}}{{% for p in c.split() %}}");
+            assert!(!takes_parts(&others), "{others}");
+        }
+        for value in [
+            "m.content.split('x')",
+            "m.content|trim",
+            "m.content ~ 'x'",
+            "m.content[1:]",
+            "m.reasoning_content",
+            "m.get('reasoning_content')",
+            "[{'role': 'system', 'content': x}] + messages",
+            "'content' in m",
+            "m['contents']",
+            "m.content is string",
+        ] {
+            let text = format!("{{% set c = {value} %}}{{% for p in c %}}{{% endfor %}}");
+            assert!(!takes_parts(&text), "{text}");
+        }
     }
 
     proptest! {

@@ -264,6 +264,10 @@ fn parts_are_joined_for_templates_that_know_none() {
         .unwrap(),
         "[a][b]"
     );
+    let by_a_name = "{% macro write(m) %}{% set c = m.get('content') %}\
+        {% if c is string %}{{ c }}{% elif c is not none %}{% for part in c -%}[{{ part['text'] }}]{%- endfor %}{% endif %}\
+        {% endmacro %}{% for m in messages %}{{ write(m) }}{% endfor %}";
+    assert_eq!(rendered(by_a_name, &chat).unwrap(), "[a][b]");
 }
 
 #[test]
