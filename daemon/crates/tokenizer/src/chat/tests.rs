@@ -153,6 +153,18 @@ fn content_is_data_and_never_a_template() {
 }
 
 #[test]
+fn what_is_added_to_a_safe_text_stays_plain() {
+    // As Functionary 3.1 describes tools; Jinja with the filter of today's transformers would write
+    // &#34; for each quote.
+    let source = "{% set t = {'name': 'f', 'description': \"a's & <b>\"} %}\
+        {{ \"Use '\"|safe + t['name'] + \"' to '\"|safe + t['description'] + \"'\\n\"|safe + t | tojson() }}";
+    assert_eq!(
+        render(source).unwrap(),
+        "Use 'f' to 'a's & <b>'\n{\"name\": \"f\", \"description\": \"a's & <b>\"}"
+    );
+}
+
+#[test]
 fn templates_cannot_reach_files() {
     for source in [
         "{% include '/etc/passwd' %}",
