@@ -95,6 +95,7 @@ fn rope(model: &LoadedModel) -> v1::Rope {
     let (freq_scale, scaling) = match rope.scaling {
         RopeScaling::Linear { factor } => ((1.0 / factor) as f32, "linear"),
         RopeScaling::Yarn { factor, .. } => ((1.0 / factor) as f32, "yarn"),
+        RopeScaling::None if rope.long.is_some() => (1.0, "longrope"),
         RopeScaling::None if rope.factors.is_some() => (1.0, "llama3"),
         RopeScaling::None => (1.0, "none"),
     };

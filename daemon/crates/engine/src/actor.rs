@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_device::gpu::Report;
 use rocmforge_device::{Device, SegmentLayout};
-use rocmforge_kernels::host::ops::{RopeAngles, RopeTable};
+use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_ops::{Plan, Segment};
 use rocmforge_scheduler::{Scheduler, SeqId};
 use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
@@ -43,6 +43,7 @@ use crate::masks::Masks;
 use crate::open::{Opened, no_device};
 use crate::pass_times::PassTimes;
 use crate::predict::Predictor;
+use crate::rotations::Rotations;
 use crate::schedule::{PassPace, ScratchSizes};
 use crate::share::PromptShare;
 use crate::states::SpareStates;
@@ -77,7 +78,7 @@ pub(crate) struct Entry {
     pub(crate) id: ModelId,
     pub(crate) loaded: Arc<LoadedModel>,
     /// The plan's tables of rotations; made at the first request, since they may need a tensor of the file.
-    pub(crate) rope: Vec<RopeTable>,
+    pub(crate) rope: Vec<Rotations>,
     /// How long passes take that only decode.
     pub(crate) times: PassTimes,
     pub(crate) share: PromptShare,

@@ -21,6 +21,7 @@ use crate::loaded::LoadedModel;
 use crate::masks::Masks;
 use crate::prefix::Realm;
 use crate::refusal::Refusal;
+use crate::rotations::open_ended_context;
 use crate::sampler::Sampler;
 use crate::speculate::Drafts;
 use crate::stop::StopStrings;
@@ -110,7 +111,7 @@ impl Engine {
     fn generate(&mut self, request: GenerateRequest, events: mpsc::Sender<GenerateEvent>) {
         let received = Instant::now();
         let checked = self.check(&request.model, &request.prompt, 0, request.n_ctx);
-        let (model, n_ctx) = match checked {
+        let (model, mut n_ctx) = match checked {
             Ok(checked) => checked,
             Err(error) => {
                 // The channel is new and has room.
@@ -121,12 +122,18 @@ impl Engine {
         let mut sampler = Sampler::new(request.sampling);
         request.prompt.iter().for_each(|&t| sampler.accept(t));
         let n_prompt = request.prompt.len();
+        let plan = request.model.model().plan();
+        if request.max_tokens.is_none() && request.n_ctx.is_none() {
+            n_ctx = open_ended_context(plan, n_prompt, n_ctx);
+        }
+        let positions_max = match request.max_tokens {
+            Some(max) => n_ctx.min(n_prompt + max as usize),
+            None => n_ctx,
+        };
+        let long = plan.rotates_long(positions_max);
         let wanted = Wanted {
             kind: Kind::Generate,
-            positions_max: match request.max_tokens {
-                Some(max) => n_ctx.min(n_prompt + max as usize),
-                None => n_ctx,
-            },
+            positions_max,
             open_ended: request.max_tokens.is_none(),
             realm: match self.config.prefix_cache {
                 _ if !request.reuse => None,
@@ -134,7 +141,7 @@ impl Engine {
                 PrefixCache::PerClient => Some(request.asker.client),
                 PrefixCache::Shared => Some(0),
             }
-            .map(|asker| Realm { model, asker }),
+            .map(|asker| Realm { model, asker, long }),
         };
         let decoder = request.model.tokenizer().stream_with(DecodeOptions {
             special: request.decoding.control_text,
@@ -349,6 +356,11 @@ impl Engine {
         let predictor = entry.and_then(|e| e.predictor.as_ref());
         let has_draft_model = entry.is_some_and(|e| e.draft.is_some());
         let predicts = predictor.is_some_and(|p| p.on) && work.takes_drafts() && !has_draft_model;
+        let reach = match work {
+            // The last token is none.
+            Work::Embed(_) => wanted.positions_max - 1,
+            Work::Generate(_) | Work::Score(_) => wanted.positions_max,
+        };
         let task = Task {
             seq,
             model,
@@ -357,6 +369,7 @@ impl Engine {
             tokens,
             n_past: 0,
             n_ctx,
+            reach,
             memory: SequenceMemory::default(),
             compactions: 0,
             yielded_at: 0,

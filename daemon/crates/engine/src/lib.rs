@@ -35,6 +35,7 @@ mod preload;
 mod pressure;
 mod publish;
 mod refusal;
+mod rotations;
 mod sampler;
 mod schedule;
 mod share;

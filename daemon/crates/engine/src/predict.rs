@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_device::Span;
-use rocmforge_kernels::host::ops::{RopeAngles, RopeTable};
 use rocmforge_ops::{Plan, RowCounts};
 use rocmforge_scheduler::{PassPlan, SeqId};
 use rocmforge_tensor_cache::ModelId;
@@ -32,6 +31,7 @@ use crate::error::Error;
 use crate::loaded::LoadedModel;
 use crate::member::{Member, Stepped};
 use crate::pass::{self, Interest, Pass, RowOutput};
+use crate::rotations::{self, Positions, Rotations};
 use crate::task::{Task, Work};
 use crate::weight_store::Source;
 
@@ -41,7 +41,7 @@ pub(crate) struct Predictor {
     pub(crate) id: ModelId,
     pub(crate) plan: Arc<Plan>,
     /// The plan's tables of rotations; made when it runs first.
-    rope: Vec<RopeTable>,
+    rope: Vec<Rotations>,
     /// Sequences use it: not where the budget has no room for its part.
     pub(crate) on: bool,
     /// Seconds that it takes behind a pass that only decodes, weighted towards the recent.
@@ -294,20 +294,14 @@ impl Engine {
         // Rotations and inputs.
         if predictor.rope.is_empty() {
             let _waiting = self.store.files.begin(loaded.name(), loaded.path());
-            let tables = of_block.ropes.iter();
-            let tables = tables.map(|spec| crate::step::rope_table(&loaded, spec));
-            predictor.rope = tables.collect::<Result<_, _>>()?;
+            predictor.rope = rotations::tables(&loaded, &of_block)?;
         }
-        self.angles.clear();
-        for (spec, table) in of_block.ropes.iter().zip(&predictor.rope) {
-            let positions = rows.iter().flat_map(|of| {
-                let first = members[of.member].task.n_past as u32;
-                first..first + of.n as u32
-            });
-            let mut angles = RopeAngles::new(spec.order);
-            angles.set(table, positions);
-            self.angles.push(angles);
-        }
+        let sequences = rows.iter().map(|of| Positions {
+            first: members[of.member].task.n_past,
+            n: of.n,
+            reach: members[of.member].task.reach,
+        });
+        rotations::set_angles(&of_block, &predictor.rope, sequences, &mut self.angles);
         let width = loaded.model().hparams().n_embd as usize;
         self.ids.clear();
         self.inputs.resize_with(2, Vec::new);

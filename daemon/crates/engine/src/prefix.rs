@@ -4,8 +4,8 @@
 //!
 //! A node stands for [`KV_PAGE_TOKENS`] tokens after the tokens of its parent; it has a page for each group of the plan,
 //! and for models with recurrent layers the state behind it. It is found by its parent and its tokens themselves, not by a
-//! sum of them: two beginnings never pass for each other. Beginnings of different models, or of different askers, have
-//! nothing in common.
+//! sum of them: two beginnings never pass for each other. Beginnings of different models, of different askers, or of sequences
+//! whose keys are rotated otherwise ([`crate::rotations`]), have nothing in common.
 //!
 //! ```text
 //!   (model, asker) -- 32 tokens -- 32 tokens -- 32 tokens        a node's slots: page of group 0, of group 1, .., state
@@ -32,11 +32,13 @@ const NODES_MAX: usize = 1 << 17;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u64);
 
-/// Whose beginnings are shared: those of one model and one asker.
+/// Whose beginnings are shared: those of one model and one asker, of sequences that rotate alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Realm {
     pub(crate) model: ModelId,
     pub(crate) asker: u64,
+    /// Its keys are rotated by the divisors for long sequences.
+    pub(crate) long: bool,
 }
 
 /// What a node is found by.

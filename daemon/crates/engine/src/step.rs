@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_device::{ALIGNMENT, Scratch, ScratchLayout, Span};
-use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
-use rocmforge_ops::{Plan, RopeSpec, RowCounts};
+use rocmforge_ops::{Plan, RowCounts};
 use rocmforge_scheduler::{PassPlan, SeqId, SpanResult};
 use rocmforge_tensor_cache::{BlockKind, ModelId};
 
@@ -17,9 +16,9 @@ use crate::api::{
 use crate::embedding_rows;
 use crate::error::Error;
 use crate::kv::SequenceMemory;
-use crate::loaded::LoadedModel;
 use crate::member::{Member, Stepped, interest};
 use crate::pass::{self, Pass, RowOutput};
+use crate::rotations::{self, Positions};
 use crate::speculate::By;
 use crate::stop::Checked;
 use crate::task::{Generation, Task, Work};
@@ -478,25 +477,18 @@ impl Engine {
             .iter_mut()
             .find(|e| e.id == model)
             .expect("a request keeps its model registered");
-        let specs = &entry.loaded.model().plan().ropes;
+        let plan = entry.loaded.model().plan();
         if entry.rope.is_empty() {
             let (name, path) = (entry.loaded.name(), entry.loaded.path());
             let _waiting = self.store.files.begin(name, path);
-            let tables = specs.iter().map(|spec| rope_table(&entry.loaded, spec));
-            entry.rope = tables.collect::<Result<_, _>>()?;
+            entry.rope = rotations::tables(&entry.loaded, plan)?;
         }
-        let same = |(angles, spec): (&RopeAngles, &RopeSpec)| angles.order() == spec.order;
-        if self.angles.len() != specs.len() || !self.angles.iter().zip(specs).all(same) {
-            let new = specs.iter().map(|spec| RopeAngles::new(spec.order));
-            self.angles = new.collect();
-        }
-        for (angles, table) in self.angles.iter_mut().zip(&entry.rope) {
-            let positions = members.iter().flat_map(|m| {
-                let first = m.task.n_past as u32;
-                first..first + m.span.rows
-            });
-            angles.set(table, positions);
-        }
+        let sequences = members.iter().map(|m| Positions {
+            first: m.task.n_past,
+            n: m.span.rows as usize,
+            reach: m.task.reach,
+        });
+        rotations::set_angles(plan, &entry.rope, sequences, &mut self.angles);
         Ok(())
     }
 }
@@ -530,21 +522,4 @@ fn summary(
         },
         cache,
     }
-}
-
-pub(crate) fn rope_table(loaded: &LoadedModel, spec: &RopeSpec) -> Result<RopeTable, Error> {
-    let factors = spec.factors.as_ref();
-    let params = RopeParams {
-        n_rot: spec.n_rot as usize,
-        freq_base: spec.freq_base,
-        scaling: spec.scaling,
-        freq_factors: factors
-            .map(|t| embedding_rows::vector(loaded, t))
-            .transpose()?,
-        magnitude: spec.magnitude,
-    };
-    RopeTable::new(&params).map_err(|e| Error::BadModel {
-        path: loaded.path().to_owned(),
-        message: e.to_string(),
-    })
 }

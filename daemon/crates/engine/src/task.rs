@@ -36,6 +36,8 @@ pub(crate) struct Task {
     pub(crate) n_past: usize,
     /// Positions that there may be.
     pub(crate) n_ctx: usize,
+    /// Positions that it may come to by what was asked for, which choose its rotations.
+    pub(crate) reach: usize,
     pub(crate) memory: SequenceMemory,
     /// Times that it was computed anew for want of room in one piece.
     pub(crate) compactions: u32,

@@ -55,7 +55,7 @@ fn tolerance(model: &LoadedModel, name: &str) -> f64 {
 /// By default these models, of floats, have f32.
 const LOOSE_F16: [(&str, usize); 2] = [("gemma4", 2), ("gemma4moe", 10)];
 
-const ARCHITECTURES: [&str; 52] = [
+const ARCHITECTURES: [&str; 53] = [
     "arcee",
     "bailingmoe",
     "bailingmoe2",
@@ -97,6 +97,7 @@ const ARCHITECTURES: [&str; 52] = [
     "olmo2",
     "olmoe",
     "phi3",
+    "phi3-longrope",
     "qwen2moe",
     "qwen2vl",
     "qwen35",

@@ -7,7 +7,9 @@ mod requests;
 
 use std::sync::Arc;
 
-use rocmforge_engine::api::{Asker, Budget, Decoding, GenerateRequest, SamplingParams};
+use rocmforge_engine::api::{
+    Asker, Budget, Decoding, FinishReason, GenerateRequest, SamplingParams,
+};
 use rocmforge_engine::{EngineConfig, EngineHandle, LoadedModel, PrefixCache, start};
 
 use requests::{engine, greedy, load, run};
@@ -377,4 +379,46 @@ async fn whoever_followed_goes_on_when_the_first_is_cancelled() {
         assert_eq!(second.await.unwrap().1, expected);
         clearing.clear(None).await.unwrap();
     }
+}
+
+/// A model with two sets of divisors: keys rotated by one are nothing to a sequence of the other, and each text is that of a
+/// sequence alone. One that nobody bounds has the usual ones to their end, where its prompt leaves room.
+#[tokio::test]
+async fn short_and_long_sequences_share_nothing() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load(&engine, "arch/phi3-longrope.gguf", "longrope").await;
+    let prompt = ids(1, 40);
+    // The divisors change beyond 64 positions.
+    let (short, long) = (
+        || request(&model, prompt.clone(), 24),
+        || request(&model, prompt.clone(), 60),
+    );
+    let (_, short_alone, _) = run(&engine, anew(&short())).await;
+    let (_, long_alone, _) = run(&engine, anew(&long())).await;
+    assert!(!long_alone.starts_with(&short_alone), "{short_alone:?}");
+    for turn in 0..2 {
+        let reused = if turn == 0 { 0 } else { PAGE as u32 };
+        let (of_long, of_short) = tokio::join!(run(&engine, long()), run(&engine, short()));
+        assert_eq!(
+            (of_long.1, of_long.2.reused_tokens),
+            (long_alone.clone(), reused)
+        );
+        assert_eq!(
+            (of_short.1, of_short.2.reused_tokens),
+            (short_alone.clone(), reused)
+        );
+    }
+
+    let unbounded = |prompt: Vec<u32>, n_ctx| GenerateRequest {
+        max_tokens: None,
+        n_ctx,
+        ..anew(&request(&model, prompt, 1))
+    };
+    let (_, found, summary) = run(&engine, unbounded(prompt.clone(), None)).await;
+    assert_eq!(found, short_alone);
+    assert_eq!(summary.finish, FinishReason::ContextFull);
+    let (_, found, _) = run(&engine, unbounded(prompt.clone(), Some(100))).await;
+    assert!(found.starts_with(&long_alone), "{found:?}");
+    let (_, found, _) = run(&engine, unbounded(ids(1, 49), None)).await;
+    assert!(found.len() > 64 - 49, "{found:?}");
 }

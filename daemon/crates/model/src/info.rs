@@ -165,10 +165,13 @@ fn rope(hparams: &Hparams, plan: &Plan) -> String {
                 factor, orig_ctx, ..
             } => format!(", YaRN {factor} x {orig_ctx}"),
         };
-        let factors = if spec.factors.is_some() {
-            ", frequency factors"
-        } else {
-            ""
+        let factors = match (&spec.factors, &spec.long) {
+            (_, Some(long)) => format!(
+                ", frequency factors for up to {} positions and for more",
+                long.beyond
+            ),
+            (Some(_), None) => ", frequency factors".to_owned(),
+            (None, None) => String::new(),
         };
         format!(
             "{order}, {} of {} elements, base {}{scaling}{factors}",

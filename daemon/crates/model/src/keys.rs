@@ -184,6 +184,7 @@ impl Keys<'_> {
             freq_base: f64::from(self.positive_or("rope.freq_base", 10_000.0)?),
             scaling: self.scaling()?,
             factors: None,
+            long: None,
             magnitude: 1.0,
         })
     }

@@ -24,7 +24,7 @@ pub use op::{
     Act, ColumnPart, ExpertFfn, HeadShape, Mask, Op, Product, RopeUse, Router, RouterGate,
 };
 pub use plan::{Input, Plan, Segment, SegmentKind, Step};
-pub use rope::{RopeOrder, RopeScaling, RopeSpec};
+pub use rope::{LongFactors, RopeOrder, RopeScaling, RopeSpec};
 pub use tensor::{Role, TensorDesc, TensorIndex};
 pub use tensor_type::TensorType;
 pub use weight_type::WeightType;

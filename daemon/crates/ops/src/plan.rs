@@ -168,6 +168,19 @@ fn uses(steps: &[Step]) -> Vec<Use> {
 }
 
 impl Plan {
+    /// Positions of a sequence up to which it has the usual divisors of frequencies, where there are others for longer ones.
+    #[must_use]
+    pub fn long_beyond(&self) -> Option<u32> {
+        let long = self.ropes.iter().filter_map(|r| r.long.as_ref());
+        long.map(|l| l.beyond).min()
+    }
+
+    /// Whether a sequence that may come to so many positions rotates by the divisors for long ones.
+    #[must_use]
+    pub fn rotates_long(&self, positions: usize) -> bool {
+        self.long_beyond().is_some_and(|n| positions > n as usize)
+    }
+
     /// The layout of the scratch block.
     #[must_use]
     pub fn scratch(&self, counts: RowCounts) -> ScratchLayout {

@@ -51,6 +51,18 @@ pub struct RopeSpec {
     pub scaling: RopeScaling,
     /// A tensor of `n_rot / 2` divisors of the frequencies.
     pub factors: Option<crate::TensorDesc>,
+    /// Other divisors for sequences that may become long.
+    pub long: Option<LongFactors>,
     /// Multiplies cos and sin, beside YaRN's own magnitude.
     pub magnitude: f64,
+}
+
+/// Divisors of the frequencies for sequences beyond the context first trained on (LongRoPE, Ding et al. 2024). Keys rotated by
+/// them and by the usual ones do not go together, so a sequence has one of them throughout ([`crate::Plan::rotates_long`]).
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongFactors {
+    /// Positions up to which a sequence has the usual divisors.
+    pub beyond: u32,
+    /// A tensor of `n_rot / 2` divisors.
+    pub factors: crate::TensorDesc,
 }

@@ -37,9 +37,23 @@ impl RopeAngles {
     /// Computes the angles of `positions`, one a row; memory is kept between calls, and so is what neighbouring positions
     /// share.
     pub fn set(&mut self, table: &RopeTable, positions: impl IntoIterator<Item = u32>) {
-        self.n_rot = table.n_rot();
+        self.clear(table.n_rot());
+        self.append(table, positions);
+    }
+
+    /// No rows, of so many rotated elements; memory is kept.
+    pub fn clear(&mut self, n_rot: usize) {
+        self.n_rot = n_rot;
         self.cos.clear();
         self.sin.clear();
+    }
+
+    /// Computes the angles of `positions` behind those that are there, by a table of as many elements.
+    ///
+    /// # Panics
+    /// When the table rotates another number of elements.
+    pub fn append(&mut self, table: &RopeTable, positions: impl IntoIterator<Item = u32>) {
+        assert_eq!(self.n_rot, table.n_rot(), "one width of rotations a pass");
         for position in positions {
             let start = self.cos.len();
             self.cos.resize(start + self.n_rot, 0.0);

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use rocmforge_device::Span;
-use rocmforge_kernels::host::ops::RopeAngles;
 use rocmforge_ops::RowCounts;
 
 use super::{Ahead, FEW_ROWS, Run};
@@ -14,6 +13,7 @@ use crate::error::Error;
 use crate::member::Member;
 use crate::pass::{self, Interest, Pass, RowOutput};
 use crate::predict::best_of;
+use crate::rotations::{self, Positions};
 use crate::schedule::table_entries;
 
 /// What a pass of a draft model is for.
@@ -176,20 +176,14 @@ impl Engine {
         let entry = entry.ok_or_else(|| internal("a draft model that is not registered"))?;
         if entry.rope.is_empty() {
             let _waiting = self.store.files.begin(loaded.name(), loaded.path());
-            let tables = plan.ropes.iter();
-            let tables = tables.map(|spec| crate::step::rope_table(loaded, spec));
-            entry.rope = tables.collect::<Result<_, _>>()?;
+            entry.rope = rotations::tables(loaded, plan)?;
         }
-        self.angles.clear();
-        for (spec, table) in plan.ropes.iter().zip(&entry.rope) {
-            let positions = ahead.iter().flat_map(|of| {
-                let first = first(of) as u32;
-                first..first + of.ids.len() as u32
-            });
-            let mut angles = RopeAngles::new(spec.order);
-            angles.set(table, positions);
-            self.angles.push(angles);
-        }
+        let sequences = ahead.iter().map(|of| Positions {
+            first: first(of),
+            n: of.ids.len(),
+            reach: members[of.member].task.reach,
+        });
+        rotations::set_angles(plan, &entry.rope, sequences, &mut self.angles);
         self.ids.clear();
         for of in &*ahead {
             self.ids.extend_from_slice(&of.ids);

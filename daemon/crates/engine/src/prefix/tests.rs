@@ -10,6 +10,7 @@ use crate::tier::Tier;
 const REALM: Realm = Realm {
     model: ModelId(0),
     asker: 7,
+    long: false,
 };
 
 impl Prefixes {
@@ -116,9 +117,10 @@ fn realms_have_nothing_in_common() {
     path(&mut prefixes, &mut blocks, &[1]);
     let chunk = [1; KV_PAGE_TOKENS];
     assert!(prefixes.child(REALM, None, &chunk).is_some());
-    for (model, asker) in [(1, 7), (0, 8)] {
+    for (model, asker, long) in [(1, 7, false), (0, 8, false), (0, 7, true)] {
         let model = ModelId(model);
-        assert_eq!(prefixes.child(Realm { model, asker }, None, &chunk), None);
+        let other = Realm { model, asker, long };
+        assert_eq!(prefixes.child(other, None, &chunk), None);
     }
     let mut freed = Vec::new();
     prefixes.forget(ModelId(1), &mut freed);

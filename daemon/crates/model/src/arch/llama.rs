@@ -16,6 +16,9 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
     let mut rope = b.keys.rope(RopeOrder::Norm, h.heads.head_dim)?;
     rope.factors = b.rope_factors("rope_freqs.weight", rope.n_rot)?;
+    if rope.factors.is_none() {
+        b.long_factors(&mut rope, h.n_ctx_train)?;
+    }
     let table = b.rope_table(rope);
     let n_expert = b.keys.maybe("expert_count", crate::keys::N_EXPERT_MAX)?;
     for i in 0..h.n_layer {

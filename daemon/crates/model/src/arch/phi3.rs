@@ -8,28 +8,12 @@ use super::layer::{FeedForward, Layer, layer};
 use crate::build::{AttentionSpec, PlanBuilder, Presence};
 use crate::error::Error;
 use crate::hparams::Hparams;
-use crate::keys::N_CTX_MAX;
 
 pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
     let keys = b.keys;
     let mut rope = keys.rope(RopeOrder::Neox, h.heads.head_dim)?;
-    let original = keys.count_or(
-        "rope.scaling.original_context_length",
-        N_CTX_MAX,
-        h.n_ctx_train,
-    )?;
-    let short = b.rope_factors("rope_factors_short.weight", rope.n_rot)?;
-    let long = b.rope_factors("rope_factors_long.weight", rope.n_rot)?;
-    // One table serves all positions of a sequence, so a model for long contexts rotates by the factors for these throughout.
-    rope.factors = if h.n_ctx_train > original {
-        long
-    } else {
-        short
-    };
-    if rope.factors.is_some() {
-        rope.magnitude = f64::from(keys.positive_or("rope.scaling.attn_factor", 1.0)?);
-    }
+    b.long_factors(&mut rope, h.n_ctx_train)?;
     let table = b.rope_table(rope);
     for i in 0..h.n_layer {
         let attention = AttentionSpec::new(h.heads_of(i), Some(RopeUse { table, first: 0 }));

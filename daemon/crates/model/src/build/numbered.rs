@@ -4,11 +4,13 @@
 //! refused (test `layers_that_are_all_different_are_refused`).
 
 use rocmforge_ops::{
-    Buf, BufSpec, HeadShape, KvGroup, KvLayer, KvLayout, KvType, Role, RopeSpec, Rows, TensorDesc,
+    Buf, BufSpec, HeadShape, KvGroup, KvLayer, KvLayout, KvType, LongFactors, Role, RopeSpec, Rows,
+    TensorDesc,
 };
 
 use super::PlanBuilder;
 use crate::error::Error;
+use crate::keys::N_CTX_MAX;
 
 impl PlanBuilder<'_> {
     /// A buffer with a row a token. The same name and width give the same buffer.
@@ -102,6 +104,32 @@ impl PlanBuilder<'_> {
             self.too_many = Some(what);
         }
         full
+    }
+
+    /// Takes over the short and the long divisors of rotation frequencies of a file that has them, and their magnitude, which is
+    /// the same for both. Where the model is for no more positions than it was first trained on, the short ones serve all.
+    pub(crate) fn long_factors(
+        &mut self,
+        rope: &mut RopeSpec,
+        n_ctx_train: u32,
+    ) -> Result<(), Error> {
+        let short = self.rope_factors("rope_factors_short.weight", rope.n_rot)?;
+        let long = self.rope_factors("rope_factors_long.weight", rope.n_rot)?;
+        if short.is_none() && long.is_none() {
+            return Ok(());
+        }
+        let keys = self.keys;
+        let beyond = keys.count_or(
+            "rope.scaling.original_context_length",
+            N_CTX_MAX,
+            n_ctx_train,
+        )?;
+        rope.magnitude = f64::from(keys.positive_or("rope.scaling.attn_factor", 1.0)?);
+        rope.factors = short;
+        rope.long = long
+            .filter(|_| n_ctx_train > beyond)
+            .map(|factors| LongFactors { beyond, factors });
+        Ok(())
     }
 
     /// The divisors of rotation frequencies of a file that has them.
