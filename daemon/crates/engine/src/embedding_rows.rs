@@ -14,7 +14,8 @@ use crate::loaded::LoadedModel;
 const SHARE_ROWS: usize = 512;
 
 /// Rows that are copied from the mapping: a call of the system costs more than a row. More of them are a prompt's, and of
-/// a file that is not in the page cache a mapping brings 128 KB for each row.
+/// a file that is not in the page cache a mapping brings 128 KB for each row, so that one that is read past it has no row
+/// copied so.
 const MAPPED_ROWS: usize = 256;
 
 /// Most threads that read rows.
@@ -33,7 +34,7 @@ pub(crate) fn rows(
         let at = |id: u32| table.offset + u64::from(id) * row_bytes as u64;
         let mut rows = ids.iter().zip(out.chunks_exact_mut(row_bytes));
         let file = model.file();
-        if ids.len() > MAPPED_ROWS {
+        if ids.len() > MAPPED_ROWS || file.is_direct() {
             return file.read_each(rows.map(|(&id, row)| (at(id), row)));
         }
         rows.try_for_each(|(&id, row)| {
