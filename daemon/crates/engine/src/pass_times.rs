@@ -43,33 +43,33 @@ impl PassTimes {
         }
     }
 
+    /// Seconds of a pass of so many rows, if that was measured lately.
+    fn recent(&self, rows: usize) -> Option<f64> {
+        let (seconds, at) = (*self.rows.get(rows)?)?;
+        (self.passes - at < STALE_PASSES).then_some(seconds)
+    }
+
+    /// The most rows, of so many at most, of which that is known, and the seconds.
+    fn recent_within(&self, rows: usize) -> Option<(usize, f64)> {
+        let known = |n| Some((n, self.recent(n)?));
+        (rows <= ROWS_MAX).then(|| (0..=rows).rev().find_map(known))?
+    }
+
     /// Seconds of a pass of so many rows; where it was not measured lately, those of the next smaller one that was, so
     /// that it is tried.
     pub(crate) fn seconds(&self, rows: usize) -> Option<f64> {
-        let known = self.rows.get(..=rows)?.iter().rev().flatten();
-        let mut recent = known.filter(|(_, at)| self.passes - at < STALE_PASSES);
-        recent.next().map(|(seconds, _)| *seconds)
+        self.recent_within(rows).map(|(_, seconds)| seconds)
     }
 
     /// Seconds of a pass of `rows` rows, where a pass of `all` rows, these among them, took `took` seconds. Where it was not
     /// measured lately it lies between those of fewer and of more rows, and is at least its rows' part of that pass: as long as
     /// prompts come in, no pass has the tokens alone. `None` if nothing is known of as few rows.
     pub(crate) fn seconds_within(&self, rows: usize, all: usize, took: f64) -> Option<f64> {
-        let recent = |known: &Option<(f64, u64)>| {
-            let known = known.filter(|(_, at)| self.passes - at < STALE_PASSES);
-            known.map(|(seconds, _)| seconds)
-        };
-        let fewer = self.rows.get(..=rows)?.iter().enumerate().rev();
-        let (below, least) = fewer
-            .filter_map(|(n, known)| Some((n, recent(known)?)))
-            .next()?;
+        let (below, least) = self.recent_within(rows)?;
         if below == rows {
             return Some(least);
         }
-        let more = self.rows.iter().enumerate().skip(rows + 1);
-        let above = more
-            .filter_map(|(n, known)| Some((n, recent(known)?)))
-            .next();
+        let above = (rows + 1..=ROWS_MAX).find_map(|n| Some((n, self.recent(n)?)));
         let between = above.map_or(least, |(above, most)| {
             let part = (rows - below) as f64 / (above - below) as f64;
             least + (most - least).max(0.0) * part

@@ -258,6 +258,7 @@ impl PromptShare {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pass_times::PassTimes;
 
     /// A prompt of `length` beside 8 tokens, whose passes take `ms(rows, position)`. Returns what each took, and the rows of the
     /// last whole one.
@@ -319,6 +320,64 @@ mod tests {
                 4.0 < f64::from(next) * each || rows == 512,
                 "{each}: {rows}"
             );
+        }
+    }
+
+    /// Near what an H200 was seen to take for an 8B model, at short positions, in ms.
+    fn few_or_many(rows: usize) -> f64 {
+        let known = [
+            (1, 1.8),
+            (8, 2.55),
+            (32, 3.47),
+            (64, 4.36),
+            (128, 6.85),
+            (600, 24.0),
+            (4096, 140.0),
+        ];
+        let at = known.iter().position(|&(n, _)| rows <= n).unwrap().max(1);
+        let ((below, least), (above, most)) = (known[at - 1], known[at]);
+        least + (most - least) * (rows - below) as f64 / (above - below) as f64
+    }
+
+    /// Of requests that come together the first have not said all before the last begin, whatever was measured before of tokens
+    /// alone.
+    #[test]
+    fn the_last_of_many_prompts_come_in_while_the_first_decode() {
+        const REQUESTS: usize = 128;
+        const LENGTH: usize = 128;
+        for measured in [&[1][..], &[1, 8, 32, 64], &[1, 8, 32, 64, 128]] {
+            let (mut share, mut times) = (PromptShare::default(), PassTimes::default());
+            for &rows in measured {
+                times.note(rows, Duration::from_secs_f64(few_or_many(rows) / 1e3));
+            }
+            // Rows of prompts that are computed, and passes since the first request decodes.
+            let (mut computed, mut passes) = (0, 0);
+            while computed < REQUESTS * LENGTH {
+                let decoding = computed / LENGTH;
+                let most = match decoding {
+                    0 => 2048,
+                    n => share.rows(n as u32, 512) as usize,
+                };
+                let rows = most.min(REQUESTS * LENGTH - computed);
+                let took = few_or_many(decoding + rows) / 1e3;
+                let position = (computed % LENGTH) as u32;
+                computed += rows;
+                if decoding == 0 {
+                    continue;
+                }
+                passes += 1;
+                assert!(passes < LENGTH, "{measured:?}: {computed} rows");
+                let pass = Mixed {
+                    rows: rows as u32,
+                    tokens: decoding as u32,
+                    position,
+                    took: Duration::from_secs_f64(took),
+                    without: times.seconds_within(decoding, decoding + rows, took),
+                    decoding,
+                    waiting: REQUESTS - computed / LENGTH,
+                };
+                share.note(pass, 512);
+            }
         }
     }
 

@@ -85,7 +85,7 @@ struct Share {
 impl Scheduler {
     /// Rows of the shortest pass that is worth its cost: fewer for a shorter prompt, and where even
     /// their scratch takes more than its usual part. It depends on nothing that changes while a
-    /// sequence runs or yields.
+    /// sequence runs or yields. `last` has the answer for the model's sequence before: often it is the same.
     fn least_rows(
         &self,
         s: &Sequence,

@@ -29,7 +29,7 @@ impl GpuDevice {
         let (workspace, base) = self.place(scratch);
         let planes = gpu_kernels::device_bytes(ty, n, width).map_err(|e| launch_error(&e))?;
         let raw = base + workspace.input;
-        // The rows, and behind them their numbers, in one copy.
+        // The rows, and behind them their numbers.
         let ids_at = (raw + rows.len() as u64).next_multiple_of(4);
         let repacked = (ids_at + n * 4).next_multiple_of(crate::ALIGNMENT);
         let fits = repacked + planes <= raw + workspace.input_bytes;
