@@ -91,6 +91,8 @@ pub(crate) struct Memory {
     pub(crate) unwritten: Vec<String>,
     /// By first address; no two overlap.
     derived: BTreeMap<u64, Derived>,
+    /// Pinned memory of the host, which kernels may read: address and bytes.
+    pinned: BTreeMap<u64, usize>,
 }
 
 impl Memory {
@@ -105,7 +107,34 @@ impl Memory {
             others: 0,
             unwritten: Vec::new(),
             derived: BTreeMap::new(),
+            pinned: BTreeMap::new(),
         }
+    }
+
+    /// From now on kernels may read a range of the host's memory.
+    ///
+    /// # Safety
+    /// It stays allocated until [`Memory::unpin`].
+    pub(crate) unsafe fn pin(&mut self, address: u64, bytes: usize) {
+        self.pinned.insert(address, bytes);
+    }
+
+    /// A range of the host's memory goes.
+    pub(crate) fn unpin(&mut self, address: u64) {
+        self.pinned.remove(&address);
+    }
+
+    /// What the host has at an address, if it is pinned.
+    fn read_pinned(&self, address: u64, bytes: usize) -> Option<Vec<u8>> {
+        let (&first, &there) = self.pinned.range(..=address).next_back()?;
+        let at = (address - first) as usize;
+        if at.checked_add(bytes)? > there {
+            return None;
+        }
+        let mut read = vec![0u8; bytes];
+        // SAFETY: the range is allocated, as the caller of `pin` promised, and a copy needs no alignment.
+        unsafe { std::ptr::copy_nonoverlapping(address as *const u8, read.as_mut_ptr(), bytes) };
+        Some(read)
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
@@ -399,8 +428,11 @@ impl Memory {
         self.find(address, bytes).map(|_| ())
     }
 
-    /// Reads; bytes that nobody wrote are noted and come as poison.
+    /// Reads, also out of pinned memory; bytes of the device that nobody wrote are noted and come as poison.
     pub(crate) fn read(&mut self, address: u64, bytes: usize, who: &str) -> Result<Vec<u8>, Fault> {
+        if let Some(read) = self.read_pinned(address, bytes) {
+            return Ok(read);
+        }
         let (allocation, at) = self.find(address, bytes)?;
         let read = allocation.bytes[at..at + bytes].to_vec();
         let written = &allocation.written[at..at + bytes];

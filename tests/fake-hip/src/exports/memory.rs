@@ -127,6 +127,8 @@ exports! {
         let mut owned = vec![u64::MAX; (bytes.next_multiple_of(4096) + 4096) / 8].into_boxed_slice();
         let at = (owned.as_mut_ptr() as usize).next_multiple_of(4096);
         s.host.0.insert(at, HostRange { bytes, owned: Some(owned) });
+        // SAFETY: `hipHostFree` unpins it before it goes.
+        unsafe { s.memory.pin(at as u64, bytes) };
         // SAFETY: see above.
         unsafe { put(to, at) }
     }
@@ -139,6 +141,7 @@ exports! {
                     s.violations.push(format!("hipHostFree of {at:#x} with copies queued"));
                     s.finish_all();
                 }
+                s.memory.unpin(at as u64);
                 s.host.0.remove(&at);
                 SUCCESS
             }

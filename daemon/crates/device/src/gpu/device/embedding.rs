@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::ops::{Buf, PlacedBuf};
 use crate::{Device, Scratch};
 
-use super::{GpuDevice, launch_error, pass_data};
+use super::{GpuDevice, launch_error};
 
 /// Rows from which on the device dequantizes them. A row of 4096 in Q4_K takes the CPU some 40 us.
 const DEVICE_ROWS_MIN: u64 = 2;
@@ -52,7 +52,7 @@ impl GpuDevice {
         self.pass.begin();
         let ids: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
         let parts = [(raw, rows), (ids_at, ids.as_slice())];
-        pass_data::send_parts(&self.pass_ring, &self.compute, &parts)?;
+        self.sender().parts(&parts)?;
         let weights = Weights {
             ty,
             at: repacked,

@@ -3,10 +3,9 @@
 use crate::error::Error;
 use crate::gpu::Stream;
 
-use super::pass_data::send_bytes;
 use super::readback::Readback;
 use super::reserve::DeviceReserve;
-use super::ring::Ring;
+use super::sending::Sender;
 
 /// What a mark is.
 const MARK: u32 = 0x5EA1_1A57;
@@ -17,10 +16,10 @@ fn places(reserve: &DeviceReserve) -> [u64; 2] {
 }
 
 /// Leaves them.
-pub(super) fn put(reserve: &DeviceReserve, ring: &Ring, stream: &Stream) -> Result<(), Error> {
+pub(super) fn put(reserve: &DeviceReserve, sender: Sender<'_>) -> Result<(), Error> {
     places(reserve)
         .into_iter()
-        .try_for_each(|at| send_bytes(ring, stream, at, &MARK.to_le_bytes()))
+        .try_for_each(|at| sender.bytes(at, &MARK.to_le_bytes()))
 }
 
 /// Looks whether they are there.

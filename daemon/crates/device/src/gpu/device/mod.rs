@@ -42,6 +42,7 @@ mod registration;
 mod reserve;
 mod ring;
 mod sampling;
+mod sending;
 mod trial;
 mod uploads;
 mod wait;
@@ -74,6 +75,7 @@ use products::VendorProducts;
 use readback::Readback;
 use reserve::{DeviceReserve, SLOTS};
 use ring::Ring;
+use sending::Sender;
 use uploads::Uploads;
 use warmup::WarmUp;
 use workspace::Workspace;
@@ -140,9 +142,17 @@ impl GpuDevice {
         let reserve = self.reserve("staging")?;
         self.arena
             .zero(reserve.flags, reserve.slots - reserve.flags, &self.compute)?;
-        marks::put(&self.reserve_addresses()?, &self.pass_ring, &self.compute)?;
+        marks::put(&self.reserve_addresses()?, self.sender())?;
         self.addresses_changed()?;
         self.finish()
+    }
+
+    fn sender(&self) -> Sender<'_> {
+        Sender {
+            ring: &self.pass_ring,
+            stream: &self.compute,
+            kernels: (!self.uploads.is_idle()).then_some(&self.kernels),
+        }
     }
 
     fn addresses_changed(&mut self) -> Result<(), Error> {
@@ -292,7 +302,7 @@ impl Device for GpuDevice {
         }
         for (&(offset, bytes), range) in keep.iter().zip(&kept) {
             let to = self.arena.at(offset, bytes);
-            pass_data::send_bytes(&self.pass_ring, &self.compute, to, range)?;
+            self.sender().bytes(to, range)?;
         }
         self.finish()?;
         Ok(capacity)
@@ -371,7 +381,7 @@ impl Device for GpuDevice {
             let from = scratch.base + at + first * width * 4;
             placed.push((self.arena.at(from, rows.len() as u64 * 4), bytes_of(rows)));
         }
-        pass_data::send_parts(&self.pass_ring, &self.compute, &placed)
+        self.sender().parts(&placed)
     }
 
     fn write_rows(

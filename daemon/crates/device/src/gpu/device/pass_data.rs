@@ -7,16 +7,13 @@
 //! that may be wrong.
 
 use crate::error::Error;
-use crate::gpu::{DevicePtr, Stream};
 use crate::ops::Batch;
 
+use super::reserve::DeviceReserve;
+use super::sending::Sender;
+use super::workspace::{PLACE_BYTES, Workspace};
 use rocmforge_kernels::gpu::ops::attention::prefill_tiles;
 use rocmforge_kernels::gpu::ops::recurrent::SequencePlace;
-
-use super::reserve::DeviceReserve;
-use super::ring::Ring;
-use super::workspace::{PLACE_BYTES, Workspace};
-use super::{failed, stream_driver};
 
 /// What the device has now.
 #[derive(Debug, Default)]
@@ -113,8 +110,7 @@ impl PassData {
         batch: &Batch<'_>,
         shape: PassShape,
         places: Places<'_>,
-        ring: &Ring,
-        stream: &Stream,
+        sender: Sender<'_>,
     ) -> Result<(), Error> {
         let Places {
             workspace,
@@ -141,32 +137,24 @@ impl PassData {
             // Until it is sent, should that fail.
             self.stale = true;
             self.outputs.clear();
-            self.send_rows(batch, &places, ring, stream)?;
+            self.send_rows(batch, &places, sender)?;
             self.scratch_base = scratch_base;
             self.stale = false;
         }
         if !batch.outputs.is_empty() && self.outputs != batch.outputs {
             self.outputs.clear();
             let at = scratch_base + workspace.outputs;
-            send(
-                ring,
-                stream,
-                at,
-                batch.outputs,
-                u32::to_le_bytes,
-                &mut self.bytes,
-            )?;
+            send(sender, at, batch.outputs, u32::to_le_bytes, &mut self.bytes)?;
             self.outputs.extend_from_slice(batch.outputs);
         }
-        self.send_table(batch, shape, reserve, ring, stream)
+        self.send_table(batch, shape, reserve, sender)
     }
 
     fn send_rows(
         &mut self,
         batch: &Batch<'_>,
         places: &Places<'_>,
-        ring: &Ring,
-        stream: &Stream,
+        sender: Sender<'_>,
     ) -> Result<(), Error> {
         let &Places {
             workspace,
@@ -238,7 +226,7 @@ impl PassData {
             put(rotations, values, f32::to_le_bytes);
             rotations = &mut rotations[values.len() * 4..];
         }
-        send_bytes(ring, stream, scratch_base + start, bytes)
+        sender.bytes(scratch_base + start, bytes)
     }
 
     fn send_table(
@@ -246,8 +234,7 @@ impl PassData {
         batch: &Batch<'_>,
         shape: PassShape,
         reserve: &DeviceReserve,
-        ring: &Ring,
-        stream: &Stream,
+        sender: Sender<'_>,
     ) -> Result<(), Error> {
         let stride = shape.table_stride as usize;
         // One group after the other, each with a row a sequence.
@@ -287,8 +274,7 @@ impl PassData {
             };
         self.table.clear();
         send(
-            ring,
-            stream,
+            sender,
             reserve.table + from as u64 * 8,
             &fresh[from..to],
             u64::to_le_bytes,
@@ -326,8 +312,7 @@ fn put<T: Copy, const N: usize>(to: &mut [u8], values: &[T], bytes: impl Fn(T) -
 
 /// Copies values to an address, through pinned memory.
 pub(super) fn send<T: Copy, const N: usize>(
-    ring: &Ring,
-    stream: &Stream,
+    sender: Sender<'_>,
     at: u64,
     values: &[T],
     to_bytes: impl Fn(T) -> [u8; N],
@@ -336,56 +321,5 @@ pub(super) fn send<T: Copy, const N: usize>(
     room.clear();
     room.resize(values.len() * N, 0);
     put(room, values, to_bytes);
-    send_bytes(ring, stream, at, room)
-}
-
-/// Copies bytes to addresses, through one piece of pinned memory where they fit into it.
-pub(super) fn send_parts(
-    ring: &Ring,
-    stream: &Stream,
-    parts: &[(u64, &[u8])],
-) -> Result<(), Error> {
-    let total: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
-    if parts.len() == 1 || total > ring.piece_bytes() {
-        let mut parts = parts.iter();
-        return parts.try_for_each(|&(at, bytes)| send_bytes(ring, stream, at, bytes));
-    }
-    let driver = stream_driver(stream)?;
-    // A piece that is taken is given back below, whatever happens.
-    let piece = ring.take()?;
-    let mut place = 0;
-    let mut queued = Ok(());
-    for &(at, bytes) in parts {
-        let from = piece.ptr.wrapping_add(place);
-        // SAFETY: the piece is ours until it is given back, and as long as all parts together.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), from, bytes.len()) };
-        // SAFETY: as in `send_bytes`.
-        let copy = || unsafe {
-            driver.copy_h2d_async(DevicePtr(at), from, bytes.len() as u64, stream.handle())
-        };
-        queued = queued.and_then(|()| copy());
-        place += bytes.len();
-    }
-    let given = ring.give(piece, stream);
-    queued.map_err(|e| failed("sending rows", e)).and(given)
-}
-
-/// Copies bytes to an address, through pinned memory.
-pub(super) fn send_bytes(ring: &Ring, stream: &Stream, at: u64, bytes: &[u8]) -> Result<(), Error> {
-    for (i, part) in bytes.chunks(ring.piece_bytes()).enumerate() {
-        let to = DevicePtr(at + (i * ring.piece_bytes()) as u64);
-        let driver = stream_driver(stream)?;
-        // A piece that is taken is given back below, whatever happens.
-        let piece = ring.take()?;
-        // SAFETY: the piece is ours until it is given back, and as long as a part at least.
-        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.ptr, part.len()) };
-        // SAFETY: the source is left alone until the piece's event has passed; the destination is the pass's own.
-        let queued =
-            unsafe { driver.copy_h2d_async(to, piece.ptr, part.len() as u64, stream.handle()) };
-        let given = ring.give(piece, stream);
-        queued
-            .map_err(|e| failed("sending a pass's data", e))
-            .and(given)?;
-    }
-    Ok(())
+    sender.bytes(at, room)
 }

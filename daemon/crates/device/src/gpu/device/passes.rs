@@ -11,7 +11,8 @@ use crate::{BoundStep, Scratch};
 
 use super::graphs::{Key, Plan};
 use super::launches::{Lowering, Work};
-use super::pass_data::{PassData, PassShape, Places, send_bytes};
+use super::pass_data::{PassData, PassShape, Places};
+use super::sending::Sender;
 use super::{GpuDevice, failed};
 
 impl GpuDevice {
@@ -204,7 +205,7 @@ impl GpuDevice {
         let (workspace, base) = self.place(scratch);
         let bytes: Vec<u8> = table.iter().flat_map(|a| a.to_le_bytes()).collect();
         let at = base + workspace.table;
-        send_bytes(&self.pass_ring, &self.compute, at, &bytes)
+        self.sender().bytes(at, &bytes)
     }
 
     /// Sends a pass's data where the device lacks it.
@@ -225,8 +226,11 @@ impl GpuDevice {
                 arena: self.arena.base(),
                 scratch_base: base,
             },
-            &self.pass_ring,
-            &self.compute,
+            Sender {
+                ring: &self.pass_ring,
+                stream: &self.compute,
+                kernels: (!self.uploads.is_idle()).then_some(&self.kernels),
+            },
         )
     }
 

@@ -139,6 +139,12 @@ impl Uploads {
         lock(&self.staging.lane).pace.rate()
     }
 
+    /// Whether all uploads have ended.
+    pub(super) fn is_idle(&self) -> bool {
+        let mut jobs = self.under_way.values().chain(&self.settling);
+        jobs.all(|job| job.has_ended())
+    }
+
     /// Starts an upload into the slab at an address, behind what `compute` has queued.
     pub(super) fn begin(
         &mut self,
