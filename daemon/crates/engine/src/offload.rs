@@ -4,7 +4,8 @@
 //! its own rate for as many rows and bytes (`rates.rs`), which is another one for weights that it keeps in its kernels' form, for
 //! those that it has to bring into it first, and for those that it has no room for. Of the experts that a layer lacks some are
 //! uploaded and some computed, so that both end together; those that were used most are uploaded. Of the ordered segments that a
-//! pass lacks, one is on its way and the host computes those before it.
+//! pass lacks, the host computes those that it comes to before the link could have brought them; the link goes on meanwhile with
+//! the first that it has there in time (`timetable.rs`).
 //!
 //! What is not done for being slow is tried again now and then, and more than once: threads that rested take long to wake, and a
 //! single answer of theirs says nothing of those that would follow.
@@ -14,6 +15,7 @@
 mod rates;
 #[cfg(test)]
 mod tests;
+mod timetable;
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -27,6 +29,7 @@ use rocmforge_tensor_cache::ModelId;
 
 use crate::api::{Budget, Hosted, Offload as Mode};
 use rates::{Rate, Rates};
+pub(crate) use timetable::{Coming, Stop, Timetable, UPLOADS_AHEAD, next_upload};
 
 /// Most rows of a pass that the host computes a part of.
 pub(crate) const ROWS_MAX: usize = 64;
@@ -98,16 +101,12 @@ pub(crate) struct Offload {
     unlinked: u32,
     /// Layouts of the rows of small passes.
     layouts: HashMap<(ModelId, RowCounts), Arc<ScratchLayout>>,
+    /// Which segments of models the host can compute.
+    hostable: HashMap<ModelId, Arc<[bool]>>,
+    /// What the link brings, and by when.
+    pub(crate) timetable: Timetable,
     /// What was computed.
     pub(crate) done: Hosted,
-}
-
-/// What the link does beside an answer of the host: whether it brings something, which is what is absent behind so many others
-/// that the host will come to first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Beside {
-    pub(crate) skipped: usize,
-    pub(crate) upload: bool,
 }
 
 /// Bytes of a budget of this much memory.
@@ -144,6 +143,8 @@ impl Offload {
             refused_segments: 0,
             unlinked: 0,
             layouts: HashMap::new(),
+            hostable: HashMap::new(),
+            timetable: Timetable::default(),
             done: Hosted::default(),
         }
     }
@@ -255,30 +256,49 @@ impl Offload {
         }
     }
 
-    /// What the link is to do while the host computes an absent segment of `bytes`; `None` if the host had better not.
-    pub(crate) fn beside(
-        &mut self,
+    /// Seconds that the host takes for an absent segment of `bytes`; `None` if it had better not.
+    ///
+    /// Nothing is gained by an answer that takes so long that the link alone had brought this segment too, behind those that it
+    /// can be given meanwhile.
+    pub(crate) fn answer(
+        &self,
         held: Held,
         bytes: u64,
         rows_each: usize,
         link: Option<Throughput>,
-    ) -> Option<Beside> {
-        if self.mode == Mode::Always {
-            return Some(Beside {
-                skipped: 0,
-                upload: false,
-            });
-        }
-        let link = bytes as f64 / link?.upload_bytes_per_s;
+    ) -> Option<f64> {
+        let link = link.map(|pace| bytes as f64 / pace.upload_bytes_per_s);
         // A segment that has to be brought will be needed in each pass from now on, so its way there does not count.
         let held = match held {
             Held::WithRoom => Held::Kept,
             held => held,
         };
-        // Not measured: tried.
-        let host = self.seconds(held, bytes, rows_each).unwrap_or(link);
-        // It saves its part of the link's time as long as it is not much slower than that.
-        if host > 4.0 * link {
+        let host = self.seconds(held, bytes, rows_each);
+        if self.mode == Mode::Always {
+            return Some(host.or(link).unwrap_or(0.0));
+        }
+        let link = link?;
+        let rates = match held {
+            Held::InFile => &self.from_file,
+            Held::Kept | Held::WithRoom => &self.kept,
+        };
+        // The first answers are slow: threads start, and memory is touched.
+        if !rates.are_known(rows_each) {
+            return Some(host.map_or(link, |host| host.min(link)));
+        }
+        host.filter(|&host| host <= (UPLOADS_AHEAD as f64 + 0.5) * link)
+    }
+
+    /// Whether the host computes an absent segment that the pass has come to. What it leaves is tried again now and then.
+    pub(crate) fn answers(
+        &mut self,
+        held: Held,
+        bytes: u64,
+        rows_each: usize,
+        link: Option<Throughput>,
+    ) -> Option<f64> {
+        let seconds = self.answer(held, bytes, rows_each, link);
+        if seconds.is_none() && link.is_some() {
             self.refused_segments += 1;
             if self.refused_segments >= TRY_SEGMENT_EVERY {
                 self.refused_segments = 0;
@@ -288,12 +308,14 @@ impl Offload {
                 };
                 rates.forget(rows_each);
             }
-            return None;
         }
-        Some(Beside {
-            skipped: ((link / host).round() as usize).saturating_sub(1),
-            upload: true,
-        })
+        seconds
+    }
+
+    /// Which segments of a model the host can compute, by their number.
+    pub(crate) fn hostable(&mut self, model: ModelId, plan: &Plan) -> Arc<[bool]> {
+        let found = self.hostable.entry(model);
+        Arc::clone(found.or_insert_with(|| timetable::hostable(plan)))
     }
 
     /// The layout of a small pass's rows.
@@ -330,7 +352,7 @@ impl Offload {
         self.host = Some(host);
     }
 
-    /// An answer took so long, from the reading of its rows to the sending of its results.
+    /// An answer took so long, from when its rows were here to the sending of its results.
     pub(crate) fn took(&mut self, brought: Brought, rows_each: usize, took: Duration) {
         let in_form = brought.kept_bytes + brought.bytes;
         let computing = took.saturating_sub(brought.took);
@@ -377,6 +399,7 @@ impl Offload {
     /// A model is gone.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.layouts.retain(|(of, _), _| *of != model);
+        self.hostable.remove(&model);
         if let Some(host) = &mut self.host {
             host.forget(u64::from(model.0));
             self.kept_bytes = host.kept_bytes();

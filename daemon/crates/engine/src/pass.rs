@@ -61,11 +61,16 @@ impl Pass<'_> {
     /// Whether it is a pass of few rows of a mixture, of prompts too: in parts, each layer waits for its routing to be read. The
     /// requests are not looked at while it runs, so its rows are few.
     fn has_few_routed_rows(&self) -> bool {
-        let mut steps = self.plan.steps.iter();
         self.n_tokens <= WHOLE_ROWS
             && self.hidden.is_empty()
             && self.outputs.len() as u64 <= self.scratch.outputs
-            && steps.any(|step| matches!(step, Step::Experts { .. }))
+            && self.routes()
+    }
+
+    /// Whether it goes through a mixture.
+    fn routes(&self) -> bool {
+        let mut steps = self.plan.steps.iter();
+        steps.any(|step| matches!(step, Step::Experts { .. }))
     }
 }
 
@@ -97,6 +102,8 @@ pub(crate) enum RowOutput<'a> {
 struct Run<'a, 'b> {
     pass: &'a Pass<'a>,
     ahead: Ahead,
+    /// The link is given what the host would come to when it is there already.
+    feeds_link: bool,
     /// From which segment on experts are looked for that may come although no row is routed to them.
     spare_from: u32,
     counts: &'b mut RequestCacheUse,
@@ -147,13 +154,18 @@ fn steps(
     {
         return all_resident(store, pass, &there, begun, sink);
     }
-    let ahead = match store.is_offloaded(pass) {
+    let offloaded = store.is_offloaded(pass);
+    if offloaded {
+        store.begin_timetable(pass);
+    }
+    let ahead = match offloaded {
         true => Ahead::NOTHING,
         false => store.lookahead(pass.model, pass.n_tokens, pass.prefetch),
     };
     let mut run = Run {
         pass,
         ahead,
+        feeds_link: offloaded && !pass.routes(),
         spare_from: 0,
         counts,
         ended,
@@ -303,9 +315,11 @@ impl Run<'_, '_> {
             } if pass.wants_nothing() => *head,
             _ => pass.plan.segments.len() as u32,
         };
-        let result = store
-            .prefetch(pass.model, index + 1, end, ahead.uploads)
-            .and_then(|()| step(store, self, slab));
+        let begun = match self.feeds_link {
+            true => store.feed_link_beside(pass, index),
+            false => store.prefetch(pass.model, index + 1, end, ahead.uploads),
+        };
+        let result = begun.and_then(|()| step(store, self, slab));
         store.release(segment);
         if ahead.recycles_slab && missed {
             return result.and_then(|()| store.recycle_slab(segment));

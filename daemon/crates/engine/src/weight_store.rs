@@ -525,6 +525,10 @@ impl WeightStore {
         // It looks at the file, and may wait for a place in a queue of others.
         let _waiting = self.wait_for_file(segment.model);
         let begun = self.device.begin_upload(upload);
+        if begun.is_ok() {
+            let timetable = &mut self.offload.timetable;
+            timetable.begun(segment, slab.bytes, Instant::now());
+        }
         Some(begun.map_err(|e| self.device_error(Some(segment.model), e)))
     }
 

@@ -101,18 +101,6 @@ impl Cache {
             .map_or(0.0, |found| found.score.value())
     }
 
-    /// The `n`-th absent ordered segment of a model from an index on, the first for 0; the last if there are fewer.
-    pub fn absent_after(&self, model: crate::ModelId, from: u32, n: usize) -> Option<SegmentId> {
-        let mut found = self.next_absent(model, from)?;
-        for _ in 0..n {
-            match self.next_absent(model, found.index + 1) {
-                Some(next) => found = next,
-                None => break,
-            }
-        }
-        Some(found)
-    }
-
     /// Counts a use of a segment that is not there and is not brought in: its work was done elsewhere. The pass under way moves
     /// past it, as by `acquire`.
     ///

@@ -521,9 +521,11 @@ impl Victims {
 }
 
 /// Lets the segments that a model's pass has yet to come to (between two passes: all) trade their next uses, so that those go
-/// last which are much larger than what is needed: whichever goes comes back in this pass, and all of it. Where the model
-/// gives up segments of one `size` to itself, they go first, in the order of their ranks, and so of those that the pass has
-/// behind it.
+/// last which are much larger than what is needed: whichever goes comes back in this pass, and all of it.
+///
+/// Where the model gives up segments of one `size` to itself, those behind the pass go first, in the order of their ranks, then
+/// those before it, and only then any of other sizes: one of them would leave a hole that no other fits, and in each pass from
+/// then on something would move. What was uploaded ahead of its use goes after its like.
 fn trade(
     candidates: &mut [(NextUse, SegmentId, NextUse)],
     model: &Model,
@@ -531,22 +533,26 @@ fn trade(
     need: u64,
 ) {
     let cursor = model.cursor.unwrap_or(0);
-    let behind = candidates.partition_point(|(_, segment, _)| segment.index < cursor);
-    let (behind, ahead) = candidates.split_at_mut(behind);
-    if size.is_some() {
-        reorder(behind, |index| order(model, index, size, u64::MAX));
-    }
-    reorder(ahead, |index| order(model, index, size, need));
-}
-
-/// Of two segments of a model, the one with the smaller order goes first.
-fn order(model: &Model, index: u32, size: Option<u64>, need: u64) -> (u8, u32) {
-    let bytes = model.segments[index as usize].bytes;
-    if size == Some(bytes) {
-        (0, model.sizes.rank(index))
-    } else {
-        (1 + u8::from(bytes / LARGE > need), 0)
-    }
+    let is_large = |index: u32| model.segments[index as usize].bytes / LARGE > need;
+    let Some(size) = size else {
+        let behind = candidates.partition_point(|(_, segment, _)| segment.index < cursor);
+        return reorder(&mut candidates[behind..], |index| {
+            (u8::from(is_large(index)), 0)
+        });
+    };
+    reorder(candidates, |index| {
+        let found = &model.segments[index as usize];
+        let rank = match found.fresh {
+            true => u32::MAX,
+            false => model.sizes.rank(index),
+        };
+        match (found.bytes == size, index < cursor) {
+            (true, true) => (0, rank),
+            (true, false) => (1, rank),
+            (false, true) => (2, 0),
+            (false, false) => (3 + u8::from(is_large(index)), 0),
+        }
+    });
 }
 
 /// Gives the farthest next use to the candidate of the smallest order; of equal ones, to the one whose own is farthest.

@@ -81,6 +81,36 @@ impl Cache {
         Some(SegmentId { model, index })
     }
 
+    /// The segments of a model that are no experts, in the order in which passes come to them from index `from` on, and, if
+    /// another pass is expected, those of that one before `from`: each with the bytes of its slab, where it is, and whether it was
+    /// uploaded ahead of a use that has not come yet.
+    pub fn coming(
+        &self,
+        model: ModelId,
+        from: u32,
+    ) -> impl Iterator<Item = (SegmentId, u64, SegmentState, bool)> {
+        let state = self.models.get(&model);
+        let ordered = state.map_or(&[][..], |state| &state.ordered);
+        let (before, after) = ordered.split_at(ordered.partition_point(|&index| index < from));
+        let next = if state.is_some_and(|state| state.more) {
+            before
+        } else {
+            &[]
+        };
+        let all = after.iter().chain(next).copied();
+        all.filter_map(move |index| {
+            let found = &state?.segments[index as usize];
+            let segment = SegmentId { model, index };
+            Some((segment, found.bytes, found.state, found.fresh))
+        })
+    }
+
+    /// The size of the segments that a model gives up to itself, if they are all of one; see [`crate::stream_order`].
+    pub fn streamed_size(&self, model: ModelId) -> Option<u64> {
+        let (streaming, size) = self.streaming_size()?;
+        (streaming == model).then_some(size)
+    }
+
     /// Whether a segment is resident.
     pub fn holds(&self, segment: SegmentId) -> bool {
         let found = self.segment(segment);

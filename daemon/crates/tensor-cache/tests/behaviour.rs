@@ -592,3 +592,59 @@ fn what_is_brought_for_later_takes_the_room_of_idle_models_alone() {
         assert_eq!(cache.model_stats(B).counters.evictions, 1);
     }
 }
+
+/// Three segments a layer, two uploads ahead of their use at any time, of which the second pass brings the first: what is missing is of
+/// one size at the end, and nothing moves any more.
+#[test]
+fn uploads_ahead_leave_segments_of_one_size_missing() {
+    const SIZES: [u64; 3] = [24, 66, 33];
+    const N: u32 = 96;
+    let sizes: Vec<u64> = SIZES.iter().copied().cycle().take(N as usize).collect();
+    let whole: u64 = sizes.iter().sum();
+    let mut cache = Cache::new(CacheConfig {
+        align: 1,
+        ..CacheConfig::new(whole * 3 / 5)
+    });
+    cache.register(A, &ordered(&sizes)).unwrap();
+    let mut actions = Vec::new();
+    for request in 0..3 {
+        for n in 0..24 {
+            cache.pass_begin(A, PassHint { more: n < 23 }).unwrap();
+            let before = cache.model_stats(A).counters.moves;
+            for index in 0..N {
+                let this = segment(A, index);
+                if cache.holds(this) || index % 3 != 1 {
+                    touch(&mut cache, this, &mut actions);
+                } else {
+                    cache.done_without(this).unwrap();
+                }
+                // Every third of the missing, the nearest first; those of other sizes in any case.
+                let ahead = cache.coming(A, index + 1);
+                let fresh = ahead.filter(|(_, _, _, fresh)| *fresh).count();
+                let missing = |(id, _, state, _): &(SegmentId, u64, SegmentState, bool)| {
+                    *state == SegmentState::Absent && (id.index % 3 != 1 || id.index % 9 == 1)
+                };
+                let next = cache.coming(A, index + 1).find(missing);
+                if let Some((next, ..)) = next.filter(|_| fresh < 2 && (n > 0 || index > 5))
+                    && cache.prefetch(next, &mut actions)
+                {
+                    cache.uploaded(next);
+                }
+                cache.assert_consistent();
+            }
+            cache.pass_end(A);
+            let moves = cache.model_stats(A).counters.moves - before;
+            assert!(
+                n < 8 || moves == 0,
+                "{moves} moves in pass {n} of {request}"
+            );
+        }
+        let absent = cache.coming(A, 0);
+        let absent = absent.filter(|(_, _, state, _)| *state == SegmentState::Absent);
+        let sizes: Vec<u64> = absent.map(|(_, bytes, ..)| bytes).collect();
+        assert!(
+            sizes.len() > 8 && sizes.iter().all(|&b| b == 66),
+            "{sizes:?}"
+        );
+    }
+}

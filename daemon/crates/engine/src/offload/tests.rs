@@ -134,12 +134,12 @@ fn what_was_never_measured_is_tried_once() {
     };
     assert_eq!(host.share(five(0), link(40e9)), 1);
     assert_eq!(host.share(five(5), link(40e9)), 1);
-    let one = Beside {
-        skipped: 0,
-        upload: true,
-    };
-    assert_eq!(host.beside(Held::InFile, 1 << 20, 1, link(40e9)), Some(one));
-    assert_eq!(host.beside(Held::InFile, 1 << 20, 1, None), None);
+    let as_the_link = Some((1 << 20) as f64 / 40e9);
+    assert_eq!(
+        host.answers(Held::InFile, 1 << 20, 1, link(40e9)),
+        as_the_link
+    );
+    assert_eq!(host.answers(Held::InFile, 1 << 20, 1, None), None);
     host.mode = Mode::Always;
     assert_eq!(host.share(five(0), None), 5);
 }
@@ -162,15 +162,17 @@ fn a_host_that_was_slow_is_tried_again() {
     // Four at first, and four every so many decisions; the fifth finds out.
     assert!((8..=24).contains(&answers), "{answers}");
     let mut slow = offload(1e9);
-    let tried = (0..2 * TRY_SEGMENT_EVERY + 2).filter(|_| {
-        let beside = slow.beside(Held::InFile, 40_000_000, 1, link(40e9));
-        if beside.is_some() {
+    let tried = (0..2 * TRY_SEGMENT_EVERY + 16).filter(|_| {
+        let taken = slow
+            .answers(Held::InFile, 40_000_000, 1, link(40e9))
+            .is_some();
+        if taken {
             slow.from_file
                 .note(1, Duration::from_millis(40), 40_000_000);
         }
-        beside.is_some()
+        taken
     });
-    assert_eq!(tried.count(), 2);
+    assert_eq!(tried.count(), 8, "four times, twice");
 }
 
 /// A host whose answers take a time of their own.
@@ -261,16 +263,15 @@ fn a_link_that_was_slow_is_tried_again() {
 }
 
 #[test]
-fn the_link_brings_what_the_host_comes_to_later() {
-    let skipped = |bytes_per_s| {
-        let beside = offload(bytes_per_s).beside(Held::Kept, 40_000_000, 1, link(40e9))?;
-        assert!(beside.upload);
-        Some(beside.skipped)
+fn the_host_leaves_what_takes_it_longer_than_what_the_link_brings_meanwhile() {
+    let answer = |bytes_per_s| {
+        let host = offload(bytes_per_s);
+        host.answer(Held::Kept, 40_000_000, 1, link(40e9))
     };
-    assert_eq!(skipped(90e9), Some(1));
-    assert_eq!(skipped(40e9), Some(0));
-    assert_eq!(skipped(20e9), Some(0));
-    assert_eq!(skipped(5e9), None);
+    let ms = |found: Option<f64>| found.map(|seconds| (seconds * 1e6).round() / 1e3);
+    assert_eq!(ms(answer(80e9)), Some(0.5));
+    assert_eq!(ms(answer(16.1e9)), Some(2.484));
+    assert_eq!(answer(15.9e9), None);
 }
 
 #[test]

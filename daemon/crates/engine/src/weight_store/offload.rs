@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rocmforge_device::host::{Answers, Brought};
-use rocmforge_device::{BoundExpert, BoundStep, Buf, ExpertFfn, SegmentBinding};
+use rocmforge_device::{BoundExpert, BoundStep, Buf, ExpertFfn, SegmentBinding, Throughput};
 use rocmforge_ops::Op;
+use rocmforge_tensor_cache::SegmentState;
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
-use crate::offload::{Absent, Held};
+use crate::offload::{Absent, Coming, Held, Stop, UPLOADS_AHEAD, next_upload};
 use crate::pass::{ExpertStep, Pass, batch, id, scratch};
 use crate::weight_store::WeightStore;
 
@@ -69,8 +70,8 @@ impl WeightStore {
         self.offload.share(absent, pace)
     }
 
-    /// Whether the host computes a segment's operations, since it is not there and is faster done so; begins an upload of one
-    /// that the pass comes to later.
+    /// Whether the host computes a segment's operations, since it is not there and is faster done so; gives the link what the
+    /// pass comes to later.
     pub(crate) fn answers(
         &mut self,
         pass: &Pass<'_>,
@@ -84,23 +85,104 @@ impl WeightStore {
         }
         self.collect();
         let bytes = self.segment_bytes(this);
-        let pace = self.device.pace(pass.n_tokens);
+        let pace = self.offload.timetable.pace();
         let held = self.offload.holds(pass.model, segment, bytes);
-        let Some(beside) = self.offload.beside(held, bytes, pass.n_tokens, pace) else {
+        let Some(seconds) = self.offload.answers(held, bytes, pass.n_tokens, pace) else {
             return Ok(false);
         };
-        // One at a time: what waits behind another would be come to before it is there.
-        if beside.upload && self.under_way() == 0 {
-            let later = self
-                .cache
-                .absent_after(pass.model, segment + 1, beside.skipped);
-            if let Some(later) = later
-                && self.cache.prefetch(later, &mut self.actions)
-            {
-                self.execute()?;
-            }
+        if let Some(pace) = pace {
+            self.feed_link(pass, segment + 1, seconds, pace)?;
         }
         Ok(true)
+    }
+
+    /// Begins a pass that the host takes part in.
+    pub(crate) fn begin_timetable(&mut self, pass: &Pass<'_>) {
+        let pace = self.device.pace(pass.n_tokens);
+        self.offload.timetable.begin(pace);
+    }
+
+    /// The device is given work with a segment: gives the link what the pass comes to later.
+    pub(crate) fn feed_link_beside(&mut self, pass: &Pass<'_>, segment: u32) -> Result<(), Error> {
+        let Some(pace) = self.offload.timetable.pace() else {
+            return Ok(());
+        };
+        let this = id(pass, segment);
+        let seconds = self.segment_bytes(this) as f64 / pace.computed_bytes_per_s;
+        let timetable = &mut self.offload.timetable;
+        timetable.runs(this, seconds, Instant::now());
+        self.feed_link(pass, segment + 1, 0.0, pace)
+    }
+
+    /// Gives the link what it is to bring for a pass that comes to the segment `from` so many seconds after all that the device
+    /// was given.
+    fn feed_link(
+        &mut self,
+        pass: &Pass<'_>,
+        from: u32,
+        seconds: f64,
+        pace: Throughput,
+    ) -> Result<(), Error> {
+        if self.offload.is_always() {
+            return Ok(());
+        }
+        let ahead = self.cache.coming(pass.model, from);
+        let ahead = ahead.filter(|(_, _, state, fresh)| match state {
+            SegmentState::Absent => false,
+            SegmentState::InFlight(_) => true,
+            SegmentState::Resident(_) => *fresh,
+        });
+        let ahead = ahead.take(UPLOADS_AHEAD).count();
+        if ahead == UPLOADS_AHEAD {
+            return Ok(());
+        }
+        let come_and_go = self.cache.streamed_size(pass.model);
+        for _ in ahead..UPLOADS_AHEAD {
+            let now = Instant::now();
+            let hostable = self.offload.hostable(pass.model, pass.plan);
+            let (offload, cache) = (&self.offload, &self.cache);
+            let timetable = &offload.timetable;
+            let coming = cache.coming(pass.model, from);
+            let stops = coming.map(|(segment, bytes, state, fresh)| {
+                let stop = match state {
+                    SegmentState::Resident(_) if !fresh => Stop::Resident,
+                    SegmentState::Resident(_) | SegmentState::InFlight(_) => {
+                        Stop::Due(timetable.due(segment, now))
+                    }
+                    SegmentState::Absent
+                        if !hostable[segment.index as usize]
+                            || come_and_go.is_some_and(|size| size != bytes) =>
+                    {
+                        Stop::Brought
+                    }
+                    SegmentState::Absent => {
+                        let held = offload.holds(pass.model, segment.index, bytes);
+                        match offload.answer(held, bytes, pass.n_tokens, Some(pace)) {
+                            Some(host) => Stop::Absent {
+                                link: bytes as f64 / pace.upload_bytes_per_s,
+                                host,
+                            },
+                            None => Stop::OnDemand,
+                        }
+                    }
+                };
+                Coming {
+                    computed: bytes as f64 / pace.computed_bytes_per_s,
+                    stop,
+                }
+            });
+            let begin = timetable.done(now) + seconds;
+            let Some(next) = next_upload(begin, timetable.free(now), stops) else {
+                break;
+            };
+            let next = cache.coming(pass.model, from).nth(next);
+            let Some((next, ..)) = next else { break };
+            if !self.cache.prefetch(next, &mut self.actions) {
+                break;
+            }
+            self.execute()?;
+        }
+        Ok(())
     }
 
     /// Runs the operations of a segment on the host, and leaves on the card what later steps read.
@@ -112,7 +194,6 @@ impl WeightStore {
         live_out: &[Buf],
         counts: &mut RequestCacheUse,
     ) -> Result<(), Error> {
-        let begin = Instant::now();
         let (mut reads, mut written): (Vec<Buf>, Vec<Buf>) = (Vec::new(), Vec::new());
         for op in ops {
             let mut writes = Vec::new();
@@ -130,6 +211,9 @@ impl WeightStore {
         for buf in reads {
             rows.push((buf, self.rows_of(pass, buf, pass.n_tokens)?));
         }
+        // What the card did before, and what it waited for, is no part of the answer.
+        let begin = Instant::now();
+        self.offload.timetable.caught_up();
         let given: Vec<(Buf, &[f32])> = rows.iter().map(|(b, r)| (*b, r.as_slice())).collect();
         let layouts = &self.sources[&pass.model].layouts;
         let layout = Arc::clone(&layouts[segment as usize]);
