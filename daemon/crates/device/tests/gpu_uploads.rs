@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocmforge_device::gpu::GpuDevice;
-use rocmforge_device::{Device, Role, TensorDesc, Upload};
+use rocmforge_device::ops::PlacedBuf;
+use rocmforge_device::{Buf, Device, Role, Rows, Scratch, ScratchLayout, TensorDesc, Upload};
 use rocmforge_fake_hip::{Fake, Live, Misbehaviour};
 use rocmforge_gguf::{MappedFile, TensorType};
 
@@ -207,4 +208,59 @@ fn files_are_registered_only_where_a_trial_finds_that_faster() {
         assert_eq!(fake.violations(), Vec::<String>::new());
         assert_eq!(fake.live(), Live::default());
     }
+}
+
+/// Copies of a few rows once waited in the copy engine until the uploads that lay there were done.
+#[test]
+fn rows_pass_an_upload_by_a_kernel() {
+    const WIDTH: u64 = 1001;
+    let fake = Fake::new();
+    let mut device = device(&fake);
+    let (file, desc) = matrix();
+    let layout = Arc::new(device.layout(&[desc]).unwrap());
+    let scratch_at = SLAB + layout.bytes.next_multiple_of(4096);
+    let scratch = ScratchLayout {
+        bufs: vec![PlacedBuf {
+            at: 0,
+            width: WIDTH,
+            rows: Rows::Tokens,
+        }],
+        bytes: WIDTH * 4,
+        tokens: 1,
+        outputs: 1,
+        tables: 0,
+        experts: 0,
+        float_weights: false,
+    };
+    let scratch = Scratch {
+        layout: &scratch,
+        base: scratch_at,
+    };
+    let rows = |first: u32| -> Vec<f32> { (0..WIDTH as u32).map(|i| (first + i) as f32).collect() };
+    let there = |device: &mut GpuDevice| {
+        let mut out = vec![0.0; WIDTH as usize];
+        device.read(scratch, Buf(0), &mut out).unwrap();
+        out
+    };
+    let kernels = || fake.calls("gather");
+    device.write(scratch, Buf(0), &rows(7)).unwrap();
+    assert_eq!(there(&mut device), rows(7));
+    assert_eq!(kernels(), 0, "the copy engine has nothing else to do");
+    let ticket = device
+        .begin_upload(Upload {
+            file: Arc::new(MappedFile::open(file.path()).unwrap()),
+            layout,
+            slab: SLAB,
+        })
+        .unwrap();
+    device.write(scratch, Buf(0), &rows(70)).unwrap();
+    assert_eq!(there(&mut device), rows(70));
+    assert_eq!(kernels(), 1);
+    device.wait_upload(ticket).unwrap();
+    assert_eq!(there(&mut device), rows(70));
+    device.write(scratch, Buf(0), &rows(700)).unwrap();
+    assert_eq!(there(&mut device), rows(700));
+    assert_eq!(kernels(), 1, "it has ended");
+    drop(device);
+    assert_eq!(fake.violations(), Vec::<String>::new());
 }
