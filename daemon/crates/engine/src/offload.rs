@@ -289,7 +289,7 @@ impl Offload {
         host.filter(|&host| host <= (UPLOADS_AHEAD as f64 + 0.5) * link)
     }
 
-    /// Whether the host computes an absent segment that the pass has come to. What it leaves is tried again now and then.
+    /// [`Offload::answer`] of a segment that the pass has come to. What the host leaves is tried again now and then.
     pub(crate) fn answers(
         &mut self,
         held: Held,

@@ -165,9 +165,10 @@ fn since(at: Instant, now: Instant) -> f64 {
     at.saturating_duration_since(now).as_secs_f64()
 }
 
-/// Of what is no time, or beyond a minute, a minute: rates are measured, and an hour would keep the link from all else.
+/// A second at most, also of what is not finite: a first rate may be far off, and the link would be taken for busy until then.
 fn duration(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds.clamp(0.0, 60.0)).unwrap_or(Duration::from_secs(60))
+    const MOST: Duration = Duration::from_secs(1);
+    Duration::try_from_secs_f64(seconds).map_or(MOST, |found| found.min(MOST))
 }
 
 #[cfg(test)]
@@ -348,6 +349,12 @@ mod tests {
         let later = now + Duration::from_millis(5);
         timetable.begun(segment(4), 1_000_000, later);
         assert_eq!(ms(timetable.due(segment(4), later)), 1.0);
+        timetable.begun(segment(5), u64::MAX, later);
+        assert_eq!(
+            ms(timetable.due(segment(5), later)),
+            1001.0,
+            "taken for a second"
+        );
         for index in 0..200 {
             timetable.begun(segment(index), 1, later);
         }
