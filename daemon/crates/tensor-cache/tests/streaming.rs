@@ -1,0 +1,76 @@
+//! A model that is streamed while uploads run ahead of their use.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use rocmforge_tensor_cache::*;
+
+const A: ModelId = ModelId(1);
+
+/// Acquires, completes the upload if there is one, and releases.
+fn touch(cache: &mut Cache, id: SegmentId, actions: &mut Vec<Action>) {
+    let acquired = cache.acquire(id, actions).unwrap();
+    if !matches!(acquired, Acquired::Resident(_)) {
+        cache.uploaded(id);
+    }
+    cache.release(id);
+}
+
+/// Three segments a layer. Of the missing ones of the middle size every third is brought ahead of its use, two at a time, and the
+/// others are computed elsewhere: what is missing is of one size at the end, and nothing moves any more.
+#[test]
+fn uploads_ahead_leave_segments_of_one_size_missing() {
+    const SIZES: [u64; 3] = [24, 66, 33];
+    const N: u32 = 96;
+    let sizes: Vec<u64> = SIZES.iter().copied().cycle().take(N as usize).collect();
+    let whole: u64 = sizes.iter().sum();
+    let mut cache = Cache::new(CacheConfig {
+        align: 1,
+        ..CacheConfig::new(whole * 3 / 5)
+    });
+    let specs: Vec<SegmentSpec> = sizes
+        .iter()
+        .map(|&bytes| SegmentSpec::ordered(bytes))
+        .collect();
+    cache.register(A, &specs).unwrap();
+    let mut actions = Vec::new();
+    for request in 0..3 {
+        for n in 0..24 {
+            cache.pass_begin(A, PassHint { more: n < 23 }).unwrap();
+            let before = cache.model_stats(A).counters.moves;
+            for index in 0..N {
+                let this = SegmentId { model: A, index };
+                if cache.holds(this) || index % 3 != 1 {
+                    touch(&mut cache, this, &mut actions);
+                } else {
+                    cache.done_without(this).unwrap();
+                }
+                // Every third of the missing, the nearest first; those of other sizes in any case.
+                let ahead = cache.coming(A, index + 1);
+                let fresh = ahead.filter(|(_, _, _, fresh)| *fresh).count();
+                let missing = |(id, _, state, _): &(SegmentId, u64, SegmentState, bool)| {
+                    *state == SegmentState::Absent && (id.index % 3 != 1 || id.index % 9 == 1)
+                };
+                let next = cache.coming(A, index + 1).find(missing);
+                if let Some((next, ..)) = next.filter(|_| fresh < 2 && (n > 0 || index > 5))
+                    && cache.prefetch(next, &mut actions)
+                {
+                    cache.uploaded(next);
+                }
+                cache.assert_consistent();
+            }
+            cache.pass_end(A);
+            let moves = cache.model_stats(A).counters.moves - before;
+            assert!(
+                n < 8 || moves == 0,
+                "{moves} moves in pass {n} of {request}"
+            );
+        }
+        let absent = cache.coming(A, 0);
+        let absent = absent.filter(|(_, _, state, _)| *state == SegmentState::Absent);
+        let sizes: Vec<u64> = absent.map(|(_, bytes, ..)| bytes).collect();
+        assert!(
+            sizes.len() > 8 && sizes.iter().all(|&b| b == 66),
+            "{sizes:?}"
+        );
+    }
+}
