@@ -272,7 +272,7 @@ impl Run<'_, '_> {
                 ops,
                 live_out,
             } => {
-                if store.answers(pass, *segment, ops)? {
+                if store.answers(pass, *segment)? {
                     if let Some(error) = (self.ended)() {
                         return Err(error);
                     }

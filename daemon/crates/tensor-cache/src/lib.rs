@@ -53,6 +53,7 @@ pub use segment::{
     Policy, SegmentId, SegmentKind, SegmentSpec, SegmentState, SegmentStatus, SetBudget, Slab,
 };
 pub use stats::{Counters, Evictions, ModelStats, Stats, Usage};
+pub use status::Upcoming;
 
 /// The most models that may be registered at once.
 pub const MODELS_MAX: usize = 4096;

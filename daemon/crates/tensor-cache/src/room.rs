@@ -524,7 +524,7 @@ impl Victims {
 /// last which are much larger than what is needed: whichever goes comes back in this pass, and all of it.
 ///
 /// Where the model gives up segments of one `size` to itself, those behind the pass go first, in the order of their ranks, then
-/// those before it, and only then any of other sizes: one of them would leave a hole that no other fits, and in each pass from
+/// those ahead of it, and only then any of other sizes: one of them would leave a hole that no other fits, and in each pass from
 /// then on something would move. What was uploaded ahead of its use goes after its like.
 fn trade(
     candidates: &mut [(NextUse, SegmentId, NextUse)],

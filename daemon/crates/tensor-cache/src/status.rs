@@ -9,6 +9,30 @@ use crate::{
     Stats, Usage,
 };
 
+/// A segment that a pass will come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upcoming {
+    /// Which.
+    pub segment: SegmentId,
+    /// Bytes of its slab.
+    pub bytes: u64,
+    /// Where it is.
+    pub state: SegmentState,
+    /// It was uploaded, or is, ahead of a use that has not come yet.
+    pub is_fresh: bool,
+}
+
+impl Upcoming {
+    /// Whether it holds a place for a use that has not come yet.
+    pub fn is_ahead(&self) -> bool {
+        match self.state {
+            SegmentState::Absent => false,
+            SegmentState::InFlight(_) => true,
+            SegmentState::Resident(_) => self.is_fresh,
+        }
+    }
+}
+
 impl Cache {
     /// The budget as set.
     pub fn budget(&self) -> u64 {
@@ -82,13 +106,8 @@ impl Cache {
     }
 
     /// The segments of a model that are no experts, in the order in which passes come to them from index `from` on, and, if
-    /// another pass is expected, those of that one before `from`: each with the bytes of its slab, where it is, and whether it was
-    /// uploaded ahead of a use that has not come yet.
-    pub fn coming(
-        &self,
-        model: ModelId,
-        from: u32,
-    ) -> impl Iterator<Item = (SegmentId, u64, SegmentState, bool)> {
+    /// another pass is expected, those of that one before `from`.
+    pub fn coming(&self, model: ModelId, from: u32) -> impl Iterator<Item = Upcoming> {
         let state = self.models.get(&model);
         let ordered = state.map_or(&[][..], |state| &state.ordered);
         let (before, after) = ordered.split_at(ordered.partition_point(|&index| index < from));
@@ -100,8 +119,12 @@ impl Cache {
         let all = after.iter().chain(next).copied();
         all.filter_map(move |index| {
             let found = &state?.segments[index as usize];
-            let segment = SegmentId { model, index };
-            Some((segment, found.bytes, found.state, found.fresh))
+            Some(Upcoming {
+                segment: SegmentId { model, index },
+                bytes: found.bytes,
+                state: found.state,
+                is_fresh: found.fresh,
+            })
         })
     }
 

@@ -46,15 +46,16 @@ fn uploads_ahead_leave_segments_of_one_size_missing() {
                 }
                 // Every third of the missing, the nearest first; those of other sizes in any case.
                 let ahead = cache.coming(A, index + 1);
-                let fresh = ahead.filter(|(_, _, _, fresh)| *fresh).count();
-                let missing = |(id, _, state, _): &(SegmentId, u64, SegmentState, bool)| {
-                    *state == SegmentState::Absent && (id.index % 3 != 1 || id.index % 9 == 1)
+                let fresh = ahead.filter(Upcoming::is_ahead).count();
+                let missing = |found: &Upcoming| {
+                    let index = found.segment.index;
+                    found.state == SegmentState::Absent && (index % 3 != 1 || index % 9 == 1)
                 };
                 let next = cache.coming(A, index + 1).find(missing);
-                if let Some((next, ..)) = next.filter(|_| fresh < 2 && (n > 0 || index > 5))
-                    && cache.prefetch(next, &mut actions)
+                if let Some(next) = next.filter(|_| fresh < 2 && (n > 0 || index > 5))
+                    && cache.prefetch(next.segment, &mut actions)
                 {
-                    cache.uploaded(next);
+                    cache.uploaded(next.segment);
                 }
                 cache.assert_consistent();
             }
@@ -66,8 +67,8 @@ fn uploads_ahead_leave_segments_of_one_size_missing() {
             );
         }
         let absent = cache.coming(A, 0);
-        let absent = absent.filter(|(_, _, state, _)| *state == SegmentState::Absent);
-        let sizes: Vec<u64> = absent.map(|(_, bytes, ..)| bytes).collect();
+        let absent = absent.filter(|found| found.state == SegmentState::Absent);
+        let sizes: Vec<u64> = absent.map(|found| found.bytes).collect();
         assert!(
             sizes.len() > 8 && sizes.iter().all(|&b| b == 66),
             "{sizes:?}"

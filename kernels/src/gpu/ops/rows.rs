@@ -41,7 +41,8 @@ arg_struct! {
     }
 }
 
-/// `out[i] = x[rows[i]]`, f32 rows of `cols`; `rows` is u32 `[n]` in device memory.
+/// `out[i] = x[rows[i]]`, f32 rows of `cols`; `rows` is u32 `[n]`. `x` and `rows` lie in the device's memory, or in pinned memory
+/// of the host.
 ///
 /// # Errors
 /// [`Error::TooLarge`].

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rocmforge_device::host::{Answers, Brought};
+use rocmforge_device::host::Brought;
 use rocmforge_device::{BoundExpert, BoundStep, Buf, ExpertFfn, SegmentBinding, Throughput};
 use rocmforge_ops::Op;
-use rocmforge_tensor_cache::SegmentState;
+use rocmforge_tensor_cache::{SegmentState, Upcoming};
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
@@ -72,15 +72,13 @@ impl WeightStore {
 
     /// Whether the host computes a segment's operations, since it is not there and is faster done so; gives the link what the
     /// pass comes to later.
-    pub(crate) fn answers(
-        &mut self,
-        pass: &Pass<'_>,
-        segment: u32,
-        ops: &[Op],
-    ) -> Result<bool, Error> {
+    pub(crate) fn answers(&mut self, pass: &Pass<'_>, segment: u32) -> Result<bool, Error> {
         let this = id(pass, segment);
         let there = self.cache.holds(this) || self.is_under_way(this);
-        if there || !self.is_offloaded(pass) || !Answers::can_run(ops) {
+        if there || !self.is_offloaded(pass) {
+            return Ok(false);
+        }
+        if !self.offload.hostable(pass.model, pass.plan)[segment as usize] {
             return Ok(false);
         }
         self.collect();
@@ -127,11 +125,7 @@ impl WeightStore {
             return Ok(());
         }
         let ahead = self.cache.coming(pass.model, from);
-        let ahead = ahead.filter(|(_, _, state, fresh)| match state {
-            SegmentState::Absent => false,
-            SegmentState::InFlight(_) => true,
-            SegmentState::Resident(_) => *fresh,
-        });
+        let ahead = ahead.filter(Upcoming::is_ahead);
         let ahead = ahead.take(UPLOADS_AHEAD).count();
         if ahead == UPLOADS_AHEAD {
             return Ok(());
@@ -143,12 +137,11 @@ impl WeightStore {
             let (offload, cache) = (&self.offload, &self.cache);
             let timetable = &offload.timetable;
             let coming = cache.coming(pass.model, from);
-            let stops = coming.map(|(segment, bytes, state, fresh)| {
-                let stop = match state {
-                    SegmentState::Resident(_) if !fresh => Stop::Resident,
-                    SegmentState::Resident(_) | SegmentState::InFlight(_) => {
-                        Stop::Due(timetable.due(segment, now))
-                    }
+            let stops = coming.map(|found| {
+                let Upcoming { segment, bytes, .. } = found;
+                let stop = match found.state {
+                    _ if found.is_ahead() => Stop::Due(timetable.due(segment, now)),
+                    SegmentState::Resident(_) | SegmentState::InFlight(_) => Stop::Resident,
                     SegmentState::Absent
                         if !hostable[segment.index as usize]
                             || come_and_go.is_some_and(|size| size != bytes) =>
@@ -176,8 +169,10 @@ impl WeightStore {
                 break;
             };
             let next = cache.coming(pass.model, from).nth(next);
-            let Some((next, ..)) = next else { break };
-            if !self.cache.prefetch(next, &mut self.actions) {
+            let Some(Upcoming { segment, .. }) = next else {
+                break;
+            };
+            if !self.cache.prefetch(segment, &mut self.actions) {
                 break;
             }
             self.execute()?;

@@ -148,11 +148,7 @@ impl GpuDevice {
     }
 
     fn sender(&self) -> Sender<'_> {
-        Sender {
-            ring: &self.pass_ring,
-            stream: &self.compute,
-            kernels: (!self.uploads.is_idle()).then_some(&self.kernels),
-        }
+        Sender::new(&self.pass_ring, &self.compute, &self.kernels, &self.uploads)
     }
 
     fn addresses_changed(&mut self) -> Result<(), Error> {

@@ -9,11 +9,12 @@
 use crate::error::Error;
 use crate::ops::Batch;
 
+use rocmforge_kernels::gpu::ops::attention::prefill_tiles;
+use rocmforge_kernels::gpu::ops::recurrent::SequencePlace;
+
 use super::reserve::DeviceReserve;
 use super::sending::Sender;
 use super::workspace::{PLACE_BYTES, Workspace};
-use rocmforge_kernels::gpu::ops::attention::prefill_tiles;
-use rocmforge_kernels::gpu::ops::recurrent::SequencePlace;
 
 /// What the device has now.
 #[derive(Debug, Default)]

@@ -226,11 +226,7 @@ impl GpuDevice {
                 arena: self.arena.base(),
                 scratch_base: base,
             },
-            Sender {
-                ring: &self.pass_ring,
-                stream: &self.compute,
-                kernels: (!self.uploads.is_idle()).then_some(&self.kernels),
-            },
+            Sender::new(&self.pass_ring, &self.compute, &self.kernels, &self.uploads),
         )
     }
 

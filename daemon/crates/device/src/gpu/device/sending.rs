@@ -7,6 +7,7 @@ use crate::gpu::{DevicePtr, Stream};
 
 use super::kernels::Kernels;
 use super::ring::{Piece, Ring};
+use super::uploads::Uploads;
 use super::{failed, launch_error, stream_driver};
 
 /// Bytes that kernels read out of the host's memory at a time, at most: what the link brings in some 10 us.
@@ -21,16 +22,30 @@ const PART_ALIGNMENT: usize = 16;
 /// The way to the device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sender<'a> {
-    pub(super) ring: &'a Ring,
-    pub(super) stream: &'a Stream,
+    ring: &'a Ring,
+    stream: &'a Stream,
     /// Set while uploads are under way.
     ///
     /// A copy would wait in the copy engine until all uploads are done that are queued there: beside two of 75 MB on an H200
     /// up to 2.6 ms, in which neither the device nor the host had anything to do. A kernel reads the bytes past it.
-    pub(super) kernels: Option<&'a Kernels>,
+    kernels: Option<&'a Kernels>,
 }
 
-impl Sender<'_> {
+impl<'a> Sender<'a> {
+    /// The way through pieces of `ring`, behind what `stream` has queued and past `uploads`.
+    pub(super) fn new(
+        ring: &'a Ring,
+        stream: &'a Stream,
+        kernels: &'a Kernels,
+        uploads: &Uploads,
+    ) -> Self {
+        Self {
+            ring,
+            stream,
+            kernels: (!uploads.is_idle()).then_some(kernels),
+        }
+    }
+
     /// Copies bytes to an address.
     pub(super) fn bytes(&self, at: u64, bytes: &[u8]) -> Result<(), Error> {
         if let Some(kernels) = self.kernels_for(&[(at, bytes)]) {
