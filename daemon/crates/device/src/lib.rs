@@ -392,20 +392,22 @@ pub trait Device: Send {
         batch: &Batch<'_>,
     ) -> Result<(), Error>;
 
-    /// Runs a step that may come again. `stamp` stands for the operations and for the layout of the weights, and for nothing else
-    /// ever until [`Device::forget_file`]; a device may record what it does for a stamp, a slab and such a batch, and
-    /// replay that.
+    /// Runs steps in order that may come again. `stamp` stands for a plan and the first of so many of its steps, and for nothing
+    /// else ever until [`Device::forget_file`]; a device may record what it does for a stamp, a number of steps, their slabs
+    /// and such a batch, and replay that.
     ///
     /// # Errors
     /// As [`Device::run`].
     fn run_again(
         &mut self,
         _stamp: [u64; 2],
-        step: &BoundStep<'_>,
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
-        self.run(step, scratch, batch)
+        steps
+            .iter()
+            .try_for_each(|step| self.run(step, scratch, batch))
     }
 
     /// Entries of the table that the pages of a pass's sequences must have room in, each with the pages of its longest in

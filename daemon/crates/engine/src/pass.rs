@@ -170,11 +170,18 @@ fn steps(
         counts,
         ended,
     };
-    for (i, step) in pass.plan.steps_for(false).iter().enumerate() {
-        run.step(store, step, &[])?;
-        if i == 0 {
+    let all = pass.plan.steps_for(false);
+    let mut at = 0;
+    while at < all.len() {
+        let n = run.ready(store, &all[at..]);
+        match n {
+            0 | 1 => run.step(store, &all[at], &[])?,
+            _ => run.together(store, &all[at..at + n])?,
+        }
+        if at == 0 {
             begun();
         }
+        at += n.max(1);
     }
     if pass.wants_nothing() {
         return Ok(());
@@ -194,7 +201,7 @@ fn steps(
     run.with_segment(store, *head, |store, run, slab| {
         let mut buffer = Vec::new();
         for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
-            run_ops(store, pass, step, Some((*head, slab)), chunk)?;
+            run_step(store, pass, step, Some((*head, slab)), chunk)?;
             emit_rows(store, pass, chunk, &mut buffer, sink)?;
             if let Some(error) = (run.ended)() {
                 return Err(error);
@@ -266,7 +273,7 @@ impl Run<'_, '_> {
     fn step(&mut self, store: &mut WeightStore, step: &Step, outputs: &[u32]) -> Result<(), Error> {
         let pass = self.pass;
         match step {
-            Step::Run { segment: None, .. } => run_ops(store, pass, step, None, outputs),
+            Step::Run { segment: None, .. } => run_step(store, pass, step, None, outputs),
             Step::Run {
                 segment: Some(segment),
                 ops,
@@ -280,7 +287,7 @@ impl Run<'_, '_> {
                     return store.run_on_host(pass, *segment, ops, live_out, counts);
                 }
                 self.with_segment(store, *segment, |store, _, slab| {
-                    run_ops(store, pass, step, Some((*segment, slab)), outputs)
+                    run_step(store, pass, step, Some((*segment, slab)), outputs)
                 })
             }
             Step::Experts { ffn, .. } => {
@@ -289,6 +296,61 @@ impl Run<'_, '_> {
                 self.experts(store, experts, ffn)
             }
         }
+    }
+
+    /// How many of the steps that come next the device can be given at once, and is likely to be given at once by later passes
+    /// too: their segments are resident, and stay.
+    fn ready(&self, store: &WeightStore, steps: &[Step]) -> usize {
+        if !self.feeds_link || !self.pass.decodes() {
+            return 0;
+        }
+        let stays = |step: &&Step| match step {
+            Step::Run { segment, .. } => {
+                segment.is_none_or(|segment| store.cache.stays(id(self.pass, segment)))
+            }
+            Step::Experts { .. } => false,
+        };
+        steps.iter().take_while(stays).count()
+    }
+
+    /// Gives the device the work of several steps at once, of which all is resident.
+    fn together(&mut self, store: &mut WeightStore, steps: &[Step]) -> Result<(), Error> {
+        if let Some(error) = (self.ended)() {
+            return Err(error);
+        }
+        let pass = self.pass;
+        store.collect();
+        let mut held = Vec::with_capacity(steps.len());
+        let weights = self.hold_all(store, steps, &mut held);
+        let result = weights.and_then(|weights| {
+            store.feed_link_with(pass, &held)?;
+            run_ops(store, pass, steps, &weights, &[])
+        });
+        for &index in &held {
+            store.release(id(pass, index));
+        }
+        result.and_then(|()| store.feed_link_behind(pass, &held))
+    }
+
+    /// Acquires the segments of steps, and tells where they are; `held` has those that must be released, whatever comes of it.
+    fn hold_all(
+        &mut self,
+        store: &mut WeightStore,
+        steps: &[Step],
+        held: &mut Vec<u32>,
+    ) -> Result<Vec<Option<(u32, Slab)>>, Error> {
+        let weights = steps.iter().map(|step| match step {
+            Step::Run {
+                segment: Some(index),
+                ..
+            } => {
+                let slab = store.acquire(id(self.pass, *index), self.counts)?;
+                held.push(*index);
+                Ok(Some((*index, slab)))
+            }
+            Step::Run { segment: None, .. } | Step::Experts { .. } => Ok(None),
+        });
+        weights.collect()
     }
 
     /// Acquires a segment, starts uploads ahead, runs `step`, and releases it whatever came of it.
@@ -316,11 +378,14 @@ impl Run<'_, '_> {
             _ => pass.plan.segments.len() as u32,
         };
         let begun = match self.feeds_link {
-            true => store.feed_link_beside(pass, index),
+            true => store.feed_link_with(pass, &[index]),
             false => store.prefetch(pass.model, index + 1, end, ahead.uploads),
         };
         let result = begun.and_then(|()| step(store, self, slab));
         store.release(segment);
+        if self.feeds_link {
+            return result.and_then(|()| store.feed_link_behind(pass, &[index]));
+        }
         if ahead.recycles_slab && missed {
             return result.and_then(|()| store.recycle_slab(segment));
         }
@@ -397,29 +462,45 @@ fn emit_rows(
         .try_for_each(|(&row, logits)| sink(row as usize, RowOutput::Logits(logits)))
 }
 
-fn run_ops(
+fn run_step(
     store: &mut WeightStore,
     pass: &Pass<'_>,
     step: &Step,
     weights: Option<(u32, Slab)>,
     outputs: &[u32],
 ) -> Result<(), Error> {
-    let Step::Run { ops, live_out, .. } = step else {
-        return Err(Error::Internal("experts are no operations".to_owned()));
-    };
-    let index = pass.plan.steps.iter().position(|s| std::ptr::eq(s, step));
+    run_ops(store, pass, std::slice::from_ref(step), &[weights], outputs)
+}
+
+/// Gives the device the operations of steps of the pass's plan that follow each other, each with its weights.
+fn run_ops(
+    store: &mut WeightStore,
+    pass: &Pass<'_>,
+    steps: &[Step],
+    weights: &[Option<(u32, Slab)>],
+    outputs: &[u32],
+) -> Result<(), Error> {
+    let first = steps.first();
+    let same = |s: &Step| first.is_some_and(|first| std::ptr::eq(s, first));
+    let index = pass.plan.steps.iter().position(same);
     let index = index.ok_or_else(|| Error::Internal("a step of another plan".to_owned()))?;
     let (device, layouts) = store.device_and_layouts(pass.model);
-    let step = BoundStep::Run {
-        ops,
-        live_out,
-        weights: weights.map(|(segment, slab)| SegmentBinding {
-            layout: &layouts[segment as usize],
-            slab: slab.offset,
-        }),
-    };
+    let bound = steps.iter().zip(weights).map(|(step, weights)| {
+        let Step::Run { ops, live_out, .. } = step else {
+            return Err(Error::Internal("experts are no operations".to_owned()));
+        };
+        Ok(BoundStep::Run {
+            ops,
+            live_out,
+            weights: weights.map(|(segment, slab)| SegmentBinding {
+                layout: &layouts[segment as usize],
+                slab: slab.offset,
+            }),
+        })
+    });
+    let bound = bound.collect::<Result<Vec<_>, _>>()?;
     let stamp = [u64::from(pass.model.0), index as u64];
-    let ran = device.run_again(stamp, &step, scratch(pass), &batch(pass, outputs));
+    let ran = device.run_again(stamp, &bound, scratch(pass), &batch(pass, outputs));
     ran.map_err(|e| store.device_error(Some(pass.model), e))
 }
 

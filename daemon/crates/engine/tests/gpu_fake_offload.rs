@@ -123,6 +123,44 @@ async fn steps_between_experts_are_replayed() {
     assert_eq!(runtime.live(), Live::default());
 }
 
+/// What stays on the card between two segments that come and go is one recording, whatever number of segments it is.
+#[tokio::test]
+async fn steps_between_answers_are_replayed_at_once() {
+    let host = requests::engine(Budget::Bytes(64 << 20));
+    let file = "tiny-llama-Q4_K_M.gguf";
+    let on_host = load(&host, file, "m").await;
+    let runtime = Runtime::new();
+    let config = gpu_config(&runtime);
+    let engine = runtime
+        .start_split(config, budget(&on_host, 1) - BESIDE, (Offload::Auto, None))
+        .unwrap();
+    let model = load(&engine, file, "m").await;
+    let (mut same, mut hits, mut missed) = (0, 0, 0);
+    for (question, _) in questions(QUESTIONS) {
+        let (_, expected, _) = run(&host, chat(&on_host, &question)).await;
+        let (_, got, summary) = run(&engine, chat(&model, &question)).await;
+        same += usize::from(got == expected);
+        hits += summary.cache.hits;
+        missed += summary.cache.misses;
+    }
+    let calls = |call| runtime.calls(call);
+    let (made, launched) = (calls("hipGraphInstantiate"), calls("hipGraphLaunch"));
+    println!(
+        "{same} the same, {hits} hits, {missed} misses, {made} recordings, {launched} replays"
+    );
+    assert!(same + 1 >= QUESTIONS, "{same} of {QUESTIONS}");
+    assert!(missed > 0, "nothing was missing");
+    assert!(launched > 2 * made, "{launched} replays of {made}");
+    assert!(
+        3 * launched < 2 * hits,
+        "{launched} replays, {hits} segments"
+    );
+    drop(model);
+    engine.end().unwrap();
+    assert_eq!(runtime.violations(), Vec::<String>::new());
+    assert_eq!(runtime.live(), Live::default());
+}
+
 #[tokio::test]
 async fn what_fits_is_uploaded_whatever_the_host_could_do() {
     let runtime = Runtime::new();

@@ -140,6 +140,12 @@ impl Cache {
         found.is_ok_and(|found| matches!(found.state, SegmentState::Resident(_)))
     }
 
+    /// Whether a segment is resident and was used since it came.
+    pub fn stays(&self, segment: SegmentId) -> bool {
+        let found = self.segment(segment);
+        found.is_ok_and(|found| matches!(found.state, SegmentState::Resident(_)) && !found.fresh)
+    }
+
     /// Whether the first `n` segments of a model are all resident.
     ///
     /// # Errors

@@ -100,16 +100,41 @@ impl WeightStore {
         self.offload.timetable.begin(pace);
     }
 
-    /// The device is given work with a segment: gives the link what the pass comes to later.
-    pub(crate) fn feed_link_beside(&mut self, pass: &Pass<'_>, segment: u32) -> Result<(), Error> {
+    /// The device is about to be given work with segments, in this order, which are held: gives the link what the pass comes to
+    /// later, unless that waits for their room ([`WeightStore::feed_link_behind`]).
+    pub(crate) fn feed_link_with(
+        &mut self,
+        pass: &Pass<'_>,
+        segments: &[u32],
+    ) -> Result<(), Error> {
         let Some(pace) = self.offload.timetable.pace() else {
             return Ok(());
         };
-        let this = id(pass, segment);
-        let seconds = self.segment_bytes(this) as f64 / pace.computed_bytes_per_s;
-        let timetable = &mut self.offload.timetable;
-        timetable.runs(this, seconds, Instant::now());
-        self.feed_link(pass, segment + 1, 0.0, pace)
+        for &segment in segments {
+            let this = id(pass, segment);
+            let seconds = self.segment_bytes(this) as f64 / pace.computed_bytes_per_s;
+            let timetable = &mut self.offload.timetable;
+            timetable.runs(this, seconds, Instant::now());
+        }
+        match (segments.last(), self.cache.streamed_size(pass.model)) {
+            (Some(last), None) => self.feed_link(pass, last + 1, 0.0, pace),
+            _ => Ok(()),
+        }
+    }
+
+    /// The device was given work with segments, which are held no longer. Where all that come and go are of one size, the link
+    /// is given what the pass comes to later only now: what has come for this work makes room for it, and the rest stays.
+    pub(crate) fn feed_link_behind(
+        &mut self,
+        pass: &Pass<'_>,
+        segments: &[u32],
+    ) -> Result<(), Error> {
+        let pace = self.offload.timetable.pace();
+        let one_size = self.cache.streamed_size(pass.model).is_some();
+        match (segments.last(), pace) {
+            (Some(last), Some(pace)) if one_size => self.feed_link(pass, last + 1, 0.0, pace),
+            _ => Ok(()),
+        }
     }
 
     /// Gives the link what it is to bring for a pass that comes to the segment `from` so many seconds after all that the device

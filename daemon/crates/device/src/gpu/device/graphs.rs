@@ -1,5 +1,5 @@
-//! Recordings: the launches of a decode pass, or of one step of it where experts come and go between steps, captured once and
-//! replayed as long as the same comes again.
+//! Recordings: the launches of a decode pass, or of some steps of it that follow each other where others come and go between
+//! them, captured once and replayed as long as the same comes again.
 //!
 //! ```text
 //!   unknown --(first time: launched one by one)--> seen --(second time: captured)--> recorded --> replayed
@@ -15,7 +15,7 @@ use crate::gpu::Graph;
 /// Most recorded passes; the one that was used longest ago goes first.
 pub(super) const GRAPHS_MAX: usize = 16;
 
-/// Most recorded steps: those of a few large models, and what does not come again.
+/// Most recordings of steps: those of a few large models, and what does not come again.
 pub(super) const STEP_GRAPHS_MAX: usize = 512;
 
 /// What a recording was made of.

@@ -396,17 +396,17 @@ impl Device for GpuDevice {
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
-        self.queue_step(None, step, scratch, batch)
+        self.queue_steps(None, std::slice::from_ref(step), scratch, batch)
     }
 
     fn run_again(
         &mut self,
         stamp: [u64; 2],
-        step: &BoundStep<'_>,
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
-        self.queue_step(Some(stamp), step, scratch, batch)
+        self.queue_steps(Some(stamp), steps, scratch, batch)
     }
 
     fn pace(&mut self, rows: usize) -> Option<Throughput> {

@@ -16,55 +16,60 @@ use super::sending::Sender;
 use super::{GpuDevice, failed};
 
 impl GpuDevice {
-    /// Queues one step, and measures it. Operations with a stamp are recorded when they come the second time.
-    pub(super) fn queue_step(
+    /// Queues steps, and measures them. Operations with a stamp are recorded when they come the second time.
+    pub(super) fn queue_steps(
         &mut self,
         stamp: Option<[u64; 2]>,
-        step: &BoundStep<'_>,
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
     ) -> Result<(), Error> {
         let shape = PassData::shape(batch);
         self.send(scratch, batch, shape)?;
-        let key = stamp.and_then(|stamp| self.step_key(stamp, step, scratch, batch, shape));
+        let key = stamp.and_then(|stamp| self.steps_key(stamp, steps, scratch, batch, shape));
         let timed = self.runs.of(batch.n_tokens).begin(&self.compute);
         match key {
-            Some(key) => self.queue_recorded(&key, step, scratch, batch, shape)?,
+            Some(key) => self.queue_recorded(&key, steps, scratch, batch, shape)?,
             None => {
-                let work = self.work(std::slice::from_ref(step), scratch, batch, shape)?;
+                let work = self.work(steps, scratch, batch, shape)?;
                 self.send_table(&work.1, scratch)?;
                 self.queue(&work.0, self.vendor_room(scratch))?;
             }
         }
         if timed {
-            let bytes = match step {
+            let bytes = steps.iter().map(|step| match step {
                 BoundStep::Run { weights, .. } => weights.map_or(0, |w| w.layout.bytes),
                 BoundStep::Experts { experts, .. } => {
                     experts.iter().map(|e| e.weights.layout.bytes).sum()
                 }
-            };
+            });
+            let bytes = bytes.sum();
             self.runs.of(batch.n_tokens).end(&self.compute, bytes);
         }
         Ok(())
     }
 
-    /// What a recording of a step is known by; `None` for what is not to be recorded.
-    fn step_key(
+    /// What a recording of steps is known by; `None` for what is not to be recorded.
+    fn steps_key(
         &self,
         [model, index]: [u64; 2],
-        step: &BoundStep<'_>,
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
         shape: PassShape,
     ) -> Option<Key> {
-        let BoundStep::Run { weights, .. } = step else {
-            return None;
-        };
         if !self.config.graphs || !shape.is_decode() {
             return None;
         }
         // First what tells most of them apart.
-        let mut key = vec![index, weights.map_or(u64::MAX, |w| w.slab), model];
+        let mut key = vec![index, steps.len() as u64];
+        for step in steps {
+            let BoundStep::Run { weights, .. } = step else {
+                return None;
+            };
+            key.push(weights.map_or(u64::MAX, |w| w.slab));
+        }
+        key.push(model);
         key.append(&mut self.key(0, scratch, batch, shape));
         Some(key)
     }
@@ -73,7 +78,7 @@ impl GpuDevice {
     fn queue_recorded(
         &mut self,
         key: &Key,
-        step: &BoundStep<'_>,
+        steps: &[BoundStep<'_>],
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
         shape: PassShape,
@@ -88,12 +93,12 @@ impl GpuDevice {
                 let _held = self.uploads.hold();
                 // SAFETY: the key says that the addresses are those of the recording, and the pass's data lies there.
                 return unsafe { graph.launch(&self.compute) }
-                    .map_err(|e| failed("replaying a step", e));
+                    .map_err(|e| failed("replaying steps", e));
             }
             Plan::Record => true,
             Plan::Launch => false,
         };
-        let (work, table) = self.work(std::slice::from_ref(step), scratch, batch, shape)?;
+        let (work, table) = self.work(steps, scratch, batch, shape)?;
         assert!(table.is_empty(), "operations read no table of experts");
         if !record {
             return self.queue(&work, room);
@@ -105,7 +110,7 @@ impl GpuDevice {
         {
             Some(graph) => {
                 // SAFETY: as for a replay.
-                unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a step", e))
+                unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying steps", e))
             }
             None => self.queue(&work, room),
         }
