@@ -18,12 +18,12 @@ pub(super) fn run<F: Format, S: Simd>(s: S, p: &Product<'_>) {
         let group = Group::new(p.w.ty(), p.group_bytes(g), p.w.cols() / 32);
         let mut t = 0;
         while t < tokens {
+            // The guards are constants: what is never as wide is not compiled.
             t += match tokens - t {
-                // Sums of 8 tokens have room in 32 registers, with the operands.
-                8.. if S::LANES == ROWS => one::<F, S, 8>(s, p, group, g, t),
-                1 => one::<F, S, 1>(s, p, group, g, t),
-                2 | 3 => one::<F, S, 2>(s, p, group, g, t),
-                _ => one::<F, S, 4>(s, p, group, g, t),
+                8.. if const { S::TOKENS >= 8 } => one::<F, S, 8>(s, p, group, g, t),
+                4.. if const { S::TOKENS >= 4 } => one::<F, S, 4>(s, p, group, g, t),
+                2.. if const { S::TOKENS >= 2 } => one::<F, S, 2>(s, p, group, g, t),
+                _ => one::<F, S, 1>(s, p, group, g, t),
             };
         }
     }
@@ -37,7 +37,10 @@ fn one<F: Format, S: Simd, const NT: usize>(
     g: usize,
     t: usize,
 ) -> usize {
-    let x = std::array::from_fn(|i| p.x.blocks(t + i));
+    let mut x: [&[XBlock]; NT] = [&[]; NT];
+    for (i, x) in x.iter_mut().enumerate() {
+        *x = p.x.blocks(t + i);
+    }
     let y = s.vectorize(GroupProduct::<F, NT> {
         group,
         x,
@@ -94,12 +97,13 @@ impl<F: Format, const NT: usize> Job for GroupProduct<'_, F, NT> {
 /// Adds one block's product to `acc`.
 #[inline(always)]
 fn block_product<K: Kind, S: Simd>(s: S, w: &Operands<S>, x: &XBlock, acc: S::F) -> S::F {
-    let mut sums = start::<K, S>(s, x).map(|ints| s.begin(ints));
+    let [a, b] = start::<K, S>(s, x);
+    let mut sums = [s.begin(a), s.begin(b)];
     for j in 0..8 {
         let into = if K::HALVES { j / DOTS } else { 0 };
         sums[into] = s.dot(sums[into], j, w.w[j], s.splat(x.q[j]), K::BITS);
     }
-    let ints = sums.map(|sum| s.end(sum));
+    let ints = [s.end(sums[0]), s.end(sums[1])];
     finish::<K, S>(s, ints, w.scale, w.bias, x, acc)
 }
 
@@ -112,9 +116,13 @@ pub(super) fn start<K: Kind, S: Simd>(s: S, x: &XBlock) -> [S::I; 2] {
     }
     match K::HALVES {
         false => [s.shl(s.splat(x.neg_sum), K::OFFSET_LOG2), s.splat(0)],
-        true => x
-            .neg_half_sums
-            .map(|sum| s.shl(s.splat(sum), K::OFFSET_LOG2)),
+        true => {
+            let [a, b] = x.neg_half_sums;
+            [
+                s.shl(s.splat(a), K::OFFSET_LOG2),
+                s.shl(s.splat(b), K::OFFSET_LOG2),
+            ]
+        }
     }
 }
 

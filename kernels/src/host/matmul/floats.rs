@@ -112,8 +112,14 @@ fn part<F: Float, S: Simd, const G: usize, const NT: usize>(
     g: usize,
     t: usize,
 ) -> usize {
-    let groups = std::array::from_fn(|i| &F::columns(p.group_bytes(g + i))[..p.w.cols()]);
-    let x = std::array::from_fn(|i| p.x.floats(t + i));
+    let mut groups: [&[F::Column]; G] = [&[]; G];
+    for (i, group) in groups.iter_mut().enumerate() {
+        *group = &F::columns(p.group_bytes(g + i))[..p.w.cols()];
+    }
+    let mut x: [&[f32]; NT] = [&[]; NT];
+    for (i, x) in x.iter_mut().enumerate() {
+        *x = p.x.floats(t + i);
+    }
     let y = s.vectorize(FloatProduct::<F, G, NT> {
         groups,
         x,

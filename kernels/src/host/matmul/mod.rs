@@ -38,7 +38,9 @@ use dispatch::{WithFormat, WithIsa, with_format, with_isa};
 /// With AVX2 (an EPYC), Q4_K is as fast and Q6_K 1.1 times as fast in one with 12, 1.1 and 1.25 times with 16; codes of 8 bits,
 /// whose signs are taken for every token there, are slower.
 fn panel_tokens<F: Format, S: Simd>(s: S) -> usize {
-    if F::LOOKS_UP {
+    if S::TOKENS == 1 {
+        2
+    } else if F::LOOKS_UP {
         12
     } else if F::Kind::BIAS || F::Kind::HALVES {
         if s.prefers_registers() { 24 } else { 12 }

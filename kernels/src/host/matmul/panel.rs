@@ -72,8 +72,11 @@ fn pair<F: Format, S: Simd, const G: usize>(
     sums: &mut [Sums],
 ) {
     sums.fill([[0.0; ROWS]; GROUPS]);
-    let groups: [Group<'_>; G] =
-        std::array::from_fn(|i| Group::new(p.w.ty(), p.group_bytes(g + i), p.w.cols() / 32));
+    let group = |g| Group::new(p.w.ty(), p.group_bytes(g), p.w.cols() / 32);
+    let mut groups: [Group<'_>; G] = [group(g); G];
+    for i in 1..G {
+        groups[i] = group(g + i);
+    }
     for first_tile in (0..groups[0].tiles()).step_by(PANEL_TILES) {
         let first_block = first_tile * TILE_BLOCKS;
         let blocks = PANEL_BLOCKS.min(groups[0].blocks() - first_block);
@@ -86,7 +89,10 @@ fn pair<F: Format, S: Simd, const G: usize>(
                 format: PhantomData,
             });
         }
-        let packed: [&[u8]; G] = std::array::from_fn(|i| groups[i].tile(first_tile).bytes);
+        let mut packed: [&[u8]; G] = [&[]; G];
+        for i in 0..G {
+            packed[i] = groups[i].tile(first_tile).bytes;
+        }
         Columns {
             p,
             panel,
@@ -143,6 +149,16 @@ impl<F: Format> Job for Unpack<'_, F> {
     }
 }
 
+/// Tokens of one pass over a panel, at most. What the registers hold: a sum in f32 and one in i32 for each token and group
+/// (two, for halves), and operands.
+const fn widest<K: Kind, S: Simd>() -> usize {
+    match (S::TOKENS, K::HALVES) {
+        (8.., false) => WIDEST,
+        (8.., true) => 4,
+        _ => 2,
+    }
+}
+
 /// A panel and the activations that meet it.
 struct Columns<'a, const G: usize> {
     p: &'a Product<'a>,
@@ -158,17 +174,12 @@ struct Columns<'a, const G: usize> {
 impl<const G: usize> Columns<'_, G> {
     /// Adds the panel's product with each token to its sums.
     fn multiply<K: Kind, S: Simd>(&self, s: S, sums: &mut [Sums]) {
-        // What the registers hold: a sum in f32 and one in i32 for each token and group (two, for halves), and operands.
-        let widest = match (S::LANES, K::HALVES) {
-            (16, false) => WIDEST,
-            (16, true) => 4,
-            _ => 2,
-        };
+        let most = widest::<K, S>();
         // Meanwhile the next panel comes from memory, some lines a pass.
         let lines_each = self
             .panel_bytes
             .div_ceil(64)
-            .div_ceil(sums.len().div_ceil(widest));
+            .div_ceil(sums.len().div_ceil(most));
         let mut ahead = self.panel_bytes;
         let mut t = 0;
         while t < sums.len() {
@@ -179,9 +190,10 @@ impl<const G: usize> Columns<'_, G> {
             }
             ahead += 64 * lines_each;
             let left = &mut sums[t..];
-            t += match left.len().min(widest) {
-                6.. => self.tokens::<K, S, 6>(s, t, left),
-                4.. => self.tokens::<K, S, 4>(s, t, left),
+            // What is never as wide is not compiled: the guards are constants.
+            t += match left.len().min(most) {
+                6.. if const { widest::<K, S>() >= 6 } => self.tokens::<K, S, 6>(s, t, left),
+                4.. if const { widest::<K, S>() >= 4 } => self.tokens::<K, S, 4>(s, t, left),
                 2.. => self.tokens::<K, S, 2>(s, t, left),
                 _ => self.tokens::<K, S, 1>(s, t, left),
             };
@@ -198,10 +210,16 @@ impl<const G: usize> Columns<'_, G> {
         let sums = sums
             .first_chunk_mut()
             .expect("the caller counted the sums left");
-        let x = std::array::from_fn(|i| {
-            &self.p.x.blocks(self.first_token + t + i)[self.first_block..][..self.blocks]
-        });
-        let panel = std::array::from_fn(|g| &self.panel[g][..self.blocks]);
+        // Loops, here and below: an array made by a function or mapped is a fourth of all that would be compiled.
+        let mut x: [&[XBlock]; NT] = [&[]; NT];
+        for i in 0..NT {
+            let all = self.p.x.blocks(self.first_token + t + i);
+            x[i] = &all[self.first_block..][..self.blocks];
+        }
+        let mut panel: [&[PanelBlock]; G] = [&[]; G];
+        for g in 0..G {
+            panel[g] = &self.panel[g][..self.blocks];
+        }
         s.vectorize(PanelProduct::<K, G, NT> {
             panel,
             x,
@@ -243,7 +261,8 @@ impl<K: Kind, const G: usize, const NT: usize> Job for PanelProduct<'_, K, G, NT
                 }
                 let mut dots = [[[s.begin(s.splat(0)); 2]; G]; NT];
                 for t in 0..NT {
-                    dots[t] = [start::<K, S>(s, x[t]).map(|ints| s.begin(ints)); G];
+                    let [a, b] = start::<K, S>(s, x[t]);
+                    dots[t] = [[s.begin(a), s.begin(b)]; G];
                 }
                 for j in 0..8 {
                     let into = if K::HALVES { j / DOTS } else { 0 };
@@ -266,7 +285,8 @@ impl<K: Kind, const G: usize, const NT: usize> Job for PanelProduct<'_, K, G, NT
                     ];
                     let bias = [s.floats(&w[g].bias[0], half), s.floats(&w[g].bias[1], half)];
                     for t in 0..NT {
-                        let ints = dots[t][g].map(|sum| s.end(sum));
+                        let [a, b] = dots[t][g];
+                        let ints = [s.end(a), s.end(b)];
                         acc[t][g] = finish::<K, S>(s, ints, scale, bias, x[t], acc[t][g]);
                     }
                 }

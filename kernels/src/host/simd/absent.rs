@@ -24,6 +24,7 @@ macro_rules! absent {
             type Dots = ();
             const PAIRS: bool = false;
             const LANES: usize = ROWS;
+            const TOKENS: usize = 1;
             fn vectorize<J: Job>(self, _: J) -> J::Output { match self.0 {} }
             fn line(self, _: &Line, _: usize) { match self.0 {} }
             fn store_line(self, _: &mut Line, _: usize, (): ()) { match self.0 {} }

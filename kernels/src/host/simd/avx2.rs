@@ -175,6 +175,7 @@ macro_rules! eight_lanes {
             type Dots = $dots;
             const PAIRS: bool = $are_pairs;
             const LANES: usize = 8;
+            const TOKENS: usize = 4;
 
             #[inline(always)]
             fn vectorize<J: Job>(self, job: J) -> J::Output {

@@ -46,6 +46,7 @@ impl Simd for Avx512 {
     type Dots = __m512i;
     const PAIRS: bool = false;
     const LANES: usize = 16;
+    const TOKENS: usize = 8;
 
     #[inline(always)]
     fn prefers_registers(self) -> bool {

@@ -55,6 +55,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const PAIRS: bool;
     /// Lanes of a vector: 8 or 16.
     const LANES: usize;
+    /// Tokens whose sums have room in registers, with the operands: products are compiled for no more at once.
+    const TOKENS: usize;
 
     /// Whether what some tokens multiply is better unpacked anew for each 8 of them than stored and read again: measured, by
     /// vendor.

@@ -17,6 +17,7 @@ impl Simd for Scalar {
     type Dots = Self::I;
     const PAIRS: bool = false;
     const LANES: usize = ROWS;
+    const TOKENS: usize = 1;
 
     #[inline(always)]
     fn vectorize<J: Job>(self, job: J) -> J::Output {
