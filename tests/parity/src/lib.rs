@@ -171,7 +171,7 @@ mod tests {
         Box::new(
             HostDevice::new(HostConfig {
                 threads,
-                spin: None,
+                ..HostConfig::default()
             })
             .unwrap(),
         )

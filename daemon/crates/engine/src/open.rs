@@ -81,7 +81,7 @@ impl Attempts<'_> {
         let threads = self.config.threads;
         match HostDevice::new(HostConfig {
             threads,
-            spin: None,
+            ..HostConfig::default()
         }) {
             Ok(device) => Ok(Box::new(device)),
             Err(error) => Err(no_device(&error)),

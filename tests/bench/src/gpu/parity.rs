@@ -22,7 +22,7 @@ const SEED: u64 = 1000;
 fn host(threads: Option<NonZeroUsize>) -> Result<Box<dyn Device>> {
     Ok(Box::new(HostDevice::new(HostConfig {
         threads,
-        spin: None,
+        ..HostConfig::default()
     })?))
 }
 

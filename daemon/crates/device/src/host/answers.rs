@@ -22,6 +22,7 @@ use super::{HostConfig, HostDevice};
 use crate::error::Error;
 use crate::{
     Batch, BoundStep, Device, Role, Scratch, SegmentBinding, SegmentLayout, TensorDesc, Upload,
+    UploadTicket,
 };
 
 /// Bytes of weights that are brought into the kernels' form at a time: what stays in a core's own cache.
@@ -52,6 +53,9 @@ pub struct Brought {
     pub file_bytes: u64,
 }
 
+/// A segment in the kernels' form, and where.
+type Kept = (Arc<SegmentLayout>, u64);
+
 /// The CPU beside a card.
 #[derive(Debug)]
 pub struct Answers {
@@ -75,6 +79,8 @@ impl Answers {
         let mut host = HostDevice::new(HostConfig {
             threads: threads.or(NonZeroUsize::new(cores - cores / 8)),
             spin: Some(SPIN),
+            // Each answer waits for what it keeps.
+            staging_threads: Some(0),
         })?;
         let memory = host.arena.reserved();
         let keeps = keeps(memory).min(memory / 2);
@@ -125,7 +131,6 @@ impl Answers {
         own: &mut dyn FnMut(),
     ) -> Result<Brought, Error> {
         let mut brought = Brought::default();
-        let mut kept: Vec<Option<(Arc<SegmentLayout>, u64)>> = Vec::with_capacity(segments.len());
         let layouts: Vec<&SegmentLayout> = match step {
             BoundStep::Run { weights, .. } => weights.iter().map(|b| b.layout).collect(),
             BoundStep::Experts { experts, .. } => {
@@ -133,9 +138,7 @@ impl Answers {
             }
         };
         assert_eq!(layouts.len(), segments.len(), "a segment for each bound");
-        for (&segment, layout) in segments.iter().zip(&layouts) {
-            kept.push(self.kept(file, (model, segment), layout, &mut brought)?);
-        }
+        let kept = self.kept(file, (model, segments), &layouts, &mut brought)?;
         let base = self.store.most();
         let scratch = Scratch { layout, base };
         let mut end = base + layout.bytes + self.host.workspace_bytes(layout);
@@ -157,10 +160,7 @@ impl Answers {
             end = bound.slab + bound.layout.bytes;
             placed.push(*bound);
         }
-        if end > self.capacity {
-            self.host.set_capacity(end)?;
-            self.capacity = end;
-        }
+        self.make_usable(end)?;
         for weights in &placed {
             self.bring_vectors(file, weights)?;
         }
@@ -232,45 +232,114 @@ impl Answers {
         }
     }
 
-    /// A segment that is kept, or is from now on.
+    /// Of segments, where those are that are kept, or are from now on.
     fn kept(
         &mut self,
         file: &Arc<MappedFile>,
-        key: Key,
-        layout: &SegmentLayout,
+        (model, segments): (u64, &[u32]),
+        layouts: &[&SegmentLayout],
         brought: &mut Brought,
-    ) -> Result<Option<(Arc<SegmentLayout>, u64)>, Error> {
-        let bytes = layout.bytes;
-        if let Some(found) = self.store.find(key) {
-            brought.kept_bytes += bytes;
-            return Ok(Some(found));
-        }
+    ) -> Result<Vec<Option<Kept>>, Error> {
+        let mut coming = self.bring_kept(file, (model, segments), layouts, brought)?;
+        let found = segments.iter().zip(layouts).map(|(&segment, layout)| {
+            let kept = self.store.find((model, segment));
+            let came = coming.iter().position(|key| key.1 == segment);
+            match (&kept, came) {
+                (None, _) => brought.file_bytes += layout.bytes,
+                (Some(_), None) => brought.kept_bytes += layout.bytes,
+                (Some(_), Some(at)) => {
+                    coming.swap_remove(at);
+                    brought.bytes += layout.bytes;
+                }
+            }
+            kept
+        });
+        Ok(found.collect())
+    }
+
+    /// Brings those of some segments, for which there is room, that are not kept, all at once; they are kept from now on. Tells
+    /// which they are.
+    fn bring_kept(
+        &mut self,
+        file: &Arc<MappedFile>,
+        (model, segments): (u64, &[u32]),
+        layouts: &[&SegmentLayout],
+        brought: &mut Brought,
+    ) -> Result<Vec<Key>, Error> {
         let begin = Instant::now();
-        let tensors: Vec<TensorDesc> = layout.tensors.iter().map(|t| t.desc.clone()).collect();
-        let layout = Arc::new(self.host.layout(&tensors)?);
-        let Some(slab) = self.store.room(layout.bytes) else {
-            brought.file_bytes += bytes;
-            return Ok(None);
-        };
-        let end = self.store.most();
+        let mut coming: Vec<(Key, Kept)> = Vec::new();
+        let (mut tickets, mut result) = (Vec::new(), Ok(()));
+        for (&segment, layout) in segments.iter().zip(layouts) {
+            let key = (model, segment);
+            if self.store.has(key) || coming.iter().any(|(other, _)| *other == key) {
+                continue;
+            }
+            match self.begin_keeping(file, layout) {
+                Ok(Some((kept, ticket))) => {
+                    coming.push((key, kept));
+                    tickets.push(ticket);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        if tickets.is_empty() {
+            return result.map(|()| Vec::new());
+        }
+        let mut keys = Vec::with_capacity(coming.len());
+        let ended = self.host.staging.wait(&tickets, &self.host.pool);
+        for ((key, (layout, slab)), ended) in coming.into_iter().zip(ended) {
+            match ended {
+                Ok(()) => {
+                    self.store.keep(key, layout, slab);
+                    keys.push(key);
+                }
+                Err(error) => {
+                    self.store.give_back(layout.bytes, slab);
+                    result = result.and(Err(error));
+                }
+            }
+        }
+        brought.took += begin.elapsed();
+        result.map(|()| keys)
+    }
+
+    /// Makes the arena usable up to an end.
+    fn make_usable(&mut self, end: u64) -> Result<(), Error> {
         if end > self.capacity {
             self.host.set_capacity(end)?;
             self.capacity = end;
         }
+        Ok(())
+    }
+
+    /// Begins to bring a segment that is to be kept; `None` if there is no room.
+    fn begin_keeping(
+        &mut self,
+        file: &Arc<MappedFile>,
+        layout: &SegmentLayout,
+    ) -> Result<Option<(Kept, UploadTicket)>, Error> {
+        let tensors: Vec<TensorDesc> = layout.tensors.iter().map(|t| t.desc.clone()).collect();
+        let layout = Arc::new(self.host.layout(&tensors)?);
+        let Some(slab) = self.store.room(layout.bytes) else {
+            return Ok(None);
+        };
         let upload = Upload {
             file: Arc::clone(file),
             layout: Arc::clone(&layout),
             slab,
         };
-        let ticket = self.host.begin_upload(upload)?;
-        if let Err(error) = self.host.wait_upload(ticket) {
-            self.store.give_back(layout.bytes, slab);
-            return Err(error);
+        let begun = self.make_usable(self.store.most());
+        match begun.and_then(|()| self.host.begin_upload(upload)) {
+            Ok(ticket) => Ok(Some(((layout, slab), ticket))),
+            Err(error) => {
+                self.store.give_back(layout.bytes, slab);
+                Err(error)
+            }
         }
-        self.store.keep(key, Arc::clone(&layout), slab);
-        brought.bytes += bytes;
-        brought.took += begin.elapsed();
-        Ok(Some((layout, slab)))
     }
 
     /// The first rows of a buffer after a step.
@@ -372,6 +441,77 @@ mod tests {
         // Bit 63: the page is there; bit 62: it was swapped out.
         let taken = entries.chunks_exact(8).filter(|entry| entry[7] >> 6 != 0);
         taken.count() as u64 * PAGE
+    }
+
+    #[test]
+    fn segments_are_brought_at_once_and_a_damaged_one_does_not_hold_the_others_up() {
+        const ROWS: u64 = 64;
+        const COLS: u64 = 256;
+        // Of Q8_0: a scale in f16 and 32 codes a block.
+        const BYTES: u64 = ROWS * COLS / 32 * 34;
+        let mut bytes: Vec<u8> = (0..3 * BYTES).map(|i| (i * 31 % 251) as u8).collect();
+        for block in bytes.chunks_exact_mut(34) {
+            block[..2].copy_from_slice(&0x2000u16.to_le_bytes());
+        }
+        let nan = 0x7e00u16.to_le_bytes();
+        bytes[BYTES as usize + 34..][..2].copy_from_slice(&nan);
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, &bytes).unwrap();
+        let file = Arc::new(MappedFile::open(file.path()).unwrap());
+        let mut answers = Answers::new(NonZeroUsize::new(2), |_| 32 << 20).unwrap();
+        let layouts: Vec<SegmentLayout> = (0..3)
+            .map(|i| {
+                let tensor = TensorDesc {
+                    name: format!("t{i}"),
+                    ty: rocmforge_ops::WeightType::Q8_0,
+                    rows: ROWS,
+                    cols: COLS,
+                    role: Role::Matrix,
+                    offset: i * BYTES,
+                    bytes: BYTES,
+                };
+                answers.host.layout(&[tensor]).unwrap()
+            })
+            .collect();
+        let all: Vec<&SegmentLayout> = layouts.iter().collect();
+        let mut brought = Brought::default();
+        let error = answers.kept(&file, (1, &[0, 1, 2]), &all, &mut brought);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("t1"), "{error}");
+        let has = |answers: &Answers| [0, 1, 2].map(|s| answers.keeps(1, s));
+        assert_eq!(has(&answers), [true, false, true]);
+        // Two experts of a segment ask for it twice.
+        let mut brought = Brought::default();
+        let some = [all[0], all[2], all[2]];
+        let kept = answers.kept(&file, (1, &[0, 2, 2]), &some, &mut brought);
+        let kept = kept.unwrap();
+        let each = layouts[0].bytes;
+        assert_eq!(
+            (brought.kept_bytes, brought.bytes, brought.file_bytes),
+            (3 * each, 0, 0)
+        );
+        let slab = |kept: &Option<Kept>| kept.as_ref().unwrap().1;
+        assert_eq!(slab(&kept[1]), slab(&kept[2]));
+        assert_ne!(slab(&kept[0]), slab(&kept[1]));
+        answers.forget(1);
+        let mut brought = Brought::default();
+        answers
+            .kept(&file, (1, &[0, 2, 2]), &some, &mut brought)
+            .unwrap();
+        assert_eq!(
+            (brought.kept_bytes, brought.bytes, brought.file_bytes),
+            (each, 2 * each, 0)
+        );
+        // What lies there is what one thread makes of it.
+        let matrix = super::super::packed(&layouts[2].tensors[0].desc, answers.host.isa).unwrap();
+        let mut alone = vec![0; matrix.packed_bytes()];
+        let from = &bytes[2 * BYTES as usize..];
+        matrix
+            .pack(from, 0..matrix.row_groups(), &mut alone)
+            .unwrap();
+        let (_, slab) = answers.store.find((1, 2)).unwrap();
+        let at = slab + layouts[2].tensors[0].at;
+        assert_eq!(answers.host.arena.bytes(at, alone.len()), alone);
     }
 
     #[test]

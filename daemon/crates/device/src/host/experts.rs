@@ -263,7 +263,9 @@ fn fill_each(
 ) {
     let isa = device.isa;
     let mut jobs: Vec<_> = inputs.iter_mut().zip(busy).enumerate().collect();
-    device.pool.run_rows(&mut jobs, 1, 1, |_, jobs| {
+    // A few rows are not worth the threads' start.
+    let each = share(sorted.len() / jobs.len().max(1));
+    device.pool.run_rows(&mut jobs, 1, each, |_, jobs| {
         for (i, (input, b)) in jobs {
             let rows = &sorted[b.rows.start * cols..b.rows.end * cols];
             input.fill(isa, form(*i), rows, b.rows.len(), cols);

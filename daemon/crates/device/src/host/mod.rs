@@ -45,6 +45,9 @@ pub struct HostConfig {
     pub threads: Option<NonZeroUsize>,
     /// How long these look for the next operation before they sleep; `None` is the pool's usual time.
     pub spin: Option<Duration>,
+    /// Threads that bring weights while others compute; `None` is some of a machine with cores to spare. With none, weights come
+    /// while they are waited for.
+    pub staging_threads: Option<usize>,
 }
 
 /// The CPU as a device.
@@ -84,7 +87,9 @@ impl HostDevice {
         let pool = Pool::with_spin(threads, spin).map_err(|e| Error::Config(e.to_string()))?;
         let arena = Arc::new(Arena::reserve(machine::memory_bytes())?);
         // One thread reads ahead while the others compute; more only where there are cores to spare.
-        let staging = Staging::start(Arc::clone(&arena), isa, (threads.get() / 4).clamp(1, 8))?;
+        let usual = (threads.get() / 4).clamp(1, 8);
+        let ahead = config.staging_threads.unwrap_or(usual);
+        let staging = Staging::start(Arc::clone(&arena), isa, ahead, threads.get())?;
         let name = format!(
             "{}, {} threads, {}",
             arena::processor_name(),
@@ -169,7 +174,8 @@ impl Device for HostDevice {
     }
 
     fn wait_upload(&mut self, ticket: UploadTicket) -> Result<(), Error> {
-        self.staging.wait(ticket, &self.pool)
+        let ended = self.staging.wait(&[ticket], &self.pool);
+        ended.into_iter().collect()
     }
 
     fn move_slab(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {

@@ -28,6 +28,13 @@ const SHARES: usize = 8;
 /// Bytes of weights that a share should have: each begins with a few kilobytes that no prefetch has fetched.
 const SHARE_BYTES: usize = 256 << 10;
 
+/// Shares that each thread gets at least, down to [`SHARE_BYTES_LEAST`]: of a few experts' products there are not many, and a
+/// thread that begins late would leave all of its own to the end.
+const SHARES_LEAST: usize = 2;
+
+/// Bytes of weights that a share has at least.
+const SHARE_BYTES_LEAST: usize = 64 << 10;
+
 /// One product of a job.
 pub(super) struct Item<'a> {
     pub(super) matrix: PackedMatrix,
@@ -72,11 +79,7 @@ pub(super) fn run_all_beside(
         return Ok(());
     }
     let failed: Mutex<Option<Error>> = Mutex::new(None);
-    let least = SHARE_BYTES.div_ceil(bytes.div_ceil(n_groups).max(1));
-    // The kernels take groups two at a time.
-    let chunk = (n_groups / (pool.threads() * SHARES))
-        .max(least)
-        .next_multiple_of(2);
+    let chunk = share_of(n_groups, bytes, pool.threads());
     let compute = |range: Range<usize>| {
         let mut first = 0;
         for item in items {
@@ -103,6 +106,16 @@ pub(super) fn run_all_beside(
     pool.run_beside(n_groups, chunk, compute, own);
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     failed.map_or(Ok(()), Err)
+}
+
+/// Row groups of a share, of so many with so many bytes of weights.
+fn share_of(n_groups: usize, bytes: usize, threads: usize) -> usize {
+    let groups_of = |least: usize| least.div_ceil(bytes.div_ceil(n_groups).max(1));
+    let few = groups_of(SHARE_BYTES_LEAST).max(n_groups.div_ceil(threads * SHARES_LEAST));
+    // The kernels take groups two at a time.
+    (n_groups / (threads * SHARES))
+        .max(groups_of(SHARE_BYTES).min(few))
+        .next_multiple_of(2)
 }
 
 /// The form of an input that suits all of some matrices.
@@ -258,4 +271,27 @@ pub(super) fn multiply_heads(
         })
         .collect();
     run_all(pool, &items)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_not_small_and_each_thread_gets_two() {
+        for threads in [2, 6, 14] {
+            for group_bytes in [500, 7 << 10, 18 << 10, 300 << 10] {
+                for n_groups in [1, 24, 130, 435, 4000] {
+                    let chunk = share_of(n_groups, n_groups * group_bytes, threads);
+                    let (shares, bytes) = (n_groups.div_ceil(chunk), chunk * group_bytes);
+                    let case = format!("{n_groups} of {group_bytes}: {chunk} for {threads}");
+                    assert!(bytes >= SHARE_BYTES_LEAST, "{case}");
+                    // Groups go by twos.
+                    let is_least = (chunk - 2) * group_bytes <= SHARE_BYTES_LEAST;
+                    assert!(shares >= threads || is_least, "{case}");
+                    assert!(shares <= 2 * threads * SHARES, "{case}");
+                }
+            }
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! Uploads of the host device: pieces of tensors are read from the file and repacked into the arena.
 //!
-//! An upload is cut into pieces of about [`PIECE_BYTES`]. Staging threads take them in order; when the engine waits for
-//! an upload, its thread and the compute pool take pieces of that one too, since nothing else is to be done meanwhile.
+//! An upload is cut into pieces of about [`PIECE_BYTES`], a small one into smaller ones. Staging threads take them in order; when
+//! the engine waits for uploads, its thread and the compute pool take pieces of those too, since nothing else is to be done
+//! meanwhile.
 //!
 //! ```text
 //!   queued --(pieces taken one by one)--> running --(last piece ends)--> finished --(result taken)--> gone
@@ -25,6 +26,9 @@ use super::arena::Arena;
 
 /// Bytes of the file in one piece, about: large enough that a call of the system costs nothing beside it.
 const PIECE_BYTES: usize = 1 << 20;
+
+/// The same of an upload that is small, an expert's: as many pieces as its waiter has threads, or more.
+const PIECE_BYTES_LEAST: usize = 128 << 10;
 
 /// A run of row groups of one tensor.
 #[derive(Debug)]
@@ -148,10 +152,17 @@ pub(super) struct Staging {
     threads: Vec<JoinHandle<()>>,
     under_way: HashMap<UploadTicket, Arc<Job>>,
     next_ticket: u64,
+    /// Threads of the pool that waits.
+    waiters: usize,
 }
 
 impl Staging {
-    pub(super) fn start(arena: Arc<Arena>, isa: Isa, threads: usize) -> Result<Self, Error> {
+    pub(super) fn start(
+        arena: Arc<Arena>,
+        isa: Isa,
+        threads: usize,
+        waiters: usize,
+    ) -> Result<Self, Error> {
         let queue = Mutex::new(Queue {
             jobs: VecDeque::new(),
             ending: false,
@@ -167,6 +178,7 @@ impl Staging {
             threads: Vec::new(),
             under_way: HashMap::new(),
             next_ticket: 0,
+            waiters,
         };
         for i in 0..threads {
             let shared = Arc::clone(&staging.shared);
@@ -182,6 +194,8 @@ impl Staging {
 
     pub(super) fn begin(&mut self, upload: Upload) -> Result<UploadTicket, Error> {
         let mut pieces = Vec::new();
+        let each = usize::try_from(upload.layout.bytes).unwrap_or(usize::MAX) / self.waiters;
+        let piece_bytes = each.clamp(PIECE_BYTES_LEAST, PIECE_BYTES);
         for (tensor, placed) in upload.layout.tensors.iter().enumerate() {
             if placed.desc.role == Role::Vector {
                 pieces.push(Piece {
@@ -191,7 +205,7 @@ impl Staging {
                 continue;
             }
             let matrix = super::packed(&placed.desc, self.shared.isa)?;
-            let step = (PIECE_BYTES / matrix.group_bytes().max(1)).max(1);
+            let step = (piece_bytes / matrix.group_bytes().max(1)).max(1);
             let groups = matrix.row_groups();
             pieces.extend((0..groups).step_by(step).map(|g| Piece {
                 tensor,
@@ -222,22 +236,32 @@ impl Staging {
             .collect()
     }
 
-    pub(super) fn wait(&mut self, ticket: UploadTicket, pool: &Pool) -> Result<(), Error> {
-        let job = self
-            .under_way
-            .remove(&ticket)
-            .expect("a ticket is waited for once");
+    /// Waits for uploads; what came of each.
+    pub(super) fn wait(&mut self, tickets: &[UploadTicket], pool: &Pool) -> Vec<Result<(), Error>> {
+        let jobs = tickets.iter().map(|ticket| {
+            let job = self.under_way.remove(ticket);
+            job.expect("a ticket is waited for once")
+        });
+        let jobs: Vec<Arc<Job>> = jobs.collect();
         let shared = &self.shared;
-        pool.run(pool.threads(), 1, |_| while job.work(shared) {});
+        pool.run(pool.threads(), 1, |_| {
+            for job in &jobs {
+                while job.work(shared) {}
+            }
+        });
         let mut queue = lock(&shared.queue);
-        while !job.progress.has_ended() {
+        while !jobs.iter().all(|job| job.progress.has_ended()) {
             queue = shared
                 .changed
                 .wait(queue)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+        if self.threads.is_empty() {
+            // Nobody else takes from the queue.
+            queue.jobs.retain(|job| !job.progress.is_taken());
+        }
         drop(queue);
-        job.result()
+        jobs.iter().map(|job| job.result()).collect()
     }
 }
 
