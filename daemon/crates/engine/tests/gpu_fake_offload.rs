@@ -33,31 +33,57 @@ fn budget(model: &Arc<LoadedModel>, part: u64) -> u64 {
     (bytes(false) + bytes(true) / part + BESIDE) & !255
 }
 
-async fn answers(file: &str, part: u64, offload: Offload, keeps: Option<Budget>) {
+/// What came of the questions.
+#[derive(Debug, Default)]
+struct Asked {
+    same: usize,
+    hits: u64,
+    missed: u64,
+    hosted: u64,
+    /// Graphs instantiated and launched.
+    made: u64,
+    launched: u64,
+}
+
+/// Asks a model in a budget what the host is asked, and ends the engine.
+async fn ask(
+    file: &str,
+    budget: impl Fn(&Arc<LoadedModel>) -> u64,
+    offload: Offload,
+    keeps: Option<Budget>,
+) -> Asked {
     let host = requests::engine(Budget::Bytes(64 << 20));
     let on_host = load(&host, file, "m").await;
     let runtime = Runtime::new();
     let config = gpu_config(&runtime);
     let split = runtime
-        .start_split(config, budget(&on_host, part), (offload, keeps))
+        .start_split(config, budget(&on_host), (offload, keeps))
         .unwrap();
     let on_split = load(&split, file, "m").await;
-    let (mut same, mut hosted, mut missed) = (0, 0, 0);
+    let mut asked = Asked::default();
     for (question, _) in questions(QUESTIONS) {
         let (_, expected, _) = run(&host, chat(&on_host, &question)).await;
         let (_, got, summary) = run(&split, chat(&on_split, &question)).await;
-        same += usize::from(got == expected);
-        hosted += summary.cache.host_bytes;
-        missed += summary.cache.misses;
+        asked.same += usize::from(got == expected);
+        asked.hits += summary.cache.hits;
+        asked.missed += summary.cache.misses;
+        asked.hosted += summary.cache.host_bytes;
     }
-    println!("{file}, {offload:?}: {same} of {QUESTIONS} the same, {hosted} bytes on the host");
-    assert!(missed > 0, "nothing was missing");
-    assert!(hosted > 0, "the host did nothing");
-    assert!(same + 1 >= QUESTIONS, "{same} of {QUESTIONS}");
+    asked.made = runtime.calls("hipGraphInstantiate");
+    asked.launched = runtime.calls("hipGraphLaunch");
+    println!("{file}, {offload:?}, of {QUESTIONS}: {asked:?}");
     drop(on_split);
     split.end().unwrap();
     assert_eq!(runtime.violations(), Vec::<String>::new());
     assert_eq!(runtime.live(), Live::default());
+    assert!(asked.missed > 0, "nothing was missing");
+    assert!(asked.same + 1 >= QUESTIONS, "{} of {QUESTIONS}", asked.same);
+    asked
+}
+
+async fn answers(file: &str, part: u64, offload: Offload, keeps: Option<Budget>) {
+    let asked = ask(file, |model| budget(model, part), offload, keeps).await;
+    assert!(asked.hosted > 0, "the host did nothing");
 }
 
 #[tokio::test]
@@ -126,39 +152,10 @@ async fn steps_between_experts_are_replayed() {
 /// What stays on the card between two segments that come and go is one recording, whatever number of segments it is.
 #[tokio::test]
 async fn steps_between_answers_are_replayed_at_once() {
-    let host = requests::engine(Budget::Bytes(64 << 20));
-    let file = "tiny-llama-Q4_K_M.gguf";
-    let on_host = load(&host, file, "m").await;
-    let runtime = Runtime::new();
-    let config = gpu_config(&runtime);
-    let engine = runtime
-        .start_split(config, budget(&on_host, 1) - BESIDE, (Offload::Auto, None))
-        .unwrap();
-    let model = load(&engine, file, "m").await;
-    let (mut same, mut hits, mut missed) = (0, 0, 0);
-    for (question, _) in questions(QUESTIONS) {
-        let (_, expected, _) = run(&host, chat(&on_host, &question)).await;
-        let (_, got, summary) = run(&engine, chat(&model, &question)).await;
-        same += usize::from(got == expected);
-        hits += summary.cache.hits;
-        missed += summary.cache.misses;
-    }
-    let calls = |call| runtime.calls(call);
-    let (made, launched) = (calls("hipGraphInstantiate"), calls("hipGraphLaunch"));
-    println!(
-        "{same} the same, {hits} hits, {missed} misses, {made} recordings, {launched} replays"
-    );
-    assert!(same + 1 >= QUESTIONS, "{same} of {QUESTIONS}");
-    assert!(missed > 0, "nothing was missing");
-    assert!(launched > 2 * made, "{launched} replays of {made}");
-    assert!(
-        3 * launched < 2 * hits,
-        "{launched} replays, {hits} segments"
-    );
-    drop(model);
-    engine.end().unwrap();
-    assert_eq!(runtime.violations(), Vec::<String>::new());
-    assert_eq!(runtime.live(), Live::default());
+    let some = |model: &Arc<LoadedModel>| budget(model, 1) - BESIDE;
+    let asked = ask("tiny-llama-Q4_K_M.gguf", some, Offload::Auto, None).await;
+    assert!(asked.launched > 2 * asked.made, "{asked:?}");
+    assert!(3 * asked.launched < 2 * asked.hits, "{asked:?}");
 }
 
 #[tokio::test]

@@ -36,7 +36,8 @@ use dispatch::{WithFormat, WithIsa, with_format, with_isa};
 /// times with 31, when blocks were unpacked for every 4. On a Zen 4, Q4_K and Q6_K are 1.5
 /// to 1.8 times as fast without one with 12, and about as fast with 24; on a Zen 5, Q4_0 is 1.2 times as fast even with 24.
 /// With AVX2 (an EPYC), Q4_K is as fast and Q6_K 1.1 times as fast in one with 12, 1.1 and 1.25 times with 16; codes of 8 bits,
-/// whose signs are taken for every token there, are slower.
+/// whose signs are taken for every token there, are slower. Where products are compiled for one token at a time, two are unpacked
+/// once; how that compares was not measured.
 fn panel_tokens<F: Format, S: Simd>(s: S) -> usize {
     if S::TOKENS == 1 {
         2

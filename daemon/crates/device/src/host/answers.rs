@@ -267,6 +267,9 @@ impl Answers {
         brought: &mut Brought,
     ) -> Result<Vec<Key>, Error> {
         let begin = Instant::now();
+        for &segment in segments {
+            self.store.hold((model, segment));
+        }
         let mut coming: Vec<(Key, Kept)> = Vec::new();
         let (mut tickets, mut result) = (Vec::new(), Ok(()));
         for (&segment, layout) in segments.iter().zip(layouts) {

@@ -220,8 +220,11 @@ impl Staging {
             progress: Progress::new(pieces.len()),
             pieces,
         });
-        lock(&self.shared.queue).jobs.push_back(Arc::clone(&job));
-        self.shared.changed.notify_all();
+        // Without staging threads nobody takes from the queue.
+        if !self.threads.is_empty() {
+            lock(&self.shared.queue).jobs.push_back(Arc::clone(&job));
+            self.shared.changed.notify_all();
+        }
         self.under_way.insert(ticket, job);
         Ok(ticket)
     }
@@ -255,10 +258,6 @@ impl Staging {
                 .changed
                 .wait(queue)
                 .unwrap_or_else(PoisonError::into_inner);
-        }
-        if self.threads.is_empty() {
-            // Nobody else takes from the queue.
-            queue.jobs.retain(|job| !job.progress.is_taken());
         }
         drop(queue);
         jobs.iter().map(|job| job.result()).collect()

@@ -121,6 +121,13 @@ impl Store {
         Some((Arc::clone(&kept.layout), kept.slab))
     }
 
+    /// A segment is about to be asked for: if it is kept, it does not go for another one meanwhile.
+    pub(super) fn hold(&mut self, key: Key) {
+        if let Some(kept) = self.kept.get_mut(&key) {
+            kept.asked = self.clock;
+        }
+    }
+
     /// A place for a segment of so many bytes, if there is one.
     pub(super) fn room(&mut self, bytes: u64) -> Option<u64> {
         self.room_for(bytes, u64::MAX)
@@ -219,6 +226,18 @@ mod tests {
         assert_eq!(put(&mut store, (2, 0), 1024), None, "of another size");
         assert_eq!(put(&mut store, (2, 0), 2048), Some(0));
         assert!(store.find((1, 0)).is_none());
+    }
+
+    #[test]
+    fn what_is_about_to_be_asked_for_does_not_go_for_another() {
+        let mut store = Store::new(4096);
+        put(&mut store, (1, 0), 2048);
+        put(&mut store, (1, 1), 2048);
+        (0..40).for_each(|_| assert!(store.find((1, 1)).is_some()));
+        store.hold((1, 0));
+        store.hold((1, 2));
+        assert_eq!(put(&mut store, (1, 2), 2048), None);
+        assert!(store.has((1, 0)) && !store.has((1, 2)));
     }
 
     #[test]
