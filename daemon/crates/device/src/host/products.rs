@@ -28,7 +28,7 @@ const SHARES: usize = 8;
 /// Bytes of weights that a share should have: each begins with a few kilobytes that no prefetch has fetched.
 const SHARE_BYTES: usize = 256 << 10;
 
-/// Shares that each thread gets at least, down to [`SHARE_BYTES_LEAST`]: of a few experts' products there are not many, and a
+/// Shares that each thread should get, down to [`SHARE_BYTES_LEAST`]: of a few experts' products there are not many, and a
 /// thread that begins late would leave all of its own to the end.
 const SHARES_LEAST: usize = 2;
 
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_not_small_and_each_thread_gets_two() {
+    fn a_share_is_not_small_and_no_thread_is_without() {
         for threads in [2, 6, 14] {
             for group_bytes in [500, 7 << 10, 18 << 10, 300 << 10] {
                 for n_groups in [1, 24, 130, 435, 4000] {

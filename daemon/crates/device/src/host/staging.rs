@@ -27,7 +27,7 @@ use super::arena::Arena;
 /// Bytes of the file in one piece, about: large enough that a call of the system costs nothing beside it.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The same of an upload that is small, an expert's: as many pieces as its waiter has threads, or more.
+/// The same of an upload that is small, an expert's: about as many pieces as its waiter has threads, none smaller than this.
 const PIECE_BYTES_LEAST: usize = 128 << 10;
 
 /// A run of row groups of one tensor.
