@@ -3,9 +3,10 @@
 //! Which answer a miss gets follows from what was measured: the time of an upload by the link's rate, the time of the host by
 //! its own rate for as many rows and bytes (`rates.rs`), which is another one for weights that it keeps in its kernels' form, for
 //! those that it has to bring into it first, and for those that it has no room for. Of the experts that a layer lacks some are
-//! uploaded and some computed, so that both end together; those that were used most are uploaded. Of the ordered segments that a
-//! pass lacks, the host computes those that it comes to before the link could have brought them; the link goes on meanwhile with
-//! the first that it has there in time (`timetable.rs`).
+//! uploaded and some computed, so that both end together; those that were used most are uploaded. What was computed is uploaded
+//! later, when nobody waits for the link, so that nearly as many are found there as if all had been uploaded. Of the ordered
+//! segments that a pass lacks, the host computes those that it comes to before the link could have brought them; the link goes on
+//! meanwhile with the first that it has there in time (`timetable.rs`).
 //!
 //! What is not done for being slow is tried again now and then, and more than once: threads that rested take long to wake, and a
 //! single answer of theirs says nothing of those that would follow.
@@ -17,7 +18,7 @@ mod rates;
 mod tests;
 mod timetable;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use std::time::Duration;
 use rocmforge_device::host::{Answers, Brought};
 use rocmforge_device::{Buf, Error as DeviceError, Plan, ScratchLayout, Throughput};
 use rocmforge_ops::RowCounts;
-use rocmforge_tensor_cache::ModelId;
+use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use crate::api::{Budget, Hosted, Offload as Mode};
 use rates::{Rate, Rates};
@@ -39,6 +40,9 @@ const TRY_EVERY: u32 = 512;
 
 /// The same of segments of dense layers, which take long on a slow host.
 const TRY_SEGMENT_EVERY: u32 = 4096;
+
+/// Most experts that are remembered as computed by the host.
+const LEFT_MAX: usize = 64;
 
 /// After so many decisions without an upload there is one: the link's rate is known by uploads alone, and it was slower while the
 /// host read the same memory.
@@ -105,6 +109,8 @@ pub(crate) struct Offload {
     hostable: HashMap<ModelId, Arc<[bool]>>,
     /// What the link brings, and by when.
     pub(crate) timetable: Timetable,
+    /// Absent experts that the host computed, the latest last.
+    left: VecDeque<SegmentId>,
     /// What was computed.
     pub(crate) done: Hosted,
 }
@@ -145,6 +151,7 @@ impl Offload {
             layouts: HashMap::new(),
             hostable: HashMap::new(),
             timetable: Timetable::default(),
+            left: VecDeque::new(),
             done: Hosted::default(),
         }
     }
@@ -312,6 +319,24 @@ impl Offload {
         seconds
     }
 
+    /// The host computed an expert that is absent still.
+    pub(crate) fn leaves(&mut self, segment: SegmentId) {
+        if self.is_always() {
+            return;
+        }
+        self.left.retain(|before| *before != segment);
+        if self.left.len() == LEFT_MAX {
+            self.left.pop_front();
+        }
+        self.left.push_back(segment);
+    }
+
+    /// The latest of a model's experts that the host computed; it is none of them any more.
+    pub(crate) fn take_left(&mut self, model: ModelId) -> Option<SegmentId> {
+        let at = self.left.iter().rposition(|s| s.model == model)?;
+        self.left.remove(at)
+    }
+
     /// Which segments of a model the host can compute, by their number.
     pub(crate) fn hostable(&mut self, model: ModelId, plan: &Plan) -> Arc<[bool]> {
         let found = self.hostable.entry(model);
@@ -399,6 +424,7 @@ impl Offload {
     /// A model is gone.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.layouts.retain(|(of, _), _| *of != model);
+        self.left.retain(|segment| segment.model != model);
         self.hostable.remove(&model);
         if let Some(host) = &mut self.host {
             host.forget(u64::from(model.0));

@@ -254,6 +254,14 @@ impl WeightStore {
         self.under_way.contains_key(&segment)
     }
 
+    /// Whether [`WeightStore::acquire`] of a segment would not wait for its upload.
+    pub(crate) fn comes_at_once(&self, segment: SegmentId) -> bool {
+        match self.under_way.get(&segment) {
+            Some(&ticket) => self.device.is_queued(ticket),
+            None => self.cache.holds(segment),
+        }
+    }
+
     /// Gives an acquired segment back.
     pub(crate) fn release(&mut self, segment: SegmentId) {
         self.cache.release(segment);

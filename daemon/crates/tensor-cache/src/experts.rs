@@ -126,6 +126,23 @@ impl Cache {
         self.prefetch_within(segment, VictimFilter::UsedAfter(now), actions)
     }
 
+    /// Begins an upload of an expert that nobody waits for, unless too many are under way, or there is room only in place of one that
+    /// is used again sooner. Whether it began one.
+    pub fn prefetch_for_later(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+        let Ok(found) = self.segment(segment) else {
+            return false;
+        };
+        let bytes = found.bytes;
+        if self.arena.used() + bytes > self.arena.end() {
+            let victim = self.expert_to_go(segment, bytes);
+            let until = |s: SegmentId| self.passes_until(s, s.index);
+            if victim.is_none_or(|victim| until(victim) <= until(segment)) {
+                return false;
+            }
+        }
+        self.prefetch_needed(segment, actions)
+    }
+
     /// Begins an upload of the first absent expert of a model from an index on, into room that nobody has, unless too many uploads
     /// are under way. Its index, if it began one. O(segments from there to it).
     pub fn bring_spare_expert(

@@ -167,3 +167,131 @@ fn an_expert_that_nobody_asked_for_evicts_nothing() {
         assert!(begun > 0 && begun < EXPERTS, "{begun} under way at once");
     }
 }
+
+/// How passes get absent experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Absent {
+    Uploaded,
+    ComputedElsewhere,
+    /// The same, and uploaded when a layer lacks none.
+    UploadedLater,
+}
+
+/// Experts that many passes lack, of which each layer prefers some, others from time to time.
+fn lacking(absent: Absent) -> u64 {
+    let (mut cache, _) = half();
+    let mut rng = StdRng::seed_from_u64(11);
+    let (mut actions, mut left, mut lacking) = (Vec::new(), Vec::new(), 0);
+    let run = |cache: &mut Cache, actions: &mut Vec<Action>| {
+        for action in actions.drain(..) {
+            if let Action::Upload { segment, .. } = action {
+                cache.uploaded(segment);
+            }
+        }
+    };
+    for number in 0..400 {
+        cache.pass_begin(MODEL, PassHint { more: true }).unwrap();
+        for layer in 0..LAYERS {
+            let id = |index| SegmentId {
+                model: MODEL,
+                index,
+            };
+            cache.acquire(id(layer), &mut actions).unwrap();
+            run(&mut cache, &mut actions);
+            cache.release(id(layer));
+            let mut absent_here = Vec::new();
+            for _ in 0..4 {
+                let rare = rng.random_range(0..EXPERTS);
+                let often = number / 80 * 5 + rare / 4;
+                let expert = if rng.random_bool(0.8) { often } else { rare } % EXPERTS;
+                let segment = id(LAYERS + layer * EXPERTS + expert);
+                if cache.holds(segment) {
+                    cache.acquire(segment, &mut actions).unwrap();
+                    cache.release(segment);
+                } else if !absent_here.contains(&segment) {
+                    absent_here.push(segment);
+                }
+            }
+            let n = absent_here.len();
+            lacking += n as u64;
+            for (i, segment) in absent_here.into_iter().enumerate() {
+                // Of many some are uploaded in any case.
+                if absent == Absent::Uploaded || 2 * i + 1 < n && n > 1 {
+                    cache.acquire(segment, &mut actions).unwrap();
+                    run(&mut cache, &mut actions);
+                    cache.release(segment);
+                } else {
+                    cache.done_without(segment).unwrap();
+                    left.push(segment);
+                }
+            }
+            if n == 0 && absent == Absent::UploadedLater {
+                while let Some(segment) = left.pop() {
+                    if cache.prefetch_for_later(segment, &mut actions) {
+                        run(&mut cache, &mut actions);
+                        break;
+                    }
+                }
+            }
+        }
+        cache.pass_end(MODEL);
+        cache.assert_consistent();
+    }
+    lacking
+}
+
+#[test]
+fn what_is_uploaded_later_is_there_nearly_as_often_as_what_is_waited_for() {
+    let [waited, never, later] = [
+        Absent::Uploaded,
+        Absent::ComputedElsewhere,
+        Absent::UploadedLater,
+    ]
+    .map(lacking);
+    println!("lacking: {waited} waited for, {never} never, {later} later");
+    // Most of what is lost by not uploading comes back.
+    assert!(never > waited, "{never} of {waited}");
+    assert!(3 * later.saturating_sub(waited) < never - waited);
+}
+
+#[test]
+fn nothing_goes_for_an_expert_that_is_used_later() {
+    let (mut cache, _) = half();
+    let mut often = |_: u32| (0..8).collect();
+    (0..40).for_each(|_| pass(&mut cache, &mut Did::default(), &mut often));
+    let mut actions = Vec::new();
+    let mut filler = (0..LAYERS * EXPERTS).map(|index| SegmentId {
+        model: MODEL,
+        index: LAYERS + index,
+    });
+    // Room that nobody has is taken; then what is never used brings nothing more.
+    let begun = filler.clone().filter(|&segment| {
+        let begun = cache.prefetch_for_later(segment, &mut actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::Upload { segment, .. } => cache.uploaded(segment),
+                Action::Evict { .. } => panic!("{action:?}"),
+                Action::Move { .. } => {}
+            }
+        }
+        begun
+    });
+    assert!(begun.count() > 0);
+    let rare = filler.rfind(|&segment| !cache.holds(segment)).unwrap();
+    for _ in 0..200 {
+        cache.pass_begin(MODEL, PassHint { more: true }).unwrap();
+        cache.done_without(rare).unwrap();
+        cache.pass_end(MODEL);
+    }
+    // Now it is used more than others.
+    assert!(cache.prefetch_for_later(rare, &mut actions));
+    let evicted = |action: &Action| matches!(action, Action::Evict { .. });
+    assert!(actions.iter().any(evicted), "{actions:?}");
+    assert!(!cache.prefetch_for_later(
+        SegmentId {
+            index: 1 << 20,
+            ..rare
+        },
+        &mut actions
+    ));
+}

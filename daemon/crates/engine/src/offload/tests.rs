@@ -280,3 +280,26 @@ fn the_host_needs_no_other_host() {
     assert!(Offload::new(Mode::Auto, None, None, "cuda").takes_part(ROWS_MAX));
     assert!(!Offload::new(Mode::Auto, None, None, "cuda").takes_part(ROWS_MAX + 1));
 }
+
+#[test]
+fn what_the_host_computed_is_known_for_a_while() {
+    let mut host = offload(80e9);
+    let segment = |model, index| SegmentId {
+        model: ModelId(model),
+        index,
+    };
+    for index in [1, 2, 3, 1] {
+        host.leaves(segment(1, index));
+    }
+    host.leaves(segment(2, 9));
+    let mut left = || host.take_left(ModelId(1)).map(|s| s.index);
+    assert_eq!([(); 4].map(|()| left()), [Some(1), Some(3), Some(2), None]);
+    (0..2 * LEFT_MAX as u32).for_each(|index| host.leaves(segment(1, index)));
+    assert_eq!(host.left.len(), LEFT_MAX);
+    host.forget(ModelId(1));
+    assert_eq!((host.left.len(), host.take_left(ModelId(2))), (0, None));
+    // Nothing is uploaded for such passes.
+    host.mode = Mode::Always;
+    host.leaves(segment(1, 1));
+    assert_eq!(host.take_left(ModelId(1)), None);
+}

@@ -45,29 +45,32 @@ impl Run<'_, '_> {
             let experts: Vec<(u32, u32)> = answered.iter().copied().flat_map(of).collect();
             // The link begins before the rows are made ready for the host.
             let (held, outcome) = self.hold(store, &mut there.as_slice());
-            let outcome = outcome.and_then(|()| begin(store, pass, ahead));
-            let mut others = |store: &mut WeightStore| run_held(store, pass, step, ffn, &held);
-            let outcome = outcome.and_then(|()| {
+            let begun = outcome.and_then(|()| begin(store, pass, ahead));
+            let mut held = Some(held);
+            let mut others = |store: &mut WeightStore| {
+                let held = held.take().unwrap_or_default();
+                let ran = run_held(store, pass, step, ffn, &held);
+                let_go(store, pass, &held);
+                ran?;
+                // The card is given these too before the host's results, unless that would take this thread long.
+                let at_once = |&&s: &&u32| store.comes_at_once(id(pass, s));
+                let n = pending.iter().take_while(at_once).count();
+                let mut now = &pending[..n];
+                let ran = self.as_they_come(store, step, ffn, &mut now, window);
+                pending = &pending[n - now.len()..];
+                ran
+            };
+            let outcome = begun.and_then(|()| {
                 store.experts_on_host(pass, ffn, step, &experts, (&x, &ids), &mut others)
             });
-            let_go(store, pass, &held);
+            let_go(store, pass, &held.unwrap_or_default());
             let bytes = outcome?;
             self.counts.misses += answered.len() as u64;
             self.counts.host_bytes += bytes;
         } else if !there.is_empty() {
             self.some_experts(store, step, ffn, &mut there.as_slice(), ahead)?;
         }
-        while !pending.is_empty() {
-            if let Some(error) = (self.ended)() {
-                return Err(error);
-            }
-            let n = (window / 2).max(1).min(pending.len());
-            let (mut now, later) = pending.split_at(n);
-            let ahead = &later[..window.min(later.len())];
-            self.some_experts(store, step, ffn, &mut now, ahead)?;
-            // What there was no room for beside the others of `now`.
-            pending = &pending[n - now.len()..];
-        }
+        self.as_they_come(store, step, ffn, &mut pending, window)?;
         let nearly_all =
             pass.n_tokens * ffn.n_used as usize >= MANY_ROWS_EACH * step.n_expert as usize;
         if nearly_all && !store.is_offloaded(pass) {
@@ -75,6 +78,34 @@ impl Run<'_, '_> {
         } else if all_there {
             // Nobody waits for the link.
             self.spare_from = store.bring_spare_experts(pass.model, self.spare_from)?;
+            if store.is_offloaded(pass) {
+                store.bring_what_was_left(pass)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs absent experts, half of the uploads that may be begun at once (`window`) at a time, and leaves in `pending` those that it
+    /// did not come to.
+    fn as_they_come(
+        &mut self,
+        store: &mut WeightStore,
+        step: ExpertStep,
+        ffn: &ExpertFfn,
+        pending: &mut &[u32],
+        window: usize,
+    ) -> Result<(), Error> {
+        while !pending.is_empty() {
+            if let Some(error) = (self.ended)() {
+                return Err(error);
+            }
+            let n = (window / 2).max(1).min(pending.len());
+            let (mut now, later) = pending.split_at(n);
+            let ahead = &later[..window.min(later.len())];
+            let ran = self.some_experts(store, step, ffn, &mut now, ahead);
+            // What there was no room for beside the others of `now`.
+            *pending = &pending[n - now.len()..];
+            ran?;
         }
         Ok(())
     }

@@ -70,6 +70,19 @@ impl WeightStore {
         self.offload.share(absent, pace)
     }
 
+    /// Gives the link, which nobody waits for, an expert that the host computed, where that is used again sooner than what goes for
+    /// it.
+    pub(crate) fn bring_what_was_left(&mut self, pass: &Pass<'_>) -> Result<(), Error> {
+        while self.under_way() == 0
+            && let Some(segment) = self.offload.take_left(pass.model)
+        {
+            if self.cache.prefetch_for_later(segment, &mut self.actions) {
+                self.execute()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the host computes a segment's operations, since it is not there and is faster done so; gives the link what the
     /// pass comes to later.
     pub(crate) fn answers(&mut self, pass: &Pass<'_>, segment: u32) -> Result<bool, Error> {
@@ -319,6 +332,7 @@ impl WeightStore {
         for segment in segments {
             let done = self.cache.done_without(id(pass, segment));
             done.map_err(from_cache)?;
+            self.offload.leaves(id(pass, segment));
         }
         Ok(bytes)
     }

@@ -318,6 +318,10 @@ impl Device for GpuDevice {
         self.uploads.wait(ticket, &self.compute)
     }
 
+    fn is_queued(&self, ticket: UploadTicket) -> bool {
+        self.uploads.is_queued(ticket)
+    }
+
     fn move_slab(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
         self.uploads.order_before(&self.compute)?;
         self.table_of = None;

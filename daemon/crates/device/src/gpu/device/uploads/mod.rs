@@ -196,6 +196,12 @@ impl Uploads {
         std::mem::take(&mut self.results)
     }
 
+    /// Whether the host would not wait in [`Uploads::wait`].
+    pub(super) fn is_queued(&self, ticket: UploadTicket) -> bool {
+        let job = self.under_way.get(&ticket);
+        job.is_some_and(|job| job.is_enqueued())
+    }
+
     /// Lets `compute` wait for an upload; the host waits until it is queued.
     pub(super) fn wait(&mut self, ticket: UploadTicket, compute: &Stream) -> Result<(), Error> {
         let job = self
