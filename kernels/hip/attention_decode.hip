@@ -28,7 +28,7 @@
 // shared memory as they are stored, so that a token is what it will be to those after it. With KV_F32, names end in _f32 and pages
 // are f32, of which a thread takes half as many at a time (LANES_K): they fill as many registers, and static shared memory is
 // 48,948 bytes of NVIDIA's 49,152 in attention_decode_any_f32.
-// Many rows on NVIDIA have a form of their own, attention_many.h.
+// Several and many rows on NVIDIA have a form of their own, attention_many.h.
 #include "compat.h"
 #include "act.h"
 #include "kv.h"
@@ -141,6 +141,62 @@ FORCE void keep_element(Kept* own, bool writes, u8* head, u32 dim, u32 slot, u32
 }
 #endif
 
+// The last of a row's and its heads' n_parts blocks of N threads to come here adds up what all of them left in `partials`.
+template <u32 N>
+FORCE void join_parts(const AttentionDecodeArgs& a, u64 place, u32 n_parts, u32 group, u32 size, float* out) {
+    __shared__ float part_max[SPLIT_MAX][GROUP], part_weight[SPLIT_MAX][GROUP];
+    __shared__ u32 is_last;
+    const u32 t = thread_x();
+    device_fence();
+    block_sync();
+    if (t == 0) {
+        u32 before = counter_add(a.counters + place, 1);
+        is_last = before == n_parts - 1;
+        if (before == n_parts - 1) a.counters[place] = 0;
+    }
+    block_sync();
+    if (!is_last) return;
+    device_fence();
+    const u32 stride = group * (size + 2);
+    const float* parts = a.partials + place * a.n_split * stride;
+    // Every part's weight, then the sum over the parts.
+    for (u32 i = t; i < n_parts * group; i += N) {
+        u32 s = i / group, g = i % group;
+        part_max[s][g] = parts[s * stride + g * (size + 2)];
+        part_weight[s][g] = parts[s * stride + g * (size + 2) + 1];
+    }
+    block_sync();
+    for (u32 g = wave(); g < group; g += N / WAVE) {
+        float m = NEG_INF, sum = 0.0f;
+        for (u32 s = lane(); s < n_parts; s += WAVE) m = max_of(m, part_max[s][g]);
+        m = wave_max(m);
+        for (u32 s = lane(); s < n_parts; s += WAVE) sum += exp2_of(part_max[s][g] - m) * part_weight[s][g];
+        float factor = 1.0f / wave_sum(sum);
+        for (u32 s = lane(); s < n_parts; s += WAVE) part_weight[s][g] = exp2_of(part_max[s][g] - m) * factor;
+    }
+    block_sync();
+    // Two elements a thread and BATCH parts at once, so that a dozen parts cost one round trip to memory.
+    constexpr u32 BATCH = 12;
+    for (u32 i = t * 2; i < group * size; i += N * 2) {
+        u32 g = i / size;
+        const float* from = parts + g * (size + 2) + 2 + i % size;
+        float first = 0.0f, second = 0.0f;
+        for (u32 base = 0; base < n_parts; base += BATCH) {
+            F32x2 v[BATCH];
+#pragma unroll
+            for (u32 j = 0; j < BATCH; ++j) v[j] = *(const F32x2*)(from + least(base + j, n_parts - 1) * stride);
+#pragma unroll
+            for (u32 j = 0; j < BATCH; ++j) {
+                float w = base + j < n_parts ? part_weight[least(base + j, n_parts - 1)][g] : 0.0f;
+                first += w * v[j].x;
+                second += w * v[j].y;
+            }
+        }
+        out[i] = first;
+        out[i + 1] = second;
+    }
+}
+
 // A thread's keys and values of a step.
 struct Step {
     Piece keys[PIECES_LANE], values[VALUES_TEAM];
@@ -173,8 +229,6 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     __shared__ float scores[GROUP][STEP];
     __shared__ float largest[GROUP], total[GROUP], rescale[GROUP];
     __shared__ alignas(16) float sums[GROUP * ROOM];
-    __shared__ float part_max[SPLIT_MAX][GROUP], part_weight[SPLIT_MAX][GROUP];
-    __shared__ u32 is_last;
     let_next_start();
     const u32 t = thread_x(), split = block_y(), row = block_z();
     const u32 group = a.heads, blocks_kv = a.n_head / a.kv.n_head_kv / group;  // heads here; blocks of a key/value head
@@ -410,65 +464,19 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     }
     if (n_parts == 1) return;
 
-    device_fence();
-    block_sync();
-    if (t == 0) {
-        u32 before = counter_add(a.counters + place, 1);
-        is_last = before == n_parts - 1;
-        if (before == n_parts - 1) a.counters[place] = 0;
-    }
-    block_sync();
-    if (!is_last) return;
-    device_fence();
-    const u32 stride = group * (size + 2);
-    const float* parts = a.partials + place * a.n_split * stride;
-    // Every part's weight, then the sum over the parts.
-    for (u32 i = t; i < n_parts * group; i += THREADS) {
-        u32 s = i / group, g = i % group;
-        part_max[s][g] = parts[s * stride + g * (size + 2)];
-        part_weight[s][g] = parts[s * stride + g * (size + 2) + 1];
-    }
-    block_sync();
-    for (u32 g = wave(); g < group; g += WAVES) {
-        float m = NEG_INF, sum = 0.0f;
-        for (u32 s = lane(); s < n_parts; s += WAVE) m = max_of(m, part_max[s][g]);
-        m = wave_max(m);
-        for (u32 s = lane(); s < n_parts; s += WAVE) sum += exp2_of(part_max[s][g] - m) * part_weight[s][g];
-        float factor = 1.0f / wave_sum(sum);
-        for (u32 s = lane(); s < n_parts; s += WAVE) part_weight[s][g] = exp2_of(part_max[s][g] - m) * factor;
-    }
-    block_sync();
-    // Two elements a thread and BATCH parts at once, so that a dozen parts cost one round trip to memory.
-    constexpr u32 BATCH = 12;
-    for (u32 i = t * 2; i < group * size; i += THREADS * 2) {
-        u32 g = i / size;
-        const float* from = parts + g * (size + 2) + 2 + i % size;
-        float first = 0.0f, second = 0.0f;
-        for (u32 base = 0; base < n_parts; base += BATCH) {
-            F32x2 v[BATCH];
-#pragma unroll
-            for (u32 j = 0; j < BATCH; ++j) v[j] = *(const F32x2*)(from + least(base + j, n_parts - 1) * stride);
-#pragma unroll
-            for (u32 j = 0; j < BATCH; ++j) {
-                float w = base + j < n_parts ? part_weight[least(base + j, n_parts - 1)][g] : 0.0f;
-                first += w * v[j].x;
-                second += w * v[j].y;
-            }
-        }
-        out[i] = first;
-        out[i + 1] = second;
-    }
+    join_parts<THREADS>(a, place, n_parts, group, size, out);
 }
 
-// Of eight heads a block and more, what fills the device with whole contexts: attention_many_<dim>.
+// Of eight heads a block: attention_many_<dim> of rows that fill the device, attention_several_<dim> of fewer.
 #if defined(RF_CUDA) && defined(DIM) && GROUP == 8 && !defined(KV_Q8) && !defined(KV_F32)
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)
 #if __CUDA_ARCH__ >= 800
 #include "attention_many.h"
-#define MANY(a) attention_many(a)
+#define BY_WARPS(waves, splits, a) attention_by_warps<waves, splits>(a)
 #else
-#define MANY(a)
+#define BY_WARPS(waves, splits, a)
 #endif
-ENTRY(128, 3) NAME(attention_many_, DIM)(AttentionDecodeArgs a) { MANY(a); }
+ENTRY(128, 3) NAME(attention_many_, DIM)(AttentionDecodeArgs a) { BY_WARPS(4, false, a); }
+ENTRY(256, 1) NAME(attention_several_, DIM)(AttentionDecodeArgs a) { BY_WARPS(8, true, a); }
 #endif

@@ -1,8 +1,9 @@
-// Decode of many rows by matrix instructions (NVIDIA, sm_80 and later), of pages of f16. Included by attention_decode.hip, whose
-// arguments it takes; a context is not split here (n_split is 1), so there are to be enough rows to fill the device.
+// Decode of many rows, and of several, by matrix instructions (NVIDIA, sm_80 and later), of pages of f16. Included by
+// attention_decode.hip, whose arguments it takes. Of many, enough to fill the device, contexts are not split. Those of several are,
+// but a part has PART_TILES tiles at least, so that short ones are not, however many parts there may be.
 //
 // Rows are bound by the latency of short loops, not by bytes: 64 rows of 192 positions took four times what their keys and values
-// take to read. Here each warp of a block goes on by itself, through every MANY_WAVES-th tile of 16 positions with a softmax of
+// take to read. Here each warp of a block goes on by itself, through every WAVES_-th tile of 16 positions with a softmax of
 // its own, and all meet once at the end.
 //
 // Scores are keys times queries, [16 positions] x [8 heads], and values come in as [16 elements] x [16 positions], so that eight
@@ -12,9 +13,10 @@
 #pragma once
 
 #define MANY_THREADS 128
-#define MANY_WAVES 4u
+#define SEVERAL_THREADS 256
 #define MANY_HEADS 8u
 #define TILE 16u
+#define PART_TILES 32u
 // 16-byte pieces of a position that a lane has: lane % 4 and every fourth behind it.
 #define PIECES (DIM / 32)
 
@@ -52,29 +54,40 @@ struct ManyTile {
     }
 };
 
-FORCE void attention_many(const AttentionDecodeArgs& a) {
+template <u32 WAVES_, bool SPLITS>
+FORCE void attention_by_warps(const AttentionDecodeArgs& a) {
     __shared__ alignas(16) u16 q[MANY_HEADS][DIM + 8];
     __shared__ alignas(16) u16 own_k[DIM];
     __shared__ alignas(16) u16 own_v[DIM];
-    __shared__ float part_max[MANY_WAVES][MANY_HEADS], part_total[MANY_WAVES][MANY_HEADS];
-    __shared__ float sums[MANY_WAVES][MANY_HEADS][DIM];
+    __shared__ float wave_largest[WAVES_][MANY_HEADS], wave_total[WAVES_][MANY_HEADS];
+    __shared__ float sums[WAVES_][MANY_HEADS][DIM];
     let_next_start();
-    const u32 t = thread_x(), w = wave(), l = lane(), row = block_z();
+    const u32 t = thread_x(), w = wave(), l = lane(), split = SPLITS ? block_y() : 0, row = block_z();
     const u32 group = a.heads, blocks_kv = a.n_head / a.kv.n_head_kv / group;
     const u32 head_kv = block_x() / blocks_kv, first_head = block_x() * group;
     const u32 position = a.kv.positions[row], sequence = sequence_of(a.kv, row);
     const u32 start = a.window && position >= a.window ? position + 1 - a.window : 0;
     const u32 stop = a.append ? position : position + 1;  // positions that are read from pages
-    const u32 begin = start / TILE * TILE + w * TILE;
+    const u32 first_tile = start / TILE, n_tiles = position / TILE + 1 - first_tile;
+    const u32 evenly = SPLITS ? (n_tiles + a.n_split - 1) / a.n_split : n_tiles, part_tiles = evenly < PART_TILES ? PART_TILES : evenly;
+    const u32 n_parts = SPLITS ? (n_tiles + part_tiles - 1) / part_tiles : 1;
+    if (split >= n_parts) {
+        // As attention_decode.
+        wait_for_inputs();
+        return;
+    }
+    const bool is_last_part = split == n_parts - 1;
+    const u32 begin = (first_tile + split * part_tiles + w) * TILE;
+    const u32 end = (first_tile + least((split + 1) * part_tiles, n_tiles)) * TILE;
     ManyTile tile;
     if (!a.append) wait_for_inputs();
-    if (begin <= position) tile.load(a, sequence, head_kv, begin, start, stop);
+    if (begin < end) tile.load(a, sequence, head_kv, begin, start, stop);
     if (a.append) wait_for_inputs();
 
     const u32 entry = a.rope.by_position ? position : row;
     const float* q_row = a.q + ((u64)row * a.n_head + first_head) * DIM;
     const float q_factor = a.scale * 1.44269504088896341f, cap = a.softcap * 1.44269504088896341f;
-    for (u32 g = w; g < MANY_HEADS; g += MANY_WAVES) {
+    for (u32 g = w; g < MANY_HEADS; g += WAVES_) {
         u16* to = q[g];
         if (g >= group) {
             for (u32 i = l; i < DIM; i += WAVE) to[i] = 0;
@@ -86,12 +99,12 @@ FORCE void attention_many(const AttentionDecodeArgs& a) {
             for (u32 i = l; i < DIM; i += WAVE) to[i] = f16_of_f32(q_row[g * DIM + i] * q_factor);
         }
     }
-    if (a.append && w >= MANY_WAVES - 2) {
+    if (a.append && is_last_part && w >= WAVES_ - 2) {
         u8* page = page_of(a.kv, sequence, position / PAGE);
         const u32 slot = position % PAGE;
         const u64 at = (u64)row * a.kv.n_head_kv + head_kv;
         const bool writes = block_x() % blocks_kv == 0;
-        if (w == MANY_WAVES - 1) {
+        if (w == WAVES_ - 1) {
             u8* to = page + k_offset(a.kv, head_kv);
             u16* own = own_k;
             rotate_head<DIM>(DIM, a.k + at * DIM, a.rope.k_norm, a.rope, entry, [=](u32 i, bool in, float x) {
@@ -112,14 +125,14 @@ FORCE void attention_many(const AttentionDecodeArgs& a) {
 #pragma unroll
     for (u32 h = 0; h < 2; ++h) {
         const u32 g = l % 4 * 2 + h;
-        const bool sink = a.sinks && w == 0 && g < group;
+        const bool sink = a.sinks && split == 0 && w == 0 && g < group;
         largest[h] = sink ? a.sinks[first_head + g] * 1.44269504088896341f : NEG_INF;
         total[h] = sink && l / 4 == 0 ? 1.0f : 0.0f;
     }
 #pragma unroll
     for (u32 d = 0; d < DIM / 16; ++d) out[d][0] = out[d][1] = out[d][2] = out[d][3] = 0.0f;
 
-    for (u32 base = begin; base <= position; base += MANY_WAVES * TILE) {
+    for (u32 base = begin; base < end; base += WAVES_ * TILE) {
         if (base != begin) tile.load(a, sequence, head_kv, base, start, stop);
         if (a.append && base + TILE > position) {
 #pragma unroll
@@ -179,8 +192,8 @@ FORCE void attention_many(const AttentionDecodeArgs& a) {
 #pragma unroll
         for (u32 x = 4; x < WAVE; x *= 2) total[h] += shuffle_xor(total[h], x);
         if (l / 4 == 0) {
-            part_max[w][g] = largest[h];
-            part_total[w][g] = total[h];
+            wave_largest[w][g] = largest[h];
+            wave_total[w][g] = total[h];
         }
         // Column l / 4 of a turned word: an element of the piece of lane l / 8, one of two.
         const u32 element = 8 * (l / 8) + l / 4 % 2;
@@ -192,18 +205,29 @@ FORCE void attention_many(const AttentionDecodeArgs& a) {
         }
     }
     block_sync();
+    const u64 place = (u64)row * (a.n_head / group) + block_x();
     float* to = a.out + ((u64)row * a.n_head + first_head) * DIM;
-    for (u32 i = t; i < group * DIM; i += MANY_THREADS) {
+    float* mine = a.partials + (place * a.n_split + split) * group * (DIM + 2);
+    for (u32 i = t; i < group * DIM; i += WAVES_ * WAVE) {
         const u32 g = i / DIM, d = i % DIM;
-        float m = part_max[0][g], sum = 0.0f, all = 0.0f;
+        float m = wave_largest[0][g], sum = 0.0f, all = 0.0f;
 #pragma unroll
-        for (u32 of = 1; of < MANY_WAVES; ++of) m = max_of(m, part_max[of][g]);
+        for (u32 of = 1; of < WAVES_; ++of) m = max_of(m, wave_largest[of][g]);
 #pragma unroll
-        for (u32 of = 0; of < MANY_WAVES; ++of) {
-            const float share = exp2_of(part_max[of][g] - m);
+        for (u32 of = 0; of < WAVES_; ++of) {
+            const float share = exp2_of(wave_largest[of][g] - m);
             sum += share * sums[of][g][d];
-            all += share * part_total[of][g];
+            all += share * wave_total[of][g];
         }
-        to[i] = sum / all;
+        if (n_parts == 1) {
+            to[i] = sum / all;
+        } else {
+            mine[g * (DIM + 2) + 2 + d] = sum;
+            if (d == 0) {
+                mine[g * (DIM + 2)] = m;
+                mine[g * (DIM + 2) + 1] = all;
+            }
+        }
     }
+    if (SPLITS && n_parts > 1) join_parts<WAVES_ * WAVE>(a, place, n_parts, group, DIM, to);
 }

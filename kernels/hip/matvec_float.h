@@ -14,7 +14,7 @@ struct MatvecFloatArgs {
     u32 n_tokens;
     u32 epilogue;  // 0 store, 1 add to out
     u32 n_blocks;
-    u32 reserved;
+    u32 columns;  // tokens of a block, COLUMNS at most
 };
 
 // Weights of a row that are under way at once, 16 bytes a lane each. Those of a wave's first row are asked for before its inputs are there.
@@ -25,8 +25,8 @@ FORCE void matvec(const MatvecFloatArgs& a, const Tokens& tokens) {
     constexpr u32 PER = 16 / T::BYTES, SPAN = DEEP * WAVE * PER;
     let_next_start();
     bool waits = true;
-    const u32 waves = THREADS / WAVE * a.n_blocks, token0 = tokens.first(COLUMNS);
-    const u32 n = least(COLUMNS, tokens.n - token0);
+    const u32 waves = THREADS / WAVE * a.n_blocks, token0 = tokens.first(a.columns);
+    const u32 n = least(a.columns, tokens.n - token0);
     const bool whole = a.cols % PER == 0;
     for (u32 row = wave() * a.n_blocks + block_x(); row < a.rows; row += waves) {
         const u8* w = a.weights + (u64)tokens.weight_row(row) * a.cols * T::BYTES;

@@ -3,7 +3,7 @@
 // A wave takes whole rows, round robin over the grid; a lane 16 bytes of weights at a time. x is read through the caches.
 // Columns need be no multiple of anything: what is left after the whole 16 bytes goes one weight a lane, and rows whose
 // bytes are no multiple of 16 go so altogether. Bound by memory: the matrix's bytes once.
-// Geometry: grid (blocks, tokens / 8 rounded up), THREADS threads.
+// Geometry: grid (blocks, tokens / columns rounded up), THREADS threads.
 // Entry: matvec_<type> (WEIGHT one of F32, F16, BF16).
 #include "compat.h"
 #include "floats.h"

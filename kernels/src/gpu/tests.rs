@@ -410,7 +410,7 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
                 all.push(launch.unwrap());
             }
             let (append, to) = (Some(&rope), partials);
-            for (rows, positions) in [(1, 64), (1, 10_000), (640, 64)] {
+            for (rows, positions) in [(1, 64), (1, 10_000), (8, 10_000), (640, 64)] {
                 let shape = attention::decode_shape(target, rows, 2 * group, &layout, positions);
                 let shape = shape.unwrap();
                 all.push(attention::decode(qkv, 4, &kv, append, &scores, shape, to).unwrap());
@@ -499,6 +499,10 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
                 many if many.starts_with("attention_many_") => {
                     assert_eq!([launch.block[0]], *defined(&text, "MANY_THREADS"));
                     assert!(text.contains("ENTRY(128, 3) NAME(attention_many_, DIM)"));
+                }
+                several if several.starts_with("attention_several_") => {
+                    assert_eq!([launch.block[0]], *defined(&text, "SEVERAL_THREADS"));
+                    assert!(text.contains("ENTRY(256, 1) NAME(attention_several_, DIM)"));
                 }
                 _ => assert!(threads.contains(&launch.block[0]), "{}", launch.kernel),
             }

@@ -105,7 +105,7 @@ pub fn matmat_heads(
                 n_tokens: inputs.n_tokens,
                 epilogue: 0,
                 n_blocks,
-                reserved: 0,
+                columns: COLUMNS,
             },
             n_head: matrices.n_head,
             reserved: 0,

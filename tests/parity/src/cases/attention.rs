@@ -134,6 +134,9 @@ pub(super) fn drafts() -> Vec<Case> {
     cases
 }
 
+/// Positions that a row sees that is far behind the first.
+const WIDE_WINDOW: u32 = 1100;
+
 /// Tokens of many sequences: few rows share their positions among blocks, many do not.
 pub(super) fn many() -> Vec<Case> {
     let shapes = [
@@ -147,6 +150,15 @@ pub(super) fn many() -> Vec<Case> {
     let near = (Mask::Causal, 0.0, None);
     let all = (Mask::Window(WINDOW), 2.0, Some(0));
     let mut cases = Vec::new();
+    for shape in [heads(8, 2, 64), heads(32, 8, 128), heads(4, 4, 128)] {
+        // Parts of some hundred positions, of which the first begins inside of a tile.
+        let wide = (Mask::Window(WIDE_WINDOW), 2.0, Some(0));
+        let mut case = scored("attention, many", shape, (2, 1500), wide);
+        case.name += ", a wide window";
+        (case.kv, case.apart) = (KvType::F16, true);
+        case.tolerance = tolerance(KvType::F16);
+        cases.push(case);
+    }
     for shape in shapes {
         for (tokens, first) in [(3, 40), (20, 0), (24, 90)] {
             for (kv, recorded, scores) in [
