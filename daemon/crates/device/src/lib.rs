@@ -303,7 +303,7 @@ pub trait Device: Send {
     /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] if a tensor's scales are NaN or infinite.
     fn wait_upload(&mut self, ticket: UploadTicket) -> Result<(), Error>;
 
-    /// Whether [`Device::wait_upload`] of an upload would return at once.
+    /// Whether [`Device::wait_upload`] of an upload is known to return at once.
     fn is_queued(&self, _ticket: UploadTicket) -> bool {
         false
     }
