@@ -140,7 +140,7 @@ const BY_WARPS: [ByWarps; 2] = [
 const WARP_HEADS: u32 = 8;
 
 /// From how many rows on they are [`ByWarps::several`]. 8 rows of Qwen3-30B-A3B in short contexts on an H200: 17.2 us by the kernel
-/// of single rows, 9.3 us by that of many with 4 warps a block, about 6 us with 8.
+/// of single rows, 9.3 us by that of many with 4 warps a block, 6.3 us with 8.
 const SEVERAL_ROWS: u32 = 2;
 
 /// Positions of a part of [`ByWarps::several`], at least.

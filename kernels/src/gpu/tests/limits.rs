@@ -245,6 +245,22 @@ fn experts_of_many_rows_take_fewer_blocks_each() {
 }
 
 #[test]
+fn float_products_of_few_rows_have_blocks_of_few_tokens() {
+    let h200 = &GpuTarget::nvidia(9, 0, 132);
+    let grid = |rows, tokens| {
+        let router = matrix(WeightType::F32, rows);
+        let launch = ops::matvec::float_tokens(h200, &router, 1, 2048, tokens, false).unwrap();
+        [launch.grid[0], launch.grid[1]]
+    };
+    let found = [1, 8, 16, 64, 512].map(|tokens| grid(128, tokens));
+    assert_eq!(found, [[16, 1], [16, 8], [16, 8], [16, 8], [16, 64]]);
+    assert_eq!(grid(4096, 16), [512, 2]);
+    let text = units::unit("matvec_f32").unwrap().text();
+    let most = defined(&text, "COLUMNS")[0];
+    assert_eq!(u64::from(most), ops::matvec::COLUMNS_FLOAT);
+}
+
+#[test]
 fn blocks_have_few_heads_where_all_of_them_run_at_once() {
     let h200 = &targets()[0];
     // 32 query heads, 4 key/value heads.

@@ -217,12 +217,18 @@ mod tests {
         assert!(store.find((1, 2)).is_none());
     }
 
-    #[test]
-    fn what_was_not_asked_for_in_a_long_time_goes() {
+    /// Of two that fill it, nobody asked for (1, 0) in a long time.
+    fn full_of_an_idle_one_and_another() -> Store {
         let mut store = Store::new(4096);
         put(&mut store, (1, 0), 2048);
         put(&mut store, (1, 1), 2048);
         (0..40).for_each(|_| assert!(store.find((1, 1)).is_some()));
+        store
+    }
+
+    #[test]
+    fn what_was_not_asked_for_in_a_long_time_goes() {
+        let mut store = full_of_an_idle_one_and_another();
         assert_eq!(put(&mut store, (2, 0), 1024), None, "of another size");
         assert_eq!(put(&mut store, (2, 0), 2048), Some(0));
         assert!(store.find((1, 0)).is_none());
@@ -230,10 +236,7 @@ mod tests {
 
     #[test]
     fn what_is_about_to_be_asked_for_does_not_go_for_another() {
-        let mut store = Store::new(4096);
-        put(&mut store, (1, 0), 2048);
-        put(&mut store, (1, 1), 2048);
-        (0..40).for_each(|_| assert!(store.find((1, 1)).is_some()));
+        let mut store = full_of_an_idle_one_and_another();
         store.hold((1, 0));
         store.hold((1, 2));
         assert_eq!(put(&mut store, (1, 2), 2048), None);
