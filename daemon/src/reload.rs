@@ -248,20 +248,32 @@ pub struct Reloads {
     pub reloader: Reloader,
 }
 
-/// Reloads whenever it is asked for, for as long as it is polled.
-pub(crate) async fn follow(reloads: Option<Reloads>, service: Arc<Service>, http: Arc<Http>) {
-    let Some(Reloads {
-        asked,
-        mut reloader,
-    }) = reloads
-    else {
-        return std::future::pending().await;
-    };
-    let calls = service.reload_calls();
-    let Some(calls) = calls else {
-        return std::future::pending().await;
-    };
-    let mut askers = Askers { asked, calls };
+/// Reloads whenever it is asked for, for as long as the future is polled. Calls that come before it
+/// is polled first wait for it.
+pub(crate) fn follow(
+    reloads: Option<Reloads>,
+    service: Arc<Service>,
+    http: Arc<Http>,
+) -> impl Future<Output = ()> {
+    let asked = reloads.and_then(|Reloads { asked, reloader }| {
+        let calls = service.reload_calls()?;
+        Some((Askers { asked, calls }, reloader))
+    });
+    async move {
+        if let Some((askers, reloader)) = asked {
+            answer_all(askers, reloader, &service, &http).await;
+        }
+        // Who asks from now on learns that nobody reads.
+        std::future::pending().await
+    }
+}
+
+async fn answer_all(
+    mut askers: Askers,
+    mut reloader: Reloader,
+    service: &Arc<Service>,
+    http: &Http,
+) {
     while let Some(answer) = askers.next().await {
         begin();
         let read = tokio::task::spawn_blocking(move || {
@@ -275,7 +287,7 @@ pub(crate) async fn follow(reloads: Option<Reloads>, service: Arc<Service>, http
         };
         reloader = again;
         let told = match read {
-            Ok(changes) => Ok(apply(changes, &service, &http).await),
+            Ok(changes) => Ok(apply(changes, service, http).await),
             Err(error) => {
                 let error = anyhow::Error::from(error);
                 let error = format!("{error:#}");
@@ -289,9 +301,6 @@ pub(crate) async fn follow(reloads: Option<Reloads>, service: Arc<Service>, http
             let _ = answer.send(told);
         }
     }
-    // Who asks from now on learns that nobody reads.
-    drop(askers);
-    std::future::pending().await
 }
 
 /// Signals and calls.
@@ -358,4 +367,71 @@ async fn apply(changes: Changes, service: &Arc<Service>, http: &Http) -> Reloade
 pub(crate) fn preload(service: &Arc<Service>, registered: Vec<Declared>) {
     let service = Arc::clone(service);
     tokio::spawn(async move { service.preload_declared(&registered).await });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::time::Duration;
+
+    use rocmforge_engine::api::Budget;
+    use rocmforge_engine::{DeviceChoice, EngineConfig};
+    use rocmforge_service::Limits;
+    use rocmforge_service::arrival::Arrival;
+    use rocmforge_service::model_files::ModelDirs;
+    use rocmforge_service::roles::Roles;
+    use rocmforge_tokenizer::Renderer;
+    use tokio::runtime::Handle;
+
+    use super::*;
+    use crate::runtimes::Runtimes;
+
+    #[tokio::test]
+    async fn a_call_that_comes_before_anybody_reads_waits() {
+        let (engine, _thread) = rocmforge_engine::start(EngineConfig {
+            device: DeviceChoice::Host,
+            threads: NonZeroUsize::new(1),
+            budget: Budget::Bytes(1 << 20),
+            ..EngineConfig::default()
+        })
+        .unwrap();
+        let limits = Limits {
+            n_ctx_max: 1024,
+            max_sequences: 4,
+            threads: 1,
+        };
+        let service = Arc::new(Service::new(
+            engine,
+            ModelDirs::new(&[]).unwrap(),
+            limits,
+            Renderer::in_process(),
+            Roles::default(),
+        ));
+        let runtimes = Runtimes {
+            sockets: Handle::current(),
+            handlers: Handle::current(),
+        };
+        let http = Http::new(Arc::clone(&service), runtimes, None, None);
+        let (_signals, asked) = mpsc::channel(1);
+        let config = Config::new(Flags::default(), PathBuf::from("s")).unwrap();
+        let reloader = Reloader::new(
+            Flags::default(),
+            PathBuf::from("s"),
+            config,
+            Box::new(|_| Ok(())),
+        );
+        let following = follow(
+            Some(Reloads { asked, reloader }),
+            Arc::clone(&service),
+            http,
+        );
+        let call = tokio::spawn(async move { service.reload(&Arrival::now(None)).await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(!call.is_finished(), "{:?}", call.await);
+        let told = tokio::select! {
+            told = call => told.unwrap().unwrap(),
+            () = following => unreachable!("it has no end"),
+        };
+        assert_eq!(told, Reloaded::default());
+    }
 }
