@@ -3,6 +3,12 @@
 use super::*;
 use std::sync::atomic::AtomicU32;
 
+/// How often something is tried: `times`, and few times by Miri, which takes a thousand times as
+/// long; `.ci/miri` starts it with several orders of the threads' steps.
+fn repeats(times: usize) -> usize {
+    if cfg!(miri) { times.min(20) } else { times }
+}
+
 fn pool(threads: usize) -> Pool {
     Pool::new(NonZeroUsize::new(threads).unwrap()).unwrap()
 }
@@ -69,21 +75,22 @@ fn the_caller_does_its_own_while_the_others_begin() {
 fn many_short_jobs_with_and_without_parking_between() {
     let pool = pool(4);
     let total = AtomicUsize::new(0);
-    for job in 0..20_000 {
+    let jobs = repeats(20_000);
+    for job in 0..jobs {
         pool.run(8, 1, |range| {
             total.fetch_add(range.len(), Ordering::Relaxed);
         });
-        if job % 4000 == 0 {
+        if job % (jobs / 5) == 0 {
             std::thread::sleep(SPIN * 4);
         }
     }
-    assert_eq!(total.load(Ordering::Relaxed), 160_000);
+    assert_eq!(total.load(Ordering::Relaxed), jobs * 8);
 }
 
 #[test]
 fn broadcast_reaches_every_thread_once() {
     let pool = pool(5);
-    for _ in 0..50 {
+    for _ in 0..repeats(50) {
         let calls: Vec<AtomicU32> = (0..5).map(|_| AtomicU32::new(0)).collect();
         let threads = Mutex::new(std::collections::HashSet::new());
         pool.broadcast(|worker| {
@@ -99,7 +106,7 @@ fn broadcast_reaches_every_thread_once() {
 fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
     for threads in [1, 2, 4] {
         let pool = pool(threads);
-        for round in 0..20 {
+        for round in 0..repeats(20) {
             let caught = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(100, 1, |range| {
                     assert!(range.start != 37, "item 37 of round {round}")
@@ -147,7 +154,7 @@ fn callers_on_several_threads_take_turns() {
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                for _ in 0..500 {
+                for _ in 0..repeats(500) {
                     pool.run(16, 2, |range| {
                         total.fetch_add(range.len(), Ordering::Relaxed);
                     });
@@ -155,7 +162,7 @@ fn callers_on_several_threads_take_turns() {
             });
         }
     });
-    assert_eq!(total.load(Ordering::Relaxed), 3 * 500 * 16);
+    assert_eq!(total.load(Ordering::Relaxed), 3 * repeats(500) * 16);
 }
 
 #[test]
