@@ -19,8 +19,8 @@ const PING_WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// Opens a channel to the daemon at `path`, or at the first of
 /// [`socket_candidates`] where one answers; returns where that was.
-// Behind a pointer, so that the channel is compiled here, once: a future that is known by its type is
-// compiled in each binary that awaits it.
+// Behind a pointer, so that the channel is compiled here, once: a future that is known by its type
+// is compiled in each binary that awaits it.
 #[inline(never)]
 pub(crate) fn connect(path: Option<&Path>) -> BoxFuture<'_, Result<(Channel, PathBuf), Error>> {
     Box::pin(connect_to_one(path))

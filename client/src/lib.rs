@@ -3,7 +3,9 @@
 //!
 //! ```no_run
 //! use futures_util::StreamExt;
-//! use rocmforge_client::proto::v1::{GenerateRequest, generate_event::Event, generate_request::Prompt};
+//! use rocmforge_client::proto::v1::generate_event::Event;
+//! use rocmforge_client::proto::v1::generate_request::Prompt;
+//! use rocmforge_client::proto::v1::GenerateRequest;
 //!
 //! # async fn example() -> Result<(), rocmforge_client::Error> {
 //! let client = rocmforge_client::Client::connect(None).await?;

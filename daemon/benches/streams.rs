@@ -1,17 +1,18 @@
-//! What a streamed token costs the daemon beside computing it: CPU time, and how often threads wake,
-//! over HTTP and over gRPC, one stream at a time and several at once.
+//! What a streamed token costs the daemon beside computing it: CPU time, and how often threads
+//! wake, over HTTP and over gRPC, one stream at a time and several at once.
 //!
 //! ```text
 //! cargo bench -p rocmforged --bench streams
 //! ```
 //!
-//! The client is this process and the daemon another, whose threads' times the kernel counts: of all
-//! threads but `engine` and `host-N`, which compute. So what the engine's thread spends to hand a
-//! token over and to wake who takes it is not in the figure; what a request costs beside its tokens
-//! is. Beside it stands what the machine takes for the least that a token can cost, a thread that is
-//! woken, writes to a socket and sleeps again. The model is the smallest of the fixtures, so that tokens come as fast as they ever will. Both
-//! ways are measured in turn, round by round, so that what else the machine does meets both. Bounds of
-//! the design: 40 us over HTTP, 20 over gRPC. Figures are printed and never asserted.
+//! The client is this process and the daemon another, whose threads' times the kernel counts: of
+//! all threads but `engine` and `host-N`, which compute. So what the engine's thread spends to hand
+//! a token over and to wake who takes it is not in the figure; what a request costs beside its
+//! tokens is. Beside it stands what the machine takes for the least that a token can cost, a thread
+//! that is woken, writes to a socket and sleeps again. The model is the smallest of the fixtures,
+//! so that tokens come as fast as they ever will. Both ways are measured in turn, round by round,
+//! so that what else the machine does meets both. Bounds of the design: 40 us over HTTP, 20 over
+//! gRPC. Figures are printed and never asserted.
 
 #![expect(clippy::unwrap_used, reason = "a measurement that fails says where")]
 
@@ -179,8 +180,8 @@ async fn over_grpc(channel: Channel, seed: usize) -> u64 {
     tokens
 }
 
-/// Microseconds of CPU of a thread that is woken and writes a token's bytes to a sleeping reader, as
-/// often a second as tokens come.
+/// Microseconds of CPU of a thread that is woken and writes a token's bytes to a sleeping reader,
+/// as often a second as tokens come.
 fn least() -> f64 {
     const TIMES: usize = 500;
     const PAUSE: Duration = Duration::from_micros(600);

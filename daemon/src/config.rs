@@ -1,9 +1,9 @@
 //! What the daemon was told: command-line flags over the environment over TOML files over defaults,
 //! every value checked.
 //!
-//! A setting has one name in two spellings: `--vram-budget` on the command line, `vram_budget` in the file. Both are read
-//! as text and go through the same check, so that a value is refused with the same message wherever it came from, and
-//! the message names the place.
+//! A setting has one name in two spellings: `--vram-budget` on the command line, `vram_budget` in
+//! the file. Both are read as text and go through the same check, so that a value is refused with
+//! the same message wherever it came from, and the message names the place.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -40,8 +40,8 @@ use values::{
 
 /// What variables of the environment begin with that are settings: `ROCMFORGED_VRAM_BUDGET`.
 pub const ENVIRONMENT: &str = "ROCMFORGED_";
-/// Default of `--vram-budget`, in percent of the device's memory. On the host device the other half is for the page
-/// cache, which holds the file pages that uploads read.
+/// Default of `--vram-budget`, in percent of the device's memory. On the host device the other half
+/// is for the page cache, which holds the file pages that uploads read.
 pub const BUDGET_DEFAULT_PERCENT: f64 = 50.0;
 /// Most directories that `--model-dir` may name.
 pub const MODEL_DIRS_MAX: usize = 64;
@@ -96,11 +96,12 @@ pub struct Flags {
     /// Device to compute on: auto, host, hip, hip:N, cuda or cuda:N [default: auto]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
-    /// Most device memory to hold: bytes, 2GiB, 1.5G (binary units), 2GB (decimal) or 80% [default: 50%]
+    /// Most device memory to hold: bytes, 2GiB, 1.5G (binary units), 2GB
+    /// (decimal) or 80% [default: 50%]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub vram_budget: Option<String>,
-    /// Device memory to leave to others: where less is free the budget shrinks, and grows again later;
-    /// bytes, 2GiB or 5%, 0 for none; a GPU's alone [default: 0]
+    /// Device memory to leave to others: where less is free the budget shrinks, and grows again
+    /// later; bytes, 2GiB or 5%, 0 for none; a GPU's alone [default: 0]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub keep_free: Option<String>,
     /// Directory below which clients may load models, after links are resolved; repeatable
@@ -109,8 +110,8 @@ pub struct Flags {
     /// Threads that compute on the host device [default: one a core]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<String>,
-    /// Log filter: a level, or directives like info,rocmforge_engine=debug; management calls are logged at every level
-    /// unless audit=off is among them [default: info]
+    /// Log filter: a level, or directives like info,rocmforge_engine=debug; management calls are
+    /// logged at every level unless audit=off is among them [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
     /// Longest context of a request in tokens [default: 131072]
@@ -128,60 +129,63 @@ pub struct Flags {
     /// Eviction policy: pass-aware or lru [default: pass-aware]
     #[arg(long, value_name = "POLICY")]
     pub policy: Option<String>,
-    /// Compute on the CPU what is not on the card: auto, where that is faster than bringing it, never or always [default: auto]
+    /// Compute on the CPU what is not on the card: auto, where that is faster than bringing it,
+    /// never or always [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub offload: Option<String>,
-    /// Memory of the machine for weights that the CPU computes with beside the card, and for KV pages that have no room on it, bytes
-    /// or percent; 0 is none [default: 12.5%]
+    /// Memory of the machine for weights that the CPU computes with beside the card, and for KV
+    /// pages that have no room on it, bytes or percent; 0 is none [default: 12.5%]
     #[arg(long, value_name = "BYTES|PERCENT", allow_negative_numbers = true)]
     pub host_budget: Option<String>,
-    /// Keep KV pages that leave the card in the machine's memory: auto, where to bring them back is faster than to compute them
-    /// again, never or always [default: auto]
+    /// Keep KV pages that leave the card in the machine's memory: auto, where to bring them back is
+    /// faster than to compute them again, never or always [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub host_tier: Option<String>,
     /// While anything waits for memory of the machine during this share of the time, give some of
     /// it back and take it again later; percent, or off [default: 10]
     #[arg(long, value_name = "PERCENT|off", allow_negative_numbers = true)]
     pub host_pressure: Option<String>,
-    /// Read model files past the page cache, but for what it holds: auto, those that are larger than the memory available when
-    /// they are loaded, never or always [default: auto]
+    /// Read model files past the page cache, but for what it holds: auto, those that are larger
+    /// than the memory available when they are loaded, never or always [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub direct_io: Option<String>,
-    /// Whose prompts may begin with what an earlier one has computed: off, per-user or shared [default: per-user]
+    /// Whose prompts may begin with what an earlier one has computed: off, per-user or
+    /// shared [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
     /// What keys and values are stored as: f32; f16; q8_0, in about half of f16's memory; or auto,
-    /// which is f16, but f32 for models of floats that do not scale their scores down (Gemma 4) or are
-    /// mixtures of experts [default: auto]
+    /// which is f16, but f32 for models of floats that do not scale their scores down (Gemma 4) or
+    /// are mixtures of experts [default: auto]
     #[arg(long, value_name = "TYPE")]
     pub kv_type: Option<String>,
-    /// Draft tokens, from what a text has said before or by a model's block that predicts one more, where that pays: on, off
-    /// or auto, on the host alone [default: auto]
+    /// Draft tokens, from what a text has said before or by a model's block that predicts one more,
+    /// where that pays: on, off or auto, on the host alone [default: auto]
     #[arg(long, value_name = "WHETHER")]
     pub speculate: Option<String>,
-    /// Seconds that work of a GPU may take before the GPU counts as hung and the daemon ends [default: 30]
+    /// Seconds that work of a GPU may take before the GPU counts as hung and the
+    /// daemon ends [default: 30]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     pub watchdog: Option<String>,
     /// Users and @groups that may use models: NAME, @NAME or *; repeatable [default: *]
     #[arg(long, value_name = "WHO")]
     pub use_by: Vec<String>,
-    /// Users and @groups that may load, unload, preload, pin, clear and test the card; they may use, too
-    /// [default: as --use-by]
+    /// Users and @groups that may load, unload, preload, pin, clear and test the card; they may
+    /// use, too [default: as --use-by]
     #[arg(long, value_name = "WHO")]
     pub manage_by: Vec<String>,
-    /// Users and @groups that may change budget and policy and have the settings read anew; they may
-    /// do all else, too [default: as --manage-by]
+    /// Users and @groups that may change budget and policy and have the settings read anew; they
+    /// may do all else, too [default: as --manage-by]
     #[arg(long, value_name = "WHO")]
     pub admin_by: Vec<String>,
     /// Where HTTP is served, if anywhere.
     #[command(flatten)]
     pub http: HttpFlags,
-    /// OpenTelemetry collector that takes traces of requests, such as http://127.0.0.1:4318 (OTLP over HTTP, without TLS)
-    /// [default: none]
+    /// OpenTelemetry collector that takes traces of requests, such as http://127.0.0.1:4318 (OTLP
+    /// over HTTP, without TLS) [default: none]
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Check settings, model directories and declared models, print what would be in force and where
-    /// each value came from, and end
+    /// Check settings, model directories and declared models, print what would be in force and
+    /// where each value came from, and end
     #[arg(long)]
     pub check_config: bool,
     /// List the GPU drivers and devices that are found, and end
@@ -220,7 +224,8 @@ pub struct Config {
     pub policy: Policy,
     /// Whether what is not on the card may be computed on the CPU.
     pub offload: Offload,
-    /// Memory of the machine for weights that the CPU computes with beside the card, and for KV pages that have no room on it.
+    /// Memory of the machine for weights that the CPU computes with beside the card, and for KV
+    /// pages that have no room on it.
     pub host_budget: Option<Budget>,
     /// Whether KV pages that leave the card are kept in the machine's memory.
     pub host_tier: Offload,
@@ -233,8 +238,8 @@ pub struct Config {
     pub prefix_cache: PrefixCache,
     /// What keys and values are stored as, where a model's heads fit it; `None` is by the model.
     pub kv_type: Option<KvType>,
-    /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more; `None` is
-    /// on the host alone.
+    /// Whether tokens are drafted, from what a text has said before or by a model's block that
+    /// predicts one more; `None` is on the host alone.
     pub speculate: Option<bool>,
     /// How long work of a GPU may take.
     pub watchdog: Duration,
@@ -271,8 +276,8 @@ fn variable(key: &str) -> String {
 }
 
 impl Config {
-    /// Reads the file that `flags` name, if any, and puts the flags over it. `default_socket` is served if neither names
-    /// a socket.
+    /// Reads the file that `flags` name, if any, and puts the flags over it. `default_socket` is
+    /// served if neither names a socket.
     ///
     /// # Errors
     /// [`ConfigError`], which names the file, key and flag.

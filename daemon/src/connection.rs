@@ -1,7 +1,8 @@
-//! Accepted connections, bounded in number and by user. Which of them makes room for another says [`table`].
+//! Accepted connections, bounded in number and by user. Which of them makes room
+//! for another says [`table`].
 //!
-//! *Invariant:* a connection that does not begin to speak HTTP/2 within [`PREFACE_WAIT_MAX`] is closed; after that the
-//! server's own pings find out whether somebody is there.
+//! *Invariant:* a connection that does not begin to speak HTTP/2 within [`PREFACE_WAIT_MAX`] is
+//! closed; after that the server's own pings find out whether somebody is there.
 
 mod quiet;
 mod table;
@@ -152,7 +153,8 @@ impl Connection {
         })
     }
 
-    /// Whether the connection has to end: it makes room for another, or its client does not begin to speak.
+    /// Whether the connection has to end: it makes room for another, or its
+    /// client does not begin to speak.
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
         let stays = self
             .closed

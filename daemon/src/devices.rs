@@ -1,10 +1,11 @@
 //! Which GPUs there are: each vendor's driver is asked in a process of its own.
 //!
-//! A vendor's library may hang or crash while it looks for cards. In a child process (this program again, with a hidden
-//! argument) it takes nothing along: the child is killed after [`LIMIT`], and its report says so.
+//! A vendor's library may hang or crash while it looks for cards. In a child process (this
+//! program again, with a hidden argument) it takes nothing along: the child is killed after
+//! [`LIMIT`], and its report says so.
 //!
-//! *Invariant:* the daemon never waits longer than [`LIMIT`] and [`KILL_WAIT`] for a child; one that cannot be killed is
-//! left alone, and no other is started for that vendor while it lives.
+//! *Invariant:* the daemon never waits longer than [`LIMIT`] and [`KILL_WAIT`] for a child; one
+//! that cannot be killed is left alone, and no other is started for that vendor while it lives.
 
 use std::fmt;
 use std::io::Read;
@@ -192,7 +193,8 @@ pub fn child_main(vendor: &str) -> u8 {
 
 /// The devices that were found last, and the children that would not die.
 ///
-/// *Threads:* shared by the services; its locks are held for moments, never while a child is waited for.
+/// *Threads:* shared by the services; its locks are held for moments, never
+/// while a child is waited for.
 #[derive(Debug)]
 pub struct Devices {
     kept: Mutex<Option<(Instant, Arc<[FoundDriver]>)>>,
@@ -229,7 +231,8 @@ impl Devices {
             return found;
         }
         let asking = Arc::clone(self);
-        // The turn goes along: a caller who leaves does not make room for another look beside this one.
+        // The turn goes along: a caller who leaves does not make room for
+        // another look beside this one.
         let asked = tokio::task::spawn_blocking(move || {
             let found: Arc<[FoundDriver]> = asking.ask().into();
             *lock(&asking.kept) = Some((Instant::now(), Arc::clone(&found)));

@@ -1,9 +1,10 @@
 //! Whether the engine goes on, for health and for the service manager's watchdog.
 //!
-//! The engine is asked for a sign of life, which it gives between two steps of its work. A step may be long: a large
-//! model's pass over a long prompt, or an upload from a slow disk. One that is longer than [`STUCK_AFTER`] is taken for
-//! an engine that is stuck, in a driver or on a file that does not answer: health says NOT_SERVING until it goes on. The
-//! service manager is told nothing meanwhile, and after its own WatchdogSec= starts the daemon again.
+//! The engine is asked for a sign of life, which it gives between two steps of its work. A step may
+//! be long: a large model's pass over a long prompt, or an upload from a slow disk. One that is
+//! longer than [`STUCK_AFTER`] is taken for an engine that is stuck, in a driver or on a file that
+//! does not answer: health says NOT_SERVING until it goes on. The service manager is told nothing
+//! meanwhile, and after its own WatchdogSec= starts the daemon again.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The daemon as a library: settings, socket, model directories, services and their life, so that tests can run it in
-//! process. The binary adds the command line, the log and the signals.
+//! The daemon as a library: settings, socket, model directories, services and their life, so that
+//! tests can run it in process. The binary adds the command line, the log and the signals.
 
 #![forbid(unsafe_code)]
 

@@ -8,11 +8,12 @@
 //!                        ended                   ended at once
 //! ```
 //!
-//! When the device is lost, health says NOT_SERVING, everyone who waits is told UNAVAILABLE, and the daemon ends, so that
-//! its service manager starts it again.
+//! When the device is lost, health says NOT_SERVING, everyone who waits is told UNAVAILABLE, and
+//! the daemon ends, so that its service manager starts it again.
 //!
-//! While draining, health says NOT_SERVING, new work is refused with UNAVAILABLE, status calls are answered, and running
-//! requests have the grace period to end in. Runs on tokio; the engine has its own thread.
+//! While draining, health says NOT_SERVING, new work is refused with UNAVAILABLE, status calls
+//! are answered, and running requests have the grace period to end in. Runs on tokio; the
+//! engine has its own thread.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -41,11 +42,12 @@ use crate::{connection, heartbeat};
 const DECLARED_WAIT_MAX: Duration = Duration::from_secs(20);
 /// How much longer than the grace period the engine may take to end: one pass of a large model.
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
-/// How long connections may take to close once the last request has ended, so that the last messages arrive.
+/// How long connections may take to close once the last request has ended, so that
+/// the last messages arrive.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// How long a daemon whose device is lost goes on answering, with UNAVAILABLE and NOT_SERVING, so that those who ask just
-/// then learn why.
+/// How long a daemon whose device is lost goes on answering, with UNAVAILABLE and NOT_SERVING, so
+/// that those who ask just then learn why.
 const LOST_WAIT: Duration = Duration::from_millis(500);
 
 /// What to serve with.
@@ -67,7 +69,8 @@ pub struct ServeOptions {
     pub declared: Vec<Declared>,
     /// What reads the settings anew, if anything does.
     pub reloads: Option<Reloads>,
-    /// What renders chat templates. They come with files, so that a daemon renders them in children.
+    /// What renders chat templates. They come with files, so that a daemon
+    /// renders them in children.
     pub templates: Renderer,
     /// Where connections and their streams run; handlers run where [`serve`] does.
     pub sockets: Handle,
@@ -102,12 +105,13 @@ pub enum ServeError {
     EngineGone,
 }
 
-/// Serves `engine` on `listener` until `stops` yields once (drain) or twice (end at once). A closed `stops` drains.
+/// Serves `engine` on `listener` until `stops` yields once (drain) or twice (end at
+/// once). A closed `stops` drains.
 ///
 /// # Errors
 /// [`ServeError`], when the socket, the server or the engine fails.
-// Behind a pointer, so that the servers are compiled here, once: a future that is known by its type is
-// compiled in each binary that awaits it.
+// Behind a pointer, so that the servers are compiled here, once: a future that is known by its type
+// is compiled in each binary that awaits it.
 #[inline(never)]
 pub fn serve(
     listener: UnixListener,
@@ -249,8 +253,8 @@ async fn register(context: &Arc<Service>, declared: Vec<Declared>) {
     }
 }
 
-/// Waits for the engine to end by itself. Each token that is made is seen in the engine's snapshots; whoever followed
-/// those would wake as often.
+/// Waits for the engine to end by itself. Each token that is made is seen in the engine's
+/// snapshots; whoever followed those would wake as often.
 async fn ended(engine: &EngineHandle) -> ServeError {
     match engine.ended().await {
         Some(reason) => ServeError::DeviceLost(reason),

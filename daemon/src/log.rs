@@ -1,11 +1,13 @@
 //! The log: lines on standard error that can hurt nobody.
 //!
-//! Standard error may be a full disk, a closed terminal, or a pipe that nobody reads. Whoever logs puts a line into a
-//! bounded queue and goes on; one thread writes. A line that finds the queue full, or that cannot be written, is
-//! dropped and counted, and the count is written as soon as lines can be again.
+//! Standard error may be a full disk, a closed terminal, or a pipe that nobody reads. Whoever
+//! logs puts a line into a bounded queue and goes on; one thread writes. A line that finds the
+//! queue full, or that cannot be written, is dropped and counted, and the count is written as
+//! soon as lines can be again.
 //!
-//! *Invariants:* logging neither waits for standard error nor fails nor panics; the lock is never held during a write;
-//! the queue holds at most [`LINES_MAX`] lines of [`BYTES_MAX`] bytes together.
+//! *Invariants:* logging neither waits for standard error nor fails nor panics; the lock
+//! is never held during a write; the queue holds at most [`LINES_MAX`] lines of
+//! [`BYTES_MAX`] bytes together.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -69,8 +71,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Puts a line into the queue. Control characters inside of it are escaped, so that a name made of line breaks
-    /// cannot forge another line.
+    /// Puts a line into the queue. Control characters inside of it are escaped, so that a name made
+    /// of line breaks cannot forge another line.
     pub fn line(&self, text: &str) {
         self.push(text.as_bytes());
     }
@@ -156,7 +158,8 @@ fn write(sink: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The text as one line. Colours, which the formatter writes as escape sequences, stay; it escapes those of values.
+/// The text as one line. Colours, which the formatter writes as escape sequences, stay;
+/// it escapes those of values.
 fn one_line(text: &[u8]) -> Vec<u8> {
     const COLOUR: u8 = 0x1b;
     let text = text.strip_suffix(b"\n").unwrap_or(text);
@@ -232,7 +235,8 @@ mod tests {
         let (reader, writer) = pipe().unwrap();
         let log = Log::on(writer.into()).unwrap();
         let line = "x".repeat(1 << 10);
-        // Where the writer is late it takes all lines of a round at once, with what was lost by then.
+        // Where the writer is late it takes all lines of a round at once, with what was lost by
+        // then.
         let lost = (0..100).any(|_| {
             for _ in 0..4 * BYTES_MAX / line.len() {
                 log.line(&line);

@@ -1,8 +1,8 @@
 //! The daemon: owns the device and serves rocmforge.v1.
 //!
-//! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2 for settings or limits
-//! of the process that cannot be used, 3 when the device that was asked for cannot be used, 4 when the device was lost
-//! while serving.
+//! Exit codes: 0 after a drain, 1 when something failed or a second signal cut the drain short, 2
+//! for settings or limits of the process that cannot be used, 3 when the device that was asked for
+//! cannot be used, 4 when the device was lost while serving.
 
 #![forbid(unsafe_code)]
 
@@ -35,14 +35,16 @@ use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::reload::Handle;
 
-/// Threads of the runtime for handlers. They make answers of requests; the engine and the text work have threads of
-/// their own.
+/// Threads of the runtime for handlers. They make answers of requests; the engine and the text work
+/// have threads of their own.
 const HANDLER_THREADS: usize = 2;
-/// Threads of the runtime for connections and their streams. With a second one each token would wake both.
+/// Threads of the runtime for connections and their streams. With a second one
+/// each token would wake both.
 const SOCKET_THREADS: usize = 1;
 /// File descriptors to ask for: one a connection, one a model file, and room.
 const DESCRIPTORS_WANTED: u64 = 4096;
-/// File descriptors without which there is no daemon: the runtime, the device, a few connections and model files.
+/// File descriptors without which there is no daemon: the runtime, the device, a few
+/// connections and model files.
 const DESCRIPTORS_MIN: u64 = 64;
 /// How long blocking work, which cannot be cancelled, may delay the end.
 const BLOCKING_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -120,8 +122,8 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Ends the process within [`END_WAIT_MAX`], whatever happens: the exit handlers of a vendor's library may wait for a
-/// device that does not answer.
+/// Ends the process within [`END_WAIT_MAX`], whatever happens: the exit handlers of a vendor's
+/// library may wait for a device that does not answer.
 fn end_for_certain() {
     let thread = std::thread::Builder::new().name("end".to_owned());
     let started = thread.spawn(|| {
@@ -190,7 +192,8 @@ fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Starts the log, through which panics speak, too: their usual words would wait for a stuck standard error.
+/// Starts the log, through which panics speak, too: their usual words would wait
+/// for a stuck standard error.
 fn start_log(filter: &str) -> anyhow::Result<(Log, SetFilter)> {
     let log = Log::stderr().context("cannot start the log")?;
     let lines = tracing_subscriber::fmt()
@@ -233,7 +236,8 @@ fn setter<S: 'static>(in_force: Handle<EnvFilter, S>) -> SetFilter {
     })
 }
 
-/// The filter, under which calls of management are written at every level unless it speaks of them itself.
+/// The filter, under which calls of management are written at every level unless
+/// it speaks of them itself.
 fn log_filter(filter: &str) -> anyhow::Result<EnvFilter> {
     let parsed = EnvFilter::try_new(filter)?;
     if filter.contains("audit") {

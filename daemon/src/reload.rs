@@ -1,9 +1,9 @@
 //! Settings that are read anew while the daemon runs.
 //!
-//! Reloaded are the log filter, the tokens, the certificate, limits, and declared models with their aliases. What else has
-//! changed is named in the log, each setting with what runs and what the files say, and takes
-//! effect at the next start. Settings that cannot be used change nothing. Who asked by a call gets the
-//! same as its answer.
+//! Reloaded are the log filter, the tokens, the certificate, limits, and declared models with their
+//! aliases. What else has changed is named in the log, each setting with what runs and what the
+//! files say, and takes effect at the next start. Settings that cannot be used change nothing. Who
+//! asked by a call gets the same as its answer.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -310,8 +310,8 @@ struct Askers {
 }
 
 impl Askers {
-    /// The next reload, and where its answer goes if a call asks for it. `None` where nobody asks any
-    /// more.
+    /// The next reload, and where its answer goes if a call asks for it. `None`
+    /// where nobody asks any more.
     async fn next(&mut self) -> Option<Option<Answer>> {
         loop {
             tokio::select! {

@@ -1,8 +1,9 @@
-//! The self-test of a card, made anew whenever somebody asks: in a process of its own, which opens the
-//! card beside the daemon, so that what hangs or crashes costs its own line of the report.
+//! The self-test of a card, made anew whenever somebody asks: in a process of its own, which opens
+//! the card beside the daemon, so that what hangs or crashes costs its own line of the report.
 //!
 //! ```text
-//! CheckDevice -> child: open, memory, copies, files, kernels against the host -> a line of JSON each
+//! CheckDevice -> child: open, memory, copies, files, kernels against the host
+//!             -> a line of JSON each
 //!            <- what was told; after LIMIT the child is killed, and the step that hung is named
 //! ```
 

@@ -3,11 +3,12 @@
 //! ```text
 //! SIGTERM, SIGINT              stop: the first drains, the second ends at once
 //! SIGHUP                       the settings are read anew; those that come meanwhile are one
-//! SIGUSR1, SIGUSR2, SIGALRM    nothing, where the system's default would end the process without a drain
+//! SIGUSR1, SIGUSR2, SIGALRM    nothing, where the system's default would end the process without
+//!                              a drain
 //! ```
 //!
-//! Stops that come within [`STOP_APART_MIN`] of each other are one: `timeout` and shells signal a process and then its
-//! group.
+//! Stops that come within [`STOP_APART_MIN`] of each other are one: `timeout` and shells signal a
+//! process and then its group.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -9,9 +9,10 @@
 //! anything else                          -> refuse, never delete
 //! ```
 //!
-//! *Invariants:* the socket is never open to others than its owner and group, not even between `bind` and `chmod`: the
-//! mode is set on the unbound socket, which the kernel copies to the file. Two daemons that start together cannot both
-//! take the path: a file beside it, which only its user can open, is locked from the look to the listen.
+//! *Invariants:* the socket is never open to others than its owner and group, not even between
+//! `bind` and `chmod`: the mode is set on the unbound socket, which the kernel copies to the file.
+//! Two daemons that start together cannot both take the path: a file beside it, which only its user
+//! can open, is locked from the look to the listen.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -169,7 +170,8 @@ impl Socket {
 
         let fd = unbound()?;
         let mode = Mode::from_bits_truncate(SOCKET_MODE);
-        // The kernel gives the file the mode of the unbound socket, less the umask: never more than we want.
+        // The kernel gives the file the mode of the unbound socket, less the
+        // umask: never more than we want.
         fchmod(&fd, mode).map_err(|e| failed("set the mode of")(e.into()))?;
         let address = UnixAddr::new(path).map_err(|e| failed("bind")(e.into()))?;
         bind(fd.as_raw_fd(), &address).map_err(|e| failed("bind")(e.into()))?;
@@ -221,9 +223,9 @@ impl Drop for Socket {
     }
 }
 
-/// Locks the start of a daemon at `path`: a file beside the socket that only this user can open. A lock on the directory
-/// itself could be taken, and kept, by everyone who may read it. The file stays, since removing it would race with those
-/// who wait for it.
+/// Locks the start of a daemon at `path`: a file beside the socket that only this user can open. A
+/// lock on the directory itself could be taken, and kept, by everyone who may read it. The file
+/// stays, since removing it would race with those who wait for it.
 fn lock_start(path: &Path) -> Result<File, SocketError> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     let refuse = |message: String| SocketError::Directory {

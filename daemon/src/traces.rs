@@ -1,11 +1,11 @@
 //! Spans of requests, sent to a collector: OTLP over HTTP, in JSON.
 //!
-//! One task takes the spans that [`rocmforge_service::trace`] hands out and sends them in batches.
-//! What the collector does not take is lost; the log says so once, and how much it was when it takes
-//! some again.
+//! One task takes the spans that [`rocmforge_service::trace`] hands out and sends them in
+//! batches. What the collector does not take is lost; the log says so once, and how much it was
+//! when it takes some again.
 //!
-//! *Invariants:* nothing waits for the collector but the end of the daemon, for [`LAST_WAIT_MAX`]; there
-//! is one connection to it and one look-up of its name at a time, whatever it does.
+//! *Invariants:* nothing waits for the collector but the end of the daemon, for [`LAST_WAIT_MAX`];
+//! there is one connection to it and one look-up of its name at a time, whatever it does.
 
 use std::fmt;
 use std::io;

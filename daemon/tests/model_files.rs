@@ -1,4 +1,5 @@
-//! Which files may be opened: only regular ones below the model directories, and no word about the rest.
+//! Which files may be opened: only regular ones below the model directories,
+//! and no word about the rest.
 
 #![expect(
     clippy::unwrap_used,

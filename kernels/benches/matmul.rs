@@ -1,8 +1,11 @@
-//! Matrix products at the shapes of Llama-3.2-1B: `cargo bench -p rocmforge-kernels --bench matmul [-- FILTER]`.
+//! Matrix products at the shapes of Llama-3.2-1B: `cargo bench -p rocmforge-kernels
+//! --bench matmul [-- FILTER]`.
 //!
-//! For each weight type, with 1 and 2 threads: a whole model's weights multiplied with one token (decode: GB/s of packed
-//! weights, beside the machine's own read bandwidth from the same arena), its layers with 512 tokens (prefill: GOP/s,
-//! two operations a multiply-add) and with a few tokens (a batch of sequences: GOP/s of two threads). Attention, norms and the pool are not in it: these are upper bounds of tokens a second.
+//! For each weight type, with 1 and 2 threads: a whole model's weights multiplied with one token
+//! (decode: GB/s of packed weights, beside the machine's own read bandwidth from the same arena),
+//! its layers with 512 tokens (prefill: GOP/s, two operations a multiply-add) and with a few tokens
+//! (a batch of sequences: GOP/s of two threads). Attention, norms and the pool are not in it: these
+//! are upper bounds of tokens a second.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -89,7 +92,8 @@ fn random_rows(w: &PackedMatrix, rows: usize) -> Vec<u8> {
             .wrapping_add(1_442_695_040_888_963_407);
         *byte = (state >> 56) as u8;
     }
-    // Any exponent field short of all ones: clear a bit of it wherever a half float (or a weight) may be.
+    // Any exponent field short of all ones: clear a bit of it wherever a half
+    // float (or a weight) may be.
     for block in bytes.chunks_exact_mut(ty.block_bytes()) {
         let upper_bytes: &[usize] = match ty {
             WeightType::F32 => &[3],
@@ -138,7 +142,8 @@ fn meet(count: &AtomicUsize, round: &mut usize, threads: usize) {
     }
 }
 
-/// Seconds for every matrix once, rows split evenly among the threads, which meet after each matrix. The best of `times`.
+/// Seconds for every matrix once, rows split evenly among the threads, which meet after each
+/// matrix. The best of `times`.
 fn pass(arena: &Arena, model: &[Weights], threads: usize, tokens: usize, times: usize) -> f64 {
     let isa = Isa::detect().expect("a usable ROCMFORGE_ISA");
     let widths = [2048, 8192];
@@ -167,7 +172,8 @@ fn pass(arena: &Arena, model: &[Weights], threads: usize, tokens: usize, times: 
                         let x = &inputs[usize::from(m.cols() != widths[0])];
                         let groups = m.row_groups() * thread / threads
                             ..m.row_groups() * (thread + 1) / threads;
-                        // SAFETY: the buffer outlives the scope; the threads' groups do not overlap.
+                        // SAFETY: the buffer outlives the scope; the threads' groups do not
+                        // overlap.
                         let out = unsafe { out_at.view(tokens, m.rows()) };
                         mat_mul(m, &arena.bytes()[w.at.clone()], x, groups, out);
                         meet(count, &mut round, threads);

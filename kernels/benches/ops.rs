@@ -1,8 +1,9 @@
-//! Times of the operations at the shapes of Llama-3.2-1B: 32 query heads and 8 key/value heads of 64,
-//! n_embd 2048, n_ff 8192, 128,256 tokens; attention also at those of Qwen3-0.6B, 16 query heads and 8 key/value
-//! heads of 128. Prints the median, and bytes that must move over it.
+//! Times of the operations at the shapes of Llama-3.2-1B: 32 query heads and 8 key/value heads of
+//! 64, n_embd 2048, n_ff 8192, 128,256 tokens; attention also at those of Qwen3-0.6B, 16 query
+//! heads and 8 key/value heads of 128. Prints the median, and bytes that must move over it.
 //!
-//! `cargo bench -p rocmforge-kernels --bench ops -- [threads] [filter]` (default: all cores, all operations).
+//! `cargo bench -p rocmforge-kernels --bench ops -- [threads] [filter]` (default:
+//! all cores, all operations).
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;

@@ -1,8 +1,9 @@
-// Activations in 8 bits, in blocks of 32: d = max |x| / 127, byte = x / d rounded to nearest. A block that holds NaN or
-// infinity gets d = NaN, so that every product with it is NaN.
+// Activations in 8 bits, in blocks of 32: d = max |x| / 127, byte = x / d rounded to nearest. A
+// block that holds NaN or infinity gets d = NaN, so that every product with it is NaN.
 //
-// In shared or device memory a row of K = 32 NB is: the bytes 0 to 15 of all blocks, [NB][16]; their bytes 16 to 31, [NB][16];
-// and apart from these {d, d * sum of the bytes}, [NB] pairs of f32. So neighbouring lanes read neighbouring 16 bytes.
+// In shared or device memory a row of K = 32 NB is: the bytes 0 to 15 of all blocks, [NB][16];
+// their bytes 16 to 31, [NB][16]; and apart from these {d, d * sum of the bytes}, [NB] pairs of
+// f32. So neighbouring lanes read neighbouring 16 bytes.
 #pragma once
 #include "compat.h"
 #include "formats.h"
@@ -21,7 +22,8 @@ struct XShared {
     }
 };
 
-// Bits of the largest magnitude of `n` values: of NaN and infinity they are larger than of any number, so none is lost.
+// Bits of the largest magnitude of `n` values: of NaN and infinity they are larger than of
+// any number, so none is lost.
 FORCE u32 magnitude(const F32x4& v) {
     u32 a = bits_of_f32(v.x) & 0x7fffffffu, b = bits_of_f32(v.y) & 0x7fffffffu;
     u32 c = bits_of_f32(v.z) & 0x7fffffffu, d = bits_of_f32(v.w) & 0x7fffffffu;
@@ -29,15 +31,15 @@ FORCE u32 magnitude(const F32x4& v) {
     c = c > d ? c : d;
     return a > c ? a : c;
 }
-// v * inverse, at most 127 in magnitude, rounded to nearest even: 1.5 * 2^23 leaves no bit after the point, and the low byte of
-// the sum is the integer.
+// v * inverse, at most 127 in magnitude, rounded to nearest even: 1.5 * 2^23 leaves no bit after
+// the point, and the low byte of the sum is the integer.
 FORCE u32 rounded(float v, float inverse) { return bits_of_f32(multiply_add(v, inverse, 12582912.0f)); }
 FORCE u32 bytes_of(const F32x4& v, float inverse) {
     return low_bytes(rounded(v.x, inverse), rounded(v.y, inverse), rounded(v.z, inverse), rounded(v.w, inverse));
 }
 
-// Quantizes eight values of a block whose others are with the 3 neighbouring lanes of the same aligned 4. d and sum are the
-// block's.
+// Quantizes eight values of a block whose others are with the 3 neighbouring lanes of the same
+// aligned 4. d and sum are the block's.
 FORCE U32x2 quantize8(const F32x4& v, const F32x4& w, float& d, float& sum) {
     u32 bits = magnitude(v), other = magnitude(w);
     bits = bits > other ? bits : other;
@@ -57,8 +59,9 @@ FORCE U32x2 quantize8(const F32x4& v, const F32x4& w, float& d, float& sum) {
     return bytes;
 }
 
-// Quantizes x [cols], normed where wanted, by the THREADS_ threads of a block: VECTORS times 8 values a thread are loaded at once, so
-// that a row of up to 8 VECTORS THREADS_ values costs one round trip to memory. Ends without block_sync.
+// Quantizes x [cols], normed where wanted, by the THREADS_ threads of a block: VECTORS times 8
+// values a thread are loaded at once, so that a row of up to 8 VECTORS THREADS_ values costs one
+// round trip to memory. Ends without block_sync.
 template <u32 THREADS_, u32 VECTORS>
 struct Quantizer {
     static constexpr u32 SPAN = 8 * VECTORS * THREADS_;

@@ -1,5 +1,5 @@
-// Rows of f32 made ready for a product: norm, sum with the residual or a gated unit on the way in; f32, f16, two f16 or 8 bits on
-// the way out.
+// Rows of f32 made ready for a product: norm, sum with the residual or a gated unit on the way in;
+// f32, f16, two f16 or 8 bits on the way out.
 //
 //   norm:      y = x / sqrt(mean(x^2) + eps) * weight                     (Zhang & Sennrich 2019)
 //   add_norm:  x += factor * other, stored; then as norm
@@ -7,18 +7,21 @@
 //   plain:     y = x
 //   add:       x += factor * other, stored, y = x; with no output this is the residual sum alone
 //
-// Norms of groups of a row are those of as many shorter rows: `weight` has weight_rows rows, row i uses row i % weight_rows.
-// Layout: x and other [rows][cols] f32; out [rows][cols] f32 or f16, or 8 bits as activations.h says: bytes [rows][2][NB][16]
-// (cols a multiple of 32) and scales [rows][NB]; two f16 (f16_pair.h): the first [rows][cols], the second [rows][cols] at scales;
-// f16 by columns (cols a multiple of 128, rows that are normed as a whole): as matmat_wgmma.h says.
-// f16: finite values beyond its range become its largest, since one infinity would make a whole row of products NaN. A gated unit is what
-// gets that large in sound models (a product of two, 1e4 and more), made here or, as plain rows, by what a plan did before: as f16
-// both are GATED_SCALE times what they are, which the product's factor takes back, so values up to 4e6 are exact to f16's 11 bits,
-// and those below 0.004 to 2e-6.
-// Geometry: a block of THREADS a row, or, without a norm, each SPAN elements of it. Bound by latency in decode, by memory in prefill:
-// each row is read twice at most (the second time from the first-level cache or, its first KEPT * SPAN elements, from registers) and
-// written once.
-// Entries: activations_<plain|norm|add_norm|gate|add>_<f32|f16|q8>, activations_<plain|norm|gate>_f16_pair,
+// Norms of groups of a row are those of as many shorter rows: `weight` has weight_rows rows, row i
+// uses row i % weight_rows. Layout: x and other [rows][cols] f32; out [rows][cols] f32 or f16, or 8
+// bits as activations.h says: bytes [rows][2][NB][16] (cols a multiple of 32) and scales
+// [rows][NB]; two f16 (f16_pair.h): the first [rows][cols], the second [rows][cols] at scales; f16
+// by columns (cols a multiple of 128, rows that are normed as a whole): as matmat_wgmma.h says.
+// f16: finite values beyond its range become its largest, since one infinity would make a whole row
+// of products NaN. A gated unit is what gets that large in sound models (a product of two, 1e4 and
+// more), made here or, as plain rows, by what a plan did before: as f16 both are GATED_SCALE times
+// what they are, which the product's factor takes back, so values up to 4e6 are exact to f16's 11
+// bits, and those below 0.004 to 2e-6.
+// Geometry: a block of THREADS a row, or, without a norm, each SPAN elements of it. Bound by
+// latency in decode, by memory in prefill: each row is read twice at most (the second time from the
+// first-level cache or, its first KEPT * SPAN elements, from registers) and written once.
+// Entries: activations_<plain|norm|add_norm|gate|add>_<f32|f16|q8>,
+// activations_<plain|norm|gate>_f16_pair,
 // activations_<plain|norm|gate>_f16_columns, activations_add_none.
 #include "compat.h"
 #include "act.h"
@@ -54,7 +57,8 @@ struct Eight {
     float v[8];
 };
 
-// Elements i to i + 7 of a row (i a multiple of 8), zeros past its end. Rows of a multiple of 8 are read 16 bytes at a time.
+// Elements i to i + 7 of a row (i a multiple of 8), zeros past its end. Rows of a multiple of 8
+// are read 16 bytes at a time.
 FORCE Eight load8(const float* row, u32 i, u32 cols) {
     Eight e;
     if (cols % 8 == 0) {
@@ -96,7 +100,8 @@ FORCE void store8(u16* row, u32 i, u32 cols, const Eight& e) {
     }
 }
 
-// By columns: four pairs of numbers, each of which has its place beside those of three other blocks.
+// By columns: four pairs of numbers, each of which has its place beside those of three other
+// blocks.
 FORCE void store8_columns(const ActivationsArgs& a, u32 i, const Eight& e) {
     const u32 tokens = (a.rows + 7) / 8 * 8;
     u32* to = (u32*)a.out + ((u64)(i / 128 * 16 + i % 32 / 2) * tokens + block_x()) * 4 + i / 32 % 4;

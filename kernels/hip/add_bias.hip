@@ -1,4 +1,5 @@
-// out[t][r] += bias[r]: after a product by the vendor's library; our own products add it themselves.
+// out[t][r] += bias[r]: after a product by the vendor's library; our own
+// products add it themselves.
 //
 // Geometry: grid (ceil(rows / THREADS), tokens). Bound by memory.
 // Entry: add_bias.

@@ -1,33 +1,38 @@
-// Attention of single rows over their sequences' pages, split over the context, with rotation, append and combination in the
-// same launch: decode.
+// Attention of single rows over their sequences' pages, split over the context, with rotation,
+// append and combination in the same launch: decode.
 //
-//   out[row][h] = sum_p softmax_p(cap(scale * q[row][h] . k[p][h / G])) v[p][h / G],  p up to the row's position
+//   out[row][h] = sum_p softmax_p(cap(scale * q[row][h] . k[p][h / G])) v[p][h / G],
+//       p up to the row's position
 //
-// from 0 or, with a window, from position + 1 - window on. cap(s) = softcap * tanh(s / softcap), or s for softcap 0. A sink is one more
-// score of a head, with no value: it takes part in the softmax from the first part on.
+// from 0 or, with a window, from position + 1 - window on. cap(s) = softcap * tanh(s / softcap),
+// or s for softcap 0. A sink is one more score of a head, with no value: it takes part in the
+// softmax from the first part on.
 //
-// q [rows][n_head][dim_k], k and v [rows][n_head_kv][dim_k, dim_v] are f32 as the products left them. With `append`, each block norms and
-// rotates its query heads for itself, and the (first) block whose part of the context has the row's own
-// position writes k and v to the page and takes them from shared memory; rows must then belong to different sequences.
-// Without, q is taken as it is and the pages are complete. What changes from token to token (positions, tables) is read from
-// device memory, so a graph can be replayed; a block finds its part of the context from the position alone and leaves if
-// there is none.
+// q [rows][n_head][dim_k], k and v [rows][n_head_kv][dim_k, dim_v] are f32 as the products left
+// them. With `append`, each block norms and rotates its query heads for itself, and the (first)
+// block whose part of the context has the row's own position writes k and v to the page and takes
+// them from shared memory; rows must then belong to different sequences. Without, q is taken as it
+// is and the pages are complete. What changes from token to token (positions, tables) is read from
+// device memory, so a graph can be replayed; a block finds its part of the context from the
+// position alone and leaves if there is none.
 //
-// Geometry: grid (n_head / heads, n_split, rows), THREADS threads; a block has `heads` of the query heads of one key/value head, a
-// divisor of their number of at most GROUP. A part is a multiple of STEP positions. In a step a thread takes
-// a part of a key (LANES_K threads a position), then 8 elements of some positions' values. What bounds it in short contexts
-// is latency, so loads come as early as they can: keys and values of the first step before the launch before has ended (with
-// `append` they are of earlier passes), those of a later step before the arithmetic of the one before. Softmax is the online
-// one (arXiv 1805.02867), in base 2. The last block of a row and head to finish adds up the parts: `partials`
-// [rows][blocks][n_split][heads][dim_v + 2] f32 (max, sum, weighted values), `counters` [rows][blocks], zero before the
-// first launch and again after each.
+// Geometry: grid (n_head / heads, n_split, rows), THREADS threads; a block has `heads` of the query
+// heads of one key/value head, a divisor of their number of at most GROUP. A part is a multiple of
+// STEP positions. In a step a thread takes a part of a key (LANES_K threads a position), then 8
+// elements of some positions' values. What bounds it in short contexts is latency, so loads come as
+// early as they can: keys and values of the first step before the launch before has ended (with
+// `append` they are of earlier passes), those of a later step before the arithmetic of the one
+// before. Softmax is the online one (arXiv 1805.02867), in base 2. The last block of a row and head
+// to finish adds up the parts: `partials` [rows][blocks][n_split][heads][dim_v + 2] f32 (max, sum,
+// weighted values), `counters` [rows][blocks], zero before the first launch and again after each.
 // Moves the row's K and V once, q and partials. Shared memory: static.
-// Entries: attention_decode_<dim>_<group> as built with DIM and GROUP (most query heads of a block), or DIM_K and DIM_V;
-// attention_decode_any has heads of any multiple of 8 up to DIM. With KV_Q8, names end in _q8 and pages have 8 bits and scales
-// (kv.h): codes become f32 in registers. The row's own key and value are taken from
-// shared memory as they are stored, so that a token is what it will be to those after it. With KV_F32, names end in _f32 and pages
-// are f32, of which a thread takes half as many at a time (LANES_K): they fill as many registers, and static shared memory is
-// 48,948 bytes of NVIDIA's 49,152 in attention_decode_any_f32.
+// Entries: attention_decode_<dim>_<group> as built with DIM and GROUP (most query heads of a
+// block), or DIM_K and DIM_V; attention_decode_any has heads of any multiple of 8 up to DIM. With
+// KV_Q8, names end in _q8 and pages have 8 bits and scales (kv.h): codes become f32 in registers.
+// The row's own key and value are taken from shared memory as they are stored, so that a token is
+// what it will be to those after it. With KV_F32, names end in _f32 and pages are f32, of which a
+// thread takes half as many at a time (LANES_K): they fill as many registers, and static shared
+// memory is 48,948 bytes of NVIDIA's 49,152 in attention_decode_any_f32.
 // Several and many rows on NVIDIA have a form of their own, attention_many.h.
 #include "compat.h"
 #include "act.h"
@@ -86,8 +91,9 @@ FORCE u32 pieces_k(const AttentionDecodeArgs& a) { return dim_k(a) / 8; }
 FORCE u32 pieces_v(const AttentionDecodeArgs& a) { return dim_v(a) / 8; }
 FORCE u32 teams_of(const AttentionDecodeArgs& a) { return THREADS / pieces_v(a); }
 
-// Eight elements as they are stored. A choice is by fields: one between structs may be made between their places, which keeps
-// them in scratch memory. A slot of a head of its own is in shared memory.
+// Eight elements as they are stored. A choice is by fields: one between structs may be
+// made between their places, which keeps them in scratch memory. A slot of a head of
+// its own is in shared memory.
 #ifdef KV_Q8
 FORCE Piece either(bool first, Piece a, Piece b) {
     return Piece{first ? a.low : b.low, first ? a.high : b.high, first ? a.scale : b.scale};
@@ -123,7 +129,8 @@ FORCE Kept kept_of(float x) { return f16_of_f32(x); }
 #define OWN_PIECE(name, at) ((const U32x4*)name)[at]
 #endif
 
-// An element of the row's own key or value: to shared memory, and to its slot where this block is who writes it.
+// An element of the row's own key or value: to shared memory, and to its slot where
+// this block is who writes it.
 #ifdef KV_Q8
 FORCE void keep_element(u8* own, u16* own_scales, bool writes, u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
     const Code c = code_of(x);
@@ -141,7 +148,8 @@ FORCE void keep_element(Kept* own, bool writes, u8* head, u32 dim, u32 slot, u32
 }
 #endif
 
-// The last of a row's and its heads' n_parts blocks of N threads to come here adds up what all of them left in `partials`.
+// The last of a row's and its heads' n_parts blocks of N threads to come here adds up what all
+// of them left in `partials`.
 template <u32 N>
 FORCE void join_parts(const AttentionDecodeArgs& a, u64 place, u32 n_parts, u32 group, u32 size, float* out) {
     __shared__ float part_max[SPLIT_MAX][GROUP], part_weight[SPLIT_MAX][GROUP];
@@ -175,7 +183,8 @@ FORCE void join_parts(const AttentionDecodeArgs& a, u64 place, u32 n_parts, u32 
         for (u32 s = lane(); s < n_parts; s += WAVE) part_weight[s][g] = exp2_of(part_max[s][g] - m) * factor;
     }
     block_sync();
-    // Two elements a thread and BATCH parts at once, so that a dozen parts cost one round trip to memory.
+    // Two elements a thread and BATCH parts at once, so that a dozen parts cost
+    // one round trip to memory.
     constexpr u32 BATCH = 12;
     for (u32 i = t * 2; i < group * size; i += N * 2) {
         u32 g = i / size;
@@ -231,7 +240,8 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     __shared__ alignas(16) float sums[GROUP * ROOM];
     let_next_start();
     const u32 t = thread_x(), split = block_y(), row = block_z();
-    const u32 group = a.heads, blocks_kv = a.n_head / a.kv.n_head_kv / group;  // heads here; blocks of a key/value head
+    // Heads here; blocks of a key/value head.
+    const u32 group = a.heads, blocks_kv = a.n_head / a.kv.n_head_kv / group;
     const u32 head_kv = block_x() / blocks_kv, first_head = block_x() * group;
     const u32 position = a.kv.positions[row], sequence = sequence_of(a.kv, row);
     const u32 start = a.window && position >= a.window ? position + 1 - a.window : 0;
@@ -329,7 +339,8 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
 #ifdef KV_Q8
                     float k[8];
 #if DIM_K > 256
-                    // The widest heads leave too few registers for scaled elements: there sums are scaled.
+                    // The widest heads leave too few registers for scaled
+                    // elements: there sums are scaled.
                     const float size = f32_of_f16(key.scale);
                     codes_of(key, k);
 #else
@@ -467,7 +478,8 @@ ENTRY(THREADS, 1) UNIT(AttentionDecodeArgs a) {
     join_parts<THREADS>(a, place, n_parts, group, size, out);
 }
 
-// Of eight heads a block: attention_many_<dim> of rows that fill the device, attention_several_<dim> of fewer.
+// Of eight heads a block: attention_many_<dim> of rows that fill the device,
+// attention_several_<dim> of fewer.
 #if defined(RF_CUDA) && defined(DIM) && GROUP == 8 && !defined(KV_Q8) && !defined(KV_F32)
 #define NAME2(a, b) a##b
 #define NAME(a, b) NAME2(a, b)

@@ -1,15 +1,18 @@
-// Decode of many rows, and of several, by matrix instructions (NVIDIA, sm_80 and later), of pages of f16. Included by
-// attention_decode.hip, whose arguments it takes. Of many, enough to fill the device, contexts are not split. Those of several are,
-// but a part has PART_TILES tiles at least, so that short ones are not, however many parts there may be.
+// Decode of many rows, and of several, by matrix instructions (NVIDIA, sm_80 and later), of pages
+// of f16. Included by attention_decode.hip, whose arguments it takes. Of many, enough to fill the
+// device, contexts are not split. Those of several are, but a part has PART_TILES tiles at least,
+// so that short ones are not, however many parts there may be.
 //
-// Rows are bound by the latency of short loops, not by bytes: 64 rows of 192 positions took four times what their keys and values
-// take to read. Here each warp of a block goes on by itself, through every WAVES_-th tile of 16 positions with a softmax of
-// its own, and all meet once at the end.
+// Rows are bound by the latency of short loops, not by bytes: 64 rows of 192 positions
+// took four times what their keys and values take to read. Here each warp of a block goes
+// on by itself, through every WAVES_-th tile of 16 positions with a softmax of its own,
+// and all meet once at the end.
 //
-// Scores are keys times queries, [16 positions] x [8 heads], and values come in as [16 elements] x [16 positions], so that eight
-// heads fill a multiplication (m16n8k16) and nothing goes through shared memory: a lane reads 16 bytes at a time of two
-// positions, in an order of elements that keys and queries share, and movmatrix turns weights and values.
-// Queries and weights are rounded to f16, as in prefill.
+// Scores are keys times queries, [16 positions] x [8 heads], and values come in as [16 elements]
+// x [16 positions], so that eight heads fill a multiplication (m16n8k16) and nothing goes
+// through shared memory: a lane reads 16 bytes at a time of two positions, in an order of
+// elements that keys and queries share, and movmatrix turns weights and values. Queries and
+// weights are rounded to f16, as in prefill.
 #pragma once
 
 #define MANY_THREADS 128

@@ -1,13 +1,15 @@
 // Prefill attention by mma.sync (NVIDIA, sm_80 and later). Included by attention_prefill.hip.
 //
-// A block has 128 entries, a warp 32 of them as two blocks of 16 rows: what it loads of K and V is multiplied twice. Tiles of up to 64
-// entries are dealt out 16 to a warp, so that twice as many warps have half the work each. A step is 64 keys. Heads of more than 128
-// leave registers for one block of rows and shared memory for 32 keys. Shared memory: the queries as f16, scaled, and three places for
-// 64 rows of K or V, in turn: while K is multiplied its V and the next K are on their way. Rows are padded by 16 bytes so that ldmatrix meets no bank twice. Of pages of 8 bits
-// (KV_Q8), a step's K and V as f16 are in two places; the next step's come as they are stored, meanwhile, each thread's to a place that
-// only it reads again to make f16 of them, when nobody reads the step's any more.
-// Fragments (PTX ISA, mma.m16n8k16): lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next; scores as they come
-// out are weights as they go in.
+// A block has 128 entries, a warp 32 of them as two blocks of 16 rows: what it loads of K and V is
+// multiplied twice. Tiles of up to 64 entries are dealt out 16 to a warp, so that twice as many
+// warps have half the work each. A step is 64 keys. Heads of more than 128 leave registers for one
+// block of rows and shared memory for 32 keys. Shared memory: the queries as f16, scaled, and three
+// places for 64 rows of K or V, in turn: while K is multiplied its V and the next K are on their
+// way. Rows are padded by 16 bytes so that ldmatrix meets no bank twice. Of pages of 8 bits
+// (KV_Q8), a step's K and V as f16 are in two places; the next step's come as they are stored,
+// meanwhile, each thread's to a place that only it reads again to make f16 of them, when nobody
+// reads the step's any more. Fragments (PTX ISA, mma.m16n8k16): lane l has rows l / 4 and l / 4 +
+// 8, columns 2 (l % 4) and the next; scores as they come out are weights as they go in.
 #pragma once
 
 #if DIM > 128
@@ -52,12 +54,13 @@ FORCE void copy4(u32 to, const void* from, u32 bytes) {
 }
 FORCE void copies_all() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
-// 16 codes of a row, and the word that their scale is in, are a thread's share of what comes at once.
+// 16 codes of a row, and the word that their scale is in, are a thread's share of what comes at
+// once.
 #define RAW_CHUNKS (DIM / 16)
 #define RAW_BYTES (KEYS * DIM + KEYS * RAW_CHUNKS * 4)
 
-// Queues the copy of a step's keys (offset of K) or values as they are stored, rows before `start` and past `n_visible` as zeros
-// with scales of zero. `to` is the address of RAW_BYTES.
+// Queues the copy of a step's keys (offset of K) or values as they are stored, rows before `start`
+// and past `n_visible` as zeros with scales of zero. `to` is the address of RAW_BYTES.
 FORCE void copy_codes(const PrefillBlock& block, u32 step, u32 offset, u32 start, u32 n_visible, u32 to) {
     const u32 first = step * KEYS;
     if (first < n_visible) {
@@ -75,7 +78,8 @@ FORCE void copy_codes(const PrefillBlock& block, u32 step, u32 offset, u32 start
     }
     copies_end();
 }
-// Makes f16 rows of what this thread's copies brought to byte `from` of shared memory, at byte `to`.
+// Makes f16 rows of what this thread's copies brought to byte `from` of shared memory, at byte
+// `to`.
 FORCE void widen_rows(U32x4* shared, u32 from, u32 to) {
     const u8* codes = (const u8*)shared + from;
 #pragma unroll
@@ -91,7 +95,8 @@ FORCE void widen_rows(U32x4* shared, u32 from, u32 to) {
 }
 #else
 
-// Queues the copy of a step's keys (offset of K) or values, rows before `start` and past `n_visible` as zeros.
+// Queues the copy of a step's keys (offset of K) or values, rows before `start` and
+// past `n_visible` as zeros.
 FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start, u32 n_visible, u32 to) {
     constexpr u32 CHUNKS = DIM / 8;
     const u32 first = step * KEYS;
@@ -110,8 +115,8 @@ FORCE void copy_rows(const PrefillBlock& block, u32 step, u32 offset, u32 start,
 }
 #endif
 
-// Of what several found, `found(of, b, d)` for `of` from `first` on by steps, what all found together. Summed in their order, so that
-// the result does not depend on who came last.
+// Of what several found, `found(of, b, d)` for `of` from `first` on by steps, what all found
+// together. Summed in their order, so that the result does not depend on who came last.
 template <class Found>
 FORCE void join(const Found& found, u32 first, u32 end, u32 step, bool all_rows, float (&out)[ROW_BLOCKS][DIM / 8][4],
                 float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2]) {
@@ -165,10 +170,11 @@ FORCE bool comes_last(u32* counter, u32 blocks, U32x4* shared) {
     return true;
 }
 
-// Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (DIM / 8 + 1)][part_threads] of 16 bytes (of one block of rows
-// the others' places stay empty). Whether this block is the last
-// one of its parts: it has what all found together then. Parts are joined in two rounds, runs of consecutive ones and then the runs, so
-// that no block has to read what more than about twice the root of their number found. Counters: [block][1 + runs].
+// Leaves what a part found in `partials`, [block][part][ROW_BLOCKS * (DIM / 8 + 1)][part_threads]
+// of 16 bytes (of one block of rows the others' places stay empty). Whether this block is the last
+// one of its parts: it has what all found together then. Parts are joined in two rounds, runs of
+// consecutive ones and then the runs, so that no block has to read what more than about twice the
+// root of their number found. Counters: [block][1 + runs].
 FORCE bool joins_parts(const AttentionPrefillArgs& a, u32 part, u32 parts, bool all_rows, float (&out)[ROW_BLOCKS][DIM / 8][4],
                        float (&largest)[ROW_BLOCKS][2], float (&total)[ROW_BLOCKS][2], U32x4* shared) {
     constexpr u32 EACH = DIM / 8 + 1;

@@ -1,8 +1,8 @@
-// Prefill attention in f32 arithmetic, for what has no matrix instructions that are used here. Included by
-// attention_prefill.hip.
+// Prefill attention in f32 arithmetic, for what has no matrix instructions that are used here.
+// Included by attention_prefill.hip.
 //
-// 64 entries a block, threads in 16 x 8. A page of K, then of V, goes through shared memory as f16; each thread has 4 entries x 4
-// positions of scores and 4 entries x DIM / 8 outputs.
+// 64 entries a block, threads in 16 x 8. A page of K, then of V, goes through shared memory as f16;
+// each thread has 4 entries x 4 positions of scores and 4 entries x DIM / 8 outputs.
 #pragma once
 
 #define M_BLOCK 64u
@@ -25,7 +25,8 @@ FORCE void load_rows(u16 (&to)[PAGE][DIM + 4], const u8* head) {
 }
 
 FORCE void attention_prefill(const AttentionPrefillArgs& a) {
-    // Queries transposed in f16: [DIM][M_BLOCK]; a page of K or V in f16: [PAGE][DIM + 4]; weights [M_BLOCK][PAGE].
+    // Queries transposed in f16: [DIM][M_BLOCK]; a page of K or V in f16: [PAGE][DIM +
+    // 4]; weights [M_BLOCK][PAGE].
     __shared__ alignas(16) u16 q[DIM][M_BLOCK + 4];
     __shared__ alignas(16) u16 kv[PAGE][DIM + 4];
     __shared__ float weights[M_BLOCK][PAGE + 1];
@@ -103,7 +104,8 @@ FORCE void attention_prefill(const AttentionPrefillArgs& a) {
         block_sync();
         load_rows(kv, values);
         block_sync();
-        // Slots past the last position may hold anything, NaN too: their weight is zero, so they are left out.
+        // Slots past the last position may hold anything, NaN too: their weight is
+        // zero, so they are left out.
         const u32 n_slots = least(PAGE, n_visible - page * PAGE);
         for (u32 p = 0; p < n_slots; ++p) {
             float w[4];

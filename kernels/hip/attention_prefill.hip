@@ -1,22 +1,25 @@
-// Causal attention of many rows over their sequences' pages, of all positions or a window, with soft cap and sinks as
-// attention_decode.hip has them: prefill.
+// Causal attention of many rows over their sequences' pages, of all positions or a window, with
+// soft cap and sinks as attention_decode.hip has them: prefill.
 //
-// q [rows][n_head][DIM] f32, rotated already (rope_kv); K and V of the rows themselves are in the pages. A tile is up to
-// 128 consecutive rows of one sequence; `tiles` [n_tiles]{first_row, n_rows} lies in device memory. The heads of a
-// group read the same keys, so a tile's work for one key/value head is a list of n_rows * group entries, (row, head of the
-// group), which is cut into blocks of M_BLOCK. Online softmax (arXiv 2205.14135, 2307.08691) with f32 sums; the maximum that
-// is subtracted may lag behind the true one by a factor of 2^LAG, which f16 weights have room for and the final division takes out,
-// so that the outputs are rarely rescaled.
-// Geometry: grid (n_head_kv * blocks, n_tiles, parts), THREADS threads; blocks = rows of the longest tile * group / M_BLOCK rounded up.
-// Parts (attention_mma.h alone): few rows far into a text would leave multiprocessors idle, so their positions are shared.
-// Bound by arithmetic: 4 DIM multiply-adds a pair of positions and head, half of that for causality. Bytes: q and the output once,
-// K and V once a block.
+// q [rows][n_head][DIM] f32, rotated already (rope_kv); K and V of the rows themselves are in the
+// pages. A tile is up to 128 consecutive rows of one sequence; `tiles` [n_tiles]{first_row, n_rows}
+// lies in device memory. The heads of a group read the same keys, so a tile's work for one
+// key/value head is a list of n_rows * group entries, (row, head of the group), which is cut into
+// blocks of M_BLOCK. Online softmax (arXiv 2205.14135, 2307.08691) with f32 sums; the maximum that
+// is subtracted may lag behind the true one by a factor of 2^LAG, which f16 weights have room for
+// and the final division takes out, so that the outputs are rarely rescaled.
+// Geometry: grid (n_head_kv * blocks, n_tiles, parts), THREADS threads; blocks = rows of the
+// longest tile * group / M_BLOCK rounded up. Parts (attention_mma.h alone): few rows far into a
+// text would leave multiprocessors idle, so their positions are shared. Bound by arithmetic: 4 DIM
+// multiply-adds a pair of positions and head, half of that for causality. Bytes: q and the output
+// once, K and V once a block.
 //
-// Three forms: NVIDIA's matrix instructions from sm_80 on (attention_mma.h), AMD's WMMA (gfx11, gfx12) and MFMA (gfx908 and later
-// gfx9; attention_wmma.h), and f32 arithmetic for everything else (attention_plain.h). The host chooses M_BLOCK and the shared
-// memory to match (gpu/ops/attention.rs).
-// Entry: attention_prefill_<dim> (DIM); with KV_Q8, pages of 8 bits and scales, attention_prefill_<dim>_q8. There what goes to shared
-// memory is f16 too: codes times their scale.
+// Three forms: NVIDIA's matrix instructions from sm_80 on (attention_mma.h), AMD's WMMA
+// (gfx11, gfx12) and MFMA (gfx908 and later gfx9; attention_wmma.h), and f32 arithmetic for
+// everything else (attention_plain.h). The host chooses M_BLOCK and the shared memory to
+// match (gpu/ops/attention.rs).
+// Entry: attention_prefill_<dim> (DIM); with KV_Q8, pages of 8 bits and scales,
+// attention_prefill_<dim>_q8. There what goes to shared memory is f16 too: codes times their scale.
 #include "compat.h"
 #include "act.h"
 #include "kv.h"

@@ -1,11 +1,12 @@
-// Prefill attention by AMD's matrix instructions: WMMA on gfx11 and gfx12, MFMA on gfx908 and later gfx9. Included by
-// attention_prefill.hip.
+// Prefill attention by AMD's matrix instructions: WMMA on gfx11 and gfx12, MFMA on gfx908 and later
+// gfx9. Included by attention_prefill.hip.
 //
-// 64 entries a block, 16 queries (gfx9: 32) a wave; a step is a page. Scores are computed transposed, S^T = K Q^T, and so are the
-// outputs, O^T = V^T P^T: then a lane has one query (its column, lane % 16) in both, rescaling is by a number of its own, and
-// weights are, converted to f16, the second operand of the next product as they lie. Shared memory: a page of K as it is and one of
-// V transposed, rows padded by 16 bytes; the next page travels in registers meanwhile where there are enough of them.
-// Fragments are those of wmma.h.
+// 64 entries a block, 16 queries (gfx9: 32) a wave; a step is a page. Scores are computed
+// transposed, S^T = K Q^T, and so are the outputs, O^T = V^T P^T: then a lane has one query (its
+// column, lane % 16) in both, rescaling is by a number of its own, and weights are, converted to
+// f16, the second operand of the next product as they lie. Shared memory: a page of K as it is and
+// one of V transposed, rows padded by 16 bytes; the next page travels in registers meanwhile where
+// there are enough of them. Fragments are those of wmma.h.
 #pragma once
 #include "wmma.h"
 
@@ -103,7 +104,8 @@ struct Travelling {
             }
         }
     }
-    // Slots from `n_slots` on may hold anything, NaN too: their values become zeros, as their weights do.
+    // Slots from `n_slots` on may hold anything, NaN too: their values become
+    // zeros, as their weights do.
     FORCE void store(u16 (*keys)[DIM + 8], u16 (*values)[PAGE + 8], u32 n_slots) const {
 #pragma unroll
         for (u32 i = 0; i < K_EACH; ++i) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Compiles every unit of units.txt for every AMD target, warnings as errors. Needs clang 22 or newer with lld (or ROCm's, by
-# ROCM_PATH or CLANG) and nothing else of ROCm. Usage: check_targets.sh [output directory] [target...]
+# Compiles every unit of units.txt for every AMD target, warnings as errors. Needs clang 22 or newer
+# with lld (or ROCm's, by ROCM_PATH or CLANG) and nothing else of ROCm. Usage: check_targets.sh
+# [output directory] [target...]
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${1:-}

@@ -1,7 +1,9 @@
-// One page of compatibility: what clang for AMDGPU (with or without ROCm), hiprtc and nvrtc/nvcc call by different names.
+// One page of compatibility: what clang for AMDGPU (with or without ROCm), hiprtc and
+// nvrtc/nvcc call by different names.
 //
-// Everything above this header is written against these names only. No header of any toolkit is needed. WAVE is the
-// number of lanes that run together: 64 on gfx9, 32 elsewhere; nothing else in the sources knows it.
+// Everything above this header is written against these names only. No header of any toolkit
+// is needed. WAVE is the number of lanes that run together: 64 on gfx9, 32 elsewhere; nothing
+// else in the sources knows it.
 //
 // Invariant: every lane of a wave reaches every shuffle and every wave_* reduction.
 #pragma once
@@ -49,8 +51,9 @@ typedef long long i64;
 #define FORCE __device__ __forceinline__
 #endif
 
-// An entry: C name, exactly `threads` threads a block; `min_blocks` blocks a multiprocessor are hoped for. AMD is told by its
-// own attribute: from launch_bounds alone the compiler takes 1024 threads, keeps to 128 registers and spills the rest.
+// An entry: C name, exactly `threads` threads a block; `min_blocks` blocks a multiprocessor are
+// hoped for. AMD is told by its own attribute: from launch_bounds alone the compiler takes 1024
+// threads, keeps to 128 registers and spills the rest.
 #ifdef RF_CUDA
 #define ENTRY(threads, min_blocks) extern "C" __global__ void __launch_bounds__(threads, min_blocks)
 #else
@@ -78,8 +81,8 @@ FORCE void block_sync() {
 }
 FORCE void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 #endif
-// The same number, of which the compiler does not know that it is the same in each turn of a loop: what is made of it is not kept in
-// registers from turn to turn.
+// The same number, of which the compiler does not know that it is the same in each turn of a loop:
+// what is made of it is not kept in registers from turn to turn.
 FORCE u32 made_anew(u32 n) {
 #ifdef RF_CUDA
     asm volatile("" : "+r"(n));
@@ -92,7 +95,8 @@ FORCE u32 lane() { return thread_x() % WAVE; }
 #ifdef RF_CUDA
 FORCE u32 wave() { return thread_x() / WAVE; }
 #else
-// The same for all lanes, which the compiler cannot know: so what follows from it is computed once a wave, and branches are not divergent.
+// The same for all lanes, which the compiler cannot know: so what follows from it is computed once
+// a wave, and branches are not divergent.
 FORCE u32 wave() { return __builtin_amdgcn_readfirstlane(thread_x() / WAVE); }
 #endif
 
@@ -105,10 +109,11 @@ FORCE u32 counter_add(u32* at, u32 by) {
 #endif
 }
 
-// Programmatic dependent launch (NVIDIA): with that attribute a launch may begin while the one before still runs. Every kernel
-// lets the next one begin at once, and waits here until the launch before has ended and all that it wrote can be seen;
-// without the attribute, and on AMD, this passes at once. Before it, only that may be read which no launch of the chain writes:
-// weights, tables of pages and positions, keys and values of earlier passes. Nothing may be written.
+// Programmatic dependent launch (NVIDIA): with that attribute a launch may begin while the one
+// before still runs. Every kernel lets the next one begin at once, and waits here until the launch
+// before has ended and all that it wrote can be seen; without the attribute, and on AMD, this
+// passes at once. Before it, only that may be read which no launch of the chain writes: weights,
+// tables of pages and positions, keys and values of earlier passes. Nothing may be written.
 FORCE void wait_for_inputs() {
 #if defined(RF_CUDA) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -166,8 +171,8 @@ FORCE u32 pack_f16(float low, float high) {
 }
 
 // ---- memory ----
-// Device memory at an address that was read from memory. AMD's compiler has to be told that it is no shared memory, which takes other
-// loads.
+// Device memory at an address that was read from memory. AMD's compiler has to be told that it is
+// no shared memory, which takes other loads.
 FORCE const u8* device_memory(u64 address) {
 #ifdef RF_CUDA
     return (const u8*)address;
@@ -188,8 +193,9 @@ struct alignas(16) F32x4 {
     float x, y, z, w;
 };
 
-// Loads of what is read once and by nobody else: weights. They leave the first-level cache alone, unless a source says that the
-// neighbours of what it reads will be read soon by others (WEIGHTS_SHARED).
+// Loads of what is read once and by nobody else: weights. They leave the first-level
+// cache alone, unless a source says that the neighbours of what it reads will be read
+// soon by others (WEIGHTS_SHARED).
 #ifdef WEIGHTS_SHARED
 #define STREAM_HINT "ld.global.nc.L2::128B"
 #else
@@ -375,8 +381,8 @@ FORCE float lanes_max(float v, u32 width) {
 FORCE float wave_sum(float v) { return lanes_sum(v, WAVE); }
 FORCE float wave_max(float v) { return lanes_max(v, WAVE); }
 
-// The sum over a block of `threads` (a multiple of WAVE, at most 1024); every thread gets it. `room`: 1024 / WAVE + 1
-// floats of shared memory, free again after the next block_sync.
+// The sum over a block of `threads` (a multiple of WAVE, at most 1024); every thread gets it.
+// `room`: 1024 / WAVE + 1 floats of shared memory, free again after the next block_sync.
 FORCE float block_sum(float v, u32 threads, float* room) {
     v = wave_sum(v);
     if (lane() == 0) room[wave()] = v;

@@ -2,10 +2,11 @@
 //
 //   out[t][c] = act(bias[c] + sum_j weight[c][j] in[t - (kernel - 1) + j][c])
 //
-// x and out [rows][channels] f32, out not x; state [kernel - 1][channels], oldest first; up to TAPS_MAX taps.
-// Geometry: grid (ceil(channels / THREADS), chunks of CHUNK rows, sequences), a thread a channel of a chunk. The first chunk's threads
-// read the state, and write the new one, so that nobody reads what another writes. Bound by memory: x and out once, and kernel - 1 rows
-// more of x a chunk.
+// x and out [rows][channels] f32, out not x; state [kernel - 1][channels], oldest first; up to
+// TAPS_MAX taps. Geometry: grid (ceil(channels / THREADS), chunks of CHUNK rows, sequences), a
+// thread a channel of a chunk. The first chunk's threads read the state, and write the new
+// one, so that nobody reads what another writes. Bound by memory: x and out once, and kernel -
+// 1 rows more of x a chunk.
 // Entry: conv.
 #include "compat.h"
 #include "act.h"

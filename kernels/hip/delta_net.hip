@@ -1,14 +1,16 @@
-// Gated delta rule (Yang et al. 2024, arXiv 2412.06464): row by row, all heads and columns of the state at once.
+// Gated delta rule (Yang et al. 2024, arXiv 2412.06464): row by row, all heads and
+// columns of the state at once.
 //
 //   q, k = l2norm(q) / sqrt(dim_k), l2norm(k);  S *= exp(a[h] softplus(alpha[t][h] + dt_bias[h]))
 //   S += k (sigmoid(beta[t][h]) (v - S^T k))^T;  out = S^T q
 //
-// qkv [rows][2 n_head_k dim_k + n_head_v dim_v], state [n_head_v][dim_k][dim_v] f32. A column of S needs no other one: a group of
-// WAVE / 8 lanes of a wave has one, shared out among them in fours, in registers from the first row to the last; 8 neighbouring columns
-// of a wave are read and written together. Queries and keys go through shared memory; those of the next row are loaded before the
-// present one is computed.
-// Geometry: grid (n_head_v * ceil(dim_v / COLUMNS), sequences), THREADS threads. Bound by latency over many rows; for one row by memory:
-// the state once in, once out.
+// qkv [rows][2 n_head_k dim_k + n_head_v dim_v], state [n_head_v][dim_k][dim_v] f32. A column of S
+// needs no other one: a group of WAVE / 8 lanes of a wave has one, shared out among them in fours,
+// in registers from the first row to the last; 8 neighbouring columns of a wave are read and
+// written together. Queries and keys go through shared memory; those of the next row are loaded
+// before the present one is computed.
+// Geometry: grid (n_head_v * ceil(dim_v / COLUMNS), sequences), THREADS threads. Bound by latency
+// over many rows; for one row by memory: the state once in, once out.
 // Entries: delta_net_<DIM> (most elements of a key).
 #include "compat.h"
 #include "act.h"

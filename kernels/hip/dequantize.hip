@@ -1,11 +1,12 @@
-// Rows of a matrix in the device's layout -> f16 (for the vendor's matrix library) or f32 (embedding rows, by token id).
+// Rows of a matrix in the device's layout -> f16 (for the vendor's matrix library) or f32
+// (embedding rows, by token id).
 //
-// dequantize_<type>: out[r][k] = f16(W[first_row + r][k]) for `rows` rows, rows side by side. A weight beyond f16 becomes
-// infinite; sound models have none.
-// dequantize_low_f32: what f16 leaves of the weights of the same rows (f16_pair.h).
-// rows_<type>: out[i][k] = W[ids[i]][k] in f32, ids read from device memory; an id past the last row gives zeros.
-// Geometry: THREADS threads, a thread 32 weights (floats: 32 or what is left). Moves the packed bytes and 2 (4) bytes a weight.
-// Entries: as above, for WEIGHT.
+// dequantize_<type>: out[r][k] = f16(W[first_row + r][k]) for `rows` rows, rows side by side. A
+// weight beyond f16 becomes infinite; sound models have none.
+// dequantize_low_f32: what f16 leaves of the weights of the same rows (f16_pair.h). rows_<type>:
+// out[i][k] = W[ids[i]][k] in f32, ids read from device memory; an id past the last row gives
+// zeros. Geometry: THREADS threads, a thread 32 weights (floats: 32 or what is left). Moves the
+// packed bytes and 2 (4) bytes a weight. Entries: as above, for WEIGHT.
 #include "compat.h"
 #include "formats.h"
 #include "f16_pair.h"
@@ -80,8 +81,9 @@ FORCE void to_f16(const DequantizeArgs& a) {
     }
 }
 #else
-// A block of 32 as f16 is 64 bytes: written as they are, 16 bytes a lane would be 64 apart. So a wave's blocks, which lie side by side
-// in the output, pass through shared memory, and a wave writes WAVE * 16 bytes in a row.
+// A block of 32 as f16 is 64 bytes: written as they are, 16 bytes a lane would be 64 apart. So a
+// wave's blocks, which lie side by side in the output, pass through shared memory, and a wave
+// writes WAVE * 16 bytes in a row.
 FORCE void to_f16(const DequantizeArgs& a) {
     // 4 x 16 bytes a lane, and 16 to keep lanes off each other's banks.
     __shared__ U32x4 room[THREADS][5];

@@ -5,7 +5,8 @@
 //   add_gated:       x[t] += sigmoid(by[t]) * y[t]
 //   gate_heads:      x[t][i] *= act(by[t][i / span]), a factor for each head of span elements
 //   position_scale:  x[t] *= 1 + factor * ln(1 + floor(positions[t] / span))
-//   columns:         row t of out has for each group h its parts one after another, part.x[t][part.first + h part.stride ..][.. width]
+//   columns:         row t of out has for each group h its parts one after another,
+//                    part.x[t][part.first + h part.stride ..][.. width]
 //   combine:         out[t] = sum_s weights[t][s] y[t n_used + s], or out[t] += that
 //
 // Geometry: grid (ceil(cols / THREADS), rows), a thread an element. Bound by memory.
@@ -89,7 +90,8 @@ ENTRY(THREADS, 1) position_scale(ElementsArgs a) {
     if (i < a.cols) a.x[(u64)block_y() * a.cols + i] *= factor;
 }
 
-// Part p. On AMD a by-value argument that is indexed at run time is copied to scratch memory; a choice is not.
+// Part p. On AMD a by-value argument that is indexed at run time is copied to
+// scratch memory; a choice is not.
 FORCE ColumnPlace part_of(const ColumnsArgs& a, u32 p) {
     return p == 0 ? a.parts[0] : p == 1 ? a.parts[1] : p == 2 ? a.parts[2] : a.parts[3];
 }

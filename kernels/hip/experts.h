@@ -1,4 +1,5 @@
-// Where the experts' tensors are: a table of the experts' addresses, and the tensors' places in each.
+// Where the experts' tensors are: a table of the experts' addresses, and the tensors' places in
+// each.
 #pragma once
 #include "compat.h"
 #include "act.h"
@@ -7,8 +8,9 @@
 
 struct ExpertTensors {
     const u64* table;  // [n_expert]: address of an expert's tensors, or 0 for one that is not here
-    // Bytes from there to the matrices [rows][cols], their biases [rows] f32 and one factor f32, or NO_TENSOR. With a second matrix
-    // the products become act(first) * second, else act(first); the factor comes last.
+    // Bytes from there to the matrices [rows][cols], their biases [rows] f32 and one factor f32,
+    // or NO_TENSOR. With a second matrix the products become act(first) * second, else
+    // act(first); the factor comes last.
     u64 first, second, first_bias, second_bias, scale;
     u32 n_expert;
     u32 rows, cols;

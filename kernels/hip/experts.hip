@@ -1,14 +1,16 @@
 // Products of routed rows with matrices of the experts that they go to: decode and a few rows.
 //
-//   out[i] = act(W1[e] x[i / share] + b1[e]) * (W2[e] x[i / share] + b2[e]) * scale[e],  e = ids[i]; parts that are not there left out
+//   out[i] = act(W1[e] x[i / share] + b1[e]) * (W2[e] x[i / share] + b2[e]) * scale[e],
+//       e = ids[i]; parts that are not there left out
 //
-// ids [n_routed] are whole numbers in f32. Rows of experts that are not here (table entry 0) are left alone. Quantized weights: every
-// block quantizes its row of x to 8 bits for itself, as matvec.hip does.
-// Geometry: grid (n_blocks, n_routed), THREADS threads. LANES neighbouring lanes take two rows of weights at once (a row of each matrix,
-// or neighbours), so a wave takes WAVE / LANES items, round robin over the waves of its row of blocks: rows of experts are short, and
-// with a wave a row most lanes had nothing to load. Of floats a wave takes an item. Bound by memory: the matrices' bytes once a routed
-// row, shared through the second-level cache where rows go to the same expert.
-// Shared memory: 40 bytes per 32 columns (dynamic); none for floats.
+// ids [n_routed] are whole numbers in f32. Rows of experts that are not here (table entry 0) are
+// left alone. Quantized weights: every block quantizes its row of x to 8 bits for itself, as
+// matvec.hip does. Geometry: grid (n_blocks, n_routed), THREADS threads. LANES neighbouring lanes
+// take two rows of weights at once (a row of each matrix, or neighbours), so a wave takes WAVE /
+// LANES items, round robin over the waves of its row of blocks: rows of experts are short, and with
+// a wave a row most lanes had nothing to load. Of floats a wave takes an item. Bound by memory: the
+// matrices' bytes once a routed row, shared through the second-level cache where rows go to the
+// same expert. Shared memory: 40 bytes per 32 columns (dynamic); none for floats.
 // Entries: experts_<type> (WEIGHT; FLOATS for F32, F16 and BF16).
 #include "compat.h"
 #include "formats.h"
@@ -87,7 +89,8 @@ ENTRY(THREADS, BLOCKS) UNIT(ExpertsArgs a) {
     // The rows of weights of an item.
     auto row0 = [&](u32 item) { return two ? item : 2 * item; };
     auto row1 = [&](u32 item) { return two ? item : least(2 * item + 1, e.rows - 1); };
-    // A lane's item of a wave's; those past the last are computed as the last one is, and not stored.
+    // A lane's item of a wave's; those past the last are computed as the last one is, and not
+    // stored.
     auto item_of = [&](u32 group) { return group * (WAVE / LANES) + lane() / LANES; };
     auto store = [&](u32 item, float v0, float v1) {
         v0 = lanes_sum(v0, LANES);

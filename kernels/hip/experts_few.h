@@ -3,15 +3,16 @@
 // expert's weights are read once for a tile, where experts.hip reads them once a routed row.
 // Included by experts_many.hip.
 //
-//   out[i] = act(W1[e] x[i / share] + b1[e]) * (W2[e] x[i / share] + b2[e]) * scale[e],  e = ids[i];
+//   out[i] = act(W1[e] x[i / share] + b1[e]) * (W2[e] x[i / share] + b2[e]) * scale[e],
+//       e = ids[i];
 //   parts that are not there left out
 //
-// x is f32; what a wave keeps of it is f16, times x_scale, at most the largest f16. Otherwise a wave
-// goes through its slice of the columns as matmat_few.h has it. A strip is what a wave takes at once:
-// 8 rows of each of two matrices, which so meet in one lane, or 16 of one.
-// Geometry: a block has `slices` waves beside each other for all columns, and `groups` of such. The
-// strips of all tiles, one tile's after another's, are dealt out evenly to the blocks there are, since
-// how many tiles there are is only known on the device.
+// x is f32; what a wave keeps of it is f16, times x_scale, at most the largest f16. Otherwise a
+// wave goes through its slice of the columns as matmat_few.h has it. A strip is what a wave takes
+// at once: 8 rows of each of two matrices, which so meet in one lane, or 16 of one. Geometry: a
+// block has `slices` waves beside each other for all columns, and `groups` of such. The strips of
+// all tiles, one tile's after another's, are dealt out evenly to the blocks there are, since how
+// many tiles there are is only known on the device.
 // Shared memory, dynamic: sums [2][2][waves][lanes], x [waves][8][lanes], each 16 bytes.
 // Bytes: the weights once a tile; x (4 bytes an element) once a block and tile.
 #pragma once

@@ -1,8 +1,9 @@
-// Sorts routed rows by their experts: rows by expert one after another, and tiles of up to `tile` of them.
+// Sorts routed rows by their experts: rows by expert one after another, and
+// tiles of up to `tile` of them.
 //
-// ids [n_routed] are whole numbers in f32; rows of experts that are not here (table entry 0) are left out. list [n_routed]: the rows,
-// those of an expert together, in any order; tiles: how many there are, three unused words, then {expert, first in the list, rows,
-// unused} each.
+// ids [n_routed] are whole numbers in f32; rows of experts that are not here (table entry 0) are
+// left out. list [n_routed]: the rows, those of an expert together, in any order; tiles: how many
+// there are, three unused words, then {expert, first in the list, rows, unused} each.
 // Geometry: one block. Bound by latency.
 // Entry: experts_group.
 #include "compat.h"

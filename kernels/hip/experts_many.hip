@@ -1,12 +1,14 @@
-// Products of many routed rows with one matrix of their experts, by tiles of rows of one expert (experts_group.hip): prompts.
+// Products of many routed rows with one matrix of their experts, by tiles of rows of one expert
+// (experts_group.hip): prompts.
 //
 //   out[i] = (W[e] x[i / share] + b[e]) * scale[e],  e = ids[i]
 //
-// Rows of x are in 8 bits as matmat.hip has them, or for matrix instructions in f16 (matmat_f16.h).
-// Geometry: grid (n_blocks, most tiles there can be, TILE / COLUMNS), or for f16 (rows / those of a tile rounded up, most tiles); blocks of
-// tiles that are not there end at once. Otherwise as matmat.hip.
-// Entries: experts_many_<type> (WEIGHT), for NVIDIA and with AMD's matrix instructions experts_many_f16_<type> (TYPE), and for
-// NVIDIA experts_few_<type> (experts_few.h).
+// Rows of x are in 8 bits as matmat.hip has them, or for matrix instructions in f16
+// (matmat_f16.h). Geometry: grid (n_blocks, most tiles there can be, TILE / COLUMNS), or for f16
+// (rows / those of a tile rounded up, most tiles); blocks of tiles that are not there end at
+// once. Otherwise as matmat.hip.
+// Entries: experts_many_<type> (WEIGHT), for NVIDIA and with AMD's matrix instructions
+// experts_many_f16_<type> (TYPE), and for NVIDIA experts_few_<type> (experts_few.h).
 #define WEIGHTS_SHARED
 #include "compat.h"
 #include "formats.h"

@@ -1,5 +1,6 @@
-// A number as a sum of two f16: what f16 makes of it, and behind that what is left, LOW_SCALE times as large so that it keeps
-// its 11 bits where it would be a subnormal number. Together they are exact to 22 bits.
+// A number as a sum of two f16: what f16 makes of it, and behind that what is left, LOW_SCALE
+// times as large so that it keeps its 11 bits where it would be a subnormal number. Together
+// they are exact to 22 bits.
 #pragma once
 #include "compat.h"
 

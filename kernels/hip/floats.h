@@ -1,4 +1,5 @@
-// The weight types that are floats, as they are in the file: one weight at a place, and weight i of 16 bytes.
+// The weight types that are floats, as they are in the file: one weight at a place,
+// and weight i of 16 bytes.
 #pragma once
 #include "compat.h"
 

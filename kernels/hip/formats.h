@@ -1,34 +1,37 @@
 // The weight types: their layout on the device, and how 32 weights of a row become signed bytes.
 //
-// A matrix of R rows and K columns (K contiguous in the file, NB = K / 32 blocks a row) is a few planes, each
-// [R][bytes of a row], each beginning at a multiple of 256 bytes, no padding between rows. Together they have the bytes of
-// the file. A lane takes one block of 32 weights; neighbouring lanes take neighbouring blocks, so every plane is read in
-// order, 16 bytes a lane where the type has that many.
+// A matrix of R rows and K columns (K contiguous in the file, NB = K / 32 blocks a row) is a few
+// planes, each [R][bytes of a row], each beginning at a multiple of 256 bytes, no padding between
+// rows. Together they have the bytes of the file. A lane takes one block of 32 weights;
+// neighbouring lanes take neighbouring blocks, so every plane is read in order, 16 bytes a lane
+// where the type has that many.
 //
-//   type   planes (bytes a block of 32; "a 256" where one entry serves 8 blocks)                            bytes a 32
-//   Q4_0   q 16                                      d f16 2                                                 18
-//   Q4_1   q 16                                      d, m f16 4                                              20
-//   Q5_0   q 16   fifth bits 4                       d f16 2                                                 22
-//   Q5_1   q 16   fifth bits 4                       d, m f16 4                                              24
-//   Q8_0   q 32 (a row: all first halves, then all second halves)     d f16 2                                34
-//   MXFP4  q 16                                      e 1                                                     17
-//   IQ4_NL q 16                                      d f16 2                                                 18
-//   IQ4_XS q 16                                      head 8 a 256                                            17
-//   Q2_K   q 8                                       scale|min nibbles 2   d, dmin f16 4 a 256               10.5
-//   Q3_K   q 8    third bits 4                       scales 12 a 256       d f16 2 a 256                     13.75
-//   Q4_K   q 16                                      head 16 a 256                                           18
-//   Q5_K   q 16   fifth bits 4                       head 16 a 256                                           22
-//   Q6_K   q 16   upper bits 8                       scales i8 2           d f16 2 a 256                     26.25
+//   type   planes (bytes a block of 32; "a 256" where one entry serves 8 blocks)      bytes a 32
+//   Q4_0   q 16                               d f16 2                                   18
+//   Q4_1   q 16                               d, m f16 4                                20
+//   Q5_0   q 16   fifth bits 4                d f16 2                                   22
+//   Q5_1   q 16   fifth bits 4                d, m f16 4                                24
+//   Q8_0   q 32 (a row: all first halves, then all second halves)  d f16 2               34
+//   MXFP4  q 16                               e 1                                       17
+//   IQ4_NL q 16                               d f16 2                                   18
+//   IQ4_XS q 16                               head 8 a 256                              17
+//   Q2_K   q 8                                scale|min nibbles 2   d, dmin f16 4 a 256 10.5
+//   Q3_K   q 8    third bits 4                scales 12 a 256       d f16 2 a 256       13.75
+//   Q4_K   q 16                               head 16 a 256                             18
+//   Q5_K   q 16   fifth bits 4                head 16 a 256                             22
+//   Q6_K   q 16   upper bits 8                scales i8 2           d f16 2 a 256       26.25
 //   F32, F16, BF16: as in the file
 //   IQ1, IQ2, IQ3, TQ, Q1_0, Q2_0, NVFP4: in formats_low_bits.h
 //
-// q, 16 bytes: byte b has weight b in the low nibble and weight b + 16 in the high one. With weight 4 w + b as byte b of word
-// w (0 to 7): bit planes hold bit w of byte b; planes of two bits hold, in word w / 4, bits 2 (w % 4) of byte b.
-// Types without a minimum are stored with their top bit inverted: shifted to the top of a byte, the code minus its offset is
-// then a signed byte times a power of two, which the scale makes up for. So they need no sums of the activations.
-// head: d, dmin f16; byte 4 + j: scale j | (min j & 3) << 6; nibble j of the last word: min j >> 2. Q3_K's scales: byte j:
-// scale 2j | (scale 2j+1 & 3) << 6, nibble j of the last word: scale 2j+1 >> 2. IQ4_XS's head, as in the file: d f16, 16 bits (two
-// a scale, its upper ones), a word (nibble j: scale j's lower bits).
+// q, 16 bytes: byte b has weight b in the low nibble and weight b + 16 in the high one. With
+// weight 4 w + b as byte b of word w (0 to 7): bit planes hold bit w of byte b; planes of two bits
+// hold, in word w / 4, bits 2 (w % 4) of byte b. Types without a minimum are stored with their top
+// bit inverted: shifted to the top of a byte, the code minus its offset is then a signed byte
+// times a power of two, which the scale makes up for. So they need no sums of the activations.
+// head: d, dmin f16; byte 4 + j: scale j | (min j & 3) << 6; nibble j of the last word: min
+// j >> 2. Q3_K's scales: byte j: scale 2j | (scale 2j+1 & 3) << 6, nibble j of the last word:
+// scale 2j+1 >> 2. IQ4_XS's head, as in the file: d f16, 16 bits (two a scale, its upper ones), a
+// word (nibble j: scale j's lower bits).
 #pragma once
 #include "compat.h"
 
@@ -54,7 +57,8 @@ struct RowAt {
     const u8* d;
 };
 
-// Bytes of the planes a row: q, h and s a block of 32, d a block of 32 or (D_BLOCKS = 8) of 256; S_BLOCKS alike.
+// Bytes of the planes a row: q, h and s a block of 32, d a block of 32 or
+// (D_BLOCKS = 8) of 256; S_BLOCKS alike.
 template <u32 Q, u32 H, u32 S, u32 S_BLOCKS, u32 D, u32 D_BLOCKS>
 struct Planes {
     static constexpr u32 Q_BYTES = Q, H_BYTES = H, S_BYTES = S, S_EVERY = S_BLOCKS, D_BYTES = D, D_EVERY = D_BLOCKS;
@@ -267,7 +271,8 @@ struct Q3_K : Planes<8, 4, 12, 8, 2, 8> {
 
 FORCE void head_scales(const U32x4& head, u32 c, Codes& o) {
     u32 j = c % 8;
-    // Of values, not of fields: a choice between places in memory keeps the struct in scratch memory on AMD.
+    // Of values, not of fields: a choice between places in memory keeps the struct
+    // in scratch memory on AMD.
     u32 low = head.y, high = head.z;
     u32 s = (j < 4 ? low : high) >> (8 * (j % 4));
     u32 m = ((head.w >> (4 * j)) & 15) << 2 | ((s >> 6) & 3);

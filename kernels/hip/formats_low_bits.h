@@ -1,23 +1,26 @@
-// The types of at most 3.5 bits a weight beside the K-quants, and NVFP4: as formats.h describes, included by it.
+// The types of at most 3.5 bits a weight beside the K-quants, and NVFP4: as formats.h
+// describes, included by it.
 //
-//   type     planes (bytes a block of 32; "a N" where one entry serves N weights)                              bytes a 32
-//   IQ3_S    indices 8     signs 4     ninth bits 1              d f16, scales 6 a 256                          13.75
-//   IQ3_XXS  indices 8     signs, scale 4                        d f16 2 a 256                                  12.25
-//   IQ2_S    indices, signs 8          upper bits, scales 2      d f16 2 a 256                                  10.25
-//   IQ2_XS   indices, signs 8          scales 1                  d f16 2 a 256                                  9.25
-//   IQ2_XXS  indices, signs, scale 8                             d f16 2 a 256                                  8.25
-//   IQ1_S    indices 4     upper bits, scale, shift 2            d f16 2 a 256                                  6.25
-//   IQ1_M    indices 4     upper bits, shifts 2                  scales and d 8 a 256                           7
-//   TQ1_0    30 digits of base 3 6     two digits 4 a 256        d f16 2 a 256                                  6.75
-//   TQ2_0    q 8                                                 d f16 2 a 256                                  8.25
-//   NVFP4    q 16          scales 2                                                                             18
-//   Q1_0     bits 4                                              d f16 2 a 128                                  4.5
-//   Q2_0     q 8                                                 d f16 2 a 64                                   9
+//   type     planes (bytes a block of 32; "a N" where one entry serves N weights)        bytes a 32
+//   IQ3_S    indices 8     signs 4     ninth bits 1              d f16, scales 6 a 256    13.75
+//   IQ3_XXS  indices 8     signs, scale 4                        d f16 2 a 256            12.25
+//   IQ2_S    indices, signs 8          upper bits, scales 2      d f16 2 a 256            10.25
+//   IQ2_XS   indices, signs 8          scales 1                  d f16 2 a 256            9.25
+//   IQ2_XXS  indices, signs, scale 8                             d f16 2 a 256            8.25
+//   IQ1_S    indices 4     upper bits, scale, shift 2            d f16 2 a 256            6.25
+//   IQ1_M    indices 4     upper bits, shifts 2                  scales and d 8 a 256     7
+//   TQ1_0    30 digits of base 3 6     two digits 4 a 256        d f16 2 a 256            6.75
+//   TQ2_0    q 8                                                 d f16 2 a 256            8.25
+//   NVFP4    q 16          scales 2                                                       18
+//   Q1_0     bits 4                                              d f16 2 a 128            4.5
+//   Q2_0     q 8                                                 d f16 2 a 64             9
 //
-// Signs are bit planes (bit w of byte b: weight 4 w + b; 1: negative). Where the file has seven of eight, the eighth making the
-// number of negative ones even, bits 1, 3, 5 and 7 of byte 3 are the bits of a number: the block's scale, or the ninth bits of
-// IQ2_XS's indices. Indices, upper bits, scales and IQ1_M's d are bytes of the file. TQ1_0's digit n of byte i (0 to 3) is weight
-// 4 n + i; those of bytes 4 and 5 are weights 20 + 2 n and 21 + 2 n; the two digits left are a nibble: first + 4 * second.
+// Signs are bit planes (bit w of byte b: weight 4 w + b; 1: negative). Where the file has seven
+// of eight, the eighth making the number of negative ones even, bits 1, 3, 5 and 7 of byte 3 are
+// the bits of a number: the block's scale, or the ninth bits of IQ2_XS's indices. Indices, upper
+// bits, scales and IQ1_M's d are bytes of the file. TQ1_0's digit n of byte i (0 to 3) is weight
+// 4 n + i; those of bytes 4 and 5 are weights 20 + 2 n and 21 + 2 n; the two digits left are a
+// nibble: first + 4 * second.
 #pragma once
 
 typedef Planes<8, 4, 1, 1, 6, 8> IQ3_S_Planes;

@@ -1,7 +1,7 @@
 // out[i] = x[rows[i]]: rows of f32, their numbers read from device memory.
 //
-// Geometry: grid (ceil(cols / (4 THREADS)), n). cols need be no multiple of anything. Bound by memory.
-// Entry: gather.
+// Geometry: grid (ceil(cols / (4 THREADS)), n). cols need be no multiple of anything. Bound
+// by memory. Entry: gather.
 #include "compat.h"
 
 #define THREADS 256

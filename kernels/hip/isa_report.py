@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""What the compiler made of every kernel, for each AMD target: registers, spills, LDS, occupancy, instructions.
+"""What the compiler made of every kernel, for each AMD target: registers, spills,
+LDS, occupancy, instructions.
 
 Reads the code objects that check_targets.sh writes, or has it write them first:
 
     kernels/hip/isa_report.py                                  # the usual six targets
     kernels/hip/isa_report.py --objects DIR gfx1100 gfx942     # objects that are there
-    kernels/hip/isa_report.py --check                          # exit 1 where a kernel spills that is not known to
+    kernels/hip/isa_report.py --check     # exit 1 where a kernel spills that is not known to
 
-Needs llvm-readelf and llvm-objdump of LLVM 22 or newer (LLVM_BIN names their folder).
-Columns: registers of a lane (v, and a for accumulators), of a wave (s); spilled registers of a lane and of a wave (those of a
-wave go to lanes of vector registers, not to memory, so they cost a move and are told, not refused); bytes of scratch memory a lane;
-bytes of LDS that the kernel declares (what a launch adds is not known here); waves a SIMD that fit; instructions in all;
-dot products, matrix instructions; loads from memory by their width (16, 8, 4 and fewer bytes a lane); packed f16 or f32.
+Needs llvm-readelf and llvm-objdump of LLVM 22 or newer (LLVM_BIN names their folder). Columns:
+registers of a lane (v, and a for accumulators), of a wave (s); spilled registers of a lane and
+of a wave (those of a wave go to lanes of vector registers, not to memory, so they cost a move
+and are told, not refused); bytes of scratch memory a lane; bytes of LDS that the kernel
+declares (what a launch adds is not known here); waves a SIMD that fit; instructions in all; dot
+products, matrix instructions; loads from memory by their width (16, 8, 4 and fewer bytes a
+lane); packed f16 or f32.
 """
 
 import argparse
@@ -44,8 +47,8 @@ SIMD = {
     "gfx1201": (1536, 24, 16, 128 << 10, 4),
 }
 
-# Kernels that --check lets keep registers in memory, and why. Each is slower than it could be, and a
-# change that makes one fit takes its line away.
+# Kernels that --check lets keep registers in memory, and why. Each is slower than it could be, and
+# a change that makes one fit takes its line away.
 KNOWN_SPILLS = {
     "attention_prefill_256": "heads of 256: a tile's output alone is 128 registers a lane; needs a split of the head",
     "attention_prefill_256_q8": "as attention_prefill_256",
@@ -167,7 +170,7 @@ def look(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("targets", nargs="*", help=f"in place of {' '.join(TARGETS)}")
     parser.add_argument("--objects", type=pathlib.Path, help="a folder that check_targets.sh wrote")
     parser.add_argument("--check", action="store_true", help="exit 1 where a kernel spills vector registers or uses scratch memory, but for KNOWN_SPILLS")

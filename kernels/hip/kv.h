@@ -1,9 +1,10 @@
 // Pages of the key/value store, and rotary embedding.
 //
-// A page holds PAGE = 32 positions of one sequence for all layers: [layer]{ K [n_head_kv], V [n_head_kv] }, and of a head f16
-// [PAGE][dim], or in units with KV_F32 f32 [PAGE][dim], or in units with KV_Q8 i8 [PAGE][dim] and behind them scales, f16
-// [PAGE][dim / 32]. Position p of a sequence is slot p % PAGE of its page p / PAGE. A page table is u64 byte offsets from
-// `kv_base` (0 for absolute addresses), `table_stride` a sequence.
+// A page holds PAGE = 32 positions of one sequence for all layers: [layer]{ K [n_head_kv], V
+// [n_head_kv] }, and of a head f16 [PAGE][dim], or in units with KV_F32 f32 [PAGE][dim], or in
+// units with KV_Q8 i8 [PAGE][dim] and behind them scales, f16 [PAGE][dim / 32]. Position p of a
+// sequence is slot p % PAGE of its page p / PAGE. A page table is u64 byte offsets from `kv_base`
+// (0 for absolute addresses), `table_stride` a sequence.
 #pragma once
 #include "compat.h"
 
@@ -21,7 +22,8 @@ struct KvPlace {
 };
 
 struct RopePlace {
-    // [entries][n_rot]: what an element is multiplied by, and what its partner is multiplied by (sign folded in).
+    // [entries][n_rot]: what an element is multiplied by, and what its partner is
+    // multiplied by (sign folded in).
     const float* cos;
     const float* sin;
     const float* q_norm;    // or null: weight [dim_k] of an RMSNorm over each query head
@@ -56,9 +58,9 @@ struct Code {
     u8 code;
     u16 scale;
 };
-// Of element i of a head, i a multiple of 32 more than the lane: neighbours have a block together. As kv_append of the host has it:
-// as whole numbers absolute values are in their own order, infinity behind all and NaN behind that; a scale that is not
-// finite is read as NaN.
+// Of element i of a head, i a multiple of 32 more than the lane: neighbours have a block together.
+// As kv_append of the host has it: as whole numbers absolute values are in their own order,
+// infinity behind all and NaN behind that; a scale that is not finite is read as NaN.
 FORCE Code code_of(float x) {
     u32 most = bits_of_f32(x) & 0x7fffffffu;
 #pragma unroll
@@ -104,7 +106,8 @@ FORCE U32x4 halves_of(Piece piece) {
 }
 #endif
 
-// Writes element i = lane + a multiple of WAVE of a slot of a head; all lanes come here, those past the head with `in` false.
+// Writes element i = lane + a multiple of WAVE of a slot of a head; all lanes come here, those past
+// the head with `in` false.
 FORCE void store_element(u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
 #ifdef KV_Q8
     const Code c = code_of(x);
@@ -117,9 +120,10 @@ FORCE void store_element(u8* head, u32 dim, u32 slot, u32 i, bool in, float x) {
 #endif
 }
 
-// One head [dim] at `from`, normed where a weight is given and rotated, by one wave; element i = lane + WAVE j is handed to
-// `store(i, i < dim, x)` by all lanes, which may write over the head: all loads of all lanes come first. An element's partner is read again: from the
-// first-level cache. dim is at most DIM_.
+// One head [dim] at `from`, normed where a weight is given and rotated, by one wave; element i =
+// lane + WAVE j is handed to `store(i, i < dim, x)` by all lanes, which may write over the head:
+// all loads of all lanes come first. An element's partner is read again: from the first-level
+// cache. dim is at most DIM_.
 template <u32 DIM_, class Store>
 FORCE void rotate_head(u32 dim, const float* from, const float* norm, const RopePlace& rope, u32 entry, Store store) {
     constexpr u32 N = (DIM_ + WAVE - 1) / WAVE;

@@ -1,10 +1,11 @@
-// Layer norm of each row: y = (x - mean) / sqrt(var + eps) * weight + bias                  (Ba et al. 2016)
+// Layer norm of each row: y = (x - mean) / sqrt(var + eps) * weight + bias     (Ba et al. 2016)
 //
-// Norms of groups of a row are those of as many shorter rows: weight and bias have weight_rows rows, row i uses row i % weight_rows.
-// The variance is that of the differences from the mean: a difference of two large sums would lose its digits.
-// Layout: x and out [rows][cols] f32; out may be x.
-// Geometry: a block of THREADS a row. Bound by latency in decode, by memory in prefill: a row is read three times, twice from the
-// first-level cache.
+// Norms of groups of a row are those of as many shorter rows: weight and bias have
+// weight_rows rows, row i uses row i % weight_rows. The variance is that of the differences
+// from the mean: a difference of two large sums would lose its digits. Layout: x and out
+// [rows][cols] f32; out may be x.
+// Geometry: a block of THREADS a row. Bound by latency in decode, by memory in prefill: a row is
+// read three times, twice from the first-level cache.
 // Entry: layer_norm.
 #include "compat.h"
 

@@ -1,11 +1,13 @@
-// out[t][r] = sum_k W[r][k] * x[t][k] for a few tokens (2 to 64, correct for any number), quantized weights.
+// out[t][r] = sum_k W[r][k] * x[t][k] for a few tokens (2 to 64, correct for any
+// number), quantized weights.
 //
-// x is quantized already (activations.hip): bytes [tokens][2][NB][16] and {d, d * sum} [tokens][NB]. A wave takes ROWS rows and
-// COLUMNS tokens: a block of 32 weights is unpacked once for all its tokens, 32 activations are read once for all its rows.
-// Tokens beyond the last are computed on the last one's activations and not stored.
-// Geometry: grid (blocks, tokens / COLUMNS rounded up), THREADS threads; waves go through the groups of rows round robin.
-// Moves the weights once a COLUMNS tokens (mostly from the second-level cache after the first), 40 bytes of x a block of 32,
-// token and ROWS rows. No shared memory.
+// x is quantized already (activations.hip): bytes [tokens][2][NB][16] and {d, d * sum}
+// [tokens][NB]. A wave takes ROWS rows and COLUMNS tokens: a block of 32 weights is unpacked once
+// for all its tokens, 32 activations are read once for all its rows. Tokens beyond the last are
+// computed on the last one's activations and not stored. Geometry: grid (blocks, tokens / COLUMNS
+// rounded up), THREADS threads; waves go through the groups of rows round robin. Moves the weights
+// once a COLUMNS tokens (mostly from the second-level cache after the first), 40 bytes of x a block
+// of 32, token and ROWS rows. No shared memory.
 // Entries: matmat_<type> (WEIGHT), and with matrix instructions (matmat_f16.h) for NVIDIA
 // matmat_few_<tokens>_<type> (TYPE), matmat_mma_<tokens>x<rows>_<type> and (sm_90)
 // matmat_wgmma_<tokens>_<type>, for AMD

@@ -1,12 +1,14 @@
-// Products of f16 rows with quantized weights by matrix instructions: what is the same on NVIDIA (matmat_mma.h) and AMD (matmat_wmma.h).
-// Included by matmat.hip and experts_many.hip.
+// Products of f16 rows with quantized weights by matrix instructions: what is the same on NVIDIA
+// (matmat_mma.h) and AMD (matmat_wmma.h). Included by matmat.hip and experts_many.hip.
 //
-// out[t][r] = factor * sum_k W[r][k] * x[t][k] (+ bias[r]) with x [tokens][cols] f16 (activations.hip), W as f16 made in registers, f32
-// sums; up to MATRICES matrices of one type that share x in one launch.
+// out[t][r] = factor * sum_k W[r][k] * x[t][k] (+ bias[r]) with x [tokens][cols] f16
+// (activations.hip), W as f16 made in registers, f32 sums; up to MATRICES matrices of one type
+// that share x in one launch.
 //
-// Geometry: grid (tiles of rows of all matrices, tokens / those of a tile rounded up, parts of the columns), THREADS threads.
-// Parts: a matrix of few rows would leave multiprocessors idle. Each part's sums go to `partials`, [tile][part] and then as the block
-// has them; the block that ends last adds them in the order of the parts, so the result does not depend on who that is.
+// Geometry: grid (tiles of rows of all matrices, tokens / those of a tile rounded up, parts of the
+// columns), THREADS threads. Parts: a matrix of few rows would leave multiprocessors idle. Each
+// part's sums go to `partials`, [tile][part] and then as the block has them; the block that ends
+// last adds them in the order of the parts, so the result does not depend on who that is.
 // `counters` [tiles] are zero before and after.
 #pragma once
 #include "mma_f16.h"

@@ -70,9 +70,9 @@ FORCE u32 masked_with(u32 a, u32 mask, u32 with) {
     return out;
 }
 
-// Of a head of Q4_K, scales and least ones of blocks j (below 4) and j + 4, each twice in a word. In
-// the halves of a word: whole numbers under 0x64. f16 rounds their products with d and dmin once, as
-// f32 and f16 behind it would.
+// Of a head of Q4_K, scales and least ones of blocks j (below 4) and j + 4, each twice in a word.
+// In the halves of a word: whole numbers under 0x64. f16 rounds their products with d and dmin
+// once, as f32 and f16 behind it would.
 FORCE void both_scales(const U32x4& head, u32 j, u32 (&scales)[2], u32 (&least_ones)[2]) {
     const u32 bytes = __byte_perm(head.y, head.z, j | (j + 4) << 8), upper = head.w >> (4 * j);
     const u32 scale = difference(masked_with(bytes, 0x003f003fu, 0x64006400u), 0x64006400u);
@@ -86,8 +86,8 @@ FORCE void both_scales(const U32x4& head, u32 j, u32 (&scales)[2], u32 (&least_o
     least_ones[1] = __byte_perm(m, 0, 0x3232);
 }
 
-// Nibbles 4 w and 4 w + 2, 4 w + 1 and 4 w + 3 of a block as f16, with no bytes between. A nibble in
-// the lowest bits under 0x64 is 1024 and it; one in bits 4 to 7 under 0x54 is 64 and it.
+// Nibbles 4 w and 4 w + 2, 4 w + 1 and 4 w + 3 of a block as f16, with no bytes between. A nibble
+// in the lowest bits under 0x64 is 1024 and it; one in bits 4 to 7 under 0x54 is 64 and it.
 FORCE void nibbles_f16(const U32x4& q, u32 w, u32 scale, u32 least_one, u32 (&to)[2]) {
     const u32 mask = w < 4 ? 0x000f000fu : 0x00f000f0u, base = w < 4 ? 0x64006400u : 0x54005400u, nibbles = word(q, w % 4);
 #pragma unroll

@@ -1,8 +1,9 @@
-// out[t][h][r] = sum_k W[h][r][k] * x[t][h][k]: a product for each head, with weights [n_head * rows][cols].
+// out[t][h][r] = sum_k W[h][r][k] * x[t][h][k]: a product for each head, with
+// weights [n_head * rows][cols].
 //
-// x is [tokens][n_head][cols]: for quantized weights in 8 bits as matmat.hip has them, for floats (FLOATS) in f32.
-// Geometry: grid (n_blocks, tokens / COLUMNS rounded up, n_head), THREADS threads; otherwise as matmat.hip and matvec_float.hip.
-// Entries: matmat_heads_<type> (WEIGHT; FLOATS).
+// x is [tokens][n_head][cols]: for quantized weights in 8 bits as matmat.hip has them, for floats
+// (FLOATS) in f32. Geometry: grid (n_blocks, tokens / COLUMNS rounded up, n_head), THREADS threads;
+// otherwise as matmat.hip and matvec_float.hip. Entries: matmat_heads_<type> (WEIGHT; FLOATS).
 #define WEIGHTS_SHARED
 #include "compat.h"
 #include "tokens.h"

@@ -1,19 +1,23 @@
-// Products of some 2 to 64 tokens a block by mma.sync (NVIDIA, sm_80 and later), x on its way through shared memory. Included by
-// matmat_f16.h.
+// Products of some 2 to 64 tokens a block by mma.sync (NVIDIA, sm_80 and later), x on its way
+// through shared memory. Included by matmat_f16.h.
 //
-// The order of k in a product is free as long as both operands have the same. A lane (4 g + q) takes of rows g, g + 8, g + 16 and g + 24
-// of its wave's 32 whole blocks of 32 weights: block 4 i + q in step i. So it reads each weight's bytes once, unpacks a block's
-// scale once, and four lanes read 64 neighbouring bytes. A step is STEP weights deep.
-// A block has ROW_WAVES waves beside each other, 32 rows each, that share x, and WAVES / ROW_WAVES groups of them that take the steps
-// in turn. Many rows a block read x less often: a block of 32 rows reads more of x than of the weights from 18 tokens on.
-// Blocks begin at different steps, since all would read the same lines of x at once otherwise, and go round.
-// Geometry: tiles of 32 * ROW_WAVES rows and 8 * GROUPS tokens. Partial sums: [row wave][fragment][lane] of 16 bytes.
-// Shared memory, dynamic: for each group of waves STAGES places of x, [tokens][STEP] f16, of which STAGES - 1 are under way; and
-// behind the loop the fragments of all waves. Of a token, the 16 bytes that are words 2 s and 2 s + 1 of block q are at place 4 s + q, where
-// of every second token places 0 to 3 and 4 to 7 of each 8 change: the 8 lanes that are served at once meet all banks.
-// Places of tokens that are not there hold anything: a column of the product depends on its own token alone.
-// Weights are asked for AHEAD steps before they are loaded, into the second-level cache, the first ones before x is ready.
-// Bytes: the weights once per 8 * GROUPS tokens, x (2 bytes an element) once per 32 * ROW_WAVES rows, from the second-level cache.
+// The order of k in a product is free as long as both operands have the same. A lane (4 g + q)
+// takes of rows g, g + 8, g + 16 and g + 24 of its wave's 32 whole blocks of 32 weights: block 4
+// i + q in step i. So it reads each weight's bytes once, unpacks a block's scale once, and four
+// lanes read 64 neighbouring bytes. A step is STEP weights deep. A block has ROW_WAVES waves beside
+// each other, 32 rows each, that share x, and WAVES / ROW_WAVES groups of them that take the steps
+// in turn. Many rows a block read x less often: a block of 32 rows reads more of x than of the
+// weights from 18 tokens on. Blocks begin at different steps, since all would read the same lines
+// of x at once otherwise, and go round. Geometry: tiles of 32 * ROW_WAVES rows and 8 * GROUPS
+// tokens. Partial sums: [row wave][fragment][lane] of 16 bytes. Shared memory, dynamic: for each
+// group of waves STAGES places of x, [tokens][STEP] f16, of which STAGES - 1 are under way; and
+// behind the loop the fragments of all waves. Of a token, the 16 bytes that are words 2 s and 2 s +
+// 1 of block q are at place 4 s + q, where of every second token places 0 to 3 and 4 to 7 of each 8
+// change: the 8 lanes that are served at once meet all banks. Places of tokens that are not there
+// hold anything: a column of the product depends on its own token alone. Weights are asked for
+// AHEAD steps before they are loaded, into the second-level cache, the first ones before x is
+// ready. Bytes: the weights once per 8 * GROUPS tokens, x (2 bytes an element) once per 32 *
+// ROW_WAVES rows, from the second-level cache.
 #pragma once
 
 #define STAGES 3u
@@ -114,7 +118,8 @@ FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0) {
             for (u32 r = 0; r < 4; ++r) next[r] = T::load(at[r], least(step_of(at_step + K_WAVES) * 4 + q, nb - 1), nb);
         }
         wait_for_the_oldest_step();
-        // All copies of this step are there, and all waves are done with the place that is filled next.
+        // All copies of this step are there, and all waves are done with the
+        // place that is filled next.
         group_sync<ROW_WAVES>(group);
         const u32 ahead = at_step + (STAGES - 1) * K_WAVES, free_stage = stage == 0 ? STAGES - 1 : stage - 1;
         if (ahead < n_steps) copy_x(free_stage, step_of(ahead));
@@ -170,8 +175,8 @@ FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0) {
         const bool is = row < a.rows && token < n_tokens;
         return Place{is ? a.out + (u64)tokens.out_row(token0 + token) * a.rows + row : a.out, row, is};
     };
-    // What is added, of all fragments before one is stored: a load behind a store that may be to the same place would wait
-    // for it, one round trip to memory after the other.
+    // What is added, of all fragments before one is stored: a load behind a store that may be to
+    // the same place would wait for it, one round trip to memory after the other.
     auto ask = [&](u32 i) {
         float before[4];
 #pragma unroll
@@ -221,7 +226,8 @@ FORCE void matmat_mma(const MmaTile& a, const Tokens& tokens, u32 token0) {
         }
     }
     if (a.parts == 1) return;
-    // Nothing else is in shared memory any more. More of it than the dynamic part would have to be asked for.
+    // Nothing else is in shared memory any more. More of it than the dynamic part
+    // would have to be asked for.
     u32* before = (u32*)shared_mma;
     device_fence();
     block_sync();

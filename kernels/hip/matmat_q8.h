@@ -1,4 +1,5 @@
-// Products of rows in 8 bits: the body of matmat.hip, for tokens and weights that lie as `Tokens` says (tokens.h).
+// Products of rows in 8 bits: the body of matmat.hip, for tokens and weights that lie as
+// `Tokens` says (tokens.h).
 #pragma once
 #include "tokens.h"
 

@@ -1,32 +1,34 @@
-// Products of 17 to 128 tokens by wgmma (NVIDIA, sm_90a): weights as f16 in registers, x by the copy
-// engine to shared memory, where the instruction reads it. Included by matmat.hip, behind matmat_few.h.
+// Products of 17 to 128 tokens by wgmma (NVIDIA, sm_90a): weights as f16 in registers, x
+// by the copy engine to shared memory, where the instruction reads it. Included by
+// matmat.hip, behind matmat_few.h.
 //
-// A block has 128 rows and all tokens; each of its two groups of four waves multiplies 64 rows, 16 a
-// wave. A lane (4 g + q) takes of rows g and g + 8 of its wave whole blocks of 32 weights: blocks
-// 8 i + q and 8 i + q + 4 in step i of 256 columns. So it reads each weight's bytes once and unpacks a
-// block's scale once. The next 16 columns are unpacked while products run, and the next half of a
-// step is loaded meanwhile. Two blocks a multiprocessor, of 128 tokens one: while waves of one wait
-// for their products, others unpack.
-// x: [cols / 128][16][tokens rounded up to 8][8] f16 (activations.hip writes it). Of 128 columns, the
-// 16 numbers of product w are weights 4 w to 4 w + 3 of four blocks: in the first 8 numbers 0 and 2
-// of each block, in the others 1 and 3, as nibbles come out of a word. A half of a step lies together
-// and is one copy. Tokens past the last hold anything: a column of the product depends on its own
-// token alone.
+// A block has 128 rows and all tokens; each of its two groups of four waves multiplies 64 rows, 16
+// a wave. A lane (4 g + q) takes of rows g and g + 8 of its wave whole blocks of 32 weights: blocks
+// 8 i + q and 8 i + q + 4 in step i of 256 columns. So it reads each weight's bytes once and
+// unpacks a block's scale once. The next 16 columns are unpacked while products run, and the next
+// half of a step is loaded meanwhile. Two blocks a multiprocessor, of 128 tokens one: while waves
+// of one wait for their products, others unpack.
+// x: [cols / 128][16][tokens rounded up to 8][8] f16 (activations.hip writes it). Of 128 columns,
+// the 16 numbers of product w are weights 4 w to 4 w + 3 of four blocks: in the first 8 numbers 0
+// and 2 of each block, in the others 1 and 3, as nibbles come out of a word. A half of a step
+// lies together and is one copy. Tokens past the last hold anything: a column of the product
+// depends on its own token alone.
 // Geometry: grid (tiles of 128 rows of all matrices, 1, parts of the columns), THREADS threads.
-// Columns: a multiple of 256. Blocks begin at different steps and go round, since all would read the
-// same lines of x at once otherwise.
+// Columns: a multiple of 256. Blocks begin at different steps and go round, since all would read
+// the same lines of x at once otherwise.
 // Shared memory, dynamic: STAGES_OF_X places of x, [128 columns][tokens of the entry] f16; behind
 // them a barrier for each that is passed when x is there, and one when all waves are done with it.
-// Parts: as matmat_f16.h says, but that each block of a tile adds up a share of the sums (wait_for_parts): one block that
-// adds up all takes 5 to 15 us, behind which everything waits. A tile's partial sums are [part][four floats of a
-// thread][THREADS].
+// Parts: as matmat_f16.h says, but that each block of a tile adds up a share of the sums
+// (wait_for_parts): one block that adds up all takes 5 to 15 us, behind which everything waits. A
+// tile's partial sums are [part][four floats of a thread][THREADS].
 // Bytes: the weights once; x (2 bytes an element) once a tile, from the second-level cache.
 #pragma once
 
 #define STAGES_OF_X 4u
 // Products of 16 columns that run while as many are unpacked.
 #define AT_ONCE 2u
-// Most parts of the columns, and how often a block looks whether all of a tile's have arrived: some 0.7 us each.
+// Most parts of the columns, and how often a block looks whether all of a tile's have
+// arrived: some 0.7 us each.
 #define WGMMA_PARTS 8u
 #ifndef POLLS
 #define POLLS 1000u
@@ -34,8 +36,9 @@
 
 // The feature of sm_90a, which sm_90 is compiled as.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// c += a [64][16] x [16][tokens]: a wave's part of a is that of mma.sync; x by where it begins and how far the other 8
-// columns (in the upper half of x_low) and the next 8 tokens (x_high) are, in units of 16 bytes.
+// c += a [64][16] x [16][tokens]: a wave's part of a is that of mma.sync; x by where it begins
+// and how far the other 8 columns (in the upper half of x_low) and the next 8 tokens (x_high)
+// are, in units of 16 bytes.
 FORCE void multiply_wide(float (&c)[16], const u32 (&a)[4], u32 x_low, u32 x_high) {
     asm volatile(
         "{ .reg .b64 x; mov.b64 x, {%20, %21};\n"
@@ -84,7 +87,8 @@ FORCE void multiply_wide(float (&c)[64], const u32 (&a)[4], u32 x_low, u32 x_hig
           "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(x_low), "r"(x_high));
 }
-// Registers that products read are as they were written, and none is written before they have ended.
+// Registers that products read are as they were written, and none is written before they have
+// ended.
 FORCE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FORCE void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 FORCE void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
@@ -113,7 +117,8 @@ FORCE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
                  : "memory");
 }
 
-// What a lane has of a row: in half h of 256 columns, block c. The next one is loaded while one is in use.
+// What a lane has of a row: in half h of 256 columns, block c. The next one is
+// loaded while one is in use.
 template <class T>
 struct StepRow {
     typename T::Chunk chunk[2];
@@ -139,12 +144,13 @@ struct StepRow<Q4_K> {
     FORCE void four(u32 h, u32 w, u32 (&to)[2]) const { nibbles_f16(q[h], w, scales[h], least_ones[h], to); }
 };
 
-// Says that a part's sums are written, waits for those of all parts of the tile and returns which shares of
-// the sums this block is to add up, bit k for share k of as many as there are parts. The order of arrival gives each block
-// one. A block waits POLLS looks at most: then it gives its share up, and leaves, so nobody depends on all
-// of them running at once. The last one to arrive never waits, and takes what was given up: each share is given up
-// before it arrives or not at all. counter: bits 0 to 7 those that have arrived, 8 to 15 left (by the caller), from 16
-// on shares given up.
+// Says that a part's sums are written, waits for those of all parts of the tile and returns
+// which shares of the sums this block is to add up, bit k for share k of as many as there are
+// parts. The order of arrival gives each block one. A block waits POLLS looks at most: then it
+// gives its share up, and leaves, so nobody depends on all of them running at once. The last one
+// to arrive never waits, and takes what was given up: each share is given up before it arrives
+// or not at all. counter: bits 0 to 7 those that have arrived, 8 to 15 left (by the caller),
+// from 16 on shares given up.
 FORCE u32 wait_for_parts(u32* counter, u32 parts) {
     const u32 before = counter_add(counter, 1), share = before & 255;
     if (share == parts - 1) return 1u << share | before >> 16;
@@ -292,8 +298,9 @@ FORCE void matmat_wgmma(const MatmatMmaArgs& a) {
             if (place.is) *place.out = v[j] * (tile.factor / SCALE) + b[j];
         }
     };
-    // What is added is asked for AT_A_TIME times four floats before the first of them is stored: a load behind a store that
-    // may be to the same place would wait for it, one round trip to memory after the other.
+    // What is added is asked for AT_A_TIME times four floats before the first of them is
+    // stored: a load behind a store that may be to the same place would wait for it, one round
+    // trip to memory after the other.
     constexpr u32 AT_A_TIME = TOKENS > 64 ? 4 : 2;
     if (tile.parts == 1) {
 #pragma unroll

@@ -1,16 +1,19 @@
-// Products of 16, 32 or 64 tokens a block by AMD's matrix instructions (wmma.h), x on its way through shared memory. Included by
-// matmat_f16.h.
+// Products of 16, 32 or 64 tokens a block by AMD's matrix instructions (wmma.h), x on its way
+// through shared memory. Included by matmat_f16.h.
 //
-// The first operand is weights, the second x, so that a lane has sums of one token, RESULTS rows behind each other. The order of k in a
-// product is free as long as both operands have the same: a lane's elements are of one block of 32 weights, which it unpacks once. Of a
-// step's four blocks the lanes of group G = lane / 16 take those at G, G + K_GROUPS and so on; on gfx11, where both halves of a wave
-// have the same operand, each lane takes all four.
-// A wave has 32 rows, as two operands that share what is read of x. Weights are loaded DEPTH blocks before they are unpacked.
-// Geometry: tiles of TILE_ROWS rows (gfx9: 128, elsewhere 256) and TOKENS tokens. Partial sums: [fragment][thread], a Result each.
-// Shared memory: two places of x (or one), [TOKENS][STEP] f16, rows padded by 16 bytes: 8 lanes that are served at once meet all banks.
+// The first operand is weights, the second x, so that a lane has sums of one token, RESULTS rows
+// behind each other. The order of k in a product is free as long as both operands have the same: a
+// lane's elements are of one block of 32 weights, which it unpacks once. Of a step's four blocks
+// the lanes of group G = lane / 16 take those at G, G + K_GROUPS and so on; on gfx11, where both
+// halves of a wave have the same operand, each lane takes all four.
+// A wave has 32 rows, as two operands that share what is read of x. Weights are loaded DEPTH blocks
+// before they are unpacked. Geometry: tiles of TILE_ROWS rows (gfx9: 128, elsewhere 256) and TOKENS
+// tokens. Partial sums: [fragment][thread], a Result each. Shared memory: two places of x (or one),
+// [TOKENS][STEP] f16, rows padded by 16 bytes: 8 lanes that are served at once meet all banks.
 // While one is computed with, what comes next travels in registers.
-// Places of tokens that are not there are the last one's: a column of the product depends on its own token alone, and is not stored.
-// Bytes: the weights once per TOKENS tokens, x (2 bytes an element) once per TILE_ROWS rows, from the second-level cache.
+// Places of tokens that are not there are the last one's: a column of the product depends on its
+// own token alone, and is not stored. Bytes: the weights once per TOKENS tokens, x (2 bytes an
+// element) once per TILE_ROWS rows, from the second-level cache.
 #pragma once
 
 #define TILE_ROWS (WAVES * 32)
@@ -144,8 +147,8 @@ FORCE void matmat_wmma(const MmaTile& a, const Tokens& tokens, u32 token0) {
         const u32 token = i % COLUMNS_OF_16 * 16 + lane() % 16, row = row0 + i / COLUMNS_OF_16 * 16 + lane() / 16 * RESULTS;
         if (token >= n_tokens) return;
         float* out = a.out + (u64)tokens.out_row(token0 + token) * a.rows;
-        // What is added is asked for before the first one is stored: a load behind a store that may be to the same place
-        // would wait for it.
+        // What is added is asked for before the first one is stored: a load behind a store that may
+        // be to the same place would wait for it.
         Result before = Result(0.0f);
 #pragma unroll
         for (u32 j = 0; j < RESULTS; ++j) {

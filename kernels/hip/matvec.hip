@@ -1,21 +1,25 @@
-// out[r] = sum_k W[r][k] * x[k] for one token, up to four matrices that share x, in one launch: decode.
+// out[r] = sum_k W[r][k] * x[k] for one token, up to four matrices that share
+// x, in one launch: decode.
 //
-// Before: x is f32 [cols]; with a norm weight it becomes x / sqrt(mean(x^2) + eps) * norm. Every block quantizes x to 8 bits
-// in blocks of 32 for itself into shared memory (d = max |x| / 127): reading 16 KiB from the second-level cache costs less
-// than one more launch. After: out = v + bias, or out += v + bias (the residual), or, with a gate and an up matrix,
+// Before: x is f32 [cols]; with a norm weight it becomes x / sqrt(mean(x^2) + eps) * norm.
+// Every block quantizes x to 8 bits in blocks of 32 for itself into shared memory (d = max |x|
+// / 127): reading 16 KiB from the second-level cache costs less than one more launch. After:
+// out = v + bias, or out += v + bias (the residual), or, with a gate and an up matrix,
 // out[r] = act(gate[r]) * up[r].
 //
-// Geometry: grid blocks of THREADS; a wave takes whole rows, round robin over all waves of the grid, and a lane one block of 32
-// weights of every WAVE. A wave loads the next UNROLL blocks of each lane before it computes with the present ones, and the
-// first before x is ready. Bound by memory: moves the matrices' bytes once; x from caches.
-// Shared memory: 40 bytes per 32 columns (dynamic), 128 bytes static.
+// Geometry: grid blocks of THREADS; a wave takes whole rows, round robin over all waves of the
+// grid, and a lane one block of 32 weights of every WAVE. A wave loads the next UNROLL blocks of
+// each lane before it computes with the present ones, and the first before x is ready. Bound by
+// memory: moves the matrices' bytes once; x from caches. Shared memory: 40 bytes per 32 columns
+// (dynamic), 128 bytes static.
 // Entries: matvec_<type> (WEIGHT), and for two types in one launch matvec_<a>_<b> (WEIGHT, SECOND).
 #include "compat.h"
 #include "formats.h"
 #include "act.h"
 #include "activations.h"
 
-// As measured on an H200: the input is ready sooner with 1024 threads; two types need too many registers for them.
+// As measured on an H200: the input is ready sooner with 1024 threads; two types need
+// too many registers for them.
 #if defined(RF_CUDA) && !defined(SECOND)
 #define THREADS 1024
 #define UNROLL 2
@@ -76,7 +80,8 @@ struct RowList {
     u32 from, to, pairs;
 };
 
-// Matrix m. On AMD a by-value argument that is indexed at run time is copied to scratch memory; a choice is not.
+// Matrix m. On AMD a by-value argument that is indexed at run time is copied to
+// scratch memory; a choice is not.
 FORCE MatvecMatrix matrix_of(const MatvecArgs& a, u32 m) {
 #ifdef RF_CUDA
     return a.matrices[m];
@@ -178,8 +183,8 @@ struct Rows {
     }
 };
 
-// x -> shared memory, after the launch before has ended. A norm's factor does not change the bytes, so it is applied to the sums
-// of the rows: quantizing does not wait for it.
+// x -> shared memory, after the launch before has ended. A norm's factor does not change the bytes,
+// so it is applied to the sums of the rows: quantizing does not wait for it.
 FORCE void take_input(const MatvecArgs& a, XShared& x, float* room) {
     constexpr u32 VECTORS = 1024 / THREADS;
     if (a.norm) {

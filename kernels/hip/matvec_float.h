@@ -1,4 +1,5 @@
-// Products with weights that are floats: the body of matvec_float.hip, for tokens and weights that lie as `Tokens` says (tokens.h).
+// Products with weights that are floats: the body of matvec_float.hip, for tokens and weights that
+// lie as `Tokens` says (tokens.h).
 #pragma once
 #include "floats.h"
 #include "tokens.h"
@@ -17,7 +18,8 @@ struct MatvecFloatArgs {
     u32 columns;  // tokens of a block, COLUMNS at most
 };
 
-// Weights of a row that are under way at once, 16 bytes a lane each. Those of a wave's first row are asked for before its inputs are there.
+// Weights of a row that are under way at once, 16 bytes a lane each. Those of a wave's first row
+// are asked for before its inputs are there.
 #define DEEP 8
 
 template <class T, class Tokens>

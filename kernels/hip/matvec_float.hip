@@ -1,9 +1,11 @@
-// out[r] = sum_k W[r][k] * x[k] for F32, F16 and BF16 weights and one to eight tokens; x and out are f32.
+// out[r] = sum_k W[r][k] * x[k] for F32, F16 and BF16 weights and one to eight
+// tokens; x and out are f32.
 //
-// A wave takes whole rows, round robin over the grid; a lane 16 bytes of weights at a time. x is read through the caches.
-// Columns need be no multiple of anything: what is left after the whole 16 bytes goes one weight a lane, and rows whose
-// bytes are no multiple of 16 go so altogether. Bound by memory: the matrix's bytes once.
-// Geometry: grid (blocks, tokens / columns rounded up), THREADS threads.
+// A wave takes whole rows, round robin over the grid; a lane 16 bytes of weights at a time. x
+// is read through the caches. Columns need be no multiple of anything: what is left after the
+// whole 16 bytes goes one weight a lane, and rows whose bytes are no multiple of 16 go so
+// altogether. Bound by memory: the matrix's bytes once. Geometry: grid (blocks, tokens /
+// columns rounded up), THREADS threads.
 // Entry: matvec_<type> (WEIGHT one of F32, F16, BF16).
 #include "compat.h"
 #include "floats.h"

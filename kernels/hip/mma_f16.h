@@ -1,4 +1,5 @@
-// Weights as f16 in registers, for matrix instructions: mma.sync (NVIDIA, sm_80 and later), WMMA and MFMA (AMD, wmma.h).
+// Weights as f16 in registers, for matrix instructions: mma.sync (NVIDIA, sm_80 and later),
+// WMMA and MFMA (AMD, wmma.h).
 #pragma once
 #include "compat.h"
 #include "formats.h"
@@ -16,7 +17,8 @@ FORCE F32x4 plus(const F32x4& a, const F32x4& b) { return F32x4{a.x + b.x, a.y +
 
 // Asks for a line without waiting for it.
 FORCE void prefetch_line(const u8* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-// Asks for what BYTES bytes from `at` on of a row begin a line with: a row is gone through in order.
+// Asks for what BYTES bytes from `at` on of a row begin a line with: a row is gone through in
+// order.
 template <u32 BYTES>
 FORCE void prefetch_plane(const u8* row, u32 at) {
     if (BYTES > 0 && (at % 128 < BYTES || BYTES >= 128)) prefetch_line(row + at);
@@ -77,10 +79,12 @@ FORCE u32 crossed_under_0x64(u32 bytes, u32 first) { return __builtin_amdgcn_per
 #endif
 
 #if defined(RF_WMMA) || (defined(RF_CUDA) && __CUDA_ARCH__ >= 800)
-// Weights in registers are SCALE times what they are, so that scales of small weights keep f16's bits; the sums are divided by it.
+// Weights in registers are SCALE times what they are, so that scales of small weights keep f16's
+// bits; the sums are divided by it.
 #define SCALE 64.0f
 
-// A block of 32 weights. A byte under 0x64 is the f16 1024 + byte; signed bytes are brought to 0 to 255.
+// A block of 32 weights. A byte under 0x64 is the f16 1024 + byte; signed bytes are brought to 0
+// to 255.
 template <class T>
 struct HalfBlock {
     static constexpr u32 N = T::HALVES ? 2 : 1;

@@ -1,5 +1,6 @@
-// Where the rows and the recurrent states of a batch's sequences are. A sequence's drafts are rows behind its own; the state is kept
-// behind its rows and behind each draft, since which of the drafts are right is known later.
+// Where the rows and the recurrent states of a batch's sequences are. A sequence's drafts are rows
+// behind its own; the state is kept behind its rows and behind each draft, since which of the
+// drafts are right is known later.
 #pragma once
 #include "compat.h"
 

@@ -1,10 +1,11 @@
-// Weights as they are in the file -> the device's layout (formats.h), as they arrive: a thread 32 weights, any bytes to any.
+// Weights as they are in the file -> the device's layout (formats.h), as they arrive: a thread 32
+// weights, any bytes to any.
 //
-// `from` has `rows` whole rows of the matrix, beginning with row `first_row`; `to` is the whole matrix on the device. A scale or
-// float that is NaN or infinite sets bit 0 of *flag (bits are only ever set; the host clears it).
-// Geometry: THREADS threads, a thread a block of 32 weights (F32, F16, BF16: 32 weights or what is left of the row).
-// Moves the bytes twice; far above the link's speed, which is all that is asked of it. No shared memory.
-// Entries: repack_<type>.
+// `from` has `rows` whole rows of the matrix, beginning with row `first_row`; `to` is the whole
+// matrix on the device. A scale or float that is NaN or infinite sets bit 0 of *flag (bits are only
+// ever set; the host clears it). Geometry: THREADS threads, a thread a block of 32 weights (F32,
+// F16, BF16: 32 weights or what is left of the row). Moves the bytes twice; far above the link's
+// speed, which is all that is asked of it. No shared memory. Entries: repack_<type>.
 #include "compat.h"
 #include "formats.h"
 
@@ -42,7 +43,8 @@ FORCE void k_scale_min(const u8* s, u32 j, u32& scale, u32& min) {
 }
 FORCE u32 q3_scale(const u8* s, u32 j) { return ((s[j % 8] >> (4 * (j / 8))) & 15) | ((s[8 + j % 4] >> (2 * (j / 4))) & 3) << 4; }
 
-// The unsigned code of weight k (0 to 31) of block c of 32 in the file; `block` is where the type's own block begins.
+// The unsigned code of weight k (0 to 31) of block c of 32 in the file; `block` is where
+// the type's own block begins.
 struct FromQ4_0 {
     typedef Q4_0 Layout;
     static constexpr u32 SIZE = 32, BYTES = 18, LOW_BITS = 4, HIGH_BITS = 0;

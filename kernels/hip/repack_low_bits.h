@@ -1,5 +1,6 @@
-// What repack.hip does for the types of formats_low_bits.h whose codes it does not take one by one: a thread moves what 32
-// weights have. `b`: the type's own block in the file; j: which 32 of its 256; c: which 32 of the row; at: the row's planes.
+// What repack.hip does for the types of formats_low_bits.h whose codes it does not take one by one:
+// a thread moves what 32 weights have. `b`: the type's own block in the file; j: which 32 of its
+// 256; c: which 32 of the row; at: the row's planes.
 #pragma once
 
 FORCE u32 word_at(const u8* at) { return half_at(at) | half_at(at + 2) << 16; }

@@ -1,7 +1,7 @@
 // Norms (where given) and rotates the heads of one buffer [rows][n_head][dim] in place.
 //
-// Geometry: grid (ceil(n_head / WAVES), rows); a wave a head of up to DIM elements. Bound by memory.
-// Entry: rope_heads.
+// Geometry: grid (ceil(n_head / WAVES), rows); a wave a head of up to DIM elements. Bound by
+// memory. Entry: rope_heads.
 #include "compat.h"
 #include "kv.h"
 

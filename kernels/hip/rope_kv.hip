@@ -1,11 +1,12 @@
-// Norms (where given) and rotates the heads of q and k; writes k and v of every row into its sequence's page.
+// Norms (where given) and rotates the heads of q and k; writes k and v of every row
+// into its sequence's page.
 //
-// q [rows][n_head][dim_k] f32 -> q_out, f32 (may be q itself) or f16 (q_half); k [rows][n_head_kv][dim_k] and v
-// [rows][n_head_kv][dim_v] f32 -> pages (kv.h).
-// Geometry: grid (ceil((n_head + 2 n_head_kv) / WAVES), rows); a wave a head. Bound by memory: reads q, k, v, writes q and the
-// pages once.
-// Entries: rope_kv_<dim> (DIM = dim_k), rope_kv_any (ANY; dim_k up to DIM); with KV_Q8 rope_kv_<dim>_q8 and rope_kv_any_q8,
-// with KV_F32 rope_kv_any_f32.
+// q [rows][n_head][dim_k] f32 -> q_out, f32 (may be q itself) or f16 (q_half); k
+// [rows][n_head_kv][dim_k] and v [rows][n_head_kv][dim_v] f32 -> pages (kv.h).
+// Geometry: grid (ceil((n_head + 2 n_head_kv) / WAVES), rows); a wave a head. Bound by memory:
+// reads q, k, v, writes q and the pages once.
+// Entries: rope_kv_<dim> (DIM = dim_k), rope_kv_any (ANY; dim_k up to DIM); with KV_Q8
+// rope_kv_<dim>_q8 and rope_kv_any_q8, with KV_F32 rope_kv_any_f32.
 #include "compat.h"
 #include "kv.h"
 

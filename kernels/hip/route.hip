@@ -1,12 +1,14 @@
-// Chooses each row's experts (Shazeer et al. 2017; groups and selection biases as in arXiv 2412.19437).
+// Chooses each row's experts (Shazeer et al. 2017; groups and selection biases as in arXiv
+// 2412.19437).
 //
-// logits [rows][n_expert] become probabilities; experts are chosen by probability plus bias [n_expert], the lowest index first among
-// equals, within the n_group_used groups of consecutive experts whose two largest selection values have the largest sums. ids
-// [rows][n_used] are whole numbers in f32, always below n_expert and never twice the same, whatever the logits are; weights
-// [rows][n_used].
-// Geometry: grid (rows / WAVES rounded up), THREADS threads; a wave a row, up to EXPERTS_MAX experts. Bound by latency: n_used rounds
-// of a maximum over the wave. Rows past the last are computed as the last one is, and not stored.
-// Entry: route.
+// logits [rows][n_expert] become probabilities; experts are chosen by probability plus bias
+// [n_expert], the lowest index first among equals, within the n_group_used groups of
+// consecutive experts whose two largest selection values have the largest sums. ids
+// [rows][n_used] are whole numbers in f32, always below n_expert and never twice the same,
+// whatever the logits are; weights [rows][n_used].
+// Geometry: grid (rows / WAVES rounded up), THREADS threads; a wave a row, up to EXPERTS_MAX
+// experts. Bound by latency: n_used rounds of a maximum over the wave. Rows past the last are
+// computed as the last one is, and not stored. Entry: route.
 #include "compat.h"
 #include "act.h"
 
@@ -35,7 +37,8 @@ struct RouteArgs {
     float scale;
 };
 
-// The largest value of a wave's lanes and its index, the lowest among equals; index ~0 stands for none. NaN counts as the smallest.
+// The largest value of a wave's lanes and its index, the lowest among equals; index ~0 stands for
+// none. NaN counts as the smallest.
 struct Best {
     float value;
     u32 index;

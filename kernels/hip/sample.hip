@@ -1,11 +1,13 @@
-// The k largest logits of each row and their indices, largest first (equal ones: the lower index first); k = 1 is argmax.
-// NaN counts as plus infinity and is given as that: whoever reads the values sees that the row is not to be sampled.
+// The k largest logits of each row and their indices, largest first (equal ones: the lower index
+// first); k = 1 is argmax. NaN counts as plus infinity and is given as that: whoever reads the
+// values sees that the row is not to be sampled.
 //
-// Two launches. top_k_part: grid (n_parts, rows), each block finds the k largest of its part of the row, by k rounds of a block
-// maximum over registers (k up to K_MAX) -> candidates [rows][n_parts][k] {value, index}. top_k_join: grid (rows), the k
-// largest of those -> out_values [rows][k], out_ids [rows][k]; the first id also goes to *next where given (the next step's
-// input). A part's candidates are sorted, so a thread that has one part holds no more than its first two. Moves the logits
-// once. Bound by latency.
+// Two launches. top_k_part: grid (n_parts, rows), each block finds the k largest of its part of the
+// row, by k rounds of a block maximum over registers (k up to K_MAX) -> candidates
+// [rows][n_parts][k] {value, index}. top_k_join: grid (rows), the k largest of those -> out_values
+// [rows][k], out_ids [rows][k]; the first id also goes to *next where given (the next step's
+// input). A part's candidates are sorted, so a thread that has one part holds no more than its
+// first two. Moves the logits once. Bound by latency.
 // Entries: top_k_part, top_k_join.
 #include "compat.h"
 

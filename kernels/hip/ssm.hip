@@ -1,12 +1,14 @@
 // Mamba-2 (Dao & Gu 2024, arXiv 2405.21060): row by row, all heads and elements at once.
 //
-//   d = softplus(dt[t][h] + dt_bias[h]);  S = S exp(d a[h]) + d x B[g]^T;  out = S C[g] + skip[h] x,  g = h / (n_head / n_group)
+//   d = softplus(dt[t][h] + dt_bias[h]);  S = S exp(d a[h]) + d x B[g]^T;
+//   out = S C[g] + skip[h] x,  g = h / (n_head / n_group)
 //
-// xbc [rows][n_head dim + 2 n_group n_state], state [n_head][dim][n_state] f32. A row of S needs no other one: 8 lanes have one,
-// shared out among them in fours, in registers from the first row to the last. B and C go through shared memory; those of the next row
-// are loaded before the present one is computed.
-// Geometry: grid (n_head * ceil(dim / (THREADS / 8)), sequences), THREADS threads. Bound by latency over many rows; for one row by
-// memory: the state once in, once out.
+// xbc [rows][n_head dim + 2 n_group n_state], state [n_head][dim][n_state] f32. A row of S
+// needs no other one: 8 lanes have one, shared out among them in fours, in registers from the
+// first row to the last. B and C go through shared memory; those of the next row are loaded
+// before the present one is computed.
+// Geometry: grid (n_head * ceil(dim / (THREADS / 8)), sequences), THREADS threads. Bound by latency
+// over many rows; for one row by memory: the state once in, once out.
 // Entries: ssm_<DIM> (most elements of a state's row).
 #include "compat.h"
 #include "act.h"

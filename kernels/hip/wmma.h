@@ -1,8 +1,9 @@
 // AMD's matrix instructions: WMMA on gfx11 and gfx12, MFMA on gfx908 and later gfx9 (RF_WMMA).
 //
-// Fragments of a 16 x 16 x 16 product, G = lane / 16: the operands' lane has row (column) lane % 16 and the elements k of
-// gfx11: all 16; gfx12: 8 G + 0..7; gfx9: 4 G + 0..3. The result's lane has column lane % 16 and rows of gfx11: 2 i + G; gfx12: 8 G + i;
-// gfx9: 4 G + i. On gfx11 the rows of the first operand are taken in another order (operand_row), so that 8 G + i holds there too.
+// Fragments of a 16 x 16 x 16 product, G = lane / 16: the operands' lane has row (column) lane % 16
+// and the elements k of gfx11: all 16; gfx12: 8 G + 0..7; gfx9: 4 G + 0..3. The result's lane has
+// column lane % 16 and rows of gfx11: 2 i + G; gfx12: 8 G + i; gfx9: 4 G + i. On gfx11 the rows of
+// the first operand are taken in another order (operand_row), so that 8 G + i holds there too.
 #pragma once
 #include "compat.h"
 

@@ -1,4 +1,5 @@
-//! Every format against its definition and against an independent implementation; packing and unpacking.
+//! Every format against its definition and against an independent
+//! implementation; packing and unpacking.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -107,7 +108,8 @@ fn blocks_of_256_by_hand() {
         (q2[255], q2[254], q2[0]),
         (2.0 * 3.0 * 2.0 - 5.0, -5.0, 0.0)
     );
-    // Q3_K: scale 0 is 0x2f (low nibble of byte 0, bits 0-1 of byte 8), less 32; weight 0 is 1 with the third bit unset.
+    // Q3_K: scale 0 is 0x2f (low nibble of byte 0, bits 0-1 of byte 8), less 32; weight 0 is 1
+    // with the third bit unset.
     let mut block = [0u8; 110];
     (block[32], block[96], block[104]) = (0x01, 0x0f, 0x02);
     block[108..110].copy_from_slice(&TWO);
@@ -129,7 +131,8 @@ fn blocks_of_256_by_hand() {
     (long[47], long[175]) = (0x80, 0xd0);
     let q5 = dequantized(WeightType::Q5K, &long);
     assert_eq!((q5[255], q5[0]), (2.0 * 63.0 * 29.0, -1.0));
-    // Q6_K: scale 15 is -1; weight 255 is the high nibble of the last ql and bits 6-7 of the last qh.
+    // Q6_K: scale 15 is -1; weight 255 is the high nibble of the last ql and bits 6-7 of the last
+    // qh.
     let mut block = [0u8; 210];
     (block[127], block[191], block[207]) = (0x70, 0x80, 0xff);
     block[208..210].copy_from_slice(&TWO);

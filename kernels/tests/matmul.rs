@@ -1,4 +1,5 @@
-//! Products: against exact ones, and bit for bit between instruction sets, batch sizes and divisions of the rows.
+//! Products: against exact ones, and bit for bit between instruction sets, batch sizes
+//! and divisions of the rows.
 
 mod matrices;
 
@@ -84,7 +85,8 @@ fn products_agree_with_exact_ones() {
                             .map(|(k, w)| f(k, f64::from(*w)))
                             .sum()
                     };
-                    // f32 sums of up to 9000 terms, some of which cancel (code times q against the min).
+                    // f32 sums of up to 9000 terms, some of which cancel (code
+                    // times q against the min).
                     let magnitude = sum(&|k, w| (w.abs() + 0.05) * f64::from(x[k].abs()));
                     let what =
                         || format!("{ty} {rows} x {cols}, token {t} row {r}: {y} for {exact}");
@@ -92,14 +94,16 @@ fn products_agree_with_exact_ones() {
                         assert!((y - exact).abs() <= 2e-6 * magnitude, "{}", what());
                         continue;
                     }
-                    // The integer scheme itself: exact but for f32 rounding, given the rounded activations.
+                    // The integer scheme itself: exact but for f32 rounding,
+                    // given the rounded activations.
                     let scheme = sum(&|k, w| w * x_rounded[k]);
                     assert!(
                         (y - scheme).abs() <= 2e-5 * magnitude,
                         "{}, the scheme gives {scheme}",
                         what()
                     );
-                    // Rounding an activation errs by d / sqrt(12) in the mean square; six times that over the row.
+                    // Rounding an activation errs by d / sqrt(12) in the mean square;
+                    // six times that over the row.
                     let deviation = (sum(&|k, w| (w * scales[k / 32]).powi(2)) / 12.0).sqrt();
                     assert!(
                         (y - exact).abs() <= 6.0 * deviation + 2e-5 * magnitude,

@@ -1,4 +1,5 @@
-//! The run-time compilers for real, where one is installed: this binary is parent and child, as the daemon is.
+//! The run-time compilers for real, where one is installed: this binary is parent
+//! and child, as the daemon is.
 
 use std::time::Duration;
 

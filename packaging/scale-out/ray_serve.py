@@ -1,12 +1,14 @@
 """A Ray Serve application whose every replica holds a GPU and one rocmforged on it.
 
-Ray gives a replica its card (HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES), which the daemon inherits. The daemon serves HTTP on
-a Unix socket of its own, so that only its replica reaches it; the replica hands requests on and answers back, streamed. A
-replica whose daemon has ended is unhealthy, and Ray starts another. Ray shares requests by their number alone, and knows
-nothing of residency: give all replicas the same models.
+Ray gives a replica its card (HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES), which the daemon inherits.
+The daemon serves HTTP on a Unix socket of its own, so that only its replica reaches it; the replica
+hands requests on and answers back, streamed. A replica whose daemon has ended is unhealthy, and Ray
+starts another. Ray shares requests by their number alone, and knows nothing of residency: give all
+replicas the same models.
 
     pip install "ray[serve]" httpx
-    serve run packaging.scale-out.ray_serve:build program=/usr/bin/rocmforged model_dir=/srv/models replicas=2
+    serve run packaging.scale-out.ray_serve:build program=/usr/bin/rocmforged
+    model_dir=/srv/models replicas=2
 
 Or in a Serve configuration file, with `import_path: ray_serve:build` and the same names as `args`.
 """
@@ -79,7 +81,8 @@ class Rocmforged:
         answer = await self.client.send(sent, stream=True)
 
         async def body():
-            # Left early, as by a client that goes, it closes the connection, and the daemon ends the request.
+            # Left early, as by a client that goes, it closes the connection, and
+            # the daemon ends the request.
             try:
                 async for piece in answer.aiter_raw():
                     yield piece
@@ -103,7 +106,8 @@ class Rocmforged:
 
 
 def build(args):
-    """The application: `program`, `model_dir`, `replicas`, and `arguments` for the daemon, separated by spaces."""
+    """The application: `program`, `model_dir`, `replicas`, and `arguments` for the
+    daemon, separated by spaces."""
     replicas = int(args.get("replicas", 1))
     arguments = args.get("arguments", "").split()
     return Rocmforged.options(num_replicas=replicas).bind(args["program"], args["model_dir"], arguments)

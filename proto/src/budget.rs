@@ -1,5 +1,5 @@
-//! Budgets as people write them: bytes, sizes with a unit, shares of the device. One notation for the daemon's settings
-//! and for clients.
+//! Budgets as people write them: bytes, sizes with a unit, shares of the device. One notation for
+//! the daemon's settings and for clients.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,8 +11,9 @@ pub const BUDGET_MAX_BYTES: u64 = 1 << 50;
 
 /// How much device memory to hold. The daemon resolves shares, as it knows the device.
 ///
-/// Read from `2147483648`, `512MiB`, `2GiB`, `1.5G` or `80%`. K, M, G and T count in 1024, with or without `iB`; KB, MB,
-/// GB and TB count in 1000. Case does not matter, and space may stand before the unit.
+/// Read from `2147483648`, `512MiB`, `2GiB`, `1.5G` or `80%`. K, M, G and T count in 1024,
+/// with or without `iB`; KB, MB, GB and TB count in 1000. Case does not matter, and space
+/// may stand before the unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Budget {
     /// Bytes, from 1 to [`BUDGET_MAX_BYTES`].
@@ -72,7 +73,8 @@ impl FromStr for Budget {
         };
         let bytes = match number.parse::<u64>() {
             Ok(n) => n.checked_mul(factor),
-            // A fraction of a byte is a typing error; 53 bits are exact far above the largest budget.
+            // A fraction of a byte is a typing error; 53 bits are exact far
+            // above the largest budget.
             Err(_) if factor > 1 => {
                 let number: f64 = number.parse().map_err(|_| wrong())?;
                 Some((number * factor as f64) as u64)

@@ -6,8 +6,10 @@
 # root, for chroot. Parts, all unless some are named:
 #   devices   the card is listed by name and architecture
 #   generate  each model is loaded and gives the host's text
-#   arch      the small models of tests/fixtures/arch have their authors' log-probabilities (goldens.py)
-#   evict     two models in a budget that does not hold both: segments are evicted, both give the host's text
+#   arch      the small models of tests/fixtures/arch have their authors' log-probabilities
+#             (goldens.py)
+#   evict     two models in a budget that does not hold both: segments are evicted, both give the
+#             host's text
 #   budget    the budget is halved and doubled between requests, models stay usable
 #   rounds    models are loaded and unloaded in rounds; in the end nothing is held
 #   hiprtc    the cache of kernels is emptied: every kernel is compiled anew

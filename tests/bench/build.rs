@@ -1,4 +1,5 @@
-//! Tells the binary which commit it was built from, for its tables; `unknown` outside of a git checkout.
+//! Tells the binary which commit it was built from, for its tables; `unknown`
+//! outside of a git checkout.
 
 use std::process::Command;
 

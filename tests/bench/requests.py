@@ -51,7 +51,7 @@ def complete(args, prompt, ended):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("url")
     parser.add_argument("model")
     parser.add_argument("--token")

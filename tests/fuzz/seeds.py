@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the fuzz targets below corpus/: forged ones, and headers of tests/fixtures without vocabularies."""
+"""Writes the seeds of the fuzz targets below corpus/: forged ones, and headers of
+tests/fixtures without vocabularies."""
 
 import json
 import struct

@@ -1,8 +1,10 @@
-// The AI SDK with its provider for servers that speak OpenAI's dialect, against a running daemon: plain, streamed, tools,
-// a JSON schema, reasoning, errors, cancellation. The wire is checked chunk by chunk beside what the library makes of it.
+// The AI SDK with its provider for servers that speak OpenAI's dialect, against a running daemon:
+// plain, streamed, tools, a JSON schema, reasoning, errors, cancellation. The wire is checked chunk
+// by chunk beside what the library makes of it.
 //
 // usage: ai_sdk.mjs URL TOKEN MESSAGE ANSWER
-// The daemon has the models `agent` and `thinker`: ANSWER is what `agent` says to MESSAGE without sampling.
+// The daemon has the models `agent` and `thinker`: ANSWER is what `agent` says to
+// MESSAGE without sampling.
 
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";

@@ -1,8 +1,10 @@
-// The Codex command line against a running daemon, by `/v1/responses`: plain, tools, a JSON schema, reasoning, errors,
-// cancellation. What the daemon sends is checked event by event beside what Codex makes of it.
+// The Codex command line against a running daemon, by `/v1/responses`: plain, tools, a JSON
+// schema, reasoning, errors, cancellation. What the daemon sends is checked event by event
+// beside what Codex makes of it.
 //
 // usage: codex.mjs URL TOKEN MESSAGE ANSWER
-// The daemon has the models `agent` and `thinker`: ANSWER is what `agent` says to MESSAGE without sampling.
+// The daemon has the models `agent` and `thinker`: ANSWER is what `agent` says to
+// MESSAGE without sampling.
 
 import { spawn } from "node:child_process";
 import fs from "node:fs";
@@ -106,7 +108,8 @@ async function plain() {
 }
 
 async function tools() {
-  // A model of this size calls nothing by itself: the first request forces the call, and says to what.
+  // A model of this size calls nothing by itself: the first request forces the call, and says to
+  // what.
   const parameters = {
     type: "object",
     properties: { cmd: { enum: ["echo 40 + 2"] } },
@@ -168,7 +171,8 @@ async function errors() {
   const missing = await codex("no-such-model", message);
   const said = JSON.stringify(missing.told.at(-1));
   expect(missing.code !== 0 && said.includes("no model 'no-such-model'"), "no such model:", missing.code, said);
-  // Codex compacts a conversation that is too long, once; it knows by the code, inside of the stream.
+  // Codex compacts a conversation that is too long, once; it knows by the code, inside of the
+  // stream.
   const long = await codex("agent", "word ".repeat(6000));
   const failed = checkedStream(long.exchanges[0], "response.failed");
   expect(failed.error.code === "context_length_exceeded", "too long:", failed.error);

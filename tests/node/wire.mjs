@@ -1,4 +1,5 @@
-// A proxy between a client and the daemon: it writes down what goes over the wire, and may change a request on its way.
+// A proxy between a client and the daemon: it writes down what goes over the wire, and may
+// change a request on its way.
 
 import http from "node:http";
 

@@ -1,7 +1,9 @@
-"""A small byte-level BPE encoder over a GGUF file's own vocabulary, to drive the reference without the code under test.
+"""A small byte-level BPE encoder over a GGUF file's own vocabulary, to drive the reference
+without the code under test.
 
-Sources: Sennrich et al. 2016 (BPE), GPT-2's byte-to-unicode table, and Qwen2's published pre-tokenizer pattern. Python's `re`
-has no Unicode classes, so a letter is `[^\\W\\d_]` and a number is `\\d`: the same as \\p{L} and \\p{N} for the text of the
+Sources: Sennrich et al. 2016 (BPE), GPT-2's byte-to-unicode table, and Qwen2's
+published pre-tokenizer pattern. Python's `re` has no Unicode classes, so a letter is
+`[^\\W\\d_]` and a number is `\\d`: the same as \\p{L} and \\p{N} for the text of the
 fixtures, and not for every script.
 """
 
@@ -21,7 +23,8 @@ CONTROL, USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 
 
 def _byte_table():
-    """GPT-2's map of bytes to printable characters: printable ones stand for themselves, the rest follow from U+0100."""
+    """GPT-2's map of bytes to printable characters: printable ones stand for themselves, the
+    rest follow from U+0100."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {b: chr(b) for b in printable}
     table.update({b: chr(256 + n) for n, b in enumerate(b for b in range(256) if b not in table)})
@@ -50,7 +53,8 @@ class ByteBpe:
         return cls(*(reader.fields[f"tokenizer.ggml.{k}"].contents() for k in ("tokens", "merges", "token_type")))
 
     def encode(self, text):
-        """The ids of `text`; special tokens written out in it become themselves, nothing is added."""
+        """The ids of `text`; special tokens written out in it become
+        themselves, nothing is added."""
         parts = self.special_split.split(text) if self.special_split else [text]
         ids = []
         for part in parts:

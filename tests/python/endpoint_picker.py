@@ -1,15 +1,19 @@
-"""An endpoint picker for Envoy: sends a request to the daemon that is expected to begin its answer first.
+"""An endpoint picker for Envoy: sends a request to the daemon that is expected
+to begin its answer first.
 
-Envoy asks over ext_proc (gRPC) and shows each request's headers and body; the picker names the daemon in the header
-`x-gateway-destination-endpoint`, as gateways of Kubernetes' inference extension do, and Envoy's cluster goes there. What is
-known of a daemon comes from its `/metrics`, read every REFRESH_S:
+Envoy asks over ext_proc (gRPC) and shows each request's headers and body; the picker names the
+daemon in the header `x-gateway-destination-endpoint`, as gateways of Kubernetes' inference
+extension do, and Envoy's cluster goes there. What is known of a daemon comes from its
+`/metrics`, read every REFRESH_S:
 
-    seconds = rocmforge_model_expected_first_token_seconds of the model, or UNKNOWN_S where it is not loaded there
+    seconds = rocmforge_model_expected_first_token_seconds of the model,
+              or UNKNOWN_S where it is not loaded there
             + WAITING_S for each request that waits there (vllm:num_requests_waiting)
             + RUNNING_S for each one that runs there (vllm:num_requests_running)
 
-The least wins, of equals the one that was chosen longest ago. A daemon that drains, or whose metrics have not been read for
-STALE_S, is not chosen. A client may narrow the choice by the header `x-gateway-destination-endpoint-subset`.
+The least wins, of equals the one that was chosen longest ago. A daemon that drains, or whose
+metrics have not been read for STALE_S, is not chosen. A client may narrow the choice by the header
+`x-gateway-destination-endpoint-subset`.
 
 usage: endpoint_picker.py --listen HOST:PORT --endpoint HOST:PORT ...
 """
@@ -31,7 +35,8 @@ from envoy.type.v3 import http_status_pb2
 REFRESH_S = 0.2
 TIMEOUT_S = 2.0
 STALE_S = 5.0
-# What is assumed of a model of which a daemon has measured nothing, most often since it is not loaded there.
+# What is assumed of a model of which a daemon has measured nothing, most often
+# since it is not loaded there.
 UNKNOWN_S = 10.0
 WAITING_S = 5.0
 RUNNING_S = 0.05

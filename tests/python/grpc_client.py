@@ -1,8 +1,10 @@
-"""Talks to rocmforged with nothing but stock grpcio and the .proto files: what any other language's client can do.
+"""Talks to rocmforged with nothing but stock grpcio and the .proto files: what any other
+language's client can do.
 
-Stubs are generated at run time into a temporary directory. In order: health, reflection, load, a greedy answer through the
-chat template, its counts, and the status code of a request that must fail. The answer goes to stdout as it arrives, the
-rest to stderr; exit 0 only if all of it was as it should be.
+Stubs are generated at run time into a temporary directory. In order: health, reflection,
+load, a greedy answer through the chat template, its counts, and the status code of a request
+that must fail. The answer goes to stdout as it arrives, the rest to stderr; exit 0 only if
+all of it was as it should be.
 
 usage: grpc_client.py --socket PATH --model FILE.gguf [--message TEXT] [--max-tokens N]
 """
@@ -47,7 +49,8 @@ def check_health(channel):
 
 
 def check_reflection(channel):
-    """Reflection v1 and v1alpha share their messages; the daemon has v1, so the stock v1alpha stub is pointed there."""
+    """Reflection v1 and v1alpha share their messages; the daemon has v1, so the stock v1alpha
+    stub is pointed there."""
     listing = ProtoReflectionDescriptorDatabase(V1Channel(channel)).get_services()
     expect(SERVICES <= set(listing), "reflection lists", listing)
     say("reflection:", *sorted(listing))
@@ -123,7 +126,8 @@ def main():
         generate_stubs(o.proto, pathlib.Path(out))
         from rocmforge.v1 import inference_pb2, inference_pb2_grpc, models_pb2, models_pb2_grpc
 
-        # gRPC's core sends the socket's percent-encoded path as :authority, which HTTP/2 servers that check it refuse.
+        # gRPC's core sends the socket's percent-encoded path as :authority, which HTTP/2
+        # servers that check it refuse.
         options = [("grpc.default_authority", "localhost")]
         with grpc.insecure_channel(f"unix:{o.socket}", options=options) as channel:
             grpc.channel_ready_future(channel).result(timeout=10)

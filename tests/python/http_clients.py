@@ -1,8 +1,10 @@
-"""Talks to rocmforged with the applications' own libraries: openai, anthropic and ollama, as their users install them.
+"""Talks to rocmforged with the applications' own libraries: openai, anthropic and ollama, as
+their users install them.
 
-Nothing is loaded beforehand: the first request of all does it. Each library is used plain and streamed, counts and models
-are asked for, an error is provoked whose type the library has to recognise, and a stream is left in the middle. The
-greedy answer of each goes to stdout, one a line; what is done goes to stderr. Exit 0 only if all was as it should be.
+Nothing is loaded beforehand: the first request of all does it. Each library is used plain and
+streamed, counts and models are asked for, an error is provoked whose type the library has to
+recognise, and a stream is left in the middle. The greedy answer of each goes to stdout, one a line;
+what is done goes to stderr. Exit 0 only if all was as it should be.
 
 usage: http_clients.py --url http://127.0.0.1:PORT --token TOKEN --model NAME --message TEXT
 """

@@ -1,11 +1,14 @@
-"""Writes a small GGUF model with random weights, for parity tests of one corner of the format at a time.
+"""Writes a small GGUF model with random weights, for parity tests of one corner of the format at a
+time.
 
-The vocabulary is another file's (a fixture's), so ids mean the same there. Types that PyPI's gguf can quantize are real
-quantizations of normal noise; the others get random valid blocks whose scales are set so that the values have the mean and
-the deviation wanted. Where a row is no multiple of a type's block the type falls back as llama.cpp's quantizer does (Q4_K to
-Q5_0 and so on), and to F16 where even 32 does not divide it.
+The vocabulary is another file's (a fixture's), so ids mean the same there. Types that PyPI's gguf
+can quantize are real quantizations of normal noise; the others get random valid blocks whose scales
+are set so that the values have the mean and the deviation wanted. Where a row is no multiple of a
+type's block the type falls back as llama.cpp's quantizer does (Q4_K to Q5_0 and so on), and to F16
+where even 32 does not divide it.
 
-usage: make_random_model.py OUT.gguf --vocab FIXTURE.gguf [--arch llama|qwen2|qwen3] [--types Q4_K,Q6_K] [--seed N] ...
+usage: make_random_model.py OUT.gguf --vocab FIXTURE.gguf [--arch llama|qwen2|qwen3]
+                            [--types Q4_K,Q6_K] [--seed N] ...
   --types        dealt out in turn to the matrices: one type makes a uniform model, several a mix
   --rope         none | linear | llama3 (a rope_freqs tensor) | yarn
 The seed fixes everything.
@@ -23,8 +26,9 @@ FALLBACK = {
                      Type.TQ1_0, Type.TQ2_0], Type.IQ4_NL),
 }
 
-# Where each of these types keeps its f16 scale and its f16 minimum in a block, and the minimum per scale that centres the values
-# when every other bit is random (mean quant times mean sub-scale over mean sub-minimum).
+# Where each of these types keeps its f16 scale and its f16 minimum in a block, and the minimum
+# per scale that centres the values when every other bit is random (mean quant times mean
+# sub-scale over mean sub-minimum).
 BLOCK_SCALES = {
     Type.Q2_K: (80, 82, 1.5),
     Type.Q3_K: (108, None, 0.0),
@@ -41,7 +45,8 @@ BLOCK_SCALES = {
 
 
 def random_blocks(rng, kind, rows, cols, std):
-    """[rows, bytes] of random blocks, each block with a scale of its own, the values' deviation `std`."""
+    """[rows, bytes] of random blocks, each block with a scale of its own, the
+    values' deviation `std`."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     scale_at, min_at, centre = BLOCK_SCALES[kind]
     n = rows * cols // block

@@ -1,10 +1,13 @@
-"""Checks packaging/kubernetes against schemas: what the API server would refuse for its shape is refused here.
+"""Checks packaging/kubernetes against schemas: what the API server would refuse for
+its shape is refused here.
 
-Kubernetes' own kinds by the schemas of kubernetes-validate, unknown fields refused. InferencePool by the rules below, and by
-the CRDs in --crds where they are at hand. The files of llm-d's router by its documentation's rules. What the kinds say of each
-other has to fit: labels, ports, volumes. Each checked document is a line of stdout.
+Kubernetes' own kinds by the schemas of kubernetes-validate, unknown fields refused. InferencePool
+by the rules below, and by the CRDs in --crds where they are at hand. The files of llm-d's router by
+its documentation's rules. What the kinds say of each other has to fit: labels, ports, volumes. Each
+checked document is a line of stdout.
 
-usage: manifests.py DIR --configs OUT [--crds DIR]      (OUT gets the configurations inside, for their own programs to check)
+usage: manifests.py DIR --configs OUT [--crds DIR]
+(OUT gets the configurations inside, for their own programs to check)
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Reads batches of spans, one a line, as OpenTelemetry's own messages: fields that they do not have are refused.
+"""Reads batches of spans, one a line, as OpenTelemetry's own messages: fields that
+they do not have are refused.
 
 usage: otlp_takes.py FILE
 """

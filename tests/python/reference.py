@@ -1,27 +1,33 @@
-"""An independent forward pass of a GGUF language model in numpy: the yardstick for the daemon's logits.
+"""An independent forward pass of a GGUF language model in numpy: the yardstick for the daemon's
+logits.
 
-Nothing here comes from the code under test. PyPI's `gguf` reads the file and dequantizes every tensor to float32; the rest
-is the published formulae, one function each:
+Nothing here comes from the code under test. PyPI's `gguf` reads the file and dequantizes every
+tensor to float32; the rest is the published formulae, one function each:
 
   RMSNorm            Zhang and Sennrich 2019; epsilon inside the root, as in Llama
-  RoPE               Su et al. 2021. llama files keep the interleaved pairs (2i, 2i+1): the converter permutes q and k for
-                     it. qwen files keep the halves (i, i + n_rot/2), "NEOX" order
-  rope scaling       linear: Chen et al. 2023 (positions divided by the factor). llama3: the tensor rope_freqs divides each
-                     frequency. YaRN: Peng et al. 2023, the ramp between beta_fast and beta_slow and the magnitude
-                     1 + 0.1 ln(factor), rounded as GGUF implementations do it (floor and ceil of the two dimensions)
+  RoPE               Su et al. 2021. llama files keep the interleaved pairs (2i, 2i+1): the converter
+                     permutes q and k for it. qwen files keep the halves (i, i + n_rot/2), "NEOX"
+                     order
+  rope scaling       linear: Chen et al. 2023 (positions divided by the factor). llama3: the tensor
+                     rope_freqs divides each frequency. YaRN: Peng et al. 2023, the ramp between
+                     beta_fast and beta_slow and the magnitude 1 + 0.1 ln(factor), rounded as GGUF
+                     implementations do it (floor and ceil of the two dimensions)
   grouped queries    Ainslie et al. 2023: query head h reads key head h // (n_head / n_head_kv)
   QK-norm            qwen3: RMSNorm over each head of q and k, before RoPE
   SwiGLU             Shazeer 2020: down(silu(gate(x)) * up(x))
-  experts            softmax over all the experts, the best k, their weights renormalised to one (Mixtral, Qwen3-MoE)
+  experts            softmax over all the experts, the best k, their weights renormalised to one
+                     (Mixtral, Qwen3-MoE)
 
-With --activations q8:N every input of a quantized product is rounded to 8 bits in blocks of N first, with one float scale
-per block of max|x| / 127. That is the error that an integer kernel makes by design, so it says how far from the float32 logits
-a correct implementation may be.
+With --activations q8:N every input of a quantized product is rounded to 8 bits in blocks of N
+first, with one float scale per block of max|x| / 127. That is the error that an integer kernel
+makes by design, so it says how far from the float32 logits a correct implementation may be.
 
-usage: reference.py MODEL.gguf (--ids 1,2,3 | --ids-file F | --text T | --chat MESSAGE) [--score [--top N] | --greedy N | --out F.npy]
+usage: reference.py MODEL.gguf (--ids 1,2,3 | --ids-file F | --text T | --chat MESSAGE)
+                    [--score [--top N] | --greedy N | --out F.npy]
   default        JSON: for each position its logits
   --out F.npy    the logits as a float32 array [n_ids, n_vocab] instead
-  --score        JSON: for each id its natural log-probability given those before it (null for the first)
+  --score        JSON: for each id its natural log-probability given those before it (null for the
+                 first)
   --greedy N     JSON: up to N ids that continue the prompt, and their text
 An --ids-file holds ids separated by commas or white space, or a JSON array.
 """
@@ -70,7 +76,8 @@ def round_q8(x, block):
 
 
 class Hparams:
-    """The metadata that the forward pass needs, under GGUF's names without the architecture's prefix."""
+    """The metadata that the forward pass needs, under GGUF's names without the
+    architecture's prefix."""
 
     def __init__(self, reader):
         self.fields = reader.fields
@@ -123,7 +130,8 @@ def rope_angles(hp, freq_factors, positions):
 
 
 def rope(x, cos, sin, neox):
-    """x [n, heads, head_dim]: the first n_rot values of each head turned in pairs, the rest as they are."""
+    """x [n, heads, head_dim]: the first n_rot values of each head turned in
+    pairs, the rest as they are."""
     n_rot = 2 * cos.shape[1]
     cos, sin = cos[:, None, :].astype(x.dtype), sin[:, None, :].astype(x.dtype)
     out = x.copy()
@@ -203,7 +211,8 @@ class Model:
         return out
 
     def forward(self, ids):
-        """Logits [n, n_vocab] after each of `ids`, which follow what was given since the last reset."""
+        """Logits [n, n_vocab] after each of `ids`, which follow what was given since the last
+        reset."""
         hp = self.hp
         positions = np.arange(self.n_past, self.n_past + len(ids))
         cos, sin = rope_angles(hp, self.weights.get("rope_freqs.weight"), positions)
@@ -217,7 +226,8 @@ class Model:
         return self.mat_mul(x, "output" if "output.weight" in self.weights else "token_embd")
 
     def greedy(self, ids, n_max, stop):
-        """The most probable id, time after time, until one of `stop` (which is left out) or n_max ids."""
+        """The most probable id, time after time, until one of `stop` (which is
+        left out) or n_max ids."""
         out, logits = [], self.forward(ids)[-1]
         while len(out) < n_max:
             best = int(np.argmax(logits))
@@ -229,7 +239,8 @@ class Model:
 
 
 def score(model, ids, top):
-    """Natural log-probability of each id given those before it; with `top`, also the most probable ids at each position."""
+    """Natural log-probability of each id given those before it; with `top`, also the most
+    probable ids at each position."""
     logp = log_softmax(model.forward(ids))
     tokens = [{"id": ids[0], "logprob": None}]
     tokens += [{"id": t, "logprob": float(logp[at, t])} for at, t in enumerate(ids[1:])]

@@ -1,11 +1,12 @@
 """Puts Envoy with our endpoint picker before two daemons, and asks through it.
 
-The first daemon has used one model and the second one the other: a request goes to the daemon that holds its model. Then both
-have the first model and the first daemon is full: what it would make wait goes to the second one. Then that one is stopped, and
-the first one answers all. The daemons run one request at a time. Each step that went well is a line of stdout.
+The first daemon has used one model and the second one the other: a request goes to the daemon that
+holds its model. Then both have the first model and the first daemon is full: what it would make
+wait goes to the second one. Then that one is stopped, and the first one answers all. The daemons
+run one request at a time. Each step that went well is a line of stdout.
 
-usage: through_envoy.py --config FILE --endpoint HOST:PORT --endpoint HOST:PORT --stop PID --model NAME --model NAME
-(PID is the second daemon's)
+usage: through_envoy.py --config FILE --endpoint HOST:PORT --endpoint HOST:PORT --stop PID --model
+NAME --model NAME (PID is the second daemon's)
 """
 
 import argparse
@@ -36,7 +37,8 @@ def program():
 
 @contextlib.contextmanager
 def kept_busy(url, body, clients):
-    """`clients` ask for `body` (a stream) again and again, each behind the other, until the end of the block.
+    """`clients` ask for `body` (a stream) again and again, each behind the other,
+    until the end of the block.
 
     However fast the daemon is: what one long answer takes would bound how long the block may.
     """

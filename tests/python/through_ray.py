@@ -1,9 +1,11 @@
-"""Runs the Ray Serve application of packaging/scale-out on this machine, as if it had two cards, and asks through it.
+"""Runs the Ray Serve application of packaging/scale-out on this machine, as if it had two
+cards, and asks through it.
 
-Two replicas hold a daemon each, with a card of their own. A daemon that dies is replaced; at the end none is left. Each step
-that went well is a line of stdout.
+Two replicas hold a daemon each, with a card of their own. A daemon that dies is replaced; at the
+end none is left. Each step that went well is a line of stdout.
 
-usage: through_ray.py --application DIR --program ROCMFORGED --model-dir DIR --model NAME --message TEXT --answer TEXT
+usage: through_ray.py --application DIR --program ROCMFORGED --model-dir DIR --model NAME
+--message TEXT --answer TEXT
 """
 
 import argparse

@@ -1,9 +1,11 @@
-"""Puts SMG (a router) before two daemons, and asks through it: both answer, and when one of them is stopped the other does.
+"""Puts SMG (a router) before two daemons, and asks through it: both answer, and when one of them
+is stopped the other does.
 
-SMG knows one model of each worker, the first that it lists: the daemons serve this one alone. The greedy answer goes to
-stdout, what is done to stderr. Exit 0 only if all was as it should be.
+SMG knows one model of each worker, the first that it lists: the daemons serve this one alone. The
+greedy answer goes to stdout, what is done to stderr. Exit 0 only if all was as it should be.
 
-usage: through_smg.py --worker URL --worker URL --stop PID --model NAME --message TEXT     (PID is the first worker's)
+usage: through_smg.py --worker URL --worker URL --stop PID --model NAME --message TEXT
+(PID is the first worker's)
 """
 
 import argparse

@@ -1,7 +1,9 @@
-//! Finds the workspace's programs beside the running test, and has cargo build them where they are absent or stale.
+//! Finds the workspace's programs beside the running test, and has cargo build them where
+//! they are absent or stale.
 //!
-//! Cargo names a binary only to the tests of its own package. Programs lie two directories above a test's own executable,
-//! in the same profile's directory; `cargo test --workspace` has built them by the time a test runs.
+//! Cargo names a binary only to the tests of its own package. Programs lie two directories above
+//! a test's own executable, in the same profile's directory; `cargo test --workspace` has built
+//! them by the time a test runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -83,7 +85,8 @@ fn is_newer(path: &Path, than: SystemTime) -> bool {
     changed.map_or(true, |changed| changed > than)
 }
 
-/// Builds all programs at once: a build of one package alone would resolve features, and so compile, differently.
+/// Builds all programs at once: a build of one package alone would resolve features,
+/// and so compile, differently.
 fn build(profile_dir: &Path) {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo

@@ -1,7 +1,7 @@
 //! A real rocmforged process with a directory, a socket and a log of its own.
 //!
-//! It is ready when it has said READY=1 on the notify socket, as systemd would be told. Dropping a [`Daemon`] kills the
-//! process; a panicking test prints the end of its log first.
+//! It is ready when it has said READY=1 on the notify socket, as systemd would be told. Dropping a
+//! [`Daemon`] kills the process; a panicking test prints the end of its log first.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! The committed models and texts, where they are and how large.
+//! The committed models and texts, and where they are.
 
 use std::path::{Path, PathBuf};
 
@@ -9,14 +9,6 @@ pub const TINY_LLAMA: &str = "tiny-llama-Q4_K_M.gguf";
 
 /// tiny-qwen3: 6 layers of 256, Q8_0, QK-norm.
 pub const TINY_QWEN3: &str = "tiny-qwen3-Q8_0.gguf";
-
-/// Every committed fixture with its size: tests rest on these very bytes.
-pub const SIZES: [(&str, u64); 4] = [
-    (TINY_LLAMA, 3_077_952),
-    (TINY_QWEN3, 5_641_792),
-    ("exam.json", 18_745),
-    ("text.txt", 53_566),
-];
 
 /// The workspace's root directory.
 pub fn workspace() -> PathBuf {

@@ -1,6 +1,7 @@
 //! Takes a sound GGUF file apart, as far as it takes to spoil it in one place.
 //!
-//! The reader here trusts its input, a committed fixture, and shares nothing with the daemon's parser.
+//! The reader here trusts its input, a committed fixture, and shares nothing
+//! with the daemon's parser.
 
 use std::ops::Range;
 use std::path::Path;
@@ -148,7 +149,8 @@ impl Forge {
         self.put(length_at + 8, name.as_bytes())
     }
 
-    /// A place in every part of the file, with the part's name: cutting there leaves the part incomplete.
+    /// A place in every part of the file, with the part's name: cutting there
+    /// leaves the part incomplete.
     pub fn cuts(&self) -> Vec<(String, usize)> {
         let mut cuts = vec![
             ("the magic".to_owned(), 2),

@@ -1,5 +1,5 @@
-//! What the workspace's tests share: the fixtures, a real daemon process to talk to, and Python and Node where a
-//! test needs them.
+//! What the workspace's tests share: the fixtures, a real daemon process to talk to, and Python and
+//! Node where a test needs them.
 //!
 //! *Invariant:* a daemon that a test started never outlives the test, however the test ends.
 
@@ -16,7 +16,8 @@ pub mod node;
 pub mod python;
 pub mod session;
 
-/// Says on the terminal, past the test runner's capture, that a test or a part of it does not run here and why.
+/// Says on the terminal, past the test runner's capture, that a test or a part of it
+/// does not run here and why.
 pub fn skip(what: &str, reason: &str) {
     // A closed terminal is no reason to fail.
     let _ = writeln!(std::io::stderr(), "SKIPPED {what}: {reason}");

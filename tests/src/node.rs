@@ -1,8 +1,8 @@
 //! Node with the packages of tests/node/package-lock.json, or the reason why there is none.
 //!
-//! `ROCMFORGE_NODE` names the program and `ROCMFORGE_NODE_MODULES` the directory with the packages; given, they have to work.
-//! Without them `node` and tests/node/node_modules are tried, and a test that needs what is missing is skipped with a printed
-//! reason.
+//! `ROCMFORGE_NODE` names the program and `ROCMFORGE_NODE_MODULES` the directory with the packages;
+//! given, they have to work. Without them `node` and tests/node/node_modules are tried, and a test
+//! that needs what is missing is skipped with a printed reason.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,7 +26,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Node, if it is new enough and the packages are there; otherwise prints that `test` is skipped, and why.
+    /// Node, if it is new enough and the packages are there; otherwise prints that
+    /// `test` is skipped, and why.
     ///
     /// # Panics
     /// When the environment names one that cannot be used.

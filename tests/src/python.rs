@@ -1,7 +1,7 @@
 //! A Python with the packages of tests/python/requirements.txt, or the reason why there is none.
 //!
-//! `ROCMFORGE_PYTHON` names the interpreter, and then it has to work. Without it `python3` is tried, and a test that needs
-//! what it lacks is skipped with a printed reason.
+//! `ROCMFORGE_PYTHON` names the interpreter, and then it has to work. Without it `python3` is
+//! tried, and a test that needs what it lacks is skipped with a printed reason.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -50,8 +50,8 @@ impl Python {
         None
     }
 
-    /// The interpreter that the environment variable `name` names; otherwise prints that `test` is skipped. For packages
-    /// that are too large to be installed with the others.
+    /// The interpreter that the environment variable `name` names; otherwise prints that `test` is
+    /// skipped. For packages that are too large to be installed with the others.
     pub fn named(test: &str, name: &str, packages: &str) -> Option<Python> {
         let given = std::env::var_os(name).filter(|path| !path.is_empty());
         if given.is_none() {

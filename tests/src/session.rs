@@ -1,4 +1,5 @@
-//! What most end-to-end tests do with a client: load, ask greedily, collect the answer, watch the budget.
+//! What most end-to-end tests do with a client: load, ask greedily, collect the
+//! answer, watch the budget.
 
 use std::path::Path;
 use std::sync::Arc;

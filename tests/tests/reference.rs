@@ -1,9 +1,11 @@
-//! The yardstick itself: the numpy forward pass must solve the exam as llama.cpp does with the same files.
+//! The yardstick itself: the numpy forward pass must solve the exam as llama.cpp
+//! does with the same files.
 
 use rocmforge_tests::fixtures::{self, TINY_LLAMA, TINY_QWEN3};
 use rocmforge_tests::python::Python;
 
-/// A right answer needs the vocabulary, the weights, the attention and the positions to be read right.
+/// A right answer needs the vocabulary, the weights, the attention and the
+/// positions to be read right.
 #[test]
 fn reference_answers_exam_questions() {
     let Some(python) = Python::find("reference_answers_exam_questions", &["numpy", "gguf"]) else {

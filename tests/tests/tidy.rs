@@ -1,14 +1,22 @@
 //! Style checks as tests: what the workspace's texts must and must not have.
 //!
-//! Each test reads every text of the workspace and lists all the places that break its rule, as `path:line: text`.
+//! Each test reads every text of the workspace and lists all the places that break its
+//! rule, as `path:line: text`.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use rocmforge_tests::fixtures;
+use sha2::{Digest, Sha256};
+
+/// The sums of the fixtures.
+const SUMS: &str = "SHA256SUMS";
 
 /// Most lines of a source file. Past it, look for the second subject.
 const LINES_MAX: usize = 600;
+
+/// Most characters of a line of a comment, and of Markdown.
+const COLUMNS_MAX: usize = 100;
 
 /// Longer files, each with the reason why it is one subject.
 const LONGER: [(&str, &str); 0] = [];
@@ -21,7 +29,8 @@ const UNSAFE: [&str; 10] = [
     "daemon/crates/device/src/host/",
     "kernels/src/host/",
     "kernels/src/gpu/compile/",
-    // They call the kernels from threads of their own, which is what the kernels' unsafe constructors are for.
+    // They call the kernels from threads of their own, which is what the kernels'
+    // unsafe constructors are for.
     "kernels/benches/",
     "kernels/tests/",
     // Drivers take pointers; the fake one gives them.
@@ -51,7 +60,8 @@ const SAFETY_LINES_ABOVE: usize = 8;
 /// Directories that are not the workspace's own text.
 const SKIPPED_DIRS: [&str; 4] = ["target", "fixtures", "__pycache__", "node_modules"];
 
-/// Directories that begin with a dot and are the workspace's own text; others are tools' and a developer's.
+/// Directories that begin with a dot and are the workspace's own text; others are
+/// tools' and a developer's.
 const DOT_DIRS: [&str; 2] = [".cargo", ".ci"];
 
 /// A text of the workspace.
@@ -183,6 +193,50 @@ fn no_file_outgrows_its_subject() {
     broken.check(
         "past 600 lines a file has a second subject; split it, or list it here with a reason",
     );
+}
+
+/// Whether a line of prose may be longer: the row of a table, which has to be one line.
+fn is_row(prose: &str) -> bool {
+    prose.trim_start().starts_with('|')
+}
+
+#[test]
+fn comments_and_markdown_have_short_lines() {
+    let mut broken = Broken::default();
+    let mut check = |text: &Text, n: usize, line: &str| {
+        if line.chars().count() > COLUMNS_MAX {
+            broken.at(text, n, line);
+        }
+    };
+    for text in texts(&["rs", "hip", "h", "proto"]) {
+        for (n, line) in text.lines() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else {
+                continue;
+            };
+            if !is_row(comment.trim_start_matches(['/', '!'])) {
+                check(&text, n, line);
+            }
+        }
+    }
+    for text in texts(&["py", "sh", "toml", "service", "socket", "conf", "yml"]) {
+        for (n, line) in text.lines() {
+            if line.trim_start().starts_with('#') {
+                check(&text, n, line);
+            }
+        }
+    }
+    for text in texts(&["md"]) {
+        // Commands and what programs print are as they are.
+        let mut is_code = false;
+        for (n, line) in text.lines() {
+            if line.trim_start().starts_with("```") {
+                is_code = !is_code;
+            } else if !is_code && !is_row(line) {
+                check(&text, n, line);
+            }
+        }
+    }
+    broken.check("a line of a comment or of Markdown has at most 100 characters");
 }
 
 #[test]
@@ -361,7 +415,8 @@ const NAMES_OF_OTHERS: [&str; 6] = [
     "llama_pooling_type",
 ];
 
-/// The parts of a line of prose in backticks that are names of several words: `a_b_c`, also behind a path.
+/// The parts of a line of prose in backticks that are names of several words:
+/// `a_b_c`, also behind a path.
 fn long_names(prose: &str) -> impl Iterator<Item = &str> {
     let quoted = prose.split('`').skip(1).step_by(2);
     let names = quoted.map(|q| q.rsplit("::").next().unwrap_or(q));
@@ -421,18 +476,32 @@ fn whitespace_is_plain() {
     broken.check("no tab, no space at a line's end, no carriage return, a newline at the end");
 }
 
+/// Tests rest on these very bytes: tests/fixtures/SHA256SUMS has them as `sha256sum` prints them.
 #[test]
 fn fixtures_are_as_they_were_committed() {
-    for (name, bytes) in fixtures::SIZES {
-        let path = fixtures::path(name);
-        let found = path
-            .metadata()
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        assert_eq!(found.len(), bytes, "{}", path.display());
+    let (dir, mut paths) = (fixtures::dir(), Vec::new());
+    collect(&dir, &mut paths);
+    paths.retain(|path| path.file_name() != Some(SUMS.as_ref()));
+    paths.sort();
+    let mut found = String::new();
+    for path in paths {
+        let bytes = std::fs::read(&path).expect("a readable fixture");
+        let name = path.strip_prefix(&dir).expect("below the fixtures");
+        for byte in Sha256::digest(&bytes) {
+            let _ = write!(found, "{byte:02x}");
+        }
+        let _ = writeln!(found, "  {}", name.display());
     }
+    let sums = std::fs::read_to_string(dir.join(SUMS)).expect("the sums are there");
+    assert_eq!(
+        sums, found,
+        "tests/fixtures/SHA256SUMS (left) against the files: a fixture that is new or was changed \
+         on purpose goes into it, `cd tests/fixtures && sha256sum $(git ls-files | grep -v {SUMS})`"
+    );
 }
 
-/// The crates with what they depend on of ours, as ARCHITECTURE.md's table has them and as Cargo has them.
+/// The crates with what they depend on of ours, as ARCHITECTURE.md's table has
+/// them and as Cargo has them.
 #[test]
 fn the_table_of_crates_is_true() {
     let root = fixtures::workspace();

@@ -57,8 +57,8 @@ pub(crate) fn piece(bytes: &[u8]) -> String {
     format!("{:?}", String::from_utf8_lossy(bytes))
 }
 
-/// Text from outside on one line: what a terminal would obey (escape sequences, line breaks, marks of direction) is
-/// shown as an escape.
+/// Text from outside on one line: what a terminal would obey (escape sequences, line breaks, marks
+/// of direction) is shown as an escape.
 pub(crate) fn clean(text: &str) -> String {
     let obeyed = |c: char| {
         c.is_control()

@@ -108,7 +108,8 @@ impl SamplingArgs {
         }
     }
 
-    /// Whether the prompt may begin with what earlier ones have computed; unset is the daemon's own.
+    /// Whether the prompt may begin with what earlier ones have computed; unset is the daemon's
+    /// own.
     pub(crate) fn reuse_prompt(&self) -> Option<bool> {
         self.no_reuse.then_some(false)
     }

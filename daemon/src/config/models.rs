@@ -184,7 +184,8 @@ pub(super) fn checked(
     Ok(models)
 }
 
-/// Refuses a model that would draft for itself, if only by others: each is loaded before the one for which it drafts.
+/// Refuses a model that would draft for itself, if only by others: each is loaded before
+/// the one for which it drafts.
 fn refuse_circles(models: &[DeclaredModel], numbers: &[usize]) -> Result<(), ConfigError> {
     let find = |name: &str| {
         let named = |m: &&DeclaredModel| {

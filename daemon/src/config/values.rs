@@ -124,8 +124,8 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads a budget, in the notation that daemon and clients share: `2147483648`, `2GiB`, `1.5G` (binary), `2GB` (decimal)
-/// or `80%`.
+/// Reads a budget, in the notation that daemon and clients share: `2147483648`, `2GiB`, `1.5G`
+/// (binary), `2GB` (decimal) or `80%`.
 ///
 /// # Errors
 /// A message that says what is allowed.

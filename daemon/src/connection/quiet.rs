@@ -1,9 +1,10 @@
 //! A Unix socket that wakes its thread only for what somebody waits for.
 //!
-//! Each time a peer takes something off a Unix socket, the kernel reports room to write, also to who
-//! never found any missing. A socket that is watched for both directions, as tokio's own is, thus
-//! wakes the daemon a second time for each token, when its client has read it. This one is watched
-//! for what there is to read; for room only from a write that found none to one that found some.
+//! Each time a peer takes something off a Unix socket, the kernel reports room to write,
+//! also to who never found any missing. A socket that is watched for both directions, as
+//! tokio's own is, thus wakes the daemon a second time for each token, when its client has
+//! read it. This one is watched for what there is to read; for room only from a write that
+//! found none to one that found some.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::Shutdown;

@@ -2,14 +2,18 @@
 //!
 //! ```text
 //! fewer than the bound, and the user below their share  -> an ordinary place
-//! else, where a connection without calls can be closed  -> its place: the one that was idle longest, of this user at
-//!                                                          their share, otherwise of the user with most connections
-//! else                                                  -> a reserved place, for health and status only; the oldest
-//!                                                          reserved connection makes room where there are too many
+//! else, where a connection without calls can be closed  -> its place: the one that was idle
+//!                                                          longest, of this user at their share,
+//!                                                          otherwise of the user with most
+//!                                                          connections
+//! else                                                  -> a reserved place, for health and status
+//!                                                          only; the oldest reserved connection
+//!                                                          makes room where there are too many
 //! ```
 //!
-//! *Invariants:* a user alone cannot take all ordinary places; whoever connects is served at once, if only with health
-//! and status. The lock is held for a look through the table, never across a wait.
+//! *Invariants:* a user alone cannot take all ordinary places; whoever connects is served
+//! at once, if only with health and status. The lock is held for a look through the
+//! table, never across a wait.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -122,7 +126,8 @@ impl Table {
         (ticket, closed)
     }
 
-    /// Closes the connection that was without calls for longest, whoever has it. For want of descriptors.
+    /// Closes the connection that was without calls for longest, whoever has
+    /// it. For want of descriptors.
     pub(crate) fn close_one(&self) -> bool {
         self.lock().close_idlest(None)
     }

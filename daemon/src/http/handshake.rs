@@ -59,8 +59,8 @@ impl Handshakes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection. To be asked for where connections are accepted: tasks do not run in
-    /// the order in which they are spawned, and places are given up in the order of this call.
+    /// A place for a connection. To be asked for where connections are accepted: tasks do not run
+    /// in the order in which they are spawned, and places are given up in the order of this call.
     pub(super) fn enter(self: &Arc<Self>) -> Place {
         let (sender, given_up) = oneshot::channel();
         let mut under_way = self.lock();

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// Reads a regular file of at most `most` bytes. Of one that others must not read, `if_open` says what to do where every user
-/// can.
+/// Reads a regular file of at most `most` bytes. Of one that others must not read, `if_open` says
+/// what to do where every user can.
 ///
 /// # Errors
 /// A message with the file's path.

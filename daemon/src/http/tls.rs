@@ -1,7 +1,7 @@
 //! The certificate of HTTP's address, and its private key.
 //!
-//! Both files are PEM. They are checked when they are read, at the start and at each reload: a chain
-//! and the key of its first certificate, or a message that says what is wrong.
+//! Both files are PEM. They are checked when they are read, at the start and at each reload: a
+//! chain and the key of its first certificate, or a message that says what is wrong.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The secrets that callers over TCP send, each with a name by which limits, log and metrics know it.
+//! The secrets that callers over TCP send, each with a name by which limits, log and metrics know
+//! it.
 
 use std::fmt;
 use std::path::Path;

@@ -1,8 +1,9 @@
 //! When a request has to be answered, from its `grpc-timeout` header.
 //!
-//! The server's own timeout ends a call with CANCELLED, and only up to the first message of a stream. So arrivals are
-//! stamped before that timer is made, every handler waits no longer than the stamp's deadline, which lies a little before
-//! the timer's, and the engine is told it. A handler that is later than that is no longer waited for (`gate/late.rs`).
+//! The server's own timeout ends a call with CANCELLED, and only up to the first message of a
+//! stream. So arrivals are stamped before that timer is made, every handler waits no longer than
+//! the stamp's deadline, which lies a little before the timer's, and the engine is told it. A
+//! handler that is later than that is no longer waited for (`gate/late.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,12 +14,12 @@ use tonic::{Request, Status};
 
 use crate::connection::Peer;
 
-/// How much earlier than the server's own timer ours fires, so that its code is the one that is sent; at most a quarter
-/// of the timeout. Timers tick in milliseconds.
+/// How much earlier than the server's own timer ours fires, so that its code is the one that is
+/// sent; at most a quarter of the timeout. Timers tick in milliseconds.
 const HEAD_START: Duration = Duration::from_millis(3);
 
-/// When a call is ended whose handler has not ended it at its deadline: between that, since handlers know more of what they did,
-/// and the server's timer.
+/// When a call is ended whose handler has not ended it at its deadline: between that, since
+/// handlers know more of what they did, and the server's timer.
 pub(super) fn last_moment(arrival: &Arrival) -> Option<Instant> {
     let deadline = arrival.deadline?;
     // Of the timeout the deadline has three quarters, or all but the head start.

@@ -202,8 +202,9 @@ impl Residency {
     }
 }
 
-/// Counts of the cache. The wire counts weights, KV and scratch apart; the engine's `resident_bytes` is their sum and, in
-/// the total of a card, the block that the device keeps for itself, which stays with the weights here.
+/// Counts of the cache. The wire counts weights, KV and scratch apart; the engine's
+/// `resident_bytes` is their sum and, in the total of a card, the block that the device keeps for
+/// itself, which stays with the weights here.
 pub(super) fn usage(cache: &CacheStatus) -> v1::CacheUsage {
     v1::CacheUsage {
         resident_bytes: cache

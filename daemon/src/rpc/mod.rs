@@ -1,7 +1,8 @@
 //! The services of `rocmforge.v1`, with health and reflection beside them.
 //!
-//! *Invariants:* wire types never leave this module; a handler holds no lock, and nothing CPU-bound or blocking runs on
-//! the async workers; every number and text of a request is checked before it is used.
+//! *Invariants:* wire types never leave this module; a handler holds no lock, and nothing
+//! CPU-bound or blocking runs on the async workers; every number and text of a request is
+//! checked before it is used.
 
 mod arrival;
 mod cache;
@@ -42,16 +43,18 @@ pub(crate) use fuzzed::Called;
 
 /// Calls of one connection that may be under way.
 const STREAMS_PER_CONNECTION_MAX: u32 = 256;
-/// Bytes that a connection may have under way to us, and a call of it. They lie here until their call takes them.
+/// Bytes that a connection may have under way to us, and a call of it. They lie here
+/// until their call takes them.
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 const STREAM_WINDOW_BYTES: u32 = 128 << 10;
-/// Calls that were cancelled and not yet looked at, above which the transport takes a connection for an attack and closes
-/// it with all its calls. A client may cancel all that it has at once, several times over.
+/// Calls that were cancelled and not yet looked at, above which the transport takes a
+/// connection for an attack and closes it with all its calls. A client may cancel all that it
+/// has at once, several times over.
 const CANCELLED_AT_ONCE_MAX: usize = 4 * STREAMS_PER_CONNECTION_MAX as usize;
 /// Header bytes of one call.
 const HEADERS_MAX_BYTES: u32 = 16 << 10;
-/// How often a silent connection is asked whether it lives, and how long it may take to say so. A client that was
-/// stopped or hangs is dropped after both.
+/// How often a silent connection is asked whether it lives, and how long it may take to say so. A
+/// client that was stopped or hangs is dropped after both.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Blocking threads that the services and what is beside them need at most.

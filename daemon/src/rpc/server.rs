@@ -1,4 +1,5 @@
-//! `rocmforge.v1.Server`: the daemon itself and its devices. Answers from the published snapshot, and while the daemon drains.
+//! `rocmforge.v1.Server`: the daemon itself and its devices. Answers from the published snapshot,
+//! and while the daemon drains.
 
 use std::sync::Arc;
 

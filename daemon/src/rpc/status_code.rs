@@ -1,7 +1,8 @@
 //! Failures as statuses: the one place where a gRPC code is chosen.
 //!
-//! Every status carries an `ErrorInfo` (a reason in capitals that programs may match on, the domain [`DOMAIN`], and the
-//! names and numbers of the message), and beside it the detail that its code calls for.
+//! Every status carries an `ErrorInfo` (a reason in capitals that programs may match on,
+//! the domain [`DOMAIN`], and the names and numbers of the message), and beside it the
+//! detail that its code calls for.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,5 @@
-//! Certificates for 127.0.0.1 and localhost that sign themselves, each with a key of its own, made as they are needed.
+//! Certificates for 127.0.0.1 and localhost that sign themselves, each with a key of its
+//! own, made as they are needed.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -97,7 +97,8 @@ fn a_socket_passed_by_systemd_is_served_and_left_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let passed = dir.path().join("passed");
     let listener = UnixListener::bind(&passed).unwrap();
-    // The first passed descriptor is 3; a shell moves it there and names its own process, which exec keeps.
+    // The first passed descriptor is 3; a shell moves it there and names its own
+    // process, which exec keeps.
     let mut command = Command::new("sh");
     command
         .arg("-c")

@@ -48,7 +48,8 @@ impl Daemon {
     }
 }
 
-/// Reads once more where a signal came in between: a read with a timeout is not begun again by itself.
+/// Reads once more where a signal came in between: a read with a timeout is not begun again by
+/// itself.
 pub(crate) fn again<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match read() {

@@ -1,4 +1,5 @@
-//! SIGHUP and the call: what is reloaded, what is not and says so, and what systemd is told meanwhile.
+//! SIGHUP and the call: what is reloaded, what is not and says so, and what
+//! systemd is told meanwhile.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};

@@ -151,7 +151,8 @@ async fn requests_in_reading_have_a_bound_all_together() {
     for _ in 0..16 {
         tasks.spawn(unfinished(raw(&daemon).await, TOKENIZE, 15 << 20));
     }
-    // Some do not fit beside the others, and are told at once; the others are told when their time is over.
+    // Some do not fit beside the others, and are told at once; the others are
+    // told when their time is over.
     let first = tasks.join_next().await.unwrap().unwrap();
     assert_eq!(first, Code::ResourceExhausted);
     assert_eq!(status(&daemon).await.state(), v1::ServerState::Serving);
@@ -234,8 +235,8 @@ async fn streams_that_are_not_read_end_when_others_wait() {
 async fn many_cancellations_at_once_end_no_innocent_call() {
     let daemon = Daemon::start().await;
     daemon.load("tiny-llama-Q4_K_M.gguf", "m").await.unwrap();
-    // In all fewer than the 1,024 frames for streams that it has reset after which this side, not the daemon, gives the
-    // connection up.
+    // In all fewer than the 1,024 frames for streams that it has reset after which this side, not
+    // the daemon, gives the connection up.
     for _ in 0..4 {
         let mut calls = tokio::task::JoinSet::new();
         for seed in 0..200 {

@@ -60,7 +60,8 @@ pub(crate) async fn connect(path: PathBuf, window: u32) -> Channel {
         .unwrap()
 }
 
-/// A connection that only carries: a [`Channel`] reads a deadline too and ends a call itself, with a code of its own.
+/// A connection that only carries: a [`Channel`] reads a deadline too and ends a call
+/// itself, with a code of its own.
 pub(crate) async fn connect_without_timers(
     path: PathBuf,
 ) -> InferenceClient<
@@ -236,7 +237,8 @@ pub(crate) fn greedy(model: &str, prompt: &str, max_tokens: i32) -> v1::Generate
     }
 }
 
-/// Nearly evenly drawn tokens, among which the end of the text is rare, up to the end of the context.
+/// Nearly evenly drawn tokens, among which the end of the text is rare, up to the end of the
+/// context.
 pub(crate) fn endless(model: &str, seed: u64) -> v1::GenerateRequest {
     let mut request = greedy(model, "Once upon a time", 1);
     request.sampling = Some(v1::SamplingParams {

@@ -37,7 +37,8 @@ async fn status_health_and_reflection_answer() {
     assert_eq!(devices.in_use.unwrap().kind(), v1::DeviceKind::Host);
     let kinds: Vec<_> = devices.drivers.iter().map(|d| d.kind()).collect();
     assert_eq!(kinds, [v1::DeviceKind::Hip, v1::DeviceKind::Cuda]);
-    // The running program is this test, which knows nothing of probing: that is told, and nothing worse happens.
+    // The running program is this test, which knows nothing of probing: that is told,
+    // and nothing worse happens.
     assert!(devices.drivers.iter().all(|d| !d.errors.is_empty()));
 
     for service in [
@@ -90,8 +91,8 @@ async fn status_health_and_reflection_answer() {
 async fn a_drain_refuses_new_work_says_so_in_health_and_answers_status() {
     let daemon = Daemon::start().await;
     daemon.load("tiny-llama-Q4_K_M.gguf", "m").await.unwrap();
-    // Readers that hold their own generations up, so that they run for as long as the test needs them. Four, because
-    // one may draw the end of its text before its reader's buffers are full.
+    // Readers that hold their own generations up, so that they run for as long as the test needs
+    // them. Four, because one may draw the end of its text before its reader's buffers are full.
     let slow = connect(daemon.dir.path().join("s"), 64).await;
     let mut running = Vec::new();
     for seed in 1..=4 {

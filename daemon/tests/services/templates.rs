@@ -1,4 +1,5 @@
-//! Chat templates and vocabularies that a file brings along: what bad ones may cost, and what a message may say.
+//! Chat templates and vocabularies that a file brings along: what bad ones may cost,
+//! and what a message may say.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,8 @@ use tonic::{Code, Request, Status};
 
 use crate::daemon::{Daemon, assert_status, fixtures, greedy};
 
-/// A model of the fixtures in the daemon's folder, its header changed: `edit` gets the bytes from behind `key` on.
+/// A model of the fixtures in the daemon's folder, its header changed: `edit` gets the
+/// bytes from behind `key` on.
 fn forged(daemon: &Daemon, name: &str, key: &str, edit: impl FnOnce(&mut [u8])) -> String {
     let mut bytes = std::fs::read(fixtures().join("tiny-qwen3-Q8_0.gguf")).unwrap();
     let found = bytes.windows(key.len()).position(|w| w == key.as_bytes());
@@ -64,8 +66,8 @@ async fn chat_within(
     panic!("the stream ended without its outcome");
 }
 
-/// A template that ended the daemon at the first chat costs that chat, and one that does not parse is no reason to
-/// refuse the model.
+/// A template that ended the daemon at the first chat costs that chat, and one that does not parse
+/// is no reason to refuse the model.
 #[tokio::test]
 async fn a_bad_template_costs_the_chats_that_use_it() {
     let daemon = Daemon::start().await;
@@ -110,7 +112,8 @@ async fn a_chat_that_was_given_up_frees_its_place() {
     let soon = Duration::from_millis(300);
     for _ in 0..8 {
         let result = chat_within(&daemon, "slow", "Hi", soon).await;
-        // Whichever of the two sees the deadline first names it: the client's channel says Cancelled.
+        // Whichever of the two sees the deadline first names it: the client's channel says
+        // Cancelled.
         let code = result.unwrap_err().code();
         assert!(
             matches!(code, Code::DeadlineExceeded | Code::Cancelled),

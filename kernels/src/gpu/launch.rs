@@ -23,8 +23,8 @@ impl ArgBytes {
         bytes
     }
 
-    /// The bytes as words in memory order (on a little-endian machine), the last one padded with zeros: what a driver's launch
-    /// call is given the address of.
+    /// The bytes as words in memory order (on a little-endian machine), the last one padded with
+    /// zeros: what a driver's launch call is given the address of.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
@@ -67,10 +67,12 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// The arguments.
     pub args: ArgBytes,
-    /// Whether it may begin while the launch before it on its stream still runs (CUDA: the launch attribute programmatic stream
-    /// serialization, id 6; in a captured graph too). The kernel itself waits before it reads what that launch wrote. Only in
-    /// a chain of launches that all have this, the first one excepted: before it waits, a kernel reads weights, positions and
-    /// page tables, which no launch of the chain may write. Saves 1 us a launch in decode. Of no effect on AMD.
+    /// Whether it may begin while the launch before it on its stream still runs (CUDA: the
+    /// launch attribute programmatic stream serialization, id 6; in a captured graph too). The
+    /// kernel itself waits before it reads what that launch wrote. Only in a chain of launches
+    /// that all have this, the first one excepted: before it waits, a kernel reads weights,
+    /// positions and page tables, which no launch of the chain may write. Saves 1 us a launch in
+    /// decode. Of no effect on AMD.
     pub overlaps: bool,
 }
 
@@ -126,8 +128,8 @@ impl<T: ArgField, const N: usize> ArgField for [T; N] {
     }
 }
 
-/// Declares a `#[repr(C)]` struct of arguments of a known size, how it becomes bytes, and how whoever carries a launch out reads
-/// them again.
+/// Declares a `#[repr(C)]` struct of arguments of a known size, how it becomes bytes, and how
+/// whoever carries a launch out reads them again.
 macro_rules! arg_struct {
     ($(#[$meta:meta])* $name:ident: $size:literal { $($(#[$field_meta:meta])* $field:ident: $ty:ty,)* }) => {
         $(#[$meta])*

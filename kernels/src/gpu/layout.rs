@@ -39,11 +39,12 @@ const fn planes(ty: WeightType) -> &'static [(u64, u64)] {
     }
 }
 
-/// Bytes of a matrix of `rows` rows (outputs) and `cols` columns (inputs, contiguous in the file) on the device: those in the
-/// file, each plane rounded up to [`PLANE_ALIGNMENT`].
+/// Bytes of a matrix of `rows` rows (outputs) and `cols` columns (inputs, contiguous in the file)
+/// on the device: those in the file, each plane rounded up to [`PLANE_ALIGNMENT`].
 ///
 /// # Errors
-/// [`Error::Block`] if a row is no whole number of blocks, [`Error::TooLarge`] beyond what a kernel can count.
+/// [`Error::Block`] if a row is no whole number of blocks, [`Error::TooLarge`]
+/// beyond what a kernel can count.
 pub fn device_bytes(ty: WeightType, rows: u64, cols: u64) -> Result<u64, Error> {
     check(ty, rows, cols)?;
     Ok(planes(ty)

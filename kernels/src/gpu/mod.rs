@@ -1,13 +1,15 @@
 //! GPU kernels: their sources, the layout of weights on a device, and launches.
 //!
-//! Nothing here talks to a driver. A builder in [`ops`] turns an operation's shapes and device addresses into one or more
-//! [`Launch`]es: the entry, the geometry and one by-value argument struct. What changes from token to token (positions, page
-//! tables, ids) is behind addresses, so that a captured graph of launches can be replayed.
+//! Nothing here talks to a driver. A builder in [`ops`] turns an operation's shapes and device
+//! addresses into one or more [`Launch`]es: the entry, the geometry and one by-value argument
+//! struct. What changes from token to token (positions, page tables, ids) is behind addresses, so
+//! that a captured graph of launches can be replayed.
 //!
-//! *Invariant:* every struct of arguments here has the size and the field order of its twin in `hip/*.hip`; tests read the
-//! sources and compare.
+//! *Invariant:* every struct of arguments here has the size and the field order of its twin in
+//! `hip/*.hip`; tests read the sources and compare.
 //!
-//! *Invariant:* every [`Launch`] names an entry that its unit's source defines; a test builds one of each.
+//! *Invariant:* every [`Launch`] names an entry that its unit's source defines;
+//! a test builds one of each.
 
 pub mod amd_targets;
 pub mod aot;

@@ -507,7 +507,8 @@ fn blocks_have_the_threads_that_the_source_counts_on() {
                 _ => assert!(threads.contains(&launch.block[0]), "{}", launch.kernel),
             }
             assert!(launch.grid.iter().all(|&n| n > 0), "{}", launch.kernel);
-            // More than any block may use is asked for by name; every NVIDIA GPU from sm_80 on has 99 KiB.
+            // More than any block may use is asked for by name; every NVIDIA GPU
+            // from sm_80 on has 99 KiB.
             let by_name = ["attention_prefill_", "matmat_", "experts_few_"];
             let most = match by_name.iter().any(|name| launch.entry().starts_with(name)) {
                 true => 99 << 10,

@@ -1,7 +1,7 @@
 //! The units of compilation: one source with its definitions and headers, as one text.
 //!
-//! `hip/units.txt` lists them. A unit's text needs no include path and no definitions from outside, so it is also what a cache
-//! of compiled units is keyed by.
+//! `hip/units.txt` lists them. A unit's text needs no include path and no definitions from outside,
+//! so it is also what a cache of compiled units is keyed by.
 
 const UNITS: &str = include_str!("../../hip/units.txt");
 

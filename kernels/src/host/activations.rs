@@ -1,12 +1,14 @@
 //! The right-hand side of a product: T rows of K activations, quantized to 8 bits or kept in f32.
 //!
-//! A block of 32 activations becomes `d * q` with `d = max |x| / 127` in f32 and `q` from -127 to 127, rounded to nearest,
-//! ties to even. Sums of `q` over the block and its halves come with it: a weight is `scale * (code - offset)` or
-//! `scale * code + min`, so a product needs `offset` or `min` only times such a sum. The scale is per 32 activations for
-//! every weight type, K-quants included (their own definition has one per 256): it costs one multiply-add per 16 rows and
+//! A block of 32 activations becomes `d * q` with `d = max |x| / 127` in f32 and `q` from -127 to
+//! 127, rounded to nearest, ties to even. Sums of `q` over the block and its halves come with it: a
+//! weight is `scale * (code - offset)` or `scale * code + min`, so a product needs `offset` or
+//! `min` only times such a sum. The scale is per 32 activations for every weight type, K-quants
+//! included (their own definition has one per 256): it costs one multiply-add per 16 rows and
 //! block, and a large activation spoils only its 31 neighbours.
 //!
-//! A block with an activation that is NaN or infinite gets `d = NaN`, so that every output that depends on it is NaN.
+//! A block with an activation that is NaN or infinite gets `d = NaN`, so that every output
+//! that depends on it is NaN.
 
 use std::ops::Range;
 
@@ -66,7 +68,8 @@ impl ActivationForm {
 pub struct Activations {
     tokens: usize,
     cols: usize,
-    /// `[tokens][stride]`, the last column unused: an odd stride spreads the tokens over the sets of a cache.
+    /// `[tokens][stride]`, the last column unused: an odd stride spreads the tokens
+    /// over the sets of a cache.
     blocks: Vec<XBlock>,
     stride: usize,
     /// `[tokens][cols]`.
@@ -240,8 +243,8 @@ impl ActivationsPart<'_> {
         self.fill_from(isa, |token| &x[token * cols..][..cols]);
     }
 
-    /// Sets the part's rows from anywhere: `row` yields a token's activations. So rows are gathered by
-    /// a list, or a head's columns taken out of wider rows, without a copy in between.
+    /// Sets the part's rows from anywhere: `row` yields a token's activations. So rows are gathered
+    /// by a list, or a head's columns taken out of wider rows, without a copy in between.
     ///
     /// # Panics
     /// If `row` yields another number of activations than a row has.
@@ -274,8 +277,8 @@ impl WithIsa for Quantize<'_> {
 impl Job for Quantize<'_> {
     type Output = ();
 
-    // Plain Rust: every operation in it is exact or rounded as IEEE says, so the compiler's vectors give the same bits
-    // with every instruction set.
+    // Plain Rust: every operation in it is exact or rounded as IEEE says, so the compiler's vectors
+    // give the same bits with every instruction set.
     #[inline(always)]
     fn run<S: Simd>(self, _s: S) {
         let (x, _) = self.x.as_chunks::<BLOCK>();

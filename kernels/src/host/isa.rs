@@ -1,9 +1,11 @@
-//! Which instruction set the kernels use: the best that the CPU has, or what `ROCMFORGE_ISA` asks for.
+//! Which instruction set the kernels use: the best that the CPU has, or what
+//! `ROCMFORGE_ISA` asks for.
 
 use super::Error;
 use super::simd::{Avx2, Avx512, AvxVnni};
 
-/// An instruction set that the kernels are written for. Ordered: a later one is preferred where the CPU has it.
+/// An instruction set that the kernels are written for. Ordered: a later one is
+/// preferred where the CPU has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// Portable code, the yardstick of the others.
@@ -49,7 +51,8 @@ impl Isa {
             .unwrap_or(Isa::Scalar)
     }
 
-    /// The instruction set to use: what the environment variable `ROCMFORGE_ISA` names, else [`Isa::best`].
+    /// The instruction set to use: what the environment variable `ROCMFORGE_ISA`
+    /// names, else [`Isa::best`].
     ///
     /// # Errors
     /// The variable holds an unknown name, or one that this CPU cannot run.

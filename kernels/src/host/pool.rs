@@ -1,26 +1,32 @@
-//! The threads of the host device: a fixed set that shares out the items of one operation at a time.
+//! The threads of the host device: a fixed set that shares out the items of one operation at a
+//! time.
 //!
-//! A pass is hundreds of operations of 10 us to 10 ms, one after the other, so what counts is how soon the
-//! workers start: they spin for [`SPIN`] after a job and only then park, which makes the start of the next
-//! operation of a pass cheap and lets an idle daemon use no CPU.
+//! A pass is hundreds of operations of 10 us to 10 ms, one after the other, so what counts is how
+//! soon the workers start: they spin for [`SPIN`] after a job and only then park, which makes the
+//! start of the next operation of a pass cheap and lets an idle daemon use no CPU.
 //!
 //! ```text
-//!   worker:  spinning --(a job opens)--> joined --(items exhausted)--> spinning --(SPIN passes)--> parked
-//!               ^                                                                                  |
-//!               +---------------------------------(unparked by the next job)----------------------+
+//!   worker:  spinning --(a job opens)--> joined --(items exhausted)--> spinning
+//!               ^                                                          |
+//!               |                                                    (SPIN passes)
+//!               |                                                          v
+//!               +----------------(unparked by the next job)------------- parked
 //! ```
 //!
-//! Items are handed out in chunks from a shared counter, not in equal shares: on a machine that other
-//! processes use too, an equal share waits for the core that was taken away.
+//! Items are handed out in chunks from a shared counter, not in equal shares: on a machine that
+//! other processes use too, an equal share waits for the core that was taken away.
 //!
 //! Invariants:
-//! - The job lives on the caller's stack. A worker reads it only between a successful join (which fails once
-//!   the job is closed) and its leave; the caller closes the job and waits for the joined ones before it returns.
-//! - A worker that is late does not hold up the caller: the caller works too, and a job that is already done
-//!   closes without the late one.
-//! - One job at a time. A second thread that calls waits for the first; a call from inside a job panics.
+//! - The job lives on the caller's stack. A worker reads it only between a successful join (which
+//!   fails once the job is closed) and its leave; the caller closes the job and waits for the
+//!   joined ones before it returns.
+//! - A worker that is late does not hold up the caller: the caller works too, and a job that is
+//!   already done closes without the late one.
+//! - One job at a time. A second thread that calls waits for the first; a call
+//!   from inside a job panics.
 //!
-//! Owner: the engine thread of the host device; workers never touch anything but the closure they are given.
+//! Owner: the engine thread of the host device; workers never touch anything but
+//! the closure they are given.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -47,8 +53,8 @@ const WAIT_SPIN: Duration = Duration::from_micros(50);
 /// Looks at the shared state between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 32;
 
-/// `Shared::state`: the low half counts the joined workers, this bit says that the job takes more of them,
-/// and the bits above it number the job.
+/// `Shared::state`: the low half counts the joined workers, this bit says that the job takes more
+/// of them, and the bits above it number the job.
 const OPEN: u64 = 1 << 32;
 const EPOCH_ONE: u64 = 1 << 33;
 const JOINED_MASK: u64 = OPEN - 1;
@@ -95,7 +101,8 @@ struct Padded<T>(T);
 struct Shared {
     /// Number of the job, open bit, count of joined workers; see [`OPEN`].
     state: Padded<AtomicU64>,
-    /// Written by the caller while no job is open and nobody is joined; read by joined workers only.
+    /// Written by the caller while no job is open and nobody is joined; read by joined workers
+    /// only.
     job: UnsafeCell<Option<Job>>,
     /// One a worker: true from before its last look at `state` until it is awake again.
     parked: Vec<Padded<AtomicBool>>,
@@ -106,12 +113,14 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: every field but `job` is Send + Sync by itself. `job` is written only by the thread that holds
-// `Pool::caller` while the state is closed with nobody joined, and read only by workers that joined, which
-// happens after the write (release store of `state`, acquire in the join) and ends before the next write
-// (release in the leave, acquire in the wait at the end of `dispatch`). The closure behind the pointer is Sync.
+// SAFETY: every field but `job` is Send + Sync by itself. `job` is written only by the thread that
+// holds `Pool::caller` while the state is closed with nobody joined, and read only by workers that
+// joined, which happens after the write (release store of `state`, acquire in the join) and ends
+// before the next write (release in the leave, acquire in the wait at the end of `dispatch`). The
+// closure behind the pointer is Sync.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; the pointer inside `job` is only used under that protocol, whichever thread it is on.
+// SAFETY: as above; the pointer inside `job` is only used under that protocol,
+// whichever thread it is on.
 unsafe impl Send for Shared {}
 
 /// A fixed set of threads, the caller included, that runs one operation at a time.
@@ -134,13 +143,14 @@ impl Pool {
     /// Starts `threads - 1` workers; the caller of each operation is the remaining one.
     ///
     /// # Errors
-    /// More threads than [`MAX_POOL_THREADS`], or the system refuses a thread (those already started end).
+    /// More threads than [`MAX_POOL_THREADS`], or the system refuses a thread
+    /// (those already started end).
     pub fn new(threads: NonZeroUsize) -> Result<Pool, PoolError> {
         Self::with_spin(threads, SPIN)
     }
 
-    /// [`Pool::new`] whose workers look for the next job for so long before they park: where jobs come at intervals, waking many
-    /// threads one after another may take longer than the job.
+    /// [`Pool::new`] whose workers look for the next job for so long before they park: where jobs
+    /// come at intervals, waking many threads one after another may take longer than the job.
     ///
     /// # Errors
     /// As [`Pool::new`].
@@ -184,14 +194,14 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `f` with disjoint ranges that cover `0..n_items`, each of at most `chunk` items (0 counts as 1),
-    /// from all threads of the pool, and returns when all of them are done. With one thread, or when one
-    /// chunk covers everything, `f` runs on the caller alone.
+    /// Calls `f` with disjoint ranges that cover `0..n_items`, each of at most `chunk` items (0
+    /// counts as 1), from all threads of the pool, and returns when all of them are done. With one
+    /// thread, or when one chunk covers everything, `f` runs on the caller alone.
     ///
     /// # Panics
-    /// With the payload of `f` if a call of it panics; ranges not yet handed out are then skipped and the
-    /// pool stays usable. Also when called from inside a job of any pool (that would wait for itself), or
-    /// with 2^48 items or more.
+    /// With the payload of `f` if a call of it panics; ranges not yet handed out are then skipped
+    /// and the pool stays usable. Also when called from inside a job of any pool (that would wait
+    /// for itself), or with 2^48 items or more.
     pub fn run(&self, n_items: usize, chunk: usize, f: impl Fn(Range<usize>) + Sync) {
         self.run_beside(n_items, chunk, f, || ());
     }
@@ -237,8 +247,9 @@ impl Pool {
         }
     }
 
-    /// Calls `f(worker_index)` once on every thread of the pool, the caller being 0, and returns when all of
-    /// them are done. For per-thread set-up; unlike [`Pool::run`] it waits for the slowest thread to wake.
+    /// Calls `f(worker_index)` once on every thread of the pool, the caller being 0, and
+    /// returns when all of them are done. For per-thread set-up; unlike [`Pool::run`] it waits
+    /// for the slowest thread to wake.
     ///
     /// # Panics
     /// As [`Pool::run`]; every thread still makes its call.
@@ -275,8 +286,9 @@ impl Pool {
         let rows = out.len() / width;
         let base = SyncPtr(out.as_mut_ptr());
         self.run(rows, chunk_rows, |range| {
-            // SAFETY: range lies in 0..rows, so the block lies inside `out`; ranges of one run are disjoint,
-            // so no two blocks overlap, and `out` stays mutably borrowed until run returns.
+            // SAFETY: range lies in 0..rows, so the block lies inside `out`; ranges of
+            // one run are disjoint, so no two blocks overlap, and `out` stays mutably
+            // borrowed until run returns.
             let block = unsafe {
                 std::slice::from_raw_parts_mut(
                     base.get().add(range.start * width),
@@ -287,8 +299,8 @@ impl Pool {
         });
     }
 
-    /// Opens `body` to the workers, does `own` and then `body` on this thread too, and waits for those that joined; with
-    /// `arrived`, first waits until every thread has counted itself there.
+    /// Opens `body` to the workers, does `own` and then `body` on this thread too, and waits for
+    /// those that joined; with `arrived`, first waits until every thread has counted itself there.
     fn dispatch(
         &self,
         body: &(dyn Fn(usize) + Sync),
@@ -298,8 +310,9 @@ impl Pool {
         let inside = Inside::enter();
         let guard: MutexGuard<'_, ()> = self.caller.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. The pointer is read by joined workers only, and this function
-        // does not return (nor unwind: all calls of outside code below are caught) before they have left.
+        // SAFETY: only the lifetime changes. The pointer is read by joined workers only, and
+        // this function does not return (nor unwind: all calls of outside code below are
+        // caught) before they have left.
         let body_ptr: *const (dyn Fn(usize) + Sync) = unsafe {
             std::mem::transmute::<
                 *const (dyn Fn(usize) + Sync + '_),
@@ -307,7 +320,8 @@ impl Pool {
             >(std::ptr::from_ref(body))
         };
         let job = shared.job.get();
-        // SAFETY: `caller` is held and the last job was closed and left by everyone, so nobody reads the cell.
+        // SAFETY: `caller` is held and the last job was closed and left by everyone,
+        // so nobody reads the cell.
         unsafe { *job = Some(Job { body: body_ptr }) };
         let previous = shared.state.0.load(Ordering::Relaxed);
         debug_assert_eq!(previous & (OPEN | JOINED_MASK), 0, "a job was left open");
@@ -360,8 +374,8 @@ impl<T> SyncPtr<T> {
     }
 }
 
-// SAFETY: the pointer comes from a slice that is mutably borrowed for the whole job, the threads form
-// disjoint sub-slices from it, and T may be sent to them.
+// SAFETY: the pointer comes from a slice that is mutably borrowed for the whole job, the threads
+// form disjoint sub-slices from it, and T may be sent to them.
 unsafe impl<T: Send> Sync for SyncPtr<T> {}
 
 /// Marks the thread as inside a job and unmarks it on the way out, unwinding included.
@@ -428,7 +442,8 @@ fn worker_loop(shared: &Shared, index: usize) {
         let job = unsafe { *shared.job.get() };
         if let Some(job) = job {
             let result = catch_unwind(AssertUnwindSafe(|| {
-                // SAFETY: the closure lives on the stack of the caller, who waits for this worker to leave.
+                // SAFETY: the closure lives on the stack of the caller, who waits
+                // for this worker to leave.
                 let body = unsafe { &*job.body };
                 body(index);
             }));
@@ -487,8 +502,8 @@ fn next_job(shared: &Shared, index: usize, seen: u64) -> Option<u64> {
         if since.elapsed() < shared.spin {
             continue;
         }
-        // The flag first, then a last look: the caller publishes first and then reads the flag, so one of
-        // the two sees the other.
+        // The flag first, then a last look: the caller publishes first and then reads the flag, so
+        // one of the two sees the other.
         parked.store(true, Ordering::SeqCst);
         while ready(Ordering::SeqCst).is_none() && !shared.shutdown.load(Ordering::SeqCst) {
             std::thread::park();

@@ -1,7 +1,9 @@
-//! What each format means, written from its definition, one weight at a time: the yardstick of everything else here.
+//! What each format means, written from its definition, one weight at a time: the
+//! yardstick of everything else here.
 //!
-//! A quantized weight is `scale * (code - offset)` or `scale * code + min`, evaluated in f32 in the order in which ggml's
-//! definition gives it. Sources: ggml's block structures and the GGUF specification; FP4 from OCP Microscaling 1.0.
+//! A quantized weight is `scale * (code - offset)` or `scale * code + min`, evaluated in f32 in the
+//! order in which ggml's definition gives it. Sources: ggml's block structures and the GGUF
+//! specification; FP4 from OCP Microscaling 1.0.
 
 mod low_bits;
 
@@ -9,7 +11,8 @@ use half::f16;
 
 use super::{Error, WeightType};
 
-/// FP4 (E2M1) values doubled, so that they are integers; the exponent's bias is one less to make up for it.
+/// FP4 (E2M1) values doubled, so that they are integers; the exponent's bias is
+/// one less to make up for it.
 pub(crate) const FP4_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// 2^(e - 128): half of what the E8M0 byte `e` means.
@@ -60,8 +63,8 @@ pub const fn half_floats(ty: WeightType) -> &'static [usize] {
     }
 }
 
-/// Whether a block's scales, or the weight of an unquantized type, are numbers: not NaN and not infinite. (NVFP4's are
-/// unsigned; a byte with a sign is none of them.)
+/// Whether a block's scales, or the weight of an unquantized type, are numbers: not NaN and not
+/// infinite. (NVFP4's are unsigned; a byte with a sign is none of them.)
 pub fn is_finite(ty: WeightType, block: &[u8]) -> bool {
     match ty {
         WeightType::MXFP4 => block[0] != 255,
@@ -97,10 +100,12 @@ pub(crate) fn q3_scale(scales: &[u8], i: usize) -> u8 {
     low | (high << 4)
 }
 
-/// Dequantizes whole blocks: `bytes` as they are in the file, `out` one f32 per weight in the file's order.
+/// Dequantizes whole blocks: `bytes` as they are in the file, `out` one f32 per
+/// weight in the file's order.
 ///
 /// # Errors
-/// [`Error::Length`] if `bytes` is not a whole number of blocks or `out` has another number of weights.
+/// [`Error::Length`] if `bytes` is not a whole number of blocks or `out` has
+/// another number of weights.
 pub fn dequantize(ty: WeightType, bytes: &[u8], out: &mut [f32]) -> Result<(), Error> {
     let expected = out.len() / ty.block_size() * ty.block_bytes();
     if !out.len().is_multiple_of(ty.block_size()) || bytes.len() != expected {
@@ -193,7 +198,8 @@ fn dequantize_block(ty: WeightType, block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The 32-weight formats of 4 and 5 bits: weight k is in the low nibble of byte k, weight k + 16 in the high one.
+/// The 32-weight formats of 4 and 5 bits: weight k is in the low nibble of byte k,
+/// weight k + 16 in the high one.
 fn dequantize_32(ty: WeightType, block: &[u8], out: &mut [f32]) {
     let quants = &block[block.len() - 16..];
     for (k, y) in out.iter_mut().enumerate() {
@@ -263,7 +269,8 @@ fn k_quant(ty: WeightType, block: &[u8], k: usize) -> f32 {
     }
 }
 
-/// `y[t][row] = sum over k of W[row][k] * x[t][k]` in f64 over the dequantized weights and unrounded activations.
+/// `y[t][row] = sum over k of W[row][k] * x[t][k]` in f64 over the dequantized weights
+/// and unrounded activations.
 ///
 /// `bytes`: the matrix as in the file, `x`: `[tokens][cols]`, result: `[tokens][rows]`.
 ///

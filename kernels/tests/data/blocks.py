@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes blocks.txt: random blocks of each weight type and the values that PyPI's gguf gives them. Q1_0 and Q2_0, which gguf
-0.19 lacks, are computed here: an f16 scale times 2 b - 1 of 128 bits, or times c - 1 of 64 codes of 2 bits.
+"""Writes blocks.txt: random blocks of each weight type and the values that PyPI's gguf gives them.
+Q1_0 and Q2_0, which gguf 0.19 lacks, are computed here: an f16 scale times 2 b - 1 of 128 bits, or
+times c - 1 of 64 codes of 2 bits.
 
 A line is: type, the block's bytes in hex, the bits of each f32 value in hex.
 """

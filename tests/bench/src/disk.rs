@@ -1,4 +1,5 @@
-//! `disk`: how fast a cold file comes from its disk, by the way of an upload and by others. No model, no device.
+//! `disk`: how fast a cold file comes from its disk, by the way of an upload and by
+//! others. No model, no device.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

@@ -1,7 +1,8 @@
 //! Writes a model of a preset's shape with random weights: a GGUF file that any engine can load.
 //!
-//! The header is made in memory and the tensor data is written from a few pools of random blocks by several threads,
-//! each at its own place of the file. A file appears under its name only when it is complete.
+//! The header is made in memory and the tensor data is written from a few pools of random
+//! blocks by several threads, each at its own place of the file. A file appears under its name
+//! only when it is complete.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -51,7 +52,8 @@ fn title(preset: Preset, mix: Mix, seed: u64) -> String {
     format!("{}-{}-random-{seed}", preset.name(), mix.name())
 }
 
-/// The title of the file at `path` and the version that made it; `None` if it is no model of this program.
+/// The title of the file at `path` and the version that made it; `None` if it is
+/// no model of this program.
 fn made(path: &Path) -> Option<(String, u32)> {
     let gguf = Gguf::open(&MappedFile::open(path).ok()?).ok()?;
     let title = gguf.str("general.name").ok()??.to_owned();
@@ -118,7 +120,8 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
         let circling = spec.fill == Fill::Circling;
         let source = first.filter(|_| circling).unwrap_or(spec);
         let pool = &pools[&of(source)];
-        // Each tensor begins at another block of the pool, so that no two are the same; rows that are unlike stay whole.
+        // Each tensor begins at another block of the pool, so that no two are the same; rows
+        // that are unlike stay whole.
         let block = match spec.fill {
             Fill::Skewed(_) => spec.bytes() / spec.dims[1],
             _ => spec.ty.block_bytes(),
@@ -173,7 +176,8 @@ fn write_part(path: &Path, preset: Preset, mix: Mix, seed: u64) -> io::Result<Wr
     })
 }
 
-/// Where in rows of so many bytes the bytes are that come to `at` when each row goes one further in its circle.
+/// Where in rows of so many bytes the bytes are that come to `at` when each row goes
+/// one further in its circle.
 fn circled(at: u64, row: u64) -> u64 {
     let (to, within) = (at / row, at % row);
     let from = to - to % CIRCLE + (to + CIRCLE - 1) % CIRCLE;
@@ -262,7 +266,8 @@ fn metadata(title: &str, shape: &Shape, mix: Mix) -> GgufWriter {
         .key("tokenizer.chat_template", CHAT_TEMPLATE)
 }
 
-/// The file of a model in `dir`, made if it is not there, and read once so that it lies in the page cache.
+/// The file of a model in `dir`, made if it is not there, and read once so that
+/// it lies in the page cache.
 ///
 /// # Errors
 /// What writing or reading the file gives.

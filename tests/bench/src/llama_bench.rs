@@ -1,7 +1,8 @@
 //! llama.cpp's llama-bench on the same file, for comparison side by side.
 //!
-//! It repacks weights at load by default, which helps some types and hurts others; where it can be told not to, both
-//! ways are run and the better one counts, so that the comparison is with what its users can have.
+//! It repacks weights at load by default, which helps some types and hurts others; where it
+//! can be told not to, both ways are run and the better one counts, so that the comparison is
+//! with what its users can have.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,8 +1,8 @@
 //! rocmforge-bench: how fast the engine is on this machine, with nothing but this binary.
 //!
-//! It makes models of real shapes with random weights (speed does not depend on the values), runs the engine in its own
-//! process, and prints one table on stdout; everything else goes to stderr. Exit codes: 0, 1 for a failure, 2 for
-//! wrong usage.
+//! It makes models of real shapes with random weights (speed does not depend on the values), runs
+//! the engine in its own process, and prints one table on stdout; everything else goes to stderr.
+//! Exit codes: 0, 1 for a failure, 2 for wrong usage.
 
 #![forbid(unsafe_code)]
 
@@ -73,8 +73,8 @@ enum Command {
     Disk(disk::Options),
     /// Clients of a running daemon, over its socket: rates of several numbers of them at once.
     Socket(socket::Options),
-    /// All that a GPU is judged by: figures beside its ceilings, parity, text, a mixed load, rounds. Exit code 1 if one
-    /// of the checks fails.
+    /// All that a GPU is judged by: figures beside its ceilings, parity, text, a mixed load,
+    /// rounds. Exit code 1 if one of the checks fails.
     Gpu(gpu::Options),
     /// The first request of a process: what `gpu` runs again and again.
     #[command(hide = true)]

@@ -34,8 +34,8 @@ impl Bandwidth {
         })
     }
 
-    /// Reads the memory a few times with all threads, each its own part, in order. Called between other measurements,
-    /// so that the ceiling is that of the same minutes.
+    /// Reads the memory a few times with all threads, each its own part, in order. Called between
+    /// other measurements, so that the ceiling is that of the same minutes.
     pub(crate) fn measure(&mut self) {
         let part = BYTES / self.threads;
         for _ in 0..ROUNDS {

@@ -33,7 +33,8 @@ pub(crate) enum Preset {
     /// Qwen3.5 35B-A3B: 256 experts a layer, of which a token uses 8 and a shared one.
     #[value(name = "qwen35-35b-a3b")]
     Qwen35_35bA3b,
-    /// gpt-oss 20B: 32 experts a layer, of which a token uses 4, sinks, and a window in every other layer.
+    /// gpt-oss 20B: 32 experts a layer, of which a token uses 4, sinks, and a
+    /// window in every other layer.
     #[value(name = "gpt-oss-20b")]
     GptOss20b,
     /// The first four layers of Qwen3.5 9B.
@@ -106,7 +107,8 @@ pub(crate) struct Shape {
     pub(crate) linear: Option<Linear>,
     /// Of each head that is rotated; 0 for all.
     pub(crate) rope_dims: u32,
-    /// The output matrix has the embedding's rows, each for the token behind, and layers add little: a text goes round.
+    /// The output matrix has the embedding's rows, each for the token behind, and layers add
+    /// little: a text goes round.
     pub(crate) circling: bool,
 }
 
@@ -124,12 +126,13 @@ pub(crate) struct Experts {
     pub(crate) n_ff: u32,
     /// Whether there is one more of that width, which every token uses.
     pub(crate) shared: bool,
-    /// The standard deviation of the logarithms of what the router's rows are large by; 0 for all alike.
+    /// The standard deviation of the logarithms of what the router's rows are
+    /// large by; 0 for all alike.
     pub(crate) skew: f32,
 }
 
-/// With this of the experts of a trained mixture's size the busiest quarter gets two of three choices, as in the trained
-/// mixture of the tests (67 % on the questions of the exam).
+/// With this of the experts of a trained mixture's size the busiest quarter gets two of three
+/// choices, as in the trained mixture of the tests (67 % on the questions of the exam).
 const SKEW: f32 = 0.5;
 
 /// Gated delta nets.
@@ -438,8 +441,8 @@ impl Mix {
         }
     }
 
-    /// The type of attn_v and ffn_down of a layer. The usual mix spends more bits in the first and last eighth of the
-    /// layers and in every third one between.
+    /// The type of attn_v and ffn_down of a layer. The usual mix spends more bits in the first and
+    /// last eighth of the layers and in every third one between.
     pub(crate) fn finer(self, layer: u32, n_layer: u32) -> TensorType {
         let eighth = n_layer / 8;
         let more = layer < eighth || layer >= 7 * n_layer / 8 || (layer - eighth) % 3 == 2;

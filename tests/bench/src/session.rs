@@ -33,7 +33,8 @@ pub(crate) struct Session {
     rng: StdRng,
 }
 
-/// A part that fails leaves its session, and the process must not end while the engine's thread uses the driver.
+/// A part that fails leaves its session, and the process must not end while the
+/// engine's thread uses the driver.
 impl Drop for Session {
     fn drop(&mut self) {
         if let Err(error) = self.wait() {
@@ -63,7 +64,8 @@ impl Session {
         })
     }
 
-    /// Starts the engine with a budget that all must fit in, what the device takes for itself included.
+    /// Starts the engine with a budget that all must fit in, what the device
+    /// takes for itself included.
     ///
     /// # Errors
     /// As [`Session::start`].
@@ -147,7 +149,8 @@ impl Session {
         let begin = Instant::now();
         let model = self.register(name, path)?;
         let took = begin.elapsed();
-        // The tables for encoding are built in the background; what is timed next must not share the machine with that.
+        // The tables for encoding are built in the background; what is timed next must not
+        // share the machine with that.
         model.tokenizer().encode("a", false, false)?;
         Ok((model, took))
     }
@@ -198,7 +201,8 @@ impl Session {
         Ok(())
     }
 
-    /// Bytes on the device of a model's largest segment, without which it does not run. Clears the device.
+    /// Bytes on the device of a model's largest segment, without which it does
+    /// not run. Clears the device.
     ///
     /// # Errors
     /// The segment cannot be brought in.
@@ -359,7 +363,8 @@ pub(crate) fn greedy(model: &Arc<LoadedModel>, prompt: Vec<u32>, n: u32) -> Gene
     }
 }
 
-/// Runs a request to its end; `each` is called with the tokens of each event, and once more at the end.
+/// Runs a request to its end; `each` is called with the tokens of each event,
+/// and once more at the end.
 pub(crate) async fn run(
     engine: &EngineHandle,
     request: GenerateRequest,

@@ -1,7 +1,8 @@
 //! `socket`: clients of a running daemon, each with a connection of its own, as programs are.
 //!
-//! All send a random prompt at the same moment and read their texts to the end. The daemon and what it has loaded are the
-//! caller's; the clients share this process, whose CPU time is printed beside the figures.
+//! All send a random prompt at the same moment and read their texts to the end. The daemon and
+//! what it has loaded are the caller's; the clients share this process, whose CPU time is
+//! printed beside the figures.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! `host`: load, first use, prefill and decode of whole models with batch 1, beside the machine's memory bandwidth and,
-//! if asked for, beside llama.cpp in alternation.
+//! `host`: load, first use, prefill and decode of whole models with batch 1, beside the machine's
+//! memory bandwidth and, if asked for, beside llama.cpp in alternation.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,8 +28,8 @@ const LOADS: usize = 7;
 /// Times that its weights are brought in anew.
 const FIRST_USES: usize = 3;
 
-/// Parts in which the runs are done, with llama-bench's runs between them, so that a machine whose speed drifts is as
-/// kind to the one as to the other.
+/// Parts in which the runs are done, with llama-bench's runs between them, so that a machine whose
+/// speed drifts is as kind to the one as to the other.
 const ROUNDS: usize = 4;
 
 /// Options of `host`.
@@ -54,7 +54,8 @@ pub(crate) struct Options {
     /// Tokens of the long prompt.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..4096))]
     long: u16,
-    /// A llama-bench binary to run in alternation on the same files, with the same number of threads.
+    /// A llama-bench binary to run in alternation on the same files, with the same number of
+    /// threads.
     #[arg(long, value_name = "LLAMA_BENCH")]
     compare: Option<PathBuf>,
 }

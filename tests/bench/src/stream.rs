@@ -1,4 +1,5 @@
-//! `stream`: a model under budgets that hold a share of it; what decode costs when segments must come in at every token.
+//! `stream`: a model under budgets that hold a share of it; what decode costs when segments
+//! must come in at every token.
 
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ pub(crate) struct Options {
     /// Type.
     #[arg(long = "type", value_enum, default_value = "q4_k_m")]
     mix: Mix,
-    /// Budgets in percent of the model's weights, separated by commas; what a request needs beside them is added, and what the largest segment needs is the least.
+    /// Budgets in percent of the model's weights, separated by commas; what a request needs beside
+    /// them is added, and what the largest segment needs is the least.
     #[arg(long, value_delimiter = ',', default_value = "100,75,50,25", value_parser = percent)]
     shares: Vec<f64>,
     /// Requests at each budget.
@@ -61,8 +63,9 @@ pub(crate) struct Streamed {
     pub(crate) hits: Vec<f64>,
 }
 
-/// Requests of `tokens` tokens after a prompt of one. `before` of them come first and are not counted: they pay for the change of
-/// the budget, and for what the host brings into its own memory.
+/// Requests of `tokens` tokens after a prompt of one. `before` of them come first and
+/// are not counted: they pay for the change of the budget, and for what the host
+/// brings into its own memory.
 pub(crate) fn decode(
     session: &mut Session,
     model: &Arc<LoadedModel>,

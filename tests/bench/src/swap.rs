@@ -1,4 +1,5 @@
-//! `swap`: two models that share a budget for one and a half of them, asked in turn; what the first token costs then.
+//! `swap`: two models that share a budget for one and a half of them, asked in turn; what
+//! the first token costs then.
 
 use std::sync::Arc;
 
@@ -50,8 +51,8 @@ pub(crate) struct Swapped {
     pub(crate) uploads: Vec<f64>,
 }
 
-/// Requests to the models in turn, of a prompt and a text of these lengths in tokens. The first ones, which fill the
-/// budget, are not counted.
+/// Requests to the models in turn, of a prompt and a text of these lengths in tokens. The first
+/// ones, which fill the budget, are not counted.
 pub(crate) fn alternate(
     session: &mut Session,
     models: &[Arc<LoadedModel>],

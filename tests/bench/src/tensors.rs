@@ -47,7 +47,8 @@ impl TensorSpec {
     }
 }
 
-/// What an embedding is large by in a text that goes round: elements of about 1 in 8B, where layers add [`LAYER`] each.
+/// What an embedding is large by in a text that goes round: elements of about 1 in 8B, where
+/// layers add [`LAYER`] each.
 const EMBEDDING: f32 = 64.0;
 
 /// What layers are small by there.

@@ -1,8 +1,10 @@
-//! A synthetic byte-level BPE vocabulary of the size of Llama 3's: words without meaning, but with merges that hold.
+//! A synthetic byte-level BPE vocabulary of the size of Llama 3's: words without meaning,
+//! but with merges that hold.
 //!
-//! Ids 0..256 are the bytes; then come the numbers of two and three digits and words of growing length, each made of
-//! two tokens before it; the last 256 are special. A vocabulary made of ranks has a merge for every way in which a token
-//! can be cut in two tokens, and so has this one, up to the number that Llama 3 has.
+//! Ids 0..256 are the bytes; then come the numbers of two and three digits and words of growing
+//! length, each made of two tokens before it; the last 256 are special. A vocabulary made of ranks
+//! has a merge for every way in which a token can be cut in two tokens, and so has this one, up to
+//! the number that Llama 3 has.
 
 use std::collections::HashMap;
 
@@ -36,8 +38,8 @@ pub(crate) struct Vocab {
     pub(crate) merges: Vec<String>,
 }
 
-/// The character that stands for a byte in byte-level vocabularies (GPT-2): printable ones for themselves, the others
-/// for characters from U+0100 on, in order.
+/// The character that stands for a byte in byte-level vocabularies (GPT-2): printable ones for
+/// themselves, the others for characters from U+0100 on, in order.
 fn byte_char(byte: u8) -> char {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     if printable(byte) {
@@ -120,14 +122,15 @@ pub(crate) fn make() -> Vocab {
     }
 }
 
-/// An index below `n`, the lower the likelier: words of frequent parts can be cut in several ways, as real ones can.
+/// An index below `n`, the lower the likelier: words of frequent parts can be cut in
+/// several ways, as real ones can.
 fn early(rng: &mut StdRng, n: usize, power: u32) -> usize {
     let u: f64 = rng.random();
     ((0..power).fold(n as f64, |at, _| at * u)) as usize
 }
 
-/// Every cut of every token into two tokens, in the order of the tokens; of those past the maximum, the first cut of
-/// each token stays, so that every token can be reached.
+/// Every cut of every token into two tokens, in the order of the tokens; of those past the maximum,
+/// the first cut of each token stays, so that every token can be reached.
 fn merges(words: &Words) -> Vec<String> {
     let cuts = |token: &String| -> Vec<String> {
         let inner = token.char_indices().skip(1);

@@ -1,8 +1,9 @@
 //! Random weights: blocks of every type with zero mean and the variance of a usual initialisation.
 //!
-//! A tensor's elements have the standard deviation `1 / sqrt(n_inputs)`, so that activations keep their size through
-//! the layers. Codes are uniform, block scales are set so that the variance comes out right, and a block whose codes
-//! have no symmetric range gets a scale of random sign instead.
+//! A tensor's elements have the standard deviation `1 / sqrt(n_inputs)`, so that
+//! activations keep their size through the layers. Codes are uniform, block scales are set
+//! so that the variance comes out right, and a block whose codes have no symmetric range
+//! gets a scale of random sign instead.
 
 use half::f16;
 use rand::rngs::StdRng;
@@ -33,8 +34,8 @@ const RMS_MXFP4: f32 = 2.926;
 /// Mean of the sub-block scales of the K types, which are drawn from 24 to 40.
 const SUB_SCALE: f32 = 32.0;
 
-/// Random blocks of a type, as a file holds them; `n_inputs` is the length of the rows that they will fill, which are `times` as
-/// large as usual.
+/// Random blocks of a type, as a file holds them; `n_inputs` is the length of the rows that they
+/// will fill, which are `times` as large as usual.
 ///
 /// # Panics
 /// If no preset has matrices of that type.
@@ -67,7 +68,8 @@ pub(crate) fn pool(ty: TensorType, n_inputs: u64, times: f32, rng: &mut StdRng) 
                 let d = std / RMS_Q4_K / SUB_SCALE;
                 put(block, 0, d);
                 put(block, 2, 7.5 * d);
-                // A sub-block's minimum has the factor of its scale, so `d * s * q - 7.5 * d * s` has zero mean.
+                // A sub-block's minimum has the factor of its scale, so
+                // `d * s * q - 7.5 * d * s` has zero mean.
                 let scales = std::array::from_fn(|_| rng.random_range(24..=40));
                 block[4..16].copy_from_slice(&pack_scales(scales, scales));
             }
@@ -85,8 +87,8 @@ pub(crate) fn pool(ty: TensorType, n_inputs: u64, times: f32, rng: &mut StdRng) 
     pool
 }
 
-/// A matrix of f32, `[inputs, rows]` in ggml's order, whose rows are of different sizes: times `exp(z)` of a normal `z` of this
-/// standard deviation.
+/// A matrix of f32, `[inputs, rows]` in ggml's order, whose rows are of different sizes: times
+/// `exp(z)` of a normal `z` of this standard deviation.
 pub(crate) fn skewed(dims: &[u64], deviation: f32, rng: &mut StdRng) -> Vec<u8> {
     let std = (dims[0] as f32).sqrt().recip();
     let mut bytes = Vec::with_capacity((dims.iter().product::<u64>() * 4) as usize);
@@ -99,8 +101,9 @@ pub(crate) fn skewed(dims: &[u64], deviation: f32, rng: &mut StdRng) -> Vec<u8> 
 
 /// The 12 bytes in which Q4_K keeps eight scales and eight minimums of 6 bits.
 ///
-/// Bytes 0..4 hold scales 0..4 and bytes 4..8 minimums 0..4, each with the upper two bits of the one four further on in
-/// its own upper bits; bytes 8..12 hold the lower halves of scales and minimums 4..8.
+/// Bytes 0..4 hold scales 0..4 and bytes 4..8 minimums 0..4, each with the upper two bits of
+/// the one four further on in its own upper bits; bytes 8..12 hold the lower halves of
+/// scales and minimums 4..8.
 fn pack_scales(scales: [u8; 8], mins: [u8; 8]) -> [u8; 12] {
     std::array::from_fn(|i| match i / 4 {
         0 => scales[i] | (scales[i + 4] >> 4) << 6,

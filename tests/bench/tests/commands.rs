@@ -61,7 +61,8 @@ fn every_command_runs_on_a_mini_model() {
     ]);
     assert_eq!(median(&stream, "uploaded, 100 %"), 0.0);
     assert!(median(&stream, "uploaded, 95 %") > 0.0);
-    // A budget that nothing runs in is raised to the largest segment, which here is most of the model.
+    // A budget that nothing runs in is raised to the largest segment, which
+    // here is most of the model.
     assert_eq!(stream["rows"].as_array().map(Vec::len), Some(9));
 
     let swap = table(&[

@@ -1,4 +1,5 @@
-//! `rocmforge-bench gpu` from end to end with mini models: on the host, and on a HIP runtime over host memory.
+//! `rocmforge-bench gpu` from end to end with mini models: on the host, and on a HIP
+//! runtime over host memory.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,4 +1,5 @@
-//! Writes the images that the fake runtime takes, a folder for ROCMFORGE_KERNELS: `fake_images FOLDER`.
+//! Writes the images that the fake runtime takes, a folder for
+//! ROCMFORGE_KERNELS: `fake_images FOLDER`.
 
 use std::process::ExitCode;
 

@@ -30,7 +30,8 @@ pub fn library_path() -> Result<PathBuf, String> {
     }
 }
 
-/// An image that `hipModuleLoadData` of the fake takes: a module with these kernels; `*` stands for all.
+/// An image that `hipModuleLoadData` of the fake takes: a module with these
+/// kernels; `*` stands for all.
 pub fn marker_image(kernels: &[&str]) -> Vec<u8> {
     let mut image = MARKER.to_vec();
     image.extend(kernels.join("\n").bytes());
@@ -38,7 +39,8 @@ pub fn marker_image(kernels: &[&str]) -> Vec<u8> {
     image
 }
 
-/// The image of a unit of the kernels crate's list: a module with that unit's kernels. `None` for an unknown unit.
+/// The image of a unit of the kernels crate's list: a module with that unit's kernels.
+/// `None` for an unknown unit.
 pub fn unit_image(unit: &str) -> Option<Vec<u8>> {
     let names = kernels::of_unit(unit);
     (!names.is_empty()).then(|| marker_image(&names))
@@ -110,7 +112,8 @@ impl Fake {
         &self.path
     }
 
-    /// A folder with the image of every unit, for ROCMFORGE_KERNELS and its like; it goes with the fake.
+    /// A folder with the image of every unit, for ROCMFORGE_KERNELS and its
+    /// like; it goes with the fake.
     ///
     /// # Panics
     /// When it cannot be written.
@@ -124,8 +127,9 @@ impl Fake {
         dir
     }
 
-    /// Lets the vendor's library for products be found beside the runtime: `rocblas_gemm_ex` and what belongs to it, and a
-    /// hipBLASLt without functions, so that one that is installed is not opened.
+    /// Lets the vendor's library for products be found beside the runtime:
+    /// `rocblas_gemm_ex` and what belongs to it, and a hipBLASLt without functions, so that
+    /// one that is installed is not opened.
     ///
     /// # Panics
     /// When it cannot be written.
@@ -145,7 +149,8 @@ impl Fake {
         }
     }
 
-    /// Lets the `nth` call (from 1) of `call` from now on fail with `code`; see [`crate::when_run`] for queued work.
+    /// Lets the `nth` call (from 1) of `call` from now on fail with `code`; see
+    /// [`crate::when_run`] for queued work.
     ///
     /// # Panics
     /// When `call` has a zero byte.
@@ -162,8 +167,8 @@ impl Fake {
         recover();
     }
 
-    /// Forgets all that is alive and queued, orders to fail and the loss of the device: as if the process that held it had
-    /// ended. Whoever still has a handle must not use it.
+    /// Forgets all that is alive and queued, orders to fail and the loss of the device: as if the
+    /// process that held it had ended. Whoever still has a handle must not use it.
     pub fn reset(&self) {
         let reset: extern "C" fn() = self.control("fake_hip_reset");
         reset();
@@ -175,15 +180,15 @@ impl Fake {
         set(total, others);
     }
 
-    /// Fills all device memory but the first `kept` bytes of each allocation with something else, as a loss of power
-    /// does.
+    /// Fills all device memory but the first `kept` bytes of each allocation with something
+    /// else, as a loss of power does.
     pub fn forget_memory(&self, kept: u64) {
         let forget: extern "C" fn(u64) = self.control("fake_hip_forget_memory");
         forget(kept);
     }
 
-    /// Has the card announce another architecture than [`ARCH`], before it is opened, and returns a folder with the image of
-    /// every unit for that.
+    /// Has the card announce another architecture than [`ARCH`], before it is opened, and returns a
+    /// folder with the image of every unit for that.
     ///
     /// # Panics
     /// When `arch` has a zero byte, or the images cannot be written.

@@ -51,7 +51,8 @@ pub(crate) extern "C" fn fake_hip_recover() {
     state.lost = None;
 }
 
-/// Forgets all that is alive and queued, orders to fail and the loss of the device: as if the process had ended.
+/// Forgets all that is alive and queued, orders to fail and the loss of the device: as
+/// if the process had ended.
 // SAFETY: a name of our own.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_hip_reset() {
@@ -67,7 +68,8 @@ pub(crate) extern "C" fn fake_hip_set_memory(total: u64, others: u64) {
     state.memory.others = others;
 }
 
-/// Fills all device memory but the first `kept` bytes of each allocation with something else, as a loss of power does.
+/// Fills all device memory but the first `kept` bytes of each allocation with something
+/// else, as a loss of power does.
 // SAFETY: a name of our own.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_hip_forget_memory(kept: u64) {

@@ -1,5 +1,5 @@
-//! The functions of the HIP runtime that the daemon's table asks for: here what the runtime and its devices are, and what all
-//! functions share.
+//! The functions of the HIP runtime that the daemon's table asks for: here what the runtime and its
+//! devices are, and what all functions share.
 
 // Each function is a foreign interface of its own; the contract of all is HIP's documentation.
 #![allow(
@@ -36,7 +36,8 @@ unsafe fn put<T>(to: *mut T, value: T) -> u32 {
 /// Declares exported functions: counted and failed by their own names, with `$state` locked.
 macro_rules! exports {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) |$state:ident| $body:block)*) => {$(
-        // SAFETY: the name is HIP's on purpose: this library stands in for that runtime and is never linked with it.
+        // SAFETY: the name is HIP's on purpose: this library stands in for that runtime
+        // and is never linked with it.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> u32 {
             call(stringify!($name), |$state: &mut State| $body)
@@ -133,8 +134,8 @@ unsafe fn put_str(to: *mut c_char, len: c_int, text: &str) -> u32 {
     SUCCESS
 }
 
-// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller, and what the daemon's
-// table passes.
+// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller,
+// and what the daemon's table passes.
 exports! {
     fn hipInit(_flags: c_uint) |s| { if s.devices == 0 { NO_DEVICE } else { SUCCESS } }
 

@@ -1,4 +1,5 @@
-//! Device memory: live allocations over host memory, which bytes were written, and host ranges that copies may name.
+//! Device memory: live allocations over host memory, which bytes were written, and host
+//! ranges that copies may name.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +25,8 @@ struct Allocation {
     bytes: Vec<u8>,
     /// 1 where something was written, a byte a byte.
     written: Vec<u8>,
-    /// What is mapped into a reservation, by offset; `None` for an allocation, which is there as a whole.
+    /// What is mapped into a reservation, by offset; `None` for an allocation,
+    /// which is there as a whole.
     mapped: Option<BTreeMap<usize, Mapping>>,
     /// Bytes of memory that was mapped here, went, and comes back with the addresses only.
     kept: u64,
@@ -132,7 +134,8 @@ impl Memory {
             return None;
         }
         let mut read = vec![0u8; bytes];
-        // SAFETY: the range is allocated, as the caller of `pin` promised, and a copy needs no alignment.
+        // SAFETY: the range is allocated, as the caller of `pin` promised, and
+        // a copy needs no alignment.
         unsafe { std::ptr::copy_nonoverlapping(address as *const u8, read.as_mut_ptr(), bytes) };
         Some(read)
     }
@@ -141,7 +144,8 @@ impl Memory {
         self.total.saturating_sub(self.used + self.others)
     }
 
-    /// What was written behind the first `kept` bytes of each allocation reads as something else from now on.
+    /// What was written behind the first `kept` bytes of each allocation reads as
+    /// something else from now on.
     pub(crate) fn forget(&mut self, kept: u64) {
         for allocation in self.allocations.values_mut() {
             match &allocation.mapped {
@@ -428,7 +432,8 @@ impl Memory {
         self.find(address, bytes).map(|_| ())
     }
 
-    /// Reads, also out of pinned memory; bytes of the device that nobody wrote are noted and come as poison.
+    /// Reads, also out of pinned memory; bytes of the device that nobody wrote are
+    /// noted and come as poison.
     pub(crate) fn read(&mut self, address: u64, bytes: usize, who: &str) -> Result<Vec<u8>, Fault> {
         if let Some(read) = self.read_pinned(address, bytes) {
             return Ok(read);
@@ -467,7 +472,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies inside the device: what was never written stays so, and is no fault by itself (a slab has padding).
+    /// Copies inside the device: what was never written stays so, and is no fault by
+    /// itself (a slab has padding).
     pub(crate) fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), Fault> {
         if from.abs_diff(to) < bytes as u64 {
             return Err(Fault(format!(

@@ -161,7 +161,8 @@ impl State {
     /// Does all work before a place.
     pub(crate) fn finish(&mut self, place: (usize, u64)) {
         while self.step(place) {
-            // Whoever waits for work that never ends never comes back, and holds the runtime's lock.
+            // Whoever waits for work that never ends never comes back, and
+            // holds the runtime's lock.
             if self.hung {
                 loop {
                     std::thread::park();
@@ -219,8 +220,8 @@ impl State {
         match work {
             Work::Staged { to, from } => memory.write(to, &from),
             Work::H2d { to, from, bytes } => {
-                // SAFETY: page-locked memory is readable until it is given back, and queued copies that name it are
-                // done before that.
+                // SAFETY: page-locked memory is readable until it is given back, and queued copies
+                // that name it are done before that.
                 let from = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) };
                 memory.write(to, from)
             }
@@ -233,7 +234,8 @@ impl State {
                 if kept {
                     memory.unwritten.truncate(noted);
                 }
-                // SAFETY: page-locked memory, as above, or memory that the caller waits for in this same call.
+                // SAFETY: page-locked memory, as above, or memory that the caller
+                // waits for in this same call.
                 unsafe { std::ptr::copy_nonoverlapping(read.as_ptr(), to as *mut u8, bytes) };
                 Ok(())
             }

@@ -1,7 +1,9 @@
-//! The functions of rocBLAS that the daemon asks for, and the product that they queue, over the same memory and streams.
+//! The functions of rocBLAS that the daemon asks for, and the product that they queue, over
+//! the same memory and streams.
 //!
-//! The library is the runtime's own by another name: [`crate::Fake::add_products`]. Only products of the kind that the daemon
-//! makes are carried out, the left matrix transposed, f16 into f32; others are noted.
+//! The library is the runtime's own by another name: [`crate::Fake::add_products`]. Only
+//! products of the kind that the daemon makes are carried out, the left matrix transposed, f16
+//! into f32; others are noted.
 
 // Each function is a foreign interface of its own; the contract of all is rocBLAS's documentation.
 #![allow(
@@ -31,7 +33,8 @@ const TRANSPOSE: u32 = 112;
 const F16: u32 = 150;
 const F32: u32 = 151;
 
-/// `c = alpha * a^T b + beta * c`, column-major: `a` is f16 `[m][k]`, `b` f16 `[n][k]` and `c` f32 `[n][ldc]` as they lie.
+/// `c = alpha * a^T b + beta * c`, column-major: `a` is f16 `[m][k]`, `b` f16 `[n][k]` and `c`
+/// f32 `[n][ldc]` as they lie.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     m: usize,
@@ -80,7 +83,8 @@ fn halves(memory: &mut Memory, at: u64, n: usize, who: &str) -> Result<Vec<f32>,
         .collect())
 }
 
-// SAFETY: the name is rocBLAS's on purpose: this library stands in for it and is never linked with it.
+// SAFETY: the name is rocBLAS's on purpose: this library stands in for it and is never linked with
+// it.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rocblas_create_handle(to: *mut usize) -> u32 {
     call("rocblas_create_handle", |state| {

@@ -141,7 +141,8 @@ impl State {
         });
     }
 
-    /// Forgets all that is alive and queued, orders and loss. Addresses and handles are never given twice.
+    /// Forgets all that is alive and queued, orders and loss. Addresses and
+    /// handles are never given twice.
     pub(crate) fn reset(&mut self) {
         self.queues = Queues::default();
         self.modules.clear();

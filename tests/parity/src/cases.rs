@@ -47,7 +47,8 @@ pub(crate) enum Work {
     Ops(Vec<Op>),
     /// An operation with a state of so many f32 elements, over sequences with states of their own.
     State(Op, u64, Vec<Sequence>),
-    /// The choice of experts, and what they compute of it, with the first of their tensors and their number.
+    /// The choice of experts, and what they compute of it, with the first of their
+    /// tensors and their number.
     Experts {
         route: Op,
         ffn: ExpertFfn,
@@ -87,7 +88,8 @@ pub struct Case {
     pub(crate) recorded: bool,
     /// Whether its rows are those of one token and of drafts behind it.
     pub(crate) drafts: bool,
-    /// Whether its rows are tokens of as many sequences, each [`APART`] positions longer than the one before.
+    /// Whether its rows are tokens of as many sequences, each [`APART`] positions
+    /// longer than the one before.
     pub(crate) apart: bool,
     /// Where the operations are cut into two runs, as between two segments of a plan.
     pub(crate) cut: Option<usize>,
@@ -106,7 +108,8 @@ impl Case {
 }
 
 impl Case {
-    /// Whether its operations are given as a whole pass, often enough that a recording of it is replayed.
+    /// Whether its operations are given as a whole pass, often enough that a
+    /// recording of it is replayed.
     pub fn is_recorded(&self) -> bool {
         self.recorded
     }
@@ -447,7 +450,8 @@ fn gated() -> Vec<Case> {
             );
             case.tokens = tokens;
             case.compared = vec![p];
-            // The gated values' tails are heavy, and 8 bits a block are coarse there: that is the host's own error.
+            // The gated values' tails are heavy, and 8 bits a block are coarse there:
+            // that is the host's own error.
             case.tolerance = 6e-2;
             case.size = if ty == WeightType::Q8_0 { 0.4 } else { 0.05 };
             cases.push(case.clone());

@@ -1,6 +1,6 @@
-//! A look at one device from its opening on, in seconds: what somebody sends when a card does not do
-//! what it should. Each step is told as soon as it has ended, so that of a step that never ends all
-//! before it is known.
+//! A look at one device from its opening on, in seconds: what somebody sends when a card does not
+//! do what it should. Each step is told as soon as it has ended, so that of a step that never
+//! ends all before it is known.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -62,8 +62,8 @@ pub struct Step {
     pub took: Duration,
 }
 
-/// Opens the device and looks at it: memory, copies each way, a kernel of each kind against `host`, a
-/// recorded pass. Kernels whose turn has not come after `limit` are left out.
+/// Opens the device and looks at it: memory, copies each way, a kernel of each kind against `host`,
+/// a recorded pass. Kernels whose turn has not come after `limit` are left out.
 pub fn check(
     open: impl FnOnce() -> Result<Box<dyn Device>, DeviceError>,
     host: Box<dyn Device>,
@@ -233,8 +233,8 @@ fn within(device: &mut dyn Device, detail: &mut String) -> Result<(), DeviceErro
     }
 }
 
-/// From a file, as weights come: through a registered mapping or pinned memory, whichever the device
-/// has chosen.
+/// From a file, as weights come: through a registered mapping or pinned memory,
+/// whichever the device has chosen.
 fn file(device: &mut dyn Device, detail: &mut String) -> Result<(), DeviceError> {
     let failed = |error: &dyn std::error::Error| {
         DeviceError::Config(format!(

@@ -4,12 +4,13 @@
 //! tells how far apart the results are. The device's own test and `rocmforge-bench gpu` both use
 //! it.
 //!
-//! Tolerances: both devices round a product's input to 8 bits a block of 32 (a GPU to f16 instead where the vendor's
-//! library multiplies), each with its own scale, so two right results differ by a small share of the result's size. With
-//! float weights neither rounds to less than 22 bits.
-//! Norms, rotations and sums are f32 on both and differ by their order of summation; operations with a state add to it from
-//! row to row, and their tolerances follow from the terms of a sum and the rows (`cases/recurrent.rs`); attention has keys and values in
-//! the same type on both, and multiplies many rows in f16, but for pages of f32. Errors are measured as the root of the mean
+//! Tolerances: both devices round a product's input to 8 bits a block of 32 (a GPU to f16 instead
+//! where the vendor's library multiplies), each with its own scale, so two right results differ by
+//! a small share of the result's size. With float weights neither rounds to less than 22 bits.
+//! Norms, rotations and sums are f32 on both and differ by their order of summation; operations
+//! with a state add to it from row to row, and their tolerances follow from the terms of a sum and
+//! the rows (`cases/recurrent.rs`); attention has keys and values in the same type on both, and
+//! multiplies many rows in f16, but for pages of f32. Errors are measured as the root of the mean
 //! square of the difference over that of the reference's result.
 
 #![forbid(unsafe_code)]
@@ -191,7 +192,8 @@ mod tests {
         assert!(worst.iter().any(|(name, ..)| name == "attention"));
     }
 
-    /// Names the kinds of operations: the compiler asks for a new one here, and the test below for its cases.
+    /// Names the kinds of operations: the compiler asks for a new one here, and the
+    /// test below for its cases.
     macro_rules! kinds {
         ($($kind:ident)*) => {
             const KINDS: &[&str] = &[$(stringify!($kind)),*];
@@ -209,7 +211,8 @@ mod tests {
         PositionScale Conv DeltaNet Ssm Route Combine GatherOutputs
     }
 
-    /// The kinds of a case's work, which is what a step of a plan can be, and what a device does besides.
+    /// The kinds of a case's work, which is what a step of a plan can be, and
+    /// what a device does besides.
     fn work(work: &Work) -> (&'static str, Vec<&Op>) {
         match work {
             Work::Ops(ops) => ("operations", ops.iter().collect()),

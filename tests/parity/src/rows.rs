@@ -47,7 +47,8 @@ fn with_ties((n, width): (usize, usize), rng: &mut StdRng) -> Vec<f32> {
     values
 }
 
-/// The indices of the largest elements of `n` random rows, which have ties; the last of several has a NaN.
+/// The indices of the largest elements of `n` random rows, which have ties; the
+/// last of several has a NaN.
 pub(crate) fn argmax(
     device: &mut dyn Device,
     (n, width): (usize, usize),
@@ -64,7 +65,8 @@ pub(crate) fn argmax(
     Ok(found.into_iter().map(index).collect())
 }
 
-/// The `k` largest elements of `n` random rows, and their indices; the rows are as those of [`argmax`].
+/// The `k` largest elements of `n` random rows, and their indices; the rows are as those of
+/// [`argmax`].
 pub(crate) fn top_k(
     device: &mut dyn Device,
     (n, width): (usize, usize),

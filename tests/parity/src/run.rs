@@ -1,4 +1,5 @@
-//! One case on one device: weights uploaded from a file, the context before, the operations, the results.
+//! One case on one device: weights uploaded from a file, the context before,
+//! the operations, the results.
 
 use std::io::Write;
 use std::ops::Range;
@@ -68,7 +69,8 @@ fn write_file(
     Ok((file, descs))
 }
 
-/// Where the KV pages of `positions` tokens are, from `base` on, which moves behind them: not in the order of their addresses.
+/// Where the KV pages of `positions` tokens are, from `base` on, which moves behind them: not in
+/// the order of their addresses.
 fn pages(kv: &KvLayout, positions: usize, base: &mut u64) -> Vec<u64> {
     let n = positions.div_ceil(KV_PAGE_TOKENS) as u64;
     let stride = (kv.page_bytes() as u64).next_multiple_of(256);
@@ -338,7 +340,8 @@ fn operations(
         }
         Ok(())
     };
-    // The context before the rows that are compared: its keys and values are appended first, in chunks.
+    // The context before the rows that are compared: its keys and values are
+    // appended first, in chunks.
     let append: Vec<Op> = ops
         .iter()
         .filter(|op| matches!(op, Op::RopeKv { .. }))

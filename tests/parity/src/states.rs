@@ -1,10 +1,11 @@
 //! A case of an operation with a state on one device: sequences with states of their own.
 //!
 //! ```text
-//! other sequences   one row from position 0 at each place of a state: what a state counts as then is not what it holds
+//! other sequences   one row from position 0 at each place of a state: what a state counts as then
+//!                   is not what it holds
 //! the rows before   of each sequence that goes on, from position 0
-//! the pass          all sequences' rows and drafts                                            compared
-//! behind            a row more on the state that each row of the pass was to leave            compared
+//! the pass          all sequences' rows and drafts                                       compared
+//! behind            a row more on the state that each row of the pass was to leave       compared
 //! ```
 
 use rand::RngExt;

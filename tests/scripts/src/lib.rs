@@ -1,8 +1,9 @@
 //! Executable scripts that take a program's place in a test.
 //!
-//! A file that any process holds open for writing cannot be executed ("text file busy"). Were a script written by the
-//! test itself, a child that another test's thread forks at that moment would hold it open until it executes its own
-//! program. So a process of its own writes it, and has ended before anyone starts the script.
+//! A file that any process holds open for writing cannot be executed ("text file busy"). Were a
+//! script written by the test itself, a child that another test's thread forks at that moment would
+//! hold it open until it executes its own program. So a process of its own writes it, and has ended
+//! before anyone starts the script.
 
 #![forbid(unsafe_code)]
 

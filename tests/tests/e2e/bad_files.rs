@@ -1,4 +1,5 @@
-//! Files that are no sound model: each is refused with its code and a message that helps, and the daemon goes on.
+//! Files that are no sound model: each is refused with its code and a message that
+//! helps, and the daemon goes on.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -19,12 +20,13 @@ use tempfile::TempDir;
 /// The f16 that is not a number.
 const F16_NAN: [u8; 2] = [0x00, 0x7e];
 
-/// GGUF's metadata type of a 64-bit unsigned number, and a tensor type that is listed but not supported.
+/// GGUF's metadata type of a 64-bit unsigned number, and a tensor type that is
+/// listed but not supported.
 const UINT64: u32 = 10;
 const I32: u32 = 26;
 
-/// What is no sound GGUF, what may not be opened, a relative path (refused, or looked for below the model directories), and
-/// what may be either damaged or of another time.
+/// What is no sound GGUF, what may not be opened, a relative path (refused, or looked for below the
+/// model directories), and what may be either damaged or of another time.
 const MALFORMED: &[Code] = &[Code::InvalidArgument];
 /// See [`MALFORMED`].
 const DENIED: &[Code] = &[Code::PermissionDenied];
@@ -33,7 +35,8 @@ const RELATIVE: &[Code] = &[Code::InvalidArgument, Code::NotFound];
 /// See [`MALFORMED`].
 const MALFORMED_OR_UNKNOWN: &[Code] = &[Code::InvalidArgument, Code::Unimplemented];
 
-/// The codes of a case by its name: a version or a type that nobody knows may be damage, or of another time.
+/// The codes of a case by its name: a version or a type that nobody knows may be
+/// damage, or of another time.
 fn codes(what: &str) -> &'static [Code] {
     if what.starts_with("version") || what == "an unknown tensor type" {
         MALFORMED_OR_UNKNOWN
@@ -61,7 +64,8 @@ impl Ground {
         }
     }
 
-    /// Tries to load a file of these bytes; the refusal must have the code, and its message one of the words.
+    /// Tries to load a file of these bytes; the refusal must have the code, and its
+    /// message one of the words.
     async fn refuses(&self, what: &str, bytes: &[u8], codes: &[Code], words: &[&str]) {
         let path = self.models.path().join("bad.gguf");
         fs::write(&path, bytes).expect("a file");

@@ -1,4 +1,5 @@
-//! Requests that make no sense: each is refused with its code, the field and its range, and the next request works.
+//! Requests that make no sense: each is refused with its code, the field and its range,
+//! and the next request works.
 
 use rocmforge_client::Code;
 use rocmforge_client::proto::v1::generate_request::Prompt;

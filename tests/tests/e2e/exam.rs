@@ -12,7 +12,8 @@ use rocmforge_tests::session::{
 /// Keys and values are held in pages of this many tokens.
 const KV_PAGE_TOKENS: u64 = 32;
 
-/// llama.cpp gets 119 of 120 with tiny-llama and 120 with tiny-qwen3. One more may go either way with other rounding.
+/// llama.cpp gets 119 of 120 with tiny-llama and 120 with tiny-qwen3. One more may go
+/// either way with other rounding.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_are_right() {
     let daemon = Daemon::start(&Options::default());
@@ -42,7 +43,8 @@ async fn answers_are_right() {
     daemon.stop();
 }
 
-/// A third of the layers fits, so every pass evicts and uploads, and nothing that a client sees changes but the counts.
+/// A third of the layers fits, so every pass evicts and uploads, and nothing that a client
+/// sees changes but the counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_third_of_the_layers_gives_the_same_tokens() {
     let daemon = Daemon::start(&Options::default());

@@ -1,4 +1,5 @@
-//! A model's file that is cut short or rewritten under the daemon: DATA_LOSS for that model, and nothing else stops.
+//! A model's file that is cut short or rewritten under the daemon: DATA_LOSS for that
+//! model, and nothing else stops.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -76,7 +77,8 @@ impl Ground {
     }
 }
 
-/// Generates noise and does `spoil` after the first tokens. With nothing kept resident the pass has to read on.
+/// Generates noise and does `spoil` after the first tokens. With nothing kept
+/// resident the pass has to read on.
 async fn generate_while(client: &Client, spoil: impl FnOnce()) -> Result<GenerateDone, Error> {
     let mut events = client
         .generate(continuation("copy", "Once upon a time", noise(1500, 3)))

@@ -1,4 +1,5 @@
-//! A daemon whose device fails: on a fake HIP runtime that faults, hangs or refuses memory when it is told to.
+//! A daemon whose device fails: on a fake HIP runtime that faults, hangs or refuses
+//! memory when it is told to.
 
 use std::path::Path;
 
@@ -52,7 +53,8 @@ async fn until_not_serving(socket: &Path) -> bool {
     false
 }
 
-/// Running and waiting requests end with UNAVAILABLE, health says NOT_SERVING, and the process ends with 4.
+/// Running and waiting requests end with UNAVAILABLE, health says NOT_SERVING,
+/// and the process ends with 4.
 async fn ends_well(order: &str) {
     let fake = Fake::new();
     let options = options(&fake, order).arg("--max-sequences").arg("2");

@@ -1,4 +1,5 @@
-//! The manifests for Kubernetes, by schemas; the configurations inside of them, by the programs that read them.
+//! The manifests for Kubernetes, by schemas; the configurations inside of them, by
+//! the programs that read them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The Grafana dashboard and the alert rules ask for what the daemon prints, and Prometheus' own tool takes the rules.
+//! The Grafana dashboard and the alert rules ask for what the daemon prints, and Prometheus'
+//! own tool takes the rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};

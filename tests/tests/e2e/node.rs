@@ -1,4 +1,5 @@
-//! Clients from npm over HTTP: the AI SDK and the Codex command line, each with its packages' own code.
+//! Clients from npm over HTTP: the AI SDK and the Codex command line, each with its packages' own
+//! code.
 
 use std::path::Path;
 
@@ -7,8 +8,8 @@ use rocmforge_tests::fixtures::{self, TINY_LLAMA};
 use rocmforge_tests::forge::Forge;
 use rocmforge_tests::node::Node;
 
-/// Shows the model the last message alone, so that a small one can answer beneath an agent's long instructions, and says
-/// that calls are written as JSON. Behind it: how an answer begins.
+/// Shows the model the last message alone, so that a small one can answer beneath an agent's long
+/// instructions, and says that calls are written as JSON. Behind it: how an answer begins.
 const LAST_MESSAGE: &str = "{%for m in messages%}{%if loop.last%}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n\
                             {%endif%}{%endfor%}<|im_start|>assistant\n";
 

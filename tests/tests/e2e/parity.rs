@@ -1,9 +1,10 @@
 //! Score against an independent float32 computation of the same file.
 //!
-//! A kernel that multiplies 8-bit activations with quantized weights differs from float32 by design. The reference says by
-//! how much: it computes once in float32 and once with activations rounded to 8 bits in blocks of 32. The daemon may be off
-//! by [`ERROR_FACTOR`] times that error in root mean square, since kernels choose their blocks themselves (256 for the K types
-//! costs up to twice as much), plus [`FLOOR`] for keys and values in f16 and for sums in another order.
+//! A kernel that multiplies 8-bit activations with quantized weights differs from float32 by
+//! design. The reference says by how much: it computes once in float32 and once with activations
+//! rounded to 8 bits in blocks of 32. The daemon may be off by [`ERROR_FACTOR`] times that error in
+//! root mean square, since kernels choose their blocks themselves (256 for the K types costs up to
+//! twice as much), plus [`FLOOR`] for keys and values in f16 and for sums in another order.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -199,8 +200,8 @@ async fn every_corner_agrees_with_float32() {
     daemon.stop();
 }
 
-/// The figure that a person compares between versions, with keys and values in either type. In float32 the reference has what
-/// stands here.
+/// The figure that a person compares between versions, with keys and values in either type. In
+/// float32 the reference has what stands here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn perplexity_of_the_stories() {
     for kv_type in ["f16", "q8_0"] {

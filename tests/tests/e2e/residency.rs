@@ -9,7 +9,8 @@ use rocmforge_tests::session::{BudgetWatch, ask, connect, load};
 /// How often the models take turns.
 const ROUNDS: usize = 8;
 
-/// An idle model gives up its last segments first, so what stays of it spares its next request a whole upload.
+/// An idle model gives up its last segments first, so what stays of it spares its
+/// next request a whole upload.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn alternating_models_never_reload_whole() {
     let daemon = Daemon::start(&Options::default());

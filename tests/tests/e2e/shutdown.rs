@@ -1,4 +1,5 @@
-//! SIGTERM: no new work, running streams to their end or to the end of the grace period, exit 0. And the socket file.
+//! SIGTERM: no new work, running streams to their end or to the end of the grace period,
+//! exit 0. And the socket file.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;

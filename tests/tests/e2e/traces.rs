@@ -10,7 +10,8 @@ use rocmforge_tests::python::Python;
 use rocmforge_tests::session::{collect, connect, continuation, load, noise};
 use serde_json::Value;
 
-/// Names an interpreter with OpenTelemetry's messages: the packages of the other tests have an earlier form of them.
+/// Names an interpreter with OpenTelemetry's messages: the packages of the other tests
+/// have an earlier form of them.
 const OTLP_PYTHON_ENV: &str = "ROCMFORGE_OTLP_PYTHON";
 
 /// A collector that takes everything; gives its address and the bodies that it was sent.

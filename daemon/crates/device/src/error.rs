@@ -64,7 +64,8 @@ pub enum Error {
     /// A setting of the environment that cannot be used.
     #[error("{0}")]
     Config(String),
-    /// A call of the driver failed and the device is sound: a bug of ours, or a driver that cannot do it.
+    /// A call of the driver failed and the device is sound: a bug of ours, or a
+    /// driver that cannot do it.
     #[error("{operation}: {message}")]
     Driver {
         /// What was being done.

@@ -1,12 +1,14 @@
 //! What a model may ask of a device, and the devices that do it.
 //!
-//! A plan (crate `model`) speaks the operation vocabulary of the crate `ops`; a [`Device`] carries it out over one arena of
-//! memory whose places are decided elsewhere (crate `tensor-cache`). A device holds no policy: it uploads a segment
-//! where it is told, moves a slab when it is told, and runs operations on offsets that it is given.
+//! A plan (crate `model`) speaks the operation vocabulary of the crate `ops`; a [`Device`] carries
+//! it out over one arena of memory whose places are decided elsewhere (crate `tensor-cache`). A
+//! device holds no policy: it uploads a segment where it is told, moves a slab when it is told, and
+//! runs operations on offsets that it is given.
 //!
-//! *Invariant:* only the engine thread calls a [`Device`]; the threads behind it (compute pool, staging) are its own.
-//! *Invariant:* all memory that a pass touches on a card is inside the arena, at places that the ledger knows. The host
-//! has inputs of products and experts' rows on its heap beside that; they count as workspace ([`Device::workspace_bytes`]).
+//! *Invariant:* only the engine thread calls a [`Device`]; the threads behind it (compute pool,
+//! staging) are its own. *Invariant:* all memory that a pass touches on a card is inside the arena,
+//! at places that the ledger knows. The host has inputs of products and experts' rows on its heap
+//! beside that; they count as workspace ([`Device::workspace_bytes`]).
 
 #![deny(unsafe_code)]
 
@@ -44,7 +46,8 @@ pub struct DeviceInfo {
     pub arch: String,
     /// The driver's number of it; 0 for the host.
     pub ordinal: u32,
-    /// Version of its driver in the vendor's notation; empty for the host or where the driver does not say.
+    /// Version of its driver in the vendor's notation; empty for the host or
+    /// where the driver does not say.
     pub driver: String,
     /// What was found of the driver that people should know: how files reach the card, what is gone
     /// without.
@@ -55,11 +58,14 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
     /// Allocations asked of the driver or the system since start-up.
     pub allocations: u64,
-    /// Uploads that should be under way ahead of their turn, at most, unless the configuration says otherwise.
+    /// Uploads that should be under way ahead of their turn, at most, unless the
+    /// configuration says otherwise.
     pub prefetch: u32,
-    /// Tokens of a prompt that are best computed in one pass, unless the configuration says otherwise.
+    /// Tokens of a prompt that are best computed in one pass, unless the
+    /// configuration says otherwise.
     pub prefill_chunk: u32,
-    /// Whether passes of which everything is resident are recorded, and so faster than the same passes in parts.
+    /// Whether passes of which everything is resident are recorded, and so faster than
+    /// the same passes in parts.
     pub records: bool,
 }
 
@@ -76,8 +82,8 @@ pub struct MemoryUse {
     pub allocated_bytes: u64,
     /// Bytes of them that the arena makes usable: what slabs, pages and scratch may take.
     pub capacity_bytes: u64,
-    /// What the memory behind the capacity is rounded up to a multiple of, where a change of the capacity never holds more
-    /// than the larger of the two; 0 where it holds both for a moment.
+    /// What the memory behind the capacity is rounded up to a multiple of, where a change of the
+    /// capacity never holds more than the larger of the two; 0 where it holds both for a moment.
     pub granularity_bytes: u64,
 }
 
@@ -98,7 +104,8 @@ pub struct UploadTicket(pub u64);
 /// What a device has measured of its own work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Throughput {
-    /// Bytes of weights a second of a pass's operations, with all that is computed beside their products.
+    /// Bytes of weights a second of a pass's operations, with all that is
+    /// computed beside their products.
     pub computed_bytes_per_s: f64,
     /// Bytes a second of uploads.
     pub upload_bytes_per_s: f64,
@@ -159,7 +166,8 @@ pub enum BoundStep<'a> {
 }
 
 impl<'a> BoundStep<'a> {
-    /// A step with the weights that `bound` gives for each of its segments; of a layer's experts, all.
+    /// A step with the weights that `bound` gives for each of its segments; of a layer's experts,
+    /// all.
     pub fn of(step: &'a Step, bound: impl Fn(u32) -> SegmentBinding<'a>) -> Self {
         match step {
             Step::Run {
@@ -212,8 +220,8 @@ pub struct Scratch<'a> {
 
 /// A device: an arena, uploads into it and operations over it.
 ///
-/// Offsets are in bytes from the arena's start and have come from the ledger; a device asserts that they lie inside
-/// the capacity and does not check them for overlap.
+/// Offsets are in bytes from the arena's start and have come from the ledger; a device asserts that
+/// they lie inside the capacity and does not check them for overlap.
 pub trait Device: Send {
     /// What it is.
     fn info(&self) -> DeviceInfo;
@@ -223,13 +231,14 @@ pub trait Device: Send {
         None
     }
 
-    /// Bytes free by the driver's own count, other processes' shares taken off. Asks the driver, so not for every step.
+    /// Bytes free by the driver's own count, other processes' shares taken off. Asks the
+    /// driver, so not for every step.
     fn free_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// A look at the device from another thread: whether it hangs so that a call of its driver does not come back, and
-    /// since when. `None` for a device that cannot.
+    /// A look at the device from another thread: whether it hangs so that a call of its driver does
+    /// not come back, and since when. `None` for a device that cannot.
     fn watch(&self) -> Option<Watch> {
         None
     }
@@ -237,20 +246,23 @@ pub trait Device: Send {
     /// The places that this device wants for a segment's tensors. Pure; touches no memory.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a tensor type without a kernel, [`Error::Shape`] for a shape that its type forbids.
+    /// [`Error::Unsupported`] for a tensor type without a kernel, [`Error::Shape`] for a
+    /// shape that its type forbids.
     fn layout(&self, tensors: &[TensorDesc]) -> Result<SegmentLayout, Error>;
 
-    /// Bytes that operations on these buffers need behind them: the workspace begins where the layout's bytes end.
+    /// Bytes that operations on these buffers need behind them: the workspace begins
+    /// where the layout's bytes end.
     fn workspace_bytes(&self, layout: &ScratchLayout) -> u64;
 
-    /// Bytes of the arena that the device wants for itself as long as it runs, for a given budget: staging of uploads,
-    /// what a pass brings along. A small share of the budget; 0 where nothing is wanted.
+    /// Bytes of the arena that the device wants for itself as long as it runs, for a given
+    /// budget: staging of uploads, what a pass brings along. A small share of the budget;
+    /// 0 where nothing is wanted.
     fn reserve_bytes(&self, _budget: u64) -> u64 {
         0
     }
 
-    /// Where [`Device::reserve_bytes`] bytes were reserved: an arena offset and their number. Called once, before the
-    /// first upload.
+    /// Where [`Device::reserve_bytes`] bytes were reserved: an arena offset and their number.
+    /// Called once, before the first upload.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Driver`]: the device cannot be used.
@@ -258,25 +270,29 @@ pub trait Device: Send {
         Ok(())
     }
 
-    /// Makes the arena usable up to `bytes`, keeping what it holds. Called with slabs beyond a smaller capacity already
-    /// moved or evicted.
+    /// Makes the arena usable up to `bytes`, keeping what it holds. Called with slabs beyond a
+    /// smaller capacity already moved or evicted.
     ///
     /// # Errors
-    /// [`Error::Memory`] with the numbers, among them what could be had; the arena is then as it was.
+    /// [`Error::Memory`] with the numbers, among them what could be had; the arena is then as it
+    /// was.
     fn set_capacity(&mut self, bytes: u64) -> Result<(), Error>;
 
-    /// Starts getting ready for a model in the background, as far as that takes none of the arena: what its passes need
-    /// to be there, and its file to be readable. Returns at once; passes and uploads do not wait for the rest.
+    /// Starts getting ready for a model in the background, as far as that takes none of the arena:
+    /// what its passes need to be there, and its file to be readable. Returns at once; passes and
+    /// uploads do not wait for the rest.
     ///
     /// # Errors
-    /// [`Error::NoKernel`] names an operation that no kernel exists for, and its shape: so no request meets it.
+    /// [`Error::NoKernel`] names an operation that no kernel exists for, and its
+    /// shape: so no request meets it.
     fn prepare(&mut self, _model: &ModelPlanView<'_>) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Gives the arena's memory back to the driver and takes it anew: the first of `sizes` that the driver does not refuse. Of
-    /// what the arena held only the ranges in `keep` (offset and bytes) stay, and what the device has for itself. Called with no
-    /// segment resident or under way; returns the capacity.
+    /// Gives the arena's memory back to the driver and takes it anew: the first of `sizes` that
+    /// the driver does not refuse. Of what the arena held only the ranges in `keep` (offset and
+    /// bytes) stay, and what the device has for itself. Called with no segment resident or under
+    /// way; returns the capacity.
     ///
     /// # Errors
     /// [`Error::Memory`] if none can be had: the arena has no memory then. [`Error::Lost`].
@@ -291,16 +307,18 @@ pub trait Device: Send {
     /// [`Error::Lost`] if the device failed. Errors of reading the file come with the ticket.
     fn begin_upload(&mut self, upload: Upload) -> Result<UploadTicket, Error>;
 
-    /// The uploads that have ended since the last call, with their results. A device whose [`Device::wait_upload`] does
-    /// not wait for the copy's end names an upload here again if it turns out later that it failed; what it brought is
-    /// then not to be used.
+    /// The uploads that have ended since the last call, with their results. A device whose
+    /// [`Device::wait_upload`] does not wait for the copy's end names an upload here again if it
+    /// turns out later that it failed; what it brought is then not to be used.
     fn finished_uploads(&mut self) -> Vec<(UploadTicket, Result<(), Error>)>;
 
-    /// Makes the operations that follow wait for one upload, and takes its result as far as it is known. What shows later
-    /// comes with the next [`Device::read`] and [`Device::finished_uploads`].
+    /// Makes the operations that follow wait for one upload, and takes its result as far as it is
+    /// known. What shows later comes with the next [`Device::read`] and
+    /// [`Device::finished_uploads`].
     ///
     /// # Errors
-    /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] if a tensor's scales are NaN or infinite.
+    /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] if a tensor's
+    /// scales are NaN or infinite.
     fn wait_upload(&mut self, ticket: UploadTicket) -> Result<(), Error>;
 
     /// Whether [`Device::wait_upload`] of an upload is known to return at once.
@@ -308,14 +326,16 @@ pub trait Device: Send {
         false
     }
 
-    /// Moves a slab, with the semantics of memmove, after the operations and uploads that were started before.
+    /// Moves a slab, with the semantics of memmove, after the operations and uploads
+    /// that were started before.
     ///
     /// # Errors
     /// [`Error::Lost`].
     fn move_slab(&mut self, from: u64, to: u64, bytes: u64) -> Result<(), Error>;
 
-    /// Lets copies of the arena's ranges have so many bytes of the host's memory, taken as they are needed, and gives back what
-    /// is beyond. Never more than at the first call. How many bytes there are: none where the arena is in that memory itself.
+    /// Lets copies of the arena's ranges have so many bytes of the host's memory, taken as they are
+    /// needed, and gives back what is beyond. Never more than at the first call. How many bytes
+    /// there are: none where the arena is in that memory itself.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Driver`].
@@ -323,10 +343,11 @@ pub trait Device: Send {
         Ok(0)
     }
 
-    /// Copies a range of the arena, in which no upload is under way, to an offset of what was set aside: after the operations
-    /// and copies that were started before, and before those that are started from now on. Does not wait for the copy. Whether
-    /// there is one: not while the system's memory for it is on its way, unless that is to be waited for (`waits`), some
-    /// milliseconds.
+    /// Copies a range of the arena, in which no upload is under way, to an offset of what was
+    /// set aside: after the operations and copies that were started before, and before those
+    /// that are started from now on. Does not wait for the copy. Whether there is one: not
+    /// while the system's memory for it is on its way, unless that is to be waited for
+    /// (`waits`), some milliseconds.
     ///
     /// # Errors
     /// [`Error::Memory`] if the system has none for it; [`Error::Lost`], [`Error::Driver`].
@@ -334,7 +355,8 @@ pub trait Device: Send {
         Err(Error::Config("nothing was set aside".to_owned()))
     }
 
-    /// Copies what was saved at an offset to a range of the arena, in the same order. Does not wait.
+    /// Copies what was saved at an offset to a range of the arena, in the same order. Does not
+    /// wait.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Driver`].
@@ -351,7 +373,8 @@ pub trait Device: Send {
     /// [`Error::Lost`].
     fn write(&mut self, scratch: Scratch<'_>, buf: Buf, rows: &[f32]) -> Result<(), Error>;
 
-    /// Writes f32 rows into a scratch buffer of the pass that is under way, each part from a row of the buffer on.
+    /// Writes f32 rows into a scratch buffer of the pass that is under way, each part
+    /// from a row of the buffer on.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -362,11 +385,12 @@ pub trait Device: Send {
         parts: &[(u64, &[f32])],
     ) -> Result<(), Error>;
 
-    /// Writes quantized rows into a scratch buffer as f32, starting at its row 0: rows of an embedding as the file has
-    /// them, one after another.
+    /// Writes quantized rows into a scratch buffer as f32, starting at its row 0: rows of an
+    /// embedding as the file has them, one after another.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] where a value is NaN or infinite, if that is seen here; [`Error::Lost`].
+    /// [`Error::NotFinite`] where a value is NaN or infinite, if that is seen here;
+    /// [`Error::Lost`].
     fn write_rows(
         &mut self,
         scratch: Scratch<'_>,
@@ -397,9 +421,9 @@ pub trait Device: Send {
         batch: &Batch<'_>,
     ) -> Result<(), Error>;
 
-    /// Runs steps in order that may come again. `stamp` stands for a plan and the first of so many of its steps, and for nothing
-    /// else ever until [`Device::forget_file`]; a device may record what it does for a stamp, a number of steps, their slabs
-    /// and such a batch, and replay that.
+    /// Runs steps in order that may come again. `stamp` stands for a plan and the first of so many
+    /// of its steps, and for nothing else ever until [`Device::forget_file`]; a device may record
+    /// what it does for a stamp, a number of steps, their slabs and such a batch, and replay that.
     ///
     /// # Errors
     /// As [`Device::run`].
@@ -415,19 +439,21 @@ pub trait Device: Send {
             .try_for_each(|step| self.run(step, scratch, batch))
     }
 
-    /// Entries of the table that the pages of a pass's sequences must have room in, each with the pages of its longest in
-    /// every group of KV, as a power of two of at least 8; `None` if there is no such bound.
+    /// Entries of the table that the pages of a pass's sequences must have room in, each with
+    /// the pages of its longest in every group of KV, as a power of two of at least 8; `None`
+    /// if there is no such bound.
     fn page_table_entries(&self) -> Option<u64> {
         None
     }
 
-    /// How fast segments are computed, for a pass of so many rows, and uploaded; `None` while it is not known.
+    /// How fast segments are computed, for a pass of so many rows, and uploaded;
+    /// `None` while it is not known.
     fn pace(&mut self, _rows: usize) -> Option<Throughput> {
         None
     }
 
-    /// Runs again what [`Device::run_all`] recorded under this stamp for such a batch. Whether there was a record; else nothing
-    /// was done.
+    /// Runs again what [`Device::run_all`] recorded under this stamp for such a batch. Whether
+    /// there was a record; else nothing was done.
     ///
     /// # Errors
     /// As [`Device::run`].
@@ -440,8 +466,9 @@ pub trait Device: Send {
         Ok(false)
     }
 
-    /// Runs several steps in order, all of their weights resident: a whole pass. A device may record it and replay the record
-    /// when the same comes again: `stamp` stands for the steps, their weights and where these lie, and for nothing else ever.
+    /// Runs several steps in order, all of their weights resident: a whole pass. A device may
+    /// record it and replay the record when the same comes again: `stamp` stands for the steps,
+    /// their weights and where these lie, and for nothing else ever.
     ///
     /// # Errors
     /// As [`Device::run`].
@@ -457,8 +484,9 @@ pub trait Device: Send {
             .try_for_each(|step| self.run(step, scratch, batch))
     }
 
-    /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the index of
-    /// the largest element, the lowest among equals; both kinds of `None` as with [`Device::top_k`].
+    /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch
+    /// buffer, the index of the largest element, the lowest among equals; both kinds of `None`
+    /// as with [`Device::top_k`].
     ///
     /// # Errors
     /// As [`Device::read`].
@@ -473,9 +501,10 @@ pub trait Device: Send {
         Ok(best.map(|rows| rows.into_iter().map(id).collect()))
     }
 
-    /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch buffer, the `k` largest
-    /// elements with their indices, largest first, the lowest index first among equals; fewer if a row has fewer. `None`
-    /// for a row whose largest is NaN or infinite. `Ok(None)` if the device does not implement it: the caller reads the rows.
+    /// Waits for the operations before and finds, in each of the first `rows` rows of a scratch
+    /// buffer, the `k` largest elements with their indices, largest first, the lowest index first
+    /// among equals; fewer if a row has fewer. `None` for a row whose largest is NaN or infinite.
+    /// `Ok(None)` if the device does not implement it: the caller reads the rows.
     ///
     /// # Errors
     /// As [`Device::read`].
@@ -489,11 +518,12 @@ pub trait Device: Send {
         Ok(None)
     }
 
-    /// A file will not be read any more: what the device keeps for it can go. None of its uploads is under way.
+    /// A file will not be read any more: what the device keeps for it can go. None of
+    /// its uploads is under way.
     fn forget_file(&mut self, _file: &Arc<MappedFile>) {}
 
-    /// Reads bytes of the arena after the operations before, to be compared with what was there another time. False where
-    /// memory cannot go unnoticed, and nothing is read.
+    /// Reads bytes of the arena after the operations before, to be compared with what was there
+    /// another time. False where memory cannot go unnoticed, and nothing is read.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -501,7 +531,8 @@ pub trait Device: Send {
         Ok(false)
     }
 
-    /// Looks whether the device still works and still holds what was left on it. Called after the machine slept.
+    /// Looks whether the device still works and still holds what was left on it.
+    /// Called after the machine slept.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -509,10 +540,12 @@ pub trait Device: Send {
         Ok(())
     }
 
-    /// Waits for the operations before and reads the first `out.len()` elements of a scratch buffer.
+    /// Waits for the operations before and reads the first `out.len()` elements of a scratch
+    /// buffer.
     ///
     /// # Errors
-    /// [`Error::Lost`]; [`Error::Read`] and [`Error::NotFinite`] of an upload that the operations before used.
+    /// [`Error::Lost`]; [`Error::Read`] and [`Error::NotFinite`] of an upload that
+    /// the operations before used.
     fn read(&mut self, scratch: Scratch<'_>, buf: Buf, out: &mut [f32]) -> Result<(), Error>;
 
     /// [`Device::read`] of several buffers, with one wait where they are small.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 /// Where control groups (version 2) are.
 pub(crate) const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes of the machine's memory, or of what the control group that this process is in, or one above it, may have if that is
-/// less; 0 if the system does not say.
+/// Bytes of the machine's memory, or of what the control group that this process is in, or one
+/// above it, may have if that is less; 0 if the system does not say.
 #[must_use]
 pub fn memory_bytes() -> u64 {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
@@ -15,8 +15,9 @@ pub fn memory_bytes() -> u64 {
     group.map_or(machine, |group| group.min(machine))
 }
 
-/// Bytes of memory that can be had without anything's being swapped, what the page cache would give back among them, or of
-/// what the control group may have if that is less; 0 if the system does not say.
+/// Bytes of memory that can be had without anything's being swapped, what the page cache
+/// would give back among them, or of what the control group may have if that is less; 0
+/// if the system does not say.
 #[must_use]
 pub fn available_bytes() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -30,8 +31,8 @@ pub(crate) fn line(info: &str, name: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// The least bound on memory of the group that /proc/self/cgroup names and of those above it; `None` where there is none. In a
-/// container the group's own folder is the root.
+/// The least bound on memory of the group that /proc/self/cgroup names and of those above it;
+/// `None` where there is none. In a container the group's own folder is the root.
 fn group_bytes(root: &Path, groups: &str) -> Option<u64> {
     let path = group_path(groups)?;
     let bound = |dir: &Path| -> Option<u64> {

@@ -1,4 +1,5 @@
-//! What a pass brings to the operations of a plan: its rows, its sequences and where their memory is.
+//! What a pass brings to the operations of a plan: its rows, its sequences and where their memory
+//! is.
 
 use rocmforge_kernels::host::ops::RopeAngles;
 
@@ -17,16 +18,17 @@ pub struct Span<'a> {
     pub n_rows: usize,
     /// Position of the first row in its sequence.
     pub first_position: u32,
-    /// For each group of KV the arena offsets of the sequence's pages, in order; they cover `first_position + n_rows`
-    /// positions. [`NO_PAGE`] where no row of the span reads.
+    /// For each group of KV the arena offsets of the sequence's pages, in order; they cover
+    /// `first_position + n_rows` positions. [`NO_PAGE`] where no row of the span reads.
     pub kv_pages: &'a [&'a [u64]],
-    /// Arena offset of the sequence's recurrent state; unused by plans without. What it holds counts as zero where the
-    /// span begins at position 0.
+    /// Arena offset of the sequence's recurrent state; unused by plans without. What it holds
+    /// counts as zero where the span begins at position 0.
     pub state: u64,
-    /// Arena offset of where the state behind the rows goes: that of `state`, unless the span is a draft's: then `state` is
-    /// the `state_out` of the span before it.
+    /// Arena offset of where the state behind the rows goes: that of `state`, unless the span is a
+    /// draft's: then `state` is the `state_out` of the span before it.
     pub state_out: u64,
-    /// The span is one row that goes on from the span before it, of the same sequence and with its pages.
+    /// The span is one row that goes on from the span before it, of the same
+    /// sequence and with its pages.
     pub draft: bool,
 }
 

@@ -4,8 +4,8 @@
 //!   not taken --take()--> taken --end()--> ended
 //! ```
 //!
-//! After the first error the pieces that are left are taken and skipped, so that an upload that failed ends, too. A panic is an
-//! error like others: somebody waits for the piece's end.
+//! After the first error the pieces that are left are taken and skipped, so that an upload that
+//! failed ends, too. A panic is an error like others: somebody waits for the piece's end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,4 +1,5 @@
-//! Ranges of the arena set aside in the host's memory, on the fake runtime: they come back as they were.
+//! Ranges of the arena set aside in the host's memory, on the fake runtime:
+//! they come back as they were.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -126,7 +127,8 @@ fn memory_behind_what_is_used_comes_ahead_of_need() {
     }
     device.restore(CHUNK, FIXED + RANGE, RANGE).unwrap();
     assert_eq!(bytes(&mut device, FIXED + RANGE), before);
-    // Who waits gets it: the last of those that were asked for, and no more of them come than a few.
+    // Who waits gets it: the last of those that were asked for, and no more of them come than a
+    // few.
     assert!(device.save(FIXED, 5 * CHUNK, RANGE, true).unwrap());
     assert!(fake.live().pinned - pinned <= 8);
     // Beyond a smaller end nothing stays, also of what was on its way.

@@ -1,7 +1,8 @@
-//! The driver layer on the cards of this machine: memory, registration of a file mapping, streams, a kernel compiled at
-//! run time, a graph. Without a card each vendor is skipped with the reason.
+//! The driver layer on the cards of this machine: memory, registration of a file mapping, streams,
+//! a kernel compiled at run time, a graph. Without a card each vendor is skipped with the reason.
 //!
-//! Without libtest's harness: the compiler's child is this same binary, run again with a hidden argument.
+//! Without libtest's harness: the compiler's child is this same binary, run
+//! again with a hidden argument.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 

@@ -47,7 +47,8 @@ fn matrix() -> (tempfile::NamedTempFile, TensorDesc) {
     (file, desc)
 }
 
-/// Once an upload's event could not be asked for, and it was told as ended while its copies were still queued.
+/// Once an upload's event could not be asked for, and it was told as ended while its
+/// copies were still queued.
 #[test]
 fn an_upload_whose_event_cannot_be_asked_for_is_waited_for() {
     let fake = Fake::new();
@@ -88,8 +89,8 @@ fn an_upload_whose_event_cannot_be_asked_for_is_waited_for() {
     assert_eq!(fake.live(), Live::default());
 }
 
-/// Once the windows of an upload were given to others before it was known to have ended: the driver was told to forget memory
-/// that copies were still queued from.
+/// Once the windows of an upload were given to others before it was known to have ended: the driver
+/// was told to forget memory that copies were still queued from.
 #[test]
 fn the_windows_of_an_upload_stay_until_its_copies_have_ended() {
     let fake = Fake::new();
@@ -122,8 +123,9 @@ fn the_windows_of_an_upload_stay_until_its_copies_have_ended() {
     assert_eq!(fake.live(), Live::default());
 }
 
-/// Once the compute stream could not be told to wait for an upload, and the upload was forgotten while its copies were
-/// still queued: they ran into a slab, and an arena, that were somebody else's.
+/// Once the compute stream could not be told to wait for an upload, and the upload was
+/// forgotten while its copies were still queued: they ran into a slab, and an arena,
+/// that were somebody else's.
 #[test]
 fn an_upload_that_no_stream_can_wait_for_is_waited_for_by_the_host() {
     const CALL: &str = "hipStreamWaitEvent";

@@ -1,6 +1,7 @@
-//! Every operation and weight type on every GPU that can be opened, and through the HIP path on a fake one, against the
-//! host device; the table and its tolerances are the crate `rocmforge-parity`. The fake carries kernels out with the
-//! host's code: with it, the launches are what is tested.
+//! Every operation and weight type on every GPU that can be opened, and through the HIP path
+//! on a fake one, against the host device; the table and its tolerances are the crate
+//! `rocmforge-parity`. The fake carries kernels out with the host's code: with it, the
+//! launches are what is tested.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -83,7 +84,8 @@ fn with_a_library() -> (Fake, Pair) {
     (fake, pair)
 }
 
-/// The launches of what a card with matrix instructions does otherwise than the fake one, which has none by default.
+/// The launches of what a card with matrix instructions does otherwise than the fake one,
+/// which has none by default.
 #[test]
 fn products_of_f16_rows_are_the_hosts_on_a_card_with_matrix_instructions() {
     let fake = Fake::new();
@@ -108,7 +110,8 @@ fn products_of_f16_rows_are_the_hosts_on_a_card_with_matrix_instructions() {
     assert_eq!(fake.violations(), Vec::<String>::new());
 }
 
-/// Once the values that SwiGLU hands from one segment to the next were cut at f16's largest where a library multiplies.
+/// Once the values that SwiGLU hands from one segment to the next were cut at f16's largest
+/// where a library multiplies.
 #[test]
 fn large_values_that_segments_hand_on_are_the_hosts_with_a_library_for_products() {
     let (fake, mut pair) = with_a_library();
@@ -124,7 +127,8 @@ fn large_values_that_segments_hand_on_are_the_hosts_with_a_library_for_products(
     assert_eq!(fake.violations(), Vec::<String>::new());
 }
 
-/// Once rows of more than 64 tokens were rounded to f16 before they met float weights, and flipped experts of mixtures.
+/// Once rows of more than 64 tokens were rounded to f16 before they met float weights, and
+/// flipped experts of mixtures.
 #[test]
 fn float_products_by_a_library_are_as_exact_as_the_hosts() {
     let (fake, mut pair) = with_a_library();
@@ -159,7 +163,8 @@ fn every_operation_and_type_through_the_fake_runtime_is_the_hosts() {
     assert_eq!(fake.live(), Live::default());
 }
 
-/// Once a launch that failed only while a decode step was recorded failed that step each time that it came.
+/// Once a launch that failed only while a decode step was recorded failed that
+/// step each time that it came.
 #[test]
 fn a_launch_that_cannot_be_recorded_is_made() {
     const LAUNCH: &str = "hipModuleLaunchKernel";

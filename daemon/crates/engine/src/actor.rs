@@ -1,18 +1,22 @@
-//! The engine thread: it owns the device, the cache, the KV pages and the sequences, and nothing else does.
+//! The engine thread: it owns the device, the cache, the KV pages and the
+//! sequences, and nothing else does.
 //!
 //! ```text
-//!   command --> waiting --(admitted: its KV pages, scratch and a segment fit)--> running --> done
-//!                  |  ^                                                            |
-//!                  |  +-- yielded: others need its room; computed again later -----+-- rows in passes: chunks of its
-//!                  +-- queue full: RESOURCE_EXHAUSTED                                  prompt, then a token each
+//!   command --> waiting --(its KV pages, scratch and a segment fit)--> running --> done
+//!                  |  ^                                                  |
+//!                  |  +-- yielded: others need its room; ----------------+-- rows in passes:
+//!                  |      computed again later                               chunks of its prompt,
+//!                  +-- queue full: RESOURCE_EXHAUSTED                        then a token each
 //! ```
 //!
-//! Each turn of the loop takes the commands that wait, lets the scheduler admit what fits, and runs one pass of one model:
-//! a row of each of its requests that decode, and chunks of prompts. A command waits for one pass. A request whose reader
-//! is slow is passed over until the reader has taken an event.
+//! Each turn of the loop takes the commands that wait, lets the scheduler admit what fits, and
+//! runs one pass of one model: a row of each of its requests that decode, and chunks of
+//! prompts. A command waits for one pass. A request whose reader is slow is passed over until
+//! the reader has taken an event.
 //!
-//! *Invariant:* nothing here waits for a client. What is waited for is an upload, a read of the model's file (rows of the
-//! embedding), what the device has computed (logits, routing), the mask of a grammar, and a command when there is no work.
+//! *Invariant:* nothing here waits for a client. What is waited for is an upload, a read of the
+//! model's file (rows of the embedding), what the device has computed (logits, routing), the mask
+//! of a grammar, and a command when there is no work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -52,7 +56,8 @@ use crate::task::Task;
 use crate::watchdog::{self, DeviceLoss};
 use crate::weight_store::WeightStore;
 
-/// Passes for each segment of a preload, while there are requests: it goes on, and costs them little.
+/// Passes for each segment of a preload, while there are requests: it goes on, and costs them
+/// little.
 const PRELOAD_TURNS: u32 = 8;
 
 /// The engine's thread.
@@ -62,7 +67,8 @@ pub struct EngineThread {
 }
 
 impl EngineThread {
-    /// Waits for the engine to end; for ever, if its device hangs, which [`EngineHandle::lost`] tells.
+    /// Waits for the engine to end; for ever, if its device hangs, which
+    /// [`EngineHandle::lost`] tells.
     ///
     /// # Errors
     /// Why it ended, if it was not asked to.
@@ -77,7 +83,8 @@ impl EngineThread {
 pub(crate) struct Entry {
     pub(crate) id: ModelId,
     pub(crate) loaded: Arc<LoadedModel>,
-    /// The plan's tables of rotations; made at the first request, since they may need a tensor of the file.
+    /// The plan's tables of rotations; made at the first request, since they may
+    /// need a tensor of the file.
     pub(crate) rope: Vec<Rotations>,
     /// How long passes take that only decode.
     pub(crate) times: PassTimes,
@@ -94,7 +101,8 @@ pub(crate) struct Entry {
 pub(crate) struct Preloading {
     pub(crate) model: ModelId,
     pub(crate) segments: VecDeque<u32>,
-    /// All of the model was asked for: what has no room is left out. Segments that were named take it from others.
+    /// All of the model was asked for: what has no room is left out. Segments that were
+    /// named take it from others.
     pub(crate) what_fits: bool,
     pub(crate) done_bytes: u64,
     pub(crate) total_bytes: u64,
@@ -134,7 +142,8 @@ pub(crate) struct Engine {
     pub(crate) pass_pace: PassPace,
     /// Tokens are drafted.
     pub(crate) speculates: bool,
-    /// Passes that go before anybody is admitted: one yielded because the ledger had no room in one piece.
+    /// Passes that go before anybody is admitted: one yielded because the ledger
+    /// had no room in one piece.
     pub(crate) passes_before_admission: u32,
     /// Drafts of the pass that is planned.
     pub(crate) drafts: u32,
@@ -313,7 +322,8 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     Ok((handle, EngineThread { thread }))
 }
 
-/// Runs the engine; a panic in it is a bug of ours, and every request ends with an error instead of hanging.
+/// Runs the engine; a panic in it is a bug of ours, and every request ends with an
+/// error instead of hanging.
 fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error> {
     let watchdog = watchdog::start(engine.store.device.watch(), engine.loss.clone());
     let ran = catch_unwind(AssertUnwindSafe(|| engine.run(&commands)));
@@ -332,7 +342,8 @@ fn guarded(mut engine: Engine, commands: Receiver<Command>) -> Result<(), Error>
     tracing::error!(%error, "the engine ends");
     engine.give_up(&error);
     drop(watchdog);
-    // From here on nobody waits for this thread: giving the device back may wait for one that never answers.
+    // From here on nobody waits for this thread: giving the device back may wait
+    // for one that never answers.
     drop(engine);
     Err(device_lost(&error))
 }
@@ -364,13 +375,15 @@ impl Engine {
             if self.check_after_sleep() {
                 continue;
             }
-            // In this order: a drain that waits for a reader who went away ends with it, not with its grace period.
+            // In this order: a drain that waits for a reader who went away ends with it,
+            // not with its grace period.
             self.end_the_ended();
             if self.drained() {
                 return None;
             }
             self.admit();
-            // Before the pass: it may take long, and its event must not come before the state that knows of its request.
+            // Before the pass: it may take long, and its event must not come before the state
+            // that knows of its request.
             if self.requests_changed {
                 self.publish(true);
             }
@@ -390,8 +403,8 @@ impl Engine {
         }
     }
 
-    /// Has the device checked if the machine slept: a card's memory may be gone although every call works. Whether it
-    /// was lost; what it holds is kept if not.
+    /// Has the device checked if the machine slept: a card's memory may be gone although every call
+    /// works. Whether it was lost; what it holds is kept if not.
     fn check_after_sleep(&mut self) -> bool {
         let Some(slept) = self.sleep.slept() else {
             return false;
@@ -418,7 +431,8 @@ impl Engine {
         self.lost.clone().or_else(seen)
     }
 
-    /// A segment of a preload, when nothing else is to be done, or work has had its turns. Whether there was one.
+    /// A segment of a preload, when nothing else is to be done, or work has had its
+    /// turns. Whether there was one.
     fn preload_turn(&mut self, stepped: bool) -> bool {
         if self.preloads.is_empty() {
             self.turns_before_preload = PRELOAD_TURNS;

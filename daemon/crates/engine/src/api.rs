@@ -1,9 +1,11 @@
-//! All that anyone can ask of the engine: one closed enum of commands, which [`crate::EngineHandle`] sends.
+//! All that anyone can ask of the engine: one closed enum of commands, which
+//! [`crate::EngineHandle`] sends.
 //!
-//! The engine is one OS thread that owns the device, the cache, the KV pages and the sequences. Everybody else holds a
-//! cloneable handle: a bounded channel of [`Command`]s in, and a `watch` of published [`Snapshot`]s out. A
-//! status call reads the snapshot and never enters the engine. Replies travel on channels that the asker made; the
-//! engine never blocks on one of them: a sequence whose reader is slow is left out of the schedule until it reads.
+//! The engine is one OS thread that owns the device, the cache, the KV pages and the sequences.
+//! Everybody else holds a cloneable handle: a bounded channel of [`Command`]s in, and a `watch` of
+//! published [`Snapshot`]s out. A status call reads the snapshot and never enters the engine.
+//! Replies travel on channels that the asker made; the engine never blocks on one of them: a
+//! sequence whose reader is slow is left out of the schedule until it reads.
 //!
 //! *Invariant:* no lock is held anywhere here, across an await or otherwise.
 
@@ -30,11 +32,12 @@ pub use rocmforge_model::Pooling;
 pub use rocmforge_scheduler::Class;
 pub use rocmforge_tensor_cache::{EvictionCause, Evictions};
 
-/// Commands that may wait for the engine. Replies to waiting ones come within a pass, so a short queue is enough; a full
-/// one is answered with RESOURCE_EXHAUSTED at once.
+/// Commands that may wait for the engine. Replies to waiting ones come within a pass, so a short
+/// queue is enough; a full one is answered with RESOURCE_EXHAUSTED at once.
 pub const COMMAND_CAPACITY: usize = 256;
 
-/// Events of one request that may wait for a slow reader before its sequence is left out of the schedule.
+/// Events of one request that may wait for a slow reader before its sequence is
+/// left out of the schedule.
 pub const EVENT_CAPACITY: usize = 64;
 
 /// What the engine can be asked to do.
@@ -47,8 +50,8 @@ pub enum Command {
         /// The model, which is the one already there if the same file is loaded under this name.
         reply: oneshot::Sender<Result<Arc<LoadedModel>, Error>>,
     },
-    /// Forgets a model and frees what it holds. With `force`, its running requests are cancelled; without, they make
-    /// it fail with `Precondition`.
+    /// Forgets a model and frees what it holds. With `force`, its running requests are cancelled;
+    /// without, they make it fail with `Precondition`.
     Unload {
         /// The model's name.
         name: String,
@@ -87,7 +90,8 @@ pub enum Command {
         /// Progress, ended by `Done` or `Failed`.
         events: mpsc::Sender<PreloadEvent>,
     },
-    /// Pins (or unpins) segments: a pinned segment is never evicted. Pinning uploads nothing by itself.
+    /// Pins (or unpins) segments: a pinned segment is never evicted. Pinning
+    /// uploads nothing by itself.
     Pin {
         /// The model's name.
         name: String,
@@ -119,8 +123,8 @@ pub enum Command {
         /// The one before.
         reply: oneshot::Sender<Result<Policy, Error>>,
     },
-    /// Takes no new work from now on; running requests may go on until `grace` has passed, then they fail with
-    /// `Unavailable`. The engine thread ends afterwards.
+    /// Takes no new work from now on; running requests may go on until `grace` has passed, then
+    /// they fail with `Unavailable`. The engine thread ends afterwards.
     Drain {
         /// How long running requests may go on.
         grace: Duration,
@@ -171,7 +175,8 @@ pub struct GenerateRequest {
     pub sampling: SamplingParams,
     /// At most this many tokens; `None` is up to the context's end.
     pub max_tokens: Option<u32>,
-    /// Context length in tokens for this request; `None` is the model's training length (within the daemon's limit).
+    /// Context length in tokens for this request; `None` is the model's training length
+    /// (within the daemon's limit).
     pub n_ctx: Option<u32>,
     /// Strings that end the text; they are not part of it.
     pub stop: Vec<String>,
@@ -181,14 +186,16 @@ pub struct GenerateRequest {
     pub deadline: Option<Instant>,
     /// For whom.
     pub asker: Asker,
-    /// Whether its prompt may begin with what is kept of others', and be kept for others to begin with.
+    /// Whether its prompt may begin with what is kept of others', and be kept
+    /// for others to begin with.
     pub reuse: bool,
 }
 
 /// An event of a generation.
 #[derive(Debug)]
 pub enum GenerateEvent {
-    /// Text, and the ids it came from. The text may be empty while a character is incomplete or a stop string possible.
+    /// Text, and the ids it came from. The text may be empty while a character is incomplete
+    /// or a stop string possible.
     Piece {
         /// Complete UTF-8.
         text: String,
@@ -231,7 +238,8 @@ pub struct GenerateSummary {
     pub finish: FinishReason,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Of them, tokens that were not computed: their keys and values were there from an earlier request.
+    /// Of them, tokens that were not computed: their keys and values were there from an earlier
+    /// request.
     pub reused_tokens: u32,
     /// Tokens generated, the one that ended the text not counted.
     pub generated_tokens: u32,
@@ -261,7 +269,8 @@ pub enum Offload {
     Always,
 }
 
-/// What one request did to the cache. A pass that it shares counts for each of its requests as a whole.
+/// What one request did to the cache. A pass that it shares counts for each of its requests as a
+/// whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestCacheUse {
     /// Segments found resident (or already on their way).

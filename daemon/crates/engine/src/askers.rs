@@ -1,8 +1,8 @@
 //! How many requests of one asker run, and how many wait.
 //!
-//! The scheduler is fair by client; these are bounds beside that. A request above `running_max` waits
-//! here as one whose reader is slow does: the scheduler is told that it is not ready. One for which
-//! there is no place to wait, either, is refused when it comes.
+//! The scheduler is fair by client; these are bounds beside that. A request above `running_max`
+//! waits here as one whose reader is slow does: the scheduler is told that it is not ready. One for
+//! which there is no place to wait, either, is refused when it comes.
 //!
 //! *Invariant:* no admission takes a client's running requests above its `running_max`: those that
 //! run, and those that wait and are ready, are no more than that. Where a reload lowers the limit,

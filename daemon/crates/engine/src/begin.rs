@@ -1,9 +1,11 @@
-//! How a request begins: with what is there of its prompt, or behind another one that computes the same just now.
+//! How a request begins: with what is there of its prompt, or behind another one that
+//! computes the same just now.
 //!
-//! Requests that come together and begin alike (several answers to one prompt, many questions about one text) would each
-//! compute the same. So one that has computed nothing yet follows the first of them: it waits until that one is past what
-//! they have in common, and begins with its pages. It waits for nobody less urgent, and not for one that yielded or whose
-//! reader is slow: where the first one does not go on, the next computes for itself.
+//! Requests that come together and begin alike (several answers to one prompt, many questions about
+//! one text) would each compute the same. So one that has computed nothing yet follows the first of
+//! them: it waits until that one is past what they have in common, and begins with its pages. It
+//! waits for nobody less urgent, and not for one that yielded or whose reader is slow: where the
+//! first one does not go on, the next computes for itself.
 
 use rocmforge_ops::KV_PAGE_TOKENS;
 use rocmforge_scheduler::{SeqId, SequenceStatus};
@@ -67,7 +69,8 @@ impl Engine {
         }
     }
 
-    /// Lets requests wait that would compute what another one computes, and those begin that have waited.
+    /// Lets requests wait that would compute what another one computes, and
+    /// those begin that have waited.
     pub(crate) fn follow(&mut self) {
         let new = |task: &&Task| task.begun && task.n_past == 0 && task.realm.is_some();
         let new: Vec<SeqId> = self.tasks.values().filter(new).map(|t| t.seq).collect();
@@ -109,7 +112,8 @@ impl Engine {
         self.scheduler.sequence(seq).filter(|s| s.running)
     }
 
-    /// Tells which weights go before what is kept of prompts: those of models with running requests, and pinned ones.
+    /// Tells which weights go before what is kept of prompts: those of models with running
+    /// requests, and pinned ones.
     pub(crate) fn note_wanted_weights(&mut self) {
         let bytes = self.models.iter().map(|entry| {
             let block = entry.predictor.as_ref().filter(|p| p.on);
@@ -125,7 +129,8 @@ impl Engine {
     }
 }
 
-/// Whether `leader` has computed what `task` could begin with; `None` if that is too little to wait for.
+/// Whether `leader` has computed what `task` could begin with; `None` if that
+/// is too little to wait for.
 fn leads(leader: &Task, task: &Task) -> Option<bool> {
     let most = |task: &Task| task.tokens.len().saturating_sub(1) / KV_PAGE_TOKENS;
     let (theirs, ours) = (

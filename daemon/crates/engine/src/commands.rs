@@ -259,8 +259,8 @@ impl Engine {
         );
     }
 
-    /// Checks what a request is about, and returns its model's number and the length of its context, which the last
-    /// `beyond` of its ids need no place in.
+    /// Checks what a request is about, and returns its model's number and the length of its
+    /// context, which the last `beyond` of its ids need no place in.
     fn check(
         &self,
         loaded: &Arc<LoadedModel>,
@@ -296,7 +296,8 @@ impl Engine {
                 message: "has no tokens; give some text".to_owned(),
             });
         }
-        // Generating needs a position for the first new token; the last position can be generated into.
+        // Generating needs a position for the first new token; the last
+        // position can be generated into.
         if ids.len() - beyond > n_ctx as usize {
             return Err(Error::InvalidArgument {
                 field: "prompt",
@@ -436,7 +437,8 @@ impl Engine {
         }
     }
 
-    /// The budget that is in force on the way to `wanted`: running work does not let it shrink, nor make it grow.
+    /// The budget that is in force on the way to `wanted`: running work does not let it
+    /// shrink, nor make it grow.
     fn room_on_the_way_to(&mut self, wanted: u64) -> u64 {
         let before = self.budget();
         self.room_for_running(wanted).min(before.max(wanted))

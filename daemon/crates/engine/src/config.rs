@@ -92,28 +92,33 @@ pub struct EngineConfig {
     pub prefetch: Option<u32>,
     /// Whether what is not on the card may be computed on the host.
     pub offload: Offload,
-    /// What the host may keep in its own memory, half of it at most: weights in the form that it computes with, where it computes
-    /// what is not on the card; and in what they leave, pages of keys and values, and states, that have no room on the card.
+    /// What the host may keep in its own memory, half of it at most: weights in the form that it
+    /// computes with, where it computes what is not on the card; and in what they leave, pages of
+    /// keys and values, and states, that have no room on the card.
     pub host_budget: Option<Budget>,
-    /// Whether those pages and states are kept: where to bring them back takes less time than to compute them again, by what was
-    /// measured of both; never, or always. The host device has none: its arena is in that memory itself.
+    /// Whether those pages and states are kept: where to bring them back takes less time than to
+    /// compute them again, by what was measured of both; never, or always. The host device has
+    /// none: its arena is in that memory itself.
     pub host_tier: Offload,
     /// When the host gives back of that memory; `None` is never.
     pub host_pressure: Option<HostPressure>,
-    /// Whether what the page cache does not hold of a model is read past it: auto is of models larger than the memory that is
-    /// available when they are loaded. A file system that has no direct reads is read as ever.
+    /// Whether what the page cache does not hold of a model is read past it: auto is of models
+    /// larger than the memory that is available when they are loaded. A file system that has no
+    /// direct reads is read as ever.
     pub direct_io: Offload,
     /// Whose prompts may begin with what was computed for another request.
     pub prefix_cache: PrefixCache,
-    /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by the model:
-    /// [`Plan::kv_type_default`](rocmforge_ops::Plan::kv_type_default).
+    /// What keys and values are stored as, where a model's heads fit it; else f16. `None` is by the
+    /// model: [`Plan::kv_type_default`](rocmforge_ops::Plan::kv_type_default).
     pub kv_type: Option<KvType>,
-    /// Whether tokens are drafted, from what a text has said before or by a model's block that predicts one more, where that
-    /// pays. `None` is on the host alone: there a row's result does not depend on the number of rows, and so the text is
-    /// the same whenever drafts are made. A model that was loaded with a draft model has its drafts as well, unless this is
-    /// `Some(false)`.
+    /// Whether tokens are drafted, from what a text has said before or by a model's block
+    /// that predicts one more, where that pays. `None` is on the host alone: there a row's
+    /// result does not depend on the number of rows, and so the text is the same whenever
+    /// drafts are made. A model that was loaded with a draft model has its drafts as well,
+    /// unless this is `Some(false)`.
     pub speculate: Option<bool>,
-    /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where they are not; `None` is none.
+    /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where
+    /// they are not; `None` is none.
     pub keep_free: Option<Budget>,
     /// How long work of a GPU may take before the device counts as hung.
     pub watchdog: Duration,

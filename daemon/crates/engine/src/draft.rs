@@ -1,21 +1,27 @@
-//! Draft models: a small model with the same vocabulary drafts what comes next, and the large one checks several tokens at once.
+//! Draft models: a small model with the same vocabulary drafts what comes next, and the large one
+//! checks several tokens at once.
 //!
-//! A draft model is a model like any other, named when the one it drafts for is loaded. It runs behind a pass, for the
-//! sequences that have another token by it, with keys and values of its own ([`crate::weight_store::DraftMemories`]):
+//! A draft model is a model like any other, named when the one it drafts for is loaded. It runs
+//! behind a pass, for the sequences that have another token by it, with keys and values of its own
+//! ([`crate::weight_store::DraftMemories`]):
 //!
 //! ```text
-//! pass:    the last token, drafts  -> the right ones, and a token behind them
-//! catch up: a chunk of what the draft model does not know yet, where that is much; without drafts until it is done
-//! draft:   the few tokens it does not know -> a draft; that draft -> the next one; ...        of all sequences at once
+//! pass:     the last token, drafts -> the right ones, and a token behind them
+//! catch up: a chunk of what the draft model does not know yet, where that is much;
+//!           without drafts until it is done
+//! draft:    the few tokens it does not know -> a draft; that draft -> the next one; ...
+//!           of all sequences at once
 //! ```
 //!
-//! Rows of wrong drafts are written over by the next run. How many are drafted, and for which sequences, follows from how often
-//! drafts were right, from the number of sequences, and from the measured times of both models' passes. The first
-//! [`TRIALS`] of a pair are made whatever they cost, to know that. A sequence for which none are worth it for a while gives its
-//! part back, and is tried again much later.
+//! Rows of wrong drafts are written over by the next run. How many are drafted, and for which
+//! sequences, follows from how often drafts were right, from the number of sequences, and from the
+//! measured times of both models' passes. The first [`TRIALS`] of a pair are made whatever they
+//! cost, to know that. A sequence for which none are worth it for a while gives its part back, and
+//! is tried again much later.
 //!
-//! It begins when a sequence has its first token, which so comes as early as without. Its memory is nobody's need: admission
-//! does not count it, and whoever lacks room has it. What fails here fails no request: the sequence goes on without.
+//! It begins when a sequence has its first token, which so comes as early as without. Its memory is
+//! nobody's need: admission does not count it, and whoever lacks room has it. What fails here fails
+//! no request: the sequence goes on without.
 
 mod run;
 
@@ -40,13 +46,16 @@ const TRIALS: u32 = 64;
 /// How many a sequence makes at a time then.
 const TRIAL_DRAFTS: usize = 3;
 
-/// How likely a draft must be right behind the trials to be made at all: what passes take is measured with noise.
+/// How likely a draft must be right behind the trials to be made at all: what passes
+/// take is measured with noise.
 const LIKELY_MIN: f64 = 0.1;
 
-/// Rows of a sequence at most that are computed together with a draft; more are caught up with before.
+/// Rows of a sequence at most that are computed together with a draft; more are caught up with
+/// before.
 const FEW_ROWS: usize = 8;
 
-/// Passes without drafts after what was computed for them was given up to others, or failed for want of room.
+/// Passes without drafts after what was computed for them was given up to others,
+/// or failed for want of room.
 const REST_PASSES: u32 = 256;
 
 /// The part of the time of a sequence's remaining passes at most that catching up with it may take.
@@ -271,7 +280,8 @@ impl Engine {
         })
     }
 
-    /// Nobody is drafted for just now: where nothing is kept for anybody, the draft model's segments are those of an idle model.
+    /// Nobody is drafted for just now: where nothing is kept for anybody, the draft model's
+    /// segments are those of an idle model.
     pub(crate) fn rest_draft_model(&mut self, id: ModelId) {
         let runs = |t: &Task| t.begun && t.model == id;
         if !self.store.drafts_with(id) && !self.tasks.values().any(runs) {

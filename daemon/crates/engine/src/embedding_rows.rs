@@ -1,7 +1,8 @@
 //! Embedding rows, read from the file.
 //!
-//! A pass needs one row a token of a matrix of `[n_embd, n_vocab]`. Keeping that matrix on the device would cost as
-//! much as several layers, so the rows are read where they lie; the device dequantizes them.
+//! A pass needs one row a token of a matrix of `[n_embd, n_vocab]`. Keeping that matrix on
+//! the device would cost as much as several layers, so the rows are read where they lie;
+//! the device dequantizes them.
 
 use rocmforge_device::TensorDesc;
 use rocmforge_gguf::{Error as GgufError, MappedFile};
@@ -13,9 +14,9 @@ use crate::loaded::LoadedModel;
 /// Rows in one share of a thread: below it another thread costs more than it brings.
 const SHARE_ROWS: usize = 512;
 
-/// Rows that are copied from the mapping: a call of the system costs more than a row. More of them are a prompt's, and of
-/// a file that is not in the page cache a mapping brings 128 KB for each row, so that one that is read past it has no row
-/// copied so.
+/// Rows that are copied from the mapping: a call of the system costs more than a row. More of them
+/// are a prompt's, and of a file that is not in the page cache a mapping brings 128 KB for each
+/// row, so that one that is read past it has no row copied so.
 const MAPPED_ROWS: usize = 256;
 
 /// Most threads that read rows.

@@ -1,7 +1,7 @@
 //! What can go wrong in the engine, each kind with the one gRPC status that it maps to.
 //!
-//! The kinds follow the error table of the design: who acts on an error, and whether trying again helps, decides its
-//! kind. The daemon maps them to statuses once, in one exhaustive match.
+//! The kinds follow the error table of the design: who acts on an error, and whether trying again
+//! helps, decides its kind. The daemon maps them to statuses once, in one exhaustive match.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -65,7 +65,8 @@ pub enum Error {
         /// When to try again.
         retry_after: Duration,
     },
-    /// The asker has as many requests as it may have; see `Asker`. RESOURCE_EXHAUSTED with RetryInfo.
+    /// The asker has as many requests as it may have; see `Asker`.
+    /// RESOURCE_EXHAUSTED with RetryInfo.
     #[error("{running} requests of this user or token run and {queued} wait; {}", allowed(*running_max, *queued_max))]
     AskerLimit {
         /// Requests of the asker that run.
@@ -106,8 +107,8 @@ pub enum Error {
     /// The client went away. CANCELLED; nobody reads it.
     #[error("cancelled by the client")]
     Cancelled,
-    /// The device that was asked for is not there or cannot be used; the engine does not start. FAILED_PRECONDITION,
-    /// though no client of an engine that runs meets it.
+    /// The device that was asked for is not there or cannot be used; the engine does not start.
+    /// FAILED_PRECONDITION, though no client of an engine that runs meets it.
     #[error("{0}")]
     NoDevice(String),
     /// A broken promise of our own. INTERNAL.
@@ -188,7 +189,8 @@ pub(crate) fn from_gguf(name: &str, path: &Path, error: GgufError) -> Error {
     }
 }
 
-/// An error of reading a loaded model's tensors: its header was fine, so the file is not what it was.
+/// An error of reading a loaded model's tensors: its header was fine, so the file is not what it
+/// was.
 pub(crate) fn from_read(name: &str, path: &Path, error: GgufError) -> Error {
     match error {
         GgufError::Changed { .. } | GgufError::Io { .. } | GgufError::OutOfRange { .. } => {

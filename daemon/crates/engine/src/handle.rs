@@ -87,7 +87,8 @@ impl EngineHandle {
     /// Registers a prepared model; see [`Command::Load`].
     ///
     /// # Errors
-    /// [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the budget, and those of sending.
+    /// [`Error::NameTaken`], [`Error::Precondition`] if a segment can never fit the
+    /// budget, and those of sending.
     pub async fn load(&self, prepared: PreparedModel) -> Result<Arc<LoadedModel>, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Load {
@@ -100,7 +101,8 @@ impl EngineHandle {
     /// Forgets a model and returns the bytes freed; see [`Command::Unload`].
     ///
     /// # Errors
-    /// [`Error::UnknownModel`], [`Error::Precondition`] while requests of it run, and those of sending.
+    /// [`Error::UnknownModel`], [`Error::Precondition`] while requests of it
+    /// run, and those of sending.
     pub async fn unload(&self, name: &str, force: bool) -> Result<Unloaded, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Unload {
@@ -171,8 +173,9 @@ impl EngineHandle {
     /// Pins or unpins segments and returns the model's pinned bytes.
     ///
     /// # Errors
-    /// [`Error::UnknownModel`], [`Error::InvalidArgument`] for an index out of range, [`Error::Precondition`] if the
-    /// pinned segments would leave no room to run, and those of sending.
+    /// [`Error::UnknownModel`], [`Error::InvalidArgument`] for an index out of
+    /// range, [`Error::Precondition`] if the pinned segments would leave no room to
+    /// run, and those of sending.
     pub async fn pin(
         &self,
         name: &str,
@@ -270,7 +273,8 @@ impl EngineHandle {
     }
 }
 
-/// Events of one request. Reading them is what lets a paused sequence go on; dropping them cancels it.
+/// Events of one request. Reading them is what lets a paused sequence go on;
+/// dropping them cancels it.
 #[derive(Debug)]
 pub struct Events<T> {
     receiver: mpsc::Receiver<T>,
@@ -302,8 +306,8 @@ impl<T> Events<T> {
                 None
             }
         };
-        // Looked at after the event was taken: one that the engine sent just before would be missed otherwise, and the
-        // engine would sleep with its sequence left out.
+        // Looked at after the event was taken: one that the engine sent just before would be missed
+        // otherwise, and the engine would sleep with its sequence left out.
         if self.receiver.len() + 1 + crate::task::STEP_EVENTS > EVENT_CAPACITY {
             // If the queue is full the engine is awake and looks at every sequence anyway.
             let _ = self.commands.try_send(Command::Wake);
@@ -312,7 +316,8 @@ impl<T> Events<T> {
     }
 }
 
-/// The loss of the device, waited for once for all events of a request: to begin that for each costs as much as taking it.
+/// The loss of the device, waited for once for all events of a request: to begin that for each
+/// costs as much as taking it.
 struct LossWatch {
     /// Tells whether there is anything new to look at.
     told: watch::Receiver<Option<String>>,
@@ -371,7 +376,8 @@ fn gone() -> Error {
     }
 }
 
-/// Waits for the loss of the device. An engine that ended otherwise loses it no more: that is waited for in vain.
+/// Waits for the loss of the device. An engine that ended otherwise loses it no more:
+/// that is waited for in vain.
 async fn until_lost(lost: &mut watch::Receiver<Option<String>>) -> Option<String> {
     let told = lost
         .wait_for(Option::is_some)

@@ -1,9 +1,9 @@
 //! Memory of the machine that goes back while the machine is short of it.
 //!
 //! ```text
-//!            stalled >= the bound                    stalled < half of it, for a while
-//!   calm --------------------> a step of the host's -----------------------------------> a step may be
-//!                              memory goes back                                          taken again
+//!            stalled >= the bound               stalled < half of it, for a while
+//!   calm --------------------> a step of the host's ------------------------------> a step may be
+//!                              memory goes back                                     taken again
 //! ```
 //!
 //! The system counts for how long work stood still for want of memory

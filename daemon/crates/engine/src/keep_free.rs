@@ -1,15 +1,17 @@
 //! Memory of the card that is kept free for others.
 //!
 //! ```text
-//!            free < kept                             free > kept + margin, for a while
-//!   calm --------------------> the budget shrinks ------------------------------------> it grows again,
-//!                              by what is missing                                        by what is free beyond
+//!          free < kept                        free > kept + margin, for a while
+//!   calm ----------------> the budget shrinks ---------------------------------> it grows again,
+//!                          by what is missing                                    by what is free
+//!                                                                                beyond
 //! ```
 //!
-//! The driver's count of free bytes is looked at between passes, ten times a second while there is
-//! work, and once a second while there is none; that asks the driver and queues nothing. A shrink is
-//! that of a budget that somebody sets: segments go, and chunks of the arena back to the driver; what
-//! runs keeps what it needs. What was given up comes back when others have left, and no more than that.
+//! The driver's count of free bytes is looked at between passes, ten times a second while there
+//! is work, and once a second while there is none; that asks the driver and queues nothing. A
+//! shrink is that of a budget that somebody sets: segments go, and chunks of the arena back to
+//! the driver; what runs keeps what it needs. What was given up comes back when others have
+//! left, and no more than that.
 //!
 //! *Invariant:* the budget never falls below an eighth of what it would be, so that models stay
 //! usable, if slowly.
@@ -29,9 +31,9 @@ pub(crate) const WHILE_IDLE: Duration = Duration::from_secs(1);
 const CALM: Duration = Duration::from_secs(5);
 /// The part of what is kept free that has to be free beside it before memory is taken again.
 const MARGIN_PART: u64 = 4;
-/// The budget changes to multiples of this part of the device's memory, within these bounds: the arena's chunks are as large,
-/// so that they go and come whole. One that is cut has to be replaced by a smaller one, for which there may be no memory
-/// by then: others want it.
+/// The budget changes to multiples of this part of the device's memory, within these bounds: the
+/// arena's chunks are as large, so that they go and come whole. One that is cut has to be replaced
+/// by a smaller one, for which there may be no memory by then: others want it.
 const STEP_PART: u64 = 64;
 const STEP_MIN_BYTES: u64 = 16 << 20;
 const STEP_MAX_BYTES: u64 = 1 << 30;
@@ -148,8 +150,8 @@ impl KeepFree {
 }
 
 impl Engine {
-    /// Looks at what is free, if it is time for that, and gives memory back or takes it again. Whether
-    /// the budget has changed.
+    /// Looks at what is free, if it is time for that, and gives memory back or takes it again.
+    /// Whether the budget has changed.
     pub(crate) fn watch_memory(&mut self, every: Duration) -> bool {
         let now = Instant::now();
         let due = now.duration_since(self.keep_free.looked_at) >= every;

@@ -1,9 +1,10 @@
-//! What a sequence holds on the device: pages of keys and values for each group of the plan, taken one at a time as the
-//! sequence grows and given back behind the group's window, and its recurrent state.
+//! What a sequence holds on the device: pages of keys and values for each group of the
+//! plan, taken one at a time as the sequence grows and given back behind the group's
+//! window, and its recurrent state.
 //!
-//! Pages that are full are handed to the beginnings of prompts ([`crate::prefix`]), of which the sequence then is one user
-//! among others; a sequence begins with what is found there. Nothing writes to a page that is shared: rows are computed
-//! behind it.
+//! Pages that are full are handed to the beginnings of prompts ([`crate::prefix`]), of which the
+//! sequence then is one user among others; a sequence begins with what is found there. Nothing
+//! writes to a page that is shared: rows are computed behind it.
 
 use rocmforge_device::{ALIGNMENT, NO_PAGE, Plan};
 use rocmforge_model::Model;
@@ -14,8 +15,8 @@ use crate::error::Error;
 use crate::prefix::{NodeId, Place, Realm};
 use crate::weight_store::{DraftKey, DraftMemory, WeightStore};
 
-/// Pages that a prompt must go beyond what is found for its end to be worth a pass of its own: the state of recurrent
-/// layers can be kept only where a pass ends.
+/// Pages that a prompt must go beyond what is found for its end to be worth a pass of its own: the
+/// state of recurrent layers can be kept only where a pass ends.
 const STATE_PAGES_MIN: usize = 2;
 
 /// A page or a state that a sequence holds.
@@ -47,8 +48,8 @@ struct Sharing {
     found: usize,
     /// Pages that were found or handed over.
     pages: usize,
-    /// Positions from which others are likely to go on: where prompts parted before, and the prompt's end. There the state
-    /// is kept, and what lies in a window before.
+    /// Positions from which others are likely to go on: where prompts parted before, and the
+    /// prompt's end. There the state is kept, and what lies in a window before.
     marks: Vec<usize>,
     /// The last state that was kept behind the prompt: the next one takes its place.
     moving: Option<NodeId>,
@@ -79,7 +80,8 @@ struct Predicting {
     past: usize,
 }
 
-/// The slot of the block's first group in the nodes of a model's beginnings: behind the pages and the state.
+/// The slot of the block's first group in the nodes of a model's beginnings:
+/// behind the pages and the state.
 pub(crate) fn predicting_slot(plan: &Plan) -> usize {
     plan.kv.len() + usize::from(plan.state_elements > 0)
 }
@@ -159,7 +161,8 @@ impl SequenceMemory {
         self.groups.iter().map(|g| g.offsets.as_slice()).collect()
     }
 
-    /// Arena offset of the recurrent state behind the sequence's own rows of a pass and `drafts` drafts; 0 where there is none.
+    /// Arena offset of the recurrent state behind the sequence's own rows of a pass and `drafts`
+    /// drafts; 0 where there is none.
     pub(crate) fn state_offset(&self, store: &WeightStore, drafts: usize) -> u64 {
         self.state_behind(drafts)
             .map_or(0, |block| store.cache.block(block).offset)
@@ -177,7 +180,8 @@ impl SequenceMemory {
         self.lent = states;
     }
 
-    /// Of a pass with drafts so many were right: keeps the state behind them, and gives back those that it does not need.
+    /// Of a pass with drafts so many were right: keeps the state behind them, and gives back
+    /// those that it does not need.
     pub(crate) fn settle_states(&mut self, right: usize) -> Vec<BlockId> {
         let mut lent = std::mem::take(&mut self.lent);
         if let (Some(state), Some(behind)) = (&mut self.state, lent.get_mut(right.wrapping_sub(1)))
@@ -208,8 +212,8 @@ impl SequenceMemory {
         pages.chain(state.map(|&block| store.cache.block(block)))
     }
 
-    /// Begins with what is there of the known tokens, and takes part in beginnings from now on. The last of the tokens is
-    /// computed in any case, for its logits.
+    /// Begins with what is there of the known tokens, and takes part in beginnings from now on. The
+    /// last of the tokens is computed in any case, for its logits.
     pub(crate) fn begin(
         &mut self,
         store: &mut WeightStore,
@@ -267,8 +271,8 @@ impl SequenceMemory {
         Begun { positions, stops }
     }
 
-    /// Begins with what is there of the block's keys and values, where that is all. With how many of the nodes the sequence is
-    /// to begin.
+    /// Begins with what is there of the block's keys and values, where that is all. With how many
+    /// of the nodes the sequence is to begin.
     fn begin_predicting_with(
         &mut self,
         store: &mut WeightStore,
@@ -283,8 +287,9 @@ impl SequenceMemory {
         };
         let has = |node: &&NodeId| slots.clone().all(|s| is_here(**node, s));
         let there = nodes.iter().take_while(has).count();
-        // The last page of an answer may lack its last row, whose next token was not known. A page is less to compute
-        // than to go on without drafts; but with a window or a state it goes on only from where it was found to.
+        // The last page of an answer may lack its last row, whose next token was not known. A page
+        // is less to compute than to go on without drafts; but with a window or a state it goes on
+        // only from where it was found to.
         let anywhere = plan.state_elements == 0 && plan.kv.iter().all(|g| g.window.is_none());
         if there < nodes.len() && !(anywhere && there + 1 == nodes.len()) {
             return nodes.len();
@@ -363,7 +368,8 @@ impl SequenceMemory {
         taken.is_some()
     }
 
-    /// Makes room for a pass over positions `first..end`: pages that no row of it reads go, those that it writes come.
+    /// Makes room for a pass over positions `first..end`: pages that no row of it reads go,
+    /// those that it writes come.
     pub(crate) fn prepare(
         &mut self,
         store: &mut WeightStore,
@@ -384,8 +390,8 @@ impl SequenceMemory {
                     Some(Held::Own(block)) => store.free(block),
                     Some(Held::Shared(node)) => {
                         store.prefixes.let_go(node, g);
-                        // Who goes on from a mark reads what is in the window before it; and from where this one
-                        // went on others may, too.
+                        // Who goes on from a mark reads what is in the window before it; and from
+                        // where this one went on others may, too.
                         let is_read = |&mark: &usize| {
                             (group.first_page(mark)..mark / KV_PAGE_TOKENS).contains(&page)
                         };
@@ -406,8 +412,8 @@ impl SequenceMemory {
         Ok(())
     }
 
-    /// After a pass with so many right drafts: hands over the pages that are full, and keeps the state where others may go
-    /// on. `tokens` has the tokens of all `n_past` computed positions.
+    /// After a pass with so many right drafts: hands over the pages that are full, and keeps the
+    /// state where others may go on. `tokens` has the tokens of all `n_past` computed positions.
     pub(crate) fn hand_over(
         &mut self,
         store: &mut WeightStore,
@@ -421,7 +427,8 @@ impl SequenceMemory {
         let beyond = n_past % KV_PAGE_TOKENS;
         let state = right.checked_sub(beyond);
         let state = state.and_then(|drafts| self.state_behind(drafts));
-        // Who goes on from there goes on with the block, too: else the last page with all of both is the better one.
+        // Who goes on from there goes on with the block, too: else the last page with all
+        // of both is the better one.
         let block_is_there = |p: &Predicting| p.past >= n_past - beyond;
         let state = state.filter(|_| self.predicting.as_ref().is_none_or(block_is_there));
         let Some(sharing) = &mut self.sharing else {
@@ -464,7 +471,8 @@ impl SequenceMemory {
         }
     }
 
-    /// Takes what the draft model has of the sequence; `Err` if that was given up, `None` if there was none.
+    /// Takes what the draft model has of the sequence; `Err` if that was given up,
+    /// `None` if there was none.
     pub(crate) fn take_drafting(
         &mut self,
         store: &mut WeightStore,
@@ -513,7 +521,8 @@ impl SequenceMemory {
     }
 }
 
-/// Bytes that a sequence of `n_tokens` positions holds at most, computed by passes of at most `rows` rows.
+/// Bytes that a sequence of `n_tokens` positions holds at most, computed by
+/// passes of at most `rows` rows.
 pub(crate) fn bytes_for(plan: &Plan, n_tokens: usize, rows: usize) -> u64 {
     let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
     let pages: u64 = plan

@@ -1,4 +1,5 @@
-//! A model that clients can name: its file, hyperparameters, plan, tokenizer and template. Immutable and shared.
+//! A model that clients can name: its file, hyperparameters, plan, tokenizer and
+//! template. Immutable and shared.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -146,8 +147,8 @@ impl LoadedModel {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// Has keys and values stored as `ty`, `None` for the model's own default, as far as heads fit it. Contents that are shared
-    /// were registered before, by an engine that has one type for all.
+    /// Has keys and values stored as `ty`, `None` for the model's own default, as far as heads fit
+    /// it. Contents that are shared were registered before, by an engine that has one type for all.
     pub(crate) fn set_kv_type(&mut self, ty: Option<KvType>) {
         if let Some(contents) = Arc::get_mut(&mut self.contents) {
             contents.model.set_kv_type(ty);
@@ -214,12 +215,12 @@ pub fn prepare_among<'a>(
     })
 }
 
-/// Reads an open file's header and makes the model of it. Reads no tensor data. Takes milliseconds; meant for a
-/// blocking thread.
+/// Reads an open file's header and makes the model of it. Reads no tensor data. Takes milliseconds;
+/// meant for a blocking thread.
 ///
 /// # Errors
-/// [`Error::BadModel`], [`Error::Unsupported`], [`Error::DataLoss`] if the file changes meanwhile, and
-/// [`Error::InvalidArgument`] for the name.
+/// [`Error::BadModel`], [`Error::Unsupported`], [`Error::DataLoss`] if the file changes meanwhile,
+/// and [`Error::InvalidArgument`] for the name.
 pub fn prepare(
     name: &str,
     file: MappedFile,
@@ -236,7 +237,8 @@ pub fn prepare(
     let tokenizer =
         Tokenizer::from_gguf(&gguf).map_err(|e| crate::error::from_tokenizer(file.path(), &e))?;
     let tokenizer = Arc::new(tokenizer);
-    // A template that does not parse is no reason to refuse the file: chats say what is wrong with it.
+    // A template that does not parse is no reason to refuse the file: chats say what is wrong with
+    // it.
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer);
     progress(PrepareStage::Tokenizer);
     let model = Model::from_gguf(&gguf).map_err(|e| crate::error::from_model(file.path(), e))?;

@@ -1,5 +1,5 @@
-//! What is done ahead of need: a model's kernels and file when it is loaded, and uploads before a pass comes to their
-//! segments.
+//! What is done ahead of need: a model's kernels and file when it is loaded, and uploads before a
+//! pass comes to their segments.
 
 use rocmforge_device::{ModelPlanView, Throughput};
 use rocmforge_ops::Plan;
@@ -26,15 +26,16 @@ impl Ahead {
     };
 }
 
-/// Uploads ahead in a pass of many rows of a model that does not fit: one that the link is at, and one that follows it at
-/// once. Each takes a slab from what could stay resident.
+/// Uploads ahead in a pass of many rows of a model that does not fit: one that the link is at, and
+/// one that follows it at once. Each takes a slab from what could stay resident.
 const UPLOADS_AHEAD: u32 = 2;
 
 /// Uploads of experts that nobody waits for, at a time.
 const SPARE_UPLOADS: usize = 4;
 
 impl WeightStore {
-    /// Lets the device get ready for a registered model in the background. An error says that it cannot run it.
+    /// Lets the device get ready for a registered model in the background. An error
+    /// says that it cannot run it.
     pub(crate) fn prepare(
         &mut self,
         id: ModelId,
@@ -48,12 +49,14 @@ impl WeightStore {
         })
     }
 
-    /// What a pass of so many rows does about segments that it will miss, with at most `most` uploads ahead.
+    /// What a pass of so many rows does about segments that it will miss, with at
+    /// most `most` uploads ahead.
     ///
-    /// For a model that fits, uploads ahead cost nothing. For one that does not, each takes a slab from what could stay
-    /// resident, so there are none if a segment is computed in the time that what is on the device ahead of its slab takes to
-    /// arrive, as when one token is decoded. Then the slab of one that was missed is handed on, which is a slab as well: worth
-    /// it if computing what is resident takes longer than uploading that, for the link rests meanwhile otherwise.
+    /// For a model that fits, uploads ahead cost nothing. For one that does not, each takes a slab
+    /// from what could stay resident, so there are none if a segment is computed in the time that
+    /// what is on the device ahead of its slab takes to arrive, as when one token is decoded. Then
+    /// the slab of one that was missed is handed on, which is a slab as well: worth it if computing
+    /// what is resident takes longer than uploading that, for the link rests meanwhile otherwise.
     pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> Ahead {
         let uploads = |uploads| Ahead {
             uploads,
@@ -74,8 +77,8 @@ impl WeightStore {
         }
     }
 
-    /// Starts uploads of absent segments of a model from `from` to before `end`, while fewer than so many are under way and as
-    /// long as that costs nothing needed sooner.
+    /// Starts uploads of absent segments of a model from `from` to before `end`, while fewer than
+    /// so many are under way and as long as that costs nothing needed sooner.
     pub(crate) fn prefetch(
         &mut self,
         model: ModelId,
@@ -93,8 +96,9 @@ impl WeightStore {
         Ok(())
     }
 
-    /// Brings a segment that somebody asked for ahead of its use, and waits for it; it is held as by
-    /// [`WeightStore::acquire`]. `None` if it has no room beside its own model and those that run.
+    /// Brings a segment that somebody asked for ahead of its use, and waits for it; it
+    /// is held as by [`WeightStore::acquire`]. `None` if it has no room beside its own
+    /// model and those that run.
     pub(crate) fn bring(
         &mut self,
         segment: SegmentId,
@@ -107,12 +111,14 @@ impl WeightStore {
         self.acquire(segment, counts).map(Some)
     }
 
-    /// Begins uploads of experts of a model that fits, from the segment `from` on, which no row was routed to yet: only into room that
-    /// nobody has, and few at a time, since a miss waits behind them. Where it is to go on.
+    /// Begins uploads of experts of a model that fits, from the segment `from` on, which no row was
+    /// routed to yet: only into room that nobody has, and few at a time, since a miss waits behind
+    /// them. Where it is to go on.
     ///
-    /// Once all of a model is there, a card gets its decode passes whole, as recordings. Until then it is asked in each layer
-    /// which experts were chosen: a token of Qwen3-30B-A3B took 4.9 ms on an H100 so, and 2.8 ms recorded. What a text's rows are
-    /// routed to leaves a few of thousands of experts absent for long.
+    /// Once all of a model is there, a card gets its decode passes whole, as recordings. Until then
+    /// it is asked in each layer which experts were chosen: a token of Qwen3-30B-A3B took 4.9 ms on
+    /// an H100 so, and 2.8 ms recorded. What a text's rows are routed to leaves a few of thousands
+    /// of experts absent for long.
     pub(crate) fn bring_spare_experts(&mut self, model: ModelId, from: u32) -> Result<u32, Error> {
         let mut next = from;
         if !self.records || !self.cache.fits(model) {
@@ -129,8 +135,8 @@ impl WeightStore {
         Ok(next)
     }
 
-    /// After a pass has used and released a segment that it had to wait for: hands its room on to the next one that is
-    /// absent.
+    /// After a pass has used and released a segment that it had to wait for: hands its room on to
+    /// the next one that is absent.
     pub(crate) fn recycle_slab(&mut self, segment: SegmentId) -> Result<(), Error> {
         if self.cache.recycle_slab(segment, &mut self.actions) {
             self.execute()?;
@@ -139,7 +145,8 @@ impl WeightStore {
     }
 }
 
-/// Whether a segment of `mean` bytes is computed while those of the next one arrive that need no slab yet.
+/// Whether a segment of `mean` bytes is computed while those of the next one
+/// arrive that need no slab yet.
 fn is_hidden(pace: Throughput, mean: f64) -> bool {
     // Some of what is ahead is spent on moving slabs.
     let ahead = pace.ahead_bytes as f64 / 2.0;

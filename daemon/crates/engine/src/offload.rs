@@ -1,17 +1,21 @@
-//! The second answer to a miss: what is not on the card is computed on the host, out of the file, beside what the link brings.
+//! The second answer to a miss: what is not on the card is computed on the host, out of the file,
+//! beside what the link brings.
 //!
-//! Which answer a miss gets follows from what was measured: the time of an upload by the link's rate, the time of the host by
-//! its own rate for as many rows and bytes (`rates.rs`), which is another one for weights that it keeps in its kernels' form, for
-//! those that it has to bring into it first, and for those that it has no room for. Of the experts that a layer lacks some are
-//! uploaded and some computed, so that both end together; those that were used most are uploaded. What was computed is uploaded
-//! later, when nobody waits for the link, so that nearly as many are found there as if all had been uploaded. Of the ordered
-//! segments that a pass lacks, the host computes those that it comes to before the link could have brought them; the link goes on
+//! Which answer a miss gets follows from what was measured: the time of an upload by the link's
+//! rate, the time of the host by its own rate for as many rows and bytes (`rates.rs`), which is
+//! another one for weights that it keeps in its kernels' form, for those that it has to bring into
+//! it first, and for those that it has no room for. Of the experts that a layer lacks some are
+//! uploaded and some computed, so that both end together; those that were used most are uploaded.
+//! What was computed is uploaded later, when nobody waits for the link, so that nearly as many are
+//! found there as if all had been uploaded. Of the ordered segments that a pass lacks, the host
+//! computes those that it comes to before the link could have brought them; the link goes on
 //! meanwhile with the first that it has there in time (`timetable.rs`).
 //!
-//! What is not done for being slow is tried again now and then, and more than once: threads that rested take long to wake, and a
-//! single answer of theirs says nothing of those that would follow.
+//! What is not done for being slow is tried again now and then, and more than once: threads that
+//! rested take long to wake, and a single answer of theirs says nothing of those that would follow.
 //!
-//! *Invariant:* nothing is computed on the host that touches keys, values or states ([`Answers::can_run`]).
+//! *Invariant:* nothing is computed on the host that touches keys, values or
+//! states ([`Answers::can_run`]).
 
 mod rates;
 #[cfg(test)]
@@ -35,7 +39,8 @@ pub(crate) use timetable::{Coming, Stop, Timetable, UPLOADS_AHEAD, next_upload};
 /// Most rows of a pass that the host computes a part of.
 pub(crate) const ROWS_MAX: usize = 64;
 
-/// After so many decisions it is measured again what is not done for being slow: any answers, or larger ones.
+/// After so many decisions it is measured again what is not done for being slow:
+/// any answers, or larger ones.
 const TRY_EVERY: u32 = 512;
 
 /// The same of segments of dense layers, which take long on a slow host.
@@ -44,12 +49,12 @@ const TRY_SEGMENT_EVERY: u32 = 4096;
 /// Most experts that are remembered as computed by the host.
 const LEFT_MAX: usize = 64;
 
-/// After so many decisions without an upload there is one: the link's rate is known by uploads alone, and it was slower while the
-/// host read the same memory.
+/// After so many decisions without an upload there is one: the link's rate is known by uploads
+/// alone, and it was slower while the host read the same memory.
 const LINK_EVERY: u32 = 16;
 
-/// Answers that share the cost of bringing an expert into the host's form: what is brought is kept for as long as it is asked
-/// for now and then, and each of its answers is one upload less.
+/// Answers that share the cost of bringing an expert into the host's form: what is brought is kept
+/// for as long as it is asked for now and then, and each of its answers is one upload less.
 const ANSWERS_EACH: f64 = 8.0;
 
 /// How the host has a segment's weights.
@@ -91,7 +96,8 @@ pub(crate) struct Offload {
     /// Bytes that it may keep now, if that is less.
     limit: u64,
     refused: bool,
-    /// Of weights that are kept in the kernels' form, with the way of the rows from the card and back.
+    /// Of weights that are kept in the kernels' form, with the way of the rows from the card and
+    /// back.
     kept: Rates,
     /// The same of weights that are read out of the file.
     from_file: Rates,
@@ -265,8 +271,8 @@ impl Offload {
 
     /// Seconds that the host takes for an absent segment of `bytes`; `None` if it had better not.
     ///
-    /// Nothing is gained by an answer that takes so long that the link alone had brought this segment too, behind those that it
-    /// can be given meanwhile.
+    /// Nothing is gained by an answer that takes so long that the link alone had brought this
+    /// segment too, behind those that it can be given meanwhile.
     pub(crate) fn answer(
         &self,
         held: Held,
@@ -275,7 +281,8 @@ impl Offload {
         link: Option<Throughput>,
     ) -> Option<f64> {
         let link = link.map(|pace| bytes as f64 / pace.upload_bytes_per_s);
-        // A segment that has to be brought will be needed in each pass from now on, so its way there does not count.
+        // A segment that has to be brought will be needed in each pass from now on, so its
+        // way there does not count.
         let held = match held {
             Held::WithRoom => Held::Kept,
             held => held,
@@ -296,7 +303,8 @@ impl Offload {
         host.filter(|&host| host <= (UPLOADS_AHEAD as f64 + 0.5) * link)
     }
 
-    /// [`Offload::answer`] of a segment that the pass has come to. What the host leaves is tried again now and then.
+    /// [`Offload::answer`] of a segment that the pass has come to. What the host leaves is
+    /// tried again now and then.
     pub(crate) fn answers(
         &mut self,
         held: Held,
@@ -371,7 +379,8 @@ impl Offload {
         made
     }
 
-    /// The host is back; the rows that its step left are there for [`Offload::read`] until the next.
+    /// The host is back; the rows that its step left are there for
+    /// [`Offload::read`] until the next.
     pub(crate) fn put_back(&mut self, host: Answers) {
         self.kept_bytes = host.kept_bytes();
         self.host = Some(host);

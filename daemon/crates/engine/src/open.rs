@@ -1,7 +1,7 @@
 //! Opening the device that the configuration asks for, and keeping what was found on the way.
 //!
-//! A vendor's library runs in this process from here on, so only those that the choice names are opened: `host` opens
-//! none, `auto` AMD's and then, if that has no card, NVIDIA's.
+//! A vendor's library runs in this process from here on, so only those that the choice names are
+//! opened: `host` opens none, `auto` AMD's and then, if that has no card, NVIDIA's.
 
 use rocmforge_device::Device;
 use rocmforge_device::gpu::{self, GpuConfig, GpuDevice, Libraries, Report, Vendor};

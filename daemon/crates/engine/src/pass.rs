@@ -1,7 +1,9 @@
-//! One pass of a model over rows of some sequences: step by step, each step's segments acquired, run and released.
+//! One pass of a model over rows of some sequences: step by step, each step's segments
+//! acquired, run and released.
 //!
-//! Nothing of a segment outlives its step, so a model that is larger than the budget runs like any other. Between two
-//! segments the requests are looked at: a pass that nobody waits for ends within a segment's time.
+//! Nothing of a segment outlives its step, so a model that is larger than the budget runs like
+//! any other. Between two segments the requests are looked at: a pass that nobody waits for
+//! ends within a segment's time.
 
 mod experts;
 
@@ -29,8 +31,8 @@ pub(crate) struct Pass<'a> {
     /// The sequences' rows; they cover all rows of the pass.
     pub(crate) spans: &'a [Span<'a>],
     pub(crate) n_tokens: usize,
-    /// Rows whose logits are wanted, ascending. If there are none, and no hidden states are wanted, the output head is not
-    /// touched.
+    /// Rows whose logits are wanted, ascending. If there are none, and no hidden states are wanted,
+    /// the output head is not touched.
     pub(crate) outputs: &'a [u32],
     /// Rows whose hidden state is wanted instead, ascending.
     pub(crate) hidden: &'a [u32],
@@ -58,8 +60,9 @@ impl Pass<'_> {
             && self.n_tokens as u64 <= self.scratch.outputs
     }
 
-    /// Whether it is a pass of few rows of a mixture, of prompts too: in parts, each layer waits for its routing to be read. The
-    /// requests are not looked at while it runs, so its rows are few.
+    /// Whether it is a pass of few rows of a mixture, of prompts too: in parts, each
+    /// layer waits for its routing to be read. The requests are not looked at while it
+    /// runs, so its rows are few.
     fn has_few_routed_rows(&self) -> bool {
         self.n_tokens <= WHOLE_ROWS
             && self.hidden.is_empty()
@@ -85,14 +88,15 @@ pub(crate) enum Interest {
     Logits,
 }
 
-/// What a pass found for one wanted row: what was of interest, or, where the device leaves that to the engine, all.
+/// What a pass found for one wanted row: what was of interest, or, where the device
+/// leaves that to the engine, all.
 pub(crate) enum RowOutput<'a> {
     /// Its logits, `[n_vocab]`.
     Logits(&'a mut [f32]),
     /// Its best token, the lowest id among equals; `None` if the logits are not finite.
     Best(Option<u32>),
-    /// Its best tokens with their logits, sorted by falling logit, the lowest id first among equals; `None` if they are
-    /// not finite.
+    /// Its best tokens with their logits, sorted by falling logit, the lowest id first among
+    /// equals; `None` if they are not finite.
     Top(Option<&'a [(u32, f32)]>),
     /// Its hidden state behind the last norm, `[n_embd]`.
     Hidden(&'a [f32]),
@@ -104,7 +108,8 @@ struct Run<'a, 'b> {
     ahead: Ahead,
     /// The link is given what the host would come to when it is there already.
     feeds_link: bool,
-    /// From which segment on experts are looked for that may come although no row is routed to them.
+    /// From which segment on experts are looked for that may come although no row is routed to
+    /// them.
     spare_from: u32,
     counts: &'b mut RequestCacheUse,
     ended: &'b dyn Fn() -> Option<Error>,
@@ -113,9 +118,10 @@ struct Run<'a, 'b> {
 /// Rows of a pass with prompts that the device gets at once, at most.
 const WHOLE_ROWS: usize = 256;
 
-/// Runs a pass. `inputs` has for each input of the plan `n_tokens` rows as its table has them; `sink` is called with each
-/// wanted row and what was found for it; `ended` tells between segments whether to give up; `begun` is called once the
-/// device has the first of the work, for what is to be done beside it.
+/// Runs a pass. `inputs` has for each input of the plan `n_tokens` rows as its table has them;
+/// `sink` is called with each wanted row and what was found for it; `ended` tells between
+/// segments whether to give up; `begun` is called once the device has the first of the work, for
+/// what is to be done beside it.
 pub(crate) fn run(
     store: &mut WeightStore,
     pass: &Pass<'_>,
@@ -298,8 +304,8 @@ impl Run<'_, '_> {
         }
     }
 
-    /// How many of the steps that come next the device can be given at once, and is likely to be given at once by later passes
-    /// too: their segments are resident, and stay.
+    /// How many of the steps that come next the device can be given at once, and is likely to be
+    /// given at once by later passes too: their segments are resident, and stay.
     fn ready(&self, store: &WeightStore, steps: &[Step]) -> usize {
         if !self.feeds_link || !self.pass.decodes() {
             return 0;
@@ -332,7 +338,8 @@ impl Run<'_, '_> {
         result.and_then(|()| store.feed_link_behind(pass, &held))
     }
 
-    /// Acquires the segments of steps, and tells where they are; `held` has those that must be released, whatever comes of it.
+    /// Acquires the segments of steps, and tells where they are; `held` has those that must be
+    /// released, whatever comes of it.
     fn hold_all(
         &mut self,
         store: &mut WeightStore,
@@ -393,7 +400,8 @@ impl Run<'_, '_> {
     }
 }
 
-/// A pass of few rows through a model of which everything is resident: the device gets all of it at once.
+/// A pass of few rows through a model of which everything is resident: the
+/// device gets all of it at once.
 fn all_resident(
     store: &mut WeightStore,
     pass: &Pass<'_>,
@@ -472,7 +480,8 @@ fn run_step(
     run_ops(store, pass, std::slice::from_ref(step), &[weights], outputs)
 }
 
-/// Gives the device the operations of steps of the pass's plan that follow each other, each with its weights.
+/// Gives the device the operations of steps of the pass's plan that follow each
+/// other, each with its weights.
 fn run_ops(
     store: &mut WeightStore,
     pass: &Pass<'_>,

@@ -55,15 +55,16 @@ impl PassTimes {
         (rows <= ROWS_MAX).then(|| (0..=rows).rev().find_map(known))?
     }
 
-    /// Seconds of a pass of so many rows; where it was not measured lately, those of the next smaller one that was, so
-    /// that it is tried.
+    /// Seconds of a pass of so many rows; where it was not measured lately, those of the next
+    /// smaller one that was, so that it is tried.
     pub(crate) fn seconds(&self, rows: usize) -> Option<f64> {
         self.recent_within(rows).map(|(_, seconds)| seconds)
     }
 
-    /// Seconds of a pass of `rows` rows, where a pass of `all` rows, these among them, took `took` seconds. Where it was not
-    /// measured lately it lies between those of fewer and of more rows, and is at least its rows' part of that pass: as long as
-    /// prompts come in, no pass has the tokens alone. `None` if nothing is known of as few rows.
+    /// Seconds of a pass of `rows` rows, where a pass of `all` rows, these among them, took `took`
+    /// seconds. Where it was not measured lately it lies between those of fewer and of more rows,
+    /// and is at least its rows' part of that pass: as long as prompts come in, no pass has the
+    /// tokens alone. `None` if nothing is known of as few rows.
     pub(crate) fn seconds_within(&self, rows: usize, all: usize, took: f64) -> Option<f64> {
         let (below, least) = self.recent_within(rows)?;
         if below == rows {

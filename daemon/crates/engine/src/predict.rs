@@ -1,20 +1,24 @@
 //! The block of a model that predicts one token more (MTP): what it drafts, and when it runs.
 //!
-//! It is a model of its own to the cache and the device: a plan, segments and a name among the models', under the file of
-//! the model that it belongs to. So its segments come when somebody drafts with it and go like those of a model that nobody
-//! asks for. It runs behind each pass, on the rows of the pass that count, each with the token behind it, which is known then:
+//! It is a model of its own to the cache and the device: a plan, segments and a name among the
+//! models', under the file of the model that it belongs to. So its segments come when somebody
+//! drafts with it and go like those of a model that nobody asks for. It runs behind each pass, on
+//! the rows of the pass that count, each with the token behind it, which is known then:
 //!
 //! ```text
 //! pass:   rows of positions p..q  ->  stream of each row, tokens up to q
-//! block:  the same rows, each with the stream and the token behind it  ->  keys and values of p..q, a draft of token q + 1
+//! block:  the same rows, each with the stream and the token behind it
+//!             ->  keys and values of p..q, a draft of token q + 1
 //! ```
 //!
-//! Its keys and values lie in pages of the sequence beside those of the layers ([`crate::kv`]), and are shared with them. A
-//! sequence whose rows it once missed is done with it, since the stream of those rows is gone.
+//! Its keys and values lie in pages of the sequence beside those of the layers ([`crate::kv`]),
+//! and are shared with them. A sequence whose rows it once missed is done with it, since the
+//! stream of those rows is gone.
 //!
 //! What fails here fails no request: the sequence goes on without.
 //!
-//! *Invariant:* a sequence drafts with the block only while the block has the keys and values of all its positions.
+//! *Invariant:* a sequence drafts with the block only while the block has the keys and
+//! values of all its positions.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,7 +58,8 @@ struct Rows {
     /// The first of them in the pass.
     first: usize,
     n: usize,
-    /// Whether the token behind the last one was chosen just now, so that the next one can be drafted.
+    /// Whether the token behind the last one was chosen just now, so that the next one can be
+    /// drafted.
     drafts: bool,
 }
 
@@ -100,8 +105,8 @@ impl Engine {
         })
     }
 
-    /// Where a request that would fit without its block or its spare states does not fit with them, lets all of its model do
-    /// without.
+    /// Where a request that would fit without its block or its spare states does not fit with them,
+    /// lets all of its model do without.
     pub(crate) fn spare_predictors(&mut self, budget: u64) {
         let takes_more = |t: &Task| t.predicts || (t.borrows_states() && self.drafts_with(t.model));
         let asks = |t: &&Task| (t.sized.0 != budget || t.tokens.len() > t.sized.1) && takes_more(t);
@@ -132,8 +137,8 @@ impl Engine {
         })
     }
 
-    /// Models of these do without their blocks and without spare states, and give up what is held for them. Whether one had
-    /// used either.
+    /// Models of these do without their blocks and without spare states, and give up what is held
+    /// for them. Whether one had used either.
     pub(crate) fn stop_predicting(&mut self, of: impl Fn(ModelId) -> bool) -> bool {
         let mut stopped = Vec::new();
         for entry in self.models.iter_mut().filter(|e| of(e.id)) {
@@ -166,7 +171,8 @@ impl Engine {
         !stopped.is_empty()
     }
 
-    /// A larger budget may have room for the blocks: requests that come from now on use them. So for spare states.
+    /// A larger budget may have room for the blocks: requests that come from now on use
+    /// them. So for spare states.
     pub(crate) fn predict_again(&mut self) {
         for predictor in self.models.iter_mut().filter_map(|e| e.predictor.as_mut()) {
             predictor.on = true;
@@ -219,7 +225,8 @@ impl Engine {
         }
     }
 
-    /// Where no request drafts with a model's block any more, its segments are those of an idle model.
+    /// Where no request drafts with a model's block any more, its segments are those of an idle
+    /// model.
     fn rest_predictor(&mut self, plan: &PassPlan) {
         let entry = self.models.iter().find(|e| e.id.0 == plan.model.0);
         let Some((model, predictor)) = entry.and_then(|e| Some((e.id, e.predictor.as_ref()?)))
@@ -411,7 +418,8 @@ impl Task {
         self.memory.stop_predicting(store, plan);
     }
 
-    /// Positions up to which it fits, since its tokens so far need `need` bytes; those of an open-ended one grow.
+    /// Positions up to which it fits, since its tokens so far need `need` bytes; those
+    /// of an open-ended one grow.
     fn fits_up_to(&self, need: u64, budget: u64) -> usize {
         match &self.work {
             Work::Generate(g) if g.max_tokens.is_none() => {

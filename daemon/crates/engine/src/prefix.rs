@@ -1,20 +1,24 @@
-//! Beginnings of prompts whose keys, values and recurrent states are still there: found by content, shared by sequences, kept
-//! when no sequence uses them any more, and given up when their room on the device is wanted. What is given up there may be
-//! stored in the host's memory ([`crate::tier`]) and is found like the rest; to be used it comes back.
+//! Beginnings of prompts whose keys, values and recurrent states are still there: found by content,
+//! shared by sequences, kept when no sequence uses them any more, and given up when their room on
+//! the device is wanted. What is given up there may be stored in the host's memory
+//! ([`crate::tier`]) and is found like the rest; to be used it comes back.
 //!
-//! A node stands for [`KV_PAGE_TOKENS`] tokens after the tokens of its parent; it has a page for each group of the plan,
-//! and for models with recurrent layers the state behind it. It is found by its parent and its tokens themselves, not by a
-//! sum of them: two beginnings never pass for each other. Beginnings of different models, of different askers, or of sequences
-//! whose keys are rotated otherwise ([`crate::rotations`]), have nothing in common.
+//! A node stands for [`KV_PAGE_TOKENS`] tokens after the tokens of its parent; it has a page for
+//! each group of the plan, and for models with recurrent layers the state behind it. It is found by
+//! its parent and its tokens themselves, not by a sum of them: two beginnings never pass for each
+//! other. Beginnings of different models, of different askers, or of sequences whose keys are
+//! rotated otherwise ([`crate::rotations`]), have nothing in common.
 //!
 //! ```text
-//!   (model, asker) -- 32 tokens -- 32 tokens -- 32 tokens        a node's slots: page of group 0, of group 1, .., state
-//!                          \------ 32 tokens                     absent where a window has passed or none was taken
+//!   (model, asker) -- 32 tokens -- 32 tokens -- 32 tokens    a node's slots: page of group 0,
+//!                          \------ 32 tokens                 of group 1, .., state; absent where a
+//!                                                            window has passed or none was taken
 //! ```
 //!
-//! *Invariants*, checked by the tests below: a slot that a sequence holds is not given up; a node with children is not; a
-//! parent was used no earlier than its children; `kept_bytes` is the sum of the slots on the device that no sequence holds;
-//! each place in the host's memory is that of one slot, or is loose.
+//! *Invariants*, checked by the tests below: a slot that a sequence holds is not given up; a
+//! node with children is not; a parent was used no earlier than its children; `kept_bytes` is
+//! the sum of the slots on the device that no sequence holds; each place in the host's memory is
+//! that of one slot, or is loose.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -81,7 +85,8 @@ impl Slot {
     }
 }
 
-/// In the order in which nodes go: what was used longest ago, and of that children before their parents.
+/// In the order in which nodes go: what was used longest ago, and of that
+/// children before their parents.
 pub(crate) type Age = (u64, Reverse<u32>, NodeId);
 
 #[derive(Debug)]
@@ -118,7 +123,8 @@ impl Node {
 pub(crate) struct Beginning {
     /// Its nodes, the first of the prompt first.
     pub(crate) nodes: Vec<NodeId>,
-    /// How many of them the prompt has in common with what is known, usable or not: where prompts part.
+    /// How many of them the prompt has in common with what is known, usable or not: where prompts
+    /// part.
     pub(crate) common: usize,
 }
 
@@ -127,7 +133,8 @@ pub(crate) struct Beginning {
 pub(crate) struct Prefixes {
     nodes: HashMap<NodeId, Node>,
     by_content: HashMap<Key, NodeId>,
-    /// Nodes of which no slot is in use and that have something on the device, or nothing at all and no children.
+    /// Nodes of which no slot is in use and that have something on the device, or
+    /// nothing at all and no children.
     idle: BTreeSet<Age>,
     /// Nodes of which no slot is in use and that have something in the host's memory.
     stored: BTreeSet<Age>,
@@ -161,8 +168,8 @@ impl Prefixes {
         *of_model.expect("what is kept is of a model") -= bytes;
     }
 
-    /// The longest beginning of `tokens` from whose end a sequence can go on, of `pages` pages at most; with what is stored in
-    /// the host's memory, or without.
+    /// The longest beginning of `tokens` from whose end a sequence can go on, of `pages` pages at
+    /// most; with what is stored in the host's memory, or without.
     pub(crate) fn find(
         &self,
         realm: Realm,
@@ -215,8 +222,8 @@ impl Prefixes {
         self.by_content.get(&key).copied()
     }
 
-    /// A node of these tokens after a parent, without slots; the one that is there if there is one. `None` if the parent is
-    /// gone, or there are as many as there may be and all are in use.
+    /// A node of these tokens after a parent, without slots; the one that is there if there is one.
+    /// `None` if the parent is gone, or there are as many as there may be and all are in use.
     pub(crate) fn add(
         &mut self,
         realm: Realm,
@@ -295,8 +302,8 @@ impl Prefixes {
         result
     }
 
-    /// Puts a block into a slot that has nothing on the device. The giver goes on to hold it, if he is `held`. Whether it was
-    /// taken.
+    /// Puts a block into a slot that has nothing on the device. The giver goes on to hold it, if he
+    /// is `held`. Whether it was taken.
     pub(crate) fn put(
         &mut self,
         id: NodeId,
@@ -406,11 +413,11 @@ impl Prefixes {
         }
     }
 
-    /// Gives up what was used longest ago and has something on the device; its blocks are the caller's to free. Whether there
-    /// was something.
+    /// Gives up what was used longest ago and has something on the device; its blocks are the
+    /// caller's to free. Whether there was something.
     pub(crate) fn give_up(&mut self, freed: &mut Vec<BlockId>) -> bool {
-        // A parent that no sequence uses may have a child that one does: where a window has passed. What it holds itself
-        // may go.
+        // A parent that no sequence uses may have a child that one does: where a window has passed.
+        // What it holds itself may go.
         let Some(&(_, _, id)) = self.idle.first() else {
             return false;
         };

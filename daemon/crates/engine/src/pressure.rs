@@ -1,12 +1,14 @@
 //! Memory that the driver refuses while the engine works, because another process took it.
 //!
-//! The arena was taken at start, but a driver needs memory of its own besides: for a kernel's code, a recording, a vendor's
-//! library. When it refuses, a part of the arena goes back to it: the budget shrinks, all weights go (they come again as
-//! they are needed; KV pages are kept through the host's memory), and the pass is done again.
+//! The arena was taken at start, but a driver needs memory of its own besides: for a kernel's code,
+//! a recording, a vendor's library. When it refuses, a part of the arena goes back to it: the
+//! budget shrinks, all weights go (they come again as they are needed; KV pages are kept through
+//! the host's memory), and the pass is done again.
 //!
 //! ```text
-//! refused --(each request of the pass fits what would be left, alone)--> less, and the pass again; who does not fit
-//!      |                                                                 beside the others any more yields
+//! refused --(each request of the pass fits what would be left, alone)--> less, and the pass again;
+//!      |                                                    who does not fit beside the others any
+//!      |                                                    more yields
 //!      +--(one does not)--> it fails, with the numbers; the others go on
 //! ```
 //!
@@ -25,14 +27,15 @@ use crate::task::Task;
 /// Most times that a request is computed anew for want of room in one piece.
 const COMPACTIONS_MAX: u32 = 4;
 
-/// Passes of the others before one that yielded for want of room in one piece is admitted again. By the sums it fits at once,
-/// and what it began with could take the same places as before, again and again.
+/// Passes of the others before one that yielded for want of room in one piece is admitted
+/// again. By the sums it fits at once, and what it began with could take the same places
+/// as before, again and again.
 const PASSES_AFTER_YIELD: u32 = 8;
 
 impl Engine {
-    /// After a failed pass of these requests: if the driver refused memory, gives it some of the arena's, so that the pass
-    /// can be done again. A request that could not even run alone in what would be left fails, as do all of them if the
-    /// error was another.
+    /// After a failed pass of these requests: if the driver refused memory, gives it some of the
+    /// arena's, so that the pass can be done again. A request that could not even run alone in what
+    /// would be left fails, as do all of them if the error was another.
     pub(crate) fn do_again(&mut self, seqs: &[SeqId], error: Error) {
         let Some(refused) = self.store.take_refused_bytes() else {
             if matches!(error, Error::Exhausted { .. })
@@ -90,7 +93,8 @@ impl Engine {
         }
     }
 
-    /// A recurrent state may have taken in a part of a pass that failed: its sequence is computed anew.
+    /// A recurrent state may have taken in a part of a pass that failed: its
+    /// sequence is computed anew.
     fn start_states_over(&mut self, seqs: &[SeqId]) {
         for &seq in seqs {
             let Some(task) = self.tasks.get(&seq).filter(|t| t.n_past > 0) else {
@@ -103,7 +107,8 @@ impl Engine {
         }
     }
 
-    /// Lets a request yield because the ledger had less room than the sums say. Whether there was one to yield.
+    /// Lets a request yield because the ledger had less room than the sums say.
+    /// Whether there was one to yield.
     fn yield_one(&mut self) -> bool {
         let mut actions = Vec::new();
         let Some(seq) = self.scheduler.yield_one(&mut actions) else {
@@ -115,8 +120,8 @@ impl Engine {
         true
     }
 
-    /// Where there would be room, but not in one piece: lets the one request that runs be computed anew, its blocks side by
-    /// side. Whether that is worth a try.
+    /// Where there would be room, but not in one piece: lets the one request that runs be computed
+    /// anew, its blocks side by side. Whether that is worth a try.
     fn compact(&mut self, seqs: &[SeqId]) -> bool {
         let &[seq] = seqs else {
             return false;
@@ -136,7 +141,8 @@ impl Engine {
         self.free_scratch();
         self.scheduler.start_over(seq);
         self.start_over(seq);
-        // Once it may begin with what it had, in other places; if that does not help, it computes all of it.
+        // Once it may begin with what it had, in other places; if that does not
+        // help, it computes all of it.
         match comes_back {
             true => self.store.give_up_all(),
             false => self.store.drop_all(),
@@ -147,7 +153,8 @@ impl Engine {
     /// The same for an upload of a preload.
     ///
     /// # Errors
-    /// The upload's error, if it was another; [`Error::Precondition`] with the numbers if running work needs what would go.
+    /// The upload's error, if it was another; [`Error::Precondition`] with the numbers if running
+    /// work needs what would go.
     pub(crate) fn shrink_for_preload(&mut self, error: Error) -> Result<(), Error> {
         let Some(refused) = self.store.take_refused_bytes() else {
             return Err(error);
@@ -219,8 +226,8 @@ impl Engine {
         })
     }
 
-    /// Raises the budget where the driver had no room for the new arena beside the old one: gives the old one back
-    /// first, if that would help.
+    /// Raises the budget where the driver had no room for the new arena beside the old one: gives
+    /// the old one back first, if that would help.
     ///
     /// # Errors
     /// [`Error::Exhausted`] with the numbers; the budget is then what it was, or what there is.
@@ -248,8 +255,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Where a smaller arena could not be made beside the old one, and so the old one is still held: gives it back and
-    /// takes a smaller one.
+    /// Where a smaller arena could not be made beside the old one, and so the old one is still
+    /// held: gives it back and takes a smaller one.
     ///
     /// # Errors
     /// The loss of the device.

@@ -10,12 +10,14 @@ use crate::api::{CacheStatus, DeviceStatus, ModelStatus, SegmentState, SegmentSt
 use crate::config::EngineConfig;
 use crate::weight_store::WeightStore;
 
-/// Between two passes the snapshot is renewed at most this often. When a request comes, starts or ends, and before a
-/// command is answered, always: whoever has an event of a request or an answer reads a state that knows of it.
+/// Between two passes the snapshot is renewed at most this often. When a request comes, starts or
+/// ends, and before a command is answered, always: whoever has an event of a request or an answer
+/// reads a state that knows of it.
 const RENEWAL: Duration = Duration::from_millis(5);
 
 impl Engine {
-    /// Publishes the state, now if `always` or if the requests changed, else if the last one is old enough.
+    /// Publishes the state, now if `always` or if the requests changed, else if
+    /// the last one is old enough.
     pub(crate) fn publish(&mut self, always: bool) {
         let now = Instant::now();
         let due = always || self.requests_changed;

@@ -1,7 +1,8 @@
-//! What stands in the way of a request that waiting alone does not mend, one variant a cause, with the numbers.
+//! What stands in the way of a request that waiting alone does not mend, one variant
+//! a cause, with the numbers.
 //!
-//! Programs tell the causes apart by [`Refusal::reason`] and read [`Refusal::numbers`]; people read `Display`, which says
-//! what to do.
+//! Programs tell the causes apart by [`Refusal::reason`] and read [`Refusal::numbers`]; people read
+//! `Display`, which says what to do.
 
 /// Why something cannot be done in the present state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,17 +1,20 @@
 //! The tables of rotations of a plan, and the angles of a pass's rows.
 //!
-//! Files of Phi 3 and 4 have two sets of divisors of the frequencies: one for sequences up to the context that the model was
-//! first trained on, one for longer ones. A sequence has one of them throughout, since keys rotated by both do not go together.
-//! It is chosen once, by the positions that the sequence may come to (`Task::reach`):
+//! Files of Phi 3 and 4 have two sets of divisors of the frequencies: one for sequences up to the
+//! context that the model was first trained on, one for longer ones. A sequence has one of them
+//! throughout, since keys rotated by both do not go together. It is chosen once, by the positions
+//! that the sequence may come to (`Task::reach`):
 //!
 //! - With `max_tokens` these are the prompt's and so many more.
 //! - Where the client gives a length of context, that is what it may come to, as in llama.cpp.
-//! - Without either nobody knows. A prompt that leaves a quarter of the short context free has the usual divisors, and the
-//!   text ends at the end of that context as it does at the end of any (finish reason `length`): most chats end long before,
-//!   and are computed as the authors do. A longer prompt has the divisors for long texts and all of the context.
+//! - Without either nobody knows. A prompt that leaves a quarter of the short context free has the
+//!   usual divisors, and the text ends at the end of that context as it does at the end of any
+//!   (finish reason `length`): most chats end long before, and are computed as the authors do. A
+//!   longer prompt has the divisors for long texts and all of the context.
 //!
-//! *Invariant:* a sequence with the usual divisors never goes beyond them: its `n_ctx` or `max_tokens` ends it, and both are
-//! fixed when it comes. Beginnings of prompts are shared only by sequences with the same divisors ([`crate::prefix::Realm`]).
+//! *Invariant:* a sequence with the usual divisors never goes beyond them: its `n_ctx` or
+//! `max_tokens` ends it, and both are fixed when it comes. Beginnings of prompts are shared only by
+//! sequences with the same divisors ([`crate::prefix::Realm`]).
 
 use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
 use rocmforge_ops::{Plan, RopeSpec, TensorDesc};
@@ -93,7 +96,8 @@ pub(crate) fn set_angles(
     }
 }
 
-/// The length of context of a text of which nobody said how long it may become: `n_ctx`, or the end of the usual divisors.
+/// The length of context of a text of which nobody said how long it may become: `n_ctx`, or the
+/// end of the usual divisors.
 pub(crate) fn open_ended_context(plan: &Plan, n_prompt: usize, n_ctx: usize) -> usize {
     match plan.long_beyond() {
         Some(beyond) if n_prompt <= beyond as usize / 4 * 3 => n_ctx.min(beyond as usize),

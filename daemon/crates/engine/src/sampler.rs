@@ -48,8 +48,8 @@ impl Default for SamplingParams {
     }
 }
 
-/// Most candidates that are asked of a device. Finding them takes it about 1 us each; reading all logits of a large
-/// vocabulary and looking through them here takes 0.15 ms.
+/// Most candidates that are asked of a device. Finding them takes it about 1 us each; reading all
+/// logits of a large vocabulary and looking through them here takes 0.15 ms.
 const TOP_MAX: usize = 128;
 
 /// Why no token could be chosen.
@@ -71,7 +71,8 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     pub(crate) fn new(params: SamplingParams) -> Self {
-        // ChaCha8's stream for a seed is part of its crate's promise, so a seed gives the same text after an upgrade.
+        // ChaCha8's stream for a seed is part of its crate's promise, so a seed gives the
+        // same text after an upgrade.
         let rng = ChaCha8Rng::seed_from_u64(params.seed.unwrap_or_else(rand::random));
         Self {
             params,
@@ -106,15 +107,16 @@ impl Sampler {
         self.params.temperature == 0.0 && !self.changes_logits()
     }
 
-    /// How many of the largest logits are all that it looks at, if so few: [`Sampler::sample_from`] takes those.
+    /// How many of the largest logits are all that it looks at, if so few:
+    /// [`Sampler::sample_from`] takes those.
     pub(crate) fn takes_top(&self) -> Option<usize> {
         let k = self.params.top_k as usize;
         let few = (1..=TOP_MAX).contains(&k);
         (few && self.params.temperature > 0.0 && !self.changes_logits()).then_some(k)
     }
 
-    /// Chooses a token from the [`Sampler::takes_top`] largest logits with their ids, sorted as [`ops::top_k`] does: the
-    /// same token that [`Sampler::sample`] chooses from all.
+    /// Chooses a token from the [`Sampler::takes_top`] largest logits with their ids, sorted as
+    /// [`ops::top_k`] does: the same token that [`Sampler::sample`] chooses from all.
     pub(crate) fn sample_from(&mut self, top: &[(u32, f32)]) -> Result<u32, NotFinite> {
         if top.iter().any(|(_, l)| l.is_nan() || *l == f32::INFINITY) {
             return Err(NotFinite);
@@ -124,8 +126,8 @@ impl Sampler {
         self.draw().ok_or(NotFinite)
     }
 
-    /// The same from more of the largest logits than it looks at, as another sampler of the pass asked for; also what
-    /// takes the best token.
+    /// The same from more of the largest logits than it looks at, as another sampler of the pass
+    /// asked for; also what takes the best token.
     pub(crate) fn choose(&mut self, top: &[(u32, f32)]) -> Result<u32, NotFinite> {
         let looked_at = match self.takes_top() {
             Some(k) => k.min(top.len()),
@@ -180,7 +182,8 @@ impl Sampler {
             let Some(logit) = logits.get_mut(token as usize) else {
                 continue;
             };
-            // A positive logit shrinks and a negative one grows in size, so that either becomes less likely.
+            // A positive logit shrinks and a negative one grows in size, so that
+            // either becomes less likely.
             *logit = if *logit > 0.0 {
                 *logit / p.repeat_penalty
             } else {

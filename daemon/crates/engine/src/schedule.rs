@@ -1,7 +1,8 @@
 //! What the scheduler is shown, and what it decides carried out.
 //!
-//! The scheduler (crate `scheduler`) counts positions and bytes and knows no request; the engine keeps the requests by
-//! the names that it knows them by. Before each pass it is told whose readers have room, it admits who fits, and plans.
+//! The scheduler (crate `scheduler`) counts positions and bytes and knows no request; the engine
+//! keeps the requests by the names that it knows them by. Before each pass it is told whose readers
+//! have room, it admits who fits, and plans.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,8 +30,8 @@ const OUTPUT_ROWS_MAX: u64 = 256;
 /// The part of the budget that rows of logits may take.
 const OUTPUT_ROWS_PART: u64 = 32;
 
-/// The part of a pass's rows at most that prompts have while somebody waits for his next token, whatever [`crate::share`]
-/// measures.
+/// The part of a pass's rows at most that prompts have while somebody waits for his next token,
+/// whatever [`crate::share`] measures.
 const SHARED_PART: u32 = 4;
 
 /// Sizes of scratch that are remembered.
@@ -61,8 +62,8 @@ impl Default for PassPace {
     }
 }
 
-/// Sizes of scratch by model, rows and rows of logits: to lay it out takes longer than all else that is decided before a
-/// pass.
+/// Sizes of scratch by model, rows and rows of logits: to lay it out takes longer than all else
+/// that is decided before a pass.
 pub(crate) type ScratchSizes = RefCell<HashMap<(ModelId, u32, u32), u64>>;
 
 /// What sequences and passes cost on this device.
@@ -348,13 +349,15 @@ impl Engine {
         self.drafts = (most - spans_left) as u32;
     }
 
-    /// Rows of prompts at most in a pass while somebody waits for his next token, whatever was measured.
+    /// Rows of prompts at most in a pass while somebody waits for his next
+    /// token, whatever was measured.
     pub(crate) fn shared_rows_max(&self) -> u32 {
         (self.prefill_chunk.get() as u32 / SHARED_PART).max(1)
     }
 
-    /// The same, by what was measured. Prompts that are done in a few passes are not worth stretching: each token of others
-    /// waits a little longer once, and the requests behind them wait for all.
+    /// The same, by what was measured. Prompts that are done in a few passes are not worth
+    /// stretching: each token of others waits a little longer once, and the requests
+    /// behind them wait for all.
     fn shared_rows(&self, model: ModelId) -> u32 {
         let most = self.shared_rows_max();
         let (n, rows) = self.prompts(model);
@@ -366,8 +369,8 @@ impl Engine {
         }
     }
 
-    /// How many of a model's requests have no token yet, and how many rows their prompts have together. Requests of a pass under
-    /// way are not among them.
+    /// How many of a model's requests have no token yet, and how many rows their prompts have
+    /// together. Requests of a pass under way are not among them.
     fn prompts(&self, model: ModelId) -> (usize, usize) {
         let of_model = self.tasks.values().filter(|t| t.model == model);
         let prompts = of_model.filter(|t| !t.begun || t.n_past + 1 < t.tokens.len());

@@ -1,18 +1,24 @@
-//! How much of a long prompt a pass takes in while somebody waits for his next token: so much that the pass takes at most some
-//! times what it takes without. The times are measured, since what a row costs depends on the device, the model, how many rows
-//! there are and how far into the text they are.
+//! How much of a long prompt a pass takes in while somebody waits for his next token: so much
+//! that the pass takes at most some times what it takes without. The times are measured,
+//! since what a row costs depends on the device, the model, how many rows there are and how
+//! far into the text they are.
 //!
-//! Kernels work on so many rows at a time, so a pass's time has steps: passes have one of some sizes, and the next larger one is
-//! taken where it is expected to fit, the next smaller one where two passes in a row did not.
+//! Kernels work on so many rows at a time, so a pass's time has steps: passes have one of some
+//! sizes, and the next larger one is taken where it is expected to fit, the next smaller one where
+//! two passes in a row did not.
 //!
 //! ```text
-//!   held --(the smallest size is far too long, twice)--> let go: up to some times longer --(it fits again, or a new prompt begins)--> held
+//!   held --(the smallest size is far too long, twice)--> let go: up to some times longer
+//!    ^                                                                    |
+//!    +--------------(it fits again, or a new prompt begins)---------------+
 //! ```
 //!
-//! A smallest size that is a little too long is held to all the same: the others' pace is what was promised.
+//! A smallest size that is a little too long is held to all the same: the others'
+//! pace is what was promised.
 //!
-//! One long prompt beside many texts is to at most double the time between tokens. The more of the requests still have no token at
-//! all, the longer a pass may take: that many waiting prompts are worth more than the others' pace.
+//! One long prompt beside many texts is to at most double the time between tokens. The more of the
+//! requests still have no token at all, the longer a pass may take: that many waiting prompts are
+//! worth more than the others' pace.
 
 use std::time::Duration;
 
@@ -30,19 +36,23 @@ const SIZES: [u32; 18] = [
 /// The first one, before anything was measured: 64 rows.
 const FIRST: usize = 5;
 
-/// Fewest rows of prompts: with the tokens of 8 sequences as many as kernels for few rows take at a time.
+/// Fewest rows of prompts: with the tokens of 8 sequences as many as kernels
+/// for few rows take at a time.
 const ROWS_MIN: u32 = 8;
 
-/// A pass beyond this part of what it may take was too long. The time between tokens is a little longer than the pass.
+/// A pass beyond this part of what it may take was too long. The time between tokens is a
+/// little longer than the pass.
 const TOLERANCE: f64 = 1.0;
 
-/// One that takes this many times what it may is not tried a second time, but for the smallest size.
+/// One that takes this many times what it may is not tried a second time, but for the smallest
+/// size.
 const FAR_TOO_LONG: f64 = 1.5;
 
 /// Passes for which a size that was too long is not tried again so far into a text.
 const CEILING_PASSES: u32 = 1024;
 
-/// How many times longer than else a pass may take that is too long whatever it takes in, as one far into a very long text.
+/// How many times longer than else a pass may take that is too long whatever it takes in, as one
+/// far into a very long text.
 const LET_GO: f64 = 8.0;
 
 /// What was measured for one model.
@@ -177,7 +187,8 @@ impl PromptShare {
             return;
         }
         self.over = false;
-        // A prompt's end may have been shorter than what was allowed, and says little of longer ones.
+        // A prompt's end may have been shorter than what was allowed, and says little of longer
+        // ones.
         if rows * 4 < allowed * 3 {
             return;
         }
@@ -260,8 +271,8 @@ mod tests {
     use super::*;
     use crate::pass_times::PassTimes;
 
-    /// A prompt of `length` beside 8 tokens, whose passes take `ms(rows, position)`. Returns what each took, and the rows of the
-    /// last whole one.
+    /// A prompt of `length` beside 8 tokens, whose passes take `ms(rows, position)`. Returns what
+    /// each took, and the rows of the last whole one.
     fn prompt(
         share: &mut PromptShare,
         length: u32,
@@ -295,8 +306,8 @@ mod tests {
         took.iter().filter(|ms| **ms > 8.0 * TOLERANCE).count() as f64 / took.len() as f64
     }
 
-    /// Near what an H200 was seen to take for an 8B model, beside 8 tokens: kernels of 32 and of 64 rows, and attention to what
-    /// came before.
+    /// Near what an H200 was seen to take for an 8B model, beside 8 tokens: kernels of 32 and of 64
+    /// rows, and attention to what came before.
     fn card(rows: u32, position: u32) -> f64 {
         let products = match rows + 8 {
             0..=16 => 4.6,
@@ -339,8 +350,8 @@ mod tests {
         least + (most - least) * (rows - below) as f64 / (above - below) as f64
     }
 
-    /// Of requests that come together the first have not said all before the last begin, whatever was measured before of tokens
-    /// alone.
+    /// Of requests that come together the first have not said all before the last begin, whatever
+    /// was measured before of tokens alone.
     #[test]
     fn the_last_of_many_prompts_come_in_while_the_first_decode() {
         const REQUESTS: usize = 128;

@@ -1,20 +1,24 @@
-//! Tokens drafted from what a text has said before: where its last tokens stood earlier, what followed then may follow
-//! now. A pass computes a row for each draft beside the row of the last known token; each row's token is chosen as it would
-//! be without drafts, and a draft that is not the token chosen before it ends the sequence's part in the pass. So on the
-//! host the text does not depend on drafts, whatever the sampling. On a GPU the number of rows chooses the kernel, and a text
-//! may part from itself where two tokens are nearly equal.
+//! Tokens drafted from what a text has said before: where its last tokens stood earlier, what
+//! followed then may follow now. A pass computes a row for each draft beside the row of the last
+//! known token; each row's token is chosen as it would be without drafts, and a draft that is not
+//! the token chosen before it ends the sequence's part in the pass. So on the host the text does
+//! not depend on drafts, whatever the sampling. On a GPU the number of rows chooses the kernel, and
+//! a text may part from itself where two tokens are nearly equal.
 //!
-//! Whether drafts pay depends on what rows cost here and on how often they are right, both of which are measured: passes of
-//! so many rows by the clock, drafts by sequence. Where they do not pay, few or none are made, and after a while they
-//! are tried again.
+//! Whether drafts pay depends on what rows cost here and on how often they are right, both of which
+//! are measured: passes of so many rows by the clock, drafts by sequence. Where they do not pay,
+//! few or none are made, and after a while they are tried again.
 //!
-//! Where nothing is found, a model's block that predicts a further token drafts one ([`crate::predict`]). Its first drafts are
-//! made whatever they cost, to know how often they are right; a sequence that made none for a while is done with it.
+//! Where nothing is found, a model's block that predicts a further token drafts one
+//! ([`crate::predict`]). Its first drafts are made whatever they cost, to know how often they are
+//! right; a sequence that made none for a while is done with it.
 //!
-//! Where a model has a draft model, that drafts behind a pass what the next one checks ([`crate::draft`]), for all sequences
-//! together, and as many as are worth the time of both models. Where the text's own drafts are worth more, they are made.
+//! Where a model has a draft model, that drafts behind a pass what the next one checks
+//! ([`crate::draft`]), for all sequences together, and as many as are worth the time of both
+//! models. Where the text's own drafts are worth more, they are made.
 //!
-//! A sequence with a recurrent state makes as many as its model has spare states ([`crate::states`]).
+//! A sequence with a recurrent state makes as many as its model has spare
+//! states ([`crate::states`]).
 
 use crate::pass_times::PassTimes;
 use std::collections::HashMap;
@@ -22,7 +26,8 @@ use std::collections::HashMap;
 /// Tokens that are looked up.
 const GRAM: usize = 3;
 
-/// How many drafts a sequence makes in a pass: few different numbers, since a device may record a pass of each.
+/// How many drafts a sequence makes in a pass: few different numbers, since a device
+/// may record a pass of each.
 const DRAFTS: [usize; 3] = [7, 3, 1];
 
 /// How likely a draft is right, before any was made.
@@ -116,7 +121,8 @@ impl Default for Drafts {
 }
 
 impl Drafts {
-    /// Drafts at most `most` tokens that follow `tokens`, in a pass that has `rows` rows without them. How many there are.
+    /// Drafts at most `most` tokens that follow `tokens`, in a pass that has `rows` rows without
+    /// them. How many there are.
     pub(crate) fn draft(
         &mut self,
         tokens: &[u32],
@@ -140,7 +146,8 @@ impl Drafts {
         n
     }
 
-    /// What up to `most` drafts of the text itself behind `tokens` would gain in a pass of `rows` rows without them: 1 is nothing.
+    /// What up to `most` drafts of the text itself behind `tokens` would gain in a pass of `rows`
+    /// rows without them: 1 is nothing.
     pub(crate) fn gain_of_text(
         &mut self,
         tokens: &[u32],
@@ -174,7 +181,8 @@ impl Drafts {
         self.model.foretold = Some((known, drafts));
     }
 
-    /// Drafts what the draft model foretold behind `known` tokens, at most `most`. How many there are.
+    /// Drafts what the draft model foretold behind `known` tokens, at most
+    /// `most`. How many there are.
     pub(crate) fn take_foretold(&mut self, known: usize, most: usize) -> usize {
         let foretold = self.model.foretold.as_ref();
         let Some((_, drafts)) = foretold.filter(|(at, _)| *at == known) else {
@@ -208,8 +216,8 @@ impl Drafts {
         self.block.foretold = Some((known, token));
     }
 
-    /// Drafts what the block foretold behind `known` tokens, in a pass of `rows` rows without it; the block takes
-    /// `block_seconds` itself. How many there are.
+    /// Drafts what the block foretold behind `known` tokens, in a pass of `rows` rows without it;
+    /// the block takes `block_seconds` itself. How many there are.
     pub(crate) fn foretold(
         &mut self,
         known: usize,
@@ -272,7 +280,8 @@ fn gram(tokens: &[u32]) -> Option<[u32; GRAM]> {
 }
 
 impl PassTimes {
-    /// Whether one draft of this likelihood pays beside `rows` rows, if it takes `seconds` to make it.
+    /// Whether one draft of this likelihood pays beside `rows` rows, if it
+    /// takes `seconds` to make it.
     fn pays(&self, likely: f64, rows: usize, seconds: f64) -> bool {
         let (Some(without), Some(with)) = (self.seconds(rows), self.seconds(rows + 1)) else {
             return false;
@@ -296,8 +305,9 @@ impl PassTimes {
         (worth.drafts, worth.gain)
     }
 
-    /// How many drafts of a draft model are worth their rows beside `rows` others, for the first so many of `chances`, which
-    /// are in falling order of likelihood. `drafting` has the seconds that the draft model takes for so many of them each.
+    /// How many drafts of a draft model are worth their rows beside `rows` others, for the first so
+    /// many of `chances`, which are in falling order of likelihood. `drafting` has the seconds that
+    /// the draft model takes for so many of them each.
     pub(crate) fn worth_of_model(
         &self,
         chances: &[Chance],

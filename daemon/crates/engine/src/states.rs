@@ -1,18 +1,19 @@
 //! Spare recurrent states: where the states behind drafts go.
 //!
-//! A state that has taken in a wrong draft cannot be taken back. So a pass leaves the state behind a sequence's own row where
-//! it was, and the states behind its drafts in spare ones, which the model lends the sequence for the pass; afterwards the one
-//! behind the last right draft is the sequence's, and the others are spare again. Nothing is copied, and nothing that a pass
-//! computed is computed again.
+//! A state that has taken in a wrong draft cannot be taken back. So a pass leaves the state
+//! behind a sequence's own row where it was, and the states behind its drafts in spare ones,
+//! which the model lends the sequence for the pass; afterwards the one behind the last right
+//! draft is the sequence's, and the others are spare again. Nothing is copied, and nothing that a
+//! pass computed is computed again.
 //!
 //! ```text
 //! rows:    token   draft   draft
-//! states:  own --> own --> spare --> spare        the first draft is right, the second is not: own and the first spare change
-//!                                                 places
+//! states:  own --> own --> spare --> spare        the first draft is right, the second is not:
+//!                                                 own and the first spare change places
 //! ```
 //!
-//! Admission counts a model's spare states once. Where a request would fit only without them, its model drafts none until the
-//! budget grows.
+//! Admission counts a model's spare states once. Where a request would fit only without them, its
+//! model drafts none until the budget grows.
 
 use rocmforge_device::{ALIGNMENT, Plan};
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId};
@@ -26,7 +27,8 @@ use crate::weight_store::WeightStore;
 /// Most drafts of a pass, of all sequences of a model with a state.
 const SPARE_MAX: u64 = 64;
 
-/// The part of the budget that spare states may have; where that is less than one state, there is one.
+/// The part of the budget that spare states may have; where that is less than one state, there is
+/// one.
 const SPARE_PART: u64 = 32;
 
 /// The spare states of a model.

@@ -31,7 +31,8 @@ impl Engine {
     pub(crate) fn step(&mut self) -> bool {
         let Some(plan) = self.next_pass() else {
             if self.tell_all() {
-                // Whether readers have room is looked at again before the engine sleeps: they wake it by what was sent.
+                // Whether readers have room is looked at again before the engine sleeps: they
+                // wake it by what was sent.
                 return true;
             }
             // Nobody who runs can go on: others need not wait for a pass.
@@ -174,7 +175,8 @@ impl Engine {
         };
         let mut counts = RequestCacheUse::default();
         let members = RefCell::new(members);
-        // Beside the device's work: to wake the readers of a pass's rows takes the time of some rows.
+        // Beside the device's work: to wake the readers of a pass's rows takes the time of some
+        // rows.
         let others = RefCell::new(&mut self.tasks);
         let begun = || {
             for member in members.borrow_mut().iter_mut() {
@@ -220,7 +222,8 @@ impl Engine {
         self.keep_stream(model, of_model, &layout, members)
     }
 
-    /// Tells what a pass has found where others of the same requests come before the next pass begins.
+    /// Tells what a pass has found where others of the same requests come
+    /// before the next pass begins.
     fn tell_before_drafts(&mut self, members: &mut [Member]) {
         let of_model = members.first().map(|m| m.task.model);
         let draft = of_model.and_then(|model| self.draft_entry(model));
@@ -231,7 +234,8 @@ impl Engine {
         }
     }
 
-    /// Tells what passes have found and no later pass has told beside its own work. Whether there was any.
+    /// Tells what passes have found and no later pass has told beside its own
+    /// work. Whether there was any.
     fn tell_all(&mut self) -> bool {
         let told = self.tasks.values_mut().map(Task::tell);
         told.fold(false, |any, one| any | one)
@@ -260,7 +264,8 @@ impl Engine {
         read.map_err(|e| self.store.device_error(Some(model), e))
     }
 
-    /// Puts requests whose rows were computed back, and returns those that are done, which hold nothing any more.
+    /// Puts requests whose rows were computed back, and returns those that are done,
+    /// which hold nothing any more.
     fn take_back(&mut self, members: Vec<Member>) -> Vec<(Task, Outcome)> {
         let results: Vec<SpanResult> = members
             .iter()
@@ -333,7 +338,8 @@ impl Engine {
         }
     }
 
-    /// A pass that failed: it is done again with less memory, or its requests fail, but for those that have their token.
+    /// A pass that failed: it is done again with less memory, or its requests fail, but for
+    /// those that have their token.
     fn pass_failed(&mut self, members: Vec<Member>, error: Error) {
         let (told, failed): (Vec<Member>, Vec<Member>) = members
             .into_iter()
@@ -414,8 +420,8 @@ impl Engine {
         tracing::debug!(model = loaded.name(), generated, "a request is done");
     }
 
-    /// Gives back what only running requests need, and publishes, so that a client that reads the end of its request
-    /// and then asks for the status sees a state after it.
+    /// Gives back what only running requests need, and publishes, so that a client that reads the
+    /// end of its request and then asks for the status sees a state after it.
     pub(crate) fn release_rest(&mut self, model: ModelId) {
         if !self.tasks.values().any(|t| t.model == model && t.begun) {
             self.store.cache.request_end(model);
@@ -438,8 +444,9 @@ impl Engine {
         self.publish(true);
     }
 
-    /// Has scratch for a pass. Of a request that is computed `anew`, since its blocks left no room in one piece, scratch takes
-    /// all that it may have from the beginning: were it to grow behind pages, what it leaves would be lost to a segment again.
+    /// Has scratch for a pass. Of a request that is computed `anew`, since its blocks left no room
+    /// in one piece, scratch takes all that it may have from the beginning: were it to grow behind
+    /// pages, what it leaves would be lost to a segment again.
     fn ensure_scratch(&mut self, model: ModelId, plan: &PassPlan, anew: bool) -> Result<(), Error> {
         // The draft model's passes run behind, if there is room for theirs.
         let draft = self.draft_entry(model).filter(|d| d.is_used());
@@ -452,7 +459,8 @@ impl Engine {
             bytes = bytes.max(plan.scratch_bytes_max / ALIGNMENT * ALIGNMENT);
         }
         if let Some((_, has)) = self.scratch {
-            // What a long prompt took would be uploaded again for every token of a model that does not fit.
+            // What a long prompt took would be uploaded again for every token of
+            // a model that does not fit.
             let spare = has / 2 > bytes && !self.store.cache.fits(model) && !self.prompts_go_on();
             if (bytes..=plan.scratch_bytes_max).contains(&has) && !spare {
                 return Ok(());

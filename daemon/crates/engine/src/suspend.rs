@@ -1,7 +1,8 @@
 //! Whether the machine slept: what the clock that counts sleep gained on the one that does not.
 //!
-//! After a sleep a card's memory may be gone although every call works. So the engine asks before every step and after every
-//! rest, which costs two readings of a clock, and has the device checked if the machine slept.
+//! After a sleep a card's memory may be gone although every call works. So the engine asks before
+//! every step and after every rest, which costs two readings of a clock, and has the device
+//! checked if the machine slept.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use std::time::Duration;
 /// A gain above this is a sleep; below it the two clocks are only read at different moments.
 const GAIN_MIN: Duration = Duration::from_millis(200);
 
-/// What the two clocks say: time with sleep counted, and without. The system's, unless a test has its own.
+/// What the two clocks say: time with sleep counted, and without. The system's,
+/// unless a test has its own.
 #[derive(Clone)]
 pub struct Clocks(Arc<dyn Fn() -> (Duration, Duration) + Send + Sync>);
 

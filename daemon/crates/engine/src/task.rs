@@ -32,7 +32,8 @@ pub(crate) struct Task {
     pub(crate) asker: Asker,
     /// The prompt, then what was generated. Position `i` holds token `i`.
     pub(crate) tokens: Vec<u32>,
-    /// Positions that are computed: their keys and values are in the pages, the recurrent state is behind them.
+    /// Positions that are computed: their keys and values are in the pages, the
+    /// recurrent state is behind them.
     pub(crate) n_past: usize,
     /// Positions that there may be.
     pub(crate) n_ctx: usize,
@@ -139,7 +140,8 @@ impl Pooled {
         counts.start.max(n_past)..counts.end.min(end).max(counts.start.max(n_past))
     }
 
-    /// Takes the hidden state of the row at `position`; a pass that is done again tells some a second time.
+    /// Takes the hidden state of the row at `position`; a pass that is done again
+    /// tells some a second time.
     pub(crate) fn take(&mut self, position: usize, state: &[f32]) {
         if self.pooling != Pooling::Mean {
             self.values = state.to_vec();
@@ -177,8 +179,8 @@ impl Task {
             .map(|_| Error::DeadlineExceeded { generated })
     }
 
-    /// Whether all that is known would be computed with so many positions; the last token of a scoring is only looked up,
-    /// and that of an embedding is none.
+    /// Whether all that is known would be computed with so many positions; the last token of a
+    /// scoring is only looked up, and that of an embedding is none.
     pub(crate) fn is_complete_at(&self, n_past: usize) -> bool {
         match &self.work {
             Work::Generate(_) => n_past == self.tokens.len(),
@@ -210,7 +212,8 @@ impl Task {
         self.tokens.len().saturating_sub(reused)
     }
 
-    /// Whether its reader has room for what a step may produce: a piece, the rest of the text, and the end.
+    /// Whether its reader has room for what a step may produce: a piece, the rest
+    /// of the text, and the end.
     pub(crate) fn reader_has_room(&self) -> bool {
         match &self.work {
             Work::Generate(g) => g.room() >= STEP_EVENTS,
@@ -223,8 +226,8 @@ impl Task {
         self.loaded.model().plan().state_elements > 0 && self.work.takes_drafts()
     }
 
-    /// Drafts the tokens of its next pass, which has `rows` rows without them, if that is one of a token. How many. The text and
-    /// the model's block draft only where `texts` says so.
+    /// Drafts the tokens of its next pass, which has `rows` rows without them, if that is one of a
+    /// token. How many. The text and the model's block draft only where `texts` says so.
     pub(crate) fn draft(
         &mut self,
         rows: usize,
@@ -253,7 +256,8 @@ impl Task {
         }
     }
 
-    /// Drafts that there may be behind its tokens: each right one is a token, of which there may be so many; each is an event.
+    /// Drafts that there may be behind its tokens: each right one is a token, of which there may be
+    /// so many; each is an event.
     pub(crate) fn drafts_at_most(&self) -> usize {
         let Work::Generate(g) = &self.work else {
             return 0;
@@ -287,16 +291,16 @@ impl Task {
         known.chain(drafts).copied().take(rows)
     }
 
-    /// Sends what a pass has found, all of it at once: the next pass does so once the device has its work, or whoever finds
-    /// that there is none. Whether there was any.
+    /// Sends what a pass has found, all of it at once: the next pass does so once the device has
+    /// its work, or whoever finds that there is none. Whether there was any.
     pub(crate) fn tell(&mut self) -> bool {
         let Work::Generate(g) = &mut self.work else {
             return false;
         };
         let any = !g.due.is_empty();
         for event in g.due.drain(..) {
-            // The pass had its rows because places for all of them were free, those of what was due counted; if the reader
-            // is gone the next look ends the request.
+            // The pass had its rows because places for all of them were free, those of what was due
+            // counted; if the reader is gone the next look ends the request.
             let _ = g.events.try_send(event);
         }
         any

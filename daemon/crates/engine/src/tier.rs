@@ -1,9 +1,10 @@
-//! The host tier: what of keys, values and states has to leave the device is kept in the host's memory, if to bring it back
-//! takes less time than to compute it again.
+//! The host tier: what of keys, values and states has to leave the device is kept in the host's
+//! memory, if to bring it back takes less time than to compute it again.
 //!
-//! Here are the places, and the decision; `weight_store/tier.rs` moves the bytes, [`crate::prefix`] knows whose they are. It is one
-//! budget with the weights that the host keeps to compute with ([`crate::offload`]): those go first, since each pass of a model
-//! that does not fit uses them; pages have what they leave.
+//! Here are the places, and the decision; `weight_store/tier.rs` moves the bytes, [`crate::prefix`]
+//! knows whose they are. It is one budget with the weights that the host keeps to compute with
+//! ([`crate::offload`]): those go first, since each pass of a model that does not fit uses them;
+//! pages have what they leave.
 //!
 //! *Invariant:* no two places overlap, and each lies below the end.
 
@@ -55,8 +56,8 @@ pub(crate) struct Tier {
     counts: HostTier,
 }
 
-/// Whether to bring so many bytes over the link so many times takes less than to compute so many rows. What was not measured is
-/// tried.
+/// Whether to bring so many bytes over the link so many times takes less than to compute so many
+/// rows. What was not measured is tried.
 pub(crate) fn pays(
     bytes: u64,
     times: u32,
@@ -104,7 +105,8 @@ impl Tier {
         self.limit = bytes;
     }
 
-    /// Bytes of the host's memory that there are for places, used ones and free ones, without what the device has pinned ahead.
+    /// Bytes of the host's memory that there are for places, used ones and free ones, without what
+    /// the device has pinned ahead.
     pub(crate) fn taken(&self) -> u64 {
         self.taken
     }
@@ -121,7 +123,8 @@ impl Tier {
         at_the_end.map_or(self.end, |(at, _)| *at)
     }
 
-    /// The system had no memory for a place, beside so many bytes of weights: there is no more than what is below.
+    /// The system had no memory for a place, beside so many bytes of weights: there is
+    /// no more than what is below.
     pub(crate) fn refused(&mut self, place: Stored, weights: u64) {
         self.most = self.most.min(place.at + weights);
     }

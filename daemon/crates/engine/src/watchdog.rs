@@ -1,13 +1,16 @@
-//! The watchdog: a thread that looks whether the engine's device hangs so that a call of its driver never comes back.
+//! The watchdog: a thread that looks whether the engine's device hangs so that a call of
+//! its driver never comes back.
 //!
 //! ```text
-//!   looking --(the device says that it hangs)--> told: everyone who waits for the engine is let go; the daemon ends
+//!   looking --(the device says that it hangs)--> told: everyone who waits for the engine is let
+//!                                                go; the daemon ends
 //!      |
 //!      +--(the engine ends)--> ended
 //! ```
 //!
-//! Work that takes too long is seen by whoever waits for it on the engine thread. But a driver whose queue is full, or
-//! whose card is gone, may block the engine thread itself; then nobody but this thread can say so.
+//! Work that takes too long is seen by whoever waits for it on the engine thread. But a driver
+//! whose queue is full, or whose card is gone, may block the engine thread itself; then nobody
+//! but this thread can say so.
 //!
 //! *Invariant:* it only looks and publishes; it never calls the device.
 

@@ -1,10 +1,11 @@
 //! The cache's decisions, carried out on the device.
 //!
-//! The cache is pure and the device has no policy; this is the one place where they meet. Every action that the cache
-//! emits is executed here in order, and every upload that ends is reported back, so the cache's state and the device's
-//! memory say the same at every step.
+//! The cache is pure and the device has no policy; this is the one place where they meet. Every
+//! action that the cache emits is executed here in order, and every upload that ends is reported
+//! back, so the cache's state and the device's memory say the same at every step.
 //!
-//! *Invariant:* a segment's upload is started once; whoever needs it while it is under way waits for the same ticket.
+//! *Invariant:* a segment's upload is started once; whoever needs it while it is under way
+//! waits for the same ticket.
 
 mod drafting;
 mod memory;
@@ -195,8 +196,9 @@ impl WeightStore {
         Ok(())
     }
 
-    /// Makes a segment resident and holds it until [`WeightStore::release`]. What has arrived is noted by
-    /// [`WeightStore::collect`], which asks the driver of each upload: callers do so once for several.
+    /// Makes a segment resident and holds it until [`WeightStore::release`]. What has
+    /// arrived is noted by [`WeightStore::collect`], which asks the driver of each upload:
+    /// callers do so once for several.
     pub(crate) fn acquire(
         &mut self,
         segment: SegmentId,
@@ -231,8 +233,8 @@ impl WeightStore {
         }
     }
 
-    /// The device, and where the tensors of a model's segments lie in their slabs: together, since a pass needs the one
-    /// mutable and the other not.
+    /// The device, and where the tensors of a model's segments lie in their slabs: together, since
+    /// a pass needs the one mutable and the other not.
     pub(crate) fn device_and_layouts(
         &mut self,
         model: ModelId,
@@ -240,8 +242,8 @@ impl WeightStore {
         (self.device.as_mut(), &self.sources[&model].layouts)
     }
 
-    /// Begins an upload of an expert that the pass under way needs, unless too many are under way or what is in use leaves it no
-    /// room.
+    /// Begins an upload of an expert that the pass under way needs, unless too many are under way
+    /// or what is in use leaves it no room.
     pub(crate) fn start_needed(&mut self, segment: SegmentId) -> Result<(), Error> {
         if self.cache.prefetch_needed(segment, &mut self.actions) {
             self.execute()?;
@@ -265,31 +267,6 @@ impl WeightStore {
     /// Gives an acquired segment back.
     pub(crate) fn release(&mut self, segment: SegmentId) {
         self.cache.release(segment);
-    }
-
-    /// Bytes of a segment on the device.
-    pub(crate) fn segment_bytes(&self, segment: SegmentId) -> u64 {
-        self.sources[&segment.model].layouts[segment.index as usize].bytes
-    }
-
-    /// Bytes of the largest segment of a model that is not pinned: what must be free for it to run.
-    pub(crate) fn largest_unpinned(&self, model: ModelId) -> u64 {
-        self.sources[&model].largest_unpinned
-    }
-
-    /// Bytes of all segments of a model on the device.
-    pub(crate) fn model_bytes(&self, model: ModelId) -> u64 {
-        self.sources[&model].bytes
-    }
-
-    /// Bytes of all pinned segments, resident or not.
-    pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.sources.values().map(|s| s.pinned_bytes).sum()
-    }
-
-    /// Bytes of a model's pinned segments, resident or not.
-    pub(crate) fn model_pinned_bytes(&self, model: ModelId) -> u64 {
-        self.sources[&model].pinned_bytes
     }
 
     /// Pins or unpins segments.
@@ -426,8 +403,8 @@ impl WeightStore {
             .map_err(|e| self.device_error(None, e))
     }
 
-    /// Takes note of uploads that have ended. A failed one is forgotten: whoever needs the segment tries again and
-    /// meets the error himself.
+    /// Takes note of uploads that have ended. A failed one is forgotten: whoever needs the segment
+    /// tries again and meets the error himself.
     pub(crate) fn collect(&mut self) {
         for (ticket, result) in self.device.finished_uploads() {
             let Some(segment) = self.tickets.remove(&ticket) else {
@@ -469,8 +446,8 @@ impl WeightStore {
         self.run_actions(true)
     }
 
-    /// Carries out the emitted actions in order. If one fails, the uploads behind it are reported as failed, so that
-    /// the cache does not wait for them.
+    /// Carries out the emitted actions in order. If one fails, the uploads behind it are reported
+    /// as failed, so that the cache does not wait for them.
     fn run_actions(&mut self, discard: bool) -> Result<(), Error> {
         let mut actions = std::mem::take(&mut self.actions);
         let mut outcome = Ok(());

@@ -1,5 +1,6 @@
-//! Every architecture against log-probabilities that its authors' own code computed in float32 (tests/fixtures/arch); bailingmoe and
-//! bailingmoe2, whose authors' code was not at hand, against those of llama.cpp.
+//! Every architecture against log-probabilities that its authors' own code computed in float32
+//! (tests/fixtures/arch); bailingmoe and bailingmoe2, whose authors' code was not at hand,
+//! against those of llama.cpp.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -19,13 +20,14 @@ use serde_json::Value;
 /// Largest difference of a log-probability. Arithmetic in f16 alone differs by up to 0.012.
 const TOLERANCE: f64 = 0.02;
 
-/// The same with keys and values in 8 bits, of models that have them so: an element may be off by 0.4 % of the largest of its
-/// block, some twenty times as much as in f16, and these models of random weights round nothing off. The largest that was
-/// measured is 0.076, of qwen3moe.
+/// The same with keys and values in 8 bits, of models that have them so: an element may be off by
+/// 0.4 % of the largest of its block, some twenty times as much as in f16, and these models of
+/// random weights round nothing off. The largest that was measured is 0.076, of qwen3moe.
 const TOLERANCE_8_BITS: f64 = 0.15;
 
-/// Models that 8 bits move further, to twice what was measured. The scores of Gemma 4 are not scaled down (see `LOOSE_F16`), those of
-/// Muse Glimmer are scaled up by 3.87; a mixture goes to another expert now and then.
+/// Models that 8 bits move further, to twice what was measured. The scores of Gemma 4 are not
+/// scaled down (see `LOOSE_F16`), those of Muse Glimmer are scaled up by 3.87; a mixture goes to
+/// another expert now and then.
 const LOOSE_8_BITS: [(&str, f64); 10] = [
     ("gpt-oss", 0.5),
     ("gemma4", 1.1),
@@ -49,10 +51,11 @@ fn tolerance(model: &LoadedModel, name: &str) -> f64 {
     }
 }
 
-/// Models of which so many rows in a hundred may differ by more, and their best tokens with them, where f16 is asked for. Gemma 4
-/// does not scale its scores down and norms what comes out of attention, so that the rounding of keys and values to f16 weighs
-/// more: rounding them two bits coarser made the differences 3.6 times as large. In the mixture it changes an expert now and then.
-/// By default these models, of floats, have f32.
+/// Models of which so many rows in a hundred may differ by more, and their best tokens with them,
+/// where f16 is asked for. Gemma 4 does not scale its scores down and norms what comes out of
+/// attention, so that the rounding of keys and values to f16 weighs more: rounding them two bits
+/// coarser made the differences 3.6 times as large. In the mixture it changes an expert now and
+/// then. By default these models, of floats, have f32.
 const LOOSE_F16: [(&str, usize); 2] = [("gemma4", 2), ("gemma4moe", 10)];
 
 const ARCHITECTURES: [&str; 53] = [
@@ -256,8 +259,8 @@ async fn scores_are_near_with_keys_and_values_in_8_bits() {
     all("8 bits, fake hip", false, on_fake).await;
 }
 
-/// A router whose gates at the cut differ by less than what f16 rounds off of keys goes to another expert: of this one's
-/// rows one does in f16, and is off by 0.16. So mixtures of floats have f32.
+/// A router whose gates at the cut differ by less than what f16 rounds off of keys goes to another
+/// expert: of this one's rows one does in f16, and is off by 0.16. So mixtures of floats have f32.
 #[tokio::test]
 async fn scores_are_exact_where_two_experts_are_nearly_equal() {
     let runtime = fake::Runtime::new();

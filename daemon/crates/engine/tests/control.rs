@@ -1,4 +1,5 @@
-//! What the engine does while requests run: cancelling, slow readers, pins, budgets, unloading, draining.
+//! What the engine does while requests run: cancelling, slow readers, pins,
+//! budgets, unloading, draining.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -433,8 +434,8 @@ async fn two_models_with_room_for_one_and_a_half_never_reload_a_whole_one() {
     }
 }
 
-/// Of a model that does not fit, every pass uploads what is absent: a prompt takes few passes, and leaves no less room to
-/// what comes after it.
+/// Of a model that does not fit, every pass uploads what is absent: a prompt takes few passes, and
+/// leaves no less room to what comes after it.
 #[tokio::test]
 async fn a_long_prompt_in_a_small_budget_takes_few_passes() {
     let engine = engine(Budget::Bytes(64 << 20));

@@ -134,8 +134,8 @@ async fn a_draft_model_that_knows_saves_passes() {
     }
 }
 
-/// Draws of all kinds for a pair of files, on an engine that drafts and on one that does not. What was drafted, and how much
-/// of it was right.
+/// Draws of all kinds for a pair of files, on an engine that drafts and on one that does not. What
+/// was drafted, and how much of it was right.
 async fn compare(file: &str, draft: &str, budget: u64) -> (u32, u32) {
     let plain = engine(64 << 20);
     let there = load(&plain, file, "m").await;
@@ -444,7 +444,8 @@ async fn a_cancelled_request_leaves_nothing_of_the_draft_model() {
     assert_eq!(engine.snapshot().cache.resident_bytes, 0);
 }
 
-/// A file that is changed while it is in use fails whoever asks for its model, and nobody for whom it would draft.
+/// A file that is changed while it is in use fails whoever asks for its model, and
+/// nobody for whom it would draft.
 #[tokio::test]
 async fn a_draft_model_that_fails_fails_nobody() {
     let folder = tempfile::tempdir().unwrap();
@@ -496,9 +497,9 @@ async fn drafts_end_where_the_draft_models_context_does() {
     holds_nothing(&engine);
 }
 
-/// On a card, where the text's own drafts are not made unless asked for: all of the same model's are right. Everything
-/// resident, a part of it (where drafts are asked for only if there is surely room), and where the host computes what is
-/// missing. The texts of all.
+/// On a card, where the text's own drafts are not made unless asked for: all of the same model's
+/// are right. Everything resident, a part of it (where drafts are asked for only if there is surely
+/// room), and where the host computes what is missing. The texts of all.
 async fn drafts_on(
     start: &dyn Fn(EngineConfig) -> Result<Running, Error>,
     has_room: bool,
@@ -534,7 +535,8 @@ async fn drafts_on(
             if has_room || budget > 2 << 20 {
                 assert_eq!(drafted > 0, drafts, "{budget}, {offload:?}");
             }
-            // Where the number of rows chooses the kernel, one that is nearly as likely may be drafted.
+            // Where the number of rows chooses the kernel, one that is nearly
+            // as likely may be drafted.
             assert!(right * 4 >= drafted * 3, "{right} of {drafted}");
             texts.push(ended.into_iter().map(|(ids, _)| ids).collect::<Vec<_>>());
             card.end().unwrap();

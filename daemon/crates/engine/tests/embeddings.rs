@@ -52,7 +52,8 @@ fn times_q8_0(matrix: &[u8], width: usize, x: &[f32]) -> Vec<f64> {
     matrix.chunks_exact(width / 32 * 34).map(row).collect()
 }
 
-/// The output matrix, read here from the file, makes of the last state what a scoring says of the token that follows.
+/// The output matrix, read here from the file, makes of the last state what a scoring says
+/// of the token that follows.
 #[tokio::test]
 async fn the_output_matrix_makes_the_models_own_logits_of_it() {
     let bytes = std::fs::read(fixture(QWEN)).unwrap();

@@ -1,4 +1,5 @@
-//! The engine on a GPU against the engine on the host: the same text, also when the model does not fit.
+//! The engine on a GPU against the engine on the host: the same text, also when the model does not
+//! fit.
 //!
 //! Where no GPU can be opened the tests print why and pass.
 
@@ -10,7 +11,8 @@ use requests::{chat, load, questions, run};
 use rocmforge_engine::api::{Budget, GenerateRequest, Offload};
 use rocmforge_engine::{DeviceChoice, EngineConfig, EngineHandle, EngineThread, start};
 
-/// An engine whose thread is waited for: a driver does not survive a process that ends while it is in use.
+/// An engine whose thread is waited for: a driver does not survive a process
+/// that ends while it is in use.
 struct Running(Option<EngineHandle>, Option<EngineThread>);
 
 impl std::ops::Deref for Running {
@@ -97,7 +99,8 @@ async fn greedy_text_is_the_hosts() {
     }
 }
 
-/// A turn whose beginning left the card for the host's memory says what it says where that stayed on the card.
+/// A turn whose beginning left the card for the host's memory says what it says
+/// where that stayed on the card.
 #[tokio::test]
 async fn what_left_the_card_comes_back_as_it_was() {
     for gpu in gpus() {

@@ -1,4 +1,5 @@
-//! Whole models through the HIP path, without a card: a fake runtime carries the kernels out with the host's own code.
+//! Whole models through the HIP path, without a card: a fake runtime carries the kernels out
+//! with the host's own code.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -16,7 +17,8 @@ use rocmforge_engine::api::{Asker, Budget, GenerateRequest, Offload, ScoreReques
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, LoadedModel};
 use rocmforge_fake_hip::{GRANULARITY, Live};
 
-/// Two tokens whose logits differ by less than this are equally good: what 8-bit inputs and f16 pages may move.
+/// Two tokens whose logits differ by less than this are equally good: what 8-bit
+/// inputs and f16 pages may move.
 const TOLERANCE: f32 = 0.05;
 
 /// Budget that holds all of a fixture.
@@ -63,8 +65,8 @@ async fn gap(
     Some(logprob[0] - logprob[1])
 }
 
-/// The exam, with the whole model on the device and with a third of its layers: the host's tokens, but where two are
-/// equally good.
+/// The exam, with the whole model on the device and with a third of its layers: the host's tokens,
+/// but where two are equally good.
 async fn exam(file: &str) {
     let runtime = Runtime::new();
     let host = requests::engine(Budget::Bytes(64 << 20));
@@ -469,7 +471,8 @@ async fn a_load_gets_kernels_and_file_ready_without_a_request() {
         device.end().unwrap();
         runtime.recover();
         assert_eq!(runtime.live(), Live::default(), "{refused:?}");
-        // A request that meets the refusal makes the budget shrink, and a page of KV that is not full travels whole.
+        // A request that meets the refusal makes the budget shrink, and a page of KV that
+        // is not full travels whole.
         let mut noted = runtime.violations();
         noted.retain(|line| refused.is_none() || !line.starts_with("a copy to the host reads"));
         assert_eq!(noted, Vec::<String>::new(), "{refused:?}");

@@ -1,8 +1,10 @@
-//! The HIP path when the driver refuses or fails: at every call, over the whole life of an engine with a model.
+//! The HIP path when the driver refuses or fails: at every call, over the whole life
+//! of an engine with a model.
 //!
-//! A life is: start, load, requests, a preload, scores, budgets that change, unload, end. One call of it is made to fail, each
-//! in its turn. A refusal ends what asked with a clear error, or is got around; what comes after is right again. A fault of
-//! queued work loses the device: what runs and what comes gets UNAVAILABLE, and the engine ends. Nothing panics, hangs,
+//! A life is: start, load, requests, a preload, scores, budgets that change, unload, end. One
+//! call of it is made to fail, each in its turn. A refusal ends what asked with a clear error,
+//! or is got around; what comes after is right again. A fault of queued work loses the device:
+//! what runs and what comes gets UNAVAILABLE, and the engine ends. Nothing panics, hangs,
 //! leaks or says another text.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
@@ -35,9 +37,9 @@ const MIXTURE_PLACES_MAX: u64 = 12;
 /// Holds all of it, so that decode steps are recorded.
 const ROOMY: u64 = 4 << 20;
 
-/// Most places of one function at which it is made to fail; of more calls some are left out, evenly,
-/// and others by each kind of test. ROCMFORGE_FAULT_PLACES sets another number: at all of them it
-/// takes minutes.
+/// Most places of one function at which it is made to fail; of more calls some are left out,
+/// evenly, and others by each kind of test. ROCMFORGE_FAULT_PLACES sets another number: at all
+/// of them it takes minutes.
 const PLACES_MAX: u64 = 24;
 
 /// The same for faults, each of which leaves a device behind.
@@ -172,7 +174,8 @@ async fn right(runtime: &Runtime, path: &Path) -> Right {
     for budget in [ROOMY, TIGHT] {
         let moved = runtime.calls(when_run::D2D);
         let met = life(runtime, path, budget).await;
-        // Slabs move where it is small; the arena itself when the budget changes, if it is one allocation.
+        // Slabs move where it is small; the arena itself when the budget
+        // changes, if it is one allocation.
         let moved = runtime.calls(when_run::D2D) - moved;
         let whole = u64::from(runtime.calls("hipMemCreate") == 0);
         assert!(
@@ -200,7 +203,8 @@ async fn right(runtime: &Runtime, path: &Path) -> Right {
     right
 }
 
-/// What was misused. A page of KV that is not full travels whole when memory is refused, which reads what nobody wrote.
+/// What was misused. A page of KV that is not full travels whole when memory is refused,
+/// which reads what nobody wrote.
 fn noted(runtime: &Runtime) -> Vec<String> {
     let mut noted = runtime.violations();
     noted.retain(|line| !line.starts_with("a copy to the host reads"));
@@ -411,7 +415,8 @@ async fn a_fault_of_queued_work_loses_the_device_and_nothing_hangs() {
                 }
                 assert_eq!(noted(&runtime), Vec::<String>::new(), "{place}");
                 if met.errors().next().is_some() {
-                    // What a lost device holds goes with the process; here the next life is in the same one.
+                    // What a lost device holds goes with the process; here the
+                    // next life is in the same one.
                     runtime.reset();
                 } else {
                     runtime.recover();

@@ -1,4 +1,5 @@
-//! What is not on the card, computed on the host: the texts are those of the host, whichever answer a miss gets.
+//! What is not on the card, computed on the host: the texts are those of the host,
+//! whichever answer a miss gets.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -13,10 +14,12 @@ use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::{Budget, Offload};
 use rocmforge_fake_hip::Live;
 
-/// Questions of the exam; of a trained model's answers one in so many may part where two tokens are nearly equal.
+/// Questions of the exam; of a trained model's answers one in so many may part where
+/// two tokens are nearly equal.
 const QUESTIONS: usize = 24;
 
-/// Bytes beside a share of a model's weights: KV pages, scratch, and what the device keeps for itself.
+/// Bytes beside a share of a model's weights: KV pages, scratch, and what the device keeps for
+/// itself.
 const BESIDE: u64 = 2 << 20;
 
 /// Room for all that the host is asked for.
@@ -149,7 +152,8 @@ async fn steps_between_experts_are_replayed() {
     assert_eq!(runtime.live(), Live::default());
 }
 
-/// What stays on the card between two segments that come and go is one recording, whatever number of segments it is.
+/// What stays on the card between two segments that come and go is one recording, whatever
+/// number of segments it is.
 #[tokio::test]
 async fn steps_between_answers_are_replayed_at_once() {
     let some = |model: &Arc<LoadedModel>| budget(model, 1) - BESIDE;

@@ -1,4 +1,5 @@
-//! Ten thousand lives of a tiny model on one device: nothing grows. Alone in its process, whose memory it measures.
+//! Ten thousand lives of a tiny model on one device: nothing grows. Alone in its process,
+//! whose memory it measures.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -14,14 +15,15 @@ const ROUNDS: usize = 10_000;
 /// Rounds after which everything that is kept is there.
 const WARM_UP: usize = 500;
 
-/// Most that the process may grow by after the warm-up: what allocators keep of other sizes. A leak of 420 bytes a round
-/// is more.
+/// Most that the process may grow by after the warm-up: what allocators keep of other sizes. A leak
+/// of 420 bytes a round is more.
 const GROWTH_MAX: u64 = 4 << 20;
 
 const BUDGET: u64 = 2 << 20;
 
-/// Most events that uploads keep for later (`device/src/gpu/device/uploads/events.rs`): as many as were needed at once, which
-/// depends on how the threads run. One that leaks a round is more after so many rounds.
+/// Most events that uploads keep for later (`device/src/gpu/device/uploads/events.rs`): as
+/// many as were needed at once, which depends on how the threads run. One that leaks a round
+/// is more after so many rounds.
 const SPARE_EVENTS_MAX: u64 = 256;
 
 /// Resident memory of this process in bytes.

@@ -1,5 +1,5 @@
-//! Pages and states that leave the card for the host's memory: they come back instead of being computed again, the texts are
-//! those without, and nothing of it is left behind.
+//! Pages and states that leave the card for the host's memory: they come back instead of being
+//! computed again, the texts are those without, and nothing of it is left behind.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 

@@ -1,5 +1,5 @@
-//! Keys and values in 8 bits, and in 32: half the memory of f16, or twice, and a text that depends on who else runs, on budgets
-//! and on what was kept as little as in f16.
+//! Keys and values in 8 bits, and in 32: half the memory of f16, or twice, and a text that depends
+//! on who else runs, on budgets and on what was kept as little as in f16.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -15,7 +15,8 @@ use rocmforge_engine::{EngineConfig, EngineHandle, KvType, LoadedModel, start};
 
 use requests::{chat, load, questions, run, until};
 
-/// Models whose heads fit: all positions in two layouts of heads, and of further kinds windows, states and a mixture.
+/// Models whose heads fit: all positions in two layouts of heads, and of further kinds
+/// windows, states and a mixture.
 const FILES: [&str; 6] = [
     "tiny-llama-Q4_K_M.gguf",
     "tiny-qwen3-Q8_0.gguf",
@@ -25,7 +26,8 @@ const FILES: [&str; 6] = [
     "arch/nemotron_h.gguf",
 ];
 
-/// Models in f32: Gemma 4's and mixtures, which have it by default, latent keys and values, and states.
+/// Models in f32: Gemma 4's and mixtures, which have it by default, latent keys and values, and
+/// states.
 const FILES_F32: [&str; 5] = [
     "arch/gemma4.gguf",
     "arch/gemma4e.gguf",
@@ -166,7 +168,8 @@ async fn a_budget_that_is_too_small_in_f16_is_enough() {
     assert!(wide - narrow >= saved * 9 / 10, "{wide}, {narrow}, {saved}");
 }
 
-/// Each alone; then all at once, in a roomy budget, and in one in which weights come and go; each computed anew, and with what earlier ones have left.
+/// Each alone; then all at once, in a roomy budget, and in one in which weights come and go; each
+/// computed anew, and with what earlier ones have left.
 #[tokio::test]
 async fn the_text_is_the_same_alone_beside_others_and_with_what_was_kept() {
     for (file, ty) in files() {
@@ -206,7 +209,8 @@ async fn the_text_is_the_same_alone_beside_others_and_with_what_was_kept() {
     }
 }
 
-/// Requests without an end in sight: all begin, and then there is no room for what they come to. Who yields is computed again.
+/// Requests without an end in sight: all begin, and then there is no room for what they come to.
+/// Who yields is computed again.
 #[tokio::test]
 async fn who_yields_goes_on_with_the_same_text() {
     for ty in [KvType::Q8_0, KvType::F32] {
@@ -246,7 +250,8 @@ async fn who_yields(ty: KvType) {
     }
 }
 
-/// What comes through the HIP path is the host's: its kernels of the type are asked for, with the arguments that they expect.
+/// What comes through the HIP path is the host's: its kernels of the type are asked for, with the
+/// arguments that they expect.
 #[tokio::test]
 async fn the_text_through_the_hip_path_is_the_hosts() {
     let runtime = fake::Runtime::new();

@@ -20,7 +20,8 @@ use requests::{chat, engine, load, load_endless, questions, run, until};
 /// Requests at once.
 const MANY: usize = 12;
 
-/// The i-th request: questions of different lengths, greedy and not, of two clients and both classes.
+/// The i-th request: questions of different lengths, greedy and not, of two
+/// clients and both classes.
 fn request(model: &Arc<LoadedModel>, i: usize) -> GenerateRequest {
     let (question, _) = questions(MANY).swap_remove(i);
     let sampling = match i % 3 {
@@ -91,7 +92,8 @@ async fn share(engine: &EngineHandle, model: &Arc<LoadedModel>) {
     }
     let scored = engine.score(score()).await.unwrap();
 
-    // Where this thread is held up between two requests, the first has ended before the second begins.
+    // Where this thread is held up between two requests, the first has ended
+    // before the second begins.
     for _ in 0..20 {
         if shares(engine, model, &alone, (score(), &scored.tokens)).await {
             return;
@@ -100,7 +102,8 @@ async fn share(engine: &EngineHandle, model: &Arc<LoadedModel>) {
     panic!("they never shared passes");
 }
 
-/// Asks all of them at once, whose answers are to be as alone; whether they had less than half of the passes.
+/// Asks all of them at once, whose answers are to be as alone; whether they had
+/// less than half of the passes.
 async fn shares(
     engine: &EngineHandle,
     model: &Arc<LoadedModel>,
@@ -252,8 +255,8 @@ async fn who_goes_disturbs_nobody() {
     assert_eq!(engine.snapshot().cache.kv_bytes, 0);
 }
 
-/// Three models of which two fit. While one runs, the one that a request waits for stays and the one that nobody asks for
-/// goes, although that was used later.
+/// Three models of which two fit. While one runs, the one that a request waits for stays and the
+/// one that nobody asks for goes, although that was used later.
 #[tokio::test]
 async fn the_model_that_a_request_waits_for_keeps_its_segments() {
     for _ in 0..100 {
@@ -288,8 +291,8 @@ async fn waited_for_and_kept() -> bool {
     };
     let (_, expected, first) = run(&engine, ask(waits, 4)).await;
     assert!(first.cache.misses > 0);
-    // It has the one place for longer than it takes to ask for the others, mostly; and it never waits for its reader, since
-    // others would run meanwhile.
+    // It has the one place for longer than it takes to ask for the others, mostly; and it never
+    // waits for its reader, since others would run meanwhile.
     let n_held = EVENT_CAPACITY as u32 / 2;
     let held = engine.generate(ask(idle, n_held));
     let next = engine.generate(ask(runs, 4));

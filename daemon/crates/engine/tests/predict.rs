@@ -72,7 +72,8 @@ fn engine_with(config: EngineConfig, speculate: bool) -> EngineHandle {
     start(config).unwrap().0
 }
 
-/// With keys and values in f16, for which the small budgets are made: mixtures of floats have f32 by default.
+/// With keys and values in f16, for which the small budgets are made: mixtures of
+/// floats have f32 by default.
 fn engine(budget: u64, speculate: bool) -> EngineHandle {
     let config = EngineConfig {
         budget: Budget::Bytes(budget),
@@ -118,7 +119,8 @@ async fn a_block_that_knows_halves_the_passes() {
             assert!(model.model().predictor().is_some());
             let (_, ids, summary) = run(&engine, request(&model, count(7, 70), 32)).await;
             assert_eq!(ids, count(77, 32), "{made:?}");
-            // One comes of the prompt, each later pass has two but the last, behind which there is none to draft.
+            // One comes of the prompt, each later pass has two but the last, behind
+            // which there is none to draft.
             let expected = if speculate { (15, 15) } else { (0, 0) };
             assert_eq!((summary.drafted_tokens, summary.accepted_tokens), expected);
             // Of the segments of the model; the block's are not counted with them.
@@ -238,8 +240,8 @@ async fn others_beside_and_a_budget_for_a_part_change_nothing() {
     }
 }
 
-/// The block's keys and values do not depend on how a prompt was divided, on what was there of it, nor on who ran beside:
-/// so its drafts are right as often.
+/// The block's keys and values do not depend on how a prompt was divided, on what was there of it,
+/// nor on who ran beside: so its drafts are right as often.
 #[tokio::test]
 async fn drafts_do_not_depend_on_how_a_prompt_was_computed() {
     for made in WAVERING {

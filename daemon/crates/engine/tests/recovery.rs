@@ -1,5 +1,5 @@
-//! What goes wrong with a device while the engine works, through a fake HIP runtime: faults, hangs, a sleep of the machine,
-//! and memory that the driver refuses.
+//! What goes wrong with a device while the engine works, through a fake HIP runtime: faults, hangs,
+//! a sleep of the machine, and memory that the driver refuses.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -30,7 +30,8 @@ struct Setup {
     budget: u64,
     watchdog: Duration,
     clocks: Clocks,
-    /// The driver keeps memory and addresses apart, and the arena grows where it is; else it is one allocation.
+    /// The driver keeps memory and addresses apart, and the arena grows where it is;
+    /// else it is one allocation.
     mapped: bool,
 }
 
@@ -93,7 +94,8 @@ fn question(model: &Arc<LoadedModel>) -> GenerateRequest {
     chat(model, &questions(1)[0].0)
 }
 
-/// A device that fails with `code` at the `nth` of `call` from now: everyone is told, and the engine ends.
+/// A device that fails with `code` at the `nth` of `call` from now: everyone is
+/// told, and the engine ends.
 async fn everyone_is_told(call: &str, nth: u64, code: u32, joins: bool) {
     let setup = Setup {
         watchdog: Duration::from_millis(600),
@@ -198,8 +200,9 @@ fn clocks() -> (Clocks, Arc<TestClock>) {
     (clocks, clock)
 }
 
-/// Waits until the engine, which has nothing to do, has rested. It reads the clocks before each rest and takes commands that
-/// come later after it; a command that follows at once may be taken with the one before.
+/// Waits until the engine, which has nothing to do, has rested. It reads the clocks before each
+/// rest and takes commands that come later after it; a command that follows at once may be
+/// taken with the one before.
 async fn until_it_rested(engine: &EngineHandle, clock: &TestClock) {
     let before = clock.readings.load(Ordering::Relaxed);
     while clock.readings.load(Ordering::Relaxed) < before + 3 {
@@ -277,7 +280,8 @@ fn assert_counts_agree(engine: &EngineHandle, fake: &Fake) {
     );
 }
 
-/// The driver refuses the `nth` of `call` from now, while a question is answered on a device with nothing resident.
+/// The driver refuses the `nth` of `call` from now, while a question is answered on a
+/// device with nothing resident.
 async fn refused_once(call: &str, nth: u64, budgets: &[u64]) {
     let (fake, engine, thread, model) = with_model(Setup::default()).await;
     let host = requests::engine(Budget::Bytes(64 << 20));
@@ -297,7 +301,8 @@ async fn refused_once(call: &str, nth: u64, budgets: &[u64]) {
 
 #[tokio::test]
 async fn memory_refused_for_code_does_not_end_a_request() {
-    // Code is made ready ahead of its use; what is refused then is asked for again, and the budget stays.
+    // Code is made ready ahead of its use; what is refused then is asked for
+    // again, and the budget stays.
     for nth in [1, 2, 4] {
         refused_once("hipModuleLoadData", nth, &[15 * MIB, 16 * MIB]).await;
     }

@@ -1,4 +1,5 @@
-//! Prompts that begin like earlier ones: what was computed is used again, and the text does not depend on it.
+//! Prompts that begin like earlier ones: what was computed is used again, and the
+//! text does not depend on it.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -17,7 +18,8 @@ use requests::{engine, greedy, load, run};
 /// Positions of a page: a prompt is used again in steps of so many.
 const PAGE: usize = 32;
 
-/// A model of each kind of layers: all positions, windows, states, convolutions, latent attention, mixtures.
+/// A model of each kind of layers: all positions, windows, states, convolutions,
+/// latent attention, mixtures.
 const KINDS: [&str; 9] = [
     "smollm3",
     "gemma3",
@@ -109,7 +111,8 @@ async fn a_second_turn_computes_what_is_new_on_a_card() {
     }
 }
 
-/// Prompts that part in the middle: the second one to do so leaves there what the third can go on from.
+/// Prompts that part in the middle: the second one to do so leaves there what
+/// the third can go on from.
 #[tokio::test]
 async fn where_prompts_part_others_go_on() {
     for name in KINDS {
@@ -207,8 +210,8 @@ async fn what_a_client_asked_is_its_own_affair() {
     );
 }
 
-/// Chats of two models in turn, in budgets from one for a part of a model to one for both: what is kept goes before
-/// anything fails, and the text stays.
+/// Chats of two models in turn, in budgets from one for a part of a model to one for both: what is
+/// kept goes before anything fails, and the text stays.
 #[tokio::test]
 async fn what_is_kept_gives_way() {
     let ample = engine(Budget::Bytes(64 << 20));
@@ -304,7 +307,8 @@ async fn a_budget_that_shrinks_takes_what_is_kept() {
     assert_eq!((found, summary.reused_tokens), (expected, 0));
 }
 
-/// Several that come together and begin alike: one computes what they have in common, the others wait for it.
+/// Several that come together and begin alike: one computes what they have in
+/// common, the others wait for it.
 #[tokio::test]
 async fn those_that_come_together_compute_their_beginning_once() {
     const MANY: usize = 8;
@@ -381,8 +385,9 @@ async fn whoever_followed_goes_on_when_the_first_is_cancelled() {
     }
 }
 
-/// A model with two sets of divisors: keys rotated by one are nothing to a sequence of the other, and each text is that of a
-/// sequence alone. One that nobody bounds has the usual ones to their end, where its prompt leaves room.
+/// A model with two sets of divisors: keys rotated by one are nothing to a sequence of the other,
+/// and each text is that of a sequence alone. One that nobody bounds has the usual ones to their
+/// end, where its prompt leaves room.
 #[tokio::test]
 async fn short_and_long_sequences_share_nothing() {
     let engine = engine(Budget::Bytes(64 << 20));

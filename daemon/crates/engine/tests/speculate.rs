@@ -180,7 +180,8 @@ async fn a_budget_for_a_part_of_the_model_and_others_beside_change_nothing() {
     }
 }
 
-/// The context's end, the most tokens and a stop string end a text in the middle of drafts as they do without.
+/// The context's end, the most tokens and a stop string end a text in the middle of
+/// drafts as they do without.
 #[tokio::test]
 async fn what_ends_a_text_ends_it_among_drafts() {
     let (plain, drafting) = (engine(64 << 20, false), engine(64 << 20, true));

@@ -1,5 +1,5 @@
-//! Many requests in budgets that hold a small part of their models: whatever is begun comes to its end, with the text of
-//! a roomy budget.
+//! Many requests in budgets that hold a small part of their models: whatever is begun comes to its
+//! end, with the text of a roomy budget.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 
@@ -144,8 +144,9 @@ async fn a_prompt_whose_kv_takes_most_of_the_budget_is_computed_in_shorter_passe
     );
 }
 
-/// Scratch that grows behind pages leaves a hole before them, and then no room in one piece for the head, however often the
-/// request is computed anew: unless it has all of its scratch from the beginning.
+/// Scratch that grows behind pages leaves a hole before them, and then no room in one piece
+/// for the head, however often the request is computed anew: unless it has all of its
+/// scratch from the beginning.
 #[tokio::test]
 async fn a_score_that_a_budget_admits_is_computed_in_it() {
     let engine = engine(Budget::Bytes(64 << 20));

@@ -1,4 +1,5 @@
-//! Parsing a header of the size that a 128k-token vocabulary with merges has, and copying tensor data out of a file.
+//! Parsing a header of the size that a 128k-token vocabulary with merges has, and copying
+//! tensor data out of a file.
 
 use std::hint::black_box;
 

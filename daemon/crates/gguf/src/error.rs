@@ -1,4 +1,5 @@
-//! The one error type of this crate. Messages name the file's part, what was found, what is allowed and what to do.
+//! The one error type of this crate. Messages name the file's part, what was found, what
+//! is allowed and what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +8,8 @@ use crate::{Identity, TensorType, ValueType, limits};
 
 /// Why a file or a range of it cannot be used.
 ///
-/// The first group concerns the file, the second the header's bytes, the third a getter's expectation.
+/// The first group concerns the file, the second the header's bytes, the third a getter's
+/// expectation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call on the file failed; `op` says which.
@@ -34,7 +36,8 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The file is not what it was when it was opened; whatever was read from it is not to be trusted.
+    /// The file is not what it was when it was opened; whatever was read from it is not to be
+    /// trusted.
     #[error(
         "{path} changed while it was in use (was {was}, now {now}): unload the model and load it again",
         path = path.display()

@@ -1,7 +1,7 @@
 //! A parsed header: the metadata by key, the tensor table by name.
 //!
-//! *Invariant:* everything here was checked by [`parse`](crate::parse) against the length of the file; a [`Gguf`] owns
-//! a copy of the header's bytes and never refers to the file again.
+//! *Invariant:* everything here was checked by [`parse`](crate::parse) against the length of the
+//! file; a [`Gguf`] owns a copy of the header's bytes and never refers to the file again.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,7 +16,8 @@ use crate::{Error, MappedFile, TensorType, split};
 pub struct TensorInfo {
     /// The name, such as `blk.0.attn_q.weight`.
     pub name: String,
-    /// Elements along each dimension in ggml's order, the fastest (contiguous) first, padded with 1.
+    /// Elements along each dimension in ggml's order, the fastest (contiguous) first, padded
+    /// with 1.
     pub dims: [u64; 4],
     /// How many of `dims` the file states.
     pub n_dims: u32,
@@ -74,8 +75,8 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Parses a header from `bytes`, the start of a file that is `file_len` bytes long. `bytes` needs to reach to the end
-    /// of the tensor table and may be the whole file.
+    /// Parses a header from `bytes`, the start of a file that is `file_len` bytes long. `bytes`
+    /// needs to reach to the end of the tensor table and may be the whole file.
     ///
     /// # Errors
     /// Every [`Error`] of the header group; [`Error::Truncated`] also where `bytes` is too short.
@@ -256,7 +257,8 @@ impl Gguf {
         }
     }
 
-    /// The number at `key`, of any integer type whose value fits; `Ok(None)` where the key is absent.
+    /// The number at `key`, of any integer type whose value fits; `Ok(None)` where the key is
+    /// absent.
     ///
     /// # Errors
     /// [`Error::WrongType`] where it is no integer, [`Error::ValueRange`] where it does not fit.
@@ -356,10 +358,12 @@ impl Gguf {
         Ok(Some(numbers))
     }
 
-    /// The array of integers at `key`, of any integer type whose values fit; `Ok(None)` where the key is absent.
+    /// The array of integers at `key`, of any integer type whose values fit;
+    /// `Ok(None)` where the key is absent.
     ///
     /// # Errors
-    /// [`Error::WrongType`] where it is no array of integers, [`Error::ValueRange`] where an element does not fit.
+    /// [`Error::WrongType`] where it is no array of integers, [`Error::ValueRange`]
+    /// where an element does not fit.
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, Error> {
         if let Some(array) = self.array_of(key, ValueType::I32) {
             let (words, _) = array.bytes.as_chunks::<4>();

@@ -1,4 +1,5 @@
-//! GGUF files: bytes to a checked header and tensor table, and files that are read safely while others may change them.
+//! GGUF files: bytes to a checked header and tensor table, and files that are read safely
+//! while others may change them.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -15,39 +16,43 @@
 //!
 //! # The format
 //!
-//! Source: the GGUF specification (`docs/gguf.md` of the ggml repository), sections "File Structure" and "General";
-//! block sizes from ggml's `ggml-common.h`. Everything is little endian and unaligned up to the tensor data:
+//! Source: the GGUF specification (`docs/gguf.md` of the ggml repository), sections "File
+//! Structure" and "General"; block sizes from ggml's `ggml-common.h`. Everything is little endian
+//! and unaligned up to the tensor data:
 //!
 //! ```text
 //! "GGUF"  u32 version  u64 tensors  u64 keys
 //! keys x    { u64 length, key, u32 type, value }
-//! tensors x { u64 length, name, u32 n_dims, n_dims x u64, u32 type, u64 offset from the tensor data's start }
+//! tensors x { u64 length, name, u32 n_dims, n_dims x u64, u32 type,
+//!             u64 offset from the tensor data's start }
 //! zeros up to the next multiple of general.alignment (32 where the key is absent)
 //! tensor data, each tensor at a multiple of the alignment
 //! ```
 //!
-//! Versions 2 and 3 differ only in that 3 may be big endian, which is refused here. Version 1 (32-bit lengths) is refused.
-//! Dimensions are in ggml's order: the first is the contiguous one, so a matrix of `n_out` rows and `n_in` columns
-//! has the dimensions `[n_in, n_out]`, and quantized blocks run along `n_in`.
+//! Versions 2 and 3 differ only in that 3 may be big endian, which is refused here. Version 1
+//! (32-bit lengths) is refused. Dimensions are in ggml's order: the first is the contiguous one,
+//! so a matrix of `n_out` rows and `n_in` columns has the dimensions `[n_in, n_out]`, and
+//! quantized blocks run along `n_in`.
 //!
 //! # What is checked
 //!
-//! Every count, length and offset before it is used, against the file's length and the bounds in [`limits`]; keys and
-//! tensor names occur once; a tensor's rows are whole blocks, its size does not overflow, its data is aligned, lies
-//! inside of the file and shares no byte with another's. What the keys *mean* is the model's affair.
+//! Every count, length and offset before it is used, against the file's length and the bounds in
+//! [`limits`]; keys and tensor names occur once; a tensor's rows are whole blocks, its size does
+//! not overflow, its data is aligned, lies inside of the file and shares no byte with another's.
+//! What the keys *mean* is the model's affair.
 //!
 //! # Map of the crate
 //!
 //! - [`Gguf`], [`TensorInfo`]: the result; typed getters by key, tensors by name.
 //! - `parse`: the walk over the bytes, which asks for no byte that is not the header's.
-//! - [`MappedFile`]: the one place that maps files; populate, SIGBUS guard, identity, `pread`, direct reads,
-//!   several files as one.
+//! - [`MappedFile`]: the one place that maps files; populate, SIGBUS guard, identity, `pread`,
+//!   direct reads, several files as one.
 //! - [`PartName`], `split`: models in several files, their names and what their headers must agree
 //!   in.
 //! - [`mod@write`]: a writer for tests and tools, of files right and wrong.
 //!
-//! *Invariant:* `unsafe` occurs below `mapped` only. *Invariant:* nothing here starts a thread or holds a lock
-//! while it reads; every type is `Send + Sync`.
+//! *Invariant:* `unsafe` occurs below `mapped` only. *Invariant:* nothing here starts a thread or
+//! holds a lock while it reads; every type is `Send + Sync`.
 #![deny(unsafe_code)]
 
 mod error;

@@ -1,10 +1,10 @@
-//! Every bound this crate puts on a file, by name. A value above its bound is refused with [`Error::Limit`]
-//! (or the more specific error named below) before anything is allocated for it.
+//! Every bound this crate puts on a file, by name. A value above its bound is refused with
+//! [`Error::Limit`] (or the more specific error named below) before anything is allocated for it.
 //!
 //! [`Error::Limit`]: crate::Error::Limit
 
-/// Bytes of header (everything before the tensor data) that a file may have; the header is copied into memory.
-/// A vocabulary of 262,144 tokens with merges takes about 16 MiB.
+/// Bytes of header (everything before the tensor data) that a file may have; the header is copied
+/// into memory. A vocabulary of 262,144 tokens with merges takes about 16 MiB.
 pub const MAX_HEADER_BYTES: u64 = 256 << 20;
 
 /// Metadata key-value pairs in a file.
@@ -34,13 +34,15 @@ pub const MAX_DIMS: u32 = 4;
 /// `general.alignment` where the file does not say (GGUF spec, "General").
 pub const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// Smallest `general.alignment` (GGUF spec: a multiple of 8). Outside of the bounds: `Error::Alignment`.
+/// Smallest `general.alignment` (GGUF spec: a multiple of 8). Outside of the
+/// bounds: `Error::Alignment`.
 pub const MIN_ALIGNMENT: u64 = 8;
 
 /// Largest `general.alignment`.
 pub const MAX_ALIGNMENT: u64 = 1 << 20;
 
-/// Live file mappings of a process that the SIGBUS guard can watch. A file opened beyond them is read with `pread`.
+/// Live file mappings of a process that the SIGBUS guard can watch. A file opened beyond
+/// them is read with `pread`.
 pub const MAX_MAPPINGS: usize = 1024;
 
 /// Parts of a split model. Each keeps a file open.
@@ -50,8 +52,8 @@ pub const MAX_PARTS: usize = 256;
 /// device's uploads has pages of two files: some drivers refuse to register such.
 pub const PART_ALIGNMENT: u64 = 32 << 20;
 
-/// What a direct read is a multiple of, in its offset in the file, its length and its address. Files that need more are
-/// read through the page cache.
+/// What a direct read is a multiple of, in its offset in the file, its length and its address.
+/// Files that need more are read through the page cache.
 pub const DIRECT_ALIGNMENT: usize = 4096;
 
 // Blocks are counted from a part's start.

@@ -1,19 +1,21 @@
 //! Files read through a shared read-only mapping, safely even though they may change under us.
 //!
-//! A range is used in four steps: its pages are faulted in with `MADV_POPULATE_READ`, which reports what would be a
-//! SIGBUS as an error; the reader runs on it; a SIGBUS that arrives all the same, because the file shrank in between, is
-//! caught by the [guard], which puts zeros in the hole and marks the mapping broken; and afterwards the mark and the
-//! file's [`Identity`] are checked before the reader's result counts. Where a file cannot be mapped, or too many already
-//! are, the same ranges go through `pread` into a buffer. Of a file that the page cache has no room for, what is not there
-//! is read past it ([direct]).
+//! A range is used in four steps: its pages are faulted in with `MADV_POPULATE_READ`, which reports
+//! what would be a SIGBUS as an error; the reader runs on it; a SIGBUS that arrives all the same,
+//! because the file shrank in between, is caught by the [guard], which puts zeros in the hole and
+//! marks the mapping broken; and afterwards the mark and the file's [`Identity`] are checked before
+//! the reader's result counts. Where a file cannot be mapped, or too many already are, the same
+//! ranges go through `pread` into a buffer. Of a file that the page cache has no room for, what is
+//! not there is read past it ([direct]).
 //!
-//! *Invariants:* nothing writes to the file or to the mapping; a mapping is in the guard's table from before its first read
-//! until after its last; a result that was computed from bytes that may not be the file's never leaves
-//! [`MappedFile::with_range`] as `Ok`. Any thread may read; no lock is held while it does.
+//! *Invariants:* nothing writes to the file or to the mapping; a mapping is in the guard's table
+//! from before its first read until after its last; a result that was computed from bytes that
+//! may not be the file's never leaves [`MappedFile::with_range`] as `Ok`. Any thread may read; no
+//! lock is held while it does.
 //!
-//! What remains is the reader's part: while it runs, the bytes may change (a rewrite in place shows through a shared
-//! mapping). It must not rely on two reads of one byte giving the same, and must not index by what it read without a
-//! check. A reader that copies or decodes numbers does neither.
+//! What remains is the reader's part: while it runs, the bytes may change (a rewrite in place shows
+//! through a shared mapping). It must not rely on two reads of one byte giving the same, and must
+//! not index by what it read without a check. A reader that copies or decodes numbers does neither.
 #![allow(
     unsafe_code,
     reason = "this module and its guard are the only ones that map files"
@@ -84,10 +86,12 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Opens the regular file at `path`. Never blocks, whatever the path names, and opens nothing but regular files.
+    /// Opens the regular file at `path`. Never blocks, whatever the path names, and opens
+    /// nothing but regular files.
     ///
     /// # Errors
-    /// [`Error::Io`] where the file is missing or not permitted, [`Error::NotRegular`], [`Error::Empty`].
+    /// [`Error::Io`] where the file is missing or not permitted,
+    /// [`Error::NotRegular`], [`Error::Empty`].
     pub fn open(path: &Path) -> Result<MappedFile, Error> {
         MappedFile::open_with(path, ReadMode::Map)
     }
@@ -216,16 +220,17 @@ impl MappedFile {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Faults `range` in, runs `read` on its bytes, then checks that the file is still the one that was opened. What
-    /// `read` computed, and whatever else it wrote, counts only if `Ok` comes back: on a file that changes meanwhile it
-    /// may have seen changed bytes or zeros.
+    /// Faults `range` in, runs `read` on its bytes, then checks that the file is still the one that
+    /// was opened. What `read` computed, and whatever else it wrote, counts only if `Ok` comes
+    /// back: on a file that changes meanwhile it may have seen changed bytes or zeros.
     ///
     /// Without a mapping the range is copied to memory first: read large tensors in pieces, with
     /// [`for_each_chunk`](Self::for_each_chunk) or [`read_into`](Self::read_into).
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::Changed`] where the file was cut short or rewritten; [`Error::Io`] where the
-    /// storage failed. After a `Changed` or a failed page the file stays unusable: open it again.
+    /// [`Error::OutOfRange`]; [`Error::Changed`] where the file was cut short or rewritten;
+    /// [`Error::Io`] where the storage failed. After a `Changed` or a failed page the file
+    /// stays unusable: open it again.
     pub fn with_range<R>(
         &self,
         range: Range<u64>,
@@ -264,9 +269,10 @@ impl MappedFile {
         Ok(result)
     }
 
-    /// [`with_range`](Self::with_range) for readers that come often, from several threads at once, to pages that are there: faults
-    /// nothing in first, and does not look whether the file has changed. The caller does so, by
-    /// [`check_unchanged`](Self::check_unchanged), before he uses what the reads gave.
+    /// [`with_range`](Self::with_range) for readers that come often, from several threads at
+    /// once, to pages that are there: faults nothing in first, and does not look whether the file
+    /// has changed. The caller does so, by [`check_unchanged`](Self::check_unchanged), before he
+    /// uses what the reads gave.
     ///
     /// # Errors
     /// As [`with_range`](Self::with_range), but for a file that was rewritten in place.
@@ -292,7 +298,8 @@ impl MappedFile {
         }
     }
 
-    /// Fills `dst` with the bytes from `offset` on. On an error the content of `dst` is not to be used.
+    /// Fills `dst` with the bytes from `offset` on. On an error the content of `dst` is not to be
+    /// used.
     ///
     /// # Errors
     /// As [`with_range`](Self::with_range).
@@ -328,8 +335,9 @@ impl MappedFile {
         self.check_unchanged()
     }
 
-    /// Runs `read` on pieces of `range` in order, each of `chunk_bytes` but for a shorter last one, with the piece's
-    /// offset in the file. Each piece is checked as in [`with_range`](Self::with_range); the first that fails ends it.
+    /// Runs `read` on pieces of `range` in order, each of `chunk_bytes` but for a shorter last one,
+    /// with the piece's offset in the file. Each piece is checked as in
+    /// [`with_range`](Self::with_range); the first that fails ends it.
     ///
     /// # Errors
     /// As [`with_range`](Self::with_range); a range outside of the file before anything is read.
@@ -353,14 +361,15 @@ impl MappedFile {
         Ok(())
     }
 
-    /// The pages that hold `range`, for a reader that is not the CPU: a copy engine that a driver has been told about
-    /// them. `Ok(None)` where there is no mapping. Nothing is faulted in here; whoever pins the pages does that, and
-    /// is refused where a page cannot be had.
+    /// The pages that hold `range`, for a reader that is not the CPU: a copy engine that a driver
+    /// has been told about them. `Ok(None)` where there is no mapping. Nothing is faulted in here;
+    /// whoever pins the pages does that, and is refused where a page cannot be had.
     ///
     /// What was copied counts only if [`MappedRange::check`] says so after the copy has ended.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::Changed`] or [`Error::Io`] where the mapping is known to be broken.
+    /// [`Error::OutOfRange`]; [`Error::Changed`] or [`Error::Io`] where the
+    /// mapping is known to be broken.
     pub fn mapped_range(self: &Arc<Self>, range: Range<u64>) -> Result<Option<MappedRange>, Error> {
         self.part_of(&range)?;
         let Backing::Map(Guarded { slot, .. }) = &self.backing else {
@@ -415,8 +424,9 @@ impl MappedFile {
         }
     }
 
-    /// Whether the system holds all of `range` in its page cache, as far as it tells: a reader would not wait for a disk.
-    /// False where there is no mapping, or for a range that is in no part.
+    /// Whether the system holds all of `range` in its page cache, as far as it tells: a
+    /// reader would not wait for a disk. False where there is no mapping, or for a
+    /// range that is in no part.
     pub fn is_cached(&self, range: Range<u64>) -> bool {
         let Backing::Map(Guarded { pages, .. }) = &self.backing else {
             return false;
@@ -496,7 +506,8 @@ impl MappedRange {
     /// Whether what was copied out of the pages until now is the file's content as it was opened.
     ///
     /// # Errors
-    /// [`Error::Changed`] where the file was cut short or rewritten, [`Error::Io`] where a page could not be had.
+    /// [`Error::Changed`] where the file was cut short or rewritten, [`Error::Io`]
+    /// where a page could not be had.
     pub fn check(&self) -> Result<(), Error> {
         if let Backing::Map(Guarded { slot, .. }) = &self.file.backing
             && slot.is_broken()

@@ -1,15 +1,17 @@
 //! The walk over a header's bytes (GGUF spec, "File Structure").
 //!
-//! The parser is handed the bytes there are and either finishes or says how long the header must at least be, judging by
-//! the counts and lengths it has seen. So a reader that follows it never touches a byte of tensor data, however
-//! large the file, and a lying count is refused before anything is read or allocated for it.
+//! The parser is handed the bytes there are and either finishes or says how long the header must at
+//! least be, judging by the counts and lengths it has seen. So a reader that follows it never
+//! touches a byte of tensor data, however large the file, and a lying count is refused before
+//! anything is read or allocated for it.
 //!
 //! ```text
 //! Start -> Keys -> (Elements -> Keys)* -> Tensors -> Done
 //! ```
 //!
-//! *Invariants:* `pos` never passes the end of the bytes given; a record is taken whole or not at all, so the walk
-//! resumes where it stopped and no byte is walked twice; what follows `pos` takes at least `least_rest` bytes.
+//! *Invariants:* `pos` never passes the end of the bytes given; a record is taken whole or not at
+//! all, so the walk resumes where it stopped and no byte is walked twice; what follows `pos` takes
+//! at least `least_rest` bytes.
 
 mod extent;
 mod read;
@@ -47,7 +49,8 @@ const ARRAY_HEAD_BYTES: u64 = 4 + 8;
 pub(crate) enum Step {
     /// The header is complete.
     Done,
-    /// The header is at least this many bytes long, no more than the file, and more than were given.
+    /// The header is at least this many bytes long, no more than the file, and more than were
+    /// given.
     More(u64),
 }
 
@@ -456,7 +459,8 @@ impl Parser {
         Ok(())
     }
 
-    /// Checks the tensors against each other and the file, and puts everything together. `header` is the bytes walked.
+    /// Checks the tensors against each other and the file, and puts everything together.
+    /// `header` is the bytes walked.
     pub(crate) fn finish(self, header: Vec<u8>) -> Result<Gguf, Error> {
         assert!(
             self.stage == Stage::Done && header.len() == self.pos,

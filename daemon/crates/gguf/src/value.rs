@@ -1,6 +1,7 @@
 //! Metadata values as views of the copied header (GGUF spec, `gguf_metadata_value_t`).
 //!
-//! *Invariant:* a view is only made of bytes that the parser has walked, so decoding cannot run past the end.
+//! *Invariant:* a view is only made of bytes that the parser has walked, so
+//! decoding cannot run past the end.
 
 use std::fmt;
 
@@ -103,7 +104,8 @@ impl fmt::Display for ValueType {
     }
 }
 
-/// A metadata value. Strings are bytes: the specification asks for UTF-8, real files do not always comply.
+/// A metadata value. Strings are bytes: the specification asks for UTF-8, real
+/// files do not always comply.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(
     missing_docs,
@@ -161,7 +163,8 @@ impl Value<'_> {
     }
 }
 
-/// An array of metadata values: its element type, its length, and the elements as they stand in the file.
+/// An array of metadata values: its element type, its length, and the elements
+/// as they stand in the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Array<'a> {
     pub(crate) ty: ValueType,

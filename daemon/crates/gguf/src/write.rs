@@ -1,7 +1,8 @@
 //! Writing GGUF: for tests, benchmarks and tools.
 //!
-//! [`GgufWriter`] lays a file out as the specification asks. Its `raw` hooks put in what the specification forbids, so
-//! that readers' refusals can be tested: a false count, a value of any type number, a tensor record that lies.
+//! [`GgufWriter`] lays a file out as the specification asks. Its `raw` hooks put in what the
+//! specification forbids, so that readers' refusals can be tested: a false count, a value of any
+//! type number, a tensor record that lies.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -191,12 +192,13 @@ pub fn split(whole: &[u8], counts: &[usize]) -> Result<Vec<GgufWriter>, Error> {
 /// Builds a GGUF file from metadata and tensors.
 ///
 /// ```
-/// use rocmforge_gguf::{Gguf, TensorType, write::GgufWriter};
+/// use rocmforge_gguf::write::{GgufWriter, MetaValue};
+/// use rocmforge_gguf::{Gguf, TensorType};
 ///
 /// let file = GgufWriter::new()
 ///     .key("general.architecture", "llama")
 ///     .key("llama.block_count", 1u32)
-///     .key("tokenizer.ggml.tokens", ["<s>", "a"].iter().collect::<rocmforge_gguf::write::MetaValue>())
+///     .key("tokenizer.ggml.tokens", ["<s>", "a"].iter().collect::<MetaValue>())
 ///     .tensor("output_norm.weight", &[2], TensorType::F32, vec![0; 8])
 ///     .to_bytes();
 /// let gguf = Gguf::parse(&file, file.len() as u64)?;
@@ -266,7 +268,8 @@ impl GgufWriter {
         self.raw_key(key.as_bytes(), value.value_type() as u32, &bytes)
     }
 
-    /// Adds a tensor: `dims` in ggml's order, fastest first. The data is aligned, and `bytes` need not fit the dimensions.
+    /// Adds a tensor: `dims` in ggml's order, fastest first. The data is aligned, and `bytes`
+    /// need not fit the dimensions.
     #[must_use]
     pub fn tensor(
         mut self,

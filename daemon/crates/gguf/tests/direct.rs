@@ -1,4 +1,5 @@
-//! Reads past the page cache: they give what others give, leave the page cache alone, and are not made where they cannot be.
+//! Reads past the page cache: they give what others give, leave the page cache alone, and are not
+//! made where they cannot be.
 #![allow(
     clippy::unwrap_used,
     reason = "a failed unwrap is a failed test, in helpers too"
@@ -27,7 +28,8 @@ fn bytes(len: u64) -> Vec<u8> {
     (0..len).map(noise).collect()
 }
 
-/// Where the build is, which is on a disk; `None`, with a word, where its file system has no direct reads.
+/// Where the build is, which is on a disk; `None`, with a word, where its file
+/// system has no direct reads.
 fn dir() -> Option<tempfile::TempDir> {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let probe = dir.path().join("probe");

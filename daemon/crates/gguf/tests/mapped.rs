@@ -1,4 +1,5 @@
-//! Files on disk: what is refused, what is read, and what happens when a file changes under a reader.
+//! Files on disk: what is refused, what is read, and what happens when a file changes under a
+//! reader.
 #![allow(
     clippy::unwrap_used,
     reason = "a failed unwrap is a failed test, in helpers too"
@@ -89,7 +90,8 @@ fn what_is_no_readable_file_is_refused_at_once() {
     let secret = noise_file(dir.path(), "secret", 10);
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o000)).unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    // Root may read everything, so a thread takes another identity for files; without root this changes nothing.
+    // Root may read everything, so a thread takes another identity for files; without
+    // root this changes nothing.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65_534));
@@ -203,7 +205,8 @@ fn truncation_between_reads_is_a_change() {
     }
 }
 
-/// The real SIGBUS: the range is populated, then the file is cut inside of the reader, then the reader reads.
+/// The real SIGBUS: the range is populated, then the file is cut inside of the
+/// reader, then the reader reads.
 #[test]
 fn truncation_under_a_reader_is_an_error_of_that_read_only() {
     let dir = dir();
@@ -477,7 +480,8 @@ fn opening_a_model_reads_its_header_and_no_tensor() {
         );
         if mode == ReadMode::Map {
             match resident(&path) {
-                // The kernel maps some pages around each that is asked for, where the page cache has them.
+                // The kernel maps some pages around each that is asked for,
+                // where the page cache has them.
                 Some(bytes) => assert!(
                     bytes < header + (1 << 20),
                     "{bytes} bytes are resident, the header has {header}"

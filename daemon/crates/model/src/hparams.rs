@@ -1,4 +1,5 @@
-//! Hyperparameters that every decoder has. What only some have is read by the file of the architecture.
+//! Hyperparameters that every decoder has. What only some have is read by the
+//! file of the architecture.
 
 use rocmforge_gguf::Gguf;
 use rocmforge_ops::HeadShape;
@@ -33,7 +34,8 @@ pub struct Hparams {
     pub n_head_kv_of: Vec<u32>,
     /// Added to the mean of squares in every RMSNorm.
     pub norm_eps: f32,
-    /// How the file says that an embedding is made; `None` where it says nothing, or something else.
+    /// How the file says that an embedding is made; `None` where it says
+    /// nothing, or something else.
     pub pooling: Option<Pooling>,
     /// Whether the file says that it ranks documents by "yes" against "no": its classification head
     /// has the rows of these tokens.

@@ -63,13 +63,15 @@ pub struct ModelInfo {
     pub rope: String,
     /// Bytes of KV that one token needs.
     pub kv_bytes_per_token: u64,
-    /// What keys and values are stored as, for example `f16`; `f16, q8_0` where layers differ. Empty without attention.
+    /// What keys and values are stored as, for example `f16`; `f16, q8_0` where layers
+    /// differ. Empty without attention.
     pub kv_type: String,
     /// Bytes of recurrent state that a sequence has, whatever its length.
     pub state_bytes: u64,
     /// Segments of routed experts.
     pub n_expert_segments: u32,
-    /// Tensors of the file that are known and that a pass does without, such as blocks that predict further tokens.
+    /// Tensors of the file that are known and that a pass does without, such as blocks
+    /// that predict further tokens.
     pub left_alone: u32,
     /// Types, largest share first.
     pub quantization: Vec<QuantizationShare>,

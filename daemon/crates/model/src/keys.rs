@@ -72,7 +72,8 @@ impl Keys<'_> {
         Ok(value)
     }
 
-    /// A count for each of `n` layers: an array of as many or more, or one number for all; `None` if absent.
+    /// A count for each of `n` layers: an array of as many or more, or one number
+    /// for all; `None` if absent.
     pub(crate) fn per_layer(&self, key: &str, n: u32, max: u32) -> Result<Option<Vec<u32>>, Error> {
         let name = self.name(key);
         let Some(value) = self.gguf.value(&name) else {
@@ -176,7 +177,8 @@ impl Keys<'_> {
         Ok(eps)
     }
 
-    /// The rotations that the usual keys describe. `n_rot` is what `rope.dimension_count` says, else this.
+    /// The rotations that the usual keys describe. `n_rot` is what
+    /// `rope.dimension_count` says, else this.
     pub(crate) fn rope(&self, order: RopeOrder, head_dim: u32) -> Result<RopeSpec, Error> {
         Ok(RopeSpec {
             order,
@@ -201,7 +203,8 @@ impl Keys<'_> {
             })
         };
         match kind {
-            // A factor without a type is a linear one; files from before the type had a key of their own for it.
+            // A factor without a type is a linear one; files from before the type had
+            // a key of their own for it.
             None if self.optional_f32("rope.scaling.factor")?.is_some() => {
                 linear("rope.scaling.factor")
             }

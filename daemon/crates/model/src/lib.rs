@@ -1,8 +1,9 @@
 //! What a GGUF file describes: hyperparameters, and how a pass runs.
 //!
-//! A [`Model`] is made from a checked header alone. Its [`Plan`] holds places in the file, indices and buffers, never
-//! tensors: nothing is loaded until a step acquires its segment. Embedding rows are not a segment: a pass needs a few rows
-//! of that matrix, and reads them from the file, so that an untied embedding never takes room on the device.
+//! A [`Model`] is made from a checked header alone. Its [`Plan`] holds places in the file, indices
+//! and buffers, never tensors: nothing is loaded until a step acquires its segment. Embedding rows
+//! are not a segment: a pass needs a few rows of that matrix, and reads them from the file, so that
+//! an untied embedding never takes room on the device.
 //!
 //! An architecture is a function in one file below [`arch`], and a line in its table.
 
@@ -41,8 +42,8 @@ impl Model {
     /// Makes the model that a header describes. Reads no tensor data.
     ///
     /// # Errors
-    /// [`Error::UnknownArchitecture`], [`Error::Unsupported`] and [`Error::UnsupportedType`] name what is not implemented;
-    /// the others say what is wrong with the file.
+    /// [`Error::UnknownArchitecture`], [`Error::Unsupported`] and [`Error::UnsupportedType`] name
+    /// what is not implemented; the others say what is wrong with the file.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, Error> {
         let arch = arch::find(gguf)?;
         let keys = keys::Keys {
@@ -80,8 +81,8 @@ impl Model {
         })
     }
 
-    /// Has keys and values stored as `ty` by the layers whose heads fit it; the others keep f16, as all have at first. `None` is
-    /// the plan's own, [`Plan::kv_type_default`].
+    /// Has keys and values stored as `ty` by the layers whose heads fit it; the others keep f16, as
+    /// all have at first. `None` is the plan's own, [`Plan::kv_type_default`].
     pub fn set_kv_type(&mut self, ty: Option<KvType>) {
         let ty = ty.unwrap_or_else(|| self.plan.kv_type_default());
         let predictor = self.predictor.as_mut().map(Arc::make_mut);
@@ -104,10 +105,12 @@ impl Model {
         &self.plan
     }
 
-    /// How the block runs that predicts one token more than the model does (MTP), where the file has one that can be used.
+    /// How the block runs that predicts one token more than the model does (MTP), where the file
+    /// has one that can be used.
     ///
-    /// Its inputs are rows of the embedding and of the model's [`Plan::stream`]: its row for a position takes the token behind
-    /// that position and the stream at it, and its logits are those of the token after. It has keys and values of its own.
+    /// Its inputs are rows of the embedding and of the model's [`Plan::stream`]: its row for a
+    /// position takes the token behind that position and the stream at it, and its logits are those
+    /// of the token after. It has keys and values of its own.
     pub fn predictor(&self) -> Option<&Arc<Plan>> {
         self.predictor.as_ref()
     }
@@ -131,7 +134,8 @@ impl Model {
 /// A plan and the names of the tensors that it uses.
 type Part = (Plan, HashSet<String>);
 
-/// The plan of the first block that predicts a further token, or why it cannot be used; `None` where the file announces none.
+/// The plan of the first block that predicts a further token, or why it cannot be used; `None`
+/// where the file announces none.
 fn predictor(
     arch: &arch::Arch,
     keys: keys::Keys<'_>,

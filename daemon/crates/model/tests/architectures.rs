@@ -46,7 +46,8 @@ fn a_plan_tells_whether_its_weights_are_floats() {
     }
 }
 
-/// Of models of floats, mixtures and those whose scores are not scaled down have f32 where nobody says.
+/// Of models of floats, mixtures and those whose scores are not scaled down
+/// have f32 where nobody says.
 #[test]
 fn gemma_4_and_mixtures_of_floats_have_keys_and_values_in_f32_by_default() {
     let mut mixtures = 0;

@@ -1,7 +1,7 @@
 //! Activation buffers and where they lie in the scratch block.
 //!
-//! Every buffer is f32, `[rows][width]`, width fastest. Two buffers may share memory if no operation
-//! needs both; a plan computes that from its operations ([`Conflicts`]).
+//! Every buffer is f32, `[rows][width]`, width fastest. Two buffers may share memory if no
+//! operation needs both; a plan computes that from its operations ([`Conflicts`]).
 
 /// An activation buffer of a plan, by its index in the plan's list of [`BufSpec`]s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,7 +103,8 @@ pub struct ScratchLayout {
     pub tables: u64,
     /// Experts of all layers: a pass that has all of them brings the places of all along.
     pub experts: u64,
-    /// Whether products are to be as exact as f32 makes them: see [`Plan::float_weights`](crate::Plan::float_weights).
+    /// Whether products are to be as exact as f32 makes them: see
+    /// [`Plan::float_weights`](crate::Plan::float_weights).
     pub float_weights: bool,
     /// Place of each buffer.
     pub bufs: Vec<PlacedBuf>,
@@ -123,8 +124,8 @@ impl ScratchLayout {
         counts.of(placed.rows) * placed.width
     }
 
-    /// Lays the buffers out for a pass of so many rows: each at the lowest offset at which it overlaps no
-    /// buffer that it conflicts with, in the order of the list.
+    /// Lays the buffers out for a pass of so many rows: each at the lowest offset at which it
+    /// overlaps no buffer that it conflicts with, in the order of the list.
     #[must_use]
     pub fn new(specs: &[BufSpec], conflicts: &Conflicts, counts: RowCounts) -> Self {
         let size = |spec: &BufSpec| {

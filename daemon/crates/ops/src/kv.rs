@@ -1,6 +1,7 @@
 //! Where keys and values lie: pages of consecutive positions, for the layers of a group.
 //!
-//! A page holds [`KV_PAGE_TOKENS`] consecutive positions of one sequence for all layers of one group:
+//! A page holds [`KV_PAGE_TOKENS`] consecutive positions of one sequence for all layers of one
+//! group:
 //!
 //! ```text
 //! page  = [n_layer] layer
@@ -10,11 +11,12 @@
 //! Q8_0:  i8 [KV_PAGE_TOKENS][head_dim]  then scales, f16 [KV_PAGE_TOKENS][head_dim / 32]
 //! ```
 //!
-//! so that what a head attends to is two contiguous pieces. Position `p` of a sequence is slot
-//! `p % KV_PAGE_TOKENS` of its page `p / KV_PAGE_TOKENS`. Every piece of Q8_0 begins at a multiple of 64 bytes.
+//! so that what a head attends to is two contiguous pieces. Position `p` of a sequence is
+//! slot `p % KV_PAGE_TOKENS` of its page `p / KV_PAGE_TOKENS`. Every piece of Q8_0 begins
+//! at a multiple of 64 bytes.
 //!
-//! These are the values on every device, and the keys on a GPU. On the host the keys are transposed, since a vector of
-//! its registers holds the scores of consecutive slots:
+//! These are the values on every device, and the keys on a GPU. On the host the keys are
+//! transposed, since a vector of its registers holds the scores of consecutive slots:
 //!
 //! ```text
 //! F32:   f32 [head_dim][KV_PAGE_TOKENS]
@@ -22,8 +24,8 @@
 //! Q8_0:  i8 [head_dim][KV_PAGE_TOKENS]  then scales, f16 [head_dim / 32][KV_PAGE_TOKENS]
 //! ```
 //!
-//! Either order takes the same bytes, so that [`KvLayout`] is of both. A page never goes from one device to another;
-//! on its own device it is copied whole.
+//! Either order takes the same bytes, so that [`KvLayout`] is of both. A page never goes from one
+//! device to another; on its own device it is copied whole.
 
 /// Positions in one page.
 pub const KV_PAGE_TOKENS: usize = 32;
@@ -39,8 +41,9 @@ pub enum KvType {
     /// f16, 2 bytes an element.
     #[default]
     F16,
-    /// 8 bits and an f16 scale for [`KV_BLOCK`] consecutive elements of a head: 34 bytes for 32. An element is its code times
-    /// the scale, which is the largest of the block divided by 127, as f16.
+    /// 8 bits and an f16 scale for [`KV_BLOCK`] consecutive elements of a head: 34
+    /// bytes for 32. An element is its code times the scale, which is the largest of
+    /// the block divided by 127, as f16.
     Q8_0,
 }
 
@@ -155,12 +158,14 @@ impl KvLayout {
     }
 }
 
-/// Layers whose keys and values share pages: the same heads, and the same positions that are of use.
+/// Layers whose keys and values share pages: the same heads, and the same
+/// positions that are of use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvGroup {
     /// The shape of a page.
     pub layout: KvLayout,
-    /// Positions that a row attends to, its own included; `None` for all. What lies behind may be given back.
+    /// Positions that a row attends to, its own included; `None` for all. What lies
+    /// behind may be given back.
     pub window: Option<u32>,
 }
 
@@ -174,8 +179,8 @@ impl KvGroup {
         }
     }
 
-    /// The most pages that a sequence of `n_tokens` positions holds at once, computed by passes of at most
-    /// `rows` rows.
+    /// The most pages that a sequence of `n_tokens` positions holds at once, computed by
+    /// passes of at most `rows` rows.
     #[must_use]
     pub fn pages_at_most(&self, n_tokens: usize, rows: usize) -> usize {
         let all = self.layout.pages_for(n_tokens);
@@ -260,8 +265,8 @@ mod tests {
         assert_eq!(KvType::from_name("q4_0"), None);
     }
 
-    /// Walks a sequence by passes of every length and counts the pages between the first one still read and the
-    /// last one written.
+    /// Walks a sequence by passes of every length and counts the pages between the first one still
+    /// read and the last one written.
     #[test]
     fn a_window_holds_no_more_pages_than_it_says() {
         for window in [1, 16, 31, 32, 33, 100] {

@@ -1,8 +1,8 @@
 //! The operations: what a plan can ask of any device.
 //!
-//! Operations name weights by their index in the step's segment and activations by buffer. A plan is made
-//! once a model; what changes from pass to pass (rows, sequences, positions) comes with the pass.
-//! In formulas `t` is a row. Vectors of weights are f32 on the device.
+//! Operations name weights by their index in the step's segment and activations by buffer. A plan
+//! is made once a model; what changes from pass to pass (rows, sequences, positions) comes with the
+//! pass. In formulas `t` is a row. Vectors of weights are f32 on the device.
 
 use crate::buf::Buf;
 use crate::kv::KvLayer;
@@ -101,11 +101,11 @@ pub enum RouterGate {
     SqrtSoftplus,
 }
 
-/// Which experts a row goes to, and with what weights (Shazeer et al. 2017; DeepSeek-AI 2024, arXiv 2412.19437, for
-/// groups and selection biases).
+/// Which experts a row goes to, and with what weights (Shazeer et al. 2017; DeepSeek-AI 2024, arXiv
+/// 2412.19437, for groups and selection biases).
 ///
-/// Experts are chosen by probability plus selection bias, the lowest index first among equals; what they weigh is
-/// the probability alone.
+/// Experts are chosen by probability plus selection bias, the lowest index first among equals; what
+/// they weigh is the probability alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Router {
     /// Experts.
@@ -172,11 +172,13 @@ pub struct ExpertFfn {
 /// An operation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// `out = x / sqrt(mean(x^2) + eps) * weight` over each group of elements (Zhang & Sennrich 2019).
+    /// `out = x / sqrt(mean(x^2) + eps) * weight` over each group of elements (Zhang & Sennrich
+    /// 2019).
     RmsNorm {
         /// Input rows.
         x: Buf,
-        /// One element a column; or one an element of a group, for all groups alike; or none, for 1.
+        /// One element a column; or one an element of a group, for all groups alike; or none,
+        /// for 1.
         weight: Option<TensorIndex>,
         /// Added to the mean of squares.
         eps: f32,
@@ -185,7 +187,8 @@ pub enum Op {
         /// Output rows. May be `x`.
         out: Buf,
     },
-    /// `out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over each group of elements (Ba et al. 2016).
+    /// `out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over each group of
+    /// elements (Ba et al. 2016).
     LayerNorm {
         /// Input rows.
         x: Buf,
@@ -271,8 +274,8 @@ pub enum Op {
         /// The rotation.
         rope: RopeUse,
     },
-    /// Norms and rotates (where given) the heads of `q` and `k` in place and appends `k` and `v` to the KV pages.
-    /// Afterwards `k` holds nothing of use.
+    /// Norms and rotates (where given) the heads of `q` and `k` in place and appends `k` and `v` to
+    /// the KV pages. Afterwards `k` holds nothing of use.
     RopeKv {
         /// Queries `[tokens][n_head * head_dim]`.
         q: Buf,
@@ -284,7 +287,8 @@ pub enum Op {
         heads: HeadShape,
         /// Weight and eps of an RMSNorm over each query head.
         q_norm: Option<(TensorIndex, f32)>,
-        /// Weight and eps of an RMSNorm over each key head; the eps is that of `q_norm` where both are there.
+        /// Weight and eps of an RMSNorm over each key head; the eps is that of
+        /// `q_norm` where both are there.
         k_norm: Option<(TensorIndex, f32)>,
         /// The rotation of both; none where positions come from elsewhere.
         rope: Option<RopeUse>,
@@ -307,7 +311,8 @@ pub enum Op {
         mask: Mask,
         /// Scores become `softcap * tanh(score / softcap)`; 0 for none.
         softcap: f32,
-        /// One more score a head that takes part in the softmax and has no value (gpt-oss's sinks), `[n_head]`.
+        /// One more score a head that takes part in the softmax and has no value
+        /// (gpt-oss's sinks), `[n_head]`.
         sinks: Option<TensorIndex>,
     },
     /// `gate = act(gate) * up`.
@@ -344,7 +349,8 @@ pub enum Op {
         /// The function; not one of gates alone.
         act: Act,
     },
-    /// `x[t] *= 1 + beta * ln(1 + floor(position / span))` (Llama 4's and Ministral's attention temperature).
+    /// `x[t] *= 1 + beta * ln(1 + floor(position / span))` (Llama 4's and
+    /// Ministral's attention temperature).
     PositionScale {
         /// Changed in place.
         x: Buf,
@@ -366,12 +372,14 @@ pub enum Op {
         kernel: u32,
         /// The function of the sum.
         act: Act,
-        /// Where its state begins in the sequence's, in f32 elements: `[kernel - 1][channels]`, oldest first.
+        /// Where its state begins in the sequence's, in f32 elements:
+        /// `[kernel - 1][channels]`, oldest first.
         state: u64,
         /// Output rows.
         out: Buf,
     },
-    /// Gated delta rule (Yang et al. 2024, arXiv 2412.06464). For value head `h` with key head `g(h)`:
+    /// Gated delta rule (Yang et al. 2024, arXiv 2412.06464). For value head
+    /// `h` with key head `g(h)`:
     ///
     /// ```text
     /// q, k   = l2norm(q) / sqrt(dim_k), l2norm(k)            (l2norm(x) = x / sqrt(sum x^2 + eps))
@@ -407,7 +415,8 @@ pub enum Op {
         /// Output `[tokens][n_head_v * dim_v]`.
         out: Buf,
     },
-    /// Mamba-2 (Dao & Gu 2024, arXiv 2405.21060). For head `h` of group `g = h / (n_head / n_group)`:
+    /// Mamba-2 (Dao & Gu 2024, arXiv 2405.21060). For head `h` of group
+    /// `g = h / (n_head / n_group)`:
     ///
     /// ```text
     /// d   = softplus(dt[t][h] + dt_bias[h])
@@ -446,7 +455,8 @@ pub enum Op {
         bias: Option<TensorIndex>,
         /// How.
         router: Router,
-        /// Chosen experts, `[tokens][n_used]`, as whole numbers in f32, in falling order of selection.
+        /// Chosen experts, `[tokens][n_used]`, as whole numbers in f32, in
+        /// falling order of selection.
         ids: Buf,
         /// Their weights, `[tokens][n_used]`.
         weights: Buf,
@@ -470,8 +480,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Calls `read` with each buffer whose content it needs, and `write` with each that it changes; a buffer
-    /// that is changed in place is given to both, first to `read`.
+    /// Calls `read` with each buffer whose content it needs, and `write` with each that it changes;
+    /// a buffer that is changed in place is given to both, first to `read`.
     pub fn buffers(&self, read: &mut dyn FnMut(Buf), write: &mut dyn FnMut(Buf)) {
         let (reads, writes): (&[Buf], &[Buf]) = match self {
             Op::RmsNorm { x, out, .. } | Op::LayerNorm { x, out, .. } => (&[*x], &[*out]),

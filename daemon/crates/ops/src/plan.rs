@@ -1,7 +1,8 @@
 //! A plan: how a pass of one model runs, made of its header alone.
 //!
-//! Steps run in order. Nothing of a segment is needed but while its step runs, so that a model that is larger than
-//! its budget runs segment by segment. A plan holds indices and places in the file, never data.
+//! Steps run in order. Nothing of a segment is needed but while its step runs, so that a
+//! model that is larger than its budget runs segment by segment. A plan holds indices and
+//! places in the file, never data.
 
 use std::fmt;
 
@@ -11,8 +12,9 @@ use crate::op::{ExpertFfn, Op};
 use crate::rope::RopeSpec;
 use crate::tensor::TensorDesc;
 
-/// Operations that a device may compute as one, reading the first one's inputs while it writes the last one's
-/// outputs. So a buffer's memory is another's only so many operations after its last use.
+/// Operations that a device may compute as one, reading the first one's inputs while it
+/// writes the last one's outputs. So a buffer's memory is another's only so many
+/// operations after its last use.
 pub const FUSED_OPS_MAX: usize = 3;
 
 /// Most buffers of a plan.
@@ -90,7 +92,8 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// The steps of a pass.
     pub steps: Vec<Step>,
-    /// Steps from this one on work on the rows whose logits are wanted, and are left out where none is.
+    /// Steps from this one on work on the rows whose logits are wanted, and are left out where none
+    /// is.
     pub head_step: usize,
     /// What is written before the first step.
     pub inputs: Vec<Input>,
@@ -98,8 +101,8 @@ pub struct Plan {
     pub logits: Buf,
     /// Where it leaves the rows that they are computed from, normed, `[outputs][n_embd]`.
     pub hidden: Buf,
-    /// The residual stream behind the last layer, `[tokens][n_embd]`, where it is to stay readable to the pass's end: another
-    /// plan's input.
+    /// The residual stream behind the last layer, `[tokens][n_embd]`, where it is to stay readable
+    /// to the pass's end: another plan's input.
     pub stream: Option<Buf>,
     /// Activation buffers.
     pub bufs: Vec<BufSpec>,
@@ -107,12 +110,13 @@ pub struct Plan {
     pub conflicts: Conflicts,
     /// Keys and values.
     pub kv: Vec<KvGroup>,
-    /// f32 elements of recurrent state that a sequence has; they are zero before its first position.
+    /// f32 elements of recurrent state that a sequence has; they are zero
+    /// before its first position.
     pub state_elements: u64,
     /// Tables of rotations.
     pub ropes: Vec<RopeSpec>,
-    /// Whether no matrix is quantized. Who takes a file of floats wants their precision: a device rounds no input of a product
-    /// to less than 22 bits then, whatever that costs.
+    /// Whether no matrix is quantized. Who takes a file of floats wants their precision: a device
+    /// rounds no input of a product to less than 22 bits then, whatever that costs.
     pub float_weights: bool,
 }
 
@@ -168,7 +172,8 @@ fn uses(steps: &[Step]) -> Vec<Use> {
 }
 
 impl Plan {
-    /// Positions of a sequence up to which it has the usual divisors of frequencies, where there are others for longer ones.
+    /// Positions of a sequence up to which it has the usual divisors of frequencies, where there
+    /// are others for longer ones.
     #[must_use]
     pub fn long_beyond(&self) -> Option<u32> {
         let long = self.ropes.iter().filter_map(|r| r.long.as_ref());
@@ -196,12 +201,13 @@ impl Plan {
         }
     }
 
-    /// What keys and values are stored as where nobody says: f32 for a model whose weights are floats and that f16 would move,
-    /// f16 for every other one.
+    /// What keys and values are stored as where nobody says: f32 for a model whose weights are
+    /// floats and that f16 would move, f16 for every other one.
     ///
-    /// What f16 rounds off of a key reaches the score times the factor on the product. With the usual factor, 1 / sqrt(head
-    /// size), it is not felt; Gemma 4 has a factor of 1. A mixture feels it where two experts are nearly equal at the router's
-    /// cut, and goes to the other one. Who has quantized its weights wants small more than exact.
+    /// What f16 rounds off of a key reaches the score times the factor on the product. With the
+    /// usual factor, 1 / sqrt(head size), it is not felt; Gemma 4 has a factor of 1. A mixture
+    /// feels it where two experts are nearly equal at the router's cut, and goes to the other one.
+    /// Who has quantized its weights wants small more than exact.
     #[must_use]
     pub fn kv_type_default(&self) -> KvType {
         let as_they_are = |op: &Op| matches!(op, Op::Attention { scale, .. } if *scale >= 1.0);
@@ -226,14 +232,14 @@ impl Plan {
         }
     }
 
-    /// Finds out which buffers live at the same time, what each step leaves to later ones, and whether
-    /// the operations read only what was written before.
+    /// Finds out which buffers live at the same time, what each step leaves to later ones, and
+    /// whether the operations read only what was written before.
     ///
     /// `carried` tells what the builder declared to be alive behind each step.
     ///
     /// # Errors
-    /// A buffer that is read before it is written, that is never read, or that is alive behind a step that does not
-    /// declare it.
+    /// A buffer that is read before it is written, that is never read, or that is alive behind a
+    /// step that does not declare it.
     pub fn settle_lifetimes(&mut self, carried: &[Vec<Buf>]) -> Result<(), PlanFault> {
         assert!(
             self.bufs.len() <= BUFS_MAX,
@@ -454,7 +460,8 @@ mod tests {
 
     #[test]
     fn a_stream_that_is_kept_lies_apart_from_what_is_written_last() {
-        // Nothing reads p once n is made of it; logits are written more than three operations later.
+        // Nothing reads p once n is made of it; logits are written more than three operations
+        // later.
         let steps = || {
             let ops = vec![
                 norm(X, P),

@@ -33,12 +33,14 @@ pub enum RopeScaling {
         ext_factor: f64,
         /// Multiplies the magnitude of cos and sin: 1 unless the model says otherwise.
         attn_factor: f64,
-        /// Whether the blend begins and ends at whole pairs, rounded outwards, as published; gpt-oss does not round.
+        /// Whether the blend begins and ends at whole pairs, rounded outwards, as
+        /// published; gpt-oss does not round.
         rounded: bool,
     },
 }
 
-/// One table of rotations. A model may have several: windowed layers often have a base of their own.
+/// One table of rotations. A model may have several: windowed layers often have a base of their
+/// own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeSpec {
     /// Pairs.
@@ -57,8 +59,9 @@ pub struct RopeSpec {
     pub magnitude: f64,
 }
 
-/// Divisors of the frequencies for sequences beyond the context first trained on (LongRoPE, Ding et al. 2024). Keys rotated by
-/// them and by the usual ones do not go together, so a sequence has one of them throughout ([`crate::Plan::rotates_long`]).
+/// Divisors of the frequencies for sequences beyond the context first trained on (LongRoPE, Ding et
+/// al. 2024). Keys rotated by them and by the usual ones do not go together, so a sequence has one
+/// of them throughout ([`crate::Plan::rotates_long`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LongFactors {
     /// Positions up to which a sequence has the usual divisors.

@@ -14,8 +14,8 @@ pub enum Role {
     Vector,
 }
 
-/// Consecutive rows of a tensor in a file: all of them, or the slice that an operation uses (the keys of
-/// a fused query-key-value matrix, one expert of a three-dimensional tensor).
+/// Consecutive rows of a tensor in a file: all of them, or the slice that an operation uses (the
+/// keys of a fused query-key-value matrix, one expert of a three-dimensional tensor).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorDesc {
     /// Its name in the file, for messages.
@@ -24,7 +24,8 @@ pub struct TensorDesc {
     pub ty: WeightType,
     /// Rows (outputs of a product); 1 for a vector. The second dimension in ggml's order.
     pub rows: u64,
-    /// Elements a row (inputs of a product), contiguous in the file. The first dimension in ggml's order.
+    /// Elements a row (inputs of a product), contiguous in the file. The first
+    /// dimension in ggml's order.
     pub cols: u64,
     /// Where it begins in the file, in bytes.
     pub offset: u64,

@@ -1,7 +1,8 @@
 //! ggml's tensor types: numbers, names, and how many elements and bytes a block has.
 //!
-//! Source: `enum ggml_type` and the block structures of ggml (`ggml.h`, `ggml-common.h`); the GGUF spec lists the
-//! numbers under "File Structure". A number is never reused: removed ones are known by name so that the error can say so.
+//! Source: `enum ggml_type` and the block structures of ggml (`ggml.h`, `ggml-common.h`); the GGUF
+//! spec lists the numbers under "File Structure". A number is never reused: removed ones are known
+//! by name so that the error can say so.
 
 use std::fmt;
 
@@ -9,8 +10,8 @@ macro_rules! tensor_types {
     ($( $(#[doc = $doc:expr])* $variant:ident = $id:literal, $name:literal, $size:literal, $bytes:literal; )*) => {
         /// The type of a tensor's elements as ggml numbers them.
         ///
-        /// Quantized types store whole blocks: [`block_size`](Self::block_size) elements of a row in
-        /// [`block_bytes`](Self::block_bytes) bytes. Plain types are blocks of one.
+        /// Quantized types store whole blocks: [`block_size`](Self::block_size) elements of a row
+        /// in [`block_bytes`](Self::block_bytes) bytes. Plain types are blocks of one.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u32)]
         pub enum TensorType {
@@ -21,7 +22,8 @@ macro_rules! tensor_types {
             /// Every type, in the order of their numbers.
             pub const ALL: &[TensorType] = &[$(TensorType::$variant),*];
 
-            /// The type with ggml's number `id`; `None` for numbers never given and for [removed](Self::removed_name) ones.
+            /// The type with ggml's number `id`; `None` for numbers never given and for
+            /// [removed](Self::removed_name) ones.
             pub const fn from_u32(id: u32) -> Option<TensorType> {
                 match id {
                     $( $id => Some(TensorType::$variant), )*
@@ -170,7 +172,8 @@ impl TensorType {
         self.block_size() > 1
     }
 
-    /// Bytes of a row of `elements`; `None` where that is not a whole number of blocks, or overflows.
+    /// Bytes of a row of `elements`; `None` where that is not a whole number of blocks, or
+    /// overflows.
     pub const fn row_bytes(self, elements: u64) -> Option<u64> {
         if !elements.is_multiple_of(self.block_size()) {
             return None;

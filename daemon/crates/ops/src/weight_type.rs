@@ -48,7 +48,8 @@ impl WeightType {
         self.tensor_type().name()
     }
 
-    /// Whether products with this type quantize the activations to 8 bits (otherwise they keep them in f32).
+    /// Whether products with this type quantize the activations to 8 bits
+    /// (otherwise they keep them in f32).
     pub const fn is_quantized(self) -> bool {
         self.block_size() > 1
     }

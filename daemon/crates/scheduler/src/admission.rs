@@ -50,8 +50,8 @@ impl Scheduler {
         self.admit_waiting(view, actions);
     }
 
-    /// [`Scheduler::admit`] that admits nobody: for as long as one that yielded would get in the way
-    /// of the others as before.
+    /// [`Scheduler::admit`] that admits nobody: for as long as one that yielded would get in the
+    /// way of the others as before.
     pub fn keep(&mut self, view: &View<'_>, now: Tick, actions: &mut Vec<Action>) {
         self.expire(now, actions);
         self.refuse_the_failed(actions);

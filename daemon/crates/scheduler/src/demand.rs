@@ -76,16 +76,18 @@ struct Share {
     rows: u32,
     outputs: u32,
     least: u32,
-    /// Positions that the last one was promised, and their bytes: many sequences of one length come together.
+    /// Positions that the last one was promised, and their bytes: many sequences of
+    /// one length come together.
     last_kv: (u32, u64),
     /// The most rows that the last one's shortest pass could have, and what they are.
     last_least: (u32, u32),
 }
 
 impl Scheduler {
-    /// Rows of the shortest pass that is worth its cost: fewer for a shorter prompt, and where even
-    /// their scratch takes more than its usual part. It depends on nothing that changes while a
-    /// sequence runs or yields. `last` has the answer for the model's sequence before: often it is the same.
+    /// Rows of the shortest pass that is worth its cost: fewer for a shorter prompt, and
+    /// where even their scratch takes more than its usual part. It depends on nothing that
+    /// changes while a sequence runs or yields. `last` has the answer for the model's
+    /// sequence before: often it is the same.
     fn least_rows(
         &self,
         s: &Sequence,

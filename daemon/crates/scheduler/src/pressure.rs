@@ -55,8 +55,9 @@ impl Scheduler {
         }
     }
 
-    /// What running sequences need to go on by passes that are worth their cost, in bytes. A lone one
-    /// could do with a little less, but a ledger whose blocks stay where they are wants some room.
+    /// What running sequences need to go on by passes that are worth their cost, in
+    /// bytes. A lone one could do with a little less, but a ledger whose blocks stay
+    /// where they are wants some room.
     #[must_use]
     pub fn needed(&self, view: &View<'_>) -> u64 {
         let running = self.running_sequences();

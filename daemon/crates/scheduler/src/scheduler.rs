@@ -140,8 +140,8 @@ impl Scheduler {
         s.n_past = positions;
     }
 
-    /// Positions at which a pass of a running sequence is to end, because its engine keeps there what it has then. They are
-    /// forgotten when it yields.
+    /// Positions at which a pass of a running sequence is to end, because its engine keeps there
+    /// what it has then. They are forgotten when it yields.
     pub fn stop_at(&mut self, seq: SeqId, positions: &[u32]) {
         if let Some(s) = self.sequences.get_mut(&seq).filter(|s| s.running) {
             s.stops = positions.to_vec();

@@ -1,13 +1,15 @@
-//! Chats told again in the way that a template takes them, where it refuses or leaves out what clients send.
+//! Chats told again in the way that a template takes them, where it refuses or
+//! leaves out what clients send.
 //!
-//! - Beside a call of a tool clients send no content, and many templates look for something in it: those get an empty
-//!   text (Qwen 3, gpt-oss, Granite, Ministral), as do those that would write the word None there, which nobody said
-//!   (GLM 4.6 and 4.7, MiniMax M2).
+//! - Beside a call of a tool clients send no content, and many templates look for something in it:
+//!   those get an empty text (Qwen 3, gpt-oss, Granite, Ministral), as do those that would write
+//!   the word None there, which nobody said (GLM 4.6 and 4.7, MiniMax M2).
 //! - Mistral's templates want ids of calls of nine letters and digits.
-//! - Agents let the system speak in between: Codex sends its instructions as several messages, Claude Code adds one where
-//!   the date has changed. Many templates refuse a second one (Qwen 3.5, Mistral), others write one of them and leave the
-//!   rest out without a word (gpt-oss, MiniMax). Those become part of the first where they stand beside it, and else of
-//!   what the user says there, so that what comes before stays as it was.
+//! - Agents let the system speak in between: Codex sends its instructions as several messages,
+//!   Claude Code adds one where the date has changed. Many templates refuse a second one (Qwen 3.5,
+//!   Mistral), others write one of them and leave the rest out without a word (gpt-oss, MiniMax).
+//!   Those become part of the first where they stand beside it, and else of what the user says
+//!   there, so that what comes before stays as it was.
 //!
 //! A template that takes a chat as it is gets it as it is.
 
@@ -36,13 +38,14 @@ pub(crate) const WAYS: [Way; 4] = [
 /// Those for messages of the system that a template leaves out.
 pub(crate) const WAYS_OF_SYSTEM: [Way; 2] = [with_one_of_system, with_none_of_system];
 
-/// Whether what the system says stands in the text that a template made, where that is several messages.
+/// Whether what the system says stands in the text that a template made, where
+/// that is several messages.
 pub(crate) fn is_whole(chat: &Chat, text: &dyn Fn() -> String) -> bool {
     of_system(chat).nth(1).is_none() || are_all_in(chat, &text())
 }
 
-/// Whether some of what the system says stands in the text that a template made, and some does not: a template that writes
-/// none of it is not one that overlooks a second message.
+/// Whether some of what the system says stands in the text that a template made, and some does not:
+/// a template that writes none of it is not one that overlooks a second message.
 pub(crate) fn leaves_out(chat: &Chat, text: &dyn Fn() -> String) -> bool {
     if of_system(chat).nth(1).is_none() {
         return false;
@@ -74,13 +77,15 @@ fn is_said(message: &Message, text: &str) -> bool {
     }
 }
 
-/// The chat with empty texts, where the text that a template made of it may have [`NONE`] in their places.
+/// The chat with empty texts, where the text that a template made of it may have
+/// [`NONE`] in their places.
 pub(crate) fn without_none(chat: &Chat, text: &str) -> Option<Chat> {
     text.contains(NONE).then(|| with_texts(chat)).flatten()
 }
 
-/// Whether a template wrote [`NONE`] for contents that are not there, and else the same as for empty ones: `text` is
-/// what it made of a chat, `other` of the one with empty texts. Templates leave out white space around what is empty.
+/// Whether a template wrote [`NONE`] for contents that are not there, and else the same as for
+/// empty ones: `text` is what it made of a chat, `other` of the one with empty texts. Templates
+/// leave out white space around what is empty.
 pub(crate) fn spells_none(text: &str, other: &str) -> bool {
     let rest = |text: &str| {
         let parts = text.split_whitespace().flat_map(|word| word.split(NONE));
@@ -99,7 +104,8 @@ fn with_texts(chat: &Chat) -> Option<Chat> {
     })
 }
 
-/// With ids of calls that are the last letters and digits of the client's: it sends the same ones again.
+/// With ids of calls that are the last letters and digits of the client's: it
+/// sends the same ones again.
 fn with_short_ids(chat: &Chat) -> Option<Chat> {
     let short = |id: &mut String| {
         let kept: Vec<char> = id.chars().filter(char::is_ascii_alphanumeric).collect();
@@ -131,9 +137,11 @@ fn with_none_of_system(chat: &Chat) -> Option<Chat> {
     Some(gathered(chat, false))
 }
 
-/// The chat with one at the beginning, or with none at all, and what the others say said by the user.
+/// The chat with one at the beginning, or with none at all, and what the others say said by the
+/// user.
 ///
-/// What follows one another of the same speaker becomes one message: many templates want turns to alternate.
+/// What follows one another of the same speaker becomes one message: many
+/// templates want turns to alternate.
 fn gathered(chat: &Chat, keep_first: bool) -> Chat {
     let mut messages: Vec<Message> = Vec::with_capacity(chat.messages.len());
     for message in &chat.messages {

@@ -1,5 +1,5 @@
-//! Request fields against their ranges. What is out of range is refused with the field, the value and the range; nothing
-//! is corrected silently. All violations of a request are reported together.
+//! Request fields against their ranges. What is out of range is refused with the field, the value
+//! and the range; nothing is corrected silently. All violations of a request are reported together.
 
 use rocmforge_engine::api::{Decoding, SamplingParams, TOP_N_MAX};
 
@@ -128,7 +128,8 @@ pub struct SamplingFields {
     pub stop: Vec<String>,
     /// What is asked beside.
     pub decoding: DecodingFields,
-    /// Whether the prompt may begin with what earlier ones have computed; what HTTP's bodies have beside the others.
+    /// Whether the prompt may begin with what earlier ones have computed; what HTTP's
+    /// bodies have beside the others.
     pub reuse_prompt: Option<bool>,
 }
 
@@ -329,7 +330,8 @@ pub fn messages(roles: &[&str], violations: &mut Violations) {
     }
 }
 
-/// The context length in force for a request: what it asks for, within the model's and the daemon's.
+/// The context length in force for a request: what it asks for, within the
+/// model's and the daemon's.
 ///
 /// # Errors
 /// INVALID_ARGUMENT, with the field and its range.

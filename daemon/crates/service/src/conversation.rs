@@ -49,7 +49,8 @@ pub struct Answering {
     pub unparsed: bool,
 }
 
-/// Checks that the last message can be gone on with, where that is asked for: it is the model's own.
+/// Checks that the last message can be gone on with, where that is asked for: it is the model's
+/// own.
 pub fn check_continued(continues: bool, last_role: Option<&str>, violations: &mut Violations) {
     if continues && last_role != Some("assistant") {
         violations.add(

@@ -1,7 +1,8 @@
-//! What requests of a declared model have where they leave it unset, in every dialect and over gRPC.
+//! What requests of a declared model have where they leave it unset, in every dialect and over
+//! gRPC.
 //!
-//! Without any, the defaults are those of [`SamplingParams`]. A value counts as one that the request
-//! gave, and is held to the same ranges when the configuration is read.
+//! Without any, the defaults are those of [`SamplingParams`]. A value counts as one that the
+//! request gave, and is held to the same ranges when the configuration is read.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -27,8 +27,8 @@ impl Service {
     /// probable ones in its place.
     ///
     /// # Errors
-    /// Those of the prompt, INVALID_ARGUMENT for more scores than an answer holds, RESOURCE_EXHAUSTED
-    /// above a limit of its peer, and those of the engine.
+    /// Those of the prompt, INVALID_ARGUMENT for more scores than an answer holds,
+    /// RESOURCE_EXHAUSTED above a limit of its peer, and those of the engine.
     pub async fn echo(
         &self,
         model: &Arc<LoadedModel>,

@@ -248,8 +248,8 @@ impl Service {
         *last.unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The model of this name or alias, which is loaded now if it is a file. `field` is what a refusal calls
-    /// the name.
+    /// The model of this name or alias, which is loaded now if it is a file. `field` is what
+    /// a refusal calls the name.
     ///
     /// # Errors
     /// NOT_FOUND with the names that there are, and those of a load.
@@ -322,7 +322,8 @@ impl Service {
         }
     }
 
-    /// Whether there is a model of this name or alias, loaded, declared or a file. `field` is what a refusal calls the name.
+    /// Whether there is a model of this name or alias, loaded, declared or a file. `field` is what
+    /// a refusal calls the name.
     ///
     /// # Errors
     /// NOT_FOUND with the names that there are.

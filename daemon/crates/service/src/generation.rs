@@ -32,7 +32,8 @@ pub struct Wanted {
     pub n_ctx: u32,
     /// How urgent it is.
     pub class: Class,
-    /// Whether its prompt may begin with what was computed for earlier ones, and be kept for later ones.
+    /// Whether its prompt may begin with what was computed for earlier ones,
+    /// and be kept for later ones.
     pub reuse: bool,
 }
 
@@ -86,8 +87,8 @@ impl Service {
     /// Tokenizes, and hands over to the engine.
     ///
     /// # Errors
-    /// Those of the prompt, INVALID_ARGUMENT for one without tokens, RESOURCE_EXHAUSTED above a limit
-    /// of its peer, and those of an engine that takes no work.
+    /// Those of the prompt, INVALID_ARGUMENT for one without tokens, RESOURCE_EXHAUSTED above a
+    /// limit of its peer, and those of an engine that takes no work.
     pub async fn generate(
         &self,
         wanted: Wanted,

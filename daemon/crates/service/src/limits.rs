@@ -1,5 +1,5 @@
-//! Limits per peer: how many of its requests run and wait, how many bytes their prompts have, and how
-//! many tokens a minute it may take.
+//! Limits per peer: how many of its requests run and wait, how many bytes their prompts have, and
+//! how many tokens a minute it may take.
 //!
 //! ```text
 //! both skins -> Service::enter -> Ticket -+-> prompt bytes: counted until the ticket is dropped
@@ -7,11 +7,11 @@
 //!                                         +-> Ticket::asker: the engine counts what runs and waits
 //! ```
 //!
-//! Tokens are those of prompts and of answers. One peer may spend a minute's tokens at once, and then
-//! waits until enough of them have flowed off; an answer that has begun is never cut for it.
+//! Tokens are those of prompts and of answers. One peer may spend a minute's tokens at once, and
+//! then waits until enough of them have flowed off; an answer that has begun is never cut for it.
 //!
-//! *Invariants:* the lock of all peers is held to find one of them; that of one peer for a few sums,
-//! and never across an await. What a ticket counts is taken off when it is dropped.
+//! *Invariants:* the lock of all peers is held to find one of them; that of one peer for a few
+//! sums, and never across an await. What a ticket counts is taken off when it is dropped.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,8 +70,8 @@ pub struct Rule {
     pub limits: PeerLimits,
 }
 
-/// All rules. Where several set a limit for a peer, its user's or token's wins over its groups', and
-/// that over everyone's; of equals the last.
+/// All rules. Where several set a limit for a peer, its user's or token's wins over its groups',
+/// and that over everyone's; of equals the last.
 pub type Rules = Vec<Rule>;
 
 /// The limits of a peer who is in these groups.

@@ -1,8 +1,10 @@
-//! Which files a client may load: regular files below one of the model directories, after links are resolved.
+//! Which files a client may load: regular files below one of the model directories,
+//! after links are resolved.
 //!
-//! The file is opened first, as a bare reference that neither reads nor blocks (`O_PATH`), and judged by what was opened:
-//! its real path as the kernel knows it, its type, its inode. A link or directory swapped meanwhile can therefore not
-//! lead elsewhere. The mapping that follows has to be of the same inode.
+//! The file is opened first, as a bare reference that neither reads nor blocks (`O_PATH`), and
+//! judged by what was opened: its real path as the kernel knows it, its type, its inode. A link
+//! or directory swapped meanwhile can therefore not lead elsewhere. The mapping that follows
+//! has to be of the same inode.
 //!
 //! A split model is opened by its first part; the others are looked for beside it and judged like
 //! it.
@@ -323,7 +325,8 @@ impl ModelDirs {
                 kind,
             });
         }
-        // Asked here, so that the answer rests on the error of the system and not on another crate's words for it.
+        // Asked here, so that the answer rests on the error of the system and not on
+        // another crate's words for it.
         if let Err(error) = std::fs::File::open(format!("/proc/self/fd/{}", reference.as_raw_fd()))
         {
             return Err(match error.kind() {
@@ -338,7 +341,8 @@ impl ModelDirs {
                     path: path.to_owned(),
                 });
             }
-            // It was a regular file a moment ago, so that the name has been given to something else.
+            // It was a regular file a moment ago, so that the name has been given to something
+            // else.
             Err(rocmforge_gguf::Error::NotRegular { .. }) => return Ok(None),
             Err(rocmforge_gguf::Error::Io { source, .. }) => return Err(io_error(source)),
             Err(error) => {
@@ -357,8 +361,8 @@ impl ModelDirs {
         self.dirs.iter().any(|(_, dir)| real.starts_with(dir))
     }
 
-    /// Why `path` cannot be opened, without a word about anything outside: walks down from the model directory as long
-    /// as every step stays below one.
+    /// Why `path` cannot be opened, without a word about anything outside: walks down from the
+    /// model directory as long as every step stays below one.
     fn explain(&self, path: &Path, error: io::Error) -> ModelFileError {
         let below = self.dirs.iter().find_map(|(given, real)| {
             let rest = path

@@ -61,8 +61,8 @@ impl Prompt {
         }
     }
 
-    /// The ids, of which there may be `room`; without, any number. CPU-bound: for a blocking thread. A chat needs what
-    /// renders its template. `field` is what a refusal calls it.
+    /// The ids, of which there may be `room`; without, any number. CPU-bound: for a blocking
+    /// thread. A chat needs what renders its template. `field` is what a refusal calls it.
     ///
     /// # Errors
     /// INVALID_ARGUMENT where there is no room or the template refuses, FAILED_PRECONDITION for an
@@ -290,8 +290,8 @@ pub fn no_template(model: &LoadedModel) -> Failure {
     )
 }
 
-/// What a chat fails with whose template gave no text: the template's own words are about the messages; that it does
-/// not parse, crashes or takes too much is about the model.
+/// What a chat fails with whose template gave no text: the template's own words are about the
+/// messages; that it does not parse, crashes or takes too much is about the model.
 fn from_template(field: &str, model: &LoadedModel, error: &TokenizerError) -> Failure {
     match error {
         TokenizerError::Renderer { error: cause, .. } => {

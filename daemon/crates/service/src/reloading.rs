@@ -1,6 +1,7 @@
 //! The settings, read anew because somebody asked: what was taken and what was not.
 //!
-//! Whoever reads them takes [`Service::reload_calls`]; every way of asking calls [`Service::reload`].
+//! Whoever reads them takes [`Service::reload_calls`]; every way of asking
+//! calls [`Service::reload`].
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -46,7 +47,8 @@ pub type Answer = oneshot::Sender<Result<Reloaded, Failure>>;
 pub(crate) struct Reader(OnceLock<mpsc::Sender<Answer>>);
 
 impl Service {
-    /// The calls that [`Service::reload`] makes from now on. `None` where somebody has them already.
+    /// The calls that [`Service::reload`] makes from now on. `None` where
+    /// somebody has them already.
     pub fn reload_calls(&self) -> Option<mpsc::Receiver<Answer>> {
         let (sender, receiver) = mpsc::channel(CALLS_WAITING);
         self.reader.0.set(sender).ok().map(|()| receiver)
@@ -55,8 +57,9 @@ impl Service {
     /// Has the settings read anew. A reload that has begun goes on when its caller goes.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION for settings that cannot be used, which change nothing; UNAVAILABLE while
-    /// the daemon drains; RESOURCE_EXHAUSTED where others wait; UNIMPLEMENTED where nobody reads any.
+    /// FAILED_PRECONDITION for settings that cannot be used, which change nothing;
+    /// UNAVAILABLE while the daemon drains; RESOURCE_EXHAUSTED where others wait;
+    /// UNIMPLEMENTED where nobody reads any.
     pub async fn reload(&self, arrival: &Arrival) -> Result<Reloaded, Failure> {
         self.admit()?;
         let reader = self.reader.0.get().ok_or_else(failure::no_settings)?;

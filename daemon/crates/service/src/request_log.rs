@@ -1,8 +1,9 @@
-//! One line a request, written when it ends, however it ends, and its span where traces are followed. Never holds what was
-//! asked or answered.
+//! One line a request, written when it ends, however it ends, and its span where traces are
+//! followed. Never holds what was asked or answered.
 //!
-//! Calls that change what is loaded, resident or allowed leave a line of their own kind, target `audit`, which says who
-//! asked for what with which result. It is written at every log level but `audit=off`.
+//! Calls that change what is loaded, resident or allowed leave a line of their own kind,
+//! target `audit`, which says who asked for what with which result. It is written at every
+//! log level but `audit=off`.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,8 @@ use crate::trace::{self, Parent, Phase, Span, Value};
 /// Longest model name or list of arguments that a line shows, in characters.
 const TEXT_MAX: usize = 256;
 
-/// The line of one request. Written on drop; a request that was dropped before its end counts as cancelled.
+/// The line of one request. Written on drop; a request that was dropped before
+/// its end counts as cancelled.
 #[derive(Debug)]
 pub struct RequestLog {
     rpc: &'static str,
@@ -91,8 +93,8 @@ impl RequestLog {
         self.handed_over = Some(Instant::now());
     }
 
-    /// Notes what the engine says of a generation that ended; of several, the first to begin counts as
-    /// the beginning.
+    /// Notes what the engine says of a generation that ended; of several, the first to
+    /// begin counts as the beginning.
     pub fn generated(&mut self, summary: &GenerateSummary) {
         self.tokens_per_s = Some(summary.decode_tokens_per_s);
         self.uploaded_bytes = Some(summary.cache.uploaded_bytes);
@@ -186,7 +188,8 @@ impl Drop for RequestLog {
         let ms = took.as_secs_f64() * 1e3;
         let (uid, pid) = (self.caller.map(|c| c.uid), self.caller.map(|c| c.pid));
         let token = self.token.as_ref().map(TokenName::as_str);
-        // What clients wrote is written as debug text, so that a name made of line breaks cannot forge a line.
+        // What clients wrote is written as debug text, so that a name made of line
+        // breaks cannot forge a line.
         match &self.arguments {
             None => tracing::info!(
                 rpc = self.rpc,

@@ -85,9 +85,9 @@ impl Service {
     /// Judges documents. Dropping the future cancels what is not done.
     ///
     /// # Errors
-    /// UNIMPLEMENTED for a model that is no reranker, INVALID_ARGUMENT for an empty query, too many
-    /// documents and one that is too long; RESOURCE_EXHAUSTED above a limit of its peer; those of the
-    /// engine.
+    /// UNIMPLEMENTED for a model that is no reranker, INVALID_ARGUMENT for an empty query,
+    /// too many documents and one that is too long; RESOURCE_EXHAUSTED above a limit of its
+    /// peer; those of the engine.
     pub async fn rerank(&self, wanted: Documents, arrival: Arrival) -> Result<Ranked, Failure> {
         let answers = answers(&wanted.model)?;
         let Documents {

@@ -6,8 +6,9 @@
 //! admin     and change budget and policy, and have the settings read anew
 //! ```
 //!
-//! A role includes those above it in this table. Where nothing is configured for a role, those have it who have the one
-//! above it; where nothing is configured at all, everyone who may connect has all. Root and the daemon's own user have all roles: they could end the daemon as well.
+//! A role includes those above it in this table. Where nothing is configured for a role, those have
+//! it who have the one above it; where nothing is configured at all, everyone who may connect has
+//! all. Root and the daemon's own user have all roles: they could end the daemon as well.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::CString;
@@ -21,7 +22,8 @@ use crate::arrival::Caller;
 
 /// Most entries of a list.
 const ENTRIES_MAX: usize = 256;
-/// How long a user's groups are remembered. They come from the system's directory, which may be far away.
+/// How long a user's groups are remembered. They come from the system's
+/// directory, which may be far away.
 const GROUPS_KEPT: Duration = Duration::from_secs(60);
 /// Users whose groups are remembered.
 const GROUPS_MAX: usize = 1024;
@@ -63,7 +65,8 @@ pub enum Who {
 }
 
 impl Who {
-    /// Reads a list of users and `@groups`, by name or number; `*` is everyone, an empty list nobody.
+    /// Reads a list of users and `@groups`, by name or number; `*` is everyone, an empty list
+    /// nobody.
     ///
     /// # Errors
     /// A message that names what is unknown.
@@ -181,7 +184,8 @@ impl RoleBook {
         }
     }
 
-    /// The highest role of a caller, if any. Where groups count, looks them up on a blocking thread.
+    /// The highest role of a caller, if any. Where groups count, looks them up on a blocking
+    /// thread.
     pub async fn highest(&self, uid: u32, gid: u32) -> Option<Role> {
         if !self.roles.need_groups() {
             return self.roles.highest(uid, &[]);

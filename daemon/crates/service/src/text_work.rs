@@ -1,7 +1,8 @@
 //! Tokenizing and rendering, off the async workers and bounded in number.
 //!
-//! Short texts and long ones wait in separate lanes, so that a chat message never stands behind an eight-megabyte
-//! prompt. Each lane runs a few at a time and lets a named number wait; more are refused with RESOURCE_EXHAUSTED.
+//! Short texts and long ones wait in separate lanes, so that a chat message never stands behind an
+//! eight-megabyte prompt. Each lane runs a few at a time and lets a named number wait; more are
+//! refused with RESOURCE_EXHAUSTED.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,9 +76,10 @@ impl Default for TextWork {
 }
 
 impl TextWork {
-    /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future while it waits takes it
-    /// out of the lane. Once begun, work keeps its place until it ends; it is told that the future was dropped, so that
-    /// what may take long (a template) ends then. What does not ask takes time in proportion to its text.
+    /// Runs `work` on a blocking thread. `bytes` is the size of the text. Dropping the future while
+    /// it waits takes it out of the lane. Once begun, work keeps its place until it ends; it is
+    /// told that the future was dropped, so that what may take long (a template) ends then. What
+    /// does not ask takes time in proportion to its text.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED where too many texts wait, INTERNAL for a panic, and those of `work`.

@@ -1,7 +1,8 @@
 //! Traces of requests: what each took, as OpenTelemetry has it, and whose trace it belongs to.
 //!
 //! ```text
-//! both skins -> Arrival (the caller's traceparent) -> RequestLog (ends with the request) -> Span -> whoever follows
+//! both skins -> Arrival (the caller's traceparent) -> RequestLog (ends with the request) -> Span
+//!            -> whoever follows
 //! ```
 //!
 //! *Invariants:* a span holds nothing of what was asked or answered; nobody waits for it: where the
@@ -101,7 +102,8 @@ pub fn follow() -> Option<mpsc::Receiver<Span>> {
     FOLLOWER.set(sender).ok().map(|()| receiver)
 }
 
-/// Whether anybody follows requests that came with `parent`: a caller that records nothing wants nothing recorded.
+/// Whether anybody follows requests that came with `parent`: a caller that records
+/// nothing wants nothing recorded.
 pub(crate) fn is_followed(parent: Option<Parent>) -> bool {
     FOLLOWER.get().is_some() && parent.is_none_or(|parent| parent.sampled)
 }

@@ -1,11 +1,13 @@
-//! Hit ratio in bytes of the default policy, of plain LRU and of offline Belady, over traces of passes, with the models of
-//! the requests that wait known and not; then what a decision costs. `cargo bench -p rocmforge-tensor-cache`. Fails where
-//! the policy is 2 points or more below offline Belady on a cyclic or two-model trace, 1 point or more on a random order of
-//! models that is known four requests ahead, or where to know the queue makes it worse.
+//! Hit ratio in bytes of the default policy, of plain LRU and of offline Belady, over traces of
+//! passes, with the models of the requests that wait known and not; then what a decision costs.
+//! `cargo bench -p rocmforge-tensor-cache`. Fails where the policy is 2 points or more below
+//! offline Belady on a cyclic or two-model trace, 1 point or more on a random order of models that
+//! is known four requests ahead, or where to know the queue makes it worse.
 //!
-//! Offline Belady knows the whole trace, has no fragmentation and uploads nothing early: on a miss the resident
-//! segment whose next use is farthest goes until the bytes suffice. With sizes that differ this is not quite optimal
-//! (nor is anything else that is cheap), so the better of two is printed: as it is, and with needless victims spared.
+//! Offline Belady knows the whole trace, has no fragmentation and uploads nothing early: on a miss
+//! the resident segment whose next use is farthest goes until the bytes suffice. With sizes that
+//! differ this is not quite optimal (nor is anything else that is cheap), so the better of two is
+//! printed: as it is, and with needless victims spared.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
@@ -55,8 +57,8 @@ impl Trace {
     }
 }
 
-/// The shape of a Q4_K_M file, in KiB: layers of attention, gate with up, and down, of which every other has larger value
-/// and down matrices; a head.
+/// The shape of a Q4_K_M file, in KiB: layers of attention, gate with up, and down, of which every
+/// other has larger value and down matrices; a head.
 fn dense(layers: usize, small: [u64; 3], large: [u64; 3], head: u64) -> Vec<SegmentSpec> {
     let mut sizes = Vec::new();
     for layer in 0..layers {
@@ -89,8 +91,8 @@ fn qwen_3b() -> Vec<SegmentSpec> {
     )
 }
 
-/// One request: `passes` passes. With `known`, the last is announced as such; otherwise it turns out to be (an
-/// end-of-text token).
+/// One request: `passes` passes. With `known`, the last is announced as such; otherwise it turns
+/// out to be (an end-of-text token).
 fn request(
     steps: &mut Vec<Step>,
     models: &[Vec<SegmentSpec>],
@@ -261,7 +263,8 @@ fn mixture_passes(steps: &mut Vec<Step>, segments: &[SegmentSpec], passes: u32, 
             if index > 0 && index as usize + 1 < segments.len() {
                 let mut chosen = BTreeSet::new();
                 while chosen.len() < 8 {
-                    // Popularity falls with the square root; which expert is popular differs from layer to layer.
+                    // Popularity falls with the square root; which expert is popular
+                    // differs from layer to layer.
                     let rank = (rng.random::<f64>().powi(2) * f64::from(EXPERTS)) as u32;
                     chosen.insert((rank * 37 + index) % EXPERTS);
                 }
@@ -303,7 +306,8 @@ fn queues(trace: &Trace, queue: usize) -> HashMap<usize, Vec<ModelId>> {
     begins.iter().enumerate().map(of).collect()
 }
 
-/// Runs a trace as the engine would: take, prefetch the next `ahead` segments, give back. So many requests wait.
+/// Runs a trace as the engine would: take, prefetch the next `ahead` segments, give
+/// back. So many requests wait.
 fn simulate(trace: &Trace, budget: u64, policy: Policy, ahead: u32, queue: usize) -> Cache {
     let queues = queues(trace, queue);
     let mut cache = Cache::new(CacheConfig {

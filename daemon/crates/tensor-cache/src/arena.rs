@@ -1,10 +1,12 @@
 //! Places inside the arena: extents in use, the holes between them, and how to make a larger hole.
 //!
-//! Invariants: extents do not overlap; the holes are exactly what is left of `0 .. end`, coalesced. After the end was
-//! lowered, extents may lie across or beyond it; they are counted in `used`, and nothing new is put there.
+//! Invariants: extents do not overlap; the holes are exactly what is left of `0 .. end`, coalesced.
+//! After the end was lowered, extents may lie across or beyond it; they are counted in `used`, and
+//! nothing new is put there.
 //!
-//! Weights are put at the high end of a hole and blocks at the low end: blocks cannot move, and so they must not
-//! scatter over the arena, where they would cut it into pieces that no large segment fits.
+//! Weights are put at the high end of a hole and blocks at the low end: blocks cannot
+//! move, and so they must not scatter over the arena, where they would cut it into pieces
+//! that no large segment fits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -118,7 +120,8 @@ impl Arena {
         }
     }
 
-    /// Where `bytes` would go without moving anything: the lowest hole for blocks, the tightest for weights.
+    /// Where `bytes` would go without moving anything: the lowest hole for blocks,
+    /// the tightest for weights.
     pub(crate) fn hole(&self, bytes: u64, side: Side) -> Option<u64> {
         if bytes > self.longest_hole() {
             return None;
@@ -137,7 +140,8 @@ impl Arena {
         }
     }
 
-    /// Takes a range that lies in a hole, but for what of it is beyond the end (an eviction taken back).
+    /// Takes a range that lies in a hole, but for what of it is beyond the end
+    /// (an eviction taken back).
     pub(crate) fn occupy(&mut self, slab: Slab, tenant: Tenant) {
         if slab.offset < self.end {
             let (&offset, &bytes) = self
@@ -202,11 +206,12 @@ impl Arena {
         self.holes_by_length.remove(&(bytes, offset));
     }
 
-    /// The cheapest way to make a hole of `bytes` by sliding movable extents together: the shifts, in an order in
-    /// which none overwrites what is still to be moved, and the offset at which the request then fits. O(extents).
+    /// The cheapest way to make a hole of `bytes` by sliding movable extents together: the shifts,
+    /// in an order in which none overwrites what is still to be moved, and the offset at which the
+    /// request then fits. O(extents).
     ///
-    /// Extents that may not move cut the arena into zones. In a zone every run of neighbouring holes whose sum is
-    /// enough is a candidate; its cost is the bytes of the extents between them.
+    /// Extents that may not move cut the arena into zones. In a zone every run of neighbouring
+    /// holes whose sum is enough is a candidate; its cost is the bytes of the extents between them.
     pub(crate) fn slide(
         &self,
         bytes: u64,
@@ -344,7 +349,8 @@ impl Arena {
             })
     }
 
-    /// The longest range that would be free if everything but the `fixed` extents went, as far as the end.
+    /// The longest range that would be free if everything but the `fixed`
+    /// extents went, as far as the end.
     pub(crate) fn longest_without(&self, fixed: impl Fn(Tenant) -> bool) -> u64 {
         let (mut at, mut longest) = (0, 0);
         for (slab, tenant) in self.extents() {

@@ -10,11 +10,12 @@ use crate::{
 };
 
 impl Cache {
-    /// Reserves a block in the same ledger, evicting weights for it. It never moves and is never evicted.
+    /// Reserves a block in the same ledger, evicting weights for it. It never
+    /// moves and is never evicted.
     ///
     /// # Errors
-    /// `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom` and `NeverFits` as in
-    /// `acquire`.
+    /// `UnknownModel` for the owner; `OutOfRange` for 0 bytes or too many blocks; `NoRoom` and
+    /// `NeverFits` as in `acquire`.
     pub fn reserve(
         &mut self,
         kind: BlockKind,

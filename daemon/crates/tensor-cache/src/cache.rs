@@ -1,4 +1,5 @@
-//! The cache: models, segments and blocks, and what the engine may ask. Making room is in `room.rs`.
+//! The cache: models, segments and blocks, and what the engine may ask. Making room is in
+//! `room.rs`.
 //!
 //! Owned by the engine thread. Each operation runs to its end or changes nothing.
 
@@ -29,17 +30,20 @@ pub struct CacheConfig {
     pub policy: Policy,
     /// `prefetch` starts nothing while so many uploads are under way. `acquire` always may.
     pub max_in_flight: u32,
-    /// How many bytes may be moved inside the arena for each byte of a hole, before one more segment is evicted
-    /// instead. With 4 there are a tenth of the moves that there are without a limit, for a point of hit ratio at most.
+    /// How many bytes may be moved inside the arena for each byte of a hole, before one more
+    /// segment is evicted instead. With 4 there are a tenth of the moves that there are without a
+    /// limit, for a point of hit ratio at most.
     pub slide_max: u64,
-    /// Whether a model that does not fit, while no other one runs, gives up to itself segments of one size that lie far
-    /// apart, where it can, and not the one needed last first. A pass misses as many bytes but for a part of a segment's,
-    /// moves none, and what lies between two misses hides the upload of the next.
+    /// Whether a model that does not fit, while no other one runs, gives up to itself segments of
+    /// one size that lie far apart, where it can, and not the one needed last first. A pass misses
+    /// as many bytes but for a part of a segment's, moves none, and what lies between two misses
+    /// hides the upload of the next.
     pub spread: bool,
 }
 
 impl CacheConfig {
-    /// A budget in bytes, slabs aligned to 256 bytes, the default policy, 4 uploads at a time, few moves.
+    /// A budget in bytes, slabs aligned to 256 bytes, the default policy, 4
+    /// uploads at a time, few moves.
     pub fn new(budget: u64) -> CacheConfig {
         CacheConfig {
             budget,
@@ -101,8 +105,8 @@ impl Cache {
     /// Makes a model known. Loads nothing and evicts nothing.
     ///
     /// # Errors
-    /// `AlreadyRegistered`; `OutOfRange` for an empty list, an empty segment or too many; `NeverFits` if a segment is
-    /// larger than the budget.
+    /// `AlreadyRegistered`; `OutOfRange` for an empty list, an empty segment or too many;
+    /// `NeverFits` if a segment is larger than the budget.
     pub fn register(&mut self, model: ModelId, segments: &[SegmentSpec]) -> Result<(), Error> {
         if self.models.contains_key(&model) {
             return Err(Error::AlreadyRegistered(model));
@@ -175,8 +179,8 @@ impl Cache {
     /// Forgets a model, and evicts what of it is resident.
     ///
     /// # Errors
-    /// `UnknownModel`; `Busy` while a segment is in use or in flight, or a block is owned by it; `Pinned` while a
-    /// segment is pinned.
+    /// `UnknownModel`; `Busy` while a segment is in use or in flight, or a block is owned by it;
+    /// `Pinned` while a segment is pinned.
     pub fn unregister(&mut self, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Error> {
         let state = self.models.get(&model).ok_or(Error::UnknownModel(model))?;
         let (in_use, in_flight) = (state.held, state.usage.segments_in_flight as u32);
@@ -204,12 +208,12 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes a segment into use, and moves the pass under way past it. If it is absent, room is made and an upload
-    /// begins; wait for it (`uploaded`) before the bytes are read.
+    /// Takes a segment into use, and moves the pass under way past it. If it is absent, room is
+    /// made and an upload begins; wait for it (`uploaded`) before the bytes are read.
     ///
     /// # Errors
-    /// `UnknownModel`, `UnknownSegment`; `NoRoom` when what is in the way is in use or in flight now (retry after a
-    /// release or an upload); `NeverFits` when no release would help.
+    /// `UnknownModel`, `UnknownSegment`; `NoRoom` when what is in the way is in use or in flight
+    /// now (retry after a release or an upload); `NeverFits` when no release would help.
     pub fn acquire(
         &mut self,
         segment: SegmentId,
@@ -257,7 +261,8 @@ impl Cache {
         Ok(acquired)
     }
 
-    /// The pass under way has come to a segment: it goes on behind it, and an expert has been used once more.
+    /// The pass under way has come to a segment: it goes on behind it, and an
+    /// expert has been used once more.
     pub(crate) fn pass_over(&mut self, segment: SegmentId) {
         let model = self.models.get_mut(&segment.model).expect("it exists");
         let found = &mut model.segments[segment.index as usize];
@@ -295,8 +300,9 @@ impl Cache {
         }
     }
 
-    /// Begins an upload of a segment that will be needed, unless it is there or on its way, `max_in_flight` uploads
-    /// are under way, or room could only be made by evicting something that is needed sooner. Whether it began one.
+    /// Begins an upload of a segment that will be needed, unless it is there or on its way,
+    /// `max_in_flight` uploads are under way, or room could only be made by evicting something that
+    /// is needed sooner. Whether it began one.
     pub fn prefetch(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let filter = match self.config.policy {
             Policy::PassAware if self.segment(segment).is_ok() => {
@@ -341,9 +347,9 @@ impl Cache {
         true
     }
 
-    /// Begins an upload of a segment that somebody asked for ahead of its use, into room that nobody has or that models
-    /// have of which no request runs: nothing of its own model goes for it, nor of those that run, unless it is pinned.
-    /// Whether it is there or on its way now.
+    /// Begins an upload of a segment that somebody asked for ahead of its use, into room that
+    /// nobody has or that models have of which no request runs: nothing of its own model goes for
+    /// it, nor of those that run, unless it is pinned. Whether it is there or on its way now.
     pub fn bring(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let Ok(found) = self.segment(segment) else {
             return false;
@@ -378,7 +384,8 @@ impl Cache {
         });
     }
 
-    /// The upload of a segment failed: its slab is free. Who holds it must still release it, and may acquire it anew.
+    /// The upload of a segment failed: its slab is free. Who holds it must still release
+    /// it, and may acquire it anew.
     ///
     /// # Panics
     /// If none was under way.
@@ -429,8 +436,9 @@ impl Cache {
         }
     }
 
-    /// No further pass of the model is expected for now, whatever the last hint said (an end-of-text token, a
-    /// cancelled request). After `pass_end`, or within the last pass as soon as it is known.
+    /// No further pass of the model is expected for now, whatever the last hint said (an
+    /// end-of-text token, a cancelled request). After `pass_end`, or within the last
+    /// pass as soon as it is known.
     pub fn request_end(&mut self, model: ModelId) {
         if let Some(state) = self.models.get_mut(&model) {
             state.more = false;
@@ -438,8 +446,9 @@ impl Cache {
         }
     }
 
-    /// Sets the budget. A smaller one evicts and relocates now what it may; what is in use, in flight, pinned or a
-    /// block stays, and `finish_shrink` does the rest later. Nothing that runs fails for it.
+    /// Sets the budget. A smaller one evicts and relocates now what it may; what is in
+    /// use, in flight, pinned or a block stays, and `finish_shrink` does the rest later.
+    /// Nothing that runs fails for it.
     pub fn set_budget(&mut self, bytes: u64, actions: &mut Vec<Action>) -> SetBudget {
         let bytes = bytes.min(BYTES_MAX);
         let end = bytes & !(self.config.align - 1);
@@ -459,7 +468,8 @@ impl Cache {
         self.arena.highest()
     }
 
-    /// Whether everything lies inside the budget. Otherwise a shrink waits for releases: call `finish_shrink` after them.
+    /// Whether everything lies inside the budget. Otherwise a shrink waits for releases: call
+    /// `finish_shrink` after them.
     pub fn budget_reached(&self) -> bool {
         self.arena.used() <= self.arena.end() && self.arena.highest() <= self.arena.end()
     }
@@ -485,7 +495,8 @@ impl Cache {
             .ok_or(Error::UnknownSegment { segment, segments })
     }
 
-    /// Changes a segment and keeps the sums in step. The caller has checked that it exists, or it is his bug.
+    /// Changes a segment and keeps the sums in step. The caller has checked that it
+    /// exists, or it is his bug.
     pub(crate) fn change(&mut self, segment: SegmentId, how: impl FnOnce(&mut Segment)) {
         let model = self
             .models
@@ -546,8 +557,8 @@ impl Cache {
         actions.push(Action::Upload { segment, slab });
     }
 
-    /// The ledger on two paths, the sums of the segments and blocks and the extents of the arena; and the limit, which
-    /// follows a shrink downwards.
+    /// The ledger on two paths, the sums of the segments and blocks and the extents of the arena;
+    /// and the limit, which follows a shrink downwards.
     pub(crate) fn assert_ledger(&mut self) {
         let used = self.arena.used();
         assert_eq!(

@@ -30,7 +30,8 @@ pub enum Error {
         /// The named maximum.
         max: u64,
     },
-    /// No release of anything would make room: the budget, less what is pinned, is smaller than the request.
+    /// No release of anything would make room: the budget, less what is pinned, is
+    /// smaller than the request.
     #[error(
         "{need} bytes can never fit: the budget is {budget} bytes, of which {pinned} are pinned; raise the budget{}",
         if *.pinned > 0 { " or unpin something" } else { "" }
@@ -43,7 +44,8 @@ pub enum Error {
         /// Bytes of all pinned segments.
         pinned: u64,
     },
-    /// Everything that is in the way is in use now: wait for an upload or a release, then ask again.
+    /// Everything that is in the way is in use now: wait for an upload or a release, then ask
+    /// again.
     #[error(
         "no room for {need} bytes now: at most {available} bytes in one piece of a budget of {budget} \
          (in use {in_use}, in flight {in_flight}, pinned {pinned}, KV, scratch and staging {blocks}); \

@@ -84,8 +84,9 @@ impl Cache {
         Ok(cleared)
     }
 
-    /// Takes a resident segment's room away because its content turned out to be bad, pinned or not. False, and nothing
-    /// happens, while it is in use; a segment that is not resident has nothing to lose.
+    /// Takes a resident segment's room away because its content turned out to be bad, pinned
+    /// or not. False, and nothing happens, while it is in use; a segment that is not
+    /// resident has nothing to lose.
     ///
     /// # Panics
     /// If the segment does not exist.

@@ -1,11 +1,12 @@
 //! Experts: which one goes for another one of its size, and what is known of their next uses.
 //!
-//! A use is predicted from recency and frequency (`forecast.rs`), and where its layer lies: what the pass under way has
-//! been at is not used before the next pass. So the one that goes is the coldest of all or, where a pass uses nearly all
-//! of them in order, as a long prompt does, the one that was used just now.
+//! A use is predicted from recency and frequency (`forecast.rs`), and where its layer lies: what
+//! the pass under way has been at is not used before the next pass. So the one that goes is the
+//! coldest of all or, where a pass uses nearly all of them in order, as a long prompt does, the
+//! one that was used just now.
 //!
-//! One goes for another one of the same size: its slab is the other's, and nothing moves. The experts of a layer have one
-//! size, and those of all layers have few.
+//! One goes for another one of the same size: its slab is the other's, and nothing moves. The
+//! experts of a layer have one size, and those of all layers have few.
 
 use crate::arena::Side;
 use crate::room::{VictimFilter, Victims};
@@ -16,8 +17,9 @@ use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, Segmen
 const RECENT_MAX: usize = 1024;
 
 impl Cache {
-    /// Makes room for an expert where one of its model goes for it, and says where; `None`, and nothing done, where it is no
-    /// expert, where free room is to be used, or where something else should go.
+    /// Makes room for an expert where one of its model goes for it, and says where; `None`,
+    /// and nothing done, where it is no expert, where free room is to be used, or where
+    /// something else should go.
     pub(crate) fn room_of_another_expert(
         &mut self,
         segment: SegmentId,
@@ -56,8 +58,8 @@ impl Cache {
         Some(Slab { offset, bytes })
     }
 
-    /// Of the evictable experts of a model that have `bytes`: the coldest, or the one that was used last, whichever is used
-    /// again later.
+    /// Of the evictable experts of a model that have `bytes`: the coldest, or the one that was used
+    /// last, whichever is used again later.
     fn expert_to_go(&self, of: SegmentId, bytes: u64) -> Option<SegmentId> {
         let model = &self.models[&of.model];
         let may_go = |index: u32| {
@@ -81,7 +83,8 @@ impl Cache {
         Some(SegmentId { index, ..of })
     }
 
-    /// Passes until an expert is used again: by how often it was used, and by the place of its layer.
+    /// Passes until an expert is used again: by how often it was used, and by the place of its
+    /// layer.
     fn passes_until(&self, of: SegmentId, index: u32) -> f64 {
         let model = &self.models[&of.model];
         let found = &model.segments[index as usize];
@@ -95,14 +98,15 @@ impl Cache {
         rare + ahead / n
     }
 
-    /// How much an expert was used, the last uses counting most; 0 for one that never was, or does not exist.
+    /// How much an expert was used, the last uses counting most; 0 for one that
+    /// never was, or does not exist.
     pub fn warmth(&self, segment: SegmentId) -> f64 {
         self.segment(segment)
             .map_or(0.0, |found| found.score.value())
     }
 
-    /// Counts a use of a segment that is not there and is not brought in: its work was done elsewhere. The pass under way moves
-    /// past it, as by `acquire`.
+    /// Counts a use of a segment that is not there and is not brought in: its work was done
+    /// elsewhere. The pass under way moves past it, as by `acquire`.
     ///
     /// # Errors
     /// `UnknownModel`, `UnknownSegment`.
@@ -116,8 +120,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Begins an upload of an expert that the pass under way will need for certain, unless it is there or on its way, or too
-    /// many are. Whether it began one.
+    /// Begins an upload of an expert that the pass under way will need for certain, unless it is
+    /// there or on its way, or too many are. Whether it began one.
     pub fn prefetch_needed(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let now = crate::forecast::NextUse {
             requests: 0,
@@ -126,8 +130,8 @@ impl Cache {
         self.prefetch_within(segment, VictimFilter::UsedAfter(now), actions)
     }
 
-    /// Begins an upload of an expert that nobody waits for, unless too many are under way, or there is room only in place of one that
-    /// is used again sooner. Whether it began one.
+    /// Begins an upload of an expert that nobody waits for, unless too many are under way, or there
+    /// is room only in place of one that is used again sooner. Whether it began one.
     pub fn prefetch_for_later(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let Ok(found) = self.segment(segment) else {
             return false;
@@ -143,8 +147,9 @@ impl Cache {
         self.prefetch_needed(segment, actions)
     }
 
-    /// Begins an upload of the first absent expert of a model from an index on, into room that nobody has, unless too many uploads
-    /// are under way. Its index, if it began one. O(segments from there to it).
+    /// Begins an upload of the first absent expert of a model from an index on, into room that
+    /// nobody has, unless too many uploads are under way. Its index, if it began one.
+    /// O(segments from there to it).
     pub fn bring_spare_expert(
         &mut self,
         model: crate::ModelId,

@@ -1,11 +1,13 @@
-//! When is a segment used next? What is known (the order of a pass, the passes still expected, the models that requests wait
-//! for) and what is predicted (when a model is asked again, which expert is routed to).
+//! When is a segment used next? What is known (the order of a pass, the passes still expected,
+//! the models that requests wait for) and what is predicted (when a model is asked again,
+//! which expert is routed to).
 //!
-//! A next use is a pair, compared in this order: how many requests ahead, and how far into the pass. A request is a
-//! run of passes of one model. Counting requests and not accesses makes the prediction independent of how long the
-//! requests are: of two models that alternate, the one that is idle is always one request ahead, and the one that
-//! runs its last pass two. A model that no request waits for comes behind all that are waited for, and among its like in
-//! the predicted order.
+//! A next use is a pair, compared in this order: how many requests ahead, and how far into
+//! the pass. A request is a run of passes of one model. Counting requests and not accesses
+//! makes the prediction independent of how long the requests are: of two models that
+//! alternate, the one that is idle is always one request ahead, and the one that runs its
+//! last pass two. A model that no request waits for comes behind all that are waited for, and
+//! among its like in the predicted order.
 
 use crate::state::Model;
 use crate::{Cache, ModelId};
@@ -77,8 +79,9 @@ impl History {
 }
 
 impl Cache {
-    /// Tells the order in which models are asked for behind what runs now, as far as it is known: those that requests wait
-    /// for. It holds until it is told anew. Names that are not registered, or come a second time, mean nothing.
+    /// Tells the order in which models are asked for behind what runs now, as far as it is known:
+    /// those that requests wait for. It holds until it is told anew. Names that are not registered,
+    /// or come a second time, mean nothing.
     pub fn foresee(&mut self, upcoming: &[ModelId]) {
         for model in self.models.values_mut() {
             model.awaited = None;
@@ -103,9 +106,10 @@ impl Cache {
     }
 }
 
-/// Recency and frequency of an expert in one number: the logarithm of the sum of 2^(t / HALF_LIFE) over its uses at
-/// passes t (LRFU: Lee et al., "LRFU: a spectrum of policies", IEEE ToC 2001). Scores decay alike, so their order
-/// changes only by a use, and a score can be the key of an ordered set.
+/// Recency and frequency of an expert in one number: the logarithm of the sum of 2^(t /
+/// HALF_LIFE) over its uses at passes t (LRFU: Lee et al., "LRFU: a spectrum of policies",
+/// IEEE ToC 2001). Scores decay alike, so their order changes only by a use, and a score can
+/// be the key of an ordered set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Score(f64);
 

@@ -1,8 +1,9 @@
 //! Decides which weight segments are resident, and where in the device's arena they lie.
 //!
-//! Pure: no clock, thread, file or device. [`Cache`] is a value with methods; the engine thread owns it, asks it, and
-//! carries out the [`Action`]s that it appends, in the order in which they were appended. What a segment holds is not
-//! known here: a segment is a size, an index in the order of a pass, and a state.
+//! Pure: no clock, thread, file or device. [`Cache`] is a value with methods; the engine thread
+//! owns it, asks it, and carries out the [`Action`]s that it appends, in the order in which they
+//! were appended. What a segment holds is not known here: a segment is a size, an index in the
+//! order of a pass, and a state.
 //!
 //! ```text
 //!             acquire, prefetch                uploaded
@@ -15,18 +16,21 @@
 //! ```
 //!
 //! Invariants, asserted:
-//! - resident + in flight + blocks <= budget at every step; after the budget shrank below what cannot be evicted now,
-//!   the sum only falls until it is reached.
+//! - resident + in flight + blocks <= budget at every step; after the budget shrank below what
+//!   cannot be evicted now, the sum only falls until it is reached.
 //! - No two slabs overlap, and each lies inside the arena.
-//! - A segment that is in use, pinned or in flight is never a victim, and one in use or in flight is never moved.
+//! - A segment that is in use, pinned or in flight is never a victim, and one in use or
+//!   in flight is never moved.
 //! - At most one upload of a segment is under way.
 //! - An operation that fails has changed nothing and has emitted nothing.
 //!
-//! Cost: a hit looks its model up among those registered, O(log models), and moves an expert in its model's score order,
-//! O(log experts); all else of it is O(1). A miss looks at every ordered segment (not at the experts) of every model of which something is resident, and at experts
-//! from the coldest up, as many as it must skip or evict. Only where no hole fits are the extents of the arena scanned.
-//! Measured by `benches/hit_ratio.rs`, nanoseconds a use on one core: 20 for hits; with half of the bytes resident 820 of a
-//! dense model of 97 segments, 11,300 over 32 dense models of 109, 530 over a mixture of 48 layers of 128 experts.
+//! Cost: a hit looks its model up among those registered, O(log models), and moves an expert in its
+//! model's score order, O(log experts); all else of it is O(1). A miss looks at every ordered
+//! segment (not at the experts) of every model of which something is resident, and at experts from
+//! the coldest up, as many as it must skip or evict. Only where no hole fits are the extents of the
+//! arena scanned. Measured by `benches/hit_ratio.rs`, nanoseconds a use on one core: 20 for hits;
+//! with half of the bytes resident 820 of a dense model of 97 segments, 11,300 over 32 dense models
+//! of 109, 530 over a mixture of 48 layers of 128 experts.
 
 #![forbid(unsafe_code)]
 
@@ -57,7 +61,8 @@ pub use status::Upcoming;
 
 /// The most models that may be registered at once.
 pub const MODELS_MAX: usize = 4096;
-/// The most segments that one model may have (a mixture of 128 layers of 512 experts and its dense part fits).
+/// The most segments that one model may have (a mixture of 128 layers of 512 experts
+/// and its dense part fits).
 pub const SEGMENTS_MAX: usize = 1 << 17;
 /// The most blocks that may be reserved at once.
 pub const BLOCKS_MAX: usize = 1 << 20;

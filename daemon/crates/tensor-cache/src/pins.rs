@@ -3,11 +3,12 @@
 use crate::{Cache, Error, ModelId, SegmentId};
 
 impl Cache {
-    /// Keeps a segment from eviction once it is resident. Loads nothing. A second pin has no effect.
+    /// Keeps a segment from eviction once it is resident. Loads nothing. A
+    /// second pin has no effect.
     ///
     /// # Errors
-    /// `UnknownModel`, `UnknownSegment`; `NeverFits` if the largest segment that is not pinned would no longer fit
-    /// beside all that are: nothing else could run.
+    /// `UnknownModel`, `UnknownSegment`; `NeverFits` if the largest segment that is not pinned
+    /// would no longer fit beside all that are: nothing else could run.
     pub fn pin(&mut self, segment: SegmentId) -> Result<(), Error> {
         self.segment(segment)?;
         self.may_pin(|id| id == segment)?;

@@ -4,12 +4,14 @@ use crate::arena::{Side, Tenant};
 use crate::{Action, Cache, EvictionCause, Policy, SegmentId, SegmentKind, SegmentState, Slab};
 
 impl Cache {
-    /// Gives the room of a segment that a pass has just used to the absent one of its model that is needed next, if a pass
-    /// that is known to come needs that sooner, and begins the upload. Whether it did.
+    /// Gives the room of a segment that a pass has just used to the absent one of its model
+    /// that is needed next, if a pass that is known to come needs that sooner, and begins
+    /// the upload. Whether it did.
     ///
-    /// Free room is taken first. For a model that does not fit: where what was missed makes room for what will be missed,
-    /// the same segments stay resident from pass to pass, one slab takes turns among the others, and uploads go on while
-    /// others are used, also from the end of a pass to the next one's beginning.
+    /// Free room is taken first. For a model that does not fit: where what was missed makes room
+    /// for what will be missed, the same segments stay resident from pass to pass, one slab takes
+    /// turns among the others, and uploads go on while others are used, also from the end of a pass
+    /// to the next one's beginning.
     pub fn recycle_slab(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let Ok(found) = self.segment(segment) else {
             return false;

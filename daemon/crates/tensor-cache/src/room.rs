@@ -2,8 +2,9 @@
 //!
 //! 1. A hole that fits, as it is.
 //! 2. If the free bytes suffice, the cheapest slide of idle segments that makes such a hole.
-//! 3. Otherwise the segment whose next use is farthest goes, and again from 1. At the end, victims that proved
-//!    unnecessary (a small one, before a large one went) are spared, the ones needed soonest first.
+//! 3. Otherwise the segment whose next use is farthest goes, and again from 1. At the end,
+//!    victims that proved unnecessary (a small one, before a large one went) are spared, the
+//!    ones needed soonest first.
 //!
 //! Until the end only the arena is touched, so that a refusal can take everything back.
 
@@ -78,7 +79,8 @@ struct Plan {
     offset: u64,
 }
 
-/// A model that has been waiting for its next pass for so many passes, times the models that wait, is idle.
+/// A model that has been waiting for its next pass for so many passes, times the
+/// models that wait, is idle.
 const ROUNDS_MAX: u64 = 4;
 
 /// A segment so many times larger than what is needed is much larger.
@@ -204,8 +206,8 @@ impl Cache {
             .next_use(segment.index, &model.segments[segment.index as usize])
     }
 
-    /// What is known of the next passes of a model: models that expect more passes take turns, the one first that
-    /// has waited longest, after the passes under way. O(models).
+    /// What is known of the next passes of a model: models that expect more passes take turns, the
+    /// one first that has waited longest, after the passes under way. O(models).
     pub(crate) fn outlook(&self, id: ModelId, model: &Model) -> Outlook {
         let waiting = |model: &Model| model.cursor.is_none() && model.more && !self.is_stale(model);
         let length = |model: &Model| model.segments.len() as u64;
@@ -238,8 +240,9 @@ impl Cache {
         }
     }
 
-    /// The model that gives up segments of one size to itself, and that size; see [`crate::stream_order`]. There is one if no
-    /// other one runs, and none will soon: what has to go at first to have those of one size missing must be worth it.
+    /// The model that gives up segments of one size to itself, and that size; see
+    /// [`crate::stream_order`]. There is one if no other one runs, and none will soon: what has to
+    /// go at first to have those of one size missing must be worth it.
     pub(crate) fn streaming_size(&self) -> Option<(ModelId, u64)> {
         let mut running = self.models.iter().filter(|(_, model)| model.in_request);
         let (&id, model) = running.next().filter(|_| self.config.spread)?;
@@ -266,10 +269,10 @@ impl Cache {
         model.cursor.is_none() && rounds > ROUNDS_MAX * (self.models.len() as u64 + 1)
     }
 
-    /// Makes room for a block at the lowest offset where nothing is that must stay: what lies there goes to holes
-    /// elsewhere, or is evicted if there is none. So blocks, which never move, gather at the low end, and large
-    /// segments keep an undivided range above them. `None`, and nothing done, if pins, uses, uploads or blocks leave no
-    /// such range, or not enough bytes.
+    /// Makes room for a block at the lowest offset where nothing is that must stay: what lies there
+    /// goes to holes elsewhere, or is evicted if there is none. So blocks, which never move, gather
+    /// at the low end, and large segments keep an undivided range above them. `None`, and nothing
+    /// done, if pins, uses, uploads or blocks leave no such range, or not enough bytes.
     fn clear_low_end(&mut self, bytes: u64, whose: For, actions: &mut Vec<Action>) -> Option<Slab> {
         let fixed = |tenant| match tenant {
             Tenant::Segment(id) => !self.segment(id).is_ok_and(Segment::is_evictable),
@@ -309,8 +312,9 @@ impl Cache {
         Some(window)
     }
 
-    /// Decides how to make room for `bytes`, of which `credit` are in the ledger already, and leaves the arena
-    /// without the victims; or leaves it as it was. Slides that are too expensive come last.
+    /// Decides how to make room for `bytes`, of which `credit` are in the ledger
+    /// already, and leaves the arena without the victims; or leaves it as it was. Slides
+    /// that are too expensive come last.
     fn choose(
         &mut self,
         bytes: u64,
@@ -520,12 +524,14 @@ impl Victims {
     }
 }
 
-/// Lets the segments that a model's pass has yet to come to (between two passes: all) trade their next uses, so that those go
-/// last which are much larger than what is needed: whichever goes comes back in this pass, and all of it.
+/// Lets the segments that a model's pass has yet to come to (between two passes: all) trade their
+/// next uses, so that those go last which are much larger than what is needed: whichever goes comes
+/// back in this pass, and all of it.
 ///
-/// Where the model gives up segments of one `size` to itself, those behind the pass go first, in the order of their ranks, then
-/// those ahead of it, and only then any of other sizes: one of them would leave a hole that no other fits, and in each pass from
-/// then on something would move. What was uploaded ahead of its use goes after its like.
+/// Where the model gives up segments of one `size` to itself, those behind the pass go first, in
+/// the order of their ranks, then those ahead of it, and only then any of other sizes: one of them
+/// would leave a hole that no other fits, and in each pass from then on something would move. What
+/// was uploaded ahead of its use goes after its like.
 fn trade(
     candidates: &mut [(NextUse, SegmentId, NextUse)],
     model: &Model,
@@ -555,7 +561,8 @@ fn trade(
     });
 }
 
-/// Gives the farthest next use to the candidate of the smallest order; of equal ones, to the one whose own is farthest.
+/// Gives the farthest next use to the candidate of the smallest order; of equal ones, to the
+/// one whose own is farthest.
 fn reorder(candidates: &mut [(NextUse, SegmentId, NextUse)], order: impl Fn(u32) -> (u8, u32)) {
     let mut next_uses: Vec<NextUse> = candidates.iter().map(|(next_use, ..)| *next_use).collect();
     next_uses.sort_unstable_by_key(|&next_use| Reverse(next_use));

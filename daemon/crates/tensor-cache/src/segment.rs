@@ -1,4 +1,5 @@
-//! The words of the cache: names of models, segments and blocks, what the caller says and what he is told.
+//! The words of the cache: names of models, segments and blocks, what the caller
+//! says and what he is told.
 
 use std::fmt;
 
@@ -27,7 +28,8 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// A block of memory that is not weights, reserved in the same ledger. Never used twice in the life of a cache.
+/// A block of memory that is not weights, reserved in the same ledger. Never used
+/// twice in the life of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub(crate) u64);
 
@@ -64,7 +66,8 @@ pub enum SegmentKind {
     /// Used once in every pass, in the order of the indices: a part of a layer, the output head.
     #[default]
     Ordered,
-    /// Used at its index, and once more after the last segment: an embedding that is also the output head.
+    /// Used at its index, and once more after the last segment: an embedding
+    /// that is also the output head.
     OrderedTied,
     /// Used in some passes, as the routing decides: judged by recency and frequency.
     Expert,
@@ -100,10 +103,12 @@ impl SegmentSpec {
 /// How victims are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// The resident segment whose next use is farthest, by what is known of passes and predicted of requests.
+    /// The resident segment whose next use is farthest, by what is known of passes
+    /// and predicted of requests.
     #[default]
     PassAware,
-    /// The least recently used segment. For comparison: over a cycle larger than the cache it never hits.
+    /// The least recently used segment. For comparison: over a cycle larger
+    /// than the cache it never hits.
     Lru,
 }
 
@@ -159,7 +164,8 @@ impl EvictionCause {
 /// What the engine must do, in the order in which the actions were appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The segment is no longer on the device. Its slab is free once the event of its last use has passed.
+    /// The segment is no longer on the device. Its slab is free once the event
+    /// of its last use has passed.
     Evict {
         /// Which segment.
         segment: SegmentId,
@@ -168,8 +174,9 @@ pub enum Action {
         /// Why it went.
         cause: EvictionCause,
     },
-    /// Copy an idle resident segment; the ranges may overlap (`memmove`). What ran before must have finished with
-    /// `from`, and what is written later to the bytes of `from` must come after the copy.
+    /// Copy an idle resident segment; the ranges may overlap (`memmove`). What ran before
+    /// must have finished with `from`, and what is written later to the bytes of `from`
+    /// must come after the copy.
     Move {
         /// Which segment.
         segment: SegmentId,
@@ -210,8 +217,9 @@ impl Acquired {
 /// What the engine knows when it begins a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassHint {
-    /// Another pass of this model is expected soon after this one: a decode step that is not the last, a prompt's
-    /// chunk, another sequence of the same model. When that turns out wrong, call `request_end`.
+    /// Another pass of this model is expected soon after this one: a decode step that is not
+    /// the last, a prompt's chunk, another sequence of the same model. When that turns out
+    /// wrong, call `request_end`.
     pub more: bool,
 }
 
@@ -276,8 +284,8 @@ pub struct Cleared {
 /// What `set_budget` could do at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetBudget {
-    /// Whether everything now lies inside the new budget. If not, the rest follows as segments and blocks are
-    /// released; call `finish_shrink` then.
+    /// Whether everything now lies inside the new budget. If not, the rest follows as segments and
+    /// blocks are released; call `finish_shrink` then.
     pub reached: bool,
     /// Bytes in the ledger now.
     pub used: u64,

@@ -16,7 +16,8 @@ pub(crate) struct Segment {
     pub(crate) pinned: bool,
     /// A prefetch uploaded it and no acquire has used it yet.
     pub(crate) fresh: bool,
-    /// Experts only: the next index of the pass when it was used last, which tells where its layer lies.
+    /// Experts only: the next index of the pass when it was used last, which
+    /// tells where its layer lies.
     pub(crate) place: u32,
     /// Experts only.
     pub(crate) score: Score,

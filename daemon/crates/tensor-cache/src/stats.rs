@@ -7,7 +7,8 @@ use crate::{EvictionCause, ModelId, Policy};
 pub struct Counters {
     /// Acquires that needed no upload of their own.
     pub hits: u64,
-    /// Acquires whose bytes had to be uploaded for them, by the acquire itself or by a prefetch before it.
+    /// Acquires whose bytes had to be uploaded for them, by the acquire itself
+    /// or by a prefetch before it.
     pub misses: u64,
     /// Bytes of the hits.
     pub hit_bytes: u64,
@@ -113,7 +114,8 @@ pub struct Stats {
     pub budget_reached: bool,
     /// The policy in force.
     pub policy: Policy,
-    /// Sum over models, including those unregistered since (counters) and blocks without an owner (usage).
+    /// Sum over models, including those unregistered since (counters) and blocks
+    /// without an owner (usage).
     pub total: ModelStats,
     /// Registered models, in the order of their numbers.
     pub models: Vec<(ModelId, ModelStats)>,

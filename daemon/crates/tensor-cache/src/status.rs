@@ -89,7 +89,8 @@ impl Cache {
         Ok(state.segments.iter().map(status).collect())
     }
 
-    /// Whether all of a model has room beside blocks and what is pinned of others; false if it is not registered.
+    /// Whether all of a model has room beside blocks and what is pinned of others;
+    /// false if it is not registered.
     pub fn fits(&self, model: ModelId) -> bool {
         let state = self.models.get(&model);
         state.is_some_and(|state| self.excess(state) == 0)
@@ -105,8 +106,8 @@ impl Cache {
         Some(SegmentId { model, index })
     }
 
-    /// The segments of a model that are no experts, in the order in which passes come to them from index `from` on, and, if
-    /// another pass is expected, those of that one before `from`.
+    /// The segments of a model that are no experts, in the order in which passes come to them from
+    /// index `from` on, and, if another pass is expected, those of that one before `from`.
     pub fn coming(&self, model: ModelId, from: u32) -> impl Iterator<Item = Upcoming> {
         let state = self.models.get(&model);
         let ordered = state.map_or(&[][..], |state| &state.ordered);
@@ -128,7 +129,8 @@ impl Cache {
         })
     }
 
-    /// The size of the segments that a model gives up to itself, if they are all of one; see [`crate::stream_order`].
+    /// The size of the segments that a model gives up to itself, if they are all of one;
+    /// see [`crate::stream_order`].
     pub fn streamed_size(&self, model: ModelId) -> Option<u64> {
         let (streaming, size) = self.streaming_size()?;
         (streaming == model).then_some(size)
@@ -156,14 +158,15 @@ impl Cache {
         Ok(first.all(|found| matches!(found.state, SegmentState::Resident(_))))
     }
 
-    /// A number that is another one as soon as a segment of a model has come, gone or moved; 0 if it is not registered.
+    /// A number that is another one as soon as a segment of a model has come, gone or moved;
+    /// 0 if it is not registered.
     pub fn changes(&self, model: ModelId) -> u64 {
         self.models.get(&model).map_or(0, |state| state.changes)
     }
 
-    /// Counts a use of every segment of a model, all of which are resident: a pass that needs them all at once and ends before
-    /// anything else is asked of the cache. False, and nothing is counted, if one is not resident, or was brought ahead of need
-    /// and never used.
+    /// Counts a use of every segment of a model, all of which are resident: a pass that needs them
+    /// all at once and ends before anything else is asked of the cache. False, and nothing is
+    /// counted, if one is not resident, or was brought ahead of need and never used.
     pub fn use_all(&mut self, model: ModelId) -> bool {
         let Some(state) = self.models.get_mut(&model) else {
             return false;

@@ -1,12 +1,13 @@
 //! In which order a model that does not fit gives up segments to itself.
 //!
-//! All that a pass has behind it is needed once in the next pass, so the misses are as many whichever goes. What differs
-//! is whether an upload fits the hole that another one left, and what the link does meanwhile. So all of what goes is of one
-//! size (an upload into the room of its like needs no move), and lies far apart (while the segments between are computed,
-//! the next one is uploaded, and the link never rests for long).
+//! All that a pass has behind it is needed once in the next pass, so the misses are as many
+//! whichever goes. What differs is whether an upload fits the hole that another one left, and what
+//! the link does meanwhile. So all of what goes is of one size (an upload into the room of its like
+//! needs no move), and lies far apart (while the segments between are computed, the next one is
+//! uploaded, and the link never rests for long).
 //!
-//! *Invariant:* what is chosen depends on the sizes, the blocks, the pins of others and the budget alone, so that pass after
-//! pass the same segments come and go.
+//! *Invariant:* what is chosen depends on the sizes, the blocks, the pins of others and the budget
+//! alone, so that pass after pass the same segments come and go.
 
 use std::collections::BTreeMap;
 
@@ -39,8 +40,8 @@ impl StreamOrder {
         }
     }
 
-    /// The smallest size of which there is enough for `absent` bytes to be missing, and one on its way while another is in
-    /// use. `None` if nothing need be missing, or no one size is enough.
+    /// The smallest size of which there is enough for `absent` bytes to be missing, and one on its
+    /// way while another is in use. `None` if nothing need be missing, or no one size is enough.
     pub(crate) fn pick_size(&self, absent: u64) -> Option<u64> {
         let enough = |(size, total): &(&u64, &u64)| **total >= absent + 2 * **size;
         let found = self.totals.iter().find(enough);

@@ -7,7 +7,8 @@ use rocmforge_tensor_cache::*;
 const A: ModelId = ModelId(1);
 const B: ModelId = ModelId(2);
 
-/// One whose victims and moves are known exactly: what is needed last goes, and anything may be moved.
+/// One whose victims and moves are known exactly: what is needed last goes, and anything may be
+/// moved.
 fn cache(budget: u64) -> Cache {
     Cache::new(CacheConfig {
         align: 1,
@@ -191,7 +192,8 @@ fn a_tied_embedding_stays_for_its_second_use_even_in_the_last_pass() {
     specs[0].kind = SegmentKind::OrderedTied;
     cache.register(A, &specs).unwrap();
     cache.register(B, &ordered(&[10; 2])).unwrap();
-    // B is asked in every other request: its next request is nearer than A's, but not nearer than A's own head.
+    // B is asked in every other request: its next request is nearer than A's, but not
+    // nearer than A's own head.
     for _ in 0..4 {
         pass(&mut cache, B, 2, false);
         let mut actions = Vec::new();
@@ -221,7 +223,8 @@ fn a_prefetch_takes_the_room_of_what_is_needed_later_and_of_nothing_else() {
     cache.acquire(segment(A, 3), &mut actions).unwrap();
     cache.uploaded(segment(A, 3));
     actions.clear();
-    // 4 evicts 2, whose turn comes last; 5 evicts 1; 6 evicts 0; 7 would evict what comes before it.
+    // 4 evicts 2, whose turn comes last; 5 evicts 1; 6 evicts 0; 7 would evict what comes before
+    // it.
     for (next, victim) in [(4, Some(2)), (5, Some(1)), (6, Some(0)), (7, None)] {
         assert_eq!(
             cache.prefetch(segment(A, next), &mut actions),

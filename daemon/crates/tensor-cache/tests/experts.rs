@@ -1,4 +1,5 @@
-//! Experts: one goes for another one of its size, and a pass that uses all of them misses what there is no room for.
+//! Experts: one goes for another one of its size, and a pass that uses all of them misses
+//! what there is no room for.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails says where")]
 

@@ -1,6 +1,6 @@
-//! Three million random operations against a naive oracle that holds the specification: vectors, sums and a byte map.
-//! Both are checked after every step. `ROCMFORGE_SEED=n cargo test -p rocmforge-tensor-cache --test simulation` runs
-//! one seed; a seed that failed is added to `KEPT`.
+//! Three million random operations against a naive oracle that holds the specification: vectors,
+//! sums and a byte map. Both are checked after every step. `ROCMFORGE_SEED=n cargo test -p
+//! rocmforge-tensor-cache --test simulation` runs one seed; a seed that failed is added to `KEPT`.
 
 #![allow(clippy::unwrap_used, reason = "a test from end to end")]
 

@@ -15,8 +15,9 @@ fn touch(cache: &mut Cache, id: SegmentId, actions: &mut Vec<Action>) {
     cache.release(id);
 }
 
-/// Three segments a layer. Of the missing ones of the middle size every third is brought ahead of its use, two at a time, and the
-/// others are computed elsewhere: what is missing is of one size at the end, and nothing moves any more.
+/// Three segments a layer. Of the missing ones of the middle size every third is brought ahead of
+/// its use, two at a time, and the others are computed elsewhere: what is missing is of one size at
+/// the end, and nothing moves any more.
 #[test]
 fn uploads_ahead_leave_segments_of_one_size_missing() {
     const SIZES: [u64; 3] = [24, 66, 33];

@@ -138,7 +138,8 @@ fn find_share(
 }
 
 impl Bpe {
-    /// Builds the tables. Most of the time goes to looking up three tokens a merge, which are shared out to threads.
+    /// Builds the tables. Most of the time goes to looking up three tokens a merge, which
+    /// are shared out to threads.
     pub(crate) fn build(vocab: &Vocab, merges: &Texts, pre: PreTokenizer) -> Result<Bpe, Error> {
         check_size(MERGES, merges.len(), MAX_MERGES)?;
         let index = TextIndex::build(&vocab.texts, |_| true)?;
@@ -379,7 +380,8 @@ mod tests {
         }
     }
 
-    /// As many merges as several threads share: each is at its rank, and of two errors the first is told.
+    /// As many merges as several threads share: each is at its rank, and of two
+    /// errors the first is told.
     #[test]
     fn merges_of_all_shares_are_in_their_order() {
         let n = 3 * FIND_SHARE_MIN + 5;

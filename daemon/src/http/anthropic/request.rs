@@ -14,8 +14,8 @@ use super::super::start::Conversation;
 use super::violations;
 use rocmforge_service::tool_calls::{self, Tools};
 
-/// What Claude Code writes into system texts for Anthropic's own machines. It is another with every request, so that
-/// no prompt would begin like the one before: a line that begins so,
+/// What Claude Code writes into system texts for Anthropic's own machines. It is another with every
+/// request, so that no prompt would begin like the one before: a line that begins so,
 const BILLING: &str = "x-anthropic-billing-header:";
 /// and how many tokens are left, between these two, from which nothing here counts.
 const COUNTER: [&str; 2] = ["<total_tokens>", "</total_tokens>"];
@@ -105,8 +105,8 @@ impl MessagesRequest {
     }
 }
 
-/// Whether a message that ends a conversation is the beginning of the answer, as this route has it: the model's own, with
-/// a text behind all that it thought, and no call.
+/// Whether a message that ends a conversation is the beginning of the answer, as this route has it:
+/// the model's own, with a text behind all that it thought, and no call.
 fn is_begun(last: &Message) -> bool {
     let says = match &last.content {
         Content::None => false,
@@ -130,7 +130,8 @@ fn joined(content: Content) -> Content {
     }
 }
 
-/// The message without [`BILLING`] and [`COUNTER`], where it is the system's; nothing where it says nothing else.
+/// The message without [`BILLING`] and [`COUNTER`], where it is the system's; nothing
+/// where it says nothing else.
 fn steady(mut message: Message) -> Option<Message> {
     if message.role != "system" {
         return Some(message);

@@ -100,7 +100,8 @@ impl Events for MessageEvents {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            // How much of it is read from the cache is known once it was computed: the last event says it.
+            // How much of it is read from the cache is known once it was
+            // computed: the last event says it.
             "usage": usage_of(self.prompt_tokens, 0, 0),
         });
         let data = json!({"type": "message_start", "message": message});

@@ -120,8 +120,8 @@ pub(super) async fn only_the_model(
     Ok(json!({"done": true, "done_reason": reason}))
 }
 
-/// Ollama's calls have their arguments as an object, and their number in the function: by it and the
-/// id clients tell those of one answer apart.
+/// Ollama's calls have their arguments as an object, and their number in the function: by it and
+/// the id clients tell those of one answer apart.
 fn tool_call(call: &ToolCall, index: usize) -> Value {
     let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
     json!({

@@ -190,8 +190,8 @@ async fn shown(call: &Call, request: Request) -> Result<Response, Failure> {
     }))
 }
 
-/// The defaults of a declared model in the words of a Modelfile, a line each; nothing of what is the
-/// daemon's own.
+/// The defaults of a declared model in the words of a Modelfile, a line each; nothing of
+/// what is the daemon's own.
 fn parameters(defaults: &Defaults) -> String {
     let (integer, real) = (|n: i32| n.to_string(), |x: f32| x.to_string());
     let rows = [

@@ -23,7 +23,8 @@ fn name(field: &str) -> String {
     field.strip_prefix("sampling.").unwrap_or(field).to_owned()
 }
 
-/// The most tokens of an answer, if it has a bound: -1 is without one, as llama-server and LM Studio have it.
+/// The most tokens of an answer, if it has a bound: -1 is without one, as
+/// llama-server and LM Studio have it.
 fn bounded(max_tokens: Option<i64>) -> Option<i64> {
     max_tokens.filter(|&n| n != -1)
 }

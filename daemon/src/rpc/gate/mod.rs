@@ -1,13 +1,15 @@
-//! What every call passes before and after its handler: bounds on what a client may make the daemon hold.
+//! What every call passes before and after its handler: bounds on what a client
+//! may make the daemon hold.
 //!
 //! ```text
 //! connection kept for health and status?  -> other calls are refused
 //! role of the caller                      -> PERMISSION_DENIED without the one that the call needs
-//! body: collected here, whole             -> bounded in bytes (each call's own bound), in time, and in the sum over
-//!                                            all calls and over one user's; counted before it is decoded
+//! body: collected here, whole             -> bounded in bytes (each call's own bound), in time,
+//!                                            and in the sum over all calls and over one
+//!                                            user's; counted before it is decoded
 //! handler
-//! reply: handed out in pieces             -> bytes not yet sent are summed likewise; a stream that is not read while
-//!                                            others wait is ended ([`replies`])
+//! reply: handed out in pieces             -> bytes not yet sent are summed likewise; a stream that
+//!                                            is not read while others wait is ended ([`replies`])
 //! ```
 //!
 //! *Invariants:* the bytes of requests that are being read stay within

@@ -1,16 +1,16 @@
 //! Replies on their way out.
 //!
-//! The transport takes a frame of a reply, and comes for the next when that one has been sent as far as the client's
-//! window allows. A client that does not read makes it never come. What the reply then holds (a generation with its place
-//! and its KV, or megabytes of encoded answer) is let go by [`Replies::watch`], and the client finds a status where it
-//! reads on.
+//! The transport takes a frame of a reply, and comes for the next when that one has been sent as
+//! far as the client's window allows. A client that does not read makes it never come. What the
+//! reply then holds (a generation with its place and its KV, or megabytes of encoded answer) is let
+//! go by [`Replies::watch`], and the client finds a status where it reads on.
 //!
 //! ```text
 //!            taken: a frame              taken again: nothing there yet
-//! fresh --------------------> unread -------------------------------------> waiting for its handler
-//!                               ^  |  too long                                      |
-//!                               |  +----------> ended (body dropped, status left)   | a frame
-//!                               +---------------------------------------------------+
+//! fresh --------------------> unread ----------------------------------> waiting for its handler
+//!                               ^  |  too long                                   |
+//!                               |  +---------> ended (body dropped, status left) | a frame
+//!                               +------------------------------------------------+
 //! ```
 
 use std::collections::HashMap;
@@ -250,7 +250,8 @@ impl http_body::Body for Outgoing {
 }
 
 impl State {
-    /// The next piece of a large frame. Its bytes count until the transport has let go of the last of them.
+    /// The next piece of a large frame. Its bytes count until the transport has
+    /// let go of the last of them.
     fn piece(&mut self) -> Option<Frame<Bytes>> {
         let (rest, held) = self.rest.as_mut()?;
         let data = rest.split_to(PIECE_BYTES.min(rest.len()));

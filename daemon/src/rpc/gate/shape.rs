@@ -1,8 +1,9 @@
-//! Requests whose decoded form is many times their bytes: two bytes make an empty message of a conversation, which takes
-//! fifty once decoded. They are counted in the encoded form, before anything is allocated for them.
+//! Requests whose decoded form is many times their bytes: two bytes make an empty message of a
+//! conversation, which takes fifty once decoded. They are counted in the encoded form, before
+//! anything is allocated for them.
 //!
-//! Knows as much of the encoding as it needs: fields by number, and which of them are lists. What is malformed is left
-//! for the decoder to refuse.
+//! Knows as much of the encoding as it needs: fields by number, and which of them are lists. What
+//! is malformed is left for the decoder to refuse.
 
 use std::borrow::Cow;
 
@@ -19,7 +20,8 @@ use crate::rpc::status_code::status;
 
 /// Bytes before a message: whether it is compressed, and its length.
 const FRAME_HEADER: usize = 5;
-/// Entries of a list that pass here and are refused, with its own words, by the check of the decoded request.
+/// Entries of a list that pass here and are refused, with its own words, by the
+/// check of the decoded request.
 const SLACK: usize = 16;
 
 /// What a request is checked for.

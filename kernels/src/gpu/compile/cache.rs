@@ -1,7 +1,7 @@
 //! Code objects on disk: one file a key, written beside and renamed into place, with a checksum.
 //!
-//! Several processes may share a directory: a reader sees a whole file or none, and a file that fails its checksum
-//! counts as none and goes.
+//! Several processes may share a directory: a reader sees a whole file or none, and a file that
+//! fails its checksum counts as none and goes.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -29,7 +29,8 @@ pub struct Cache {
     bytes_max: u64,
 }
 
-/// `kernels` in `$CACHE_DIRECTORY` (as systemd sets it), `$XDG_CACHE_HOME/rocmforge` or `/var/cache/rocmforge`.
+/// `kernels` in `$CACHE_DIRECTORY` (as systemd sets it), `$XDG_CACHE_HOME/rocmforge`
+/// or `/var/cache/rocmforge`.
 pub fn default_cache_dir() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let base = set("CACHE_DIRECTORY")

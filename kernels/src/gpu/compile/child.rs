@@ -1,7 +1,8 @@
-//! Both ends of the compiler's child process: the parent that feeds and bounds it, and the child itself.
+//! Both ends of the compiler's child process: the parent that feeds and bounds
+//! it, and the child itself.
 //!
-//! The job goes in over standard input, the object comes out over standard output, words over standard error. A child
-//! that says no ends with [`REFUSED`]; any other end but 0 is a crash.
+//! The job goes in over standard input, the object comes out over standard output, words over
+//! standard error. A child that says no ends with [`REFUSED`]; any other end but 0 is a crash.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -131,8 +132,9 @@ fn last_words(mut pipe: impl Read) -> String {
     String::from_utf8_lossy(&kept).trim().to_owned()
 }
 
-/// The child: does the job that comes over standard input and gives the exit status. `main` calls it when its first
-/// argument is [`CHILD_ARGUMENT`], before it starts anything, and ends with what it returns.
+/// The child: does the job that comes over standard input and gives the exit status. `main`
+/// calls it when its first argument is [`CHILD_ARGUMENT`], before it starts anything, and
+/// ends with what it returns.
 pub fn rtc_child_main() -> i32 {
     match child_main() {
         Ok(()) => 0,

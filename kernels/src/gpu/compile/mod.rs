@@ -3,14 +3,16 @@
 //! ```text
 //! Request -> embedded for (name, target)?  -> Origin::Embedded
 //!         -> in the disk cache (cache.rs)? -> Origin::Cached
-//!         -> hiprtc or nvrtc in a child process (child.rs, rtc.rs) -> into the cache -> Origin::Compiled
+//!         -> hiprtc or nvrtc in a child process (child.rs, rtc.rs) -> into the cache
+//!         -> Origin::Compiled
 //! ```
 //!
-//! The vendors' run-time compilers abort the process on some inputs, so they are only ever loaded into a child: this
-//! binary run again with [`CHILD_ARGUMENT`], which `main` hands to [`rtc_child_main`] before anything else.
+//! The vendors' run-time compilers abort the process on some inputs, so they are only ever loaded
+//! into a child: this binary run again with [`CHILD_ARGUMENT`], which `main` hands to
+//! [`rtc_child_main`] before anything else.
 //!
-//! *Invariant:* no vendor library is loaded into the calling process.
-//! *Threads:* a [`Compiler`] is shared freely; each compilation is a process of its own, so several run side by side.
+//! *Invariant:* no vendor library is loaded into the calling process. *Threads:* a [`Compiler`] is
+//! shared freely; each compilation is a process of its own, so several run side by side.
 
 mod cache;
 mod child;
@@ -49,7 +51,8 @@ impl Language {
         }
     }
 
-    /// Names of its library, in the order in which they are tried. Up to 6.x hiprtc's functions are in the runtime too.
+    /// Names of its library, in the order in which they are tried. Up to 6.x hiprtc's
+    /// functions are in the runtime too.
     pub fn libraries(self) -> &'static [&'static str] {
         match self {
             Language::Hip => &[
@@ -168,8 +171,8 @@ pub struct Config {
     pub language: Language,
     /// Its library in place of the usual names (environment ROCMFORGE_RTC_LIBRARY).
     pub library: Option<PathBuf>,
-    /// The binary that understands [`CHILD_ARGUMENT`] (environment ROCMFORGE_RTC_EXE: a test's binary, which does not, may be
-    /// carried to a machine with a card); `None` is the running one.
+    /// The binary that understands [`CHILD_ARGUMENT`] (environment ROCMFORGE_RTC_EXE: a test's
+    /// binary, which does not, may be carried to a machine with a card); `None` is the running one.
     pub exe: Option<PathBuf>,
     /// How long one compilation may take.
     pub limit: Duration,
@@ -178,7 +181,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The usual: the running binary, a minute, the default cache, and the library from the environment if one is set.
+    /// The usual: the running binary, a minute, the default cache, and the library from the
+    /// environment if one is set.
     pub fn new(language: Language) -> Config {
         Config {
             language,
@@ -211,7 +215,8 @@ impl Compiler {
         }
     }
 
-    /// The code object for a request. `embedded` looks in the binary's own table by unit name and target.
+    /// The code object for a request. `embedded` looks in the binary's own
+    /// table by unit name and target.
     ///
     /// # Errors
     /// [`Error`]. A cache that cannot be read or written is no error.

@@ -1,7 +1,7 @@
 //! hiprtc and nvrtc, opened with dlopen. Only the child process comes here.
 //!
-//! Both have the same functions under different prefixes; what differs is the option that names the target and the
-//! function that gives the code.
+//! Both have the same functions under different prefixes; what differs is the option that names the
+//! target and the function that gives the code.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
@@ -65,7 +65,8 @@ impl Compiler {
         macro_rules! function {
             ($suffix:literal) => {{
                 let symbol = format!("{prefix}{}", $suffix);
-                // SAFETY: the field's type is the one that the vendor's header declares for this function.
+                // SAFETY: the field's type is the one that the vendor's header
+                // declares for this function.
                 *unsafe { library.get(&symbol) }.map_err(|_| format!("{name} has no {symbol}"))?
             }};
         }
@@ -106,7 +107,8 @@ impl Compiler {
         ))
     }
 
-    /// `libnvrtc.so.13 13.0` with the library's size and time, since packages rebuild without a new version.
+    /// `libnvrtc.so.13 13.0` with the library's size and time, since packages
+    /// rebuild without a new version.
     pub(super) fn version(&self) -> Result<String, String> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both out-pointers are to live locals.
@@ -140,7 +142,8 @@ impl Compiler {
         let (name_ptrs, text_ptrs, option_ptrs) =
             (pointers(&names), pointers(&texts), pointers(&options));
         let mut program: Program = ptr::null_mut();
-        // SAFETY: all strings end in zero and live through the call; the counts are the arrays' lengths.
+        // SAFETY: all strings end in zero and live through the call; the counts are the arrays'
+        // lengths.
         let code = unsafe {
             (self.create)(
                 &raw mut program,

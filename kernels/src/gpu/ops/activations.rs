@@ -1,5 +1,5 @@
-//! Rows of f32 made ready for what reads them next (`hip/activations.hip`): RMSNorm, residual sum, gated unit on the way
-//! in; f32, f16 or 8 bits on the way out.
+//! Rows of f32 made ready for what reads them next (`hip/activations.hip`): RMSNorm, residual sum,
+//! gated unit on the way in; f32, f16 or 8 bits on the way out.
 
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
@@ -11,11 +11,13 @@ const THREADS: u32 = 256;
 /// Elements of a row that a block takes where there is no norm.
 const SPAN: u64 = THREADS as u64 * 8;
 
-/// What [`Source::Gate`], and [`Source::Plain`], which may be its result, are multiplied by on their way to [`Sink::F16`]: they may go
-/// beyond f16's range. A power of two; a product of such rows is to be divided by it.
+/// What [`Source::Gate`], and [`Source::Plain`], which may be its result, are multiplied by on
+/// their way to [`Sink::F16`]: they may go beyond f16's range. A power of two; a product of such
+/// rows is to be divided by it.
 pub const GATED_F16_SCALE: f32 = 1.0 / 64.0;
 
-/// What the second of two f16 is multiplied by, for products and weights alike: see `hip/f16_pair.h`.
+/// What the second of two f16 is multiplied by, for products and weights alike: see
+/// `hip/f16_pair.h`.
 pub const F16_LOW_SCALE: f32 = 2048.0;
 
 arg_struct! {
@@ -92,9 +94,11 @@ arg_struct! {
 pub struct Norm {
     /// f32; `None` for 1.
     pub weight: Option<Address>,
-    /// Whether `weight` has an element for each column; else it has one for each element of a group.
+    /// Whether `weight` has an element for each column; else it has one for each element of a
+    /// group.
     pub weight_of_row: bool,
-    /// Elements of a group; divides the row. Smaller than the row only to [`Sink::F32`] and [`Sink::F16`].
+    /// Elements of a group; divides the row. Smaller than the row only to
+    /// [`Sink::F32`] and [`Sink::F16`].
     pub group: u64,
     /// Added to the mean of squares.
     pub eps: f32,
@@ -150,17 +154,19 @@ pub enum Source {
 pub enum Sink {
     /// f32 `[rows][cols]`; may be `x` itself.
     F32(Address),
-    /// f16 `[rows][cols]`, not over `x`; [`Source::Gate`] and [`Source::Plain`] times [`GATED_F16_SCALE`]. Finite values beyond the
-    /// range become the largest.
+    /// f16 `[rows][cols]`, not over `x`; [`Source::Gate`] and [`Source::Plain`] times
+    /// [`GATED_F16_SCALE`]. Finite values beyond the range become the largest.
     F16(Address),
-    /// As [`Sink::F16`], and at the second address f16 `[rows][cols]` with what that leaves, times [`F16_LOW_SCALE`]: together
-    /// exact to 22 bits. Of [`Source::Plain`], [`Source::Norm`] and [`Source::Gate`].
+    /// As [`Sink::F16`], and at the second address f16 `[rows][cols]` with what that leaves,
+    /// times [`F16_LOW_SCALE`]: together exact to 22 bits. Of [`Source::Plain`],
+    /// [`Source::Norm`] and [`Source::Gate`].
     F16Pair(Address, Address),
     /// As [`Sink::F16`], in the order in which `hip/matmat_wgmma.h` reads them: f16
-    /// `[cols / 128][16][rows rounded up to 8][8]`, of rows of a multiple of 128. Of [`Source::Plain`],
-    /// [`Source::Norm`] and [`Source::Gate`].
+    /// `[cols / 128][16][rows rounded up to 8][8]`, of rows of a multiple of 128. Of
+    /// [`Source::Plain`], [`Source::Norm`] and [`Source::Gate`].
     F16Columns(Address),
-    /// 8 bits for products: [`q8_bytes`] bytes and [`q8_scale_bytes`] bytes of scales, both aligned to 16.
+    /// 8 bits for products: [`q8_bytes`] bytes and [`q8_scale_bytes`] bytes of
+    /// scales, both aligned to 16.
     Q8(Address, Address),
     /// Nowhere: only [`Source::Add`], the residual sum.
     Stored,
@@ -181,8 +187,8 @@ pub const fn q8_scale_bytes(rows: u64, cols: u64) -> u64 {
 /// One launch over `rows` rows of `cols` elements at `x`.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for [`Sink::Stored`] of anything but a sum, 8 bits of rows that are no whole number of 32, or
-/// [`Sink::F16Columns`] of rows that are no whole number of 128.
+/// [`Error::NoKernel`] for [`Sink::Stored`] of anything but a sum, 8 bits of rows that are no whole
+/// number of 32, or [`Sink::F16Columns`] of rows that are no whole number of 128.
 pub fn activations(
     x: Address,
     rows: u64,

@@ -100,8 +100,9 @@ impl Kernels {
     }
 }
 
-/// Sizes of key and value, most query heads of a block, kernels; of those that fit, the last is taken. In f32 there is one for the
-/// heads of a model that has them so by default; others go by [`decode_any`], which costs no further units to compile.
+/// Sizes of key and value, most query heads of a block, kernels; of those that fit, the last is
+/// taken. In f32 there is one for the heads of a model that has them so by default; others go by
+/// [`decode_any`], which costs no further units to compile.
 const DECODE: [(usize, usize, u32, Kernels); 10] = [
     (64, 64, 8, kernels!("attention_decode_64_8")),
     (64, 64, 4, kernels!("attention_decode_64_4")),
@@ -115,8 +116,8 @@ const DECODE: [(usize, usize, u32, Kernels); 10] = [
     (576, 512, 4, kernels!("attention_decode_576_512")),
 ];
 
-/// Kernels of f16 in which a block has up to [`WARP_HEADS`] query heads and each of its warps goes through positions by matrix
-/// instructions, on NVIDIA (`hip/attention_many.h`).
+/// Kernels of f16 in which a block has up to [`WARP_HEADS`] query heads and each of its warps goes
+/// through positions by matrix instructions, on NVIDIA (`hip/attention_many.h`).
 struct ByWarps {
     head_dim: usize,
     /// Whole contexts of rows that fill the device.
@@ -139,8 +140,9 @@ const BY_WARPS: [ByWarps; 2] = [
 ];
 const WARP_HEADS: u32 = 8;
 
-/// From how many rows on they are [`ByWarps::several`]. 8 rows of Qwen3-30B-A3B in short contexts on an H200: 17.2 us by the kernel
-/// of single rows, 9.3 us by that of many with 4 warps a block, 6.3 us with 8.
+/// From how many rows on they are [`ByWarps::several`]. 8 rows of Qwen3-30B-A3B in short
+/// contexts on an H200: 17.2 us by the kernel of single rows, 9.3 us by that of many with 4
+/// warps a block, 6.3 us with 8.
 const SEVERAL_ROWS: u32 = 2;
 
 /// Positions of a part of [`ByWarps::several`], at least.
@@ -158,7 +160,8 @@ const fn decode_any(ty: KvType) -> &'static str {
     }
 }
 
-/// Sizes of heads, and kernels that take many rows at a time. They round what they multiply to f16, so there is none of f32.
+/// Sizes of heads, and kernels that take many rows at a time. They round what they multiply to
+/// f16, so there is none of f32.
 const PREFILL: [(usize, Kernels); 5] = [
     (64, kernels!("attention_prefill_64")),
     (80, kernels!("attention_prefill_80")),
@@ -201,7 +204,8 @@ impl Scores {
     }
 }
 
-/// The kernels of decode and the query heads of a block of each, a divisor of those of a key/value head: of the most heads first.
+/// The kernels of decode and the query heads of a block of each, a divisor of those of a key/value
+/// head: of the most heads first.
 fn decode_kernels(n_head: u32, kv: &KvLayout) -> Result<Vec<(&'static str, u32)>, Error> {
     let (dim_k, dim_v) = (kv.head_dim_k, kv.head_dim_v);
     let n_head_kv = kv.n_head_kv as u32;
@@ -224,7 +228,8 @@ fn decode_kernels(n_head: u32, kv: &KvLayout) -> Result<Vec<(&'static str, u32)>
     let mut found: Vec<_> = of_size
         .filter_map(|(_, _, most, kernels)| Some((kernels.of_type(kv.ty)?, heads(*most))))
         .collect();
-    // As many heads a block as can be first; of those with as many the smallest kernel that has room for them.
+    // As many heads a block as can be first; of those with as many the smallest
+    // kernel that has room for them.
     found.reverse();
     found.sort_by_key(|(_, heads)| std::cmp::Reverse(*heads));
     found.dedup_by_key(|(_, heads)| *heads);
@@ -300,10 +305,12 @@ pub struct DecodeShape {
 
 /// How `rows` rows with contexts up to `positions_max` share the device.
 ///
-/// Several rows have kernels of their own on NVIDIA; where they fill the device, none is split ([`ByWarps`]).
+/// Several rows have kernels of their own on NVIDIA; where they fill the device,
+/// none is split ([`ByWarps`]).
 ///
-/// A block of many heads reads keys and values once for all of them. In short contexts of few rows that saves nothing, and what a
-/// block does one head after another is what takes the time: there blocks have as few heads as still run all at once.
+/// A block of many heads reads keys and values once for all of them. In short contexts of few rows
+/// that saves nothing, and what a block does one head after another is what takes the time: there
+/// blocks have as few heads as still run all at once.
 ///
 /// # Errors
 /// As [`supports`].
@@ -344,12 +351,14 @@ pub fn decode_shape(
 pub struct Partials {
     /// [`partials_bytes`] bytes.
     pub partials: Address,
-    /// u32 `[rows]`[[`DecodeShape::blocks`]], zero before the first launch; every launch leaves them zero.
+    /// u32 `[rows]`[[`DecodeShape::blocks`]], zero before the first launch;
+    /// every launch leaves them zero.
     pub counters: Address,
 }
 
-/// Parts to split the contexts of `rows` rows, of `blocks` blocks each, into: enough blocks to fill the device, none shorter than a step for contexts up to
-/// `positions_max`. One block a multiprocessor is enough on NVIDIA, where fewer parts to combine count for more (132 of them, 8
+/// Parts to split the contexts of `rows` rows, of `blocks` blocks each, into: enough blocks to fill
+/// the device, none shorter than a step for contexts up to `positions_max`. One block a
+/// multiprocessor is enough on NVIDIA, where fewer parts to combine count for more (132 of them, 8
 /// heads, 4096 positions: 15.8 us with 16 parts, 19.0 with 33).
 #[must_use]
 pub fn n_split(target: &GpuTarget, rows: u32, blocks: u32, positions_max: u32) -> u32 {
@@ -369,9 +378,9 @@ pub const fn partials_bytes(rows: u64, n_head: u64, n_split: u64, head_dim_v: u6
 
 /// Decode: every row attends to its sequence's positions up to its own.
 ///
-/// With `append`, q, k and v are as the products left them: heads are normed and rotated, and k and v appended to the pages, in
-/// the same launch; then no two rows may be of one sequence. Without, q has been rotated and the pages are complete.
-/// `out` is f32 `[rows][n_head][head_dim_v]`.
+/// With `append`, q, k and v are as the products left them: heads are normed and rotated, and k and
+/// v appended to the pages, in the same launch; then no two rows may be of one sequence. Without, q
+/// has been rotated and the pages are complete. `out` is f32 `[rows][n_head][head_dim_v]`.
 ///
 /// # Errors
 /// As [`supports`].
@@ -421,8 +430,8 @@ pub fn decode(
     })
 }
 
-/// Entries (row, query head) of a block of [`prefill`], and its dynamic shared memory in bytes: `M_BLOCK` of the form of the kernel
-/// that the target gets.
+/// Entries (row, query head) of a block of [`prefill`], and its dynamic shared memory in bytes:
+/// `M_BLOCK` of the form of the kernel that the target gets.
 fn prefill_block(target: &GpuTarget, head_dim: u32, ty: KvType) -> (u32, u32) {
     if !target.has_mma() {
         return (64, 0);
@@ -434,7 +443,8 @@ fn prefill_block(target: &GpuTarget, head_dim: u32, ty: KvType) -> (u32, u32) {
         KvType::F32 => unreachable!("tiles of rows have no kernel of f32"),
         // Queries, and three places for rows of K or V.
         KvType::F16 => (entries + 3 * keys) * row,
-        // Queries, K and V, and both as they come: codes, and for 16 of them 4 bytes in which their scale is.
+        // Queries, K and V, and both as they come: codes, and for 16 of them 4
+        // bytes in which their scale is.
         KvType::Q8_0 => (entries + 2 * keys) * row + 2 * keys * (head_dim + head_dim / 16 * 4),
     };
     (entries, bytes)
@@ -449,8 +459,8 @@ pub struct SharedPositions {
     pub positions: u32,
 }
 
-/// Parts that the positions of so many blocks are shared by, so that each multiprocessor has two blocks. A part leaves what
-/// `part_threads` threads of a block have.
+/// Parts that the positions of so many blocks are shared by, so that each multiprocessor has two
+/// blocks. A part leaves what `part_threads` threads of a block have.
 fn prefill_parts(
     target: &GpuTarget,
     blocks: u32,
@@ -476,10 +486,11 @@ fn prefill_parts(
     }
 }
 
-/// Prefill: tiles of up to [`PREFILL_TILE_ROWS`] consecutive rows of one sequence, `tiles` u32 `[n_tiles][2]`: first row, rows, of
-/// which the longest has `tile_rows`. q has
-/// been rotated and the pages are complete, the rows' own positions included. `out` is f32 `[rows][n_head][head_dim_v]`. Head sizes
-/// that no tile is built for, and pages of f32, go row by row through the kernel of [`decode`], which is slower and as right.
+/// Prefill: tiles of up to [`PREFILL_TILE_ROWS`] consecutive rows of one sequence, `tiles` u32
+/// `[n_tiles][2]`: first row, rows, of which the longest has `tile_rows`. q has
+/// been rotated and the pages are complete, the rows' own positions included. `out` is f32
+/// `[rows][n_head][head_dim_v]`. Head sizes that no tile is built for, and pages of f32, go row by
+/// row through the kernel of [`decode`], which is slower and as right.
 ///
 /// # Errors
 /// As [`supports`].
@@ -504,7 +515,8 @@ pub fn prefill(
     let tiled = PREFILL
         .iter()
         .find(|(d, _)| *d == dim && dim == kv.layout.head_dim_v)
-        // Without matrix instructions NVIDIA's blocks have too little static shared memory for the widest heads.
+        // Without matrix instructions NVIDIA's blocks have too little static shared
+        // memory for the widest heads.
         .filter(|(d, _)| *d <= 128 || target.vendor == Vendor::Amd || target.has_mma())
         .and_then(|(_, kernels)| kernels.of_type(kv.layout.ty));
     let Some(kernel) = tiled else {
@@ -530,8 +542,8 @@ pub fn prefill(
     let (m_block, shared_bytes) = prefill_block(target, dim as u32, kv.layout.ty);
     let entries = tile_rows.min(PREFILL_TILE_ROWS) * (n_head / n_head_kv);
     let blocks = entries.div_ceil(m_block);
-    // Warps have 16 entries each of tiles of up to 64, a quarter of a block's of others. A shorter tile beside the longest one
-    // may have more warps with entries.
+    // Warps have 16 entries each of tiles of up to 64, a quarter of a block's of others. A shorter
+    // tile beside the longest one may have more warps with entries.
     let warps = match entries {
         ..=64 => entries.div_ceil(16),
         _ if n_tiles > 1 => PREFILL_THREADS / 32,
@@ -570,8 +582,8 @@ pub fn prefill(
     })
 }
 
-/// Cuts spans (first row, rows) into tiles for [`prefill`], the longest context of each span first: blocks that take longest should
-/// not begin last.
+/// Cuts spans (first row, rows) into tiles for [`prefill`], the longest context of each span first:
+/// blocks that take longest should not begin last.
 #[must_use]
 pub fn prefill_tiles(spans: impl IntoIterator<Item = (u32, u32)>) -> Vec<[u32; 2]> {
     let mut tiles = Vec::new();

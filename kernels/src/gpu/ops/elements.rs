@@ -1,4 +1,5 @@
-//! Rows changed element by element, gathered by columns, and routed rows summed (`hip/elements.hip`).
+//! Rows changed element by element, gathered by columns, and routed rows summed
+//! (`hip/elements.hip`).
 
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, ArgField, arg_struct};
@@ -98,7 +99,8 @@ pub enum Change {
 /// Changes `rows` rows of `cols` elements at `x` in place.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for a function of two elements, or heads that do not divide a row; [`Error::TooLarge`].
+/// [`Error::NoKernel`] for a function of two elements, or heads that do not divide a
+/// row; [`Error::TooLarge`].
 pub fn change(x: Address, rows: u64, cols: u64, what: Change) -> Result<Launch, Error> {
     let mut args = ElementsArgs {
         x,
@@ -169,7 +171,8 @@ pub struct Part {
 /// Row `t` of `out` has for each of `n_group` groups its parts one after another.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for no part, more than [`PARTS_MAX`], or one that reaches past its rows; [`Error::TooLarge`].
+/// [`Error::NoKernel`] for no part, more than [`PARTS_MAX`], or one that reaches past its
+/// rows; [`Error::TooLarge`].
 pub fn columns(parts: &[Part], n_group: u32, rows: u64, out: Address) -> Result<Launch, Error> {
     let reach = |p: &Part| {
         u64::from(p.first)
@@ -203,7 +206,8 @@ pub fn columns(parts: &[Part], n_group: u32, rows: u64, out: Address) -> Result<
     launch("elements.columns", cols, rows, &args)
 }
 
-/// `out[t] = sum_s weights[t][s] * y[t * n_used + s]` for `rows` rows `t` of `cols` elements; with `add`, `out[t] +=` that.
+/// `out[t] = sum_s weights[t][s] * y[t * n_used + s]` for `rows` rows `t` of `cols` elements;
+/// with `add`, `out[t] +=` that.
 ///
 /// # Errors
 /// [`Error::TooLarge`].

@@ -1,5 +1,6 @@
-//! Products of routed rows with matrices of their experts (`hip/experts.h`): each for itself (`hip/experts.hip`), and sorted by
-//! their experts (`hip/experts_group.hip`), a few an expert (`hip/experts_few.h`) or many (`hip/experts_many.hip`).
+//! Products of routed rows with matrices of their experts (`hip/experts.h`): each for itself
+//! (`hip/experts.hip`), and sorted by their experts (`hip/experts_group.hip`), a few an expert
+//! (`hip/experts_few.h`) or many (`hip/experts_many.hip`).
 
 use super::activations::{self, ActSpec};
 use super::{matmat, per_type};
@@ -52,10 +53,12 @@ arg_struct! {
     }
 }
 
-/// Tensors of every expert, by their places in bytes from where the expert's tensors begin. Matrices are of one type and shape.
+/// Tensors of every expert, by their places in bytes from where the expert's tensors begin.
+/// Matrices are of one type and shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tensors {
-    /// u64 `[n_expert]` in device memory: where each expert's tensors begin; 0 for an expert that is not there.
+    /// u64 `[n_expert]` in device memory: where each expert's tensors begin; 0 for an
+    /// expert that is not there.
     pub table: Address,
     /// Experts.
     pub n_expert: u32,
@@ -128,8 +131,8 @@ pub struct Routed {
     pub out: Address,
 }
 
-/// `out[i] = act(first[e] x[i / share]) * (second[e] x[i / share]) * scale[e]` with `e = ids[i]`, biases added to the products; rows of
-/// experts that are not there are left alone.
+/// `out[i] = act(first[e] x[i / share]) * (second[e] x[i / share]) * scale[e]` with `e = ids[i]`,
+/// biases added to the products; rows of experts that are not there are left alone.
 ///
 /// # Errors
 /// [`Error::TooLarge`] for an input that does not fit shared memory, [`Error::Block`].
@@ -175,9 +178,10 @@ pub fn experts(target: &GpuTarget, routed: Routed, tensors: &Tensors) -> Result<
 
 /// How many blocks share a routed row whose products are so many turns of a wave.
 ///
-/// A block's turns begin when its input is there, which takes about as long as [`BEFORE`] turns, and blocks that do not fit the
-/// device beside the others begin when those have ended. So the fewest rounds of blocks times turns, and as many blocks as these
-/// rounds have places for, whose waves are spread the most evenly.
+/// A block's turns begin when its input is there, which takes about as long as [`BEFORE`] turns,
+/// and blocks that do not fit the device beside the others begin when those have ended. So the
+/// fewest rounds of blocks times turns, and as many blocks as these rounds have places for, whose
+/// waves are spread the most evenly.
 fn blocks_a_row(target: &GpuTarget, turns: u32, n: u32) -> u32 {
     let at_once = target.compute_units.max(1) * blocks_at_once(target);
     let waves = THREADS / target.wave;
@@ -191,8 +195,8 @@ fn blocks_a_row(target: &GpuTarget, turns: u32, n: u32) -> u32 {
     rounds.min_by_key(|(cost, _)| *cost).map_or(1, |(_, b)| b)
 }
 
-/// Blocks of `experts_<type>` that a multiprocessor runs at once: two by the registers they may have on NVIDIA. On AMD by counting
-/// registers; not measured on a card.
+/// Blocks of `experts_<type>` that a multiprocessor runs at once: two by the registers they may
+/// have on NVIDIA. On AMD by counting registers; not measured on a card.
 fn blocks_at_once(target: &GpuTarget) -> u32 {
     match target.vendor {
         Vendor::Nvidia => 2,
@@ -285,7 +289,8 @@ pub const fn groups_bytes(n: u64, n_expert: u64) -> u64 {
     (n * 4).next_multiple_of(16) + 16 * (1 + n / FEW_TILE as u64 + n_expert)
 }
 
-/// Sorts routed rows by their experts, `ids` f32 `[n]`; those of experts that `table` has not are left out.
+/// Sorts routed rows by their experts, `ids` f32 `[n]`; those of experts that
+/// `table` has not are left out.
 ///
 /// # Errors
 /// [`Error::TooLarge`] for more than [`EXPERTS_MAX`] experts.
@@ -320,8 +325,9 @@ pub fn group(groups: Groups, ids: Address, table: Address) -> Result<Launch, Err
 /// Waves of a block of which a multiprocessor has registers for two.
 const WAVES_OF_TWO: u32 = 8;
 
-/// Waves of a block of `experts_few_<type>` that are beside each other for all columns, and how many times these; `None` where that
-/// kernel does not do it: floats, other targets than NVIDIA's from sm_80 on, and wider inputs than a block has waves for.
+/// Waves of a block of `experts_few_<type>` that are beside each other for all columns, and how
+/// many times these; `None` where that kernel does not do it: floats, other targets than NVIDIA's
+/// from sm_80 on, and wider inputs than a block has waves for.
 fn few_shape(target: &GpuTarget, tensors: &Tensors) -> Option<(u32, u32)> {
     let (slice, waves) = matmat::few_waves(target, FEW_TILE);
     let slices = u32::try_from(tensors.cols.div_ceil(u64::from(slice))).ok()?;
@@ -335,8 +341,8 @@ pub fn is_for_few(target: &GpuTarget, tensors: &Tensors) -> bool {
     few_shape(target, tensors).is_some()
 }
 
-/// As [`experts`], of rows that are sorted by their experts into tiles of [`FEW_TILE`]: an expert's weights are read once a tile.
-/// `x` goes into the products as f16.
+/// As [`experts`], of rows that are sorted by their experts into tiles of [`FEW_TILE`]: an expert's
+/// weights are read once a tile. `x` goes into the products as f16.
 ///
 /// # Errors
 /// [`Error::NoKernel`] where it [is not for that](is_for_few), [`Error::Block`].
@@ -389,15 +395,18 @@ pub fn experts_few(
 pub enum ManyInputs {
     /// 8 bits, from `activations` with [`Sink::Q8`](super::activations::Sink): bytes and scales.
     Q8(Address, Address),
-    /// f16, and what products are multiplied by; only on a target that [multiplies so](GpuTarget::multiplies_f16).
+    /// f16, and what products are multiplied by; only on a target that [multiplies
+    /// so](GpuTarget::multiplies_f16).
     F16(Address, f32),
 }
 
-/// `out[i] = (first[e] x[i / share] + bias[e]) * scale[e]` with `e` the expert of routed row `i`, `[n][rows]`; rows of experts that are
-/// not there are left alone. For many rows: weights are read once for the rows of a tile.
+/// `out[i] = (first[e] x[i / share] + bias[e]) * scale[e]` with `e` the expert of routed row `i`,
+/// `[n][rows]`; rows of experts that are not there are left alone. For many rows: weights are read
+/// once for the rows of a tile.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for floats (take [`experts`]), two matrices or a function, or f16 without matrix instructions; [`Error::Block`].
+/// [`Error::NoKernel`] for floats (take [`experts`]), two matrices or a function, or f16 without
+/// matrix instructions; [`Error::Block`].
 pub fn experts_many(
     target: &GpuTarget,
     inputs: ManyInputs,

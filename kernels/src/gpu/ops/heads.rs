@@ -49,7 +49,8 @@ pub struct HeadMatrices {
 pub struct HeadInputs {
     /// f32, for float weights.
     pub x: Address,
-    /// 8 bits for quantized weights: what `activations` makes of `n_tokens * n_head` rows of `cols`.
+    /// 8 bits for quantized weights: what `activations` makes of
+    /// `n_tokens * n_head` rows of `cols`.
     pub q8: (Address, Address),
     /// Tokens.
     pub n_tokens: u32,

@@ -67,8 +67,8 @@ arg_struct! {
 /// Most elements of a head.
 pub const HEAD_DIM_MAX: u32 = 576;
 
-/// One layer's keys and values of a batch. All addresses are read by the kernels, so their contents may change between
-/// replays of a graph.
+/// One layer's keys and values of a batch. All addresses are read by the kernels, so their contents
+/// may change between replays of a graph.
 #[derive(Debug, Clone, Copy)]
 pub struct Kv<'a> {
     /// The layout of a page.
@@ -107,7 +107,8 @@ impl Kv<'_> {
 /// A table of rotations, and which elements of a head it turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rotation {
-    /// f32 `[entries][n_rot]`, as [`RopeAngles`](crate::host::ops::RopeAngles) has them: what an element itself is multiplied by.
+    /// f32 `[entries][n_rot]`, as [`RopeAngles`](crate::host::ops::RopeAngles) has them: what an
+    /// element itself is multiplied by.
     pub cos: Address,
     /// The same shape: what its partner is multiplied by, the sign folded in.
     pub sin: Address,
@@ -201,7 +202,8 @@ pub(super) fn check_type(layout: &KvLayout) -> Result<(), Error> {
 /// Norms and rotates q into `q_out` (f32, may be q itself), and k and v into the pages.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for heads of more than [`HEAD_DIM_MAX`] and such as the type does not fit, [`Error::TooLarge`].
+/// [`Error::NoKernel`] for heads of more than [`HEAD_DIM_MAX`] and such as the type does not
+/// fit, [`Error::TooLarge`].
 pub fn rope_kv(
     target: &GpuTarget,
     qkv: Qkv,
@@ -260,8 +262,8 @@ pub struct Heads {
     pub rows: u32,
 }
 
-/// Norms (weight `[dim]` and eps) and rotates the heads of one buffer in place. `positions` is u32 `[rows]`, of use where the
-/// rotation goes by position.
+/// Norms (weight `[dim]` and eps) and rotates the heads of one buffer in place. `positions` is u32
+/// `[rows]`, of use where the rotation goes by position.
 ///
 /// # Errors
 /// [`Error::NoKernel`] for heads of more than [`HEAD_DIM_MAX`].

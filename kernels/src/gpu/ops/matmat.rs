@@ -1,4 +1,5 @@
-//! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_f16.h`): 2 to 128, right for any number.
+//! Products for a few tokens (`hip/matmat.hip`, `hip/matmat_f16.h`): 2 to 128, right for any
+//! number.
 //!
 //! Quantized weights, input rows as f16:
 //!
@@ -127,9 +128,11 @@ pub struct HalfInputs {
     pub factor: f32,
 }
 
-/// From how many rows on quantized products read them as f16, on a target that [multiplies so](GpuTarget::multiplies_f16). By
-/// counting: for NVIDIA it is always less work; AMD's instructions take 16 rows at once, as long as 8 to 32 rows take by products of four
-/// bytes. On gfx11, where both halves of a wave unpack the same weights, that pays beyond 16 rows, elsewhere beyond the 8 of one block.
+/// From how many rows on quantized products read them as f16, on a target that [multiplies
+/// so](GpuTarget::multiplies_f16). By counting: for NVIDIA it is always less work; AMD's
+/// instructions take 16 rows at once, as long as 8 to 32 rows take by products of four bytes. On
+/// gfx11, where both halves of a wave unpack the same weights, that pays beyond 16 rows, elsewhere
+/// beyond the 8 of one block.
 #[must_use]
 pub fn f16_from(target: &GpuTarget) -> Option<u64> {
     match target.has_wmma() {
@@ -290,8 +293,8 @@ impl Alike {
     }
 }
 
-/// [`matmat`] of f16 rows by matrix instructions: quantized weights, and a target that [has them](GpuTarget::multiplies_f16). Matrices of
-/// one type that follow each other share a launch.
+/// [`matmat`] of f16 rows by matrix instructions: quantized weights, and a target that [has
+/// them](GpuTarget::multiplies_f16). Matrices of one type that follow each other share a launch.
 ///
 /// # Errors
 /// [`Error::Block`], [`Error::TooLarge`]; [`Error::NoKernel`] for another target or floats.
@@ -337,7 +340,8 @@ pub fn matmat_f16(
 pub struct Inputs {
     /// f32 `[n_tokens][cols]`, for float weights; may be 0 if there are none.
     pub x: Address,
-    /// 8 bits, from `activations` with [`Sink::Q8`](super::activations::Sink): bytes and scales; may be 0 if all weights are floats.
+    /// 8 bits, from `activations` with [`Sink::Q8`](super::activations::Sink): bytes and scales;
+    /// may be 0 if all weights are floats.
     pub q8: (Address, Address),
     /// Elements a row.
     pub cols: u64,

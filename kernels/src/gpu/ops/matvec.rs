@@ -1,4 +1,5 @@
-//! Products for one token, with what comes before and after them (`hip/matvec.hip`, `hip/matvec_float.hip`).
+//! Products for one token, with what comes before and after them
+//! (`hip/matvec.hip`, `hip/matvec_float.hip`).
 
 use super::activations::ActSpec;
 use super::{per_type, type_name};
@@ -122,7 +123,8 @@ pub enum Epilogue {
     Store,
     /// `out += v`: the residual stream.
     Add,
-    /// `out of the first = act(first) * second`: two matrices of one type and shape; only where [`fuses_gate`] says so.
+    /// `out of the first = act(first) * second`: two matrices of one type and shape; only
+    /// where [`fuses_gate`] says so.
     Gate(Act),
 }
 
@@ -138,12 +140,12 @@ pub fn fuses_gate(gate: WeightType, up: WeightType) -> bool {
     gate == up && gate.is_quantized()
 }
 
-/// The launches of products that share an input: one where the types allow, else one a type (or pair of types, or
-/// [`MATRICES_MAX`] matrices). They may run in any order.
+/// The launches of products that share an input: one where the types allow, else one a type (or
+/// pair of types, or [`MATRICES_MAX`] matrices). They may run in any order.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for a norm or gated unit that is not fused, [`Error::TooLarge`] for an input that does not fit shared memory
-/// (take [`matmat`](super::matmat) then), [`Error::Block`].
+/// [`Error::NoKernel`] for a norm or gated unit that is not fused, [`Error::TooLarge`] for an input
+/// that does not fit shared memory (take [`matmat`](super::matmat) then), [`Error::Block`].
 pub fn matvec(
     target: &GpuTarget,
     input: Input,
@@ -243,7 +245,8 @@ fn quantized_launch(
         rows += m.rows;
     }
     let threads = threads(target, list.iter().any(|&(_, second)| second == 1));
-    // Of few rows all multiprocessors have some, although not each wave of a block has one: what a multiprocessor reads is bounded.
+    // Of few rows all multiprocessors have some, although not each wave of a block has one: what a
+    // multiprocessor reads is bounded.
     let waves = u64::from(threads / target.wave).min(ROWS_A_BLOCK);
     let n_blocks = rows.div_ceil(waves).clamp(1, blocks_max(target));
     args.n_blocks = n_blocks as u32;
@@ -302,8 +305,9 @@ pub(crate) fn float_tokens(
         .rows
         .div_ceil(waves)
         .clamp(1, 4 * u64::from(target.compute_units.max(1)));
-    // Matrices of few rows, routers say, fill the device with few tokens a block. Of 128 rows and 2,048 columns of f32 by 8 and 16
-    // tokens, an H200: 11.3 us with 8 tokens a block, 4.0 us with one and two.
+    // Matrices of few rows, routers say, fill the device with few tokens a block. Of 128
+    // rows and 2,048 columns of f32 by 8 and 16 tokens, an H200: 11.3 us with 8 tokens a
+    // block, 4.0 us with one and two.
     let columns = (n_tokens * n_blocks).div_ceil(blocks_max(target));
     let columns = columns.clamp(1, COLUMNS_FLOAT);
     let args = MatvecFloatArgs {

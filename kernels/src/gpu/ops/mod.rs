@@ -18,8 +18,9 @@ pub mod weights;
 
 use crate::host::WeightType;
 
-/// The kernel of a weight type: `per_type!(ty, "unit_", ".entry_")` where each type has a unit, `per_type!(ty, "unit.entry_")` where
-/// one unit has all. The list is what each type is called in units and entries.
+/// The kernel of a weight type: `per_type!(ty, "unit_", ".entry_")` where each type has a
+/// unit, `per_type!(ty, "unit.entry_")` where one unit has all. The list is what each type is
+/// called in units and entries.
 macro_rules! per_type {
     (@match [$($ty:ident $name:literal),*] $of:expr, $before:literal, $after:literal) => {
         match $of {

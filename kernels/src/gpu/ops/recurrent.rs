@@ -1,4 +1,5 @@
-//! Layers with a state of their own: convolution, gated delta rule, Mamba-2 (`hip/conv.hip`, `hip/delta_net.hip`, `hip/ssm.hip`).
+//! Layers with a state of their own: convolution, gated delta rule, Mamba-2 (`hip/conv.hip`,
+//! `hip/delta_net.hip`, `hip/ssm.hip`).
 
 use super::activations::ActSpec;
 use crate::gpu::error::count;
@@ -19,8 +20,9 @@ pub const TAPS_MAX: u32 = 8;
 pub const STATE_DIM_MAX: u32 = 256;
 
 arg_struct! {
-    /// Where the rows and the state of a sequence are, as it lies in device memory. The places of its drafts, a row each,
-    /// lie behind it; of those `n_rows` and `drafts` are 0, and `state_out` alone is read.
+    /// Where the rows and the state of a sequence are, as it lies in device memory. The places of
+    /// its drafts, a row each, lie behind it; of those `n_rows` and `drafts` are 0, and
+    /// `state_out` alone is read.
     SequencePlace: 32 {
         first_row: u32,
         n_rows: u32,
@@ -95,7 +97,8 @@ impl SequencePlace {
 /// The sequences of a batch, and one layer's part of their states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sequences {
-    /// [`SequencePlace`]`[n]` in device memory, aligned to 8. Each one's rows are consecutive; no two write the same state.
+    /// [`SequencePlace`]`[n]` in device memory, aligned to 8. Each one's rows are consecutive; no
+    /// two write the same state.
     pub places: Address,
     /// How many.
     pub n: u32,
@@ -127,7 +130,8 @@ pub struct Conv {
 /// Convolves all rows of the sequences and renews their states.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for a kernel of less than 2 or more than [`TAPS_MAX`] inputs, or a function of gates alone.
+/// [`Error::NoKernel`] for a kernel of less than 2 or more than [`TAPS_MAX`] inputs, or
+/// a function of gates alone.
 pub fn conv(conv: &Conv, sequences: Sequences) -> Result<Launch, Error> {
     if !(2..=TAPS_MAX).contains(&conv.kernel) || matches!(conv.act, Act::SwigluClamped { .. }) {
         return Err(Error::NoKernel {
@@ -195,7 +199,8 @@ pub struct DeltaNet {
 /// All rows of the sequences, one after another, and their states.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for keys of more than [`STATE_DIM_MAX`] elements or heads that do not divide.
+/// [`Error::NoKernel`] for keys of more than [`STATE_DIM_MAX`] elements or
+/// heads that do not divide.
 pub fn delta_net(
     target: &GpuTarget,
     net: &DeltaNet,
@@ -271,7 +276,8 @@ pub struct Ssm {
 /// All rows of the sequences, one after another, and their states.
 ///
 /// # Errors
-/// [`Error::NoKernel`] for more than [`STATE_DIM_MAX`] elements of B, or groups that do not divide the heads.
+/// [`Error::NoKernel`] for more than [`STATE_DIM_MAX`] elements of B, or groups
+/// that do not divide the heads.
 pub fn ssm(ssm: &Ssm, sequences: Sequences) -> Result<Launch, Error> {
     let divides = ssm.n_group > 0 && ssm.n_head.is_multiple_of(ssm.n_group);
     let kernel = match ssm.n_state {

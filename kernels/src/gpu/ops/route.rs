@@ -55,8 +55,8 @@ pub fn supports(router: &Router) -> Result<(), Error> {
     })
 }
 
-/// Chooses the experts of `rows` rows: logits `[rows][n_expert]` and the selection's bias `[n_expert]` to ids and weights
-/// `[rows][n_used]`, all f32.
+/// Chooses the experts of `rows` rows: logits `[rows][n_expert]` and the selection's bias
+/// `[n_expert]` to ids and weights `[rows][n_used]`, all f32.
 ///
 /// # Errors
 /// As [`supports`].

@@ -1,4 +1,5 @@
-//! Rows moved, biases added, layer norms (`hip/gather.hip`, `hip/add_bias.hip`, `hip/layer_norm.hip`).
+//! Rows moved, biases added, layer norms (`hip/gather.hip`, `hip/add_bias.hip`,
+//! `hip/layer_norm.hip`).
 
 use crate::gpu::error::count;
 use crate::gpu::launch::{ArgBytes, arg_struct};
@@ -41,8 +42,8 @@ arg_struct! {
     }
 }
 
-/// `out[i] = x[rows[i]]`, f32 rows of `cols`; `rows` is u32 `[n]`. `x` and `rows` lie in the device's memory, or in pinned memory
-/// of the host.
+/// `out[i] = x[rows[i]]`, f32 rows of `cols`; `rows` is u32 `[n]`. `x` and `rows` lie in the
+/// device's memory, or in pinned memory of the host.
 ///
 /// # Errors
 /// [`Error::TooLarge`].
@@ -94,7 +95,8 @@ pub struct LayerNorm {
     pub weight: Address,
     /// f32, as `weight`.
     pub bias: Option<Address>,
-    /// Whether `weight` has an element for each column; else it has one for each element of a group.
+    /// Whether `weight` has an element for each column; else it has one for each element of a
+    /// group.
     pub weight_of_row: bool,
     /// Elements of a group; divides the row.
     pub group: u64,

@@ -48,8 +48,9 @@ pub fn candidates_bytes(rows: u64, n: u32, k: u32) -> u64 {
     rows * u64::from(parts(n)) * u64::from(k) * 8
 }
 
-/// The `k` largest of each of `rows` rows of `n` logits (f32), two launches in order. NaN counts as plus infinity, ties go to the
-/// lower id. Asks for more than `n`: the rest are minus infinity with id 0.
+/// The `k` largest of each of `rows` rows of `n` logits (f32), two launches in order. NaN
+/// counts as plus infinity, ties go to the lower id. Asks for more than `n`: the rest are
+/// minus infinity with id 0.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if `k` is above [`K_MAX`].

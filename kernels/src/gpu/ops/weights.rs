@@ -1,4 +1,5 @@
-//! Weights: from the file's layout to the device's, and from that to f16 or f32 (`hip/repack.hip`, `hip/dequantize.hip`).
+//! Weights: from the file's layout to the device's, and from that to f16 or f32
+//! (`hip/repack.hip`, `hip/dequantize.hip`).
 
 use super::per_type;
 use crate::gpu::error::count;
@@ -55,8 +56,9 @@ fn grid(items: u64) -> Result<[u32; 3], Error> {
     ])
 }
 
-/// Repacks `n_rows` rows from `first_row` on, which lie at `from` as in the file (any alignment to 4 bytes for F32, 2 for others),
-/// into their places in `to`. A scale (for floats: a weight) that is NaN or infinite sets bit 0 of the u32 at `flag`.
+/// Repacks `n_rows` rows from `first_row` on, which lie at `from` as in the file (any alignment to
+/// 4 bytes for F32, 2 for others), into their places in `to`. A scale (for floats: a weight) that
+/// is NaN or infinite sets bit 0 of the u32 at `flag`.
 ///
 /// # Errors
 /// [`Error::Block`], [`Error::TooLarge`].
@@ -118,7 +120,8 @@ pub fn dequantize_f16(
 /// [`F16_LOW_SCALE`](super::activations::F16_LOW_SCALE), as f16 `[n_rows][cols]` at `out`.
 ///
 /// # Errors
-/// As [`dequantize_f16`]; [`Error::NoKernel`] for another type, of which f16 leaves nothing that counts.
+/// As [`dequantize_f16`]; [`Error::NoKernel`] for another type, of which f16
+/// leaves nothing that counts.
 pub fn dequantize_low(
     weights: Weights,
     first_row: u64,

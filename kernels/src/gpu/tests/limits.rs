@@ -230,7 +230,8 @@ fn experts_of_many_rows_take_fewer_blocks_each() {
         assert_eq!(launch.grid[1], n);
         launch.grid[0]
     };
-    // 768 rows, four to a wave of the 8 of a block, two blocks a multiprocessor of 132: measured, these are the fastest.
+    // 768 rows, four to a wave of the 8 of a block, two blocks a multiprocessor of 132:
+    // measured, these are the fastest.
     let found = [1, 8, 16, 40, 64, 80, 128, 4096].map(blocks);
     assert_eq!(found, [192, 33, 16, 6, 4, 3, 2, 1]);
     let alone = Tensors {

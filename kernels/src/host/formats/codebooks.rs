@@ -1,7 +1,8 @@
 //! IQ1, IQ2 and IQ3: indices into codebooks of 4 or 8 values, with signs or a shift beside them.
 //!
-//! Signs lie as bits lie everywhere here: bit w of a row's byte b is column 4w + b's. Where the file has seven of eight, the
-//! eighth making their product positive, bits 1, 3, 5 and 7 of byte 3 (columns 7, 15, 23 and 31) hold four other bits.
+//! Signs lie as bits lie everywhere here: bit w of a row's byte b is column 4w + b's. Where the
+//! file has seven of eight, the eighth making their product positive, bits 1, 3, 5 and 7 of byte 3
+//! (columns 7, 15, 23 and 31) hold four other bits.
 
 use super::super::WeightType;
 use super::super::codebook::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
@@ -65,11 +66,13 @@ fn turn<S: Simd>(s: S, w: &mut [S::I; 8], signs: S::I) {
     }
 }
 
-/// Signs of which every eighth (bits 1, 3, 5 and 7 of byte 3) is to be found: so that the number of negative ones is even.
+/// Signs of which every eighth (bits 1, 3, 5 and 7 of byte 3) is to be found: so that the number
+/// of negative ones is even.
 #[inline(always)]
 fn with_eighths<S: Simd>(s: S, seven: S::I) -> S::I {
     let seven = s.and(seven, s.splat(0x55ff_ffff));
-    // Bits 2g and 2g + 1 of the four bytes are group g's: their sum modulo 2 comes to bit 2g of the lowest.
+    // Bits 2g and 2g + 1 of the four bytes are group g's: their sum modulo 2
+    // comes to bit 2g of the lowest.
     let pairs = s.xor(seven, s.shr(seven, 16));
     let bytes = s.xor(pairs, s.shr(pairs, 8));
     let odd = s.and(s.xor(bytes, s.shr(bytes, 1)), s.splat(0x55));

@@ -32,8 +32,8 @@ fn three_times<S: Simd>(s: S, v: S::I) -> S::I {
     s.add(v, s.shl(v, 1))
 }
 
-/// Digit `digit` (0 to 4) of base 3 of each byte, as TQ1_0 has them: a byte is a fraction, and a digit what its multiple by 3
-/// carries.
+/// Digit `digit` (0 to 4) of base 3 of each byte, as TQ1_0 has them: a byte is a fraction, and a
+/// digit what its multiple by 3 carries.
 #[inline(always)]
 fn digits<S: Simd>(s: S, bytes: S::I, digit: usize) -> S::I {
     let mask = s.splat(0x00ff_00ff);
@@ -161,7 +161,8 @@ impl Format for NvFp4 {
         let scales = lines::<1>(tile.bytes, 256 * tile.blocks + b / 2 * 64);
         let scales = s.shr(s.line(&scales[0], half), 16 * (b as u32 % 2));
         let scale = [0, 8].map(|shift| {
-            // E4M3 moved to where f32 has exponent and mantissa is 2^-120 of what it means, and half of it is wanted.
+            // E4M3 moved to where f32 has exponent and mantissa is 2^-120 of what it means,
+            // and half of it is wanted.
             let e = s.and(s.shr(scales, shift), s.splat(0x7f));
             s.mul(s.bits_to_floats(s.shl(e, 20)), s.splat_f(TWO_TO_119))
         });

@@ -50,7 +50,8 @@ impl Format for Iq4Nl {
     }
 }
 
-/// A scale of 6 bits a block, in a line of nibbles and two more bits in 16; the next block's are the lowest.
+/// A scale of 6 bits a block, in a line of nibbles and two more bits in 16; the
+/// next block's are the lowest.
 #[derive(Clone, Copy)]
 pub(crate) struct NibbleScales<S: Simd> {
     /// The tile's scale.
@@ -60,7 +61,8 @@ pub(crate) struct NibbleScales<S: Simd> {
 }
 
 impl<S: Simd> NibbleScales<S> {
-    /// From the line of nibbles at byte `at` of the tile; the other bits and then the tile's scale follow.
+    /// From the line of nibbles at byte `at` of the tile; the other bits and
+    /// then the tile's scale follow.
     #[inline(always)]
     pub(super) fn open(s: S, tile: Tile<'_>, at: usize, half: usize) -> Self {
         let upper = tile.bytes[at + 64..]

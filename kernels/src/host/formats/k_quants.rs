@@ -52,7 +52,8 @@ fn upper_bits<S: Simd>(
     }
 }
 
-/// The regrouped 6-bit values: two a block, low nibbles in `first` and `second`, upper bits in `upper`.
+/// The regrouped 6-bit values: two a block, low nibbles in `first` and
+/// `second`, upper bits in `upper`.
 #[derive(Clone, Copy)]
 pub(crate) struct SixBits<S: Simd> {
     first: S::I,

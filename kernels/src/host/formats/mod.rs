@@ -1,13 +1,15 @@
-//! How sixteen packed rows become dot-product operands: the one place that knows what the bytes of a packed group mean.
+//! How sixteen packed rows become dot-product operands: the one place that knows what the
+//! bytes of a packed group mean.
 //!
-//! A *group* is 16 rows; a *tile* is 256 columns of a group (the last tile of a row of 32-weight blocks may be shorter);
-//! a *block* is 32 columns of a tile. Word j of a block's 8 words is columns 4j to 4j + 3. Groups follow each other;
-//! within a group the tiles follow each other, then, for some types, comes the plane of the tiles' scales (it
-//! would misalign every other tile). Sizes are exactly the file's: 16 rows of blocks.
+//! A *group* is 16 rows; a *tile* is 256 columns of a group (the last tile of a row of 32-weight
+//! blocks may be shorter); a *block* is 32 columns of a tile. Word j of a block's 8 words is
+//! columns 4j to 4j + 3. Groups follow each other; within a group the tiles follow each other,
+//! then, for some types, comes the plane of the tiles' scales (it would misalign every other tile).
+//! Sizes are exactly the file's: 16 rows of blocks.
 //!
 //! ```text
 //! tile of n blocks; L = line: 4 bytes of each row; H = 16 half floats, one a row
-//! Q4_0   4n L nibbles | n H scale                       nibbles: byte j holds column j (low), j + 16 (high)
+//! Q4_0   4n L nibbles | n H scale         nibbles: byte j holds column j (low), j + 16 (high)
 //! Q4_1   4n L nibbles | n H scale | n H min
 //! Q5_0   4n L nibbles | n L fifth bits | n H scale      bit i of a row's byte b: column 4i + b
 //! Q5_1   4n L nibbles | n L fifth bits | n H scale | n H min
@@ -21,23 +23,25 @@
 //! IQ2_XS  8 x (L indices | L signs and ninth bits) | 2 L scales | (plane: H d)
 //! IQ2_XXS  8 x (L indices | L signs and scales) | (plane: H d)
 //! IQ1_S  8 L indices | 4 L upper bits, scales, shifts | (plane: H d)
-//! IQ1_M  8 L indices | 4 L upper bits, shifts | L lower 4 bits of the scales | H upper 2 bits | H d
+//! IQ1_M  8 L indices | 4 L upper bits, shifts | L lower 4 bits of the scales
+//!        | H upper 2 bits | H d
 //! TQ1_0  13 L digits of base 3 | (plane: H d)
 //! TQ2_0  16 L codes | (plane: H d)
 //! NVFP4  4n L nibbles | n/2 L scales
 //! Q1_0   n L bits | n/4 H d
-//! Q2_0   2n L codes | n/2 H d                                        two bits 2(w % 4) of word w / 4, byte b: column 4w + b
-//! Q2_K  16 L codes | 4 L scales, mins | H d | H dmin                  codes, bits and nibbles as in the file,
-//! Q3_K  16 L codes | 8 L third bits | 3 L scales | (plane: H d)       4 bytes of a row to a word of a line
+//! Q2_0   2n L codes | n/2 H d            two bits 2(w % 4) of word w / 4, byte b: column 4w + b
+//! Q2_K  16 L codes | 4 L scales, mins | H d | H dmin             codes and bits as in the file,
+//! Q3_K  16 L codes | 8 L third bits | 3 L scales | (plane: H d)  4 bytes of a row a word
 //! Q4_K  32 L codes | 3 L scales, mins | H d | H dmin
 //! Q5_K  32 L codes | 8 L fifth bits | 3 L scales, mins | H d | H dmin
 //! Q6_K  32 L codes | 16 L upper bits | 4 L scales | (plane: H d)
 //! F32, F16, BF16: one column of 16 rows after the other
 //! ```
 //!
-//! The 6-bit scales of Q3_K to Q5_K are regrouped: nibble s of the first line is the low half of block s's scale (Q3_K:
-//! of its first 16 columns), nibble s of the second line that of its min (Q3_K: of its last 16 columns), bits 4s to 4s + 3
-//! of the third line the upper bits of both. Q2_K's 4-bit values are four such lines of nibbles.
+//! The 6-bit scales of Q3_K to Q5_K are regrouped: nibble s of the first line is the low half of
+//! block s's scale (Q3_K: of its first 16 columns), nibble s of the second line that of its min
+//! (Q3_K: of its last 16 columns), bits 4s to 4s + 3 of the third line the upper bits of both.
+//! Q2_K's 4-bit values are four such lines of nibbles.
 
 mod blocks32;
 mod codebooks;

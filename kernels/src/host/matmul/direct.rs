@@ -1,4 +1,5 @@
-//! Few tokens: packed bytes straight to registers. Bound by memory for one token: reads each packed byte once.
+//! Few tokens: packed bytes straight to registers. Bound by memory for one token:
+//! reads each packed byte once.
 
 use std::marker::PhantomData;
 
@@ -7,8 +8,9 @@ use super::super::formats::{Format, Group, Kind, Operands, TILE_BLOCKS};
 use super::super::simd::{DOTS, Job, ROWS, Simd};
 use super::Product;
 
-/// How far ahead of the reads the prefetches go. A core needs some 4 KiB in flight to reach its share of the memory's
-/// bandwidth, more than its out-of-order window holds; every line must be prefetched, or the gaps stop the hardware's own.
+/// How far ahead of the reads the prefetches go. A core needs some 4 KiB in flight to reach its
+/// share of the memory's bandwidth, more than its out-of-order window holds; every line must be
+/// prefetched, or the gaps stop the hardware's own.
 const PREFETCH_BYTES: usize = 8192;
 
 /// Runs a product.

@@ -1,4 +1,5 @@
-//! From run-time values, a weight type and an instruction set, to the types that the kernels are compiled for.
+//! From run-time values, a weight type and an instruction set, to the types that the
+//! kernels are compiled for.
 
 use super::super::formats::{
     Format, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, MxFp4, NvFp4, Q1_0, Q2_0,

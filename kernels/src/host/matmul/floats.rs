@@ -10,7 +10,8 @@ use std::marker::PhantomData;
 use super::super::simd::{Job, ROWS, Simd};
 use super::Product;
 
-/// How far ahead of the reads the prefetches go, in each of up to four groups that are read side by side.
+/// How far ahead of the reads the prefetches go, in each of up to four groups
+/// that are read side by side.
 const PREFETCH_BYTES: usize = 4096;
 
 /// An unquantized format.
@@ -77,7 +78,8 @@ impl Float for BF16 {
     }
 }
 
-/// Runs a product. One token takes four groups at once, since a row's sum is one chain of dependent additions.
+/// Runs a product. One token takes four groups at once, since a row's sum is one
+/// chain of dependent additions.
 pub(super) fn run<F: Float, S: Simd>(s: S, p: &Product<'_>) {
     let tokens = p.x.tokens();
     let mut g = p.groups.start;

@@ -1,20 +1,23 @@
 //! `out[t][row] = sum over k of W[row][k] * x[t][k]`.
 //!
-//! The arithmetic, the same for every instruction set, every T and every division of the rows. For a quantized type, one
-//! row and one token, over the blocks of 32 columns in ascending order:
+//! The arithmetic, the same for every instruction set, every T and every division of the rows. For
+//! a quantized type, one row and one token, over the blocks of 32 columns in ascending order:
 //!
 //! ```text
-//! i   = sum of code * q, minus the format's offset times the sum of q     exact, i32   (per 16 columns: i0, i1)
-//! p   = f32(i) * scale                                                    or f32(i0) * scale0, then fma(f32(i1), scale1, p)
-//! p   = fma(bias, f32(-(sum of q)), p)                                    only formats with mins
-//! acc = fma(p, d, acc)                                                    d: the activations' scale
+//! i   = sum of code * q, minus the format's offset times the sum of q; exact, i32
+//!       (per 16 columns: i0, i1)
+//! p   = f32(i) * scale, or f32(i0) * scale0, then fma(f32(i1), scale1, p)
+//! p   = fma(bias, f32(-(sum of q)), p)        only formats with mins
+//! acc = fma(p, d, acc)                        d: the activations' scale
 //! ```
 //!
-//! For F32, F16 and BF16: `acc = fma(w, x, acc)` over the columns in ascending order. So every output is bit-identical
-//! however it is computed: decode, batched and chunked prefill give the same logits.
+//! For F32, F16 and BF16: `acc = fma(w, x, acc)` over the columns in ascending order. So
+//! every output is bit-identical however it is computed: decode, batched and chunked
+//! prefill give the same logits.
 //!
-//! Few tokens go `direct`: packed bytes to registers to dot products, bound by memory in decode. Many tokens go through
-//! a `panel`: some columns of two groups unpacked to 8-bit codes in the L1 cache, then used for every token.
+//! Few tokens go `direct`: packed bytes to registers to dot products, bound by memory in decode.
+//! Many tokens go through a `panel`: some columns of two groups unpacked to 8-bit codes in the L1
+//! cache, then used for every token.
 
 mod direct;
 pub(crate) mod dispatch;
@@ -30,14 +33,16 @@ use super::simd::{ROWS, Simd};
 use super::{PackedMatrix, WeightType};
 use dispatch::{WithFormat, WithIsa, with_format, with_isa};
 
-/// From this many tokens on, unpacking to a panel pays: without one each block is unpacked anew for every 8 tokens, or 4 where
-/// vectors have 8 lanes. Formats with mins, with a scale for 16 columns or with a table of codes cost more to unpack than Q4_0 or
-/// Q8_0. With AVX-512 on an Intel Xeon Q2_K, Q4_K and Q6_K were 1.3 to 1.5 times as fast in a panel with 12 tokens and 1.6 to 2.1
-/// times with 31, when blocks were unpacked for every 4. On a Zen 4, Q4_K and Q6_K are 1.5
-/// to 1.8 times as fast without one with 12, and about as fast with 24; on a Zen 5, Q4_0 is 1.2 times as fast even with 24.
-/// With AVX2 (an EPYC), Q4_K is as fast and Q6_K 1.1 times as fast in one with 12, 1.1 and 1.25 times with 16; codes of 8 bits,
-/// whose signs are taken for every token there, are slower. Where products are compiled for one token at a time, two are unpacked
-/// once; how that compares was not measured.
+/// From this many tokens on, unpacking to a panel pays: without one each block is unpacked anew for
+/// every 8 tokens, or 4 where vectors have 8 lanes. Formats with mins, with a scale for 16 columns
+/// or with a table of codes cost more to unpack than Q4_0 or Q8_0. With AVX-512 on an Intel Xeon
+/// Q2_K, Q4_K and Q6_K were 1.3 to 1.5 times as fast in a panel with 12 tokens and 1.6 to 2.1 times
+/// with 31, when blocks were unpacked for every 4. On a Zen 4, Q4_K and Q6_K are 1.5 to 1.8 times
+/// as fast without one with 12, and about as fast with 24; on a Zen 5, Q4_0 is 1.2 times as fast
+/// even with 24. With AVX2 (an EPYC), Q4_K is as fast and Q6_K 1.1 times as fast in one with 12,
+/// 1.1 and 1.25 times with 16; codes of 8 bits, whose signs are taken for every token there, are
+/// slower. Where products are compiled for one token at a time, two are unpacked once; how that
+/// compares was not measured.
 fn panel_tokens<F: Format, S: Simd>(s: S) -> usize {
     if S::TOKENS == 1 {
         2
@@ -66,16 +71,17 @@ pub struct RowsOut<'a> {
 
 // SAFETY: it stands for a `&mut [f32]`, which is Send.
 unsafe impl Send for RowsOut<'_> {}
-// SAFETY: writing through a shared one is confined to `mat_mul`, and `RowsOut::new`'s caller promised that concurrent
-// calls write different columns.
+// SAFETY: writing through a shared one is confined to `mat_mul`, and `RowsOut::new`'s caller
+// promised that concurrent calls write different columns.
 unsafe impl Sync for RowsOut<'_> {}
 
 impl<'a> RowsOut<'a> {
     /// Token t's row r is `out[t * stride + r]`, for r below `rows`.
     ///
     /// # Safety
-    /// As long as this value, a copy of it or a view of some of its tokens is in use, calls of [`mat_mul`] with them that
-    /// run at the same time must be given row groups, or tokens, that do not overlap.
+    /// As long as this value, a copy of it or a view of some of its tokens is in use, calls
+    /// of [`mat_mul`] with them that run at the same time must be given row groups, or
+    /// tokens, that do not overlap.
     ///
     /// # Panics
     /// If `rows` is more than `stride`, or `out` too short for the last token's rows.
@@ -124,7 +130,8 @@ impl<'a> RowsOut<'a> {
         }
     }
 
-    /// Of the same output, `rows` of each token's rows from `first` on: the output of a product with these rows of the matrix.
+    /// Of the same output, `rows` of each token's rows from `first` on: the output of a product
+    /// with these rows of the matrix.
     ///
     /// # Panics
     /// If there are not so many.
@@ -136,7 +143,8 @@ impl<'a> RowsOut<'a> {
             self.rows
         );
         RowsOut {
-            // SAFETY: a token's row `first` lies inside of the output, or one past the end of the last one's rows.
+            // SAFETY: a token's row `first` lies inside of the output, or one past the
+            // end of the last one's rows.
             out: unsafe { self.out.add(first) },
             rows,
             ..self
@@ -152,21 +160,22 @@ impl<'a> RowsOut<'a> {
         );
         let n = ROWS.min(self.rows - row);
         let place = self.places.map_or(t, |places| places[t] as usize);
-        // SAFETY: `new` checked that `tokens * stride` elements, less the last token's unused ones, are there; row is
-        // in range, and so is the place: `placed` checked it, or it is t.
+        // SAFETY: `new` checked that `tokens * stride` elements, less the last token's unused ones,
+        // are there; row is in range, and so is the place: `placed` checked it, or it is t.
         let at = unsafe { self.out.add(place * self.stride + row) };
-        // SAFETY: n elements from `at` are of one token's rows; nobody else reads or writes them, because `new`'s caller
-        // gave this group to one call; `values` is a local of that call.
+        // SAFETY: n elements from `at` are of one token's rows; nobody else reads or writes them,
+        // because `new`'s caller gave this group to one call; `values` is a local of that call.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), at, n) }
     }
 }
 
-/// Multiplies `row_groups` of the matrix with every token of `x`; writes the columns of `out` that belong to these rows,
-/// `[t][16 * row_groups.start ..]`, and no others.
+/// Multiplies `row_groups` of the matrix with every token of `x`; writes the columns of `out` that
+/// belong to these rows, `[t][16 * row_groups.start ..]`, and no others.
 ///
 /// # Panics
-/// If `packed` is not [`PackedMatrix::packed_bytes`] long, the shapes of `w`, `x` and `out` do not agree, `x` was not
-/// prepared in the form that the weight type needs, or the groups are out of range.
+/// If `packed` is not [`PackedMatrix::packed_bytes`] long, the shapes of `w`, `x` and
+/// `out` do not agree, `x` was not prepared in the form that the weight type needs, or
+/// the groups are out of range.
 pub fn mat_mul(
     w: &PackedMatrix,
     packed: &[u8],

@@ -1,5 +1,5 @@
-//! Many tokens: some columns of two groups unpacked once, to 8-bit codes and f32 scales that stay in the L1 cache, then
-//! multiplied with every token.
+//! Many tokens: some columns of two groups unpacked once, to 8-bit codes and f32 scales that stay
+//! in the L1 cache, then multiplied with every token.
 
 #![expect(
     clippy::needless_range_loop,
@@ -16,10 +16,12 @@ use super::direct::{finish, start};
 
 /// Groups side by side: each activation that is broadcast meets both.
 const GROUPS: usize = 2;
-/// Tiles of a panel: 512 columns, so that its codes (16 KiB) and scales (8 KiB) leave room in an L1 cache of 32 KiB.
+/// Tiles of a panel: 512 columns, so that its codes (16 KiB) and scales (8 KiB) leave room
+/// in an L1 cache of 32 KiB.
 const PANEL_TILES: usize = 2;
 const PANEL_BLOCKS: usize = PANEL_TILES * TILE_BLOCKS;
-/// Most tokens between two unpackings: their sums take 17 KiB, their activations of a panel's width 99 KiB.
+/// Most tokens between two unpackings: their sums take 17 KiB, their activations
+/// of a panel's width 99 KiB.
 const TOKENS: usize = 22 * WIDEST;
 /// Most tokens of one pass over a panel.
 const WIDEST: usize = 6;
@@ -149,8 +151,8 @@ impl<F: Format> Job for Unpack<'_, F> {
     }
 }
 
-/// Tokens of one pass over a panel, at most. What the registers hold: a sum in f32 and one in i32 for each token and group
-/// (two, for halves), and operands.
+/// Tokens of one pass over a panel, at most. What the registers hold: a sum in f32 and one in i32
+/// for each token and group (two, for halves), and operands.
 const fn widest<K: Kind, S: Simd>() -> usize {
     match (S::TOKENS, K::HALVES) {
         (8.., false) => WIDEST,
@@ -210,7 +212,8 @@ impl<const G: usize> Columns<'_, G> {
         let sums = sums
             .first_chunk_mut()
             .expect("the caller counted the sums left");
-        // Loops, here and below: an array made by a function or mapped is a fourth of all that would be compiled.
+        // Loops, here and below: an array made by a function or mapped is a fourth of
+        // all that would be compiled.
         let mut x: [&[XBlock]; NT] = [&[]; NT];
         for i in 0..NT {
             let all = self.p.x.blocks(self.first_token + t + i);

@@ -1,5 +1,5 @@
-//! Functions of one element, and gated units: `gate[i] = act(gate[i]) * up[i]`. Bound by memory, or by the exponential
-//! where the data is in cache.
+//! Functions of one element, and gated units: `gate[i] = act(gate[i]) * up[i]`. Bound by memory, or
+//! by the exponential where the data is in cache.
 
 use rocmforge_ops::Act;
 
@@ -31,8 +31,8 @@ pub fn activate(simd: Simd, act: Act, x: &mut [f32]) {
     }
 }
 
-/// `x[h] *= act(gate[h])` for heads of `head_dim` consecutive elements of `x`, `[rows][n_head][head_dim]`; `gate` is
-/// `[rows][n_head]`.
+/// `x[h] *= act(gate[h])` for heads of `head_dim` consecutive elements of `x`,
+/// `[rows][n_head][head_dim]`; `gate` is `[rows][n_head]`.
 ///
 /// # Panics
 /// When there is not one gate a head, or with [`Act::SwigluClamped`].

@@ -24,7 +24,8 @@ pub fn add_bias(simd: Simd, x: &mut [f32], bias: &[f32]) {
     }
 }
 
-/// `x += scale * y`, element by element; both of the same shape. A scale of 1 gives the bits of [`add`].
+/// `x += scale * y`, element by element; both of the same shape. A scale of 1
+/// gives the bits of [`add`].
 ///
 /// # Panics
 /// When the lengths differ.
@@ -50,8 +51,8 @@ pub fn add_gated(simd: Simd, x: &mut [f32], y: &[f32], gate: &[f32], width: usiz
     }
 }
 
-/// `out[t] = sum_s weights[t][s] * y[t * n_used + s]`, in the order of `s`; `weights` is `[rows][n_used]` and `out`
-/// `[rows][width]`.
+/// `out[t] = sum_s weights[t][s] * y[t * n_used + s]`, in the order of `s`; `weights` is
+/// `[rows][n_used]` and `out` `[rows][width]`.
 ///
 /// # Panics
 /// When the shapes do not fit each other, or `n_used` is zero.

@@ -6,8 +6,8 @@ use super::lanes::{Lanes, simd_fn};
 /// Elements of a block: the largest value is found by blocks, its index only in the winning one.
 const BLOCK: usize = 4096;
 
-/// The index of the largest element of `x`, the lowest one of equals. NaN never wins; None when `x` is empty
-/// or has nothing but NaN.
+/// The index of the largest element of `x`, the lowest one of equals. NaN never wins; None when `x`
+/// is empty or has nothing but NaN.
 #[must_use]
 pub fn argmax(simd: Simd, x: &[f32]) -> Option<usize> {
     let (mut best, mut start) = (f32::NEG_INFINITY, 0);
@@ -17,7 +17,8 @@ pub fn argmax(simd: Simd, x: &[f32]) -> Option<usize> {
             (best, start) = (most, index * BLOCK);
         }
     }
-    // Where nothing beats minus infinity, the first element that is minus infinity wins, if there is one.
+    // Where nothing beats minus infinity, the first element that is minus
+    // infinity wins, if there is one.
     x[start..]
         .iter()
         .position(|&x| x == best)

@@ -1,16 +1,16 @@
 //! Causal grouped-query attention over paged keys and values:
-//! `out[r][h] = sum_p softmax_p(scale * q[r][h] . k[p][h / group]) * v[p][h / group]`
-//! over the positions `p` up to that of row `r`, and with a sliding window only the last `window` of
-//! them. Scores may be bounded, and a head may have a sink: one more score, whose value is nothing.
+//! `out[r][h] = sum_p softmax_p(scale * q[r][h] . k[p][h / group]) * v[p][h / group]` over the
+//! positions `p` up to that of row `r`, and with a sliding window only the last `window` of them.
+//! Scores may be bounded, and a head may have a sink: one more score, whose value is nothing.
 //!
-//! A work item is one key/value head times a tile of query rows: the query heads of the group (some of
-//! them, where they are many) and all rows of the tile use a page's K and V while they are in cache. The
-//! softmax is the online one (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, arXiv
-//! 2205.14135), one step a page.
+//! A work item is one key/value head times a tile of query rows: the query heads of the group (some
+//! of them, where they are many) and all rows of the tile use a page's K and V while they are in
+//! cache. The softmax is the online one (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention,
+//! arXiv 2205.14135), one step a page.
 //!
-//! *Invariant:* what a row gets is computed by the same operations in the same order whatever the number of
-//! rows in its span, the tile it falls into and the thread it runs on: bit for bit the same result.
-//! Slots of a page beyond the last position are read but never reach a result.
+//! *Invariant:* what a row gets is computed by the same operations in the same order whatever the
+//! number of rows in its span, the tile it falls into and the thread it runs on: bit for bit the
+//! same result. Slots of a page beyond the last position are read but never reach a result.
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
@@ -21,12 +21,12 @@ use super::Simd;
 use super::attention_tile::{Scratch, Tile};
 use crate::host::{Pool, SyncPtr};
 
-/// Queries (rows times heads of a group) of one tile: enough that widening a page's K and V to f32 is a small
-/// part of the work, few enough that the tile stays in the second-level cache.
+/// Queries (rows times heads of a group) of one tile: enough that widening a page's K and V to f32
+/// is a small part of the work, few enough that the tile stays in the second-level cache.
 const TILE_QUERIES: usize = 64;
 
-/// Most query heads of one tile: enough that widening a page is a small part of the work, few enough
-/// that one row of a model with a single key/value head keeps several threads busy.
+/// Most query heads of one tile: enough that widening a page is a small part of the work, few
+/// enough that one row of a model with a single key/value head keeps several threads busy.
 const TILE_HEADS: usize = 32;
 
 thread_local! {
@@ -39,7 +39,8 @@ thread_local! {
 pub struct AttentionShape<'a> {
     /// The layout of the pages.
     pub kv: KvLayout,
-    /// Query heads, a multiple of `kv.n_head_kv`; head `h` uses key/value head `h / (n_head / n_head_kv)`.
+    /// Query heads, a multiple of `kv.n_head_kv`; head `h` uses key/value head
+    /// `h / (n_head / n_head_kv)`.
     pub n_head: usize,
     /// Multiplies the scores: `1 / sqrt(head_dim)` unless the model says otherwise.
     pub scale: f32,
@@ -58,8 +59,9 @@ pub struct AttentionSpan<'a> {
     pub n_rows: usize,
     /// The position of the first row.
     pub pos0: usize,
-    /// This layer of the sequence's pages, from position 0, the span's own included: [`KvLayout::layer_bytes`] each, aligned
-    /// to 4 bytes for f32, else to 2. Pages that lie wholly before every row's window may be empty slices.
+    /// This layer of the sequence's pages, from position 0, the span's own included:
+    /// [`KvLayout::layer_bytes`] each, aligned to 4 bytes for f32, else to 2. Pages that lie wholly
+    /// before every row's window may be empty slices.
     pub pages: &'a [&'a [u8]],
 }
 
@@ -120,9 +122,9 @@ pub fn attention(
                 tile.attend(simd, scratch);
                 for (r, row) in rows.enumerate() {
                     let start = (first_row + row) * out_row + first_head * kv.head_dim_v;
-                    // SAFETY: row is one of the rows of out and the heads are some of its heads, so the piece
-                    // lies inside out, which stays borrowed until run returns; each item has its own pair of
-                    // tile and heads, so no two pieces overlap.
+                    // SAFETY: row is one of the rows of out and the heads are some of its heads, so
+                    // the piece lies inside out, which stays borrowed until run returns; each item
+                    // has its own pair of tile and heads, so no two pieces overlap.
                     let out = unsafe {
                         std::slice::from_raw_parts_mut(out.get().add(start), heads * kv.head_dim_v)
                     };

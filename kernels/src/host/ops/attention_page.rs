@@ -1,9 +1,9 @@
-//! What [`attention_tile`](super::attention_tile) does with one page, in registers: widening K and V, scores, the
-//! weights of the online softmax, and the weighted sums of V.
+//! What [`attention_tile`](super::attention_tile) does with one page, in registers: widening K and
+//! V, scores, the weights of the online softmax, and the weighted sums of V.
 //!
-//! Scores and sums are outer products: a register holds one query and N slots, or one query and N columns of
-//! V, and M queries share each load. M and the number of registers a query are what the instruction set
-//! has room for; the chain of additions of an element is the same for all of them.
+//! Scores and sums are outer products: a register holds one query and N slots, or one query and N
+//! columns of V, and M queries share each load. M and the number of registers a query are what the
+//! instruction set has room for; the chain of additions of an element is the same for all of them.
 
 use half::f16;
 use rocmforge_ops::KV_BLOCK;
@@ -17,7 +17,8 @@ use super::lanes::Lanes;
 trait Keys<S: Lanes>: Copy {
     /// What [`KV_BLOCK`] elements of a key are multiplied by, for 2 N slots.
     type Scales: Copy;
-    /// Those of the block that begins at element `c`, a multiple of [`KV_BLOCK`], for the slots from `slot` on.
+    /// Those of the block that begins at element `c`, a multiple of [`KV_BLOCK`], for
+    /// the slots from `slot` on.
     ///
     /// # Safety
     /// The keys are valid for reads, `c < head_dim` and `slot + 2 N <= SLOTS`.
@@ -75,7 +76,8 @@ impl<S: Lanes> Keys<S> for KeyCodes {
 
     #[inline(always)]
     unsafe fn scales(self, s: S, c: usize, slot: usize) -> [S::V; 2] {
-        // SAFETY: the caller's: the row of the block has SLOTS readable scales, 2 N of them from slot on.
+        // SAFETY: the caller's: the row of the block has SLOTS readable scales,
+        // 2 N of them from slot on.
         unsafe {
             let row = self.scales.add(c / KV_BLOCK * SLOTS + slot);
             [s.load_f16_ptr(row), s.load_f16_ptr(row.add(S::N))]
@@ -125,7 +127,8 @@ fn widen<S: Lanes>(s: S, from: &[f16], to: &mut [f32]) {
     }
 }
 
-/// `out[slot][c] = values[slot][c]` in f32 for the slots `from..to`; zero in the padding. `scales` is room for `dv` elements.
+/// `out[slot][c] = values[slot][c]` in f32 for the slots `from..to`; zero in the padding. `scales`
+/// is room for `dv` elements.
 #[inline(always)]
 pub(super) fn widen_values<S: Lanes>(
     s: S,
@@ -185,8 +188,8 @@ pub(super) fn widen_values<S: Lanes>(
     }
 }
 
-/// `scores[i][slot] = sum_c q[i][c] * keys[c][slot]` for `n` queries, `q` being `[n][dk]`, for the 2 N slots at a time that
-/// touch `from..to`; the others keep what they hold.
+/// `scores[i][slot] = sum_c q[i][c] * keys[c][slot]` for `n` queries, `q` being `[n][dk]`, for the
+/// 2 N slots at a time that touch `from..to`; the others keep what they hold.
 #[inline(always)]
 pub(super) fn score<S: Lanes>(
     s: S,
@@ -224,8 +227,8 @@ pub(super) fn score<S: Lanes>(
 /// [`score`] for one kind of keys.
 ///
 /// # Safety
-/// `q` is valid for reads of `[n][dk]`, the keys of `[dk][SLOTS]`, `scores` for writes of `[n][SLOTS]` elements, and
-/// `slots.1 <= SLOTS`.
+/// `q` is valid for reads of `[n][dk]`, the keys of `[dk][SLOTS]`, `scores` for writes of
+/// `[n][SLOTS]` elements, and `slots.1 <= SLOTS`.
 #[inline(always)]
 unsafe fn score_queries<S: Lanes, K: Keys<S>>(
     s: S,
@@ -264,7 +267,8 @@ unsafe fn score_block<S: Lanes, K: Keys<S>, const M: usize>(
     for slot in (from / (2 * S::N) * (2 * S::N)..to).step_by(2 * S::N) {
         let mut sums = [[s.splat(0.0); 2]; M];
         for block in (0..dk).step_by(KV_BLOCK) {
-            // SAFETY: block < dk, and slot is a multiple of 2 N below SLOTS, as 2 N divides SLOTS: slot + 2 N <= SLOTS.
+            // SAFETY: block < dk, and slot is a multiple of 2 N below SLOTS, as 2 N divides
+            // SLOTS: slot + 2 N <= SLOTS.
             let scales = unsafe { keys.scales(s, block, slot) };
             for c in block..dk.min(block + KV_BLOCK) {
                 // SAFETY: c < dk, and slot + 2 N <= SLOTS as above.
@@ -321,7 +325,8 @@ pub(super) fn rescale<S: Lanes>(s: S, max: &mut [f32], new_max: &[f32], keep: &m
     }
 }
 
-/// Turns the scores `from..to` of one query into weights and the rest into zeros, and adds them to `sums`.
+/// Turns the scores `from..to` of one query into weights and the rest into
+/// zeros, and adds them to `sums`.
 #[inline(always)]
 pub(super) fn weigh<S: Lanes>(
     s: S,
@@ -399,7 +404,8 @@ pub(super) fn readable(dv: usize) -> bool {
     dv.is_multiple_of(PAD)
 }
 
-/// The scales of values in f32, where they have some: what [`accumulate`] needs to read `values` as they are stored.
+/// The scales of values in f32, where they have some: what [`accumulate`] needs to read
+/// `values` as they are stored.
 #[inline(always)]
 pub(super) fn widen_scales<S: Lanes>(s: S, values: Stored<'_>, scales: &mut [f32]) {
     if let Stored::Q8_0 { scales: halves, .. } = values {
@@ -407,9 +413,9 @@ pub(super) fn widen_scales<S: Lanes>(s: S, values: Stored<'_>, scales: &mut [f32
     }
 }
 
-/// `out[i] = out[i] * keep[i] + sum_slot weights[i][slot] * values[slot]` over the slots `from..to`, for the
-/// queries `range`. The values are `values` with the scales of [`widen_scales`] where they are [`readable`], or without
-/// them those of the scratch. `dv` is padded.
+/// `out[i] = out[i] * keep[i] + sum_slot weights[i][slot] * values[slot]` over the slots
+/// `from..to`, for the queries `range`. The values are `values` with the scales of [`widen_scales`]
+/// where they are [`readable`], or without them those of the scratch. `dv` is padded.
 #[inline(always)]
 pub(super) fn accumulate<S: Lanes>(
     s: S,
@@ -431,8 +437,8 @@ pub(super) fn accumulate<S: Lanes>(
         dv,
         slots,
     };
-    // SAFETY: the slices above hold n queries; dv is a multiple of PAD, and the slots are below SLOTS; the values by the
-    // assertion of their branch.
+    // SAFETY: the slices above hold n queries; dv is a multiple of PAD, and the slots are below
+    // SLOTS; the values by the assertion of their branch.
     unsafe {
         match values {
             None => {
@@ -480,8 +486,8 @@ impl Block {
     /// For `n` queries.
     ///
     /// # Safety
-    /// The pointers are valid for the shapes above with M being `n`, `out` for writes, and the values for their shape;
-    /// `dv` is a multiple of PAD and `slots.1 <= SLOTS`.
+    /// The pointers are valid for the shapes above with M being `n`, `out` for writes, and the
+    /// values for their shape; `dv` is a multiple of PAD and `slots.1 <= SLOTS`.
     #[inline(always)]
     unsafe fn accumulate_queries<S: Lanes, V: Values<S>>(self, s: S, n: usize, values: V) {
         let mut i = 0;
@@ -511,7 +517,8 @@ impl Block {
     unsafe fn accumulate<S: Lanes, V: Values<S>, const M: usize>(self, s: S, values: V) -> usize {
         let mut column = 0;
         while column < self.dv {
-            // SAFETY: the caller's; the branches keep column + W * N <= dv, and column is a sum of multiples of N.
+            // SAFETY: the caller's; the branches keep column + W * N <= dv, and column
+            // is a sum of multiples of N.
             unsafe {
                 column += match self.dv - column {
                     64.. if S::N == 16 => self.columns::<S, V, M, 4>(s, values, column),
@@ -548,7 +555,8 @@ impl Block {
         for slot in self.slots.0..self.slots.1 {
             let mut values = [s.splat(0.0); W];
             for (w, value) in values.iter_mut().enumerate() {
-                // SAFETY: slot < SLOTS, column + (w + 1) * N <= dv, and both terms are multiples of N.
+                // SAFETY: slot < SLOTS, column + (w + 1) * N <= dv, and both
+                // terms are multiples of N.
                 *value = unsafe { stored.load(s, self.dv, slot, column + w * S::N) };
             }
             for (i, sums) in sums.iter_mut().enumerate() {

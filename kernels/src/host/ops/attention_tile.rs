@@ -1,16 +1,17 @@
-//! The inner part of [`attention`](super::attention()): one key/value head, the queries of its group in a tile
-//! of rows, page by page.
+//! The inner part of [`attention`](super::attention()): one key/value head, the queries of its
+//! group in a tile of rows, page by page.
 //!
-//! K of a page lies as `[head_dim_k][32]`, V as `[32][head_dim_v]`. Scores of several queries at a time are outer-product
-//! sums with a register a (query, 16 slots), and the weighted sums of V likewise. Few queries widen both to f32 in registers,
-//! as often as they read them; for more a page is widened once, into the tile's scratch.
+//! K of a page lies as `[head_dim_k][32]`, V as `[32][head_dim_v]`. Scores of several queries at a
+//! time are outer-product sums with a register a (query, 16 slots), and the weighted sums of V
+//! likewise. Few queries widen both to f32 in registers, as often as they read them; for more a
+//! page is widened once, into the tile's scratch.
 //!
-//! *Invariant:* each element of a score or of a result is one chain of fused multiply-adds in the order of the
-//! dimension or of the position. Blocking groups chains and never splits one, so neither the tile nor the
-//! block that a row falls into shows in its result.
+//! *Invariant:* each element of a score or of a result is one chain of fused multiply-adds in the
+//! order of the dimension or of the position. Blocking groups chains and never splits one, so
+//! neither the tile nor the block that a row falls into shows in its result.
 //!
-//! *Invariant:* a slot outside the range that a row attends to contributes to nothing of that row, not even as
-//! zero times its value: it may hold NaN.
+//! *Invariant:* a slot outside the range that a row attends to contributes to nothing of that row,
+//! not even as zero times its value: it may hold NaN.
 
 use super::Simd;
 use super::attention::{AttentionShape, first_position};
@@ -29,8 +30,8 @@ pub(super) const SLOTS: usize = KV_PAGE_TOKENS;
 /// The widest vector, to which rows of scratch are padded.
 pub(super) const PAD: usize = 16;
 
-/// Up to so many queries of a tile widen keys and values in registers: they read them twice with AVX-512 and four times with
-/// AVX2, which takes less than to store and load what was widened.
+/// Up to so many queries of a tile widen keys and values in registers: they read them twice with
+/// AVX-512 and four times with AVX2, which takes less than to store and load what was widened.
 const DIRECT_QUERIES: usize = 16;
 
 /// One work item.
@@ -84,7 +85,8 @@ pub(super) struct Aligned(Vec<Line>);
 struct Line([f32; PAD]);
 
 impl Aligned {
-    /// At least `n` elements; what they hold is left over from before, or NaN: nobody may count on it.
+    /// At least `n` elements; what they hold is left over from before, or NaN: nobody may count on
+    /// it.
     fn reserve(&mut self, n: usize) {
         let lines = n.div_ceil(PAD);
         if self.0.len() < lines {
@@ -207,8 +209,8 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
     let heads = tile.heads;
     let (dk, dv) = (tile.shape.kv.head_dim_k, tile.padded_v());
     for page in tile.page_range() {
-        // The rows that see something of the page: consecutive ones, since both ends of what a row sees only
-        // grow with the row.
+        // The rows that see something of the page: consecutive ones, since both ends of what a row
+        // sees only grow with the row.
         let sees = |r: &usize| {
             let (from, to) = tile.slots(*r, page);
             from < to
@@ -222,7 +224,8 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
             tile.slots(first, page) == (0, SLOTS) && tile.slots(end - 1, page) == (0, SLOTS);
 
         let (keys, values) = tile.keys_values(page);
-        // Decoding is bound by memory, and the pages lie anywhere: no hardware looks ahead across them.
+        // Decoding is bound by memory, and the pages lie anywhere: no hardware looks ahead across
+        // them.
         if page < *tile.page_range().end() {
             let (keys, values) = tile.head_bytes(page + 1);
             s.prefetch(keys);

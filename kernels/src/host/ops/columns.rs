@@ -21,7 +21,8 @@ pub struct ColumnSource<'a> {
 /// `part.x[t][part.first + h * part.stride ..][.. part.width]`.
 ///
 /// # Panics
-/// When a part has another number of rows than `out` or reaches beyond its own rows, or when the groups are empty.
+/// When a part has another number of rows than `out` or reaches beyond its own rows, or
+/// when the groups are empty.
 pub fn columns(parts: &[ColumnSource<'_>], n_group: usize, out: &mut [f32]) {
     let group: usize = parts.iter().map(|part| part.width).sum();
     let rows = rows_of(out.len(), n_group * group);

@@ -31,8 +31,8 @@ pub struct ConvWeights<'a> {
     pub act: Act,
 }
 
-/// Convolves the rows of all `spans`, in order: `x` and `out` are `[rows of all spans][channels]`, a span's state is
-/// `[kernel - 1][channels]`, the inputs before its first row, oldest first.
+/// Convolves the rows of all `spans`, in order: `x` and `out` are `[rows of all spans][channels]`,
+/// a span's state is `[kernel - 1][channels]`, the inputs before its first row, oldest first.
 ///
 /// # Panics
 /// When the shapes do not fit each other.
@@ -85,7 +85,8 @@ pub fn conv(
         }
         let mut before = Vec::with_capacity((kernel - 1) * n);
         for j in 0..kernel - 1 {
-            // SAFETY: the channels of this item, of which no other has any; not in use beyond this line.
+            // SAFETY: the channels of this item, of which no other has any; not in use beyond this
+            // line.
             before.extend_from_slice(unsafe { item.state(j * channels + from, n) });
         }
         // The input that is `row` rows behind the oldest one of the state.
@@ -99,8 +100,8 @@ pub fn conv(
                 *tap = input(t + j);
             }
             let at = (item.first_row + t) * channels + from;
-            // SAFETY: a row of the span and the channels of this item, inside out, which stays borrowed until the run
-            // ends; no other item has them.
+            // SAFETY: a row of the span and the channels of this item, inside out, which stays
+            // borrowed until the run ends; no other item has them.
             let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(at), n) };
             match weights.bias {
                 Some(bias) => out.copy_from_slice(&bias[from..][..n]),

@@ -1,4 +1,5 @@
-//! The gated delta rule (Yang et al. 2024, arXiv 2412.06464), row by row. For value head `h` with key head `g(h)`:
+//! The gated delta rule (Yang et al. 2024, arXiv 2412.06464), row by row. For value head
+//! `h` with key head `g(h)`:
 //!
 //! ```text
 //! q, k   = l2norm(q) / sqrt(dim_k), l2norm(k)            (l2norm(x) = x / sqrt(sum x^2 + eps))
@@ -7,8 +8,8 @@
 //! out    = S^T q
 //! ```
 //!
-//! Columns of the state do not depend on each other: some of them go through all rows of a chunk while they are in the
-//! first-level cache.
+//! Columns of the state do not depend on each other: some of them go through all rows of a chunk
+//! while they are in the first-level cache.
 
 use super::Simd;
 use super::act::{sigmoid, softplus};
@@ -125,8 +126,8 @@ pub fn delta_net(
             run_chunk(simd, &mut chunk, shape.eps, state);
             for t in 0..chunk.n_rows {
                 let at = (item.first_row + first + t) * out_row + h * dim_v;
-                // SAFETY: a row of the span and this item's head, inside out, which stays borrowed until the run ends;
-                // no other item has them.
+                // SAFETY: a row of the span and this item's head, inside out, which stays borrowed
+                // until the run ends; no other item has them.
                 let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(at), dim_v) };
                 out.copy_from_slice(&chunk.v[t * dim_v..][..dim_v]);
             }

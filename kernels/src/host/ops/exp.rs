@@ -1,10 +1,12 @@
-//! The exponential of a vector, for softmax and SiLU, and the hyperbolic tangent that is made of it.
+//! The exponential of a vector, for softmax and SiLU, and the hyperbolic
+//! tangent that is made of it.
 //!
-//! `exp(x) = 2^n exp(r)`, `n = round(x / ln 2)`, `|r| <= ln 2 / 2`; `exp(r) = 1 + r + r^2 g(r)` with a
-//! polynomial g of degree 4 fitted for the least relative error of the whole (3.2e-9 before rounding).
+//! `exp(x) = 2^n exp(r)`, `n = round(x / ln 2)`, `|r| <= ln 2 / 2`;
+//! `exp(r) = 1 + r + r^2 g(r)` with a polynomial g of degree 4 fitted for the least relative
+//! error of the whole (3.2e-9 before rounding).
 //!
-//! Relative error at most 1e-7 (tested; 8.1e-8 found) where the result is a normal f32, gradual underflow below, 0 for
-//! minus infinity, infinity from 88.73 up, NaN for NaN.
+//! Relative error at most 1e-7 (tested; 8.1e-8 found) where the result is a normal f32, gradual
+//! underflow below, 0 for minus infinity, infinity from 88.73 up, NaN for NaN.
 
 use super::lanes::Lanes;
 
@@ -32,7 +34,8 @@ pub(super) fn exp<S: Lanes>(s: S, x: S::V) -> S::V {
     s.scale_exp2(s.add(tail, s.splat(1.0)), n)
 }
 
-/// `tanh(x)` in every lane, by `t / (t + 2)` with `t = exp(2 x) - 1`, which keeps the digits of small arguments.
+/// `tanh(x)` in every lane, by `t / (t + 2)` with `t = exp(2 x) - 1`, which keeps the
+/// digits of small arguments.
 ///
 /// Relative error at most 5e-7 (tested, as `soft_cap`); NaN for NaN.
 #[inline(always)]

@@ -1,5 +1,6 @@
-//! The key/value store on the host: views of a head in a layer of a page, and writing tokens into one. The layout is
-//! [`rocmforge_ops::kv`]'s: the keys transposed, `[head_dim][slot]`, and the values `[slot][head_dim]`.
+//! The key/value store on the host: views of a head in a layer of a page, and writing tokens into
+//! one. The layout is [`rocmforge_ops::kv`]'s: the keys transposed, `[head_dim][slot]`, and the
+//! values `[slot][head_dim]`.
 
 use std::ops::Range;
 
@@ -12,8 +13,8 @@ use super::lanes::{Lanes, simd_fn};
 /// Slots of a page, the stride of keys.
 const SLOTS: usize = KV_PAGE_TOKENS;
 
-/// Keys or values of one head in a page, as they are stored: keys `[head_dim][KV_PAGE_TOKENS]`, values
-/// `[KV_PAGE_TOKENS][head_dim]`.
+/// Keys or values of one head in a page, as they are stored: keys `[head_dim][KV_PAGE_TOKENS]`,
+/// values `[KV_PAGE_TOKENS][head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stored<'a> {
     F32(&'a [f32]),
@@ -57,7 +58,8 @@ impl<'a> Stored<'a> {
         self.read(out, |i| slot * dim + i, |block| first_block + block);
     }
 
-    /// Element `i` of `out` is the one at `place(i)`, and the scale of a block is at `scale_place(block)`.
+    /// Element `i` of `out` is the one at `place(i)`, and the scale of a block
+    /// is at `scale_place(block)`.
     #[inline(always)]
     fn read(
         &self,
@@ -116,14 +118,16 @@ fn elements_mut<E: Plain>(bytes: &mut [u8]) -> &mut [E] {
     elements
 }
 
-/// Writes the keys and the values of consecutive tokens into the slots `slots` of `page_layer`: one layer of a page,
-/// [`KvLayout::layer_bytes`] long and aligned to 4 bytes for f32, else to 2. `k` is `[slots][n_head_kv][head_dim_k]`,
-/// `v` is `[slots][n_head_kv][head_dim_v]`. As f32 they stay what they are. As f16 they are rounded to the nearest, beyond
-/// its range to infinity. As Q8_0 the codes are rounded to the nearest, ties to even; a block with an element that is not
-/// finite, or so large that the scale is not, is read as NaN.
+/// Writes the keys and the values of consecutive tokens into the slots `slots` of `page_layer`: one
+/// layer of a page, [`KvLayout::layer_bytes`] long and aligned to 4 bytes for f32, else to 2. `k`
+/// is `[slots][n_head_kv][head_dim_k]`, `v` is `[slots][n_head_kv][head_dim_v]`. As f32 they stay
+/// what they are. As f16 they are rounded to the nearest, beyond its range to infinity. As Q8_0 the
+/// codes are rounded to the nearest, ties to even; a block with an element that is not finite, or
+/// so large that the scale is not, is read as NaN.
 ///
 /// # Panics
-/// When a length or the alignment differs from the layout, or a slot is not below [`KV_PAGE_TOKENS`].
+/// When a length or the alignment differs from the layout, or a slot is not
+/// below [`KV_PAGE_TOKENS`].
 pub fn kv_append(
     simd: Simd,
     layout: &KvLayout,
@@ -158,7 +162,8 @@ pub fn kv_append(
     );
     let (dk, dv) = (layout.head_dim_k, layout.head_dim_v);
     let (keys, values) = (layout.keys_bytes(), layout.values_bytes());
-    // A head at a time: a key goes to as many cache lines as it has elements, and the next slot's to the same ones.
+    // A head at a time: a key goes to as many cache lines as it has elements, and the
+    // next slot's to the same ones.
     for head in 0..layout.n_head_kv {
         let to = &mut page_layer[layout.k_offset_bytes(head)..][..keys];
         for (i, slot) in slots.clone().enumerate() {
@@ -267,13 +272,15 @@ fn quantize_blocks(from: &[f32], codes: &mut [u8], scales: &mut [f16]) {
         .chunks_exact(KV_BLOCK)
         .zip(codes.chunks_exact_mut(KV_BLOCK));
     for ((from, codes), scale) in blocks.zip(scales) {
-        // As whole numbers absolute values are in their own order, infinity behind all and NaN behind that.
+        // As whole numbers absolute values are in their own order, infinity
+        // behind all and NaN behind that.
         let most = from.iter().map(|x| x.to_bits() & 0x7fff_ffff).max();
         *scale = f16::from_f32(f32::from_bits(most.unwrap_or(0)) / 127.0);
         let size = scale.to_f32();
         let inverse = if size > 0.0 { 1.0 / size } else { 0.0 };
         for (code, x) in codes.iter_mut().zip(from) {
-            // The smallest scales are coarse, so that a quotient may be beyond 127; one that is NaN becomes 0.
+            // The smallest scales are coarse, so that a quotient may be beyond 127;
+            // one that is NaN becomes 0.
             *code = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
         }
     }
@@ -284,7 +291,8 @@ mod tests {
     use super::*;
     use crate::host::ops::testing::Source;
 
-    /// Memory for one layer of a page, aligned to 4 bytes, every byte 0xd5; as long as the layer, whole words.
+    /// Memory for one layer of a page, aligned to 4 bytes, every byte 0xd5; as long
+    /// as the layer, whole words.
     fn memory(layout: &KvLayout) -> Vec<u32> {
         assert!(layout.layer_bytes().is_multiple_of(4));
         vec![0xd5d5_d5d5; layout.layer_bytes() / 4]

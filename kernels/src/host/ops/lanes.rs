@@ -1,9 +1,10 @@
 //! The vectors that the operations are written in: one trait, an implementation an instruction set.
 //!
-//! *Invariant:* a value of an implementing type is the proof that the CPU has the instruction set: it is made
-//! only by `detect`. That is why the methods can be safe; the unsafe ones add only what their pointers need.
-//! All methods and all code generic over [`Lanes`] are `inline(always)`, so that they end up inside the
-//! function that [`simd_fn`] marks with `target_feature`, where the intrinsics inline too.
+//! *Invariant:* a value of an implementing type is the proof that the CPU has the instruction
+//! set: it is made only by `detect`. That is why the methods can be safe; the unsafe ones add
+//! only what their pointers need. All methods and all code generic over [`Lanes`] are
+//! `inline(always)`, so that they end up inside the function that [`simd_fn`] marks with
+//! `target_feature`, where the intrinsics inline too.
 
 use half::f16;
 
@@ -116,8 +117,8 @@ pub(super) trait Lanes: Copy {
     }
 }
 
-/// Defines `fn name(simd, args)`, which runs the generic `simd` function compiled for the chosen instruction
-/// set with its token as the first argument, or the `scalar` one.
+/// Defines `fn name(simd, args)`, which runs the generic `simd` function compiled for the chosen
+/// instruction set with its token as the first argument, or the `scalar` one.
 macro_rules! simd_fn {
     (fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?; simd $kernel:ident; scalar $scalar:ident;) => {
         #[allow(clippy::too_many_arguments, reason = "those of the operation and the instruction set")]

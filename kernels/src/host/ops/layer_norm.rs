@@ -1,19 +1,22 @@
-//! Layer normalization (Ba et al. 2016): `out[r][i] = (x[r][i] - mean_i(x[r])) / sqrt(var_i(x[r]) + eps) * weight[i] + bias[i]`.
+//! Layer normalization (Ba et al. 2016): `out[r][i] = (x[r][i] - mean_i(x[r])) / sqrt(var_i(x[r]) +
+//! eps) * weight[i] + bias[i]`.
 //!
-//! Bound by memory; a row is read several times, all but the first from cache. The variance is that of the differences
-//! from the mean, not a difference of two large sums. The mean of a row that lies far from 0 is rounded by more than
-//! the deviations may be worth: the mean of the differences, which is what rounding left, is taken off too.
+//! Bound by memory; a row is read several times, all but the first from cache. The variance is that
+//! of the differences from the mean, not a difference of two large sums. The mean of a row that
+//! lies far from 0 is rounded by more than the deviations may be worth: the mean of the
+//! differences, which is what rounding left, is taken off too.
 
 use super::lanes::{Lanes, simd_fn};
 use super::rms_norm::{sum_squares, sum_squares_scalar};
 use super::{Simd, rows_of};
 
-/// Normalizes each `group` of consecutive elements of `x` by itself, in place. `weight` has a group's elements, the
-/// same for all groups, or those of a row of several groups; `bias` as many, or it is none.
+/// Normalizes each `group` of consecutive elements of `x` by itself, in place. `weight`
+/// has a group's elements, the same for all groups, or those of a row of several groups;
+/// `bias` as many, or it is none.
 ///
 /// # Panics
-/// When `group` is zero or does not divide the length of `weight`, that does not divide the length of `x`, or `bias`
-/// has another length.
+/// When `group` is zero or does not divide the length of `weight`, that does not divide the length
+/// of `x`, or `bias` has another length.
 pub fn layer_norm_in_place(
     simd: Simd,
     x: &mut [f32],

@@ -1,15 +1,17 @@
 //! Operations on rows of f32, and the paged key/value store they attend to.
 //!
-//! Every operation is a function of slices that runs on the calling thread, except [`attention()`] and those
-//! with a recurrent state ([`conv()`], [`delta_net()`], [`ssm()`]), which take a [`Pool`](crate::host::Pool)
-//! because their work items are their own affair; the others are divided by their caller, usually by [`Pool::run_rows`](crate::host::Pool::run_rows).
+//! Every operation is a function of slices that runs on the calling thread, except [`attention()`]
+//! and those with a recurrent state ([`conv()`], [`delta_net()`], [`ssm()`]), which take a
+//! [`Pool`](crate::host::Pool) because their work items are their own affair; the others are
+//! divided by their caller, usually by [`Pool::run_rows`](crate::host::Pool::run_rows).
 //!
-//! Shapes are written `[rows][width]` with the last dimension contiguous. Lengths are checked with `assert!`:
-//! a mismatch is a bug of the caller, not bad input. NaN propagates unless an operation says otherwise.
+//! Shapes are written `[rows][width]` with the last dimension contiguous. Lengths are checked
+//! with `assert!`: a mismatch is a bug of the caller, not bad input. NaN propagates unless an
+//! operation says otherwise.
 //!
-//! Each operation has a scalar form, which is the reference, and where it pays one generic SIMD form that is
-//! instantiated for every instruction set; [`Simd`] chooses. A result depends on the instruction set in
-//! the last bits, never on how rows are divided among calls or threads.
+//! Each operation has a scalar form, which is the reference, and where it pays one generic SIMD
+//! form that is instantiated for every instruction set; [`Simd`] chooses. A result depends on the
+//! instruction set in the last bits, never on how rows are divided among calls or threads.
 
 mod act;
 mod add;
@@ -61,7 +63,8 @@ pub use softmax::{log_softmax, softmax};
 pub use ssm::{SsmInputs, SsmShape, ssm};
 pub use top_k::top_k;
 
-/// The instruction set that an operation uses. Asking for one that the CPU lacks falls back to the next lower.
+/// The instruction set that an operation uses. Asking for one that the CPU lacks
+/// falls back to the next lower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Simd {
     /// Plain Rust, the reference.

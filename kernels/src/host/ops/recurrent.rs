@@ -1,10 +1,11 @@
-//! What the recurrent operations have in common: a state that a sequence keeps from call to call, changed row by row.
+//! What the recurrent operations have in common: a state that a sequence keeps from call to
+//! call, changed row by row.
 //!
-//! A call has the rows of several sequences, each sequence's in order. Its work items are a sequence times a part of the
-//! state that no other part depends on: a head, or some channels.
+//! A call has the rows of several sequences, each sequence's in order. Its work items are a
+//! sequence times a part of the state that no other part depends on: a head, or some channels.
 //!
-//! *Invariant:* a sequence's rows in one call or in several give the same bits of output and state (tested by each
-//! operation).
+//! *Invariant:* a sequence's rows in one call or in several give the same bits of output and state
+//! (tested by each operation).
 
 use crate::host::{Pool, SyncPtr};
 
@@ -16,7 +17,8 @@ pub(super) const CHUNK_ROWS: usize = 32;
 pub struct StateSpan<'a> {
     /// Rows.
     pub n_rows: usize,
-    /// The operation's own part of the sequence's state: what the rows before these left, afterwards what these leave.
+    /// The operation's own part of the sequence's state: what the rows before these left,
+    /// afterwards what these leave.
     pub state: &'a mut [f32],
 }
 
@@ -40,7 +42,8 @@ impl Item<'_> {
     #[expect(clippy::mut_from_ref, reason = "the caller keeps the pieces apart")]
     pub(super) unsafe fn state(&self, at: usize, len: usize) -> &mut [f32] {
         assert!(at + len <= self.state_len, "a piece of another state");
-        // SAFETY: inside the span's state, which is mutably borrowed as long as the item; the rest is the caller's.
+        // SAFETY: inside the span's state, which is mutably borrowed as long as the item;
+        // the rest is the caller's.
         unsafe { std::slice::from_raw_parts_mut(self.state.get().add(at), len) }
     }
 }

@@ -1,16 +1,19 @@
-//! Root-mean-square normalization: `out[r][i] = x[r][i] * weight[i] / sqrt(mean_i(x[r][i]^2) + eps)`.
+//! Root-mean-square normalization: `out[r][i] = x[r][i] * weight[i] /
+//! sqrt(mean_i(x[r][i]^2) + eps)`.
 //!
-//! The per-head form (QK-norm) is the same operation with a row a head: `[rows * n_head][head_dim]`.
-//! Bound by memory; a row is read twice, the second time from cache.
+//! The per-head form (QK-norm) is the same operation with a row a head:
+//! `[rows * n_head][head_dim]`. Bound by memory; a row is read twice, the second time from cache.
 
 use super::lanes::{Lanes, simd_fn};
 use super::scale::scale_lanes;
 use super::{Simd, rows_of};
 
-/// Normalizes each row of `x`, `[rows][width]`, into `out` of the same shape; `weight` is `[width]`.
+/// Normalizes each row of `x`, `[rows][width]`, into `out` of the same shape; `weight` is
+/// `[width]`.
 ///
 /// # Panics
-/// When `weight` is empty, its length does not divide that of `x`, or `out` differs in length from `x`.
+/// When `weight` is empty, its length does not divide that of `x`, or `out`
+/// differs in length from `x`.
 pub fn rms_norm(simd: Simd, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     rms_norm_groups(simd, x, Some(weight), eps, weight.len(), out);
 }
@@ -23,12 +26,13 @@ pub fn rms_norm_in_place(simd: Simd, x: &mut [f32], weight: &[f32], eps: f32) {
     rms_norm_groups_in_place(simd, x, Some(weight), eps, weight.len());
 }
 
-/// Normalizes each `group` of consecutive elements of `x` by itself. `weight` has a group's elements, the same for all
-/// groups, or those of a row of several groups; without it the factors are 1.
+/// Normalizes each `group` of consecutive elements of `x` by itself. `weight` has a
+/// group's elements, the same for all groups, or those of a row of several groups;
+/// without it the factors are 1.
 ///
 /// # Panics
-/// When `group` is zero or does not divide the length of `weight`, that of `weight` (without it, `group`) does not
-/// divide that of `x`, or `out` differs in length from `x`.
+/// When `group` is zero or does not divide the length of `weight`, that of `weight` (without it,
+/// `group`) does not divide that of `x`, or `out` differs in length from `x`.
 pub fn rms_norm_groups(
     simd: Simd,
     x: &[f32],
@@ -74,11 +78,12 @@ fn checked_width(len: usize, weight: Option<&[f32]>, group: usize) -> usize {
     width
 }
 
-/// `x += delta`, then `out = rms_norm(x)`: the residual addition and the norm that follows it, in one go over
-/// each row. `x`, `delta` and `out` are `[rows][width]`, `weight` is `[width]`.
+/// `x += delta`, then `out = rms_norm(x)`: the residual addition and the norm that follows it, in
+/// one go over each row. `x`, `delta` and `out` are `[rows][width]`, `weight` is `[width]`.
 ///
 /// # Panics
-/// When `weight` is empty, its length does not divide that of `x`, or the other lengths differ from that of `x`.
+/// When `weight` is empty, its length does not divide that of `x`, or the other
+/// lengths differ from that of `x`.
 pub fn add_rms_norm(
     simd: Simd,
     x: &mut [f32],

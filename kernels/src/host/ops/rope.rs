@@ -9,14 +9,16 @@ use super::rope_table::RopeSpans;
 use super::{RopeTable, Simd, rows_of};
 use rocmforge_ops::RopeOrder;
 
-/// cos and sin for the rows of one pass, laid out for one pair order. Computed once a pass, used by all layers.
+/// cos and sin for the rows of one pass, laid out for one pair order. Computed once a
+/// pass, used by all layers.
 #[derive(Clone, Debug)]
 pub struct RopeAngles {
     order: RopeOrder,
     n_rot: usize,
     /// `[rows][n_rot]`, what an element itself is multiplied by: cos of its pair.
     cos: Vec<f32>,
-    /// `[rows][n_rot]`, what its partner is multiplied by: -sin for the first of a pair, sin for the second.
+    /// `[rows][n_rot]`, what its partner is multiplied by: -sin for the first of a
+    /// pair, sin for the second.
     sin: Vec<f32>,
     spans: RopeSpans,
 }
@@ -34,8 +36,8 @@ impl RopeAngles {
         }
     }
 
-    /// Computes the angles of `positions`, one a row; memory is kept between calls, and so is what neighbouring positions
-    /// share.
+    /// Computes the angles of `positions`, one a row; memory is kept between calls, and so is what
+    /// neighbouring positions share.
     pub fn set(&mut self, table: &RopeTable, positions: impl IntoIterator<Item = u32>) {
         self.clear(table.n_rot());
         self.append(table, positions);
@@ -48,7 +50,8 @@ impl RopeAngles {
         self.sin.clear();
     }
 
-    /// Computes the angles of `positions` behind those that are there, by a table of as many elements.
+    /// Computes the angles of `positions` behind those that are there, by a
+    /// table of as many elements.
     ///
     /// # Panics
     /// When the table rotates another number of elements.
@@ -113,8 +116,8 @@ impl RopeAngles {
     }
 }
 
-/// Rotates the first n_rot elements of every head of `x`, `[rows][n_head][head_dim]`, in place. Row `i` of `x`
-/// is row `first_row + i` of `angles`.
+/// Rotates the first n_rot elements of every head of `x`, `[rows][n_head][head_dim]`, in place. Row
+/// `i` of `x` is row `first_row + i` of `angles`.
 ///
 /// # Panics
 /// When the shapes do not fit each other.

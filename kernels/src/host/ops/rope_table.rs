@@ -1,13 +1,14 @@
 //! The frequencies of the rotary position embedding.
 //!
-//! RoFormer (arXiv 2104.09864) gives `freq[i] = base^(-2 i / n_rot)`; per-pair factors (the `rope_freqs` tensor
-//! of Llama 3) divide it; linear scaling divides it by the context's stretch; YaRN (arXiv 2309.00071) blends
-//! the stretched and the plain frequency by how many turns a pair makes within the original context, and
-//! multiplies cos and sin by a magnitude `0.1 ln(factor) + 1`. Conventions (rounding of the ramp's ends, what
-//! attn_factor and ext_factor multiply) are those of ggml's `ggml_rope_ext`.
+//! RoFormer (arXiv 2104.09864) gives `freq[i] = base^(-2 i / n_rot)`; per-pair factors (the
+//! `rope_freqs` tensor of Llama 3) divide it; linear scaling divides it by the context's stretch;
+//! YaRN (arXiv 2309.00071) blends the stretched and the plain frequency by how many turns a pair
+//! makes within the original context, and multiplies cos and sin by a magnitude
+//! `0.1 ln(factor) + 1`. Conventions (rounding of the ramp's ends, what attn_factor and ext_factor
+//! multiply) are those of ggml's `ggml_rope_ext`.
 //!
-//! Frequencies do not depend on the position, so a [`RopeTable`] holds one f64 a pair, and the angle is one
-//! f64 product: exact to 1e-9 radians at position 1M.
+//! Frequencies do not depend on the position, so a [`RopeTable`] holds one f64 a pair, and the
+//! angle is one f64 product: exact to 1e-9 radians at position 1M.
 
 use std::f64::consts::PI;
 
@@ -68,7 +69,8 @@ pub struct RopeTable {
     low: Vec<(f64, f64)>,
 }
 
-/// Positions whose angles are the sum of two: of the multiple of this below, and of the rest. Half of it is looked up.
+/// Positions whose angles are the sum of two: of the multiple of this below, and of the
+/// rest. Half of it is looked up.
 const SPAN: u32 = 64;
 
 /// cos and sin of two angles' sum.
@@ -83,7 +85,8 @@ struct RopeSpan {
     cos_sin: Vec<(f64, f64)>,
 }
 
-/// Spans that are kept: sequences of a pass are at positions far from each other, and come to the next ones pass by pass.
+/// Spans that are kept: sequences of a pass are at positions far from each other, and come to
+/// the next ones pass by pass.
 const SPANS_KEPT: usize = 256;
 
 /// The spans of one table that were used last, each in the place of its number.
@@ -215,8 +218,8 @@ impl RopeTable {
         self.freqs.len() * 2
     }
 
-    /// cos and sin of every pair at `position`, the magnitude included. They depend on the position alone; `spans` are kept from
-    /// call to call.
+    /// cos and sin of every pair at `position`, the magnitude included. They depend on the position
+    /// alone; `spans` are kept from call to call.
     pub(super) fn cos_sin(
         &self,
         position: u32,
@@ -293,8 +296,8 @@ mod tests {
         };
         let bare = RopeTable::new(&plain(128, 1_000_000.0)).unwrap();
         let table = RopeTable::new(&yarn(1.0)).unwrap();
-        // Pairs with 32 turns and 1 turn in 32,768 positions: 64 ln(32768 / (32 * 2 pi)) / ln 1e6 = 23.6 and
-        // 64 ln(32768 / 2 pi) / ln 1e6 = 39.65, rounded outwards to 23 and 40.
+        // Pairs with 32 turns and 1 turn in 32,768 positions: 64 ln(32768 / (32 * 2 pi)) / ln 1e6 =
+        // 23.6 and 64 ln(32768 / 2 pi) / ln 1e6 = 39.65, rounded outwards to 23 and 40.
         for pair in 0..64 {
             let ratio = table.freqs[pair] / bare.freqs[pair];
             let blend = ((pair as f64 - 23.0) / 17.0).clamp(0.0, 1.0);

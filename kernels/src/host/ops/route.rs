@@ -1,18 +1,19 @@
-//! Routing of rows to experts. A row has a few hundred logits, so plain Rust is fast enough and gives the same bits with
-//! every instruction set.
+//! Routing of rows to experts. A row has a few hundred logits, so plain Rust is fast enough and
+//! gives the same bits with every instruction set.
 
 use rocmforge_ops::{Router, RouterGate};
 
 use super::act::{sigmoid, softplus};
 
-/// Chooses one row's experts from its `logits`, `[n_expert]`, and the selection's `bias` of the same length: `ids` and
-/// `weights`, `[n_used]` each, in falling order of selection, the lowest index first among equals.
+/// Chooses one row's experts from its `logits`, `[n_expert]`, and the selection's `bias` of the
+/// same length: `ids` and `weights`, `[n_used]` each, in falling order of selection, the lowest
+/// index first among equals.
 ///
 /// NaN is chosen last. The sum that weights are divided by is at least the smallest normal f32.
 ///
 /// # Panics
-/// When lengths do not fit the router, groups do not divide the experts, or the groups that are kept have fewer experts
-/// than a row uses.
+/// When lengths do not fit the router, groups do not divide the experts, or the groups that are
+/// kept have fewer experts than a row uses.
 pub fn route(
     router: &Router,
     logits: &[f32],
@@ -98,7 +99,8 @@ fn key(selection: f32) -> f32 {
     }
 }
 
-/// Rules out the groups other than the `n_group_used` with the largest sum of their two largest keys.
+/// Rules out the groups other than the `n_group_used` with the largest sum of their two largest
+/// keys.
 fn keep_best_groups(router: &Router, keys: &mut [f32]) {
     if router.n_group_used == router.n_group {
         return;
@@ -174,8 +176,8 @@ mod tests {
         }
     }
 
-    /// Straight from the definition, with sorts, in f64: ids, weights, and the least difference of two that were
-    /// compared and are not equal.
+    /// Straight from the definition, with sorts, in f64: ids, weights, and the least difference of
+    /// two that were compared and are not equal.
     fn reference(
         router: &Router,
         logits: &[f32],

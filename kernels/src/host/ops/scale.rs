@@ -14,10 +14,12 @@ pub fn soft_cap(simd: Simd, x: &mut [f32], cap: f32) {
     soft_cap_all(simd, x, cap);
 }
 
-/// `x[t] *= 1 + beta * ln(1 + floor(position / span))` for each row of `x`, `[rows][width]`, and its position.
+/// `x[t] *= 1 + beta * ln(1 + floor(position / span))` for each row of `x`,
+/// `[rows][width]`, and its position.
 ///
 /// # Panics
-/// When `width` does not divide the length of `x`, there is not one position a row, or `span` is zero.
+/// When `width` does not divide the length of `x`, there is not one position a row, or `span` is
+/// zero.
 pub fn position_scale(
     simd: Simd,
     x: &mut [f32],

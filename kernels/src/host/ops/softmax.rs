@@ -1,8 +1,8 @@
 //! Softmax and log-softmax of rows, shifted by the row's maximum so that no finite input overflows.
 //!
-//! Minus infinity is a legal input (a token that was ruled out) and gets probability 0; a row of nothing
-//! else, and a row with NaN or plus infinity, comes out as NaN. Sums are taken in f64 over short blocks, so
-//! a vocabulary of any size loses no precision.
+//! Minus infinity is a legal input (a token that was ruled out) and gets probability 0; a row of
+//! nothing else, and a row with NaN or plus infinity, comes out as NaN. Sums are taken in f64 over
+//! short blocks, so a vocabulary of any size loses no precision.
 
 use super::argmax::largest;
 use super::exp::exp;
@@ -146,7 +146,8 @@ mod tests {
         for simd in Simd::available() {
             for width in [5, 40] {
                 let mut x = vec![f32::NEG_INFINITY; 4 * width];
-                // Row 0: two candidates; row 1: none; row 2: NaN among numbers; row 3: plus infinity.
+                // Row 0: two candidates; row 1: none; row 2: NaN among numbers; row 3: plus
+                // infinity.
                 x[1] = 3.0;
                 x[3] = 3.0;
                 x[2 * width] = 1.0;

@@ -1,4 +1,5 @@
-//! Mamba-2 (Dao & Gu 2024, arXiv 2405.21060), row by row. For head `h` of group `g = h / (n_head / n_group)`:
+//! Mamba-2 (Dao & Gu 2024, arXiv 2405.21060), row by row. For head `h` of group
+//! `g = h / (n_head / n_group)`:
 //!
 //! ```text
 //! d   = softplus(dt[t][h] + dt_bias[h])
@@ -6,8 +7,8 @@
 //! out = S C[g] + skip[h] * x
 //! ```
 //!
-//! Rows of the state do not depend on each other: some of them go through all rows of a chunk while they are in the
-//! first-level cache.
+//! Rows of the state do not depend on each other: some of them go through all rows of a chunk while
+//! they are in the first-level cache.
 
 use super::Simd;
 use super::act::softplus;
@@ -112,8 +113,8 @@ pub fn ssm(
             run_steps(simd, steps, inputs.skip[h], state, &mut results);
             for t in 0..steps.len() {
                 let at = (item.first_row + first + t) * out_row + h * dim;
-                // SAFETY: a row of the span and this item's head, inside out, which stays borrowed until the run ends;
-                // no other item has them.
+                // SAFETY: a row of the span and this item's head, inside out, which stays borrowed
+                // until the run ends; no other item has them.
                 let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(at), dim) };
                 out.copy_from_slice(&results[t * dim..][..dim]);
             }

@@ -1,4 +1,5 @@
-//! Random input for the tests of the operations, from a printed seed, and comparisons that name what differs.
+//! Random input for the tests of the operations, from a printed seed, and
+//! comparisons that name what differs.
 
 use std::num::NonZeroUsize;
 

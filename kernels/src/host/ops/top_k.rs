@@ -1,5 +1,5 @@
-//! The k largest elements, by partial selection: candidates above a rising threshold are collected and cut
-//! back to k whenever their buffer is full. Bound by memory for small k.
+//! The k largest elements, by partial selection: candidates above a rising threshold are collected
+//! and cut back to k whenever their buffer is full. Bound by memory for small k.
 
 use super::Simd;
 use super::lanes::{Lanes, simd_fn};
@@ -7,9 +7,10 @@ use super::lanes::{Lanes, simd_fn};
 /// The least number of candidates that are collected before they are cut back.
 const MIN_CANDIDATES: usize = 256;
 
-/// The `k` largest elements of `x` with their indices, largest first, the lowest index first among equals.
-/// NaN is left out, so fewer than `k` come back when `x` has fewer numbers. `out` is cleared first; its
-/// capacity is kept between calls and grows to no more than about `max(2 k, 256)` or the length of `x`.
+/// The `k` largest elements of `x` with their indices, largest first, the lowest index first among
+/// equals. NaN is left out, so fewer than `k` come back when `x` has fewer numbers. `out` is
+/// cleared first; its capacity is kept between calls and grows to no more than about
+/// `max(2 k, 256)` or the length of `x`.
 ///
 /// # Panics
 /// When `x` has 2^32 elements or more.
@@ -36,7 +37,8 @@ simd_fn! {
     scalar collect_scalar;
 }
 
-/// The element below which nothing is a candidate any more. Equals of it further right lose the tie.
+/// The element below which nothing is a candidate any more. Equals of it
+/// further right lose the tie.
 struct Threshold(Option<f32>);
 
 impl Threshold {

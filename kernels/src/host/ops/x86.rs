@@ -323,14 +323,16 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn load_part(self, from: &[f32], fill: f32) -> __m512 {
         let mask = ((1u32 << from.len().min(16)) - 1) as __mmask16;
-        // SAFETY: only the lanes of the mask are read, and `from` holds them; the instruction set by `self`.
+        // SAFETY: only the lanes of the mask are read, and `from` holds them; the
+        // instruction set by `self`.
         unsafe { _mm512_mask_loadu_ps(self.splat(fill), mask, from.as_ptr()) }
     }
 
     #[inline(always)]
     fn store_part(self, to: &mut [f32], v: __m512) {
         let mask = ((1u32 << to.len().min(16)) - 1) as __mmask16;
-        // SAFETY: only the lanes of the mask are written, and `to` holds them; the instruction set by `self`.
+        // SAFETY: only the lanes of the mask are written, and `to` holds them; the
+        // instruction set by `self`.
         unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), mask, v) }
     }
 }

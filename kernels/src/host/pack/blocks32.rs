@@ -1,5 +1,5 @@
-//! Packs the formats with blocks of 32 weights: the `n` blocks that row `r` has in a tile. Each function yields false if a
-//! scale is not finite.
+//! Packs the formats with blocks of 32 weights: the `n` blocks that row `r` has in a tile. Each
+//! function yields false if a scale is not finite.
 
 use super::{put_half, put_words};
 

@@ -1,4 +1,5 @@
-//! Packs IQ1, IQ2 and IQ3: a block of 256 weights is a row's share of a tile, its scale goes to the plane.
+//! Packs IQ1, IQ2 and IQ3: a block of 256 weights is a row's share of a tile,
+//! its scale goes to the plane.
 
 use super::blocks32::bits_by_column;
 use super::{put_half, put_words};

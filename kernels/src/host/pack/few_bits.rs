@@ -45,7 +45,8 @@ fn turned(v: u32) -> u32 {
     v ^ t ^ (t << 12)
 }
 
-/// NVFP4: scales[4], codes[32] of 64 weights. 0x7f is E4M3's NaN, which ggml takes for zero; no scale has a sign.
+/// NVFP4: scales[4], codes[32] of 64 weights. 0x7f is E4M3's NaN, which ggml takes for
+/// zero; no scale has a sign.
 pub(super) fn nvfp4(src: &[u8], n: usize, r: usize, dst: &mut [u8]) -> bool {
     blocks::<36>(src, |i, block| {
         let scales = [0, 1, 2, 3].map(|s| if block[s] == 0x7f { 0 } else { block[s] });

@@ -58,7 +58,8 @@ pub(super) fn q3(src: &[u8], r: usize, dst: &mut [u8], plane: &mut [u8]) -> bool
     put_half(plane, 0, r, half(src, 108))
 }
 
-/// Words of a block that go to lines as they are, and the byte where their lines begin; the functions below leave them out.
+/// Words of a block that go to lines as they are, and the byte where their lines begin; the
+/// functions below leave them out.
 pub(super) fn plain_words(ty: WeightType) -> &'static [(Range<usize>, usize)] {
     match ty {
         WeightType::Q4K => &[(16..144, 0)],

@@ -1,6 +1,8 @@
 //! From the file's rows to packed groups, at upload. The packed layout is described in `formats`.
 //!
-//! Packing moves words; the only arithmetic is single bits (fifth ones, signs), 6-bit scales and Q8_0's sign. It looks at every scale on the way, so that a damaged file is refused before a product sees it.
+//! Packing moves words; the only arithmetic is single bits (fifth ones, signs), 6-bit scales
+//! and Q8_0's sign. It looks at every scale on the way, so that a damaged file is refused
+//! before a product sees it.
 
 mod blocks32;
 mod codebooks;
@@ -19,7 +21,8 @@ use super::{Error, Isa, WeightType};
 /// Rows in a group: the unit in which matrices are packed and divided among workers.
 pub const ROW_GROUP: usize = ROWS;
 
-/// The packed layout of one matrix: `rows` outputs by `cols` inputs (contiguous in the file). Holds no weights.
+/// The packed layout of one matrix: `rows` outputs by `cols` inputs (contiguous in
+/// the file). Holds no weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackedMatrix {
     ty: WeightType,
@@ -33,8 +36,8 @@ impl PackedMatrix {
     /// The layout of `rows` by `cols` weights of type `ty`, to be multiplied with `isa`.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a size of zero or beyond the address space, [`Error::Block`] if `cols` is not a whole number
-    /// of blocks.
+    /// [`Error::Shape`] for a size of zero or beyond the address space, [`Error::Block`] if `cols`
+    /// is not a whole number of blocks.
     pub fn new(ty: WeightType, rows: usize, cols: usize, isa: Isa) -> Result<PackedMatrix, Error> {
         let shape = || Error::Shape { ty, rows, cols };
         if rows == 0 || cols == 0 {
@@ -120,12 +123,13 @@ impl PackedMatrix {
         groups.start * self.group_bytes..groups.end * self.group_bytes
     }
 
-    /// Packs some groups: `file_bytes` is [`file_range`](Self::file_range) of the matrix, `dst` becomes
-    /// [`packed_range`](Self::packed_range) of the packed one, every byte of it written. Several threads can pack one matrix.
+    /// Packs some groups: `file_bytes` is [`file_range`](Self::file_range) of the matrix, `dst`
+    /// becomes [`packed_range`](Self::packed_range) of the packed one, every byte of it written.
+    /// Several threads can pack one matrix.
     ///
     /// # Errors
-    /// [`Error::Length`] if a slice has another length; [`Error::NotFinite`] if a scale, or in an unquantized type a
-    /// weight, is NaN or infinite (`dst` is then unspecified).
+    /// [`Error::Length`] if a slice has another length; [`Error::NotFinite`] if a scale, or in an
+    /// unquantized type a weight, is NaN or infinite (`dst` is then unspecified).
     pub fn pack(
         &self,
         file_bytes: &[u8],
@@ -183,8 +187,8 @@ impl PackedMatrix {
         Ok(())
     }
 
-    /// Packs the rows of a quantized group tile by tile, so that what is written stays in the L1 cache. Yields the first row
-    /// with a scale that is not finite.
+    /// Packs the rows of a quantized group tile by tile, so that what is written stays in the L1
+    /// cache. Yields the first row with a scale that is not finite.
     fn pack_group(&self, rows: &[u8], group: &mut [u8]) -> Option<usize> {
         let ty = self.ty;
         let (full, blocks, row_bytes) = (
@@ -293,7 +297,8 @@ impl PackedMatrix {
     /// Dequantizes row `row` of the packed matrix: exactly the values that the format defines.
     ///
     /// # Panics
-    /// If `row` is out of range, `packed` not [`packed_bytes`](Self::packed_bytes) or `out` not `cols` long.
+    /// If `row` is out of range, `packed` not [`packed_bytes`](Self::packed_bytes)
+    /// or `out` not `cols` long.
     pub fn unpack_row(&self, packed: &[u8], row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         assert_eq!(

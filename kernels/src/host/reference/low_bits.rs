@@ -1,4 +1,5 @@
-//! The types of at most 3.5 bits a weight beside the K-quants: codebooks with signs, ternary and binary ones.
+//! The types of at most 3.5 bits a weight beside the K-quants: codebooks with
+//! signs, ternary and binary ones.
 
 use super::super::WeightType;
 use super::super::codebook::{
@@ -75,7 +76,8 @@ pub(super) fn weight(ty: WeightType, block: &[u8], k: usize) -> f32 {
             let value = iq2(&IQ2_XS_CODES, usize::from(packed & 511), i);
             d * value * sign_of_7(u32::from(packed >> 9), i)
         }
-        // d, lower bits of indices[32], signs[32], upper 2 bits of indices[32], scales of 4 bits[16]
+        // d, lower bits of indices[32], signs[32], upper 2 bits of indices[32], scales of 4
+        // bits[16]
         WeightType::IQ2S => {
             let upper = (usize::from(block[66 + b]) >> (2 * g)) & 3;
             let index = usize::from(block[2 + k / 8]) | (upper << 8);
@@ -98,7 +100,8 @@ pub(super) fn weight(ty: WeightType, block: &[u8], k: usize) -> f32 {
             let d = half_at(block, 0) * (1.0 + 2.0 * nibble(block, 106, b));
             d * f32::from(value) * sign_of_8(block[74 + k / 8], i)
         }
-        // d, lower bits of indices[32], for each 32: 4 x upper 3 bits, a scale of 3 bits, the shift's sign
+        // d, lower bits of indices[32], for each 32: 4 x upper 3 bits, a scale
+        // of 3 bits, the shift's sign
         WeightType::IQ1S => {
             let packed = u16_at(block, 34 + 2 * b);
             let upper = usize::from(packed >> (3 * g)) & 7;
@@ -106,7 +109,8 @@ pub(super) fn weight(ty: WeightType, block: &[u8], k: usize) -> f32 {
             let index = usize::from(block[2 + k / 8]) | (upper << 8);
             d * iq1(index, i, packed >> 15 == 1)
         }
-        // lower bits of indices[32], for each 16: 2 x (upper 3 bits, the shift's sign), scales[4] of 4 x 3 bits and 4 of d
+        // lower bits of indices[32], for each 16: 2 x (upper 3 bits, the shift's sign),
+        // scales[4] of 4 x 3 bits and 4 of d
         WeightType::IQ1M => {
             let packed = usize::from(block[32 + k / 16] >> (4 * (g % 2)));
             let scale = (u16_at(block, 48 + 2 * (b / 2)) >> (6 * (b % 2) + 3 * half)) & 7;
@@ -132,7 +136,8 @@ pub(super) fn weight(ty: WeightType, block: &[u8], k: usize) -> f32 {
     }
 }
 
-/// Half of what the byte of an unsigned E4M3 scale means: FP4's table here is doubled. 0x7f, its NaN, is zero in ggml.
+/// Half of what the byte of an unsigned E4M3 scale means: FP4's table here is doubled. 0x7f,
+/// its NaN, is zero in ggml.
 pub(super) fn e4m3_half(e: u8) -> f32 {
     let (exponent, mantissa) = ((e >> 3) & 15, f32::from(e & 7));
     match e {

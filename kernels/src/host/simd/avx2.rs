@@ -41,7 +41,8 @@ impl Avx2 {
 unsafe fn transpose(rows: &[&[u8]; ROWS], lines: &mut [Line]) {
     for (i, lines) in lines.chunks_exact_mut(8).enumerate() {
         for half in 0..2 {
-            // SAFETY: 32 bytes from 32 i on are inside of each row, which has 4 bytes for each line.
+            // SAFETY: 32 bytes from 32 i on are inside of each row, which has 4 bytes for each
+            // line.
             let row = |r: usize| unsafe {
                 _mm256_loadu_si256(rows[8 * half + r].as_ptr().add(32 * i).cast())
             };
@@ -88,7 +89,8 @@ impl AvxVnni {
 /// One intrinsic without memory operands.
 macro_rules! op {
     ($e:expr) => {
-        // SAFETY: an `Avx2` or `AvxVnni` exists only where `detect` found the features of every intrinsic it uses.
+        // SAFETY: an `Avx2` or `AvxVnni` exists only where `detect` found the features
+        // of every intrinsic it uses.
         unsafe { $e }
     };
 }
@@ -101,7 +103,8 @@ pub(crate) struct PairSums {
     pairs: __m256i,
 }
 
-/// Dot products whose pairs may be added up in 16 bits: a pair is at most 2 * (2^bits - 1) * 127, 7874 for 5 bits.
+/// Dot products whose pairs may be added up in 16 bits: a pair is at most 2 *
+/// (2^bits - 1) * 127, 7874 for 5 bits.
 const fn pairs_together(bits: u32) -> usize {
     match bits {
         0..=5 => 4,
@@ -189,35 +192,40 @@ macro_rules! eight_lanes {
             #[inline(always)]
             fn line(self, line: &Line, half: usize) -> __m256i {
                 let (halves, _) = line.as_chunks::<32>();
-                // SAFETY: the features as in `op!`; the reference covers the 32 bytes that are read, at any alignment.
+                // SAFETY: the features as in `op!`; the reference covers the 32 bytes that
+                // are read, at any alignment.
                 unsafe { _mm256_loadu_si256(halves[half].as_ptr().cast()) }
             }
 
             #[inline(always)]
             fn store_line(self, line: &mut Line, half: usize, v: __m256i) {
                 let (halves, _) = line.as_chunks_mut::<32>();
-                // SAFETY: the features as in `op!`; the reference covers the 32 bytes that are written.
+                // SAFETY: the features as in `op!`; the reference covers the 32 bytes that are
+                // written.
                 unsafe { _mm256_storeu_si256(halves[half].as_mut_ptr().cast(), v) }
             }
 
             #[inline(always)]
             fn floats(self, v: &[f32; ROWS], half: usize) -> __m256 {
                 let (halves, _) = v.as_chunks::<8>();
-                // SAFETY: the features as in `op!`; the reference covers the 8 floats that are read.
+                // SAFETY: the features as in `op!`; the reference covers the 8 floats that are
+                // read.
                 unsafe { _mm256_loadu_ps(halves[half].as_ptr()) }
             }
 
             #[inline(always)]
             fn store_floats(self, out: &mut [f32; ROWS], half: usize, v: __m256) {
                 let (halves, _) = out.as_chunks_mut::<8>();
-                // SAFETY: the features as in `op!`; the reference covers the 8 floats that are written.
+                // SAFETY: the features as in `op!`; the reference covers the 8 floats that are
+                // written.
                 unsafe { _mm256_storeu_ps(halves[half].as_mut_ptr(), v) }
             }
 
             #[inline(always)]
             fn f16(self, bytes: &[u8; 32], half: usize) -> __m256 {
                 let (halves, _) = bytes.as_chunks::<16>();
-                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that
+                // are read, at any alignment.
                 let words = unsafe { _mm_loadu_si128(halves[half].as_ptr().cast()) };
                 op!(_mm256_cvtph_ps(words))
             }
@@ -225,7 +233,8 @@ macro_rules! eight_lanes {
             #[inline(always)]
             fn bf16(self, bytes: &[u8; 32], half: usize) -> __m256 {
                 let (halves, _) = bytes.as_chunks::<16>();
-                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that
+                // are read, at any alignment.
                 let words = unsafe { _mm_loadu_si128(halves[half].as_ptr().cast()) };
                 op!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(
                     _mm256_cvtepu16_epi32(words)
@@ -235,7 +244,8 @@ macro_rules! eight_lanes {
             #[inline(always)]
             fn words(self, bytes: &[u8; 32], half: usize) -> __m256i {
                 let (halves, _) = bytes.as_chunks::<16>();
-                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that
+                // are read, at any alignment.
                 let words = unsafe { _mm_loadu_si128(halves[half].as_ptr().cast()) };
                 op!(_mm256_cvtepu16_epi32(words))
             }
@@ -243,7 +253,8 @@ macro_rules! eight_lanes {
             #[inline(always)]
             fn e8m0_half(self, bytes: &[u8; 16], half: usize) -> __m256 {
                 let (halves, _) = bytes.as_chunks::<8>();
-                // SAFETY: the features as in `op!`; the reference covers the 8 bytes that are read, at any alignment.
+                // SAFETY: the features as in `op!`; the reference covers the 8 bytes that
+                // are read, at any alignment.
                 let bytes = unsafe { _mm_loadl_epi64(halves[half].as_ptr().cast()) };
                 let e = op!(_mm256_cvtepu8_epi32(bytes));
                 let normal = op!(_mm256_slli_epi32::<23>(_mm256_sub_epi32(
@@ -312,7 +323,8 @@ macro_rules! eight_lanes {
 
             #[inline(always)]
             fn look_up(self, table: &[u8; 16], index: __m256i) -> __m256i {
-                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+                // SAFETY: the features as in `op!`; the reference covers the 16 bytes that
+                // are read, at any alignment.
                 let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
                 op!(_mm256_shuffle_epi8(
                     _mm256_broadcastsi128_si256(table),
@@ -324,7 +336,8 @@ macro_rules! eight_lanes {
             fn gather<const N: usize>(self, table: &[i32; N], index: __m256i) -> __m256i {
                 const { assert!(N.is_power_of_two(), "an index is masked") };
                 let index = self.and(index, self.splat((N - 1) as i32));
-                // SAFETY: the features as in `op!`; every masked index is below N, the table's length.
+                // SAFETY: the features as in `op!`; every masked index is below N, the table's
+                // length.
                 unsafe { _mm256_i32gather_epi32::<4>(table.as_ptr(), index) }
             }
 

@@ -35,7 +35,8 @@ fn is_amd() -> bool {
 /// One intrinsic without memory operands.
 macro_rules! op {
     ($e:expr) => {
-        // SAFETY: an `Avx512` exists only where `detect` found the features of every intrinsic in this file.
+        // SAFETY: an `Avx512` exists only where `detect` found the features of
+        // every intrinsic in this file.
         unsafe { $e }
     };
 }
@@ -64,13 +65,15 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn line(self, line: &Line, _half: usize) -> __m512i {
-        // SAFETY: the features as in `op!`; the reference covers the 64 bytes that are read, at any alignment.
+        // SAFETY: the features as in `op!`; the reference covers the 64 bytes that
+        // are read, at any alignment.
         unsafe { _mm512_loadu_si512(line.as_ptr().cast()) }
     }
 
     #[inline(always)]
     fn store_line(self, line: &mut Line, _half: usize, v: __m512i) {
-        // SAFETY: the features as in `op!`; the reference covers the 64 bytes that are written, at any alignment.
+        // SAFETY: the features as in `op!`; the reference covers the 64 bytes that are
+        // written, at any alignment.
         unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), v) }
     }
 
@@ -88,14 +91,16 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn f16(self, bytes: &[u8; 32], _half: usize) -> __m512 {
-        // SAFETY: the features as in `op!`; the reference covers the 32 bytes that are read, at any alignment.
+        // SAFETY: the features as in `op!`; the reference covers the 32 bytes that
+        // are read, at any alignment.
         let halves = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
         op!(_mm512_cvtph_ps(halves))
     }
 
     #[inline(always)]
     fn bf16(self, bytes: &[u8; 32], _half: usize) -> __m512 {
-        // SAFETY: the features as in `op!`; the reference covers the 32 bytes that are read, at any alignment.
+        // SAFETY: the features as in `op!`; the reference covers the 32 bytes that
+        // are read, at any alignment.
         let words = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
         op!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(
             _mm512_cvtepu16_epi32(words)
@@ -104,14 +109,16 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn words(self, bytes: &[u8; 32], _half: usize) -> __m512i {
-        // SAFETY: the features as in `op!`; the reference covers the 32 bytes that are read, at any alignment.
+        // SAFETY: the features as in `op!`; the reference covers the 32 bytes that
+        // are read, at any alignment.
         let words = unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) };
         op!(_mm512_cvtepu16_epi32(words))
     }
 
     #[inline(always)]
     fn e8m0_half(self, bytes: &[u8; 16], _half: usize) -> __m512 {
-        // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+        // SAFETY: the features as in `op!`; the reference covers the 16 bytes that
+        // are read, at any alignment.
         let bytes = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
         let e = op!(_mm512_cvtepu8_epi32(bytes));
         let normal = op!(_mm512_slli_epi32::<23>(_mm512_sub_epi32(
@@ -180,7 +187,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn look_up(self, table: &[u8; 16], index: __m512i) -> __m512i {
-        // SAFETY: the features as in `op!`; the reference covers the 16 bytes that are read, at any alignment.
+        // SAFETY: the features as in `op!`; the reference covers the 16 bytes that
+        // are read, at any alignment.
         let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
         op!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), index))
     }

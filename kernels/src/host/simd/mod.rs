@@ -1,10 +1,12 @@
-//! The vectors that the kernels are written in: sixteen rows of a group side by side, one 32-bit lane each.
+//! The vectors that the kernels are written in: sixteen rows of a group side by
+//! side, one 32-bit lane each.
 //!
-//! A *line* is 64 bytes: for each of the 16 rows, 4 consecutive bytes. AVX-512 holds a line in one register; the 8-lane
-//! instruction sets work through the lower half (rows 0 to 7) and the upper half (rows 8 to 15) one after the other.
+//! A *line* is 64 bytes: for each of the 16 rows, 4 consecutive bytes. AVX-512 holds a line in one
+//! register; the 8-lane instruction sets work through the lower half (rows 0 to 7) and the upper
+//! half (rows 8 to 15) one after the other.
 //!
-//! *Invariant:* a value of an instruction set's type exists only after the CPU was asked for every feature that its
-//! methods use. That is what makes the methods safe to call.
+//! *Invariant:* a value of an instruction set's type exists only after the CPU was asked for every
+//! feature that its methods use. That is what makes the methods safe to call.
 
 mod scalar;
 
@@ -37,13 +39,16 @@ pub(crate) type Line = [u8; 64];
 pub(crate) trait Job {
     /// What the work yields.
     type Output;
-    /// Implementations are `#[inline(always)]`, so that they compile inside the function that enables the features.
+    /// Implementations are `#[inline(always)]`, so that they compile inside the function
+    /// that enables the features.
     fn run<S: Simd>(self, s: S) -> Self::Output;
 }
 
-/// Vectors of `LANES` 32-bit integers (`I`) and floats (`F`). `half` selects rows `half * LANES ..` of a 16-row operand.
+/// Vectors of `LANES` 32-bit integers (`I`) and floats (`F`). `half` selects rows
+/// `half * LANES ..` of a 16-row operand.
 ///
-/// Arithmetic is IEEE single precision with one rounding an operation, so that every implementation gives the same bits.
+/// Arithmetic is IEEE single precision with one rounding an operation, so that every
+/// implementation gives the same bits.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Integers, or packed bytes.
     type I: Copy;
@@ -51,15 +56,17 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type F: Copy;
     /// Dot products that are being summed.
     type Dots: Copy;
-    /// Whether dot products go through sums of pairs in 16 bits; those of 8-bit codes are of `code - 128` then.
+    /// Whether dot products go through sums of pairs in 16 bits; those of 8-bit codes
+    /// are of `code - 128` then.
     const PAIRS: bool;
     /// Lanes of a vector: 8 or 16.
     const LANES: usize;
-    /// Tokens whose sums have room in registers, with the operands: products are compiled for no more at once.
+    /// Tokens whose sums have room in registers, with the operands: products are
+    /// compiled for no more at once.
     const TOKENS: usize;
 
-    /// Whether what some tokens multiply is better unpacked anew for each 8 of them than stored and read again: measured, by
-    /// vendor.
+    /// Whether what some tokens multiply is better unpacked anew for each 8 of them than stored and
+    /// read again: measured, by vendor.
     fn prefers_registers(self) -> bool {
         false
     }
@@ -81,7 +88,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn bf16(self, bytes: &[u8; 32], half: usize) -> Self::F;
     /// This half of 16 little-endian 16-bit words, without sign.
     fn words(self, bytes: &[u8; 32], half: usize) -> Self::I;
-    /// This half of 16 exponent bytes `e`, as 2^(e - 128): half of what E8M0 means, as ggml's doubled FP4 table wants.
+    /// This half of 16 exponent bytes `e`, as 2^(e - 128): half of what E8M0 means, as
+    /// ggml's doubled FP4 table wants.
     fn e8m0_half(self, bytes: &[u8; 16], half: usize) -> Self::F;
     /// The bits of an integer vector as floats.
     fn bits_to_floats(self, v: Self::I) -> Self::F;
@@ -112,9 +120,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Begins a sum of dot products, with `acc`.
     fn begin(self, acc: Self::I) -> Self::Dots;
-    /// Adds, per lane, the sum of the 4 products of unsigned bytes of `w` with signed bytes of `x`: dot product `j` of a
-    /// sum, from 0 on. Exact for `w` below 2^`bits` and `x` from -127 to 127. If `bits` is 8 and [`PAIRS`](Self::PAIRS)
-    /// the products are those of `w` - 128. `j` and `bits` are constants where it is inlined.
+    /// Adds, per lane, the sum of the 4 products of unsigned bytes of `w` with signed bytes of `x`:
+    /// dot product `j` of a sum, from 0 on. Exact for `w` below 2^`bits` and `x` from -127 to 127.
+    /// If `bits` is 8 and [`PAIRS`](Self::PAIRS) the products are those of `w` - 128. `j` and
+    /// `bits` are constants where it is inlined.
     fn dot(self, sum: Self::Dots, j: usize, w: Self::I, x: Self::I, bits: u32) -> Self::Dots;
     /// The sum of [`DOTS`] dot products, or a multiple of them.
     fn end(self, sum: Self::Dots) -> Self::I;
@@ -125,6 +134,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
 
-    /// Hints that the line `ahead` bytes after the start of `at` will be read. May point past the end.
+    /// Hints that the line `ahead` bytes after the start of `at` will be read. May point past the
+    /// end.
     fn prefetch(self, at: &[u8], ahead: usize);
 }

@@ -1,4 +1,5 @@
-//! Sixteen lanes in plain Rust: the yardstick of the other instruction sets, and what a CPU without them runs.
+//! Sixteen lanes in plain Rust: the yardstick of the other instruction sets, and
+//! what a CPU without them runs.
 
 use super::{Job, Line, ROWS, Simd};
 

@@ -1,6 +1,7 @@
 //! The card by the driver's own account: its versions, its memory, and what it reaches.
 //!
-//! This process's second opening of the card, beside the engine's: both vendors share one context among them.
+//! This process's second opening of the card, beside the engine's: both vendors
+//! share one context among them.
 
 use std::path::Path;
 use std::sync::Arc;

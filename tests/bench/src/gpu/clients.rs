@@ -1,8 +1,9 @@
 //! Many clients at once: what they get together, against one alone.
 //!
-//! Every client sends a prompt at the same moment and reads its text to the end. *Together* counts all tokens that were
-//! generated from the first request to the last end, prompts included; *decode* those between the last first token and
-//! the first end, when nobody has a prompt left. And what a long prompt does to the gaps between the tokens of others.
+//! Every client sends a prompt at the same moment and reads its text to the end. *Together* counts
+//! all tokens that were generated from the first request to the last end, prompts included;
+//! *decode* those between the last first token and the first end, when nobody has a prompt left.
+//! And what a long prompt does to the gaps between the tokens of others.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
 //! The table: what is judged, beside the card's ceilings.
 //!
-//! Shares: a decode reads all resident weights once a token, against the memory's rate; a first token moves them over the
-//! link, against the link's; a prompt multiplies every weight with every token, against the vendor's product. Under a
-//! budget the bytes that were uploaded count, against the link.
+//! Shares: a decode reads all resident weights once a token, against the memory's rate; a
+//! first token moves them over the link, against the link's; a prompt multiplies every weight
+//! with every token, against the vendor's product. Under a budget the bytes that were
+//! uploaded count, against the link.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +37,8 @@ struct Rates {
     product: Option<f64>,
 }
 
-/// Measures everything. What cannot be measured is named in the check, and the rest is measured all the same.
+/// Measures everything. What cannot be measured is named in the check, and the rest
+/// is measured all the same.
 ///
 /// # Errors
 /// The main model cannot be made or run at all.
@@ -160,8 +162,8 @@ fn prefill(
         .collect()
 }
 
-/// Operations a token of a prompt, a product and a sum for each weight; those of attention, and the output's, which only
-/// the last token needs, are not counted.
+/// Operations a token of a prompt, a product and a sum for each weight; those of attention, and the
+/// output's, which only the last token needs, are not counted.
 fn flops(model: &LoadedModel) -> f64 {
     let segments = model.model().plan().segments.as_slice();
     let layers = segments.split_last().map_or(segments, |(_, layers)| layers);
@@ -191,7 +193,8 @@ fn whole(bench: &mut Bench, path: &Path, rates: Rates) -> Result<u64> {
     let mut session = Session::start(bench.device, None, Policy::PassAware, None)?;
     let allocations = session.engine.snapshot().device.allocations;
     let (model, _) = session.load("main", path)?;
-    // Kernels that were never compiled on this machine are compiled here, those of short prompts too.
+    // Kernels that were never compiled on this machine are compiled here, those of short prompts
+    // too.
     session.generate(&model, 1, 8)?;
     session.generate(&model, 4, 1)?;
     let allocations = session.engine.snapshot().device.allocations - allocations;
@@ -272,7 +275,8 @@ fn first(bench: &mut Bench, path: &Path, weights: u64, rates: Rates) -> Result<(
     Ok(())
 }
 
-/// A budget that does not run the model is raised to what does; the figures say how much of the model it is.
+/// A budget that does not run the model is raised to what does; the figures say
+/// how much of the model it is.
 fn least_budget(bench: &Bench, path: &Path) -> Result<u64> {
     let mut session = Session::start(bench.device, None, Policy::PassAware, None)?;
     let (model, _) = session.load("main", path)?;
@@ -284,8 +288,8 @@ fn least_budget(bench: &Bench, path: &Path) -> Result<u64> {
     Ok(least)
 }
 
-/// The main model in a budget of a part of `whole` bytes, which are `what`, everything that the engine holds on the device
-/// included.
+/// The main model in a budget of a part of `whole` bytes, which are `what`, everything that the
+/// engine holds on the device included.
 fn budget(bench: &mut Bench, path: &Path, (whole, what): (u64, &str), rates: Rates) -> Result<()> {
     let plan = bench.plan.clone();
     let wanted = whole * BUDGET.0 / BUDGET.1;

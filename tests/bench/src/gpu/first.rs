@@ -1,5 +1,5 @@
-//! The first request of a process: this program run again, with nothing on the device and nothing registered, but with
-//! kernels that were compiled before.
+//! The first request of a process: this program run again, with nothing on the device and nothing
+//! registered, but with kernels that were compiled before.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

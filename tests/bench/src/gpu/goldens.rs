@@ -1,4 +1,5 @@
-//! Small models of every architecture against log-probabilities that their authors' own code computed in float32.
+//! Small models of every architecture against log-probabilities that their authors' own
+//! code computed in float32.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -70,7 +71,8 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The largest difference of a model's log-probabilities, the rows compared, and those beyond the tolerance.
+/// The largest difference of a model's log-probabilities, the rows compared, and
+/// those beyond the tolerance.
 fn compare(bench: &Bench, path: &Path) -> Result<(f32, usize, usize)> {
     let golden: Golden = serde_json::from_slice(&std::fs::read(path.with_extension("json"))?)?;
     let session = Session::start_within(bench.device, ROOM)?;

@@ -1,7 +1,8 @@
-//! Mixtures of experts: all of it resident, from nothing to a first token, and in budgets that hold a part of the experts.
+//! Mixtures of experts: all of it resident, from nothing to a first token, and in budgets that
+//! hold a part of the experts.
 //!
-//! Random routers route nearly evenly, which is the worst case for a cache: the share of experts found resident stands
-//! beside each figure.
+//! Random routers route nearly evenly, which is the worst case for a cache: the share of experts
+//! found resident stands beside each figure.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! `gpu`: all that the engine on a GPU is judged by, in one run that needs nothing but this binary and a card.
+//! `gpu`: all that the engine on a GPU is judged by, in one run that needs nothing
+//! but this binary and a card.
 //!
 //! ```text
 //! table   figures beside must, aim, llama.cpp and the card's own ceilings    figures.rs, first.rs
@@ -13,7 +14,8 @@
 //! rounds  load, generate, unload: does memory grow?                           rounds.rs
 //! ```
 //!
-//! A figure short of its goal is marked; a check that fails, or a part that could not be run, makes the exit code 1.
+//! A figure short of its goal is marked; a check that fails, or a part that could not be
+//! run, makes the exit code 1.
 
 mod card;
 mod clients;
@@ -86,7 +88,8 @@ pub(crate) struct Options {
         default_value = "table,clients,mixtures,shapes,turns,parity,goldens,text,soak,rounds"
     )]
     parts: Vec<Part>,
-    /// Where models are made, found if they are there, and kept [default: a temporary folder, up to 21 GB at a time].
+    /// Where models are made, found if they are there, and kept [default: a temporary
+    /// folder, up to 21 GB at a time].
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
     /// How long the mixed load lasts.
@@ -110,7 +113,8 @@ pub(crate) struct Options {
     /// Rounds of load, generate, unload.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rounds: u32,
-    /// The folder of exam.json and the trained models [default: ROCMFORGE_FIXTURES, ROCMFORGE_TEST_DATA, the sources' own].
+    /// The folder of exam.json and the trained models [default: ROCMFORGE_FIXTURES,
+    /// ROCMFORGE_TEST_DATA, the sources' own].
     #[arg(long, value_name = "DIR")]
     fixtures: Option<PathBuf>,
     /// Seed of the mixed load and of random prompts; the same seed asks the same.
@@ -214,7 +218,8 @@ impl Bench {
         self.report.rows.push(row);
     }
 
-    /// Runs a part; an error of it is a failed check, so that the other parts are run and all is printed.
+    /// Runs a part; an error of it is a failed check, so that the other parts
+    /// are run and all is printed.
     fn part(&mut self, part: Part, options: &Options) {
         let begin = Instant::now();
         let name = format!("{part:?}").to_lowercase();

@@ -1,4 +1,5 @@
-//! The files of the models: made when they are first needed, removed when they no longer are, unless they are to be kept.
+//! The files of the models: made when they are first needed, removed when they no longer are,
+//! unless they are to be kept.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! What is measured: the models and numbers of runs, in full and in a quick run that shows that all of it works.
+//! What is measured: the models and numbers of runs, in full and in a quick run that
+//! shows that all of it works.
 
 use crate::goal::Goal;
 use crate::presets::{Mix, Preset};
@@ -72,7 +73,8 @@ pub(crate) struct Plan {
     pub(crate) rounds_together: usize,
     /// Clients of the mixed load, and tokens of their longest prompts.
     pub(crate) clients: (usize, usize),
-    /// Bytes beside the largest segment in the mixed load's least budget, for KV, scratch and the device's own.
+    /// Bytes beside the largest segment in the mixed load's least budget, for KV,
+    /// scratch and the device's own.
     pub(crate) room: u64,
     /// Whether the figures are those that goals were set for.
     judged: bool,

@@ -11,14 +11,15 @@ use super::plan::title;
 use crate::check::Check;
 use crate::session::Session;
 
-/// Rounds before the first look: caches of the allocator, the driver and the registered windows fill.
+/// Rounds before the first look: caches of the allocator, the driver and the registered windows
+/// fill.
 const WARM_UP: u32 = 20;
 
 /// Tokens of a round's prompt and text.
 const TOKENS: (usize, u32) = (16, 8);
 
-/// Allowed growth. The host's allocator keeps freed memory in pieces, which differ from moment to moment; a leak of a
-/// model's tables or of its registered file is many times that.
+/// Allowed growth. The host's allocator keeps freed memory in pieces, which differ from moment to
+/// moment; a leak of a model's tables or of its registered file is many times that.
 const DEVICE_BYTES_MAX: u64 = 8 << 20;
 const HOST_BYTES_MAX: u64 = 48 << 20;
 const MAPPINGS_MAX: u64 = 16;

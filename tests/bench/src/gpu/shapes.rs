@@ -1,10 +1,12 @@
-//! Models of other kinds of layers than the main one's: gated delta nets, sinks and windows, shared experts. How fast each is
-//! where all of it is resident, and the log-probabilities of its first layers against the host's.
+//! Models of other kinds of layers than the main one's: gated delta nets, sinks and windows, shared
+//! experts. How fast each is where all of it is resident, and the log-probabilities of its first
+//! layers against the host's.
 //!
-//! A random router's choices lie so close together that the host's products of 8 bits and a card's of 16 choose differently in
-//! some layer for some token, and then in most layers behind it. And a delta net weighs values by dot products of random
-//! queries and keys, which are small beside what they err by. So few layers are compared, and of mixtures the median: scores
-//! that have nothing to do with each other differ by about 1.
+//! A random router's choices lie so close together that the host's products of 8 bits and a card's
+//! of 16 choose differently in some layer for some token, and then in most layers behind it. And a
+//! delta net weighs values by dot products of random queries and keys, which are small beside what
+//! they err by. So few layers are compared, and of mixtures the median: scores that have nothing to
+//! do with each other differ by about 1.
 
 use std::sync::Arc;
 

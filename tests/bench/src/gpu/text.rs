@@ -1,8 +1,9 @@
-//! Greedy text on the device against the host's: the exam of the two small trained models, and random prompts to a random
-//! model.
+//! Greedy text on the device against the host's: the exam of the two small trained models, and
+//! random prompts to a random model.
 //!
-//! Where a token differs, the host is asked how much more likely it finds its own token than the device's: two right
-//! devices differ only where that is little. The text then goes on from the host's token, so that all of it is compared.
+//! Where a token differs, the host is asked how much more likely it finds its own token than the
+//! device's: two right devices differ only where that is little. The text then goes on from the
+//! host's token, so that all of it is compared.
 
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
@@ -22,8 +23,9 @@ use crate::check::Check;
 use crate::device::DeviceArg;
 use crate::session::{Session, random_prompt};
 
-/// Most that the host's token may be likelier than the device's, as the difference of their logits. Products of 8-bit
-/// inputs err by a part in a hundred, and a logit of these models is of the order of ten.
+/// Most that the host's token may be likelier than the device's, as the difference of
+/// their logits. Products of 8-bit inputs err by a part in a hundred, and a logit of these
+/// models is of the order of ten.
 pub(crate) const MARGIN_MAX: f32 = 0.5;
 
 /// Most tokens of an answer.
@@ -39,7 +41,8 @@ const EXAM: &str = "exam.json";
 /// Device memory that holds all of a trained model.
 const ROOM: u64 = 256 << 20;
 
-/// Room beside weights that the smallest budget may need for KV, scratch and what the device takes for itself.
+/// Room beside weights that the smallest budget may need for KV, scratch and what
+/// the device takes for itself.
 const ROOMS: [u64; 7] = [0, 1 << 18, 1 << 19, 1 << 20, 2 << 20, 4 << 20, 8 << 20];
 
 /// Differences of a random model's text that are told, those of the largest margins.
@@ -58,7 +61,8 @@ struct Difference {
     place: usize,
     host: Option<u32>,
     device: Option<u32>,
-    /// Difference of the host's logits of the two; `None` if the device's is not even among its likeliest ones.
+    /// Difference of the host's logits of the two; `None` if the device's is not even
+    /// among its likeliest ones.
     margin: Option<f32>,
 }
 
@@ -145,7 +149,8 @@ impl Texts<'_> {
         Ok((expected, differences))
     }
 
-    /// How much larger the host's logit of `host` is than that of `device`; no token is any that ends the text.
+    /// How much larger the host's logit of `host` is than that of `device`; no token
+    /// is any that ends the text.
     fn margin(
         &self,
         before: Vec<u32>,
@@ -187,8 +192,8 @@ impl Texts<'_> {
         )
     }
 
-    /// Adds the differences of a text to a check: failures where the host is sure of its token, notes of the others, the
-    /// first `told_max` of the largest margins.
+    /// Adds the differences of a text to a check: failures where the host is sure of its token,
+    /// notes of the others, the first `told_max` of the largest margins.
     fn judge(&self, check: &mut Check, mut found: Vec<(String, Difference)>, told_max: usize) {
         let right = |d: &Difference| d.margin.is_some_and(|margin| margin <= MARGIN_MAX);
         for (what, d) in found.iter().filter(|(_, d)| !right(d)) {
@@ -276,8 +281,8 @@ fn exam(bench: &Bench, dir: &Path, file: &str, check: &mut Check) -> Result<()> 
     Ok(())
 }
 
-/// An engine whose budget is so small that layers come and go with every token: the least of a few that
-/// a prompt runs in.
+/// An engine whose budget is so small that layers come and go with every token: the least of a
+/// few that a prompt runs in.
 fn smallest(
     bench: &Bench,
     path: &Path,

@@ -1,6 +1,7 @@
-//! The second turn of a chat, which begins with the first one and its answer: its first token where that was kept, and
-//! where it is computed again. And what drafting tokens costs where nothing repeats: random weights and prompts; and what
-//! it brings where the text goes round in circles of 16 tokens.
+//! The second turn of a chat, which begins with the first one and its answer: its first
+//! token where that was kept, and where it is computed again. And what drafting tokens costs
+//! where nothing repeats: random weights and prompts; and what it brings where the text goes
+//! round in circles of 16 tokens.
 
 use std::path::Path;
 use std::sync::Arc;

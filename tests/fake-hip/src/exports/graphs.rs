@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_void};
 use super::{put, queue};
 use crate::state::{CAPTURE_INVALIDATED, INVALID_HANDLE, INVALID_VALUE, SUCCESS, State, call};
 
-// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller, and what the daemon's
-// table passes.
+// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller,
+// and what the daemon's table passes.
 exports! {
     fn hipStreamBeginCapture(stream: usize, _mode: u32) |s| {
         match s.queues.streams.get_mut(&stream) {

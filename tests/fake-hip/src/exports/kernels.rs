@@ -10,8 +10,8 @@ use crate::state::{INVALID_HANDLE, INVALID_VALUE, NO_BINARY, NOT_FOUND, SUCCESS,
 /// Longest image of names.
 const IMAGE_BYTES_MAX: usize = 1 << 16;
 
-// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller, and what the daemon's
-// table passes.
+// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller,
+// and what the daemon's table passes.
 exports! {
     fn hipModuleLoadData(to: *mut usize, image: *const u8) |s| {
         // SAFETY: an image of any kind has as many bytes as the marker.
@@ -28,7 +28,8 @@ exports! {
                 .filter(|k| names.iter().any(|&n| n == b"*" || n == k.name.as_bytes()))
                 .collect()
         } else if begins.starts_with(b"\x7fELF") {
-            // A real code object: all kernels by name, since there is no symbol table to read without trusting it.
+            // A real code object: all kernels by name, since there is no symbol table to
+            // read without trusting it.
             kernels::all().iter().collect()
         } else {
             return NO_BINARY;

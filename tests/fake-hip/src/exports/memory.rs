@@ -11,7 +11,8 @@ use crate::state::{
     OUT_OF_MEMORY, SUCCESS, State, call,
 };
 
-/// A copy with a host end: from or into page-locked memory it is queued; pageable memory is read at once, and waited for.
+/// A copy with a host end: from or into page-locked memory it is queued; pageable memory is
+/// read at once, and waited for.
 fn host_copy(
     state: &mut State,
     device: u64,
@@ -85,8 +86,8 @@ fn host_in_use(state: &State, at: usize, bytes: usize) -> bool {
     queued.into_iter().any(|work| work.names_host(at, bytes))
 }
 
-// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller, and what the daemon's
-// table passes.
+// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller,
+// and what the daemon's table passes.
 exports! {
     fn hipMalloc(to: *mut u64, bytes: usize) |s| {
         if !not_in_capture(s) {

@@ -6,8 +6,8 @@ use super::{not_in_capture, put, queue};
 use crate::queue::{Event, Stream, Work};
 use crate::state::{CAPTURE_UNSUPPORTED, INVALID_HANDLE, NOT_READY, SUCCESS, State, call};
 
-// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller, and what the daemon's
-// table passes.
+// SAFETY (of every body): out-pointers and arrays are what HIP's documentation asks of its caller,
+// and what the daemon's table passes.
 exports! {
     fn hipDeviceGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) |_s| {
         // SAFETY: see above.

@@ -1,4 +1,5 @@
-//! Attention (`attention_decode.hip`, `attention_prefill.hip`): the host device's, over pages read from the table.
+//! Attention (`attention_decode.hip`, `attention_prefill.hip`): the host device's, over
+//! pages read from the table.
 
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
@@ -13,7 +14,8 @@ use super::heads::{PAGE, append, layout, page_of, pages, rotated, row_of};
 use super::{Launch, agrees, args, covers, floats, store, words};
 use crate::memory::{Fault, Memory};
 
-/// Positions of a step of decode; a context is split at multiples of it. Wide heads take half as many, and f32 a quarter.
+/// Positions of a step of decode; a context is split at multiples of it. Wide heads take half
+/// as many, and f32 a quarter.
 fn step(kv: &KvPlace, ty: KvType) -> u32 {
     let narrow = matches!(
         (kv.dim_k, kv.dim_v),
@@ -127,7 +129,8 @@ fn append_apart(
     Ok(())
 }
 
-/// A row a sequence, split over the context; with `append` the row is rotated and written to its page before.
+/// A row a sequence, split over the context; with `append` the row is rotated and
+/// written to its page before.
 pub(super) fn decode(
     memory: &mut Memory,
     launch: &Launch,
@@ -203,7 +206,8 @@ pub(super) fn decode(
     Ok(())
 }
 
-/// What a split context takes: counters that are zero, and partial results, which nobody else may find anything in.
+/// What a split context takes: counters that are zero, and partial results, which nobody
+/// else may find anything in.
 fn split(
     memory: &mut Memory,
     a: &AttentionDecodeArgs,

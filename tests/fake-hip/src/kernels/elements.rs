@@ -1,4 +1,5 @@
-//! Rows changed element by element, gathered by columns, routed rows summed, and experts chosen (`elements.hip`, `route.hip`).
+//! Rows changed element by element, gathered by columns, routed rows summed, and experts chosen
+//! (`elements.hip`, `route.hip`).
 
 use rocmforge_kernels::gpu::ops::activations::ActSpec;
 use rocmforge_kernels::gpu::ops::elements::{ColumnsArgs, CombineArgs, ElementsArgs};

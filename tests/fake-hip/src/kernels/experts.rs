@@ -12,7 +12,8 @@ use super::rows::from_q8;
 use super::{Launch, agrees, args, covers, floats, halves, store, words};
 use crate::memory::{Fault, Memory};
 
-/// Address of an expert's tensors; `None` for one that is not there, as are all past the table's end.
+/// Address of an expert's tensors; `None` for one that is not there, as are all past the table's
+/// end.
 pub(super) fn expert_at(
     memory: &mut Memory,
     tensors: &ExpertTensors,

@@ -1,5 +1,5 @@
-//! Heads of queries and keys, normed and rotated, and the pages that keys and values go to (`kv.h`, `rope_kv.hip`,
-//! `rope_heads.hip`).
+//! Heads of queries and keys, normed and rotated, and the pages that keys and values go to (`kv.h`,
+//! `rope_kv.hip`, `rope_heads.hip`).
 
 use rocmforge_kernels::gpu::ops::kv::{KvPlace, RopeHeadsArgs, RopeKvArgs, RopePlace};
 use rocmforge_kernels::host::ops::{self, Simd};
@@ -127,8 +127,8 @@ fn store_slot(
         KvType::F16 => return store_halves(memory, head + slot * dim * 2, row),
         KvType::Q8_0 => {}
     }
-    // One head, a key of nothing and a value: what is written to the slot of such a layer. Values have the same order on the
-    // host as keys and values have here.
+    // One head, a key of nothing and a value: what is written to the slot of such a layer. Values
+    // have the same order on the host as keys and values have here.
     let alone = KvLayout {
         n_layer: 1,
         n_head_kv: 1,
@@ -146,7 +146,8 @@ fn store_slot(
     Ok(())
 }
 
-/// Where, in a head of a page, the bytes of slots up to `slot` and of it alone are: codes and scales, or floats.
+/// Where, in a head of a page, the bytes of slots up to `slot` and of it alone are:
+/// codes and scales, or floats.
 fn pieces(ty: KvType, slot: u64, dim: u64) -> Vec<(u64, u64)> {
     let blocks = dim / KV_BLOCK as u64;
     match ty {
@@ -168,7 +169,8 @@ fn element_bytes(ty: KvType, i: usize) -> usize {
     }
 }
 
-/// `to[element][slot] = from[slot][element]`, slots of `width` bytes, elements of `size`; `to` has all slots of a page.
+/// `to[element][slot] = from[slot][element]`, slots of `width` bytes, elements of `size`;
+/// `to` has all slots of a page.
 fn transpose(from: &[u8], width: usize, size: usize, to: &mut [u8]) {
     for (slot, from) in from.chunks_exact(width).enumerate() {
         let rows = to.chunks_exact_mut(PAGE as usize * size);
@@ -178,8 +180,8 @@ fn transpose(from: &[u8], width: usize, size: usize, to: &mut [u8]) {
     }
 }
 
-/// The layer of a sequence's pages for its first `n` positions, in the host's order, whose keys are transposed; slots past them are zeros, and pages before that of position `start`
-/// have none.
+/// The layer of a sequence's pages for its first `n` positions, in the host's order, whose keys are
+/// transposed; slots past them are zeros, and pages before that of position `start` have none.
 pub(super) fn pages(
     memory: &mut Memory,
     kv: &KvPlace,

@@ -1,12 +1,14 @@
 //! Kernels by entry name, each carried out by the host's reference on the launch's argument struct.
 //!
-//! The structs are those of the kernels crate that the launches are made of. What a kernel reads and writes is checked
-//! against the live allocations; a grid that does not cover the work, a row past its matrix or a page table that names no
-//! memory is a fault, as it would be on a card (or worse).
+//! The structs are those of the kernels crate that the launches are made of. What a kernel
+//! reads and writes is checked against the live allocations; a grid that does not cover
+//! the work, a row past its matrix or a page table that names no memory is a fault, as it
+//! would be on a card (or worse).
 //!
-//! Products, norms, rotations and attention are the host device's own, so what comes out differs from the host device in
-//! the last bits at most. Weights on the device keep their rows as they are in the file, inside the bytes that
-//! [`layout`](rocmforge_kernels::gpu::layout) gives them: only these kernels look into them.
+//! Products, norms, rotations and attention are the host device's own, so what comes out differs
+//! from the host device in the last bits at most. Weights on the device keep their rows as they are
+//! in the file, inside the bytes that [`layout`](rocmforge_kernels::gpu::layout) gives them: only
+//! these kernels look into them.
 
 mod act;
 mod attention;
@@ -203,7 +205,8 @@ fn type_called(name: &str) -> Option<WeightType> {
         .find(|ty| ty.name().eq_ignore_ascii_case(name))
 }
 
-/// The entries of a unit of the list, with what they compute; none for a unit that is not known here.
+/// The entries of a unit of the list, with what they compute; none for a unit that is not known
+/// here.
 fn entries(unit: &'static str) -> Vec<(String, Operation)> {
     let number = |text: &str| text.parse::<u32>().ok();
     let own = |operation| vec![(unit.to_owned(), operation)];
@@ -373,7 +376,8 @@ pub(crate) fn of_unit(unit: &str) -> Vec<&'static str> {
     mine.map(|k| k.name.as_str()).collect()
 }
 
-// ---- what all of them use --------------------------------------------------------------------------------------------
+// ---- what all of them
+// use --------------------------------------------------------------------------------------------
 
 /// The launch's arguments by the struct's own reader.
 fn args<T>(launch: &Launch, read: impl Fn(&[u8]) -> Option<T>) -> Result<T, Fault> {
@@ -451,7 +455,8 @@ fn run(memory: &mut Memory, launch: &rocmforge_kernels::gpu::Launch) -> Result<(
 mod tests {
     use super::*;
 
-    /// What an entry of a source is called after the preprocessor: `ENTRY(threads, blocks) name(Args a)`.
+    /// What an entry of a source is called after the preprocessor:
+    /// `ENTRY(threads, blocks) name(Args a)`.
     #[test]
     fn every_unit_of_the_list_has_its_kernels() {
         for unit in units::units() {
@@ -475,7 +480,8 @@ mod tests {
         }
     }
 
-    /// Rows of every type that go in come out as the reference has them; a scale that is not finite is told.
+    /// Rows of every type that go in come out as the reference has them; a scale
+    /// that is not finite is told.
     #[test]
     fn weights_come_out_as_the_reference_has_them() {
         use rocmforge_kernels::gpu::ops::weights::{Weights, dequantize_f16, repack, rows_f32};

@@ -1,7 +1,8 @@
-//! Products (`matvec.hip`, `matvec_float.hip`, `matmat.hip`): the host device's, on matrices that it packed.
+//! Products (`matvec.hip`, `matvec_float.hip`, `matmat.hip`): the host device's,
+//! on matrices that it packed.
 //!
-//! Packing a matrix costs as much as many products with it, so what was packed is kept until somebody writes where the
-//! matrix lies.
+//! Packing a matrix costs as much as many products with it, so what was packed is kept until
+//! somebody writes where the matrix lies.
 
 use std::sync::Arc;
 

@@ -8,7 +8,8 @@ use super::act::{activate, sigmoid, softplus};
 use super::{Launch, args, covers, floats, store};
 use crate::memory::{Fault, Memory};
 
-/// A sequence's rows, its drafts' included, and where the state goes behind the last of its own and behind each draft.
+/// A sequence's rows, its drafts' included, and where the state goes behind the last of its
+/// own and behind each draft.
 struct Sequence {
     place: SequencePlace,
     n_rows: usize,
@@ -217,8 +218,8 @@ mod tests {
             .collect()
     }
 
-    /// Runs rows of `width` elements at once, then in two passes on the same state, and compares; a second sequence in the
-    /// same launches must not be seen by the first.
+    /// Runs rows of `width` elements at once, then in two passes on the same state, and compares; a
+    /// second sequence in the same launches must not be seen by the first.
     fn in_two_passes(
         width: usize,
         state: usize,
@@ -266,7 +267,8 @@ mod tests {
         assert_eq!(first[..13 * width], whole[..13 * width]);
         assert_eq!(second[13 * width..], whole[13 * width..]);
         assert_ne!(first[13 * width..], whole[13 * width..]);
-        // The last four rows as drafts of the first sequence; the second one goes on from the state behind one of them.
+        // The last four rows as drafts of the first sequence; the second one goes on from the
+        // state behind one of them.
         let kept = [(); 4].map(|()| memory.alloc(state as u64 * 4).unwrap());
         let with_drafts = write_places(memory, places, |i| match i {
             0 => (0, ROWS - 4, 0, 4, states[0], states[0]),

@@ -1,5 +1,5 @@
-//! Rows of f32: moved, biased, normed, summed, and brought to 8 bits or f16 (`gather.hip`, `add_bias.hip`,
-//! `activations.hip`).
+//! Rows of f32: moved, biased, normed, summed, and brought to 8 bits or f16 (`gather.hip`,
+//! `add_bias.hip`, `activations.hip`).
 
 use rocmforge_kernels::gpu::ops::activations::{ActivationsArgs, F16_LOW_SCALE, GATED_F16_SCALE};
 use rocmforge_kernels::gpu::ops::rows::{AddBiasArgs, GatherArgs, LayerNormArgs};

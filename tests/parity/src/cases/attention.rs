@@ -5,8 +5,8 @@ use super::*;
 /// Positions that a row with a window sees.
 const WINDOW: u32 = 40;
 
-/// Rotation, keys and values appended, attention over pages of each type. What is appended is compared by what rows that come
-/// later see of it.
+/// Rotation, keys and values appended, attention over pages of each type. What is appended is
+/// compared by what rows that come later see of it.
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let shapes = [
@@ -102,8 +102,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// What a result may differ by: tiles of many rows multiply in f16, but for pages of f32, where nothing is rounded to less than
-/// f32.
+/// What a result may differ by: tiles of many rows multiply in f16, but for pages of f32, where
+/// nothing is rounded to less than f32.
 fn tolerance(ty: KvType) -> f64 {
     match ty {
         KvType::F32 => 5e-5,
@@ -111,7 +111,8 @@ fn tolerance(ty: KvType) -> f64 {
     }
 }
 
-/// A token and drafts behind it, each a span of its own: a draft's row sees the keys and values of those before it.
+/// A token and drafts behind it, each a span of its own: a draft's row sees the keys and
+/// values of those before it.
 pub(super) fn drafts() -> Vec<Case> {
     let mut cases = Vec::new();
     for shape in [heads(8, 2, 64), heads(32, 8, 128), heads(4, 1, 256)] {
@@ -183,7 +184,8 @@ pub(super) fn many() -> Vec<Case> {
     cases
 }
 
-/// Windows, bounded scores, sinks, heads whose values are shorter than their keys, and heads that are rotated alone.
+/// Windows, bounded scores, sinks, heads whose values are shorter than their keys, and
+/// heads that are rotated alone.
 pub(super) fn variants() -> Vec<Case> {
     let spans = [(1, 0), (1, 70), (5, 300), (64, 20), (130, 70)];
     let shape = heads(8, 2, 64);

@@ -15,8 +15,8 @@ pub(super) fn cases() -> Vec<Case> {
         (WeightType::MXFP4, WeightType::MXFP4),
         (WeightType::F16, WeightType::F16),
     ] {
-        // Two of 8 experts a token. By mat-vecs, and sorted by expert: where there are tiles of up to
-        // 8 rows from 32 routed rows on, and in tiles of up to 32 from 64 on, or from 72.
+        // Two of 8 experts a token. By mat-vecs, and sorted by expert: where there are tiles of up
+        // to 8 rows from 32 routed rows on, and in tiles of up to 32 from 64 on, or from 72.
         for tokens in [1, 5, 25, 40] {
             for form in [Form::Gated, Form::Plain, Form::Biased] {
                 cases.push(experts((ty, down), form, tokens, (EMBD, FF)));

@@ -1,5 +1,5 @@
-//! Operations with a state, in the shapes of models that have them: sequences that begin and sequences that go on, one row
-//! and many, and drafts, each of which leaves a state.
+//! Operations with a state, in the shapes of models that have them: sequences that begin and
+//! sequences that go on, one row and many, and drafts, each of which leaves a state.
 
 use super::*;
 
@@ -19,8 +19,9 @@ const PASSES: [Pass; 6] = [
     ("first drafts", &[(1, 0, 2)]),
 ];
 
-/// What the result of sums of `terms` products may differ by where `rows` results are made of each other: each sum is off
-/// by some 2 * sqrt(terms) roundings, in either direction, and a card's exponentials by as much as 40.
+/// What the result of sums of `terms` products may differ by where `rows` results are made of each
+/// other: each sum is off by some 2 * sqrt(terms) roundings, in either direction, and a card's
+/// exponentials by as much as 40.
 fn tolerance(terms: u32, rows: u32) -> f64 {
     let rounding = f64::from(f32::EPSILON);
     rounding * (40.0 + 2.0 * f64::from(terms).sqrt()) * f64::from(rows).sqrt()

@@ -1,8 +1,8 @@
-//! What a card's memory, its link to the host and the vendor's library reach when nothing else is asked of them: what
-//! measurements of the engine are held against.
+//! What a card's memory, its link to the host and the vendor's library reach when nothing else is
+//! asked of them: what measurements of the engine are held against.
 //!
-//! Each rate is the best of a few rounds, since a ceiling is what was reached once, timed on the host around work that is
-//! long beside a launch.
+//! Each rate is the best of a few rounds, since a ceiling is what was reached once, timed on the
+//! host around work that is long beside a launch.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -36,17 +36,18 @@ pub struct Ceilings {
     pub memory_bytes_per_s: f64,
     /// Bytes a second from pinned host memory to the device.
     pub pinned_bytes_per_s: f64,
-    /// Bytes a second from a file's mapping that is registered with the driver; `None` where it cannot be.
+    /// Bytes a second from a file's mapping that is registered with the driver;
+    /// `None` where it cannot be.
     pub registered_bytes_per_s: Option<f64>,
     /// Bytes a second of registering such a mapping.
     pub registering_bytes_per_s: Option<f64>,
-    /// Operations a second, two for each product and sum, of the vendor's product of large f16 matrices; `None` where its
-    /// library is not to be had.
+    /// Operations a second, two for each product and sum, of the vendor's product of large f16
+    /// matrices; `None` where its library is not to be had.
     pub product_flops_per_s: Option<f64>,
 }
 
-/// Measures a card that does nothing else; `file`'s first pages are in the page cache and not registered.
-/// An eighth of the card's memory at most is taken for each.
+/// Measures a card that does nothing else; `file`'s first pages are in the page cache and not
+/// registered. An eighth of the card's memory at most is taken for each.
 ///
 /// # Errors
 /// What the driver says.
@@ -57,8 +58,8 @@ pub fn measure(context: &Context, file: &Arc<MappedFile>) -> Result<Ceilings> {
     let link = share.clamp(1, LINK_BYTES_MAX);
     let target = Buffer::new(context, link)?;
     let source = PinnedBuffer::new(context, link as usize)?;
-    // SAFETY: the buffer is allocated for `link` bytes, nothing writes it, and `best` waits for the copies, also after
-    // an error, before it is dropped.
+    // SAFETY: the buffer is allocated for `link` bytes, nothing writes it, and `best` waits for the
+    // copies, also after an error, before it is dropped.
     let copy = || unsafe { target.copy_from_host(0, source.as_ptr(), link, &stream) };
     let pinned_bytes_per_s = link as f64 / best(&stream, copy)?;
     let mapped = registered(context, &stream, &target, file)?;
@@ -101,7 +102,8 @@ fn memory(context: &Context, stream: &Stream, bytes: u64) -> Result<f64> {
     Ok(2.0 * bytes as f64 / seconds)
 }
 
-/// Rates of copying from a registered mapping and of registering it; `None` where the file or the driver does not allow it.
+/// Rates of copying from a registered mapping and of registering it; `None` where the file or the
+/// driver does not allow it.
 fn registered(
     context: &Context,
     stream: &Stream,
@@ -114,8 +116,9 @@ fn registered(
     };
     let kept = Arc::new(pages.clone());
     let begin = Instant::now();
-    // SAFETY: whole pages of a mapping that `kept` keeps, which nobody has registered (the caller's promise; a driver
-    // refuses a second time). It is dropped after the copies, which `best` waits for.
+    // SAFETY: whole pages of a mapping that `kept` keeps, which nobody has registered
+    // (the caller's promise; a driver refuses a second time). It is dropped after the
+    // copies, which `best` waits for.
     let made = unsafe { Registration::new(context, pages.as_ptr(), pages.len(), kept) };
     let registration = match made {
         Ok(registration) => registration,
@@ -134,7 +137,8 @@ fn registered(
     Ok(Some((bytes as f64 / seconds, bytes as f64 / took)))
 }
 
-/// Operations a second of a product of random f16 matrices; `None` without a library or with less than `bytes` of room.
+/// Operations a second of a product of random f16 matrices; `None` without a library or with
+/// less than `bytes` of room.
 fn product(context: &Context, stream: &Stream, bytes: u64) -> Result<Option<f64>> {
     let n = PRODUCT_SIZE;
     let matrix = 2 * n * n;

@@ -1,10 +1,12 @@
 //! The card that is open: a driver, its primary context, and the count of what was asked of it.
 //!
-//! Everything that lives on a card holds a [`Context`], so the context dies last whatever the order in which owners go.
-//! Every use of the driver goes through a [`Call`], which notes when it began: a driver whose card hangs may block its caller for
-//! good, and then only another thread can tell (`Context::watch_calls`).
+//! Everything that lives on a card holds a [`Context`], so the context dies last whatever the order
+//! in which owners go. Every use of the driver goes through a [`Call`], which notes when it began:
+//! a driver whose card hangs may block its caller for good, and then only another thread can tell
+//! (`Context::watch_calls`).
 //!
-//! A context is bound to a thread on the first call there and whenever the thread used another one in between.
+//! A context is bound to a thread on the first call there and whenever the thread
+//! used another one in between.
 
 use std::cell::Cell;
 use std::fmt;
@@ -138,7 +140,8 @@ impl Context {
         Ok(call)
     }
 
-    /// Tells how long the oldest use of the driver has been under way, by whichever thread; does not keep the context open.
+    /// Tells how long the oldest use of the driver has been under way, by whichever thread; does
+    /// not keep the context open.
     pub(crate) fn watch_calls(&self) -> impl Fn() -> Option<Duration> + Send + 'static {
         let inner = Arc::downgrade(&self.0);
         move || inner.upgrade()?.oldest_call()
@@ -191,7 +194,8 @@ impl Context {
         &self.0.counts
     }
 
-    /// Runs a destructor's call and logs what goes wrong; a lost device is logged once elsewhere, so only quietly here.
+    /// Runs a destructor's call and logs what goes wrong; a lost device is logged once
+    /// elsewhere, so only quietly here.
     pub(super) fn release(&self, what: &'static str, call: impl FnOnce(&dyn Driver) -> Result<()>) {
         report(what, self.driver().and_then(|driver| call(&*driver)));
     }
@@ -231,7 +235,8 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let result = self.bound().map(|_| ()).and_then(|()| {
             BOUND.set(0);
-            // SAFETY: every owner of something in this context holds a clone of the Arc that is ending here.
+            // SAFETY: every owner of something in this context holds a clone of
+            // the Arc that is ending here.
             unsafe { self.driver.context_close(self.handle) }
         });
         report("context", result);

@@ -1,7 +1,8 @@
-//! The CUDA table: NVIDIA's driver API, opened with dlopen, as [`Driver`]. Its declarations are in `abi.rs`, what it says of a
-//! card in `card.rs`.
+//! The CUDA table: NVIDIA's driver API, opened with dlopen, as [`Driver`]. Its declarations are in
+//! `abi.rs`, what it says of a card in `card.rs`.
 //!
-//! A context is the device's primary one, so that the vendor's own libraries (cuBLAS) work in the same.
+//! A context is the device's primary one, so that the vendor's own libraries
+//! (cuBLAS) work in the same.
 
 mod abi;
 
@@ -32,11 +33,12 @@ pub(super) struct CudaDriver {
     contexts: Mutex<HashMap<ContextHandle, Device>>,
 }
 
-/// `call!(self, function(args))` for a required function: one unsafe call, named as the vendor names it.
+/// `call!(self, function(args))` for a required function: one unsafe call,
+/// named as the vendor names it.
 macro_rules! call {
     ($self:ident, $function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the signature is the vendor's; out-pointers are to live locals of this method, handles and addresses
-        // are what the trait's contract promises.
+        // SAFETY: the signature is the vendor's; out-pointers are to live locals of this method,
+        // handles and addresses are what the trait's contract promises.
         let code = unsafe { ($self.cuda.$function)($($arg),*) };
         $self.check(stringify!($function), code)
     }};
@@ -80,7 +82,8 @@ impl CudaDriver {
         }
         let mut name: *const c_char = ptr::null();
         let mut message: *const c_char = ptr::null();
-        // SAFETY: takes any code; the out-pointer is to a live local and stays null for a code it does not know.
+        // SAFETY: takes any code; the out-pointer is to a live local and stays null
+        // for a code it does not know.
         let named = unsafe { (self.cuda.cuGetErrorName)(result, &raw mut name) };
         // SAFETY: as above.
         let worded = unsafe { (self.cuda.cuGetErrorString)(result, &raw mut message) };

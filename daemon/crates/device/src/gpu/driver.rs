@@ -1,15 +1,16 @@
 //! One surface over the drivers of both vendors.
 //!
-//! [`Driver`] is what `device::gpu` may ask of a card: memory, copies, streams, events, modules, launches, graphs.
-//! Two tables implement it (`hip.rs`, `cuda.rs`); everything above them is one code and names no vendor.
-//! Handles are plain numbers: who owns what, and in which order it dies, is the affair of the owners in
-//! [`super::context`], [`super::memory`] and [`super::exec`], which are what the rest of the crate uses.
+//! [`Driver`] is what `device::gpu` may ask of a card: memory, copies, streams, events, modules,
+//! launches, graphs. Two tables implement it (`hip.rs`, `cuda.rs`); everything above them is one
+//! code and names no vendor. Handles are plain numbers: who owns what, and in which order it dies,
+//! is the affair of the owners in [`super::context`], [`super::memory`] and [`super::exec`], which
+//! are what the rest of the crate uses.
 //!
-//! *Invariant:* a symbol, type or constant of a vendor's driver appears in the two tables only; those of its product
-//! libraries in `blas`.
+//! *Invariant:* a symbol, type or constant of a vendor's driver appears in the two tables only;
+//! those of its product libraries in `blas`.
 //! *Invariant:* no method panics and none aborts; a failure is an [`Error`] with a [`Class`].
-//! *Threads:* every method may be called from any thread. Except where it says otherwise, a method acts on the context
-//! that the calling thread made current with [`Driver::context_bind`].
+//! *Threads:* every method may be called from any thread. Except where it says otherwise, a method
+//! acts on the context that the calling thread made current with [`Driver::context_bind`].
 
 use std::ffi::CStr;
 use std::fmt;
@@ -89,7 +90,8 @@ pub struct Versions {
     pub runtime: String,
 }
 
-/// What a device is. Read without a context, so that listing devices takes no memory on any of them.
+/// What a device is. Read without a context, so that listing devices takes no memory on any of
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceAttributes {
     /// The driver's number of it.
@@ -141,19 +143,21 @@ pub struct LaunchConfig {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// Whether the kernel may begin before the one before it on the stream has ended; it then waits itself before it
-    /// reads what that one wrote. Of no effect where the driver does not know it.
+    /// Whether the kernel may begin before the one before it on the stream has ended; it then waits
+    /// itself before it reads what that one wrote. Of no effect where the driver does not know it.
     pub overlaps: bool,
 }
 
 /// The driver of one vendor, opened.
 ///
 /// # Safety of the unsafe methods
-/// Handles and addresses come from the same driver and are alive, of the calling thread's current context; memory that
-/// a copy or a launch names stays valid and unshared with writers until the stream has passed it. The owners in
-/// [`super::context`], [`super::memory`] and [`super::exec`] keep the first half by construction.
+/// Handles and addresses come from the same driver and are alive, of the calling thread's current
+/// context; memory that a copy or a launch names stays valid and unshared with writers until the
+/// stream has passed it. The owners in [`super::context`], [`super::memory`] and [`super::exec`]
+/// keep the first half by construction.
 pub trait Driver: Send + Sync {
-    // ---- what it is --------------------------------------------------------------------------------------------
+    // ---- what it
+    // is ------------------------------------------------------------------------------------------
 
     /// Whose it is.
     fn vendor(&self) -> Vendor;
@@ -179,9 +183,11 @@ pub trait Driver: Send + Sync {
     /// What the driver says.
     fn device_attributes(&self, ordinal: u32) -> Result<DeviceAttributes>;
 
-    // ---- context -----------------------------------------------------------------------------------------------
+    // ----
+    // context -------------------------------------------------------------------------------------
 
-    /// Opens the device's primary context and makes it the calling thread's current one. Takes memory on the device.
+    /// Opens the device's primary context and makes it the calling thread's current one.
+    /// Takes memory on the device.
     ///
     /// # Errors
     /// [`Class::OutOfMemory`] if there is too little, and what else the driver says.
@@ -208,7 +214,8 @@ pub trait Driver: Send + Sync {
     /// Failures of that work, [`Class::Lost`] if the device is gone.
     fn synchronize(&self) -> Result<()>;
 
-    // ---- memory ------------------------------------------------------------------------------------------------
+    // ----
+    // memory --------------------------------------------------------------------------------------
 
     /// Allocates device memory, aligned to at least 256 bytes.
     ///
@@ -246,14 +253,16 @@ pub trait Driver: Send + Sync {
     /// What the driver says.
     unsafe fn host_free(&self, ptr: *mut u8) -> Result<()>;
 
-    /// Page-locks existing memory for reading by the device only, so that copies from it run at link speed. Works on
-    /// a shared, read-only file mapping. A page is page-locked once: ranges must not share pages.
+    /// Page-locks existing memory for reading by the device only, so that copies from it run at
+    /// link speed. Works on a shared, read-only file mapping. A page is page-locked once:
+    /// ranges must not share pages.
     ///
     /// # Safety
     /// The range is mapped and stays so until [`Driver::host_unregister`].
     ///
     /// # Errors
-    /// [`Class::NotSupported`] or [`Class::Other`] where driver or kernel cannot; [`Class::OutOfMemory`] past a limit.
+    /// [`Class::NotSupported`] or [`Class::Other`] where driver or kernel cannot;
+    /// [`Class::OutOfMemory`] past a limit.
     unsafe fn host_register_read_only(&self, ptr: *const u8, bytes: usize) -> Result<()>;
 
     /// Undoes [`Driver::host_register_read_only`].
@@ -283,7 +292,8 @@ pub trait Driver: Send + Sync {
     /// Queues a copy from host to device. Asynchronous only from page-locked memory.
     ///
     /// # Safety
-    /// `src` is readable for `bytes` and unchanged until the stream has passed the copy; see the trait.
+    /// `src` is readable for `bytes` and unchanged until the stream has passed the copy; see the
+    /// trait.
     ///
     /// # Errors
     /// What the driver says.
@@ -298,7 +308,8 @@ pub trait Driver: Send + Sync {
     /// Queues a copy from device to host. Asynchronous only into page-locked memory.
     ///
     /// # Safety
-    /// `dst` is writable for `bytes` and not looked at until the stream has passed the copy; see the trait.
+    /// `dst` is writable for `bytes` and not looked at until the stream has
+    /// passed the copy; see the trait.
     ///
     /// # Errors
     /// What the driver says.
@@ -328,7 +339,8 @@ pub trait Driver: Send + Sync {
     /// Addresses apart from memory; `None` where the library lacks the functions.
     fn virtual_memory(&self) -> Option<&dyn super::virtual_memory::VirtualMemory>;
 
-    // ---- streams and events ------------------------------------------------------------------------------------
+    // ---- streams and
+    // events ------------------------------------------------------------------------------------
 
     /// Makes a stream that does not wait for the default stream.
     ///
@@ -423,13 +435,15 @@ pub trait Driver: Send + Sync {
     /// [`Class::NotReady`] if one has not been passed.
     unsafe fn event_elapsed_ms(&self, start: EventHandle, end: EventHandle) -> Result<f32>;
 
-    // ---- modules and launches ----------------------------------------------------------------------------------
+    // ---- modules and
+    // launches ----------------------------------------------------------------------------------
 
     /// Loads a code object: an AMD ELF image or bundle, a cubin, or PTX text.
     ///
     /// # Errors
-    /// An image for another architecture, or one that is damaged. The driver trusts what an image says about its own
-    /// extent: give only images that a compiler wrote or whose checksum was verified.
+    /// An image for another architecture, or one that is damaged. The driver trusts what
+    /// an image says about its own extent: give only images that a compiler wrote or
+    /// whose checksum was verified.
     fn module_load(&self, image: &[u8]) -> Result<ModuleHandle>;
 
     /// Unloads a module.
@@ -450,7 +464,8 @@ pub trait Driver: Send + Sync {
     /// [`Error::Kernel`] if the module has none of that name.
     unsafe fn module_function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle>;
 
-    /// Lets launches of a kernel use up to `bytes` of dynamic shared memory. Needed on NVIDIA above 48 KiB.
+    /// Lets launches of a kernel use up to `bytes` of dynamic shared memory.
+    /// Needed on NVIDIA above 48 KiB.
     ///
     /// # Safety
     /// See the trait.
@@ -459,12 +474,12 @@ pub trait Driver: Send + Sync {
     /// What the driver says.
     unsafe fn function_reserve_shared(&self, function: FunctionHandle, bytes: u32) -> Result<()>;
 
-    /// Queues a kernel whose only parameter is a struct passed by value; `args` are its bytes. They are copied before
-    /// the call returns.
+    /// Queues a kernel whose only parameter is a struct passed by value; `args` are its bytes. They
+    /// are copied before the call returns.
     ///
     /// # Safety
-    /// `args` is exactly the struct that the kernel declares, and the addresses in it meet the kernel's own contract
-    /// until the stream has passed the launch; see the trait.
+    /// `args` is exactly the struct that the kernel declares, and the addresses in it meet the
+    /// kernel's own contract until the stream has passed the launch; see the trait.
     ///
     /// # Errors
     /// What the driver says; failures of earlier work may surface here.
@@ -476,10 +491,11 @@ pub trait Driver: Send + Sync {
         stream: StreamHandle,
     ) -> Result<()>;
 
-    // ---- graphs ------------------------------------------------------------------------------------------------
+    // ----
+    // graphs --------------------------------------------------------------------------------------
 
-    /// Starts recording the work that is queued on `stream` instead of doing it. Other threads are not restricted;
-    /// this one must not allocate, free or synchronize until the end.
+    /// Starts recording the work that is queued on `stream` instead of doing it. Other threads are
+    /// not restricted; this one must not allocate, free or synchronize until the end.
     ///
     /// # Safety
     /// See the trait.
@@ -527,7 +543,8 @@ pub trait Driver: Send + Sync {
     /// Queues a graph's work on `stream`.
     ///
     /// # Safety
-    /// The addresses that its launches and copies were recorded with still meet their contracts; see the trait.
+    /// The addresses that its launches and copies were recorded with still meet their
+    /// contracts; see the trait.
     ///
     /// # Errors
     /// What the driver says.

@@ -12,8 +12,9 @@ use super::driver::{
 
 /// An ordered queue of work, destroyed on drop; what is queued still ends.
 ///
-/// *Invariant:* [`Stream::queued`] changes with everything that is queued: whoever takes the handle is taken to queue
-/// something, and who keeps it to queue more later says so by [`Stream::note_queued`].
+/// *Invariant:* [`Stream::queued`] changes with everything that is queued: whoever takes
+/// the handle is taken to queue something, and who keeps it to queue more later says so
+/// by [`Stream::note_queued`].
 #[derive(Debug)]
 pub struct Stream {
     context: Context,
@@ -41,7 +42,8 @@ impl Stream {
         self.handle
     }
 
-    /// A number that is another one after something was queued. Marks of events are nothing that is queued.
+    /// A number that is another one after something was queued. Marks of events
+    /// are nothing that is queued.
     pub fn queued(&self) -> u64 {
         self.queued.load(Ordering::Relaxed)
     }
@@ -86,8 +88,8 @@ impl Stream {
         unsafe { driver.stream_wait_event(self.handle(), event.handle) }
     }
 
-    /// Records what `queue` queues on this stream, instead of doing it, and makes a graph of it. `queue` must not
-    /// allocate, free or wait. The capture ends also when `queue` fails.
+    /// Records what `queue` queues on this stream, instead of doing it, and makes a graph of it.
+    /// `queue` must not allocate, free or wait. The capture ends also when `queue` fails.
     ///
     /// # Errors
     /// What `queue` says, else what the driver says.
@@ -259,7 +261,8 @@ impl Module {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // SAFETY: loaded in `load`, unloaded once; whoever launched a kernel promised to keep it until it has ended.
+        // SAFETY: loaded in `load`, unloaded once; whoever launched a kernel promised to
+        // keep it until it has ended.
         self.context.release("module", |driver| unsafe {
             driver.module_unload(self.handle)
         });
@@ -274,17 +277,20 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Queues a launch with the bytes of the kernel's one by-value struct, copied before the call returns.
+    /// Queues a launch with the bytes of the kernel's one by-value struct,
+    /// copied before the call returns.
     ///
     /// # Safety
-    /// `args` is exactly the struct that the kernel declares; the addresses in it meet the kernel's contract, and this
-    /// kernel is kept, until the stream has passed the launch (for a captured one: as long as the graph is launched).
+    /// `args` is exactly the struct that the kernel declares; the addresses in it meet the kernel's
+    /// contract, and this kernel is kept, until the stream has passed the launch (for a captured
+    /// one: as long as the graph is launched).
     ///
     /// # Errors
     /// What the driver says; failures of earlier work may surface here.
     pub unsafe fn launch(&self, config: LaunchConfig, args: &[u8], stream: &Stream) -> Result<()> {
         let driver = self.module.context.driver()?;
-        // SAFETY: function and stream are alive and of the bound context; the rest is the caller's promise.
+        // SAFETY: function and stream are alive and of the bound context; the
+        // rest is the caller's promise.
         unsafe { driver.launch(self.handle, config, args, stream.handle()) }
     }
 
@@ -316,20 +322,23 @@ impl Graph {
     /// Queues the recorded work.
     ///
     /// # Safety
-    /// The addresses and kernels that it was recorded with still meet their contracts until the stream has passed it.
+    /// The addresses and kernels that it was recorded with still meet their contracts until
+    /// the stream has passed it.
     ///
     /// # Errors
     /// What the driver says; failures of earlier work may surface here.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         let driver = self.context.driver()?;
-        // SAFETY: graph and stream are alive and of the bound context; the rest is the caller's promise.
+        // SAFETY: graph and stream are alive and of the bound context; the rest is the caller's
+        // promise.
         unsafe { driver.graph_launch(self.handle, stream.handle()) }
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made in `capture`, destroyed once; whoever launched it promised to keep it until it has ended.
+        // SAFETY: made in `capture`, destroyed once; whoever launched it promised to
+        // keep it until it has ended.
         self.context.release("graph", |driver| unsafe {
             driver.graph_exec_destroy(self.handle)
         });

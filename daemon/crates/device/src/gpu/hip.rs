@@ -1,5 +1,5 @@
-//! The HIP table: AMD's runtime, opened with dlopen, as [`Driver`]. Its declarations are in `abi.rs`, what it says of a card in
-//! `card.rs`.
+//! The HIP table: AMD's runtime, opened with dlopen, as [`Driver`]. Its declarations are in
+//! `abi.rs`, what it says of a card in `card.rs`.
 //!
 //! A context is the device's ordinal, made current with hipSetDevice; there is nothing to close.
 
@@ -43,8 +43,8 @@ pub(super) struct HipDriver {
 /// `self.call(name, code)` for a required function: one unsafe call, named as the vendor names it.
 macro_rules! call {
     ($self:ident, $function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the signature is the vendor's; out-pointers are to live locals of this method, handles and addresses
-        // are what the trait's contract promises.
+        // SAFETY: the signature is the vendor's; out-pointers are to live locals of this method,
+        // handles and addresses are what the trait's contract promises.
         let code = unsafe { ($self.hip.$function)($($arg),*) };
         $self.check(stringify!($function), code)
     }};

@@ -1,6 +1,7 @@
 //! Code objects on their way to a driver, and what the kernel says about its drivers.
 
-/// A code object's bytes, aligned as an ELF header wants it and followed by zeros, which end PTX text.
+/// A code object's bytes, aligned as an ELF header wants it and followed by
+/// zeros, which end PTX text.
 pub(super) struct AlignedImage(Box<[u64]>);
 
 impl AlignedImage {
@@ -20,7 +21,8 @@ impl AlignedImage {
     }
 }
 
-/// The version of a loaded kernel module, as its vendor numbers the driver; not all modules say one.
+/// The version of a loaded kernel module, as its vendor numbers the driver; not all modules say
+/// one.
 pub(super) fn kernel_module_version(module: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/sys/module/{module}/version")).ok()?;
     let text = text.trim();

@@ -1,6 +1,7 @@
 //! Opening a vendor's library and resolving its functions.
 //!
-//! A library once opened stays: GPU runtimes start threads and register exit handlers, and do not survive being closed.
+//! A library once opened stays: GPU runtimes start threads and register exit handlers, and do
+//! not survive being closed.
 
 use std::mem::ManuallyDrop;
 
@@ -17,8 +18,9 @@ impl Library {
     pub(super) fn open(vendor: &'static str, names: &[String], hint: &'static str) -> Result<Self> {
         let mut tried = Vec::with_capacity(names.len());
         for name in names {
-            // SAFETY: runs the library's initializers. The names are the vendors' own or one that the operator set, and
-            // a GPU runtime's initializers are made to be run from any thread of a program that does not link it.
+            // SAFETY: runs the library's initializers. The names are the vendors' own or one that
+            // the operator set, and a GPU runtime's initializers are made to be run from any thread
+            // of a program that does not link it.
             match unsafe { libloading::Library::new(name) } {
                 Ok(library) => {
                     return Ok(Library {
@@ -49,7 +51,8 @@ impl Library {
     /// # Safety
     /// `F` is a function pointer of the type that the vendor documents for `symbol`.
     pub(super) unsafe fn function<F: Copy>(&self, symbol: &str) -> Option<F> {
-        // SAFETY: the type is the caller's promise; the library is never closed, so the copied pointer stays good.
+        // SAFETY: the type is the caller's promise; the library is never closed, so the
+        // copied pointer stays good.
         unsafe { self.library.get::<F>(symbol) }.ok().map(|f| *f)
     }
 }
@@ -63,8 +66,9 @@ fn loader_message(error: &libloading::Error) -> String {
     message.trim().to_owned()
 }
 
-/// Declares a vendor's functions as a struct of function pointers, for the module above. A required one that is missing fails the
-/// load, with the names of all that are missing; an optional one is an `Option` whose user names it.
+/// Declares a vendor's functions as a struct of function pointers, for the module above. A required
+/// one that is missing fails the load, with the names of all that are missing; an optional one is
+/// an `Option` whose user names it.
 macro_rules! table {
     (
         $(#[$meta:meta])*
@@ -85,7 +89,8 @@ macro_rules! table {
             pub(super) fn load(library: &$crate::gpu::library::Library) -> $crate::gpu::driver::Result<Self> {
                 let mut missing: Vec<&'static str> = Vec::new();
                 $(
-                    // SAFETY: the type in the table is the one that the vendor's header declares for this name.
+                    // SAFETY: the type in the table is the one that the vendor's
+                    // header declares for this name.
                     let $r = unsafe { library.function(stringify!($r)) };
                     if $r.is_none() {
                         missing.push(stringify!($r));

@@ -1,7 +1,9 @@
-//! Owners of memory: on the device, page-locked on the host, and host mappings that a driver may read.
+//! Owners of memory: on the device, page-locked on the host, and host mappings that a driver may
+//! read.
 //!
-//! Copies are queued on a stream and go on after the call returns, so they are unsafe: nobody but the caller knows when
-//! the stream has passed them. [`Buffer::write`] and [`Buffer::read`] wait, and are safe.
+//! Copies are queued on a stream and go on after the call returns, so they are unsafe: nobody
+//! but the caller knows when the stream has passed them. [`Buffer::write`] and
+//! [`Buffer::read`] wait, and are safe.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -63,8 +65,8 @@ impl Buffer {
     /// Queues a copy from the host to bytes `offset..offset + bytes`.
     ///
     /// # Safety
-    /// `src` is readable for `bytes` and unchanged until the stream has passed the copy. No other work that is not
-    /// ordered with it touches the range.
+    /// `src` is readable for `bytes` and unchanged until the stream has passed the copy. No other
+    /// work that is not ordered with it touches the range.
     ///
     /// # Errors
     /// [`Error::Range`], and what the driver says.
@@ -77,15 +79,16 @@ impl Buffer {
     ) -> Result<()> {
         let dst = self.range("copy from host", offset, bytes)?;
         let driver = self.context.driver()?;
-        // SAFETY: the destination lies in this live buffer; the stream is alive; the source is the caller's promise.
+        // SAFETY: the destination lies in this live buffer; the stream is alive; the
+        // source is the caller's promise.
         unsafe { driver.copy_h2d_async(dst, src, bytes, stream.handle()) }
     }
 
     /// Queues a copy of bytes `offset..offset + bytes` to the host.
     ///
     /// # Safety
-    /// `dst` is writable for `bytes` and left alone until the stream has passed the copy. No other work that is not
-    /// ordered with it writes the range.
+    /// `dst` is writable for `bytes` and left alone until the stream has passed the copy. No other
+    /// work that is not ordered with it writes the range.
     ///
     /// # Errors
     /// [`Error::Range`], and what the driver says.
@@ -98,7 +101,8 @@ impl Buffer {
     ) -> Result<()> {
         let src = self.range("copy to host", offset, bytes)?;
         let driver = self.context.driver()?;
-        // SAFETY: the source lies in this live buffer; the stream is alive; the destination is the caller's promise.
+        // SAFETY: the source lies in this live buffer; the stream is alive; the
+        // destination is the caller's promise.
         unsafe { driver.copy_d2h_async(dst, src, bytes, stream.handle()) }
     }
 
@@ -150,7 +154,8 @@ impl Buffer {
     /// # Errors
     /// [`Error::Range`], failures of earlier work on the stream, and what the driver says.
     pub fn write(&mut self, offset: u64, src: &[u8], stream: &Stream) -> Result<()> {
-        // SAFETY: `src` is borrowed until the wait below has ended; `&mut self` and the wait keep other safe uses away.
+        // SAFETY: `src` is borrowed until the wait below has ended; `&mut self` and the wait
+        // keep other safe uses away.
         let queued = unsafe { self.copy_from_host(offset, src.as_ptr(), src.len() as u64, stream) };
         let waited = stream.synchronize();
         queued.and(waited)
@@ -173,8 +178,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let counts = self.context.counts();
         counts.device_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        // SAFETY: the address came from mem_alloc of this context and is freed once; whoever queued work on it promised
-        // not to drop it before the stream has passed, and both vendors wait in their free besides.
+        // SAFETY: the address came from mem_alloc of this context and is freed once; whoever
+        // queued work on it promised not to drop it before the stream has passed, and both vendors
+        // wait in their free besides.
         self.context
             .release("buffer", |driver| unsafe { driver.mem_free(self.ptr) });
     }
@@ -239,7 +245,8 @@ impl PinnedBuffer {
     /// # Safety
     /// No copy into or out of it is under way, and none starts while the slice lives.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: allocated and zeroed for `bytes`; that nothing else reads or writes is the caller's promise.
+        // SAFETY: allocated and zeroed for `bytes`; that nothing else reads or
+        // writes is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr, self.bytes) }
     }
 }
@@ -250,8 +257,8 @@ impl Drop for PinnedBuffer {
         counts
             .pinned_bytes
             .fetch_sub(self.bytes as u64, Ordering::Relaxed);
-        // SAFETY: the address came from host_alloc and is freed once; whoever queued a copy promised not to drop it
-        // before the stream has passed.
+        // SAFETY: the address came from host_alloc and is freed once; whoever queued a copy
+        // promised not to drop it before the stream has passed.
         self.context.release("pinned buffer", |driver| unsafe {
             driver.host_free(self.ptr)
         });
@@ -273,14 +280,16 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers `bytes` bytes from `ptr`; both multiples of the page size, except at a mapping's end.
+    /// Registers `bytes` bytes from `ptr`; both multiples of the page size,
+    /// except at a mapping's end.
     ///
     /// # Safety
-    /// The range stays mapped as long as `mapping` lives; no page of it is registered already. The value is dropped
-    /// only when the copies that read from it have passed.
+    /// The range stays mapped as long as `mapping` lives; no page of it is registered already. The
+    /// value is dropped only when the copies that read from it have passed.
     ///
     /// # Errors
-    /// [`super::driver::Class::NotSupported`] or [`super::driver::Class::Other`] where driver or kernel refuses.
+    /// [`super::driver::Class::NotSupported`] or [`super::driver::Class::Other`] where
+    /// driver or kernel refuses.
     pub unsafe fn new(
         context: &Context,
         ptr: *const u8,
@@ -288,7 +297,8 @@ impl Registration {
         mapping: Arc<dyn Any + Send + Sync>,
     ) -> Result<Registration> {
         let driver = context.driver()?;
-        // SAFETY: mapped until `mapping` goes, which this value holds until after the unregistering.
+        // SAFETY: mapped until `mapping` goes, which this value holds until after the
+        // unregistering.
         unsafe { driver.host_register_read_only(ptr, bytes)? };
         context
             .counts()

@@ -1,7 +1,9 @@
-//! GPUs: one driver trait, two tables of vendor functions, and the owners of what a driver gives out.
+//! GPUs: one driver trait, two tables of vendor functions, and the owners of what a driver gives
+//! out.
 //!
 //! ```text
-//! hip.rs  cuda.rs        vendor symbols (abi.rs of each), opened with dlopen (library.rs); nothing of them leaves these files
+//! hip.rs  cuda.rs        vendor symbols (abi.rs of each), opened with dlopen (library.rs);
+//!                        nothing of them leaves these files
 //!      \  /
 //!    driver.rs           trait Driver: handles, calls, errors (error.rs) with a class
 //!       |

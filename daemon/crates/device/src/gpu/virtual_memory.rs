@@ -1,13 +1,15 @@
-//! Addresses apart from memory: a range is reserved once, and memory is mapped into it and taken away again, so that
-//! what lies there keeps its address while the memory behind it grows and shrinks.
+//! Addresses apart from memory: a range is reserved once, and memory is mapped into it
+//! and taken away again, so that what lies there keeps its address while the memory
+//! behind it grows and shrinks.
 //!
 //! ```text
-//!   Chunk: created (memory, no address) --map--> mapped (usable) --unmap--> created --drop--> given back
+//!   Chunk: created (memory, no address) --map--> mapped (usable)
+//!          --unmap--> created --drop--> given back
 //! ```
 //!
-//! *Invariant:* a chunk keeps its reservation, and unmaps before it gives its memory back, so whatever the order in which
-//! owners go, a range is given back when nothing is mapped there. Neither waits for work on the device: who lets a chunk go
-//! does, before.
+//! *Invariant:* a chunk keeps its reservation, and unmaps before it gives its memory back, so
+//! whatever the order in which owners go, a range is given back when nothing is mapped there.
+//! Neither waits for work on the device: who lets a chunk go does, before.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +21,8 @@ use super::driver::{DevicePtr, Driver, Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MemoryHandle(pub u64);
 
-/// What a driver may be asked that keeps addresses and memory apart. Addresses and bytes are multiples of the granularity.
+/// What a driver may be asked that keeps addresses and memory apart. Addresses and bytes are
+/// multiples of the granularity.
 ///
 /// # Safety of the unsafe methods
 /// As of [`Driver`]; and no work under way uses the range.
@@ -61,10 +64,12 @@ pub trait VirtualMemory: Send + Sync {
     /// What the driver says.
     unsafe fn release(&self, memory: MemoryHandle) -> Result<()>;
 
-    /// Maps the whole of some memory, for device `ordinal` to read and write. After an error nothing is mapped.
+    /// Maps the whole of some memory, for device `ordinal` to read and write. After
+    /// an error nothing is mapped.
     ///
     /// # Safety
-    /// The memory has `bytes` bytes and is mapped nowhere; the range is reserved and nothing is mapped there; see the trait.
+    /// The memory has `bytes` bytes and is mapped nowhere; the range is reserved and nothing is
+    /// mapped there; see the trait.
     ///
     /// # Errors
     /// What the driver says.
@@ -157,7 +162,8 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: reserved in `new`, given back once; a chunk that is mapped here would hold this value.
+        // SAFETY: reserved in `new`, given back once; a chunk that is mapped
+        // here would hold this value.
         self.context.release("reserved addresses", |driver| unsafe {
             surface(driver)?.unreserve(self.ptr, self.bytes)
         });
@@ -175,8 +181,8 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Takes `bytes` bytes of memory, a multiple of the granularity, to be mapped into `reservation`. Its contents are
-    /// undefined until written.
+    /// Takes `bytes` bytes of memory, a multiple of the granularity, to be mapped into
+    /// `reservation`. Its contents are undefined until written.
     ///
     /// # Errors
     /// [`super::driver::Class::OutOfMemory`].
@@ -203,8 +209,8 @@ impl Chunk {
     /// Maps it at an offset of its reservation, where nothing else is.
     ///
     /// # Errors
-    /// [`Error::Range`] outside of the reservation or for one that is mapped; what the driver says. It is then not mapped,
-    /// or where it was.
+    /// [`Error::Range`] outside of the reservation or for one that is mapped; what the driver says.
+    /// It is then not mapped, or where it was.
     pub fn map(&mut self, offset: u64) -> Result<()> {
         let r = &self.reservation;
         let end = offset.checked_add(self.bytes);
@@ -218,8 +224,9 @@ impl Chunk {
         }
         let driver = r.context.driver()?;
         let ordinal = r.context.attributes().ordinal;
-        // SAFETY: this chunk's memory, of so many bytes, and mapped nowhere, as checked; the range is inside of the
-        // reservation, and a place where something is mapped is refused by the driver.
+        // SAFETY: this chunk's memory, of so many bytes, and mapped nowhere, as checked;
+        // the range is inside of the reservation, and a place where something is mapped
+        // is refused by the driver.
         unsafe { surface(&*driver)?.map(ordinal, r.ptr.offset(offset), self.bytes, self.memory)? };
         drop(driver);
         self.at = Some(offset);
@@ -265,10 +272,12 @@ impl Drop for Chunk {
             let counts = context.counts();
             counts.device_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         } else {
-            // What the driver keeps mapped stays taken, and its addresses with it: the reservation never goes.
+            // What the driver keeps mapped stays taken, and its addresses with it:
+            // the reservation never goes.
             std::mem::forget(Arc::clone(&self.reservation));
         }
-        // SAFETY: created in `new`, given back once, after its mapping; while it has one, the driver keeps the memory.
+        // SAFETY: created in `new`, given back once, after its mapping; while it has one,
+        // the driver keeps the memory.
         context.release("chunk of memory", |driver| unsafe {
             surface(driver)?.release(self.memory)
         });

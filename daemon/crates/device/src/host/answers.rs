@@ -1,10 +1,13 @@
-//! The host's answer to a miss: a step whose weights are not on the card, computed here out of the file.
+//! The host's answer to a miss: a step whose weights are not on the card,
+//! computed here out of the file.
 //!
-//! Segments that were answered before are kept in the kernels' form while they have room in a bounded part of the arena
-//! (`store.rs`). The others are computed where they lie: a thread brings some rows of a matrix into that form, in its own cache,
-//! and multiplies with them at once, which takes two to three times as long.
+//! Segments that were answered before are kept in the kernels' form while they have room in a
+//! bounded part of the arena (`store.rs`). The others are computed where they lie: a thread brings
+//! some rows of a matrix into that form, in its own cache, and multiplies with them at once, which
+//! takes two to three times as long.
 //!
-//! *Invariant:* the result of a row depends neither on the other rows nor on the threads, as with every product of the host.
+//! *Invariant:* the result of a row depends neither on the other rows nor on the threads, as with
+//! every product of the host.
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
@@ -25,14 +28,16 @@ use crate::{
     UploadTicket,
 };
 
-/// Bytes of weights that are brought into the kernels' form at a time: what stays in a core's own cache.
+/// Bytes of weights that are brought into the kernels' form at a time: what
+/// stays in a core's own cache.
 const PIECE_BYTES: usize = 128 << 10;
 
 /// What is kept is a multiple of this: a huge page.
 const KEPT_ALIGNMENT: u64 = 2 << 20;
 
-/// Answers come layer by layer, at intervals in which the card works: threads that slept in between would be woken one after
-/// another, which took longer than the products (2 ms with 16 threads of a virtual machine).
+/// Answers come layer by layer, at intervals in which the card works: threads that slept in
+/// between would be woken one after another, which took longer than the products (2 ms with 16
+/// threads of a virtual machine).
 const SPIN: Duration = Duration::from_millis(2);
 
 thread_local! {
@@ -66,8 +71,9 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Starts the threads; `None` is one for each core that this process may use, but for an eighth of them: the engine's own
-    /// thread and the card's driver go on meanwhile. `keeps` says of the machine's memory how many bytes of weights may be kept.
+    /// Starts the threads; `None` is one for each core that this process may use, but for an eighth
+    /// of them: the engine's own thread and the card's driver go on meanwhile. `keeps` says of the
+    /// machine's memory how many bytes of weights may be kept.
     ///
     /// # Errors
     /// As [`HostDevice::new`].
@@ -93,7 +99,8 @@ impl Answers {
         })
     }
 
-    /// Whether operations need nothing of the card but the rows that they read: no keys, values or states.
+    /// Whether operations need nothing of the card but the rows that they read:
+    /// no keys, values or states.
     #[must_use]
     pub fn can_run(ops: &[Op]) -> bool {
         ops.iter().all(|op| {
@@ -113,12 +120,14 @@ impl Answers {
         })
     }
 
-    /// Runs a step, whose weights are those of `segments` of a model (one for each bound segment of the step) and lie in `file`,
-    /// on rows `given` of the buffers that it reads. Returns where they lay. The calling thread does `own` once, before the
-    /// step's operations or, where those are experts, beside them; not where an error comes before.
+    /// Runs a step, whose weights are those of `segments` of a model (one for each bound segment of
+    /// the step) and lie in `file`, on rows `given` of the buffers that it reads. Returns where
+    /// they lay. The calling thread does `own` once, before the step's operations or, where those
+    /// are experts, beside them; not where an error comes before.
     ///
     /// # Errors
-    /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] for a damaged tensor, [`Error::Memory`].
+    /// [`Error::Read`] if the file could not be read, [`Error::NotFinite`] for a damaged
+    /// tensor, [`Error::Memory`].
     #[expect(clippy::too_many_arguments, reason = "what an answer is made of")]
     pub fn run(
         &mut self,
@@ -142,7 +151,8 @@ impl Answers {
         let base = self.store.most();
         let scratch = Scratch { layout, base };
         let mut end = base + layout.bytes + self.host.workspace_bytes(layout);
-        // Each of the others gets a range of addresses as if it were resident; only its vectors take memory of it.
+        // Each of the others gets a range of addresses as if it were resident; only its
+        // vectors take memory of it.
         let mut step = step.clone();
         let mut placed: Vec<SegmentBinding<'_>> = Vec::new();
         let weights: Vec<&mut SegmentBinding<'_>> = match &mut step {
@@ -257,8 +267,8 @@ impl Answers {
         Ok(found.collect())
     }
 
-    /// Brings those of some segments, for which there is room, that are not kept, all at once; they are kept from now on. Tells
-    /// which they are.
+    /// Brings those of some segments, for which there is room, that are not kept, all at once; they
+    /// are kept from now on. Tells which they are.
     fn bring_kept(
         &mut self,
         file: &Arc<MappedFile>,

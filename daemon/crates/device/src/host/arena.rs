@@ -1,8 +1,8 @@
 //! The host's arena: one anonymous mapping, and disjoint views of it.
 //!
-//! *Invariant:* views that are alive at the same time do not overlap where one of them is mutable. The type cannot know
-//! that; the ledger does: every slab, page and buffer was handed out to one use. All unsafe code of the host device that
-//! makes references is here.
+//! *Invariant:* views that are alive at the same time do not overlap where one of them is mutable.
+//! The type cannot know that; the ledger does: every slab, page and buffer was handed out to one
+//! use. All unsafe code of the host device that makes references is here.
 
 #![expect(unsafe_code, reason = "views of one mapping")]
 
@@ -24,14 +24,15 @@ pub(super) struct Arena {
     capacity: AtomicU64,
 }
 
-// SAFETY: the mapping lives as long as the arena and is plain memory; access to it from several threads is to disjoint
-// ranges (the module's invariant).
+// SAFETY: the mapping lives as long as the arena and is plain memory; access to it from several
+// threads is to disjoint ranges (the module's invariant).
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Reserves addresses for `bytes`, in whole huge pages; memory is taken from the system when it is touched.
+    /// Reserves addresses for `bytes`, in whole huge pages; memory is taken from the
+    /// system when it is touched.
     pub(super) fn reserve(bytes: u64) -> Result<Self, Error> {
         let bytes = bytes - bytes % HUGE_PAGE;
         let refused = |message: String| Error::Memory {
@@ -45,7 +46,8 @@ impl Arena {
             .no_reserve_swap()
             .map_anon()
             .map_err(|e| refused(e.to_string()))?;
-        // Fewer TLB misses: a pass reads hundreds of megabytes in order. Where the system refuses, only speed is lost.
+        // Fewer TLB misses: a pass reads hundreds of megabytes in order. Where the system
+        // refuses, only speed is lost.
         if let Err(error) = map.advise(Advice::HugePage) {
             tracing::debug!(%error, "no huge pages for the arena");
         }
@@ -92,8 +94,8 @@ impl Arena {
     /// A view of bytes.
     pub(super) fn bytes(&self, offset: u64, len: usize) -> &[u8] {
         self.check(offset, len as u64);
-        // SAFETY: inside the mapping, as checked; every byte of it is initialized (zero or written); nobody writes it
-        // meanwhile (the module's invariant).
+        // SAFETY: inside the mapping, as checked; every byte of it is initialized (zero or
+        // written); nobody writes it meanwhile (the module's invariant).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset as usize), len) }
     }
 
@@ -112,7 +114,8 @@ impl Arena {
     pub(super) fn floats(&self, offset: u64, len: usize) -> &[f32] {
         assert!(offset.is_multiple_of(4), "f32 at offset {offset}");
         let bytes = self.bytes(offset, len * 4);
-        // SAFETY: the mapping is page-aligned and the offset a multiple of 4; every bit pattern is an f32.
+        // SAFETY: the mapping is page-aligned and the offset a multiple of 4;
+        // every bit pattern is an f32.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), len) }
     }
 
@@ -133,8 +136,8 @@ impl Arena {
         self.check(from, bytes);
         self.check(to, bytes);
         let base = self.base.as_ptr();
-        // SAFETY: both ranges are inside the mapping, as checked, and nobody has a view of either (the module's
-        // invariant: the segment is idle and its new place free).
+        // SAFETY: both ranges are inside the mapping, as checked, and nobody has a view of either
+        // (the module's invariant: the segment is idle and its new place free).
         unsafe {
             std::ptr::copy(
                 base.add(from as usize),
@@ -156,8 +159,9 @@ impl Arena {
         if start >= end {
             return;
         }
-        // SAFETY: whole pages inside the mapping in which nothing lives: the caller's range holds nothing, and the
-        // mapping is private and anonymous, so its pages turn to zero and nothing else happens.
+        // SAFETY: whole pages inside the mapping in which nothing lives: the caller's range
+        // holds nothing, and the mapping is private and anonymous, so its pages turn to zero
+        // and nothing else happens.
         let advised = unsafe {
             self.map.unchecked_advise_range(
                 UncheckedAdvice::DontNeed,

@@ -1,8 +1,9 @@
-//! The feed-forwards of experts on the host: routed rows are sorted by expert, and all experts' products of one kind are one
-//! job of the pool.
+//! The feed-forwards of experts on the host: routed rows are sorted by expert, and all experts'
+//! products of one kind are one job of the pool.
 //!
-//! *Invariant:* what a routed row gets depends neither on the other rows nor on which experts are computed by the same call
-//! (products are by row; test `requests_of_a_mixture_share_passes_too`, also where a few experts have room at a time).
+//! *Invariant:* what a routed row gets depends neither on the other rows nor on which experts are
+//! computed by the same call (products are by row; test `requests_of_a_mixture_share_passes_too`,
+//! also where a few experts have room at a time).
 
 #![expect(
     unsafe_code,
@@ -38,8 +39,8 @@ impl Busy<'_> {
     }
 }
 
-/// Computes the rows that are routed to the given experts; the calling thread does `own` once, beside the first products,
-/// unless those do not come about.
+/// Computes the rows that are routed to the given experts; the calling thread does `own` once,
+/// beside the first products, unless those do not come about.
 pub(super) fn run(
     device: &mut HostDevice,
     ffn: &ExpertFfn,

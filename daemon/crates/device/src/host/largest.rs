@@ -1,5 +1,5 @@
-//! The largest elements of rows in the arena, found where they are: a copy of a batch's logits takes longer than to look
-//! through them, and whoever reads the copy does so on one thread.
+//! The largest elements of rows in the arena, found where they are: a copy of a batch's logits
+//! takes longer than to look through them, and whoever reads the copy does so on one thread.
 
 use rocmforge_kernels::host::Pool;
 use rocmforge_kernels::host::ops::{self, Simd};
@@ -20,8 +20,9 @@ struct Piece<'a> {
     unusable: bool,
 }
 
-/// Of each row of `width`, the `k` largest elements with their indices, largest first, the lowest index first among equals.
-/// `None` for a row with an element that is NaN or +infinity, and for one whose largest is -infinity.
+/// Of each row of `width`, the `k` largest elements with their indices, largest first, the lowest
+/// index first among equals. `None` for a row with an element that is NaN or +infinity, and for one
+/// whose largest is -infinity.
 pub(super) fn largest(
     pool: &Pool,
     simd: Simd,
@@ -72,7 +73,8 @@ fn merged(k: usize, pieces: &[Piece<'_>]) -> Option<Candidates> {
     }
     let found = pieces.iter().flat_map(|piece| &piece.largest);
     let mut all: Candidates = found.copied().collect();
-    // Indices ascend from piece to piece and among equals of one, and the sort keeps equals in order.
+    // Indices ascend from piece to piece and among equals of one, and the sort keeps equals in
+    // order.
     all.sort_by(|a, b| b.1.partial_cmp(&a.1).unwrap_or(std::cmp::Ordering::Equal));
     all.truncate(k);
     all.first()

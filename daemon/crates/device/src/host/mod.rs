@@ -1,11 +1,13 @@
-//! The host device: the CPU with SIMD kernels over a bounded arena. The embedded default and the reference.
+//! The host device: the CPU with SIMD kernels over a bounded arena. The embedded
+//! default and the reference.
 //!
-//! "VRAM" is an anonymous mapping as large as the machine's memory of which only the budget's share is ever touched; an
-//! upload repacks a tensor into the layout that its kernel wants, so caching, eviction and reloading are as real here as
-//! on a card.
+//! "VRAM" is an anonymous mapping as large as the machine's memory of which only the budget's share
+//! is ever touched; an upload repacks a tensor into the layout that its kernel wants, so caching,
+//! eviction and reloading are as real here as on a card.
 //!
-//! Threads: the engine thread calls; a pool ([`Pool`]) shares out each operation; staging threads repack uploads. They
-//! touch disjoint ranges of the arena: the ledger hands out a slab to one use at a time.
+//! Threads: the engine thread calls; a pool ([`Pool`]) shares out each operation; staging
+//! threads repack uploads. They touch disjoint ranges of the arena: the ledger hands out a
+//! slab to one use at a time.
 
 mod answers;
 mod arena;
@@ -43,10 +45,11 @@ pub use answers::{Answers, Brought};
 pub struct HostConfig {
     /// Threads of an operation; `None` is one a core that this process may use.
     pub threads: Option<NonZeroUsize>,
-    /// How long these look for the next operation before they sleep; `None` is the pool's usual time.
+    /// How long these look for the next operation before they sleep; `None` is the pool's usual
+    /// time.
     pub spin: Option<Duration>,
-    /// Threads that bring weights while others compute; `None` is some of a machine with cores to spare. With none, weights come
-    /// while they are waited for.
+    /// Threads that bring weights while others compute; `None` is some of a machine with cores to
+    /// spare. With none, weights come while they are waited for.
     pub staging_threads: Option<usize>,
 }
 
@@ -60,7 +63,8 @@ pub struct HostDevice {
     simd: Simd,
     /// The quantized input of the product under way; kept for its memory.
     activations: Activations,
-    /// The inputs of the experts under way, and their results sorted by expert; kept for their memory.
+    /// The inputs of the experts under way, and their results sorted by expert; kept for their
+    /// memory.
     expert_inputs: Vec<Activations>,
     expert_rows: Vec<f32>,
     /// Where matrices are, if not in the arena: while [`Answers`] runs a step.
@@ -74,7 +78,8 @@ impl HostDevice {
     /// Reserves the arena's addresses and starts the threads.
     ///
     /// # Errors
-    /// [`Error::Config`] for an unusable setting, [`Error::Memory`] if the system refuses addresses.
+    /// [`Error::Config`] for an unusable setting, [`Error::Memory`] if the
+    /// system refuses addresses.
     pub fn new(config: HostConfig) -> Result<Self, Error> {
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let threads = config.threads.unwrap_or(cores);
@@ -86,7 +91,8 @@ impl HostDevice {
         let spin = config.spin.unwrap_or(rocmforge_kernels::host::POOL_SPIN);
         let pool = Pool::with_spin(threads, spin).map_err(|e| Error::Config(e.to_string()))?;
         let arena = Arc::new(Arena::reserve(machine::memory_bytes())?);
-        // One thread reads ahead while the others compute; more only where there are cores to spare.
+        // One thread reads ahead while the others compute; more only where
+        // there are cores to spare.
         let usual = (threads.get() / 4).clamp(1, 8);
         let ahead = config.staging_threads.unwrap_or(usual);
         let staging = Staging::start(Arc::clone(&arena), isa, ahead, threads.get())?;
@@ -130,8 +136,9 @@ impl Device for HostDevice {
             compute_units: 0,
             memory_bytes: self.arena.reserved(),
             allocations: 1,
-            // With few cores an upload ahead of need only takes time from the operations, and its slab from the
-            // prefix that stays resident (measured on the cache's traces: up to 7 points of hit ratio).
+            // With few cores an upload ahead of need only takes time from the operations, and
+            // its slab from the prefix that stays resident (measured on the cache's traces: up
+            // to 7 points of hit ratio).
             prefetch: u32::from(self.pool.threads() >= 4),
             prefill_chunk: 512,
             records: false,

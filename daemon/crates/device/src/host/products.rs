@@ -1,5 +1,5 @@
-//! Products on the host: the input is brought into the form that the matrices want, and all row groups of all products are one
-//! list of items for the pool.
+//! Products on the host: the input is brought into the form that the matrices want, and all row
+//! groups of all products are one list of items for the pool.
 
 #![expect(
     unsafe_code,
@@ -21,15 +21,16 @@ use super::run::{OpBuffers, share};
 use crate::TensorDesc;
 use crate::error::Error;
 
-/// Shares of a product that each thread gets on average: enough that a thread that is interrupted does not hold up the
-/// others by much.
+/// Shares of a product that each thread gets on average: enough that a thread that is interrupted
+/// does not hold up the others by much.
 const SHARES: usize = 8;
 
-/// Bytes of weights that a share should have: each begins with a few kilobytes that no prefetch has fetched.
+/// Bytes of weights that a share should have: each begins with a few kilobytes
+/// that no prefetch has fetched.
 const SHARE_BYTES: usize = 256 << 10;
 
-/// Shares that each thread should get, down to [`SHARE_BYTES_LEAST`]: of a few experts' products there are not many, and a
-/// thread that begins late would leave all of its own to the end.
+/// Shares that each thread should get, down to [`SHARE_BYTES_LEAST`]: of a few experts' products
+/// there are not many, and a thread that begins late would leave all of its own to the end.
 const SHARES_LEAST: usize = 2;
 
 /// Bytes of weights that a share has at least.
@@ -54,8 +55,8 @@ pub(super) enum Weights<'a> {
     InFile(&'a MappedFile, &'a TensorDesc),
 }
 
-/// Computes all products of a job. All row groups are one list of items, so that a small product does not wait for a
-/// thread of its own.
+/// Computes all products of a job. All row groups are one list of items, so that a small product
+/// does not wait for a thread of its own.
 ///
 /// # Errors
 /// What reading weights from a file gives; the results are then not to be used.
@@ -194,7 +195,8 @@ fn with_activations(
                 weights: on.weights(product.weight, matrix),
                 input: activations,
                 groups: 0..matrix.row_groups(),
-                // SAFETY: the pool hands each row group to one call, so no two write the same columns.
+                // SAFETY: the pool hands each row group to one call, so no two write the same
+                // columns.
                 out: unsafe { RowsOut::new(out, tokens, matrix.rows(), matrix.rows()) },
             }
         })
@@ -209,8 +211,8 @@ fn with_activations(
     Ok(())
 }
 
-/// A product for each head: `x` is `[tokens][n_head][cols]`, `out` `[tokens][n_head][rows]`, the matrix has one head's rows
-/// after the other's.
+/// A product for each head: `x` is `[tokens][n_head][cols]`, `out` `[tokens][n_head][rows]`, the
+/// matrix has one head's rows after the other's.
 pub(super) fn multiply_heads(
     device: &mut HostDevice,
     x: Buf,

@@ -1,7 +1,8 @@
 //! Operations with a state, on the host.
 //!
-//! A draft goes on from the state of the row before it and leaves its own elsewhere ([`Span::follows`]). Spans of one call
-//! are computed at once, so a span that follows another one is of the next call.
+//! A draft goes on from the state of the row before it and leaves its own elsewhere
+//! ([`Span::follows`]). Spans of one call are computed at once, so a span that follows
+//! another one is of the next call.
 
 use rocmforge_kernels::host::ops::{
     self, ConvWeights, DeltaNetInputs, DeltaNetShape, SsmInputs, SsmShape, StateSpan,
@@ -131,8 +132,8 @@ impl Call {
     }
 }
 
-/// Calls `f` with the spans' states of one operation, `len` elements from `first` on, in calls of which none has a span that
-/// goes on from another one of it.
+/// Calls `f` with the spans' states of one operation, `len` elements from `first` on, in calls of
+/// which none has a span that goes on from another one of it.
 fn each_call(
     on: &OpContext<'_>,
     batch: &Batch<'_>,

@@ -1,4 +1,5 @@
-//! Operations on the host: each finds its rows and weights in the arena and shares the work out over the pool.
+//! Operations on the host: each finds its rows and weights in the arena and shares
+//! the work out over the pool.
 
 use std::num::NonZeroUsize;
 
@@ -13,7 +14,8 @@ use super::{HostDevice, products, recurrent};
 use crate::error::Error;
 use crate::{Batch, NO_PAGE, PlacedTensor, Scratch, SegmentBinding};
 
-/// Elements that one share of a row-wise operation should have, so that handing it out costs nothing beside it.
+/// Elements that one share of a row-wise operation should have, so that handing it
+/// out costs nothing beside it.
 const SHARE_ELEMENTS: usize = 16 << 10;
 
 /// Rows of so many elements in one share.
@@ -264,7 +266,8 @@ impl<'a> OpBuffers<'a> {
         placed.at..placed.at + self.rows.of(placed.rows) * placed.width * 4
     }
 
-    /// An operation must not change a buffer while it reads it as another one; what it changes in place is the exception.
+    /// An operation must not change a buffer while it reads it as another one; what it changes
+    /// in place is the exception.
     ///
     /// # Panics
     /// When two of its buffers overlap, of which one is changed.
@@ -337,7 +340,8 @@ impl<'a> OpContext<'a> {
         self.device.arena.floats(self.at(buf), elements)
     }
 
-    /// The buffers of one operation lie apart ([`OpBuffers::assert_apart`]), so the views do not overlap.
+    /// The buffers of one operation lie apart ([`OpBuffers::assert_apart`]), so
+    /// the views do not overlap.
     pub(super) fn rows_mut(&self, buf: Buf) -> &'a mut [f32] {
         let elements = self.count(buf) * self.width(buf);
         self.device.arena.floats_mut(self.at(buf), elements)
@@ -416,8 +420,8 @@ fn rotate(
     });
 }
 
-/// Appends the rows' keys and values to their sequences' pages, each page's by one thread: a key goes to a cache line an
-/// element.
+/// Appends the rows' keys and values to their sequences' pages, each page's by one thread: a key
+/// goes to a cache line an element.
 fn append(on: &OpContext<'_>, k: Buf, v: Buf, layer: KvLayer, batch: &Batch<'_>) {
     /// Rows that follow each other, and the first one's place in their page.
     struct Rows {

@@ -1,11 +1,13 @@
-//! Uploads of the host device: pieces of tensors are read from the file and repacked into the arena.
+//! Uploads of the host device: pieces of tensors are read from the file and repacked into the
+//! arena.
 //!
-//! An upload is cut into pieces of about [`PIECE_BYTES`], a small one into smaller ones. Staging threads take them in order; when
-//! the engine waits for uploads, its thread and the compute pool take pieces of those too, since nothing else is to be done
-//! meanwhile.
+//! An upload is cut into pieces of about [`PIECE_BYTES`], a small one into smaller ones. Staging
+//! threads take them in order; when the engine waits for uploads, its thread and the compute pool
+//! take pieces of those too, since nothing else is to be done meanwhile.
 //!
 //! ```text
-//!   queued --(pieces taken one by one)--> running --(last piece ends)--> finished --(result taken)--> gone
+//!   queued --(pieces taken one by one)--> running --(last piece ends)--> finished
+//!          --(result taken)--> gone
 //! ```
 //!
 //! *Invariant:* the queue's lock is held to look at it, never while a piece is worked on.
@@ -24,10 +26,12 @@ use crate::{Role, Upload, UploadTicket};
 
 use super::arena::Arena;
 
-/// Bytes of the file in one piece, about: large enough that a call of the system costs nothing beside it.
+/// Bytes of the file in one piece, about: large enough that a call of the
+/// system costs nothing beside it.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The same of an upload that is small, an expert's: about as many pieces as its waiter has threads, none smaller than this.
+/// The same of an upload that is small, an expert's: about as many pieces as its waiter has
+/// threads, none smaller than this.
 const PIECE_BYTES_LEAST: usize = 128 << 10;
 
 /// A run of row groups of one tensor.

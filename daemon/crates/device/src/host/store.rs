@@ -1,9 +1,9 @@
 //! Weights in the host kernels' form that answers needed, in a bounded part of the arena.
 //!
-//! A segment that was answered out of its file once is kept here from then on while there is room: what a card's budget leaves
-//! out is much the same from pass to pass. One goes for another one of its size only when it was not asked for in a long time.
-//! Where the part becomes smaller, what lies beyond its new end moves into places that such ones
-//! leave, or goes.
+//! A segment that was answered out of its file once is kept here from then on while there is room:
+//! what a card's budget leaves out is much the same from pass to pass. One goes for another one of
+//! its size only when it was not asked for in a long time. Where the part becomes smaller, what
+//! lies beyond its new end moves into places that such ones leave, or goes.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -5,8 +5,8 @@ use rocmforge_device::gpu::device::ImageFolder;
 use rocmforge_device::gpu::{GpuConfig, GpuDevice, Libraries, Vendor};
 use rocmforge_fake_hip::Fake;
 
-/// One with a small ring, an arena of `capacity` bytes, and its own block below `free`. `registration_trial`: whether it tries to
-/// register files, or takes it for granted.
+/// One with a small ring, an arena of `capacity` bytes, and its own block below `free`.
+/// `registration_trial`: whether it tries to register files, or takes it for granted.
 pub(crate) fn open(fake: &Fake, capacity: u64, free: u64, registration_trial: bool) -> GpuDevice {
     let config = GpuConfig {
         libraries: Libraries {

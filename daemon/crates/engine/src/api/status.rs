@@ -75,10 +75,12 @@ pub struct Hosted {
     pub took: Duration,
 }
 
-/// Pages of keys and values, and states, that left the device for the host's memory. Counts are since start-up.
+/// Pages of keys and values, and states, that left the device for the host's memory.
+/// Counts are since start-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HostTier {
-    /// Bytes that they may have now: the host's budget less the weights that it keeps; 0 where there is no such tier.
+    /// Bytes that they may have now: the host's budget less the weights that it keeps; 0
+    /// where there is no such tier.
     pub budget_bytes: u64,
     /// Bytes that they have.
     pub bytes: u64,
@@ -86,7 +88,8 @@ pub struct HostTier {
     pub saved: u64,
     /// Those that were copied back.
     pub restored: u64,
-    /// Those that nothing is left of, on the device or in the host's memory: there was no room, or it did not pay.
+    /// Those that nothing is left of, on the device or in the host's memory: there was
+    /// no room, or it did not pay.
     pub dropped: u64,
     /// Positions that requests had computed before they yielded and computed again.
     pub again_tokens: u64,
@@ -167,7 +170,8 @@ pub struct DeviceStatus {
     pub allocations: u64,
     /// What its driver gave; `None` on the host.
     pub memory: Option<MemoryUse>,
-    /// Bytes free by its driver's count, at most half a second old while there is work; `None` on the host.
+    /// Bytes free by its driver's count, at most half a second old while there is
+    /// work; `None` on the host.
     pub free_bytes: Option<u64>,
 }
 
@@ -223,7 +227,8 @@ pub struct CacheStatus {
     pub pinned_bytes: u64,
     /// Bytes of KV pages and states that requests use, part of `resident_bytes`.
     pub kv_bytes: u64,
-    /// Bytes of KV pages and states that no request uses, kept for prompts that begin alike; part of `resident_bytes`.
+    /// Bytes of KV pages and states that no request uses, kept for prompts that begin alike;
+    /// part of `resident_bytes`.
     pub prefix_bytes: u64,
     /// Bytes of scratch, part of `resident_bytes`.
     pub scratch_bytes: u64,

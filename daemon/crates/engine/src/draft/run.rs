@@ -21,7 +21,8 @@ use crate::schedule::table_entries;
 enum For {
     /// Keys and values.
     CatchUp,
-    /// The token behind the last row of each sequence. Each row is a span of its own, as where tokens are generated.
+    /// The token behind the last row of each sequence. Each row is a span of its own, as
+    /// where tokens are generated.
     Drafts,
     /// The same, where that many logits have no room.
     DraftsInChunks,
@@ -149,8 +150,9 @@ impl Engine {
         self.scratch_bytes(run.id, rows, outputs) <= has
     }
 
-    /// A pass of the draft model over the `ids` of each sequence, which are behind what was computed of it. For drafts, the best
-    /// token behind the last row of each sequence that has rows.
+    /// A pass of the draft model over the `ids` of each sequence, which are behind
+    /// what was computed of it. For drafts, the best token behind the last row of
+    /// each sequence that has rows.
     fn draft_pass(
         &mut self,
         run: &Run,

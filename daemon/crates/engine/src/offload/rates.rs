@@ -1,17 +1,19 @@
-//! How long answers of the host take, as measured: by how many rows weights are multiplied with, and by how many bytes of them
-//! one answer has.
+//! How long answers of the host take, as measured: by how many rows weights are multiplied with,
+//! and by how many bytes of them one answer has.
 //!
-//! Rows have to come from the card and results to go back, and threads to wake, whatever the number of bytes. So an answer of
-//! one expert costs more a byte than one of eight, and a rate of small answers, taken for large ones, keeps the host from ever
-//! being given more. Sizes of which little is known are taken for as fast as they can be, so that they are tried: answers that are
-//! twice as large cost half as much a byte at best.
+//! Rows have to come from the card and results to go back, and threads to wake, whatever the number
+//! of bytes. So an answer of one expert costs more a byte than one of eight, and a rate of small
+//! answers, taken for large ones, keeps the host from ever being given more. Sizes of which little
+//! is known are taken for as fast as they can be, so that they are tried: answers that are twice as
+//! large cost half as much a byte at best.
 
 use std::time::Duration;
 
 /// What a new sample counts for beside those before it.
 const WEIGHT: f64 = 0.2;
 
-/// A sample counts for so many times as slow as those before it at most: a thread that the system took a core from says little.
+/// A sample counts for so many times as slow as those before it at most: a thread that the system
+/// took a core from says little.
 const SLOWER_MAX: f64 = 2.0;
 
 /// First samples, of which the fastest counts: threads start, and pages of the file are mapped.
@@ -86,7 +88,8 @@ impl Rates {
         self.0[class(rows)][size(bytes)].note(took, bytes);
     }
 
-    /// Seconds of an answer, hopefully where it was not measured often; `None` if none was measured at all.
+    /// Seconds of an answer, hopefully where it was not measured often; `None` if
+    /// none was measured at all.
     pub(super) fn seconds(&self, rows: usize, bytes: u64) -> Option<f64> {
         let (rates, at) = (&self.0[class(rows)], size(bytes));
         let a_byte = rates[at].sure().or_else(|| {

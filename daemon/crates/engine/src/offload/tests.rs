@@ -54,7 +54,8 @@ fn what_is_not_kept_costs_its_bringing() {
         others,
         ..super::tests::kept(n)
     };
-    // 1 ms each on the link, half of that on the host, which has to bring each for as long as eight answers take.
+    // 1 ms each on the link, half of that on the host, which has to bring each for as
+    // long as eight answers take.
     set(&mut host.bringing, 8.0 / 80e9);
     assert_eq!(host.share(others(6, 0, Held::WithRoom), link(40e9)), 3);
     // 2 of half a millisecond, and one of a whole.
@@ -190,8 +191,8 @@ impl Simulated {
     }
 }
 
-/// Layers of a mixture that miss 5 to 8 experts of 2.5 MB each, beside a link of 40 GB/s: the seconds of the last half, and
-/// of the best shares.
+/// Layers of a mixture that miss 5 to 8 experts of 2.5 MB each, beside a link of 40 GB/s: the
+/// seconds of the last half, and of the best shares.
 fn layers(host: &Simulated) -> (f64, f64) {
     let bytes = 2_500_000;
     let of_link = |u: usize| (bytes * u as u64) as f64 / 40e9;

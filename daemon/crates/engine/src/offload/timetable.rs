@@ -1,10 +1,11 @@
 //! What the link brings while a pass goes on, and by when: a schedule of one link beside one host.
 //!
-//! A pass of few rows comes to its absent segments one after another. Each is computed by the host when the pass is there, or
-//! was brought before. Two segments wait or are on their way at any time, so that the link goes on while one of them is used,
-//! and while the host computes for longer than an upload takes. The next one is the first absent segment that would be there by
-//! the time that the pass comes to it: an earlier one would keep the pass waiting where the host could have gone on, a later
-//! one would hold its place for longer. What each gets follows from their rates.
+//! A pass of few rows comes to its absent segments one after another. Each is computed by the host
+//! when the pass is there, or was brought before. Two segments wait or are on their way at any
+//! time, so that the link goes on while one of them is used, and while the host computes for longer
+//! than an upload takes. The next one is the first absent segment that would be there by the time
+//! that the pass comes to it: an earlier one would keep the pass waiting where the host could have
+//! gone on, a later one would hold its place for longer. What each gets follows from their rates.
 //!
 //! All times are seconds by measured rates, from now on.
 
@@ -16,7 +17,8 @@ use rocmforge_device::host::Answers;
 use rocmforge_ops::{Plan, Step};
 use rocmforge_tensor_cache::SegmentId;
 
-/// Uploads that are under way, or have come and were not used yet, at a time. Each takes a place from what could stay.
+/// Uploads that are under way, or have come and were not used yet, at a time. Each takes a
+/// place from what could stay.
 pub(crate) const UPLOADS_AHEAD: usize = 2;
 
 /// Uploads that are remembered: those under way, and others that nobody came to.
@@ -39,13 +41,15 @@ pub(crate) enum Stop {
     Due(f64),
     /// It is absent, and the host takes so many seconds for it; the link takes `link` for it.
     Absent { link: f64, host: f64 },
-    /// It is absent, and is brought in any case: the host cannot compute it, or it is none of those that come and go.
+    /// It is absent, and is brought in any case: the host cannot compute it, or it is none
+    /// of those that come and go.
     Brought,
     /// It is absent, and the host had better not: the pass waits for its upload when it is there.
     OnDemand,
 }
 
-/// Which of the segments that a pass comes to, the first of them at `begin`, is uploaded next by a link that is free at `free`.
+/// Which of the segments that a pass comes to, the first of them at `begin`, is uploaded next by a
+/// link that is free at `free`.
 pub(crate) fn next_upload(
     begin: f64,
     free: f64,
@@ -78,7 +82,8 @@ pub(crate) struct Timetable {
 }
 
 impl Timetable {
-    /// A pass begins, of which such a pace was measured; what the one before gave the device counts as done.
+    /// A pass begins, of which such a pace was measured; what the one before gave
+    /// the device counts as done.
     pub(crate) fn begin(&mut self, pace: Option<Throughput>) {
         self.pace = pace;
         self.done = None;
@@ -120,7 +125,8 @@ impl Timetable {
         self.done.map_or(0.0, |done| since(done, now))
     }
 
-    /// The device was given work with a segment, for so many seconds, which begins when that has come.
+    /// The device was given work with a segment, for so many seconds, which
+    /// begins when that has come.
     pub(crate) fn runs(&mut self, segment: SegmentId, seconds: f64, now: Instant) {
         let mut begin = self.done.map_or(now, |done| done.max(now));
         if let Some(at) = self.due.iter().position(|(id, _)| *id == segment) {
@@ -165,7 +171,8 @@ fn since(at: Instant, now: Instant) -> f64 {
     at.saturating_duration_since(now).as_secs_f64()
 }
 
-/// A second at most, also of what is not finite: a first rate may be far off, and the link would be taken for busy until then.
+/// A second at most, also of what is not finite: a first rate may be far off, and the link would be
+/// taken for busy until then.
 fn duration(seconds: f64) -> Duration {
     const MOST: Duration = Duration::from_secs(1);
     Duration::try_from_secs_f64(seconds).map_or(MOST, |found| found.min(MOST))
@@ -176,8 +183,9 @@ mod tests {
     use super::*;
     use rocmforge_tensor_cache::ModelId;
 
-    /// What passes of a model of 32 layers take on average, of which the host and the link compute and bring what is absent, a
-    /// segment of three each: milliseconds. Segments are given up in the order in which they were used.
+    /// What passes of a model of 32 layers take on average, of which the host and the link compute
+    /// and bring what is absent, a segment of three each: milliseconds. Segments are given up in
+    /// the order in which they were used.
     struct Simulated {
         /// Of an absent segment on the host, and of one on the link.
         host: f64,
@@ -245,7 +253,8 @@ mod tests {
             (now - measured) / (PASSES - PASSES / 2) as f64
         }
 
-        /// What a pass cannot take less than: host and link divide what is absent, and the device computes beside neither.
+        /// What a pass cannot take less than: host and link divide what is absent, and the
+        /// device computes beside neither.
         fn least(&self) -> f64 {
             let absent = (Self::LAYERS - self.room) as f64;
             let device = 3.0 * Self::LAYERS as f64 * self.computed;

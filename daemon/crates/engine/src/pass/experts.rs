@@ -1,4 +1,5 @@
-//! A layer's experts in a pass: which ones its rows are routed to, and how those that are absent come.
+//! A layer's experts in a pass: which ones its rows are routed to, and how
+//! those that are absent come.
 
 use rocmforge_device::{BoundExpert, BoundStep, ExpertFfn, SegmentBinding};
 use rocmforge_ops::Step;
@@ -9,7 +10,8 @@ use crate::error::Error;
 use crate::weight_store::WeightStore;
 
 impl Run<'_, '_> {
-    /// Runs the experts that rows are routed to: those that are there first, then the others as they come, some at a time.
+    /// Runs the experts that rows are routed to: those that are there first, then the others as
+    /// they come, some at a time.
     pub(super) fn experts(
         &mut self,
         store: &mut WeightStore,
@@ -52,7 +54,8 @@ impl Run<'_, '_> {
                 let ran = run_held(store, pass, step, ffn, &held);
                 let_go(store, pass, &held);
                 ran?;
-                // The card is given these too before the host's results, unless that would take this thread long.
+                // The card is given these too before the host's results, unless that
+                // would take this thread long.
                 let at_once = |&&s: &&u32| store.comes_at_once(id(pass, s));
                 let n = pending.iter().take_while(at_once).count();
                 let mut now = &pending[..n];
@@ -85,8 +88,8 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Runs absent experts, half of the uploads that may be begun at once (`window`) at a time, and leaves in `pending` those that it
-    /// did not come to.
+    /// Runs absent experts, half of the uploads that may be begun at once (`window`) at a time, and
+    /// leaves in `pending` those that it did not come to.
     fn as_they_come(
         &mut self,
         store: &mut WeightStore,
@@ -110,8 +113,8 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Acquires some experts, as many of `now` as there is room for at once, begins the uploads `ahead`, and runs them; leaves in
-    /// `now` those that it did not come to.
+    /// Acquires some experts, as many of `now` as there is room for at once, begins the uploads
+    /// `ahead`, and runs them; leaves in `now` those that it did not come to.
     fn some_experts(
         &mut self,
         store: &mut WeightStore,
@@ -129,8 +132,8 @@ impl Run<'_, '_> {
         ran
     }
 
-    /// Acquires segments, as many of `now` as there is room for at once, and leaves in `now` the others. An error only where there is
-    /// room for none.
+    /// Acquires segments, as many of `now` as there is room for at once, and leaves in `now` the
+    /// others. An error only where there is room for none.
     fn hold(
         &mut self,
         store: &mut WeightStore,
@@ -149,7 +152,8 @@ impl Run<'_, '_> {
         (held, Ok(()))
     }
 
-    /// Begins uploads of experts of the next layer that has some: a pass of many rows will need nearly all.
+    /// Begins uploads of experts of the next layer that has some: a pass of many
+    /// rows will need nearly all.
     fn next_layer(
         &mut self,
         store: &mut WeightStore,

@@ -39,7 +39,8 @@ impl Prefixes {
         here.collect()
     }
 
-    /// What a slot had on the device, and no sequence uses, is stored; its block is the caller's to free.
+    /// What a slot had on the device, and no sequence uses, is stored; its
+    /// block is the caller's to free.
     pub(crate) fn store(&mut self, id: NodeId, slot: usize, stored: Stored) -> BlockId {
         let (model, before) = self.change(id, |node| {
             let held = node.slots[slot].as_mut().expect("it has something");

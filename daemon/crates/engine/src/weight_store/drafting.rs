@@ -1,9 +1,12 @@
-//! What draft models have of the sequences for which they draft: keys and values in pages of their own.
+//! What draft models have of the sequences for which they draft: keys and
+//! values in pages of their own.
 //!
-//! Nobody's request needs it, and it can be computed again. So admission does not count it: it is given up before a request
-//! would wait, yield or fail for want of room, that of the longest unused first. A sequence that lost it goes on without.
+//! Nobody's request needs it, and it can be computed again. So admission does not count it: it is
+//! given up before a request would wait, yield or fail for want of room, that of the longest unused
+//! first. A sequence that lost it goes on without.
 //!
-//! *Invariant:* what a run of a draft model works with is taken out of here, so that nothing of it is given up meanwhile.
+//! *Invariant:* what a run of a draft model works with is taken out of here, so that nothing of
+//! it is given up meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,8 +46,8 @@ impl DraftMemory {
         }
     }
 
-    /// Counts those drafts as computed that the sequence's tokens turned out to be; the others are written over. The last
-    /// token is computed in any case, for its logits.
+    /// Counts those drafts as computed that the sequence's tokens turned out to be; the others are
+    /// written over. The last token is computed in any case, for its logits.
     pub(crate) fn settle(&mut self, tokens: &[u32]) {
         let behind = tokens.get(self.past..).unwrap_or_default().iter();
         let right = behind
@@ -119,13 +122,15 @@ impl WeightStore {
         self.drafting.kept.values().any(|m| m.model == model)
     }
 
-    /// Gives up something that no request needs, for the sake of one that would not have room. Whether there was something.
+    /// Gives up something that no request needs, for the sake of one that would not have room.
+    /// Whether there was something.
     pub(super) fn make_way(&mut self) -> bool {
         self.give_up_drafting() || self.give_up_oldest()
     }
 
-    /// Whether a draft model's weights, of so many bytes, have room beside those that running requests need. Where these have
-    /// no room themselves, they are streamed, and what that costs is measured.
+    /// Whether a draft model's weights, of so many bytes, have room beside those that
+    /// running requests need. Where these have no room themselves, they are streamed, and
+    /// what that costs is measured.
     pub(crate) fn leaves_room(&self, bytes: u64) -> bool {
         let in_use = self.cache.usage().blocks() - self.prefixes.kept_bytes();
         let left = self.budget().saturating_sub(in_use);

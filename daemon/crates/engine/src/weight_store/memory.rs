@@ -1,4 +1,5 @@
-//! The device's memory as a whole: taken anew with another size, and compared after a sleep of the machine.
+//! The device's memory as a whole: taken anew with another size, and compared
+//! after a sleep of the machine.
 
 use std::collections::HashMap;
 
@@ -14,9 +15,10 @@ const WITNESS_BYTES: usize = 16;
 pub(super) type Witnesses = HashMap<SegmentId, [u8; WITNESS_BYTES]>;
 
 impl WeightStore {
-    /// Gives all memory back to the driver and takes `bytes` of it anew; if it refuses, `otherwise`, and then as much less
-    /// as there is. That is the new budget, which is returned. All weights go, to come again as they are needed; blocks
-    /// stay, and of what they hold the slabs in `keep`. Nothing may be in use.
+    /// Gives all memory back to the driver and takes `bytes` of it anew; if it refuses,
+    /// `otherwise`, and then as much less as there is. That is the new budget, which is returned.
+    /// All weights go, to come again as they are needed; blocks stay, and of what they hold the
+    /// slabs in `keep`. Nothing may be in use.
     pub(crate) fn renew(
         &mut self,
         bytes: u64,
@@ -63,8 +65,8 @@ impl WeightStore {
         Ok(budget)
     }
 
-    /// Whether the driver's allocations are larger than what the capacity makes of them: it had no room to make a
-    /// smaller one beside the old.
+    /// Whether the driver's allocations are larger than what the capacity makes of them: it had no
+    /// room to make a smaller one beside the old.
     pub(crate) fn holds_unused(&self) -> bool {
         self.device
             .memory_use()
@@ -85,8 +87,8 @@ impl WeightStore {
         resident.collect()
     }
 
-    /// Before a rest: remembers how the resident segments at both ends of the arena begin. A segment begins the same wherever and
-    /// whenever it is resident, so each is read once.
+    /// Before a rest: remembers how the resident segments at both ends of the arena begin. A
+    /// segment begins the same wherever and whenever it is resident, so each is read once.
     pub(crate) fn remember(&mut self) {
         let all = self.resident();
         let first = all.iter().min_by_key(|(_, slab)| slab.offset);
@@ -109,8 +111,8 @@ impl WeightStore {
         }
     }
 
-    /// After a sleep: whether the device works and holds what it held, by its own marks and by what is remembered of the
-    /// segments that are resident.
+    /// After a sleep: whether the device works and holds what it held, by its own marks and by what
+    /// is remembered of the segments that are resident.
     ///
     /// # Errors
     /// The loss of the device.

@@ -24,7 +24,8 @@ impl WeightStore {
         self.offload.takes_part(pass.n_tokens) && !fits
     }
 
-    /// Orders a layer's absent experts: what is under way, what was used most, and last what the host keeps.
+    /// Orders a layer's absent experts: what is under way, what was used most, and
+    /// last what the host keeps.
     pub(crate) fn order_absent(&self, pass: &Pass<'_>, absent: &mut [u32]) {
         let offloaded = self.is_offloaded(pass);
         let place = |s: u32| {
@@ -40,8 +41,8 @@ impl WeightStore {
         });
     }
 
-    /// How many of a layer's absent experts, as [`WeightStore::order_absent`] left them, the host computes: the last ones. What is
-    /// under way is none of them.
+    /// How many of a layer's absent experts, as [`WeightStore::order_absent`] left them, the host
+    /// computes: the last ones. What is under way is none of them.
     pub(crate) fn for_the_host(
         &mut self,
         pass: &Pass<'_>,
@@ -70,8 +71,8 @@ impl WeightStore {
         self.offload.share(absent, pace)
     }
 
-    /// Gives the link, which nobody waits for, an expert that the host computed, where that is used again sooner than what goes for
-    /// it.
+    /// Gives the link, which nobody waits for, an expert that the host computed, where that is used
+    /// again sooner than what goes for it.
     pub(crate) fn bring_what_was_left(&mut self, pass: &Pass<'_>) -> Result<(), Error> {
         while self.under_way() == 0
             && let Some(segment) = self.offload.take_left(pass.model)
@@ -83,8 +84,8 @@ impl WeightStore {
         Ok(())
     }
 
-    /// Whether the host computes a segment's operations, since it is not there and is faster done so; gives the link what the
-    /// pass comes to later.
+    /// Whether the host computes a segment's operations, since it is not there and is faster done
+    /// so; gives the link what the pass comes to later.
     pub(crate) fn answers(&mut self, pass: &Pass<'_>, segment: u32) -> Result<bool, Error> {
         let this = id(pass, segment);
         let there = self.cache.holds(this) || self.is_under_way(this);
@@ -113,8 +114,9 @@ impl WeightStore {
         self.offload.timetable.begin(pace);
     }
 
-    /// The device is about to be given work with segments, in this order, which are held: gives the link what the pass comes to
-    /// later, unless that waits for their room ([`WeightStore::feed_link_behind`]).
+    /// The device is about to be given work with segments, in this order, which are held: gives the
+    /// link what the pass comes to later, unless that waits for their room
+    /// ([`WeightStore::feed_link_behind`]).
     pub(crate) fn feed_link_with(
         &mut self,
         pass: &Pass<'_>,
@@ -135,8 +137,9 @@ impl WeightStore {
         }
     }
 
-    /// The device was given work with segments, which are held no longer. Where all that come and go are of one size, the link
-    /// is given what the pass comes to later only now: what has come for this work makes room for it, and the rest stays.
+    /// The device was given work with segments, which are held no longer. Where all that come and
+    /// go are of one size, the link is given what the pass comes to later only now: what has come
+    /// for this work makes room for it, and the rest stays.
     pub(crate) fn feed_link_behind(
         &mut self,
         pass: &Pass<'_>,
@@ -150,8 +153,8 @@ impl WeightStore {
         }
     }
 
-    /// Gives the link what it is to bring for a pass that comes to the segment `from` so many seconds after all that the device
-    /// was given.
+    /// Gives the link what it is to bring for a pass that comes to the segment `from` so many
+    /// seconds after all that the device was given.
     fn feed_link(
         &mut self,
         pass: &Pass<'_>,
@@ -277,8 +280,9 @@ impl WeightStore {
             .map_err(from_cache)
     }
 
-    /// Runs experts, each with its segment, on the host, for rows `x` routed by `ids`, and leaves their results on the card. The
-    /// engine's thread gives the card and the link their part by `others` meanwhile.
+    /// Runs experts, each with its segment, on the host, for rows `x` routed by `ids`, and
+    /// leaves their results on the card. The engine's thread gives the card and the link their
+    /// part by `others` meanwhile.
     pub(crate) fn experts_on_host(
         &mut self,
         pass: &Pass<'_>,

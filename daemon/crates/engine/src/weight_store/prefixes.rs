@@ -1,8 +1,9 @@
 //! How much of the budget beginnings of prompts may keep, and when they give it up.
 //!
-//! Weights that a running request needs go before what is kept: a beginning saves its computation once, a weight that is
-//! missing is uploaded for every pass. Weights that nobody needs now come back at the link's rate, several times faster than
-//! a prompt is computed; they give way, up to a part of the budget.
+//! Weights that a running request needs go before what is kept: a beginning saves its
+//! computation once, a weight that is missing is uploaded for every pass. Weights that nobody
+//! needs now come back at the link's rate, several times faster than a prompt is computed; they
+//! give way, up to a part of the budget.
 
 use rocmforge_tensor_cache::{BlockId, BlockKind, ModelId, Slab};
 
@@ -12,8 +13,8 @@ use crate::prefix::{NodeId, Realm};
 /// The part of the budget that is kept at most.
 const PART_MAX: u64 = 4;
 
-/// The part of the budget that is kept at most where the weights of running requests are streamed: there a prompt is
-/// computed slowest.
+/// The part of the budget that is kept at most where the weights of running requests are streamed:
+/// there a prompt is computed slowest.
 const PART_STREAMED: u64 = 16;
 
 /// There at most one part in so many of what is missing is missing for the sake of beginnings.
@@ -51,8 +52,8 @@ impl WeightStore {
         while self.prefixes.kept_bytes() > limit && self.give_up_oldest() {}
     }
 
-    /// Gives up the oldest that no sequence uses: it goes to the host's memory, if it is worth that, or is no more. Whether there
-    /// was something.
+    /// Gives up the oldest that no sequence uses: it goes to the host's memory, if it is worth
+    /// that, or is no more. Whether there was something.
     pub(crate) fn give_up_oldest(&mut self) -> bool {
         match self.prefixes.oldest() {
             Some(node) if self.set_aside(node) => true,
@@ -68,8 +69,8 @@ impl WeightStore {
         some
     }
 
-    /// Gives up all on the device that no sequence needs, also what draft models have of sequences. How many bytes of beginnings
-    /// that were.
+    /// Gives up all on the device that no sequence needs, also what draft models have of sequences.
+    /// How many bytes of beginnings that were.
     pub(crate) fn give_up_all(&mut self) -> u64 {
         while self.give_up_drafting() {}
         let kept = self.prefixes.kept_bytes();
@@ -77,7 +78,8 @@ impl WeightStore {
         kept - self.prefixes.kept_bytes()
     }
 
-    /// Forgets all that no sequence uses, in the host's memory as well. How many bytes of the device that were.
+    /// Forgets all that no sequence uses, in the host's memory as well. How many
+    /// bytes of the device that were.
     pub(crate) fn drop_all(&mut self) -> u64 {
         let kept = self.prefixes.kept_bytes();
         while let Some((_, _, node)) = self.prefixes.oldest_stored() {
@@ -110,7 +112,8 @@ impl WeightStore {
         self.free_all(block.into_iter().collect());
     }
 
-    /// The node of these tokens after a parent, with so many slots; `None` if the parent was given up.
+    /// The node of these tokens after a parent, with so many slots; `None` if the parent was given
+    /// up.
     pub(crate) fn add_prefix(
         &mut self,
         realm: Realm,
@@ -124,8 +127,8 @@ impl WeightStore {
         node
     }
 
-    /// Keeps a copy of a sequence's state in an empty slot, if there is room on the device or in the host's memory. Whether it
-    /// is kept.
+    /// Keeps a copy of a sequence's state in an empty slot, if there is room on the device or in
+    /// the host's memory. Whether it is kept.
     pub(crate) fn keep_state(
         &mut self,
         node: NodeId,

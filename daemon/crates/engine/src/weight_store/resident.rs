@@ -20,8 +20,8 @@ pub(crate) struct Resident {
 }
 
 impl WeightStore {
-    /// Counts a use of all segments of a model and tells where they are, if all are resident. Nothing is held: who asks is done
-    /// with them before he asks anything else of the cache.
+    /// Counts a use of all segments of a model and tells where they are, if all are resident.
+    /// Nothing is held: who asks is done with them before he asks anything else of the cache.
     pub(crate) fn all_resident(
         &mut self,
         model: ModelId,

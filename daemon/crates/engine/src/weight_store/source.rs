@@ -1,10 +1,13 @@
-//! Where a model's segments come from.
+//! Where a model's segments come from, and how large they are.
 
 use std::sync::Arc;
 
 use rocmforge_device::{ALIGNMENT, SegmentLayout};
 use rocmforge_gguf::MappedFile;
 use rocmforge_ops::SegmentKind;
+use rocmforge_tensor_cache::{ModelId, SegmentId};
+
+use super::WeightStore;
 
 /// Where a model's segments come from.
 #[derive(Debug)]
@@ -37,5 +40,32 @@ impl Source {
             pinned_bytes: 0,
             largest_unpinned: 0,
         }
+    }
+}
+
+impl WeightStore {
+    /// Bytes of a segment on the device.
+    pub(crate) fn segment_bytes(&self, segment: SegmentId) -> u64 {
+        self.sources[&segment.model].layouts[segment.index as usize].bytes
+    }
+
+    /// Bytes of the largest segment of a model that is not pinned: what must be free for it to run.
+    pub(crate) fn largest_unpinned(&self, model: ModelId) -> u64 {
+        self.sources[&model].largest_unpinned
+    }
+
+    /// Bytes of all segments of a model on the device.
+    pub(crate) fn model_bytes(&self, model: ModelId) -> u64 {
+        self.sources[&model].bytes
+    }
+
+    /// Bytes of all pinned segments, resident or not.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        self.sources.values().map(|s| s.pinned_bytes).sum()
+    }
+
+    /// Bytes of a model's pinned segments, resident or not.
+    pub(crate) fn model_pinned_bytes(&self, model: ModelId) -> u64 {
+        self.sources[&model].pinned_bytes
     }
 }

@@ -1,7 +1,8 @@
 //! Pages and states on their way to the host's memory and back, and who makes room there.
 //!
-//! What has to leave the device is copied behind what the device has queued, and its block is free at once: whoever gets it
-//! comes behind the copy. So nobody waits for a copy, and for the memory only who needs the first of it, or has `always` set.
+//! What has to leave the device is copied behind what the device has queued, and its block is free
+//! at once: whoever gets it comes behind the copy. So nobody waits for a copy, and for the memory
+//! only who needs the first of it, or has `always` set.
 
 use rocmforge_device::Plan;
 use rocmforge_model::Model;
@@ -17,7 +18,8 @@ use crate::tier::{Stored, Tier, pays};
 pub(crate) type HeldSlots = Vec<(NodeId, usize)>;
 
 impl WeightStore {
-    /// Lets pages have what the weights leave of so many bytes of the host's memory, where the device takes part.
+    /// Lets pages have what the weights leave of so many bytes of the host's memory,
+    /// where the device takes part.
     pub(crate) fn open_tier(&mut self, mode: Offload, bytes: u64) {
         let bytes = bytes & !(rocmforge_device::ALIGNMENT - 1);
         if mode != Offload::Never {
@@ -68,7 +70,8 @@ impl WeightStore {
         }
     }
 
-    /// Whether it pays to bring so many bytes over the link so many times, if so many rows of a model need not be computed.
+    /// Whether it pays to bring so many bytes over the link so many times, if so many rows of a
+    /// model need not be computed.
     fn pays(&mut self, model: ModelId, bytes: u64, times: u32, rows: usize) -> bool {
         if self.tier.is_always() {
             return true;
@@ -93,7 +96,8 @@ impl WeightStore {
         }
     }
 
-    /// Copies a range of the device to the host's memory. `None` if that cannot be, or not at once: whoever runs would wait.
+    /// Copies a range of the device to the host's memory. `None` if that cannot be, or not at
+    /// once: whoever runs would wait.
     fn save(&mut self, from: Slab, age: Option<Age>) -> Option<Stored> {
         let stored = self.tier_room(from.bytes, age)?;
         let waits = self.tier.is_always();
@@ -112,7 +116,8 @@ impl WeightStore {
         None
     }
 
-    /// Takes what a node has off the device and keeps it in the host's memory. Whether it did; else nothing has changed.
+    /// Takes what a node has off the device and keeps it in the host's memory. Whether it did;
+    /// else nothing has changed.
     pub(super) fn set_aside(&mut self, id: NodeId) -> bool {
         let slots = self.prefixes.on_device(id);
         if !self.tier.is_on() || slots.is_empty() {
@@ -172,8 +177,8 @@ impl WeightStore {
         kept
     }
 
-    /// What a sequence of these tokens can begin with: all that it is going to use is on the device, and held until it is let go
-    /// by name, but for the state.
+    /// What a sequence of these tokens can begin with: all that it is going to use is on the
+    /// device, and held until it is let go by name, but for the state.
     pub(crate) fn find_prefix(
         &mut self,
         realm: Realm,
@@ -263,7 +268,8 @@ impl WeightStore {
         true
     }
 
-    /// Copies what a node has to a block of a sequence's own. Whether it did; else the block is free.
+    /// Copies what a node has to a block of a sequence's own. Whether it did; else the block is
+    /// free.
     pub(crate) fn copy_to(
         &mut self,
         from: Place,

@@ -1,4 +1,5 @@
-//! The engine on the HIP path without a card: a fake runtime, and how the tests' engines are set up on it.
+//! The engine on the HIP path without a card: a fake runtime, and how the tests'
+//! engines are set up on it.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -58,7 +59,8 @@ impl Drop for Running {
     }
 }
 
-/// How the device is opened: small pinned memory, since a fake one is real memory that must be filled.
+/// How the device is opened: small pinned memory, since a fake one is real
+/// memory that must be filled.
 pub(crate) fn gpu_config(fake: &Fake) -> GpuConfig {
     GpuConfig {
         libraries: Libraries {
@@ -113,7 +115,8 @@ impl Runtime {
         self.start_split(config, budget, (Offload::Never, None))
     }
 
-    /// Starts an engine on it, with a word on what is not on the card, and on what the host may keep of it.
+    /// Starts an engine on it, with a word on what is not on the card, and on
+    /// what the host may keep of it.
     pub(crate) fn start_split(
         &self,
         config: GpuConfig,

@@ -29,7 +29,8 @@ fn byte_char(byte: u8) -> char {
     char::from_u32(0x100 + before).unwrap()
 }
 
-/// Random blocks whose weights have about the standard deviation of an initialisation for rows of `cols`.
+/// Random blocks whose weights have about the standard deviation of an
+/// initialisation for rows of `cols`.
 fn random(rng: &mut StdRng, ty: TensorType, cols: u64, rows: u64) -> Vec<u8> {
     let std = (cols as f32).sqrt().recip();
     let mut bytes = vec![0; (ty.row_bytes(cols).unwrap() * rows) as usize];
@@ -113,7 +114,8 @@ pub(crate) fn write(dir: &Path, n_layer: u32, seed: u64) -> PathBuf {
     );
     for i in 0..n_layer {
         let heads = N_HEAD * HEAD_DIM;
-        // Layers of several sizes, so that what is evicted leaves holes in which another does not fit.
+        // Layers of several sizes, so that what is evicted leaves holes in
+        // which another does not fit.
         let down = [TensorType::F16, TensorType::F32, TensorType::Q8_0][i as usize % 3];
         for (name, ty, cols, rows) in [
             ("attn_norm", TensorType::F32, N_EMBD, 1),

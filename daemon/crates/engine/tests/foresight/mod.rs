@@ -1,8 +1,10 @@
-//! Models with a block that predicts one token more, made of the fixture of their architecture: small models that count.
+//! Models with a block that predicts one token more, made of the fixture of their
+//! architecture: small models that count.
 //!
-//! Token `t` is followed by `t + 1`, since the output head's row of a token is the embedding of the one before it. What the
-//! layers add to that is scaled by a factor: by none the next token is certain, by more it depends on all tokens before.
-//! The block counts as well, from the token or from the stream.
+//! Token `t` is followed by `t + 1`, since the output head's row of a token is the embedding of
+//! the one before it. What the layers add to that is scaled by a factor: by none the next token
+//! is certain, by more it depends on all tokens before. The block counts as well, from the
+//! token or from the stream.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 

@@ -33,7 +33,8 @@ pub(crate) fn engine(budget: Budget) -> EngineHandle {
     .0
 }
 
-/// Waits for a state of the engine, which may be over before anybody looks: only for one that lasts.
+/// Waits for a state of the engine, which may be over before anybody looks: only for one that
+/// lasts.
 pub(crate) async fn until(
     engine: &EngineHandle,
     what: &str,
@@ -158,7 +159,8 @@ pub(crate) fn questions(n: usize) -> Vec<(String, String)> {
     exam.as_array().unwrap().iter().take(n).map(item).collect()
 }
 
-/// Loads a copy of tiny-llama that knows no end of text: its end tokens have other names, and no id is the end's.
+/// Loads a copy of tiny-llama that knows no end of text: its end tokens have other
+/// names, and no id is the end's.
 pub(crate) async fn load_endless(engine: &EngineHandle, name: &str) -> Arc<LoadedModel> {
     let mut bytes = std::fs::read(fixture("tiny-llama-Q4_K_M.gguf")).unwrap();
     for (from, to) in [

@@ -1,9 +1,9 @@
 //! Reads past the page cache: from the disk into the reader's own memory.
 //!
-//! What is read once and does not fit the page cache drives out what others have there, and the page cache reads a cold
-//! file in small steps. A file that [`MappedFile::prefer_direct`] was called for is read otherwise where that is told
-//! here: what the page cache holds is taken from there, all else by `O_DIRECT`, in whole blocks around the bytes that are
-//! wanted.
+//! What is read once and does not fit the page cache drives out what others have there, and the
+//! page cache reads a cold file in small steps. A file that [`MappedFile::prefer_direct`] was
+//! called for is read otherwise where that is told here: what the page cache holds is taken from
+//! there, all else by `O_DIRECT`, in whole blocks around the bytes that are wanted.
 //!
 //! ```text
 //!   file:    |....block....|....block....|....block....|
@@ -11,8 +11,9 @@
 //!   buffer:  |.........[==============]......|          of whole blocks, the wanted bytes inside
 //! ```
 //!
-//! *Invariant:* a direct read leaves the page cache as it was. *Invariant:* the second descriptor is of the same inode and
-//! is read only; whether the file is still the one that was opened is asked after a direct read as after others.
+//! *Invariant:* a direct read leaves the page cache as it was. *Invariant:* the second descriptor
+//! is of the same inode and is read only; whether the file is still the one that was opened is
+//! asked after a direct read as after others.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -67,7 +68,8 @@ impl Direct {
         })
     }
 
-    /// Reads blocks from `start` on until `need` bytes of `blocks` are filled: less than whole ones at the file's end.
+    /// Reads blocks from `start` on until `need` bytes of `blocks` are filled: less than
+    /// whole ones at the file's end.
     fn fill(&self, start: u64, blocks: &mut [u8], need: usize) -> io::Result<()> {
         let mut done = 0;
         loop {
@@ -83,13 +85,13 @@ impl Direct {
     }
 }
 
-/// What direct reads of a file are multiples of, in offset, length and address; 0 where it has none, `None` where the
-/// kernel does not tell (before Linux 6.1).
+/// What direct reads of a file are multiples of, in offset, length and address; 0 where it has
+/// none, `None` where the kernel does not tell (before Linux 6.1).
 fn alignment(file: &File) -> Option<usize> {
     // SAFETY: of a struct of integers, for which zeros are valid.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open, the empty name ends with a zero and stands for the file itself, and `found` is the
-    // struct that is filled.
+    // SAFETY: the descriptor is open, the empty name ends with a zero and stands for the file
+    // itself, and `found` is the struct that is filled.
     let told = unsafe {
         libc::statx(
             file.as_raw_fd(),
@@ -110,8 +112,9 @@ fn alignment(file: &File) -> Option<usize> {
 }
 
 impl MappedFile {
-    /// From now on, what the page cache does not hold is read directly by [`read_around`](Self::read_around) and, in ranges
-    /// up to 16 MiB, by [`with_range`](Self::with_range). False, and nothing changes, where the file system of a
+    /// From now on, what the page cache does not hold is read directly by
+    /// [`read_around`](Self::read_around) and, in ranges up to 16 MiB, by
+    /// [`with_range`](Self::with_range). False, and nothing changes, where the file system of a
     /// part has no direct reads.
     pub fn prefer_direct(&self) -> bool {
         let able = self.parts.iter().all(|part| part.direct().is_some());
@@ -126,15 +129,17 @@ impl MappedFile {
         self.direct.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the ranges that were read directly; they are part of [`bytes_read`](Self::bytes_read).
+    /// Bytes of the ranges that were read directly; they are part of
+    /// [`bytes_read`](Self::bytes_read).
     pub fn direct_bytes(&self) -> u64 {
         self.direct_bytes.load(Ordering::Relaxed)
     }
 
-    /// Reads the blocks around `range` from the disk to the start of `buffer`, past the page cache. Returns where in
-    /// `buffer` the wanted bytes begin, or `None`, and nothing is read, where the file system does not do that or the
-    /// buffer does not fit: it begins at a multiple of [`DIRECT_ALIGNMENT`] and has room for the blocks, for which
-    /// `2 * DIRECT_ALIGNMENT` beyond the range is enough. What lies around the wanted bytes is not to be used.
+    /// Reads the blocks around `range` from the disk to the start of `buffer`, past the page cache.
+    /// Returns where in `buffer` the wanted bytes begin, or `None`, and nothing is read, where the
+    /// file system does not do that or the buffer does not fit: it begins at a multiple of
+    /// [`DIRECT_ALIGNMENT`] and has room for the blocks, for which `2 * DIRECT_ALIGNMENT` beyond
+    /// the range is enough. What lies around the wanted bytes is not to be used.
     ///
     /// # Errors
     /// As [`with_range`](Self::with_range).
@@ -175,9 +180,10 @@ impl MappedFile {
         Ok(Some(lead))
     }
 
-    /// Reads `range` to `buffer`, directly or not as [`prefer_direct`](Self::prefer_direct) has it, and returns where in
-    /// `buffer` it begins. A buffer as for [`read_direct`](Self::read_direct) is filled by the disk itself, any other that
-    /// the range fits with a copy between. On an error its content is not to be used.
+    /// Reads `range` to `buffer`, directly or not as [`prefer_direct`](Self::prefer_direct) has it,
+    /// and returns where in `buffer` it begins. A buffer as for [`read_direct`](Self::read_direct)
+    /// is filled by the disk itself, any other that the range fits with a copy between. On an error
+    /// its content is not to be used.
     ///
     /// # Errors
     /// As [`with_range`](Self::with_range).
@@ -196,8 +202,8 @@ impl MappedFile {
         Ok(0)
     }
 
-    /// [`with_range`](Self::with_range) by a direct read into this thread's buffer. `Err` gives the reader back where the
-    /// range is to be had otherwise.
+    /// [`with_range`](Self::with_range) by a direct read into this thread's buffer. `Err` gives the
+    /// reader back where the range is to be had otherwise.
     pub(super) fn with_direct<R, F: FnOnce(&[u8]) -> R>(
         &self,
         range: &Range<u64>,
@@ -229,13 +235,15 @@ impl MappedFile {
         result
     }
 
-    /// Whether a range is to be read directly: where the system does not tell what is cached, nothing counts as cached.
+    /// Whether a range is to be read directly: where the system does not tell what is cached,
+    /// nothing counts as cached.
     fn is_for_direct(&self, part: &Part, range: &Range<u64>) -> bool {
         let tells = || part.direct().is_some_and(|direct| direct.tells_cached);
         self.is_direct() && !(tells() && self.is_cached(range.clone()))
     }
 
-    /// Bytes of the pages of `range` that are in the page cache, as far as the system tells; 0 where there is no mapping.
+    /// Bytes of the pages of `range` that are in the page cache, as far as the system tells; 0
+    /// where there is no mapping.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].

@@ -1,16 +1,18 @@
-//! The SIGBUS guard: a page of a registered mapping that the file no longer backs becomes a page of zeros and a mark.
+//! The SIGBUS guard: a page of a registered mapping that the file no longer backs becomes a
+//! page of zeros and a mark.
 //!
 //! ```text
 //! free --register--> live --SIGBUS inside--> live and broken --drop--> free
 //! ```
 //!
-//! The handler runs on whichever thread touched the page. It reads a fixed table of atomics, maps zeros with one system
-//! call, and returns, so that the load is repeated and succeeds. It allocates nothing, locks nothing, and leaves errno as
-//! it was. A SIGBUS at any other address, or one that a process sent, goes to the handler that was installed before.
+//! The handler runs on whichever thread touched the page. It reads a fixed table of atomics, maps
+//! zeros with one system call, and returns, so that the load is repeated and succeeds. It allocates
+//! nothing, locks nothing, and leaves errno as it was. A SIGBUS at any other address, or one that a
+//! process sent, goes to the handler that was installed before.
 //!
-//! *Invariants:* a slot's range is stable while its generation is even and unchanged; the mark is set before the zeros
-//! are mapped, so whoever sees a zero of ours also sees the mark; writers of the table hold `WRITERS`, the handler never
-//! does.
+//! *Invariants:* a slot's range is stable while its generation is even and unchanged; the mark is
+//! set before the zeros are mapped, so whoever sees a zero of ours also sees the mark; writers of
+//! the table hold `WRITERS`, the handler never does.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -45,7 +47,8 @@ static WRITERS: Mutex<()> = Mutex::new(());
 
 /// The page size, for the handler; written before the handler is installed.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
-/// What handled SIGBUS before: `sa_sigaction` and `sa_flags`; written before the handler is installed.
+/// What handled SIGBUS before: `sa_sigaction` and `sa_flags`; written before
+/// the handler is installed.
 static PREVIOUS: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static PREVIOUS_FLAGS: AtomicUsize = AtomicUsize::new(0);
 
@@ -132,7 +135,8 @@ pub(super) fn install() -> bool {
             return false;
         };
         PAGE.store(page, Ordering::Relaxed);
-        // SAFETY: sigaction is a C structure of integers, a function address and a signal set; all zero is valid for it.
+        // SAFETY: sigaction is a C structure of integers, a function address and a signal set;
+        // all zero is valid for it.
         let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: no new action is given and `previous` is a sigaction to write to.
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) } != 0 {
@@ -144,12 +148,13 @@ pub(super) fn install() -> bool {
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
         action.sa_sigaction = handler as usize;
-        // On the alternate stack where a thread has one: the previous handler may be the runtime's, which expects it.
+        // On the alternate stack where a thread has one: the previous handler may be the
+        // runtime's, which expects it.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         // SAFETY: `sa_mask` is a signal set that is ours to write.
         unsafe { libc::sigemptyset(&raw mut action.sa_mask) };
-        // SAFETY: `action` is complete; `on_sigbus` has the signature that SA_SIGINFO asks for and calls only
-        // async-signal-safe functions; the atomics that it reads were written above.
+        // SAFETY: `action` is complete; `on_sigbus` has the signature that SA_SIGINFO asks for and
+        // calls only async-signal-safe functions; the atomics that it reads were written above.
         unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) == 0 }
     })
 }
@@ -173,8 +178,8 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     pass_on(signal, code, info, context);
 }
 
-/// Maps zeros from `address`'s page to `end`: what a shrunken file lost ends where the mapping does, and a mapping that
-/// is broken anywhere is not read again, so one call does for all of it.
+/// Maps zeros from `address`'s page to `end`: what a shrunken file lost ends where the mapping
+/// does, and a mapping that is broken anywhere is not read again, so one call does for all of it.
 fn zeros_from(address: usize, end: usize) -> bool {
     let page = PAGE.load(Ordering::Relaxed);
     let start = address & !(page - 1);
@@ -182,9 +187,10 @@ fn zeros_from(address: usize, end: usize) -> bool {
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above; the pointer is this thread's.
     let saved = unsafe { *errno };
-    // SAFETY: the range lies inside of one registered mapping, which stays mapped while it is registered and is read through
-    // shared references only; replacing its pages by other readable pages is therefore all that a reader can notice.
-    // mmap with these arguments is a plain system call, safe in a signal handler.
+    // SAFETY: the range lies inside of one registered mapping, which stays mapped while it is
+    // registered and is read through shared references only; replacing its pages by other readable
+    // pages is therefore all that a reader can notice. mmap with these arguments is a plain system
+    // call, safe in a signal handler.
     let got = unsafe {
         libc::mmap(
             start as *mut c_void,
@@ -212,20 +218,22 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         _ if PREVIOUS_FLAGS.load(Ordering::Relaxed) & libc::SA_SIGINFO as usize != 0 => {
-            // SAFETY: the address came from sigaction with SA_SIGINFO set, so it is a function of this type.
+            // SAFETY: the address came from sigaction with SA_SIGINFO set, so it
+            // is a function of this type.
             let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                 unsafe { std::mem::transmute(previous) };
             handler(signal, info, context);
         }
         _ => {
-            // SAFETY: the address came from sigaction without SA_SIGINFO, so it is a function of this type.
+            // SAFETY: the address came from sigaction without SA_SIGINFO, so it
+            // is a function of this type.
             let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(previous) };
             handler(signal);
         }
     }
-    // Here the default may be in force: set above, or by a handler that gave up, as the Rust runtime's does on what is
-    // no stack overflow. A fault then repeats its load and ends the process, with a core dump that shows where. A signal
-    // that was sent does not repeat itself.
+    // Here the default may be in force: set above, or by a handler that gave up, as the Rust
+    // runtime's does on what is no stack overflow. A fault then repeats its load and ends the
+    // process, with a core dump that shows where. A signal that was sent does not repeat itself.
     if sent && is_default(signal) {
         // SAFETY: raise() is async-signal-safe; the signal is delivered when this handler returns.
         unsafe { libc::raise(signal) };
@@ -235,7 +243,8 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
 fn is_default(signal: c_int) -> bool {
     // SAFETY: all zero is a valid sigaction.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: no new action is given and `now` is a sigaction to write to; sigaction() is async-signal-safe.
+    // SAFETY: no new action is given and `now` is a sigaction to write to;
+    // sigaction() is async-signal-safe.
     let answered = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut now) } == 0;
     answered && now.sa_sigaction == libc::SIG_DFL
 }

@@ -166,7 +166,8 @@ impl Pages {
         (pages * page_bytes()) as u64
     }
 
-    /// A byte for each page of a range, whose lowest bit says whether the page is in the page cache.
+    /// A byte for each page of a range, whose lowest bit says whether the page is in the page
+    /// cache.
     fn cached(&self, start: usize, len: usize) -> Option<Vec<u8>> {
         let page = page_bytes();
         let first = start - start % page;
@@ -185,8 +186,9 @@ impl Pages {
     }
 }
 
-/// Whether the system tells which pages of a file are cached: of files that this process neither owns nor may write, Linux
-/// says that all are. So it is asked about a page far behind the file's end, which cannot be.
+/// Whether the system tells which pages of a file are cached: of files that this process neither
+/// owns nor may write, Linux says that all are. So it is asked about a page far behind the
+/// file's end, which cannot be.
 pub(super) fn tells_cached(file: &File, len: u64) -> bool {
     const FAR: u64 = 1 << 30;
     let offset = len.checked_next_multiple_of(FAR).map(|end| end + FAR);

@@ -1,5 +1,5 @@
-//! What only the inside of the module can bring about: a kernel without `MADV_POPULATE_READ`, and signals that are not
-//! the guard's. The latter end a process, so they are tested in children.
+//! What only the inside of the module can bring about: a kernel without `MADV_POPULATE_READ`, and
+//! signals that are not the guard's. The latter end a process, so they are tested in children.
 #![allow(
     clippy::unwrap_used,
     reason = "a failed unwrap is a failed test, in helpers too"
@@ -44,7 +44,8 @@ fn without_populate_the_guard_alone_holds() {
     NO_POPULATE.store(false, Ordering::Relaxed);
 }
 
-/// Once, of a file that another user owns, all pages would have counted as cached, and none been read directly.
+/// Once, of a file that another user owns, all pages would have counted as cached,
+/// and none been read directly.
 #[test]
 fn what_the_system_says_of_others_files_is_not_believed() {
     let named = tempfile::NamedTempFile::new().unwrap();
@@ -57,7 +58,8 @@ fn what_the_system_says_of_others_files_is_not_believed() {
         return;
     }
     let told = std::thread::spawn(move || {
-        // SAFETY: no memory is touched. The call by its number, unlike the library's, is about this thread alone.
+        // SAFETY: no memory is touched. The call by its number, unlike the library's,
+        // is about this thread alone.
         let done = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65_534, -1) };
         assert_eq!(done, 0);
         (file.is_cached(0..1 << 20), tells(&file))
@@ -100,7 +102,8 @@ fn child() {
             .write(true)
             .open(&path)
             .unwrap();
-        // SAFETY: a fresh shared mapping; the bytes are only read, and that the read fails is what is tested.
+        // SAFETY: a fresh shared mapping; the bytes are only read, and that the
+        // read fails is what is tested.
         let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
         file.set_len(0).unwrap();
         println!("{}", std::hint::black_box(&map)[4096]);

@@ -1,4 +1,5 @@
-//! Tensor records to checked extents: size, alignment, place in the file, and that no two share a byte.
+//! Tensor records to checked extents: size, alignment, place in the file, and
+//! that no two share a byte.
 
 use crate::{Error, TensorInfo, TensorType};
 

@@ -1,4 +1,5 @@
-//! Numbers, strings and array heads at a position of the header, each checked before it is believed.
+//! Numbers, strings and array heads at a position of the header, each checked before it is
+//! believed.
 
 use crate::Error;
 use crate::limits::{MAX_ARRAY_LEN, MAX_STRING_BYTES};
@@ -58,7 +59,8 @@ pub(super) fn limit(
     }
 }
 
-/// `len` bytes at `at` and the position behind them; `behind` bytes must follow and are asked for together with these.
+/// `len` bytes at `at` and the position behind them; `behind` bytes must follow and are
+/// asked for together with these.
 pub(super) fn text(bytes: &[u8], at: usize, len: u64, behind: u64) -> Result<(&[u8], usize), Stop> {
     let end = at + len as usize; // `len` was held against a limit far below 2^32
     match bytes.get(at..end) {

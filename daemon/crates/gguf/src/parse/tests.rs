@@ -10,7 +10,8 @@ use super::{Parser, Step};
 use crate::write::{GgufWriter, MetaValue};
 use crate::{Error, Gguf, TensorType, ValueType};
 
-/// Walks `file` handing over only what is asked for, and `extra` bytes more. Gives the result and the bytes handed over.
+/// Walks `file` handing over only what is asked for, and `extra` bytes more. Gives the result
+/// and the bytes handed over.
 fn in_pieces(file: &[u8], extra: usize) -> (Result<Gguf, Error>, usize, usize) {
     let mut parser = Parser::new(file.len() as u64);
     let (mut have, mut steps) = (0, 0);

@@ -127,8 +127,8 @@ impl Split {
         run.clear();
     }
 
-    /// The grammar in Lark. A terminal is never the empty text there, so one that may be is optional
-    /// where it is used.
+    /// The grammar in Lark. A terminal is never the empty text there, so one that may be is
+    /// optional where it is used.
     pub(super) fn text(&self, rules: &Rules) -> String {
         let empty = nullable(rules);
         let mut text = String::new();

@@ -1,7 +1,8 @@
-//! Ling and Ring: Llama's attention and a mixture with shared experts; from 2.0 on norms of heads, a router of logistic
-//! functions with a selection bias and groups, leading dense layers.
+//! Ling and Ring: Llama's attention and a mixture with shared experts; from 2.0 on norms of heads,
+//! a router of logistic functions with a selection bias and groups, leading dense layers.
 //!
-//! Sources: Ling Team 2025, "Every FLOP Counts" (arXiv 2503.05139) and "Every Activation Boosted" (arXiv 2510.22115).
+//! Sources: Ling Team 2025, "Every FLOP Counts" (arXiv 2503.05139) and "Every Activation
+//! Boosted" (arXiv 2510.22115).
 
 use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
 

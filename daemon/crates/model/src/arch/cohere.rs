@@ -1,7 +1,9 @@
-//! Command R and R+, Command R7B and A: attention and feed-forward side by side behind one layer norm, scaled logits. The later
-//! ones have a window in three of four layers; those that see all positions have no rotation.
+//! Command R and R+, Command R7B and A: attention and feed-forward side by side behind one layer
+//! norm, scaled logits. The later ones have a window in three of four layers; those that see all
+//! positions have no rotation.
 //!
-//! Source: Cohere 2024 and 2025, "Command A" (arXiv 2504.00698); the published code (CohereForCausalLM, Cohere2ForCausalLM).
+//! Source: Cohere 2024 and 2025, "Command A" (arXiv 2504.00698); the published code
+//! (CohereForCausalLM, Cohere2ForCausalLM).
 
 use rocmforge_ops::{Act, RopeOrder, RopeUse};
 

@@ -1,7 +1,9 @@
-//! DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, Mistral Small 4: multi-head latent attention with keys and values absorbed, so that what is
-//! cached a position is one latent vector and one rotated key; a mixture with groups, selection bias and shared experts.
+//! DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, Mistral Small 4: multi-head latent attention
+//! with keys and values absorbed, so that what is cached a position is one latent vector and one
+//! rotated key; a mixture with groups, selection bias and shared experts.
 //!
-//! Sources: DeepSeek-AI 2024, "DeepSeek-V2" (arXiv 2405.04434) and "DeepSeek-V3 Technical Report" (arXiv 2412.19437).
+//! Sources: DeepSeek-AI 2024, "DeepSeek-V2" (arXiv 2405.04434) and "DeepSeek-V3 Technical
+//! Report" (arXiv 2412.19437).
 
 use rocmforge_ops::{
     Act, Buf, ColumnPart, HeadShape, Op, Role, RopeOrder, RopeScaling, RopeUse, RouterGate,
@@ -116,7 +118,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
 }
 
 impl Mla {
-    /// With queries `q = [nope | rot]` a head, the latent vector `c` and the rotated key `k_r` of a position:
+    /// With queries `q = [nope | rot]` a head, the latent vector `c` and the
+    /// rotated key `k_r` of a position:
     ///
     /// ```text
     /// score = (Wk_b q_nope) . c + rope(q_rot) . rope(k_r);   out = Wv_b (sum of weights * c)
@@ -150,7 +153,8 @@ impl Mla {
             width,
         };
         let dim = dim as u32;
-        // Keys: the normed latent vector and the key to be rotated; values: the normed latent vector.
+        // Keys: the normed latent vector and the key to be rotated; values: the normed latent
+        // vector.
         let c = b.buf("mla c", kv_lora);
         b.op(Op::Columns {
             n_group: 1,

@@ -1,7 +1,8 @@
-//! ERNIE 4.5: Llama's form; the mixtures have leading dense layers, a bias that chooses among softmax probabilities, and shared
-//! experts.
+//! ERNIE 4.5: Llama's form; the mixtures have leading dense layers, a bias that chooses among
+//! softmax probabilities, and shared experts.
 //!
-//! Source: Baidu ERNIE Team 2025, "ERNIE 4.5 Technical Report"; the published code (Ernie4_5_MoeForCausalLM).
+//! Source: Baidu ERNIE Team 2025, "ERNIE 4.5 Technical Report"; the published code
+//! (Ernie4_5_MoeForCausalLM).
 
 use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
 

@@ -1,7 +1,8 @@
-//! EXAONE 4: norms after attention and feed-forward alone, norms of heads; where the file has windows (32B), every fourth layer
-//! sees all positions and has no rotation.
+//! EXAONE 4: norms after attention and feed-forward alone, norms of heads; where the file has
+//! windows (32B), every fourth layer sees all positions and has no rotation.
 //!
-//! Source: LG AI Research 2025, "EXAONE 4.0" (arXiv 2507.11407); the published code (Exaone4ForCausalLM).
+//! Source: LG AI Research 2025, "EXAONE 4.0" (arXiv 2507.11407); the published
+//! code (Exaone4ForCausalLM).
 
 use rocmforge_ops::{Act, RopeOrder, RopeUse};
 

@@ -1,6 +1,7 @@
 //! Gemma: GELU, and an embedding scaled by the root of its width.
 //!
-//! Source: Gemma Team 2024, "Gemma: Open Models Based on Gemini Research and Technology" (arXiv 2403.08295).
+//! Source: Gemma Team 2024, "Gemma: Open Models Based on Gemini Research and
+//! Technology" (arXiv 2403.08295).
 
 use rocmforge_ops::{Act, Op, RopeOrder, RopeUse};
 

@@ -1,4 +1,5 @@
-//! Gemma 2: scores and logits with soft caps, a window in every other layer, norms before and after, GELU, a scaled embedding.
+//! Gemma 2: scores and logits with soft caps, a window in every other layer, norms before and
+//! after, GELU, a scaled embedding.
 //!
 //! Source: Gemma Team 2024, "Gemma 2: Improving Open Language Models at a Practical Size".
 
@@ -28,7 +29,8 @@ pub(super) fn window_pattern(
     }
 }
 
-/// The factor on scores: of the head's size, but of the width's share of a head in the 27B models (Gemma 2 and 3).
+/// The factor on scores: of the head's size, but of the width's share of a head in the
+/// 27B models (Gemma 2 and 3).
 pub(super) fn attention_scale(h: &Hparams, layers_of_27b: u32) -> f32 {
     if h.n_layer == layers_of_27b {
         scale_of(h.n_embd / h.heads.n_head)

@@ -1,5 +1,5 @@
-//! Gemma 3: five layers with a window to one without, with a rotation base of their own; head norms; else as Gemma 2 without
-//! soft caps.
+//! Gemma 3: five layers with a window to one without, with a rotation base of their own; head
+//! norms; else as Gemma 2 without soft caps.
 //!
 //! Source: Gemma Team 2025, "Gemma 3 Technical Report".
 

@@ -1,5 +1,6 @@
-//! Gemma 4: windowed and full layers with head sizes of their own, the last layers on keys and values of earlier ones, an
-//! embedding for each layer (E2B, E4B), a mixture beside the dense feed-forward (26B-A4B).
+//! Gemma 4: windowed and full layers with head sizes of their own, the last layers on keys
+//! and values of earlier ones, an embedding for each layer (E2B, E4B), a mixture beside the
+//! dense feed-forward (26B-A4B).
 //!
 //! Source: the authors' published code (Gemma4ForCausalLM) and model card, 2026.
 
@@ -130,7 +131,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     b.head(x, Presence::Absent, None, Some(final_softcap))
 }
 
-/// The inputs of all layers, `[tokens][n_layer * width]`: a projection of the embedding, normed by layers, and rows of a table.
+/// The inputs of all layers, `[tokens][n_layer * width]`: a projection of the embedding, normed by
+/// layers, and rows of a table.
 fn layer_inputs(b: &mut PlanBuilder<'_>, h: &Hparams, x: Buf, width: u64) -> Result<Buf, Error> {
     let all = width * u64::from(h.n_layer);
     let rows = b.input("layer rows", "per_layer_token_embd.weight", all)?;

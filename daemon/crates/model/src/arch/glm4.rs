@@ -1,6 +1,7 @@
 //! GLM 4: half of each head rotates; norms before and after; one matrix for gate and up.
 //!
-//! Source: Team GLM 2024, "ChatGLM: A Family of Large Language Models"; the authors' published code (Glm4ForCausalLM).
+//! Source: Team GLM 2024, "ChatGLM: A Family of Large Language Models"; the authors'
+//! published code (Glm4ForCausalLM).
 
 use rocmforge_ops::{Act, RopeOrder, RopeUse};
 

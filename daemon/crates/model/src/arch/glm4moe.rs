@@ -1,5 +1,5 @@
-//! GLM 4.5 to 4.7: partial rotation, head norms where the file has them, a router of logistic functions with a selection bias,
-//! a shared expert, leading dense layers.
+//! GLM 4.5 to 4.7: partial rotation, head norms where the file has them, a router of logistic
+//! functions with a selection bias, a shared expert, leading dense layers.
 //!
 //! Source: GLM-4.5 Team 2025, "GLM-4.5: Agentic, Reasoning, and Coding (ARC) Foundation Models".
 

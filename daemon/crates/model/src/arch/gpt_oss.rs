@@ -1,5 +1,5 @@
-//! gpt-oss: sinks in the softmax, a window in every other layer, biases everywhere, softmax over the chosen experts, a
-//! clamped SwiGLU.
+//! gpt-oss: sinks in the softmax, a window in every other layer, biases everywhere, softmax over
+//! the chosen experts, a clamped SwiGLU.
 //!
 //! Source: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card" and the published reference code.
 

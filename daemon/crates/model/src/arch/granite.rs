@@ -1,4 +1,5 @@
-//! Granite 3 and 4, dense and mixtures without Mamba: Llama's form with factors on the embedding, the residual sums, the scores and the logits.
+//! Granite 3 and 4, dense and mixtures without Mamba: Llama's form with factors on the embedding,
+//! the residual sums, the scores and the logits.
 //!
 //! Source: Granite Team, IBM 2024, "Granite 3.0 Language Models".
 
@@ -51,7 +52,8 @@ pub(super) fn rope(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<Option<RopeUs
     Ok(Some(RopeUse { table, first: 0 }))
 }
 
-/// A layer's feed-forward: a mixture, where the file has experts, with a shared one of the width that it tells.
+/// A layer's feed-forward: a mixture, where the file has experts, with a shared one
+/// of the width that it tells.
 pub(super) fn feed_forward(
     keys: Keys<'_>,
     h: &Hparams,

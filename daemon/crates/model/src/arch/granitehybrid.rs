@@ -1,4 +1,5 @@
-//! Granite 4 hybrids: Mamba-2 layers and a few that attend, each with a mixture and a shared expert or a dense feed-forward.
+//! Granite 4 hybrids: Mamba-2 layers and a few that attend, each with a mixture and a shared
+//! expert or a dense feed-forward.
 //!
 //! Source: IBM 2025, Granite 4.0; the authors' published code (GraniteMoeHybridForCausalLM).
 

@@ -1,6 +1,8 @@
-//! Hunyuan, dense and mixtures: queries and keys are normed behind rotation; a shared expert beside experts of softmax.
+//! Hunyuan, dense and mixtures: queries and keys are normed behind rotation; a shared expert
+//! beside experts of softmax.
 //!
-//! Source: Tencent Hunyuan Team 2025, the published code (HunYuanDenseV1ForCausalLM, HunYuanMoEV1ForCausalLM).
+//! Source: Tencent Hunyuan Team 2025, the published code (HunYuanDenseV1ForCausalLM,
+//! HunYuanMoEV1ForCausalLM).
 
 use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
 

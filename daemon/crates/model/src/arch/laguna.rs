@@ -1,6 +1,6 @@
-//! Laguna: norms of heads, an output gate by softplus for each head or each element, a router of logistic functions with a
-//! selection bias and a shared expert. Where the file has windows (XS), three of four layers have one, with rotations and a
-//! number of heads of their own.
+//! Laguna: norms of heads, an output gate by softplus for each head or each element, a router of
+//! logistic functions with a selection bias and a shared expert. Where the file has windows (XS),
+//! three of four layers have one, with rotations and a number of heads of their own.
 //!
 //! Source: poolside 2026, the published code (LagunaForCausalLM).
 

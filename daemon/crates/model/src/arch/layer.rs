@@ -1,11 +1,12 @@
-//! The layer that most decoders are made of: attention and feed-forward, each normed before or after and added to the
-//! residual stream.
+//! The layer that most decoders are made of: attention and feed-forward, each normed before or
+//! after and added to the residual stream.
 //!
 //! One layer, on `T` rows (shapes are `[rows][width]`, width fastest):
 //!
 //! ```text
 //! N = rms_norm(X)                         [T][n_embd]
-//! Q, K, V = N * Wq, N * Wk, N * Wv        [T][n_head * head_dim], [T][n_head_kv * head_dim], [T][n_head_kv * head_dim_v]
+//! Q, K, V = N * Wq, N * Wk, N * Wv        [T][n_head * head_dim], [T][n_head_kv * head_dim],
+//!                                         [T][n_head_kv * head_dim_v]
 //! rope(Q), rope(K); K, V -> KV pages
 //! A = attention(Q, KV)                    [T][n_head * head_dim_v]
 //! P = A * Wo; X += P                      [T][n_embd]                  to here blk.{i}.attn
@@ -15,8 +16,9 @@
 //! P = G * Wdown; X += P                                                blk.{i}.ffn_down
 //! ```
 //!
-//! That is three segments, so that what is on its way while another part is in use takes a third of a layer's room. A
-//! feed-forward of one matrix up is one segment; a mixture's are its router and its experts.
+//! That is three segments, so that what is on its way while another part is in use takes a
+//! third of a layer's room. A feed-forward of one matrix up is one segment; a mixture's are
+//! its router and its experts.
 
 use rocmforge_ops::{Act, Buf, KvLayer};
 

@@ -1,4 +1,5 @@
-//! LFM 2 and 2.5, dense and mixtures: gated short convolutions, and a few layers that attend with head norms.
+//! LFM 2 and 2.5, dense and mixtures: gated short convolutions, and a few layers
+//! that attend with head norms.
 //!
 //! Source: Liquid AI 2025, "LFM2 Technical Report" (arXiv 2511.23404).
 

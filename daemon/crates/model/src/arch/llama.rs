@@ -1,8 +1,8 @@
-//! Llama 2 and 3, Mistral, Mixtral, and what shares their form: rotation of adjacent pairs, and experts where the file has
-//! them.
+//! Llama 2 and 3, Mistral, Mixtral, and what shares their form: rotation of adjacent pairs, and
+//! experts where the file has them.
 //!
-//! Sources: Touvron et al. 2023, "LLaMA" and "Llama 2"; Grattafiori et al. 2024, "The Llama 3 Herd of Models"; Jiang et al.
-//! 2024, "Mixtral of Experts".
+//! Sources: Touvron et al. 2023, "LLaMA" and "Llama 2"; Grattafiori et al. 2024, "The Llama 3 Herd
+//! of Models"; Jiang et al. 2024, "Mixtral of Experts".
 
 use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
 

@@ -1,5 +1,6 @@
-//! A Mamba-2 layer (Dao & Gu 2024, arXiv 2405.21060): one product for gate, x, B, C and time steps, a short convolution over x, B
-//! and C, the state space recurrence, a gated norm over groups, and the output product.
+//! A Mamba-2 layer (Dao & Gu 2024, arXiv 2405.21060): one product for gate, x, B, C and time
+//! steps, a short convolution over x, B and C, the state space recurrence, a gated norm over
+//! groups, and the output product.
 
 use rocmforge_ops::{Act, Buf, Op, Role};
 

@@ -1,5 +1,5 @@
-//! MiniMax M2: RMSNorms over all of a row's queries and keys, partial rotation, a router of logistic functions with a selection
-//! bias.
+//! MiniMax M2: RMSNorms over all of a row's queries and keys, partial rotation, a router of
+//! logistic functions with a selection bias.
 //!
 //! Source: MiniMax 2025, the authors' published code (MiniMaxM2ForCausalLM).
 

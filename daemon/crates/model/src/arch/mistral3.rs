@@ -1,4 +1,5 @@
-//! Mistral Small 3, Ministral 3, Devstral 2: Llama's form with YaRN and an attention temperature that grows with the position.
+//! Mistral Small 3, Ministral 3, Devstral 2: Llama's form with YaRN and an attention temperature
+//! that grows with the position.
 //!
 //! Source: the authors' published code (Ministral3ForCausalLM), 2025.
 

@@ -1,4 +1,5 @@
-//! A mixture of experts as a layer's feed-forward: routed experts, and shared ones with or without a gate of their own.
+//! A mixture of experts as a layer's feed-forward: routed experts, and shared ones with or
+//! without a gate of their own.
 
 use rocmforge_ops::{Act, Buf, Op, Router, RouterGate};
 

@@ -1,5 +1,6 @@
-//! Muse Glimmer: norms before and after, the later ones with an eps of their own; a normed embedding; an output gate; windows in
-//! three of four layers, which alone rotate; scaled and bounded logits.
+//! Muse Glimmer: norms before and after, the later ones with an eps of their own; a
+//! normed embedding; an output gate; windows in three of four layers, which alone rotate;
+//! scaled and bounded logits.
 //!
 //! Source: Meta 2026, the published code (MuseGlimmerForCausalLM).
 

@@ -1,7 +1,8 @@
-//! Nemotron-H and Nemotron 3: each layer is a Mamba-2 layer, attention without rotation, or a feed-forward (dense, or a mixture
-//! with a shared expert) with squared ReLU and no gate.
+//! Nemotron-H and Nemotron 3: each layer is a Mamba-2 layer, attention without rotation, or a
+//! feed-forward (dense, or a mixture with a shared expert) with squared ReLU and no gate.
 //!
-//! Source: NVIDIA 2025, "Nemotron-H" (arXiv 2504.03624) and "Nemotron 3"; the published code (NemotronHForCausalLM).
+//! Source: NVIDIA 2025, "Nemotron-H" (arXiv 2504.03624) and "Nemotron 3"; the published
+//! code (NemotronHForCausalLM).
 
 use rocmforge_ops::{Act, Op, RouterGate};
 

@@ -1,7 +1,7 @@
 //! The block behind the layers that predicts one token more (MTP), as a plan of its own.
 //!
-//! A row for position `p` takes the token at `p + 1`, which is known by then, and the residual stream of the layers at
-//! `p`; what comes out is the logits of the token at `p + 2`:
+//! A row for position `p` takes the token at `p + 1`, which is known by then, and the residual
+//! stream of the layers at `p`; what comes out is the logits of the token at `p + 2`:
 //!
 //! ```text
 //! E, H = rms_norm(embed(token at p + 1)), rms_norm(output_norm(stream at p))     [T][n_embd] each
@@ -10,8 +10,9 @@
 //! L = rms_norm(X) * W_head         the block's norm and matrix, or the model's where it has none
 //! ```
 //!
-//! Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (2.2, multi-token prediction), which GLM-4.5 and Qwen 3.5
-//! follow. The norm of the model's output comes before that of the block, as in the authors' served models.
+//! Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (2.2, multi-token prediction), which
+//! GLM-4.5 and Qwen 3.5 follow. The norm of the model's output comes before that of the block, as
+//! in the authors' served models.
 
 use rocmforge_ops::{Buf, ColumnPart, Op};
 

@@ -1,5 +1,5 @@
-//! OLMo 2 and 3: norms after attention and feed-forward alone, RMSNorms over all of a row's queries and keys; OLMo 3 has a
-//! window in three of four layers, whose rotations are not stretched.
+//! OLMo 2 and 3: norms after attention and feed-forward alone, RMSNorms over all of a row's queries
+//! and keys; OLMo 3 has a window in three of four layers, whose rotations are not stretched.
 //!
 //! Source: OLMo Team 2025, "2 OLMo 2 Furious"; the authors' published code (Olmo3ForCausalLM).
 

@@ -1,6 +1,8 @@
-//! OLMoE: RMSNorms over all of a row's queries and keys, and a mixture whose softmax is not normed again.
+//! OLMoE: RMSNorms over all of a row's queries and keys, and a mixture whose
+//! softmax is not normed again.
 //!
-//! Source: Muennighoff et al. 2024, "OLMoE: Open Mixture-of-Experts Language Models" (arXiv 2409.02060).
+//! Source: Muennighoff et al. 2024, "OLMoE: Open Mixture-of-Experts Language
+//! Models" (arXiv 2409.02060).
 
 use rocmforge_ops::{RopeOrder, RopeUse, RouterGate};
 

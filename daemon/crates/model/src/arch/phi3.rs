@@ -1,4 +1,5 @@
-//! Phi 3 and 4: one matrix for queries, keys and values and one for gate and up; frequencies with factors for long contexts.
+//! Phi 3 and 4: one matrix for queries, keys and values and one for gate and up; frequencies with
+//! factors for long contexts.
 //!
 //! Source: Abdin et al. 2024, "Phi-3 Technical Report"; Ding et al. 2024, "LongRoPE".
 

@@ -1,4 +1,5 @@
-//! Qwen 1.5 and 2 mixtures: Qwen 2's attention; experts weighed by their softmax as it is; a shared expert with a gate.
+//! Qwen 1.5 and 2 mixtures: Qwen 2's attention; experts weighed by their softmax as it is; a
+//! shared expert with a gate.
 //!
 //! Source: Yang et al. 2024, "Qwen2 Technical Report".
 

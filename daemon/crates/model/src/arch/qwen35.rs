@@ -1,8 +1,10 @@
-//! Qwen 3.5, 3.6 and 3.8, dense and mixtures: three layers of gated delta net to one that attends, with an output gate.
+//! Qwen 3.5, 3.6 and 3.8, dense and mixtures: three layers of gated delta net to one that
+//! attends, with an output gate.
 //!
-//! Sources: the authors' published code (Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM), 2026; Yang et al. 2024, "Gated Delta
-//! Networks" (arXiv 2412.06464). The file has value heads in the order in which they share key heads in turn. For text the
-//! three position components of the interleaved M-RoPE are equal, and so it is the usual rotation of half-split pairs.
+//! Sources: the authors' published code (Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM), 2026; Yang et
+//! al. 2024, "Gated Delta Networks" (arXiv 2412.06464). The file has value heads in the order in
+//! which they share key heads in turn. For text the three position components of the interleaved
+//! M-RoPE are equal, and so it is the usual rotation of half-split pairs.
 
 use rocmforge_ops::{Act, RopeOrder, RopeUse, RouterGate};
 

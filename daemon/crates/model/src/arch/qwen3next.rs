@@ -1,7 +1,8 @@
-//! Qwen3-Next and Qwen3-Coder-Next: three layers of gated delta net to one that attends, each with a mixture.
+//! Qwen3-Next and Qwen3-Coder-Next: three layers of gated delta net to one that
+//! attends, each with a mixture.
 //!
-//! Sources: the authors' published code (Qwen3NextForCausalLM), 2025; Yang et al. 2024, "Gated Delta Networks" (arXiv
-//! 2412.06464).
+//! Sources: the authors' published code (Qwen3NextForCausalLM), 2025; Yang et al. 2024, "Gated
+//! Delta Networks" (arXiv 2412.06464).
 
 use rocmforge_ops::{Act, Buf, ColumnPart, Op, Role};
 
@@ -18,7 +19,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     super::qwen35::layers(b, h, false)
 }
 
-/// Which layers are recurrent: as the file's list says, else all but every `full_attention_interval`-th.
+/// Which layers are recurrent: as the file's list says, else all but every
+/// `full_attention_interval`-th.
 pub(super) fn recurrent_layers(keys: Keys<'_>, n_layer: u32) -> Result<Vec<bool>, Error> {
     if let Some(list) = keys.per_layer("attention.recurrent_layers", n_layer, 1)? {
         return Ok(list.into_iter().map(|r| r != 0).collect());

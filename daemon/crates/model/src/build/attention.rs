@@ -1,5 +1,5 @@
-//! Attention as most architectures have it: products for queries, keys and values, heads normed and rotated, KV appended,
-//! attention, output product.
+//! Attention as most architectures have it: products for queries, keys and values, heads normed and
+//! rotated, KV appended, attention, output product.
 
 use rocmforge_ops::{
     Act, Buf, ColumnPart, HeadShape, KvLayer, Mask, Op, Product, Role, RopeUse, TensorIndex,
@@ -12,9 +12,11 @@ use crate::error::Error;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum OutputGate {
     Absent,
-    /// The query product also gives a gate for each element, interleaved by heads; its logistic function (Qwen3-Next).
+    /// The query product also gives a gate for each element, interleaved by heads; its
+    /// logistic function (Qwen3-Next).
     WithQueries,
-    /// A function of a product of its own, `attn_gate`, with a row for each element or for each head.
+    /// A function of a product of its own, `attn_gate`, with a row for each
+    /// element or for each head.
     Matrix(Act),
 }
 
@@ -80,8 +82,8 @@ impl AttentionSpec {
 }
 
 impl PlanBuilder<'_> {
-    /// Attention of layer `layer` on normed rows `n`; returns the output product's buffer, and where its keys and values
-    /// are.
+    /// Attention of layer `layer` on normed rows `n`; returns the output product's buffer, and
+    /// where its keys and values are.
     pub(crate) fn attention(
         &mut self,
         layer: u32,
@@ -137,7 +139,8 @@ impl PlanBuilder<'_> {
         Ok((p, kv))
     }
 
-    /// Queries, keys and values, from matrices of their own or from one; the output gate where there is one.
+    /// Queries, keys and values, from matrices of their own or from one; the
+    /// output gate where there is one.
     fn queries_keys_values(
         &mut self,
         layer: u32,

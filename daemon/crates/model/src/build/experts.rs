@@ -1,4 +1,5 @@
-//! Mixtures of experts: the router in the segment under construction, each expert a segment, then the weighted sum.
+//! Mixtures of experts: the router in the segment under construction, each expert a
+//! segment, then the weighted sum.
 
 use rocmforge_ops::{
     Act, Buf, ExpertFfn, Op, Product, Role, Router, Rows, Segment, SegmentKind, Step, TensorDesc,
@@ -8,8 +9,8 @@ use rocmforge_ops::{
 use super::{Found, PlanBuilder, Presence, blk};
 use crate::error::Error;
 
-/// Bytes below which several experts become one segment, so that an upload is worth its overhead: the link reaches its
-/// rate with pieces of about a MiB.
+/// Bytes below which several experts become one segment, so that an upload is worth its overhead:
+/// the link reaches its rate with pieces of about a MiB.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
 /// A layer's experts.
@@ -85,8 +86,9 @@ impl PlanBuilder<'_> {
         Ok(logits)
     }
 
-    /// Routes by `logits`, runs the experts on rows `x` and leaves the weighted sum in the buffer that is returned, in a new
-    /// step without weights. `carried` is alive behind it beside the residual stream.
+    /// Routes by `logits`, runs the experts on rows `x` and leaves the weighted sum in the
+    /// buffer that is returned, in a new step without weights. `carried` is alive behind it
+    /// beside the residual stream.
     pub(crate) fn experts(
         &mut self,
         layer: u32,

@@ -6,8 +6,9 @@ use super::{PlanBuilder, Presence, blk};
 use crate::error::Error;
 
 impl PlanBuilder<'_> {
-    /// `p = Wdown (act(Wgate n) * Wup n)` of tensors `ffn_gate`, `ffn_up`, `ffn_down` with a suffix; gate and up may be one
-    /// matrix, the gate's rows first. Begins a segment for the down product. `carried` is alive behind gate and up.
+    /// `p = Wdown (act(Wgate n) * Wup n)` of tensors `ffn_gate`, `ffn_up`, `ffn_down` with a
+    /// suffix; gate and up may be one matrix, the gate's rows first. Begins a segment for the down
+    /// product. `carried` is alive behind gate and up.
     pub(crate) fn gated_ffn(
         &mut self,
         layer: u32,
@@ -62,7 +63,8 @@ impl PlanBuilder<'_> {
         Ok(g)
     }
 
-    /// `p = Wdown act(Wup n)`, in one segment, of tensors with a suffix; `p` goes to the buffer that is named.
+    /// `p = Wdown act(Wup n)`, in one segment, of tensors with a suffix; `p` goes to
+    /// the buffer that is named.
     pub(crate) fn plain_ffn(
         &mut self,
         layer: u32,
@@ -83,7 +85,8 @@ impl PlanBuilder<'_> {
         Ok(p)
     }
 
-    /// A shared expert's gated feed-forward, in the segment under construction; to a buffer of its own.
+    /// A shared expert's gated feed-forward, in the segment under construction; to a buffer of its
+    /// own.
     pub(crate) fn shared_expert(
         &mut self,
         layer: u32,

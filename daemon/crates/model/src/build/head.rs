@@ -1,4 +1,5 @@
-//! The output head: the rows whose logits are wanted, their norm, and the product with the vocabulary's matrix.
+//! The output head: the rows whose logits are wanted, their norm, and the product
+//! with the vocabulary's matrix.
 
 use rocmforge_ops::{Buf, Op, Product, Role, Rows};
 

@@ -1,11 +1,12 @@
-//! The builder of a plan: an architecture asks it for weights by name and shape, for buffers and for places of KV and
-//! state, and emits operations; the builder cuts them into segments and checks what came out.
+//! The builder of a plan: an architecture asks it for weights by name and shape, for buffers
+//! and for places of KV and state, and emits operations; the builder cuts them into segments
+//! and checks what came out.
 //!
-//! *Invariant:* every tensor of the file is used, or is on the list of those that are known and left alone
-//! (`finish` refuses others; test `a_tensor_that_nothing_uses_is_refused`).
+//! *Invariant:* every tensor of the file is used, or is on the list of those that are known and
+//! left alone (`finish` refuses others; test `a_tensor_that_nothing_uses_is_refused`).
 //!
-//! *Invariant:* no buffer is read before it is written, none is written for nobody, and what crosses a step was declared
-//! by `cut` (`Plan::settle_lifetimes`, run on every plan).
+//! *Invariant:* no buffer is read before it is written, none is written for nobody, and what
+//! crosses a step was declared by `cut` (`Plan::settle_lifetimes`, run on every plan).
 
 mod attention;
 mod experts;
@@ -211,8 +212,8 @@ impl<'a> PlanBuilder<'a> {
 
     // ---- steps
 
-    /// Ends the segment under construction and begins one. `carried` is what later steps read of what was computed so
-    /// far, beside the residual stream.
+    /// Ends the segment under construction and begins one. `carried` is what later steps read of
+    /// what was computed so far, beside the residual stream.
     pub(crate) fn cut(&mut self, name: String, carried: &[Buf]) {
         self.close(carried);
         self.open = Some(Open {
@@ -429,7 +430,8 @@ impl Found {
     }
 }
 
-/// A tensor as rows of its first dimension: the second and third dimension are rows, one after the other.
+/// A tensor as rows of its first dimension: the second and third dimension are
+/// rows, one after the other.
 fn describe(tensor: &TensorInfo, dims: &[u64]) -> Result<TensorDesc, Error> {
     let ty = tensor
         .ty

@@ -1,7 +1,8 @@
-//! What a plan numbers: buffers, groups of keys and values, tables of rotations; and room in the state.
+//! What a plan numbers: buffers, groups of keys and values, tables of
+//! rotations; and room in the state.
 //!
-//! *Invariant:* a plan numbers its buffers, groups of KV and tables of rotations by bytes; a file whose layers would need more is
-//! refused (test `layers_that_are_all_different_are_refused`).
+//! *Invariant:* a plan numbers its buffers, groups of KV and tables of rotations by bytes; a file
+//! whose layers would need more is refused (test `layers_that_are_all_different_are_refused`).
 
 use rocmforge_ops::{
     Buf, BufSpec, HeadShape, KvGroup, KvLayer, KvLayout, KvType, LongFactors, Role, RopeSpec, Rows,
@@ -97,7 +98,8 @@ impl PlanBuilder<'_> {
         }
     }
 
-    /// Whether there can be no more than these `n`. The file is refused then, and until it is any number will do.
+    /// Whether there can be no more than these `n`. The file is refused then, and until
+    /// it is any number will do.
     fn is_full(&mut self, what: &'static str, n: usize) -> bool {
         let full = n > usize::from(u8::MAX);
         if full {
@@ -106,8 +108,9 @@ impl PlanBuilder<'_> {
         full
     }
 
-    /// Takes over the short and the long divisors of rotation frequencies of a file that has them, and their magnitude, which is
-    /// the same for both. Where the model is for no more positions than it was first trained on, the short ones serve all.
+    /// Takes over the short and the long divisors of rotation frequencies of a file that has them,
+    /// and their magnitude, which is the same for both. Where the model is for no more positions
+    /// than it was first trained on, the short ones serve all.
     pub(crate) fn long_factors(
         &mut self,
         rope: &mut RopeSpec,

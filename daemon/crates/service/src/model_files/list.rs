@@ -1,7 +1,8 @@
 //! The GGUF files below the model directories, for clients that choose one.
 //!
-//! *Invariants:* a link counts only if what it leads to lies below a model directory, and directories behind links are
-//! not entered, so that the walk ends; it looks at no more than [`ENTRIES_MAX`] entries.
+//! *Invariants:* a link counts only if what it leads to lies below a model directory, and
+//! directories behind links are not entered, so that the walk ends; it looks at no more
+//! than [`ENTRIES_MAX`] entries.
 
 use std::collections::HashMap;
 use std::fs::{DirEntry, Metadata};

@@ -278,8 +278,8 @@ fn one(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     Some(vec![parse(block, tools)?])
 }
 
-/// A call of a JSON object: `name` or `tool_name`, and `arguments` or `parameters`, an object or one
-/// as text.
+/// A call of a JSON object: `name` or `tool_name`, and `arguments` or `parameters`,
+/// an object or one as text.
 fn json_call(value: &Value) -> Option<ToolCall> {
     let value = match value.get("function") {
         Some(function) if function.is_object() => function,

@@ -1,4 +1,5 @@
-//! The naive oracle: what the cache holds, kept from its actions alone, and what it was allowed to do.
+//! The naive oracle: what the cache holds, kept from its actions alone, and
+//! what it was allowed to do.
 
 mod operations;
 
@@ -148,7 +149,8 @@ pub(crate) struct World {
     end_max: u64,
     policy: Policy,
     max_in_flight: u32,
-    /// All slabs have one size: then a miss evicts one victim at most, and which one is known exactly.
+    /// All slabs have one size: then a miss evicts one victim at most, and
+    /// which one is known exactly.
     uniform: bool,
     /// Of what a model has behind it, or ahead, any may go.
     spread: bool,
@@ -158,7 +160,8 @@ pub(crate) struct World {
     whose: Whose,
 }
 
-/// For whose sake segments go: the next one of a model's, or a cause that is the same for all of them.
+/// For whose sake segments go: the next one of a model's, or a cause that is
+/// the same for all of them.
 #[derive(Clone, Copy, Debug)]
 enum Whose {
     Model(ModelId),
@@ -269,7 +272,8 @@ impl World {
             .collect()
     }
 
-    /// Whether evicting all that may be evicted leaves a range of `bytes`, moving nothing: then a request must succeed.
+    /// Whether evicting all that may be evicted leaves a range of `bytes`, moving nothing:
+    /// then a request must succeed.
     fn surely_fits(&self, bytes: u64) -> bool {
         let mut map = vec![false; (self.end() / ALIGN) as usize];
         let mut stays = 0;
@@ -352,8 +356,9 @@ impl World {
         }
     }
 
-    /// With equal sizes the victim is known: the least recently used; or a segment behind the cursor or of an idle
-    /// model before any that lies ahead in a pass, and of a model's own the farthest.
+    /// With equal sizes the victim is known: the least recently used; or a segment behind
+    /// the cursor or of an idle model before any that lies ahead in a pass, and of a
+    /// model's own the farthest.
     fn check_victim(&mut self, victim: SegmentId, outcome: &mut Outcome) {
         if !self.uniform || self.clock == u64::MAX {
             return;

@@ -463,7 +463,8 @@ impl World {
         }
     }
 
-    /// It changes who goes, and nothing of what holds for whoever goes. Unknown names and repeated ones are among them.
+    /// It changes who goes, and nothing of what holds for whoever goes. Unknown names and
+    /// repeated ones are among them.
     pub(crate) fn foresee(&mut self, rng: &mut StdRng) {
         let n = rng.random_range(0..6);
         let upcoming: Vec<ModelId> = (0..n).map(|_| Self::model_id(rng)).collect();

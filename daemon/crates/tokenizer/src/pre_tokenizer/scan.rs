@@ -183,7 +183,8 @@ pub(super) fn gpt2(text: &str) -> usize {
 }
 
 /// The cl100k family:
-/// ``(?i:'s|...)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,d}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+``.
+/// ``(?i:'s|...)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,d}|
+/// ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+``.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cl100k {
     /// Digits a number piece may have.
@@ -233,8 +234,9 @@ impl Cl100k {
     }
 }
 
-/// The o200k family: `p?U*W+c?|p?U+W*c?|\p{N}{1,d}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-/// with `p = [^\r\n\p{L}\p{N}]`, `U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`,
+/// The o200k family: `p?U*W+c?|p?U+W*c?|\p{N}{1,d}|
+/// ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+` with `p = [^\r\n\p{L}\p{N}]`,
+/// `U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`,
 /// `W = [\p{Ll}\p{Lm}\p{Lo}\p{M}]` and `c` the contractions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct O200k {
@@ -305,7 +307,8 @@ fn upper_word(text: &str) -> usize {
     upper + class_run(&text[upper..], usize::MAX, LOWER)
 }
 
-/// ``[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+``
+/// ``[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|
+/// ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+``
 pub(super) fn deepseek3(text: &str) -> usize {
     let Some((c, c_class)) = first(text) else {
         return 0;

@@ -1,6 +1,7 @@
-"""Writes NAME.expected.json for every NAME.jinja here: what Python's Jinja makes of cases.json, set up the way
-transformers sets it up; and probes.expected.json, what it makes of each template of probes.json with two messages.
-Run after changing a template, a probe or a case: python3 expect.py (needs jinja2)."""
+"""Writes NAME.expected.json for every NAME.jinja here: what Python's Jinja makes of cases.json,
+set up the way transformers sets it up; and probes.expected.json, what it makes of each template
+of probes.json with two messages. Run after changing a template, a probe or a case: python3
+expect.py (needs jinja2)."""
 
 import datetime
 import json

@@ -45,8 +45,8 @@ fn wmma_rows(target: &GpuTarget) -> u32 {
     THREADS / target.wave * 32
 }
 
-/// Parts of the columns for which so many blocks run at once, of `tiles` whose sums of one part have so many bytes: a
-/// step each at least, and as many as there is room for.
+/// Parts of the columns for which so many blocks run at once, of `tiles` whose sums of one part
+/// have so many bytes: a step each at least, and as many as there is room for.
 fn parts(blocks: u32, tiles: u64, bytes: u64, steps: u64, room: PartsRoom) -> u32 {
     let parts = (u64::from(blocks) / tiles.max(1))
         .min(room.bytes / bytes.max(1))
@@ -69,9 +69,10 @@ pub(super) struct MmaShape {
 }
 
 impl MmaShape {
-    /// For matrices of so many rows. On NVIDIA as measured on an H200: what reads x less often and unpacks weights less often is better as
-    /// long as most multiprocessors have a block, and where they have not, parts of the columns make more blocks. On AMD, not
-    /// measured: two blocks a compute unit.
+    /// For matrices of so many rows. On NVIDIA as measured on an H200: what reads x less often
+    /// and unpacks weights less often is better as long as most multiprocessors have a block,
+    /// and where they have not, parts of the columns make more blocks. On AMD, not measured:
+    /// two blocks a compute unit.
     pub(super) fn choose(
         target: &GpuTarget,
         rows: &[u32],

@@ -89,8 +89,8 @@ pub(super) async fn probe(soak: Arc<Soak>, probes: Vec<Probe>) {
     }
 }
 
-/// Whether a text parts from a probe's where the two tokens are nearly equal: kernels depend on how many rows a pass has,
-/// and so on who else asks.
+/// Whether a text parts from a probe's where the two tokens are nearly equal: kernels depend on how
+/// many rows a pass has, and so on who else asks.
 async fn close(soak: &Soak, model: &Arc<LoadedModel>, probe: &Probe, text: &[u32]) -> bool {
     let same = text.iter().zip(&probe.text).take_while(|(a, b)| a == b);
     let same = same.count();

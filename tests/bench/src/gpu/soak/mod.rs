@@ -7,7 +7,8 @@
 //! watcher   every 100 ms: the ledger, and the driver's count beside it               watch.rs
 //! ```
 //!
-//! Everything random is drawn from the run's seed, a stream for each task; what the tasks meet depends on timing as well.
+//! Everything random is drawn from the run's seed, a stream for each task; what the tasks meet
+//! depends on timing as well.
 
 mod clients;
 mod operator;
@@ -114,7 +115,8 @@ pub(crate) fn run(bench: &Bench, lasts: Duration, check: &mut Check) -> Result<(
         }
         clients::probes(&soak, seed).await
     })?;
-    // What the driver holds beside the arena is known once all kernels and libraries have been used.
+    // What the driver holds beside the arena is known once all kernels and
+    // libraries have been used.
     watch.settled(session.engine.snapshot().cache.budget_bytes)?;
 
     let begin = Instant::now();

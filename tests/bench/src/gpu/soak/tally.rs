@@ -94,7 +94,8 @@ impl Tally {
         };
         check.note(list(&counts.done));
         check.note(format!("refused: {}", list(&counts.refused)));
-        // Random weights have near ties, and chunks of a prompt may be other ones under another budget.
+        // Random weights have near ties, and chunks of a prompt may be other
+        // ones under another budget.
         let line = format!(
             "{} of {} probes had another text than at the start",
             counts.probes_differing, counts.probes

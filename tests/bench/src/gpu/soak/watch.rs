@@ -1,9 +1,10 @@
 //! The promises of the budget, looked at ten times a second.
 //!
-//! The ledger's sums are asserted in the cache at every step; here they are read as clients see them, and held against two
-//! other counts: the bytes that the engine has allocated, as it publishes them, and the driver's own, which is what this
-//! card's memory has in use beyond what it had before, less what the driver takes for modules, streams and the vendor's
-//! library, which is taken from a moment when all of them had been used.
+//! The ledger's sums are asserted in the cache at every step; here they are read as clients see
+//! them, and held against two other counts: the bytes that the engine has allocated, as it
+//! publishes them, and the driver's own, which is what this card's memory has in use beyond what it
+//! had before, less what the driver takes for modules, streams and the vendor's library, which is
+//! taken from a moment when all of them had been used.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,8 @@ use crate::gpu::card::Card;
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Bytes by which the driver's count may be above the budget: its own pages of what it allocates in passing.
+/// Bytes by which the driver's count may be above the budget: its own pages of
+/// what it allocates in passing.
 const SLACK: u64 = 64 << 20;
 
 /// A change of the budget is published within this time, from its first chunk of memory on.
@@ -26,12 +28,13 @@ const PUBLISHED_MAX: Duration = Duration::from_secs(3);
 /// Between two looks for it.
 const PUBLISHED_LOOK: Duration = Duration::from_millis(5);
 
-/// Looks in a row at which a count may be above it where the arena is one allocation: a change of the budget holds both
-/// for a moment. Where memory is mapped, none may.
+/// Looks in a row at which a count may be above it where the arena is one allocation: a change of
+/// the budget holds both for a moment. Where memory is mapped, none may.
 const LOOKS_ABOVE_MAX: u32 = 3;
 
-/// Looks in a row that may be above the budget, and the bytes that a count may be above without being so, for an arena
-/// whose memory is rounded up to so many bytes (0 where it is one allocation).
+/// Looks in a row that may be above the budget, and the bytes that a count may be
+/// above without being so, for an arena whose memory is rounded up to so many bytes (0
+/// where it is one allocation).
 fn allowance(granularity: u64, slack: u64) -> (u32, u64) {
     match granularity {
         0 => (LOOKS_ABOVE_MAX, slack),
@@ -217,8 +220,9 @@ impl Count {
     }
 }
 
-/// The budget that a count of the driver belongs to: a larger one is published after its memory was taken, so if the count is
-/// above the one that was published before it, the one that is published within a moment.
+/// The budget that a count of the driver belongs to: a larger one is published after its memory
+/// was taken, so if the count is above the one that was published before it, the one that is
+/// published within a moment.
 fn budget_of(engine: &EngineHandle, before: u64, used: u64, slack: u64) -> u64 {
     let begin = Instant::now();
     let mut budget = before;

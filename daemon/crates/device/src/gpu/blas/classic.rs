@@ -187,7 +187,8 @@ impl Classic {
         self.library.name()
     }
 
-    /// Queues products, one after another. `room`: address and bytes of memory that the library may use meanwhile.
+    /// Queues products, one after another. `room`: address and bytes of memory that the
+    /// library may use meanwhile.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -228,8 +229,9 @@ impl Classic {
             }
         }
         let code = match self.call {
-            // SAFETY: the handle is alive; the matrices have the shapes and types that are told, in memory that is the
-            // pass's own; the factors are read before the call returns (host pointer mode is the default).
+            // SAFETY: the handle is alive; the matrices have the shapes and types that are told, in
+            // memory that is the pass's own; the factors are read before the call returns (host
+            // pointer mode is the default).
             Call::Cublas(call) => unsafe {
                 call(
                     self.handle,

@@ -1,4 +1,5 @@
-//! cuBLASLt and hipBLASLt: the same functions by other names, with other numbers for the same things.
+//! cuBLASLt and hipBLASLt: the same functions by other names, with other
+//! numbers for the same things.
 //!
 //! How a shape is multiplied is asked of the library once ([`Plan`]) and kept.
 
@@ -17,7 +18,8 @@ const PLANS_MAX: usize = 512;
 const R_32F: c_int = 0;
 const R_16F: c_int = 2;
 
-/// Bytes of a heuristic's result that both libraries fit in; cuBLASLt's has 96, hipBLASLt's 56. It begins with the algorithm.
+/// Bytes of a heuristic's result that both libraries fit in; cuBLASLt's has 96, hipBLASLt's 56. It
+/// begins with the algorithm.
 const RESULT_BYTES: usize = 128;
 
 /// The numbers and names of one of the two.
@@ -181,7 +183,8 @@ pub(super) struct Lt {
     library: Library,
 }
 
-// SAFETY: neither the handle nor the descriptors are tied to a thread; only the owner's thread uses them at a time.
+// SAFETY: neither the handle nor the descriptors are tied to a thread; only the owner's
+// thread uses them at a time.
 unsafe impl Send for Lt {}
 
 impl fmt::Debug for Lt {
@@ -283,9 +286,9 @@ impl Lt {
         let plan = &self.plans[&shape];
         let alpha = gemm.factor;
         let beta = if gemm.add { 1.0f32 } else { 0.0 };
-        // SAFETY: the descriptors are alive and tell the shapes and types of the matrices, which are in memory that is the
-        // pass's own, as is the room until the stream has passed the product; the factors are read before the call
-        // returns (host pointer mode is the default).
+        // SAFETY: the descriptors are alive and tell the shapes and types of the matrices, which
+        // are in memory that is the pass's own, as is the room until the stream has passed the
+        // product; the factors are read before the call returns (host pointer mode is the default).
         let code = unsafe {
             (self.functions.matmul)(
                 self.handle.handle,
@@ -366,7 +369,8 @@ impl Lt {
         }
         let mut result = HeuristicResult([0; RESULT_BYTES]);
         let mut found: c_int = 0;
-        // SAFETY: all descriptors are alive; the result has room for one of either library's, which is what is asked for.
+        // SAFETY: all descriptors are alive; the result has room for one of either library's,
+        // which is what is asked for.
         let code = unsafe {
             (f.heuristic)(
                 self.handle.handle,
@@ -451,7 +455,8 @@ fn set<T: Copy>(
     attribute: c_int,
     value: &T,
 ) -> Result<(), (&'static str, c_int)> {
-    // SAFETY: the object is alive and of the kind that the function is for; the value is copied before it returns.
+    // SAFETY: the object is alive and of the kind that the function is for; the value is
+    // copied before it returns.
     let code = unsafe {
         function(
             object.handle,

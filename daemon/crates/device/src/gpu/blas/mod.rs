@@ -1,11 +1,14 @@
-//! The vendors' libraries for matrix products, through dlopen: cuBLASLt, else cuBLAS; hipBLASLt, else rocBLAS.
+//! The vendors' libraries for matrix products, through dlopen: cuBLASLt, else
+//! cuBLAS; hipBLASLt, else rocBLAS.
 //!
-//! Column-major as they are, `out[t][r] = sum_k w[r][k] x[t][k]` in row-major is `C = A^T B` with `A = w`, `B = x`,
-//! `C = out`, all of them as they lie.
+//! Column-major as they are, `out[t][r] = sum_k w[r][k] x[t][k]` in row-major is `C = A^T B` with
+//! `A = w`, `B = x`, `C = out`, all of them as they lie.
 //!
 //! ```text
-//! open: the newer library --(not there, refuses its handle)--> the older one --(not there)--> none: portable kernels
-//! product: the newer one --(has no way for a shape, or fails)--> the older one, opened then, for all that follows
+//! open:    the newer library --(not there, refuses its handle)--> the older one
+//!              --(not there)--> none: portable kernels
+//! product: the newer one --(has no way for a shape, or fails)--> the older one, opened then,
+//!              for all that follows
 //! ```
 
 mod classic;
@@ -22,15 +25,16 @@ use super::{Context, Stream};
 use classic::Classic;
 use lt::Lt;
 
-/// Products of f16 matrices into f32, row-major: `out[t][r] (+)= factor * sum_k weights[r][k] * x[t][k]`, `batch` of them with
-/// the same `x`.
+/// Products of f16 matrices into f32, row-major:
+/// `out[t][r] (+)= factor * sum_k weights[r][k] * x[t][k]`, `batch` of them with the same `x`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Gemm {
     /// f16 `[batch][rows][cols]`.
     pub(super) weights: u64,
     /// f16 `[tokens][cols]`.
     pub(super) x: u64,
-    /// f32 `[tokens][stride]`, from the first of the columns that are written; the next of the batch `out_step` bytes behind.
+    /// f32 `[tokens][stride]`, from the first of the columns that are written; the next of the
+    /// batch `out_step` bytes behind.
     pub(super) out: u64,
     pub(super) rows: u64,
     pub(super) cols: u64,
@@ -135,7 +139,8 @@ fn failed(message: String) -> Error {
     }
 }
 
-/// Opens the first of some names. Where the runtime was named by a path, those beside it come first: they belong together.
+/// Opens the first of some names. Where the runtime was named by a path, those beside it come
+/// first: they belong together.
 fn library(context: &Context, vendor: &'static str, names: &[&str]) -> Result<Library, Error> {
     let driver = context.shared_driver();
     let dir = Path::new(driver.library()).parent();

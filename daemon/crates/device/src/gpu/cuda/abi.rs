@@ -1,5 +1,6 @@
-//! What NVIDIA's header declares, as far as we use it: types, numbers, and the table of functions. Declarations are our own,
-//! of the documented ABI; functions with a second version in the library (`_v2`) are taken by that name, as the header does.
+//! What NVIDIA's header declares, as far as we use it: types, numbers, and the table of functions.
+//! Declarations are our own, of the documented ABI; functions with a second version in the library
+//! (`_v2`) are taken by that name, as the header does.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -24,8 +25,9 @@ pub(super) mod code {
     pub(in crate::gpu::cuda) const NOT_FOUND: u32 = 500;
     pub(in crate::gpu::cuda) const NOT_READY: u32 = 600;
     pub(in crate::gpu::cuda) const NOT_SUPPORTED: u32 = 801;
-    /// Deinitialized, uncorrectable ECC, NVLink; illegal address, launch timeout, context destroyed, assert; hardware
-    /// stack, illegal instruction, misaligned address, address space, program counter, launch failed; unknown.
+    /// Deinitialized, uncorrectable ECC, NVLink; illegal address, launch timeout, context
+    /// destroyed, assert; hardware stack, illegal instruction, misaligned address, address space,
+    /// program counter, launch failed; unknown.
     pub(in crate::gpu::cuda) const LOST: [u32; 14] = [
         4, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999,
     ];
@@ -77,7 +79,8 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// CU_MEMHOSTALLOC_PORTABLE.
 pub(super) const HOST_ALLOC_PORTABLE: c_uint = 1;
-/// CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY: without the latter a read-only mapping is refused.
+/// CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY: without the latter a
+/// read-only mapping is refused.
 pub(super) const HOST_REGISTER: c_uint = 1 | 8;
 /// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL.
 pub(super) const CAPTURE_THREAD_LOCAL: u32 = 1;

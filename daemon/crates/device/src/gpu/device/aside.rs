@@ -1,18 +1,19 @@
-//! Host memory in which copies of the arena's ranges are set aside: pages of keys and values, and states, that have no room on
-//! the card.
+//! Host memory in which copies of the arena's ranges are set aside: pages of keys and values, and
+//! states, that have no room on the card.
 //!
-//! It is pinned, so that copies are queued behind what the compute stream has queued, and the engine thread does not wait for
-//! them. It is taken in chunks and kept until its end is set below it: to pin a chunk takes milliseconds (14 were measured on an
-//! H100's host), as long as a pass of many sequences. The first chunk that is needed is waited for. Those behind it are pinned
-//! by a thread of their own, ahead of need, and what has to go meanwhile finds no place.
+//! It is pinned, so that copies are queued behind what the compute stream has queued, and the
+//! engine thread does not wait for them. It is taken in chunks and kept until its end is set below
+//! it: to pin a chunk takes milliseconds (14 were measured on an H100's host), as long as a pass of
+//! many sequences. The first chunk that is needed is waited for. Those behind it are pinned by a
+//! thread of their own, ahead of need, and what has to go meanwhile finds no place.
 //!
 //! ```text
 //!   absent --(far from all others: pinned at once)-----------------> there
 //!   absent --(ahead of one that was used)--> asked for --(pinned)--> there
 //! ```
 //!
-//! *Invariant:* all copies are queued on the compute stream, so one reads what those before it wrote, and a range may go to
-//! another copy as soon as the last one is queued.
+//! *Invariant:* all copies are queued on the compute stream, so one reads what those before it
+//! wrote, and a range may go to another copy as soon as the last one is queued.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -34,7 +35,8 @@ pub(super) struct Aside {
     context: Context,
     chunks: Vec<Chunk>,
     thread: Option<PinThread>,
-    /// The system had no memory for a chunk ahead: the next one is pinned by whoever needs it, who meets the error.
+    /// The system had no memory for a chunk ahead: the next one is pinned by whoever
+    /// needs it, who meets the error.
     refused: bool,
     bytes: u64,
     /// The most that there were: the last chunk ends there.
@@ -153,8 +155,8 @@ impl Aside {
         beyond.any(|chunk| chunk.buffer().is_some())
     }
 
-    /// Makes `bytes` usable, which are as many as the first time at most; the chunks beyond go back, in which nothing is under
-    /// way. How many there are.
+    /// Makes `bytes` usable, which are as many as the first time at most; the chunks beyond go
+    /// back, in which nothing is under way. How many there are.
     pub(super) fn set_bytes(&mut self, bytes: u64) -> u64 {
         if self.most == 0 {
             self.most = bytes;
@@ -168,11 +170,12 @@ impl Aside {
         self.bytes
     }
 
-    /// Queues a copy of a range of the card's memory to `to`. Whether it did: not while the memory there is being pinned, unless
-    /// that is to be waited for.
+    /// Queues a copy of a range of the card's memory to `to`. Whether it did: not while the memory
+    /// there is being pinned, unless that is to be waited for.
     ///
     /// # Errors
-    /// [`Error::Memory`] where the system has no more memory to pin; [`Error::Lost`], [`Error::Driver`].
+    /// [`Error::Memory`] where the system has no more memory to pin;
+    /// [`Error::Lost`], [`Error::Driver`].
     pub(super) fn save(
         &mut self,
         from: u64,
@@ -195,8 +198,9 @@ impl Aside {
                 .wrapping_add(part.at as usize);
             let driver = stream_driver(stream)?;
             let source = DevicePtr(from + part.from);
-            // SAFETY: the source lies in the arena, as the caller has checked; the part lies in the chunk, which goes only
-            // when nothing is under way, and what else reads or writes it is queued on the same stream.
+            // SAFETY: the source lies in the arena, as the caller has checked; the part lies in the
+            // chunk, which goes only when nothing is under way, and what else reads or writes it is
+            // queued on the same stream.
             unsafe { driver.copy_d2h_async(host, source, part.bytes, stream.handle()) }
                 .map_err(|e| failed("setting a page aside", e))?;
         }

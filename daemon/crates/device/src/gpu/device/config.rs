@@ -20,8 +20,8 @@ pub struct GpuConfig {
     pub libraries: Libraries,
     /// How long work may take before the device counts as hung.
     pub watchdog: Duration,
-    /// Most bytes of file mappings that are registered with the driver at a time; 0 registers none. Registered pages
-    /// cannot leave the page cache.
+    /// Most bytes of file mappings that are registered with the driver at a time; 0 registers none.
+    /// Registered pages cannot leave the page cache.
     pub registered_bytes_max: u64,
     /// Whether registering is tried at the start, and used only where it is faster than pinned
     /// memory.

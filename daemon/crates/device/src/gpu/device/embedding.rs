@@ -1,4 +1,5 @@
-//! Rows of an embedding, as the file has them, into a buffer of a pass: dequantized by the device where they are many.
+//! Rows of an embedding, as the file has them, into a buffer of a pass: dequantized by the
+//! device where they are many.
 
 use rocmforge_kernels::gpu as gpu_kernels;
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
@@ -67,7 +68,8 @@ impl GpuDevice {
         ];
         for launch in launches {
             let launch = launch.map_err(|e| launch_error(&e))?;
-            // SAFETY: all places are the pass's own, as large as checked above; the stream orders them.
+            // SAFETY: all places are the pass's own, as large as checked above; the stream orders
+            // them.
             unsafe { self.kernels.launch(&launch, &self.compute)? };
         }
         Ok(())

@@ -3,7 +3,8 @@
 //! ```text
 //! RmsNorm, MatMul                    -> product with the norm on its input
 //! MatMul, Add                        -> product added to the residual stream
-//! MatMul (gate, up), Gate            -> product with SwiGLU, or SwiGLU on the next product's input, of this step or the next
+//! MatMul (gate, up), Gate            -> product with SwiGLU, or SwiGLU on the next product's
+//!                                       input, of this step or the next
 //! RopeKv, Attention                  -> attention that rotates and appends
 //! Combine, Add                       -> routed rows summed on top of the residual stream
 //! ```
@@ -49,12 +50,30 @@ impl Input {
             Input::Gated { gate, up, .. } => gate == buf || up == buf,
         }
     }
+
+    /// The buffer whose rows it is computed of.
+    pub(super) fn reads(self) -> Buf {
+        match self {
+            Input::Plain(x) | Input::Norm { x, .. } => x,
+            Input::Gated { gate, .. } => gate,
+        }
+    }
+
+    /// The buffer that the product was to read.
+    pub(super) fn target(self) -> Buf {
+        match self {
+            Input::Plain(x) => x,
+            Input::Norm { to, .. } => to,
+            Input::Gated { gate, .. } => gate,
+        }
+    }
 }
 
 /// Operations fused into one step.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Fused<'a> {
-    /// Products of one input. With `add`, the one product is added to that buffer instead of stored.
+    /// Products of one input. With `add`, the one product is added to that
+    /// buffer instead of stored.
     Products {
         input: Input,
         products: &'a [Product],
@@ -86,8 +105,8 @@ pub(super) enum Fused<'a> {
     Single(&'a Op),
 }
 
-/// Fuses a step's operations. `live_out` are the buffers that later steps read; `width` tells a buffer's; `gated_unit` whether
-/// two products can be one launch with their gated unit.
+/// Fuses a step's operations. `live_out` are the buffers that later steps read; `width` tells a
+/// buffer's; `gated_unit` whether two products can be one launch with their gated unit.
 pub(super) fn fuse<'a>(
     ops: &'a [Op],
     live_out: &[Buf],

@@ -1,14 +1,16 @@
-//! Recordings: the launches of a decode pass, or of some steps of it that follow each other where others come and go between
-//! them, captured once and replayed as long as the same comes again.
+//! Recordings: the launches of a decode pass, or of some steps of it that follow each other where
+//! others come and go between them, captured once and replayed as long as the same comes again.
 //!
 //! ```text
-//!   unknown --(first time: launched one by one)--> seen --(second time: captured)--> recorded --> replayed
+//!   unknown --(first time: launched one by one)--> seen
+//!           --(second time: captured)--> recorded --> replayed
 //! ```
 //!
-//! *Invariant:* a recorded graph holds addresses; its key holds everything that they and the launches' shapes were made
-//! of. [`Graphs::clear`] is called when a model goes, or memory of the arena does.
-//! *Invariant:* what is let go is not under way: each recorded pass ends with its logits being read, before the next is planned, and
-//! recordings of steps are let go all together, when the device has ended what it had to do ([`Graphs::is_full`]).
+//! *Invariant:* a recorded graph holds addresses; its key holds everything that they and the
+//! launches' shapes were made of. [`Graphs::clear`] is called when a model goes, or memory of the
+//! arena does. *Invariant:* what is let go is not under way: each recorded pass ends with its
+//! logits being read, before the next is planned, and recordings of steps are let go all together,
+//! when the device has ended what it had to do ([`Graphs::is_full`]).
 
 use crate::gpu::Graph;
 

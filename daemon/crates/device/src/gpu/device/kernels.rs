@@ -1,4 +1,5 @@
-//! Compiled kernels: a unit's image is loaded when its first kernel is asked for, or ahead of need, and kept.
+//! Compiled kernels: a unit's image is loaded when its first kernel is asked for,
+//! or ahead of need, and kept.
 //!
 //! ```text
 //!   absent --(a thread takes it up)--> loading --> loaded
@@ -6,8 +7,9 @@
 //!      +-------------(failed)-------------+
 //! ```
 //!
-//! Threads: the engine thread, the staging threads and those that warm up ask, each for its own unit at the same time;
-//! who needs a unit that another thread is loading waits for that one only. No lock is held while a module is loaded.
+//! Threads: the engine thread, the staging threads and those that warm up ask, each for its own
+//! unit at the same time; who needs a unit that another thread is loading waits for that one only.
+//! No lock is held while a module is loaded.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -151,7 +153,8 @@ impl Images for CompiledImages {
     }
 }
 
-/// Where images come from unless told otherwise: the folder that ROCMFORGE_KERNELS names, else the vendor's compiler.
+/// Where images come from unless told otherwise: the folder that ROCMFORGE_KERNELS names,
+/// else the vendor's compiler.
 pub fn usual_images(vendor: Vendor) -> Box<dyn Images> {
     match std::env::var_os("ROCMFORGE_KERNELS").filter(|v| !v.is_empty()) {
         Some(dir) => Box::new(ImageFolder(dir.into())),
@@ -300,8 +303,9 @@ impl Kernels {
         let words = launch.args.words();
         // SAFETY: the words hold at least `len` initialized bytes, and any byte is a u8.
         let args = unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), launch.args.len()) };
-        // SAFETY: the builders make the argument struct that the kernel of this name declares (their tests compare);
-        // kernels are kept as long as this; the addresses are the caller's promise.
+        // SAFETY: the builders make the argument struct that the kernel of this name
+        // declares (their tests compare); kernels are kept as long as this; the addresses
+        // are the caller's promise.
         unsafe { kernel.launch(config, args, stream) }.map_err(|e| failed(launch.kernel, e))
     }
 }

@@ -1,5 +1,5 @@
-//! Operations become launches: the builders of the kernels crate are given addresses, and which kernels do a product is
-//! decided by the number of its rows.
+//! Operations become launches: the builders of the kernels crate are given addresses, and which
+//! kernels do a product is decided by the number of its rows.
 //!
 //! | rows | product |
 //! |---|---|
@@ -60,7 +60,8 @@ pub(super) struct Lowering<'a> {
     pub(super) vendor: bool,
     /// What there is to queue, in order.
     pub(super) work: Vec<Work>,
-    /// What is to lie at the workspace's table before: addresses of experts, of one step after the other.
+    /// What is to lie at the workspace's table before: addresses of experts, of
+    /// one step after the other.
     pub(super) table: Vec<u64>,
     /// The gated unit that a step ended with, where the next one's product makes it on its way in.
     pub(super) handed_on: Option<Input>,
@@ -69,7 +70,8 @@ pub(super) struct Lowering<'a> {
 type Lowered<T = ()> = Result<T, Error>;
 
 impl<'a> Lowering<'a> {
-    /// Appends the launches of a segment's operations. `next` is the step that follows, if that is lowered too.
+    /// Appends the launches of a segment's operations. `next` is the step that
+    /// follows, if that is lowered too.
     pub(super) fn lower(&mut self, step: &BoundStep<'_>, next: Option<&BoundStep<'_>>) -> Lowered {
         let (ops, live_out, weights) = match step {
             BoundStep::Run {
@@ -154,7 +156,8 @@ impl<'a> Lowering<'a> {
                 let rope = self.rope(*rope, *q_norm, *k_norm, bound);
                 let scores = self.scores(scores, bound);
                 let out = self.at(*out);
-                // A draft's row reads what the rows before it append, so those are appended by a launch before.
+                // A draft's row reads what the rows before it append, so those are
+                // appended by a launch before.
                 if self.shape.is_decode() && self.batch.rows_of_a_sequence() <= 1 {
                     return self.decode(qkv, out, &place, Some(&rope), &scores, heads);
                 }
@@ -210,8 +213,8 @@ impl<'a> Lowering<'a> {
         ))
     }
 
-    /// Attention of rows that are rotated, their keys and values in the pages: single rows and longer spans by a launch
-    /// each.
+    /// Attention of rows that are rotated, their keys and values in the pages: single rows and
+    /// longer spans by a launch each.
     fn rotated(
         &mut self,
         q: u64,
@@ -315,7 +318,8 @@ impl<'a> Lowering<'a> {
         let mut plain = self.at(x);
         let mut input = input;
         if floats {
-            // Float kernels read f32: what is computed on the way in is stored where it was meant to be.
+            // Float kernels read f32: what is computed on the way in is stored
+            // where it was meant to be.
             plain = self.stored(input, bound)?;
             input = Input::Plain(input.target());
         }
@@ -444,7 +448,8 @@ impl<'a> Lowering<'a> {
         self.push(activations::activations(at, rows, cols, source, sink))
     }
 
-    // ---- places ------------------------------------------------------------------------------------------------------
+    // ----
+    // places --------------------------------------------------------------------------------------
 
     fn buf(&self, buf: Buf) -> PlacedBuf {
         self.scratch.layout.bufs[buf.0 as usize]
@@ -564,7 +569,8 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Whether a step begins with a product of a gated unit and nothing else of it or behind it reads what that is made of.
+/// Whether a step begins with a product of a gated unit and nothing else of it or behind it
+/// reads what that is made of.
 fn takes_over(next: &BoundStep<'_>, gated: Input) -> bool {
     let BoundStep::Run { ops, live_out, .. } = next else {
         return false;
@@ -577,23 +583,4 @@ fn takes_over(next: &BoundStep<'_>, gated: Input) -> bool {
         op.buffers(&mut |b| read |= gated.is_made_of(b), &mut |_| {});
     }
     *x == gated.target() && !read && !live_out.iter().any(|b| gated.is_made_of(*b))
-}
-
-impl Input {
-    /// The buffer whose rows it is computed of.
-    fn reads(self) -> Buf {
-        match self {
-            Input::Plain(x) | Input::Norm { x, .. } => x,
-            Input::Gated { gate, .. } => gate,
-        }
-    }
-
-    /// The buffer that the product was to read.
-    fn target(self) -> Buf {
-        match self {
-            Input::Plain(x) => x,
-            Input::Norm { to, .. } => to,
-            Input::Gated { gate, .. } => gate,
-        }
-    }
 }

@@ -1,4 +1,5 @@
-//! Marks at both ends of the reserve, by which memory that did not survive (a reset, a loss of power) is recognized.
+//! Marks at both ends of the reserve, by which memory that did not survive (a reset, a
+//! loss of power) is recognized.
 
 use crate::error::Error;
 use crate::gpu::Stream;

@@ -3,9 +3,11 @@
 //! ```text
 //! opening.rs        a card from its configuration; registration.rs: how files reach it;
 //!                   trial.rs: looks that may not end
-//! engine thread --> arena/ (slabs), aside.rs (pages that left for the host's memory), reserve.rs (the device's own block; marks.rs in it), embedding.rs,
-//!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations, fused by fuse.rs),
-//!                   products.rs (the vendor's), graphs.rs (recorded decode steps), sampling.rs, readback.rs
+//! engine thread --> arena/ (slabs), aside.rs (pages that left for the host's memory),
+//!                   reserve.rs (the device's own block; marks.rs in it), embedding.rs,
+//!                   passes.rs: pass_data.rs (positions, page tables), launches.rs (operations,
+//!                   fused by fuse.rs), products.rs (the vendor's), graphs.rs (recorded decode
+//!                   steps), sampling.rs, readback.rs
 //!                                                              on the compute stream
 //! staging threads --> uploads/, windows.rs (registered mappings), ring.rs (pinned memory)
 //!                                                              on the copy and repack streams
@@ -14,13 +16,16 @@
 //!
 //! This file: the device's state, and [`Device`] over its parts.
 //!
-//! What a pass queues is ordered by events. The engine thread waits for the device only where it needs what is there
-//! ([`Device::read`], [`Device::argmax`], [`Device::top_k`], [`Device::peek`], [`Device::check`]), where memory is about to go or to
-//! change ([`Device::set_capacity`], [`Device::renew`], [`Device::set_reserve`], [`Device::forget_file`]), and for a piece of a full ring.
+//! What a pass queues is ordered by events. The engine thread waits for the device only where it
+//! needs what is there ([`Device::read`], [`Device::argmax`], [`Device::top_k`],
+//! [`Device::peek`], [`Device::check`]), where memory is about to go or to change
+//! ([`Device::set_capacity`], [`Device::renew`], [`Device::set_reserve`],
+//! [`Device::forget_file`]), and for a piece of a full ring.
 //!
-//! *Invariant:* driver allocations of device memory are made at start-up and when the capacity changes, none per upload, pass or
-//! request; of pinned memory besides what `aside.rs` needs, a chunk at a time.
-//! *Invariant:* a slab, page or buffer is touched by the compute stream only, except while it is uploaded.
+//! *Invariant:* driver allocations of device memory are made at start-up and when the capacity
+//! changes, none per upload, pass or request; of pinned memory besides what `aside.rs` needs, a
+//! chunk at a time. *Invariant:* a slab, page or buffer is touched by the compute stream only,
+//! except while it is uploaded.
 
 mod arena;
 mod aside;
@@ -105,7 +110,8 @@ pub struct GpuDevice {
     reserve: Option<DeviceReserve>,
     pass: PassData,
     runs: Runs,
-    /// The recording whose table of experts lies on the device, if nothing can have been written over it.
+    /// The recording whose table of experts lies on the device, if nothing can
+    /// have been written over it.
     table_of: Option<graphs::Key>,
     /// Rows under way to the device; kept for its memory.
     embeddings: Vec<f32>,
@@ -137,7 +143,8 @@ impl GpuDevice {
         Ok(reserve.addresses(self.arena.base()))
     }
 
-    /// Clears the reserve and leaves the marks: what is not cleared would be taken for flags and counters.
+    /// Clears the reserve and leaves the marks: what is not cleared would be
+    /// taken for flags and counters.
     fn prepare_reserve(&mut self) -> Result<(), Error> {
         let reserve = self.reserve("staging")?;
         self.arena
@@ -210,7 +217,8 @@ impl Device for GpuDevice {
 
     fn watch(&self) -> Option<Watch> {
         let oldest_call = self.context.watch_calls();
-        // Waits have the watchdog's patience and are themselves calls; what takes longer than that is stuck.
+        // Waits have the watchdog's patience and are themselves calls; what takes
+        // longer than that is stuck.
         let patience = self.config.watchdog * 2;
         Some(Box::new(move || {
             let stuck = oldest_call().filter(|age| *age > patience)?;
@@ -498,7 +506,8 @@ fn bytes_of(values: &[f32]) -> &[u8] {
 }
 
 fn bytes_of_mut(values: &mut [f32]) -> &mut [u8] {
-    // SAFETY: f32 has no padding, every bit pattern is one, and the values are borrowed as long as the bytes.
+    // SAFETY: f32 has no padding, every bit pattern is one, and the values are
+    // borrowed as long as the bytes.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size_of_val(values)) }
 }
 

@@ -1,4 +1,5 @@
-//! Opening a card: from a configuration to a [`GpuDevice`] without memory, and what to look at where there is none.
+//! Opening a card: from a configuration to a [`GpuDevice`] without memory, and what to
+//! look at where there is none.
 
 use std::sync::Arc;
 

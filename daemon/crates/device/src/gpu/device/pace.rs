@@ -36,8 +36,8 @@ impl Stopwatch {
         })
     }
 
-    /// Reads the last sample if it has ended, and begins another if it is time for one. Whether it did:
-    /// [`Stopwatch::end`] belongs behind the work then.
+    /// Reads the last sample if it has ended, and begins another if it is time for one. Whether it
+    /// did: [`Stopwatch::end`] belongs behind the work then.
     pub(super) fn begin(&mut self, stream: &Stream) -> bool {
         self.read();
         // Else it would be the first segment of each pass, whose kind is not that of others.

@@ -1,10 +1,11 @@
-//! What changes from pass to pass (positions, page tables, rotations, wanted rows), on its way to the device.
+//! What changes from pass to pass (positions, page tables, rotations, wanted rows),
+//! on its way to the device.
 //!
-//! The data of a pass is written to pinned memory and copied to fixed places before the pass's operations, so a recorded
-//! graph finds new values at the addresses that it knows.
+//! The data of a pass is written to pinned memory and copied to fixed places before the pass's
+//! operations, so a recorded graph finds new values at the addresses that it knows.
 //!
-//! *Invariant:* what the device has is what [`PassData`] remembers having sent; [`PassData::forget`] is called whenever
-//! that may be wrong.
+//! *Invariant:* what the device has is what [`PassData`] remembers having sent;
+//! [`PassData::forget`] is called whenever that may be wrong.
 
 use crate::error::Error;
 use crate::ops::Batch;
@@ -64,7 +65,8 @@ impl PassShape {
     }
 }
 
-/// Entries of a sequence in the page table: a power of two, so that a growing sequence rarely changes it.
+/// Entries of a sequence in the page table: a power of two, so that a growing
+/// sequence rarely changes it.
 fn stride_for(pages: usize) -> usize {
     pages.next_power_of_two().max(8)
 }
@@ -243,7 +245,8 @@ impl PassData {
         let rows =
             (0..batch.kv.len()).flat_map(|group| batch.spans.iter().map(move |s| (group, s)));
         for (row, (group, span)) in fresh.chunks_exact_mut(stride.max(1)).zip(rows) {
-            // Nobody reads the pages that a sequence does not hold; what warms up kernels has none at all.
+            // Nobody reads the pages that a sequence does not hold; what warms
+            // up kernels has none at all.
             if let Some(pages) = span.kv_pages.get(group) {
                 row[..pages.len()].copy_from_slice(pages);
             }
@@ -261,7 +264,8 @@ impl PassData {
                 ),
             });
         }
-        // The rows that changed, from the first to the last one, which sequences that grew in turn keep few.
+        // The rows that changed, from the first to the last one, which sequences
+        // that grew in turn keep few.
         let same = |(old, new): (&[u64], &[u64])| old == new;
         let rows = || self.table.chunks(stride).zip(fresh.chunks(stride));
         let (from, to) =

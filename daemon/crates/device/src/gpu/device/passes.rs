@@ -1,8 +1,8 @@
-//! Passes: a batch's data goes to the device, operations are lowered and queued, and a decode step is recorded when it
-//! comes the second time.
+//! Passes: a batch's data goes to the device, operations are lowered and queued, and a decode step
+//! is recorded when it comes the second time.
 //!
-//! *Invariant:* where the experts are is on the device before what reads it: it is sent with every pass, but for a
-//! replay of what ran last.
+//! *Invariant:* where the experts are is on the device before what reads it: it is sent with every
+//! pass, but for a replay of what ran last.
 
 use crate::error::Error;
 use crate::gpu::{self, Graph};
@@ -16,7 +16,8 @@ use super::sending::Sender;
 use super::{GpuDevice, failed};
 
 impl GpuDevice {
-    /// Queues steps, and measures them. Operations with a stamp are recorded when they come the second time.
+    /// Queues steps, and measures them. Operations with a stamp are recorded when
+    /// they come the second time.
     pub(super) fn queue_steps(
         &mut self,
         stamp: Option<[u64; 2]>,
@@ -91,7 +92,8 @@ impl GpuDevice {
         let record = match self.step_graphs.plan(key) {
             Plan::Replay(graph) => {
                 let _held = self.uploads.hold();
-                // SAFETY: the key says that the addresses are those of the recording, and the pass's data lies there.
+                // SAFETY: the key says that the addresses are those of the recording, and
+                // the pass's data lies there.
                 return unsafe { graph.launch(&self.compute) }
                     .map_err(|e| failed("replaying steps", e));
             }
@@ -141,13 +143,14 @@ impl GpuDevice {
             return Ok(false);
         };
         let _held = self.uploads.hold();
-        // SAFETY: the key says that the addresses are those of the recording, and the pass's data lies there.
+        // SAFETY: the key says that the addresses are those of the recording, and
+        // the pass's data lies there.
         unsafe { graph.launch(&self.compute) }.map_err(|e| failed("replaying a pass", e))?;
         Ok(true)
     }
 
-    /// Queues all segments of a pass: launched one by one, or recorded and replayed. `stamp` stands for the steps with their
-    /// weights' places.
+    /// Queues all segments of a pass: launched one by one, or recorded and replayed. `stamp` stands
+    /// for the steps with their weights' places.
     pub(super) fn queue_pass(
         &mut self,
         stamp: u64,
@@ -180,7 +183,8 @@ impl GpuDevice {
         }
     }
 
-    /// Records work; `None` where it cannot be recorded, which it could not either when it comes again.
+    /// Records work; `None` where it cannot be recorded, which it could not
+    /// either when it comes again.
     fn capture(&self, work: &[Work], room: (u64, u64)) -> Result<Option<Graph>, Error> {
         let captured = self
             .compute
@@ -270,17 +274,18 @@ impl GpuDevice {
     }
 
     fn queue(&self, work: &[Work], vendor_room: (u64, u64)) -> Result<(), Error> {
-        // Launches that wait for their inputs themselves may overlap, in chains of such. What is before the first one (a
-        // copy of the pass's data, an upload) is waited for.
+        // Launches that wait for their inputs themselves may overlap, in chains of such. What is
+        // before the first one (a copy of the pass's data, an upload) is waited for.
         let mut chained = false;
         let _held = self.uploads.hold();
         for item in work {
             match item {
                 Work::Launch(launch) => {
                     let overlaps = launch.overlaps && chained;
-                    // SAFETY: addresses were made of places that the ledger gave to this pass, of sizes that the
-                    // builders and the layouts agree on; the compute stream orders them, and what overlaps reads
-                    // before it waits only weights and the pass's data, which no launch writes.
+                    // SAFETY: addresses were made of places that the ledger gave to this pass, of
+                    // sizes that the builders and the layouts agree on; the compute stream orders
+                    // them, and what overlaps reads before it waits only weights and the pass's
+                    // data, which no launch writes.
                     unsafe { self.kernels.launch_after(launch, overlaps, &self.compute)? };
                     chained = launch.overlaps;
                 }

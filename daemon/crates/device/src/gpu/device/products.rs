@@ -42,8 +42,9 @@ impl VendorProducts {
         self.blas.is_some() && !self.failed.get()
     }
 
-    /// Queues a product. `room`: address and bytes of memory that the library may use meanwhile. One that no library can
-    /// do fails this pass, and none after it; want of memory and a lost device are not the library's fault.
+    /// Queues a product. `room`: address and bytes of memory that the library may use meanwhile.
+    /// One that no library can do fails this pass, and none after it; want of memory and a lost
+    /// device are not the library's fault.
     ///
     /// # Errors
     /// [`Error::Driver`], [`Error::Config`], [`Error::Memory`], [`Error::Lost`].

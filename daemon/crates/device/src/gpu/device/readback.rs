@@ -87,8 +87,9 @@ impl Readback {
         for (i, part) in out.chunks_mut(READ_BYTES).enumerate() {
             let from = DevicePtr(at + (i * READ_BYTES) as u64);
             let driver = stream_driver(stream)?;
-            // SAFETY: the source is inside the arena (the callers asked it for the address), the destination is as long
-            // as a part at least and is not looked at before the wait has ended.
+            // SAFETY: the source is inside the arena (the callers asked it for the
+            // address), the destination is as long as a part at least and is not looked at
+            // before the wait has ended.
             unsafe {
                 driver.copy_d2h_async(
                     self.memory.as_ptr(),

@@ -64,8 +64,8 @@ fn table_bytes(budget: u64) -> u64 {
     }
 }
 
-/// Bytes of the candidates for the largest logits: of the 40 largest of 64 rows of 150,000, respectively the 8 largest of
-/// one of 256,000.
+/// Bytes of the candidates for the largest logits: of the 40 largest of 64 rows of 150,000,
+/// respectively the 8 largest of one of 256,000.
 fn candidates_bytes(budget: u64) -> u64 {
     if budget >= LARGE_BUDGET {
         2 << 20

@@ -42,7 +42,8 @@ impl GpuDevice {
         Ok(Some(found))
     }
 
-    /// The `k` largest of `rows` rows of `width` logits at an address, as many as the reserve has room for.
+    /// The `k` largest of `rows` rows of `width` logits at an address, as many as
+    /// the reserve has room for.
     fn largest_of(
         &mut self,
         logits: u64,

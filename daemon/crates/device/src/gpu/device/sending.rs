@@ -1,4 +1,5 @@
-//! From the host to the device, behind what the compute stream has queued: through pinned memory, by the copy engine or by kernels.
+//! From the host to the device, behind what the compute stream has queued: through pinned memory,
+//! by the copy engine or by kernels.
 
 use rocmforge_kernels::gpu::ops::rows;
 
@@ -10,7 +11,8 @@ use super::ring::{Piece, Ring};
 use super::uploads::Uploads;
 use super::{failed, launch_error, stream_driver};
 
-/// Bytes that kernels read out of the host's memory at a time, at most: what the link brings in some 10 us.
+/// Bytes that kernels read out of the host's memory at a time, at most: what the
+/// link brings in some 10 us.
 const BY_KERNELS_BYTES: usize = 512 << 10;
 
 /// Ranges that are sent by a kernel each, at most.
@@ -26,8 +28,9 @@ pub(super) struct Sender<'a> {
     stream: &'a Stream,
     /// Set while uploads are under way.
     ///
-    /// A copy would wait in the copy engine until all uploads are done that are queued there: beside two of 75 MB on an H200
-    /// up to 2.6 ms, in which neither the device nor the host had anything to do. A kernel reads the bytes past it.
+    /// A copy would wait in the copy engine until all uploads are done that are queued there:
+    /// beside two of 75 MB on an H200 up to 2.6 ms, in which neither the device nor the host had
+    /// anything to do. A kernel reads the bytes past it.
     kernels: Option<&'a Kernels>,
 }
 
@@ -88,11 +91,13 @@ impl<'a> Sender<'a> {
         self.kernels.filter(|_| few && parts.iter().all(words))
     }
 
-    /// Queues a copy through a piece, from `place` on in it. The piece is ours until it is given back.
+    /// Queues a copy through a piece, from `place` on in it. The piece is ours until it is given
+    /// back.
     fn copy(&self, piece: Piece, place: usize, to: u64, bytes: &[u8]) -> Result<(), Error> {
         let from = fill(piece, place, bytes);
         let driver = stream_driver(self.stream)?;
-        // SAFETY: the source is left alone until the piece's event has passed; the destination is the caller's own.
+        // SAFETY: the source is left alone until the piece's event has passed; the
+        // destination is the caller's own.
         unsafe {
             driver.copy_h2d_async(
                 DevicePtr(to),
@@ -116,8 +121,8 @@ impl<'a> Sender<'a> {
             queued = queued.and_then(|()| {
                 let launch = rows::gather(from, row, 1, bytes.len() as u64 / 4, to)
                     .map_err(|e| launch_error(&e))?;
-                // SAFETY: pinned memory has the same address for kernels, and is left alone until the piece's event has
-                // passed; the destination is the caller's own.
+                // SAFETY: pinned memory has the same address for kernels, and is left alone until
+                // the piece's event has passed; the destination is the caller's own.
                 unsafe { kernels.launch(&launch, self.stream) }
             });
             place += bytes.len().next_multiple_of(PART_ALIGNMENT);

@@ -1,4 +1,5 @@
-//! Waiting for the device, with a watchdog: work that has not ended in time means that the device hangs.
+//! Waiting for the device, with a watchdog: work that has not ended in time
+//! means that the device hangs.
 
 use std::time::{Duration, Instant};
 

@@ -1,15 +1,16 @@
-//! Getting ready for a model ahead of its first request: its kernels are compiled, loaded and looked up by threads of
-//! their own, those that a first token needs before the others.
+//! Getting ready for a model ahead of its first request: its kernels are compiled, loaded and
+//! looked up by threads of their own, those that a first token needs before the others.
 //!
-//! Which kernels those are is found by turning the model's operations into launches as a pass would, with addresses that
-//! nothing is ever launched with.
+//! Which kernels those are is found by turning the model's operations into launches as a pass
+//! would, with addresses that nothing is ever launched with.
 //!
 //! ```text
-//!   prepare --(launches, one a kernel)--> queue --> kernels-0 .. kernels-N, which end when it is empty
+//!   prepare --(launches, one a kernel)--> queue --> kernels-0 .. kernels-N,
+//!                                                   which end when it is empty
 //! ```
 //!
-//! *Invariant:* nobody waits for these threads but who drops them: a pass that needs a kernel which is still in the queue
-//! loads it itself.
+//! *Invariant:* nobody waits for these threads but who drops them: a pass that needs a kernel which
+//! is still in the queue loads it itself.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,8 +37,8 @@ use super::workspace::{SMALL_BATCH, Workspace};
 /// Most threads; a compilation takes a core.
 const THREADS_MAX: usize = 8;
 
-/// Sequences of the passes that are got ready for, rows of each, and the first one's position: a short prompt, a token, a long
-/// prompt, a token far into a text, tokens of many.
+/// Sequences of the passes that are got ready for, rows of each, and the first one's position: a
+/// short prompt, a token, a long prompt, a token far into a text, tokens of many.
 const PASSES: [(usize, usize, u32); 5] = [
     (1, 8, 0),
     (1, 1, 0),
@@ -85,7 +86,8 @@ impl WarmUp {
                 queue.launches.push_back(launch);
             }
         }
-        // Threads that run may be at the last of what was added before, with nothing left in the queue.
+        // Threads that run may be at the last of what was added before, with
+        // nothing left in the queue.
         let wanted = queue.launches.len().min(self.threads_max);
         let more = wanted.saturating_sub(queue.running);
         self.threads.retain(|thread| !thread.is_finished());
@@ -164,8 +166,8 @@ pub(super) fn always() -> Vec<Launch> {
     launches.into_iter().flatten().chain(sampling).collect()
 }
 
-/// One launch of each kernel that passes of a model come to, and of those that its uploads need, in the order in which a
-/// first request asks for them.
+/// One launch of each kernel that passes of a model come to, and of those that its uploads need, in
+/// the order in which a first request asks for them.
 pub(super) fn launches(
     target: &GpuTarget,
     vendor: bool,
@@ -328,7 +330,8 @@ mod tests {
         }
     }
 
-    /// Once what was added while threads were at their last kernels, all of it known, made threads until the system refused.
+    /// Once what was added while threads were at their last kernels, all of it known, made threads
+    /// until the system refused.
     #[test]
     fn what_is_known_already_starts_no_threads() {
         let fake = Fake::new();

@@ -1,20 +1,25 @@
-//! Windows of file mappings that the driver has registered, so that a copy engine reads the page cache itself.
+//! Windows of file mappings that the driver has registered, so that a copy engine
+//! reads the page cache itself.
 //!
-//! A file is cut into windows of [`WINDOW_BYTES`]. A staging thread that is about to copy from one registers it if need
-//! be; it stays registered until others need the room, the one that was used longest ago first. Threads that have nothing
-//! to copy register what is expected to be copied from, as long as that takes no other window's room.
+//! A file is cut into windows of [`WINDOW_BYTES`]. A staging thread that is about to copy from one
+//! registers it if need be; it stays registered until others need the room, the one that was used
+//! longest ago first. Threads that have nothing to copy register what is expected to be copied
+//! from, as long as that takes no other window's room.
 //!
 //! ```text
-//!   absent --(a thread takes it up)--> being registered --> registered --(evicted, forgotten)--> absent
-//!                                            |
-//!                                            +--(refused)--> the file is read through pinned buffers from then on
+//!   absent --(a thread takes it up)--> being registered --> registered
+//!     ^                                      |                  |
+//!     +--------------------------------------|--(evicted, forgotten)
+//!                                            +--(refused)--> the file is read through pinned
+//!                                                            buffers from then on
 //! ```
 //!
-//! Drivers register one range at a time, and slower than the link copies (33 GB/s of 55 on an H200's host). So one thread
-//! at a time registers, and pieces of other windows go through pinned buffers meanwhile: together they keep the link busy.
+//! Drivers register one range at a time, and slower than the link copies (33 GB/s of 55 on an
+//! H200's host). So one thread at a time registers, and pieces of other windows go through pinned
+//! buffers meanwhile: together they keep the link busy.
 //!
-//! *Invariant:* registered bytes <= the bound. A window with users is never unregistered; a user is an upload whose
-//! copies the device may not have ended yet.
+//! *Invariant:* registered bytes <= the bound. A window with users is never unregistered; a user is
+//! an upload whose copies the device may not have ended yet.
 //! *Threads:* staging threads and the engine thread; the lock is not held while the driver works.
 
 use std::collections::{HashMap, HashSet};
@@ -30,7 +35,8 @@ use crate::gpu::{Context, Registration};
 
 use super::failed;
 
-/// Bytes of a window: large enough that a registration's fixed cost is nothing beside the copy's time.
+/// Bytes of a window: large enough that a registration's fixed cost is nothing beside the copy's
+/// time.
 pub(super) const WINDOW_BYTES: u64 = 32 << 20;
 
 /// Slower than this, pages that lie in the page cache are not registered but looked at one by one:
@@ -52,7 +58,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A file's number among those that were seen: its address, which is its own as long as a window keeps it.
+/// A file's number among those that were seen: its address, which is its own as
+/// long as a window keeps it.
 fn key_of(file: &Arc<MappedFile>) -> usize {
     Arc::as_ptr(file) as usize
 }
@@ -130,8 +137,9 @@ impl Windows {
         self.queued.load(Ordering::Relaxed)
     }
 
-    /// Lets registrations wait while what is returned lives. A driver keeps other calls waiting while it registers, and
-    /// does not see to it that they have their turn between two registrations.
+    /// Lets registrations wait while what is returned lives. A driver keeps other calls
+    /// waiting while it registers, and does not see to it that they have their turn
+    /// between two registrations.
     pub(super) fn hold(&self) -> Held<'_> {
         self.queueing.fetch_add(1, Ordering::Relaxed);
         self.queued.fetch_add(1, Ordering::Relaxed);
@@ -142,9 +150,10 @@ impl Windows {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The address of `offset` in a registered window of the file and the bytes from there to the window's end; its key
-    /// goes to `used`, once, and the window has a user more. `None` where the file must be read otherwise: the driver
-    /// refuses it, there is no room, or another window is being registered.
+    /// The address of `offset` in a registered window of the file and the bytes from there to the
+    /// window's end; its key goes to `used`, once, and the window has a user more. `None` where
+    /// the file must be read otherwise: the driver refuses it, there is no room, or another
+    /// window is being registered.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -203,8 +212,8 @@ impl Windows {
         self.bytes_max > 0 && !self.lock().refuses(file)
     }
 
-    /// Registers a window that is likely to be copied from, unless that would take room from others, wait for a disk or
-    /// for another registration. At most half of the bound is filled so.
+    /// Registers a window that is likely to be copied from, unless that would take room from
+    /// others, wait for a disk or for another registration. At most half of the bound is filled so.
     pub(super) fn register_ahead(&self, file: &Arc<MappedFile>, number: u64) {
         let key = (key_of(file), number);
         let range = range_of(file, number);
@@ -306,8 +315,9 @@ impl Windows {
         }
         let begin = Instant::now();
         let kept = Arc::new(pages.clone());
-        // SAFETY: whole pages of a mapping that `kept` keeps; windows do not share pages, and one is registered once at
-        // a time (its state says so). It is dropped only without users, that is when its copies have ended.
+        // SAFETY: whole pages of a mapping that `kept` keeps; windows do not share pages, and one
+        // is registered once at a time (its state says so). It is dropped only without users, that
+        // is when its copies have ended.
         match unsafe { Registration::new(&self.context, ptr, len, kept) } {
             Ok(registration) => {
                 let us = begin.elapsed().as_micros() as u64;
@@ -373,8 +383,8 @@ impl Windows {
 }
 
 impl Inner {
-    /// Whether no window of the file is to be registered: the driver refused one, or the file is read past the page cache,
-    /// which registering would fill.
+    /// Whether no window of the file is to be registered: the driver refused one, or the file is
+    /// read past the page cache, which registering would fill.
     fn refuses(&self, file: &Arc<MappedFile>) -> bool {
         file.is_direct() || self.refused.contains_key(&key_of(file))
     }
@@ -402,7 +412,8 @@ impl Inner {
         }
     }
 
-    /// Takes out idle windows, least recently used first, until `bytes` more fit; `None`, and nothing, if they cannot.
+    /// Takes out idle windows, least recently used first, until `bytes` more fit; `None`,
+    /// and nothing, if they cannot.
     fn make_room(&mut self, max: u64, bytes: u64) -> Option<Vec<(Registration, MappedRange)>> {
         let idle = self.windows.values().map(|state| match state {
             State::Ready {

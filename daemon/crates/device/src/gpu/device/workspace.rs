@@ -1,17 +1,21 @@
-//! The workspace behind a pass's buffers: where what only this device needs lies, and how large it is.
+//! The workspace behind a pass's buffers: where what only this device needs
+//! lies, and how large it is.
 //!
 //! ```text
-//! pass data | input of products (8 bits, f16, or rotated queries) | partials of attention and products | [tile of weights | vendor's]
+//! pass data | input of products (8 bits, f16, or rotated queries)
+//!     | partials of attention and products | [tile of weights | vendor's]
 //! ```
 //!
-//! Everything is a function of the [`ScratchLayout`], so its size is known before and its places need not be kept.
+//! Everything is a function of the [`ScratchLayout`], so its size is known before and
+//! its places need not be kept.
 
 use rocmforge_kernels::gpu::ops::experts;
 
 use crate::ALIGNMENT;
 use crate::ops::{Rows, ScratchLayout};
 
-/// Most rows that the kernels for small batches are given; more go through f16 tiles, but for those of wgmma's.
+/// Most rows that the kernels for small batches are given; more go through f16 tiles,
+/// but for those of wgmma's.
 pub(super) const SMALL_BATCH: u64 = 64;
 
 /// Most rows of a pass that has a short chunk of a prompt beside tokens.
@@ -43,13 +47,15 @@ pub(super) struct Workspace {
     pub(super) outputs: u64,
     /// u32 `[tokens][2]`.
     pub(super) tiles: u64,
-    /// For each table f32 `[tokens][n_rot]`, cos and behind it sin; room for 2 * tokens * ROT_MAX a table.
+    /// For each table f32 `[tokens][n_rot]`, cos and behind it sin; room for 2 *
+    /// tokens * ROT_MAX a table.
     pub(super) rope: u64,
     /// `SequencePlace` `[spans]`; room for one a token.
     pub(super) places: u64,
     /// One past the pass data.
     pub(super) pass_end: u64,
-    /// Products' input: f16 `[rows][width]`, or 8 bits and behind them scales, or f32 rows of queries.
+    /// Products' input: f16 `[rows][width]`, or 8 bits and behind them scales, or f32 rows of
+    /// queries.
     pub(super) input: u64,
     pub(super) input_bytes: u64,
     pub(super) partials: u64,
@@ -104,8 +110,8 @@ impl Workspace {
         }
         let input_bytes = (rows * (widest + 1) * 4).max(routed_bytes) + 2 * ALIGNMENT;
         let input = take(input_bytes);
-        // Split attention and products in parts are for few rows: every block of a grid that fills the card twice has its
-        // part. A longer pass may have some beside its prompts.
+        // Split attention and products in parts are for few rows: every block of a grid that fills
+        // the card twice has its part. A longer pass may have some beside its prompts.
         let few = layout.tokens.min(SMALL_BATCH) + u64::from(2 * units);
         let most = if layout.tokens <= SHARED_BATCH {
             // A chunk of a prompt beside tokens, whose positions are shared by up to 20 blocks.

@@ -1,8 +1,8 @@
-//! What AMD's header declares, as far as we use it: types, numbers, what codes mean, and the table of functions. Enums are
-//! hip-runtime-sys's.
+//! What AMD's header declares, as far as we use it: types, numbers, what codes mean, and the table
+//! of functions. Enums are hip-runtime-sys's.
 //!
-//! Codes are taken as plain integers: a newer runtime may return one that the crate's enum does not list, and such a value
-//! in a Rust enum would be undefined behaviour.
+//! Codes are taken as plain integers: a newer runtime may return one that the crate's enum does not
+//! list, and such a value in a Rust enum would be undefined behaviour.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -88,7 +88,8 @@ table! {
     }
 }
 
-/// Room for any layout of the properties, present ones and some growth, aligned as C would align it.
+/// Room for any layout of the properties, present ones and some growth, aligned as C would align
+/// it.
 #[repr(C, align(16))]
 pub(super) struct PropertiesBytes(pub(super) [u8; 8192]);
 

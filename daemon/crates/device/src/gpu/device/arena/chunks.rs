@@ -1,17 +1,17 @@
 //! An arena of chunks: memory mapped one piece after the other into a reserved range of addresses.
 //!
 //! ```text
-//!   reserved  |<------------------------- the device's memory ------------------------->|<- spare ->|
-//!   mapped    [ chunk ][ chunk ][ chunk ][ short ]                                       (on its way)
+//!   reserved  |<---------------------- the device's memory ---------------------->|<- spare ->|
+//!   mapped    [ chunk ][ chunk ][ chunk ][ short ]                                 (on its way)
 //!                                                ^ capacity, rounded up
 //! ```
 //!
-//! Chunks end at multiples of their size, the last one where the capacity does. A smaller capacity gives back the chunks
-//! above it; one that it lies in is replaced by a shorter one, on the device if what was given back makes room for it, else
-//! through the host's memory.
+//! Chunks end at multiples of their size, the last one where the capacity does. A smaller capacity
+//! gives back the chunks above it; one that it lies in is replaced by a shorter one, on the device
+//! if what was given back makes room for it, else through the host's memory.
 //!
-//! Memory goes in one order: wait for all work on the device, unmap, give back. A chunk that the driver does not unmap stays
-//! where it is and is counted.
+//! Memory goes in one order: wait for all work on the device, unmap, give back. A chunk that the
+//! driver does not unmap stays where it is and is counted.
 //!
 //! *Invariant:* chunks lie without gaps from offset 0 on.
 //! *Invariant:* never more is held than the larger of the capacities before and after, rounded up.
@@ -21,20 +21,22 @@ use std::sync::Arc;
 use crate::gpu::virtual_memory::{Chunk, Reservation};
 use crate::gpu::{Context, DevicePtr, Error, PinnedBuffer, Stream};
 
-/// The part of the device's memory that a chunk is, and its bounds: few calls for a large arena, and little that goes
-/// through the host when a small part of one is given back.
+/// The part of the device's memory that a chunk is, and its bounds: few calls for a large arena,
+/// and little that goes through the host when a small part of one is given back.
 const CHUNK_PART: u64 = 64;
 const CHUNK_BYTES_MIN: u64 = 16 << 20;
 const CHUNK_BYTES_MAX: u64 = 1 << 30;
 
-/// Most chunks; growing in many small steps makes many, and an arena that is taken anew has few again.
+/// Most chunks; growing in many small steps makes many, and an arena that is
+/// taken anew has few again.
 const CHUNKS_MAX: usize = 4096;
 
-/// How often a driver is asked for what it should not refuse: waiting, unmapping, memory that was given back only a moment
-/// ago.
+/// How often a driver is asked for what it should not refuse: waiting, unmapping, memory that was
+/// given back only a moment ago.
 const TRIES: u32 = 3;
 
-/// Bytes that are sent over the border of two chunks, to see whether the driver takes them for one range.
+/// Bytes that are sent over the border of two chunks, to see whether the driver
+/// takes them for one range.
 const PROBE_BYTES: usize = 512;
 
 /// Bytes of each of the two chunks of that look, at most.
@@ -69,7 +71,8 @@ fn again(mut call: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// Waits for a stream. Should that fail, work on it may still be under way, and memory is about to go: then for all.
+/// Waits for a stream. Should that fail, work on it may still be under way, and memory is
+/// about to go: then for all.
 fn wait(context: &Context, stream: &Stream) -> Result<(), Error> {
     stream.synchronize().inspect_err(|_| {
         // The first error is the one worth telling.
@@ -96,7 +99,8 @@ impl Chunks {
     /// `granularity_min` at least; `None` where the driver cannot.
     ///
     /// # Errors
-    /// What the driver says, and an answer that shows that mapped memory does not work as it should.
+    /// What the driver says, and an answer that shows that mapped memory does not work as it
+    /// should.
     pub(super) fn reserve(
         context: &Context,
         chunk_bytes: u64,
@@ -276,11 +280,13 @@ impl Chunks {
         self.give_back_from(0)
     }
 
-    /// Gives back the chunks that begin at `end` or above, the last one first. All work on the device has been waited for:
-    /// unmapping does not wait, as freeing does, and a stream that nobody asks may still be at work.
+    /// Gives back the chunks that begin at `end` or above, the last one first. All work on the
+    /// device has been waited for: unmapping does not wait, as freeing does, and a stream that
+    /// nobody asks may still be at work.
     fn give_back_from(&mut self, end: u64) -> Result<(), Error> {
         while let Some((_, last)) = self.chunks.last_mut().filter(|(at, _)| *at >= end) {
-            // SAFETY: the callers have waited for all work on the device, and only this thread queues any.
+            // SAFETY: the callers have waited for all work on the device, and
+            // only this thread queues any.
             again(|| unsafe { last.unmap() })?;
             self.chunks.pop();
         }
@@ -321,8 +327,8 @@ impl Chunks {
         Ok(())
     }
 
-    /// Gives back what lies above `bytes` bytes and keeps the contents of the first `kept`. All work on the device is waited
-    /// for; `stream` carries copies.
+    /// Gives back what lies above `bytes` bytes and keeps the contents of the first `kept`. All
+    /// work on the device is waited for; `stream` carries copies.
     pub(super) fn shrink(
         &mut self,
         bytes: u64,
@@ -354,7 +360,8 @@ impl Chunks {
         }
     }
 
-    /// Replaces the last chunk by one of `short` bytes with the same first `kept` bytes, for which there is room.
+    /// Replaces the last chunk by one of `short` bytes with the same first `kept`
+    /// bytes, for which there is room.
     fn replace_on_device(&mut self, short: u64, kept: u64, stream: &Stream) -> Shrunk {
         let base = self.base();
         let Some((at, old)) = self.chunks.last_mut() else {
@@ -365,7 +372,8 @@ impl Chunks {
             if kept > 0 {
                 let driver = self.context.driver()?;
                 let (from, to) = (base.offset(*at), base.offset(self.spare));
-                // SAFETY: both chunks are mapped there, are at least this long and live until the wait below.
+                // SAFETY: both chunks are mapped there, are at least this long and
+                // live until the wait below.
                 unsafe { driver.copy_d2d_async(to, from, kept, stream.handle()) }
                     .and(wait(&self.context, stream))?;
             }
@@ -392,7 +400,8 @@ impl Chunks {
         }
     }
 
-    /// The same where there is room only once the old chunk has been given back: what it holds goes through the host.
+    /// The same where there is room only once the old chunk has been given back: what it
+    /// holds goes through the host.
     fn replace_through_host(
         &mut self,
         short: u64,
@@ -443,7 +452,8 @@ impl Chunks {
             let done = out.len() as u64;
             let n = (bytes - done).min(pinned.bytes() as u64);
             let from = self.base().offset(at + done);
-            // SAFETY: inside a mapped chunk; the pinned buffer is as long, is borrowed alone, and is waited for.
+            // SAFETY: inside a mapped chunk; the pinned buffer is as long, is borrowed
+            // alone, and is waited for.
             let queued = self.context.driver().and_then(|driver| unsafe {
                 driver.copy_d2h_async(pinned.as_ptr(), from, n, stream.handle())
             });
@@ -469,7 +479,8 @@ impl Chunks {
             staged[..part.len()].copy_from_slice(part);
             let to = self.base().offset(at + done);
             let n = part.len() as u64;
-            // SAFETY: inside a mapped chunk; the pinned buffer holds as much, is borrowed alone, and is waited for.
+            // SAFETY: inside a mapped chunk; the pinned buffer holds as much, is borrowed
+            // alone, and is waited for.
             let queued = self.context.driver().and_then(|driver| unsafe {
                 driver.copy_h2d_async(to, pinned.as_ptr(), n, stream.handle())
             });
@@ -492,7 +503,8 @@ pub(super) fn kept_back(bytes: u64) -> Error {
 
 impl Drop for Chunks {
     fn drop(&mut self) {
-        // What is wrong with the device is told by who uses it. A chunk that is left tries once more.
+        // What is wrong with the device is told by who uses it. A chunk that is left tries once
+        // more.
         if let Err(error) = self.clear() {
             tracing::debug!(%error, "giving back the arena's memory");
         }

@@ -8,8 +8,9 @@
 //! change; whoever keeps addresses asks for [`Arena::generation`]. An arena of chunks whose driver
 //! keeps the memory that it was given back becomes one allocation too (`leaving.rs`).
 //!
-//! Recorded graphs hold addresses too. Growing leaves them as they are; where memory was taken away, other memory may come to
-//! its addresses later, and no vendor says whether a recording looks at more than the address: then they go.
+//! Recorded graphs hold addresses too. Growing leaves them as they are; where memory was taken
+//! away, other memory may come to its addresses later, and no vendor says whether a recording looks
+//! at more than the address: then they go.
 //!
 //! *Invariant:* only the engine thread uses it. Every offset is checked against the capacity.
 
@@ -120,8 +121,8 @@ impl Arena {
         self.capacity
     }
 
-    /// What a capacity is rounded up to a multiple of, where a change of it holds no more than the larger of the two
-    /// capacities; 0 where it holds both for a moment.
+    /// What a capacity is rounded up to a multiple of, where a change of it holds no more than the
+    /// larger of the two capacities; 0 where it holds both for a moment.
     pub(super) fn granularity(&self) -> u64 {
         match &self.memory {
             Memory::Whole(_) => 0,
@@ -148,7 +149,8 @@ impl Arena {
         }
     }
 
-    /// Gives all memory back and takes the first of `sizes` that the driver does not refuse. Nothing may be under way.
+    /// Gives all memory back and takes the first of `sizes` that the driver does not refuse.
+    /// Nothing may be under way.
     pub(super) fn renew(&mut self, sizes: &[u64]) -> Result<u64, Error> {
         self.capacity = 0;
         self.generation += 1;
@@ -208,8 +210,8 @@ impl Arena {
         }
     }
 
-    /// Makes `bytes` usable. `stream` carries copies, `pinned` what passes through the host; nothing else may be under way
-    /// on the device.
+    /// Makes `bytes` usable. `stream` carries copies, `pinned` what passes through the host;
+    /// nothing else may be under way on the device.
     pub(super) fn set_capacity(
         &mut self,
         bytes: u64,
@@ -283,8 +285,8 @@ impl Arena {
                 let driver = self.context.driver();
                 driver
                     .and_then(|driver| {
-                        // SAFETY: both buffers are alive until the wait below and at least this long; nothing else is
-                        // under way (the caller's promise).
+                        // SAFETY: both buffers are alive until the wait below and at least this
+                        // long; nothing else is under way (the caller's promise).
                         unsafe {
                             driver.copy_d2d_async(fresh.ptr(), old.ptr(), kept, stream.handle())
                         }
@@ -299,8 +301,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Queues a move with the semantics of memmove, through `bounce` where the ranges are so close that pieces would be
-    /// small.
+    /// Queues a move with the semantics of memmove, through `bounce` where the ranges are so close
+    /// that pieces would be small.
     pub(super) fn move_bytes(
         &self,
         from: u64,
@@ -320,15 +322,17 @@ impl Arena {
         let step = if direct { distance } else { bounce_bytes };
         let pieces = bytes.div_ceil(step);
         for i in 0..pieces {
-            // Downwards from the front, upwards from the back: a piece never lands on one that is still to be read.
+            // Downwards from the front, upwards from the back: a piece never lands on one
+            // that is still to be read.
             let at = step * if to < from { i } else { pieces - 1 - i };
             let n = step.min(bytes - at);
             let copy = |from, to| {
                 let (from, to) = (self.at(from, n), self.at(to, n));
                 let driver = self.context.driver();
                 driver
-                    // SAFETY: ranges inside the arena, as checked, and at least a piece apart; the ledger gives both to this
-                    // move alone, and the stream orders it with what used them before and after.
+                    // SAFETY: ranges inside the arena, as checked, and at least a piece apart; the
+                    // ledger gives both to this move alone, and the stream orders it with what
+                    // used them before and after.
                     .and_then(|driver| unsafe {
                         driver.copy_d2d_async(DevicePtr(to), DevicePtr(from), n, stream.handle())
                     })

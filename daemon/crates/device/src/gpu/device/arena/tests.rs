@@ -1,4 +1,5 @@
-//! Arenas of chunks and of one allocation, over the fake runtime: contents, what is held at any moment, and every failure.
+//! Arenas of chunks and of one allocation, over the fake runtime: contents, what is held at any
+//! moment, and every failure.
 
 use std::sync::Arc;
 
@@ -213,7 +214,8 @@ fn growth_that_is_refused_leaves_the_arena_as_it_was() {
     s.end();
 }
 
-/// Unmapping does not wait, and a driver that is asked to while a stream is at work may take memory from under it.
+/// Unmapping does not wait, and a driver that is asked to while a stream is at work may
+/// take memory from under it.
 #[test]
 fn memory_goes_when_no_stream_is_at_work() {
     let fake = Arc::new(Fake::new());
@@ -240,7 +242,8 @@ fn memory_goes_when_no_stream_is_at_work() {
     assert_eq!(fake.live(), Live::default());
 }
 
-/// The driver keeps a chunk that is to go: it stays where it is and is counted, and goes when the driver lets it.
+/// The driver keeps a chunk that is to go: it stays where it is and is counted, and
+/// goes when the driver lets it.
 #[test]
 fn a_chunk_that_the_driver_keeps_is_not_forgotten() {
     let fake = Arc::new(Fake::new());
@@ -278,8 +281,8 @@ fn many_small_steps_end_at_a_bound() {
     s.end();
 }
 
-/// Capacities of a short life in which everything happens: growth, a whole chunk less, a part replaced on the device, one
-/// replaced through the host, growth behind a short chunk.
+/// Capacities of a short life in which everything happens: growth, a whole chunk less, a part
+/// replaced on the device, one replaced through the host, growth behind a short chunk.
 const LIFE: [u64; 7] = [
     6 * CHUNK,
     5 * CHUNK,
@@ -304,8 +307,8 @@ const CALLS: [&str; 10] = [
     "hipStreamSynchronize",
 ];
 
-/// A life in which a step (0 is the beginning, the others are changes of capacity) meets a failing call. Gives whether the
-/// step came to that call, and the device's loss.
+/// A life in which a step (0 is the beginning, the others are changes of capacity) meets a failing
+/// call. Gives whether the step came to that call, and the device's loss.
 fn life(
     fake: &Arc<Fake>,
     step: usize,

@@ -1,5 +1,6 @@
-//! The feed-forwards of experts: routed rows find their experts' matrices in a table on the device, so nobody waits for the
-//! routing. Few rows go to mat-vecs; more are sorted by expert and go to tiles, of up to 8 rows or of up to 32.
+//! The feed-forwards of experts: routed rows find their experts' matrices in a table on the device,
+//! so nobody waits for the routing. Few rows go to mat-vecs; more are sorted by expert and go to
+//! tiles, of up to 8 rows or of up to 32.
 
 use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
 use rocmforge_kernels::gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
@@ -18,12 +19,12 @@ fn few_from(n_expert: usize) -> u64 {
     (5 * n_expert as u64 / 4).max(32)
 }
 
-/// From how many on they go to tiles of up to 32. Where tiles of 8 are there (`few`), from 9 for each
-/// expert on: 64 clients of that model get 5,146 tokens a second by tiles of 8 and 3,515 by tiles of
-/// 32, 128 clients 6,827 (by a form of the kernel that was 6 % slower with 64) and 6,202. Else from
-/// about three for each expert on, since fewer rows of an expert find its weights in the second-level
-/// cache: on an H100 with 16 and 32 tokens sorted 1,260 and 1,955, with 16 and 31 not sorted 1,624
-/// and 2,281; on an H200 with 48 sorted 2,586, not sorted 2,592.
+/// From how many on they go to tiles of up to 32. Where tiles of 8 are there (`few`), from 9 for
+/// each expert on: 64 clients of that model get 5,146 tokens a second by tiles of 8 and 3,515 by
+/// tiles of 32, 128 clients 6,827 (by a form of the kernel that was 6 % slower with 64) and 6,202.
+/// Else from about three for each expert on, since fewer rows of an expert find its weights in the
+/// second-level cache: on an H100 with 16 and 32 tokens sorted 1,260 and 1,955, with 16 and 31 not
+/// sorted 1,624 and 2,281; on an H200 with 48 sorted 2,586, not sorted 2,592.
 fn many_from(n_expert: usize, few: bool) -> u64 {
     match few {
         true => 9 * n_expert as u64,
@@ -101,7 +102,8 @@ impl Lowering<'_> {
             let groups = groups(experts::TILE);
             self.push(experts::group(groups, ids, table))?;
             let inputs = self.many(x.1, x.2, up.cols, Source::Plain)?;
-            // Rows of experts that are not here are left alone, but the activation behind goes over all.
+            // Rows of experts that are not here are left alone, but the
+            // activation behind goes over all.
             let (rows, bytes) = (up_to - self.arena, n * n_ff * 4);
             self.work.push(Work::Clear(rows, bytes));
             if gate.is_some() {
@@ -183,7 +185,8 @@ impl Lowering<'_> {
         self.push(products((1, hidden, n), &down, out))
     }
 
-    /// Rows of `cols`, brought into the workspace in the form that products of many routed rows are fastest with.
+    /// Rows of `cols`, brought into the workspace in the form that products of many
+    /// routed rows are fastest with.
     fn many(&mut self, x: u64, rows: u64, cols: u64, source: Source) -> Lowered<ManyInputs> {
         let at = self.scratch_base + self.workspace.input;
         let scales = (at + activations::q8_bytes(rows, cols)).next_multiple_of(crate::ALIGNMENT);

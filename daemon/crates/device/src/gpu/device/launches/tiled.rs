@@ -1,8 +1,9 @@
-//! Products of many rows: by the vendor's library, on tiles of the weights as f16, or on the weights where they are f16.
+//! Products of many rows: by the vendor's library, on tiles of the weights as f16, or on the
+//! weights where they are f16.
 //!
-//! A plan of floats has them as sums of up to three products, `w x = w1 x1 + w1 x2 + w2 x1` with `w = w1 + w2`, `x = x1 + x2`
-//! of f16: f16 alone would round a row's elements to 11 bits. There is a `w2` of F32 alone: BF16 has 8 bits, which f16 holds
-//! down to 6e-5, and smaller weights to 3e-8.
+//! A plan of floats has them as sums of up to three products, `w x = w1 x1 + w1 x2 + w2 x1` with
+//! `w = w1 + w2`, `x = x1 + x2` of f16: f16 alone would round a row's elements to 11 bits. There is
+//! a `w2` of F32 alone: BF16 has 8 bits, which f16 holds down to 6e-5, and smaller weights to 3e-8.
 
 use rocmforge_kernels::gpu::ops::activations::F16_LOW_SCALE;
 use rocmforge_kernels::gpu::ops::matmat::HalfInputs;
@@ -20,13 +21,14 @@ use super::{Input, Lowered, Lowering, Work};
 #[derive(Clone, Copy)]
 pub(super) struct Halves {
     pub(super) first: HalfInputs,
-    /// f16 `[n_tokens][cols]` at this address, [`F16_LOW_SCALE`] times what the first leaves; of plans of floats.
+    /// f16 `[n_tokens][cols]` at this address, [`F16_LOW_SCALE`] times what the first
+    /// leaves; of plans of floats.
     pub(super) second: Option<u64>,
 }
 
 impl Halves {
-    /// The products that sum up to one with weights of a type: whether they read what f16 leaves of the weights, their input,
-    /// their factor.
+    /// The products that sum up to one with weights of a type: whether they read what f16 leaves of
+    /// the weights, their input, their factor.
     fn terms(self, ty: WeightType) -> impl Iterator<Item = (bool, u64, f32)> {
         let HalfInputs { x, factor, .. } = self.first;
         let low = factor / F16_LOW_SCALE;
@@ -82,7 +84,8 @@ impl Lowering<'_> {
                 rest = others;
                 continue;
             }
-            // Small matrices of one shape side by side: each by itself would leave much of the card idle.
+            // Small matrices of one shape side by side: each by itself would
+            // leave much of the card idle.
             let batch = same_steps(first, others).min(tile_rows / first.rows.max(1));
             if batch > 1 {
                 let (these, others) = rest.split_at(batch as usize);
@@ -123,7 +126,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Queues the products that sum up to one. `unpack` brings its weights to where it reads them: as f16, or what that leaves.
+    /// Queues the products that sum up to one. `unpack` brings its weights to where it reads them:
+    /// as f16, or what that leaves.
     fn sum(
         &mut self,
         halves: Halves,

@@ -1,5 +1,5 @@
-//! Events of uploads, used again and again: making and destroying one takes calls of the driver, and a layer of experts needs a
-//! dozen.
+//! Events of uploads, used again and again: making and destroying one takes calls of the driver,
+//! and a layer of experts needs a dozen.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
@@ -42,8 +42,8 @@ impl Events {
     }
 }
 
-/// An event that goes back on drop. A wait for its mark that a stream has queued still holds: streams wait for what was
-/// recorded when they were told to.
+/// An event that goes back on drop. A wait for its mark that a stream has queued still holds:
+/// streams wait for what was recorded when they were told to.
 #[derive(Debug)]
 pub(super) struct PooledEvent {
     event: Option<Event>,

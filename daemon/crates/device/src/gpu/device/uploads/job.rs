@@ -89,8 +89,8 @@ impl Job {
         self.progress.has_failed()
     }
 
-    /// Address and bytes left of the registered window with a byte of the file, as [`Windows::address`] has it; the window
-    /// stays registered until [`Job::release_windows`].
+    /// Address and bytes left of the registered window with a byte of the file, as
+    /// [`Windows::address`] has it; the window stays registered until [`Job::release_windows`].
     pub(super) fn window(
         &self,
         windows: &Windows,
@@ -105,7 +105,8 @@ impl Job {
         Ok(found)
     }
 
-    /// Notes that the upload uses a window; a second note of the same by another thread is taken back.
+    /// Notes that the upload uses a window; a second note of the same by
+    /// another thread is taken back.
     fn note_window(&self, windows: &Windows, key: WindowKey) {
         let mut noted = lock(&self.windows);
         if noted.contains(&key) {

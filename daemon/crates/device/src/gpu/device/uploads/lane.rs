@@ -81,7 +81,8 @@ impl Flags {
 
     /// Whether an upload, whose event has passed, had a scale that is not finite.
     pub(super) fn is_raised(&self, job: &Job) -> bool {
-        // SAFETY: the flag lies inside the buffer, and the copy into it has ended: the job's event has passed.
+        // SAFETY: the flag lies inside the buffer, and the copy into it has ended:
+        // the job's event has passed.
         let flag = unsafe { self.place(job).cast::<u32>().read_volatile() };
         flag & 1 != 0
     }
@@ -116,7 +117,8 @@ impl Lane {
         copied.and(self.repack.synchronize())
     }
 
-    /// Queues the copies of rows into one slot and their repacking into the slab. [`Rows::slot_bytes`] of all fit a slot.
+    /// Queues the copies of rows into one slot and their repacking into the slab.
+    /// [`Rows::slot_bytes`] of all fit a slot.
     pub(super) fn rows(&mut self, job: &Job, some: &[Rows<'_>]) -> Result<(), Error> {
         let reserve = self.reserve;
         let slot = self.next_slot;
@@ -137,8 +139,9 @@ impl Lane {
                     at + bytes <= slot_at + reserve.slot_bytes,
                     "a slot has room"
                 );
-                // SAFETY: the source is registered or pinned and stays so until the job has settled, respectively the piece's
-                // event has passed; the slot is drained and has room for `bytes`.
+                // SAFETY: the source is registered or pinned and stays so until the job has
+                // settled, respectively the piece's event has passed; the slot is drained
+                // and has room for `bytes`.
                 unsafe { driver.copy_h2d_async(DevicePtr(at), ptr, bytes, copy.handle()) }
                     .map_err(wrong)?;
                 at += bytes;
@@ -171,7 +174,8 @@ impl Lane {
             outcome = outcome.and_then(|()| {
                 let launch = weights::repack(to, first, start, end - start, flag)
                     .map_err(|e| launch_error(&e))?;
-                // SAFETY: the slot holds the rows when the launch begins, the slab is the upload's alone.
+                // SAFETY: the slot holds the rows when the launch begins, the
+                // slab is the upload's alone.
                 unsafe { self.kernels.launch(&launch, &self.repack) }
             });
             first += part.slot_bytes();
@@ -180,8 +184,8 @@ impl Lane {
         outcome
     }
 
-    /// Queues the copy of a vector's part to its address in the slab. `part` is pinned memory that is left alone until the
-    /// event that the caller records behind this has passed.
+    /// Queues the copy of a vector's part to its address in the slab. `part` is pinned memory that
+    /// is left alone until the event that the caller records behind this has passed.
     pub(super) fn vector(
         &self,
         job: &Job,
@@ -193,7 +197,8 @@ impl Lane {
         self.repack
             .wait(&job.before)
             .and_then(|()| {
-                // SAFETY: the source is left alone, as the caller promises; the slab is the upload's alone.
+                // SAFETY: the source is left alone, as the caller promises; the
+                // slab is the upload's alone.
                 unsafe { driver.copy_h2d_async(DevicePtr(at), part, bytes, self.repack.handle()) }
             })
             .map_err(|e| failed("queueing an upload", e))
@@ -204,17 +209,20 @@ impl Lane {
         let flag = DevicePtr(self.reserve.flags + job.flag * 4);
         let stream = self.repack.handle();
         let driver = stream_driver(&self.repack)?;
-        // SAFETY: both places lie in memory that lives as long as the streams; each upload under way has its own flag.
+        // SAFETY: both places lie in memory that lives as long as the streams; each upload
+        // under way has its own flag.
         unsafe { driver.copy_d2h_async(self.flags.place(job), flag, 4, stream) }
             .and_then(|()| job.done.record(&self.repack))
             .map_err(|e| failed("ending an upload", e))
     }
 
-    /// Clears the flag of an upload that may have raised it: the next one with this flag finds it so.
+    /// Clears the flag of an upload that may have raised it: the next one with this flag finds it
+    /// so.
     pub(super) fn clear_flag(&self, job: &Job) -> Result<(), Error> {
         let flag = DevicePtr(self.reserve.flags + job.flag * 4);
         let driver = stream_driver(&self.repack)?;
-        // SAFETY: the place lies in memory that lives as long as the stream, and is no other upload's yet.
+        // SAFETY: the place lies in memory that lives as long as the stream, and
+        // is no other upload's yet.
         unsafe { driver.memset_async(flag, 0, 4, self.repack.handle()) }
             .map_err(|e| failed("ending an upload", e))
     }

@@ -6,19 +6,22 @@
 //!                  +-> pinned ring piece -+
 //! ```
 //!
-//! Staging threads (`staging.rs`) take pieces (`job.rs`) in order from the queue (`queue.rs`). Each makes its piece
-//! readable for the copy engine (registers the window, or fills a pinned piece) and then queues the copy and the repacking
-//! under one lock, the lane's (`lane.rs`). The engine thread, where it waits for an upload, takes pieces too. When the last piece of an upload is queued, its event is recorded; operations
-//! wait for that event on the device, the host for nothing but the queueing. Whether the file was still the same, and
-//! whether all scales are finite, is looked at when the event has passed. This file: the owner, which the engine thread
-//! calls.
+//! Staging threads (`staging.rs`) take pieces (`job.rs`) in order from the queue
+//! (`queue.rs`). Each makes its piece readable for the copy engine (registers the window, or
+//! fills a pinned piece) and then queues the copy and the repacking under one lock, the
+//! lane's (`lane.rs`). The engine thread, where it waits for an upload, takes pieces too.
+//! When the last piece of an upload is queued, its event is recorded; operations wait for
+//! that event on the device, the host for nothing but the queueing. Whether the file was
+//! still the same, and whether all scales are finite, is looked at when the event has passed.
+//! This file: the owner, which the engine thread calls.
 //!
 //! ```text
-//!   queued --(all pieces queued on the device)--> enqueued --(event passed)--> settled: right, or an error
+//!   queued --(all pieces queued on the device)--> enqueued
+//!          --(event passed)--> settled: right, or an error
 //! ```
 //!
-//! *Invariant:* a slab is written by the repack stream only, after the operations that were queued before the upload
-//! began. *Invariant:* the queue's lock and the lane's are never held together.
+//! *Invariant:* a slab is written by the repack stream only, after the operations that were queued
+//! before the upload began. *Invariant:* the queue's lock and the lane's are never held together.
 
 mod events;
 mod job;
@@ -214,7 +217,8 @@ impl Uploads {
             return self.settle(&job);
         }
         if let Err(error) = compute.wait(&job.done) {
-            // Nobody asks for it again, and its slab goes to others: the host waits in the stream's place.
+            // Nobody asks for it again, and its slab goes to others: the host
+            // waits in the stream's place.
             self.settle(&job)?;
             return Err(failed("waiting for an upload", error));
         }
@@ -222,8 +226,8 @@ impl Uploads {
         Ok(())
     }
 
-    /// After the compute stream was waited for: looks at the uploads that its operations used. The first error comes
-    /// back; [`Uploads::finished`] tells which uploads they were.
+    /// After the compute stream was waited for: looks at the uploads that its operations used. The
+    /// first error comes back; [`Uploads::finished`] tells which uploads they were.
     pub(super) fn settle_used(&mut self) -> Result<(), Error> {
         let mut outcome = Ok(());
         for job in std::mem::take(&mut self.settling) {
@@ -306,8 +310,9 @@ impl Uploads {
             None => wait::until_passed(&job.done, self.patience),
             Some(error) => Err(error),
         };
-        // Its slab and its windows go to others: what was queued before an error must not be under way then. A device that is
-        // lost may never come to its end, and nothing of it goes to anybody.
+        // Its slab and its windows go to others: what was queued before an error must
+        // not be under way then. A device that is lost may never come to its end, and
+        // nothing of it goes to anybody.
         if ended.as_ref().is_err_and(|e| !matches!(e, Error::Lost(_)))
             && let Err(lost) = lock(&self.staging.lane).synchronize()
             && lost.is_lost()

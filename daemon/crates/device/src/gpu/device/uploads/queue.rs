@@ -1,6 +1,8 @@
-//! What staging threads wait for: pieces of uploads, and without any, windows to register ahead of need.
+//! What staging threads wait for: pieces of uploads, and without any, windows
+//! to register ahead of need.
 //!
-//! *Invariant:* the lock is held to look at the queue, never while a piece is worked on or a window registered.
+//! *Invariant:* the lock is held to look at the queue, never while a piece is worked
+//! on or a window registered.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -17,20 +19,25 @@ use super::lock;
 /// Most windows that wait to be registered ahead of need.
 const AHEAD_MAX: usize = 4096;
 
-/// How long nothing must have been queued on the device before windows are registered ahead of need.
+/// How long nothing must have been queued on the device before windows are
+/// registered ahead of need.
 const REST: Duration = Duration::from_millis(4);
 
-/// An upload of so many bytes is a matter of microseconds to queue from registered windows: one thread is woken for it.
+/// An upload of so many bytes is a matter of microseconds to queue from registered windows:
+/// one thread is woken for it.
 const SMALL_BYTES: u64 = 8 << 20;
 
-/// So many small uploads wait for a thread that is awake, where they have to be copied by it. From registered windows all do:
-/// what is left to do is to call the driver, which threads do one after another.
+/// So many small uploads wait for a thread that is awake, where they have to be copied by
+/// it. From registered windows all do: what is left to do is to call the driver, which
+/// threads do one after another.
 const SOON: usize = 2;
 
-/// How long the end of pieces that others have taken is looked for without sleep: to be woken takes longer than most need.
+/// How long the end of pieces that others have taken is looked for without sleep: to be woken
+/// takes longer than most need.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// How long a thread without pieces looks for more before it sleeps: some layers' time in a pass that misses experts.
+/// How long a thread without pieces looks for more before it sleeps: some layers' time in a
+/// pass that misses experts.
 const AWAKE: Duration = Duration::from_micros(500);
 
 /// A window of a file, by number.
@@ -48,7 +55,8 @@ pub(super) struct Queue {
     pushed: AtomicU64,
     /// Whether the last piece had to be copied by its thread.
     copied: AtomicBool,
-    /// Threads that are at a piece, or have just been and look for the next one. Changes under the lock.
+    /// Threads that are at a piece, or have just been and look for the next
+    /// one. Changes under the lock.
     awake: AtomicUsize,
 }
 
@@ -114,7 +122,8 @@ impl Queue {
         self.awake.load(Ordering::Relaxed) > 0
     }
 
-    /// The next piece of an upload or of one before it, for its owner to work on while it waits; `None` if all are taken.
+    /// The next piece of an upload or of one before it, for its owner to work on while it
+    /// waits; `None` if all are taken.
     pub(super) fn next_before(&self, wanted: &Job) -> Option<(Arc<Job>, usize)> {
         let mut state = lock(&self.state);
         while !wanted.progress.is_taken() {
@@ -133,11 +142,12 @@ impl Queue {
         self.work.notify_all();
     }
 
-    /// Waits for the next piece, and registers windows meanwhile; `None` at the end. A thread that asks again has ended the piece
-    /// that it got before.
+    /// Waits for the next piece, and registers windows meanwhile; `None` at the end. A thread that
+    /// asks again has ended the piece that it got before.
     pub(super) fn next(&self, windows: &Windows, was_awake: bool) -> Option<(Arc<Job>, usize)> {
         let mut state = lock(&self.state);
-        // One thread looks for more for a while: the uploads of a layer's experts come one after another.
+        // One thread looks for more for a while: the uploads of a layer's
+        // experts come one after another.
         let alone = self.awake.load(Ordering::Relaxed) == 1;
         if was_awake && alone && state.jobs.is_empty() && !state.ending {
             let pushed = self.pushed.load(Ordering::Acquire);
@@ -171,8 +181,8 @@ impl Queue {
         }
     }
 
-    /// Registers the first window of those that may be registered ahead of need, unless the device has work: a driver
-    /// that registers keeps everything else waiting.
+    /// Registers the first window of those that may be registered ahead of need, unless the device
+    /// has work: a driver that registers keeps everything else waiting.
     fn register_one<'a>(
         &'a self,
         windows: &Windows,
@@ -241,8 +251,8 @@ impl Queue {
         }
     }
 
-    /// No window of a file is registered ahead of need any more; one that a thread is at is waited for, since nobody would
-    /// give it back.
+    /// No window of a file is registered ahead of need any more; one that a thread is at is waited
+    /// for, since nobody would give it back.
     pub(super) fn forget(&self, file: &Arc<MappedFile>) {
         let mut state = lock(&self.state);
         state.ahead.retain(|(of, _)| !Arc::ptr_eq(of, file));
@@ -263,7 +273,8 @@ mod tests {
     use super::*;
     use crate::gpu::{Context, Libraries, Vendor, open};
 
-    /// Once a file was forgotten while a thread registered a window of it, which then stayed registered.
+    /// Once a file was forgotten while a thread registered a window of it,
+    /// which then stayed registered.
     #[test]
     fn a_file_that_is_forgotten_while_it_is_registered_keeps_no_window() {
         let fake = Fake::new();

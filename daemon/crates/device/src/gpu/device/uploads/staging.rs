@@ -1,4 +1,5 @@
-//! A staging thread: takes pieces, makes each readable for the copy engine, and queues it on the [`Lane`].
+//! A staging thread: takes pieces, makes each readable for the copy engine, and
+//! queues it on the [`Lane`].
 //!
 //! *Invariant:* the queue's lock and the lane's are never held together.
 
@@ -20,7 +21,8 @@ use super::lane::{Lane, Rows};
 use super::lock;
 use super::queue::Queue;
 
-/// How long an owner leaves its upload to a thread that is awake: what takes longer is read from a disk, or by many.
+/// How long an owner leaves its upload to a thread that is awake: what takes longer is
+/// read from a disk, or by many.
 const OTHERS: Duration = Duration::from_micros(200);
 
 /// Addresses and bytes of parts.
@@ -45,8 +47,9 @@ impl Staging {
         }
     }
 
-    /// Waits until an upload is enqueued. Works on its pieces and those before it meanwhile, unless a thread is at that: one that
-    /// has to be woken begins later, and one that is awake needs the lane.
+    /// Waits until an upload is enqueued. Works on its pieces and those before it
+    /// meanwhile, unless a thread is at that: one that has to be woken begins later, and
+    /// one that is awake needs the lane.
     pub(super) fn until_enqueued(&self, wanted: &Job) {
         let begin = Instant::now();
         while self.queue.is_awake() && begin.elapsed() < OTHERS {
@@ -66,8 +69,8 @@ impl Staging {
         self.finish_piece(job);
     }
 
-    /// Counts a piece as ended, and closes the upload with the last one: before it counts, so that whoever sees the upload
-    /// enqueued sees its event.
+    /// Counts a piece as ended, and closes the upload with the last one: before it counts, so that
+    /// whoever sees the upload enqueued sees its event.
     fn finish_piece(&self, job: &Job) {
         let lane = lock(&self.lane);
         if job.progress.is_at_last()
@@ -95,7 +98,8 @@ impl Staging {
         }
     }
 
-    /// All matrices of a small upload: together where their windows are registered, which takes a third of the driver's calls.
+    /// All matrices of a small upload: together where their windows are registered, which takes a
+    /// third of the driver's calls.
     fn matrices(&self, job: &Job) -> Result<(), Error> {
         let tensors = &job.upload.layout.tensors;
         let mut all = Vec::with_capacity(tensors.len());
@@ -120,7 +124,8 @@ impl Staging {
         lock(&self.lane).rows(job, &all)
     }
 
-    /// The addresses of a range of the file in registered windows, one after another; or the first byte that is in none.
+    /// The addresses of a range of the file in registered windows, one after another; or the
+    /// first byte that is in none.
     fn registered(&self, job: &Job, start: u64, bytes: u64) -> Result<Result<Parts, u64>, Error> {
         let mut parts: Parts = Vec::new();
         let mut at = start;
@@ -153,7 +158,8 @@ impl Staging {
             }
             Err(at) => {
                 if self.windows.takes(&job.upload.file) {
-                    // Later uploads shall find it registered; others come first, since this one has been read by then.
+                    // Later uploads shall find it registered; others come first, since this
+                    // one has been read by then.
                     let window = (Arc::clone(&job.upload.file), at / WINDOW_BYTES);
                     self.queue.register_last(window);
                 }
@@ -162,8 +168,8 @@ impl Staging {
         }
     }
 
-    /// Reads rows into pinned pieces and queues them from there. What is read directly comes in whole blocks, for which a
-    /// piece is not filled up.
+    /// Reads rows into pinned pieces and queues them from there. What is read directly comes in
+    /// whole blocks, for which a piece is not filled up.
     fn rows_through_ring(
         &self,
         job: &Job,
@@ -178,7 +184,8 @@ impl Staging {
             false => 0,
         };
         let room = self.ring.piece_bytes().saturating_sub(around) as u64;
-        // Pieces of about the same size: a small one at the end would cost a disk as much as a large one.
+        // Pieces of about the same size: a small one at the end would cost a
+        // disk as much as a large one.
         let (all, most) = (rows.end - rows.start, (room / row_bytes).max(1));
         let per_piece = all.div_ceil(all.div_ceil(most).max(1));
         let mut row = rows.start;
@@ -208,7 +215,8 @@ impl Staging {
                 }
             };
             let _held = self.windows.hold();
-            // Given back under the lock that the copy is queued under: the piece's event is that copy's.
+            // Given back under the lock that the copy is queued under: the
+            // piece's event is that copy's.
             let mut lane = lock(&self.lane);
             let rows = Rows {
                 placed,
