@@ -127,12 +127,12 @@ fn streamed<E: Events>(body: Body) -> Response {
 }
 
 /// Where steps come from: the engine, by way of [`Generation`].
-trait Source: Send {
+trait Steps: Send {
     /// The next step. Cancelling it loses nothing.
     fn next(&mut self) -> impl Future<Output = Step> + Send;
 }
 
-impl Source for Generation {
+impl Steps for Generation {
     fn next(&mut self) -> impl Future<Output = Step> + Send {
         Generation::next(self)
     }
@@ -142,7 +142,7 @@ impl Source for Generation {
 ///
 /// A token costs no timer: one is set for the silence, and looked at anew when it fires.
 async fn write<E: Events>(
-    mut source: impl Source,
+    mut source: impl Steps,
     mut events: E,
     first: Option<Step>,
     chunks: mpsc::Sender<Bytes>,
@@ -294,7 +294,7 @@ mod tests {
     /// A step after so many milliseconds each, and then the end of the engine.
     struct Slow(Vec<u64>);
 
-    impl Source for Slow {
+    impl Steps for Slow {
         async fn next(&mut self) -> Step {
             match self.0.first().copied() {
                 Some(ms) => {
@@ -315,7 +315,7 @@ mod tests {
     /// A step that never comes.
     struct Never;
 
-    impl Source for Never {
+    impl Steps for Never {
         async fn next(&mut self) -> Step {
             std::future::pending().await
         }

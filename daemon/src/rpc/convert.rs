@@ -14,7 +14,7 @@ pub(super) fn model(status: &ModelStatus, declared: &Book) -> v1::Model {
     let model = &status.model;
     let info = model.model().info();
     let (file, tokenizer) = (model.file(), model.tokenizer());
-    let residency = Residency::of(status);
+    let residency = ResidencySums::of(status);
     v1::Model {
         name: model.name().to_owned(),
         architecture: info.architecture.to_owned(),
@@ -134,7 +134,7 @@ fn segment_state(state: engine::SegmentState) -> v1::SegmentState {
 pub(super) fn summary(status: &ModelStatus) -> v1::ModelSummary {
     let model = &status.model;
     let info = model.model().info();
-    let residency = Residency::of(status);
+    let residency = ResidencySums::of(status);
     v1::ModelSummary {
         name: model.name().to_owned(),
         architecture: info.architecture.to_owned(),
@@ -165,7 +165,7 @@ pub(super) fn summaries(models: &[ModelStatus]) -> Vec<v1::ModelSummary> {
 
 /// Sums over the segments of a model, or those of them that were asked for.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Residency {
+pub(super) struct ResidencySums {
     pub(super) n_segments: u32,
     pub(super) weight_bytes: u64,
     pub(super) n_resident: u32,
@@ -174,7 +174,7 @@ pub(super) struct Residency {
     pub(super) pinned_bytes: u64,
 }
 
-impl Residency {
+impl ResidencySums {
     /// Of all segments.
     pub(super) fn of(status: &ModelStatus) -> Self {
         Self::of_segments(status, None)

@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::arrival;
-use super::convert::{self, Residency};
+use super::convert::{self, ResidencySums};
 use super::status_code::status;
 
 /// Steps of a load that may wait for its reader: more than it has stages, so that none of them is
@@ -160,11 +160,11 @@ impl ModelsService {
     }
 }
 
-fn residency(context: &Service, name: &str, asked: Option<&[u32]>) -> Residency {
+fn residency(context: &Service, name: &str, asked: Option<&[u32]>) -> ResidencySums {
     let snapshot = context.engine.snapshot();
     let found = snapshot.models.iter().find(|m| m.model.name() == name);
     found
-        .map(|status| Residency::of_segments(status, asked))
+        .map(|status| ResidencySums::of_segments(status, asked))
         .unwrap_or_default()
 }
 

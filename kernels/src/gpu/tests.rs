@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use self::sources::defined;
 pub(super) use self::sources::entries;
-use super::ops::activations::{Norm, Sink, Source, activations};
+use super::ops::activations::{Norm, Sink, Transform, activations};
 use super::ops::attention::{self, Partials, Scores, SharedPositions};
 use super::ops::elements::{self, Change, Part};
 use super::ops::experts::{
@@ -212,18 +212,18 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         }
     }
     let sources = [
-        Source::Plain,
-        Source::Norm(Norm::of_row(1, 512, 1e-5)),
-        Source::AddNorm {
+        Transform::Plain,
+        Transform::Norm(Norm::of_row(1, 512, 1e-5)),
+        Transform::AddNorm {
             other: 2,
             scale: 1.0,
             norm: Norm::of_row(1, 512, 1e-5),
         },
-        Source::Gate {
+        Transform::Gate {
             other: Some(2),
             act: Act::Silu,
         },
-        Source::Add {
+        Transform::Add {
             other: 2,
             scale: 1.0,
         },
@@ -235,13 +235,15 @@ fn one_of_each(target: &GpuTarget) -> Vec<Launch> {
         for sink in [Sink::F16Pair(4, 5), Sink::F16Columns(4)] {
             let launch = activations(1, 3, 512, source, sink);
             match source {
-                Source::Plain | Source::Norm(_) | Source::Gate { .. } => all.push(launch.unwrap()),
-                Source::AddNorm { .. } | Source::Add { .. } => assert!(launch.is_err()),
+                Transform::Plain | Transform::Norm(_) | Transform::Gate { .. } => {
+                    all.push(launch.unwrap())
+                }
+                Transform::AddNorm { .. } | Transform::Add { .. } => assert!(launch.is_err()),
             }
         }
         assert!(activations(1, 3, 448, source, Sink::F16Columns(4)).is_err());
     }
-    let add = Source::Add {
+    let add = Transform::Add {
         other: 2,
         scale: 0.5,
     };

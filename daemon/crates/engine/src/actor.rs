@@ -118,7 +118,7 @@ pub(crate) struct Draining {
 
 /// What was found when the device was opened.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct DriverReports {
     pub(crate) drivers: Arc<[Report]>,
     pub(crate) passed_over: Arc<[String]>,
 }
@@ -126,7 +126,7 @@ pub(crate) struct Found {
 /// The engine.
 pub(crate) struct Engine {
     pub(crate) config: EngineConfig,
-    pub(crate) found: Found,
+    pub(crate) found: DriverReports,
     pub(crate) store: WeightStore,
     pub(crate) models: Vec<Entry>,
     pub(crate) next_model: u32,
@@ -262,7 +262,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
     let may_hold = of_host > 0 && (store.tier.is_on() || store.offload.takes_part(1));
     let host_pressure = config.host_pressure.clone().filter(|_| may_hold);
     let host_pressure = host_pressure.map(|config| PressureWatch::new(config, of_host));
-    let found = Found {
+    let found = DriverReports {
         drivers: drivers.into(),
         passed_over: passed_over.into(),
     };
@@ -394,7 +394,7 @@ impl Engine {
                 self.publish(false);
                 continue;
             }
-            self.rest();
+            self.go_idle();
             match self.next_command(commands) {
                 Ok(command) => self.handle(command),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -488,7 +488,7 @@ impl Engine {
     }
 
     /// Before the engine sleeps: what only running work needs is given back.
-    fn rest(&mut self) {
+    fn go_idle(&mut self) {
         self.store.collect();
         self.store.remember();
         self.free_idle_scratch();

@@ -131,7 +131,7 @@ impl Engine {
             None => n_ctx,
         };
         let long = plan.rotates_long(positions_max);
-        let wanted = Wanted {
+        let wanted = SchedulerRequest {
             kind: Kind::Generate,
             positions_max,
             open_ended: request.max_tokens.is_none(),
@@ -196,7 +196,7 @@ impl Engine {
                 return;
             }
         };
-        let wanted = Wanted {
+        let wanted = SchedulerRequest {
             kind: Kind::Score,
             positions_max: request.ids.len(),
             open_ended: false,
@@ -234,7 +234,7 @@ impl Engine {
         // To the scheduler it is a scoring, which computes a row for each token but the last.
         let mut tokens = request.ids;
         tokens.push(0);
-        let wanted = Wanted {
+        let wanted = SchedulerRequest {
             kind: Kind::Score,
             positions_max: tokens.len(),
             open_ended: false,
@@ -334,7 +334,7 @@ impl Engine {
         loaded: Arc<LoadedModel>,
         tokens: Vec<u32>,
         n_ctx: usize,
-        wanted: Wanted,
+        wanted: SchedulerRequest,
         received: Instant,
         (deadline, asker): (Option<Instant>, Asker),
         work: Work,
@@ -467,7 +467,7 @@ impl Engine {
 }
 
 /// What a request wants of the scheduler.
-struct Wanted {
+struct SchedulerRequest {
     kind: Kind,
     /// Positions that it can come to.
     positions_max: usize,

@@ -11,14 +11,14 @@ use crate::weight_store::WeightStore;
 
 /// What a pass does about segments that it will miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ahead {
+pub(crate) struct Lookahead {
     /// Uploads under way ahead of their turn, at most.
     pub(crate) uploads: u32,
     /// The room of a segment that was missed, once used, goes to the next one that is absent.
     pub(crate) recycles_slab: bool,
 }
 
-impl Ahead {
+impl Lookahead {
     /// Nothing.
     pub(crate) const NOTHING: Self = Self {
         uploads: 0,
@@ -57,8 +57,8 @@ impl WeightStore {
     /// what is on the device ahead of its slab takes to arrive, as when one token is decoded. Then
     /// the slab of one that was missed is handed on, which is a slab as well: worth it if computing
     /// what is resident takes longer than uploading that, for the link rests meanwhile otherwise.
-    pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> Ahead {
-        let uploads = |uploads| Ahead {
+    pub(crate) fn lookahead(&mut self, model: ModelId, rows: usize, most: u32) -> Lookahead {
+        let uploads = |uploads| Lookahead {
             uploads,
             recycles_slab: false,
         };
@@ -69,7 +69,7 @@ impl WeightStore {
         let source = &self.sources[&model];
         let mean = source.bytes as f64 / source.layouts.len().max(1) as f64;
         match self.device.pace(rows) {
-            Some(pace) if is_hidden(pace, mean) => Ahead {
+            Some(pace) if is_hidden(pace, mean) => Lookahead {
                 uploads: 0,
                 recycles_slab: is_worth_a_slab(pace, mean, resident as f64),
             },

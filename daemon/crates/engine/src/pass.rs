@@ -14,7 +14,7 @@ use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache};
-use crate::lookahead::Ahead;
+use crate::lookahead::Lookahead;
 use crate::weight_store::{Resident, WeightStore};
 
 pub(crate) use experts::ExpertStep;
@@ -37,7 +37,7 @@ pub(crate) struct Pass<'a> {
     /// Rows whose hidden state is wanted instead, ascending.
     pub(crate) hidden: &'a [u32],
     /// Another pass of this model is expected right after.
-    pub(crate) more: bool,
+    pub(crate) expects_next_pass: bool,
     pub(crate) scratch: &'a ScratchLayout,
     /// Arena offset of the scratch block.
     pub(crate) scratch_at: u64,
@@ -105,7 +105,7 @@ pub(crate) enum RowOutput<'a> {
 /// Who takes part in a pass beside the device.
 struct Run<'a, 'b> {
     pass: &'a Pass<'a>,
-    ahead: Ahead,
+    ahead: Lookahead,
     /// The link is given what the host would come to when it is there already.
     feeds_link: bool,
     /// From which segment on experts are looked for that may come although no row is routed to
@@ -133,7 +133,12 @@ pub(crate) fn run(
 ) -> Result<(), Error> {
     store
         .cache
-        .pass_begin(pass.model, PassHint { more: pass.more })
+        .pass_begin(
+            pass.model,
+            PassHint {
+                expects_next_pass: pass.expects_next_pass,
+            },
+        )
         .map_err(from_cache)?;
     let result = steps(store, pass, inputs, counts, ended, begun, sink);
     store.cache.pass_end(pass.model);
@@ -165,7 +170,7 @@ fn steps(
         store.begin_timetable(pass);
     }
     let ahead = match offloaded {
-        true => Ahead::NOTHING,
+        true => Lookahead::NOTHING,
         false => store.lookahead(pass.model, pass.n_tokens, pass.prefetch),
     };
     let mut run = Run {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rocmforge_tensor_cache::{ModelStats, SegmentState as CacheState};
 
-use crate::actor::{Engine, Entry, Found};
+use crate::actor::{DriverReports, Engine, Entry};
 use crate::api::{CacheStatus, DeviceStatus, ModelStatus, SegmentState, SegmentStatus, Snapshot};
 use crate::config::EngineConfig;
 use crate::weight_store::WeightStore;
@@ -50,7 +50,7 @@ pub(crate) fn snapshot_of(
     store: &WeightStore,
     models: &[Entry],
     config: &EngineConfig,
-    found: &Found,
+    found: &DriverReports,
 ) -> Snapshot {
     let info = store.device.info();
     let stats = store.cache.stats();

@@ -167,7 +167,7 @@ impl Engine {
             n_tokens,
             outputs: &outputs,
             hidden: &hidden,
-            more: plan.expects_next,
+            expects_next_pass: plan.expects_next,
             scratch: &layout,
             scratch_at: self.store.cache.block(block).offset,
             prefetch: self.prefetch,

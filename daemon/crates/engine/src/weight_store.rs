@@ -433,7 +433,7 @@ impl WeightStore {
         }
         spoiled.retain(|&segment| {
             self.sources.contains_key(&segment.model)
-                && !self.cache.spoiled(segment, &mut self.actions)
+                && !self.cache.evict_corrupt(segment, &mut self.actions)
         });
         self.spoiled = spoiled;
     }

@@ -327,7 +327,12 @@ fn simulate(trace: &Trace, budget: u64, policy: Policy, ahead: u32, queue: usize
                     cache.foresee(upcoming);
                 }
                 cache
-                    .pass_begin(ModelId(model), PassHint { more })
+                    .pass_begin(
+                        ModelId(model),
+                        PassHint {
+                            expects_next_pass: more,
+                        },
+                    )
                     .expect("registered");
             }
             Step::End(model) => cache.pass_end(ModelId(model)),

@@ -163,7 +163,7 @@ impl Cache {
             blocks: 0,
             cursor: None,
             tied_done: false,
-            more: false,
+            expects_next_pass: false,
             in_request: false,
             requests: 0,
             passes: 0,
@@ -423,7 +423,7 @@ impl Cache {
         state.passes += 1;
         state.cursor = Some(0);
         state.tied_done = false;
-        state.more = hint.more;
+        state.expects_next_pass = hint.expects_next_pass;
         Ok(())
     }
 
@@ -432,7 +432,7 @@ impl Cache {
         if let Some(state) = self.models.get_mut(&model)
             && state.cursor.take().is_some()
         {
-            state.in_request = state.more;
+            state.in_request = state.expects_next_pass;
         }
     }
 
@@ -441,7 +441,7 @@ impl Cache {
     /// pass as soon as it is known.
     pub fn request_end(&mut self, model: ModelId) {
         if let Some(state) = self.models.get_mut(&model) {
-            state.more = false;
+            state.expects_next_pass = false;
             state.in_request = state.cursor.is_some();
         }
     }

@@ -90,7 +90,7 @@ impl Cache {
     ///
     /// # Panics
     /// If the segment does not exist.
-    pub fn spoiled(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
+    pub fn evict_corrupt(&mut self, segment: SegmentId, actions: &mut Vec<Action>) -> bool {
         let found = self
             .segment(segment)
             .expect("only what exists can be spoiled");

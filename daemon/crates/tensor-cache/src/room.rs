@@ -73,7 +73,7 @@ impl Outlook {
 }
 
 /// What `choose` found: done as soon as it is committed.
-struct Plan {
+struct Placement {
     victims: Vec<(SegmentId, Slab)>,
     shifts: Vec<Shift>,
     offset: u64,
@@ -209,10 +209,12 @@ impl Cache {
     /// What is known of the next passes of a model: models that expect more passes take turns, the
     /// one first that has waited longest, after the passes under way. O(models).
     pub(crate) fn outlook(&self, id: ModelId, model: &Model) -> Outlook {
-        let waiting = |model: &Model| model.cursor.is_none() && model.more && !self.is_stale(model);
+        let waiting = |model: &Model| {
+            model.cursor.is_none() && model.expects_next_pass && !self.is_stale(model)
+        };
         let length = |model: &Model| model.segments.len() as u64;
         let mut ahead = 0;
-        let next_pass = if model.more && !self.is_stale(model) {
+        let next_pass = if model.expects_next_pass && !self.is_stale(model) {
             for (other_id, other) in &self.models {
                 if let Some(cursor) = other.cursor {
                     ahead += length(other) - u64::from(cursor);
@@ -247,7 +249,7 @@ impl Cache {
         let mut running = self.models.iter().filter(|(_, model)| model.in_request);
         let (&id, model) = running.next().filter(|_| self.config.spread)?;
         let mut others = self.models.iter().filter(|(other, _)| **other != id);
-        let goes_on = model.more && model.passes - model.passes_before >= PASSES_MIN;
+        let goes_on = model.expects_next_pass && model.passes - model.passes_before >= PASSES_MIN;
         let lasts = goes_on || others.all(|(_, other)| other.requests == 0);
         if running.next().is_some() || !lasts {
             return None;
@@ -321,7 +323,7 @@ impl Cache {
         credit: u64,
         side: Side,
         filter: VictimFilter,
-    ) -> Option<Plan> {
+    ) -> Option<Placement> {
         // Where the same segments come and go, moves are few, and what they join stays together.
         let cheap = match self.streaming_size() {
             Some(_) => u64::MAX,
@@ -341,7 +343,7 @@ impl Cache {
         side: Side,
         filter: VictimFilter,
         slide_max: u64,
-    ) -> Option<Plan> {
+    ) -> Option<Placement> {
         let mut taken: Vec<(SegmentId, Slab)> = Vec::new();
         let mut victims = None;
         let mut place = loop {
@@ -390,7 +392,7 @@ impl Cache {
             }
         }
         let (shifts, offset) = place;
-        Some(Plan {
+        Some(Placement {
             victims: taken,
             shifts,
             offset,
@@ -415,7 +417,7 @@ impl Cache {
         self.arena.slide(bytes, slide_max, movable)
     }
 
-    fn commit(&mut self, plan: Plan, whose: For, actions: &mut Vec<Action>) {
+    fn commit(&mut self, plan: Placement, whose: For, actions: &mut Vec<Action>) {
         for (segment, slab) in plan.victims {
             self.evicted(segment, slab, whose.cause(segment.model), actions);
         }

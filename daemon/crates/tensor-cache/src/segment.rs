@@ -220,7 +220,7 @@ pub struct PassHint {
     /// Another pass of this model is expected soon after this one: a decode step that is not
     /// the last, a prompt's chunk, another sequence of the same model. When that turns out
     /// wrong, call `request_end`.
-    pub more: bool,
+    pub expects_next_pass: bool,
 }
 
 /// Where a segment is.

@@ -54,7 +54,7 @@ pub(crate) struct Model {
     /// The pass under way has used its tied segments for the second time.
     pub(crate) tied_done: bool,
     /// Another pass is expected soon.
-    pub(crate) more: bool,
+    pub(crate) expects_next_pass: bool,
     /// A request began and has not ended: it is in a pass, or expects one.
     pub(crate) in_request: bool,
     pub(crate) requests: u64,

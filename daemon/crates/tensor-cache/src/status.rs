@@ -112,7 +112,7 @@ impl Cache {
         let state = self.models.get(&model);
         let ordered = state.map_or(&[][..], |state| &state.ordered);
         let (before, after) = ordered.split_at(ordered.partition_point(|&index| index < from));
-        let next = if state.is_some_and(|state| state.more) {
+        let next = if state.is_some_and(|state| state.expects_next_pass) {
             before
         } else {
             &[]

@@ -7,8 +7,7 @@ use rocmforge_tensor_cache::*;
 const A: ModelId = ModelId(1);
 const B: ModelId = ModelId(2);
 
-/// One whose victims and moves are known exactly: what is needed last goes, and anything may be
-/// moved.
+/// One whose victims and moves are known: what is needed last goes, and anything may be moved.
 fn cache(budget: u64) -> Cache {
     Cache::new(CacheConfig {
         align: 1,
@@ -16,6 +15,10 @@ fn cache(budget: u64) -> Cache {
         slide_max: u64::MAX,
         ..CacheConfig::new(budget)
     })
+}
+
+fn hint(expects_next_pass: bool) -> PassHint {
+    PassHint { expects_next_pass }
 }
 
 fn segment(model: ModelId, index: u32) -> SegmentId {
@@ -41,8 +44,8 @@ fn touch(cache: &mut Cache, id: SegmentId, actions: &mut Vec<Action>) -> bool {
 }
 
 /// One pass over `segments` segments; the indices that hit.
-fn pass(cache: &mut Cache, model: ModelId, segments: u32, more: bool) -> Vec<u32> {
-    cache.pass_begin(model, PassHint { more }).unwrap();
+fn pass(cache: &mut Cache, model: ModelId, segments: u32, expects_next_pass: bool) -> Vec<u32> {
+    cache.pass_begin(model, hint(expects_next_pass)).unwrap();
     let mut actions = Vec::new();
     let hits = (0..segments)
         .filter(|&index| touch(cache, segment(model, index), &mut actions))
@@ -154,7 +157,7 @@ fn a_room_that_is_handed_on_keeps_the_same_segments_resident_and_uploads_across_
     let mut actions = Vec::new();
     let mut missed = Vec::new();
     for _ in 0..8 {
-        cache.pass_begin(A, PassHint { more: true }).unwrap();
+        cache.pass_begin(A, hint(true)).unwrap();
         let mut absent = Vec::new();
         for index in 0..sizes.len() as u32 {
             let hit = touch(&mut cache, segment(A, index), &mut actions);
@@ -197,7 +200,7 @@ fn a_tied_embedding_stays_for_its_second_use_even_in_the_last_pass() {
     for _ in 0..4 {
         pass(&mut cache, B, 2, false);
         let mut actions = Vec::new();
-        cache.pass_begin(A, PassHint { more: false }).unwrap();
+        cache.pass_begin(A, hint(false)).unwrap();
         (0..6).for_each(|index| _ = touch(&mut cache, segment(A, index), &mut actions));
         assert!(
             touch(&mut cache, segment(A, 0), &mut actions),
@@ -215,7 +218,7 @@ fn a_tied_embedding_stays_for_its_second_use_even_in_the_last_pass() {
 fn a_prefetch_takes_the_room_of_what_is_needed_later_and_of_nothing_else() {
     let mut cache = cache(40);
     cache.register(A, &ordered(&[10; 8])).unwrap();
-    cache.pass_begin(A, PassHint { more: true }).unwrap();
+    cache.pass_begin(A, hint(true)).unwrap();
     let mut actions = Vec::new();
     for index in [0, 1, 2] {
         touch(&mut cache, segment(A, index), &mut actions);
@@ -432,7 +435,7 @@ fn a_model_that_does_not_fit_gives_up_segments_of_one_size_that_lie_apart() {
                     before = cache.stats().total.counters;
                 }
                 missed.clear();
-                cache.pass_begin(A, PassHint { more: true }).unwrap();
+                cache.pass_begin(A, hint(true)).unwrap();
                 for index in 0..sizes.len() as u32 {
                     let id = segment(A, index);
                     if !touch(&mut cache, id, &mut actions) {
@@ -496,9 +499,9 @@ fn a_pinned_segment_whose_content_is_bad_goes_and_stays_pinned() {
         cache.acquire(id, &mut actions),
         Ok(Acquired::Resident(_))
     ));
-    assert!(!cache.spoiled(id, &mut actions), "it is in use");
+    assert!(!cache.evict_corrupt(id, &mut actions), "it is in use");
     cache.release(id);
-    assert!(cache.spoiled(id, &mut actions));
+    assert!(cache.evict_corrupt(id, &mut actions));
     cache.assert_consistent();
     let status = cache.residency(A).unwrap()[0];
     assert_eq!(
@@ -583,7 +586,7 @@ fn what_is_brought_for_later_takes_the_room_of_idle_models_alone() {
         assert_eq!(cache.model_stats(B).counters.uploads, uploads);
         assert_eq!(cache.model_stats(B).counters.evictions, 0);
         // Nothing goes of a model that runs.
-        cache.pass_begin(B, PassHint { more: true }).unwrap();
+        cache.pass_begin(B, hint(true)).unwrap();
         assert_eq!(bring(&mut cache, A), [0u32; 0], "{policy:?}");
         cache.pass_end(B);
         cache.request_end(B);

@@ -66,7 +66,14 @@ fn pass(cache: &mut Cache, did: &mut Did, used: &mut dyn FnMut(u32) -> Vec<u32>)
         assert!(!matches!(acquired, Acquired::InFlight(_)));
         cache.release(segment);
     };
-    cache.pass_begin(MODEL, PassHint { more: true }).unwrap();
+    cache
+        .pass_begin(
+            MODEL,
+            PassHint {
+                expects_next_pass: true,
+            },
+        )
+        .unwrap();
     for layer in 0..LAYERS {
         need(cache, layer);
         for expert in used(layer) {
@@ -191,7 +198,14 @@ fn lacking(absent: Absent) -> u64 {
         }
     };
     for number in 0..400 {
-        cache.pass_begin(MODEL, PassHint { more: true }).unwrap();
+        cache
+            .pass_begin(
+                MODEL,
+                PassHint {
+                    expects_next_pass: true,
+                },
+            )
+            .unwrap();
         for layer in 0..LAYERS {
             let id = |index| SegmentId {
                 model: MODEL,
@@ -280,7 +294,14 @@ fn nothing_goes_for_an_expert_that_is_used_later() {
     assert!(begun.count() > 0);
     let rare = filler.rfind(|&segment| !cache.holds(segment)).unwrap();
     for _ in 0..200 {
-        cache.pass_begin(MODEL, PassHint { more: true }).unwrap();
+        cache
+            .pass_begin(
+                MODEL,
+                PassHint {
+                    expects_next_pass: true,
+                },
+            )
+            .unwrap();
         cache.done_without(rare).unwrap();
         cache.pass_end(MODEL);
     }

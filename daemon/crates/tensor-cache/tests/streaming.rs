@@ -36,7 +36,14 @@ fn uploads_ahead_leave_segments_of_one_size_missing() {
     let mut actions = Vec::new();
     for request in 0..3 {
         for n in 0..24 {
-            cache.pass_begin(A, PassHint { more: n < 23 }).unwrap();
+            cache
+                .pass_begin(
+                    A,
+                    PassHint {
+                        expects_next_pass: n < 23,
+                    },
+                )
+                .unwrap();
             let before = cache.model_stats(A).counters.moves;
             for index in 0..N {
                 let this = SegmentId { model: A, index };

@@ -45,7 +45,7 @@ pub(crate) struct Bpe {
 
 /// Buffers that one encode reuses from word to word.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct MergeBuffers {
     symbols: Vec<Symbol>,
     heap: BinaryHeap<Reverse<u64>>,
     spelled: Vec<u8>,
@@ -185,7 +185,7 @@ impl Bpe {
         &self,
         vocab: &Vocab,
         word: &str,
-        scratch: &mut Scratch,
+        scratch: &mut MergeBuffers,
         out: &mut Vec<u32>,
     ) {
         if let &[byte] = word.as_bytes()
@@ -213,7 +213,7 @@ impl Bpe {
     }
 
     /// The token that a word is taken for without merges.
-    fn whole(&self, vocab: &Vocab, word: &str, scratch: &mut Scratch) -> Option<u32> {
+    fn whole(&self, vocab: &Vocab, word: &str, scratch: &mut MergeBuffers) -> Option<u32> {
         if self.raw {
             // Runs of line ends are tokens that no merge makes.
             let lines = word.bytes().all(|byte| byte == b'\n');
@@ -234,7 +234,7 @@ impl Bpe {
     }
 
     /// Fills the scratch with the tokens that the word begins as.
-    fn load(&self, vocab: &Vocab, word: &str, scratch: &mut Scratch) {
+    fn load(&self, vocab: &Vocab, word: &str, scratch: &mut MergeBuffers) {
         let symbols = &mut scratch.symbols;
         symbols.clear();
         symbols.reserve(word.len());
@@ -297,8 +297,8 @@ impl Bpe {
         }
     }
 
-    fn merge_by_heap(&self, scratch: &mut Scratch) {
-        let Scratch { symbols, heap, .. } = scratch;
+    fn merge_by_heap(&self, scratch: &mut MergeBuffers) {
+        let MergeBuffers { symbols, heap, .. } = scratch;
         // A rank names one pair of tokens, so an entry holds as long as the
         // symbol at its position still has that rank with its neighbour.
         let entry = |rank: u32, at: u32| Reverse(u64::from(rank) << 32 | u64::from(at));
@@ -424,7 +424,7 @@ mod tests {
             );
             let pre = PreTokenizer::by_name(Some("gpt-2")).unwrap();
             let bpe = Bpe::build(&vocab, &merges, pre).unwrap();
-            let mut scratch = Scratch::default();
+            let mut scratch = MergeBuffers::default();
             bpe.load(&vocab, &word, &mut scratch);
             let mut scanned = scratch.symbols.clone();
             bpe.merge_by_scan(&mut scanned);

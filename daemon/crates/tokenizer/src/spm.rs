@@ -28,7 +28,7 @@ pub(crate) struct Spm {
 
 /// Buffers that one encode reuses from word to word.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct MergeBuffers {
     symbols: Vec<Symbol>,
     heap: BinaryHeap<Candidate>,
     /// Parts still to be written, the next one last: start and length.
@@ -38,7 +38,7 @@ pub(crate) struct Scratch {
     unused: HashMap<u32, u32>,
 }
 
-impl Scratch {
+impl MergeBuffers {
     fn load(&mut self, word: &str) {
         self.symbols.clear();
         self.heap.clear();
@@ -131,7 +131,7 @@ impl Spm {
         &self,
         vocab: &Vocab,
         word: &str,
-        scratch: &mut Scratch,
+        scratch: &mut MergeBuffers,
         out: &mut Vec<u32>,
     ) -> Result<(), Error> {
         scratch.load(word);
@@ -147,7 +147,7 @@ impl Spm {
         Ok(())
     }
 
-    fn merge(&self, vocab: &Vocab, word: &str, scratch: &mut Scratch) {
+    fn merge(&self, vocab: &Vocab, word: &str, scratch: &mut MergeBuffers) {
         while let Some(candidate) = scratch.heap.pop() {
             let symbols = &mut scratch.symbols;
             let left = candidate.left();
@@ -173,7 +173,7 @@ impl Spm {
     }
 
     /// Adds the pair of `left` and its neighbour if it joins to a token.
-    fn propose(&self, vocab: &Vocab, word: &str, scratch: &mut Scratch, left: u32) {
+    fn propose(&self, vocab: &Vocab, word: &str, scratch: &mut MergeBuffers, left: u32) {
         let Symbol {
             start, len, next, ..
         } = scratch.symbols[left as usize];
@@ -198,10 +198,10 @@ impl Spm {
         vocab: &Vocab,
         word: &str,
         symbol: Symbol,
-        scratch: &mut Scratch,
+        scratch: &mut MergeBuffers,
         out: &mut Vec<u32>,
     ) -> Result<(), Error> {
-        let Scratch { undo, unused, .. } = scratch;
+        let MergeBuffers { undo, unused, .. } = scratch;
         undo.clear();
         undo.push((symbol.start, symbol.len));
         while let Some((start, len)) = undo.pop() {

@@ -357,8 +357,8 @@ struct Encoder<'a> {
     vocab: &'a Vocab,
     model: &'a Model,
     max_tokens: usize,
-    bpe: bpe::Scratch,
-    spm: spm::Scratch,
+    bpe: bpe::MergeBuffers,
+    spm: spm::MergeBuffers,
     /// Word to start and length in the ids.
     seen: HashMap<Box<str>, (u32, u32), foldhash::fast::RandomState>,
 }
@@ -369,8 +369,8 @@ impl<'a> Encoder<'a> {
             vocab,
             model,
             max_tokens,
-            bpe: bpe::Scratch::default(),
-            spm: spm::Scratch::default(),
+            bpe: bpe::MergeBuffers::default(),
+            spm: spm::MergeBuffers::default(),
             seen: HashMap::default(),
         }
     }

@@ -11,7 +11,7 @@ const THREADS: u32 = 256;
 /// Elements of a row that a block takes where there is no norm.
 const SPAN: u64 = THREADS as u64 * 8;
 
-/// What [`Source::Gate`], and [`Source::Plain`], which may be its result, are multiplied by on
+/// What [`Transform::Gate`], and [`Transform::Plain`], which may be its result, are multiplied by on
 /// their way to [`Sink::F16`]: they may go beyond f16's range. A power of two; a product of such
 /// rows is to be divided by it.
 pub const GATED_F16_SCALE: f32 = 1.0 / 64.0;
@@ -119,7 +119,7 @@ impl Norm {
 
 /// What is computed of the rows `x`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Source {
+pub enum Transform {
     /// `x`.
     Plain,
     /// The norm of `x`.
@@ -154,21 +154,21 @@ pub enum Source {
 pub enum Sink {
     /// f32 `[rows][cols]`; may be `x` itself.
     F32(Address),
-    /// f16 `[rows][cols]`, not over `x`; [`Source::Gate`] and [`Source::Plain`] times
+    /// f16 `[rows][cols]`, not over `x`; [`Transform::Gate`] and [`Transform::Plain`] times
     /// [`GATED_F16_SCALE`]. Finite values beyond the range become the largest.
     F16(Address),
     /// As [`Sink::F16`], and at the second address f16 `[rows][cols]` with what that leaves,
-    /// times [`F16_LOW_SCALE`]: together exact to 22 bits. Of [`Source::Plain`],
-    /// [`Source::Norm`] and [`Source::Gate`].
+    /// times [`F16_LOW_SCALE`]: together exact to 22 bits. Of [`Transform::Plain`],
+    /// [`Transform::Norm`] and [`Transform::Gate`].
     F16Pair(Address, Address),
     /// As [`Sink::F16`], in the order in which `hip/matmat_wgmma.h` reads them: f16
     /// `[cols / 128][16][rows rounded up to 8][8]`, of rows of a multiple of 128. Of
-    /// [`Source::Plain`], [`Source::Norm`] and [`Source::Gate`].
+    /// [`Transform::Plain`], [`Transform::Norm`] and [`Transform::Gate`].
     F16Columns(Address),
     /// 8 bits for products: [`q8_bytes`] bytes and [`q8_scale_bytes`] bytes of
     /// scales, both aligned to 16.
     Q8(Address, Address),
-    /// Nowhere: only [`Source::Add`], the residual sum.
+    /// Nowhere: only [`Transform::Add`], the residual sum.
     Stored,
 }
 
@@ -193,7 +193,7 @@ pub fn activations(
     x: Address,
     rows: u64,
     cols: u64,
-    source: Source,
+    transform: Transform,
     sink: Sink,
 ) -> Result<Launch, Error> {
     macro_rules! entries {
@@ -206,29 +206,29 @@ pub fn activations(
             }
         };
     }
-    let (kernel, other, factor) = match source {
-        Source::Plain => (entries!("plain"), 0, 0.0),
-        Source::Norm(_) => (entries!("norm"), 0, 0.0),
-        Source::AddNorm { other, scale, .. } => (entries!("add_norm"), other, scale),
-        Source::Gate { other, .. } => (entries!("gate"), other.unwrap_or(0), 0.0),
-        Source::Add { other, scale } if sink == Sink::Stored => {
+    let (kernel, other, factor) = match transform {
+        Transform::Plain => (entries!("plain"), 0, 0.0),
+        Transform::Norm(_) => (entries!("norm"), 0, 0.0),
+        Transform::AddNorm { other, scale, .. } => (entries!("add_norm"), other, scale),
+        Transform::Gate { other, .. } => (entries!("gate"), other.unwrap_or(0), 0.0),
+        Transform::Add { other, scale } if sink == Sink::Stored => {
             ("activations.activations_add_none", other, scale)
         }
-        Source::Add { other, scale } => (entries!("add"), other, scale),
+        Transform::Add { other, scale } => (entries!("add"), other, scale),
     };
-    let kernel = match (source, sink) {
-        (Source::Plain, Sink::F16Pair(..)) => "activations.activations_plain_f16_pair",
-        (Source::Norm(_), Sink::F16Pair(..)) => "activations.activations_norm_f16_pair",
-        (Source::Gate { .. }, Sink::F16Pair(..)) => "activations.activations_gate_f16_pair",
-        (Source::Plain, Sink::F16Columns(_)) => "activations.activations_plain_f16_columns",
-        (Source::Norm(_), Sink::F16Columns(_)) => "activations.activations_norm_f16_columns",
-        (Source::Gate { .. }, Sink::F16Columns(_)) => "activations.activations_gate_f16_columns",
+    let kernel = match (transform, sink) {
+        (Transform::Plain, Sink::F16Pair(..)) => "activations.activations_plain_f16_pair",
+        (Transform::Norm(_), Sink::F16Pair(..)) => "activations.activations_norm_f16_pair",
+        (Transform::Gate { .. }, Sink::F16Pair(..)) => "activations.activations_gate_f16_pair",
+        (Transform::Plain, Sink::F16Columns(_)) => "activations.activations_plain_f16_columns",
+        (Transform::Norm(_), Sink::F16Columns(_)) => "activations.activations_norm_f16_columns",
+        (Transform::Gate { .. }, Sink::F16Columns(_)) => "activations.activations_gate_f16_columns",
         _ => kernel,
     };
-    let (norm, act) = match source {
-        Source::Norm(norm) | Source::AddNorm { norm, .. } => (Some(norm), Act::Identity),
-        Source::Gate { act, .. } => (None, act),
-        Source::Plain | Source::Add { .. } => (None, Act::Identity),
+    let (norm, act) = match transform {
+        Transform::Norm(norm) | Transform::AddNorm { norm, .. } => (Some(norm), Act::Identity),
+        Transform::Gate { act, .. } => (None, act),
+        Transform::Plain | Transform::Add { .. } => (None, Act::Identity),
     };
     let group = norm.map_or(cols, |n| n.group);
     if group == 0 || !cols.is_multiple_of(group) {
@@ -241,8 +241,8 @@ pub fn activations(
     // These forms are laid out by whole rows.
     let splits = groups > 1 && matches!(sink, Sink::Q8(..) | Sink::F16Columns(_));
     let unpaired = matches!(
-        source,
-        Source::Gate {
+        transform,
+        Transform::Gate {
             other: None,
             act: Act::SwigluClamped { .. }
         }
@@ -254,7 +254,7 @@ pub fn activations(
     };
     if kernel.is_empty() || ragged || splits || unpaired {
         return Err(Error::NoKernel {
-            what: format!("{source:?} of rows of {cols} to {sink:?}"),
+            what: format!("{transform:?} of rows of {cols} to {sink:?}"),
             built: "8 bits of rows of a multiple of 32, and f16 by columns of a multiple of 128, that are normed as a \
                     whole, sums without an output, and clamped gates with their partner",
         });

@@ -173,7 +173,7 @@ fn rotations_stay_within_their_heads() {
 #[test]
 fn norms_of_groups_are_norms_of_shorter_rows() {
     let norm = |weight_of_row| {
-        Source::Norm(Norm {
+        Transform::Norm(Norm {
             weight: Some(1),
             weight_of_row,
             group: 128,
@@ -189,7 +189,7 @@ fn norms_of_groups_are_norms_of_shorter_rows() {
         );
     }
     activations(1, 3, 512, norm(true), Sink::Q8(4, 5)).unwrap_err();
-    let uneven = Source::Norm(Norm {
+    let uneven = Transform::Norm(Norm {
         weight: None,
         weight_of_row: false,
         group: 100,

@@ -182,7 +182,7 @@ pub(super) fn value_scalar(act: Act, x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close};
+    use crate::host::ops::testing::{Random, assert_close};
 
     const CLAMPED: Act = Act::SwigluClamped {
         alpha: 1.702,
@@ -223,7 +223,7 @@ mod tests {
     }
 
     /// Every third element is large.
-    fn input(source: &mut Source, n: usize) -> Vec<f32> {
+    fn input(source: &mut Random, n: usize) -> Vec<f32> {
         let mut x = source.normal(n);
         let large = x.iter_mut().step_by(3);
         large.for_each(|x| *x *= 40.0);
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn close_to_f64_and_the_same_bits_in_any_division() {
-        let mut source = Source::new("act");
+        let mut source = Random::new("act");
         for n in [1, 15, 16, 17, 100, 3000] {
             let (x, up) = (input(&mut source, n), input(&mut source, n));
             let cut = source.below(n + 1);

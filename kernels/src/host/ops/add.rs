@@ -133,11 +133,11 @@ fn add_scaled_scalar(x: &mut [f32], y: &[f32], scale: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close};
+    use crate::host::ops::testing::{Random, assert_close};
 
     #[test]
     fn sums_with_factors_agree_with_f64() {
-        let mut source = Source::new("add_scaled");
+        let mut source = Random::new("add_scaled");
         for width in [1, 7, 16, 33, 129] {
             let (rows, n_used) = (1 + source.below(4), 1 + source.below(5));
             let (x, y) = (source.normal(rows * width), source.normal(rows * width));
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn equals_the_scalar_sum() {
-        let mut source = Source::new("add");
+        let mut source = Random::new("add");
         for width in [1, 7, 16, 33, 64, 129] {
             let x = source.normal(3 * width);
             let (y, bias) = (source.normal(3 * width), source.normal(width));

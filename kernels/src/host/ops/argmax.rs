@@ -59,7 +59,7 @@ fn largest_scalar(x: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::Source;
+    use crate::host::ops::testing::Random;
 
     fn naive(x: &[f32]) -> Option<usize> {
         let mut best: Option<usize> = None;
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn agrees_with_the_naive_search() {
-        let mut source = Source::new("argmax");
+        let mut source = Random::new("argmax");
         for round in 0..400 {
             let n = 1 + source.below(if round % 10 == 0 { 20_000 } else { 100 });
             // Few distinct values, so that ties are common, and some NaN and infinities.

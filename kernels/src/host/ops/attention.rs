@@ -18,7 +18,7 @@ use std::num::NonZeroUsize;
 use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout};
 
 use super::Simd;
-use super::attention_tile::{Scratch, Tile};
+use super::attention_tile::{Tile, TileBuffers};
 use crate::host::{Pool, SyncPtr};
 
 /// Queries (rows times heads of a group) of one tile: enough that widening a page's K and V to f32
@@ -31,7 +31,7 @@ const TILE_HEADS: usize = 32;
 
 thread_local! {
     /// What a tile works in; a few hundred KiB at most, kept from call to call.
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<TileBuffers> = RefCell::default();
 }
 
 /// What all spans of a call have in common.

@@ -8,7 +8,7 @@
 use half::f16;
 use rocmforge_ops::KV_BLOCK;
 
-use super::attention_tile::{PAD, SLOTS, Scratch};
+use super::attention_tile::{PAD, SLOTS, TileBuffers};
 use super::exp::exp;
 use super::kv::Stored;
 use super::lanes::Lanes;
@@ -419,7 +419,7 @@ pub(super) fn widen_scales<S: Lanes>(s: S, values: Stored<'_>, scales: &mut [f32
 #[inline(always)]
 pub(super) fn accumulate<S: Lanes>(
     s: S,
-    scratch: &mut Scratch,
+    scratch: &mut TileBuffers,
     values: Option<Stored<'_>>,
     range: std::ops::Range<usize>,
     dv: usize,

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use super::kv::Stored;
-use super::testing::{Source, assert_close, pool};
+use super::testing::{Random, assert_close, pool};
 use super::{AttentionShape, AttentionSpan, Simd, attention, kv_append};
 use rocmforge_ops::{KV_PAGE_TOKENS, KvLayout, KvType};
 
@@ -30,7 +30,7 @@ fn bytes_mut(page: &mut [f32]) -> &mut [u8] {
 }
 
 impl Sequence {
-    fn new(source: &mut Source, layout: &KvLayout, n_tokens: usize) -> Sequence {
+    fn new(source: &mut Random, layout: &KvLayout, n_tokens: usize) -> Sequence {
         // As codes, too, it is nothing that may be read: every scale is NaN.
         let page = vec![f32::from_bits(POISON); layout.layer_bytes() / 4];
         let mut pages = vec![page; layout.pages_for(n_tokens)];
@@ -163,7 +163,7 @@ fn types(shape: AttentionShape<'_>) -> impl Iterator<Item = AttentionShape<'_>> 
 
 #[test]
 fn agrees_with_a_naive_softmax() {
-    let mut source = Source::new("attention");
+    let mut source = Random::new("attention");
     let pool = pool(2);
     let (mut eight_bits, mut floats) = (0, 0);
     for heads in SHAPES {
@@ -213,7 +213,7 @@ fn agrees_with_a_naive_softmax() {
 
 #[test]
 fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
-    let mut source = Source::new("attention division");
+    let mut source = Random::new("attention division");
     let pools = [pool(1), pool(2), pool(5)];
     for heads in SHAPES {
         let sinks = source.normal(heads.0);
@@ -276,7 +276,7 @@ fn a_row_is_the_same_bits_in_any_span_and_on_any_pool() {
 
 #[test]
 fn spans_of_several_sequences_go_to_their_own_rows() {
-    let mut source = Source::new("attention batch");
+    let mut source = Random::new("attention batch");
     let shape = shape(SHAPES[0], None);
     let pool = pool(3);
     let row = shape.n_head * shape.kv.head_dim_k;
@@ -313,7 +313,7 @@ fn spans_of_several_sequences_go_to_their_own_rows() {
 
 #[test]
 fn nan_reaches_the_rows_that_attend_to_it_and_no_others() {
-    let mut source = Source::new("attention nan");
+    let mut source = Random::new("attention nan");
     let pool = pool(2);
     let n_tokens = 100;
     let bad = 37;
@@ -362,7 +362,7 @@ fn nan_reaches_the_rows_that_attend_to_it_and_no_others() {
 
 #[test]
 fn pages_before_the_window_may_be_gone() {
-    let mut source = Source::new("attention window");
+    let mut source = Random::new("attention window");
     let shape = shape(SHAPES[0], Some(20));
     let sequence = Sequence::new(&mut source, &shape.kv, 100);
     let q = source.normal(shape.n_head * shape.kv.head_dim_k);

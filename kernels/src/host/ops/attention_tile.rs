@@ -53,7 +53,7 @@ pub(super) struct Tile<'a> {
 
 /// What a tile works in. Query `i` is row `i / heads`, head `i % heads` of the tile.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct TileBuffers {
     /// Scaled queries, `[queries][head_dim_k]`.
     pub(super) q: Aligned,
     /// Keys of a page, `[head_dim_k][SLOTS]`.
@@ -107,7 +107,7 @@ impl Aligned {
 
 impl Tile<'_> {
     /// Leaves the tile's result in `scratch`, see [`Tile::result`].
-    pub(super) fn attend(&self, simd: Simd, scratch: &mut Scratch) {
+    pub(super) fn attend(&self, simd: Simd, scratch: &mut TileBuffers) {
         let (dk, dv) = (self.shape.kv.head_dim_k, self.padded_v());
         let queries = self.n_rows * self.heads;
         scratch.q.reserve(queries * dk);
@@ -144,7 +144,7 @@ impl Tile<'_> {
     }
 
     /// What [`Tile::attend`] left for row `r` of the tile, `[heads][head_dim_v]`.
-    pub(super) fn result(&self, scratch: &Scratch, r: usize, out: &mut [f32]) {
+    pub(super) fn result(&self, scratch: &TileBuffers, r: usize, out: &mut [f32]) {
         let (heads, dv) = (self.heads, self.shape.kv.head_dim_v);
         for (g, out) in out.chunks_exact_mut(dv).enumerate() {
             out.copy_from_slice(&scratch.out.all()[(r * heads + g) * self.padded_v()..][..dv]);
@@ -199,13 +199,13 @@ impl Tile<'_> {
 }
 
 simd_fn! {
-    fn attend_pages(tile: &Tile<'_>, scratch: &mut Scratch);
+    fn attend_pages(tile: &Tile<'_>, scratch: &mut TileBuffers);
     simd attend_lanes;
     scalar attend_scalar;
 }
 
 #[inline(always)]
-fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
+fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut TileBuffers) {
     let heads = tile.heads;
     let (dk, dv) = (tile.shape.kv.head_dim_k, tile.padded_v());
     for page in tile.page_range() {
@@ -305,7 +305,7 @@ fn attend_lanes<S: Lanes>(s: S, tile: &Tile<'_>, scratch: &mut Scratch) {
     }
 }
 
-fn attend_scalar(tile: &Tile<'_>, scratch: &mut Scratch) {
+fn attend_scalar(tile: &Tile<'_>, scratch: &mut TileBuffers) {
     let heads = tile.heads;
     let (dk, dv, padded) = (
         tile.shape.kv.head_dim_k,

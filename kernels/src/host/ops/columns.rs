@@ -57,11 +57,11 @@ pub fn columns(parts: &[ColumnSource<'_>], n_group: usize, out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::Source;
+    use crate::host::ops::testing::Random;
 
     #[test]
     fn every_element_comes_from_its_place() {
-        let mut source = Source::new("columns");
+        let mut source = Random::new("columns");
         for _ in 0..50 {
             let (rows, n_group) = (1 + source.below(4), 1 + source.below(5));
             let inputs: Vec<_> = (0..1 + source.below(3))

@@ -166,11 +166,11 @@ fn conv_row_scalar(taps: &[&[f32]], weights: &[f32], act: Act, out: &mut [f32]) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close, pool};
+    use crate::host::ops::testing::{Random, assert_close, pool};
 
     #[test]
     fn agrees_with_f64_however_the_rows_come() {
-        let mut source = Source::new("conv");
+        let mut source = Random::new("conv");
         let pool = pool(3);
         for (channels, kernel, act) in [
             (1, 2, Act::Identity),

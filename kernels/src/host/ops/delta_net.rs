@@ -277,7 +277,7 @@ fn run_chunk_scalar(chunk: &mut Chunk, eps: f32, state: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close, pool};
+    use crate::host::ops::testing::{Random, assert_close, pool};
 
     /// Output and state straight from the definition, in f64.
     fn reference(
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn agrees_with_f64_however_the_rows_come() {
-        let mut source = Source::new("delta_net");
+        let mut source = Random::new("delta_net");
         let pool = pool(3);
         for (n_head_k, n_head_v, dim_k, dim_v) in [
             (1, 1, 3, 5),

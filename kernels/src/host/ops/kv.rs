@@ -289,7 +289,7 @@ fn quantize_blocks(from: &[f32], codes: &mut [u8], scales: &mut [f16]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::Source;
+    use crate::host::ops::testing::Random;
 
     /// Memory for one layer of a page, aligned to 4 bytes, every byte 0xd5; as long
     /// as the layer, whole words.
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_token_lands_in_its_slot_and_nowhere_else() {
-        let mut source = Source::new("kv_append");
+        let mut source = Random::new("kv_append");
         for (ty, n_head_kv, head_dim_k, head_dim_v) in [
             (KvType::F16, 2, 64, 64),
             (KvType::F16, 3, 20, 7),
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn instruction_sets_write_the_same_bytes() {
-        let mut source = Source::new("kv_append bytes");
+        let mut source = Random::new("kv_append bytes");
         let layout = KvLayout {
             n_layer: 1,
             n_head_kv: 1,
@@ -415,7 +415,7 @@ mod tests {
     /// The order of a page's bytes, spelled out.
     #[test]
     fn keys_are_transposed_and_values_are_not() {
-        let mut source = Source::new("kv_append order");
+        let mut source = Random::new("kv_append order");
         let (dk, dv, n_head_kv) = (64, 32, 2);
         for ty in KvType::ALL {
             let layout = KvLayout {
@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     fn tokens_together_are_the_same_bytes_as_one_by_one() {
-        let mut source = Source::new("kv_append several");
+        let mut source = Random::new("kv_append several");
         for (ty, head_dim_k, head_dim_v) in [
             (KvType::F32, 5, 33),
             (KvType::F16, 33, 20),

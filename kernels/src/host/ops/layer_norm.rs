@@ -113,7 +113,7 @@ fn norm_row_scalar(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close};
+    use crate::host::ops::testing::{Random, assert_close};
 
     fn reference(x: &[f32], weight: &[f32], bias: &[f32], eps: f32) -> Vec<f64> {
         let n = x.len() as f64;
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn rows_and_groups_agree_with_f64() {
-        let mut source = Source::new("layer_norm");
+        let mut source = Random::new("layer_norm");
         for group in [2, 5, 16, 31, 64, 65, 127, 128, 500, 2048] {
             let (rows, n_group) = (1 + source.below(3), 1 + source.below(4));
             // Far from 0, where a difference of sums would have lost its digits.

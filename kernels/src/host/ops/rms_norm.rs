@@ -246,7 +246,7 @@ fn scale_of(squares: f64, width: usize, eps: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close};
+    use crate::host::ops::testing::{Random, assert_close};
 
     fn reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
         let mut out = Vec::new();
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn all_forms_agree_with_f64() {
-        let mut source = Source::new("rms_norm");
+        let mut source = Random::new("rms_norm");
         for width in [1, 5, 16, 31, 64, 65, 127, 128, 500, 2048] {
             let rows = 1 + source.below(4);
             let (x, delta) = (source.normal(rows * width), source.normal(rows * width));
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn groups_are_normed_by_themselves() {
-        let mut source = Source::new("rms_norm groups");
+        let mut source = Random::new("rms_norm groups");
         for group in [1, 5, 16, 64, 128, 200] {
             let (rows, n_group) = (1 + source.below(3), 1 + source.below(5));
             let x = source.normal(rows * n_group * group);

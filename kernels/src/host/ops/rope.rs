@@ -251,7 +251,7 @@ fn rotate_scalar(order: RopeOrder, x: &mut [f32], cos: &[f32], sin: &[f32]) {
 mod tests {
     use super::*;
     use crate::host::ops::RopeParams;
-    use crate::host::ops::testing::{Source, assert_close};
+    use crate::host::ops::testing::{Random, assert_close};
     use rocmforge_ops::RopeScaling;
 
     fn plain(n_rot: usize, freq_base: f64) -> RopeParams {
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn both_orders_agree_with_the_definition_up_to_a_million() {
-        let mut source = Source::new("rope");
+        let mut source = Random::new("rope");
         for (head_dim, n_rot) in [
             (64, 64),
             (128, 128),
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn elements_before_the_first_stay_as_they_are() {
-        let mut source = Source::new("rope_at");
+        let mut source = Random::new("rope_at");
         for order in [RopeOrder::Norm, RopeOrder::Neox] {
             let (n_head, head_dim, n_rot) = (3, 192, 64);
             let positions = [7, 100_000];
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_shift_of_both_positions_keeps_the_product() {
-        let mut source = Source::new("rope shift");
+        let mut source = Random::new("rope shift");
         let table = RopeTable::new(&plain(64, 10_000.0)).unwrap();
         let (q, k) = (source.normal(64), source.normal(64));
         let product = |position_q: u32, position_k: u32| {

@@ -155,7 +155,7 @@ fn take_best(keys: &mut [f32]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close};
+    use crate::host::ops::testing::{Random, assert_close};
 
     const GATES: [RouterGate; 4] = [
         RouterGate::Softmax,
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn agrees_with_the_definition() {
-        let mut source = Source::new("route");
+        let mut source = Random::new("route");
         let mut compared = 0;
         for round in 0..400 {
             let n_group = [1, 1, 4, 8][source.below(4)];
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn ids_are_distinct_and_in_range_whatever_the_logits() {
-        let mut source = Source::new("route nan");
+        let mut source = Random::new("route nan");
         for round in 0..200 {
             let mut logits = source.normal(16);
             for _ in 0..1 + source.below(16) {

@@ -88,11 +88,11 @@ pub(super) fn soft_cap_scalar(x: &mut [f32], cap: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close};
+    use crate::host::ops::testing::{Random, assert_close};
 
     #[test]
     fn scaled_rows_agree_with_f64() {
-        let mut source = Source::new("scale");
+        let mut source = Random::new("scale");
         for width in [1, 7, 16, 33, 129] {
             let x = source.normal(4 * width);
             let positions = [0, 8191, 8192, 1_000_000];
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn capped_elements_agree_with_f64_and_stay_below_the_cap() {
-        let mut source = Source::new("soft_cap");
+        let mut source = Random::new("soft_cap");
         for n in [1, 16, 37, 5000] {
             let mut x = source.normal(n);
             for (i, x) in x.iter_mut().enumerate() {

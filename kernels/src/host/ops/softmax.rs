@@ -104,14 +104,14 @@ fn exp_in_place_scalar(x: &mut [f32], max: f32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close};
+    use crate::host::ops::testing::{Random, assert_close};
 
     /// A lane adds at most 32 exponentials in f32, each step rounding by 6e-8.
     const TOLERANCE: f64 = 2.5e-6;
 
     #[test]
     fn close_to_f64() {
-        let mut source = Source::new("softmax");
+        let mut source = Random::new("softmax");
         for width in [1, 3, 16, 77, 1024, 1025, 5000] {
             let x: Vec<f32> = source
                 .normal(3 * width)

@@ -208,7 +208,7 @@ fn run_steps_scalar(steps: &[Step<'_>], skip: f32, state: &mut [f32], out: &mut 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::{Source, assert_close, pool};
+    use crate::host::ops::testing::{Random, assert_close, pool};
 
     /// Output and state straight from the definition, in f64.
     fn reference(shape: &SsmShape, inputs: &SsmInputs<'_>, state: &[f32]) -> (Vec<f64>, Vec<f64>) {
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn agrees_with_f64_however_the_rows_come() {
-        let mut source = Source::new("ssm");
+        let mut source = Random::new("ssm");
         let pool = pool(3);
         for (n_head, dim, n_group, n_state) in [
             (1, 3, 1, 5),

@@ -13,16 +13,16 @@ pub(super) fn pool(threads: usize) -> Pool {
 }
 
 /// Random numbers of one test. `ROCMFORGE_TEST_SEED` repeats a run.
-pub(super) struct Source(StdRng);
+pub(super) struct Random(StdRng);
 
-impl Source {
-    pub(super) fn new(name: &str) -> Source {
+impl Random {
+    pub(super) fn new(name: &str) -> Random {
         let seed = std::env::var("ROCMFORGE_TEST_SEED")
             .ok()
             .and_then(|seed| seed.parse().ok());
         let seed: u64 = seed.unwrap_or_else(|| rand::rng().next_u64());
         println!("{name}: ROCMFORGE_TEST_SEED={seed}");
-        Source(StdRng::seed_from_u64(seed))
+        Random(StdRng::seed_from_u64(seed))
     }
 
     /// About normally distributed.

@@ -97,11 +97,11 @@ fn order(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::ops::testing::Source;
+    use crate::host::ops::testing::Random;
 
     #[test]
     fn agrees_with_a_full_sort() {
-        let mut source = Source::new("top_k");
+        let mut source = Random::new("top_k");
         let mut out = Vec::new();
         for round in 0..300 {
             let n = source.below(if round % 10 == 0 { 20_000 } else { 600 });

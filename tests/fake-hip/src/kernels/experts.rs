@@ -172,7 +172,7 @@ pub(super) fn many(
 mod tests {
     use rocmforge_kernels::gpu::GpuTarget;
     use rocmforge_kernels::gpu::device_bytes;
-    use rocmforge_kernels::gpu::ops::activations::{GATED_F16_SCALE, Sink, Source, activations};
+    use rocmforge_kernels::gpu::ops::activations::{GATED_F16_SCALE, Sink, Transform, activations};
     use rocmforge_kernels::gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
     use rocmforge_kernels::gpu::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
     use rocmforge_kernels::gpu::ops::matmat::{HalfInputs, HalfLayout, PartsRoom, matmat_f16};
@@ -264,13 +264,13 @@ mod tests {
         };
         run(m, &experts::group(groups, ids_at, table_at).unwrap()).unwrap();
         let q8 = (m.alloc(50 * 64).unwrap(), m.alloc(50 * 16).unwrap());
-        let to_q8 = activations(x, 50, 64, Source::Plain, Sink::Q8(q8.0, q8.1)).unwrap();
+        let to_q8 = activations(x, 50, 64, Transform::Plain, Sink::Q8(q8.0, q8.1)).unwrap();
         run(m, &to_q8).unwrap();
         let inputs = ManyInputs::Q8(q8.0, q8.1);
         let many = experts::experts_many(&target, inputs, groups, 2, &tensors, tiled).unwrap();
         run(m, &many).unwrap();
         let half = m.alloc(50 * 64 * 2).unwrap();
-        let to_f16 = activations(x, 50, 64, Source::Plain, Sink::F16(half)).unwrap();
+        let to_f16 = activations(x, 50, 64, Transform::Plain, Sink::F16(half)).unwrap();
         run(m, &to_f16).unwrap();
         let inputs = ManyInputs::F16(half, 1.0 / GATED_F16_SCALE);
         let many = experts::experts_many(&target, inputs, groups, 2, &tensors, tiled_f16).unwrap();
@@ -312,7 +312,7 @@ mod tests {
         let cols = COLS * 4;
         let x = with(m, &x_values);
         let half = m.alloc((tokens * cols * 2) as u64).unwrap();
-        let plain = Source::Plain;
+        let plain = Transform::Plain;
         run(
             m,
             &activations(x, tokens as u64, cols as u64, plain, Sink::F16(half)).unwrap(),

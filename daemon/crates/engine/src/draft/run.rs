@@ -159,7 +159,7 @@ impl Engine {
         members: &mut [Member],
         ahead: &mut [Ahead],
         what: For,
-        more: bool,
+        expects_next_pass: bool,
     ) -> Result<Vec<Option<u32>>, Error> {
         let internal = |what: &str| Error::Internal(what.to_owned());
         let (id, loaded) = (run.id, &run.loaded);
@@ -258,7 +258,7 @@ impl Engine {
             n_tokens,
             outputs: &outputs,
             hidden: &[],
-            more,
+            expects_next_pass,
             scratch: &layout,
             scratch_at: self.store.cache.block(block).offset,
             prefetch: self.prefetch,

@@ -39,7 +39,7 @@ impl WeightStore {
         for (model, segments) in models {
             for index in 0..segments as u32 {
                 let segment = SegmentId { model, index };
-                let gone = self.cache.spoiled(segment, &mut self.actions);
+                let gone = self.cache.evict_corrupt(segment, &mut self.actions);
                 assert!(gone, "{segment} is in use while the arena is renewed");
             }
         }

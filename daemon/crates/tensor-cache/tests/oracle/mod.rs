@@ -136,7 +136,7 @@ impl Seg {
 struct Model {
     segs: Vec<Seg>,
     cursor: Option<u32>,
-    more: bool,
+    expects_next_pass: bool,
 }
 
 pub(crate) struct World {

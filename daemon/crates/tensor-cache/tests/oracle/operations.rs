@@ -55,7 +55,7 @@ impl World {
         *slot = Some(Model {
             segs: specs.iter().map(seg).collect(),
             cursor: None,
-            more: false,
+            expects_next_pass: false,
         });
     }
 
@@ -448,9 +448,14 @@ impl World {
     pub(crate) fn pass_begin(&mut self, rng: &mut StdRng) {
         let model = Self::model_id(rng);
         let more = rng.random_bool(0.7);
-        let result = self.cache.pass_begin(model, PassHint { more });
+        let result = self.cache.pass_begin(
+            model,
+            PassHint {
+                expects_next_pass: more,
+            },
+        );
         match &mut self.models[model.0 as usize] {
-            Some(state) => (state.cursor, state.more) = (Some(0), more),
+            Some(state) => (state.cursor, state.expects_next_pass) = (Some(0), more),
             None => assert_eq!(result, Err(Error::UnknownModel(model))),
         }
     }
@@ -475,7 +480,7 @@ impl World {
         let model = Self::model_id(rng);
         self.cache.request_end(model);
         if let Some(state) = &mut self.models[model.0 as usize] {
-            state.more = false;
+            state.expects_next_pass = false;
         }
     }
 }

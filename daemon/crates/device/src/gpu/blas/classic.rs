@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::error::Error;
 use crate::gpu::{Context, Vendor};
 
-use super::{Gemm, Handle, Library, Room, config, failed, library, no_memory};
+use super::{Gemm, Handle, Library, LibraryMemory, config, failed, library, no_memory};
 
 mod cublas {
     pub(super) const OP_N: u32 = 0;
@@ -192,7 +192,7 @@ impl Classic {
     ///
     /// # Errors
     /// [`Error::Driver`].
-    pub(super) fn gemm(&self, gemm: &Gemm, room: Room) -> Result<(), Error> {
+    pub(super) fn gemm(&self, gemm: &Gemm, room: LibraryMemory) -> Result<(), Error> {
         (0..gemm.batch).try_for_each(|i| {
             let one = Gemm {
                 weights: gemm.weights + i * gemm.rows * gemm.cols * 2,
@@ -203,7 +203,7 @@ impl Classic {
         })
     }
 
-    fn one(&self, gemm: &Gemm, room: Room) -> Result<(), Error> {
+    fn one(&self, gemm: &Gemm, room: LibraryMemory) -> Result<(), Error> {
         let int = |n: u64| c_int::try_from(n).map_err(|e| failed(format!("{n}: {e}")));
         let (m, n, k) = (int(gemm.rows)?, int(gemm.tokens)?, int(gemm.cols)?);
         let (lda, ldb, ldc) = (k, k, int(gemm.stride)?);

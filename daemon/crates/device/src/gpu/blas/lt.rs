@@ -1,7 +1,7 @@
 //! cuBLASLt and hipBLASLt: the same functions by other names, with other
 //! numbers for the same things.
 //!
-//! How a shape is multiplied is asked of the library once ([`Plan`]) and kept.
+//! How a shape is multiplied is asked of the library once ([`Prepared`]) and kept.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -10,10 +10,10 @@ use std::fmt;
 use crate::error::Error;
 use crate::gpu::{Context, Vendor};
 
-use super::{Gemm, Handle, Library, Room, config, failed, library, no_memory};
+use super::{Gemm, Handle, Library, LibraryMemory, config, failed, library, no_memory};
 
 /// Most shapes that are remembered; then all are forgotten. A prompt's length makes some ten.
-const PLANS_MAX: usize = 512;
+const PREPARED_MAX: usize = 512;
 
 const R_32F: c_int = 0;
 const R_16F: c_int = 2;
@@ -162,7 +162,7 @@ struct Shape {
 }
 
 /// How a shape is multiplied.
-struct Plan {
+struct Prepared {
     desc: Object,
     weights: Object,
     x: Object,
@@ -174,7 +174,7 @@ struct Plan {
 /// An open library with its handle.
 pub(super) struct Lt {
     // Plans go before the handle.
-    plans: HashMap<Shape, Plan>,
+    prepared: HashMap<Shape, Prepared>,
     handle: Object,
     functions: Functions,
     dialect: &'static Dialect,
@@ -191,7 +191,7 @@ impl fmt::Debug for Lt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lt")
             .field("library", &self.library.name())
-            .field("plans", &self.plans.len())
+            .field("prepared", &self.prepared.len())
             .finish_non_exhaustive()
     }
 }
@@ -237,7 +237,7 @@ impl Lt {
         let handle = made(code, handle, functions.destroy)
             .map_err(|code| config(format!("{} gives no handle: {code}", library.name())))?;
         Ok(Self {
-            plans: HashMap::new(),
+            prepared: HashMap::new(),
             handle,
             functions,
             dialect,
@@ -254,7 +254,12 @@ impl Lt {
     ///
     /// # Errors
     /// [`Error::Driver`]: the library has no way to do it, or fails. [`Error::Memory`].
-    pub(super) fn gemm(&mut self, gemm: &Gemm, room: Room, stream: usize) -> Result<(), Error> {
+    pub(super) fn gemm(
+        &mut self,
+        gemm: &Gemm,
+        room: LibraryMemory,
+        stream: usize,
+    ) -> Result<(), Error> {
         let context = self.context.clone();
         // Noted until the library has come back.
         let _call = context.driver().map_err(|e| failed(e.to_string()))?;
@@ -268,8 +273,8 @@ impl Lt {
             alignment: alignment(gemm),
             room_bytes: room.1,
         };
-        if !self.plans.contains_key(&shape) {
-            let plan = self.plan(&shape).map_err(|(what, code)| {
+        if !self.prepared.contains_key(&shape) {
+            let plan = self.prepare(&shape).map_err(|(what, code)| {
                 if code == self.dialect.alloc_failed {
                     return no_memory(self.name());
                 }
@@ -278,12 +283,12 @@ impl Lt {
                     self.name()
                 ))
             })?;
-            if self.plans.len() >= PLANS_MAX {
-                self.plans.clear();
+            if self.prepared.len() >= PREPARED_MAX {
+                self.prepared.clear();
             }
-            self.plans.insert(shape, plan);
+            self.prepared.insert(shape, plan);
         }
-        let plan = &self.plans[&shape];
+        let plan = &self.prepared[&shape];
         let alpha = gemm.factor;
         let beta = if gemm.add { 1.0f32 } else { 0.0 };
         // SAFETY: the descriptors are alive and tell the shapes and types of the matrices, which
@@ -322,7 +327,7 @@ impl Lt {
     }
 
     /// Asks for a way to multiply a shape. The error is what failed, and the library's code.
-    fn plan(&self, shape: &Shape) -> Result<Plan, (&'static str, c_int)> {
+    fn prepare(&self, shape: &Shape) -> Result<Prepared, (&'static str, c_int)> {
         let f = &self.functions;
         let mut desc: Handle = std::ptr::null_mut();
         // SAFETY: the out-pointer is to a live local.
@@ -397,7 +402,7 @@ impl Lt {
                 if code != 0 { code } else { state as c_int },
             ));
         }
-        Ok(Plan {
+        Ok(Prepared {
             desc,
             weights,
             x,

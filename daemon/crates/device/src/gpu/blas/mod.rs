@@ -50,7 +50,7 @@ pub(super) struct Gemm {
 type Handle = *mut c_void;
 
 /// Address and bytes of memory that a library may use during a product.
-type Room = (u64, u64);
+type LibraryMemory = (u64, u64);
 
 /// The libraries of one device, bound to one stream.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl Blas {
     ///
     /// # Errors
     /// [`Error::Driver`], [`Error::Config`], [`Error::Memory`].
-    pub(super) fn gemm(&self, gemm: &Gemm, room: Room) -> Result<(), Error> {
+    pub(super) fn gemm(&self, gemm: &Gemm, room: LibraryMemory) -> Result<(), Error> {
         let mut lt = self.lt.borrow_mut();
         if let Some(library) = lt.as_mut() {
             match library.gemm(gemm, room, self.stream) {

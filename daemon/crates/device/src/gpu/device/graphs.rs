@@ -32,7 +32,7 @@ enum State {
 }
 
 /// What to do with a pass.
-pub(super) enum Plan<'a> {
+pub(super) enum GraphUse<'a> {
     Launch,
     Record,
     Replay(&'a Graph),
@@ -67,22 +67,22 @@ impl Graphs {
     }
 
     /// What to do with a pass or step of this key.
-    pub(super) fn plan(&mut self, key: &Key) -> Plan<'_> {
+    pub(super) fn next_use(&mut self, key: &Key) -> GraphUse<'_> {
         let Some(at) = self.entries.iter().position(|(k, _)| k == key) else {
             if self.is_full() {
                 self.entries.remove(0);
             }
             self.entries.push((key.clone(), State::Seen));
-            return Plan::Launch;
+            return GraphUse::Launch;
         };
         if at + 1 < self.entries.len() {
             let entry = self.entries.remove(at);
             self.entries.push(entry);
         }
         match self.entries.last().map(|(_, state)| state) {
-            Some(State::Recorded(graph, _)) => Plan::Replay(graph),
-            Some(State::Seen) => Plan::Record,
-            _ => Plan::Launch,
+            Some(State::Recorded(graph, _)) => GraphUse::Replay(graph),
+            Some(State::Seen) => GraphUse::Record,
+            _ => GraphUse::Launch,
         }
     }
 

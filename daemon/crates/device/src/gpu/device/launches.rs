@@ -10,7 +10,7 @@
 //!
 //! Rows of a plan of float weights stay f32, or become two f16 for the library.
 
-use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
+use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Transform};
 use rocmforge_kernels::gpu::ops::attention::{self, Partials, Scores, SharedPositions};
 use rocmforge_kernels::gpu::ops::elements;
 use rocmforge_kernels::gpu::ops::kv::{self, Kv, Qkv, Rope, Rotation};
@@ -36,7 +36,7 @@ mod tiled;
 
 /// Something to queue.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Work {
+pub(super) enum Queued {
     Launch(Launch),
     /// Zeros from an offset of the arena on, so many bytes.
     Clear(u64, u64),
@@ -59,7 +59,7 @@ pub(super) struct Lowering<'a> {
     /// Whether the vendor's products are there.
     pub(super) vendor: bool,
     /// What there is to queue, in order.
-    pub(super) work: Vec<Work>,
+    pub(super) work: Vec<Queued>,
     /// What is to lie at the workspace's table before: addresses of experts, of
     /// one step after the other.
     pub(super) table: Vec<u64>,
@@ -430,22 +430,22 @@ impl<'a> Lowering<'a> {
     }
 
     fn prepare(&mut self, input: Input, sink: Sink, bound: SegmentBinding<'_>) -> Lowered {
-        let source = match input {
-            Input::Plain(_) => Source::Plain,
+        let transform = match input {
+            Input::Plain(_) => Transform::Plain,
             Input::Norm { x, weight, eps, .. } => {
-                Source::Norm(Norm::of_row(self.vector(weight, bound), self.width(x), eps))
+                Transform::Norm(Norm::of_row(self.vector(weight, bound), self.width(x), eps))
             }
-            Input::Gated { up, act, .. } => Source::Gate {
+            Input::Gated { up, act, .. } => Transform::Gate {
                 other: Some(self.at(up)),
                 act,
             },
         };
-        self.rows_to(input.reads(), source, sink)
+        self.rows_to(input.reads(), transform, sink)
     }
 
-    fn rows_to(&mut self, x: Buf, source: Source, sink: Sink) -> Lowered {
+    fn rows_to(&mut self, x: Buf, transform: Transform, sink: Sink) -> Lowered {
         let (at, rows, cols) = (self.at(x), self.count(x), self.width(x));
-        self.push(activations::activations(at, rows, cols, source, sink))
+        self.push(activations::activations(at, rows, cols, transform, sink))
     }
 
     // ----
@@ -558,13 +558,13 @@ impl<'a> Lowering<'a> {
 
     fn push(&mut self, launch: Result<Launch, KernelError>) -> Lowered {
         let launch = launch.map_err(|e| launch_error(&e))?;
-        self.work.push(Work::Launch(launch));
+        self.work.push(Queued::Launch(launch));
         Ok(())
     }
 
     fn push_all(&mut self, launches: Result<Vec<Launch>, KernelError>) -> Lowered {
         let launches = launches.map_err(|e| launch_error(&e))?;
-        self.work.extend(launches.into_iter().map(Work::Launch));
+        self.work.extend(launches.into_iter().map(Queued::Launch));
         Ok(())
     }
 }

@@ -9,8 +9,8 @@ use crate::gpu::{self, Graph};
 use crate::ops::Batch;
 use crate::{BoundStep, Scratch};
 
-use super::graphs::{Key, Plan};
-use super::launches::{Lowering, Work};
+use super::graphs::{GraphUse, Key};
+use super::launches::{Lowering, Queued};
 use super::pass_data::{PassData, PassShape, Places};
 use super::sending::Sender;
 use super::{GpuDevice, failed};
@@ -89,16 +89,16 @@ impl GpuDevice {
             self.step_graphs.clear();
         }
         let room = self.vendor_room(scratch);
-        let record = match self.step_graphs.plan(key) {
-            Plan::Replay(graph) => {
+        let record = match self.step_graphs.next_use(key) {
+            GraphUse::Replay(graph) => {
                 let _held = self.uploads.hold();
                 // SAFETY: the key says that the addresses are those of the recording, and
                 // the pass's data lies there.
                 return unsafe { graph.launch(&self.compute) }
                     .map_err(|e| failed("replaying steps", e));
             }
-            Plan::Record => true,
-            Plan::Launch => false,
+            GraphUse::Record => true,
+            GraphUse::Launch => false,
         };
         let (work, table) = self.work(steps, scratch, batch, shape)?;
         assert!(table.is_empty(), "operations read no table of experts");
@@ -139,7 +139,7 @@ impl GpuDevice {
             self.send_table(&table, scratch)?;
             self.table_of = Some(key.clone());
         }
-        let Plan::Replay(graph) = self.graphs.plan(&key) else {
+        let GraphUse::Replay(graph) = self.graphs.next_use(&key) else {
             return Ok(false);
         };
         let _held = self.uploads.hold();
@@ -170,7 +170,7 @@ impl GpuDevice {
             return self.queue(&work, room);
         }
         let key = self.key(stamp, scratch, batch, shape);
-        if !matches!(self.graphs.plan(&key), Plan::Record) {
+        if !matches!(self.graphs.next_use(&key), GraphUse::Record) {
             return self.queue(&work, room);
         }
         let captured = self.capture(&work, room)?;
@@ -185,7 +185,7 @@ impl GpuDevice {
 
     /// Records work; `None` where it cannot be recorded, which it could not
     /// either when it comes again.
-    fn capture(&self, work: &[Work], room: (u64, u64)) -> Result<Option<Graph>, Error> {
+    fn capture(&self, work: &[Queued], room: (u64, u64)) -> Result<Option<Graph>, Error> {
         let captured = self
             .compute
             .capture(|| self.queue(work, room).map_err(Captured::Queue));
@@ -246,7 +246,7 @@ impl GpuDevice {
         scratch: Scratch<'_>,
         batch: &Batch<'_>,
         shape: PassShape,
-    ) -> Result<(Vec<Work>, Vec<u64>), Error> {
+    ) -> Result<(Vec<Queued>, Vec<u64>), Error> {
         let (workspace, scratch_base) = self.place(scratch);
         let reserve = self.reserve_addresses()?;
         let mut lowering = Lowering {
@@ -273,14 +273,14 @@ impl GpuDevice {
         Ok((lowering.work, lowering.table))
     }
 
-    fn queue(&self, work: &[Work], vendor_room: (u64, u64)) -> Result<(), Error> {
+    fn queue(&self, work: &[Queued], vendor_room: (u64, u64)) -> Result<(), Error> {
         // Launches that wait for their inputs themselves may overlap, in chains of such. What is
         // before the first one (a copy of the pass's data, an upload) is waited for.
         let mut chained = false;
         let _held = self.uploads.hold();
         for item in work {
             match item {
-                Work::Launch(launch) => {
+                Queued::Launch(launch) => {
                     let overlaps = launch.overlaps && chained;
                     // SAFETY: addresses were made of places that the ledger gave to this pass, of
                     // sizes that the builders and the layouts agree on; the compute stream orders
@@ -289,11 +289,11 @@ impl GpuDevice {
                     unsafe { self.kernels.launch_after(launch, overlaps, &self.compute)? };
                     chained = launch.overlaps;
                 }
-                Work::Clear(offset, bytes) => {
+                Queued::Clear(offset, bytes) => {
                     self.arena.zero(*offset, *bytes, &self.compute)?;
                     chained = false;
                 }
-                Work::Gemm(gemm) => {
+                Queued::Gemm(gemm) => {
                     // The library has had the stream's handle since it was opened.
                     self.compute.note_queued();
                     self.products.gemm(gemm, vendor_room)?;

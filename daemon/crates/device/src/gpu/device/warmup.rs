@@ -16,7 +16,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
+use rocmforge_kernels::gpu::ops::activations::{self, Sink, Transform};
 use rocmforge_kernels::gpu::ops::rows;
 use rocmforge_kernels::gpu::ops::sample::{self, TopK};
 use rocmforge_kernels::gpu::ops::weights::{self, Weights};
@@ -29,7 +29,7 @@ use crate::ops::{Batch, RowCounts, Span};
 use crate::{ALIGNMENT, BoundStep, ModelPlanView, Role, Scratch, SegmentBinding};
 
 use super::kernels::Kernels;
-use super::launches::{Lowering, Work};
+use super::launches::{Lowering, Queued};
 use super::pass_data::PassData;
 use super::reserve::{self, DeviceReserve};
 use super::workspace::{SMALL_BATCH, Workspace};
@@ -159,7 +159,7 @@ pub(super) fn always() -> Vec<Launch> {
     };
     let launches = [
         weights::repack(weights, NOWHERE, 0, 1, NOWHERE),
-        activations::activations(NOWHERE, 1, 256, Source::Plain, Sink::F32(NOWHERE)),
+        activations::activations(NOWHERE, 1, 256, Transform::Plain, Sink::F32(NOWHERE)),
         rows::gather(NOWHERE, NOWHERE, 1, 256, NOWHERE),
     ];
     let sampling = sample::top_k(NOWHERE, 1, 256, 1, to).into_iter().flatten();
@@ -275,8 +275,8 @@ fn pass(
         lowering.lower(&step, None)?;
     }
     let launches = lowering.work.into_iter().filter_map(|work| match work {
-        Work::Launch(launch) => Some(launch),
-        Work::Clear(..) | Work::Gemm(_) => None,
+        Queued::Launch(launch) => Some(launch),
+        Queued::Clear(..) | Queued::Gemm(_) => None,
     });
     Ok(launches.collect())
 }

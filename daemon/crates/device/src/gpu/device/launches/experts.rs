@@ -2,7 +2,7 @@
 //! so nobody waits for the routing. Few rows go to mat-vecs; more are sorted by expert and go to
 //! tiles, of up to 8 rows or of up to 32.
 
-use rocmforge_kernels::gpu::ops::activations::{self, Sink, Source};
+use rocmforge_kernels::gpu::ops::activations::{self, Sink, Transform};
 use rocmforge_kernels::gpu::ops::experts::{self, Groups, ManyInputs, Routed, Tensors};
 
 use crate::BoundExpert;
@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::ops::{Act, ExpertFfn, TensorIndex};
 
 use super::super::workspace::EXPERTS_MAX;
-use super::{Lowered, Lowering, Work};
+use super::{Lowered, Lowering, Queued};
 
 /// From how many routed rows on they are sorted by expert and go to tiles of up to 8: from 1.25 for
 /// each expert on. Qwen3-30B-A3B (128 experts, 8 a token) on an H200, clients and tokens a second,
@@ -101,13 +101,13 @@ impl Lowering<'_> {
         if many {
             let groups = groups(experts::TILE);
             self.push(experts::group(groups, ids, table))?;
-            let inputs = self.many(x.1, x.2, up.cols, Source::Plain)?;
+            let inputs = self.many(x.1, x.2, up.cols, Transform::Plain)?;
             // Rows of experts that are not here are left alone, but the
             // activation behind goes over all.
             let (rows, bytes) = (up_to - self.arena, n * n_ff * 4);
-            self.work.push(Work::Clear(rows, bytes));
+            self.work.push(Queued::Clear(rows, bytes));
             if gate.is_some() {
-                self.work.push(Work::Clear(hidden - self.arena, bytes));
+                self.work.push(Queued::Clear(hidden - self.arena, bytes));
             }
             let products = |inputs, share, tensors: &Tensors, out| {
                 experts::experts_many(self.target, inputs, groups, share, tensors, out)
@@ -122,11 +122,11 @@ impl Lowering<'_> {
                 None => (up_to, None),
             };
             self.push(target_up)?;
-            let source = Source::Gate {
+            let transform = Transform::Gate {
                 other,
                 act: ffn.act,
             };
-            let inputs = self.many(first, n, n_ff, source)?;
+            let inputs = self.many(first, n, n_ff, transform)?;
             let out = self.at(ffn.out);
             let down = experts::experts_many(self.target, inputs, groups, 1, &down, out);
             return self.push(down);
@@ -165,7 +165,7 @@ impl Lowering<'_> {
                     self.push(products(x, gate, hidden))?;
                 }
                 self.push(products(x, &up, up_to))?;
-                let source = Source::Gate {
+                let transform = Transform::Gate {
                     other: gate.map(|_| up_to),
                     act: ffn.act,
                 };
@@ -173,7 +173,7 @@ impl Lowering<'_> {
                     hidden,
                     n,
                     n_ff,
-                    source,
+                    transform,
                     Sink::F32(hidden),
                 ))?;
                 let out = self.at(ffn.out);
@@ -187,7 +187,7 @@ impl Lowering<'_> {
 
     /// Rows of `cols`, brought into the workspace in the form that products of many
     /// routed rows are fastest with.
-    fn many(&mut self, x: u64, rows: u64, cols: u64, source: Source) -> Lowered<ManyInputs> {
+    fn many(&mut self, x: u64, rows: u64, cols: u64, transform: Transform) -> Lowered<ManyInputs> {
         let at = self.scratch_base + self.workspace.input;
         let scales = (at + activations::q8_bytes(rows, cols)).next_multiple_of(crate::ALIGNMENT);
         let (inputs, sink, end) = match self.target.multiplies_f16() {
@@ -208,7 +208,7 @@ impl Lowering<'_> {
                 message: format!("{rows} rows of {cols} are more than there is room for"),
             });
         }
-        self.push(activations::activations(x, rows, cols, source, sink))?;
+        self.push(activations::activations(x, rows, cols, transform, sink))?;
         Ok(inputs)
     }
 }

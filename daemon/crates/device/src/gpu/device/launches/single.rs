@@ -1,6 +1,6 @@
 //! Operations that are not part of a larger one: a launch or two each.
 
-use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Source};
+use rocmforge_kernels::gpu::ops::activations::{self, Norm, Sink, Transform};
 use rocmforge_kernels::gpu::ops::elements::{self, Change, Part};
 use rocmforge_kernels::gpu::ops::heads::{HeadInputs, HeadMatrices, matmat_heads};
 use rocmforge_kernels::gpu::ops::kv::{self, Heads, Qkv};
@@ -32,7 +32,7 @@ impl Lowering<'_> {
                     group,
                     eps: *eps,
                 };
-                self.rows_to(*x, Source::Norm(norm), Sink::F32(self.at(*out)))
+                self.rows_to(*x, Transform::Norm(norm), Sink::F32(self.at(*out)))
             }
             Op::LayerNorm {
                 x,
@@ -54,28 +54,28 @@ impl Lowering<'_> {
                 self.push(rows::layer_norm(from, n, width, &norm, to))
             }
             Op::Add { x, y, scale } => {
-                let source = Source::Add {
+                let transform = Transform::Add {
                     other: self.at(*y),
                     scale: *scale,
                 };
-                self.rows_to(*x, source, Sink::Stored)
+                self.rows_to(*x, transform, Sink::Stored)
             }
             Op::Gate { gate, up, act } => {
-                let source = Source::Gate {
+                let transform = Transform::Gate {
                     other: Some(self.at(*up)),
                     act: *act,
                 };
-                self.rows_to(*gate, source, Sink::F32(self.at(*gate)))
+                self.rows_to(*gate, transform, Sink::F32(self.at(*gate)))
             }
             Op::Activate {
                 act: Act::Identity, ..
             } => Ok(()),
             Op::Activate { x, act } => {
-                let source = Source::Gate {
+                let transform = Transform::Gate {
                     other: None,
                     act: *act,
                 };
-                self.rows_to(*x, source, Sink::F32(self.at(*x)))
+                self.rows_to(*x, transform, Sink::F32(self.at(*x)))
             }
             Op::Scale { x, factor } => self.change(*x, Change::Scale(*factor)),
             Op::ScaleBy { x, weight } => {
@@ -268,7 +268,7 @@ impl Lowering<'_> {
                 self.at(x),
                 rows,
                 cols,
-                Source::Plain,
+                Transform::Plain,
                 sink,
             ))?;
         }

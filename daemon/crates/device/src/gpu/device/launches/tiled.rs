@@ -15,7 +15,7 @@ use rocmforge_ops::WeightType;
 use crate::SegmentBinding;
 use crate::gpu::blas::Gemm;
 
-use super::{Input, Lowered, Lowering, Work};
+use super::{Input, Lowered, Lowering, Queued};
 
 /// The input of products: f16, and what that leaves.
 #[derive(Clone, Copy)]
@@ -139,7 +139,7 @@ impl Lowering<'_> {
             if i == 0 || left {
                 unpack(self, left)?;
             }
-            self.work.push(Work::Gemm(Gemm {
+            self.work.push(Queued::Gemm(Gemm {
                 x,
                 factor,
                 add: gemm.add || i > 0,
