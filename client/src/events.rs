@@ -7,9 +7,8 @@
 //!      +--------------------------------------------------------------------------+
 //! ```
 //!
-//! Invariant: `Ended` gives `None` for good. The end of the stream is read even
-//! after the final event, so that the daemon does not take the request for
-//! cancelled.
+//! Invariant: `Ended` gives `None` for good. Who polls on after the final event reads the
+//! stream's end, without which the daemon may take the request for cancelled.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

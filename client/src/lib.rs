@@ -29,7 +29,7 @@
 //! Requests and answers are the wire types of [`proto::v1`]; where an answer has
 //! one field that matters, that field is returned.
 //!
-//! Invariant: a client holds one connection and no other state; clones share it.
+//! Invariant: a client holds one connection and the path that it goes to; clones share both.
 //! Dropping a stream cancels its request.
 
 #![forbid(unsafe_code)]

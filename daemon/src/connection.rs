@@ -26,7 +26,8 @@ pub(crate) use quiet::QuietStream;
 pub(crate) use table::Table;
 use table::Ticket;
 
-/// Connections that are open at once, where the process may open four times as many files.
+/// Most ordinary connections of gRPC, and as many of HTTP, where the process may open four times as
+/// many files.
 pub const CONNECTIONS_MAX: usize = 2048;
 /// How long a client may take to send the first bytes of HTTP/2.
 const PREFACE_WAIT_MAX: Duration = Duration::from_secs(5);

@@ -4,16 +4,18 @@
 //! program again, with a hidden argument) it takes nothing along: the child is killed after
 //! [`LIMIT`], and its report says so.
 //!
-//! *Invariant:* the daemon never waits longer than [`LIMIT`] and [`KILL_WAIT`] for a child; one
-//! that cannot be killed is left alone, and no other is started for that vendor while it lives.
+//! *Invariant:* the daemon never waits longer than [`LIMIT`], and for each vendor
+//! [`KILL_WAIT`], for children; one that cannot be killed is left alone, and no other is
+//! started for that vendor while it lives.
 
 use std::fmt;
 use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use rocmforge_engine::api::{Libraries, Report, Vendor, probe_vendor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -30,7 +32,7 @@ const POLL: Duration = Duration::from_millis(5);
 const KEPT: Duration = Duration::from_secs(30);
 /// Looks at a time, each on a blocking thread.
 pub(crate) const AT_ONCE: usize = 1;
-/// Most bytes that a child may say: below a pipe's capacity, so that it ends without being read.
+/// Most bytes of a child's report: below a pipe's capacity, so that it ends without being read.
 const ANSWER_BYTES_MAX: usize = 60 << 10;
 
 /// A vendor's driver, as far as it was found.
@@ -298,15 +300,11 @@ impl Devices {
                 self.limit.as_secs_f64()
             ));
         };
-        let mut text = String::new();
-        let read = child.stdout.take().map(|pipe| {
-            pipe.take(ANSWER_BYTES_MAX as u64 * 2)
-                .read_to_string(&mut text)
-        });
+        let text = child.stdout.take().map(said).unwrap_or_default();
         // A library that breaks down in its exit handlers has told its devices before.
         let last = text.lines().last().unwrap_or_default();
-        match (read, serde_json::from_str::<FoundDriver>(last)) {
-            (Some(Ok(_)), Ok(found)) => Ok(FoundDriver {
+        match serde_json::from_str::<FoundDriver>(last) {
+            Ok(found) => Ok(FoundDriver {
                 kind: vendor.name().to_owned(),
                 ..found
             }),
@@ -315,6 +313,21 @@ impl Devices {
             )),
         }
     }
+}
+
+/// What a child that has ended had said. A process that it left behind may keep the pipe open, so
+/// nothing more is waited for.
+fn said(mut pipe: ChildStdout) -> String {
+    let mut text = Vec::new();
+    if fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok() {
+        let mut part = [0; 4096];
+        while text.len() < ANSWER_BYTES_MAX * 2
+            && let Ok(n @ 1..) = pipe.read(&mut part)
+        {
+            text.extend_from_slice(&part[..n]);
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn ended(child: &mut Child, give_up: Instant) -> Option<std::process::ExitStatus> {
@@ -367,6 +380,13 @@ mod tests {
         for driver in &*found {
             assert!(driver.errors[0].contains("hangs"), "{driver:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_process_that_a_driver_leaves_behind_holds_nobody_up() {
+        let listing = listed("sleep 600 &\nexit 1", LIMIT);
+        let found = tokio::time::timeout(LIMIT / 2, listing).await.unwrap();
+        assert!(found[0].errors[0].contains("broke down"), "{found:?}");
     }
 
     #[tokio::test]

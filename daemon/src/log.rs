@@ -74,7 +74,17 @@ impl Log {
     /// Puts a line into the queue. Control characters inside of it are escaped, so that a name made
     /// of line breaks cannot forge another line.
     pub fn line(&self, text: &str) {
-        self.push(text.as_bytes());
+        let mut escaped = String::with_capacity(text.len());
+        for c in text.strip_suffix('\n').unwrap_or(text).chars() {
+            match c {
+                c if c.is_ascii_control() => {
+                    escaped.extend((c as u8).escape_ascii().map(char::from));
+                }
+                c if c.is_control() => escaped.extend(c.escape_unicode()),
+                c => escaped.push(c),
+            }
+        }
+        self.push(escaped.as_bytes());
     }
 
     fn push(&self, text: &[u8]) {
@@ -213,10 +223,16 @@ mod tests {
         let log = Log::on(writer.into()).unwrap();
         log.line("one");
         log.line("a\nERROR b\r\x07\n");
+        log.line("of a name: \x1b[2J\u{9b}2J");
+        let formatted = "\x1b[31mred\x1b[0m\n";
+        Line(&log).write_all(formatted.as_bytes()).unwrap();
         assert!(log.flush(PATIENCE));
         let mut lines = BufReader::new(reader).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "one");
         assert_eq!(lines.next().unwrap().unwrap(), "a\\nERROR b\\r\\x07");
+        let named = lines.next().unwrap().unwrap();
+        assert_eq!(named, "of a name: \\x1b[2J\\u{9b}2J");
+        assert_eq!(lines.next().unwrap().unwrap(), "\x1b[31mred\x1b[0m");
     }
 
     #[test]

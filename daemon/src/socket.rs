@@ -5,7 +5,7 @@
 //! ```text
 //! nothing                                -> bind
 //! socket, nobody listens (a daemon died) -> remove, bind
-//! socket, somebody listens               -> refuse, naming the process
+//! socket, somebody listens               -> refuse, naming the process if it takes connections
 //! anything else                          -> refuse, never delete
 //! ```
 //!

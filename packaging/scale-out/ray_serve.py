@@ -7,8 +7,9 @@ starts another. Ray shares requests by their number alone, and knows nothing of 
 replicas the same models.
 
     pip install "ray[serve]" httpx
-    serve run packaging.scale-out.ray_serve:build program=/usr/bin/rocmforged
-    model_dir=/srv/models replicas=2
+    cd packaging/scale-out
+    serve run ray_serve:build program=/usr/bin/rocmforged \\
+        model_dir=/srv/models replicas=2
 
 Or in a Serve configuration file, with `import_path: ray_serve:build` and the same names as `args`.
 """

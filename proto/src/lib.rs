@@ -37,8 +37,7 @@ pub mod v1 {
 pub const FILE_DESCRIPTOR_SET: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/rocmforge_descriptor.bin"));
 
-/// Largest message that a client sends and a server decodes, in bytes; also the
-/// other way round.
+/// Largest message of an answer, in bytes. Of a request the daemon takes 16 MiB (the .proto files).
 ///
 /// Well above any sensible prompt, so that a prompt which is too long reaches the
 /// server and is answered with a message about the context length instead of one

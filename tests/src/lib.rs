@@ -1,7 +1,7 @@
 //! What the workspace's tests share: the fixtures, a real daemon process to talk to, and Python and
 //! Node where a test needs them.
 //!
-//! *Invariant:* a daemon that a test started never outlives the test, however the test ends.
+//! *Invariant:* a daemon that a test started ends with it, also where the test panics.
 
 #![forbid(unsafe_code)]
 

@@ -186,8 +186,7 @@ pub(crate) enum Command {
     Status,
     /// List the GPU drivers and devices of the daemon's machine
     Devices {
-        /// Show what the device in use was found to do when it was opened and since: one table to
-        /// send with a report
+        /// Test the card in use now, and print one table to send with a report
         #[arg(long)]
         check: bool,
     },
@@ -359,7 +358,7 @@ impl From<PoolingArg> for Pooling {
 /// Policies by the names that users type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Policy {
-    /// Least recently used between models, farthest next use inside a pass
+    /// Evict what is expected to be used last, between models and inside a pass
     PassAware,
     /// Plain least recently used
     Lru,

@@ -122,6 +122,9 @@ fn hint(error: &RpcError) -> Option<String> {
         return Some(format!("try again in {:.1} s", delay.as_secs_f64()));
     }
     let hint = match (error.rpc, error.code) {
+        ("Models.Load", Code::NotFound) if error.reason() == Some("UNKNOWN_MODEL") => {
+            "--draft names a loaded model: `rocmforgectl ls` lists them"
+        }
         ("Models.Load", Code::NotFound) => "check the path; the daemon has to see the file too",
         ("Models.Load", Code::AlreadyExists) if error.reason() == Some("LOADED_FILE_CHANGED") => {
             "`rocmforgectl unload` it and load it again"
@@ -135,6 +138,14 @@ fn hint(error: &RpcError) -> Option<String> {
         ("Models.Load", Code::PermissionDenied) => {
             "move the file below a model directory (`rocmforgectl status` lists them), start \
              rocmforged with --model-dir, or use `rocmforgectl run --private`"
+        }
+        (_, Code::FailedPrecondition) if error.reason() == Some("TOO_MANY_MODELS") => {
+            "`rocmforgectl unload` one that nobody needs"
+        }
+        (_, Code::FailedPrecondition)
+            if matches!(error.reason(), Some("MODEL_UNLOADED" | "MODEL_RELOADED")) =>
+        {
+            "somebody unloaded it meanwhile; `rocmforgectl load` it and ask again"
         }
         ("Models.Load" | "Models.Pin", Code::FailedPrecondition) => {
             "raise the budget with `rocmforgectl cache budget`"
@@ -151,7 +162,8 @@ fn hint(error: &RpcError) -> Option<String> {
         }
         (_, Code::NotFound) => "`rocmforgectl ls` lists the models, `rocmforgectl load` opens one",
         (_, Code::DataLoss) => "`rocmforgectl unload` the model and load it again",
-        (_, Code::Unimplemented) if error.rpc != "Models.Load" => {
+        // A cause of the daemon's says more than its version; without one it has no such call.
+        (_, Code::Unimplemented) if error.reason().is_none() => {
             "rocmforgectl and rocmforged differ in version; see --version and `rocmforgectl status`"
         }
         _ => return None,
@@ -186,6 +198,30 @@ mod tests {
             details,
         );
         assert_eq!(text, "--top-p: must be above 0", "once, by its flag");
+    }
+
+    #[test]
+    fn a_hint_follows_the_cause_and_not_the_code_alone() {
+        let of = |rpc, code, reason: &str| {
+            let mut details = ErrorDetails::new();
+            if !reason.is_empty() {
+                details.set_error_info(reason, "rocmforge", std::collections::HashMap::new());
+            }
+            failure(rpc, code, "no", details)
+        };
+        let rerank = |reason| of("Inference.Rerank", Code::Unimplemented, reason);
+        assert!(!rerank("UNSUPPORTED").contains("version"));
+        assert!(rerank("").contains("differ in version"));
+        let load = |code, reason| of("Models.Load", code, reason);
+        assert!(load(Code::NotFound, "UNKNOWN_MODEL").contains("--draft"));
+        assert!(load(Code::NotFound, "NO_SUCH_FILE").contains("check the path"));
+        assert!(load(Code::FailedPrecondition, "TOO_MANY_MODELS").contains("unload"));
+        let gone = of(
+            "Inference.Generate",
+            Code::FailedPrecondition,
+            "MODEL_UNLOADED",
+        );
+        assert!(gone.contains("load") && !gone.contains("n-ctx"), "{gone}");
     }
 
     #[test]

@@ -11,9 +11,9 @@
 //!                                                          makes room where there are too many
 //! ```
 //!
-//! *Invariants:* a user alone cannot take all ordinary places; whoever connects is served
-//! at once, if only with health and status. The lock is held for a look through the
-//! table, never across a wait.
+//! *Invariants:* a user alone cannot take all ordinary places, where there are two; whoever
+//! connects is served at once, if only with health and status. The lock is held for a look through
+//! the table, never across a wait.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

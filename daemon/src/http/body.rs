@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::call::Call;
 use super::fault;
 
-/// How long a body may take from its first byte to its last.
+/// How long a body may take, from when it is first looked for to its last byte.
 const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
 /// When to try again where bytes are short.
 const RETRY: Duration = Duration::from_secs(1);

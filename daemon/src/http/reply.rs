@@ -6,10 +6,10 @@
 //!                                           bounded channel, from which the connection takes them
 //! ```
 //!
-//! *Invariants:* the generation ends when its client goes, or does not read for ten seconds while
-//! others wait; a stream that is silent for fifteen says that it lives ([`PATIENCE`]). What fails
-//! before the first event and within [`FIRST_WAIT`] is answered with a status, not inside of a
-//! stream.
+//! *Invariants:* the generation ends when its client goes, or has not read for ten seconds and
+//! others wait at their end; a stream that is silent for fifteen says that it lives
+//! ([`PATIENCE`]). What fails before the first event and within [`FIRST_WAIT`] is answered with a
+//! status, not inside of a stream.
 
 use std::convert::Infallible;
 use std::pin::pin;

@@ -22,8 +22,8 @@
 //!   joined ones before it returns.
 //! - A worker that is late does not hold up the caller: the caller works too, and a job that is
 //!   already done closes without the late one.
-//! - One job at a time. A second thread that calls waits for the first; a call
-//!   from inside a job panics.
+//! - One shared job at a time: a second thread with one waits. What one chunk covers runs on its
+//!   caller at once; a call from inside a job panics.
 //!
 //! Owner: the engine thread of the host device; workers never touch anything but
 //! the closure they are given.

@@ -90,7 +90,7 @@ pub enum Command {
         /// Progress, ended by `Done` or `Failed`.
         events: mpsc::Sender<PreloadEvent>,
     },
-    /// Pins (or unpins) segments: a pinned segment is never evicted. Pinning
+    /// Pins (or unpins) segments: a pinned one is evicted only if its content is bad. Pinning
     /// uploads nothing by itself.
     Pin {
         /// The model's name.

@@ -46,7 +46,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Nothing is done under the lock that could panic.
+/// The value is whole at every moment, also after a panic.
 fn lock(shared: &Shared) -> MutexGuard<'_, Option<FileWait>> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

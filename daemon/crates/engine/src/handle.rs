@@ -1,6 +1,7 @@
 //! The handle through which everyone else speaks to the engine, and the events of its requests.
 //!
-//! *Invariant:* nothing here holds a lock or blocks a thread.
+//! *Invariant:* nothing here waits for the engine's thread with a thread of its own, or holds a
+//! lock longer than it takes to copy a pointer.
 
 use std::fmt;
 use std::future::poll_fn;

@@ -16,7 +16,7 @@ use rocmforge_grammar::{Error as GrammarError, Mask, Matcher};
 
 use crate::error::Error;
 
-/// Threads that compute masks, at most: one for every four processors.
+/// Threads that compute masks, at most: one for every four processors, and at least one.
 const THREADS_MAX: usize = 4;
 
 /// The threads; they end with the last clone.

@@ -78,7 +78,7 @@ pub(crate) struct WeightStore {
     pub(crate) records: bool,
 }
 
-/// The driver is asked for its count of memory at most this often while there is work.
+/// For the snapshot the driver's free bytes are counted at most this often while there is work.
 const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
 
 /// Most uploads whose end is remembered as outstanding; older ones have long ended.

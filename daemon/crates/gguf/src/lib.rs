@@ -52,7 +52,7 @@
 //! - [`mod@write`]: a writer for tests and tools, of files right and wrong.
 //!
 //! *Invariant:* `unsafe` occurs below `mapped` only. *Invariant:* nothing here starts a thread or
-//! holds a lock while it reads; every type is `Send + Sync`.
+//! holds a lock while it reads; files, ranges and errors are `Send + Sync`, as the compiler checks.
 #![deny(unsafe_code)]
 
 mod error;
@@ -70,3 +70,11 @@ pub use mapped::{Identity, MappedFile, MappedRange, ReadMode};
 pub use rocmforge_ops::TensorType;
 pub use split::PartName;
 pub use value::{Array, Strings, Value, ValueType};
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<MappedFile>();
+    shared::<MappedRange>();
+    shared::<Gguf>();
+    shared::<Error>();
+};

@@ -10,8 +10,8 @@
 //!
 //! *Invariants:* nothing writes to the file or to the mapping; a mapping is in the guard's table
 //! from before its first read until after its last; a result that was computed from bytes that
-//! may not be the file's never leaves [`MappedFile::with_range`] as `Ok`. Any thread may read; no
-//! lock is held while it does.
+//! may not be the file's, as far as its size and times tell, never leaves
+//! [`MappedFile::with_range`] as `Ok`. Any thread may read; no lock is held while it does.
 //!
 //! What remains is the reader's part: while it runs, the bytes may change (a rewrite in place shows
 //! through a shared mapping). It must not rely on two reads of one byte giving the same, and must
@@ -86,8 +86,8 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Opens the regular file at `path`. Never blocks, whatever the path names, and opens
-    /// nothing but regular files.
+    /// Opens the regular file at `path`. Waits for no FIFO or device, and refuses what is not a
+    /// regular file.
     ///
     /// # Errors
     /// [`Error::Io`] where the file is missing or not permitted,
@@ -229,8 +229,8 @@ impl MappedFile {
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Changed`] where the file was cut short or rewritten;
-    /// [`Error::Io`] where the storage failed. After a `Changed` or a failed page the file
-    /// stays unusable: open it again.
+    /// [`Error::Io`] where the storage failed. A part that has `Changed`, or whose mapping met a
+    /// page that failed, stays unusable: open the file again.
     pub fn with_range<R>(
         &self,
         range: Range<u64>,

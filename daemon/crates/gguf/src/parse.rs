@@ -3,15 +3,15 @@
 //! The parser is handed the bytes there are and either finishes or says how long the header must at
 //! least be, judging by the counts and lengths it has seen. So a reader that follows it never
 //! touches a byte of tensor data, however large the file, and a lying count is refused before
-//! anything is read or allocated for it.
+//! more is read or allocated for it than the file could hold.
 //!
 //! ```text
 //! Start -> Keys -> (Elements -> Keys)* -> Tensors -> Done
 //! ```
 //!
 //! *Invariants:* `pos` never passes the end of the bytes given; a record is taken whole or not at
-//! all, so the walk resumes where it stopped and no byte is walked twice; what follows `pos` takes
-//! at least `least_rest` bytes.
+//! all, so the walk resumes at the record where it stopped; what follows `pos` takes at least
+//! `least_rest` bytes.
 
 mod extent;
 mod read;

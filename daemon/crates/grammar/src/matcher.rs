@@ -131,7 +131,8 @@ impl Matcher {
         after.seen.extend_from_slice(bytes);
         let mark = after.mark.as_bytes();
         if after.seen.windows(mark.len()).any(|part| part == mark) {
-            // What the same token says behind the mark is white space, if anything.
+            // What the same token says behind the mark is not looked at: white space, in the
+            // vocabularies that have such a token.
             self.after = None;
         } else {
             let from = after.seen.len().saturating_sub(mark.len() - 1);

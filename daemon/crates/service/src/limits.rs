@@ -10,8 +10,8 @@
 //! Tokens are those of prompts and of answers. One peer may spend a minute's tokens at once, and
 //! then waits until enough of them have flowed off; an answer that has begun is never cut for it.
 //!
-//! *Invariants:* the lock of all peers is held to find one of them; that of one peer for a few
-//! sums, and never across an await. What a ticket counts is taken off when it is dropped.
+//! *Invariants:* the lock of all peers is held to find, list or forget them; that of one peer for a
+//! few sums, and never across an await. What a ticket counts is taken off when it is dropped.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ use crate::roles::Who;
 
 /// Most rules of a configuration.
 pub const RULES_MAX: usize = 256;
-/// Peers whose counts are kept although they have nothing under way.
+/// Above so many peers those are forgotten that have nothing under way and spent nothing of late.
 pub const PEERS_KEPT: usize = 1024;
 /// What a limit of tokens is for.
 const MINUTE_S: f64 = 60.0;

@@ -129,7 +129,8 @@ fn waiter_gone<T>(_: T) -> Failure {
 
 impl Service {
     /// Loads, telling `steps`. Returns the model as it is then. Where `stop` comes first, or
-    /// anything fails, the call leaves nothing behind; a model that was there before it stays.
+    /// anything fails, what the call registered is unloaded, unless others use it for too long; a
+    /// model that was there before it stays.
     ///
     /// # Errors
     /// Those of the file and of the engine, and what `stop` gives.

@@ -1,12 +1,12 @@
 //! What requests took, by model: histograms, counts, and what a first token would take here.
 //!
 //! ```text
-//! both skins -> Running::next -> Course (one request) -> Record (one model) -> GET /metrics
+//! both skins -> Running::poll_next -> Course (one request) -> Record (one model) -> GET /metrics
 //! ```
 //!
 //! *Invariants:* a request writes to atomics only; the lock is held to find a model's record, at a
-//! request's start and at a scrape. There are at most [`KEPT_MAX`] records beside those of models
-//! that are loaded.
+//! request's start and at a scrape. When a record is added, at most [`KEPT_MAX`] others are of
+//! models that are not loaded.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

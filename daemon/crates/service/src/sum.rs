@@ -70,14 +70,15 @@ pub struct Held {
 impl Held {
     /// Takes more, if the bound and the user's share allow it.
     pub fn grow(&mut self, bytes: u64) -> bool {
-        {
-            let counts = self.sum.lock();
-            let (all, own) = (counts.all + bytes, counts.of(self.uid) + bytes);
-            if all > self.sum.max || own > self.sum.share() {
-                return false;
-            }
+        // Looked at and taken under one lock, or two that come together would take the same rest.
+        let mut counts = self.sum.lock();
+        let (all, own) = (counts.all + bytes, counts.of(self.uid) + bytes);
+        if all > self.sum.max || own > self.sum.share() {
+            return false;
         }
-        self.add(bytes);
+        counts.all = all;
+        counts.users.insert(self.uid, own);
+        self.bytes += bytes;
         true
     }
 
@@ -113,6 +114,24 @@ impl Drop for Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_who_come_together_do_not_pass_the_bound() {
+        let sum = Sum::new(100_000);
+        std::thread::scope(|scope| {
+            for uid in 0..8 {
+                let sum = &sum;
+                scope.spawn(move || {
+                    let mut held = sum.hold(uid);
+                    while held.grow(1) {}
+                    // Nobody gives back before all have been refused.
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    assert!(sum.lock().all <= 100_000);
+                });
+            }
+        });
+        assert_eq!(sum.lock().all, 0);
+    }
 
     #[test]
     fn a_user_has_a_share_and_all_have_the_bound() {

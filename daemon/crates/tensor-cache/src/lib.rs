@@ -12,15 +12,15 @@
 //!     |          upload_failed        |                       |
 //!     +-------------------------------+                       |
 //!     +--------------------------------------------------------+
-//!                       evicted (idle and not pinned only)
+//!                       evicted (idle; pinned only if its content is bad)
 //! ```
 //!
 //! Invariants, asserted:
 //! - resident + in flight + blocks <= budget at every step; after the budget shrank below what
 //!   cannot be evicted now, the sum only falls until it is reached.
-//! - No two slabs overlap, and each lies inside the arena.
-//! - A segment that is in use, pinned or in flight is never a victim, and one in use or
-//!   in flight is never moved.
+//! - No two slabs overlap; each lies inside the arena, but for those that a shrink left beyond it.
+//! - A segment in use or in flight is never a victim, a pinned one only if its content is bad; one
+//!   in use or in flight is never moved.
 //! - At most one upload of a segment is under way.
 //! - An operation that fails has changed nothing and has emitted nothing.
 //!

@@ -169,9 +169,9 @@ impl Tokenizer {
         self.encode_at_most(usize::MAX, text, add_special, parse_special)
     }
 
-    /// As [`encode`](Self::encode), but gives up once the text needs more than
-    /// `max_tokens`: at once if the text is longer than that many of the
-    /// longest tokens, else after the word that exceeds it.
+    /// As [`encode`](Self::encode), but gives up once the text needs more than `max_tokens`: at
+    /// once if the text is longer than that many of the longest tokens, unless special tokens
+    /// swallow white space, else after the word or the special token that exceeds it.
     ///
     /// # Errors
     ///
@@ -219,6 +219,9 @@ impl Tokenizer {
             match part {
                 Part::Token(id) => {
                     out.push(id);
+                    if out.len() > max_tokens {
+                        return Err(Error::TooManyTokens { max: max_tokens });
+                    }
                     after_special = true;
                 }
                 Part::Text(text) => {

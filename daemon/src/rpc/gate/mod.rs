@@ -13,8 +13,9 @@
 //! ```
 //!
 //! *Invariants:* the bytes of requests that are being read stay within
-//! [`rocmforge_service::READING_MAX_BYTES`]; a refusal holds nothing back; nothing here waits but
-//! for the body, and for that no longer than [`BODY_WAIT_MAX`].
+//! [`rocmforge_service::READING_MAX_BYTES`], but for reflection, whose requests stream; a refusal
+//! holds nothing back; nothing here waits but for the caller's groups, and for the body
+//! [`BODY_WAIT_MAX`] at most.
 
 mod late;
 mod method;
@@ -50,7 +51,7 @@ use crate::runtimes::Runtimes;
 
 /// Bytes of replies that are made and not sent, above which calls with large replies are refused.
 pub(crate) const SENDING_MAX_BYTES: u64 = 128 << 20;
-/// How long a body may take from its first byte to its last.
+/// How long a body may take, from when it is first looked for to its last byte.
 const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
 /// When to try again where bytes are short.
 const RETRY: Duration = Duration::from_secs(1);

@@ -11,8 +11,8 @@ const THREADS: u32 = 256;
 /// Elements of a row that a block takes where there is no norm.
 const SPAN: u64 = THREADS as u64 * 8;
 
-/// What [`Transform::Gate`], and [`Transform::Plain`], which may be its result, are multiplied by on
-/// their way to [`Sink::F16`]: they may go beyond f16's range. A power of two; a product of such
+/// What [`Transform::Gate`], and [`Transform::Plain`], which may be its result, are multiplied by
+/// on their way to [`Sink::F16`]: they may go beyond f16's range. A power of two; a product of such
 /// rows is to be divided by it.
 pub const GATED_F16_SCALE: f32 = 1.0 / 64.0;
 

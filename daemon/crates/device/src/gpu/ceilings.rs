@@ -47,7 +47,8 @@ pub struct Ceilings {
 }
 
 /// Measures a card that does nothing else; `file`'s first pages are in the page cache and not
-/// registered. An eighth of the card's memory at most is taken for each.
+/// registered. A quarter of the card's free memory at most is taken for
+/// each.
 ///
 /// # Errors
 /// What the driver says.

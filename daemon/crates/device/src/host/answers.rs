@@ -139,6 +139,12 @@ impl Answers {
         given: &[(Buf, &[f32])],
         own: &mut dyn FnMut(),
     ) -> Result<Brought, Error> {
+        if let BoundStep::Run { ops, .. } = step {
+            assert!(
+                Self::can_run(ops),
+                "keys, values and states stay on the card"
+            );
+        }
         let mut brought = Brought::default();
         let layouts: Vec<&SegmentLayout> = match step {
             BoundStep::Run { weights, .. } => weights.iter().map(|b| b.layout).collect(),

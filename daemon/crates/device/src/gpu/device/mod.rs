@@ -20,7 +20,8 @@
 //! needs what is there ([`Device::read`], [`Device::argmax`], [`Device::top_k`],
 //! [`Device::peek`], [`Device::check`]), where memory is about to go or to change
 //! ([`Device::set_capacity`], [`Device::renew`], [`Device::set_reserve`],
-//! [`Device::forget_file`]), and for a piece of a full ring.
+//! [`Device::forget_file`]), where all recordings of steps are in use ([`Device::run_again`]), and
+//! for a piece of a full ring.
 //!
 //! *Invariant:* driver allocations of device memory are made at start-up and when the capacity
 //! changes, none per upload, pass or request; of pinned memory besides what `aside.rs` needs, a

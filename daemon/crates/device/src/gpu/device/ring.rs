@@ -22,8 +22,8 @@ pub(super) struct Ring {
     patience: Duration,
 }
 
-/// A piece that was taken.
-#[derive(Debug, Clone, Copy)]
+/// A piece that was taken. There is one of it, so none is written after it was given back.
+#[derive(Debug)]
 pub(super) struct Piece {
     index: usize,
     /// Its first byte.

@@ -57,7 +57,7 @@ impl<'a> Sender<'a> {
         for (i, part) in bytes.chunks(self.ring.piece_bytes()).enumerate() {
             let to = at + (i * self.ring.piece_bytes()) as u64;
             let piece = self.ring.take()?;
-            let queued = self.copy(piece, 0, to, part);
+            let queued = self.copy(&piece, 0, to, part);
             self.give(piece, queued)?;
         }
         Ok(())
@@ -77,7 +77,7 @@ impl<'a> Sender<'a> {
         let mut place = 0;
         let mut queued = Ok(());
         for &(to, bytes) in parts {
-            queued = queued.and_then(|()| self.copy(piece, place, to, bytes));
+            queued = queued.and_then(|()| self.copy(&piece, place, to, bytes));
             place += bytes.len();
         }
         self.give(piece, queued)
@@ -93,7 +93,7 @@ impl<'a> Sender<'a> {
 
     /// Queues a copy through a piece, from `place` on in it. The piece is ours until it is given
     /// back.
-    fn copy(&self, piece: Piece, place: usize, to: u64, bytes: &[u8]) -> Result<(), Error> {
+    fn copy(&self, piece: &Piece, place: usize, to: u64, bytes: &[u8]) -> Result<(), Error> {
         let from = fill(piece, place, bytes);
         let driver = stream_driver(self.stream)?;
         // SAFETY: the source is left alone until the piece's event has passed; the
@@ -113,11 +113,11 @@ impl<'a> Sender<'a> {
     fn by_kernels(&self, kernels: &Kernels, parts: &[(u64, &[u8])]) -> Result<(), Error> {
         let piece = self.ring.take()?;
         // The number of the row that each kernel gathers.
-        let row = fill(piece, 0, &0u32.to_le_bytes()) as u64;
+        let row = fill(&piece, 0, &0u32.to_le_bytes()) as u64;
         let mut place = PART_ALIGNMENT;
         let mut queued = Ok(());
         for &(to, bytes) in parts.iter().filter(|(_, bytes)| !bytes.is_empty()) {
-            let from = fill(piece, place, bytes) as u64;
+            let from = fill(&piece, place, bytes) as u64;
             queued = queued.and_then(|()| {
                 let launch = rows::gather(from, row, 1, bytes.len() as u64 / 4, to)
                     .map_err(|e| launch_error(&e))?;
@@ -138,7 +138,7 @@ impl<'a> Sender<'a> {
 }
 
 /// Writes bytes to a piece that was taken, and says where they are.
-fn fill(piece: Piece, place: usize, bytes: &[u8]) -> *const u8 {
+fn fill(piece: &Piece, place: usize, bytes: &[u8]) -> *const u8 {
     assert!(place + bytes.len() <= piece.bytes, "a piece has room");
     let to = piece.ptr.wrapping_add(place);
     // SAFETY: the piece is ours until it is given back, and they have room in it.

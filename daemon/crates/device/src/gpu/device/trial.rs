@@ -12,6 +12,7 @@
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::gpu::Context;
@@ -96,8 +97,8 @@ impl Trials {
     }
 }
 
-/// The file of a trial, locked; `None` where another process is at the same trial, or nothing can
-/// be written.
+/// The file of a trial, locked; `None` where another process is at the same trial or has just ended
+/// it, or nothing can be written.
 fn begin(path: &Path) -> Option<File> {
     fs::create_dir_all(path.parent()?).ok()?;
     let file = File::options()
@@ -107,7 +108,9 @@ fn begin(path: &Path) -> Option<File> {
         .open(path)
         .ok()?;
     file.try_lock().ok()?;
-    Some(file)
+    // Another process may have ended its trial, and removed the file, before this one had the lock.
+    let (ours, named) = (file.metadata().ok()?, fs::metadata(path).ok()?);
+    ((ours.dev(), ours.ino()) == (named.dev(), named.ino())).then_some(file)
 }
 
 #[cfg(test)]

@@ -18,7 +18,8 @@
 //! H200's host). So one thread at a time registers, and pieces of other windows go through pinned
 //! buffers meanwhile: together they keep the link busy.
 //!
-//! *Invariant:* registered bytes <= the bound. A window with users is never unregistered; a user is
+//! *Invariant:* bytes of windows that are counted <= the bound; one that is being unregistered is
+//! counted no more. A window with users is never unregistered; a user is
 //! an upload whose copies the device may not have ended yet.
 //! *Threads:* staging threads and the engine thread; the lock is not held while the driver works.
 

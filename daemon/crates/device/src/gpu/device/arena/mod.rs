@@ -12,7 +12,8 @@
 //! away, other memory may come to its addresses later, and no vendor says whether a recording looks
 //! at more than the address: then they go.
 //!
-//! *Invariant:* only the engine thread uses it. Every offset is checked against the capacity.
+//! *Invariant:* only the engine thread uses it. Every offset of the ledger is checked
+//! against the capacity, those of the device's own block by the block's size.
 
 mod chunks;
 mod leaving;

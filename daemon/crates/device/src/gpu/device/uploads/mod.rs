@@ -20,8 +20,8 @@
 //!          --(event passed)--> settled: right, or an error
 //! ```
 //!
-//! *Invariant:* a slab is written by the repack stream only, after the operations that were queued
-//! before the upload began. *Invariant:* the queue's lock and the lane's are never held together.
+//! *Invariant:* an upload writes its slab on the repack stream only, after the operations that were
+//! queued before it began. *Invariant:* the queue's lock and the lane's are never held together.
 
 mod events;
 mod job;
