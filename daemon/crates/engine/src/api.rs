@@ -227,7 +227,7 @@ pub enum FinishReason {
     },
     /// `max_tokens` was reached.
     MaxTokens,
-    /// The context is full.
+    /// The context is full, or, without `max_tokens`, the budget has no room for more of it.
     ContextFull,
 }
 

@@ -72,7 +72,10 @@ impl Engine {
     /// Lets requests wait that would compute what another one computes, and
     /// those begin that have waited.
     pub(crate) fn follow(&mut self) {
-        let new = |task: &&Task| task.begun && task.n_past == 0 && task.realm.is_some();
+        // One that has yielded computes nothing, and begins when it is admitted again.
+        let new = |task: &&Task| {
+            task.n_past == 0 && task.realm.is_some() && self.running(task.seq).is_some()
+        };
         let new: Vec<SeqId> = self.tasks.values().filter(new).map(|t| t.seq).collect();
         for seq in new {
             let follows = self.has_leader(seq);

@@ -376,6 +376,7 @@ impl Engine {
             yielded_at: 0,
             begun: false,
             follows: false,
+            open_ended: wanted.open_ended,
             realm: wanted.realm,
             predicts,
             sized: (0, 0),

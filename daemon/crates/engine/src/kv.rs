@@ -368,15 +368,14 @@ impl SequenceMemory {
         taken.is_some()
     }
 
-    /// Makes room for a pass over positions `first..end`: pages that no row of it reads go,
-    /// those that it writes come.
+    /// Makes room for a pass over positions `first..end`: pages that no row of it reads go, those
+    /// that it writes come, and without a window those up to `ahead` with them.
     pub(crate) fn prepare(
         &mut self,
         store: &mut WeightStore,
-        model: ModelId,
-        plan: &Plan,
-        first: usize,
-        end: usize,
+        (model, plan): (ModelId, &Plan),
+        (first, end): (usize, usize),
+        ahead: usize,
     ) -> Result<(), Error> {
         self.groups.resize_with(plan.kv.len(), Pages::default);
         let sharing = self.sharing.as_ref();
@@ -402,6 +401,10 @@ impl SequenceMemory {
                 }
             }
             pages.first = pages.first.max(behind);
+            let end = match group.window {
+                Some(_) => end,
+                None => end.max(ahead),
+            };
             pages.grow(store, model, group, end)?;
         }
         if plan.state_elements > 0 && self.state.is_none() {

@@ -47,7 +47,14 @@ impl Engine {
                 return;
             }
             for &seq in seqs {
-                self.end(seq, error.clone());
+                let ends_here = matches!(error, Error::Exhausted { .. })
+                    && self.tasks.get(&seq).is_some_and(Task::may_end_here);
+                if !ends_here {
+                    self.end(seq, error.clone());
+                } else if let Some(task) = self.tasks.remove(&seq) {
+                    self.scheduler.end(seq);
+                    self.end_for_room(task);
+                }
             }
             return;
         };
@@ -143,10 +150,12 @@ impl Engine {
         self.start_over(seq);
         // Once it may begin with what it had, in other places; if that does not
         // help, it computes all of it.
-        match comes_back {
-            true => self.store.give_up_all(),
-            false => self.store.drop_all(),
-        };
+        if comes_back {
+            self.store.give_up_all();
+        } else if let Err(error) = self.store.clear(None) {
+            // All of the arena is free but for what is pinned: what it reserves lies side by side.
+            self.lost = Some(error.to_string());
+        }
         true
     }
 

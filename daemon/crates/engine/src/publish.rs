@@ -54,6 +54,7 @@ pub(crate) fn snapshot_of(
 ) -> Snapshot {
     let info = store.device.info();
     let stats = store.cache.stats();
+    let cache = cache_status(stats.budget, &stats.total, store.prefixes.kept_bytes());
     Snapshot {
         device: DeviceStatus {
             kind: info.kind.to_owned(),
@@ -74,8 +75,8 @@ pub(crate) fn snapshot_of(
             .iter()
             .map(|entry| model_status(store, entry))
             .collect(),
-        peak_bytes: stats.total.usage.resident + stats.total.usage.in_flight,
-        cache: cache_status(stats.budget, &stats.total, store.prefixes.kept_bytes()),
+        peak_bytes: cache.resident_bytes + cache.in_flight_bytes,
+        cache,
         policy: crate::commands::from_cache(stats.policy),
         queued: 0,
         queue_capacity: config.queue_capacity as u32,

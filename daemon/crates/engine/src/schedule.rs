@@ -256,6 +256,10 @@ impl Engine {
                 Action::Yielded(seq) => self.start_over(seq),
                 Action::Refused { seq, why } => {
                     if let Some(task) = self.tasks.remove(&seq) {
+                        if matches!(why, Refused::NoRoom { .. }) && task.may_end_here() {
+                            self.end_for_room(task);
+                            continue;
+                        }
                         let error = self.refused(&task, why);
                         self.finish(task, Some(error));
                     }
@@ -438,9 +442,12 @@ impl Engine {
         }
     }
 
-    /// The smallest budget of at least `wanted` bytes in which the running requests can go on.
+    /// The smallest budget of at least `wanted` bytes in which the running requests can go on, and
+    /// those that have yielded, one after another.
     pub(crate) fn room_for_running(&mut self, wanted: u64) -> u64 {
-        let needed = self.scheduling(wanted, |scheduler, view| scheduler.needed(view));
+        let needed = self.scheduling(wanted, |scheduler, view| {
+            scheduler.needed(view).max(scheduler.budget_least(view))
+        });
         wanted.max(needed)
     }
 

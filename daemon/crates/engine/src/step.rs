@@ -72,7 +72,8 @@ impl Engine {
         self.computing = false;
         let n_tokens = plan.rows as usize;
         tracing::trace!(n_tokens, sequences = members.len(), "a pass");
-        let anew = members.iter().any(|m| m.task.compactions > 0);
+        let anew = members.iter().map(|m| m.task.compactions).max();
+        let anew = anew.unwrap_or(0);
         self.ensure_scratch(model, plan, anew)?;
         self.lend_states(model, members)?;
         let of_model = loaded.model().plan();
@@ -83,8 +84,16 @@ impl Engine {
         let scratch_bytes = self.scratch.map_or(0, |s| s.1);
         for Member { span, task, .. } in &mut *members {
             let end = task.n_past + span.rows as usize;
-            task.memory
-                .prepare(&mut self.store, model, of_model, task.n_past, end)?;
+            // One that found no room in one piece has its blocks side by side from the beginning.
+            let ahead = match task.compactions {
+                0 | 1 => end,
+                _ => self
+                    .scheduler
+                    .sequence(task.seq)
+                    .map_or(end, |s| s.promised as usize),
+            };
+            let (of, rows) = ((model, of_model), (task.n_past, end));
+            task.memory.prepare(&mut self.store, of, rows, ahead)?;
             let held = crate::kv::bytes_for(of_model, end, span.rows as usize);
             task.counts.block_bytes = task.counts.block_bytes.max(held + scratch_bytes);
             if let Work::Generate(g) = &mut task.work {
@@ -359,6 +368,17 @@ impl Engine {
     }
 
     /// Ends a request that came to its end.
+    /// Ends a text without a length of its own where the budget has no room for more of it: its
+    /// context is as long as that.
+    pub(crate) fn end_for_room(&mut self, task: Task) {
+        tracing::info!(
+            model = task.loaded.name(),
+            positions = task.tokens.len(),
+            "a text ends where the budget has no more room for its KV"
+        );
+        self.complete(task, Some(FinishReason::ContextFull));
+    }
+
     fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
         task.tell();
         let plan = task.loaded.model().plan();
@@ -447,7 +467,7 @@ impl Engine {
     /// Has scratch for a pass. Of a request that is computed `anew`, since its blocks left no room
     /// in one piece, scratch takes all that it may have from the beginning: were it to grow behind
     /// pages, what it leaves would be lost to a segment again.
-    fn ensure_scratch(&mut self, model: ModelId, plan: &PassPlan, anew: bool) -> Result<(), Error> {
+    fn ensure_scratch(&mut self, model: ModelId, plan: &PassPlan, anew: u32) -> Result<(), Error> {
         // The draft model's passes run behind, if there is room for theirs.
         let draft = self.draft_entry(model).filter(|d| d.is_used());
         let of_draft = draft.map(|d| d.id).map_or(0, |id| {
@@ -455,7 +475,8 @@ impl Engine {
             self.scratch_bytes(id, rows, outputs)
         });
         let mut bytes = plan.scratch_bytes.max(of_draft.min(plan.scratch_bytes_max));
-        if anew && !self.store.cache.fits(model) {
+        // Of one that is computed anew in an empty arena the model may seem to fit.
+        if anew > 1 || (anew > 0 && !self.store.cache.fits(model)) {
             bytes = bytes.max(plan.scratch_bytes_max / ALIGNMENT * ALIGNMENT);
         }
         if let Some((_, has)) = self.scratch {

@@ -35,6 +35,8 @@ pub(crate) struct Task {
     /// Positions that are computed: their keys and values are in the pages, the
     /// recurrent state is behind them.
     pub(crate) n_past: usize,
+    /// It ends when the model ends it, or where there is no more room for it.
+    pub(crate) open_ended: bool,
     /// Positions that there may be.
     pub(crate) n_ctx: usize,
     /// Positions that it may come to by what was asked for, which choose its rotations.
@@ -193,6 +195,13 @@ impl Task {
         self.memory.free(store, self.loaded.model().plan());
         self.yielded_at = self.yielded_at.max(self.n_past);
         self.n_past = 0;
+        self.follows = false;
+    }
+
+    /// Whether it may end with what it has, where there is no room for more: a text without a
+    /// length of its own.
+    pub(crate) fn may_end_here(&self) -> bool {
+        self.open_ended && self.generated() > 0
     }
 
     /// Tokens generated so far.

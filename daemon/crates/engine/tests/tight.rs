@@ -11,13 +11,18 @@ use std::sync::Arc;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use requests::{chat, engine, load, run, until};
-use rocmforge_engine::api::{Asker, Budget, GenerateEvent, GenerateRequest, ScoreRequest};
+use requests::{chat, engine, greedy, load, load_endless, run, until};
+use rocmforge_engine::api::{
+    Asker, Budget, Class, FinishReason, GenerateEvent, GenerateRequest, ScoreRequest,
+};
 use rocmforge_engine::{Error, Events, LoadedModel};
 
 /// Budgets that were tried, each with [`REQUESTS`] requests at once.
 const BUDGETS: usize = 24;
 const REQUESTS: usize = 12;
+
+/// Prompts of which two begin alike.
+const ROUNDS: usize = 20;
 
 /// Positions of a request at most.
 const N_CTX: u32 = 600;
@@ -180,4 +185,106 @@ async fn a_score_that_a_budget_admits_is_computed_in_it() {
         }
         assert!(computed > 20, "{name}: {computed} budgets");
     }
+}
+
+fn batch(request: GenerateRequest) -> GenerateRequest {
+    GenerateRequest {
+        asker: Asker {
+            class: Class::Batch,
+            ..Asker::default()
+        },
+        ..request
+    }
+}
+
+/// The second of two that begin alike waits for the first. When it yields meanwhile, it begins
+/// again like any other, and not in the middle of nothing.
+#[tokio::test]
+async fn one_that_waits_for_another_and_yields_begins_again() {
+    let engine = engine(Budget::Bytes(5 << 20));
+    let model = load(&engine, "arch/deepseek2.gguf", "m").await;
+    let mut rng = StdRng::seed_from_u64(1);
+    for round in 0..ROUNDS {
+        let prompt: Vec<u32> = (0..2000).map(|_| rng.random_range(60..1100)).collect();
+        let alike = |reuse| GenerateRequest {
+            reuse,
+            ..batch(greedy(&model, prompt.clone(), 5))
+        };
+        let urgent = greedy(&model, prompt[..20].to_vec(), 1500);
+        let asked = [alike(true), alike(true)].map(|request| {
+            let mut events = engine.generate(request).unwrap();
+            tokio::spawn(async move { tokens(&mut events).await.unwrap() })
+        });
+        let wait = rng.random_range(10..300);
+        tokio::time::sleep(std::time::Duration::from_millis(wait)).await;
+        run(&engine, urgent).await;
+        let expected = run(&engine, alike(false)).await.1;
+        for ids in asked {
+            assert_eq!(ids.await.unwrap(), expected, "round {round}");
+        }
+    }
+}
+
+/// A budget that shrinks is not reached before what has begun has come to its end, also what has
+/// yielded.
+#[tokio::test]
+async fn a_smaller_budget_fails_none_that_has_yielded() {
+    let engine = engine(Budget::Bytes(4 << 20));
+    let model = load_endless(&engine, "m").await;
+    let long = || GenerateRequest {
+        max_tokens: Some(500),
+        ..greedy(&model, (10..40).collect(), 500)
+    };
+    let expected = run(&engine, long()).await.1;
+    let mut yields = engine.generate(batch(long())).unwrap();
+    // It runs, and has said something.
+    let GenerateEvent::Piece { ids, .. } = yields.next().await.unwrap() else {
+        panic!("no text");
+    };
+    engine.set_budget(Budget::Bytes(512 << 10)).await.unwrap();
+    for _ in 0..3 {
+        // Those that are urgent have its room meanwhile, and need less.
+        let urgent = greedy(&model, (50..60).collect(), 20);
+        run(&engine, urgent).await;
+    }
+    let rest = tokens(&mut yields).await.unwrap();
+    assert_eq!([ids, rest].concat(), expected);
+    until(&engine, "the smaller budget", |s| {
+        s.cache.budget_bytes == 512 << 10
+    })
+    .await;
+}
+
+/// Without `max_tokens` and a context of its own a text is as long as there is room for.
+#[tokio::test]
+async fn a_text_without_a_length_ends_where_the_budget_has_no_more_room() {
+    let engine = engine(Budget::Bytes(64 << 20));
+    let model = load_endless(&engine, "m").await;
+    let endless = || GenerateRequest {
+        max_tokens: None,
+        ..greedy(&model, (10..110).collect(), 1)
+    };
+    let roomy = run(&engine, endless()).await;
+    assert_eq!(roomy.2.finish, FinishReason::ContextFull);
+    let mut shorter = 0;
+    for kib in (900..1700).step_by(100) {
+        engine.set_budget(Budget::Bytes(kib << 10)).await.unwrap();
+        let mut events = engine.generate(endless()).unwrap();
+        let (mut ids, mut finish) = (Vec::new(), None);
+        while let Some(event) = events.next().await {
+            match event {
+                GenerateEvent::Piece { ids: new, .. } => ids.extend(new),
+                GenerateEvent::Done(summary) => finish = Some(summary.finish),
+                GenerateEvent::Failed(error) => {
+                    assert!(matches!(error, Error::Precondition(_)), "{kib}: {error}");
+                }
+            }
+        }
+        if finish.is_some() {
+            assert_eq!(finish, Some(FinishReason::ContextFull));
+            assert_eq!(ids, roomy.1[..ids.len()], "{kib}");
+            shorter += u32::from(ids.len() < roomy.1.len() && ids.len() > 32);
+        }
+    }
+    assert!(shorter > 1, "{shorter} texts ended for want of room");
 }

@@ -94,6 +94,13 @@ fn prepared<'a>(schema: &'a Value, size: &mut Size<'a>) -> Result<Value, Error> 
     size.check_patterns()?;
     let mut schema = schema.clone();
     if let Value::Object(schema) = &mut schema {
+        let options = schema.get("x-guidance").and_then(Value::as_object);
+        let text = options.and_then(|o| o.keys().find(|k| k.ends_with("_separator")));
+        if let Some(option) = text {
+            return Err(refused(format!(
+                "x-guidance with {option} may give what is no JSON; leave it out"
+            )));
+        }
         schema
             .entry("x-guidance")
             .or_insert_with(|| json!({"whitespace_pattern": limits::JSON_SPACE}));
@@ -110,29 +117,6 @@ impl Grammar {
         check_size(text, limits::GRAMMAR_MAX_BYTES)?;
         let schema = serde_json::from_str(text).map_err(|error| refused(error.to_string()))?;
         Ok(Self::JsonSchema(schema))
-    }
-
-    /// Bytes of its text, about, for the choice of who compiles it; no more are counted than may
-    /// be.
-    pub fn bytes(&self) -> usize {
-        let of = |schema: &Value| {
-            let mut left = limits::GRAMMAR_MAX_BYTES;
-            count(schema, &mut left);
-            limits::GRAMMAR_MAX_BYTES - left
-        };
-        match self {
-            Self::JsonObject => 0,
-            Self::JsonSchema(schema) => of(schema),
-            Self::Regex(text) | Self::Lark(text) | Self::Gbnf(text) => text.len(),
-            Self::Calls(calls) => {
-                let or = calls.or.as_ref().map_or(0, of);
-                or + calls
-                    .calls
-                    .iter()
-                    .map(|call| of(&call.schema))
-                    .sum::<usize>()
-            }
-        }
     }
 
     fn top_level(&self) -> Result<TopLevelGrammar, Error> {
@@ -245,25 +229,6 @@ fn check_size(text: &str, max: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes what a value's text has off `left`, about, until nothing is left.
-fn count(value: &Value, left: &mut usize) {
-    let own = match value {
-        Value::String(text) => text.len(),
-        _ => 0,
-    };
-    *left = left.saturating_sub(own + 4);
-    match value {
-        Value::Object(members) => {
-            for (name, member) in members.iter().take(*left) {
-                *left = left.saturating_sub(name.len());
-                count(member, left);
-            }
-        }
-        Value::Array(list) => list.iter().take(*left).for_each(|one| count(one, left)),
-        _ => {}
-    }
-}
-
 /// Refuses what a parser by recursive descent would go too deep for. Brackets count wherever they
 /// stand, since what is text and what is not is for that parser to say.
 fn check_nesting(text: &str) -> Result<(), Error> {
@@ -310,6 +275,7 @@ impl<'a> Size<'a> {
                 if let Some(Value::Object(named)) = members.get("patternProperties") {
                     self.patterns.extend(named.keys().map(String::as_str));
                 }
+                check_numbers(members)?;
                 members
                     .values()
                     .try_for_each(|member| self.add(member, depth + 1))
@@ -334,6 +300,32 @@ impl<'a> Size<'a> {
         }
         Ok(())
     }
+}
+
+/// Refuses bounds that numbers are not held to: beyond 2^53 they are rounded, and a factor that is
+/// not positive is none.
+fn check_numbers(members: &serde_json::Map<String, Value>) -> Result<(), Error> {
+    const EXACT_MAX: f64 = (1u64 << 53) as f64;
+    let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+    for key in bounds.into_iter().chain(["multipleOf"]) {
+        let Some(value) = members.get(key).and_then(Value::as_f64) else {
+            continue;
+        };
+        if value.abs() > EXACT_MAX {
+            return Err(refused(format!(
+                "{key} {} is beyond 2^53, up to which numbers are exact; leave it out, or give a \
+                 smaller one",
+                members[key]
+            )));
+        }
+        if key == "multipleOf" && value <= 0.0 {
+            return Err(refused(format!(
+                "multipleOf {} is not above 0; give a positive one",
+                members[key]
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Checks the schemas in a grammar in Lark as others are.

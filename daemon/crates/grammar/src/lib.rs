@@ -56,6 +56,10 @@ fn reason(error: &dyn std::fmt::Display) -> String {
     if text == "NoExtensionBias" {
         return "there is no text that it allows".to_owned();
     }
+    // A bug of its own, which says nothing to whoever wrote the grammar.
+    if text.contains("panic") {
+        return "it is too large or too ambiguous to be compiled; give a simpler one".to_owned();
+    }
     let words: Vec<_> = text.split_whitespace().collect();
     let mut line = words.join(" ");
     if line.len() > limits::REASON_MAX_BYTES {

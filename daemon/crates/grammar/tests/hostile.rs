@@ -198,6 +198,18 @@ fn grammars() -> Vec<(&'static str, Grammar)> {
         ),
         ("never", schema(json!(false))),
         ("no schema", schema(json!([1, 2]))),
+        (
+            "a bound beyond whole numbers",
+            schema(json!({"type": "integer", "minimum": 9_007_199_254_740_993_u64})),
+        ),
+        (
+            "a factor below 0",
+            schema(json!({"type": "number", "multipleOf": -0.1})),
+        ),
+        (
+            "a separator that is none",
+            schema(json!({"type": "array", "x-guidance": {"item_separator": "zzz"}})),
+        ),
         ("a wrong type", schema(json!({"type": "strnig"}))),
         ("wrong options", schema(json!({"x-guidance": 5}))),
         (
@@ -289,6 +301,37 @@ fn what_wants_too_much_is_refused_or_bounded() {
     }
     println!("{refused} were refused");
     assert!(refused >= 15, "{refused}");
+}
+
+#[test]
+fn what_an_answer_would_not_be_held_to_is_refused_by_name() {
+    let vocabulary = vocabulary();
+    for (schema, told) in [
+        (
+            json!({"type": "integer", "maximum": 1e19}),
+            "maximum 1e+19 is beyond 2^53",
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"exclusiveMinimum": -9_007_199_254_740_994_i64}}}),
+            "exclusiveMinimum -9007199254740994",
+        ),
+        (
+            json!({"type": "number", "multipleOf": 0}),
+            "multipleOf 0 is not above 0",
+        ),
+        (
+            json!({"type": "array", "x-guidance": {"key_separator": "zzz"}}),
+            "x-guidance with key_separator",
+        ),
+    ] {
+        let Err(Error::Grammar { reason }) = vocabulary.matcher(&Grammar::JsonSchema(schema))
+        else {
+            panic!("{told}: it was taken");
+        };
+        assert!(reason.contains(told), "{reason}");
+    }
+    let exact = json!({"type": "integer", "minimum": 0, "maximum": 9_007_199_254_740_992_u64});
+    assert!(vocabulary.matcher(&Grammar::JsonSchema(exact)).is_ok());
 }
 
 #[test]

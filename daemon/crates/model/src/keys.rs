@@ -137,6 +137,15 @@ impl Keys<'_> {
         Ok(self.optional_f32(key)?.unwrap_or(default))
     }
 
+    /// A number that may be 0, where 0 stands for none.
+    pub(crate) fn not_negative_or(&self, key: &str, default: f32) -> Result<f32, Error> {
+        let value = self.f32_or(key, default)?;
+        if value < 0.0 {
+            return Err(self.bad(key, value, "must not be negative"));
+        }
+        Ok(value)
+    }
+
     pub(crate) fn positive_or(&self, key: &str, default: f32) -> Result<f32, Error> {
         let value = self.f32_or(key, default)?;
         if value <= 0.0 {

@@ -255,6 +255,39 @@ fn values_that_no_model_has_are_refused_by_key() {
             1 << 21,
             "is 2097152: must be in 0..=1048576",
         ),
+        (
+            "bailingmoe2",
+            "bailingmoe2.expert_group_used_count",
+            0,
+            "must be at least 1",
+        ),
+        // A scale of 0 makes all logits equal, a negative one turns them upside down.
+        ("cohere2", "cohere2.logit_scale", 0, "must be a positive"),
+        (
+            "cohere2",
+            "cohere2.logit_scale",
+            (-0.5f32).to_bits(),
+            "must be a positive",
+        ),
+        (
+            "granite",
+            "granite.residual_scale",
+            (-1f32).to_bits(),
+            "must not be negative",
+        ),
+        (
+            "gemma2",
+            "gemma2.final_logit_softcapping",
+            (-30f32).to_bits(),
+            "must not be negative",
+        ),
+        // Of three layers that predict two are the model's own.
+        (
+            "glm4moe",
+            "glm4moe.nextn_predict_layers",
+            2,
+            "has no tensor of a block that predicts",
+        ),
     ] {
         let refused = changed(name, key, value).to_string();
         assert!(

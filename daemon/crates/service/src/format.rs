@@ -14,9 +14,6 @@ use crate::failure::{self, Failure};
 use crate::prompt::Encoded;
 use crate::tool_calls::forms::Thinking;
 
-/// Bytes of text that cost as much as a byte of a grammar, about.
-const BYTES_OF_TEXT: usize = 16;
-
 /// What an answer is held to.
 #[derive(Debug, Clone)]
 pub struct Format {
@@ -75,14 +72,12 @@ impl Service {
     ) -> Result<Matcher, Failure> {
         let Format { grammar, field } = format;
         let model = Arc::clone(model);
-        // A long one waits with long texts: each of its bytes costs more than one of those.
-        let size = BYTES_OF_TEXT * grammar.bytes();
-        let work = move |_: &_| {
+        let work = move || {
             let vocabulary = model.grammars();
             let matcher = vocabulary.and_then(|vocabulary| vocabulary.matcher(&grammar));
             matcher.map_err(|error| refused(field, &error))
         };
-        arrival.limit(self.text.run(size, work)).await
+        arrival.limit(self.text.compile(work)).await
     }
 }
 

@@ -67,8 +67,11 @@ pub const REQUEST_MAX_BYTES: usize = 16 << 20;
 const LOADS_AT_ONCE: usize = 4;
 /// Blocking threads that are needed at most; two are for a listing of files and a look-up of
 /// groups.
-pub const BLOCKING_THREADS: usize =
-    LOADS_AT_ONCE + text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE + 2;
+pub const BLOCKING_THREADS: usize = LOADS_AT_ONCE
+    + text_work::SHORT_AT_ONCE
+    + text_work::LONG_AT_ONCE
+    + text_work::GRAMMARS_AT_ONCE
+    + 2;
 
 /// What requests are held to.
 #[derive(Debug, Clone, Copy)]

@@ -1,8 +1,8 @@
 //! Tokenizing and rendering, off the async workers and bounded in number.
 //!
-//! Short texts and long ones wait in separate lanes, so that a chat message never stands behind an
-//! eight-megabyte prompt. Each lane runs a few at a time and lets a named number wait; more are
-//! refused with RESOURCE_EXHAUSTED.
+//! Short texts, long ones and grammars wait in separate lanes, so that a chat message never stands
+//! behind an eight-megabyte prompt or a grammar that takes minutes. Each lane runs a few at a time
+//! and lets a named number wait; more are refused with RESOURCE_EXHAUSTED.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +20,11 @@ pub const SHORT_AT_ONCE: usize = 4;
 const SHORT_WAITING_MAX: usize = 1024;
 /// Long texts that are worked on at once.
 pub const LONG_AT_ONCE: usize = 2;
+/// Grammars that are compiled at once. Few are slow, but nothing bounds those: whoever asks for no
+/// grammar does not wait for one.
+pub const GRAMMARS_AT_ONCE: usize = 2;
+/// Grammars that may wait.
+const GRAMMARS_WAITING_MAX: usize = 256;
 /// Long texts that may wait: at the largest message size, half a gigabyte.
 const LONG_WAITING_MAX: usize = 32;
 
@@ -44,11 +49,12 @@ impl Drop for DropGuard {
     }
 }
 
-/// The two lanes.
+/// The lanes.
 #[derive(Debug)]
 pub struct TextWork {
     short: Lane,
     long: Lane,
+    grammars: Lane,
 }
 
 #[derive(Debug)]
@@ -71,6 +77,7 @@ impl Default for TextWork {
         Self {
             short: Lane::new(SHORT_AT_ONCE, SHORT_WAITING_MAX),
             long: Lane::new(LONG_AT_ONCE, LONG_WAITING_MAX),
+            grammars: Lane::new(GRAMMARS_AT_ONCE, GRAMMARS_WAITING_MAX),
         }
     }
 }
@@ -93,9 +100,27 @@ impl TextWork {
         } else {
             &self.long
         };
+        Self::run_in(lane, work).await
+    }
+
+    /// The same for a grammar, whose compilation does not ask whether it is wanted.
+    ///
+    /// # Errors
+    /// As [`TextWork::run`].
+    pub async fn compile<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        Self::run_in(&self.grammars, |_: &_| work()).await
+    }
+
+    async fn run_in<T: Send + 'static>(
+        lane: &Lane,
+        work: impl FnOnce(&Unwanted) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
         let Ok(admitted) = Arc::clone(&lane.admitted).try_acquire_owned() else {
             return Err(failure::exhausted(
-                "too many texts already wait to be tokenized",
+                "too many texts already wait to be tokenized or compiled",
                 Duration::from_millis(500),
             ));
         };

@@ -170,7 +170,7 @@ impl Engine {
             // Drafts that turn out wrong are written over: what is read from their place on stays.
             let from = of.memory.past;
             let pages = &mut of.memory.pages;
-            pages.prepare(&mut self.store, id, plan, from, end)?;
+            pages.prepare(&mut self.store, (id, plan), (from, end), end)?;
         }
 
         // Rotations and inputs.

@@ -51,7 +51,7 @@ fn layers(
         0 => spec.n_ff,
         n => u64::from(n),
     };
-    leave_predictors(b, h);
+    leave_predictors(b, h)?;
     for i in 0..h.n_layer {
         let attention = AttentionSpec {
             qk_norms,

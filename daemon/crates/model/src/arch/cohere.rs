@@ -37,7 +37,7 @@ fn layers(
     let x = b.embedding()?;
     let rope = b.keys.rope(RopeOrder::Norm, h.heads.head_dim)?;
     let table = b.rope_table(rope);
-    let scale = b.keys.f32_or("logit_scale", 1.0)?;
+    let scale = b.keys.positive_or("logit_scale", 1.0)?;
     for i in 0..h.n_layer {
         let local = windowed[i as usize];
         let rope = (window.is_none() || local).then_some(RopeUse { table, first: 0 });

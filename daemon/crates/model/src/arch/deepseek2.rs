@@ -58,7 +58,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         RopeScaling::Yarn { orig_ctx, .. } => orig_ctx,
         _ => h.n_ctx_train,
     };
-    let beta = keys.f32_or("attention.temperature_scale", 0.0)?;
+    let beta = keys.not_negative_or("attention.temperature_scale", 0.0)?;
     let span = keys.count_or("attention.temperature_length", N_CTX_MAX, orig_ctx)?;
     let table = b.rope_table(rope);
     let mla = Mla {
@@ -86,7 +86,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let dense = keys.maybe("leading_dense_block_count", N_LAYER_MAX)?;
     let n_expert = keys.maybe("expert_count", N_EXPERT_MAX)?;
     let n_shared = keys.maybe("expert_shared_count", N_EXPERT_MAX)?;
-    leave_predictors(b, h);
+    leave_predictors(b, h)?;
     for i in 0..h.n_layer {
         b.cut(blk(i, "attn"), &[]);
         let n = b.norm(x, &blk(i, "attn_norm.weight"), "n")?;

@@ -20,7 +20,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let table = b.rope_table(rope);
     let window = b.keys.window()?;
     let windowed = window_pattern(b.keys, h.n_layer, 4)?;
-    leave_predictors(b, h);
+    leave_predictors(b, h)?;
     for i in 0..h.n_layer {
         let local = windowed[i as usize];
         let rope = (window.is_none() || local).then_some(RopeUse { table, first: 0 });

@@ -47,8 +47,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         .keys
         .count_or("attention.sliding_window", N_CTX_MAX, 4096)?;
     let windowed = window_pattern(b.keys, h.n_layer, 2)?;
-    let softcap = b.keys.f32_or("attn_logit_softcapping", 50.0)?;
-    let final_softcap = b.keys.f32_or("final_logit_softcapping", 30.0)?;
+    let softcap = b.keys.not_negative_or("attn_logit_softcapping", 50.0)?;
+    let final_softcap = b.keys.not_negative_or("final_logit_softcapping", 30.0)?;
     b.cut("embedding".to_owned(), &[]);
     let factor = (h.n_embd as f32).sqrt();
     b.op(Op::Scale { x, factor });

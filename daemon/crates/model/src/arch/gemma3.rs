@@ -22,7 +22,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let tables = [b.rope_table(rope), b.rope_table(local)];
     let window = b.keys.window()?;
     let windowed = window_pattern(b.keys, h.n_layer, 6)?;
-    let final_softcap = b.keys.f32_or("final_logit_softcapping", 0.0)?;
+    let final_softcap = b.keys.not_negative_or("final_logit_softcapping", 0.0)?;
     b.cut("embedding".to_owned(), &[]);
     let factor = (h.n_embd as f32).sqrt();
     b.op(Op::Scale { x, factor });

@@ -44,7 +44,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         })?;
     let n_expert = keys.maybe("expert_count", N_EXPERT_MAX)?;
     let per_layer = u64::from(keys.maybe("embedding_length_per_layer_input", WIDTH_MAX)?);
-    let final_softcap = keys.f32_or("final_logit_softcapping", 0.0)?;
+    let final_softcap = keys.not_negative_or("final_logit_softcapping", 0.0)?;
     let layers = match per_layer {
         0 => {
             b.cut("embedding".to_owned(), &[]);

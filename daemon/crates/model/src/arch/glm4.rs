@@ -14,7 +14,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
     let rope = b.keys.rope(RopeOrder::Norm, h.heads.head_dim)?;
     let table = b.rope_table(rope);
-    leave_predictors(b, h);
+    leave_predictors(b, h)?;
     for i in 0..h.n_layer {
         let attention = AttentionSpec {
             qkv_bias: Presence::Optional,
@@ -40,10 +40,21 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
 }
 
 /// Notes the tensors of blocks that predict further tokens (MTP), which a pass does without.
-pub(super) fn leave_predictors(b: &mut PlanBuilder<'_>, h: &Hparams) {
+///
+/// # Errors
+/// A block that is said to predict and has a layer's tensors alone: it is one of the model's own.
+pub(super) fn leave_predictors(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let blocks: Vec<String> = (h.n_layer..h.n_layer + h.n_layer_nextn)
         .map(|i| blk(i, ""))
         .collect();
+    for block in &blocks {
+        let mut names = b.names().filter(|name| name.starts_with(block.as_str()));
+        let predicts = |name: &str| name.contains(".nextn.") || name.contains(".mtp.");
+        if names.next().is_some_and(|first| !predicts(first)) && !names.any(predicts) {
+            let message = format!("{block}* has no tensor of a block that predicts");
+            return Err(b.keys.bad("nextn_predict_layers", h.n_layer_nextn, message));
+        }
+    }
     b.leave_alone(|name| {
         blocks
             .iter()
@@ -51,4 +62,5 @@ pub(super) fn leave_predictors(b: &mut PlanBuilder<'_>, h: &Hparams) {
             || name.starts_with("mtp.")
             || name.contains(".nextn.")
     });
+    Ok(())
 }

@@ -22,7 +22,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
 pub(super) fn build_with(b: &mut PlanBuilder<'_>, h: &Hparams, norms: Norms) -> Result<(), Error> {
     let x = b.embedding()?;
     let layers = Layers::read(b, h, norms)?;
-    leave_predictors(b, h);
+    leave_predictors(b, h)?;
     for i in 0..h.n_layer {
         layer(b, i, x, &layers.layer(b, h, i)?)?;
     }

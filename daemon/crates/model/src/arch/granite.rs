@@ -24,7 +24,7 @@ pub(super) struct Factors {
 pub(super) fn factors(b: &mut PlanBuilder<'_>, h: &Hparams, x: Buf) -> Result<Factors, Error> {
     let keys: Keys<'_> = b.keys;
     let or = |value: f32, default: f32| if value == 0.0 { default } else { value };
-    let embedding = or(keys.f32_or("embedding_scale", 1.0)?, 1.0);
+    let embedding = or(keys.not_negative_or("embedding_scale", 1.0)?, 1.0);
     b.cut("embedding".to_owned(), &[]);
     if embedding != 1.0 {
         b.op(Op::Scale {
@@ -33,12 +33,12 @@ pub(super) fn factors(b: &mut PlanBuilder<'_>, h: &Hparams, x: Buf) -> Result<Fa
         });
     }
     Ok(Factors {
-        residual: or(keys.f32_or("residual_scale", 1.0)?, 1.0),
+        residual: or(keys.not_negative_or("residual_scale", 1.0)?, 1.0),
         scores: or(
-            keys.f32_or("attention.scale", 0.0)?,
+            keys.not_negative_or("attention.scale", 0.0)?,
             scale_of(h.heads.head_dim),
         ),
-        logits: 1.0 / or(keys.f32_or("logit_scale", 1.0)?, 1.0),
+        logits: 1.0 / or(keys.not_negative_or("logit_scale", 1.0)?, 1.0),
     })
 }
 

@@ -20,7 +20,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
         selection_bias: Presence::Optional,
         ..moe::read(b.keys, h.n_embd, RouterGate::Sigmoid, true)?
     };
-    leave_predictors(b, h);
+    leave_predictors(b, h)?;
     for i in 0..h.n_layer {
         let attention = AttentionSpec {
             qk_norms: QkNorms::Rows,

@@ -14,7 +14,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
     let keys = b.keys;
     let mut rope = keys.rope(RopeOrder::Norm, h.heads.head_dim)?;
-    let beta = keys.f32_or("attention.temperature_scale", 0.0)?;
+    let beta = keys.not_negative_or("attention.temperature_scale", 0.0)?;
     let mut temperature = None;
     if let RopeScaling::Yarn {
         factor, orig_ctx, ..

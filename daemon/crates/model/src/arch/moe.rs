@@ -44,7 +44,11 @@ pub(super) fn read(
     };
     let n_group = keys.maybe("expert_group_count", n_expert)?.max(1);
     let n_group_used = match keys.maybe("expert_group_used_count", n_group)? {
-        0 => n_group,
+        0 if n_group == 1 => n_group,
+        0 => {
+            let message = format!("must be at least 1, there are {n_group} groups");
+            return Err(keys.bad("expert_group_used_count", 0, message));
+        }
         n => n,
     };
     if !n_expert.is_multiple_of(n_group) {
@@ -55,7 +59,7 @@ pub(super) fn read(
         let message = format!("the groups that are kept have fewer than {n_used} experts");
         return Err(keys.bad("expert_group_used_count", n_group_used, message));
     }
-    let scale = keys.f32_or("expert_weights_scale", 1.0)?;
+    let scale = keys.not_negative_or("expert_weights_scale", 1.0)?;
     Ok(MoeSpec {
         router: Router {
             n_expert,

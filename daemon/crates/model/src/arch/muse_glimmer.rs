@@ -23,8 +23,8 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let table = b.rope_table(rope);
     let window = keys.count("attention.sliding_window", N_CTX_MAX)?;
     let windowed = window_pattern(keys, h.n_layer, 4)?;
-    let scale = keys.f32_or("logit_scale", 1.0)?;
-    let softcap = keys.f32_or("final_logit_softcapping", 0.0)?;
+    let scale = keys.positive_or("logit_scale", 1.0)?;
+    let softcap = keys.not_negative_or("final_logit_softcapping", 0.0)?;
     b.cut("embedding".to_owned(), &[]);
     b.op(Op::RmsNorm {
         x,

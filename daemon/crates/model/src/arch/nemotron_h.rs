@@ -18,7 +18,7 @@ pub(super) fn build(b: &mut PlanBuilder<'_>, h: &Hparams) -> Result<(), Error> {
     let x = b.embedding()?;
     let keys = b.keys;
     let mamba = Mamba2::read(keys)?;
-    leave_predictors(b, h);
+    leave_predictors(b, h)?;
     for i in 0..h.n_layer {
         let attends = h.n_head_kv_of[i as usize] > 0;
         let n_ff = u64::from(h.n_ff_of[i as usize]);

@@ -39,7 +39,7 @@ pub(super) fn layers(b: &mut PlanBuilder<'_>, h: &Hparams, interleaved: bool) ->
     let table = rotation(b, h)?;
     let net = DeltaNet::read(b.keys, interleaved)?;
     let recurrent = super::qwen3next::recurrent_layers(b.keys, h.n_layer)?;
-    leave_predictors(b, h);
+    leave_predictors(b, h)?;
     for i in 0..h.n_layer {
         let spec = attending(b, h, i, table)?;
         if recurrent[i as usize] {

@@ -170,6 +170,11 @@ impl<'a> PlanBuilder<'a> {
         self.gguf().tensor(name).map(|t| t.dims[1])
     }
 
+    /// The names of the file's tensors.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.gguf().tensors().iter().map(|t| t.name.as_str())
+    }
+
     /// Notes tensors that are known and that this plan does without.
     pub(crate) fn leave_alone(&mut self, matches: impl Fn(&str) -> bool) {
         let names = self.gguf().tensors().iter().map(|t| &t.name);
