@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rocmforge_proto::v1;
+use rocmforge_proto::v1::inference_client::InferenceClient;
 use rocmforged::End;
 use rocmforged::limits::{PeerLimits, Rule};
 use rocmforged::peer::TokenName;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 use tonic_types::StatusExt;
 
-use crate::daemon::{Daemon, assert_status, endless, fixtures, greedy};
+use crate::daemon::{Daemon, assert_status, connect, endless, fixtures, greedy};
 use crate::http::client::{HttpDaemon, LLAMA, Reply, tcp};
 use crate::vectors::reranker;
 
@@ -95,7 +96,9 @@ async fn more_than_may_run_wait_and_more_than_may_wait_are_refused() {
         ..PeerLimits::default()
     })
     .await;
-    let mut first = http.daemon.inference().generate(endless(LLAMA, 1)).await;
+    // It reads its first event and no more, so it runs for as long as it is there.
+    let slow = connect(http.daemon.dir.path().join("s"), 64).await;
+    let mut first = InferenceClient::new(slow).generate(endless(LLAMA, 1)).await;
     let events = first.as_mut().unwrap().get_mut();
     assert!(events.message().await.unwrap().is_some());
     let second = {

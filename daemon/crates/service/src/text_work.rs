@@ -20,7 +20,7 @@ pub const SHORT_AT_ONCE: usize = 4;
 const SHORT_WAITING_MAX: usize = 1024;
 /// Long texts that are worked on at once.
 pub const LONG_AT_ONCE: usize = 2;
-/// Grammars that are compiled at once. Few are slow, but nothing bounds those: whoever asks for no
+/// Grammars that are compiled at once. Few are slow, but no time bounds those: whoever asks for no
 /// grammar does not wait for one.
 pub const GRAMMARS_AT_ONCE: usize = 2;
 /// Grammars that may wait.

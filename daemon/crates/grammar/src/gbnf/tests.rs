@@ -267,19 +267,42 @@ fn faults_are_named_with_their_place() {
     }
 }
 
+/// Rules that name the next one, of which the last is `last`.
+fn chain(n: usize, body: &str, last: &str) -> String {
+    let mut text = "root ::= r0\n".to_owned();
+    for i in 0..n {
+        let next = format!("r{}", i + 1);
+        text += &format!("r{i} ::= {}\n", body.replace('@', &next));
+    }
+    text + &format!("r{n} ::= {last}")
+}
+
+/// Looking for what comes next passes over all that may be empty.
+#[test]
+fn rules_that_may_be_empty_have_few_places() {
+    let eight = "@ ".repeat(8);
+    let fault = super::to_lark(&chain(5, &eight, "\"x\"?")).unwrap_err();
+    assert!(
+        fault
+            .to_string()
+            .contains("may be empty has more than 8192")
+    );
+    for taken in [
+        chain(4, &eight, "\"x\"?"),
+        // One place that is repeated, and what cannot be empty.
+        chain(900, "@", "\"x\"{0,2000}"),
+        chain(20, "\"a\" @ @", "\"x\"?"),
+        "root ::= item*\nitem ::= [a-z] ws root?\nws ::= [ \\t]*".to_owned(),
+    ] {
+        assert!(super::to_lark(&taken).is_ok(), "{taken}");
+    }
+}
+
 /// What would take long or go deep ends, refused or not.
 #[test]
 fn hostile_grammars_end() {
     let tokenizer = tokenizer();
     let vocabulary = Vocabulary::new(&tokenizer).unwrap();
-    let chain = |n: usize, body: &str, last: &str| {
-        let mut text = "root ::= r0\n".to_owned();
-        for i in 0..n {
-            let next = format!("r{}", i + 1);
-            text += &format!("r{i} ::= {}\n", body.replace('@', &next));
-        }
-        text + &format!("r{n} ::= {last}")
-    };
     for grammar in [
         chain(1000, "@", "\"a\""),
         chain(40, "@ @", "\"\""),
