@@ -43,13 +43,11 @@ pub(super) fn read(
         _ => RouterGate::SqrtSoftplus,
     };
     let n_group = keys.maybe("expert_group_count", n_expert)?.max(1);
-    let n_group_used = match keys.maybe("expert_group_used_count", n_group)? {
-        0 if n_group == 1 => n_group,
-        0 => {
-            let message = format!("must be at least 1, there are {n_group} groups");
-            return Err(keys.bad("expert_group_used_count", 0, message));
-        }
-        n => n,
+    let n_group_used = match keys.optional_u32("expert_group_used_count")? {
+        // Of no groups, or of one, none is chosen.
+        None => n_group,
+        Some(0) if n_group == 1 => n_group,
+        Some(_) => keys.count("expert_group_used_count", n_group)?,
     };
     if !n_expert.is_multiple_of(n_group) {
         let message = format!("must divide the {n_expert} experts");
