@@ -145,12 +145,13 @@ pub struct Flags {
     /// it back and take it again later; percent, or off [default: 10]
     #[arg(long, value_name = "PERCENT|off", allow_negative_numbers = true)]
     pub host_pressure: Option<String>,
-    /// Read model files past the page cache, but for what it holds: auto, those that are larger
-    /// than the memory available when they are loaded, never or always [default: auto]
+    /// Read model files with O_DIRECT; pages that are cached already are still used: auto, those
+    /// that are larger than the memory available when they are loaded, never or always
+    /// [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub direct_io: Option<String>,
-    /// Whose prompts may begin with what an earlier one has computed: off, per-user or
-    /// shared [default: per-user]
+    /// Reuse the KV cache of prompts that begin alike: off, per-user or shared by all
+    /// [default: per-user]
     #[arg(long, value_name = "WHOSE")]
     pub prefix_cache: Option<String>,
     /// What keys and values are stored as: f32; f16; q8_0, in about half of f16's memory; or auto,

@@ -18,8 +18,8 @@ pub struct HttpFlags {
     /// --http-token-file and --http-tls-cert [default: none]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http_listen: Option<String>,
-    /// File with the tokens of which callers over TCP have to send one, each a line (TOKEN or
-    /// NAME TOKEN); with it they may load and unload, too
+    /// File of tokens, one a line (TOKEN or NAME TOKEN); each request over TCP must send one of
+    /// them, and may load and unload, too
     #[arg(long, value_name = "FILE")]
     pub http_token_file: Option<PathBuf>,
     /// Certificate of the address in PEM, with those of who signed it behind it; with it and

@@ -56,7 +56,7 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
         }
         if !held.grow(data.len() as u64) {
             return Err(failure::exhausted(
-                "the requests that are being read fill the room for them",
+                "too many bytes of requests arrive at once; try again in a second",
                 RETRY,
             ));
         }

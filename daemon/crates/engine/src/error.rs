@@ -67,7 +67,7 @@ pub enum Error {
     },
     /// The asker has as many requests as it may have; see `Asker`.
     /// RESOURCE_EXHAUSTED with RetryInfo.
-    #[error("{running} requests of this user or token run and {queued} wait; {}", allowed(*running_max, *queued_max))]
+    #[error("this user or token has reached its limit: {running} requests run and {queued} wait; {}", allowed(*running_max, *queued_max))]
     AskerLimit {
         /// Requests of the asker that run.
         running: u32,

@@ -45,8 +45,8 @@ pub enum Refusal {
     },
     /// The pins would leave too little to run.
     #[error(
-        "pinning this of '{model}' needs at least {need} bytes, with what runs and the largest segment that stays \
-         unpinned, of a budget of {budget}; pin less, or raise the budget"
+        "these pins of '{model}' leave too little to run: with the largest segment that stays unpinned {need} bytes \
+         are needed, the budget is {budget}; pin less, or raise the budget"
     )]
     PinTooLarge {
         /// The model.

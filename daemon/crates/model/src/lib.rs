@@ -147,7 +147,7 @@ fn predictor(
     let Some(predict) = arch.predict else {
         let name = arch.name;
         return Some(Err(Error::Unsupported(format!(
-            "such blocks of '{name}' are not implemented"
+            "blocks that predict tokens ahead (MTP) are not implemented for '{name}'"
         ))));
     };
     let mut builder =

@@ -380,7 +380,9 @@ pub fn score_length(field: &str, n_tokens: usize, top_n: u32) -> Result<(), Fail
     if n_tokens < 2 {
         return Err(failure::invalid(
             field,
-            &format!("{n_tokens} tokens; at least 2, since the first has nothing before it"),
+            &format!(
+                "the text has {n_tokens} tokens; scoring needs at least 2, since the first has nothing before it"
+            ),
         ));
     }
     let scores = n_tokens as u64 * (u64::from(top_n) + 1);

@@ -55,8 +55,7 @@ pub fn check_continued(continues: bool, last_role: Option<&str>, violations: &mu
     if continues && last_role != Some("assistant") {
         violations.add(
             "messages",
-            "only the assistant's message can be gone on with, and the last one is another's; end with one of its, or \
-             let the model begin its own",
+            "continue_final_message needs a message of the assistant's at the end; add one, or leave the field unset",
         );
     }
 }

@@ -168,7 +168,7 @@ impl Bounds {
         }
         if !method.is_light && self.replies.is_full(peer.caller.uid) {
             return Err(failure::exhausted(
-                "replies that were asked for are not read, and take the room of others; read them",
+                "replies that nobody reads fill the room for them; read or cancel open streams, then try again",
                 RETRY,
             ));
         }
@@ -207,7 +207,7 @@ impl Bounds {
             }
             if !held.grow(data.len() as u64) {
                 return Err(status(failure::exhausted(
-                    "the requests that are being read fill the room for them",
+                    "too many bytes of requests arrive at once; try again in a second",
                     RETRY,
                 )));
             }
