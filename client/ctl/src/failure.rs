@@ -123,7 +123,8 @@ fn hint(error: &RpcError) -> Option<String> {
     }
     let hint = match (error.rpc, error.code) {
         ("Models.Load", Code::NotFound) if error.reason() == Some("UNKNOWN_MODEL") => {
-            "--draft names a loaded model: `rocmforgectl ls` lists them"
+            "--draft names a model that is loaded (`rocmforgectl ls`) or below a model directory \
+             (`rocmforgectl files`)"
         }
         ("Models.Load", Code::NotFound) => "check the path; the daemon has to see the file too",
         ("Models.Load", Code::AlreadyExists) if error.reason() == Some("LOADED_FILE_CHANGED") => {
