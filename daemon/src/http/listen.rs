@@ -1,7 +1,7 @@
 //! Connections: accepted, bounded in number, served with HTTP/1.1 until the daemon closes.
 //!
-//! *Invariant:* a connection that sends no whole header within [`HEADER_WAIT_MAX`] is closed, also
-//! between requests.
+//! A connection that sends no whole header within [`HEADER_WAIT_MAX`], also between requests, is
+//! closed by hyper.
 
 use std::convert::Infallible;
 use std::io;

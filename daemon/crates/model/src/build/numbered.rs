@@ -2,7 +2,8 @@
 //! rotations; and room in the state.
 //!
 //! *Invariant:* a plan numbers its buffers, groups of KV and tables of rotations by bytes; a file
-//! whose layers would need more is refused (test `layers_that_are_all_different_are_refused`).
+//! whose layers would need more is refused (test `layers_that_are_all_different_are_refused`, of
+//! buffers).
 
 use rocmforge_ops::{
     Buf, BufSpec, HeadShape, KvGroup, KvLayer, KvLayout, KvType, LongFactors, Role, RopeSpec, Rows,

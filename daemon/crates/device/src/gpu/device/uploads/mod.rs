@@ -21,7 +21,7 @@
 //! ```
 //!
 //! *Invariant:* an upload writes its slab on the repack stream only, after the operations that were
-//! queued before it began. *Invariant:* the queue's lock and the lane's are never held together.
+//! queued before it began. *Threads:* nobody holds the queue's lock and the lane's together.
 
 mod events;
 mod job;

@@ -1,7 +1,7 @@
 //! A staging thread: takes pieces, makes each readable for the copy engine, and
 //! queues it on the [`Lane`].
 //!
-//! *Invariant:* the queue's lock and the lane's are never held together.
+//! *Threads:* nobody holds the queue's lock and the lane's together.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
