@@ -4,8 +4,8 @@
 //! one directory only. It sits in a slot that the program's main function also
 //! holds, so that it is stopped however the command ends.
 //!
-//! Once [`PrivateSlot::stop`] has returned, the process is gone and so is its directory, but for one
-//! that is being started just then.
+//! Once [`PrivateSlot::stop`] has returned, the process is gone and so is its directory, but for
+//! one that is being started just then.
 
 use std::env;
 use std::ffi::OsString;

@@ -10,8 +10,8 @@
 //! others wait at their end; a stream that is silent for fifteen says that it lives
 //! ([`PATIENCE`]).
 //!
-//! What fails before the first event and within [`FIRST_WAIT`] is answered with a status, not inside
-//! of a stream.
+//! What fails before the first event and within [`FIRST_WAIT`] is answered with a
+//! status, not inside of a stream.
 
 use std::convert::Infallible;
 use std::pin::pin;

@@ -10,6 +10,11 @@ use rocmforge_tensor_cache::{
     SegmentSpec,
 };
 
+/// A pass of a request that goes on.
+const GOES_ON: PassHint = PassHint {
+    expects_next_pass: true,
+};
+
 const LAYERS: u32 = 12;
 const EXPERTS: u32 = 32;
 const MODEL: ModelId = ModelId(1);
@@ -66,14 +71,7 @@ fn pass(cache: &mut Cache, did: &mut Did, used: &mut dyn FnMut(u32) -> Vec<u32>)
         assert!(!matches!(acquired, Acquired::InFlight(_)));
         cache.release(segment);
     };
-    cache
-        .pass_begin(
-            MODEL,
-            PassHint {
-                expects_next_pass: true,
-            },
-        )
-        .unwrap();
+    cache.pass_begin(MODEL, GOES_ON).unwrap();
     for layer in 0..LAYERS {
         need(cache, layer);
         for expert in used(layer) {
@@ -198,14 +196,7 @@ fn lacking(absent: Absent) -> u64 {
         }
     };
     for number in 0..400 {
-        cache
-            .pass_begin(
-                MODEL,
-                PassHint {
-                    expects_next_pass: true,
-                },
-            )
-            .unwrap();
+        cache.pass_begin(MODEL, GOES_ON).unwrap();
         for layer in 0..LAYERS {
             let id = |index| SegmentId {
                 model: MODEL,
@@ -294,14 +285,7 @@ fn nothing_goes_for_an_expert_that_is_used_later() {
     assert!(begun.count() > 0);
     let rare = filler.rfind(|&segment| !cache.holds(segment)).unwrap();
     for _ in 0..200 {
-        cache
-            .pass_begin(
-                MODEL,
-                PassHint {
-                    expects_next_pass: true,
-                },
-            )
-            .unwrap();
+        cache.pass_begin(MODEL, GOES_ON).unwrap();
         cache.done_without(rare).unwrap();
         cache.pass_end(MODEL);
     }
