@@ -369,9 +369,7 @@ impl WeightStore {
     pub(crate) fn set_budget(&mut self, bytes: u64) -> Result<u64, Error> {
         self.collect();
         if bytes > self.budget() {
-            self.device
-                .set_capacity(bytes)
-                .map_err(|e| self.device_error(None, e))?;
+            self.set_capacity(bytes)?;
         }
         if bytes < self.budget() {
             // They cannot move out of the way.
@@ -379,10 +377,16 @@ impl WeightStore {
         }
         let change = self.cache.set_budget(bytes, &mut self.actions);
         self.execute_and_discard()?;
-        self.device
-            .set_capacity(change.arena_end.max(bytes))
-            .map_err(|e| self.device_error(None, e))?;
+        self.set_capacity(bytes)?;
         Ok(change.used.saturating_sub(bytes))
+    }
+
+    /// Gives the arena so many bytes; more where a shrink has left something beyond them, which
+    /// lies there until it is released.
+    fn set_capacity(&mut self, bytes: u64) -> Result<(), Error> {
+        let bytes = bytes.max(self.cache.arena_end());
+        let set = self.device.set_capacity(bytes);
+        set.map_err(|e| self.device_error(None, e))
     }
 
     /// What the driver refused since the last call of this.
@@ -397,10 +401,7 @@ impl WeightStore {
         }
         self.cache.finish_shrink(&mut self.actions);
         self.execute_and_discard()?;
-        let capacity = self.cache.arena_end().max(self.budget());
-        self.device
-            .set_capacity(capacity)
-            .map_err(|e| self.device_error(None, e))
+        self.set_capacity(self.budget())
     }
 
     /// Takes note of uploads that have ended. A failed one is forgotten: whoever needs the segment

@@ -15,7 +15,7 @@ use requests::{chat, engine, greedy, load, load_endless, run, until};
 use rocmforge_engine::api::{
     Asker, Budget, Class, FinishReason, GenerateEvent, GenerateRequest, ScoreRequest,
 };
-use rocmforge_engine::{Error, Events, LoadedModel};
+use rocmforge_engine::{EngineConfig, Error, Events, LoadedModel, PrefixCache, start};
 
 /// Budgets that were tried, each with [`REQUESTS`] requests at once.
 const BUDGETS: usize = 24;
@@ -287,4 +287,63 @@ async fn a_text_without_a_length_ends_where_the_budget_has_no_more_room() {
         }
     }
     assert!(shorter > 1, "{shorter} texts ended for want of room");
+}
+
+/// A text is under way when the budget shrinks below where its keys and values lie, and then grows
+/// by less than would hold them: they stay.
+#[tokio::test]
+async fn what_a_shrink_has_left_stays_when_the_budget_grows_a_little() {
+    let engine = start(EngineConfig {
+        budget: Budget::Bytes(24 << 20),
+        prefix_cache: PrefixCache::Off,
+        speculate: Some(false),
+        ..EngineConfig::default()
+    })
+    .unwrap()
+    .0;
+    let model = requests::load(&engine, "arch/command-r-plus.gguf", "m").await;
+    let request = |seed: u32, max_tokens| {
+        let ids = (0..12).map(|i| 5 + (i * 31 + seed * 17) % 200).collect();
+        let mut request = requests::greedy(&model, ids, max_tokens);
+        request.decoding.ignore_eos = true;
+        request
+    };
+    let expected = ids(engine.generate(request(7, 1200)).unwrap(), usize::MAX).await;
+    for _ in 0..2 {
+        engine.set_budget(Budget::Bytes(24 << 20)).await.unwrap();
+        // They take the places below.
+        let mut below = Vec::new();
+        for seed in [100, 101] {
+            let mut events = engine.generate(request(seed, 1300)).unwrap();
+            some_ids(&mut events, 900).await;
+            below.push(events);
+        }
+        let mut events = engine.generate(request(7, 1200)).unwrap();
+        let mut text = some_ids(&mut events, 300).await;
+        drop(below);
+        requests::until(&engine, "the end of the others", |s| s.running == 1).await;
+        for bytes in [11 << 19, 23 << 18] {
+            engine.set_budget(Budget::Bytes(bytes)).await.unwrap();
+        }
+        text.extend(ids(events, usize::MAX).await);
+        let differs = text.iter().zip(&expected).position(|(a, b)| a != b);
+        assert_eq!((differs, text.len()), (None, expected.len()));
+    }
+}
+
+/// The next tokens of a text, at least so many if it has them.
+async fn some_ids(events: &mut Events<GenerateEvent>, n: usize) -> Vec<u32> {
+    let mut found = Vec::new();
+    while found.len() < n {
+        match events.next().await.unwrap() {
+            GenerateEvent::Piece { ids, .. } => found.extend(ids),
+            GenerateEvent::Done(_) => break,
+            GenerateEvent::Failed(error) => panic!("{error}"),
+        }
+    }
+    found
+}
+
+async fn ids(mut events: Events<GenerateEvent>, n: usize) -> Vec<u32> {
+    some_ids(&mut events, n).await
 }
