@@ -58,7 +58,7 @@ fn tolerance(model: &LoadedModel, name: &str) -> f64 {
 /// then. By default these models, of floats, have f32.
 const LOOSE_F16: [(&str, usize); 2] = [("gemma4", 2), ("gemma4moe", 10)];
 
-const ARCHITECTURES: [&str; 53] = [
+const ARCHITECTURES: [&str; 54] = [
     "arcee",
     "bailingmoe",
     "bailingmoe2",
@@ -66,6 +66,7 @@ const ARCHITECTURES: [&str; 53] = [
     "command-r",
     "command-r-plus",
     "deepseek2",
+    "deepseek2-heads",
     "dots1",
     "ernie4_5",
     "ernie4_5-moe",

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rocmforge_gguf::MappedFile;
 use rocmforge_kernels::host::{
-    ActivationForm, Activations, Isa, PackedMatrix, Pool, RowsOut, mat_mul, ops,
+    ActivationForm, Activations, Isa, PackedMatrix, Pool, ROW_GROUP, RowsOut, mat_mul, ops,
 };
 use rocmforge_ops::{Buf, Product, TensorIndex};
 
@@ -229,11 +229,8 @@ pub(super) fn multiply_heads(
     }
     let matrix = super::packed(&on.tensor(weight).desc, isa)?;
     let (cols, rows) = (on.width(x) / n_head, on.width(out) / n_head);
-    let groups = matrix.row_groups() / n_head;
     assert!(
-        matrix.cols() == cols
-            && matrix.rows() == rows * n_head
-            && groups * n_head == matrix.row_groups(),
+        matrix.cols() == cols && matrix.rows() == rows * n_head,
         "a product for each of {n_head} heads of {cols}: matrix [{}, {}]",
         matrix.cols(),
         matrix.rows()
@@ -259,6 +256,10 @@ pub(super) fn multiply_heads(
         })
         .collect();
     let weights = on.weights(weight, &matrix);
+    if n_head > 1 && !rows.is_multiple_of(ROW_GROUP) {
+        return heads_that_share_groups(pool, matrix, weights, &inputs, on.rows_mut(out));
+    }
+    let groups = matrix.row_groups() / n_head;
     // SAFETY: each head has row groups of its own, and the pool hands each to one call.
     let target = unsafe { RowsOut::new(on.rows_mut(out), tokens, matrix.rows(), matrix.rows()) };
     let items: Vec<Item<'_>> = inputs
@@ -273,6 +274,37 @@ pub(super) fn multiply_heads(
         })
         .collect();
     run_all(pool, &items)
+}
+
+/// The same where a group of packed rows has those of two heads: one head after the other, each
+/// with all groups in which it has rows. No model that people run has such heads.
+fn heads_that_share_groups(
+    pool: &Pool,
+    matrix: PackedMatrix,
+    weights: Weights<'_>,
+    inputs: &[Activations],
+    out: &mut [f32],
+) -> Result<(), Error> {
+    let all = matrix.rows();
+    let rows = all / inputs.len();
+    let mut found = vec![0.0; out.len()];
+    for (head, input) in inputs.iter().enumerate() {
+        let mine = head * rows..(head + 1) * rows;
+        let tokens = out.len() / all;
+        let item = Item {
+            matrix,
+            weights,
+            input,
+            groups: mine.start / ROW_GROUP..mine.end.div_ceil(ROW_GROUP),
+            // SAFETY: the pool hands each row group to one call, and nobody else writes there.
+            out: unsafe { RowsOut::new(&mut found, tokens, all, all) },
+        };
+        run_all(pool, &[item])?;
+        for (out, found) in out.chunks_exact_mut(all).zip(found.chunks_exact(all)) {
+            out[mine.clone()].copy_from_slice(&found[mine.clone()]);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
