@@ -41,6 +41,7 @@ use crate::error::{Error, from_device};
 use crate::file_watch::FileWatch;
 use crate::handle::EngineHandle;
 use crate::host_pressure::PressureWatch;
+use crate::interleave::Slice;
 use crate::keep_free::{self, KeepFree};
 use crate::loaded::LoadedModel;
 use crate::masks::Masks;
@@ -89,6 +90,8 @@ pub(crate) struct Entry {
     /// How long passes take that only decode.
     pub(crate) times: PassTimes,
     pub(crate) share: PromptShare,
+    /// How long a chunk of prompts goes on between two passes of tokens.
+    pub(crate) slice: Slice,
     /// The block that predicts one token more, where the file has one and tokens are drafted.
     pub(crate) predictor: Option<Predictor>,
     /// The model that drafts for this one, if one was named.
@@ -150,11 +153,14 @@ pub(crate) struct Engine {
     /// The last pass came to computing: recurrent states may have taken in a part of it.
     pub(crate) computing: bool,
     pub(crate) prefix_counts: crate::api::PrefixCounts,
+    /// Passes of tokens that ran between the steps of a prompt's chunk.
+    pub(crate) interleaved_passes: u64,
     pub(crate) preloads: VecDeque<Preloading>,
     /// Passes that go before the next segment of a preload.
     pub(crate) turns_before_preload: u32,
     pub(crate) draining: Option<Draining>,
-    /// The scratch block and its bytes; there is one, since one pass runs at a time.
+    /// The scratch block and its bytes. There is one, since one pass runs at a time; passes of
+    /// tokens between the steps of a prompt's have a part of it.
     pub(crate) scratch: Option<(BlockId, u64)>,
     /// The budget asked for, while running work needs more than it.
     pub(crate) budget_wanted: Option<u64>,
@@ -293,6 +299,7 @@ fn launch(opened: Opened, config: EngineConfig) -> Result<(EngineHandle, EngineT
         drafts: 0,
         computing: false,
         prefix_counts: crate::api::PrefixCounts::default(),
+        interleaved_passes: 0,
         preloads: VecDeque::new(),
         turns_before_preload: PRELOAD_TURNS,
         draining: None,

@@ -117,6 +117,10 @@ pub struct EngineConfig {
     /// drafts are made. A model that was loaded with a draft model has its drafts as well,
     /// unless this is `Some(false)`.
     pub speculate: Option<bool>,
+    /// Whether long prompts of a mixture that is resident go through the layers in parts, between
+    /// the passes of others' tokens, instead of a few rows beside each. `None` is where the device
+    /// records passes, as GPUs do.
+    pub interleave: Option<bool>,
     /// Bytes of a GPU's memory that are to be free for others: the budget shrinks where
     /// they are not; `None` is none.
     pub keep_free: Option<Budget>,
@@ -146,6 +150,7 @@ impl Default for EngineConfig {
             prefix_cache: PrefixCache::PerClient,
             kv_type: None,
             speculate: None,
+            interleave: None,
             keep_free: None,
             watchdog: WATCHDOG_DEFAULT,
             clocks: Clocks::default(),

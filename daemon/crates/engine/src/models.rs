@@ -11,6 +11,7 @@ use crate::actor::{Engine, Entry, Preloading};
 use crate::api::{Cleared, KeptReason, KeptSegment, Offload, PreloadEvent, Unloaded};
 use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
 use crate::error::{Error, from_cache, from_device};
+use crate::interleave::Slice;
 use crate::loaded::{LoadedModel, PreparedModel};
 use crate::pass_times::PassTimes;
 use crate::refusal::Refusal;
@@ -113,6 +114,7 @@ impl Engine {
             rope: Vec::new(),
             times: PassTimes::default(),
             share: PromptShare::default(),
+            slice: Slice::default(),
             predictor,
             draft,
             states,

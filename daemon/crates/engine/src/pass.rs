@@ -6,10 +6,11 @@
 //! ends within a segment's time.
 
 mod experts;
+mod under_way;
 
 use rocmforge_device::{Batch, BoundStep, Plan, Scratch, ScratchLayout, SegmentBinding, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
-use rocmforge_ops::{Op, Step};
+use rocmforge_ops::Step;
 use rocmforge_tensor_cache::{ModelId, PassHint, SegmentId, Slab};
 
 use crate::api::RequestCacheUse;
@@ -18,6 +19,7 @@ use crate::lookahead::Lookahead;
 use crate::weight_store::{Resident, WeightStore};
 
 pub(crate) use experts::ExpertStep;
+pub(crate) use under_way::UnderWay;
 
 /// What is told of a wanted row.
 type RowSink<'a> = &'a mut dyn FnMut(usize, RowOutput<'_>) -> Result<(), Error>;
@@ -131,18 +133,29 @@ pub(crate) fn run(
     begun: &dyn Fn(),
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
-    store
-        .cache
-        .pass_begin(
-            pass.model,
-            PassHint {
-                expects_next_pass: pass.expects_next_pass,
-            },
-        )
-        .map_err(from_cache)?;
+    begin(store, pass)?;
     let result = steps(store, pass, inputs, counts, ended, begun, sink);
     store.cache.pass_end(pass.model);
     result
+}
+
+/// Tells the cache that a pass begins.
+fn begin(store: &mut WeightStore, pass: &Pass<'_>) -> Result<(), Error> {
+    let hint = PassHint {
+        expects_next_pass: pass.expects_next_pass,
+    };
+    let begun = store.cache.pass_begin(pass.model, hint);
+    begun.map_err(from_cache)
+}
+
+fn write_inputs(store: &mut WeightStore, pass: &Pass<'_>, inputs: &[Vec<u8>]) -> Result<(), Error> {
+    for (input, rows) in pass.plan.inputs.iter().zip(inputs) {
+        store
+            .device
+            .write_rows(scratch(pass), input.buf, &input.table, rows)
+            .map_err(|e| store.device_error(Some(pass.model), e))?;
+    }
+    Ok(())
 }
 
 fn steps(
@@ -154,130 +167,19 @@ fn steps(
     begun: &dyn Fn(),
     sink: RowSink<'_>,
 ) -> Result<(), Error> {
-    for (input, rows) in pass.plan.inputs.iter().zip(inputs) {
-        store
-            .device
-            .write_rows(scratch(pass), input.buf, &input.table, rows)
-            .map_err(|e| store.device_error(Some(pass.model), e))?;
-    }
+    write_inputs(store, pass, inputs)?;
     if (pass.decodes() || store.records && pass.has_few_routed_rows())
         && let Some(there) = store.all_resident(pass.model, counts)?
     {
         return all_resident(store, pass, &there, begun, sink);
     }
-    let offloaded = store.is_offloaded(pass);
-    if offloaded {
-        store.begin_timetable(pass);
-    }
-    let ahead = match offloaded {
-        true => Lookahead::NOTHING,
-        false => store.lookahead(pass.model, pass.n_tokens, pass.prefetch),
-    };
-    let mut run = Run {
-        pass,
-        ahead,
-        feeds_link: offloaded && !pass.routes(),
-        spare_from: 0,
-        counts,
-        ended,
-    };
-    let all = pass.plan.steps_for(false);
-    let mut at = 0;
-    while at < all.len() {
-        let n = run.ready(store, &all[at..]);
-        match n {
-            0 | 1 => run.step(store, &all[at], &[])?,
-            _ => run.together(store, &all[at..at + n])?,
-        }
-        if at == 0 {
+    let mut under_way = UnderWay::new(store, pass, counts, ended);
+    while under_way.go_on(store)? {
+        if under_way.is_first {
             begun();
         }
-        at += n.max(1);
     }
-    if pass.wants_nothing() {
-        return Ok(());
-    }
-    let [
-        Step::Run {
-            segment: Some(head),
-            ..
-        },
-    ] = &pass.plan.steps[pass.plan.head_step..]
-    else {
-        return Err(Error::Internal(
-            "the head of a plan is one segment".to_owned(),
-        ));
-    };
-    let step = &pass.plan.steps[pass.plan.head_step];
-    run.with_segment(store, *head, |store, run, slab| {
-        let mut buffer = Vec::new();
-        for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
-            run_step(store, pass, step, Some((*head, slab)), chunk)?;
-            emit_rows(store, pass, chunk, &mut buffer, sink)?;
-            if let Some(error) = (run.ended)() {
-                return Err(error);
-            }
-        }
-        for chunk in pass.hidden.chunks(pass.scratch.outputs as usize) {
-            run_to_hidden(store, pass, step, (*head, slab), chunk)?;
-            emit_hidden(store, pass, chunk, &mut buffer, sink)?;
-            if let Some(error) = (run.ended)() {
-                return Err(error);
-            }
-        }
-        Ok(())
-    })
-}
-
-/// The part of the head that makes rows' hidden states.
-fn run_to_hidden(
-    store: &mut WeightStore,
-    pass: &Pass<'_>,
-    head: &Step,
-    (segment, slab): (u32, Slab),
-    rows: &[u32],
-) -> Result<(), Error> {
-    let hidden = pass.plan.hidden;
-    let Step::Run { ops, .. } = head else {
-        return Err(Error::Internal("experts are no operations".to_owned()));
-    };
-    let makes = |op: &Op| {
-        let mut found = false;
-        op.buffers(&mut |_| {}, &mut |b| found |= b == hidden);
-        found
-    };
-    let Some(last) = ops.iter().position(makes) else {
-        return Err(Error::Internal("a head without its norm".to_owned()));
-    };
-    let (device, layouts) = store.device_and_layouts(pass.model);
-    let step = BoundStep::Run {
-        ops: &ops[..=last],
-        live_out: &[hidden],
-        weights: Some(SegmentBinding {
-            layout: &layouts[segment as usize],
-            slab: slab.offset,
-        }),
-    };
-    let ran = device.run(&step, scratch(pass), &batch(pass, rows));
-    ran.map_err(|e| store.device_error(Some(pass.model), e))
-}
-
-/// Reads the hidden states of `rows` and tells them.
-fn emit_hidden(
-    store: &mut WeightStore,
-    pass: &Pass<'_>,
-    rows: &[u32],
-    buffer: &mut Vec<f32>,
-    sink: RowSink<'_>,
-) -> Result<(), Error> {
-    let hidden = pass.plan.hidden;
-    let width = pass.scratch.bufs[usize::from(hidden.0)].width as usize;
-    buffer.resize(width * rows.len(), 0.0);
-    let read = store.device.read(scratch(pass), hidden, buffer);
-    read.map_err(|e| store.device_error(Some(pass.model), e))?;
-    rows.iter()
-        .zip(buffer.chunks_exact(width))
-        .try_for_each(|(&row, state)| sink(row as usize, RowOutput::Hidden(state)))
+    under_way.end(store, sink)
 }
 
 impl Run<'_, '_> {

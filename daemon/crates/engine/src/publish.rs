@@ -39,6 +39,7 @@ impl Engine {
         let held = self.store.host_bytes();
         snapshot.host_pressure = self.host_pressure.as_ref().map(|watch| watch.status(held));
         snapshot.prefixes = self.prefix_counts;
+        snapshot.interleaved_passes = self.interleaved_passes;
         snapshot.draining = self.draining.is_some();
         snapshot.peak_bytes = snapshot.peak_bytes.max(self.snapshot.borrow().peak_bytes);
         self.snapshot.send_replace(Arc::new(snapshot));
@@ -85,6 +86,7 @@ pub(crate) fn snapshot_of(
         keep_free: None,
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
+        interleaved_passes: 0,
         hosted: store.offload.done,
         host_tier: store.tier.status(),
         draining: false,
@@ -176,6 +178,7 @@ pub(crate) fn empty_snapshot() -> Snapshot {
         keep_free: None,
         host_pressure: None,
         prefixes: crate::api::PrefixCounts::default(),
+        interleaved_passes: 0,
         hosted: crate::api::Hosted::default(),
         host_tier: crate::api::HostTier::default(),
         draining: false,

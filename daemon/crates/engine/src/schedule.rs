@@ -19,6 +19,7 @@ use rocmforge_tensor_cache::ModelId;
 use crate::actor::{Engine, Entry};
 use crate::config::EngineConfig;
 use crate::error::Error;
+use crate::interleave::CHUNK_ROWS;
 use crate::kv;
 use crate::refusal::Refusal;
 use crate::share::Mixed;
@@ -367,15 +368,21 @@ impl Engine {
         let (n, rows) = self.prompts(model);
         let all = self.tasks.values().filter(|t| t.model == model).count();
         let share = self.models.iter().find(|e| e.id == model);
-        match share.filter(|_| rows > self.prefill_chunk.get()) {
+        match share.filter(|_| self.is_worth_stretching(rows)) {
+            Some(_) if self.interleaves(model) => CHUNK_ROWS.min(most),
             Some(entry) => entry.share.rows((all - n) as u32, most),
             None => most,
         }
     }
 
+    /// Whether prompts of so many rows together come in beside others' tokens little by little.
+    pub(crate) fn is_worth_stretching(&self, rows: usize) -> bool {
+        rows > self.prefill_chunk.get()
+    }
+
     /// How many of a model's requests have no token yet, and how many rows their prompts have
     /// together. Requests of a pass under way are not among them.
-    fn prompts(&self, model: ModelId) -> (usize, usize) {
+    pub(crate) fn prompts(&self, model: ModelId) -> (usize, usize) {
         let of_model = self.tasks.values().filter(|t| t.model == model);
         let prompts = of_model.filter(|t| !t.begun || t.n_past + 1 < t.tokens.len());
         prompts.fold((0, 0), |(n, rows), t| (n + 1, rows + t.prompt_rows()))

@@ -113,6 +113,13 @@ impl Default for PromptShare {
     }
 }
 
+/// How many times longer tokens may take than alone, where so many requests have no token yet and
+/// so many decode.
+pub(crate) fn longer(waiting: usize, decoding: usize) -> f64 {
+    let ratio = waiting as f64 / decoding.max(1) as f64;
+    (ratio * LONGER_A_PROMPT).max(LONGER_LEAST)
+}
+
 /// The smallest size that leaves prompts some rows beside so many of tokens.
 fn smallest(tokens: u32) -> usize {
     let fits = SIZES.iter().position(|size| *size >= tokens + ROWS_MIN);
@@ -148,8 +155,7 @@ impl PromptShare {
             (self.let_go, self.over) = (false, false);
         }
         self.position = pass.position;
-        let ratio = pass.waiting as f64 / pass.decoding.max(1) as f64;
-        let longer = without * (ratio * LONGER_A_PROMPT).max(LONGER_LEAST);
+        let longer = without * longer(pass.waiting, pass.decoding);
         let took = pass.took.as_secs_f64();
         let before = self.last.replace((size, took));
         if self.let_go {

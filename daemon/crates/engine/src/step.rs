@@ -1,11 +1,9 @@
 //! One pass: rows of the sequences that the scheduler chose, and what came of each of them.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::time::Instant;
 
-use rocmforge_device::{ALIGNMENT, Scratch, ScratchLayout, Span};
-use rocmforge_ops::{Plan, RowCounts};
+use rocmforge_device::{ALIGNMENT, Scratch};
 use rocmforge_scheduler::{PassPlan, SeqId, SpanResult};
 use rocmforge_tensor_cache::{BlockKind, ModelId};
 
@@ -13,18 +11,16 @@ use crate::actor::Engine;
 use crate::api::{
     Embedding, FinishReason, GenerateEvent, GenerateSummary, RequestCacheUse, Scores,
 };
-use crate::embedding_rows;
 use crate::error::Error;
-use crate::kv::SequenceMemory;
-use crate::member::{Member, Stepped, interest};
-use crate::pass::{self, Pass, RowOutput};
-use crate::rotations::{self, Positions};
+use crate::member::{Member, Stepped};
+use crate::pass::{self, RowOutput};
+use crate::prepared::Prepared;
 use crate::speculate::By;
 use crate::stop::Checked;
 use crate::task::{Generation, Task, Work};
 
 /// How a request ended.
-type Outcome = Result<Option<FinishReason>, Error>;
+pub(crate) type Outcome = Result<Option<FinishReason>, Error>;
 
 impl Engine {
     /// Runs the next pass. Whether there was one.
@@ -48,6 +44,10 @@ impl Engine {
             .collect();
         // What an upload ahead of need was refused is not this pass's affair.
         self.store.take_refused_bytes();
+        if let Some(interleaved) = self.interleaved(&plan, &members) {
+            self.step_interleaved(interleaved, members);
+            return true;
+        }
         let begun = Instant::now();
         match self.run_pass(&plan, &mut members) {
             Ok(()) => {
@@ -65,123 +65,32 @@ impl Engine {
     }
 
     fn run_pass(&mut self, plan: &PassPlan, members: &mut [Member]) -> Result<(), Error> {
-        let first = members.first().ok_or_else(|| {
-            Error::Internal("the scheduler planned a pass without rows".to_owned())
-        })?;
-        let (model, loaded) = (first.task.model, Arc::clone(&first.task.loaded));
         self.computing = false;
-        let n_tokens = plan.rows as usize;
-        tracing::trace!(n_tokens, sequences = members.len(), "a pass");
+        let model = ModelId(plan.model.0);
         let anew = members.iter().map(|m| m.task.compactions).max();
-        let anew = anew.unwrap_or(0);
-        self.ensure_scratch(model, plan, anew)?;
-        self.lend_states(model, members)?;
-        let of_model = loaded.model().plan();
-        let layout = of_model.scratch(RowCounts {
-            tokens: n_tokens as u64,
-            outputs: u64::from(plan.outputs_at_a_time),
-        });
-        let scratch_bytes = self.scratch.map_or(0, |s| s.1);
-        for Member { span, task, .. } in &mut *members {
-            let end = task.n_past + span.rows as usize;
-            // One that found no room in one piece has its blocks side by side from the beginning.
-            let ahead = match task.compactions {
-                0 | 1 => end,
-                _ => self
-                    .scheduler
-                    .sequence(task.seq)
-                    .map_or(end, |s| s.promised as usize),
-            };
-            let (of, rows) = ((model, of_model), (task.n_past, end));
-            task.memory.prepare(&mut self.store, of, rows, ahead)?;
-            let held = crate::kv::bytes_for(of_model, end, span.rows as usize);
-            task.counts.block_bytes = task.counts.block_bytes.max(held + scratch_bytes);
-            if let Work::Generate(g) = &mut task.work {
-                g.started.get_or_insert_with(Instant::now);
-            }
-        }
-        self.set_angles(model, &*members)?;
-        self.inputs.resize_with(of_model.inputs.len(), Vec::new);
-        let mut ids = std::mem::take(&mut self.ids);
-        ids.clear();
-        for Member { span, task, .. } in &*members {
-            ids.extend(task.row_ids(span.rows as usize));
-        }
-        let waiting = self.store.files.begin(loaded.name(), loaded.path());
-        for (input, rows) in of_model.inputs.iter().zip(&mut self.inputs) {
-            embedding_rows::rows(&loaded, &input.table, &ids, rows)?;
-        }
-        drop(waiting);
-        self.ids = ids;
+        self.ensure_scratch(model, plan, anew.unwrap_or(0))?;
+        self.run_pass_in(self.scratch_at(), plan, members)
+    }
 
-        // Behind this the requests change with each row that comes, their memory does not.
-        let memories: Vec<SequenceMemory> = members
-            .iter_mut()
-            .map(|m| std::mem::take(&mut m.task.memory))
-            .collect();
-        let pages: Vec<Vec<&[u64]>> = memories.iter().map(SequenceMemory::pages).collect();
-        let mut spans: Vec<Span<'_>> = Vec::with_capacity(members.len());
-        // Of each member.
-        let mut first_rows = Vec::with_capacity(members.len());
-        // The wanted rows, and whose each of them is.
-        let (mut outputs, mut owners) = (Vec::new(), Vec::new());
-        let (mut hidden, mut hidden_owners) = (Vec::new(), Vec::new());
-        let mut first_row = 0;
-        for (i, member) in members.iter().enumerate() {
-            let n_rows = member.span.rows as usize;
-            let span = Span {
-                first_row,
-                n_rows,
-                first_position: member.task.n_past as u32,
-                kv_pages: &pages[i],
-                state: memories[i].state_offset(&self.store, 0),
-                state_out: memories[i].state_offset(&self.store, 0),
-                draft: false,
-            };
-            if i < plan.decode_spans {
-                let state = |drafts| memories[i].state_offset(&self.store, drafts);
-                spans.extend((0..n_rows).map(|row| Span {
-                    first_row: first_row + row,
-                    n_rows: 1,
-                    first_position: span.first_position + row as u32,
-                    state: state(row.saturating_sub(1)),
-                    state_out: state(row),
-                    draft: row > 0,
-                    ..span
-                }));
-            } else {
-                spans.push(span);
-            }
-            first_rows.push(first_row);
-            first_row += n_rows;
-            if let Work::Embed(e) = &member.task.work {
-                let (task, begin) = (&member.task, first_row - n_rows);
-                let end = task.n_past + n_rows;
-                let wanted = e.wanted(task.n_past, end, task.tokens.len() - 1);
-                hidden_owners.extend(wanted.clone().map(|_| i));
-                hidden.extend(wanted.map(|position| (begin + position - task.n_past) as u32));
-                continue;
-            }
-            let wanted = (first_row as u32 - member.span.outputs)..first_row as u32;
-            owners.extend(wanted.clone().map(|_| i));
-            outputs.extend(wanted);
-        }
-        owners.extend(hidden_owners);
-        let (block, _) = self.scratch.expect("ensured above");
-        let pass = Pass {
-            model,
-            plan: of_model,
-            angles: &self.angles,
-            spans: &spans,
-            n_tokens,
-            outputs: &outputs,
-            hidden: &hidden,
-            expects_next_pass: plan.expects_next,
-            scratch: &layout,
-            scratch_at: self.store.cache.block(block).offset,
-            prefetch: self.prefetch,
-            interest: interest(members),
-        };
+    /// Arena offset of the scratch block.
+    pub(crate) fn scratch_at(&self) -> u64 {
+        let (block, _) = self.scratch.expect("scratch was ensured");
+        self.store.cache.block(block).offset
+    }
+
+    /// Runs a pass whose scratch lies at an offset of the arena.
+    pub(crate) fn run_pass_in(
+        &mut self,
+        scratch_at: u64,
+        plan: &PassPlan,
+        members: &mut [Member],
+    ) -> Result<(), Error> {
+        let n_tokens = plan.rows;
+        tracing::trace!(n_tokens, sequences = members.len(), "a pass");
+        let prepared = self.prepare(plan, members)?;
+        let pages = prepared.pages();
+        let rows = prepared.rows(members, plan.decode_spans, &pages, &self.store);
+        let pass = prepared.pass(plan, members, &rows, scratch_at, self.prefetch);
         let mut counts = RequestCacheUse::default();
         let members = RefCell::new(members);
         // Beside the device's work: to wake the readers of a pass's rows takes the time of some
@@ -195,40 +104,28 @@ impl Engine {
                 task.tell();
             }
         };
-        // A pass goes on while somebody waits for any of it.
-        let ended = || {
-            let reasons = members.borrow();
-            let mut reasons = reasons.iter().map(|m| m.task.ended());
-            reasons.try_fold(None, |_, reason| reason.map(Some))?
-        };
+        let ended = || nobody_waits(&members.borrow());
         let mut told = 0;
         let mut sink = |row: usize, found: RowOutput<'_>| {
-            let owner: usize = owners[told];
+            let (owner, row) = rows.owner(told, row);
             told += 1;
-            members.borrow_mut()[owner].take(row - first_rows[owner], found);
+            members.borrow_mut()[owner].take(row, found);
             Ok(())
         };
         self.computing = true;
         let ran = pass::run(
             &mut self.store,
             &pass,
-            &self.inputs,
+            &prepared.inputs,
             &mut counts,
             &ended,
             &begun,
             &mut sink,
         );
         let members = members.into_inner();
-        for (member, memory) in members.iter_mut().zip(memories) {
-            let task = &mut member.task;
-            task.memory = memory;
-            task.counts.hits += counts.hits;
-            task.counts.misses += counts.misses;
-            task.counts.uploaded_bytes += counts.uploaded_bytes;
-            task.counts.host_bytes += counts.host_bytes;
-        }
-        ran?;
-        self.keep_stream(model, of_model, &layout, members)
+        let kept = ran.and_then(|()| self.keep_stream(&prepared, scratch_at, members));
+        self.put_back(prepared, members, counts);
+        kept
     }
 
     /// Tells what a pass has found where others of the same requests come
@@ -245,7 +142,7 @@ impl Engine {
 
     /// Tells what passes have found and no later pass has told beside its own
     /// work. Whether there was any.
-    fn tell_all(&mut self) -> bool {
+    pub(crate) fn tell_all(&mut self) -> bool {
         let told = self.tasks.values_mut().map(Task::tell);
         told.fold(false, |any, one| any | one)
     }
@@ -253,29 +150,31 @@ impl Engine {
     /// Reads what the block that predicts needs of a pass: scratch is another's afterwards.
     fn keep_stream(
         &mut self,
-        model: ModelId,
-        plan: &Plan,
-        layout: &ScratchLayout,
+        prepared: &Prepared,
+        scratch_at: u64,
         members: &[Member],
     ) -> Result<(), Error> {
-        let (Some(stream), Some((block, _))) = (plan.stream, self.scratch) else {
+        let Some(stream) = prepared.plan().stream else {
             return Ok(());
         };
         if !Self::wants_stream(members) {
             return Ok(());
         }
+        let layout = &prepared.layout;
         let width = layout.bufs[usize::from(stream.0)].width as usize;
         let rows: u32 = members.iter().map(|m| m.span.rows).sum();
         self.stream.resize(rows as usize * width, 0.0);
-        let base = self.store.cache.block(block).offset;
-        let scratch = Scratch { layout, base };
+        let scratch = Scratch {
+            layout,
+            base: scratch_at,
+        };
         let read = self.store.device.read(scratch, stream, &mut self.stream);
-        read.map_err(|e| self.store.device_error(Some(model), e))
+        read.map_err(|e| self.store.device_error(Some(prepared.model), e))
     }
 
     /// Puts requests whose rows were computed back, and returns those that are done,
     /// which hold nothing any more.
-    fn take_back(&mut self, members: Vec<Member>) -> Vec<(Task, Outcome)> {
+    pub(crate) fn take_back(&mut self, members: Vec<Member>) -> Vec<(Task, Outcome)> {
         let results: Vec<SpanResult> = members
             .iter()
             .map(|m| SpanResult {
@@ -338,7 +237,7 @@ impl Engine {
         ended
     }
 
-    fn conclude(&mut self, ended: Vec<(Task, Outcome)>) {
+    pub(crate) fn conclude(&mut self, ended: Vec<(Task, Outcome)>) {
         for (task, outcome) in ended {
             match outcome {
                 Ok(finish) => self.complete(task, finish),
@@ -349,7 +248,7 @@ impl Engine {
 
     /// A pass that failed: it is done again with less memory, or its requests fail, but for
     /// those that have their token.
-    fn pass_failed(&mut self, members: Vec<Member>, error: Error) {
+    pub(crate) fn pass_failed(&mut self, members: Vec<Member>, error: Error) {
         let (told, failed): (Vec<Member>, Vec<Member>) = members
             .into_iter()
             .partition(|m| !matches!(m.stepped, Stepped::GoesOn));
@@ -367,7 +266,6 @@ impl Engine {
         self.conclude(ended);
     }
 
-    /// Ends a request that came to its end.
     /// Ends a text without a length of its own where the budget has no room for more of it: its
     /// context is as long as that.
     pub(crate) fn end_for_room(&mut self, task: Task) {
@@ -379,6 +277,7 @@ impl Engine {
         self.complete(task, Some(FinishReason::ContextFull));
     }
 
+    /// Ends a request that came to its end.
     fn complete(&mut self, mut task: Task, finish: Option<FinishReason>) {
         task.tell();
         let plan = task.loaded.model().plan();
@@ -467,7 +366,12 @@ impl Engine {
     /// Has scratch for a pass. Of a request that is computed `anew`, since its blocks left no room
     /// in one piece, scratch takes all that it may have from the beginning: were it to grow behind
     /// pages, what it leaves would be lost to a segment again.
-    fn ensure_scratch(&mut self, model: ModelId, plan: &PassPlan, anew: u32) -> Result<(), Error> {
+    pub(crate) fn ensure_scratch(
+        &mut self,
+        model: ModelId,
+        plan: &PassPlan,
+        anew: u32,
+    ) -> Result<(), Error> {
         // The draft model's passes run behind, if there is room for theirs.
         let draft = self.draft_entry(model).filter(|d| d.is_used());
         let of_draft = draft.map(|d| d.id).map_or(0, |id| {
@@ -498,28 +402,12 @@ impl Engine {
         let begun = self.tasks.values().filter(|t| t.begun);
         begun.into_iter().any(|t| !t.is_complete_at(t.n_past + 1))
     }
+}
 
-    /// Sets the rotations of a pass's rows.
-    fn set_angles(&mut self, model: ModelId, members: &[Member]) -> Result<(), Error> {
-        let entry = self
-            .models
-            .iter_mut()
-            .find(|e| e.id == model)
-            .expect("a request keeps its model registered");
-        let plan = entry.loaded.model().plan();
-        if entry.rope.is_empty() {
-            let (name, path) = (entry.loaded.name(), entry.loaded.path());
-            let _waiting = self.store.files.begin(name, path);
-            entry.rope = rotations::tables(&entry.loaded, plan)?;
-        }
-        let sequences = members.iter().map(|m| Positions {
-            first: m.task.n_past,
-            n: m.span.rows as usize,
-            reach: m.task.reach,
-        });
-        rotations::set_angles(plan, &entry.rope, sequences, &mut self.angles);
-        Ok(())
-    }
+/// Why a pass is to end: nobody waits for any of it any more.
+pub(crate) fn nobody_waits(members: &[Member]) -> Option<Error> {
+    let mut reasons = members.iter().map(|m| m.task.ended());
+    reasons.try_fold(None, |_, reason| reason.map(Some))?
 }
 
 fn summary(

@@ -53,6 +53,40 @@ impl Scheduler {
         Some(plan)
     }
 
+    /// The next tokens of the sequences that decode in a pass whose prompts are still under way:
+    /// of those that can go on, a row each, without drafts. `None` if nobody can.
+    ///
+    /// It counts as more of that pass, not as one of its own.
+    pub fn next_tokens(&mut self, plan: &PassPlan) -> Option<PassPlan> {
+        let goes_on = |span: &&SpanPlan| {
+            let s = self.sequences.get(&span.seq);
+            s.is_some_and(|s| s.runnable() && s.decodes() && s.goal() <= s.promised)
+        };
+        let spans = plan.spans[..plan.decode_spans].iter().filter(goes_on);
+        let spans: Vec<SpanPlan> = spans
+            .map(|span| SpanPlan {
+                first_position: self.sequences[&span.seq].n_past,
+                rows: 1,
+                outputs: 1,
+                ..*span
+            })
+            .collect();
+        if spans.is_empty() {
+            return None;
+        }
+        let rows = spans.len() as u32;
+        let tokens = PassPlan {
+            decode_spans: spans.len(),
+            spans,
+            rows,
+            outputs_at_a_time: plan.outputs_at_a_time.min(rows),
+            ..plan.clone()
+        };
+        self.charge(&tokens);
+        self.turns.charge(tokens.model, rows, self.passes);
+        Some(tokens)
+    }
+
     /// The models in the order in which their weights are needed: those with something to compute
     /// by their turns, the one of the last pass first if its turn goes on, then those of waiting
     /// sequences, and of sequences whose readers are slow.

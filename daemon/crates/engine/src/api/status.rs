@@ -43,6 +43,8 @@ pub struct Snapshot {
     pub host_pressure: Option<HostPressureStatus>,
     /// What prompts began with, since start-up.
     pub prefixes: PrefixCounts,
+    /// Passes of tokens that ran between the steps of a prompt's chunk, since start-up.
+    pub interleaved_passes: u64,
     /// What the host computed that was not on the card, since start-up.
     pub hosted: Hosted,
     /// Pages and states that are kept in the host's memory.

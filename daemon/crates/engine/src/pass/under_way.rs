@@ -1,0 +1,172 @@
+//! A pass that goes on step by step, and the head that ends it.
+
+use rocmforge_device::{BoundStep, SegmentBinding};
+use rocmforge_ops::{Op, Step};
+use rocmforge_tensor_cache::Slab;
+
+use super::{
+    Pass, RowOutput, RowSink, Run, batch, begin, emit_rows, run_step, scratch, write_inputs,
+};
+use crate::api::RequestCacheUse;
+use crate::error::Error;
+use crate::lookahead::Lookahead;
+use crate::weight_store::WeightStore;
+
+/// A pass between two of its steps. All that it has so far lies in its scratch block, so passes
+/// with other scratch may run before it goes on.
+pub(crate) struct UnderWay<'a, 'b> {
+    run: Run<'a, 'b>,
+    /// The first of the steps that are left.
+    at: usize,
+    /// Nothing but the first steps was run.
+    pub(super) is_first: bool,
+}
+
+impl<'a, 'b> UnderWay<'a, 'b> {
+    /// Begins a pass that is to stop between steps; it is begun for the cache, too, and `end` ends
+    /// it there.
+    pub(crate) fn begin(
+        store: &mut WeightStore,
+        pass: &'a Pass<'a>,
+        inputs: &[Vec<u8>],
+        counts: &'b mut RequestCacheUse,
+        ended: &'b dyn Fn() -> Option<Error>,
+    ) -> Result<Self, Error> {
+        begin(store, pass)?;
+        write_inputs(store, pass, inputs)?;
+        Ok(Self::new(store, pass, counts, ended))
+    }
+
+    pub(super) fn new(
+        store: &mut WeightStore,
+        pass: &'a Pass<'a>,
+        counts: &'b mut RequestCacheUse,
+        ended: &'b dyn Fn() -> Option<Error>,
+    ) -> Self {
+        let offloaded = store.is_offloaded(pass);
+        if offloaded {
+            store.begin_timetable(pass);
+        }
+        let ahead = match offloaded {
+            true => Lookahead::NOTHING,
+            false => store.lookahead(pass.model, pass.n_tokens, pass.prefetch),
+        };
+        Self {
+            run: Run {
+                pass,
+                ahead,
+                feeds_link: offloaded && !pass.routes(),
+                spare_from: 0,
+                counts,
+                ended,
+            },
+            at: 0,
+            is_first: true,
+        }
+    }
+
+    /// Runs the next step, or the next steps that the device is given at once. Whether there was
+    /// one; else only the head is left.
+    pub(crate) fn go_on(&mut self, store: &mut WeightStore) -> Result<bool, Error> {
+        let pass = self.run.pass;
+        let left = &pass.plan.steps_for(false)[self.at..];
+        let Some(first) = left.first() else {
+            return Ok(false);
+        };
+        self.is_first = self.at == 0;
+        let n = self.run.ready(store, left).max(1);
+        match n {
+            1 => self.run.step(store, first, &[])?,
+            _ => self.run.together(store, &left[..n])?,
+        }
+        self.at += n;
+        Ok(true)
+    }
+
+    /// Runs the head for the rows that are wanted.
+    pub(crate) fn end(mut self, store: &mut WeightStore, sink: RowSink<'_>) -> Result<(), Error> {
+        let pass = self.run.pass;
+        if pass.wants_nothing() {
+            return Ok(());
+        }
+        let step = &pass.plan.steps[pass.plan.head_step];
+        let Step::Run {
+            segment: Some(head),
+            ..
+        } = step
+        else {
+            return Err(Error::Internal(
+                "the head of a plan is one segment".to_owned(),
+            ));
+        };
+        self.run.with_segment(store, *head, |store, run, slab| {
+            let mut buffer = Vec::new();
+            for chunk in pass.outputs.chunks(pass.scratch.outputs as usize) {
+                run_step(store, pass, step, Some((*head, slab)), chunk)?;
+                emit_rows(store, pass, chunk, &mut buffer, sink)?;
+                if let Some(error) = (run.ended)() {
+                    return Err(error);
+                }
+            }
+            for chunk in pass.hidden.chunks(pass.scratch.outputs as usize) {
+                run_to_hidden(store, pass, step, (*head, slab), chunk)?;
+                emit_hidden(store, pass, chunk, &mut buffer, sink)?;
+                if let Some(error) = (run.ended)() {
+                    return Err(error);
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The part of the head that makes rows' hidden states.
+fn run_to_hidden(
+    store: &mut WeightStore,
+    pass: &Pass<'_>,
+    head: &Step,
+    (segment, slab): (u32, Slab),
+    rows: &[u32],
+) -> Result<(), Error> {
+    let hidden = pass.plan.hidden;
+    let Step::Run { ops, .. } = head else {
+        return Err(Error::Internal("experts are no operations".to_owned()));
+    };
+    let makes = |op: &Op| {
+        let mut found = false;
+        op.buffers(&mut |_| {}, &mut |b| found |= b == hidden);
+        found
+    };
+    let Some(last) = ops.iter().position(makes) else {
+        return Err(Error::Internal("a head without its norm".to_owned()));
+    };
+    let (device, layouts) = store.device_and_layouts(pass.model);
+    let step = BoundStep::Run {
+        ops: &ops[..=last],
+        live_out: &[hidden],
+        weights: Some(SegmentBinding {
+            layout: &layouts[segment as usize],
+            slab: slab.offset,
+        }),
+    };
+    let ran = device.run(&step, scratch(pass), &batch(pass, rows));
+    ran.map_err(|e| store.device_error(Some(pass.model), e))
+}
+
+/// Reads the hidden states of `rows` and tells them.
+fn emit_hidden(
+    store: &mut WeightStore,
+    pass: &Pass<'_>,
+    rows: &[u32],
+    buffer: &mut Vec<f32>,
+    sink: RowSink<'_>,
+) -> Result<(), Error> {
+    let hidden = pass.plan.hidden;
+    let width = pass.scratch.bufs[usize::from(hidden.0)].width as usize;
+    buffer.resize(width * rows.len(), 0.0);
+    let read = store.device.read(scratch(pass), hidden, buffer);
+    read.map_err(|e| store.device_error(Some(pass.model), e))?;
+    rows.iter()
+        .zip(buffer.chunks_exact(width))
+        .try_for_each(|(&row, state)| sink(row as usize, RowOutput::Hidden(state)))
+}
