@@ -1,7 +1,7 @@
 //! The client: one method an RPC.
 //!
-//! Invariant: methods take `&self` and may run side by side; the channel
-//! multiplexes them over one connection.
+//! *Invariant:* methods take `&self` and may run side by side; the channel multiplexes them over
+//! one connection.
 
 use std::path::{Path, PathBuf};
 

@@ -7,8 +7,9 @@
 //!      +--------------------------------------------------------------------------+
 //! ```
 //!
-//! Invariant: `Ended` gives `None` for good. Who polls on after the final event reads the
-//! stream's end, without which the daemon may take the request for cancelled.
+//! *Invariant:* `Ended` gives `None` for good (test `an_error_in_mid_stream_ends_it`). Who polls on
+//! after the final event reads the stream's end, without which the daemon may take the request for
+//! cancelled.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

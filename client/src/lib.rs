@@ -29,8 +29,8 @@
 //! Requests and answers are the wire types of [`proto::v1`]; where an answer has
 //! one field that matters, that field is returned.
 //!
-//! Invariant: a client holds one connection and the path that it goes to; clones share both.
-//! Dropping a stream cancels its request.
+//! *Invariant:* a client holds one connection, which its clones share (tonic's `Channel`). Dropping
+//! a stream cancels its request.
 
 #![forbid(unsafe_code)]
 

@@ -2,7 +2,8 @@
 //! for another says [`table`].
 //!
 //! *Invariant:* a connection that does not begin to speak HTTP/2 within [`PREFACE_WAIT_MAX`] is
-//! closed; after that the server's own pings find out whether somebody is there.
+//! closed (test `sockets_that_never_send_a_byte_lock_nobody_out_and_are_closed`); after that the
+//! server's own pings find out whether somebody is there.
 
 mod quiet;
 mod table;

@@ -5,8 +5,8 @@
 //! [`LIMIT`], and its report says so.
 //!
 //! *Invariant:* the daemon never waits longer than [`LIMIT`], and for each vendor
-//! [`KILL_WAIT`], for children; one that cannot be killed is left alone, and no other is
-//! started for that vendor while it lives.
+//! [`KILL_WAIT`], for children (test `a_driver_that_hangs_is_given_up`); one that cannot be killed
+//! is left alone, and no other is started for that vendor while it lives.
 
 use std::fmt;
 use std::io::Read;

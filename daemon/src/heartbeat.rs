@@ -1,7 +1,7 @@
 //! Whether the engine goes on, for health and for the service manager's watchdog.
 //!
-//! The engine is asked for a sign of life, which it gives between two steps of its work. A step may
-//! be long: a large model's pass over a long prompt, or an upload from a slow disk. One that is
+//! The engine is asked for a sign of life, which it gives between two turns of its work. A turn may
+//! be long: a large model's pass over a long prompt, or an upload from a slow disk. A turn that is
 //! longer than [`STUCK_AFTER`] is taken for an engine that is stuck, in a driver or on a file that
 //! does not answer: health says NOT_SERVING until it goes on. The service manager is told nothing
 //! meanwhile, and after its own WatchdogSec= starts the daemon again.
@@ -13,7 +13,7 @@ use sd_notify::NotifyState;
 
 use crate::rpc::Health;
 
-/// Longest time that a step may take before the engine counts as stuck.
+/// Longest time that a turn may take before the engine counts as stuck.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(120);
 /// Longest pause between two signs of life.
 const ASK_EVERY_MAX: Duration = Duration::from_secs(20);

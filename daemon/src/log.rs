@@ -6,8 +6,8 @@
 //! soon as lines can be again.
 //!
 //! *Invariants:* logging neither waits for standard error nor fails nor panics; the lock
-//! is never held during a write; the queue holds at most [`LINES_MAX`] lines of
-//! [`BYTES_MAX`] bytes together.
+//! is never held during a write; the queue holds at most [`LINES_MAX`] lines of [`BYTES_MAX`] bytes
+//! together (tests below).
 
 use std::collections::VecDeque;
 use std::fs::File;

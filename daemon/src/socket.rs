@@ -9,10 +9,11 @@
 //! anything else                          -> refuse, never delete
 //! ```
 //!
-//! *Invariants:* the socket is never open to others than its owner and group, not even between
-//! `bind` and `chmod`: the mode is set on the unbound socket, which the kernel copies to the file.
-//! Two daemons that start together cannot both take the path: a file beside it, which only its user
-//! can open, is locked from the look to the listen.
+//! The socket is never open to others than its owner and group, not even between `bind` and
+//! `chmod`: the mode is set on the unbound socket, which the kernel copies to the file.
+//! *Invariant:* two daemons that start together cannot both take the path (test
+//! `of_many_that_start_together_one_serves`): a file beside it, which only its user can open, is
+//! locked from the look to the listen.
 
 use std::fs::{File, TryLockError};
 use std::io;

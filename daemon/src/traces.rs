@@ -4,8 +4,9 @@
 //! batches. What the collector does not take is lost; the log says so once, and how much it was
 //! when it takes some again.
 //!
-//! *Invariants:* nothing waits for the collector but the end of the daemon, for [`LAST_WAIT_MAX`];
-//! there is one connection to it and one look-up of its name at a time, whatever it does.
+//! *Invariants:* nothing waits for the collector but the end of the daemon, for [`LAST_WAIT_MAX`]
+//! (test `a_collector_that_never_answers_hurts_nobody`); there is one connection to it and one
+//! look-up of its name at a time, whatever it does (one task sends).
 
 use std::fmt;
 use std::io;

@@ -3,7 +3,7 @@
 //! the socket is ([`socket_candidates`]), how large a message may be
 //! ([`MAX_MESSAGE_BYTES`]) and how people write a [`Budget`].
 //!
-//! Invariant: nothing here opens a socket, reads a file or starts a thread.
+//! Nothing here opens a socket, reads a file or starts a thread.
 
 #![forbid(unsafe_code)]
 

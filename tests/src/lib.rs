@@ -1,7 +1,8 @@
 //! What the workspace's tests share: the fixtures, a real daemon process to talk to, and Python and
 //! Node where a test needs them.
 //!
-//! *Invariant:* a daemon that a test started ends with it, also where the test panics.
+//! *Invariant:* a daemon that a test started ends with it, also where the test panics (`Drop for
+//! Daemon`).
 
 #![forbid(unsafe_code)]
 

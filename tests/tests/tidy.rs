@@ -354,8 +354,11 @@ fn the_cache_and_the_scheduler_decide_without_clock_thread_or_file() {
         "std::net",
         "std::env",
         "std::process",
+        "std::sync",
         "Instant",
         "tokio",
+        "*const",
+        "*mut",
     ];
     let mut broken = Broken::default();
     let pure = |text: &&Text| text.is_below(&PURE);

@@ -1,7 +1,8 @@
 //! What goes to the standard output: data, and nothing else.
 //!
-//! Invariant: a reader that closes the pipe is no failure. It comes back as
-//! [`Closed`], which the program ends on with success.
+//! *Invariant:* a reader that closes the pipe is no failure (test
+//! `a_closed_pipe_is_success_and_cancels_the_request`). It comes back as [`Closed`], which the
+//! program ends on with success.
 
 use std::fmt::Display;
 use std::io::{self, Write};

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! *Invariants:* a user alone cannot take all ordinary places, where there are two; whoever
-//! connects is served at once, if only with health and status. The lock is held for a look through
-//! the table, never across a wait.
+//! connects is served at once, if only with health and status (tests below). The lock is held for a
+//! look through the table, never across a wait.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -2,7 +2,8 @@
 //!
 //! *Invariants:* a client that does not end its handshake within [`HANDSHAKE_WAIT_MAX`] is closed;
 //! above [`HANDSHAKES_MAX`] the one that was accepted first makes room, so that slow ones keep
-//! nobody out.
+//! nobody out (tests `the_oldest_makes_room`,
+//! `a_handshake_that_does_not_end_is_closed_and_keeps_nobody_out`).
 
 use std::collections::VecDeque;
 use std::io;

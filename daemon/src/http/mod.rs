@@ -8,8 +8,9 @@
 //!
 //! Over TCP a handshake of TLS comes first where a certificate is configured (tls, handshake).
 //!
-//! *Invariants:* the bodies' types never leave this module; nothing of the rules of requests is
-//! decided here but how a dialect spells them; every body, list, stream and connection has a bound.
+//! *Invariant:* every body, list and connection has a bound (`body.rs`, `listen.rs`; fuzz target
+//! `http`). The bodies' types never leave this module, and nothing of the rules of requests is
+//! decided here but how a dialect spells them.
 
 mod access;
 mod anthropic;

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! *Invariants:* the generation ends when its client goes, or has not read for ten seconds and
-//! others wait at their end; a stream that is silent for fifteen says that it lives
-//! ([`PATIENCE`]).
+//! others wait at their end; a stream that is silent for fifteen seconds says that it lives
+//! ([`PATIENCE`]; tests below, and `a_client_that_goes_ends_its_generation`).
 //!
 //! What fails before the first event and within [`FIRST_WAIT`] is answered with a
 //! status, not inside of a stream.

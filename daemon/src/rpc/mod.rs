@@ -1,8 +1,8 @@
 //! The services of `rocmforge.v1`, with health and reflection beside them.
 //!
-//! *Invariants:* wire types never leave this module; a handler holds no lock, and nothing
-//! CPU-bound or blocking runs on the async workers; every number and text of a request is
-//! checked before it is used.
+//! *Invariants:* wire types never leave this module (tidy test `wire_types_stay_in_the_rpc_layer`);
+//! every number and text of a request is checked before it is used (fuzz target `grpc`). A handler
+//! holds no lock, and nothing CPU-bound or blocking runs on the async workers.
 
 mod arrival;
 mod cache;

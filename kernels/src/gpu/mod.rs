@@ -6,10 +6,11 @@
 //! that a captured graph of launches can be replayed.
 //!
 //! *Invariant:* every struct of arguments here has the size and the field order of its twin in
-//! `hip/*.hip`; tests read the sources and compare.
+//! `hip/*.hip`; a test reads the sources and compares
+//! (`structs_of_arguments_have_the_fields_of_the_source`).
 //!
 //! *Invariant:* every [`Launch`] names an entry that its unit's source defines;
-//! a test builds one of each.
+//! a test builds one of each (`every_launch_names_an_entry_of_its_unit`).
 
 pub mod amd_targets;
 pub mod aot;

@@ -12,8 +12,8 @@
 //! rows; between instruction sets their last bits differ.
 //!
 //! *Invariant:* `unsafe` appears only where vectors are (`simd`, `ops`: intrinsics behind a
-//! proof of detection), where workers write parts of one output ([`RowsOut`], states of
-//! [`ops`]), and in the pool.
+//! proof of detection), where workers write parts of one output ([`RowsOut`], states of [`ops`]),
+//! and in the pool. The tidy test `unsafe_code_stays_in_its_rooms` holds that it is below `host/`.
 //!
 //! Nothing here but [`Pool`] owns a thread; every other function runs on its caller's.
 

@@ -16,7 +16,7 @@
 //! Items are handed out in chunks from a shared counter, not in equal shares: on a machine that
 //! other processes use too, an equal share waits for the core that was taken away.
 //!
-//! Invariants:
+//! *Invariants* (`pool/tests.rs`, also under Miri: `.ci/miri`):
 //! - The job lives on the caller's stack. A worker reads it only between a successful join (which
 //!   fails once the job is closed) and its leave; the caller closes the job and waits for the
 //!   joined ones before it returns.

@@ -5,8 +5,8 @@
 //! a root other than `/` it reads the files below that, for tests and for machines that are looked
 //! at from outside.
 //!
-//! *Invariants:* nothing is changed; what is read has a bound; a file that is not there is a
-//! finding or none, and never ends the command.
+//! *Invariant:* what is read has a bound (`FILE_MAX_BYTES` and `ENTRIES_MAX` of `System`). Nothing
+//! is changed; a file that is not there is a finding or none, and never ends the command.
 
 mod daemon;
 mod limits;

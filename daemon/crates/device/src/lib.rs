@@ -5,10 +5,11 @@
 //! device holds no policy: it uploads a segment where it is told, moves a slab when it is told, and
 //! runs operations on offsets that it is given.
 //!
-//! *Invariant:* only the engine thread calls a [`Device`]; the threads behind it (compute pool,
-//! staging) are its own. *Invariant:* all memory that a pass touches on a card is inside the arena,
-//! at places that the ledger knows. The host has inputs of products and experts' rows on its heap
-//! beside that; they count as workspace ([`Device::workspace_bytes`]).
+//! *Invariant:* only the engine thread calls a [`Device`] (which takes `&mut self`, and which the
+//! engine owns); the threads behind it (compute pool, staging) are its own. *Invariant:* all memory
+//! that a pass touches on a card is inside the arena, at places that the ledger knows. The host has
+//! inputs of products and experts' rows on its heap beside that; they count as workspace
+//! ([`Device::workspace_bytes`]).
 
 #![deny(unsafe_code)]
 

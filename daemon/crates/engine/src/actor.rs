@@ -14,9 +14,10 @@
 //! prompts. A command waits for one pass. A request whose reader is slow is passed over until
 //! the reader has taken an event.
 //!
-//! *Invariant:* nothing here waits for a client. What is waited for is an upload, a read of the
-//! model's file (rows of the embedding), what the device has computed (logits, routing), the mask
-//! of a grammar, and a command when there is no work.
+//! *Invariant:* nothing here waits for a client (test `a_slow_reader_holds_up_only_itself`). What
+//! is waited for is an upload, a read of the model's file (rows of the embedding), what the device
+//! has computed (logits, routing), a kernel at its first use, pinned memory, the mask of a grammar,
+//! and a command when there is no work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;

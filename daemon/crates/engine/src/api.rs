@@ -6,8 +6,6 @@
 //! published [`Snapshot`]s out. A status call reads the snapshot and never enters the engine.
 //! Replies travel on channels that the asker made; the engine never blocks on one of them: a
 //! sequence whose reader is slow is left out of the schedule until it reads.
-//!
-//! *Invariant:* no lock is held anywhere here, across an await or otherwise.
 
 mod status;
 

@@ -5,7 +5,8 @@
 //! which there is no place to wait, either, is refused when it comes.
 //!
 //! *Invariant:* no admission takes a client's running requests above its `running_max`: those that
-//! run, and those that wait and are ready, are no more than that. Where a reload lowers the limit,
+//! run, and those that wait and are ready, are no more than that (test
+//! `more_than_may_run_wait_and_more_than_may_wait_are_refused`). Where a reload lowers the limit,
 //! what runs already goes on, and nothing is ready until enough of it has ended.
 
 use std::collections::{HashMap, HashSet};

@@ -10,7 +10,8 @@
 //!      +--------------------+----(the file answers)-----+
 //! ```
 //!
-//! *Invariant:* the thread that looks never touches a file or the device.
+//! *Invariant:* the thread that looks never touches a file or the device (it has a file's name and
+//! no handle).
 
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

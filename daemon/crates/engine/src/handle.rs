@@ -1,7 +1,7 @@
 //! The handle through which everyone else speaks to the engine, and the events of its requests.
 //!
-//! *Invariant:* nothing here waits for the engine's thread with a thread of its own, or holds a
-//! lock longer than it takes to copy a pointer.
+//! *Invariant:* nothing here waits for the engine's thread with a thread of its own: commands go by
+//! `try_send`, answers are awaited.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -114,7 +114,8 @@ impl EngineHandle {
         self.answered(answer).await?
     }
 
-    /// Starts a generation. Dropping the returned events cancels it within one segment's time.
+    /// Starts a generation. Dropping the returned events cancels it: with the pass under way at the
+    /// latest.
     ///
     /// # Errors
     /// Those of sending; everything else arrives as [`GenerateEvent::Failed`].
@@ -216,7 +217,8 @@ impl EngineHandle {
         self.answered(answer).await?
     }
 
-    /// Waits until the engine has come to this command: within a step, where it goes on at all.
+    /// Waits until the engine has come to this command: within a turn (a pass at most), where it
+    /// goes on at all.
     ///
     /// # Errors
     /// Those of sending.

@@ -14,7 +14,7 @@
 //! left, and no more than that.
 //!
 //! *Invariant:* the budget never falls below an eighth of what it would be, so that models stay
-//! usable, if slowly.
+//! usable, if slowly (test `an_eighth_of_the_budget_stays`).
 
 use std::time::{Duration, Instant};
 

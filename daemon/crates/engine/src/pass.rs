@@ -2,8 +2,8 @@
 //! acquired, run and released.
 //!
 //! Nothing of a segment outlives its step, so a model that is larger than the budget runs like
-//! any other. Between two segments the requests are looked at: a pass that nobody waits for
-//! ends within a segment's time.
+//! any other. Between two steps that are given to the device apart the requests are looked at: a
+//! pass that nobody waits for ends there.
 
 mod experts;
 mod under_way;

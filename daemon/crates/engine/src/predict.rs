@@ -17,8 +17,9 @@
 //!
 //! What fails here fails no request: the sequence goes on without.
 //!
-//! *Invariant:* a sequence drafts with the block only while the block has the keys and
-//! values of all its positions.
+//! *Invariant:* a sequence drafts with the block only while the block has the keys and values of
+//! all its positions (`Engine::rows_to_predict`; test
+//! `drafts_do_not_depend_on_how_a_prompt_was_computed`).
 
 use std::sync::Arc;
 use std::time::Instant;

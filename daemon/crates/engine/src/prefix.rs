@@ -15,10 +15,10 @@
 //!                                                            window has passed or none was taken
 //! ```
 //!
-//! *Invariants*, checked by the tests below: a slot that a sequence holds is not given up; a
-//! node with children is not; a parent was used no earlier than its children; `kept_bytes` is
-//! the sum of the slots on the device that no sequence holds; each place in the host's memory is
-//! that of one slot, or is loose.
+//! *Invariants* (test `any_order_of_use_leaves_the_sums_right`): a slot that a sequence holds is
+//! not given up; a node with children is not; a parent was used no earlier than its children;
+//! `kept_bytes` is the sum of the slots on the device that no sequence holds; each place in the
+//! host's memory is that of one slot, or is loose.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};

@@ -14,7 +14,8 @@
 //!
 //! *Invariant:* a sequence with the usual divisors never goes beyond them: its `n_ctx` or
 //! `max_tokens` ends it, and both are fixed when it comes. Beginnings of prompts are shared only by
-//! sequences with the same divisors ([`crate::prefix::Realm`]).
+//! sequences with the same divisors ([`crate::prefix::Realm`]; test
+//! `short_and_long_sequences_share_nothing`).
 
 use rocmforge_kernels::host::ops::{RopeAngles, RopeParams, RopeTable};
 use rocmforge_ops::{Plan, RopeSpec, TensorDesc};

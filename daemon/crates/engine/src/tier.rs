@@ -6,7 +6,8 @@
 //! ([`crate::offload`]): those go first, since each pass of a model that does not fit uses them;
 //! pages have what they leave.
 //!
-//! *Invariant:* no two places overlap, and each lies below the end.
+//! *Invariant:* no two places overlap, and each lies below the end (test
+//! `places_do_not_overlap_and_come_back_as_one`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

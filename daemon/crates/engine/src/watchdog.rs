@@ -12,7 +12,8 @@
 //! whose queue is full, or whose card is gone, may block the engine thread itself; then nobody
 //! but this thread can say so.
 //!
-//! *Invariant:* it only looks and publishes; it never calls the device.
+//! *Invariant:* it only looks and publishes; it never calls the device (it has a [`Watch`] and no
+//! device).
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

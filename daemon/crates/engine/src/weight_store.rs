@@ -5,7 +5,7 @@
 //! back, so the cache's state and the device's memory say the same at every step.
 //!
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way
-//! waits for the same ticket.
+//! waits for the same ticket (`under_way` has one a segment).
 
 mod drafting;
 mod memory;

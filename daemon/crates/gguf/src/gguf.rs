@@ -1,7 +1,8 @@
 //! A parsed header: the metadata by key, the tensor table by name.
 //!
 //! *Invariant:* everything here was checked by [`parse`](crate::parse) against the length of the
-//! file; a [`Gguf`] owns a copy of the header's bytes and never refers to the file again.
+//! file; a [`Gguf`] owns a copy of the header's bytes and never refers to the file again
+//! (`Parser::finish` alone makes one).
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -51,8 +51,9 @@
 //!   in.
 //! - [`mod@write`]: a writer for tests and tools, of files right and wrong.
 //!
-//! *Invariant:* `unsafe` occurs below `mapped` only. *Invariant:* nothing here starts a thread or
-//! holds a lock while it reads; files, ranges and errors are `Send + Sync`, as the compiler checks.
+//! *Invariant:* `unsafe` occurs below `mapped` only (`deny(unsafe_code)`). *Invariant:* files,
+//! ranges and errors are `Send + Sync`, as the compiler checks. Nothing here starts a thread or
+//! holds a lock while it reads.
 #![deny(unsafe_code)]
 
 mod error;

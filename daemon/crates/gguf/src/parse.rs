@@ -11,7 +11,8 @@
 //!
 //! *Invariants:* `pos` never passes the end of the bytes given; a record is taken whole or not at
 //! all, so the walk resumes at the record where it stopped; what follows `pos` takes at least
-//! `least_rest` bytes.
+//! `least_rest` bytes (tests `pieces_come_to_the_whole_and_never_reach_behind_the_header`,
+//! `arbitrary_bytes_never_panic`).
 
 mod extent;
 mod read;

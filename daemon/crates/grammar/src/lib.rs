@@ -9,8 +9,9 @@
 //! a request can make it do, and says what is wrong in our words.
 //!
 //! *Invariants:* no panic and no endless work comes of a grammar, whatever it says: sizes, nesting,
-//! steps and states are bounded ([`limits`]). A mask allows tokens that end the text exactly where
-//! the grammar is complete.
+//! steps and states are bounded ([`limits`]; test `what_wants_too_much_is_refused_or_bounded`). A
+//! mask allows tokens that end the text exactly where the grammar is complete (test
+//! `texts_are_allowed_as_a_plain_reading_says`).
 
 #![forbid(unsafe_code)]
 

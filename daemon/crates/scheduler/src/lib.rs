@@ -17,7 +17,7 @@
 //! Time is counted in passes; deadlines are ticks that are compared and nothing else. No decision
 //! uses floating point, and the same calls give the same answers.
 //!
-//! Invariants, asserted here or held by the simulation in `tests/`:
+//! *Invariants*, asserted here or held by the simulation in `tests/`:
 //! - What runs fits: the KV that is promised to running sequences, the largest segment and the
 //!   scratch of a pass, with what is held by others, is at most the budget after every
 //!   [`Scheduler::admit`].

@@ -4,8 +4,9 @@
 //! puts what comes back, or the [`failure::Failure`], into its own words. Checks, prompts, loads,
 //! roles and refusals are here and nowhere else.
 //!
-//! *Invariants:* no wire type is seen here; nothing holds a lock across an await; nothing CPU-bound
-//! or blocking runs on the async workers.
+//! *Invariants:* no wire type is seen here (tidy test `wire_types_stay_in_the_rpc_layer`); nothing
+//! holds a lock across an await (clippy's `await_holding_lock`). Nothing CPU-bound or blocking runs
+//! on the async workers.
 
 #![forbid(unsafe_code)]
 

@@ -11,7 +11,8 @@
 //! then waits until enough of them have flowed off; an answer that has begun is never cut for it.
 //!
 //! *Invariants:* the lock of all peers is held to find, list or forget them; that of one peer for a
-//! few sums, and never across an await. What a ticket counts is taken off when it is dropped.
+//! few sums, and never across an await. What a ticket counts is taken off when it is dropped (test
+//! `bytes_count_while_their_request_is_under_way`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

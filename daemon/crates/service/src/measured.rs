@@ -6,7 +6,7 @@
 //!
 //! *Invariants:* a request writes to atomics only; the lock is held to find a model's record, at a
 //! request's start and at a scrape. When a record is added, at most [`KEPT_MAX`] others are of
-//! models that are not loaded.
+//! models that are not loaded (`Measured::record`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -9,7 +9,8 @@
 //! A split model is opened by its first part; the others are looked for beside it and judged like
 //! it.
 //!
-//! *Invariant:* no answer tells whether something outside of the model directories exists.
+//! *Invariant:* no answer tells whether something outside of the model directories exists (test
+//! `what_exists_outside_and_what_does_not_look_the_same`).
 
 use std::fmt;
 use std::fs::OpenOptions;

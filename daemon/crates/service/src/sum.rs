@@ -1,7 +1,7 @@
 //! A sum of bytes with a bound, and a share of it for each user.
 //!
 //! *Invariant:* what a [`Held`] counts is taken off when it is dropped; the sum never passes its
-//! bound but by [`Held::add`], which counts what is there already.
+//! bound but by [`Held::add`], which counts what is there already (tests below).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -5,8 +5,9 @@
 //!            -> whoever follows
 //! ```
 //!
-//! *Invariants:* a span holds nothing of what was asked or answered; nobody waits for it: where the
-//! follower is behind by [`WAITING_MAX`] spans, further ones are dropped and counted.
+//! *Invariants:* a span holds nothing of prompts, messages or answers (test
+//! `a_collector_gets_a_span_of_each_request_with_its_parts`); nobody waits for it (`try_send`):
+//! where the follower is behind by [`WAITING_MAX`] spans, further ones are dropped and counted.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

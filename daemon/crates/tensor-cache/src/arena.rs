@@ -1,8 +1,8 @@
 //! Places inside the arena: extents in use, the holes between them, and how to make a larger hole.
 //!
-//! Invariants: extents do not overlap; the holes are exactly what is left of `0 .. end`, coalesced.
-//! After the end was lowered, extents may lie across or beyond it; they are counted in `used`, and
-//! nothing new is put there.
+//! *Invariants* (`Arena::assert_consistent`): extents do not overlap; the holes are exactly what is
+//! left of `0 .. end`, coalesced. After the end was lowered, extents may lie across or beyond it;
+//! they are counted in `used`, and nothing new is put there.
 //!
 //! Weights are put at the high end of a hole and blocks at the low end: blocks cannot
 //! move, and so they must not scatter over the arena, where they would cut it into pieces

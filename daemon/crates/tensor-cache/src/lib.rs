@@ -15,7 +15,7 @@
 //!                       evicted (idle; pinned only if its content is bad)
 //! ```
 //!
-//! Invariants, asserted:
+//! *Invariants*, asserted here or held by the simulation in `tests/`:
 //! - resident + in flight + blocks <= budget at every step; after the budget shrank below what
 //!   cannot be evicted now, the sum only falls until it is reached.
 //! - No two slabs overlap; each lies inside the arena, but for those that a shrink left beyond it.

@@ -7,7 +7,8 @@
 //! uploaded, and the link never rests for long).
 //!
 //! *Invariant:* what is chosen depends on the sizes, the blocks, the pins of others and the budget
-//! alone, so that pass after pass the same segments come and go.
+//! alone, so that pass after pass the same segments come and go (test
+//! `a_model_that_does_not_fit_gives_up_segments_of_one_size_that_lie_apart`).
 
 use std::collections::BTreeMap;
 

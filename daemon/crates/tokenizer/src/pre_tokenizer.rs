@@ -9,7 +9,8 @@
 //! scanners here: one pass, no limit, and checked in the tests against the
 //! published expressions.
 //!
-//! *Invariant:* the pieces of a text, joined, are the text.
+//! *Invariant:* the pieces of a text, joined, are the text (test
+//! `any_text_survives_byte_level_bpe`).
 
 mod han;
 mod letters;

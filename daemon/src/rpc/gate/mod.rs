@@ -12,10 +12,11 @@
 //!                                            is not read while others wait is ended ([`replies`])
 //! ```
 //!
-//! *Invariants:* the bytes of requests that are being read stay within
-//! [`rocmforge_service::READING_MAX_BYTES`], but for reflection, whose requests stream; a refusal
-//! holds nothing back; nothing here waits but for the caller's groups, and for the body
-//! [`BODY_WAIT_MAX`] at most.
+//! *Invariant:* the bytes of requests that are being read stay within
+//! [`rocmforge_service::READING_MAX_BYTES`] beside a frame of each call, but for reflection, whose
+//! requests stream (test `requests_in_reading_have_a_bound_all_together`). A refusal holds nothing
+//! back. *Invariant:* nothing here waits but for the caller's groups, and for the body
+//! [`BODY_WAIT_MAX`] at most (test `a_request_that_does_not_end_is_ended`).
 
 mod late;
 mod method;

@@ -11,8 +11,9 @@
 //! into a child: this binary run again with [`CHILD_ARGUMENT`], which `main` hands to
 //! [`rtc_child_main`] before anything else.
 //!
-//! *Invariant:* no vendor library is loaded into the calling process. *Threads:* a [`Compiler`] is
-//! shared freely; each compilation is a process of its own, so several run side by side.
+//! *Invariant:* no vendor library is loaded into the calling process ([`rtc_child_main`] alone
+//! calls `rtc`). *Threads:* a [`Compiler`] is shared freely; each compilation is a process of its
+//! own, so several run side by side.
 
 mod cache;
 mod child;

@@ -10,7 +10,9 @@
 //!
 //! *Invariant:* what a row gets is computed by the same operations in the same order whatever the
 //! number of rows in its span, the tile it falls into and the thread it runs on: bit for bit the
-//! same result. Slots of a page beyond the last position are read but never reach a result.
+//! same result (test `a_row_is_the_same_bits_in_any_span_and_on_any_pool`). Slots of a page beyond
+//! the last position are read but never reach a result
+//! (`nan_reaches_the_rows_that_attend_to_it_and_no_others`).
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;

@@ -8,10 +8,12 @@
 //!
 //! *Invariant:* each element of a score or of a result is one chain of fused multiply-adds in the
 //! order of the dimension or of the position. Blocking groups chains and never splits one, so
-//! neither the tile nor the block that a row falls into shows in its result.
+//! neither the tile nor the block that a row falls into shows in its result (test
+//! `a_row_is_the_same_bits_in_any_span_and_on_any_pool`).
 //!
 //! *Invariant:* a slot outside the range that a row attends to contributes to nothing of that row,
-//! not even as zero times its value: it may hold NaN.
+//! not even as zero times its value: it may hold NaN (test
+//! `nan_reaches_the_rows_that_attend_to_it_and_no_others`).
 
 use super::Simd;
 use super::attention::{AttentionShape, first_position};

@@ -5,7 +5,7 @@
 //! sequence times a part of the state that no other part depends on: a head, or some channels.
 //!
 //! *Invariant:* a sequence's rows in one call or in several give the same bits of output and state
-//! (tested by each operation).
+//! (`agrees_with_f64_however_the_rows_come` of each operation).
 
 use crate::host::{Pool, SyncPtr};
 

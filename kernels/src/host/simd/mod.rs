@@ -6,7 +6,8 @@
 //! half (rows 8 to 15) one after the other.
 //!
 //! *Invariant:* a value of an instruction set's type exists only after the CPU was asked for every
-//! feature that its methods use. That is what makes the methods safe to call.
+//! feature that its methods use. That is what makes the methods safe to call. (Fields are private;
+//! `detect` makes the values.)
 
 mod scalar;
 

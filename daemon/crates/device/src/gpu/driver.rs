@@ -6,9 +6,10 @@
 //! is the affair of the owners in [`super::context`], [`super::memory`] and [`super::exec`], which
 //! are what the rest of the crate uses.
 //!
-//! *Invariant:* a symbol, type or constant of a vendor's driver appears in the two tables only;
-//! those of its product libraries in `blas`.
-//! *Invariant:* no method panics and none aborts; a failure is an [`Error`] with a [`Class`].
+//! A symbol, type or constant of a vendor's driver appears in the two tables only; those of its
+//! product libraries in `blas`.
+//! *Invariant:* no method panics and none aborts; a failure is an [`Error`] with a [`Class`]
+//! (`tests/gpu_driver/refusals.rs`).
 //! *Threads:* every method may be called from any thread. Except where it says otherwise, a method
 //! acts on the context that the calling thread made current with [`Driver::context_bind`].
 

@@ -15,7 +15,8 @@
 //!    device/             GpuDevice: arena, uploads, launches, graphs; one code for both vendors
 //! ```
 //!
-//! *Invariant:* the daemon starts with no runtime installed; [`probe()`] says what was looked for.
+//! *Invariant:* the daemon starts with no runtime installed, unless a card was asked for;
+//! [`probe()`] says what was looked for (test `a_probe_tells_what_was_looked_for`).
 
 #![expect(unsafe_code, reason = "drivers are called through pointers")]
 

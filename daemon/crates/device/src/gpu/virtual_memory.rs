@@ -8,8 +8,9 @@
 //! ```
 //!
 //! *Invariant:* a chunk keeps its reservation, and unmaps before it gives its memory back, so
-//! whatever the order in which owners go, a range is given back when nothing is mapped there.
-//! Neither waits for work on the device: who lets a chunk go does, before.
+//! whatever the order in which owners go, a range is given back when nothing is mapped there (test
+//! `owners_may_go_on_any_thread_and_in_any_order`). Neither waits for work on the device: who lets
+//! a chunk go does, before.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

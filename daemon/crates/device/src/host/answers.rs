@@ -7,7 +7,7 @@
 //! takes two to three times as long.
 //!
 //! *Invariant:* the result of a row depends neither on the other rows nor on the threads, as with
-//! every product of the host.
+//! every product of the host (test `a_token_does_not_depend_on_its_batch`).
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;

@@ -1,8 +1,9 @@
 //! The host's arena: one anonymous mapping, and disjoint views of it.
 //!
 //! *Invariant:* views that are alive at the same time do not overlap where one of them is mutable.
-//! The type cannot know that; the ledger does: every slab, page and buffer was handed out to one
-//! use. All unsafe code of the host device that makes references is here.
+//! The type cannot know that; the ledger does (`Cache::assert_consistent`,
+//! `OpBuffers::assert_apart`): every slab, page and buffer was handed out to one use.
+//! All unsafe code of the host device that makes references is here.
 
 #![expect(unsafe_code, reason = "views of one mapping")]
 

@@ -10,7 +10,7 @@
 //!          --(result taken)--> gone
 //! ```
 //!
-//! *Invariant:* the queue's lock is held to look at it, never while a piece is worked on.
+//! The queue's lock is held to look at it, never while a piece is worked on.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;

@@ -5,8 +5,8 @@
 //! given up before a request would wait, yield or fail for want of room, that of the longest unused
 //! first. A sequence that lost it goes on without.
 //!
-//! *Invariant:* what a run of a draft model works with is taken out of here, so that nothing of
-//! it is given up meanwhile.
+//! *Invariant:* what a run of a draft model works with is taken out of here
+//! (`WeightStore::take_drafting`), so that nothing of it is given up meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

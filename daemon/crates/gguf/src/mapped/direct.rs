@@ -13,7 +13,7 @@
 //!
 //! *Invariant:* a direct read leaves the page cache as it was. *Invariant:* the second descriptor
 //! is of the same inode and is read only; whether the file is still the one that was opened is
-//! asked after a direct read as after others.
+//! asked after a direct read as after others (both in `tests/direct.rs`).
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};

@@ -12,7 +12,9 @@
 //!
 //! *Invariants:* a slot's range is stable while its generation is even and unchanged; the mark is
 //! set before the zeros are mapped, so whoever sees a zero of ours also sees the mark; writers of
-//! the table hold `WRITERS`, the handler never does.
+//! the table hold `WRITERS`, the handler never does (tests
+//! `without_populate_the_guard_alone_holds`,
+//! `threads_that_read_while_the_file_is_cut_all_hear_of_it`).
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};

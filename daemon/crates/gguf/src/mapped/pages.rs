@@ -2,8 +2,9 @@
 //! in it.
 //!
 //! *Invariants:* the range is unmapped when this is dropped and not before; what lies behind a
-//! file's last page, up to the next file, is reserved and cannot be read
-//! ([`MappedFile`](super::MappedFile) lends no range that reaches there).
+//! file's last page, up to the next file, is reserved and cannot be read (`PROT_NONE` in
+//! `Pages::map`), and [`MappedFile`](super::MappedFile) lends no range that reaches there (test
+//! `no_range_reaches_out_of_its_part`).
 
 use std::ffi::c_void;
 use std::fs::File;

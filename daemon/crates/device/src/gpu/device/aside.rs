@@ -13,7 +13,8 @@
 //! ```
 //!
 //! *Invariant:* all copies are queued on the compute stream, so one reads what those before it
-//! wrote, and a range may go to another copy as soon as the last one is queued.
+//! wrote, and a range may go to another copy as soon as the last one is queued (test
+//! `a_range_comes_back_as_it_was_over_the_border_of_two_chunks`).
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;

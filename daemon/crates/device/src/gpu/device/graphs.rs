@@ -6,11 +6,12 @@
 //!           --(second time: captured)--> recorded --> replayed
 //! ```
 //!
-//! *Invariant:* a recorded graph holds addresses; its key holds everything that they and the
-//! launches' shapes were made of. [`Graphs::clear`] is called when a model goes, or memory of the
-//! arena does. *Invariant:* what is let go is not under way: each recorded pass ends with its
-//! logits being read, before the next is planned, and recordings of steps are let go all together,
-//! when the device has ended what it had to do ([`Graphs::is_full`]).
+//! *Invariant:* a recorded graph holds addresses; its key (`GpuDevice::key`, `steps_key`) holds
+//! everything that they and the launches' shapes were made of. [`Graphs::clear`] is called when a
+//! model goes (`forget_file`), or memory of the arena does (`addresses_changed`). *Invariant:* what
+//! is let go is not under way: each recorded pass ends with its logits being read, before the next
+//! is planned, and recordings of steps are let go all together, when the device has ended what it
+//! had to do ([`Graphs::is_full`]).
 
 use crate::gpu::Graph;
 

@@ -5,7 +5,7 @@
 //! operations, so a recorded graph finds new values at the addresses that it knows.
 //!
 //! *Invariant:* what the device has is what [`PassData`] remembers having sent;
-//! [`PassData::forget`] is called whenever that may be wrong.
+//! [`PassData::forget`] is called whenever that may be wrong (by `GpuDevice::addresses_changed`).
 
 use crate::error::Error;
 use crate::ops::Batch;

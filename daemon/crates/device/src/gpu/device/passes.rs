@@ -2,7 +2,7 @@
 //! is recorded when it comes the second time.
 //!
 //! *Invariant:* where the experts are is on the device before what reads it: it is sent with every
-//! pass, but for a replay of what ran last.
+//! pass, but for a replay of what ran last (`table_of`; test `steps_between_experts_are_replayed`).
 
 use crate::error::Error;
 use crate::gpu::{self, Graph};

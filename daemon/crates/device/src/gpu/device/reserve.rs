@@ -6,7 +6,8 @@
 //!
 //! The first word of `results` and `tail` are marks that nothing overwrites.
 //!
-//! *Invariant:* `flags` and the slots belong to uploads, everything else to the compute stream.
+//! *Invariant:* no two parts overlap (test `every_budget_has_a_division_that_fits`). `flags` and
+//! the slots belong to uploads, everything else to the compute stream.
 
 /// Slots that raw pieces of files pass through on their way into slabs.
 pub(super) const SLOTS: usize = 3;

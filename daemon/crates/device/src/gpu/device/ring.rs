@@ -1,7 +1,8 @@
 //! A ring of pinned buffers: what the host fills for a copy engine to take.
 //!
 //! *Invariant:* a piece is written only between [`Ring::take`] and [`Ring::give`], by who took it;
-//! between two uses lies the event of the copy that read it.
+//! between two uses lies the event of the copy that read it. ([`Piece`] is moved; `take` waits for
+//! the event.)
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;

@@ -7,7 +7,8 @@
 //! so another driver, runtime or kernel is tried anew.
 //!
 //! *Invariant:* the file is written and removed under its lock, so of processes that start together
-//! none takes another's trial for one that did not end.
+//! none takes another's trial for one that did not end (test
+//! `two_processes_that_start_together_both_try`).
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -9,8 +9,8 @@
 //!                                                   which end when it is empty
 //! ```
 //!
-//! *Invariant:* nobody waits for these threads but who drops them: a pass that needs a kernel which
-//! is still in the queue loads it itself.
+//! *Invariant:* a pass waits for these threads only for a unit that one of them is loading
+//! (`Kernels::module`); what is still in the queue it loads itself.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -19,8 +19,9 @@
 //! buffers meanwhile: together they keep the link busy.
 //!
 //! *Invariant:* bytes of windows that are counted <= the bound; one that is being unregistered is
-//! counted no more. A window with users is never unregistered; a user is
-//! an upload whose copies the device may not have ended yet.
+//! counted no more (`Inner::make_room`). *Invariant:* a window with users is never unregistered
+//! (test `the_windows_of_an_upload_stay_until_its_copies_have_ended`); a user is an upload whose
+//! copies the device may not have ended yet.
 //! *Threads:* staging threads and the engine thread; the lock is not held while the driver works.
 
 use std::collections::{HashMap, HashSet};

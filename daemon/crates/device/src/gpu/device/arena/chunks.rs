@@ -13,8 +13,9 @@
 //! Memory goes in one order: wait for all work on the device, unmap, give back. A chunk that the
 //! driver does not unmap stays where it is and is counted.
 //!
-//! *Invariant:* chunks lie without gaps from offset 0 on.
-//! *Invariant:* never more is held than the larger of the capacities before and after, rounded up.
+//! *Invariants* (test `an_arena_of_chunks_keeps_contents_addresses_and_the_bound`): chunks lie
+//! without gaps from offset 0 on; never more is held than the larger of the capacities before and
+//! after, rounded up.
 
 use std::sync::Arc;
 

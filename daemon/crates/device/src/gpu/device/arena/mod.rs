@@ -12,8 +12,8 @@
 //! away, other memory may come to its addresses later, and no vendor says whether a recording looks
 //! at more than the address: then they go.
 //!
-//! *Invariant:* only the engine thread uses it. Every offset of the ledger is checked
-//! against the capacity, those of the device's own block by the block's size.
+//! Only the engine thread uses it. *Invariant:* every offset of the ledger is checked against the
+//! capacity ([`Arena::at`] asserts), those of the device's own block by the block's size.
 
 mod chunks;
 mod leaving;

@@ -21,7 +21,8 @@
 //! ```
 //!
 //! *Invariant:* an upload writes its slab on the repack stream only, after the operations that were
-//! queued before it began. *Threads:* nobody holds the queue's lock and the lane's together.
+//! queued before it began (`Before`). *Threads:* nobody holds the queue's lock and the lane's
+//! together.
 
 mod events;
 mod job;

@@ -1,8 +1,7 @@
 //! What staging threads wait for: pieces of uploads, and without any, windows
 //! to register ahead of need.
 //!
-//! *Invariant:* the lock is held to look at the queue, never while a piece is worked
-//! on or a window registered.
+//! The lock is held to look at the queue, never while a piece is worked on or a window registered.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
