@@ -150,6 +150,29 @@ fn a_reload_takes_filter_token_and_models_and_names_the_rest() {
     assert_eq!(ask(SECOND, "gpt-4o").0, 404, "the alias is gone");
     assert_eq!(ask(SECOND, "small").0, 200, "and its model stays");
 
+    // An alias wins over a model that is loaded under its name, which stays behind it.
+    let says = |model: &str| {
+        let body = format!(
+            r#"{{"model": "{model}", "prompt": "Once", "max_tokens": 8, "temperature": 0}}"#
+        );
+        let (status, answer) = request(&address, SECOND, "POST /v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let (small, other) = (says("small"), says("other"));
+    assert_ne!(small, other);
+    declare("other", "tiny-qwen3-Q8_0.gguf", "small");
+    reload(&daemon, &notify);
+    logged(
+        &log,
+        &["the alias wins", "alias=\"small\"", "model=\"other\""],
+    );
+    assert_eq!(says("small"), other);
+    declare("other", "tiny-qwen3-Q8_0.gguf", "gpt-5");
+    reload(&daemon, &notify);
+    assert_eq!(says("small"), small, "it stayed loaded");
+
     // A limit counts from the next request on, and a later reload takes it away.
     let limit = drop_ins.join("15-limit.toml");
     let text = "[[limit]]\nfor = [\"token:default\"]\nprompt_bytes = 3\n";

@@ -4,9 +4,11 @@
 //! aliases are asked for like any other model, on every way of asking. A model that a reload no
 //! longer declares stays loaded: unloading is a call of its own.
 //!
-//! *Invariants:* an alias leads to its model whatever else is loaded: no load is taken under a name
-//! that is an alias, and a model that was loaded under it before a reload brought the alias stays
-//! loaded without being reached by it. The lock is held to read or replace one pointer.
+//! *Invariant:* an alias leads to its model whatever else is loaded: no load is taken under a name
+//! that is an alias (`Service::refuse_alias`, test `an_alias_works_wherever_a_name_does`), and a
+//! model that was loaded under it before a reload brought the alias stays loaded without being
+//! reached by it (`a_reload_takes_filter_token_and_models_and_names_the_rest`). The lock is held to
+//! read or replace one pointer.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

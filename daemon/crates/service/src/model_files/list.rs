@@ -1,8 +1,8 @@
 //! The GGUF files below the model directories, for clients that choose one.
 //!
-//! *Invariants:* a link counts only if what it leads to lies below a model directory, and
-//! directories behind links are not entered, so that the walk ends; it looks at no more
-//! than [`ENTRIES_MAX`] entries.
+//! *Invariants* (tests below): a link counts only if what it leads to lies below a model directory,
+//! and directories behind links are not entered, so that the walk ends; it looks at no more than
+//! [`ENTRIES_MAX`] entries.
 
 use std::collections::HashMap;
 use std::fs::{DirEntry, Metadata};
@@ -38,20 +38,24 @@ impl ModelDirs {
     /// all. Blocks on the file system; call it on a blocking thread. What cannot be read is left
     /// out.
     pub fn list(&self) -> (Vec<ModelFile>, bool) {
+        self.list_among(ENTRIES_MAX)
+    }
+
+    fn list_among(&self, entries_max: usize) -> (Vec<ModelFile>, bool) {
         let mut files = Vec::new();
         let mut entries = 0;
         let mut dirs: Vec<(PathBuf, usize)> = self.real().map(|dir| (dir.to_owned(), 0)).collect();
         let mut is_whole = true;
-        while let Some((dir, depth)) = dirs.pop() {
+        'walk: while let Some((dir, depth)) = dirs.pop() {
             let Ok(found) = std::fs::read_dir(&dir) else {
                 continue;
             };
             for entry in found.flatten() {
-                entries += 1;
-                if entries > ENTRIES_MAX || files.len() >= FILES_MAX {
+                if entries >= entries_max || files.len() >= FILES_MAX {
                     is_whole = false;
-                    break;
+                    break 'walk;
                 }
+                entries += 1;
                 let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
                 if !is_dir {
                     files.extend(self.file(&entry));
@@ -122,5 +126,58 @@ impl ModelFile {
     /// The path as text; `None` for one that no request can name.
     pub fn name(&self) -> Option<&str> {
         Path::to_str(&self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn names(dirs: &ModelDirs) -> Vec<String> {
+        let (files, is_whole) = dirs.list();
+        assert!(is_whole);
+        let name = |file: &ModelFile| file.path.file_name().unwrap().to_str().unwrap().to_owned();
+        files.iter().map(name).collect()
+    }
+
+    #[test]
+    fn links_count_by_what_they_lead_to_and_their_directories_are_not_entered() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (inside, outside) = (inside.path(), outside.path());
+        fs::create_dir(inside.join("below")).unwrap();
+        fs::write(inside.join("below/real.gguf"), "x").unwrap();
+        fs::write(outside.join("secret.gguf"), "x").unwrap();
+        symlink(inside.join("below/real.gguf"), inside.join("link.gguf")).unwrap();
+        symlink(outside.join("secret.gguf"), inside.join("out.gguf")).unwrap();
+        symlink(outside.join("absent.gguf"), inside.join("dangling.gguf")).unwrap();
+        symlink(outside, inside.join("dir.gguf")).unwrap();
+        // A walk that entered this one would not end.
+        symlink(inside, inside.join("below/loop")).unwrap();
+        let dirs = ModelDirs::new(&[inside.to_owned()]).unwrap();
+        assert_eq!(names(&dirs), ["real.gguf", "link.gguf"]);
+        // It counts where the other directory is one of models, too.
+        let dirs = ModelDirs::new(&[inside.to_owned(), outside.to_owned()]).unwrap();
+        let mut names = names(&dirs);
+        names.sort();
+        assert_eq!(names, ["link.gguf", "out.gguf", "real.gguf", "secret.gguf"]);
+    }
+
+    #[test]
+    fn the_walk_looks_at_a_bounded_number_of_entries() {
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..5 {
+            let below = dir.path().join(format!("d{i}"));
+            fs::create_dir(&below).unwrap();
+            fs::write(below.join("m.gguf"), "x").unwrap();
+        }
+        let dirs = ModelDirs::new(&[dir.path().to_owned()]).unwrap();
+        let (files, is_whole) = dirs.list_among(10);
+        assert!(is_whole && files.len() == 5, "{files:?}");
+        // The directories themselves, and the files of two of them.
+        let (files, is_whole) = dirs.list_among(7);
+        assert!(!is_whole && files.len() == 2, "{files:?}");
     }
 }
