@@ -35,9 +35,9 @@ const PREFACE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Bytes that a client sends first: `PRI * HTTP/2.0`, and what belongs to it.
 const PREFACE_BYTES: usize = 24;
 /// How long to wait after accepting failed, for want of descriptors or memory.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+pub(crate) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How often such a failure is logged.
-const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(10);
+pub(crate) const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// The process at the other end of a Unix socket.
 pub(crate) fn caller_of(stream: &UnixStream) -> Caller {

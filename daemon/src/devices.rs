@@ -25,9 +25,9 @@ pub const CHILD_ARGUMENT: &str = "--probe-child";
 /// How long a driver may take to tell its devices.
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long a killed child may take to end.
-const KILL_WAIT: Duration = Duration::from_secs(1);
+pub(crate) const KILL_WAIT: Duration = Duration::from_secs(1);
 /// How often the parent looks whether a child has ended.
-const POLL: Duration = Duration::from_millis(5);
+pub(crate) const POLL: Duration = Duration::from_millis(5);
 /// How long an answer is kept.
 const KEPT: Duration = Duration::from_secs(30);
 /// Looks at a time, each on a blocking thread.

@@ -23,14 +23,14 @@ use rocmforge_service::failure::{self, Failure};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
+use crate::devices::{KILL_WAIT, POLL};
+
 /// The hidden argument of the child; the device as `hip:0` follows.
 pub const CHILD_ARGUMENT: &str = "--self-test-child";
 /// How long the whole may take.
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long until no more kernels are begun.
 const KERNELS_LIMIT: Duration = Duration::from_secs(7);
-/// How long a killed child may take to end.
-const KILL_WAIT: Duration = Duration::from_secs(1);
 /// Most steps that are told.
 const STEPS_MAX: usize = 512;
 /// Most bytes that a child may say.
@@ -224,7 +224,6 @@ fn lines(stdout: ChildStdout) -> Receiver<Told> {
 
 /// How the child ended; it is killed if it does not.
 fn ended(child: &mut Child, give_up: Instant, in_time: bool) -> Option<ExitStatus> {
-    const POLL: Duration = Duration::from_millis(5);
     let mut give_up = match in_time {
         true => give_up.max(Instant::now() + KILL_WAIT),
         false => Instant::now(),

@@ -7,17 +7,15 @@ use std::time::Duration;
 
 use axum::extract::Request;
 use http_body::Body as _;
-use rocmforge_service::REQUEST_MAX_BYTES;
 use rocmforge_service::arrival::Caller;
 use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::{BODY_WAIT_MAX, REQUEST_MAX_BYTES};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::call::Call;
 use super::fault;
 
-/// How long a body may take, from when it is first looked for to its last byte.
-const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
 /// When to try again where bytes are short.
 const RETRY: Duration = Duration::from_secs(1);
 /// Most values of a body: two bytes of it can be a value, which takes dozens once decoded.

@@ -30,7 +30,7 @@ use tower::ServiceExt as _;
 use super::call::Client;
 use super::handshake::Handshakes;
 use super::{Http, HttpListeners, router};
-use crate::connection::{self, Peer, QuietStream, Table};
+use crate::connection::{self, ACCEPT_LOG_EVERY, ACCEPT_RETRY, Peer, QuietStream, Table};
 use crate::runtimes::Runtimes;
 
 /// How long a client may take to send the header of a request, counted from its connection or its
@@ -40,10 +40,6 @@ const HEADER_WAIT_MAX: Duration = Duration::from_secs(60);
 const HEADER_MAX_BYTES: usize = 32 << 10;
 /// Most lines of a header.
 const HEADERS_MAX: usize = 100;
-/// How long to wait after accepting failed, for want of descriptors or memory.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How often such a failure is logged.
-const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// What listens.
 enum Listener {

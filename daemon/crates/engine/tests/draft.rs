@@ -21,7 +21,7 @@ use rocmforge_gguf::MappedFile;
 
 use fake::{Running, Runtime, gpu_config};
 use foresight::{FIRST, Foresight, From};
-use requests::{fixture, greedy, load, load_endless, run};
+use requests::{fixture, greedy, load, load_endless, run, together};
 
 const LARGE: &str = "tiny-qwen3moe-Q4_K_M.gguf";
 const SMALL: &str = "tiny-llama-Q4_K_M.gguf";
@@ -184,26 +184,6 @@ async fn any_model_of_attention_drafts_for_any_model() {
         let (drafted, _) = compare(file, draft, 64 << 20).await;
         assert!(drafted > 0, "{file}, {draft}");
     }
-}
-
-/// What some requests at once came to.
-async fn together(
-    engine: &EngineHandle,
-    requests: Vec<GenerateRequest>,
-) -> Vec<(Vec<u32>, GenerateSummary)> {
-    let spawned: Vec<_> = requests
-        .into_iter()
-        .map(|request| {
-            let engine = engine.clone();
-            tokio::spawn(async move { run(&engine, request).await })
-        })
-        .collect();
-    let mut ended = Vec::new();
-    for one in spawned {
-        let (_, ids, summary) = one.await.unwrap();
-        ended.push((ids, summary));
-    }
-    ended
 }
 
 #[tokio::test]

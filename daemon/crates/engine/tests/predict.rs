@@ -21,7 +21,7 @@ use rocmforge_gguf::MappedFile;
 
 use fake::{Running, Runtime, gpu_config};
 use foresight::{FIRST, Foresight, From};
-use requests::{greedy as request, run};
+use requests::{greedy as request, run, together};
 
 const COUNTS: Foresight = Foresight {
     arch: "glm4moe",
@@ -180,26 +180,6 @@ async fn the_text_is_the_same_whatever_the_sampling() {
             "{made:?}: {accepted} of {drafted}"
         );
     }
-}
-
-/// What some requests at once came to: their ids, and what the block did for them.
-async fn together(
-    engine: &EngineHandle,
-    requests: Vec<GenerateRequest>,
-) -> Vec<(Vec<u32>, GenerateSummary)> {
-    let spawned: Vec<_> = requests
-        .into_iter()
-        .map(|request| {
-            let engine = engine.clone();
-            tokio::spawn(async move { run(&engine, request).await })
-        })
-        .collect();
-    let mut ended = Vec::new();
-    for one in spawned {
-        let (_, ids, summary) = one.await.unwrap();
-        ended.push((ids, summary));
-    }
-    ended
 }
 
 /// Requests of all samplings and lengths.

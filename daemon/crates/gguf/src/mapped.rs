@@ -225,8 +225,8 @@ impl MappedFile {
     /// was opened. What `read` computed, and whatever else it wrote, counts only if `Ok` comes
     /// back: on a file that changes meanwhile it may have seen changed bytes or zeros.
     ///
-    /// Without a mapping the range is copied to memory first: read large tensors in pieces, with
-    /// [`for_each_chunk`](Self::for_each_chunk) or [`read_into`](Self::read_into).
+    /// Without a mapping the range is copied to memory first: read large tensors in pieces, or with
+    /// [`read_into`](Self::read_into).
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Changed`] where the file was cut short or rewritten;
@@ -334,32 +334,6 @@ impl MappedFile {
         }
         self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
         self.check_unchanged()
-    }
-
-    /// Runs `read` on pieces of `range` in order, each of `chunk_bytes` but for a shorter last one,
-    /// with the piece's offset in the file. Each piece is checked as in
-    /// [`with_range`](Self::with_range); the first that fails ends it.
-    ///
-    /// # Errors
-    /// As [`with_range`](Self::with_range); a range outside of the file before anything is read.
-    ///
-    /// # Panics
-    /// If `chunk_bytes` is 0.
-    pub fn for_each_chunk(
-        &self,
-        range: Range<u64>,
-        chunk_bytes: usize,
-        mut read: impl FnMut(u64, &[u8]),
-    ) -> Result<(), Error> {
-        assert!(chunk_bytes > 0, "a chunk has at least one byte");
-        self.part_of(&range)?;
-        let mut at = range.start;
-        while at < range.end {
-            let end = range.end.min(at.saturating_add(chunk_bytes as u64));
-            self.with_range(at..end, |bytes| read(at, bytes))?;
-            at = end;
-        }
-        Ok(())
     }
 
     /// The pages that hold `range`, for a reader that is not the CPU: a copy engine that a driver

@@ -173,11 +173,6 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// The type of the elements.
-    pub fn element_type(&self) -> ValueType {
-        self.ty
-    }
-
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len

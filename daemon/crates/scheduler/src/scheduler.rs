@@ -197,13 +197,6 @@ impl Scheduler {
         }
     }
 
-    /// When the next deadline is over.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Tick> {
-        let deadlines = self.sequences.values().filter_map(|s| s.arrival.deadline);
-        deadlines.min()
-    }
-
     /// A sequence as it is now.
     #[must_use]
     pub fn sequence(&self, seq: SeqId) -> Option<SequenceStatus> {

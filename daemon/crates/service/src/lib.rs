@@ -42,7 +42,7 @@ pub mod trace;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_tokenizer::Renderer;
@@ -64,6 +64,8 @@ pub const READING_MAX_BYTES: u64 = 128 << 20;
 /// Largest request message: room for an eight-megabyte prompt and more, so that it arrives and is
 /// judged by its tokens.
 pub const REQUEST_MAX_BYTES: usize = 16 << 20;
+/// How long a request's body may take, from when it is first looked for to its last byte.
+pub const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
 /// Headers that are read at once.
 const LOADS_AT_ONCE: usize = 4;
 /// Blocking threads that are needed at most; two are for a listing of files and a look-up of

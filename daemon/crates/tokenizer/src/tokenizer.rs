@@ -113,12 +113,6 @@ impl Tokenizer {
         self.vocab().add_bos && self.bos().is_some()
     }
 
-    /// True if `add_special` puts [`eos`](Self::eos) behind.
-    #[must_use]
-    pub fn adds_eos(&self) -> bool {
-        self.vocab().add_eos && self.eos().is_some()
-    }
-
     /// True if a model that emits `id` has finished: end of text, of turn or
     /// of message.
     #[must_use]

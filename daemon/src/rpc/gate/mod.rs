@@ -32,10 +32,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
-use rocmforge_service::Service as Daemon;
 use rocmforge_service::arrival::Caller;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::sum::{Held, Sum};
+use rocmforge_service::{BODY_WAIT_MAX, Service as Daemon};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
@@ -52,8 +52,6 @@ use crate::runtimes::Runtimes;
 
 /// Bytes of replies that are made and not sent, above which calls with large replies are refused.
 pub(crate) const SENDING_MAX_BYTES: u64 = 128 << 20;
-/// How long a body may take, from when it is first looked for to its last byte.
-const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
 /// When to try again where bytes are short.
 const RETRY: Duration = Duration::from_secs(1);
 

@@ -147,6 +147,26 @@ pub(crate) async fn run(
     }
 }
 
+/// What some requests at once came to.
+pub(crate) async fn together(
+    engine: &EngineHandle,
+    requests: Vec<GenerateRequest>,
+) -> Vec<(Vec<u32>, GenerateSummary)> {
+    let spawned: Vec<_> = requests
+        .into_iter()
+        .map(|request| {
+            let engine = engine.clone();
+            tokio::spawn(async move { run(&engine, request).await })
+        })
+        .collect();
+    let mut ended = Vec::new();
+    for one in spawned {
+        let (_, ids, summary) = one.await.unwrap();
+        ended.push((ids, summary));
+    }
+    ended
+}
+
 pub(crate) fn questions(n: usize) -> Vec<(String, String)> {
     let exam: serde_json::Value =
         serde_json::from_slice(&std::fs::read(fixture("exam.json")).unwrap()).unwrap();
