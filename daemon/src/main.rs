@@ -55,6 +55,9 @@ const END_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How long the last lines of the log may hold up the end, where standard error takes nothing.
 const LOG_WAIT_MAX: Duration = Duration::from_millis(500);
 
+/// Why a runtime does not start.
+const NO_THREADS: &str = "cannot start the threads that serve; raise the limit of processes (ulimit -u, TasksMax= in the unit)";
+
 fn main() -> ExitCode {
     // Run-time compilers may abort: they run in a process of their own, which is this binary again.
     if std::env::args().nth(1).as_deref() == Some(rocmforge_kernels::gpu::compile::CHILD_ARGUMENT) {
@@ -258,7 +261,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
         .thread_name("rpc")
         .enable_all()
         .build()
-        .context("cannot start the async runtime")?;
+        .context(NO_THREADS)?;
     let sockets = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(SOCKET_THREADS)
         // Nothing there blocks.
@@ -266,7 +269,7 @@ fn serve(config: &Config, reloader: Reloader) -> anyhow::Result<End> {
         .thread_name("sockets")
         .enable_all()
         .build()
-        .context("cannot start the async runtime of the sockets")?;
+        .context(NO_THREADS)?;
     // Before the socket: a signal during the start must not leave its file behind.
     let signals = {
         let _context = runtime.enter();

@@ -192,5 +192,5 @@ async fn text_of(argument: String) -> anyhow::Result<String> {
             "the standard input holds more than {MAX_MESSAGE_BYTES} bytes, the most a message has"
         );
     }
-    String::from_utf8(bytes).context("the standard input is not UTF-8 text")
+    String::from_utf8(bytes).context("the standard input is not UTF-8 text; convert it (iconv)")
 }

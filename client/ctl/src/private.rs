@@ -57,7 +57,7 @@ impl PrivateSlot {
             self.check_alive()?;
             if Instant::now() > deadline {
                 bail!(
-                    "{} did not listen within {START_MS_MAX} ms",
+                    "{} did not listen within {START_MS_MAX} ms; run it by hand with --log debug to see why",
                     daemon.display()
                 );
             }

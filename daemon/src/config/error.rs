@@ -9,7 +9,7 @@ use super::{CONFIG_FILE_MAX_BYTES, Origin, layers, variable};
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the configuration file {} (--config)", path.display())]
+    #[error("cannot read the configuration file {} (--config); check that it is there and that the daemon's user may read it", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -23,7 +23,7 @@ pub enum ConfigError {
         path: PathBuf,
     },
     /// It is a directory, a FIFO or a device, which may have no end.
-    #[error("the configuration file {} (--config) is not a regular file", path.display())]
+    #[error("the configuration file {} (--config) is not a regular file; give the path of a TOML file", path.display())]
     NotAFile {
         /// The file.
         path: PathBuf,

@@ -163,7 +163,7 @@ pub(super) fn checked(
             }
         }
         if models.len() >= DECLARED_MAX {
-            let message = format!("more than {DECLARED_MAX} models are declared");
+            let message = format!("more than {DECLARED_MAX} models are declared; remove some");
             return Err(refuse("name", message));
         }
         numbers.push(number);

@@ -23,7 +23,7 @@ pub(super) fn read(path: &Path, most: u64, if_open: Option<&str>) -> Result<Vec<
         .map_err(failed)?;
     let found = file.metadata().map_err(failed)?;
     if !found.is_file() {
-        return Err(format!("{shown} is not a regular file"));
+        return Err(format!("{shown} is not a regular file; name one that is"));
     }
     if let Some(what_to_do) = if_open
         && found.permissions().mode() & 0o007 != 0
@@ -35,7 +35,9 @@ pub(super) fn read(path: &Path, most: u64, if_open: Option<&str>) -> Result<Vec<
         .read_to_end(&mut bytes)
         .map_err(failed)?;
     if bytes.len() as u64 > most {
-        return Err(format!("{shown} has more than {most} bytes"));
+        return Err(format!(
+            "{shown} has more than {most} bytes, so it is another file; name the right one"
+        ));
     }
     Ok(bytes)
 }

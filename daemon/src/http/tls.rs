@@ -107,7 +107,10 @@ fn chain(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     let found = found.map_err(|error| not_pem(&error))?;
     match found.len() {
-        0 => Err("no certificate is in it (-----BEGIN CERTIFICATE-----)".to_owned()),
+        0 => Err(
+            "no certificate is in it; give PEM, which begins with -----BEGIN CERTIFICATE-----"
+                .to_owned(),
+        ),
         1..=CHAIN_MAX => Ok(found),
         n => Err(format!("{n} certificates; a chain has at most {CHAIN_MAX}")),
     }

@@ -67,7 +67,7 @@ impl Tokens {
         match tokens.len() {
             0 => Err(check("").err().unwrap_or_default()),
             1..=TOKENS_MAX => Ok(Self(tokens.into())),
-            n => Err(format!("{n} tokens; at most {TOKENS_MAX}")),
+            n => Err(format!("{n} tokens; at most {TOKENS_MAX}: remove some")),
         }
     }
 

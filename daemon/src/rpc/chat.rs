@@ -39,7 +39,10 @@ fn template_args(text: &str, violations: &mut Violations) -> Map<String, Value> 
             Map::new()
         }
         Err(error) => {
-            violations.add("template_args", format!("no JSON: {error}"));
+            violations.add(
+                "template_args",
+                format!("it is no JSON ({error}); give a JSON object"),
+            );
             Map::new()
         }
     }
@@ -54,7 +57,7 @@ fn tools(request: &mut v1::ChatRequest) -> Result<Tools, Failure> {
             text => serde_json::from_str(text).map_err(|error| {
                 failure::invalid(
                     &format!("tools[{at}].parameters"),
-                    &format!("no JSON: {error}"),
+                    &format!("it is no JSON ({error}); give a JSON schema"),
                 )
             })?,
         };

@@ -44,12 +44,13 @@ pub(super) fn request(
 /// The tools of a JSON list: OpenAI's `{"type": "function", "function": {...}}`, or the inner
 /// object.
 fn tools(text: &str) -> anyhow::Result<Vec<Tool>> {
-    let list: Vec<Value> = serde_json::from_str(text).context("--tools: no JSON list")?;
-    let tool = |value: &Value| {
+    let list: Vec<Value> = serde_json::from_str(text)
+        .context(r#"--tools: it is no JSON list; give [{"name": ..., "parameters": ...}, ...]"#)?;
+    let tool = |(at, value): (usize, &Value)| {
         let function = value.get("function").unwrap_or(value);
         let name = function["name"]
             .as_str()
-            .context("--tools: a tool has no name")?;
+            .with_context(|| format!("--tools: tool {} has no \"name\"; give one", at + 1))?;
         Ok(Tool {
             name: name.to_owned(),
             description: function["description"]
@@ -62,7 +63,7 @@ fn tools(text: &str) -> anyhow::Result<Vec<Tool>> {
             },
         })
     };
-    list.iter().map(tool).collect()
+    list.iter().enumerate().map(tool).collect()
 }
 
 pub(super) async fn chat(

@@ -100,7 +100,7 @@ pub(super) async fn print(
             }
         }
     }
-    let done = outcome.context("the daemon did not say how the generation ended")?;
+    let done = outcome.context("the daemon did not say how the generation ended; rocmforgectl and rocmforged may differ in version (see --version)")?;
     if !output.json {
         for (at, answer) in answers.iter().enumerate() {
             if at > 0 {

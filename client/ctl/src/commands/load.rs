@@ -51,7 +51,7 @@ pub(super) async fn load_model(client: &Client, request: LoadRequest) -> anyhow:
             load_event::Event::Loaded(loaded) => model = Some(loaded),
         }
     }
-    model.context("the daemon did not say what it loaded")
+    model.context("the daemon did not say what it loaded; rocmforgectl and rocmforged may differ in version (see --version)")
 }
 
 pub(super) async fn load(context: &mut Context, args: LoadArgs) -> anyhow::Result<()> {
@@ -93,7 +93,7 @@ pub(super) async fn preload(context: &mut Context, args: &SegmentsArgs) -> anyho
         }
     }
     drop(progress);
-    let done = done.context("the daemon did not say what it uploaded")?;
+    let done = done.context("the daemon did not say what it uploaded; rocmforgectl and rocmforged may differ in version (see --version)")?;
     context.output.answer(
         || {
             json!({

@@ -24,7 +24,10 @@ pub(super) async fn status(context: &mut Context) -> anyhow::Result<()> {
 pub(super) async fn health(context: &mut Context) -> anyhow::Result<()> {
     let client = context.connect().await?;
     if !client.is_serving().await? {
-        bail!("the daemon answers and does not serve: it ends, or its device is lost");
+        bail!(
+            "the daemon answers and does not serve: it ends, its device is lost, or it waits for a file; \
+             see `rocmforgectl status` and its log"
+        );
     }
     context
         .output

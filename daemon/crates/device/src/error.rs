@@ -45,7 +45,7 @@ pub enum Error {
     },
     /// A tensor whose values are not finite.
     #[error(
-        "tensor '{tensor}' has a scale or value that is NaN or infinite; the file is damaged or was converted wrongly"
+        "tensor '{tensor}' has a scale or value that is NaN or infinite; the file is damaged or was converted wrongly: fetch or convert it again"
     )]
     NotFinite {
         /// The tensor.

@@ -162,7 +162,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// What is wrong with a file that contradicts itself, and what to do.
-fn damaged(message: &str) -> String {
+pub(crate) fn damaged(message: &str) -> String {
     format!("{message}; the file is damaged or was converted wrongly: fetch or convert it again")
 }
 
@@ -174,6 +174,15 @@ fn told(message: String, is_damage: bool) -> String {
     }
 }
 
+/// Whether the system failed to read the file, or a part of it.
+fn is_of_the_system(error: &GgufError) -> bool {
+    match error {
+        GgufError::Io { .. } => true,
+        GgufError::Part { source, .. } => is_of_the_system(source),
+        _ => false,
+    }
+}
+
 /// An error of reading a file's header.
 pub(crate) fn from_gguf(name: &str, path: &Path, error: GgufError) -> Error {
     match error {
@@ -181,7 +190,13 @@ pub(crate) fn from_gguf(name: &str, path: &Path, error: GgufError) -> Error {
             name: name.to_owned(),
             message: chain(&error),
         },
-        GgufError::Io { .. } => Error::Internal(chain(&error)),
+        _ if is_of_the_system(&error) => Error::BadModel {
+            path: path.to_owned(),
+            message: format!(
+                "{}; check the disk or mount that the file is on, then load it again",
+                chain(&error)
+            ),
+        },
         _ => Error::BadModel {
             path: path.to_owned(),
             message: told(chain(&error), error.is_damage()),
@@ -250,7 +265,11 @@ pub(crate) fn from_device(model: Option<(&str, &Path)>, error: DeviceError) -> E
                 None => error.to_string(),
             })
         }
-        DeviceError::Shape { .. } | DeviceError::NotFinite { .. } => Error::BadModel {
+        DeviceError::Shape { .. } => Error::BadModel {
+            path: path(),
+            message: damaged(&error.to_string()),
+        },
+        DeviceError::NotFinite { .. } => Error::BadModel {
             path: path(),
             message: error.to_string(),
         },
@@ -286,7 +305,6 @@ pub(crate) fn from_cache(error: CacheError) -> Error {
             pinned,
         }
         .into(),
-        CacheError::Pinned { .. } | CacheError::Busy { .. } => Refusal::InUse { message }.into(),
         CacheError::NoRoom { .. } => Error::Exhausted {
             message,
             retry_after: Duration::from_secs(1),
@@ -295,9 +313,69 @@ pub(crate) fn from_cache(error: CacheError) -> Error {
     }
 }
 
+/// Why the cache does not let a model go, which it knows by a number.
+pub(crate) fn from_unregister(name: &str, error: CacheError) -> Error {
+    let message = match error {
+        CacheError::Busy { .. } => format!(
+            "model '{name}' is in use by a pass or an upload; try again when its requests have ended"
+        ),
+        CacheError::Pinned { segments, .. } => {
+            format!("model '{name}' has {segments} pinned segments; unpin it, then unload it again")
+        }
+        other => return from_cache(other),
+    };
+    Refusal::InUse { message }.into()
+}
+
 #[cfg(test)]
 mod tests {
+    use rocmforge_tensor_cache::ModelId;
+
     use super::*;
+
+    #[test]
+    fn a_disk_that_fails_while_a_header_is_read_is_no_error_of_ours() {
+        const EIO: i32 = 5;
+        let path = Path::new("/m.gguf");
+        let broken = || GgufError::Io {
+            op: "read",
+            path: path.to_owned(),
+            source: std::io::Error::from_raw_os_error(EIO),
+        };
+        let part = GgufError::Part {
+            path: path.to_owned(),
+            source: Box::new(broken()),
+        };
+        for error in [broken(), part] {
+            let error = from_gguf("m", path, error);
+            assert!(matches!(error, Error::BadModel { .. }), "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains("Input/output error"), "{text}");
+            assert!(text.contains("check the disk"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_model_that_the_cache_holds_is_told_by_its_name() {
+        let (model, name) = (ModelId(3), "small");
+        for error in [
+            CacheError::Busy {
+                model,
+                in_use: 2,
+                in_flight: 0,
+                blocks: 1,
+            },
+            CacheError::Pinned { model, segments: 2 },
+        ] {
+            let error = from_unregister(name, error);
+            assert!(
+                matches!(error, Error::Precondition(Refusal::InUse { .. })),
+                "{error:?}"
+            );
+            let text = error.to_string();
+            assert!(text.starts_with("model 'small' "), "{text}");
+        }
+    }
 
     #[test]
     fn a_file_that_contradicts_itself_is_told_with_what_to_do_once() {

@@ -374,7 +374,7 @@ impl<T> Drop for Events<T> {
 
 fn gone() -> Error {
     Error::Unavailable {
-        message: "the engine has stopped; the daemon is ending".to_owned(),
+        message: "the engine has stopped and the daemon ends; try again on a new connection once it runs again".to_owned(),
         retry_after: Duration::from_secs(2),
     }
 }

@@ -243,11 +243,11 @@ pub fn prepare(
     progress(PrepareStage::Tokenizer);
     let model = Model::from_gguf(&gguf).map_err(|e| crate::error::from_model(file.path(), e))?;
     if tokenizer.n_vocab() != model.hparams().n_vocab as usize {
-        return Err(bad(format!(
+        return Err(bad(crate::error::damaged(&format!(
             "the vocabulary has {} tokens but token_embd.weight has {} rows",
             tokenizer.n_vocab(),
             model.hparams().n_vocab
-        )));
+        ))));
     }
     progress(PrepareStage::Plan);
     Ok(PreparedModel {

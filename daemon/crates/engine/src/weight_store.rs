@@ -28,7 +28,7 @@ use rocmforge_tensor_cache::{
 };
 
 use crate::api::RequestCacheUse;
-use crate::error::{Error, from_cache, from_device};
+use crate::error::{Error, from_cache, from_device, from_unregister};
 use crate::file_watch::{FileWatch, Waiting};
 use crate::offload::Offload;
 use crate::prefix::Prefixes;
@@ -181,9 +181,10 @@ impl WeightStore {
         }
         self.forget_prefixes(model);
         self.forget_drafting(model);
-        self.cache
-            .unregister(model, &mut self.actions)
-            .map_err(from_cache)?;
+        if let Err(error) = self.cache.unregister(model, &mut self.actions) {
+            let source = self.sources.get(&model);
+            return Err(from_unregister(source.map_or("?", |s| &s.name), error));
+        }
         self.execute_and_discard()?;
         self.witnesses.retain(|segment, _| segment.model != model);
         self.resident.remove(&model);

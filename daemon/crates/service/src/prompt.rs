@@ -92,15 +92,15 @@ impl Prompt {
         };
         match (encoded, room) {
             (Ok(ids), Some(room)) if ids.len() > most => {
-                Err(room.refuse(field, &format!("{} tokens", ids.len())))
+                Err(room.refuse(field, &format!("it has {} tokens, but", ids.len())))
             }
             (Ok(ids), _) => Ok(Encoded { ids, tail }),
             // For an answer one place has to stay free, so that nothing fits where n_ctx is 1.
             (Err(TokenizerError::TooManyTokens { max: 0 }), Some(room)) => {
-                Err(room.refuse(field, "tokens"))
+                Err(room.refuse(field, "there is no place for it, since"))
             }
             (Err(TokenizerError::TooManyTokens { max }), Some(room)) => {
-                Err(room.refuse(field, &format!("more than {max} tokens")))
+                Err(room.refuse(field, &format!("it has more than {max} tokens, but")))
             }
             (Err(error), _) => Err(failure::invalid(field, &error.to_string())),
         }
@@ -249,7 +249,7 @@ impl Room {
         }
     }
 
-    fn refuse(&self, field: &str, tokens: &str) -> Failure {
+    fn refuse(&self, field: &str, begin: &str) -> Failure {
         let Self {
             n_ctx,
             n_ctx_train,
@@ -269,7 +269,7 @@ impl Room {
         failure::context_exceeded(
             field,
             &format!(
-                "it has {tokens}, but the context of this request has n_ctx = {n_ctx}, {what} (the model was trained with \
+                "{begin} the context of this request has n_ctx = {n_ctx}, {what} (the model was trained with \
                  {n_ctx_train}, the daemon allows {n_ctx_max})"
             ),
             n_ctx,

@@ -117,7 +117,9 @@ fn user_number(name: &str) -> Result<u32, String> {
         Ok(None) => Err(format!(
             "there is no user '{name}'; a group is written @{name}"
         )),
-        Err(error) => Err(format!("the user '{name}' cannot be looked up: {error}")),
+        Err(error) => Err(format!(
+            "the user '{name}' cannot be looked up: {error}; give the user's number instead"
+        )),
     }
 }
 
@@ -127,8 +129,12 @@ fn group_number(name: &str) -> Result<u32, String> {
     }
     match Group::from_name(name) {
         Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => Err(format!("there is no group '{name}'")),
-        Err(error) => Err(format!("the group '{name}' cannot be looked up: {error}")),
+        Ok(None) => Err(format!(
+            "there is no group '{name}'; create it, or give its number"
+        )),
+        Err(error) => Err(format!(
+            "the group '{name}' cannot be looked up: {error}; give its number instead"
+        )),
     }
 }
 

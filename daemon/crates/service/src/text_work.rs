@@ -59,13 +59,16 @@ pub struct TextWork {
 
 #[derive(Debug)]
 struct Lane {
+    /// What is said where no more may wait.
+    full: &'static str,
     admitted: Arc<Semaphore>,
     running: Arc<Semaphore>,
 }
 
 impl Lane {
-    fn new(at_once: usize, waiting: usize) -> Self {
+    fn new(full: &'static str, at_once: usize, waiting: usize) -> Self {
         Self {
+            full,
             admitted: Arc::new(Semaphore::new(at_once + waiting)),
             running: Arc::new(Semaphore::new(at_once)),
         }
@@ -74,10 +77,13 @@ impl Lane {
 
 impl Default for TextWork {
     fn default() -> Self {
+        const TEXTS: &str = "too many texts wait to be tokenized already; try again in a second";
+        const GRAMMARS: &str =
+            "too many grammars wait to be compiled already; try again in a second";
         Self {
-            short: Lane::new(SHORT_AT_ONCE, SHORT_WAITING_MAX),
-            long: Lane::new(LONG_AT_ONCE, LONG_WAITING_MAX),
-            grammars: Lane::new(GRAMMARS_AT_ONCE, GRAMMARS_WAITING_MAX),
+            short: Lane::new(TEXTS, SHORT_AT_ONCE, SHORT_WAITING_MAX),
+            long: Lane::new(TEXTS, LONG_AT_ONCE, LONG_WAITING_MAX),
+            grammars: Lane::new(GRAMMARS, GRAMMARS_AT_ONCE, GRAMMARS_WAITING_MAX),
         }
     }
 }
@@ -119,10 +125,7 @@ impl TextWork {
         work: impl FnOnce(&Unwanted) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let Ok(admitted) = Arc::clone(&lane.admitted).try_acquire_owned() else {
-            return Err(failure::exhausted(
-                "too many texts already wait to be tokenized or compiled",
-                Duration::from_millis(500),
-            ));
+            return Err(failure::exhausted(lane.full, Duration::from_millis(500)));
         };
         let Ok(running) = Arc::clone(&lane.running).acquire_owned().await else {
             return Err(failure::bug("a lane of text work was closed"));

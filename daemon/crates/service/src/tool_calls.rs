@@ -96,13 +96,7 @@ pub fn checked_as(
     }
     for (at, tool) in described.iter().enumerate() {
         if tool["type"] != "function" {
-            return Err(failure::unsupported_field(
-                &format!("tools[{at}].type"),
-                &format!(
-                    "{} is not available here; give tools of the type function",
-                    tool["type"]
-                ),
-            ));
+            return Err(no_function(at, &tool["type"]));
         }
         if tool["function"]["name"].as_str().is_none_or(str::is_empty) {
             return Err(failure::invalid(
@@ -116,6 +110,18 @@ pub fn checked_as(
         single: parallel == Some(false) || matches!(forced, Some(Forced::Named(_))),
         forced,
     })
+}
+
+/// Why the tool at a place, of this type, is none that can be called.
+pub fn no_function(at: usize, kind: &Value) -> Failure {
+    let field = format!("tools[{at}].type");
+    match kind {
+        Value::Null => failure::invalid(&field, "missing; give \"function\""),
+        kind => failure::unsupported_field(
+            &field,
+            &format!("{kind} is not available here; give tools of the type function"),
+        ),
+    }
 }
 
 /// The choice that forces a call: "required" or Anthropic's `{"type": "any"}`; or a function by its
@@ -410,5 +416,19 @@ mod tests {
         let other = vec![json!({"type": "web_search"})];
         let failure = checked(Some(other), None, None).unwrap_err();
         assert_eq!(failure.fields()[0].0, "tools[0].type");
+        assert!(
+            failure
+                .message()
+                .contains("\"web_search\" is not available")
+        );
+    }
+
+    #[test]
+    fn a_tool_without_a_type_is_told_that_it_is_missing() {
+        let untyped = vec![json!({"name": "f"})];
+        let failure = checked(Some(untyped), None, None).unwrap_err();
+        let (field, message) = &failure.fields()[0];
+        assert_eq!(field, "tools[0].type");
+        assert_eq!(message, "missing; give \"function\"");
     }
 }

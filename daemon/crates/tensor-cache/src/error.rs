@@ -47,9 +47,9 @@ pub enum Error {
     /// Everything that is in the way is in use now: wait for an upload or a release, then ask
     /// again.
     #[error(
-        "no room for {need} bytes now: at most {available} bytes in one piece of a budget of {budget} \
+        "no room for {need} bytes in one piece now: the longest has {available} of a budget of {budget} bytes \
          (in use {in_use}, in flight {in_flight}, pinned {pinned}, KV, scratch and staging {blocks}); \
-         retry when a running request has finished"
+         try again when a running request has ended"
     )]
     NoRoom {
         /// Bytes asked for, rounded to the alignment.

@@ -53,7 +53,8 @@ struct CompletionRequest {
 
 impl CompletionRequest {
     fn refuse_unsupported(&self) -> Result<(), Failure> {
-        const ALL: &str = "all answers are given, none is left out; leave it unset";
+        const ALL: &str =
+            "a number other than n is not implemented: all n answers are given; leave it unset";
         let best_of = self.best_of.is_some_and(|of| of != self.n.unwrap_or(1));
         const LATER: &str = "not implemented; leave it unset";
         let suffix = self.suffix.as_ref().is_some_and(|text| !text.is_empty());

@@ -49,7 +49,9 @@ pub enum RopeError {
         value: f64,
     },
     /// The factors do not match the pairs.
-    #[error("rope_freqs has {found} factors, {expected} pairs are rotated: check the model file")]
+    #[error(
+        "rope_freqs has {found} factors where {expected} pairs are rotated; fetch or convert the file again"
+    )]
     FactorCount {
         /// In the tensor.
         found: usize,

@@ -176,15 +176,7 @@ fn tools(
                 tracing::debug!(kind, "a tool that models here cannot call is left out");
                 continue;
             }
-            kind => {
-                return Err(failure::unsupported_field(
-                    &format!("tools[{at}].type"),
-                    &format!(
-                        "{} is not available here; give tools of the type function",
-                        kind.unwrap_or("none")
-                    ),
-                ));
-            }
+            _ => return Err(tool_calls::no_function(at, &tool["type"])),
         }
         let Some(name) = tool["name"].as_str().map(str::to_owned) else {
             return Err(failure::invalid(
@@ -327,6 +319,15 @@ mod tests {
     fn read(value: Value) -> Result<Conversation, Failure> {
         let request: ResponsesRequest = serde_json::from_value(value).unwrap();
         request.conversation().map(|(conversation, _)| conversation)
+    }
+
+    #[test]
+    fn a_tool_without_a_type_is_told_that_it_is_missing() {
+        let failure = read(json!({"model": "m", "input": "hi", "tools": [{"name": "f"}]}));
+        let failure = failure.unwrap_err();
+        let (field, message) = &failure.fields()[0];
+        assert_eq!(field, "tools[0].type");
+        assert_eq!(message, "missing; give \"function\"");
     }
 
     #[test]
