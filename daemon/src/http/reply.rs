@@ -8,12 +8,13 @@
 //!
 //! *Invariants:* the generation ends when its client goes, or has not read for ten seconds and
 //! others wait at their end; a stream that is silent for fifteen seconds says that it lives
-//! ([`PATIENCE`]; tests below, and `a_client_that_goes_ends_its_generation`).
+//! ([`PATIENCE`]; tests below, and `a_client_that_goes_ends_its_generation`). A body ends cleanly
+//! only behind the dialect's last events or its failure ([`Last`]); otherwise the connection is
+//! reset, so that no part of an answer passes for all.
 //!
 //! What fails before the first event and within [`FIRST_WAIT`] is answered with a
 //! status, not inside of a stream.
 
-use std::convert::Infallible;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -21,13 +22,13 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _};
 use rocmforge_engine::api::TokenScore;
 use rocmforge_service::answers::{Ended, Generation, Step};
-use rocmforge_service::failure::Failure;
+use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::parts::Part;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -96,7 +97,7 @@ pub(super) async fn stream<E: Events>(
     if let Ok(Step::Failed(failure)) = first {
         return Err(failure);
     }
-    let (chunks, taken) = mpsc::channel::<Bytes>(CHUNKS_WAITING);
+    let (chunks, taken) = channel();
     let engine = call.service.engine.clone();
     let others_wait = move || engine.snapshot().queued > 0;
     call.sockets.spawn(write(
@@ -107,8 +108,44 @@ pub(super) async fn stream<E: Events>(
         others_wait,
         PATIENCE,
     ));
-    let chunks = ReceiverStream::new(taken).map(Ok::<_, Infallible>);
-    Ok(streamed::<E>(Body::from_stream(chunks)))
+    Ok(streamed::<E>(Body::from_stream(taken)))
+}
+
+/// Why a body has no end: what wrote it stopped in the middle.
+#[derive(Debug, thiserror::Error)]
+#[error("the stream broke off")]
+struct BrokenOff;
+
+/// Where a stream is written.
+struct Chunks {
+    waiting: mpsc::Sender<Bytes>,
+    last: Last,
+}
+
+/// Says that the stream is whole, with what comes behind all chunks that wait: there is room for it
+/// where there is none for a chunk. Dropped unused, it breaks the stream off.
+struct Last(oneshot::Sender<Bytes>);
+
+impl Last {
+    fn says(self, bytes: Bytes) {
+        // The client may be gone.
+        let _ = self.0.send(bytes);
+    }
+}
+
+/// A stream's two ends.
+fn channel() -> (
+    Chunks,
+    impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static,
+) {
+    let (waiting, taken) = mpsc::channel::<Bytes>(CHUNKS_WAITING);
+    let (last, behind) = oneshot::channel();
+    let behind = async { behind.await.map_err(|_| BrokenOff) };
+    let all = ReceiverStream::new(taken)
+        .map(Ok)
+        .chain(futures_util::stream::once(behind));
+    let last = Last(last);
+    (Chunks { waiting, last }, all)
 }
 
 /// A stream that says nothing but that it failed.
@@ -147,16 +184,17 @@ async fn write<E: Events>(
     mut source: impl Steps,
     mut events: E,
     first: Option<Step>,
-    chunks: mpsc::Sender<Bytes>,
+    chunks: Chunks,
     others_wait: impl Fn() -> bool,
     patience: Patience,
 ) {
+    let Chunks { waiting, last } = chunks;
     let mut out = String::new();
     events.begin(&mut out);
     let mut step = first;
     let mut said = Instant::now();
     let mut silence = pin!(tokio::time::sleep_until(said + patience.heartbeat));
-    let mut gone = pin!(chunks.closed());
+    let mut gone = pin!(waiting.closed());
     loop {
         let ended = match step.take() {
             Some(step) => take(step, &mut events, &mut out),
@@ -166,13 +204,18 @@ async fn write<E: Events>(
             // As large as the last one was: most are alike.
             let next = String::with_capacity(out.len());
             let chunk = Bytes::from(std::mem::replace(&mut out, next));
-            if !send(&chunks, chunk, &others_wait, patience.unread).await {
-                return;
+            match send(&waiting, chunk, &others_wait, patience.unread).await {
+                Sent::Taken => said = Instant::now(),
+                Sent::Gone => return,
+                Sent::Unread => {
+                    let failure = failure::unread(patience.unread);
+                    events.failed(&failure, &mut out);
+                    return last.says(Bytes::from(out));
+                }
             }
-            said = Instant::now();
         }
         if ended {
-            return;
+            return last.says(Bytes::new());
         }
         tokio::select! {
             biased;
@@ -229,29 +272,38 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
     }
 }
 
-/// Hands a chunk to the connection. False where the client is gone, or does not read while others
-/// wait.
+/// What became of a chunk.
+enum Sent {
+    /// It waits for the connection.
+    Taken,
+    /// The client is gone.
+    Gone,
+    /// The client does not read, and others wait.
+    Unread,
+}
+
+/// Hands a chunk to the connection.
 async fn send(
     chunks: &mpsc::Sender<Bytes>,
     chunk: Bytes,
     others_wait: &impl Fn() -> bool,
     unread: Duration,
-) -> bool {
+) -> Sent {
     let chunk = match chunks.try_send(chunk) {
-        Ok(()) => return true,
-        Err(TrySendError::Closed(_)) => return false,
+        Ok(()) => return Sent::Taken,
+        Err(TrySendError::Closed(_)) => return Sent::Gone,
         Err(TrySendError::Full(chunk)) => chunk,
     };
     loop {
         match tokio::time::timeout(unread, chunks.reserve()).await {
             Ok(Ok(place)) => {
                 place.send(chunk);
-                return true;
+                return Sent::Taken;
             }
-            Ok(Err(_)) => return false,
+            Ok(Err(_)) => return Sent::Gone,
             Err(_) if others_wait() => {
                 tracing::info!("a stream is ended: its client does not read it while others wait");
-                return false;
+                return Sent::Unread;
             }
             Err(_) => {}
         }
@@ -260,8 +312,6 @@ async fn send(
 
 #[cfg(test)]
 mod tests {
-    use rocmforge_service::failure;
-
     use super::*;
 
     /// Says what happens, a word each.
@@ -328,26 +378,37 @@ mod tests {
         unread: Duration::from_millis(20),
     };
 
-    async fn rest(mut taken: mpsc::Receiver<Bytes>) -> Vec<String> {
+    /// What is left of a stream, and whether it ends there.
+    async fn rest(
+        taken: impl Stream<Item = Result<Bytes, BrokenOff>>,
+    ) -> (Vec<String>, Result<(), BrokenOff>) {
+        let mut taken = pin!(taken);
         let mut chunks = Vec::new();
-        while let Some(chunk) = taken.recv().await {
-            chunks.push(String::from_utf8(chunk.to_vec()).unwrap());
+        while let Some(chunk) = taken.next().await {
+            match chunk {
+                Ok(chunk) if chunk.is_empty() => {}
+                Ok(chunk) => chunks.push(String::from_utf8(chunk.to_vec()).unwrap()),
+                Err(error) => return (chunks, Err(error)),
+            }
         }
-        chunks
+        (chunks, Ok(()))
     }
 
     #[tokio::test]
     async fn a_silent_stream_says_that_it_lives_and_ends_with_its_reader() {
-        let (chunks, taken) = mpsc::channel(CHUNKS_WAITING);
+        let (chunks, taken) = channel();
         let source = Slow(vec![0, 0]);
         tokio::spawn(write(source, Words, None, chunks, || false, PATIENCE));
-        assert_eq!(rest(taken).await, ["begin", "step", "step", "NOT_SERVING"]);
+        let (said, end) = rest(taken).await;
+        assert_eq!(said, ["begin", "step", "step", "NOT_SERVING"]);
+        assert!(end.is_ok());
 
-        let (chunks, mut taken) = mpsc::channel(CHUNKS_WAITING);
+        let (chunks, taken) = channel();
+        let mut taken = Box::pin(taken);
         let begun = Instant::now();
         let writing = tokio::spawn(write(Never, Words, None, chunks, || false, SHORT));
         for expected in ["begin", "alive", "alive"] {
-            assert_eq!(taken.recv().await.unwrap(), expected);
+            assert_eq!(taken.next().await.unwrap().unwrap(), expected);
         }
         assert!(begun.elapsed() >= 2 * SHORT.heartbeat);
         drop(taken);
@@ -357,19 +418,34 @@ mod tests {
     #[tokio::test]
     async fn a_stream_that_is_not_read_ends_when_others_wait_and_only_then() {
         for others_wait in [true, false] {
-            let (chunks, taken) = mpsc::channel(CHUNKS_WAITING);
+            let (chunks, taken) = channel();
             let source = Slow(vec![0; 100]);
             let wait = move || others_wait;
             let writing = tokio::spawn(write(source, Words, None, chunks, wait, SHORT));
             if others_wait {
                 // It ends although nothing was read.
                 writing.await.unwrap();
-                assert_eq!(rest(taken).await.len(), CHUNKS_WAITING);
+                let (said, end) = rest(taken).await;
+                assert_eq!(said.len(), CHUNKS_WAITING + 1);
+                // Whoever reads what is left learns that it is not all.
+                assert_eq!(said.last().unwrap(), "UNREAD");
+                assert!(end.is_ok());
             } else {
                 tokio::time::sleep(10 * SHORT.unread).await;
-                assert_eq!(rest(taken).await.len(), 102);
+                assert_eq!(rest(taken).await.0.len(), 102);
                 writing.await.unwrap();
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_stream_whose_writer_stops_in_the_middle_has_no_clean_end() {
+        let (chunks, taken) = channel();
+        let writing = tokio::spawn(write(Never, Words, None, chunks, || false, PATIENCE));
+        let mut taken = Box::pin(taken);
+        assert_eq!(taken.next().await.unwrap().unwrap(), "begin");
+        writing.abort();
+        let (said, end) = rest(taken).await;
+        assert!(said.is_empty() && end.is_err(), "{said:?}");
     }
 }
