@@ -188,6 +188,8 @@ fn piece_of(
                 name: call.name,
                 arguments: call.arguments,
             }),
+            // Calls are told whole here.
+            Part::Arguments(_) => {}
         }
     }
     piece

@@ -173,6 +173,12 @@ impl Generation {
         self.text_only = true;
     }
 
+    /// Tells arguments of calls as they come, where the form of calls allows.
+    pub fn tell_pieces(&mut self) {
+        let choices = self.choices.iter_mut();
+        choices.for_each(|choice| choice.splitter.tell_pieces());
+    }
+
     /// The model that answers.
     pub fn model(&self) -> Option<&Arc<LoadedModel>> {
         self.choices.first().map(|choice| &choice.running.model)
@@ -227,13 +233,15 @@ impl Generation {
             }
             Some(GenerateEvent::Done(summary)) => {
                 let thinks = choice.splitter.is_thinking();
-                choice.splitter.finish(&mut parts);
+                let calls = choice.splitter.is_calling();
+                let stops = matches!(summary.finish, FinishReason::EndOfText);
+                choice.splitter.finish(!stops, &mut parts);
                 choice.ended = true;
                 let is_open = match parts.last() {
                     // A call comes this late where the mark behind it is missing.
-                    Some(Part::Text(_) | Part::Call(_)) => true,
+                    Some(Part::Text(_) | Part::Call(_) | Part::Arguments(_)) => true,
                     Some(Part::Reasoning(_)) => thinks,
-                    None => thinks || choice.says,
+                    None => thinks || calls || choice.says,
                 };
                 let reasoning_tokens = choice.reasoning_tokens.min(summary.generated_tokens);
                 self.all.tokens += summary.generated_tokens;

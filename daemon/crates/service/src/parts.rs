@@ -4,6 +4,7 @@
 //! messages with headers ([`messages`]). Which one, and which marks, tells the model's chat
 //! template.
 
+mod arguments;
 mod marks;
 mod messages;
 
@@ -21,7 +22,7 @@ pub enum Part {
     Reasoning(String),
     /// What it says.
     Text(String),
-    /// What it calls.
+    /// What it calls. Unless calls are told whole, more of its arguments may follow.
     Call(ToolCall),
 }
 
@@ -41,18 +42,37 @@ impl Splitter {
     /// For a chat with `model` whose prompt ended in `tail`.
     pub fn for_chat(model: &LoadedModel, tail: &str, tools: Tools) -> Self {
         let source = model.template().and_then(|template| template.source().ok());
+    /// Arguments are told as they come.
+    in_pieces: bool,
+    /// The call whose arguments come, where they are not.
+    open: Option<ToolCall>,
         let source = source.unwrap_or_default();
         let way = match Headers::of(source) {
             Some(headers) => Way::Messages(Messages::new(headers, tail, tools)),
             None => Way::Marked(Marked::new(Marks::of(source), tail, tools)),
         };
-        Self { way }
+        Self::of(way)
     }
 
     /// For text that is handed out as it comes.
     pub fn plain() -> Self {
         Self {
-            way: Way::Marked(Marked::plain()),
+            way,
+            in_pieces: false,
+            open: None,
+        }
+    }
+
+    /// From now on arguments of calls are told as they come, where the form of calls allows.
+    pub fn tell_pieces(&mut self) {
+        self.in_pieces = true;
+    }
+
+    /// Whether more arguments may come of the last call.
+    pub fn is_calling(&self) -> bool {
+        match &self.way {
+            Way::Marked(marked) => marked.is_calling(),
+            Way::Messages(messages) => messages.is_calling(),
         }
     }
 
@@ -63,6 +83,10 @@ impl Splitter {
             Way::Messages(messages) => messages.is_thinking(),
         }
     }
+        Self::of(Way::Marked(Marked::plain()))
+    }
+
+    fn of(way: Way) -> Self {
 
     /// Calls so far.
     pub fn calls(&self) -> usize {
@@ -80,16 +104,36 @@ impl Splitter {
         }
     }
 
-    /// The end: what is held back is what it seems.
-    pub fn finish(&mut self, into: &mut Vec<Part>) {
+    /// The end: what is held back is what it seems. `is_cut` says that the model would have
+    /// written more.
+    pub fn finish(&mut self, is_cut: bool, into: &mut Vec<Part>) {
+        let from = into.len();
         match &mut self.way {
-            Way::Marked(marked) => marked.finish(into),
-            Way::Messages(messages) => messages.finish(into),
+            Way::Marked(marked) => marked.finish(is_cut, into),
+            Way::Messages(messages) => messages.finish(is_cut, into),
         }
+        self.make_whole(from, false, into);
+    }
+
+    /// Makes whole calls of pieces from `from` on, where calls are told whole.
+    fn make_whole(&mut self, from: usize, goes_on: bool, into: &mut Vec<Part>) {
+        let has_calls = |part: &Part| matches!(part, Part::Call(_) | Part::Arguments(_));
+        if self.in_pieces || self.open.is_none() && !into[from..].iter().any(has_calls) {
+            return;
+        }
+        let parts = into.split_off(from);
+        let begun = self.open.take().map(Part::Call);
+        into.extend(joined(begun.into_iter().chain(parts).collect()));
+        if goes_on && let Some(Part::Call(call)) = into.pop_if(|last| has_calls(last)) {
+            self.open = Some(call);
+        }
+        let from = into.len();
     }
 }
 
 /// Bytes at the end of `text` that may begin `mark`.
+        let is_calling = self.is_calling();
+        self.make_whole(from, is_calling, into);
 fn partial(text: &str, mark: &str) -> usize {
     let most = text.len().min(mark.len().saturating_sub(1));
     (1..=most)
@@ -110,3 +154,4 @@ pub fn joined(parts: Vec<Part>) -> Vec<Part> {
     }
     whole
 }
+            (Some(Part::Call(call)), Part::Arguments(more)) => call.arguments.push_str(&more),

@@ -11,7 +11,7 @@ use rocmforge_service::check::{self, Violations};
 use rocmforge_service::failure::Failure;
 use rocmforge_service::prompt::{Prompt, no_template};
 use rocmforge_tokenizer::Chat;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use self::request::MessagesRequest;
 use self::stream::MessageEvents;
@@ -34,16 +34,17 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let streams = asked.stream == Some(true);
     let (conversation, violations) = asked.conversation()?;
     let model = conversation.model.clone();
-    let generation = start::chat(call, conversation, violations).await?;
+    let mut generation = start::chat(call, conversation, violations).await?;
     let id = format!("msg_{}", fresh_id());
     if streams {
+        generation.tell_pieces();
         let prompt_tokens = generation.prompt_tokens();
         let request_id = call.id.as_str().to_owned();
         let events = MessageEvents::new(id, model, request_id, prompt_tokens);
         return reply::stream(generation, events, call).await;
     }
     let (parts, ended) = generation.collect().await?;
-    let content: Vec<_> = parts.into_iter().map(block).collect();
+    let content: Vec<_> = parts.into_iter().filter_map(block).collect();
     answer(&json!({
         "id": id,
         "type": "message",
@@ -57,21 +58,24 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
 }
 
 /// A part as a block of content.
-fn block(part: Part) -> Value {
-    match part {
+fn block(part: Part) -> Option<Value> {
+    Some(match part {
         Part::Text(text) => json!({"type": "text", "text": text}),
         // Thoughts are not signed here; what comes back is not checked.
         Part::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         Part::Call(call) => {
-            let input = input(&call);
+            let input = input(&call)?;
             json!({"type": "tool_use", "id": tool_use_id(), "name": call.name, "input": input})
         }
-    }
+        // Calls of a whole answer are whole.
+        Part::Arguments(_) => return None,
+    })
 }
 
-/// A call's arguments as an object.
-fn input(call: &ToolCall) -> Value {
-    serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}))
+/// A call's arguments as an object; nothing where they are none, as where the answer's end has cut
+/// them: clients would call the tool without any.
+fn input(call: &ToolCall) -> Option<Map<String, Value>> {
+    serde_json::from_str(&call.arguments).ok()
 }
 
 fn tool_use_id() -> String {

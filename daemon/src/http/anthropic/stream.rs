@@ -21,6 +21,7 @@ use rocmforge_service::parts::Part;
 enum Block {
     Text,
     Thinking,
+    Call,
 }
 
 /// Writes the events.
@@ -74,17 +75,20 @@ impl MessageEvents {
     }
 
     /// Opens a block of this kind, unless it is open.
-    fn enter(&mut self, block: Block, out: &mut String) {
+    fn enter(&mut self, block: Block, empty: &Value, out: &mut String) {
         if self.open == Some(block) {
             return;
         }
         self.close(out);
-        let empty = match block {
-            Block::Text => json!({"type": "text", "text": ""}),
-            Block::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
-        };
-        self.start(&empty, out);
+        self.start(empty, out);
         self.open = Some(block);
+    }
+
+    fn arguments(&self, text: &str, out: &mut String) {
+        if !text.is_empty() {
+            let input = json!({"type": "input_json_delta", "partial_json": text});
+            self.delta(&input, out);
+        }
     }
 }
 
@@ -111,21 +115,22 @@ impl Events for MessageEvents {
     fn part(&mut self, part: Part, out: &mut String) {
         match part {
             Part::Text(text) => {
-                self.enter(Block::Text, out);
+                self.enter(Block::Text, &json!({"type": "text", "text": ""}), out);
                 self.delta(&json!({"type": "text_delta", "text": text}), out);
             }
             Part::Reasoning(text) => {
-                self.enter(Block::Thinking, out);
+                let empty = json!({"type": "thinking", "thinking": "", "signature": ""});
+                self.enter(Block::Thinking, &empty, out);
                 self.delta(&json!({"type": "thinking_delta", "thinking": text}), out);
             }
             Part::Call(call) => {
+                // Each has a block of its own.
                 self.close(out);
                 let block = json!({"type": "tool_use", "id": tool_use_id(), "name": call.name, "input": {}});
-                self.start(&block, out);
-                let input = json!({"type": "input_json_delta", "partial_json": call.arguments});
-                self.delta(&input, out);
-                self.stop(out);
+                self.enter(Block::Call, &block, out);
+                self.arguments(&call.arguments, out);
             }
+            Part::Arguments(more) => self.arguments(&more, out),
         }
     }
 

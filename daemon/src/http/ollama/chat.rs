@@ -8,7 +8,7 @@ use axum::response::Response;
 use rocmforge_service::check::Violations;
 use rocmforge_service::failure::Failure;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::super::Http;
 use super::super::call::{Call, fresh_id, json as answer};
@@ -86,7 +86,9 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         match part {
             Part::Text(text) => content.push_str(&text),
             Part::Reasoning(text) => thought.push_str(&text),
-            Part::Call(call) => calls.push(tool_call(&call, calls.len())),
+            Part::Call(call) => calls.extend(tool_call(&call, calls.len())),
+            // Calls are told whole here.
+            Part::Arguments(_) => {}
         }
     }
     let mut message = json!({"role": "assistant", "content": content});
@@ -121,13 +123,14 @@ pub(super) async fn only_the_model(
 }
 
 /// Ollama's calls have their arguments as an object, and their number in the function: by it and
-/// the id clients tell those of one answer apart.
-fn tool_call(call: &ToolCall, index: usize) -> Value {
-    let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-    json!({
+/// the id clients tell those of one answer apart. Nothing where the arguments are no object, as
+/// where the answer's end has cut them: clients would call the tool without any.
+fn tool_call(call: &ToolCall, index: usize) -> Option<Value> {
+    let arguments: Map<String, Value> = serde_json::from_str(&call.arguments).ok()?;
+    Some(json!({
         "id": format!("call_{}", fresh_id()),
         "function": {"index": index, "name": call.name, "arguments": arguments},
-    })
+    }))
 }
 
 /// The lines of a stream.
@@ -162,12 +165,15 @@ impl Events for Lines {
                 json!({"role": "assistant", "content": "", "thinking": text})
             }
             Part::Call(call) => {
-                let told = tool_call(&call, self.calls);
+                let Some(told) = tool_call(&call, self.calls) else {
+                    return;
+                };
                 self.calls += 1;
                 json!({"role": "assistant", "content": "", "tool_calls": [told]})
             }
         };
         line(&self.line(&message), out);
+            Part::Arguments(_) => return,
     }
 
     fn heartbeat(&mut self, out: &mut String) {
@@ -200,10 +206,15 @@ mod tests {
             calls: 0,
         };
         let mut out = String::new();
-        for name in ["f", "g"] {
+        // The arguments of the second are cut.
+        for (name, arguments) in [
+            ("f", r#"{"a": 1}"#),
+            ("h", r#"{"a": "#),
+            ("g", r#"{"a": 1}"#),
+        ] {
             let call = ToolCall {
                 name: name.to_owned(),
-                arguments: r#"{"a": 1}"#.to_owned(),
+                arguments: arguments.to_owned(),
             };
             lines.part(Part::Call(call), &mut out);
         }

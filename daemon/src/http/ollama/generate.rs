@@ -130,7 +130,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         match part {
             Part::Text(text) => response.push_str(&text),
             Part::Reasoning(text) => thought.push_str(&text),
-            Part::Call(_) => {}
+            Part::Call(_) | Part::Arguments(_) => {}
         }
     }
     let mut whole = lines.line(&response);
@@ -173,7 +173,7 @@ impl Events for Lines {
                 value["thinking"] = text.into();
                 value
             }
-            Part::Call(_) => return,
+            Part::Call(_) | Part::Arguments(_) => return,
         };
         line(&value, out);
     }

@@ -168,7 +168,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         choices,
         field: "messages",
     };
-    let generation = start::chat(call, conversation, violations).await?;
+    let mut generation = start::chat(call, conversation, violations).await?;
     let chunks = Chunks {
         id: format!("chatcmpl-{}", fresh_id()),
         created: unix_seconds(),
@@ -183,6 +183,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         at: 0,
     };
     if asked.stream == Some(true) {
+        generation.tell_pieces();
         stream(generation, chunks, call).await
     } else {
         whole(generation, &chunks).await
@@ -222,6 +223,8 @@ fn message(parts: Vec<Part>) -> Value {
             Part::Text(text) => content.push_str(&text),
             Part::Reasoning(text) => reasoning.push_str(&text),
             Part::Call(call) => calls.push(tool_call(&call)),
+            // Calls of a whole answer are whole.
+            Part::Arguments(_) => {}
         }
     }
     let mut message = json!({"role": "assistant", "content": content, "refusal": null});
@@ -385,6 +388,10 @@ impl Events for Chunks {
                 call["index"] = choice.calls.into();
                 choice.calls += 1;
                 json!({"tool_calls": [call]})
+            }
+            Part::Arguments(more) => {
+                let index = self.choices[self.at].calls.saturating_sub(1);
+                json!({"tool_calls": [{"index": index, "function": {"arguments": more}}]})
             }
         };
         self.delta(&delta, None, out);

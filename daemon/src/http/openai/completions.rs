@@ -269,7 +269,7 @@ fn behind(repeated: Option<Value>, mut choice: Value) -> Value {
 fn text_of(part: Part) -> Option<String> {
     match part {
         Part::Text(text) => Some(text),
-        Part::Reasoning(_) | Part::Call(_) => None,
+        Part::Reasoning(_) | Part::Call(_) | Part::Arguments(_) => None,
     }
 }
 

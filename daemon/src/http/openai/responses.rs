@@ -79,21 +79,23 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let last = parts.len();
     let output: Vec<_> = (1..)
         .zip(parts)
-        .map(|(nth, part)| item(part, item_status(&ended, nth == last), &logprobs))
+        .filter_map(|(nth, part)| item(part, item_status(&ended, nth == last), &logprobs))
         .collect();
     answer(&described.whole(status(&ended), &output, Some(&ended)))
 }
 
 /// A part as a whole item.
-fn item(part: Part, status: &str, logprobs: &Value) -> Value {
-    match part {
+fn item(part: Part, status: &str, logprobs: &Value) -> Option<Value> {
+    Some(match part {
         Part::Text(text) => {
             let text = output_text(&text, logprobs);
             message(&item_id("msg"), status, &[text])
         }
         Part::Reasoning(text) => reasoning(&item_id("rs"), status, &text),
         Part::Call(call) => function_call(&item_id("fc"), &item_id("call"), status, &call),
-    }
+        // Calls are told whole here.
+        Part::Arguments(_) => return None,
+    })
 }
 
 fn item_id(kind: &str) -> String {

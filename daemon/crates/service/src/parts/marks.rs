@@ -11,14 +11,18 @@
 //! template's ([`forms`](crate::tool_calls::forms)). A form without an opening mark has calls where
 //! the answer begins with `{` or `[`, and nothing else beside them.
 //!
+//! Calls of forms that say so ([`Form::in_pieces`]) are told as they come (by [`Calls`]); of others, whole. A call that the end of the answer cuts has the arguments
+//! that have come, or is left out: its notation is no text.
+//!
 //! Where the template has opened the thinking itself, an answer begins there. Text that may be the
 //! beginning of a mark is held back until it is known.
 
 use serde_json::Value;
 
+use super::arguments::{Block, Calls};
 use super::{Part, partial};
-use crate::tool_calls::Tools;
 use crate::tool_calls::forms::{self, Form, Frame, Thinking};
+use crate::tool_calls::{ToolCall, Tools};
 
 /// Longest call; what is longer is text.
 const CALL_MAX_BYTES: usize = 1 << 20;
@@ -72,6 +76,8 @@ pub(super) struct Marked {
     in_frame: bool,
     /// Text that is not yet handed out.
     held: String,
+    /// The calls between two marks, while they are told in pieces.
+    block: Option<Calls>,
     /// Whitespace at the beginning of a part is left out.
     at_start: bool,
     /// The whitespace before a call, which counts only where it turns out to be none.
@@ -102,6 +108,7 @@ impl Marked {
             frame,
             in_frame: frame.is_some_and(|frame| tail.ends_with(frame.open)),
             held: String::new(),
+            block: None,
             at_start: state == State::Thinking || frame.is_some(),
             gap: String::new(),
             said: false,
@@ -125,6 +132,11 @@ impl Marked {
         self.calls
     }
 
+    /// Whether more arguments may come of the last call.
+    pub(super) fn is_calling(&self) -> bool {
+        self.block.as_ref().is_some_and(Calls::is_open)
+    }
+
     /// More text.
     pub(super) fn push(&mut self, text: &str, into: &mut Vec<Part>) {
         let may_have_marks = self.form.is_some() || self.frame.is_some() || self.at_start;
@@ -138,18 +150,40 @@ impl Marked {
         while self.step(into) {}
     }
 
-    /// The end: what is held back is what it seems.
-    pub(super) fn finish(&mut self, into: &mut Vec<Part>) {
-        let held = std::mem::take(&mut self.held);
+    /// The end: what is held back is what it seems. `is_cut` says that there would have been more.
+    pub(super) fn finish(&mut self, is_cut: bool, into: &mut Vec<Part>) {
+        let mut held = std::mem::take(&mut self.held);
         match self.state {
             State::Thinking => self.reasoning(held.trim_end(), into),
-            State::Begin | State::Saying => self.text(&held, into),
-            State::Calling => {
-                // A call whose end is missing, as where a stop string or the length cut it.
-                if !self.call(&held, into) {
-                    self.no_call(&held, into);
+            State::Begin | State::Saying => {
+                let open = self.form.map_or("", |form| form.open);
+                // One byte of a mark may be anything.
+                let begun = partial(&held, open);
+                if is_cut && begun > 1 {
+                    held.truncate(held[..held.len() - begun].trim_end().len());
                 }
+                self.text(&held, into);
             }
+            State::Calling => self.finish_calls(&held, is_cut, into),
+        }
+    }
+
+    /// The end of calls whose mark is missing, as where a stop string or the length cut it.
+    fn finish_calls(&mut self, held: &str, is_cut: bool, into: &mut Vec<Part>) {
+        let (open, close) = self.form.map_or(("", ""), |form| (form.open, form.close));
+        if let Some(mut block) = self.block.take()
+            && block.has_begun()
+        {
+            let rest = block.finish(held, close, into);
+            return self.other_calls(&rest, into);
+        }
+        let block = &held[..held.len() - partial(held, close)];
+        if self.call(block, into) {
+            return;
+        }
+        // Where nothing opens calls, it may be what was asked for.
+        if !is_cut || open.is_empty() || !forms::may_begin_call(block, &self.tools.described) {
+            self.no_call(held, into);
         }
     }
 
@@ -224,6 +258,9 @@ impl Marked {
             }
             State::Calling => {
                 let close = self.form.map_or("", |form| form.close);
+                if let Some(again) = self.pieces(close, into) {
+                    return again;
+                }
                 let closed = self.held.split_once(close).filter(|_| !close.is_empty());
                 if let Some((block, rest)) = closed {
                     let (block, rest) = (block.to_owned(), rest.to_owned());
@@ -243,6 +280,44 @@ impl Marked {
                 false
             }
         }
+    }
+
+    /// Tells calls in pieces. Whether there may be another transition; nothing where the block is
+    /// read as a whole.
+    fn pieces(&mut self, close: &str, into: &mut Vec<Part>) -> Option<bool> {
+        let block = self.block.as_mut()?;
+        let (calls, single) = (&mut self.calls, self.tools.single);
+        let counted = || {
+            let counts = *calls == 0 || !single;
+            *calls += usize::from(counts);
+            counts
+        };
+        match block.take(&mut self.held, close, counted, into) {
+            Block::More if block.has_begun() => {
+                if self.held.len() > CALL_MAX_BYTES {
+                    self.held.clear();
+                }
+                Some(false)
+            }
+            Block::More => None,
+            Block::Whole => {
+                self.block = None;
+                None
+            }
+            Block::Ended(rest) => {
+                self.other_calls(&rest, into);
+                self.enter(State::Saying, true);
+                Some(true)
+            }
+        }
+    }
+
+    /// Calls behind one that was told in pieces, if there are any.
+    fn other_calls(&mut self, rest: &str, into: &mut Vec<Part>) {
+        let rest = rest.trim().trim_end_matches(']');
+        let calls = forms::json_calls(&format!("[{rest}]"), &[]);
+        let calls = calls.or_else(|| forms::json_calls(rest, &[]));
+        self.count(calls.unwrap_or_default(), into);
     }
 
     /// The marks that what is said may have next.
@@ -283,6 +358,8 @@ impl Marked {
     fn enter(&mut self, state: State, at_start: bool) {
         self.state = state;
         self.at_start = at_start;
+        let in_pieces = self.form.is_some_and(|form| form.in_pieces);
+        self.block = (state == State::Calling && in_pieces).then(Calls::new);
     }
 
     /// `text` without the whitespace that begins a part.
@@ -322,13 +399,18 @@ impl Marked {
         let Some(calls) = self.form.and_then(|form| (form.parse)(block, tools)) else {
             return false;
         };
+        self.count(calls, into);
+        true
+    }
+
+    /// Hands out calls that have come, those that count.
+    fn count(&mut self, calls: Vec<ToolCall>, into: &mut Vec<Part>) {
         for call in calls {
             if self.calls == 0 || !self.tools.single {
                 self.calls += 1;
                 into.push(Part::Call(call));
             }
         }
-        true
     }
 }
 

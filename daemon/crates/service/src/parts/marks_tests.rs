@@ -4,7 +4,7 @@
 
 use serde_json::json;
 
-use super::super::joined;
+use super::super::{Splitter, Way, joined};
 use super::*;
 use crate::tool_calls::{self, ToolCall, forms};
 
@@ -32,7 +32,7 @@ fn split(state: State, with_tools: bool, text: &str) -> Vec<Part> {
             for piece in characters.chunks(size) {
                 splitter.push(&piece.iter().collect::<String>(), &mut parts);
             }
-            splitter.finish(&mut parts);
+            splitter.finish(false, &mut parts);
             joined(parts)
         })
         .collect();
@@ -109,7 +109,7 @@ fn only_the_first_call_counts_where_one_is_asked_for() {
     let mut parts = Vec::new();
     let one = r#"<tool_call>{"name": "f"}</tool_call>"#;
     splitter.push(&format!("{one}{one}"), &mut parts);
-    splitter.finish(&mut parts);
+    splitter.finish(false, &mut parts);
     assert_eq!(parts, [call("{}")]);
     assert_eq!(splitter.calls(), 1);
 }
@@ -132,7 +132,7 @@ fn of_form(source: &str, text: &str) -> Vec<Part> {
             for piece in characters.chunks(size) {
                 splitter.push(&piece.iter().collect::<String>(), &mut parts);
             }
-            splitter.finish(&mut parts);
+            splitter.finish(false, &mut parts);
             joined(parts)
         })
         .collect();
@@ -141,6 +141,101 @@ fn of_form(source: &str, text: &str) -> Vec<Part> {
         "{source}: {all:?}"
     );
     all[0].clone()
+}
+
+/// Wherever an answer that calls is cut, no mark of a call is text.
+fn never_shows_marks(source: &str, written: &str) {
+    let form = forms::of(source).unwrap();
+    for (at, _) in written.char_indices().skip(1) {
+        let tools = ["weather", "now"].map(|name| tool_calls::described(name, None, &json!({})));
+        let tools = Tools {
+            described: tools.to_vec(),
+            ..Tools::default()
+        };
+        let mut splitter = Marked::new(Marks::of(source), "", tools);
+        let mut parts = Vec::new();
+        splitter.push(&written[..at], &mut parts);
+        splitter.finish(true, &mut parts);
+        let shows = |part: &Part| match part {
+            Part::Text(said) => {
+                said.len() > 1 && form.open.starts_with(said.as_str()) || said.contains(form.open)
+            }
+            _ => false,
+        };
+        assert!(!parts.iter().any(shows), "{}: {parts:?}", &written[..at]);
+    }
+}
+
+#[test]
+fn a_call_that_is_cut_has_the_arguments_that_came() {
+    let written = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>";
+    let arguments = written.find("{\"city").unwrap();
+    let end = arguments + "{\"city\": \"Bern\"}".len();
+    let tools = Tools {
+        described: vec![tool_calls::described("weather", None, &json!({}))],
+        ..Tools::default()
+    };
+    for at in "I look.\n".len() + 2..=written.len() {
+        let mut splitter = Marked::new(Marks::of("<tool_call>"), "", tools.clone());
+        let mut parts = Vec::new();
+        splitter.push(&written[..at], &mut parts);
+        assert_eq!(splitter.is_calling(), (arguments + 1..end).contains(&at));
+        splitter.finish(true, &mut parts);
+        let mut expected = vec![text("I look.")];
+        if at > arguments {
+            expected.push(Part::Call(ToolCall {
+                name: "weather".into(),
+                arguments: written[arguments..at.min(end)].into(),
+            }));
+        }
+        assert_eq!(joined(parts), expected, "{}", &written[..at]);
+    }
+    // Who writes about calls is not cut short.
+    let mut splitter = Marked::new(Marks::of("<tool_call>"), "", tools);
+    let mut parts = Vec::new();
+    splitter.push("Models write <tool_call> before what", &mut parts);
+    splitter.finish(true, &mut parts);
+    assert_eq!(
+        joined(parts),
+        [text("Models write <tool_call> before what")]
+    );
+}
+
+#[test]
+fn arguments_come_in_pieces_that_make_the_whole() {
+    let call = r#"{"name": "weather", "arguments": {"city": "Bern", "days": [1, 2]}}"#;
+    let written = format!("<tool_call>{call}</tool_call>\n<tool_call>\n{call}\n</tool_call>");
+    let tools = Tools {
+        described: vec![tool_calls::described("weather", None, &json!({}))],
+        ..Tools::default()
+    };
+    let parts_of = |in_pieces: bool| {
+        let mut splitter = Splitter::of(Way::Marked(Marked::new(
+            Marks::of("<tool_call>"),
+            "",
+            tools.clone(),
+        )));
+        if in_pieces {
+            splitter.tell_pieces();
+        }
+        let mut parts = Vec::new();
+        for c in written.chars() {
+            splitter.push(&c.to_string(), &mut parts);
+        }
+        splitter.finish(false, &mut parts);
+        parts
+    };
+    let pieces = parts_of(true);
+    let more = pieces
+        .iter()
+        .filter(|part| matches!(part, Part::Arguments(_)));
+    assert_eq!(
+        more.count(),
+        2 * r#"{"city": "Bern", "days": [1, 2]}"#.len()
+    );
+    let whole = parts_of(false);
+    assert_eq!(whole.len(), 2);
+    assert_eq!(joined(pieces), whole);
 }
 
 #[test]
@@ -236,12 +331,12 @@ fn each_form_is_read_whatever_the_pieces() {
         (
             "<tool_calls>",
             format!("<tool_calls>[{{\"name\": \"weather\", \"arguments\": {spaced}}}, {{\"name\": \"now\"}}]</tool_calls>"),
-            both,
+            spaced,
         ),
         (
             "<|function_call|>",
             format!("<|function_call|>{{\"name\": \"weather\", \"arguments\": {spaced}}}\n{{\"name\": \"now\"}}"),
-            both,
+            spaced,
         ),
         (
             "List of tools: ",
@@ -256,17 +351,18 @@ fn each_form_is_read_whatever_the_pieces() {
         (
             "<TOOLCALL>",
             format!("<TOOLCALL>[{{\"name\": \"weather\", \"arguments\": {spaced}}}, {{\"name\": \"now\"}}]</TOOLCALL>"),
-            both,
+            spaced,
         ),
         (
             "<|tool_call|>",
             format!("<|tool_call|>[{{\"name\": \"weather\", \"arguments\": {spaced}}}, {{\"name\": \"now\"}}]"),
-            both,
+            spaced,
         ),
     ] {
         let parts = of_form(source, &format!("I look.\n{written}"));
         let said = Part::Text("I look.".to_owned());
         assert_eq!(parts, [said, weather(arguments), now()], "{written}");
+        never_shows_marks(source, &written);
         // What is no call stays text, marks and all.
         let form = forms::of(source).unwrap();
         let none = format!("a {}nothing{} b", form.open, form.close);

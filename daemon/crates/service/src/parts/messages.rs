@@ -53,6 +53,8 @@ pub(super) struct Messages {
     headers: Headers,
     state: State,
     held: String,
+    /// Arguments of the call are told as they come; it has begun.
+    in_call: bool,
     tools: Tools,
     calls: usize,
 }
@@ -73,6 +75,7 @@ impl Messages {
             headers,
             state,
             held: String::new(),
+            in_call: false,
             tools,
             calls: 0,
         }
@@ -86,19 +89,39 @@ impl Messages {
         self.calls
     }
 
+    /// Whether more arguments may come of the last call.
+    pub(super) fn is_calling(&self) -> bool {
+        self.in_call
+    }
+
     pub(super) fn push(&mut self, text: &str, into: &mut Vec<Part>) {
         self.held.push_str(text);
         while self.step(into) {}
     }
 
-    pub(super) fn finish(&mut self, into: &mut Vec<Part>) {
+    pub(super) fn finish(&mut self, is_cut: bool, into: &mut Vec<Part>) {
         let held = std::mem::take(&mut self.held);
         match self.state {
             // A header without its message says nothing, unless it is none.
             State::Header if held.contains("<|") || "assistant".starts_with(held.trim()) => {}
             State::Header => hand_out(Part::Text, &held, into),
+            // The notation of a call that is cut is no text.
+            State::Calling(_) if is_cut && self.headers == Headers::Recipients => {
+                let mut parts = Vec::new();
+                self.end(&held, &mut parts);
+                into.extend(
+                    parts
+                        .into_iter()
+                        .filter(|part| matches!(part, Part::Call(_))),
+                );
+            }
+            State::Calling(_) => {
+                let begun = ENDS.iter().map(|mark| partial(&held, mark)).max();
+                self.end(&held[..held.len() - begun.unwrap_or(0)], into);
+            }
             _ => self.end(&held, into),
         }
+        self.in_call = false;
     }
 
     /// One transition; whether there may be another.
@@ -124,7 +147,7 @@ impl Messages {
             let rest = self.held.split_off(at + len);
             let body = std::mem::replace(&mut self.held, rest);
             self.end(&body[..at], into);
-            self.state = State::Header;
+            (self.state, self.in_call) = (State::Header, false);
             return true;
         }
         let keep = ENDS.iter().map(|mark| partial(&self.held, mark)).max();
@@ -132,6 +155,10 @@ impl Messages {
         let as_part = match self.state {
             State::Thinking => Part::Reasoning,
             State::Saying => Part::Text,
+            State::Calling(_) if self.headers == Headers::Channels => {
+                self.arguments(ready, into);
+                return false;
+            }
             State::Calling(_) if self.held.len() > CALL_MAX_BYTES => Part::Text,
             State::Calling(_) | State::Header => return false,
         };
@@ -144,12 +171,42 @@ impl Messages {
         false
     }
 
+    /// Tells the arguments of a call, up to `ready`, as they come. Space around them is none of
+    /// theirs.
+    fn arguments(&mut self, ready: usize, into: &mut Vec<Part>) {
+        let counts = self.calls == 0 || !self.tools.single;
+        let State::Calling(name) = &self.state else {
+            return;
+        };
+        if !self.in_call {
+            if self.held[..ready].trim().is_empty() || !counts {
+                return;
+            }
+            self.in_call = true;
+            self.calls += 1;
+            into.push(Part::Call(ToolCall {
+                name: name.clone(),
+                arguments: String::new(),
+            }));
+            let space = self.held.len() - self.held.trim_start().len();
+            self.held.drain(..space);
+            return self.arguments(ready - space, into);
+        }
+        let ready = self.held[..ready].trim_end().len();
+        let rest = self.held.split_off(ready);
+        let told = std::mem::replace(&mut self.held, rest);
+        hand_out(Part::Arguments, &told, into);
+    }
+
     /// The end of a body.
     fn end(&mut self, body: &str, into: &mut Vec<Part>) {
         match &self.state {
             State::Header => {}
             State::Thinking => hand_out(Part::Reasoning, body, into),
             State::Saying => hand_out(Part::Text, body, into),
+            State::Calling(_) if self.in_call => {
+                hand_out(Part::Arguments, body.trim_end(), into);
+            }
             State::Calling(name) => match called(self.headers, name, body, &self.tools) {
                 Some(calls) => {
                     for call in calls {
@@ -234,7 +291,7 @@ mod tests {
                 for piece in characters.chunks(size) {
                     messages.push(&piece.iter().collect::<String>(), &mut parts);
                 }
-                messages.finish(&mut parts);
+                messages.finish(false, &mut parts);
                 joined(parts)
             })
             .collect();
@@ -270,6 +327,23 @@ mod tests {
             [Part::Text(" upon".to_owned())]
         );
         assert!(split(Headers::Channels, "<|start|>assistant", "<|channel|>ana").is_empty());
+    }
+
+    #[test]
+    fn a_call_that_is_cut_has_what_came_of_it() {
+        let cut = |headers: Headers, text: &str| {
+            let mut messages = Messages::new(headers, "<|start|>assistant", Tools::default());
+            let mut parts = Vec::new();
+            messages.push(text, &mut parts);
+            messages.finish(true, &mut parts);
+            joined(parts)
+        };
+        let begun = " to=functions.f<|channel|>commentary<|message|>{\"a\": 1";
+        let expected = [call("f", "{\"a\": 1")];
+        assert_eq!(cut(Headers::Channels, begun), expected);
+        assert_eq!(cut(Headers::Channels, &format!("{begun}<|ca")), expected);
+        let begun = " to=f<|message|><atem:function_calls>\n<atem:inv";
+        assert!(cut(Headers::Recipients, begun).is_empty());
     }
 
     #[test]

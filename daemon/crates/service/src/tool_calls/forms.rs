@@ -34,6 +34,8 @@ pub struct Form {
     pub close: &'static str,
     /// The calls between the marks; nothing if they are none.
     pub(crate) parse: fn(&str, &[Value]) -> Option<Vec<ToolCall>>,
+    /// Calls that are JSON objects, with the name before the arguments, are told as they come.
+    pub(crate) in_pieces: bool,
     /// What a template has that writes so, any of them.
     signs: &'static [&'static str],
 }
@@ -43,6 +45,7 @@ pub(crate) const HERMES: Form = Form {
     open: super::OPEN,
     close: super::CLOSE,
     parse: one,
+    in_pieces: true,
     signs: &[super::OPEN],
 };
 
@@ -52,48 +55,56 @@ const FORMS: [Form; 15] = [
         open: "<|tool_call>",
         close: "<tool_call|>",
         parse: gemma,
+        in_pieces: false,
         signs: &["<|tool_call>"],
     },
     Form {
         open: "<|tool_calls_section_begin|>",
         close: "<|tool_calls_section_end|>",
         parse: kimi,
+        in_pieces: false,
         signs: &["<|tool_calls_section_begin|>"],
     },
     Form {
         open: "<｜DSML｜function_calls>",
         close: "</｜DSML｜function_calls>",
         parse: |block, tools| invokes(block, "｜DSML｜", tools),
+        in_pieces: false,
         signs: &["｜DSML｜"],
     },
     Form {
         open: "<｜tool▁calls▁begin｜>",
         close: "<｜tool▁calls▁end｜>",
         parse: deepseek,
+        in_pieces: false,
         signs: &["<｜tool▁calls▁begin｜>"],
     },
     Form {
         open: "<minimax:tool_call>",
         close: "</minimax:tool_call>",
         parse: |block, tools| invokes(block, "", tools),
+        in_pieces: false,
         signs: &["<minimax:tool_call>"],
     },
     Form {
         open: "<seed:tool_call>",
         close: "</seed:tool_call>",
         parse: one,
+        in_pieces: false,
         signs: &["<seed:tool_call>"],
     },
     Form {
         open: "<|START_ACTION|>",
         close: "<|END_ACTION|>",
         parse: json_calls,
+        in_pieces: false,
         signs: &["<|START_ACTION|>"],
     },
     Form {
         open: "<|tool_call_start|>",
         close: "<|tool_call_end|>",
         parse: |block, tools| python::calls(block).or_else(|| json_calls(block, tools)),
+        in_pieces: false,
         // Some of its templates list tools and leave calls to what the model has learnt.
         signs: &["<|tool_call_start|>", "List of tools: "],
     },
@@ -101,6 +112,7 @@ const FORMS: [Form; 15] = [
         open: "<TOOLCALL>",
         close: "</TOOLCALL>",
         parse: json_calls,
+        in_pieces: true,
         signs: &["<TOOLCALL>"],
     },
     HERMES,
@@ -108,12 +120,14 @@ const FORMS: [Form; 15] = [
         open: "<tool_calls>",
         close: "</tool_calls>",
         parse: json_calls,
+        in_pieces: true,
         signs: &["<tool_calls>"],
     },
     Form {
         open: "[TOOL_CALLS]",
         close: "",
         parse: mistral,
+        in_pieces: false,
         signs: &["[TOOL_CALLS]"],
     },
     Form {
@@ -122,18 +136,21 @@ const FORMS: [Form; 15] = [
         parse: |block, tools| {
             json_calls(block.trim_end().trim_end_matches("<|/tool_call|>"), tools)
         },
+        in_pieces: true,
         signs: &["<|tool_call|>"],
     },
     Form {
         open: "<|function_call|>",
         close: "",
         parse: json_calls,
+        in_pieces: true,
         signs: &["<|function_call|>"],
     },
     Form {
         open: "",
         close: "",
         parse: llama,
+        in_pieces: false,
         // Templates of the small ones describe the JSON alone.
         signs: &[
             "<|python_tag|>",
@@ -273,6 +290,24 @@ pub(crate) fn are_control_tokens(source: &str, with_tools: bool, tokenizer: &Tok
         || Frame::of(source).is_some_and(|frame| is_control(frame.close))
 }
 
+/// Whether a text between the marks of calls may be the beginning of one, and not of what somebody
+/// writes about them: a bracket, a mark, or a tool by its name.
+pub(crate) fn may_begin_call(text: &str, tools: &[Value]) -> bool {
+    const GEMMA: &str = "call:";
+    let text = text.trim_start();
+    if GEMMA.starts_with(text) {
+        return true;
+    }
+    let text = text.strip_prefix(GEMMA).unwrap_or(text);
+    let end = text.find(|c: char| c.is_whitespace() || "<[({".contains(c));
+    let is_whole = end.is_some();
+    let word = &text[..end.unwrap_or(text.len())];
+    let mut names = tools
+        .iter()
+        .filter_map(|tool| tool["function"]["name"].as_str());
+    word.is_empty() || names.any(|name| name == word || !is_whole && name.starts_with(word))
+}
+
 /// One call.
 fn one(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     Some(vec![parse(block, tools)?])
@@ -303,7 +338,7 @@ fn json_call(value: &Value) -> Option<ToolCall> {
 }
 
 /// A JSON object, a list of them, or several, one behind the other.
-fn json_calls(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
+pub(crate) fn json_calls(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     for value in serde_json::Deserializer::from_str(block.trim()).into_iter::<Value>() {
         match value.ok()? {

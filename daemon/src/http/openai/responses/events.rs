@@ -248,6 +248,8 @@ impl Events for ResponseEvents {
                     false => self.item_done(whole, out),
                 }
             }
+            // Calls are told whole here.
+            Part::Arguments(_) => {}
         }
     }
 
