@@ -82,8 +82,9 @@ impl Calls {
     }
 }
 
-/// A checked schema, with bounds on white space unless it has options of its own. `size` counts
-/// together what is compiled together.
+/// A checked schema, with bounds on white space unless it has options of its own, and with `oneOf`
+/// as `anyOf` unless its options refuse that: what fits two of them is let through, as by llama.cpp
+/// and Ollama. `size` counts together what is compiled together.
 fn prepared<'a>(schema: &'a Value, size: &mut Size<'a>) -> Result<Value, Error> {
     if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
         let message = "a schema is an object, or true or false; give one";
@@ -101,9 +102,12 @@ fn prepared<'a>(schema: &'a Value, size: &mut Size<'a>) -> Result<Value, Error> 
                 "x-guidance with {option} may give what is no JSON; leave it out"
             )));
         }
-        schema
+        let options = schema
             .entry("x-guidance")
             .or_insert_with(|| json!({"whitespace_pattern": limits::JSON_SPACE}));
+        if let Value::Object(options) = options {
+            options.entry("coerce_one_of").or_insert(true.into());
+        }
     }
     Ok(schema)
 }
