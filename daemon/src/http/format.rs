@@ -56,6 +56,12 @@ fn of_response(format: Option<&Value>) -> Result<Option<Format>, Failure> {
     let Some(format) = format.filter(|format| says_something(Some(format))) else {
         return Ok(None);
     };
+    if !format.is_object() {
+        let message = format!(
+            "{format} is no object; give one with a type, as {{\"type\": \"json_object\"}}"
+        );
+        return Err(failure::invalid(FIELD, &message));
+    }
     // llama-server takes a schema beside json_object, too.
     let described = match format["type"].as_str() {
         Some("json_object") => &format["schema"],

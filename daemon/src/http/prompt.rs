@@ -7,7 +7,7 @@ use rocmforge_service::failure::{self, Failure};
 use rocmforge_tokenizer::{Content, Message, ToolCall};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// A text, or a list.
 #[derive(Debug, Clone, Deserialize)]
@@ -52,7 +52,16 @@ pub(super) struct WireMessage {
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct WireToolCall {
     id: Option<String>,
-    function: WireFunction,
+    function: Option<WireFunction>,
+    /// Of tools whose input is a text, in conversations that another server began.
+    custom: Option<WireCustom>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct WireCustom {
+    name: String,
+    #[serde(default)]
+    input: Value,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -87,18 +96,27 @@ fn one(at: usize, wire: WireMessage) -> Result<Message, Failure> {
         "developer" => "system".to_owned(),
         _ => wire.role,
     };
-    let calls = wire.tool_calls.unwrap_or_default().into_iter();
+    let mut calls = Vec::new();
+    for (n, call) in wire.tool_calls.unwrap_or_default().into_iter().enumerate() {
+        let (name, arguments) = match (call.function, call.custom) {
+            (Some(function), _) => (function.name, function.arguments),
+            (None, Some(custom)) => (custom.name, json!({"input": custom.input})),
+            (None, None) => {
+                let field = format!("messages[{at}].tool_calls[{n}]");
+                return Err(failure::invalid(&field, "it has no function; give one"));
+            }
+        };
+        calls.push(ToolCall {
+            id: call.id,
+            name,
+            arguments,
+        });
+    }
     Ok(Message {
         role,
         content,
         reasoning_content: wire.reasoning_content.or(wire.reasoning).or(wire.thinking),
-        tool_calls: calls
-            .map(|call| ToolCall {
-                id: call.id,
-                name: call.function.name,
-                arguments: call.function.arguments,
-            })
-            .collect(),
+        tool_calls: calls,
         tool_call_id: wire.tool_call_id,
         name: wire.name.or(wire.tool_name),
         parse_special: false,
@@ -118,7 +136,11 @@ pub(super) fn text_parts(
     let mut texts = Vec::with_capacity(parts.len());
     for (at, mut part) in parts.into_iter().enumerate() {
         let kind = part["type"].as_str().unwrap_or("text");
-        if !matches!(kind, "text" | "input_text" | "output_text") {
+        let key = match kind {
+            "refusal" => "refusal",
+            _ => "text",
+        };
+        if !matches!(kind, "text" | "input_text" | "output_text" | "refusal") {
             return Err(failure::unsupported_field(
                 &field(at),
                 &format!(
@@ -126,9 +148,12 @@ pub(super) fn text_parts(
                 ),
             ));
         }
-        match take(&mut part, "text") {
+        match take(&mut part, key) {
             Value::String(text) => texts.push(text),
-            _ => return Err(failure::invalid(&field(at), "it has no text; give one")),
+            _ => {
+                let message = format!("it has no {key}; give one");
+                return Err(failure::invalid(&field(at), &message));
+            }
         }
     }
     Ok(match texts.len() {
@@ -256,7 +281,7 @@ impl WireSampling {
                 "sampling.top_k",
                 self.top_k.map(|n| if n == -1 { 0 } else { n }),
             ),
-            top_p: self.top_p,
+            top_p: self.top_p.map(likeliest_alone),
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty.or(self.repetition_penalty),
             presence_penalty: self.presence_penalty,
@@ -302,6 +327,14 @@ fn biases(value: Option<&Value>) -> Option<Vec<(u32, f32)>> {
     match value {
         None | Some(Value::Null) => Some(Vec::new()),
         Some(Value::Object(map)) => map
+/// `top_p`, whose 0 leaves the likeliest token, as the smallest number above it does.
+fn likeliest_alone(top_p: f32) -> f32 {
+    match top_p {
+        0.0 => f32::MIN_POSITIVE,
+        other => other,
+    }
+}
+
             .iter()
             .map(|(id, bias)| Some((id.parse().ok()?, number(bias)?)))
             .collect(),
@@ -338,8 +371,6 @@ pub(super) fn says_something(value: Option<&Value>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn read(value: Value) -> Result<Vec<Message>, Failure> {
@@ -376,6 +407,21 @@ mod tests {
             fields
         };
         let fields = read(json!({"top_k": -1, "repeat_last_n": -1}));
+    #[test]
+    fn what_other_servers_answered_is_read() {
+        let chat = read(json!([
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+            {"role": "assistant", "tool_calls": [
+                {"id": "1", "type": "custom", "custom": {"name": "f", "input": "x"}}]},
+        ]))
+        .unwrap();
+        assert_eq!(chat[0].content, Content::Text("No.".into()));
+        assert_eq!(chat[1].tool_calls[0].arguments, json!({"input": "x"}));
+        let none = read(json!([{"role": "assistant", "tool_calls": [{"id": "1"}]}]));
+        let failure = none.unwrap_err();
+        assert_eq!(failure.fields()[0].0, "messages[0].tool_calls[0]");
+    }
+
         assert_eq!(
             (fields.top_k, fields.penalty_last_n),
             (Some(0), Some(i32::MAX))

@@ -356,8 +356,15 @@ impl Generation {
                         scores.append(&mut held[at]);
                     }
                     parts.extend(more);
+                    let parts = joined(parts);
+                    if let ([] | [Part::Text(_)], Some(_)) = (&*parts, &ended.stop_string) {
+                        let text = parts.first().map_or("", Part::text);
+                        let tokenizer = self.choices[at].running.model.tokenizer();
+                        let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default();
+                        scores.truncate(covered_by(text, &scores, bytes));
+                    }
                     ended.scores = scores;
-                    answers[at] = Some((joined(parts), *ended));
+                    answers[at] = Some((parts, *ended));
                     if last {
                         let mut answers: Vec<_> = answers.into_iter().flatten().collect();
                         for (_, ended) in &mut answers {
@@ -372,12 +379,56 @@ impl Generation {
     }
 }
 
+/// How many of the tokens a text has. The others are those of the stop string behind it.
+fn covered_by<'v>(text: &str, scores: &[TokenScore], bytes: impl Fn(u32) -> &'v [u8]) -> usize {
+    let mut left = text.len();
+    let mut begins = true;
+    let reaches = scores.iter().position(|score| {
+        if left == 0 {
+            return true;
+        }
+        let token = bytes(score.id);
+        // The space before a text is none of it.
+        let space = usize::from(begins && token.starts_with(b" ") && !text.starts_with(' '));
+        begins = false;
+        left = left.saturating_sub(token.len() - space);
+        false
+    });
+    reaches.unwrap_or(scores.len())
+}
+
 impl Choice {
     /// Its next event; none comes of one that has ended.
     fn running_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<GenerateEvent>> {
         match self.ended {
             true => Poll::Pending,
             false => self.running.poll_next(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_a_stop_string_are_none_of_the_text() {
+        const TOKENS: [&str; 5] = [" 42", " -", " ", "3", "0"];
+        let score = |id| TokenScore {
+            id,
+            logprob: 0.0,
+            top: Vec::new(),
+        };
+        let scores: Vec<_> = (0..5).map(score).collect();
+        let bytes = |id: u32| TOKENS[id as usize].as_bytes();
+        for (text, n) in [
+            ("42 - ", 3),
+            (" 42 - ", 3),
+            ("", 0),
+            ("42 - 3", 4),
+            ("42 - 30", 5),
+        ] {
+            assert_eq!(covered_by(text, &scores, bytes), n, "{text:?}");
         }
     }
 }

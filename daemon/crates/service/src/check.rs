@@ -25,7 +25,7 @@ pub const MODEL_NAME_MAX: usize = rocmforge_engine::MODEL_NAME_MAX;
 pub const SCORES_MAX: u64 = 1 << 20;
 
 /// What is wrong with a request, field by field.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Violations {
     found: Vec<(String, String)>,
     rename: Option<fn(&str) -> String>,

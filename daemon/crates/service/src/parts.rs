@@ -24,12 +24,28 @@ pub enum Part {
     Text(String),
     /// What it calls. Unless calls are told whole, more of its arguments may follow.
     Call(ToolCall),
+    /// More of the arguments of the call before; never where calls are told whole.
+    Arguments(String),
+}
+
+impl Part {
+    /// Its text, whichever it is; nothing of a call.
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Self::Reasoning(text) | Self::Text(text) | Self::Arguments(text) => text,
+            Self::Call(_) => "",
+        }
+    }
 }
 
 /// Takes text as it comes.
 #[derive(Debug)]
 pub struct Splitter {
     way: Way,
+    /// Arguments are told as they come.
+    in_pieces: bool,
+    /// The call whose arguments come, where they are not.
+    open: Option<ToolCall>,
 }
 
 #[derive(Debug)]
@@ -42,10 +58,6 @@ impl Splitter {
     /// For a chat with `model` whose prompt ended in `tail`.
     pub fn for_chat(model: &LoadedModel, tail: &str, tools: Tools) -> Self {
         let source = model.template().and_then(|template| template.source().ok());
-    /// Arguments are told as they come.
-    in_pieces: bool,
-    /// The call whose arguments come, where they are not.
-    open: Option<ToolCall>,
         let source = source.unwrap_or_default();
         let way = match Headers::of(source) {
             Some(headers) => Way::Messages(Messages::new(headers, tail, tools)),
@@ -56,6 +68,10 @@ impl Splitter {
 
     /// For text that is handed out as it comes.
     pub fn plain() -> Self {
+        Self::of(Way::Marked(Marked::plain()))
+    }
+
+    fn of(way: Way) -> Self {
         Self {
             way,
             in_pieces: false,
@@ -83,10 +99,6 @@ impl Splitter {
             Way::Messages(messages) => messages.is_thinking(),
         }
     }
-        Self::of(Way::Marked(Marked::plain()))
-    }
-
-    fn of(way: Way) -> Self {
 
     /// Calls so far.
     pub fn calls(&self) -> usize {
@@ -98,10 +110,13 @@ impl Splitter {
 
     /// More text.
     pub fn push(&mut self, text: &str, into: &mut Vec<Part>) {
+        let from = into.len();
         match &mut self.way {
             Way::Marked(marked) => marked.push(text, into),
             Way::Messages(messages) => messages.push(text, into),
         }
+        let is_calling = self.is_calling();
+        self.make_whole(from, is_calling, into);
     }
 
     /// The end: what is held back is what it seems. `is_cut` says that the model would have
@@ -127,13 +142,10 @@ impl Splitter {
         if goes_on && let Some(Part::Call(call)) = into.pop_if(|last| has_calls(last)) {
             self.open = Some(call);
         }
-        let from = into.len();
     }
 }
 
 /// Bytes at the end of `text` that may begin `mark`.
-        let is_calling = self.is_calling();
-        self.make_whole(from, is_calling, into);
 fn partial(text: &str, mark: &str) -> usize {
     let most = text.len().min(mark.len().saturating_sub(1));
     (1..=most)
@@ -149,9 +161,9 @@ pub fn joined(parts: Vec<Part>) -> Vec<Part> {
         match (whole.last_mut(), part) {
             (Some(Part::Text(text)), Part::Text(more))
             | (Some(Part::Reasoning(text)), Part::Reasoning(more)) => text.push_str(&more),
+            (Some(Part::Call(call)), Part::Arguments(more)) => call.arguments.push_str(&more),
             (_, part) => whole.push(part),
         }
     }
     whole
 }
-            (Some(Part::Call(call)), Part::Arguments(more)) => call.arguments.push_str(&more),

@@ -80,9 +80,13 @@ pub fn checked_as(
     choice: Option<&Value>,
     parallel: Option<bool>,
 ) -> Result<Tools, Failure> {
-    let described = tools.unwrap_or_default();
+    let mut described = tools.unwrap_or_default();
     let mut forced = None;
-    match choice {
+    let (allowed, mode) = choice.map_or((None, None), allowed_by);
+    if let Some(names) = allowed {
+        described.retain(|tool| names.contains(&tool["function"]["name"]));
+    }
+    match mode.or(choice) {
         None | Some(Value::Null) => {}
         Some(Value::String(word)) if word == "auto" => {}
         Some(Value::String(word)) if word == "none" => return Ok(Tools::default()),
@@ -122,6 +126,23 @@ pub fn no_function(at: usize, kind: &Value) -> Failure {
             &format!("{kind} is not available here; give tools of the type function"),
         ),
     }
+}
+
+/// The names of the tools that a choice of OpenAI's allows, and what it says of these. Chat
+/// completions have both one level deeper than responses.
+fn allowed_by(choice: &Value) -> (Option<Vec<Value>>, Option<&Value>) {
+    if choice["type"] != "allowed_tools" {
+        return (None, None);
+    }
+    let within = choice.get("allowed_tools").unwrap_or(choice);
+    let Some(tools) = within["tools"].as_array() else {
+        return (None, None);
+    };
+    let name = |tool: &Value| tool.get("function").unwrap_or(tool)["name"].clone();
+    (
+        Some(tools.iter().map(name).collect()),
+        Some(&within["mode"]),
+    )
 }
 
 /// The choice that forces a call: "required" or Anthropic's `{"type": "any"}`; or a function by its
@@ -401,10 +422,28 @@ mod tests {
             json!("always"),
             json!({"type": "function", "function": {"name": "other"}}),
             json!({"type": "function"}),
-            json!({"type": "allowed_tools", "tools": []}),
+            json!({"type": "allowed_tools", "mode": "required", "tools": []}),
+            json!({"type": "allowed_tools"}),
         ] {
             let failure = forced(choice).unwrap_err();
             assert_eq!(failure.fields()[0].0, "tool_choice");
+        }
+        let two = || vec![tools().remove(0), described("snow", None, &json!({}))];
+        let named = |choice: &Value| checked(Some(two()), Some(choice), None).unwrap();
+        let snow = json!([{"type": "function", "function": {"name": "snow"}}]);
+        for (choice, forced) in [
+            (
+                json!({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "snow"}]}),
+                None,
+            ),
+            (
+                json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": snow}}),
+                Some(Forced::Any),
+            ),
+        ] {
+            let allowed = named(&choice);
+            assert_eq!(allowed.described[0]["function"]["name"], "snow");
+            assert_eq!((allowed.described.len(), allowed.forced), (1, forced));
         }
         assert!(checked(None, Some(&json!("required")), None).is_err());
         let none = checked(Some(tools()), Some(&json!("none")), None).unwrap();

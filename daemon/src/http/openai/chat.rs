@@ -402,6 +402,10 @@ impl Events for Chunks {
     }
 
     fn choice_end(&mut self, ended: &Ended, out: &mut String) {
+        if ended.stop_string.is_some() {
+            // What is left are tokens of the stop string.
+            self.choices[self.at].logprobs.take();
+        }
         self.delta(&json!({}), Some(finish_reason(ended)), out);
     }
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use futures_util::future::BoxFuture;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use rocmforge_engine::LoadedModel;
 use rocmforge_engine::api::TokenScore;
 use rocmforge_service::check::Violations;
@@ -25,6 +27,11 @@ use super::chat::no_prompt;
 use super::{StreamOptions, bounded, finish_reason, logprobs, name, small, usage};
 use rocmforge_service::answers::{self, Ended};
 use rocmforge_service::parts::Part;
+
+/// Most prompts of a request.
+const PROMPTS_MAX: usize = 128;
+/// Prompts of a request that the engine has at a time; they share passes.
+const AT_A_TIME: usize = 8;
 
 #[derive(Debug, Deserialize)]
 struct CompletionRequest {
@@ -78,7 +85,27 @@ fn scores(value: Option<&Value>) -> Result<Option<i32>, Failure> {
     }
 }
 
-/// A prompt: a text, ids, or a list of one of these.
+/// The prompts: a text, ids, or a list of texts or of lists of ids.
+fn prompts(value: Value) -> Result<Vec<Prompt>, Failure> {
+    let is_list = |value: &Value| {
+        value
+            .as_array()
+            .is_some_and(|list| !list[..].iter().all(Value::is_number))
+    };
+    match value {
+        Value::Array(list) if list.len() > PROMPTS_MAX && !list[0].is_number() => {
+            let why = format!("{} prompts; at most {PROMPTS_MAX}", list.len());
+            Err(failure::invalid("prompt", &why))
+        }
+        value if is_list(&value) => match value {
+            Value::Array(list) => list.into_iter().map(prompt).collect(),
+            _ => Err(no_prompt("prompt")),
+        },
+        value => Ok(vec![prompt(value)?]),
+    }
+}
+
+/// A text, or ids.
 fn prompt(value: Value) -> Result<Prompt, Failure> {
     match value {
         Value::String(text) if !text.is_empty() => Ok(Prompt::Text {
@@ -86,23 +113,14 @@ fn prompt(value: Value) -> Result<Prompt, Failure> {
             add_special: true,
             parse_special: true,
         }),
-        Value::Array(mut list) if !list.is_empty() => {
-            if list[0].is_number() {
-                let ids = list
-                    .iter()
-                    .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
-                let ids: Option<Vec<u32>> = ids.collect();
-                return ids.map(Prompt::Ids).ok_or_else(|| {
-                    failure::invalid("prompt", "a list of ids has whole numbers from 0 only")
-                });
-            }
-            if list.len() > 1 {
-                return Err(failure::unsupported_field(
-                    "prompt",
-                    "one prompt is continued a request; send several requests",
-                ));
-            }
-            prompt(list.swap_remove(0))
+        Value::Array(list) if !list.is_empty() => {
+            let ids = list
+                .iter()
+                .map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+            let ids: Option<Vec<u32>> = ids.collect();
+            ids.map(Prompt::Ids).ok_or_else(|| {
+                failure::invalid("prompt", "a list of ids has whole numbers from 0 only")
+            })
         }
         _ => Err(no_prompt("prompt")),
     }
@@ -132,7 +150,14 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let choices = answers::choices(asked.n)?;
     sampling.decoding.logprobs = scores;
     sampling.decoding.format = asked.format.format()?;
-    let mut prompt = prompt(asked.prompt)?;
+    let mut prompts = prompts(asked.prompt)?;
+    let streams = asked.stream == Some(true);
+    if prompts.len() > 1 {
+        const ONE: &str =
+            "several prompts are continued as a whole answer without echo; send a request for each";
+        refuse_unsupported(&[("stream", streams, ONE), ("echo", echoes, ONE)])?;
+    }
+    let mut prompt = prompts.remove(0);
     let mut chunks = Chunks {
         id: format!("cmpl-{}", fresh_id()),
         created: unix_seconds(),
@@ -147,7 +172,6 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         choices: vec![Choice::default(); choices as usize],
         at: 0,
     };
-    let streams = asked.stream == Some(true);
     if echoes {
         let echoed = echoed(call, &asked.model, prompt, scores).await?;
         if only_echoes {
@@ -156,33 +180,70 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         prompt = Prompt::Ids(echoed.ids.clone());
         chunks.echo = Some(echoed);
     }
-    let continuation = Continuation {
-        model: asked.model,
-        prompt,
-        sampling,
-        n_ctx: None,
-        choices,
-        field: "prompt",
+    let begin = |prompt: Prompt| {
+        let continuation = Continuation {
+            model: asked.model.clone(),
+            prompt,
+            sampling: sampling.clone(),
+            n_ctx: None,
+            choices,
+            field: "prompt",
+        };
+        start::text(call, continuation, violations.clone())
     };
-    let generation = start::text(call, continuation, violations).await?;
+    let generation = begin(prompt).await?;
     chunks.scored = generation.model().filter(|_| scores.is_some()).cloned();
     if streams {
         return stream(generation, chunks, call).await;
     }
-    let answers = generation.collect_all().await?;
-    let usage = answers.last().map(|(_, ended)| usage(ended));
-    let mut choices = Vec::with_capacity(answers.len());
-    for (at, (parts, ended)) in answers.into_iter().enumerate() {
-        let text: String = parts.into_iter().filter_map(text_of).collect();
-        chunks.at = at;
-        let repeated = chunks.repeated();
-        chunks.scores(ended.scores.clone());
-        let choice = chunks.choice_of(&text, Some(finish_reason(&ended)));
-        choices.push(behind(repeated, choice));
+    let mut waiting: Vec<BoxFuture<'_, Result<Vec<(Vec<Part>, Ended)>, Failure>>> =
+        vec![Box::pin(generation.collect_all())];
+    for prompt in prompts {
+        let begun = begin(prompt);
+        waiting.push(Box::pin(async move { begun.await?.collect_all().await }));
     }
-    let mut whole = chunks.chunk(&choices.into());
-    whole["usage"] = usage.unwrap_or_default();
+    let all = futures_util::stream::iter(waiting).buffered(AT_A_TIME);
+    let all: Vec<_> = all.try_collect().await?;
+    let ends = all.iter().filter_map(|answers| answers.last());
+    let usage = usage_of_all(ends.map(|(_, ended)| usage(ended)));
+    let mut told = Vec::new();
+    for answers in all {
+        for (at, (parts, ended)) in answers.into_iter().enumerate() {
+            let text: String = parts.into_iter().filter_map(text_of).collect();
+            chunks.at = at;
+            let repeated = chunks.repeated();
+            chunks.choices[at].offset = chunks.echo.as_ref().map_or(0, |echo| echo.offset);
+            chunks.scores(ended.scores.clone());
+            let choice = chunks.choice_of(&text, Some(finish_reason(&ended)));
+            let mut choice = behind(repeated, choice);
+            choice["index"] = told.len().into();
+            told.push(choice);
+        }
+    }
+    let mut whole = chunks.chunk(&told.into());
+    whole["usage"] = usage;
     answer(&whole)
+}
+
+/// What all prompts took: the sums of their numbers.
+fn usage_of_all(each: impl Iterator<Item = Value>) -> Value {
+    fn add(sum: &mut Value, more: Value) {
+        match (sum, more) {
+            (Value::Object(sum), Value::Object(more)) => {
+                for (key, value) in more {
+                    add(&mut sum[&key], value);
+                }
+            }
+            (sum, more) => {
+                *sum = (sum.as_u64().unwrap_or(0) + more.as_u64().unwrap_or(0)).into();
+            }
+        }
+    }
+    let sum = each.reduce(|mut sum, more| {
+        add(&mut sum, more);
+        sum
+    });
+    sum.unwrap_or_default()
 }
 
 /// The prompt as it is repeated, scored where that is wanted.
@@ -380,6 +441,10 @@ impl Events for Chunks {
     }
 
     fn choice_end(&mut self, ended: &Ended, out: &mut String) {
+        if ended.stop_string.is_some() {
+            // What is left are tokens of the stop string.
+            self.choices[self.at].scores.clear();
+        }
         let choice = self.choice_of("", Some(finish_reason(ended)));
         event(None, &self.chunk(&json!([choice])), out);
     }
@@ -405,19 +470,32 @@ mod tests {
 
     #[test]
     fn prompts_are_texts_or_ids() {
-        assert!(matches!(prompt(json!("a")), Ok(Prompt::Text { text, .. }) if text == "a"));
-        assert!(matches!(prompt(json!(["a"])), Ok(Prompt::Text { text, .. }) if text == "a"));
-        assert!(matches!(prompt(json!([1, 2])), Ok(Prompt::Ids(ids)) if ids == [1, 2]));
-        assert!(matches!(prompt(json!([[1, 2]])), Ok(Prompt::Ids(ids)) if ids == [1, 2]));
+        let one = |value: Value| match prompts(value).map(|mut all| (all.pop(), all.len())) {
+            Ok((Some(prompt), 0)) => Some(prompt),
+            _ => None,
+        };
+        assert!(matches!(one(json!("a")), Some(Prompt::Text { text, .. }) if text == "a"));
+        assert!(matches!(one(json!(["a"])), Some(Prompt::Text { text, .. }) if text == "a"));
+        assert!(matches!(one(json!([1, 2])), Some(Prompt::Ids(ids)) if ids == [1, 2]));
+        assert!(matches!(one(json!([[1, 2]])), Some(Prompt::Ids(ids)) if ids == [1, 2]));
+        assert_eq!(prompts(json!(["a", "b", [1]])).unwrap().len(), 3);
         for refused in [
             json!(""),
             json!([]),
             json!(null),
             json!([1, -2]),
             json!([1, "a"]),
-            json!(["a", "b"]),
+            json!(["a", ""]),
+            json!(vec!["a"; PROMPTS_MAX + 1]),
         ] {
-            assert!(prompt(refused.clone()).is_err(), "{refused}");
+            assert!(prompts(refused.clone()).is_err(), "{refused}");
         }
+    }
+
+    #[test]
+    fn the_usage_of_several_prompts_is_their_sum() {
+        let one = json!({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 1}});
+        let two = json!({"prompt_tokens": 6, "prompt_tokens_details": {"cached_tokens": 2}});
+        assert_eq!(usage_of_all([one.clone(), one].into_iter()), two);
     }
 }

@@ -69,6 +69,36 @@ async fn chats_tell_the_log_probabilities_of_their_tokens() {
     }
     assert_eq!(&found, tokens);
 
+    // Tokens of a stop string that ends the text are none of it.
+    for stream in [false, true] {
+        let mut stopped = asked.clone();
+        stopped["stop"] = json!(["30"]);
+        stopped["stream"] = stream.into();
+        let reply = http.post("/v1/chat/completions", &stopped).await;
+        let (mut content, mut told) = (String::new(), String::new());
+        let chunks = match stream {
+            true => reply.events().into_iter().map(|(_, data)| data).collect(),
+            false => vec![reply.text],
+        };
+        for chunk in chunks.iter().filter(|data| *data != "[DONE]") {
+            let choice = serde_json::from_str::<Value>(chunk).unwrap()["choices"][0].clone();
+            let said = if stream {
+                &choice["delta"]
+            } else {
+                &choice["message"]
+            };
+            content.push_str(said["content"].as_str().unwrap_or_default());
+            for token in choice["logprobs"]["content"]
+                .as_array()
+                .into_iter()
+                .flatten()
+            {
+                told.push_str(token["token"].as_str().unwrap());
+            }
+        }
+        assert_eq!((&*content, &*told), ("42 - ", "42 - "), "{stream}");
+    }
+
     let plain = posted(&http, "/v1/chat/completions", &question(&json!({}))).await;
     assert!(plain["choices"][0]["logprobs"].is_null());
     assert_eq!(http.stop().await, End::Drained);
@@ -102,6 +132,50 @@ async fn completions_tell_them_by_place() {
         offsets.extend(more.as_array().cloned().unwrap_or_default());
     }
     assert_eq!(json!(offsets), told["text_offset"]);
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn several_prompts_are_continued_in_one_answer() {
+    let http = HttpDaemon::start().await;
+    let ask = |prompt: Value, n: u32| json!({"model": LLAMA, "prompt": prompt, "temperature": 0, "max_tokens": 4, "n": n});
+    let prompts = ["Once upon a time", "42 - 30 =", "The whale"];
+    let whole = posted(&http, "/v1/completions", &ask(json!(prompts), 2)).await;
+    let choices = whole["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 6);
+    let (mut tokens, mut generated) = (0, 0);
+    for (at, prompt) in prompts.iter().enumerate() {
+        let alone = posted(&http, "/v1/completions", &ask(json!(prompt), 1)).await;
+        tokens += alone["usage"]["prompt_tokens"].as_u64().unwrap();
+        generated += 2 * alone["usage"]["completion_tokens"].as_u64().unwrap();
+        for n in 0..2 {
+            let choice = &choices[2 * at + n];
+            assert_eq!(choice["index"], 2 * at + n);
+            assert_eq!(choice["text"], alone["choices"][0]["text"]);
+        }
+    }
+    assert_eq!(whole["usage"]["prompt_tokens"], tokens);
+    assert_eq!(whole["usage"]["completion_tokens"], generated);
+    let mut streamed = ask(json!(prompts), 1);
+    streamed["stream"] = true.into();
+    let refused = http.post("/v1/completions", &streamed).await;
+    assert_eq!(refused.json()["error"]["param"], "stream");
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn one_of_is_held_to_as_any_of() {
+    let http = HttpDaemon::start().await;
+    let kind = |name: &str| {
+        json!({"type": "object", "properties": {"kind": {"const": name}}, "required": ["kind"],
+            "additionalProperties": false})
+    };
+    let schema = json!({"oneOf": [kind("a"), kind("b")]});
+    let asked = question(&json!({"json_schema": schema}));
+    let whole = posted(&http, "/v1/chat/completions", &asked).await;
+    let content = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    let held: Value = serde_json::from_str(content).unwrap();
+    assert!(held["kind"] == "a" || held["kind"] == "b", "{held}");
     assert_eq!(http.stop().await, End::Drained);
 }
 

@@ -320,6 +320,7 @@ async fn refusals_name_the_field_and_say_what_to_do() {
         ("logit_bias", json!({})),
         ("tools", json!([])),
         ("some_new_field", json!({"a": [1]})),
+        ("top_p", json!(0)),
     ] {
         asked[key] = value;
     }
