@@ -231,6 +231,16 @@ where
 }
 
 impl WireSampling {
+    /// `temperature` and `top_p` as they were written.
+    pub(super) fn told(&self) -> (Value, Value) {
+        // The shortest number that is this one: 0.7, not what lies beside it.
+        let number = |x: Option<f32>| {
+            let x = x.and_then(|x| x.to_string().parse::<f64>().ok());
+            x.map_or(Value::Null, Value::from)
+        };
+        (number(self.temperature), number(self.top_p))
+    }
+
     /// What would choose other tokens, and is not here.
     fn add_unsupported(&self, violations: &mut Violations) {
         let other = |value: Option<f32>, neutral: f32| value.is_some_and(|x| x != neutral);
@@ -317,6 +327,14 @@ impl WireSampling {
     }
 }
 
+/// `top_p`, whose 0 leaves the likeliest token, as the smallest number above it does.
+fn likeliest_alone(top_p: f32) -> f32 {
+    match top_p {
+        0.0 => f32::MIN_POSITIVE,
+        other => other,
+    }
+}
+
 /// Biases by token: `{"1234": -2.5}`, or llama-server's `[[1234, -2.5]]`, whose `false` is as low
 /// as may be.
 fn biases(value: Option<&Value>) -> Option<Vec<(u32, f32)>> {
@@ -327,14 +345,6 @@ fn biases(value: Option<&Value>) -> Option<Vec<(u32, f32)>> {
     match value {
         None | Some(Value::Null) => Some(Vec::new()),
         Some(Value::Object(map)) => map
-/// `top_p`, whose 0 leaves the likeliest token, as the smallest number above it does.
-fn likeliest_alone(top_p: f32) -> f32 {
-    match top_p {
-        0.0 => f32::MIN_POSITIVE,
-        other => other,
-    }
-}
-
             .iter()
             .map(|(id, bias)| Some((id.parse().ok()?, number(bias)?)))
             .collect(),
@@ -398,16 +408,6 @@ mod tests {
     }
 
     #[test]
-    fn minus_one_is_without_a_bound() {
-        let read = |value: Value| {
-            let wire: WireSampling = serde_json::from_value(value).unwrap();
-            let mut violations = Violations::default();
-            let fields = wire.fields(None, None, &mut violations);
-            violations.result().unwrap();
-            fields
-        };
-        let fields = read(json!({"top_k": -1, "repeat_last_n": -1}));
-    #[test]
     fn what_other_servers_answered_is_read() {
         let chat = read(json!([
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
@@ -422,6 +422,16 @@ mod tests {
         assert_eq!(failure.fields()[0].0, "messages[0].tool_calls[0]");
     }
 
+    #[test]
+    fn minus_one_is_without_a_bound() {
+        let read = |value: Value| {
+            let wire: WireSampling = serde_json::from_value(value).unwrap();
+            let mut violations = Violations::default();
+            let fields = wire.fields(None, None, &mut violations);
+            violations.result().unwrap();
+            fields
+        };
+        let fields = read(json!({"top_k": -1, "repeat_last_n": -1}));
         assert_eq!(
             (fields.top_k, fields.penalty_last_n),
             (Some(0), Some(i32::MAX))

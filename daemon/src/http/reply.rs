@@ -69,8 +69,6 @@ pub(super) trait Events: Send + 'static {
     fn part(&mut self, part: Part, out: &mut String);
     /// A sign of life.
     fn heartbeat(&mut self, out: &mut String);
-    /// How the answer ends that is about to say its last parts.
-    fn ends(&mut self, _: &Ended) {}
     /// The last events of an answer that others go on behind.
     fn choice_end(&mut self, _: &Ended, _: &mut String) {}
     /// The last events.
@@ -257,7 +255,6 @@ fn take<E: Events>(step: Step, events: &mut E, out: &mut String) -> bool {
             last,
         } => {
             events.choice(at);
-            events.ends(&ended);
             parts.into_iter().for_each(|part| events.part(part, out));
             match last {
                 true => events.end(&ended, out),

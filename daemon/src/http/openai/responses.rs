@@ -2,7 +2,7 @@
 //! conversation.
 //!
 //! The answer is a list of items: what the model thinks (`reasoning`), says (`message`) and calls
-//! (`function_call`). In a stream each item is opened, filled and closed before the next one opens:
+//! (`function_call`). Where a summary of the thinking is asked for, it is the thinking itself. In a stream each item is opened, filled and closed before the next one opens:
 //!
 //! ```text
 //! response.created response.in_progress
@@ -13,6 +13,7 @@
 
 mod events;
 mod request;
+mod tools;
 
 use std::sync::Arc;
 
@@ -29,8 +30,6 @@ use super::super::reply;
 use super::super::start;
 use super::logprobs;
 use rocmforge_service::answers::Ended;
-use rocmforge_service::parts::Part;
-use rocmforge_service::tool_calls::ToolCall;
 
 /// The handler.
 pub(in super::super) async fn responses(
@@ -50,6 +49,8 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         created: unix_seconds(),
         model: asked.model.clone(),
         echo: asked.echo(),
+        names: asked.names(),
+        summarises: asked.summarises(),
     };
     let scores = asked.scores();
     let (conversation, violations) = asked.conversation()?;
@@ -67,6 +68,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     };
     let model = generation.model().filter(|_| scored).cloned();
     if streams {
+        generation.tell_pieces();
         let events = ResponseEvents::new(described, model);
         return reply::stream(generation, events, call).await;
     }
@@ -79,23 +81,12 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let last = parts.len();
     let output: Vec<_> = (1..)
         .zip(parts)
-        .filter_map(|(nth, part)| item(part, item_status(&ended, nth == last), &logprobs))
+        .filter_map(|(nth, part)| {
+            let status = item_status(&ended, nth == last);
+            described.item(part, status, &logprobs)
+        })
         .collect();
     answer(&described.whole(status(&ended), &output, Some(&ended)))
-}
-
-/// A part as a whole item.
-fn item(part: Part, status: &str, logprobs: &Value) -> Option<Value> {
-    Some(match part {
-        Part::Text(text) => {
-            let text = output_text(&text, logprobs);
-            message(&item_id("msg"), status, &[text])
-        }
-        Part::Reasoning(text) => reasoning(&item_id("rs"), status, &text),
-        Part::Call(call) => function_call(&item_id("fc"), &item_id("call"), status, &call),
-        // Calls are told whole here.
-        Part::Arguments(_) => return None,
-    })
 }
 
 fn item_id(kind: &str) -> String {
@@ -108,32 +99,6 @@ fn message(id: &str, status: &str, content: &[Value]) -> Value {
 
 fn output_text(text: &str, logprobs: &Value) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
-}
-
-fn reasoning(id: &str, status: &str, text: &str) -> Value {
-    let content: Vec<_> = match text {
-        "" => Vec::new(),
-        text => vec![json!({"type": "reasoning_text", "text": text})],
-    };
-    json!({
-        "type": "reasoning",
-        "id": id,
-        "status": status,
-        "summary": [],
-        "content": content,
-        "encrypted_content": null,
-    })
-}
-
-fn function_call(id: &str, call_id: &str, status: &str, call: &ToolCall) -> Value {
-    json!({
-        "type": "function_call",
-        "id": id,
-        "call_id": call_id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": status,
-    })
 }
 
 /// How an answer ended, in this route's words.

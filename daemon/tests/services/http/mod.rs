@@ -3,6 +3,7 @@
 
 mod access;
 mod anthropic;
+mod calls;
 pub(crate) mod client;
 mod decoding;
 mod echo;

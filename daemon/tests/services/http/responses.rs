@@ -44,6 +44,18 @@ async fn a_response_is_a_list_of_items() {
     );
     assert_eq!(usage["input_tokens_details"]["cached_tokens"], 0);
     assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], 0);
+    // OpenAI's libraries ask for these.
+    let reasoning = json!({"effort": null, "summary": null});
+    for (key, value) in [
+        ("temperature", json!(0.0)),
+        ("top_p", Value::Null),
+        ("top_logprobs", json!(0)),
+        ("truncation", json!("disabled")),
+        ("background", json!(false)),
+        ("reasoning", reasoning),
+    ] {
+        assert_eq!(response.get(key), Some(&value), "{key}");
+    }
 
     let mut cut = question();
     cut["max_output_tokens"] = 1.into();
@@ -115,6 +127,44 @@ async fn thoughts_are_items_and_a_long_prompt_fails_inside_of_the_stream() {
     let last = data(events.last().unwrap())["response"].clone();
     assert_eq!(last["output"][0]["type"], "reasoning");
     assert!(last["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64() > Some(0));
+    assert_eq!(last["output"][0]["summary"], json!([]));
+
+    asked["reasoning"] = json!({"summary": "auto"});
+    let events = http.post("/v1/responses", &asked).await.events();
+    let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names[2..4],
+        [
+            "response.output_item.added",
+            "response.reasoning_summary_part.added"
+        ]
+    );
+    let end = [
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "output_item.done",
+    ];
+    let found = names[names.len() - 4..].iter();
+    let found = found.map(|name| name.trim_start_matches("response."));
+    assert_eq!(found.take(3).collect::<Vec<_>>(), end);
+    let of = |kind: &str| {
+        let deltas = events.iter().filter(|(name, _)| name == kind).map(data);
+        deltas
+            .map(|event| event["delta"].as_str().unwrap().to_owned())
+            .collect::<String>()
+    };
+    let told = of("response.reasoning_summary_text.delta");
+    assert!(!told.is_empty());
+    assert_eq!(told, of("response.reasoning_text.delta"));
+    let done = data(&events[events.len() - 2])["item"].clone();
+    assert_eq!(
+        done["summary"],
+        json!([{"type": "summary_text", "text": told}])
+    );
+    let mut whole = asked.clone();
+    whole["stream"] = false.into();
+    let whole = http.post("/v1/responses", &whole).await.json();
+    assert_eq!(whole["output"][0]["summary"], done["summary"]);
 
     let mut long = question();
     long["input"] = "word ".repeat(4000).into();

@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 use super::super::super::error::Dialect;
 use super::super::super::reply::{Events, SSE, SSE_HEARTBEAT, event};
 use super::super::logprobs;
-use super::{function_call, item_id, item_status, message, output_text, reasoning, status};
+use super::tools::Names;
+use super::{item_id, item_status, message, output_text, status};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
+use rocmforge_service::tool_calls::ToolCall;
 
 /// What a response says beside its output.
 #[derive(Debug)]
@@ -22,6 +24,10 @@ pub(super) struct Answer {
     pub(super) model: String,
     /// What it repeats of the request.
     pub(super) echo: Value,
+    /// What it calls tools.
+    pub(super) names: Names,
+    /// What the model thinks is told as a summary, too.
+    pub(super) summarises: bool,
 }
 
 impl Answer {
@@ -45,6 +51,47 @@ impl Answer {
             whole.extend(echo.clone());
         }
         whole
+    }
+
+    /// A part as a whole item.
+    pub(super) fn item(&self, part: Part, status: &str, logprobs: &Value) -> Option<Value> {
+        Some(match part {
+            Part::Text(text) => {
+                let text = output_text(&text, logprobs);
+                message(&item_id("msg"), status, &[text])
+            }
+            Part::Reasoning(text) => self.reasoning(&item_id("rs"), status, &text),
+            Part::Call(call) => self.function_call(status, &call),
+            // Calls of a whole answer are whole.
+            Part::Arguments(_) => return None,
+        })
+    }
+
+    fn reasoning(&self, id: &str, status: &str, text: &str) -> Value {
+        let list = |kind: &str, wanted: bool| match wanted && !text.is_empty() {
+            true => json!([{"type": kind, "text": text}]),
+            false => json!([]),
+        };
+        json!({
+            "type": "reasoning",
+            "id": id,
+            "status": status,
+            "summary": list("summary_text", self.summarises),
+            "content": list("reasoning_text", true),
+            "encrypted_content": null,
+        })
+    }
+
+    fn function_call(&self, status: &str, call: &ToolCall) -> Value {
+        let mut item = json!({
+            "type": "function_call",
+            "id": item_id("fc"),
+            "call_id": item_id("call"),
+            "arguments": call.arguments,
+            "status": status,
+        });
+        self.names.put(&call.name, &mut item);
+        item
     }
 }
 
@@ -70,8 +117,10 @@ enum Open {
         id: String,
         text: String,
     },
-    /// A call that may be the one that the end cuts, whole but for its status.
-    Call(Value),
+    Call {
+        item: Value,
+        arguments: String,
+    },
 }
 
 /// Writes the events.
@@ -81,8 +130,6 @@ pub(super) struct ResponseEvents {
     open: Option<Open>,
     /// Items that are closed.
     output: Vec<Value>,
-    /// What comes now is the last of an answer that was cut inside of it.
-    is_cut: bool,
     sequence: u64,
     /// The model, where log-probabilities are wanted.
     scored: Option<Arc<LoadedModel>>,
@@ -98,7 +145,6 @@ impl ResponseEvents {
             answer,
             open: None,
             output: Vec::new(),
-            is_cut: false,
             sequence: 0,
         }
     }
@@ -150,13 +196,38 @@ impl ResponseEvents {
             Some(Open::Reasoning { id, text }) => {
                 let done = json!({"text": text});
                 self.about_text("response.reasoning_text.done", &id, done, out);
-                self.item_done(reasoning(&id, status, &text), out);
+                if self.answer.summarises {
+                    let done = json!({"text": text});
+                    self.about_summary("response.reasoning_summary_text.done", &id, done, out);
+                    let done = json!({"part": {"type": "summary_text", "text": text}});
+                    self.about_summary("response.reasoning_summary_part.done", &id, done, out);
+                }
+                let item = self.answer.reasoning(&id, status, &text);
+                self.item_done(item, out);
             }
-            Some(Open::Call(mut call)) => {
-                call["status"] = status.into();
-                self.item_done(call, out);
+            Some(Open::Call {
+                mut item,
+                arguments,
+            }) => {
+                let done = json!({
+                    "item_id": item["id"], "output_index": self.index(), "name": item["name"],
+                    "arguments": arguments,
+                });
+                self.send("response.function_call_arguments.done", done, out);
+                item["arguments"] = arguments.into();
+                item["status"] = status.into();
+                self.item_done(item, out);
             }
         }
+    }
+
+    /// An event about the summary of the open item.
+    fn about_summary(&mut self, name: &str, id: &str, more: Value, out: &mut String) {
+        let mut data = json!({"item_id": id, "output_index": self.index(), "summary_index": 0});
+        if let (Value::Object(data), Value::Object(more)) = (&mut data, more) {
+            data.extend(more);
+        }
+        self.send(name, data, out);
     }
 
     fn text(&mut self, delta: &str, out: &mut String) {
@@ -188,7 +259,12 @@ impl ResponseEvents {
         if !matches!(self.open, Some(Open::Reasoning { .. })) {
             self.close("completed", out);
             let id = item_id("rs");
-            self.item_added(&reasoning(&id, "in_progress", ""), out);
+            let item = self.answer.reasoning(&id, "in_progress", "");
+            self.item_added(&item, out);
+            if self.answer.summarises {
+                let part = json!({"part": {"type": "summary_text", "text": ""}});
+                self.about_summary("response.reasoning_summary_part.added", &id, part, out);
+            }
             self.open = Some(Open::Reasoning {
                 id,
                 text: String::new(),
@@ -203,6 +279,21 @@ impl ResponseEvents {
                 json!({"delta": delta}),
                 out,
             );
+            if self.answer.summarises {
+                let delta = json!({"delta": delta});
+                self.about_summary("response.reasoning_summary_text.delta", &id, delta, out);
+            }
+        }
+    }
+
+    fn arguments(&mut self, delta: &str, out: &mut String) {
+        let index = self.index();
+        if let Some(Open::Call { item, arguments }) = &mut self.open
+            && !delta.is_empty()
+        {
+            arguments.push_str(delta);
+            let data = json!({"item_id": item["id"], "output_index": index, "delta": delta});
+            self.send("response.function_call_arguments.delta", data, out);
         }
     }
 }
@@ -230,35 +321,22 @@ impl Events for ResponseEvents {
             Part::Reasoning(text) => self.thought(&text, out),
             Part::Call(call) => {
                 self.close("completed", out);
-                let (id, call_id) = (item_id("fc"), item_id("call"));
-                let whole = function_call(&id, &call_id, "completed", &call);
-                let mut begun = whole.clone();
-                begun["arguments"] = "".into();
-                begun["status"] = "in_progress".into();
-                self.item_added(&begun, out);
-                let index = self.index();
-                let delta = json!({"item_id": id, "output_index": index, "delta": call.arguments});
-                self.send("response.function_call_arguments.delta", delta, out);
-                let done = json!({
-                    "item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments,
-                });
-                self.send("response.function_call_arguments.done", done, out);
-                match self.is_cut {
-                    true => self.open = Some(Open::Call(whole)),
-                    false => self.item_done(whole, out),
-                }
+                let begun = ToolCall {
+                    name: call.name,
+                    arguments: String::new(),
+                };
+                let item = self.answer.function_call("in_progress", &begun);
+                self.item_added(&item, out);
+                let arguments = String::new();
+                self.open = Some(Open::Call { item, arguments });
+                self.arguments(&call.arguments, out);
             }
-            // Calls are told whole here.
-            Part::Arguments(_) => {}
+            Part::Arguments(more) => self.arguments(&more, out),
         }
     }
 
     fn heartbeat(&mut self, out: &mut String) {
         out.push_str(SSE_HEARTBEAT);
-    }
-
-    fn ends(&mut self, ended: &Ended) {
-        self.is_cut = ended.cuts_part;
     }
 
     fn end(&mut self, ended: &Ended, out: &mut String) {

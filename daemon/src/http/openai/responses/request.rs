@@ -12,10 +12,32 @@ use super::super::super::prompt::{
 };
 use super::super::super::start::Conversation;
 use super::super::{name, small};
-use rocmforge_service::tool_calls::{self, Tools};
+use super::tools::{self, Names};
 
 /// What `include` says for log-probabilities of what the model says.
 const LOGPROBS: &str = "message.output_text.logprobs";
+
+/// Items of what other servers did by themselves. Their outcome is in the answer that followed, so
+/// that they are left out.
+const SERVERS_OWN: [&str; 17] = [
+    "web_search_call",
+    "file_search_call",
+    "image_generation_call",
+    "code_interpreter_call",
+    "computer_call",
+    "computer_call_output",
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "tool_search_call",
+    "tool_search_output",
+    "additional_tools",
+    "compaction",
+    "compaction_summary",
+    "context_compaction",
+    "ghost_snapshot",
+];
 
 /// The body.
 #[derive(Debug, Deserialize)]
@@ -49,18 +71,47 @@ pub(super) struct ResponsesRequest {
 impl ResponsesRequest {
     /// What the answer repeats of the request.
     pub(super) fn echo(&self) -> Value {
+        let told = self.sampling.told();
         json!({
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata.clone().unwrap_or_else(|| json!({})),
             "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
-            "reasoning": self.reasoning,
+            "reasoning": {"effort": self.reasoning_of("effort"), "summary": self.summary()},
+            "temperature": told.0,
+            "top_p": told.1,
+            "top_logprobs": self.top_logprobs.unwrap_or(0),
+            "truncation": "disabled",
+            "background": false,
             "tool_choice": self.tool_choice.clone().unwrap_or_else(|| "auto".into()),
             "tools": self.tools.clone().unwrap_or_default(),
             "text": {"format": self.format()},
             "previous_response_id": null,
             "store": false,
         })
+    }
+
+    /// What the model knows the tools as.
+    pub(super) fn names(&self) -> Names {
+        Names::of(self.tools.as_deref().unwrap_or_default())
+    }
+
+    fn reasoning_of(&self, key: &str) -> Value {
+        let reasoning = self.reasoning.as_ref();
+        reasoning.map_or(Value::Null, |reasoning| reasoning[key].clone())
+    }
+
+    /// Which summary of the thinking is asked for, by the newer name or the older one.
+    fn summary(&self) -> Value {
+        match self.reasoning_of("summary") {
+            Value::Null => self.reasoning_of("generate_summary"),
+            summary => summary,
+        }
+    }
+
+    /// Whether any is.
+    pub(super) fn summarises(&self) -> bool {
+        self.summary().as_str().is_some_and(|kind| kind != "none")
     }
 
     fn format(&self) -> Value {
@@ -111,7 +162,7 @@ impl ResponsesRequest {
                 kwargs.entry("reasoning_effort").or_insert(effort.into());
             }
         }
-        let tools = tools(
+        let tools = tools::functions(
             self.tools,
             self.tool_choice.as_ref(),
             self.parallel_tool_calls,
@@ -159,41 +210,6 @@ fn field_name(field: &str) -> String {
     }
 }
 
-/// Functions, in the shape of chat completions. Tools that only OpenAI's own machines have are left
-/// out, as agents offer them with every request and do without.
-fn tools(
-    tools: Option<Vec<Value>>,
-    choice: Option<&Value>,
-    parallel: Option<bool>,
-) -> Result<Tools, Failure> {
-    let mut described = Vec::new();
-    for (at, mut tool) in tools.unwrap_or_default().into_iter().enumerate() {
-        match tool["type"].as_str() {
-            Some("function") => {}
-            Some(
-                kind @ ("custom" | "namespace" | "local_shell" | "web_search" | "image_generation"),
-            ) => {
-                tracing::debug!(kind, "a tool that models here cannot call is left out");
-                continue;
-            }
-            _ => return Err(tool_calls::no_function(at, &tool["type"])),
-        }
-        let Some(name) = tool["name"].as_str().map(str::to_owned) else {
-            return Err(failure::invalid(
-                &format!("tools[{at}].name"),
-                "missing; give the function's name",
-            ));
-        };
-        let parameters = take(&mut tool, "parameters");
-        described.push(tool_calls::described(
-            &name,
-            tool["description"].as_str(),
-            &parameters,
-        ));
-    }
-    tool_calls::checked(Some(described), choice, parallel)
-}
-
 /// One item of the input. What the model thought and called goes into one message of the assistant,
 /// as templates want it.
 fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), Failure> {
@@ -210,6 +226,7 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
         return Err(failure::invalid(&field(), message));
     }
     let kind = item["type"].as_str().unwrap_or("message").to_owned();
+    let call_id = item["call_id"].as_str().map(str::to_owned);
     match kind.as_str() {
         "message" => {
             let role = text(take(&mut item, "role"), "role")?;
@@ -237,18 +254,51 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
             }
         }
         "function_call" => {
-            let call = ToolCall {
-                id: item["call_id"].as_str().map(str::to_owned),
-                name: text(take(&mut item, "name"), "name")?,
-                arguments: take(&mut item, "arguments"),
-            };
-            match messages.last_mut().filter(|last| last.role == "assistant") {
-                Some(last) => last.tool_calls.push(call),
-                None => open_turn(messages).tool_calls.push(call),
-            }
+            let name = text(take(&mut item, "name"), "name")?;
+            let namespace = item["namespace"].as_str().filter(|space| !space.is_empty());
+            called(
+                messages,
+                call_id,
+                ToolCall {
+                    id: None,
+                    name: namespace.map_or(name.clone(), |space| tools::flat(space, &name)),
+                    arguments: take(&mut item, "arguments"),
+                },
+            );
         }
-        "function_call_output" => {
-            let id = text(take(&mut item, "call_id"), "call_id")?;
+        // Calls of tools that are none here, in conversations that another server began.
+        "custom_tool_call" => {
+            let name = text(take(&mut item, "name"), "name")?;
+            let arguments = json!({"input": take(&mut item, "input")});
+            called(
+                messages,
+                call_id,
+                ToolCall {
+                    id: None,
+                    name,
+                    arguments,
+                },
+            );
+        }
+        "local_shell_call" => {
+            let arguments = json!({"command": item["action"]["command"]});
+            called(
+                messages,
+                call_id,
+                ToolCall {
+                    id: None,
+                    name: "local_shell".to_owned(),
+                    arguments,
+                },
+            );
+        }
+        "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
+            // The shell's output has the name of its call as its own.
+            let id = match take(&mut item, "call_id") {
+                Value::Null if kind == "local_shell_call_output" => take(&mut item, "id"),
+                id => id,
+            };
+            let id = text(id, "call_id")?;
             messages.push(Message {
                 role: "tool".to_owned(),
                 content: content(&mut item, "output", &field())?,
@@ -256,6 +306,7 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
                 ..Message::default()
             });
         }
+        kind if SERVERS_OWN.contains(&kind) => {}
         other => {
             return Err(failure::unsupported_field(
                 &field(),
@@ -266,6 +317,15 @@ fn turn(at: usize, mut item: Value, messages: &mut Vec<Message>) -> Result<(), F
         }
     }
     Ok(())
+}
+
+/// Notes a call in the assistant's message that it belongs to.
+fn called(messages: &mut Vec<Message>, id: Option<String>, call: ToolCall) {
+    let call = ToolCall { id, ..call };
+    match messages.last_mut().filter(|last| last.role == "assistant") {
+        Some(last) => last.tool_calls.push(call),
+        None => open_turn(messages).tool_calls.push(call),
+    }
 }
 
 /// The assistant's message that the next item belongs to: one that has not said anything yet, else
@@ -364,6 +424,40 @@ mod tests {
         assert_eq!(conversation.messages[4].tool_call_id.as_deref(), Some("c1"));
         assert_eq!(conversation.tools.described.len(), 1);
         assert_eq!(conversation.kwargs["reasoning_effort"], "low");
+    }
+
+    #[test]
+    fn items_of_other_servers_tools_are_calls_or_left_out() {
+        let conversation = read(json!({"model": "m", "input": [
+            {"role": "user", "content": "hi"},
+            {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "q"}},
+            {"type": "function_call", "call_id": "c1", "namespace": "mcp__t", "name": "lookup", "arguments": "{}"},
+            {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** Begin"},
+            {"type": "local_shell_call", "call_id": "c3", "status": "completed",
+                "action": {"type": "exec", "command": ["ls"], "env": {}}},
+            {"type": "function_call_output", "call_id": "c1", "output": "1"},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "2"}]},
+            {"type": "local_shell_call_output", "id": "c3", "output": "3"},
+        ]}))
+        .unwrap();
+        let [_, assistant, results @ ..] = &conversation.messages[..] else {
+            panic!("{:?}", conversation.messages);
+        };
+        let calls = assistant.tool_calls.iter();
+        let calls: Vec<_> = calls
+            .map(|call| (&*call.name, call.arguments.clone()))
+            .collect();
+        let expected = [
+            ("mcp__t__lookup", json!("{}")),
+            ("apply_patch", json!({"input": "*** Begin"})),
+            ("local_shell", json!({"command": ["ls"]})),
+        ];
+        assert_eq!(calls, expected);
+        for (result, n) in results.iter().zip(["1", "2", "3"]) {
+            assert_eq!(result.content, Content::Text(n.to_owned()));
+            assert_eq!(result.tool_call_id, Some(format!("c{n}")));
+        }
+        assert_eq!(results.len(), 3);
     }
 
     #[test]

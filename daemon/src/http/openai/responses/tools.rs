@@ -1,0 +1,174 @@
+//! What a request for a response offers as tools, and how its calls are told in its own words.
+//!
+//! A tool of a namespace, as agents offer those of each MCP server, is a function
+//! `NAMESPACE__NAME` for the model; its call names both apart, as it was offered.
+
+use std::collections::BTreeMap;
+
+use rocmforge_service::failure::{self, Failure};
+use rocmforge_service::tool_calls::{self, Tools};
+use serde_json::{Value, json};
+
+use super::super::super::prompt::take;
+
+/// Types of tools that only OpenAI's own machines have, or whose calls are no JSON. They are left
+/// out, as agents offer them with every request and do without.
+const LEFT_OUT: [&str; 12] = [
+    "custom",
+    "local_shell",
+    "shell",
+    "apply_patch",
+    "web_search",
+    "web_search_preview",
+    "image_generation",
+    "file_search",
+    "code_interpreter",
+    "computer_use_preview",
+    "mcp",
+    "tool_search",
+];
+
+/// The namespace and the name of each function that has one, by what the model knows it as.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Names(BTreeMap<String, (String, String)>);
+
+impl Names {
+    /// Of the tools that a request offers.
+    pub(super) fn of(tools: &[Value]) -> Self {
+        let spaces = tools.iter().filter(|tool| tool["type"] == "namespace");
+        let names = spaces.flat_map(|space| {
+            let members = space["tools"].as_array().into_iter().flatten();
+            members.filter_map(|tool| {
+                let names = (space["name"].as_str()?, tool["name"].as_str()?);
+                let (space, name) = names;
+                Some((flat(space, name), (space.to_owned(), name.to_owned())))
+            })
+        });
+        Self(names.collect())
+    }
+
+    /// Puts the names of a call into its item.
+    pub(super) fn put(&self, called: &str, item: &mut Value) {
+        match self.0.get(called) {
+            Some((space, name)) => {
+                item["namespace"] = space.as_str().into();
+                item["name"] = name.as_str().into();
+            }
+            None => item["name"] = called.into(),
+        }
+    }
+}
+
+/// What the model knows a function of a namespace as.
+pub(super) fn flat(namespace: &str, name: &str) -> String {
+    format!("{namespace}__{name}")
+}
+
+/// The tools as functions, in the shape of chat completions.
+pub(super) fn functions(
+    tools: Option<Vec<Value>>,
+    choice: Option<&Value>,
+    parallel: Option<bool>,
+) -> Result<Tools, Failure> {
+    let mut described = Vec::new();
+    for (at, mut tool) in tools.unwrap_or_default().into_iter().enumerate() {
+        let field = format!("tools[{at}]");
+        match tool["type"].as_str() {
+            Some("function") => described.push(function(tool, None, &field)?),
+            Some("namespace") => {
+                let Some(space) = tool["name"].as_str().map(str::to_owned) else {
+                    let message = "missing; give the namespace's name";
+                    return Err(failure::invalid(&format!("{field}.name"), message));
+                };
+                let Value::Array(members) = take(&mut tool, "tools") else {
+                    continue;
+                };
+                for (n, member) in members.into_iter().enumerate() {
+                    if member["type"] == "function" {
+                        let field = format!("{field}.tools[{n}]");
+                        described.push(function(member, Some(&space), &field)?);
+                    }
+                }
+            }
+            Some(kind) if LEFT_OUT.contains(&kind) => {
+                tracing::debug!(kind, "a tool that models here cannot call is left out");
+            }
+            kind => {
+                return Err(failure::unsupported_field(
+                    &format!("{field}.type"),
+                    &format!(
+                        "{} is not available here; give tools of the type function",
+                        kind.unwrap_or("none")
+                    ),
+                ));
+            }
+        }
+    }
+    let named = choice.and_then(|choice| {
+        let names = (choice["namespace"].as_str()?, choice["name"].as_str()?);
+        Some(json!({"type": "function", "name": flat(names.0, names.1)}))
+    });
+    tool_calls::checked(Some(described), named.as_ref().or(choice), parallel)
+}
+
+fn function(mut tool: Value, namespace: Option<&str>, field: &str) -> Result<Value, Failure> {
+    let Some(name) = tool["name"].as_str().map(str::to_owned) else {
+        return Err(failure::invalid(
+            &format!("{field}.name"),
+            "missing; give the function's name",
+        ));
+    };
+    let name = namespace.map_or(name.clone(), |space| flat(space, &name));
+    let parameters = take(&mut tool, "parameters");
+    let description = tool["description"].as_str();
+    Ok(tool_calls::described(&name, description, &parameters))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_of_namespaces_are_functions_that_are_called_by_both_names() {
+        let lookup =
+            json!({"type": "function", "name": "lookup", "parameters": {"type": "object"}});
+        let tools = vec![
+            lookup.clone(),
+            json!({"type": "namespace", "name": "mcp__t", "tools": [lookup, {"type": "custom"}]}),
+        ];
+        let names = Names::of(&tools);
+        let offered = functions(Some(tools.clone()), None, None).unwrap();
+        let told = offered.described.iter();
+        let told: Vec<_> = told.map(|tool| tool["function"]["name"].clone()).collect();
+        assert_eq!(told, ["lookup", "mcp__t__lookup"]);
+        let mut item = json!({});
+        names.put("mcp__t__lookup", &mut item);
+        assert_eq!(item, json!({"namespace": "mcp__t", "name": "lookup"}));
+        item = json!({});
+        names.put("lookup", &mut item);
+        assert_eq!(item, json!({"name": "lookup"}));
+        let choice = json!({"type": "function", "namespace": "mcp__t", "name": "lookup"});
+        let forced = functions(Some(tools), Some(&choice), None).unwrap().forced;
+        let named = tool_calls::Forced::Named("mcp__t__lookup".to_owned());
+        assert_eq!(forced, Some(named));
+    }
+
+    #[test]
+    fn tools_that_cannot_be_called_are_left_out_and_others_refused() {
+        let kinds = LEFT_OUT.map(|kind| json!({"type": kind}));
+        let none = functions(Some(kinds.to_vec()), None, None).unwrap();
+        assert!(none.described.is_empty());
+        for (tool, field) in [
+            (json!({"type": "robot"}), "tools[0].type"),
+            (json!({"type": "function"}), "tools[0].name"),
+            (json!({"type": "namespace", "tools": []}), "tools[0].name"),
+            (
+                json!({"type": "namespace", "name": "n", "tools": [{"type": "function"}]}),
+                "tools[0].tools[0].name",
+            ),
+        ] {
+            let failure = functions(Some(vec![tool]), None, None).unwrap_err();
+            assert_eq!(failure.fields()[0].0, field);
+        }
+    }
+}
