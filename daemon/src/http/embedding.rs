@@ -16,6 +16,8 @@ pub(super) struct Asked<'a> {
     pub(super) field: &'static str,
     pub(super) dimensions: Option<i64>,
     pub(super) n_ctx: Option<i64>,
+    /// A text that is longer is cut, not refused.
+    pub(super) truncate: bool,
 }
 
 /// A text, a list of texts, token ids, or a list of lists of them.
@@ -77,6 +79,7 @@ pub(super) async fn embed(call: &Call, asked: Asked<'_>) -> Result<Embedded, Fai
             texts: asked.texts,
             field: asked.field,
             n_ctx,
+            truncate: asked.truncate,
             pooling: None,
             normalise: true,
             dimensions: dimensions.transpose()?,

@@ -86,7 +86,13 @@ impl Dialect {
                     "request_id": id,
                 })
             }
-            Self::Ollama => json!({"error": message}),
+            // By its own name of the setting.
+            Self::Ollama => match failure.reason() {
+                "CONTEXT_EXCEEDED" => {
+                    json!({"error": message.replace("raise n_ctx", "raise options.num_ctx")})
+                }
+                _ => json!({"error": message}),
+            },
         }
     }
 }

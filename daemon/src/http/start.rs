@@ -14,7 +14,7 @@ use rocmforge_service::parts::Splitter;
 use rocmforge_service::tool_calls::Tools;
 
 /// A conversation that is to be answered.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Conversation {
     pub(super) model: String,
     pub(super) messages: Vec<Message>,

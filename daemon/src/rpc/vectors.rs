@@ -67,6 +67,7 @@ pub(super) async fn embed(
         model,
         texts,
         field: "inputs",
+        truncate: false,
         pooling,
         normalise: request.normalise.unwrap_or(true),
         dimensions,

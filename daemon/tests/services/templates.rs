@@ -36,6 +36,13 @@ pub(crate) fn with_template(daemon: &Daemon, name: &str, template: &str) -> Stri
     })
 }
 
+/// Without any.
+pub(crate) fn without_template(daemon: &Daemon, name: &str) -> String {
+    forged(daemon, name, "tokenizer.chat_templat", |value| {
+        value[0] = b'_'
+    })
+}
+
 async fn chat(daemon: &Daemon, model: &str, content: &str) -> Result<v1::GenerateDone, Status> {
     chat_within(daemon, model, content, Duration::from_secs(100)).await
 }

@@ -33,6 +33,8 @@ pub struct Texts {
     pub field: &'static str,
     /// The context length, within the model's and the daemon's.
     pub n_ctx: u32,
+    /// Whether a text that is longer is cut, not refused.
+    pub truncate: bool,
     /// Which hidden states make a vector; `None` is as the model's file says, else the last
     /// token's.
     pub pooling: Option<Pooling>,
@@ -68,6 +70,7 @@ impl Service {
             texts,
             field,
             n_ctx,
+            truncate,
             pooling,
             normalise,
             dimensions,
@@ -102,7 +105,7 @@ impl Service {
         let ticket = &ticket;
         let of_file = model.model().hparams().pooling;
         let pooling = pooling.or(of_file).unwrap_or(Pooling::Last);
-        let room = Room::for_embedding(n_ctx, self, &model);
+        let room = Room::for_embedding(n_ctx, self, &model).cutting(truncate);
         let embed = |text: Prompt| {
             let model = Arc::clone(&model);
             async move {

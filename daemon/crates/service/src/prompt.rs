@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rocmforge_engine::LoadedModel;
-use rocmforge_tokenizer::{Chat, Error as TokenizerError, RenderedChat, Renderer};
+use rocmforge_tokenizer::{Chat, Error as TokenizerError, RenderedChat, Renderer, Tokenizer};
 
 use crate::Service;
 use crate::adapted::{self, Way};
@@ -76,7 +76,9 @@ impl Prompt {
     ) -> Result<Encoded, Failure> {
         let tokenizer = model.tokenizer();
         let mut tail = String::new();
-        let most = room.map_or(usize::MAX, |room| room.tokens);
+        let room_for = room.map_or(usize::MAX, |room| room.tokens);
+        let cuts = room.is_some_and(|room| room.cuts);
+        let most = if cuts { usize::MAX } else { room_for };
         let encoded = match self {
             Self::Ids(ids) => Ok(ids),
             Self::Text {
@@ -91,7 +93,11 @@ impl Prompt {
             }
         };
         match (encoded, room) {
-            (Ok(ids), Some(room)) if ids.len() > most => {
+            (Ok(ids), Some(_)) if cuts && ids.len() > room_for => {
+                let ids = cut(ids, room_for, tokenizer);
+                Ok(Encoded { ids, tail })
+            }
+            (Ok(ids), Some(room)) if ids.len() > room_for => {
                 Err(room.refuse(field, &format!("it has {} tokens, but", ids.len())))
             }
             (Ok(ids), _) => Ok(Encoded { ids, tail }),
@@ -183,6 +189,17 @@ fn rendered(
     outcome.map_err(|error| from_template(field, model, &error))
 }
 
+/// The first tokens of a text. What a vocabulary puts behind every text stays there: vectors may be
+/// made of it.
+fn cut(mut ids: Vec<u32>, most: usize, tokenizer: &Tokenizer) -> Vec<u32> {
+    let last = ids.last().copied().filter(|id| tokenizer.is_special(*id));
+    ids.truncate(most);
+    if let (Some(id), Some(place)) = (last, ids.last_mut()) {
+        *place = id;
+    }
+    ids
+}
+
 fn tail_of(text: &str) -> String {
     let text = text.trim_end();
     let mut from = text.len().saturating_sub(TAIL_MAX_BYTES);
@@ -201,6 +218,8 @@ pub struct Room {
     n_ctx_max: u32,
     /// What it is for.
     purpose: Purpose,
+    /// A text that is longer is cut, not refused.
+    cuts: bool,
 }
 
 /// What a prompt's tokens are for.
@@ -221,6 +240,7 @@ impl Room {
             n_ctx_train: model.model().info().n_ctx_train,
             n_ctx_max: context.limits.n_ctx_max,
             purpose: Purpose::Answer,
+            cuts: false,
         }
     }
 
@@ -239,6 +259,11 @@ impl Room {
             purpose: Purpose::Embedding,
             ..Self::for_scores(n_ctx, context, model)
         }
+    }
+
+    /// Whether a text that is longer is cut, not refused.
+    pub fn cutting(self, cuts: bool) -> Self {
+        Self { cuts, ..self }
     }
 
     /// The room that is left beside `tokens` others.

@@ -16,8 +16,10 @@ use super::super::error::Dialect;
 use super::super::format;
 use super::super::prompt::{WireMessage, messages};
 use super::super::reply::{Events, stream};
-use super::super::start::{self, Conversation};
-use super::{NDJSON, Options, counts, lets_go, line, merge, name, refuse_logprobs, thinking, time};
+use super::super::start::Conversation;
+use super::{
+    NDJSON, Options, counts, fit, lets_go, line, merge, name, refuse_logprobs, thinking, time,
+};
 use rocmforge_service::answers::Ended;
 use rocmforge_service::parts::Part;
 use rocmforge_service::tool_calls::{self, ToolCall};
@@ -76,7 +78,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         choices: 1,
         field: "messages",
     };
-    let generation = start::chat(call, conversation, violations).await?;
+    let generation = fit::chat(call, conversation, violations).await?;
     if asked.stream != Some(false) {
         return stream(generation, lines, call).await;
     }
@@ -171,9 +173,9 @@ impl Events for Lines {
                 self.calls += 1;
                 json!({"role": "assistant", "content": "", "tool_calls": [told]})
             }
+            Part::Arguments(_) => return,
         };
         line(&self.line(&message), out);
-            Part::Arguments(_) => return,
     }
 
     fn heartbeat(&mut self, out: &mut String) {

@@ -1,4 +1,7 @@
 //! `POST /api/embed`, and `/api/embeddings` as older clients have it: vectors of length 1.
+//!
+//! A request without a text has the model loaded, and is answered with no vectors. A text that is
+//! too long is cut, unless `truncate` is false.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +17,6 @@ use super::super::call::{Call, json as answer};
 use super::super::embedding::{Asked, embed, texts};
 use super::super::prompt::whole_number;
 
-/// `truncate` is taken and does nothing: a text that is too long is refused, not cut.
 #[derive(Debug, Deserialize)]
 struct EmbedRequest {
     #[serde(default)]
@@ -24,6 +26,7 @@ struct EmbedRequest {
     #[serde(default)]
     prompt: Value,
     dimensions: Option<i64>,
+    truncate: Option<bool>,
     options: Option<Options>,
 }
 
@@ -56,6 +59,16 @@ pub(in super::super) async fn embed_one(
 async fn many(call: &Call, request: Request) -> Result<Response, Failure> {
     let begin = Instant::now();
     let asked: EmbedRequest = call.read(request).await?;
+    let duration = || u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    if says_nothing(&asked.input) {
+        call.model(&asked.model).await?;
+        return answer(&json!({
+            "model": asked.model,
+            "embeddings": [],
+            "total_duration": duration(),
+            "prompt_eval_count": 0,
+        }));
+    }
     let embedded = embed(
         call,
         Asked {
@@ -64,6 +77,7 @@ async fn many(call: &Call, request: Request) -> Result<Response, Failure> {
             field: "input",
             dimensions: asked.dimensions,
             n_ctx: asked.options.and_then(|options| options.num_ctx),
+            truncate: asked.truncate.unwrap_or(true),
         },
     )
     .await?;
@@ -71,13 +85,27 @@ async fn many(call: &Call, request: Request) -> Result<Response, Failure> {
     answer(&json!({
         "model": asked.model,
         "embeddings": vectors.collect::<Vec<_>>(),
-        "total_duration": u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        "total_duration": duration(),
         "prompt_eval_count": embedded.tokens,
     }))
 }
 
+/// Whether there is no text to embed.
+fn says_nothing(input: &Value) -> bool {
+    match input {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        _ => false,
+    }
+}
+
 async fn one(call: &Call, request: Request) -> Result<Response, Failure> {
     let asked: EmbedRequest = call.read(request).await?;
+    if says_nothing(&asked.prompt) {
+        call.model(&asked.model).await?;
+        return answer(&json!({"embedding": []}));
+    }
     let mut embedded = embed(
         call,
         Asked {
@@ -86,6 +114,7 @@ async fn one(call: &Call, request: Request) -> Result<Response, Failure> {
             field: "prompt",
             dimensions: asked.dimensions,
             n_ctx: asked.options.and_then(|options| options.num_ctx),
+            truncate: asked.truncate.unwrap_or(true),
         },
     )
     .await?;

@@ -1,4 +1,4 @@
-//! `POST /api/generate`: a prompt, through the model's template unless it is `raw`.
+//! `POST /api/generate`: a prompt, through the model's template unless it is `raw` or there is none.
 
 use std::sync::Arc;
 
@@ -90,7 +90,11 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     let mut violations = Violations::named(name);
     let (mut sampling, n_ctx) = options.fields(&mut violations);
     sampling.decoding.format = format::of_ollama(asked.format)?;
-    let generation = if asked.raw == Some(true) {
+    let system = asked.system.filter(|text| !text.is_empty());
+    // Without a template there is no place for what the system says.
+    let is_raw = asked.raw == Some(true)
+        || system.is_none() && call.model(&asked.model).await?.template().is_none();
+    let generation = if is_raw {
         let continuation = Continuation {
             model: asked.model,
             prompt: Prompt::Text {
@@ -105,7 +109,6 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
         };
         start::text(call, continuation, violations).await?
     } else {
-        let system = asked.system.filter(|text| !text.is_empty());
         let system = system.map(|text| Message::new("system", text));
         let user = Message::new("user", text);
         let conversation = Conversation {

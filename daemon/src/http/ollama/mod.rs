@@ -2,6 +2,7 @@
 
 pub(super) mod chat;
 pub(super) mod embed;
+mod fit;
 pub(super) mod generate;
 pub(super) mod models;
 pub(super) mod time;
@@ -54,8 +55,8 @@ impl Options {
 
     /// The sampling, and the context's length.
     fn fields(self, violations: &mut Violations) -> (SamplingFields, Option<i32>) {
-        // Below 0 is without end, which the context's is.
-        let max_tokens = self.num_predict.filter(|&n| n >= 0);
+        // 0 and below is without end, which the context's is.
+        let max_tokens = self.num_predict.filter(|&n| n > 0);
         let stop = self.stop.map(TextOr::stops);
         let mut sampling = self.sampling.fields(max_tokens, stop, violations);
         // Below 0 is a fresh draw.

@@ -53,6 +53,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
             field: "input",
             dimensions: asked.dimensions,
             n_ctx: None,
+            truncate: false,
         },
     )
     .await?;

@@ -4,6 +4,7 @@ use rocmforged::End;
 use serde_json::{Value, json};
 
 use crate::http::client::{HttpDaemon, LLAMA};
+use crate::templates::without_template;
 
 fn question() -> Value {
     json!({
@@ -140,6 +141,9 @@ async fn nothing_and_no_bound_are_said_as_ollamas_clients_say_them() {
     asked["options"]["stop"] = json!([""]);
     asked["stream"] = false.into();
     asked["logprobs"] = false.into();
+    // Neither is a bound.
+    asked["options"]["num_predict"] = 0.into();
+    asked["options"]["top_p"] = 0.into();
     let reply = http.post("/api/chat", &asked).await;
     assert_eq!(reply.status, 200, "{reply:?}");
     for (path, field) in [("/api/embed", "options"), ("/api/generate", "prompt")] {
@@ -148,6 +152,90 @@ async fn nothing_and_no_bound_are_said_as_ollamas_clients_say_them() {
         let reply = http.post(path, &asked).await;
         assert_eq!(reply.status, 200, "{path}: {reply:?}");
     }
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_long_text_is_cut_to_be_embedded_and_no_text_loads_the_model() {
+    let http = HttpDaemon::start().await;
+    let ask = async |more: Value| {
+        let mut asked = json!({"model": LLAMA});
+        asked
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        http.post("/api/embed", &asked).await
+    };
+    let (long, options) = ("whale ".repeat(100), json!({"num_ctx": 40}));
+    let cut = ask(json!({"input": ["a", long], "options": options}))
+        .await
+        .json();
+    assert_eq!(cut["embeddings"].as_array().unwrap().len(), 2, "{cut}");
+    let one = ask(json!({"input": long, "options": options})).await.json();
+    assert_eq!(one["prompt_eval_count"], 40);
+    let refused = ask(json!({"input": long, "options": options, "truncate": false})).await;
+    assert_eq!(refused.status, 400);
+    let message = refused.json()["error"].as_str().unwrap().to_owned();
+    assert!(message.contains("raise options.num_ctx"), "{message}");
+    for nothing in [json!([]), json!(""), Value::Null] {
+        let reply = ask(json!({"input": nothing})).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        assert_eq!(reply.json()["embeddings"], json!([]));
+    }
+    let older = json!({"model": LLAMA, "prompt": ""});
+    let older = http.post("/api/embeddings", &older).await.json();
+    assert_eq!(older, json!({"embedding": []}));
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn the_oldest_turns_of_a_chat_that_is_too_long_are_left_out() {
+    let http = HttpDaemon::start().await;
+    let ask = async |turns: usize, n_ctx: u32, last: &str| {
+        let mut messages = vec![json!({"role": "system", "content": "Be brief."})];
+        for _ in 0..turns {
+            messages.push(json!({"role": "user", "content": "Tell me of the whale."}));
+            messages.push(json!({"role": "assistant", "content": "The whale sang a song."}));
+        }
+        messages.push(json!({"role": "user", "content": last}));
+        let asked = json!({
+            "model": LLAMA, "messages": messages, "stream": false,
+            "options": {"num_ctx": n_ctx, "num_predict": 4},
+        });
+        http.post("/api/chat", &asked).await
+    };
+    let tokens = async |turns| {
+        let whole = ask(turns, 1000, "42 - 30 = ?").await.json();
+        whole["prompt_eval_count"].as_u64().unwrap()
+    };
+    let two = tokens(2).await;
+    // With two turns there is one place for an answer, with three there is none.
+    let reply = ask(9, two as u32 + 1, "42 - 30 = ?").await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert_eq!(reply.json()["prompt_eval_count"], two);
+    let refused = ask(9, two as u32, &"word ".repeat(200)).await;
+    assert_eq!(refused.status, 400);
+    let message = refused.json()["error"].as_str().unwrap().to_owned();
+    assert!(message.contains("options.num_ctx"), "{message}");
+    assert_eq!(http.stop().await, End::Drained);
+}
+
+#[tokio::test]
+async fn a_model_without_a_template_continues_the_prompt() {
+    let http = HttpDaemon::start().await;
+    without_template(&http.daemon, "plain");
+    let mut asked = json!({
+        "model": "plain", "prompt": "Once", "stream": false, "options": {"num_predict": 2},
+    });
+    let reply = http.post("/api/generate", &asked).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let plain = reply.json()["prompt_eval_count"].clone();
+    asked["raw"] = true.into();
+    let raw = http.post("/api/generate", &asked).await.json();
+    assert_eq!(raw["prompt_eval_count"], plain);
+    asked["raw"] = false.into();
+    asked["system"] = "Be brief.".into();
+    assert_eq!(http.post("/api/generate", &asked).await.status, 400);
     assert_eq!(http.stop().await, End::Drained);
 }
 
@@ -161,12 +249,7 @@ async fn refusals_have_ollamas_shape_and_names() {
             400,
             "options.temperature",
         ),
-        (
-            "options",
-            json!({"num_predict": 0}),
-            400,
-            "options.num_predict",
-        ),
+        ("options", json!({"min_p": 2}), 400, "options.min_p"),
         ("options", json!({"num_ctx": -5}), 400, "options.num_ctx"),
         ("options", json!({"mirostat": 1}), 400, "options.mirostat"),
         ("format", json!("yaml"), 400, "format"),

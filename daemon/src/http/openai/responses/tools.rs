@@ -93,15 +93,7 @@ pub(super) fn functions(
             Some(kind) if LEFT_OUT.contains(&kind) => {
                 tracing::debug!(kind, "a tool that models here cannot call is left out");
             }
-            kind => {
-                return Err(failure::unsupported_field(
-                    &format!("{field}.type"),
-                    &format!(
-                        "{} is not available here; give tools of the type function",
-                        kind.unwrap_or("none")
-                    ),
-                ));
-            }
+            _ => return Err(tool_calls::no_function(at, &tool["type"])),
         }
     }
     let named = choice.and_then(|choice| {
