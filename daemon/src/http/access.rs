@@ -9,13 +9,18 @@
 //! A browser lets any page send requests to this machine. So where no token tells callers apart,
 //! requests whose `Origin` or `Host` names another machine are refused: the first comes from a
 //! foreign page, the second from one whose name was made to lead here.
+//!
+//! Pages that are let in may read answers (`Access-Control-Allow-Origin`), and have their question
+//! answered whether they may send a request (a preflight, which brings no token). Cookies and the
+//! like are never allowed: there are none here.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use rocmforge_service::failure::{self, Failure};
@@ -83,6 +88,54 @@ impl Http {
     }
 }
 
+/// What pages may read of an answer beside its body.
+const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, request-id, retry-after");
+/// How long a browser need not ask again.
+const PREFLIGHT_S: HeaderValue = HeaderValue::from_static("600");
+const METHODS: HeaderValue = HeaderValue::from_static("GET, POST");
+/// Asked for by pages of the Internet about machines of a private network.
+const PRIVATE_ASKED: &str = "access-control-request-private-network";
+const PRIVATE_ALLOWED: &str = "access-control-allow-private-network";
+
+impl Http {
+    /// The page that sends a request over TCP, if pages of its origin are let in: with tokens all
+    /// of them, since each request has to bring one; without, those of this machine.
+    fn page(&self, client: Client, headers: &HeaderMap) -> Option<HeaderValue> {
+        let origin = headers.get(header::ORIGIN)?;
+        let is_in = client.caller.is_none()
+            && (self.tokens().is_some() || names_this_machine(headers).is_ok());
+        is_in.then(|| origin.clone())
+    }
+}
+
+/// The answer to a page's question whether it may send a request.
+fn preflight(headers: &HeaderMap) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let told = response.headers_mut();
+    told.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+    told.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_S);
+    if let Some(asked) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        told.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());
+    }
+    if headers.contains_key(PRIVATE_ASKED) {
+        told.insert(PRIVATE_ALLOWED, HeaderValue::from_static("true"));
+    }
+    response
+}
+
+fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
+    method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+/// Lets a page read an answer.
+fn allow(origin: HeaderValue, response: &mut Response) {
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+}
+
 fn is_health(method: &Method, path: &str) -> bool {
     method == Method::GET && matches!(path, "/health" | "/v1/health")
 }
@@ -123,6 +176,14 @@ pub(super) async fn gate(
     let id = RequestId::of(request.headers());
     request.extensions_mut().insert(id.clone());
     let client = request.extensions().get::<Client>().copied();
+    let page = client.and_then(|client| http.page(client, request.headers()));
+    if let Some(origin) = &page
+        && is_preflight(request.method(), request.headers())
+    {
+        let mut response = preflight(request.headers());
+        allow(origin.clone(), &mut response);
+        return response;
+    }
     let checked = match client {
         Some(client) => {
             // The body cannot be shared across an await, so these are taken out.
@@ -137,7 +198,11 @@ pub(super) async fn gate(
             if let Some(token) = token {
                 request.extensions_mut().insert(token);
             }
-            next.run(request).await
+            let mut response = next.run(request).await;
+            if let Some(origin) = page {
+                allow(origin, &mut response);
+            }
+            response
         }
         Err(refused) => Call::of(&http, "gate", &request).refuse(&refused),
     };

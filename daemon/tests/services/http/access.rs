@@ -49,6 +49,72 @@ async fn without_a_token_this_machine_may_use_and_not_manage() {
     assert_eq!(http.stop().await, End::Drained);
 }
 
+/// What a browser asks before a page sends a request.
+const PREFLIGHT: [(&str, &str); 2] = [
+    ("access-control-request-method", "POST"),
+    (
+        "access-control-request-headers",
+        "authorization,content-type",
+    ),
+];
+
+#[tokio::test]
+async fn pages_that_are_let_in_may_read_answers_and_others_may_not() {
+    let body = json!({"model": LLAMA}).to_string();
+    let asks = |origin: &'static str| -> Vec<_> {
+        [("origin", origin)].into_iter().chain(PREFLIGHT).collect()
+    };
+    let http = HttpDaemon::start().await;
+    let page = "http://localhost:3000";
+    let allowed = tcp(http.tcp, "OPTIONS", "/api/generate", &asks(page), "").await;
+    assert_eq!(allowed.status, 204, "{allowed:?}");
+    assert_eq!(allowed.headers["access-control-allow-origin"], page);
+    assert_eq!(allowed.headers["access-control-allow-methods"], "GET, POST");
+    let headers = &allowed.headers["access-control-allow-headers"];
+    assert_eq!(headers, "authorization,content-type");
+    for (target, status) in [
+        ("/api/generate", 200),
+        ("/models/load", 403),
+        ("/nothing", 404),
+    ] {
+        let answer = tcp(http.tcp, "POST", target, &[("origin", page)], &body).await;
+        assert_eq!(answer.status, status, "{answer:?}");
+        let told = answer.headers.get("access-control-allow-origin");
+        assert_eq!(told.is_some(), status != 403, "{answer:?}");
+    }
+    let foreign = "https://example.com";
+    for (method, target) in [
+        ("OPTIONS", "/api/generate"),
+        ("GET", "/health"),
+        ("POST", "/api/tags"),
+    ] {
+        let refused = tcp(http.tcp, method, target, &asks(foreign), "").await;
+        let expected = if target == "/health" { 200 } else { 403 };
+        assert_eq!(refused.status, expected, "{refused:?}");
+        assert!(!refused.headers.contains_key("access-control-allow-origin"));
+    }
+    // Whoever asks for no page gets no leave for one.
+    let plain = tcp(http.tcp, "OPTIONS", "/api/tags", &PREFLIGHT, "").await;
+    assert_eq!(plain.status, 405, "{plain:?}");
+    assert_eq!(http.stop().await, End::Drained);
+
+    // With a token a page is let in that brings it; its question brings none.
+    let http = HttpDaemon::start_with(Some(TOKEN), Roles::default()).await;
+    let allowed = tcp(http.tcp, "OPTIONS", "/v1/models", &asks(foreign), "").await;
+    assert_eq!(allowed.status, 204, "{allowed:?}");
+    assert!(allowed.text.is_empty());
+    assert_eq!(allowed.headers["access-control-allow-origin"], foreign);
+    let bearer = format!("Bearer {TOKEN}");
+    let headers = [("origin", foreign), ("authorization", bearer.as_str())];
+    let answer = tcp(http.tcp, "GET", "/v1/models", &headers, "").await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.headers["access-control-allow-origin"], foreign);
+    let without = tcp(http.tcp, "GET", "/v1/models", &headers[..1], "").await;
+    assert_eq!(without.status, 401);
+    assert!(!without.headers.contains_key("access-control-allow-origin"));
+    assert_eq!(http.stop().await, End::Drained);
+}
+
 #[tokio::test]
 async fn with_a_token_nothing_but_health_goes_without_it() {
     let http = HttpDaemon::start_with(Some(TOKEN), Roles::default()).await;
