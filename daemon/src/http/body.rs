@@ -6,16 +6,21 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use axum::extract::Request;
+use axum::http::header;
 use http_body::Body as _;
 use rocmforge_service::arrival::Caller;
 use rocmforge_service::failure::{self, Failure};
 use rocmforge_service::{BODY_WAIT_MAX, REQUEST_MAX_BYTES};
 use serde::de::DeserializeOwned;
+use serde_json::error::Category;
 use tokio::time::Instant;
 
 use super::call::Call;
 use super::fault;
 
+/// Bytes of a body for which it may take a second longer than [`BODY_WAIT_MAX`], from when it is
+/// first looked for to its last byte: what a slow line brings in that time.
+const BYTES_A_SECOND_MIN: u64 = 64 << 10;
 /// When to try again where bytes are short.
 const RETRY: Duration = Duration::from_secs(1);
 /// Most values of a body: two bytes of it can be a value, which takes dozens once decoded.
@@ -28,12 +33,20 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     call: &Call,
     request: Request,
 ) -> Result<T, Failure> {
+    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
+        && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
+    {
+        let message = format!("{encoding:?} is not read here; send the body as it is");
+        return Err(failure::unsupported_field("Content-Encoding", &message));
+    }
     let uid = call.arrival.caller.map_or(Caller::NOBODY, |c| c.uid);
     let mut held = call.service.reading.hold(uid);
     let mut body = request.into_body();
-    let until = Instant::now() + BODY_WAIT_MAX;
+    let begun = Instant::now();
     let mut bytes = Vec::new();
     loop {
+        let limit = time_for(bytes.len());
+        let until = begun + limit;
         let next = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
         let frame = match tokio::time::timeout_at(until, next).await {
             Ok(Some(Ok(frame))) => frame,
@@ -44,7 +57,7 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
                 ));
             }
             Ok(None) => break,
-            Err(_) => return Err(failure::body_late(BODY_WAIT_MAX)),
+            Err(_) => return Err(failure::body_late(limit)),
         };
         let Ok(data) = frame.into_data() else {
             continue;
@@ -74,10 +87,51 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
             &format!("more than {VALUES_MAX} values; send less at once"),
         ));
     }
-    serde_json::from_slice(bytes).map_err(|error| {
-        let (field, message) = fault::of::<T>(bytes, &error);
-        failure::invalid(&field, &message)
-    })
+    let error = match serde_json::from_slice(bytes) {
+        Ok(value) => return Ok(value),
+        Err(error) => error,
+    };
+    // Clients that cut texts leave halves of characters.
+    if error.classify() == Category::Syntax
+        && let Some(mended) = without_halves(bytes)
+        && let Ok(value) = serde_json::from_slice(&mended)
+    {
+        return Ok(value);
+    }
+    let (field, message) = fault::of::<T>(bytes, &error);
+    Err(failure::invalid(&field, &message))
+}
+
+/// How long a body may take of which so many bytes have come.
+fn time_for(bytes: usize) -> Duration {
+    BODY_WAIT_MAX + Duration::from_secs(bytes as u64 / BYTES_A_SECOND_MIN)
+}
+
+/// JSON with U+FFFD for each half of a surrogate pair that has no other half, as Go's and Python's
+/// readers take it; nothing where it has none.
+fn without_halves(json: &[u8]) -> Option<Vec<u8>> {
+    let escape = |at: usize| {
+        let digits = json.get(at..at + 6)?.strip_prefix(b"\\u")?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let mut mended = None::<Vec<u8>>;
+    let mut at = 0;
+    while let Some(found) = json[at..].iter().position(|&byte| byte == b'\\') {
+        at += found;
+        at += match escape(at) {
+            Some(0xd800..=0xdbff) if matches!(escape(at + 6), Some(0xdc00..=0xdfff)) => 12,
+            Some(0xd800..=0xdfff) => {
+                let mended = mended.get_or_insert_with(|| json.to_vec());
+                mended[at..at + 6].copy_from_slice(b"\\ufffd");
+                6
+            }
+            _ => 2,
+        };
+        if at >= json.len() {
+            break;
+        }
+    }
+    mended
 }
 
 /// How many values the text of a JSON document can have, at most.
@@ -103,6 +157,30 @@ mod tests {
     fn values_are_counted_outside_of_strings() {
         assert_eq!(values(br#"{"a":"[,{\",","b":[1,2]}"#), 5);
         assert_eq!(values(b"7"), 1);
+    }
+
+    #[test]
+    fn halves_of_characters_are_replaced_and_whole_ones_stay() {
+        let read = |text: &str| decode::<String>(format!("\"{text}\"").as_bytes());
+        for (text, expected) in [
+            (r"a\ud83d", "a\u{fffd}"),
+            (r"\ud83d\ude00\ude00", "\u{1f600}\u{fffd}"),
+            (r"\ud83dx\uD83D\n", "\u{fffd}x\u{fffd}\n"),
+            (r"\\ud83d \ud83d", "\\ud83d \u{fffd}"),
+        ] {
+            assert_eq!(read(text).unwrap(), expected, "{text}");
+        }
+        for bad in [r"\ud8", r"\ud83d\", r"\ux"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_body_has_time_for_what_has_come() {
+        assert_eq!(time_for(0), BODY_WAIT_MAX);
+        // 5 MB over 2 Mbit/s, and still no more than minutes for the largest.
+        assert!(time_for(5_000_000) > Duration::from_secs(5_000_000 * 8 / 2_000_000));
+        assert!(time_for(REQUEST_MAX_BYTES) < Duration::from_secs(300));
     }
 
     #[test]

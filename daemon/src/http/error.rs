@@ -103,6 +103,8 @@ pub(super) fn status(failure: &Failure) -> StatusCode {
         (_, "REQUEST_TOO_LARGE") => StatusCode::PAYLOAD_TOO_LARGE,
         (_, "REQUEST_TOO_SLOW") => StatusCode::REQUEST_TIMEOUT,
         (_, "METHOD_NOT_ALLOWED") => StatusCode::METHOD_NOT_ALLOWED,
+        // One that never fits its limit: trying again does not help.
+        (_, "PEER_LIMIT") if failure.retry_after().is_none() => StatusCode::PAYLOAD_TOO_LARGE,
         // These pass, or somebody else mends them.
         (_, "MODEL_BUSY" | "MODEL_PINNED" | "MODEL_UNLOADED" | "MODEL_RELOADED" | "IN_USE") => {
             StatusCode::CONFLICT

@@ -56,7 +56,12 @@ fn completion(max_tokens: u32) -> Value {
 /// The shape of a refusal over HTTP.
 #[track_caller]
 fn assert_refused(reply: &Reply, limit: &str, words: &str, retry: bool) {
-    assert_eq!(reply.status, 429, "{reply:?}");
+    // What never fits is not to be sent again.
+    let (status, kind) = match retry {
+        true => (429, "rate_limit_error"),
+        false => (413, "invalid_request_error"),
+    };
+    assert_eq!(reply.status, status, "{reply:?}");
     assert_eq!(
         reply.headers.contains_key("retry-after"),
         retry,
@@ -64,7 +69,7 @@ fn assert_refused(reply: &Reply, limit: &str, words: &str, retry: bool) {
     );
     let error = &reply.json()["error"];
     assert_eq!(error["code"], "PEER_LIMIT");
-    assert_eq!(error["type"], "rate_limit_error");
+    assert_eq!(error["type"], kind);
     assert_eq!(error["details"]["limit"], limit);
     let message = error["message"].as_str().unwrap();
     assert!(message.contains(words), "{message}");
