@@ -1,6 +1,6 @@
-// The Codex command line against a running daemon, by `/v1/responses`: plain, tools, a JSON
-// schema, reasoning, errors, cancellation. What the daemon sends is checked event by event
-// beside what Codex makes of it.
+// The Codex command line against a running daemon, by `/v1/responses`: plain, tools, those of an
+// MCP server, a JSON schema, reasoning, errors, cancellation. What the daemon sends is checked
+// event by event beside what Codex makes of it.
 //
 // usage: codex.mjs URL TOKEN MESSAGE ANSWER
 // The daemon has the models `agent` and `thinker`: ANSWER is what `agent` says to
@@ -136,6 +136,54 @@ async function tools() {
   expect(of(items, "agent_message").length === 1, "tools: said", items);
 }
 
+/** An MCP server with one tool, which says what it was asked. */
+const MCP_SERVER = `
+import readline from "node:readline";
+const tool = { name: "lookup", description: "", inputSchema: { type: "object", properties: { q: { type: "string" } } } };
+const answers = {
+  initialize: (asked) => ({
+    protocolVersion: asked.protocolVersion, capabilities: { tools: {} }, serverInfo: { name: "t", version: "1" },
+  }),
+  "tools/list": () => ({ tools: [tool] }),
+  "tools/call": (asked) => ({ content: [{ type: "text", text: "looked up " + asked.arguments.q }] }),
+};
+for await (const line of readline.createInterface({ input: process.stdin })) {
+  const { id, method, params } = JSON.parse(line);
+  if (id === undefined) continue;
+  const result = answers[method]?.(params) ?? {};
+  console.log(JSON.stringify({ jsonrpc: "2.0", id, result }));
+}
+`;
+
+async function servers() {
+  const server = path.join(home, "server.mjs");
+  fs.writeFileSync(server, MCP_SERVER);
+  const config = `mcp_servers.t={command=${JSON.stringify(process.execPath)},args=[${JSON.stringify(server)}]}`;
+  const parameters = {
+    type: "object",
+    properties: { q: { enum: ["whales"] } },
+    required: ["q"],
+    additionalProperties: false,
+  };
+  let posted = 0;
+  proxy.edit = (body) => {
+    if (posted++ > 0) return greedy(body);
+    const narrowed = (tool) => (tool.name === "lookup" ? { ...tool, parameters } : tool);
+    const tools = body.tools.map((tool) => (tool.tools ? { ...tool, tools: tool.tools.map(narrowed) } : tool));
+    const tool_choice = { type: "function", namespace: "mcp__t", name: "lookup" };
+    return greedy({ ...body, tools, tool_choice });
+  };
+  const { code, items, exchanges, stderr } = await codex("agent", message, "-c", config);
+  expect(code === 0 && exchanges.length === 2, "servers: ended with", code, stderr);
+  const [call] = checkedStream(exchanges[0]).output;
+  expect(call.name === "lookup" && call.namespace === "mcp__t", "servers: call", call);
+  const [called] = of(items, "mcp_tool_call");
+  expect(called?.server === "t" && called.tool === "lookup", "servers: called", items);
+  const result = of(exchanges[1].asked.input, "function_call_output").at(-1);
+  expect(JSON.stringify(result).includes("looked up whales"), "servers: result", result);
+  checkedStream(exchanges[1]);
+}
+
 async function held() {
   proxy.edit = greedy;
   const schema = {
@@ -164,6 +212,13 @@ async function reasoning() {
   expect(response.output[0].type === "reasoning", "reasoning:", response.output);
   expect(response.usage.output_tokens_details.reasoning_tokens > 0, "reasoning:", response.usage);
   expect(code === 0 && said.includes(response.output[0].content[0].text), "reasoning: Codex said", code, said);
+  // As a rule it shows nothing but a summary.
+  const { items, exchanges } = await codex("thinker", message, "-c", "show_raw_agent_reasoning=false");
+  const summary = checkedStream(exchanges[0]).output[0].summary[0]?.text;
+  const summed = events(exchanges[0].text).filter(({ name }) => name === "response.reasoning_summary_text.delta");
+  expect(summed.map(({ data }) => data.delta).join("") === summary, "reasoning: summary", summary);
+  const shown = of(items, "reasoning");
+  expect(shown.length === 1 && shown[0].text.trim() === summary.trim(), "reasoning: shown", items);
 }
 
 async function errors() {
@@ -193,7 +248,7 @@ async function cancelled() {
   await oneMoreAborted(target, token, before);
 }
 
-const scenarios = [plain, tools, held, reasoning, errors, cancelled];
+const scenarios = [plain, tools, servers, held, reasoning, errors, cancelled];
 try {
   for (const scenario of scenarios) {
     await scenario();

@@ -61,6 +61,14 @@ fn the_ai_sdk_is_served() {
 
 #[test]
 fn the_codex_command_line_is_served() {
-    let scenarios = ["plain", "tools", "held", "reasoning", "errors", "cancelled"];
+    let scenarios = [
+        "plain",
+        "tools",
+        "servers",
+        "held",
+        "reasoning",
+        "errors",
+        "cancelled",
+    ];
     run("the_codex_command_line_is_served", "codex.mjs", &scenarios);
 }

@@ -1,4 +1,5 @@
-//! `POST /api/generate`: a prompt, through the model's template unless it is `raw` or there is none.
+//! `POST /api/generate`: a prompt, through the model's template unless it is `raw` or there is
+//! none.
 
 use std::sync::Arc;
 

@@ -2,7 +2,8 @@
 //! conversation.
 //!
 //! The answer is a list of items: what the model thinks (`reasoning`), says (`message`) and calls
-//! (`function_call`). Where a summary of the thinking is asked for, it is the thinking itself. In a stream each item is opened, filled and closed before the next one opens:
+//! (`function_call`). Where a summary of the thinking is asked for, it is the thinking itself. In a
+//! stream each item is opened, filled and closed before the next one opens:
 //!
 //! ```text
 //! response.created response.in_progress

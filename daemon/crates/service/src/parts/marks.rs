@@ -11,8 +11,9 @@
 //! template's ([`forms`](crate::tool_calls::forms)). A form without an opening mark has calls where
 //! the answer begins with `{` or `[`, and nothing else beside them.
 //!
-//! Calls of forms that say so ([`Form::in_pieces`]) are told as they come (by [`Calls`]); of others, whole. A call that the end of the answer cuts has the arguments
-//! that have come, or is left out: its notation is no text.
+//! Calls of forms that say so ([`Form::in_pieces`]) are told as they come (by [`Calls`]); of others,
+//! whole. A call that the end of the answer cuts has the arguments that have come, or is left out:
+//! its notation is no text.
 //!
 //! Where the template has opened the thinking itself, an answer begins there. Text that may be the
 //! beginning of a mark is held back until it is known.
