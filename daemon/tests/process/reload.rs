@@ -180,7 +180,7 @@ fn a_reload_takes_filter_token_and_models_and_names_the_rest() {
     reload(&daemon, &notify);
     let (status, answer) = ask(SECOND, "gpt-5");
     assert!(
-        status == 429 && answer.contains("prompt_bytes = 3"),
+        status == 413 && answer.contains("prompt_bytes = 3"),
         "{answer}"
     );
     fs::remove_file(&limit).unwrap();

@@ -28,6 +28,9 @@ use super::{StreamOptions, bounded, finish_reason, logprobs, name, small, usage}
 use rocmforge_service::answers::{self, Ended};
 use rocmforge_service::parts::Part;
 
+/// What becomes of a prompt.
+type Answers = Result<Vec<(Vec<Part>, Ended)>, Failure>;
+
 /// Most prompts of a request.
 const PROMPTS_MAX: usize = 128;
 /// Prompts of a request that the engine has at a time; they share passes.
@@ -196,8 +199,7 @@ async fn complete(call: &Call, request: Request) -> Result<Response, Failure> {
     if streams {
         return stream(generation, chunks, call).await;
     }
-    let mut waiting: Vec<BoxFuture<'_, Result<Vec<(Vec<Part>, Ended)>, Failure>>> =
-        vec![Box::pin(generation.collect_all())];
+    let mut waiting: Vec<BoxFuture<'_, Answers>> = vec![Box::pin(generation.collect_all())];
     for prompt in prompts {
         let begun = begin(prompt);
         waiting.push(Box::pin(async move { begun.await?.collect_all().await }));

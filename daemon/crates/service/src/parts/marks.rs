@@ -11,7 +11,7 @@
 //! template's ([`forms`](crate::tool_calls::forms)). A form without an opening mark has calls where
 //! the answer begins with `{` or `[`, and nothing else beside them.
 //!
-//! Calls of forms that say so ([`Form::in_pieces`]) are told as they come (by [`Calls`]); of others,
+//! Calls of forms that say so ([`Form::in_pieces`]) are told as they come (by [`Calls`]), of others
 //! whole. A call that the end of the answer cuts has the arguments that have come, or is left out:
 //! its notation is no text.
 //!
