@@ -182,14 +182,20 @@ impl Sampler {
             let Some(logit) = logits.get_mut(token as usize) else {
                 continue;
             };
+            // It stays out of the choice.
+            if *logit == f32::NEG_INFINITY {
+                continue;
+            }
             // A positive logit shrinks and a negative one grows in size, so that
             // either becomes less likely.
-            *logit = if *logit > 0.0 {
+            let repeated = if *logit > 0.0 {
                 *logit / p.repeat_penalty
             } else {
                 *logit * p.repeat_penalty
             };
-            *logit -= p.presence_penalty + p.frequency_penalty * count as f32;
+            let counted = p.presence_penalty + p.frequency_penalty * count as f32;
+            // An infinite logit has no weight to draw by, and minus infinity is never chosen.
+            *logit = finite(finite(repeated) - finite(counted));
         }
     }
 
@@ -233,6 +239,11 @@ impl Sampler {
         // Rounding can leave a rest behind the last one.
         self.candidates.last().map(|c| c.0)
     }
+}
+
+/// The finite number next to it.
+fn finite(x: f32) -> f32 {
+    x.clamp(f32::MIN, f32::MAX)
 }
 
 #[cfg(test)]
@@ -408,6 +419,25 @@ mod tests {
             for _ in 0..300 {
                 assert!(sampler.sample(&mut logits.clone()).unwrap() < 2, "{cut:?}");
             }
+        }
+    }
+
+    #[test]
+    fn extreme_penalties_leave_finite_logits() {
+        let penalised = |repeat_penalty: f32, temperature: f32, logits: &[f32]| {
+            let mut sampler = Sampler::new(SamplingParams {
+                repeat_penalty,
+                ..params(temperature)
+            });
+            (0..logits.len()).for_each(|token| sampler.accept(token as u32));
+            sampler.sample(&mut logits.to_vec())
+        };
+        for temperature in [0.0, 1.0] {
+            // The first one overflows, and stays the most likely.
+            assert_eq!(penalised(1e-38, temperature, &[9.0, -3.0, -4.0]), Ok(0));
+            // All that is allowed overflows, and what is not stays so.
+            let held = [f32::NEG_INFINITY, -9.0, f32::NEG_INFINITY];
+            assert_eq!(penalised(3e38, temperature, &held), Ok(1));
         }
     }
 
