@@ -12,6 +12,7 @@
 //! such otherwise.
 
 pub mod forms;
+mod marked;
 mod python;
 
 use rocmforge_engine::LoadedModel;
@@ -275,19 +276,11 @@ pub fn check_model(tools: &Tools, model: &LoadedModel) -> Result<(), Failure> {
     ))
 }
 
-/// The call that stands between [`OPEN`] and [`CLOSE`], or nothing if it is none.
-pub fn parse(block: &str, tools: &[Value]) -> Option<ToolCall> {
+/// The calls that stand between [`OPEN`] and [`CLOSE`], or nothing if there are none.
+pub(crate) fn parse(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     let block = block.trim();
-    if block.starts_with('{') {
-        let value: Value = serde_json::from_str(block).ok()?;
-        let arguments = match &value["arguments"] {
-            Value::Null => "{}".to_owned(),
-            // Some models write the object as a text.
-            Value::String(text) => text.clone(),
-            object => object.to_string(),
-        };
-        let name = value["name"].as_str()?.to_owned();
-        return Some(ToolCall { name, arguments });
+    if block.starts_with(['{', '[']) {
+        return forms::json_calls(block, tools);
     }
     let (name, pairs) = match block.strip_prefix("<function=") {
         Some(rest) => {
@@ -322,10 +315,15 @@ pub fn parse(block: &str, tools: &[Value]) -> Option<ToolCall> {
         let value = typed(&text, &schema[&key]);
         arguments.insert(key, value);
     }
-    Some(ToolCall {
+    Some(vec![ToolCall {
         name: name.to_owned(),
         arguments: Value::Object(arguments).to_string(),
-    })
+    }])
+}
+
+/// Whether a text is a JSON object, as the arguments of every call are.
+pub(crate) fn is_object(text: &str) -> bool {
+    serde_json::from_str::<Map<String, Value>>(text).is_ok()
 }
 
 /// Keys and values between marks: `OPEN key MIDDLE value CLOSE`, again and again.
@@ -363,11 +361,9 @@ mod tests {
         vec![described("weather", None, &parameters)]
     }
 
-    fn call(arguments: &str) -> Option<ToolCall> {
-        Some(ToolCall {
-            name: "weather".into(),
-            arguments: arguments.into(),
-        })
+    fn call(arguments: &str) -> Option<Vec<ToolCall>> {
+        let (name, arguments) = ("weather".into(), arguments.into());
+        Some(vec![ToolCall { name, arguments }])
     }
 
     #[test]
@@ -394,8 +390,29 @@ mod tests {
             "not a call",
             "<function=weather",
             "other",
+            "{\"name\": \"\", \"arguments\": {}}",
         ] {
             assert_eq!(parse(block, &tools()), None, "{block}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_an_object() {
+        let block = |said: &str| format!("{{\"name\": \"weather\", \"arguments\": {said}}}");
+        for none in ["5", "[1]", "true", "\"hello\"", "\"[1]\"", "\"5\""] {
+            assert_eq!(parse(&block(none), &tools()), None, "{none}");
+        }
+        for empty in ["{}", "null", "\"{}\"", "\"\""] {
+            assert_eq!(parse(&block(empty), &tools()), call("{}"), "{empty}");
+        }
+    }
+
+    #[test]
+    fn several_objects_of_one_block_are_a_call_each() {
+        let one = "{\"name\": \"weather\", \"arguments\": {}}";
+        let expected = call("{}").map(|call| [call.clone(), call].concat());
+        for block in [format!("{one}\n{one}"), format!("[{one}, {one}]")] {
+            assert_eq!(parse(&block, &tools()), expected, "{block}");
         }
     }
 

@@ -23,7 +23,8 @@
 use rocmforge_tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 
-use super::{ToolCall, parse, python, typed};
+use super::marked::{deepseek, kimi, mistral};
+use super::{ToolCall, is_object, parse, python, typed};
 
 /// How calls are written.
 #[derive(Debug, Clone, Copy)]
@@ -308,14 +309,14 @@ pub(crate) fn may_begin_call(text: &str, tools: &[Value]) -> bool {
     word.is_empty() || names.any(|name| name == word || !is_whole && name.starts_with(word))
 }
 
-/// One call.
+/// The calls of one block; [`parse`] tells its form.
 fn one(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
-    Some(vec![parse(block, tools)?])
+    parse(block, tools)
 }
 
 /// A call of a JSON object: `name` or `tool_name`, and `arguments` or `parameters`,
 /// an object or one as text.
-fn json_call(value: &Value) -> Option<ToolCall> {
+pub(super) fn json_call(value: &Value) -> Option<ToolCall> {
     let value = match value.get("function") {
         Some(function) if function.is_object() => function,
         _ => value,
@@ -325,9 +326,13 @@ fn json_call(value: &Value) -> Option<ToolCall> {
         .find_map(|key| value.get(key));
     let arguments = match arguments {
         None | Some(Value::Null) => "{}".to_owned(),
+        Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
         Some(Value::String(text)) => text.clone(),
         Some(object) => object.to_string(),
     };
+    if !is_object(&arguments) {
+        return None;
+    }
     let name = ["name", "tool_name"]
         .into_iter()
         .find_map(|key| value[key].as_str())?;
@@ -349,67 +354,6 @@ pub(crate) fn json_calls(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
             }
             one => calls.push(json_call(&one)?),
         }
-    }
-    (!calls.is_empty()).then_some(calls)
-}
-
-/// A list; or `f[ARGS]{...}` or `f{...}`, each behind a mark of its own. An id may stand between.
-fn mistral(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
-    if block.trim_start().starts_with(['[', '{']) {
-        return json_calls(block, tools);
-    }
-    let one = |text: &str| {
-        let at = text.find('{')?;
-        let (name, arguments) = text.split_at(at);
-        let end = name.find(['[', ' ', '\n']).unwrap_or(name.len());
-        let name = name[..end].trim();
-        let mut values = serde_json::Deserializer::from_str(arguments).into_iter::<Value>();
-        let arguments = values.next()?.ok()?;
-        (!name.is_empty()).then(|| ToolCall {
-            name: name.to_owned(),
-            arguments: arguments.to_string(),
-        })
-    };
-    let blocks = block
-        .split("[TOOL_CALLS]")
-        .filter(|text| !text.trim().is_empty());
-    let calls: Option<Vec<ToolCall>> = blocks.map(one).collect();
-    calls.filter(|calls| !calls.is_empty())
-}
-
-/// `functions.f:0`, a mark, and JSON, between marks each.
-fn kimi(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
-    let mut calls = Vec::new();
-    for text in block.split("<|tool_call_begin|>").skip(1) {
-        let (name, rest) = text.split_once("<|tool_call_argument_begin|>")?;
-        let arguments = rest.split("<|tool_call_end|>").next()?.trim();
-        let name = name.trim().trim_start_matches("functions.");
-        let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
-        serde_json::from_str::<Value>(arguments).ok()?;
-        calls.push(ToolCall {
-            name: name.to_owned(),
-            arguments: arguments.to_owned(),
-        });
-    }
-    (!calls.is_empty()).then_some(calls)
-}
-
-/// `function`, a mark, a name and JSON in a fence (V3, R1); or a name, a mark and JSON (V3.1).
-fn deepseek(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
-    let mut calls = Vec::new();
-    for text in block.split("<｜tool▁call▁begin｜>").skip(1) {
-        let text = text.split("<｜tool▁call▁end｜>").next()?;
-        let (before, behind) = text.split_once("<｜tool▁sep｜>")?;
-        let (name, arguments) = match behind.split_once("```json") {
-            Some((name, rest)) => (name, rest.split("```").next()?),
-            None => (before, behind),
-        };
-        let arguments = arguments.trim();
-        serde_json::from_str::<Value>(arguments).ok()?;
-        calls.push(ToolCall {
-            name: name.trim().to_owned(),
-            arguments: arguments.to_owned(),
-        });
     }
     (!calls.is_empty()).then_some(calls)
 }
