@@ -468,11 +468,16 @@ fn gemma_value(rest: &mut &str, depth: usize) -> Option<Value> {
 
 /// JSON with `parameters`, behind a mark or not; several are set apart by semicolons.
 fn llama(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+    let known = |call: &ToolCall| {
+        tools
+            .iter()
+            .any(|tool| tool["function"]["name"] == *call.name)
+    };
     let block = block.trim().trim_start_matches("<|python_tag|>").trim();
     if block.starts_with('[')
         && let Some(calls) = python::calls(block)
     {
-        return Some(calls);
+        return calls.iter().all(known).then_some(calls);
     }
     let mut calls = Vec::new();
     let mut rest = block;
@@ -485,10 +490,5 @@ fn llama(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
             .trim_start();
         calls.push(json_call(&value)?);
     }
-    let known = |call: &ToolCall| {
-        tools
-            .iter()
-            .any(|tool| tool["function"]["name"] == *call.name)
-    };
     (!calls.is_empty() && calls.iter().all(known)).then_some(calls)
 }
