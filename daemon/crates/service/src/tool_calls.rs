@@ -14,6 +14,8 @@
 pub mod forms;
 mod marked;
 mod python;
+pub(crate) mod tagged;
+mod typed;
 
 use rocmforge_engine::LoadedModel;
 use serde_json::{Map, Value, json};
@@ -282,73 +284,15 @@ pub(crate) fn parse(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
     if block.starts_with(['{', '[']) {
         return forms::json_calls(block, tools);
     }
-    let (name, pairs) = match block.strip_prefix("<function=") {
-        Some(rest) => {
-            let (name, body) = rest.split_once('>')?;
-            (name, pairs(body, "<parameter=", ">", "</parameter>"))
-        }
-        None => {
-            let end = block.find("<arg_key>").unwrap_or(block.len());
-            let (name, body) = block.split_at(end);
-            let between = "</arg_key>";
-            let body = body.replace("\n<arg_value>", "<arg_value>");
-            let pairs = pairs(&body, "<arg_key>", between, "</arg_value>");
-            let value = |(key, value): (String, String)| {
-                let value = value.strip_prefix("<arg_value>").unwrap_or(&value);
-                (key, value.to_owned())
-            };
-            (name, pairs.into_iter().map(value).collect())
-        }
-    };
-    let name = name.trim();
-    let named = !name.is_empty() && !name.contains(['<', '{', ' ', '\n']);
-    let known = tools.iter().find(|tool| tool["function"]["name"] == name);
-    if !named || known.is_none() {
-        return None;
+    match block.starts_with("<function=") {
+        true => tagged::functions(block, tools),
+        false => tagged::keys_and_values(block, tools),
     }
-    let schema = known.map_or(
-        &Value::Null,
-        |tool| &tool["function"]["parameters"]["properties"],
-    );
-    let mut arguments = Map::new();
-    for (key, text) in pairs {
-        let value = typed(&text, &schema[&key]);
-        arguments.insert(key, value);
-    }
-    Some(vec![ToolCall {
-        name: name.to_owned(),
-        arguments: Value::Object(arguments).to_string(),
-    }])
 }
 
 /// Whether a text is a JSON object, as the arguments of every call are.
 pub(crate) fn is_object(text: &str) -> bool {
     serde_json::from_str::<Map<String, Value>>(text).is_ok()
-}
-
-/// Keys and values between marks: `OPEN key MIDDLE value CLOSE`, again and again.
-fn pairs(text: &str, open: &str, middle: &str, close: &str) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    let mut rest = text;
-    while let Some((_, after)) = rest.split_once(open) {
-        let Some((key, after)) = after.split_once(middle) else {
-            break;
-        };
-        let (value, after) = after.split_once(close).unwrap_or((after, ""));
-        // The templates put each on lines of its own.
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
-        found.push((key.trim().to_owned(), value.to_owned()));
-        rest = after;
-    }
-    found
-}
-
-fn typed(text: &str, schema: &Value) -> Value {
-    if schema["type"] == "string" {
-        return text.into();
-    }
-    serde_json::from_str(text).unwrap_or_else(|_| text.into())
 }
 
 #[cfg(test)]

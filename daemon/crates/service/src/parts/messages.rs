@@ -19,8 +19,8 @@
 //! The templates end in `<|start|>assistant`, so that an answer begins inside of a header.
 
 use super::{Part, partial};
-use crate::tool_calls::forms::{self, Headers};
-use crate::tool_calls::{ToolCall, Tools};
+use crate::tool_calls::forms::Headers;
+use crate::tool_calls::{ToolCall, Tools, tagged};
 
 const MESSAGE: &str = "<|message|>";
 const CHANNEL: &str = "<|channel|>";
@@ -235,7 +235,7 @@ fn called(headers: Headers, name: &str, body: &str, tools: &Tools) -> Option<Vec
                 arguments: arguments.to_owned(),
             }])
         }
-        Headers::Recipients => forms::invokes(body, "atem:", &tools.described),
+        Headers::Recipients => tagged::invokes(body, "atem:", &tools.described),
     }
 }
 

@@ -24,7 +24,8 @@ use rocmforge_tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 
 use super::marked::{deepseek, kimi, mistral};
-use super::{ToolCall, is_object, parse, python, typed};
+use super::tagged::invokes;
+use super::{ToolCall, is_object, parse, python};
 
 /// How calls are written.
 #[derive(Debug, Clone, Copy)]
@@ -354,43 +355,6 @@ pub(crate) fn json_calls(block: &str, _: &[Value]) -> Option<Vec<ToolCall>> {
             }
             one => calls.push(json_call(&one)?),
         }
-    }
-    (!calls.is_empty()).then_some(calls)
-}
-
-/// `<invoke name="f"><parameter name="a">1</parameter></invoke>`, with a prefix in each mark. A
-/// value is text where it or the tool's schema says so, and JSON where it parses as such otherwise.
-pub(crate) fn invokes(block: &str, prefix: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
-    let (invoke, parameter) = (
-        format!("<{prefix}invoke name=\""),
-        format!("<{prefix}parameter name=\""),
-    );
-    let close = format!("</{prefix}parameter>");
-    let mut calls = Vec::new();
-    for text in block.split(&invoke).skip(1) {
-        let (name, body) = text.split_once('"')?;
-        let known = tools.iter().find(|tool| tool["function"]["name"] == name);
-        let schema = known.map_or(
-            &Value::Null,
-            |tool| &tool["function"]["parameters"]["properties"],
-        );
-        let mut arguments = Map::new();
-        for text in body.split(&parameter).skip(1) {
-            let (key, rest) = text.split_once('"')?;
-            let (mark, rest) = rest.split_once('>')?;
-            let value = rest.split(&close).next()?;
-            let value = value.strip_prefix('\n').unwrap_or(value);
-            let value = value.strip_suffix('\n').unwrap_or(value);
-            let value = match mark.contains("string=\"true\"") {
-                true => value.into(),
-                false => typed(value, &schema[key]),
-            };
-            arguments.insert(key.to_owned(), value);
-        }
-        calls.push(ToolCall {
-            name: name.to_owned(),
-            arguments: Value::Object(arguments).to_string(),
-        });
     }
     (!calls.is_empty()).then_some(calls)
 }

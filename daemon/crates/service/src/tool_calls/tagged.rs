@@ -1,0 +1,316 @@
+//! Calls whose parameters stand between tags of their own.
+//!
+//! ```text
+//! <function=f><parameter=a>1</parameter></function>
+//! <invoke name="f"><parameter name="a">1</parameter></invoke>
+//! f<arg_key>a</arg_key><arg_value>1</arg_value>
+//! ```
+//!
+//! A value ends at its closing tag. Where that is missing, it ends where the next parameter or the
+//! end of the call can be told from text.
+
+use serde_json::{Map, Value};
+
+use super::ToolCall;
+use super::typed::Parameters;
+
+/// How parameters are written.
+struct Tags<'a> {
+    /// In front of a parameter's name.
+    open: &'a str,
+    /// Behind the name.
+    named: &'a str,
+    /// In front of the value, where it has a tag of its own.
+    value: &'a str,
+    /// Behind the value.
+    close: &'a str,
+    /// In front of a call's name; empty where each call has a block of its own.
+    call: &'a str,
+    /// Behind a call's parameters; empty where nothing is.
+    call_close: &'a str,
+    /// Names are in quotation marks, and attributes may follow them.
+    quoted: bool,
+}
+
+/// `<function=f>...</function>`, one or several.
+pub(super) fn functions(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+    let tags = Tags {
+        open: "<parameter=",
+        named: ">",
+        value: "",
+        close: "</parameter>",
+        call: "<function=",
+        call_close: "</function>",
+        quoted: false,
+    };
+    tags.calls(block, tools)
+}
+
+/// `<invoke name="f">...</invoke>`, one or several, with a prefix in each tag. A value is text
+/// where its tag says so.
+pub(crate) fn invokes(block: &str, prefix: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+    let tag = |rest: &str| format!("<{prefix}{rest}");
+    let close = |name: &str| format!("</{prefix}{name}>");
+    let all = close("function_calls");
+    let block = block.trim_end();
+    let block = block.strip_suffix(&*all).unwrap_or(block);
+    let tags = Tags {
+        open: &tag("parameter name=\""),
+        named: "\"",
+        value: "",
+        close: &close("parameter"),
+        call: &tag("invoke name=\""),
+        call_close: &close("invoke"),
+        quoted: true,
+    };
+    tags.calls(block, tools)
+}
+
+/// A name, and keys and values behind it.
+pub(super) fn keys_and_values(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+    let tags = Tags {
+        open: "<arg_key>",
+        named: "</arg_key>",
+        value: "<arg_value>",
+        close: "</arg_value>",
+        call: "",
+        call_close: "",
+        quoted: false,
+    };
+    let end = block.find(tags.open).unwrap_or(block.len());
+    let (name, body) = block.split_at(end);
+    let name = name.trim();
+    let (arguments, _) = tags.arguments(body, Parameters::of(name, tools)?, tools);
+    Some(vec![called(name, arguments)])
+}
+
+fn called(name: &str, arguments: Map<String, Value>) -> ToolCall {
+    ToolCall {
+        name: name.to_owned(),
+        arguments: Value::Object(arguments).to_string(),
+    }
+}
+
+impl Tags<'_> {
+    /// All calls of a block. What names no tool is left out where tags alone would be a call.
+    fn calls(&self, block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
+        let mut calls = Vec::new();
+        let mut rest = block;
+        while let Some((_, behind)) = rest.split_once(self.call) {
+            let Some((name, _, body)) = self.head(behind) else {
+                break;
+            };
+            let parameters = match Parameters::of(name, tools) {
+                None if self.quoted => Parameters::unknown(),
+                None => {
+                    rest = body;
+                    continue;
+                }
+                Some(parameters) => parameters,
+            };
+            let (arguments, behind) = self.arguments(body, parameters, tools);
+            calls.push(called(name, arguments));
+            rest = behind;
+        }
+        (!calls.is_empty()).then_some(calls)
+    }
+
+    /// The name in a tag, the tag's attributes, and what is behind the tag.
+    fn head<'t>(&self, text: &'t str) -> Option<(&'t str, &'t str, &'t str)> {
+        let (name, behind) = text.split_once(self.named)?;
+        let (attributes, behind) = match self.quoted {
+            true => behind.split_once('>')?,
+            false => ("", behind),
+        };
+        Some((name.trim(), attributes, behind))
+    }
+
+    /// The parameters of a call from `text` on, and what is behind the call.
+    fn arguments<'t>(
+        &self,
+        text: &'t str,
+        parameters: Parameters,
+        tools: &[Value],
+    ) -> (Map<String, Value>, &'t str) {
+        let mut arguments = Map::new();
+        let mut rest = text;
+        loop {
+            let next = |tag: &str| rest.find(tag).filter(|_| !tag.is_empty());
+            let found = [self.open, self.call_close, self.call].map(next);
+            let Some(first) = found.into_iter().flatten().min() else {
+                return (arguments, "");
+            };
+            if found[0] != Some(first) {
+                return (arguments, &rest[first..]);
+            }
+            let Some((key, attributes, behind)) = self.head(&rest[first + self.open.len()..])
+            else {
+                return (arguments, "");
+            };
+            let behind = match behind.trim_start().strip_prefix(self.value) {
+                Some(value) if !self.value.is_empty() => value,
+                _ => behind,
+            };
+            let is_new = |key: &str| parameters.has(key) && !arguments.contains_key(key);
+            let (text, behind) = self.value(behind, tools, |next| next != key && is_new(next));
+            let value = match attributes.contains("string=\"true\"") {
+                true => text.into(),
+                false => parameters.value(key, text),
+            };
+            arguments.insert(key.to_owned(), value);
+            rest = behind;
+        }
+    }
+
+    /// The value at the beginning of `text`, and what is behind it.
+    fn value<'t>(
+        &self,
+        text: &'t str,
+        tools: &[Value],
+        is_parameter: impl Fn(&str) -> bool,
+    ) -> (&'t str, &'t str) {
+        let close = text.find(self.close);
+        let until = &text[..close.unwrap_or(text.len())];
+        let on_lines = text.starts_with('\n');
+        let missing = until.match_indices('<').map(|(at, _)| at).find(|&at| {
+            let before = until[..at].trim_end_matches([' ', '\t']);
+            let begins = !on_lines || before.ends_with('\n');
+            begins && self.begins_parameter(&text[at..], &is_parameter)
+                || self.ends_call(&text[at..], tools)
+        });
+        let (value, behind) = match (missing, close) {
+            (Some(at), _) => text.split_at(at),
+            (None, Some(at)) => (until, &text[at + self.close.len()..]),
+            (None, None) => (text, ""),
+        };
+        // The templates put each on lines of its own.
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        (value.strip_suffix('\n').unwrap_or(value), behind)
+    }
+
+    /// Whether the tag of another parameter begins here: one that is given nowhere else, since
+    /// what is given behind is only written about here.
+    fn begins_parameter(&self, text: &str, is_parameter: impl Fn(&str) -> bool) -> bool {
+        let Some(behind) = text.strip_prefix(self.open) else {
+            return false;
+        };
+        let Some((key, _)) = behind.split_once(self.named) else {
+            return false;
+        };
+        let tag = &text[..self.open.len() + key.len() + self.named.len()];
+        let end = behind.find(self.call_close).filter(|&at| at > 0);
+        is_parameter(key.trim()) && !behind[..end.unwrap_or(behind.len())].contains(tag)
+    }
+
+    /// Whether the call ends here: no other parameter follows, but the end or another call.
+    fn ends_call(&self, text: &str, tools: &[Value]) -> bool {
+        let behind = text.strip_prefix(self.call_close);
+        let Some(behind) = behind.filter(|_| !self.call_close.is_empty()) else {
+            return false;
+        };
+        let next = behind.trim_start();
+        let name = next.strip_prefix(self.call);
+        let name = name.and_then(|next| Some(next.split_once(self.named)?.0));
+        next.is_empty() || name.is_some_and(|name| Parameters::of(name.trim(), tools).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::described;
+    use super::*;
+
+    fn tools() -> Vec<Value> {
+        let text = json!({"type": "string"});
+        let f = json!({"properties": {"a": text, "b": {"type": "integer"}, "c": text}});
+        let g = json!({"properties": {"path": text}});
+        vec![described("f", None, &f), described("g", None, &g)]
+    }
+
+    fn call(name: &str, arguments: &Value) -> ToolCall {
+        ToolCall {
+            name: name.to_owned(),
+            arguments: arguments.to_string(),
+        }
+    }
+
+    /// What every form reads from the same calls, written with these tags.
+    fn read(text: &str) -> [Option<Vec<ToolCall>>; 2] {
+        let quoted = text
+            .replace("<function=f>", "<x:invoke name=\"f\">")
+            .replace("<function=g>", "<x:invoke name=\"g\">")
+            .replace("</function>", "</x:invoke>")
+            .replace("</parameter>", "</x:parameter>");
+        let quoted = ["a", "b", "c", "path"].iter().fold(quoted, |text, key| {
+            let tag = format!("<x:parameter name=\"{key}\">");
+            text.replace(&format!("<parameter={key}>"), &tag)
+        });
+        [functions(text, &tools()), invokes(&quoted, "x:", &tools())]
+    }
+
+    #[test]
+    fn a_missing_closing_tag_swallows_nothing() {
+        let both = Some(vec![call("f", &json!({"a": "x", "b": 1}))]);
+        for text in [
+            "<function=f>\n<parameter=a>\nx\n<parameter=b>\n1\n</parameter>\n</function>",
+            "<function=f><parameter=a>x<parameter=b>1</parameter></function>",
+            "<function=f>\n<parameter=b>\n1\n</parameter>\n<parameter=a>\nx\n</function>\n",
+            "<function=f>\n<parameter=a>\nx\n<parameter=b>\n1\n</function>",
+        ] {
+            let arguments = |calls: Option<Vec<ToolCall>>| {
+                let calls = calls.unwrap();
+                assert_eq!(calls.len(), 1, "{text}");
+                serde_json::from_str::<Value>(&calls[0].arguments).unwrap()
+            };
+            for calls in read(text) {
+                assert_eq!(arguments(calls), arguments(both.clone()), "{text}");
+            }
+        }
+        let glm =
+            "f\n<arg_key>a</arg_key>\n<arg_value>x\n<arg_key>b</arg_key>\n<arg_value>1</arg_value>";
+        assert_eq!(keys_and_values(glm, &tools()), both);
+    }
+
+    #[test]
+    fn tags_in_a_value_that_is_closed_are_text() {
+        for value in [
+            "see <parameter=b> and\n</function>\nthen",
+            "see\n<parameter=b>\nhere",
+            "see\n<parameter=other>\n<function=f>\nhere",
+        ] {
+            let text = format!(
+                "<function=f>\n<parameter=a>\n{value}\n</parameter>\n<parameter=b>\n1\n</parameter>\n</function>"
+            );
+            let expected = Some(vec![call("f", &json!({"a": value, "b": 1}))]);
+            assert_eq!(functions(&text, &tools()), expected, "{value}");
+        }
+        let glm = "f\n<arg_key>a</arg_key>\n<arg_value>x\n<arg_value>y</arg_value>";
+        let expected = Some(vec![call("f", &json!({"a": "x\n<arg_value>y"}))]);
+        assert_eq!(keys_and_values(glm, &tools()), expected);
+    }
+
+    #[test]
+    fn several_calls_of_one_block_are_told_apart() {
+        let expected = Some(vec![
+            call("f", &json!({"a": "x"})),
+            call("g", &json!({"path": "y"})),
+        ]);
+        for text in [
+            "<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n\
+             <function=g>\n<parameter=path>\ny\n</parameter>\n</function>",
+            "<function=f>\n<parameter=a>\nx\n</function>\n\
+             <function=g>\n<parameter=path>\ny\n</parameter>\n</function>",
+            "<function=f>\n<parameter=a>\nx\n</parameter>\n\
+             <function=g>\n<parameter=path>\ny\n</function>\n",
+        ] {
+            for calls in read(text) {
+                assert_eq!(calls, expected, "{text}");
+            }
+        }
+        // What names no tool loses none of the others.
+        let text = "<function=f></function>\n<function=other></function>";
+        assert_eq!(functions(text, &tools()), Some(vec![call("f", &json!({}))]));
+    }
+}
