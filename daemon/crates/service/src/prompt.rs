@@ -10,6 +10,8 @@ use crate::adapted::{self, Way};
 use crate::arrival::Arrival;
 use crate::failure::{self, Failure};
 use crate::text_work::Unwanted;
+use crate::tool_calls::forms::Headers;
+use crate::tool_calls::headers::{self, Fit};
 
 /// What to continue, before it is ids.
 #[derive(Debug)]
@@ -35,11 +37,12 @@ pub struct Encoded {
     /// The ids.
     pub ids: Vec<u32>,
     /// The end of a rendered chat without the space after it, at most [`TAIL_MAX_BYTES`] bytes: it
-    /// tells whether the answer begins inside of something that the template has opened.
+    /// tells whether the answer begins inside of something that the template has opened. Where
+    /// messages have headers, the last of them is in front of it.
     pub tail: String,
 }
 
-/// Most bytes of [`Encoded::tail`].
+/// Most bytes of [`Encoded::tail`], beside a header.
 pub const TAIL_MAX_BYTES: usize = 64;
 
 impl Prompt {
@@ -88,7 +91,9 @@ impl Prompt {
             } => tokenizer.encode_at_most(most, &text, add_special, parse_special),
             Self::Chat(chat) => {
                 let rendered = rendered(&chat, field, model, templates)?;
-                tail = tail_of(&rendered.text());
+                let source = model.template().and_then(|template| template.source().ok());
+                let with_headers = source.is_some_and(|source| Headers::of(source).is_some());
+                tail = tail_of(&rendered.text(), with_headers);
                 tokenizer.encode_rendered(most, &rendered)
             }
         };
@@ -200,13 +205,25 @@ fn cut(mut ids: Vec<u32>, most: usize, tokenizer: &Tokenizer) -> Vec<u32> {
     ids
 }
 
-fn tail_of(text: &str) -> String {
+/// See [`Encoded::tail`].
+fn tail_of(text: &str, with_headers: bool) -> String {
     let text = text.trim_end();
     let mut from = text.len().saturating_sub(TAIL_MAX_BYTES);
     while !text.is_char_boundary(from) {
         from += 1;
     }
-    text[from..].to_owned()
+    let begun = with_headers.then(|| headers::last_of(text)).flatten();
+    let Some(begun) = begun.filter(|begun| begun.len() > TAIL_MAX_BYTES) else {
+        return text[from..].to_owned();
+    };
+    match headers::fit(begun) {
+        // A message may be long, and what it says in between tells nothing.
+        Fit::Whole(n) => {
+            let body = text.len() - begun.len() + n;
+            format!("{}{}", &begun[..n], &text[from.max(body)..])
+        }
+        Fit::Begins | Fit::No => begun.to_owned(),
+    }
 }
 
 /// How many tokens a request may bring, and why no more.
@@ -391,5 +408,32 @@ impl Service {
             Ok(encoded.ids.len() as u32)
         };
         arrival.limit(self.text.run(bytes, work)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_has_the_last_header_in_front_of_it() {
+        let asked = "<|start|>user<|message|>Tell me a story.<|end|>";
+        let header = "<|start|>assistant<|channel|>final<|message|>";
+        for said in [
+            "Once",
+            &"Once upon a time, ".repeat(100),
+            &"\u{e9}".repeat(99),
+        ] {
+            let tail = tail_of(&format!("{asked}{header}{said}  \n"), true);
+            let body = tail.strip_prefix(header).unwrap_or_else(|| {
+                let at = tail.find(header).unwrap();
+                &tail[at + header.len()..]
+            });
+            assert!(said.trim_end().ends_with(body) && body.len() <= TAIL_MAX_BYTES);
+        }
+        let open = format!("{asked}<|start|>assistant");
+        assert!(tail_of(&open, true).ends_with("<|start|>assistant"));
+        let plain = tail_of(&format!("{asked}{header}{}", "x".repeat(99)), false);
+        assert_eq!(plain, "x".repeat(TAIL_MAX_BYTES));
     }
 }

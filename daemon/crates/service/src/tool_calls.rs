@@ -12,6 +12,7 @@
 //! such otherwise.
 
 pub mod forms;
+pub(crate) mod headers;
 mod marked;
 mod python;
 pub(crate) mod tagged;

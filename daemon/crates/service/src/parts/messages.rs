@@ -13,29 +13,19 @@
 //! <|start|>assistant to=user<|message|>...<|eot|>                      what it says
 //! <|start|>assistant to=f<|message|><atem:function_calls>...<|eot|>    what it calls
 //!
-//! header --"<|message|>"--> body --an end--> header
+//! header --"<|message|>"--> body --an end, and a header--> body
 //! ```
 //!
-//! The templates end in `<|start|>assistant`, so that an answer begins inside of a header.
+//! The templates end in `<|start|>assistant`, so that an answer begins inside of a header. A mark
+//! that ends a body counts where a header or nothing follows it; else it is text, as are answers
+//! without a header ([`headers`]).
 
 use super::{Part, partial};
 use crate::tool_calls::forms::Headers;
-use crate::tool_calls::{ToolCall, Tools, tagged};
+use crate::tool_calls::headers::{self, CHANNEL, ENDS, Fit, START, TO, fit};
+use crate::tool_calls::{ToolCall, Tools, is_object, tagged};
 
-const MESSAGE: &str = "<|message|>";
-const CHANNEL: &str = "<|channel|>";
-const START: &str = "<|start|>";
-/// What ends a body; the first of them also begins what follows it.
-const ENDS: [&str; 6] = [
-    START,
-    "<|end|>",
-    "<|call|>",
-    "<|return|>",
-    "<|eom|>",
-    "<|eot|>",
-];
-/// Longest header, and longest call; what is longer is text.
-const HEADER_MAX_BYTES: usize = 4096;
+/// Longest call; what is longer is text.
 const CALL_MAX_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +42,11 @@ enum State {
 pub(super) struct Messages {
     headers: Headers,
     state: State,
+    /// The part of a header that the prompt ends in.
+    opened: String,
     held: String,
+    /// Bytes of `held` that have no mark which counts.
+    seen: usize,
     /// Arguments of the call are told as they come; it has begun.
     in_call: bool,
     tools: Tools,
@@ -63,18 +57,20 @@ impl Messages {
     /// Behind a prompt that ends in `tail`.
     pub(super) fn new(headers: Headers, tail: &str, tools: Tools) -> Self {
         // A prompt that goes on with a message has opened its body.
-        let begun = tail.rfind(START).map(|at| &tail[at..]);
-        let opened = begun.and_then(|begun| begun.split_once(MESSAGE));
-        let state = match opened {
-            Some((header, body)) if !ENDS.iter().any(|end| body.contains(end)) => {
-                state_of(headers, header)
+        let begun = headers::last_of(tail).unwrap_or_default();
+        let (state, opened) = match fit(begun) {
+            Fit::Whole(n) if !ENDS.iter().any(|end| begun[n..].trim_end().ends_with(end)) => {
+                (state_of(headers, &begun[..n]), "")
             }
-            _ => State::Header,
+            Fit::Whole(_) | Fit::No => (State::Header, ""),
+            Fit::Begins => (State::Header, begun),
         };
         Self {
             headers,
             state,
+            opened: opened.to_owned(),
             held: String::new(),
+            seen: 0,
             in_call: false,
             tools,
             calls: 0,
@@ -101,74 +97,105 @@ impl Messages {
 
     pub(super) fn finish(&mut self, is_cut: bool, into: &mut Vec<Part>) {
         let held = std::mem::take(&mut self.held);
-        match self.state {
-            // A header without its message says nothing, unless it is none.
-            State::Header if held.contains("<|") || "assistant".starts_with(held.trim()) => {}
-            State::Header => hand_out(Part::Text, &held, into),
-            // The notation of a call that is cut is no text.
-            State::Calling(_) if is_cut && self.headers == Headers::Recipients => {
-                let mut parts = Vec::new();
-                self.end(&held, &mut parts);
-                into.extend(
-                    parts
-                        .into_iter()
-                        .filter(|part| matches!(part, Part::Call(_))),
-                );
+        if self.state == State::Header {
+            // A header without its message says nothing.
+            let begun = held.trim_start();
+            let is_role = self.opened.is_empty() && "assistant".starts_with(begun);
+            if !(begun.starts_with("<|") || begun.starts_with(TO) || is_role) {
+                hand_out(Part::Text, &held, into);
             }
-            State::Calling(_) => {
-                let begun = ENDS.iter().map(|mark| partial(&held, mark)).max();
-                self.end(&held[..held.len() - begun.unwrap_or(0)], into);
-            }
-            _ => self.end(&held, into),
+            return;
         }
+        let end = self.end_of(&held).map_or(held.len(), |(at, _)| at);
+        let mut body = &held[..end];
+        let calls = matches!(self.state, State::Calling(_));
+        if calls {
+            let begun = ENDS.iter().map(|mark| partial(body, mark)).max();
+            body = &body[..body.len() - begun.unwrap_or(0)];
+        }
+        let mut parts = Vec::new();
+        self.end(body, &mut parts);
+        if calls && is_cut {
+            // The notation of a call that is cut is no text.
+            parts.retain(|part| !matches!(part, Part::Text(_)));
+        }
+        into.append(&mut parts);
         self.in_call = false;
+    }
+
+    /// The first mark that may end the body, and where.
+    fn end_of(&self, held: &str) -> Option<(usize, &'static str)> {
+        let from = self.seen;
+        ENDS.into_iter()
+            .filter_map(|mark| Some((from + held[from..].find(mark)?, mark)))
+            .min()
     }
 
     /// One transition; whether there may be another.
     fn step(&mut self, into: &mut Vec<Part>) -> bool {
         if self.state == State::Header {
-            if let Some((header, rest)) = self.held.split_once(MESSAGE) {
-                self.state = state_of(self.headers, header);
-                self.held = rest.to_owned();
-                return true;
+            let text = format!("{}{}", self.opened, self.held);
+            match fit(&text) {
+                Fit::Begins => return false,
+                Fit::Whole(n) => {
+                    self.state = state_of(self.headers, &text[..n]);
+                    self.held = text[n..].to_owned();
+                }
+                Fit::No => self.state = State::Saying,
             }
-            // What is longer is no header of these.
-            if self.held.len() > HEADER_MAX_BYTES {
-                self.state = State::Saying;
-                return true;
-            }
-            return false;
-        }
-        let end = ENDS
-            .iter()
-            .filter_map(|mark| Some((self.held.find(mark)?, mark.len())))
-            .min();
-        if let Some((at, len)) = end {
-            let rest = self.held.split_off(at + len);
-            let body = std::mem::replace(&mut self.held, rest);
-            self.end(&body[..at], into);
-            (self.state, self.in_call) = (State::Header, false);
+            self.opened.clear();
             return true;
         }
-        let keep = ENDS.iter().map(|mark| partial(&self.held, mark)).max();
-        let ready = self.held.len() - keep.unwrap_or(0);
-        let as_part = match self.state {
+        let Some((at, mark)) = self.end_of(&self.held) else {
+            let keep = ENDS.iter().map(|mark| partial(&self.held, mark)).max();
+            self.seen = self.held.len() - keep.unwrap_or(0);
+            self.say(into);
+            return false;
+        };
+        let header = if mark == START { at } else { at + mark.len() };
+        match fit(&self.held[header..]) {
+            Fit::Whole(n) => {
+                let rest = self.held.split_off(header + n);
+                let body = std::mem::replace(&mut self.held, rest);
+                self.end(&body[..at], into);
+                self.state = state_of(self.headers, &body[header..]);
+                (self.seen, self.in_call) = (0, false);
+                true
+            }
+            Fit::Begins => {
+                self.seen = at;
+                self.say(into);
+                false
+            }
+            Fit::No => {
+                self.seen = at + mark.len();
+                self.say(into);
+                true
+            }
+        }
+    }
+
+    /// Hands out what was seen of a body, but of calls that come whole.
+    fn say(&mut self, into: &mut Vec<Part>) {
+        let part = match self.state {
             State::Thinking => Part::Reasoning,
             State::Saying => Part::Text,
             State::Calling(_) if self.headers == Headers::Channels => {
-                self.arguments(ready, into);
-                return false;
+                let held = self.held.len();
+                self.arguments(self.seen, into);
+                self.seen -= held - self.held.len();
+                return;
             }
-            State::Calling(_) if self.held.len() > CALL_MAX_BYTES => Part::Text,
-            State::Calling(_) | State::Header => return false,
+            State::Calling(_) if self.seen > CALL_MAX_BYTES => {
+                self.state = State::Saying;
+                Part::Text
+            }
+            State::Calling(_) | State::Header => return,
         };
-        if matches!(self.state, State::Calling(_)) {
-            self.state = State::Saying;
-        }
-        let rest = self.held.split_off(ready);
+        let rest = self.held.split_off(self.seen);
         let body = std::mem::replace(&mut self.held, rest);
-        hand_out(as_part, &body, into);
-        false
+        self.seen = 0;
+        hand_out(part, &body, into);
     }
 
     /// Tells the arguments of a call, up to `ready`, as they come. Space around them is none of
@@ -179,7 +206,8 @@ impl Messages {
             return;
         };
         if !self.in_call {
-            if self.held[..ready].trim().is_empty() || !counts {
+            // What is no object is no call's.
+            if !self.held[..ready].trim_start().starts_with('{') || !counts {
                 return;
             }
             self.in_call = true;
@@ -230,10 +258,12 @@ fn called(headers: Headers, name: &str, body: &str, tools: &Tools) -> Option<Vec
                 "" => "{}",
                 body => body,
             };
-            Some(vec![ToolCall {
-                name: name.to_owned(),
-                arguments: arguments.to_owned(),
-            }])
+            is_object(arguments).then(|| {
+                vec![ToolCall {
+                    name: name.to_owned(),
+                    arguments: arguments.to_owned(),
+                }]
+            })
         }
         Headers::Recipients => tagged::invokes(body, "atem:", &tools.described),
     }
@@ -247,7 +277,7 @@ fn state_of(headers: Headers, header: &str) -> State {
     };
     let (before_name, said_to) = match headers {
         Headers::Channels => ("to=functions.", ""),
-        Headers::Recipients => ("to=", "user"),
+        Headers::Recipients => (TO, "user"),
     };
     match header.split_once(before_name).map(|(_, rest)| word(rest)) {
         Some(name) if name == said_to => return State::Saying,
@@ -395,5 +425,87 @@ mod tests {
         // What is no call is what it says.
         let none = recipients(start, " to=f<|message|>a = 1<|eot|>");
         assert_eq!(none, [Part::Text("a = 1".to_owned())]);
+    }
+
+    #[test]
+    fn a_prompt_that_goes_on_with_a_message_has_opened_it() {
+        let header = "<|start|>assistant<|channel|>final<|message|>";
+        let asked = "<|start|>user<|message|>Hi<|end|>";
+        let more = " who ran.<|end|><|start|>assistant<|channel|>final<|message|>More.<|return|>";
+        for said in [
+            "Once upon a time there was a fox whose name was Sam",
+            "The mark <|start|> begins one, and <|end|> ends it",
+        ] {
+            let tail = format!("{asked}{header}{said}");
+            let parts = split(Headers::Channels, &tail, more);
+            assert_eq!(parts, [Part::Text(" who ran.More.".to_owned())]);
+            // It comes as it is generated.
+            let mut messages = Messages::new(Headers::Channels, &tail, Tools::default());
+            let mut parts = Vec::new();
+            messages.push(" who", &mut parts);
+            assert_eq!(parts, [Part::Text(" who".to_owned())]);
+        }
+        let thought = "<|start|>assistant<|channel|>analysis";
+        let parts = split(Headers::Channels, thought, "<|message|>Hm.<|end|>");
+        assert_eq!(parts, [Part::Reasoning("Hm.".to_owned())]);
+        // Behind a message that has ended, another header comes.
+        let closed = format!("{header}Hi<|end|>");
+        let parts = split(
+            Headers::Channels,
+            &closed,
+            &format!("{thought}<|message|>Hm."),
+        );
+        assert_eq!(parts, [Part::Reasoning("Hm.".to_owned())]);
+    }
+
+    #[test]
+    fn marks_that_no_header_follows_are_text() {
+        let said = |answer: &str, expected: &str| {
+            let parts = split(Headers::Channels, "<|start|>assistant", answer);
+            assert_eq!(parts, [Part::Text(expected.to_owned())], "{answer}");
+        };
+        for text in [
+            "Hello there, <| is a mark.",
+            " Hello",
+            "a",
+            "The mark <|end|> ends a message, and <|start|> begins one.",
+        ] {
+            said(text, text);
+            let header = "<|channel|>final<|message|>";
+            said(&format!("{header}{text}"), text);
+            said(&format!("{header}{text}<|return|>"), text);
+            let thought = format!("<|channel|>analysis<|message|>{text}<|end|><|start|>assistant");
+            let parts = split(
+                Headers::Channels,
+                "<|start|>assistant",
+                &format!("{thought}{header}{text}"),
+            );
+            let expected = [
+                Part::Reasoning(text.to_owned()),
+                Part::Text(text.to_owned()),
+            ];
+            assert_eq!(parts, expected);
+        }
+        for header in ["<|channel|>final", " to=functions.f", "<|start|>assis"] {
+            assert!(split(Headers::Channels, "<|start|>assistant", header).is_empty());
+        }
+    }
+
+    #[test]
+    fn arguments_are_an_object() {
+        let header = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>";
+        let written = |body: &str| {
+            let text = format!("{header}{body}<|call|>");
+            split(Headers::Channels, "<|start|>assistant", &text)
+        };
+        for none in ["hello", "5", "[1]"] {
+            assert_eq!(written(none), [Part::Text(none.to_owned())]);
+        }
+        // What begins as one is told as it comes, whatever it comes to.
+        let broken = "{\"a\": \"rm -rf /";
+        assert_eq!(written(broken), [call("f", broken)]);
+        for object in ["{}", "{\"a\": \"say <|end|> now\"}"] {
+            assert_eq!(written(object), [call("f", object)]);
+        }
     }
 }
