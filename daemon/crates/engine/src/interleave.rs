@@ -50,7 +50,8 @@ const SLICE_FIRST: f64 = 0.75;
 
 /// What a slice loses, in such parts, when tokens took longer than they may, and what it gains when
 /// they did not: so one of thirty may take longer. A slice ends with a layer, and layers of many
-/// rows far into a text take a third of it: what tokens take in the mean says little of the longest.
+/// rows far into a text take a third of it: what tokens take in the mean says little of the
+/// longest.
 const TOO_LONG: f64 = 0.06;
 const SHORT: f64 = 0.002;
 
