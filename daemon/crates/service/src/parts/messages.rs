@@ -115,7 +115,7 @@ impl Messages {
         }
         let mut parts = Vec::new();
         self.end(body, &mut parts);
-        if calls && is_cut {
+        if calls && is_cut && self.headers == Headers::Recipients {
             // The notation of a call that is cut is no text.
             parts.retain(|part| !matches!(part, Part::Text(_)));
         }
