@@ -41,7 +41,7 @@ fn reader(model: &Arc<LoadedModel>, i: u32, max_tokens: u32) -> GenerateRequest 
         request.sampling = SamplingParams {
             seed: Some(u64::from(i)),
             temperature: 0.7,
-            top_k: if i % 2 == 0 { 0 } else { 20 },
+            top_k: if i.is_multiple_of(2) { 0 } else { 20 },
             ..SamplingParams::default()
         };
     }

@@ -179,7 +179,7 @@ impl Marked {
             return self.other_calls(&rest, into);
         }
         let block = &held[..held.len() - partial(held, close)];
-        if self.call(block, into) {
+        if (!is_cut || is_whole(block)) && self.call(block, into) {
             return;
         }
         // Where nothing opens calls, it may be what was asked for.
@@ -413,6 +413,20 @@ impl Marked {
             }
         }
     }
+}
+
+/// Whether all of a call has come although the mark behind it has not. Of one in tags no last value
+/// may be cut: a tool is not to be run with the beginning of a path.
+fn is_whole(block: &str) -> bool {
+    const VALUES: [&str; 2] = ["parameter", "arg_"];
+    let block = block.trim();
+    let has = |text: &str, marks: &[&str]| marks.iter().any(|mark| text.contains(mark));
+    let has_tags = has(block, &["<function", "invoke name="]) || has(block, &VALUES);
+    if block.starts_with(['{', '[']) || !has_tags {
+        return block.ends_with(['}', ']', ')']);
+    }
+    let last = block.rsplit_once("</").map(|(_, name)| name);
+    last.is_some_and(|name| name.ends_with('>') && !has(name, &VALUES))
 }
 
 #[cfg(test)]

@@ -143,19 +143,32 @@ fn of_form(source: &str, text: &str) -> Vec<Part> {
     all[0].clone()
 }
 
-/// Wherever an answer that calls is cut, no mark of a call is text.
+/// Wherever an answer that calls is cut, no mark of a call is text, and no call has the beginning of
+/// a value as all of it.
 fn never_shows_marks(source: &str, written: &str) {
     let form = forms::of(source).unwrap();
+    let parameters =
+        json!({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+    let tools = ["weather", "now"].map(|name| tool_calls::described(name, None, &parameters));
+    let tools = Tools {
+        described: tools.to_vec(),
+        ..Tools::default()
+    };
+    let mut splitter = Marked::new(Marks::of(source), "", tools.clone());
+    let mut whole = Vec::new();
+    splitter.push(written, &mut whole);
+    splitter.finish(false, &mut whole);
+    let whole = joined(whole);
     for (at, _) in written.char_indices().skip(1) {
-        let tools = ["weather", "now"].map(|name| tool_calls::described(name, None, &json!({})));
-        let tools = Tools {
-            described: tools.to_vec(),
-            ..Tools::default()
-        };
-        let mut splitter = Marked::new(Marks::of(source), "", tools);
+        let mut splitter = Marked::new(Marks::of(source), "", tools.clone());
         let mut parts = Vec::new();
         splitter.push(&written[..at], &mut parts);
         splitter.finish(true, &mut parts);
+        let is_cut = |part: &Part| !form.in_pieces && !whole.contains(part);
+        let calls = joined(parts.clone());
+        let calls = calls.iter().filter(|part| matches!(part, Part::Call(_)));
+        let cut: Vec<&Part> = calls.filter(|part| is_cut(part)).collect();
+        assert!(cut.is_empty(), "{}: {cut:?}", &written[..at]);
         let shows = |part: &Part| match part {
             Part::Text(said) => {
                 said.len() > 1 && form.open.starts_with(said.as_str()) || said.contains(form.open)
