@@ -58,7 +58,7 @@ fn tolerance(model: &LoadedModel, name: &str) -> f64 {
 /// then. By default these models, of floats, have f32.
 const LOOSE_F16: [(&str, usize); 2] = [("gemma4", 2), ("gemma4moe", 10)];
 
-const ARCHITECTURES: [&str; 54] = [
+const ARCHITECTURES: [&str; 55] = [
     "arcee",
     "bailingmoe",
     "bailingmoe2",
@@ -105,6 +105,7 @@ const ARCHITECTURES: [&str; 54] = [
     "qwen2moe",
     "qwen2vl",
     "qwen35",
+    "qwen35-fused",
     "qwen35moe",
     "qwen3moe",
     "qwen3next",

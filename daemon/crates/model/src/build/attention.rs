@@ -150,43 +150,37 @@ impl PlanBuilder<'_> {
     ) -> Result<Option<(Buf, Act)>, Error> {
         let (q_width, k_width, v_width) = widths(&spec.heads);
         let cols = self.width(n);
-        let fused = blk(layer, "attn_qkv.weight");
-        let with_queries = spec.output_gate == OutputGate::WithQueries;
-        if self.has(&fused) && !with_queries {
-            let rows = q_width + k_width + v_width;
-            let matrix = self.tensor(&fused, &[cols, rows])?;
-            let mut products = vec![
-                self.rows_of(&matrix, 0, q_width, q)?,
-                self.rows_of(&matrix, q_width, k_width, k)?,
-                self.rows_of(&matrix, q_width + k_width, v_width, v)?,
-            ];
-            let name = blk(layer, "attn_qkv.bias");
-            if spec.qkv_bias != Presence::Absent
-                && let Some(bias) = self.tensor_if(&name, &[rows])?
-            {
-                let mut first = 0;
-                for product in &mut products {
-                    let width = self.width(product.out);
-                    self.refuse_scaled_bias(&name, product.out, true)?;
-                    let part = bias.columns(first, width);
-                    product.bias = Some(self.place(&part, Role::Vector));
-                    first += width;
-                }
-            }
-            let gate = self.gate_product(layer, n, spec, &mut products)?;
-            self.mat_mul(n, products);
-            return Ok(gate);
-        }
-        let mut products = Vec::with_capacity(4);
-        let joint = with_queries.then(|| self.buf("qg", 2 * q_width));
+        let joint =
+            (spec.output_gate == OutputGate::WithQueries).then(|| self.buf("qg", 2 * q_width));
         let (q_out, q_rows) = joint.map_or((q, q_width), |joint| (joint, 2 * q_width));
-        products.push(self.linear(&blk(layer, "attn_q"), cols, q_rows, spec.qkv_bias, q_out)?);
-        products.push(self.linear(&blk(layer, "attn_k"), cols, k_width, spec.qkv_bias, k)?);
-        let value = blk(layer, "attn_v");
-        let no_values = spec.keys_as_values && !self.has(&format!("{value}.weight"));
-        if !no_values {
-            products.push(self.linear(&value, cols, v_width, spec.qkv_bias, v)?);
-        }
+        let outs = [(q_out, q_rows), (k, k_width), (v, v_width)];
+        let mut no_values = false;
+        let mut products = match self.fused(layer, cols, spec, outs)? {
+            Some(products) => products,
+            None => {
+                let mut products = Vec::with_capacity(4);
+                products.push(self.linear(
+                    &blk(layer, "attn_q"),
+                    cols,
+                    q_rows,
+                    spec.qkv_bias,
+                    q_out,
+                )?);
+                products.push(self.linear(
+                    &blk(layer, "attn_k"),
+                    cols,
+                    k_width,
+                    spec.qkv_bias,
+                    k,
+                )?);
+                let value = blk(layer, "attn_v");
+                no_values = spec.keys_as_values && !self.has(&format!("{value}.weight"));
+                if !no_values {
+                    products.push(self.linear(&value, cols, v_width, spec.qkv_bias, v)?);
+                }
+                products
+            }
+        };
         let gate = self.gate_product(layer, n, spec, &mut products)?;
         self.mat_mul(n, products);
         if no_values {
@@ -220,6 +214,43 @@ impl PlanBuilder<'_> {
             });
         }
         Ok(Some((gate, Act::Sigmoid)))
+    }
+
+    /// The products of a matrix that has queries, keys and values one after the other, if the file
+    /// has that; `outs` are their buffers and rows.
+    fn fused(
+        &mut self,
+        layer: u32,
+        cols: u64,
+        spec: &AttentionSpec,
+        outs: [(Buf, u64); 3],
+    ) -> Result<Option<Vec<Product>>, Error> {
+        let fused = blk(layer, "attn_qkv.weight");
+        if !self.has(&fused) {
+            return Ok(None);
+        }
+        let rows = outs.iter().map(|(_, rows)| rows).sum();
+        let matrix = self.tensor(&fused, &[cols, rows])?;
+        let mut products = Vec::with_capacity(4);
+        let mut first = 0;
+        for (out, rows) in outs {
+            products.push(self.rows_of(&matrix, first, rows, out)?);
+            first += rows;
+        }
+        let name = blk(layer, "attn_qkv.bias");
+        if spec.qkv_bias != Presence::Absent
+            && let Some(bias) = self.tensor_if(&name, &[rows])?
+        {
+            let mut first = 0;
+            for product in &mut products {
+                let width = self.width(product.out);
+                self.refuse_scaled_bias(&name, product.out, true)?;
+                let part = bias.columns(first, width);
+                product.bias = Some(self.place(&part, Role::Vector));
+                first += width;
+            }
+        }
+        Ok(Some(products))
     }
 
     /// The product of the output gate, where it has a matrix of its own.
