@@ -20,6 +20,8 @@ fn forged(daemon: &Daemon, name: &str, key: &str, edit: impl FnOnce(&mut [u8])) 
     file
 }
 
+const KEY: &str = "tokenizer.chat_template";
+
 /// The bytes of a text value: behind its type and its length.
 fn text_of(value: &mut [u8]) -> &mut [u8] {
     let len = u64::from_le_bytes(value[4..12].try_into().unwrap()) as usize;
@@ -28,7 +30,7 @@ fn text_of(value: &mut [u8]) -> &mut [u8] {
 
 /// With another template, of no more bytes than its own.
 pub(crate) fn with_template(daemon: &Daemon, name: &str, template: &str) -> String {
-    forged(daemon, name, "tokenizer.chat_template", |value| {
+    forged(daemon, name, KEY, |value| {
         let text = text_of(value);
         assert!(template.len() <= text.len(), "{template}");
         text.fill(b' ');
@@ -38,9 +40,8 @@ pub(crate) fn with_template(daemon: &Daemon, name: &str, template: &str) -> Stri
 
 /// Without any.
 pub(crate) fn without_template(daemon: &Daemon, name: &str) -> String {
-    forged(daemon, name, "tokenizer.chat_templat", |value| {
-        value[0] = b'_'
-    })
+    // Its key has another last letter.
+    forged(daemon, name, &KEY[..KEY.len() - 1], |rest| rest[0] = b'_')
 }
 
 async fn chat(daemon: &Daemon, model: &str, content: &str) -> Result<v1::GenerateDone, Status> {
