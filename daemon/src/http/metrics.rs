@@ -145,15 +145,15 @@ fn prefixes(snapshot: &Snapshot, text: &mut Text) {
         "Bytes of keys, values and states that no request uses, kept for prompts that begin alike",
         number(snapshot.cache.prefix_bytes),
     );
+}
+
+fn queue(snapshot: &Snapshot, running_max: u32, text: &mut Text) {
     text.one(
         "rocmforge_interleaved_passes_total",
         "counter",
         "Passes of tokens between the steps of a long prompt of a mixture",
         number(snapshot.interleaved_passes),
     );
-}
-
-fn queue(snapshot: &Snapshot, running_max: u32, text: &mut Text) {
     let rows = [
         (
             "rocmforge_requests_running",

@@ -11,8 +11,8 @@
 //!
 //! Each turn of the loop takes the commands that wait, lets the scheduler admit what fits, and
 //! runs one pass of one model: a row of each of its requests that decode, and chunks of
-//! prompts. A command waits for one pass. A request whose reader is slow is passed over until
-//! the reader has taken an event.
+//! prompts. A command waits for one pass, or for a chunk with the passes between its steps. A
+//! request whose reader is slow is passed over until the reader has taken an event.
 //!
 //! *Invariant:* nothing here waits for a client (test `a_slow_reader_holds_up_only_itself`). What
 //! is waited for is an upload, a read of the model's file (rows of the embedding), what the device

@@ -217,8 +217,8 @@ impl EngineHandle {
         self.answered(answer).await?
     }
 
-    /// Waits until the engine has come to this command: within a turn (a pass at most), where it
-    /// goes on at all.
+    /// Waits until the engine has come to this command: within a turn (a pass, or a chunk with the
+    /// passes between its steps), where it goes on at all.
     ///
     /// # Errors
     /// Those of sending.

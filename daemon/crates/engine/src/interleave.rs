@@ -14,9 +14,9 @@
 //! All that a pass has between two steps lies in its scratch. The two have parts of one block,
 //! tokens the first one, as in passes of their own: their recordings stay valid.
 //!
-//! While a chunk is under way nobody is admitted and no command is taken, as in any pass. What
-//! ends is told at once, and its memory given back; the rest waits for the chunk's end. Nor are
-//! tokens drafted.
+//! While a chunk is under way nobody is admitted and no command is taken, as in any pass; each
+//! slice has a step at least, so it ends. Of a text that ends meanwhile the last tokens are told at
+//! once, and its memory is given back; its end is told with the chunk's. Nor are tokens drafted.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ use crate::actor::Engine;
 use crate::api::RequestCacheUse;
 use crate::error::Error;
 use crate::member::Member;
-use crate::pass::{RowOutput, UnderWay};
+use crate::pass::{RowOutput, Stepwise};
 use crate::step::{Outcome, nobody_waits};
 use crate::task::{Task, Work};
 
@@ -76,6 +76,8 @@ pub(crate) struct Interleaved {
 pub(crate) struct Slice {
     /// Seconds of the slice, in parts of those that tokens may wait longer.
     part: Option<f64>,
+    /// There was no room for two scratches: prompts share passes until tokens have one alone.
+    pub(crate) declined: bool,
 }
 
 impl Slice {
@@ -98,6 +100,8 @@ impl Slice {
 
 /// The passes of tokens while a chunk is under way.
 struct Tokens {
+    /// The first of them, which has all that may have another.
+    all: PassPlan,
     /// Who goes on.
     next: Option<(PassPlan, Vec<Member>)>,
     ended: Vec<(Task, Outcome)>,
@@ -107,10 +111,11 @@ struct Tokens {
 
 impl Engine {
     /// Whether a model's prompts are such chunks while others wait for tokens: a mixture of which
-    /// all is resident, and nobody of another model waits for a pass.
+    /// all is resident, whose requests are texts, and nobody of another model waits for a pass.
     pub(crate) fn interleaves(&self, model: ModelId) -> bool {
         let wanted = self.config.interleave.unwrap_or(self.store.records);
-        if !wanted || !self.store.cache.fits(model) || self.store.offload.is_always() {
+        let fits = self.store.cache.fits(model) && !self.store.offload.is_always();
+        if !wanted || !fits || self.speculates {
             return false;
         }
         let Some(entry) = self.models.iter().find(|e| e.id == model) else {
@@ -121,15 +126,22 @@ impl Engine {
         let mut steps = entry.loaded.model().plan().steps.iter();
         let stats = self.store.cache.model_stats(model);
         let mut others = self.tasks.values().filter(|t| t.begun && t.model != model);
-        !predicts
+        let mut mine = self.tasks.values().filter(|t| t.model == model);
+        !entry.slice.declined
+            && !predicts
             && !drafts
             && steps.any(|step| matches!(step, Step::Experts { .. }))
             && stats.usage.segments_resident == stats.segments
             && others.next().is_none()
+            && mine.all(|t| matches!(t.work, Work::Generate(_)))
     }
 
     /// A pass taken apart, if its prompts are to be a chunk between passes of its tokens.
-    pub(crate) fn interleaved(&self, plan: &PassPlan, members: &[Member]) -> Option<Interleaved> {
+    pub(crate) fn interleaved(
+        &mut self,
+        plan: &PassPlan,
+        members: &[Member],
+    ) -> Option<Interleaved> {
         let (decode, prompts) = plan.spans.split_at(plan.decode_spans);
         let rows: u32 = prompts.iter().map(|s| s.rows).sum();
         let one_each = decode.iter().all(|s| s.rows == 1);
@@ -161,7 +173,12 @@ impl Engine {
         };
         let (tokens, prompts) = (part(decode, decode.len()), part(prompts, 0));
         let prompts_at = tokens.scratch_bytes.next_multiple_of(ALIGNMENT);
-        (prompts_at + prompts.scratch_bytes <= plan.scratch_bytes_max).then_some(Interleaved {
+        if prompts_at + prompts.scratch_bytes > plan.scratch_bytes_max {
+            let entry = self.models.iter_mut().find(|e| e.id == model)?;
+            entry.slice.declined = true;
+            return None;
+        }
+        Some(Interleaved {
             tokens,
             prompts,
             prompts_at,
@@ -179,6 +196,7 @@ impl Engine {
         let mut of_prompts = of_tokens.split_off(tokens.decode_spans);
         let waiting = of_prompts.len() + self.prompts(ModelId(tokens.model.0)).0;
         let mut tokens = Tokens {
+            all: tokens.clone(),
             next: Some((tokens, of_tokens)),
             ended: Vec::new(),
             failed: None,
@@ -188,16 +206,20 @@ impl Engine {
             next,
             mut ended,
             mut failed,
+            ..
         } = tokens;
         // Who was to go on when the chunk ended, or failed, has computed nothing.
         for member in next.into_iter().flat_map(|(_, members)| members) {
             self.tasks.insert(member.span.seq, member.task);
         }
         match ran {
-            Ok(took) => {
+            Ok(()) => {
                 self.passes_before_admission = self.passes_before_admission.saturating_sub(1);
-                self.note_pass(&prompts, took);
                 ended.extend(self.take_back(of_prompts));
+            }
+            // Who reads is not concerned when nobody waits for the prompts any more.
+            Err(error) if nobody_waits(&of_prompts).is_some() => {
+                self.pass_failed(of_prompts, error);
             }
             Err(error) => {
                 of_prompts.extend(failed.take().into_iter().flat_map(|(members, ..)| members));
@@ -211,7 +233,7 @@ impl Engine {
         self.conclude(ended);
     }
 
-    /// Runs a chunk. How long its own steps took.
+    /// Runs a chunk, and passes of tokens between its steps.
     fn run_chunk(
         &mut self,
         prompts: &PassPlan,
@@ -219,7 +241,7 @@ impl Engine {
         members: &mut [Member],
         tokens: &mut Tokens,
         waiting: usize,
-    ) -> Result<Duration, Error> {
+    ) -> Result<(), Error> {
         self.computing = false;
         let model = ModelId(prompts.model.0);
         let both = PassPlan {
@@ -245,34 +267,36 @@ impl Engine {
             members.borrow_mut()[owner].take(row, found);
             Ok(())
         };
-        let mut took = Duration::ZERO;
         let mut run = || {
             let inputs = &prepared.inputs;
-            let mut chunk = UnderWay::begin(&mut self.store, &pass, inputs, &mut counts, &ended)?;
+            let mut chunk = Stepwise::begin(&mut self.store, &pass, inputs, &mut counts, &ended)?;
             let mut last = None;
             loop {
                 let allowed = self.tokens_between(tokens, scratch_at, waiting, &mut last);
                 let begun = Instant::now();
                 let mut longest = Duration::ZERO;
-                let mut goes_on = true;
                 self.computing = true;
-                while goes_on
-                    && allowed.is_none_or(|s| (begun.elapsed() + longest).as_secs_f64() < s)
-                {
+                let goes_on = loop {
                     let step = Instant::now();
-                    goes_on = chunk.go_on(&mut self.store)?;
+                    if !chunk.go_on(&mut self.store)? {
+                        break false;
+                    }
                     if longest.is_zero() {
                         self.tell_all();
                     }
                     longest = longest.max(step.elapsed());
-                }
-                took += begun.elapsed();
+                    let next = (begun.elapsed() + longest).as_secs_f64();
+                    if allowed.is_some_and(|allowed| next >= allowed) {
+                        break true;
+                    }
+                };
                 if !goes_on {
                     // What is between two chunks takes a while.
                     if allowed.is_some_and(|s| begun.elapsed().as_secs_f64() > s * LAST_PART) {
                         self.tokens_between(tokens, scratch_at, waiting, &mut last);
                         self.tell_all();
                     }
+                    self.computing = true;
                     return chunk.end(&mut self.store, &mut sink);
                 }
             }
@@ -280,7 +304,7 @@ impl Engine {
         let ran = run();
         self.store.cache.pass_end(model);
         self.put_back(prepared, members.into_inner(), counts);
-        ran.map(|()| took)
+        ran
     }
 
     /// Runs the next pass of the tokens, and tells how many seconds the chunk may go on; `None` if
@@ -312,7 +336,7 @@ impl Engine {
             }));
         let entry = self.models.iter_mut().find(|e| e.id == model)?;
         // Passes here may wait for what a chunk has queued.
-        let alone = entry.times.seconds(rows);
+        let alone = entry.times.recent(rows);
         let alone = alone.unwrap_or_else(|| (now - begun).as_secs_f64());
         let longer = alone * crate::share::longer(waiting, decoding);
         if let Some(last) = last.replace(now) {
@@ -320,7 +344,7 @@ impl Engine {
             entry.slice.note(longer, alone + longer, took);
         }
         let seconds = entry.slice.seconds(longer);
-        tokens.next = self.next_tokens(&plan);
+        tokens.next = self.next_tokens(&tokens.all);
         tokens.next.is_some().then_some(seconds)
     }
 
@@ -354,6 +378,7 @@ mod tests {
         let mut passes = Vec::new();
         for pass in 0..2000 {
             let seconds = slice.seconds(longer);
+            // As `run_chunk` does: one at least.
             let mut layers = 1;
             while f64::from(layers + 1) * layer < seconds {
                 layers += 1;

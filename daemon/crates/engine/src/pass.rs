@@ -6,7 +6,7 @@
 //! pass that nobody waits for ends there.
 
 mod experts;
-mod under_way;
+mod stepwise;
 
 use rocmforge_device::{Batch, BoundStep, Plan, Scratch, ScratchLayout, SegmentBinding, Span};
 use rocmforge_kernels::host::ops::RopeAngles;
@@ -19,7 +19,7 @@ use crate::lookahead::Lookahead;
 use crate::weight_store::{Resident, WeightStore};
 
 pub(crate) use experts::ExpertStep;
-pub(crate) use under_way::UnderWay;
+pub(crate) use stepwise::Stepwise;
 
 /// What is told of a wanted row.
 type RowSink<'a> = &'a mut dyn FnMut(usize, RowOutput<'_>) -> Result<(), Error>;
@@ -173,13 +173,13 @@ fn steps(
     {
         return all_resident(store, pass, &there, begun, sink);
     }
-    let mut under_way = UnderWay::new(store, pass, counts, ended);
-    while under_way.go_on(store)? {
-        if under_way.is_first {
+    let mut steps = Stepwise::new(store, pass, counts, ended);
+    while steps.go_on(store)? {
+        if steps.is_first {
             begun();
         }
     }
-    under_way.end(store, sink)
+    steps.end(store, sink)
 }
 
 impl Run<'_, '_> {

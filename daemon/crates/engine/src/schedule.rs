@@ -402,6 +402,7 @@ impl Engine {
                 self.store.tier.note_prompt(entry.id, rows, took);
             }
             if prompts.is_empty() {
+                entry.slice.declined = false;
                 entry.times.note(rows, took);
             } else if !decode.is_empty() {
                 let mixed = Mixed {

@@ -8,8 +8,11 @@ mod requests;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
-use rocmforge_engine::api::{Budget, GenerateEvent, GenerateRequest, SamplingParams};
+use rocmforge_engine::api::{
+    Asker, Budget, GenerateEvent, GenerateRequest, SamplingParams, ScoreRequest,
+};
 use rocmforge_engine::{EngineConfig, EngineHandle, Error, Events, LoadedModel, start};
 
 use requests::{greedy, load, until};
@@ -183,6 +186,34 @@ async fn who_goes_disturbs_nobody() {
     assert!(passes > 0, "no chunk was under way");
 }
 
+/// Scores beside a long prompt: prompts share passes then, and all have what they have alone.
+#[tokio::test]
+async fn scores_beside_a_long_prompt_are_what_they_are_alone() {
+    let engine = start(config(256 << 20)).unwrap().0;
+    let model = load(&engine, "arch/qwen3moe.gguf", "m").await;
+    let (text, expected) = (
+        alone(&engine, reader(&model, 1, 90)).await,
+        alone(&engine, long(&model)).await,
+    );
+    let request = || ScoreRequest {
+        model: Arc::clone(&model),
+        ids: ids(5, LENGTH),
+        top_n: 0,
+        deadline: None,
+        asker: Asker::default(),
+    };
+    let scores = engine.score(request()).await.unwrap().tokens;
+    for _ in 0..4 {
+        let mut events = engine.generate(reader(&model, 1, 90)).unwrap();
+        let mut found = first(&mut events).await;
+        let prompt = tokio::spawn(tokens(engine.generate(long(&model)).unwrap()));
+        assert_eq!(engine.score(request()).await.unwrap().tokens, scores);
+        rest(&mut events, &mut found).await.unwrap();
+        assert_eq!(found, text);
+        assert_eq!(prompt.await.unwrap().unwrap(), expected);
+    }
+}
+
 /// A reader that does not read is waited for by nobody.
 #[tokio::test]
 async fn a_slow_reader_holds_no_chunk_up() {
@@ -270,12 +301,23 @@ async fn all_end_where_the_driver_refuses_memory() {
         let before = engine.snapshot();
         let prompt = engine.generate(long(&model)).unwrap();
         runtime.fail("hipModuleLaunchKernel", 1 + round * 37, OUT_OF_MEMORY);
-        let prompt = tokio::spawn(tokens(prompt));
+        // In some rounds its client goes: nobody's error becomes a reader's.
+        let goes = round % 4 == 3;
+        let prompt = tokio::spawn(async move {
+            if goes {
+                tokio::time::sleep(Duration::from_millis(round)).await;
+                return None;
+            }
+            Some(tokens(prompt).await)
+        });
         for (i, (mut events, mut text)) in readers.into_iter().zip(begun).enumerate() {
             rest(&mut events, &mut text).await.unwrap();
             assert_eq!(text, texts[i], "round {round}, reader {i}");
         }
-        assert_eq!(prompt.await.unwrap().unwrap(), expected, "round {round}");
+        match prompt.await.unwrap() {
+            Some(text) => assert_eq!(text.unwrap(), expected, "round {round}"),
+            None => assert!(goes),
+        }
         runtime.recover();
         let after = until(&engine, "the end of all", |s| s.running == 0).await;
         passes += after.interleaved_passes - before.interleaved_passes;

@@ -14,7 +14,7 @@ use crate::weight_store::WeightStore;
 
 /// A pass between two of its steps. All that it has so far lies in its scratch block, so passes
 /// with other scratch may run before it goes on.
-pub(crate) struct UnderWay<'a, 'b> {
+pub(crate) struct Stepwise<'a, 'b> {
     run: Run<'a, 'b>,
     /// The first of the steps that are left.
     at: usize,
@@ -22,7 +22,7 @@ pub(crate) struct UnderWay<'a, 'b> {
     pub(super) is_first: bool,
 }
 
-impl<'a, 'b> UnderWay<'a, 'b> {
+impl<'a, 'b> Stepwise<'a, 'b> {
     /// Begins a pass that is to stop between steps; it is begun for the cache, too, and `end` ends
     /// it there.
     pub(crate) fn begin(
