@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Unix socket                    the roles of the process, as over gRPC
-//! TCP, a token is configured     with the token: use and manage; without: nothing but health
+//! TCP, a token is configured     with the token: use and manage; without: health, preflights
 //! TCP, no token (loopback only)  use, for requests that name this machine
 //! ```
 //!

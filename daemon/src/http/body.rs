@@ -44,9 +44,11 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
     let mut body = request.into_body();
     let begun = Instant::now();
     let mut bytes = Vec::new();
+    let mut last = begun;
     loop {
-        let limit = time_for(bytes.len());
-        let until = begun + limit;
+        // What came fast gives no right to be silent: others wait for the room that it holds.
+        let silent = last + BODY_WAIT_MAX;
+        let until = silent.min(begun + time_for(bytes.len()));
         let next = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx));
         let frame = match tokio::time::timeout_at(until, next).await {
             Ok(Some(Ok(frame))) => frame,
@@ -57,8 +59,9 @@ pub(super) async fn read<T: DeserializeOwned + Send + 'static>(
                 ));
             }
             Ok(None) => break,
-            Err(_) => return Err(failure::body_late(limit)),
+            Err(_) => return Err(failure::body_late(until - begun)),
         };
+        last = Instant::now();
         let Ok(data) = frame.into_data() else {
             continue;
         };
@@ -178,7 +181,7 @@ mod tests {
     #[test]
     fn a_body_has_time_for_what_has_come() {
         assert_eq!(time_for(0), BODY_WAIT_MAX);
-        // 5 MB over 2 Mbit/s, and still no more than minutes for the largest.
+        // As long as it is not silent: 5 MB over 2 Mbit/s, and still minutes for the largest.
         assert!(time_for(5_000_000) > Duration::from_secs(5_000_000 * 8 / 2_000_000));
         assert!(time_for(REQUEST_MAX_BYTES) < Duration::from_secs(300));
     }

@@ -55,6 +55,8 @@ pub struct Ended {
     pub calls: usize,
     /// Whether it was cut inside of its last part.
     pub cuts_part: bool,
+    /// Whether a call was open when something other than the model ended it.
+    pub cuts_call: bool,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Of them those that were not computed.
@@ -254,6 +256,7 @@ impl Generation {
                 }
                 let mut ended = self.ended(at, &summary);
                 ended.cuts_part = is_open && ended.is_cut();
+                ended.cuts_call = calls && !stops;
                 Step::End {
                     choice: at,
                     parts,
@@ -287,6 +290,7 @@ impl Generation {
             stop_string: stop_string.map(str::to_owned),
             calls: choice.splitter.calls(),
             cuts_part: false,
+            cuts_call: false,
             prompt_tokens: summary.prompt_tokens,
             reused_tokens: summary.reused_tokens,
             generated_tokens: summary.generated_tokens,

@@ -64,7 +64,8 @@ pub const READING_MAX_BYTES: u64 = 128 << 20;
 /// Largest request message: room for an eight-megabyte prompt and more, so that it arrives and is
 /// judged by its tokens.
 pub const REQUEST_MAX_BYTES: usize = 16 << 20;
-/// How long a request's body may take, from when it is first looked for to its last byte.
+/// How long a request's body may be silent. Over gRPC it is how long one may take, from when it is
+/// first looked for to its last byte; over HTTP a body has a second more for each 64 KiB.
 pub const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
 /// Headers that are read at once.
 const LOADS_AT_ONCE: usize = 4;

@@ -48,7 +48,7 @@ fn usage(ended: &Ended) -> Value {
 fn finish_reason(ended: &Ended) -> &'static str {
     if ended.is_cut() {
         "length"
-    } else if ended.calls > 0 {
+    } else if ended.calls > 0 && !ended.cuts_call {
         "tool_calls"
     } else {
         "stop"

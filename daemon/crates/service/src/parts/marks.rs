@@ -176,15 +176,42 @@ impl Marked {
             && block.has_begun()
         {
             let rest = block.finish(held, close, into);
-            return self.other_calls(&rest, into);
+            return match close.is_empty() {
+                true => self.behind(&rest, open, is_cut, into),
+                false => self.other_calls(&rest, into),
+            };
         }
         let block = &held[..held.len() - partial(held, close)];
-        if (!is_cut || is_whole(block)) && self.call(block, into) {
+        let in_tags = self.form.is_some_and(|form| form.in_tags);
+        let is_json = block.trim_start().starts_with(['{', '[']);
+        let whole = match is_cut && in_tags && !is_json {
+            true => whole_of(block),
+            false => block,
+        };
+        if self.call(whole, into) {
             return;
         }
         // Where nothing opens calls, it may be what was asked for.
         if !is_cut || open.is_empty() || !forms::may_begin_call(block, &self.tools.described) {
             self.no_call(held, into);
+        }
+    }
+
+    /// What comes behind a call of a form that nothing closes: other calls, each with its mark, or
+    /// text.
+    fn behind(&mut self, rest: &str, open: &str, is_cut: bool, into: &mut Vec<Part>) {
+        // Some models close their calls all the same.
+        let closing = open.replacen("<|", "<|/", 1);
+        for piece in rest.split(open) {
+            let piece = piece.trim().trim_start_matches([']', '}']);
+            let piece = piece.trim().trim_start_matches(&closing);
+            let piece = piece.trim().trim_end_matches(&closing).trim();
+            let before = self.calls;
+            self.other_calls(piece, into);
+            let is_begun = is_cut && piece.starts_with(['{', '[']);
+            if self.calls == before && !is_begun {
+                self.text(piece, into);
+            }
         }
     }
 
@@ -415,18 +442,24 @@ impl Marked {
     }
 }
 
-/// Whether all of a call has come although the mark behind it has not. Of one in tags no last value
-/// may be cut: a tool is not to be run with the beginning of a path.
-fn is_whole(block: &str) -> bool {
-    const VALUES: [&str; 2] = ["parameter", "arg_"];
-    let block = block.trim();
-    let has = |text: &str, marks: &[&str]| marks.iter().any(|mark| text.contains(mark));
-    let has_tags = has(block, &["<function", "invoke name="]) || has(block, &VALUES);
-    if block.starts_with(['{', '[']) || !has_tags {
-        return block.ends_with(['}', ']', ')']);
-    }
-    let last = block.rsplit_once("</").map(|(_, name)| name);
-    last.is_some_and(|name| name.ends_with('>') && !has(name, &VALUES))
+/// What of a block of calls in tags is whole, where its end was cut: up to the last closing tag of
+/// a call. A value without its own may be cut, and a tool is not to be run with the beginning of a
+/// path.
+pub(super) fn whole_of(block: &str) -> &str {
+    let closes = |name: &str| {
+        let end = name.find('>')?;
+        let is_call = ["function", "invoke", "function_calls"];
+        is_call
+            .iter()
+            .any(|call| name[..end].ends_with(call))
+            .then_some(end + 1)
+    };
+    let tags = block.rmatch_indices("</");
+    let mut ends = tags.filter_map(|(at, mark)| {
+        let name = at + mark.len();
+        Some(name + closes(&block[name..])?)
+    });
+    &block[..ends.next().unwrap_or(0)]
 }
 
 #[cfg(test)]

@@ -143,8 +143,8 @@ fn of_form(source: &str, text: &str) -> Vec<Part> {
     all[0].clone()
 }
 
-/// Wherever an answer that calls is cut, no mark of a call is text, and no call has the beginning of
-/// a value as all of it.
+/// Wherever an answer that calls is cut, no mark of a call is text, and no call has the
+/// beginning of a value as all of it.
 fn never_shows_marks(source: &str, written: &str) {
     let form = forms::of(source).unwrap();
     let parameters =

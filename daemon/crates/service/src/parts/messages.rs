@@ -20,6 +20,7 @@
 //! that ends a body counts where a header or nothing follows it; else it is text, as are answers
 //! without a header ([`headers`]).
 
+use super::marks::whole_of;
 use super::{Part, partial};
 use crate::tool_calls::forms::Headers;
 use crate::tool_calls::headers::{self, CHANNEL, ENDS, Fit, START, TO, fit};
@@ -113,13 +114,17 @@ impl Messages {
             let begun = ENDS.iter().map(|mark| partial(body, mark)).max();
             body = &body[..body.len() - begun.unwrap_or(0)];
         }
-        let mut parts = Vec::new();
-        self.end(body, &mut parts);
-        if calls && is_cut && self.headers == Headers::Recipients {
-            // The notation of a call that is cut is no text.
-            parts.retain(|part| !matches!(part, Part::Text(_)));
+        if calls && is_cut && !self.in_call {
+            // The notation of a call that is cut is no text, and one that has not come to its
+            // arguments is no call without any.
+            if self.headers == Headers::Recipients {
+                body = whole_of(body);
+            }
+            if body.trim().is_empty() {
+                return;
+            }
         }
-        into.append(&mut parts);
+        self.end(body, into);
         self.in_call = false;
     }
 
@@ -180,7 +185,10 @@ impl Messages {
         let part = match self.state {
             State::Thinking => Part::Reasoning,
             State::Saying => Part::Text,
-            State::Calling(_) if self.headers == Headers::Channels => {
+            State::Calling(_)
+                if self.headers == Headers::Channels
+                    && (self.in_call || self.seen <= CALL_MAX_BYTES) =>
+            {
                 let held = self.held.len();
                 self.arguments(self.seen, into);
                 self.seen -= held - self.held.len();
@@ -372,8 +380,19 @@ mod tests {
         let expected = [call("f", "{\"a\": 1")];
         assert_eq!(cut(Headers::Channels, begun), expected);
         assert_eq!(cut(Headers::Channels, &format!("{begun}<|ca")), expected);
-        let begun = " to=f<|message|><atem:function_calls>\n<atem:inv";
-        assert!(cut(Headers::Recipients, begun).is_empty());
+        for header in ["", " to=functions.f<|channel|>commentary<|message|>"] {
+            assert!(cut(Headers::Channels, header).is_empty(), "{header}");
+        }
+        let one = "<atem:invoke name=\"f\"><atem:parameter name=\"a\">/tmp/x";
+        let whole = format!("{one}</atem:parameter></atem:invoke>");
+        let begun = format!(" to=f<|message|><atem:function_calls>\n{whole}");
+        let expected = [call("f", "{\"a\":\"/tmp/x\"}")];
+        for at in " to=f<|message|>".len()..begun.len() {
+            assert!(cut(Headers::Recipients, &begun[..at]).is_empty(), "{at}");
+        }
+        assert_eq!(cut(Headers::Recipients, &begun), expected);
+        let another = format!("{begun}{one}");
+        assert_eq!(cut(Headers::Recipients, &another), expected);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Form {
     pub(crate) parse: fn(&str, &[Value]) -> Option<Vec<ToolCall>>,
     /// Calls that are JSON objects, with the name before the arguments, are told as they come.
     pub(crate) in_pieces: bool,
+    /// Calls may be in tags, whose last value ends where the text does: a cut one looks whole.
+    pub(crate) in_tags: bool,
     /// What a template has that writes so, any of them.
     signs: &'static [&'static str],
 }
@@ -46,8 +48,9 @@ pub struct Form {
 pub(crate) const HERMES: Form = Form {
     open: super::OPEN,
     close: super::CLOSE,
-    parse: one,
+    parse,
     in_pieces: true,
+    in_tags: true,
     signs: &[super::OPEN],
 };
 
@@ -58,6 +61,7 @@ const FORMS: [Form; 15] = [
         close: "<tool_call|>",
         parse: gemma,
         in_pieces: false,
+        in_tags: false,
         signs: &["<|tool_call>"],
     },
     Form {
@@ -65,6 +69,7 @@ const FORMS: [Form; 15] = [
         close: "<|tool_calls_section_end|>",
         parse: kimi,
         in_pieces: false,
+        in_tags: false,
         signs: &["<|tool_calls_section_begin|>"],
     },
     Form {
@@ -72,6 +77,7 @@ const FORMS: [Form; 15] = [
         close: "</｜DSML｜function_calls>",
         parse: |block, tools| invokes(block, "｜DSML｜", tools),
         in_pieces: false,
+        in_tags: true,
         signs: &["｜DSML｜"],
     },
     Form {
@@ -79,6 +85,7 @@ const FORMS: [Form; 15] = [
         close: "<｜tool▁calls▁end｜>",
         parse: deepseek,
         in_pieces: false,
+        in_tags: false,
         signs: &["<｜tool▁calls▁begin｜>"],
     },
     Form {
@@ -86,13 +93,15 @@ const FORMS: [Form; 15] = [
         close: "</minimax:tool_call>",
         parse: |block, tools| invokes(block, "", tools),
         in_pieces: false,
+        in_tags: true,
         signs: &["<minimax:tool_call>"],
     },
     Form {
         open: "<seed:tool_call>",
         close: "</seed:tool_call>",
-        parse: one,
+        parse,
         in_pieces: false,
+        in_tags: true,
         signs: &["<seed:tool_call>"],
     },
     Form {
@@ -100,6 +109,7 @@ const FORMS: [Form; 15] = [
         close: "<|END_ACTION|>",
         parse: json_calls,
         in_pieces: false,
+        in_tags: false,
         signs: &["<|START_ACTION|>"],
     },
     Form {
@@ -107,6 +117,7 @@ const FORMS: [Form; 15] = [
         close: "<|tool_call_end|>",
         parse: |block, tools| python::calls(block).or_else(|| json_calls(block, tools)),
         in_pieces: false,
+        in_tags: false,
         // Some of its templates list tools and leave calls to what the model has learnt.
         signs: &["<|tool_call_start|>", "List of tools: "],
     },
@@ -115,6 +126,7 @@ const FORMS: [Form; 15] = [
         close: "</TOOLCALL>",
         parse: json_calls,
         in_pieces: true,
+        in_tags: false,
         signs: &["<TOOLCALL>"],
     },
     HERMES,
@@ -123,6 +135,7 @@ const FORMS: [Form; 15] = [
         close: "</tool_calls>",
         parse: json_calls,
         in_pieces: true,
+        in_tags: false,
         signs: &["<tool_calls>"],
     },
     Form {
@@ -130,6 +143,7 @@ const FORMS: [Form; 15] = [
         close: "",
         parse: mistral,
         in_pieces: false,
+        in_tags: false,
         signs: &["[TOOL_CALLS]"],
     },
     Form {
@@ -139,6 +153,7 @@ const FORMS: [Form; 15] = [
             json_calls(block.trim_end().trim_end_matches("<|/tool_call|>"), tools)
         },
         in_pieces: true,
+        in_tags: false,
         signs: &["<|tool_call|>"],
     },
     Form {
@@ -146,6 +161,7 @@ const FORMS: [Form; 15] = [
         close: "",
         parse: json_calls,
         in_pieces: true,
+        in_tags: false,
         signs: &["<|function_call|>"],
     },
     Form {
@@ -153,6 +169,7 @@ const FORMS: [Form; 15] = [
         close: "",
         parse: llama,
         in_pieces: false,
+        in_tags: false,
         // Templates of the small ones describe the JSON alone.
         signs: &[
             "<|python_tag|>",
@@ -308,11 +325,6 @@ pub(crate) fn may_begin_call(text: &str, tools: &[Value]) -> bool {
         .iter()
         .filter_map(|tool| tool["function"]["name"].as_str());
     word.is_empty() || names.any(|name| name == word || !is_whole && name.starts_with(word))
-}
-
-/// The calls of one block; [`parse`] tells its form.
-fn one(block: &str, tools: &[Value]) -> Option<Vec<ToolCall>> {
-    parse(block, tools)
 }
 
 /// A call of a JSON object: `name` or `tool_name`, and `arguments` or `parameters`,
