@@ -187,3 +187,21 @@ async fn allowed_tools_are_the_only_ones() {
     assert_eq!(call["function"]["name"], "read", "{whole}");
     assert_eq!(http.stop().await, End::Drained);
 }
+
+#[tokio::test]
+async fn a_stop_string_inside_of_arguments_makes_no_call_that_is_told_as_whole() {
+    let http = HttpDaemon::start().await;
+    with_template(&http.daemon, "caller", CALLER);
+    let (target, mut asked) = questions()[0].clone();
+    let reason = |asked: Value| {
+        let http = &http;
+        async move {
+            let whole = http.post(target, &asked).await.json();
+            whole["choices"][0]["finish_reason"].clone()
+        }
+    };
+    assert_eq!(reason(asked.clone()).await, "tool_calls");
+    asked["stop"] = "\"text\"".into();
+    assert_eq!(reason(asked).await, "stop");
+    assert_eq!(http.stop().await, End::Drained);
+}

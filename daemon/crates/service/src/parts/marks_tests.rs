@@ -466,3 +466,60 @@ fn a_frame_around_the_answer_is_left_out() {
     });
     assert_eq!(of_form(response, calls), [hm, now]);
 }
+
+/// The parts of a text that something other than the model has ended.
+fn cut(source: &str, written: &str) -> Vec<Part> {
+    let parameters = json!({"properties": {"city": {"type": "string"}}});
+    let tools = Tools {
+        described: ["weather", "now"]
+            .map(|name| tool_calls::described(name, None, &parameters))
+            .to_vec(),
+        ..Tools::default()
+    };
+    let mut splitter = Marked::new(Marks::of(source), "", tools);
+    let mut parts = Vec::new();
+    splitter.push(written, &mut parts);
+    splitter.finish(true, &mut parts);
+    joined(parts)
+}
+
+#[test]
+fn a_value_with_tags_of_its_own_is_whole_with_the_calls_tag_alone() {
+    let written =
+        "<tool_call>\n<function=weather>\n<parameter=city>\n<b>x</b>\n</parameter>\n</function>\n";
+    let whole = written.find("</function>").unwrap() + "</function>".len();
+    for at in "<tool_call>\n<f".len()..=written.len() {
+        let parts = cut("<tool_call>", &written[..at]);
+        let expected = (at >= whole).then(|| {
+            Part::Call(ToolCall {
+                name: "weather".into(),
+                arguments: r#"{"city":"<b>x</b>"}"#.into(),
+            })
+        });
+        assert_eq!(parts, Vec::from_iter(expected), "{}", &written[..at]);
+    }
+}
+
+#[test]
+fn behind_calls_that_nothing_closes_are_calls_or_text() {
+    let named = |name: &str, arguments: &str| {
+        Part::Call(ToolCall {
+            name: name.into(),
+            arguments: arguments.into(),
+        })
+    };
+    let one = r#"<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>"#;
+    let other = r#"<|tool_call|>[{"name": "weather", "arguments": {"city": "Bern"}}]"#;
+    let two = [named("now", "{}"), named("weather", r#"{"city":"Bern"}"#)];
+    assert_eq!(of_form("<|tool_call|>", &format!("{one}{other}")), two);
+    let said = [named("now", "{}"), text("That is all.")];
+    assert_eq!(
+        of_form("<|tool_call|>", &format!("{one}\nThat is all.")),
+        said
+    );
+    // The beginning of another is no text.
+    assert_eq!(
+        cut("<|tool_call|>", &format!("{one}{}", &other[..40])),
+        said[..1]
+    );
+}

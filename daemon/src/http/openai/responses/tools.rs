@@ -96,11 +96,23 @@ pub(super) fn functions(
             _ => return Err(tool_calls::no_function(at, &tool["type"])),
         }
     }
-    let named = choice.and_then(|choice| {
-        let names = (choice["namespace"].as_str()?, choice["name"].as_str()?);
-        Some(json!({"type": "function", "name": flat(names.0, names.1)}))
-    });
-    tool_calls::checked(Some(described), named.as_ref().or(choice), parallel)
+    let choice = choice.cloned().map(by_flat_names);
+    tool_calls::checked(Some(described), choice.as_ref(), parallel)
+}
+
+/// A choice whose functions, the one or those that are allowed, have the names that the model
+/// knows.
+fn by_flat_names(mut choice: Value) -> Value {
+    let flatten = |tool: &mut Value| {
+        if let (Some(space), Some(name)) = (tool["namespace"].as_str(), tool["name"].as_str()) {
+            *tool = json!({"type": "function", "name": flat(space, name)});
+        }
+    };
+    flatten(&mut choice);
+    if let Some(Value::Array(allowed)) = choice.get_mut("tools") {
+        allowed.iter_mut().for_each(flatten);
+    }
+    choice
 }
 
 fn function(mut tool: Value, namespace: Option<&str>, field: &str) -> Result<Value, Failure> {
@@ -140,9 +152,14 @@ mod tests {
         names.put("lookup", &mut item);
         assert_eq!(item, json!({"name": "lookup"}));
         let choice = json!({"type": "function", "namespace": "mcp__t", "name": "lookup"});
-        let forced = functions(Some(tools), Some(&choice), None).unwrap().forced;
+        let forced = functions(Some(tools.clone()), Some(&choice), None);
         let named = tool_calls::Forced::Named("mcp__t__lookup".to_owned());
-        assert_eq!(forced, Some(named));
+        assert_eq!(forced.unwrap().forced, Some(named));
+        let allowed = json!({"type": "allowed_tools", "mode": "auto", "tools": [choice]});
+        let allowed = functions(Some(tools), Some(&allowed), None).unwrap();
+        let told = allowed.described.iter();
+        let told: Vec<_> = told.map(|tool| tool["function"]["name"].clone()).collect();
+        assert_eq!(told, ["mcp__t__lookup"]);
     }
 
     #[test]
