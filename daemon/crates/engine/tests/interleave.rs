@@ -214,6 +214,31 @@ async fn scores_beside_a_long_prompt_are_what_they_are_alone() {
     }
 }
 
+/// What tokens take was measured of one text alone, and eight take several times as long: the
+/// prompt comes in all the same, and not behind them.
+#[tokio::test]
+async fn a_chunk_goes_on_where_tokens_take_longer_than_was_measured() {
+    let engine = start(config(256 << 20)).unwrap().0;
+    let model = load(&engine, "tiny-qwen3moe-Q4_K_M.gguf", "m").await;
+    alone(&engine, reader(&model, 1, 60)).await;
+    let mut readers: Vec<_> = (0..8)
+        .map(|i| engine.generate(reader(&model, i, 250)).unwrap())
+        .collect();
+    for events in &mut readers {
+        first(events).await;
+    }
+    let readers: Vec<_> = readers
+        .into_iter()
+        .map(|events| tokio::spawn(tokens(events)))
+        .collect();
+    alone(&engine, long(&model)).await;
+    let done = readers.iter().filter(|reader| reader.is_finished()).count();
+    assert_eq!(done, 0, "the prompt came in behind {done} of 8 texts");
+    for reader in readers {
+        reader.await.unwrap().unwrap();
+    }
+}
+
 /// A reader that does not read is waited for by nobody.
 #[tokio::test]
 async fn a_slow_reader_holds_no_chunk_up() {
