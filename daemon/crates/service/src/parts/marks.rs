@@ -206,6 +206,9 @@ impl Marked {
             let piece = piece.trim().trim_start_matches([']', '}']);
             let piece = piece.trim().trim_start_matches(&closing);
             let piece = piece.trim().trim_end_matches(&closing).trim();
+            if piece.is_empty() || self.call(piece, into) {
+                continue;
+            }
             let before = self.calls;
             self.other_calls(piece, into);
             let is_begun = is_cut && piece.starts_with(['{', '[']);
