@@ -30,7 +30,7 @@ use crate::actor::Engine;
 use crate::api::RequestCacheUse;
 use crate::error::Error;
 use crate::member::Member;
-use crate::pass::{RowOutput, Stepwise};
+use crate::pass::Stepwise;
 use crate::step::{Outcome, nobody_waits};
 use crate::task::{Task, Work};
 
@@ -260,13 +260,6 @@ impl Engine {
         let mut counts = RequestCacheUse::default();
         let members = RefCell::new(members);
         let ended = || nobody_waits(&members.borrow());
-        let mut told = 0;
-        let mut sink = |row: usize, found: RowOutput<'_>| {
-            let (owner, row) = rows.owner(told, row);
-            told += 1;
-            members.borrow_mut()[owner].take(row, found);
-            Ok(())
-        };
         let mut run = || {
             let inputs = &prepared.inputs;
             let mut chunk = Stepwise::begin(&mut self.store, &pass, inputs, &mut counts, &ended)?;
@@ -297,7 +290,7 @@ impl Engine {
                         self.tell_all();
                     }
                     self.computing = true;
-                    return chunk.end(&mut self.store, &mut sink);
+                    return chunk.end(&mut self.store, &mut rows.sink(&members));
                 }
             }
         };

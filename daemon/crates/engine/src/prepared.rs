@@ -1,6 +1,7 @@
 //! What a pass takes of its requests: their memory made ready, the rows of the model's inputs,
 //! rotations, and whose the rows are.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ use crate::error::Error;
 use crate::kv::SequenceMemory;
 use crate::loaded::LoadedModel;
 use crate::member::{Member, interest};
-use crate::pass::Pass;
+use crate::pass::{Pass, RowOutput};
 use crate::rotations::{self, Positions};
 use crate::task::Work;
 use crate::weight_store::WeightStore;
@@ -46,11 +47,18 @@ pub(crate) struct PassRows<'a> {
     owners: Vec<usize>,
 }
 
-impl PassRows<'_> {
-    /// Whose the wanted row number `told` is, and which of its rows.
-    pub(crate) fn owner(&self, told: usize, row: usize) -> (usize, usize) {
-        let owner = self.owners[told];
-        (owner, row - self.first_rows[owner])
+impl<'a> PassRows<'a> {
+    /// Gives each wanted row, in their order, to the request whose it is.
+    pub(crate) fn sink<'s, 'm>(
+        &'s self,
+        members: &'s RefCell<&'m mut [Member]>,
+    ) -> impl FnMut(usize, RowOutput<'_>) -> Result<(), Error> + use<'s, 'm, 'a> {
+        let mut owners = self.owners.iter();
+        move |row, found| {
+            let owner = *owners.next().expect("no more rows than were wanted");
+            members.borrow_mut()[owner].take(row - self.first_rows[owner], found);
+            Ok(())
+        }
     }
 }
 

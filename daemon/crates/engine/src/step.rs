@@ -13,7 +13,7 @@ use crate::api::{
 };
 use crate::error::Error;
 use crate::member::{Member, Stepped};
-use crate::pass::{self, RowOutput};
+use crate::pass;
 use crate::prepared::Prepared;
 use crate::speculate::By;
 use crate::stop::Checked;
@@ -105,13 +105,6 @@ impl Engine {
             }
         };
         let ended = || nobody_waits(&members.borrow());
-        let mut told = 0;
-        let mut sink = |row: usize, found: RowOutput<'_>| {
-            let (owner, row) = rows.owner(told, row);
-            told += 1;
-            members.borrow_mut()[owner].take(row, found);
-            Ok(())
-        };
         self.computing = true;
         let ran = pass::run(
             &mut self.store,
@@ -120,7 +113,7 @@ impl Engine {
             &mut counts,
             &ended,
             &begun,
-            &mut sink,
+            &mut rows.sink(&members),
         );
         let members = members.into_inner();
         let kept = ran.and_then(|()| self.keep_stream(&prepared, scratch_at, members));

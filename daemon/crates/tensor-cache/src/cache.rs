@@ -459,7 +459,6 @@ impl Cache {
         SetBudget {
             reached,
             used: self.arena.used(),
-            arena_end: self.arena_end(),
         }
     }
 

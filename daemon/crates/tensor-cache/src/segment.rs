@@ -289,6 +289,4 @@ pub struct SetBudget {
     pub reached: bool,
     /// Bytes in the ledger now.
     pub used: u64,
-    /// End of the highest slab: the arena may be cut to this now, and no lower.
-    pub arena_end: u64,
 }

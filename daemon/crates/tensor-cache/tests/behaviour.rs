@@ -320,7 +320,7 @@ fn a_shrink_moves_what_fits_below_and_evicts_the_rest() {
     pass(&mut cache, A, 10, false);
     let mut actions = Vec::new();
     let said = cache.set_budget(50, &mut actions);
-    assert!(said.reached && said.used == 50 && said.arena_end == 50);
+    assert!(said.reached && said.used == 50 && cache.arena_end() == 50);
     let resident: Vec<_> = cache
         .residency(A)
         .unwrap()
