@@ -34,6 +34,7 @@ const FOR_EVER: u64 = 1 << 30;
 pub struct FarFiles {
     dir: TempDir,
     served: Arc<Served>,
+    device: File,
 }
 
 #[derive(Debug)]
@@ -86,7 +87,11 @@ impl FarFiles {
             let served = Arc::clone(&served);
             std::thread::spawn(move || while served.answer_one(&mut device) {});
         }
-        Ok(FarFiles { dir, served })
+        Ok(FarFiles {
+            dir,
+            served,
+            device,
+        })
     }
 
     /// The directory.
@@ -106,6 +111,22 @@ impl FarFiles {
     pub fn set_answering(&self, answering: bool) {
         *self.served.answers.lock().expect("whole") = answering;
         self.served.changed.notify_all();
+    }
+
+    /// Has the kernel forget the file's content, so that it asks for it again.
+    ///
+    /// # Panics
+    /// Where it does not.
+    pub fn forget_content(&self) {
+        // fuse_out_header with FUSE_NOTIFY_INVAL_INODE in its second field, and which bytes: all.
+        let mut notice = Vec::new();
+        notice.extend(40u32.to_le_bytes());
+        notice.extend(2u32.to_le_bytes());
+        for word in [0, FILE, 0, 0] {
+            notice.extend(word.to_le_bytes());
+        }
+        let mut device = &self.device;
+        device.write_all(&notice).expect("the file is open");
     }
 }
 

@@ -493,7 +493,12 @@ pub(crate) fn devices(found: &ListDevicesResponse) -> Value {
 
 /// A file that does not answer.
 fn file_wait(wait: &FileWait) -> Value {
-    json!({"model": wait.model, "path": wait.path, "waited_ms": wait.waited_ms})
+    json!({
+        "model": wait.model,
+        "path": wait.path,
+        "waited_ms": wait.waited_ms,
+        "all_wait": wait.all_wait,
+    })
 }
 
 /// The daemon as it is now.

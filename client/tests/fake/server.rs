@@ -105,6 +105,7 @@ impl Server for Fake {
                 model: "far".into(),
                 path: "/models/far.gguf".into(),
                 waited_ms: 7_000,
+                all_wait: true,
             }),
             keep_free: None,
             host_pressure: None,

@@ -457,7 +457,7 @@ fn device(snapshot: &Snapshot, text: &mut Text) {
     text.one(
         "rocmforge_file_wait_seconds",
         "gauge",
-        "How long the engine has waited for a file that does not answer; 0 as a rule",
+        "How long a file that does not answer has been waited for; 0 as a rule",
         waits_for.map_or(0.0, |wait| wait.since.elapsed().as_secs_f64()),
     );
 }

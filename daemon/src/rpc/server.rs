@@ -147,6 +147,7 @@ impl Server for ServerService {
                 model: wait.model.clone(),
                 path: wait.path.display().to_string(),
                 waited_ms: wait.since.elapsed().as_millis() as u64,
+                all_wait: wait.all_wait,
             }),
             keep_free: snapshot.keep_free.map(|kept| v1::KeepFree {
                 bytes: kept.bytes,

@@ -147,6 +147,16 @@ fn every_error_of_the_engine_has_its_code_reason_and_words() {
             vec!["'x'", "shorter", "load it again"],
         ),
         (
+            Error::FileSilent {
+                name: "x".into(),
+                path: "/far/x.gguf".into(),
+                seconds: 12,
+            },
+            Code::Unavailable,
+            "MODEL_FILE_SILENT",
+            vec!["'x'", "/far/x.gguf", "12 s", "ask again"],
+        ),
+        (
             Error::DeadlineExceeded { generated: 7 },
             Code::DeadlineExceeded,
             "DEADLINE",

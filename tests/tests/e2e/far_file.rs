@@ -1,17 +1,20 @@
-//! A model's file that does not answer, as when the server is gone that it lies on: seen by name
-//! while it lasts, and nothing is lost when it answers again.
+//! A model's file that does not answer, as when the server is gone that it lies on: its own requests
+//! wait, or fail, and those of other models go on.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocmforge_client::Client;
-use rocmforge_client::proto::v1::FileWait;
+use rocmforge_client::proto::v1::{FileWait, SamplingParams};
 use rocmforge_tests::daemon::{Daemon, Options};
 use rocmforge_tests::far_files::FarFiles;
 use rocmforge_tests::fixtures::{self, TINY_LLAMA, TINY_QWEN3};
-use rocmforge_tests::session::{connect, continuation, generate, greedy, in_time, load, try_load};
+use rocmforge_tests::session::{
+    Answer, connect, continuation, generate, greedy, in_time, load, refused, try_load,
+};
 use rocmforge_tests::skip;
+use tokio::task::JoinHandle;
 
-/// Until the daemon says that it waits for a file, or that it does not.
+/// Until the daemon says that a file is waited for, or that none is.
 async fn until(client: &Client, waits: bool) -> Option<FileWait> {
     let seen = async {
         loop {
@@ -25,26 +28,48 @@ async fn until(client: &Client, waits: bool) -> Option<FileWait> {
     in_time("the wait for a file", seen).await
 }
 
-#[tokio::test]
-async fn a_file_that_does_not_answer_is_named_while_all_models_wait() {
-    let far = match FarFiles::serve(&fixtures::path(TINY_QWEN3)) {
-        Ok(far) => far,
-        Err(reason) => return skip("a file that does not answer", &reason),
-    };
+/// Asks for a text in the background.
+fn asked(
+    client: &Client,
+    model: &'static str,
+    sampling: SamplingParams,
+) -> JoinHandle<Result<Answer, rocmforge_client::Error>> {
+    let client = client.clone();
+    let request = continuation(model, "Once upon a time", sampling);
+    tokio::spawn(async move { generate(&client, request).await })
+}
+
+/// A daemon with a model that is near and one, "far", whose file was not read yet.
+async fn with_both(far: &FarFiles) -> (Daemon, Client) {
     let daemon = Daemon::start(&Options::default().model_dir(far.dir()));
     let client = connect(&daemon).await;
     load(&client, TINY_LLAMA).await;
     let loaded = try_load(&client, &far.path(), "far").await;
     loaded.expect("the header is read while the file answers");
+    (daemon, client)
+}
+
+#[tokio::test]
+async fn other_models_go_on_while_a_file_does_not_answer() {
+    let far = match FarFiles::serve(&fixtures::path(TINY_QWEN3)) {
+        Ok(far) => far,
+        Err(reason) => return skip("a file that does not answer", &reason),
+    };
+    let (daemon, client) = with_both(&far).await;
     assert_eq!(until(&client, false).await, None);
 
     far.set_answering(false);
-    let asks = client.clone();
-    let asked = tokio::spawn(async move {
-        generate(&asks, continuation("far", "Once upon a time", greedy(4))).await
-    });
+    let waiting = asked(&client, "far", greedy(4));
+    // Each of them would wait as long as the file.
+    let begin = Instant::now();
+    for _ in 0..20 {
+        let near = asked(&client, TINY_LLAMA, greedy(4));
+        let near = in_time("a model that is near", near).await;
+        near.expect("no panic").expect("it waits for nobody");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5), "they waited");
     let wait = until(&client, true).await.expect("it is told");
-    assert_eq!(wait.model, "far");
+    assert_eq!((wait.model.as_str(), wait.all_wait), ("far", false));
     assert_eq!(wait.path, far.path().display().to_string());
     assert!(wait.waited_ms >= 5000, "{wait:?}");
     let log = daemon.log();
@@ -53,11 +78,68 @@ async fn a_file_that_does_not_answer_is_named_while_all_models_wait() {
     assert!(log.lines().any(|line| told(&line)), "{log}");
 
     far.set_answering(true);
-    let answer = in_time("the request that waited", asked).await;
+    let answer = in_time("the request that waited", waiting).await;
     let answer = answer.expect("no panic").expect("the file has answered");
     assert_eq!(answer.ids.len(), 4);
     until(&client, false).await;
-    let other = continuation(TINY_LLAMA, "Once upon a time", greedy(4));
-    generate(&client, other).await.expect("nothing is lost");
+    assert!(daemon.stop().status.success());
+}
+
+#[tokio::test]
+async fn requests_of_a_file_that_stays_silent_fail_and_later_ones_are_answered() {
+    let far = match FarFiles::serve(&fixtures::path(TINY_QWEN3)) {
+        Ok(far) => far,
+        Err(reason) => return skip("a file that stays silent", &reason),
+    };
+    let (daemon, client) = with_both(&far).await;
+    let first = in_time("the first text", asked(&client, "far", greedy(4))).await;
+    let first = first.expect("no panic").expect("the file answers");
+
+    // In the midst of its use: its weights are gone, and what the kernel has of the file.
+    far.set_answering(false);
+    far.forget_content();
+    client
+        .cache_clear(Some("far"))
+        .await
+        .expect("nobody uses it");
+    let silent = asked(&client, "far", greedy(4));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let near = asked(&client, TINY_LLAMA, greedy(4));
+    let near = in_time("a model that is near", near).await;
+    near.expect("no panic")
+        .expect("it waits no longer than the engine does");
+    let silent = in_time("the text of the silent file", silent).await;
+    let error = refused("a file that is silent", silent.expect("no panic"));
+    assert_eq!(error.reason(), Some("MODEL_FILE_SILENT"), "{error:?}");
+    let message = &error.message;
+    let path = far.path().display().to_string();
+    assert!(
+        message.contains(&path) && message.contains("ask again"),
+        "{message}"
+    );
+
+    // Whoever asks now holds nobody up.
+    let waiting = asked(&client, "far", greedy(4));
+    let begin = Instant::now();
+    for _ in 0..5 {
+        let near = asked(&client, TINY_LLAMA, greedy(4));
+        let near = in_time("a model that is near", near).await;
+        near.expect("no panic").expect("it waits for nobody");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5), "they waited");
+    far.set_answering(true);
+    let again = match in_time("the text that waited", waiting)
+        .await
+        .expect("no panic")
+    {
+        Ok(answer) => answer,
+        // It came while the file still counted as silent.
+        Err(_) => {
+            let again = asked(&client, "far", greedy(4));
+            let again = in_time("the text of the file that answers again", again).await;
+            again.expect("no panic").expect("the file answers again")
+        }
+    };
+    assert_eq!(again.ids, first.ids);
     assert!(daemon.stop().status.success());
 }

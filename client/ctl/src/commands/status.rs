@@ -123,8 +123,12 @@ fn text(status: &StatusResponse, socket: &Path) -> String {
     ];
     if let Some(wait) = &status.waits_for {
         let waited = span(wait.waited_ms);
+        let who = match wait.all_wait {
+            true => "all models wait",
+            false => "requests of its model wait",
+        };
         let text = format!(
-            "for {} ({}) for {waited}: it does not answer or is slow, and all models wait",
+            "for {} ({}) for {waited}: it does not answer or is slow, and {who}",
             wait.path, wait.model
         );
         rows.push(("waits", text));

@@ -36,6 +36,7 @@ use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
 
 use crate::api::{COMMAND_CAPACITY, Command, PreloadEvent, Snapshot};
+use crate::aside::{self, Nearness};
 use crate::config::EngineConfig;
 use crate::draft::DraftModel;
 use crate::error::{Error, from_device};
@@ -97,6 +98,8 @@ pub(crate) struct Entry {
     pub(crate) predictor: Option<Predictor>,
     /// The model that drafts for this one, if one was named.
     pub(crate) draft: Option<DraftModel>,
+    /// Where the file is, if it is far.
+    pub(crate) nearness: Nearness,
     /// Where the states behind drafts go, where sequences have a state and tokens are drafted.
     pub(crate) states: Option<SpareStates>,
 }
@@ -389,6 +392,7 @@ impl Engine {
             if self.drained() {
                 return None;
             }
+            self.call_far_files();
             self.admit();
             // Before the pass: it may take long, and its event must not come before the state
             // that knows of its request.
@@ -489,7 +493,10 @@ impl Engine {
         let deadline = deadlines
             .chain(self.draining.as_ref().map(|d| d.until))
             .min();
-        let idle = Duration::from_secs(60);
+        let idle = match self.waits_for_files() {
+            true => aside::LOOK,
+            false => Duration::from_secs(60),
+        };
         deadline.map_or(idle, |d| {
             d.saturating_duration_since(Instant::now()).min(idle)
         })

@@ -316,11 +316,14 @@ impl Engine {
                 ),
             });
         }
-        let _waiting = self.store.files.begin(loaded.name(), loaded.path());
-        loaded
-            .file()
-            .check_unchanged()
-            .map_err(|e| crate::error::from_read(loaded.name(), loaded.path(), e))?;
+        // A far file is looked at when it is read, where nobody waits for it without end.
+        if loaded.far().is_none() {
+            let _waiting = self.store.files.begin(loaded.name(), loaded.path());
+            loaded
+                .file()
+                .check_unchanged()
+                .map_err(|e| crate::error::from_read(loaded.name(), loaded.path(), e))?;
+        }
         Ok((entry.id, n_ctx as usize))
     }
 

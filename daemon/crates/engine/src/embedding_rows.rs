@@ -30,9 +30,10 @@ pub(crate) fn rows(
     out: &mut Vec<u8>,
 ) -> Result<(), Error> {
     let row_bytes = (table.bytes / table.rows) as usize;
+    let at = |id: u32| table.offset + u64::from(id) * row_bytes as u64;
+    model.bring(ids.iter().map(|&id| at(id)..at(id) + row_bytes as u64))?;
     out.resize(ids.len() * row_bytes, 0);
     let read = |ids: &[u32], out: &mut [u8]| {
-        let at = |id: u32| table.offset + u64::from(id) * row_bytes as u64;
         let mut rows = ids.iter().zip(out.chunks_exact_mut(row_bytes));
         let file = model.file();
         if ids.len() > MAPPED_ROWS || file.is_direct() {
@@ -65,6 +66,7 @@ pub(crate) fn rows(
 
 /// Reads a small tensor of f32 (or a type that converts) whole.
 pub(crate) fn vector(model: &LoadedModel, tensor: &TensorDesc) -> Result<Vec<f32>, Error> {
+    model.bring([tensor.offset..tensor.offset + tensor.bytes / tensor.rows])?;
     let mut out = vec![0.0; tensor.cols as usize];
     read_row(model.file(), tensor, 0, &mut out)
         .map_err(|e| crate::error::from_read(model.name(), model.path(), e))?;

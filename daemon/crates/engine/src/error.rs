@@ -96,6 +96,19 @@ pub enum Error {
         /// What was seen.
         message: String,
     },
+    /// The model's file lies elsewhere, and nothing of it has come for a while. UNAVAILABLE with
+    /// RetryInfo.
+    #[error(
+        "the file of model '{name}' has not answered for {seconds} s: {}; check the server or the mount that it lies on, then ask again (other models go on)", path.display()
+    )]
+    FileSilent {
+        /// The model.
+        name: String,
+        /// The file.
+        path: PathBuf,
+        /// How long nothing has come.
+        seconds: u64,
+    },
     /// The request's deadline passed. DEADLINE_EXCEEDED.
     #[error(
         "the deadline passed after {generated} generated tokens; allow more time, or ask for fewer"

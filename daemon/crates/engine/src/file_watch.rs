@@ -1,8 +1,10 @@
-//! Which model's file the engine thread waits for: told while it waits.
+//! Which models' files are waited for: told while they are.
 //!
 //! The engine thread reads embedding rows and waits for uploads. A file may not answer, as when its
-//! server is gone or its disk sleeps, and the kernel lets nobody give up such a read. Requests of
-//! other models wait as long, so it has to be seen whose file it is.
+//! server is gone or its disk sleeps, and the kernel lets nobody give up such a read. What a file
+//! system of another machine has is brought by other threads first, for which the engine waits
+//! with a limit, or only the model's requests do ([`crate::far_file`], [`crate::aside`]). It has to
+//! be seen whose file it is, and who waits.
 //!
 //! ```text
 //!   nothing --(begin)--> waiting --(SILENT_AFTER)--> told: logged, and in the snapshot
@@ -27,9 +29,25 @@ const SILENT_AFTER: Duration = Duration::from_secs(5);
 /// How often the thread looks.
 const PERIOD: Duration = Duration::from_millis(500);
 
-type Shared = Arc<Mutex<Option<FileWait>>>;
+type Shared = Arc<Mutex<Waits>>;
 
-/// What the engine thread waits for now.
+/// What is waited for.
+#[derive(Debug, Default)]
+struct Waits {
+    now: Vec<(u64, FileWait)>,
+    begun: u64,
+}
+
+impl Waits {
+    /// The wait that has been too long: of those the one that holds up most, and began first.
+    fn long(&self, silent_after: Duration) -> Option<&FileWait> {
+        let all = self.now.iter().map(|(_, wait)| wait);
+        let long = all.filter(|wait| wait.since.elapsed() >= silent_after);
+        long.min_by_key(|wait| (!wait.all_wait, wait.since))
+    }
+}
+
+/// What is waited for now.
 #[derive(Debug, Default)]
 pub(crate) struct FileWatch {
     now: Shared,
@@ -39,16 +57,16 @@ pub(crate) struct FileWatch {
 
 /// Lasts as long as the file is waited for.
 #[derive(Debug)]
-pub(crate) struct Waiting(Shared);
+pub(crate) struct Waiting(Shared, u64);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        *lock(&self.0) = None;
+        lock(&self.0).now.retain(|(number, _)| *number != self.1);
     }
 }
 
 /// The value is whole at every moment, also after a panic.
-fn lock(shared: &Shared) -> MutexGuard<'_, Option<FileWait>> {
+fn lock(shared: &Shared) -> MutexGuard<'_, Waits> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -81,14 +99,28 @@ impl FileWatch {
         }
     }
 
-    /// From now on the file at `path` is waited for, for `model`.
+    /// From now on the engine thread waits for the file at `path`, for `model`.
     pub(crate) fn begin(&self, model: &str, path: &Path) -> Waiting {
-        *lock(&self.now) = Some(FileWait {
+        self.waiting(model, path, true)
+    }
+
+    /// From now on the requests of `model` wait for the file at `path`, and nobody else.
+    pub(crate) fn begin_aside(&self, model: &str, path: &Path) -> Waiting {
+        self.waiting(model, path, false)
+    }
+
+    fn waiting(&self, model: &str, path: &Path, all_wait: bool) -> Waiting {
+        let wait = FileWait {
             model: model.to_owned(),
             path: path.to_owned(),
             since: Instant::now(),
-        });
-        Waiting(Arc::clone(&self.now))
+            all_wait,
+        };
+        let mut waits = lock(&self.now);
+        waits.begun += 1;
+        let number = waits.begun;
+        waits.now.push((number, wait));
+        Waiting(Arc::clone(&self.now), number)
     }
 }
 
@@ -96,23 +128,29 @@ impl FileWatch {
 fn look(now: &Shared, silent_after: Duration, snapshot: &watch::Sender<Arc<Snapshot>>) {
     snapshot.send_if_modified(|snapshot| {
         let now = lock(now);
-        let long = now.as_ref().filter(|w| w.since.elapsed() >= silent_after);
+        let long = now.long(silent_after);
         if snapshot.waits_for.as_ref() == long {
             return false;
         }
         let seconds = |wait: &FileWait| wait.since.elapsed().as_secs();
         match (&snapshot.waits_for, long) {
-            (_, Some(wait)) => tracing::error!(
+            (_, Some(wait)) if wait.all_wait => tracing::error!(
                 model = wait.model,
                 path = %wait.path.display(),
                 seconds = seconds(wait),
                 "the engine waits for a file that does not answer or is very slow; all models wait with it"
             ),
+            (_, Some(wait)) => tracing::warn!(
+                model = wait.model,
+                path = %wait.path.display(),
+                seconds = seconds(wait),
+                "requests wait for a file that does not answer or is slow; those of other models go on"
+            ),
             (Some(wait), None) => tracing::warn!(
                 model = wait.model,
                 path = %wait.path.display(),
                 seconds = seconds(wait),
-                "the file has answered; the engine goes on"
+                "the file is not waited for any more"
             ),
             (None, None) => {}
         }
@@ -135,7 +173,7 @@ mod tests {
         let files = FileWatch::looking(sender, tick, tick);
         let path = Path::new("/models/far.gguf");
         for _ in 0..2 {
-            let waiting = files.begin("far", path);
+            let waiting = files.begin_aside("far", path);
             while seen.borrow_and_update().waits_for.is_none() {
                 std::thread::sleep(tick);
             }
@@ -146,6 +184,20 @@ mod tests {
                 std::thread::sleep(tick);
             }
         }
+    }
+
+    #[test]
+    fn what_holds_up_all_is_told_before_what_holds_up_one() {
+        let files = FileWatch::default();
+        let told = || lock(&files.now).long(Duration::ZERO).cloned();
+        let aside = files.begin_aside("aside", Path::new("/models/aside.gguf"));
+        assert_eq!(told().map(|wait| wait.model), Some("aside".to_owned()));
+        let all = files.begin("all", Path::new("/models/all.gguf"));
+        assert_eq!(told().map(|wait| wait.model), Some("all".to_owned()));
+        drop(all);
+        assert_eq!(told().map(|wait| wait.model), Some("aside".to_owned()));
+        drop(aside);
+        assert_eq!(told(), None);
     }
 
     #[test]

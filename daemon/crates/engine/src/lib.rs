@@ -9,6 +9,7 @@
 
 mod actor;
 pub mod api;
+mod aside;
 mod askers;
 mod begin;
 mod commands;
@@ -17,6 +18,7 @@ mod decoding;
 mod draft;
 mod embedding_rows;
 mod error;
+mod far_file;
 mod file_watch;
 mod handle;
 mod host_pressure;

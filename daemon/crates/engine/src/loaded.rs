@@ -1,6 +1,7 @@
 //! A model that clients can name: its file, hyperparameters, plan, tokenizer and
 //! template. Immutable and shared.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -10,7 +11,8 @@ use rocmforge_model::Model;
 use rocmforge_ops::{KV_BLOCK, KvType};
 use rocmforge_tokenizer::{ChatTemplate, Tokenizer};
 
-use crate::error::Error;
+use crate::error::{Error, from_read};
+use crate::far_file::{FarFile, Fault, SILENT_AFTER};
 
 /// Longest name of a model in bytes.
 pub const MODEL_NAME_MAX: usize = 128;
@@ -39,6 +41,8 @@ pub struct PreparedModel {
 pub struct LoadedModel {
     name: String,
     file: Arc<MappedFile>,
+    /// How the file is brought, where it may not answer.
+    far: Option<Arc<FarFile>>,
     contents: Arc<Contents>,
     /// In the place of the file's.
     template: Option<ChatTemplate>,
@@ -169,6 +173,23 @@ impl LoadedModel {
         }
     }
 
+    /// How the file is brought, where it may not answer.
+    pub(crate) fn far(&self) -> Option<&Arc<FarFile>> {
+        self.far.as_ref()
+    }
+
+    /// Has ranges of a far file in the page cache, so that reading them waits for nobody; nothing is
+    /// done for other files.
+    ///
+    /// # Errors
+    /// [`Error::FileSilent`], [`Error::DataLoss`].
+    pub(crate) fn bring(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), Error> {
+        let Some(far) = &self.far else { return Ok(()) };
+        let fetch = far.begin(ranges, SILENT_AFTER);
+        let came = fetch.and_then(|fetch| far.wait(fetch, SILENT_AFTER));
+        came.map_err(|fault| from_fault(&self.name, self.path(), fault))
+    }
+
     /// Takes the contents of another name of the same file in its own ones' place; tells whether it
     /// is one.
     pub(crate) fn share(&mut self, other: &LoadedModel) -> bool {
@@ -177,6 +198,18 @@ impl LoadedModel {
             self.contents = Arc::clone(&other.contents);
         }
         same
+    }
+}
+
+/// Why what a far file has cannot be had.
+pub(crate) fn from_fault(name: &str, path: &Path, fault: Fault) -> Error {
+    match fault {
+        Fault::Silent(since) => Error::FileSilent {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            seconds: since.as_secs(),
+        },
+        Fault::Read(error) => from_read(name, path, error),
     }
 }
 
@@ -204,10 +237,12 @@ pub fn prepare_among<'a>(
     ] {
         progress(stage);
     }
+    let file = Arc::new(file);
     Ok(PreparedModel {
         loaded: LoadedModel {
             name: name.to_owned(),
-            file: Arc::new(file),
+            far: FarFile::of(&file).map(Arc::new),
+            file,
             contents: Arc::clone(&other.contents),
             template: None,
         },
@@ -250,10 +285,12 @@ pub fn prepare(
         ))));
     }
     progress(PrepareStage::Plan);
+    let file = Arc::new(file);
     Ok(PreparedModel {
         loaded: LoadedModel {
             name: name.to_owned(),
-            file: Arc::new(file),
+            far: FarFile::of(&file).map(Arc::new),
+            file,
             contents: Arc::new(Contents {
                 model,
                 tokenizer,

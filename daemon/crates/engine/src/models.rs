@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::actor::{Engine, Entry, Preloading};
 use crate::api::{Cleared, KeptReason, KeptSegment, Offload, PreloadEvent, Unloaded};
+use crate::aside::Nearness;
 use crate::commands::{MODELS_MAX, PRELOADS_MAX, draining};
 use crate::error::{Error, from_cache, from_device};
 use crate::interleave::Slice;
@@ -28,6 +29,8 @@ fn choose_reads(loaded: &LoadedModel, direct_io: Offload) {
         Offload::Auto => available > 0 && bytes > available,
         Offload::Always => true,
     };
+    // What a file that may not answer has is brought into the page cache first.
+    let wanted = wanted && !file.is_far();
     if wanted {
         let model = loaded.name();
         if file.prefer_direct() {
@@ -57,7 +60,10 @@ impl Engine {
         if let Ok(there) = self.find(loaded.name()) {
             // A mere change of permissions or links since is noticed here, and is none of the
             // content.
-            let _ = there.loaded.file().check_unchanged();
+            match there.loaded.far() {
+                Some(_) => there.loaded.bring([])?,
+                None => drop(there.loaded.file().check_unchanged()),
+            }
             let same = there.loaded.file().is_same_as(loaded.file());
             return if same {
                 let there = Arc::clone(&there.loaded);
@@ -88,12 +94,7 @@ impl Engine {
         let kinds = loaded.model().plan().segments.iter().map(|s| s.kind);
         let kinds = kinds.collect();
         let id = ModelId(self.next_model);
-        let source = Source::new(
-            loaded.name().to_owned(),
-            Arc::clone(loaded.file()),
-            layouts,
-            kinds,
-        );
+        let source = Source::new(&loaded, layouts, kinds);
         self.store.register(id, source)?;
         self.next_model = self.next_model.wrapping_add(1);
         if let Err(error) = self.store.prepare(id, loaded.model().plan()) {
@@ -117,6 +118,7 @@ impl Engine {
             slice: Slice::default(),
             predictor,
             draft,
+            nearness: Nearness::default(),
             states,
         });
         Ok(loaded)

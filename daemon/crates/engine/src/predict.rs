@@ -82,8 +82,7 @@ impl Engine {
         self.next_model = self.next_model.wrapping_add(1);
         let registered = self.layouts(loaded, plan).and_then(|layouts| {
             let kinds = plan.segments.iter().map(|s| s.kind).collect();
-            let (name, file) = (loaded.name().to_owned(), Arc::clone(loaded.file()));
-            let source = Source::new(name, file, layouts, kinds);
+            let source = Source::new(loaded, layouts, kinds);
             self.store.register(id, source)?;
             let prepared = self.store.prepare(id, plan);
             prepared.map_err(|e| {

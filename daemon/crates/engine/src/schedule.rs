@@ -238,7 +238,10 @@ impl Engine {
         self.spare_predictors(budget);
         let held_back = self.held_back();
         for task in self.tasks.values() {
-            let ready = task.reader_has_room() && !task.follows && !held_back.contains(&task.seq);
+            let ready = task.reader_has_room()
+                && !task.follows
+                && !held_back.contains(&task.seq)
+                && !self.waits_for_file(task.model);
             self.scheduler.set_ready(task.seq, ready);
         }
         let mut actions = Vec::new();

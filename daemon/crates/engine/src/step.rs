@@ -53,6 +53,7 @@ impl Engine {
             Ok(()) => {
                 self.passes_before_admission = self.passes_before_admission.saturating_sub(1);
                 self.note_pass(&plan, begun.elapsed());
+                self.note_near(ModelId(plan.model.0));
                 self.tell_before_drafts(&mut members);
                 self.predict(&plan, &mut members);
                 self.draft_ahead(&plan, &mut members);

@@ -5,7 +5,7 @@
 //! back, so the cache's state and the device's memory say the same at every step.
 //!
 //! *Invariant:* a segment's upload is started once; whoever needs it while it is under way
-//! waits for the same ticket (`under_way` has one a segment).
+//! waits for the same one (`under_way` has one a segment).
 
 mod drafting;
 mod memory;
@@ -14,13 +14,14 @@ mod prefixes;
 mod resident;
 mod source;
 mod tier;
+mod uploads;
 
 use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocmforge_device::{Device, SegmentLayout, Upload, UploadTicket};
+use rocmforge_device::{Device, SegmentLayout, UploadTicket};
 use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{
     Acquired, Action, BlockId, BlockKind, Cache, Error as CacheError, ModelId, SegmentId,
@@ -29,13 +30,14 @@ use rocmforge_tensor_cache::{
 
 use crate::api::RequestCacheUse;
 use crate::error::{Error, from_cache, from_device, from_unregister};
-use crate::file_watch::{FileWatch, Waiting};
+use crate::file_watch::FileWatch;
 use crate::offload::Offload;
 use crate::prefix::Prefixes;
 use crate::tier::Tier;
 pub(crate) use drafting::{DraftKey, DraftMemories, DraftMemory};
 pub(crate) use resident::Resident;
 pub(crate) use source::Source;
+use uploads::UnderWay;
 
 /// The device, the cache, and what is between them.
 pub(crate) struct WeightStore {
@@ -55,7 +57,7 @@ pub(crate) struct WeightStore {
     /// Bytes of weights that go before beginnings that no sequence uses.
     wanted_weights: u64,
     tickets: HashMap<UploadTicket, SegmentId>,
-    under_way: HashMap<SegmentId, UploadTicket>,
+    under_way: HashMap<SegmentId, UnderWay>,
     /// Uploads that were taken for done and whose end the device has not seen yet.
     settling: HashMap<UploadTicket, SegmentId>,
     /// Resident segments whose content turned out to be bad while they were in use.
@@ -80,9 +82,6 @@ pub(crate) struct WeightStore {
 
 /// For the snapshot the driver's free bytes are counted at most this often while there is work.
 const MEMORY_RENEWAL: Duration = Duration::from_millis(500);
-
-/// Most uploads whose end is remembered as outstanding; older ones have long ended.
-const SETTLING_MAX: usize = 4096;
 
 impl WeightStore {
     pub(crate) fn new(device: Box<dyn Device>, cache: Cache, offload: Offload) -> Self {
@@ -176,8 +175,7 @@ impl WeightStore {
             .filter(|s| s.model == model)
             .collect();
         for segment in waiting {
-            // Whether it came or failed: it is no longer under way.
-            let _ = self.wait(segment);
+            self.drop_upload(segment);
         }
         self.forget_prefixes(model);
         self.forget_drafting(model);
@@ -260,7 +258,8 @@ impl WeightStore {
     /// Whether [`WeightStore::acquire`] of a segment would not wait for its upload.
     pub(crate) fn comes_at_once(&self, segment: SegmentId) -> bool {
         match self.under_way.get(&segment) {
-            Some(&ticket) => self.device.is_queued(ticket),
+            Some(UnderWay::Uploaded(ticket)) => self.device.is_queued(*ticket),
+            Some(UnderWay::Brought { .. }) => false,
             None => self.cache.holds(segment),
         }
     }
@@ -405,41 +404,6 @@ impl WeightStore {
         self.set_capacity(self.budget())
     }
 
-    /// Takes note of uploads that have ended. A failed one is forgotten: whoever needs the segment
-    /// tries again and meets the error himself.
-    pub(crate) fn collect(&mut self) {
-        for (ticket, result) in self.device.finished_uploads() {
-            let Some(segment) = self.tickets.remove(&ticket) else {
-                let segment = self.settling.remove(&ticket);
-                if let (Some(segment), Err(error)) = (segment, result) {
-                    self.note_loss(&error);
-                    tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload turned out to have failed");
-                    self.spoiled.push(segment);
-                }
-                continue;
-            };
-            self.under_way.remove(&segment);
-            match result {
-                Ok(()) => self.cache.uploaded(segment),
-                Err(error) => {
-                    self.note_loss(&error);
-                    tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload ahead of need failed");
-                    self.cache.upload_failed(segment);
-                }
-            }
-        }
-        let mut spoiled = std::mem::take(&mut self.spoiled);
-        for segment in &spoiled {
-            // They may have been computed with it.
-            self.forget_prefixes(segment.model);
-        }
-        spoiled.retain(|&segment| {
-            self.sources.contains_key(&segment.model)
-                && !self.cache.evict_corrupt(segment, &mut self.actions)
-        });
-        self.spoiled = spoiled;
-    }
-
     pub(crate) fn execute(&mut self) -> Result<(), Error> {
         self.run_actions(false)
     }
@@ -475,20 +439,9 @@ impl WeightStore {
                 }
                 Action::Upload { segment, slab } => {
                     tracing::trace!(%segment, slab.offset, slab.bytes, "upload");
-                    let begun = match outcome {
-                        Ok(()) => self.begin_upload(segment, slab),
-                        Err(_) => None,
-                    };
-                    match begun {
-                        Some(Ok(ticket)) => {
-                            self.tickets.insert(ticket, segment);
-                            self.under_way.insert(segment, ticket);
-                        }
-                        Some(Err(error)) => {
-                            self.cache.upload_failed(segment);
-                            outcome = Err(error);
-                        }
-                        None => self.cache.upload_failed(segment),
+                    match outcome {
+                        Ok(()) => outcome = self.begin(segment, slab),
+                        Err(_) => self.cache.upload_failed(segment),
                     }
                 }
             }
@@ -496,65 +449,6 @@ impl WeightStore {
         // Keeps the vector's memory for the next pass.
         self.actions = actions;
         outcome
-    }
-
-    fn begin_upload(
-        &mut self,
-        segment: SegmentId,
-        slab: Slab,
-    ) -> Option<Result<UploadTicket, Error>> {
-        let source = self.sources.get(&segment.model)?;
-        let upload = Upload {
-            file: Arc::clone(&source.file),
-            layout: Arc::clone(&source.layouts[segment.index as usize]),
-            slab: slab.offset,
-        };
-        // It looks at the file, and may wait for a place in a queue of others.
-        let _waiting = self.wait_for_file(segment.model);
-        let begun = self.device.begin_upload(upload);
-        if begun.is_ok() {
-            let timetable = &mut self.offload.timetable;
-            timetable.begun(segment, slab.bytes, Instant::now());
-        }
-        Some(begun.map_err(|e| self.device_error(Some(segment.model), e)))
-    }
-
-    /// From now on the file of a model is waited for.
-    fn wait_for_file(&self, model: ModelId) -> Option<Waiting> {
-        let source = self.sources.get(&model)?;
-        Some(self.files.begin(&source.name, source.file.path()))
-    }
-
-    fn wait(&mut self, segment: SegmentId) -> Result<(), Error> {
-        let Some(ticket) = self.under_way.remove(&segment) else {
-            return Ok(());
-        };
-        self.tickets.remove(&ticket);
-        let waiting = self.wait_for_file(segment.model);
-        let ended = self.device.wait_upload(ticket);
-        drop(waiting);
-        match ended {
-            Ok(()) => {
-                if self.settling.len() >= SETTLING_MAX {
-                    self.settling.clear();
-                }
-                self.settling.insert(ticket, segment);
-                self.cache.uploaded(segment);
-                Ok(())
-            }
-            Err(error) => {
-                self.cache.upload_failed(segment);
-                Err(self.device_error(Some(segment.model), error))
-            }
-        }
-    }
-
-    fn wait_any(&mut self) {
-        if let Some(&segment) = self.under_way.keys().next()
-            && let Err(error) = self.wait(segment)
-        {
-            tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload ahead of need failed");
-        }
     }
 
     fn note_loss(&self, error: &rocmforge_device::Error) {

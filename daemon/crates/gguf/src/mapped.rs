@@ -211,6 +211,12 @@ impl MappedFile {
             .then(|| part.end())
     }
 
+    /// Whether another process or machine answers for a part, which may keep a reader waiting
+    /// without end.
+    pub fn is_far(&self) -> bool {
+        self.parts.iter().any(|part| part.is_far)
+    }
+
     /// Whether ranges come from a mapping (otherwise from `pread`).
     pub fn is_mapped(&self) -> bool {
         matches!(self.backing, Backing::Map(_))
@@ -374,6 +380,18 @@ impl MappedFile {
     /// answer.
     pub fn check_unchanged(&self) -> Result<(), Error> {
         self.parts.iter().try_for_each(Part::check_unchanged)
+    }
+
+    /// Brings `range` into the page cache, and waits for it.
+    ///
+    /// # Errors
+    /// As [`with_range`](Self::with_range).
+    pub fn bring(&self, range: Range<u64>) -> Result<(), Error> {
+        // A kernel that cannot be asked for pages is made to bring them.
+        self.with_range(range, |bytes| {
+            let firsts = bytes.iter().step_by(guard::page_bytes());
+            firsts.for_each(|first| _ = std::hint::black_box(*first));
+        })
     }
 
     /// Starts reading `range` ahead and does not wait for it. A hint: what lies outside of the part

@@ -271,6 +271,15 @@ pub fn from_engine(error: &Error) -> Failure {
         Error::DataLoss { name, message } => Failure::new(Kind::DataLoss, "MODEL_FILE_CHANGED")
             .with("model", name)
             .about("model", name, message),
+        Error::FileSilent {
+            name,
+            path,
+            seconds,
+        } => Failure::new(Kind::Unavailable, "MODEL_FILE_SILENT")
+            .with("model", name)
+            .with("path", path.display().to_string())
+            .with("seconds", seconds.to_string())
+            .retry(Duration::from_secs(5)),
         Error::DeadlineExceeded { generated } => Failure::new(Kind::DeadlineExceeded, "DEADLINE")
             .with("generated_tokens", generated.to_string()),
         Error::Cancelled => Failure::new(Kind::Cancelled, "CANCELLED"),

@@ -53,7 +53,7 @@ pub struct Snapshot {
     pub draining: bool,
     /// The device failed for good, and why.
     pub device_lost: Option<String>,
-    /// A file that has not answered for seconds, for which the engine waits.
+    /// A file that has not answered for seconds, and is waited for.
     pub waits_for: Option<FileWait>,
 }
 
@@ -66,6 +66,8 @@ pub struct FileWait {
     pub path: PathBuf,
     /// Since when.
     pub since: Instant,
+    /// Whether requests of all models wait with it, and not its own alone.
+    pub all_wait: bool,
 }
 
 /// What the host computed in place of the card.

@@ -354,6 +354,12 @@ impl WeightStore {
         let file = Arc::clone(&self.sources[&pass.model].file);
         let segments = (u64::from(pass.model.0), segments);
         let waiting = self.wait_for_file(pass.model);
+        let source = &self.sources[&pass.model];
+        let absent = segments.1.iter().copied().filter(|&segment| {
+            let bytes = source.layouts[segment as usize].bytes;
+            self.offload.holds(pass.model, segment, bytes) != Held::Kept
+        });
+        source.bring_all(absent)?;
         let host = self.offload.take();
         let mut host = host.map_err(|e| self.device_error(Some(pass.model), e))?;
         let mut beside = Ok(());

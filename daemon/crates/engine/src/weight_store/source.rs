@@ -8,12 +8,16 @@ use rocmforge_ops::SegmentKind;
 use rocmforge_tensor_cache::{ModelId, SegmentId};
 
 use super::WeightStore;
+use crate::far_file::FarFile;
+use crate::loaded::LoadedModel;
 
 /// Where a model's segments come from.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) file: Arc<MappedFile>,
+    /// How the file is brought, where it may not answer.
+    pub(super) far: Option<Arc<FarFile>>,
     pub(crate) layouts: Vec<Arc<SegmentLayout>>,
     /// How passes use the segments.
     pub(super) kinds: Vec<SegmentKind>,
@@ -25,21 +29,26 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn new(
-        name: String,
-        file: Arc<MappedFile>,
+        loaded: &LoadedModel,
         layouts: Vec<Arc<SegmentLayout>>,
         kinds: Vec<SegmentKind>,
     ) -> Self {
         let aligned = |l: &Arc<SegmentLayout>| l.bytes.next_multiple_of(ALIGNMENT);
         Self {
-            name,
-            file,
+            name: loaded.name().to_owned(),
+            file: Arc::clone(loaded.file()),
+            far: loaded.far().cloned(),
             bytes: layouts.iter().map(aligned).sum(),
             layouts,
             kinds,
             pinned_bytes: 0,
             largest_unpinned: 0,
         }
+    }
+
+    /// How passes use the segments.
+    pub(crate) fn kinds(&self) -> &[SegmentKind] {
+        &self.kinds
     }
 }
 

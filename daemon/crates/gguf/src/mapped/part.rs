@@ -8,6 +8,8 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use nix::sys::statfs::fstatfs;
+
 use crate::Error;
 
 use super::direct::Direct;
@@ -108,7 +110,33 @@ pub(super) struct Part {
     pub(super) base: u64,
     /// Opened when it is first asked for.
     direct: OnceLock<Option<Direct>>,
+    /// Whether another process or machine answers for it.
+    pub(super) is_far: bool,
 }
+
+/// The numbers of file systems whose files a server or a process answers for, as `statfs` has them:
+/// FUSE (virtiofs too), NFS, SMB in its three forms, Ceph, 9p, AFS in both, Lustre, GPFS, BeeGFS,
+/// OrangeFS, Coda, shared folders of VirtualBox.
+///
+/// Source: `include/uapi/linux/magic.h` of the kernel; Lustre, GPFS, BeeGFS and VirtualBox from
+/// their own headers.
+const FAR: [u32; 15] = [
+    0x6573_5546,
+    0x6969,
+    0x517b,
+    0xfe53_4d42,
+    0xff53_4d42,
+    0x00c3_6400,
+    0x0102_1997,
+    0x5346_414f,
+    0x6b41_4653,
+    0x0bd0_0bd0,
+    0x4750_4653,
+    0x1983_0326,
+    0x2003_0528,
+    0x7375_7245,
+    0x786f_4256,
+];
 
 impl Part {
     /// See [`MappedFile::open`](super::MappedFile::open).
@@ -144,7 +172,10 @@ impl Part {
             });
         }
         let identity = Identity::of(&meta);
+        // One that does not say what it is has somebody else to ask.
+        let system = fstatfs(&file).map(|found| found.filesystem_type().0 as u32);
         Ok(Part {
+            is_far: system.map_or(true, |number| FAR.contains(&number)),
             known: Mutex::new((identity.ctime_ns, Attributes::of(&file, &meta))),
             identity,
             file,

@@ -38,6 +38,7 @@ pub(super) fn kind(error: &Error) -> (&'static str, bool) {
         Error::Unsupported(_) => ("unsupported", false),
         Error::NameTaken { .. } => ("name taken", false),
         Error::Unavailable { .. } => ("unavailable", false),
+        Error::FileSilent { .. } => ("file silent", false),
         Error::DataLoss { .. } => ("data loss", false),
         Error::NoDevice(_) => ("no device", false),
         Error::Internal(_) => ("internal", false),

@@ -385,10 +385,11 @@ impl Windows {
 }
 
 impl Inner {
-    /// Whether no window of the file is to be registered: the driver refused one, or the file is
-    /// read past the page cache, which registering would fill.
+    /// Whether no window of the file is to be registered: the driver refused one, the file is read
+    /// past the page cache, which registering would fill, or it may not answer: whoever pins a page
+    /// that does not come holds up all of the driver.
     fn refuses(&self, file: &Arc<MappedFile>) -> bool {
-        file.is_direct() || self.refused.contains_key(&key_of(file))
+        file.is_direct() || file.is_far() || self.refused.contains_key(&key_of(file))
     }
 
     fn take(&mut self, key: WindowKey) -> Option<(Registration, MappedRange)> {

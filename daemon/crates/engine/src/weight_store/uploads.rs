@@ -1,0 +1,231 @@
+//! Uploads, from the cache's wish to the segment that is there.
+//!
+//! ```text
+//!   begin --> uploaded (the device has it) ------------------------------> there, or failed
+//!        \--> brought (a far file's threads have it) --came--> uploaded --/
+//!                     \--the file is silent, or cannot be read--> failed
+//! ```
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rocmforge_device::{Upload, UploadTicket};
+use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
+
+use super::{Source, WeightStore};
+use crate::error::Error;
+use crate::far_file::{Fetch, SILENT_AFTER};
+use crate::file_watch::Waiting;
+use crate::loaded::from_fault;
+
+/// Most uploads whose end is remembered as outstanding; older ones have long ended.
+const SETTLING_MAX: usize = 4096;
+
+/// Who has a segment that the cache wants.
+#[derive(Debug)]
+pub(super) enum UnderWay {
+    /// What it needs of a far file comes into the page cache.
+    Brought { fetch: Fetch, slab: Slab },
+    /// The device.
+    Uploaded(UploadTicket),
+}
+
+impl WeightStore {
+    /// Begins an upload. One that cannot be begun is reported to the cache.
+    pub(super) fn begin(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
+        let begun = match self.sources.get(&segment.model) {
+            Some(source) if source.far.is_some() => source.bring(segment.index).map(|fetch| {
+                let brought = UnderWay::Brought { fetch, slab };
+                self.under_way.insert(segment, brought);
+            }),
+            Some(_) => self.upload(segment, slab),
+            None => Err(Error::Internal("an upload of no model".to_owned())),
+        };
+        if begun.is_err() {
+            self.cache.upload_failed(segment);
+        }
+        begun
+    }
+
+    /// Gives the device an upload.
+    fn upload(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
+        let source = &self.sources[&segment.model];
+        let upload = Upload {
+            file: Arc::clone(&source.file),
+            layout: Arc::clone(&source.layouts[segment.index as usize]),
+            slab: slab.offset,
+        };
+        // It looks at the file, and may wait for a place in a queue of others.
+        let _waiting = self.wait_for_file(segment.model);
+        let begun = self.device.begin_upload(upload);
+        let ticket = begun.map_err(|e| self.device_error(Some(segment.model), e))?;
+        let timetable = &mut self.offload.timetable;
+        timetable.begun(segment, slab.bytes, Instant::now());
+        self.tickets.insert(ticket, segment);
+        self.under_way.insert(segment, UnderWay::Uploaded(ticket));
+        Ok(())
+    }
+
+    /// From now on the file of a model is waited for.
+    pub(super) fn wait_for_file(&self, model: ModelId) -> Option<Waiting> {
+        let source = self.sources.get(&model)?;
+        Some(self.files.begin(&source.name, source.file.path()))
+    }
+
+    /// Waits until a segment is there, if it is under way.
+    pub(super) fn wait(&mut self, segment: SegmentId) -> Result<(), Error> {
+        if let Some(UnderWay::Brought { .. }) = self.under_way.get(&segment) {
+            self.wait_for_fetch(segment)?;
+        }
+        let Some(UnderWay::Uploaded(ticket)) = self.under_way.remove(&segment) else {
+            return Ok(());
+        };
+        self.tickets.remove(&ticket);
+        let waiting = self.wait_for_file(segment.model);
+        let ended = self.device.wait_upload(ticket);
+        drop(waiting);
+        match ended {
+            Ok(()) => {
+                if self.settling.len() >= SETTLING_MAX {
+                    self.settling.clear();
+                }
+                self.settling.insert(ticket, segment);
+                self.cache.uploaded(segment);
+                Ok(())
+            }
+            Err(error) => {
+                self.cache.upload_failed(segment);
+                Err(self.device_error(Some(segment.model), error))
+            }
+        }
+    }
+
+    /// Waits for what a segment needs of a far file, and gives the device its upload.
+    fn wait_for_fetch(&mut self, segment: SegmentId) -> Result<(), Error> {
+        let Some(UnderWay::Brought { fetch, slab }) = self.under_way.remove(&segment) else {
+            return Ok(());
+        };
+        let waiting = self.wait_for_file(segment.model);
+        let came = self.sources[&segment.model].wait(fetch);
+        drop(waiting);
+        let begun = came.and_then(|()| self.upload(segment, slab));
+        if begun.is_err() {
+            self.cache.upload_failed(segment);
+        }
+        begun
+    }
+
+    /// Waits for one of the uploads under way: one that the device has, if there is any.
+    pub(super) fn wait_any(&mut self) {
+        let of_device = |way: &UnderWay| matches!(way, UnderWay::Uploaded(_));
+        let first = self.under_way.iter().max_by_key(|(_, way)| of_device(way));
+        if let Some((&segment, _)) = first
+            && let Err(error) = self.wait(segment)
+        {
+            tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload ahead of need failed");
+        }
+    }
+
+    /// An upload is not wanted any more: waits for it where the device has it.
+    pub(super) fn drop_upload(&mut self, segment: SegmentId) {
+        match self.under_way.get(&segment) {
+            Some(UnderWay::Brought { .. }) => {
+                self.under_way.remove(&segment);
+                self.cache.upload_failed(segment);
+            }
+            // Whether it came or failed: it is no longer under way.
+            _ => drop(self.wait(segment).ok()),
+        }
+    }
+
+    /// Gives the device what has come of far files, and takes back what does not come.
+    fn go_on_with_fetches(&mut self) {
+        let fetched = self
+            .under_way
+            .iter()
+            .filter_map(|(&segment, way)| match way {
+                UnderWay::Brought { fetch, slab } => {
+                    let came = self.sources[&segment.model].ended(fetch)?;
+                    Some((segment, *slab, came))
+                }
+                UnderWay::Uploaded(_) => None,
+            });
+        let fetched: Vec<_> = fetched.collect();
+        for (segment, slab, came) in fetched {
+            self.under_way.remove(&segment);
+            if let Err(error) = came.and_then(|()| self.upload(segment, slab)) {
+                tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload ahead of need failed");
+                self.cache.upload_failed(segment);
+            }
+        }
+    }
+
+    /// Takes note of uploads that have ended. A failed one is forgotten: whoever needs the segment
+    /// tries again and meets the error himself.
+    pub(crate) fn collect(&mut self) {
+        self.go_on_with_fetches();
+        for (ticket, result) in self.device.finished_uploads() {
+            let Some(segment) = self.tickets.remove(&ticket) else {
+                let segment = self.settling.remove(&ticket);
+                if let (Some(segment), Err(error)) = (segment, result) {
+                    self.note_loss(&error);
+                    tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload turned out to have failed");
+                    self.spoiled.push(segment);
+                }
+                continue;
+            };
+            self.under_way.remove(&segment);
+            match result {
+                Ok(()) => self.cache.uploaded(segment),
+                Err(error) => {
+                    self.note_loss(&error);
+                    tracing::warn!(%segment, error = %crate::error::chain(&error), "an upload ahead of need failed");
+                    self.cache.upload_failed(segment);
+                }
+            }
+        }
+        let mut spoiled = std::mem::take(&mut self.spoiled);
+        for segment in &spoiled {
+            // They may have been computed with it.
+            self.forget_prefixes(segment.model);
+        }
+        spoiled.retain(|&segment| {
+            self.sources.contains_key(&segment.model)
+                && !self.cache.evict_corrupt(segment, &mut self.actions)
+        });
+        self.spoiled = spoiled;
+    }
+}
+
+impl Source {
+    /// Begins to bring what a segment needs of the file, which is far.
+    fn bring(&self, segment: u32) -> Result<Fetch, Error> {
+        let far = self.far.as_ref().expect("looked at before");
+        let tensors = &self.layouts[segment as usize].tensors;
+        let ranges = tensors.iter().map(|placed| &placed.desc);
+        let fetch = far.begin(ranges.map(|t| t.offset..t.offset + t.bytes), SILENT_AFTER);
+        fetch.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
+    }
+
+    fn wait(&self, fetch: Fetch) -> Result<(), Error> {
+        let far = self.far.as_ref().expect("what is fetched is far");
+        let came = far.wait(fetch, SILENT_AFTER);
+        came.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
+    }
+
+    /// What came of a fetch, if it is no longer under way.
+    fn ended(&self, fetch: &Fetch) -> Option<Result<(), Error>> {
+        let far = self.far.as_ref().expect("what is fetched is far");
+        let came = far.ended(fetch, SILENT_AFTER)?;
+        Some(came.map_err(|fault| from_fault(&self.name, self.file.path(), fault)))
+    }
+
+    /// Has what segments need of a far file in the page cache.
+    pub(super) fn bring_all(&self, segments: impl Iterator<Item = u32>) -> Result<(), Error> {
+        if self.far.is_none() {
+            return Ok(());
+        }
+        let fetches: Result<Vec<Fetch>, Error> = segments.map(|s| self.bring(s)).collect();
+        fetches?.into_iter().try_for_each(|fetch| self.wait(fetch))
+    }
+}
