@@ -36,7 +36,7 @@ use rocmforge_tensor_cache::{BlockId, Cache, CacheConfig, ModelId};
 use tokio::sync::{oneshot, watch};
 
 use crate::api::{COMMAND_CAPACITY, Command, PreloadEvent, Snapshot};
-use crate::aside::{self, Nearness};
+use crate::aside::{self, Nearness, OnItsWay};
 use crate::config::EngineConfig;
 use crate::draft::DraftModel;
 use crate::error::{Error, from_device};
@@ -114,6 +114,8 @@ pub(crate) struct Preloading {
     pub(crate) done_bytes: u64,
     pub(crate) total_bytes: u64,
     pub(crate) uploaded_bytes: u64,
+    /// The next segment's part of a far file, on its way.
+    pub(crate) coming: Option<OnItsWay>,
     pub(crate) events: tokio::sync::mpsc::Sender<PreloadEvent>,
 }
 

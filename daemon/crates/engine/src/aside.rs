@@ -34,12 +34,16 @@ pub(crate) const LOOK: Duration = Duration::from_millis(10);
 pub(crate) enum Nearness {
     #[default]
     Idle,
-    OnItsWay {
-        fetch: Fetch,
-        /// Tells that it is waited for.
-        _told: Waiting,
-    },
+    OnItsWay(OnItsWay),
     AtHand(Instant),
+}
+
+/// What is fetched of a file while others go on.
+#[derive(Debug)]
+pub(crate) struct OnItsWay {
+    fetch: Fetch,
+    /// Tells that it is waited for.
+    _told: Waiting,
 }
 
 impl Engine {
@@ -68,7 +72,7 @@ impl Engine {
         let failed = |fault| from_fault(entry.loaded.name(), entry.loaded.path(), fault);
         match &entry.nearness {
             Nearness::AtHand(since) if since.elapsed() < RECENT => {}
-            Nearness::OnItsWay { fetch, .. } => {
+            Nearness::OnItsWay(OnItsWay { fetch, .. }) => {
                 if let Some(came) = far.ended(fetch, ASLEEP_MAX) {
                     came.map_err(failed)?;
                     entry.nearness = Nearness::AtHand(Instant::now());
@@ -81,7 +85,7 @@ impl Engine {
                     let fetch = far.begin(ranges, ASLEEP_MAX).map_err(failed)?;
                     let (name, path) = (entry.loaded.name(), entry.loaded.path());
                     let _told = self.store.files.begin_aside(name, path);
-                    entry.nearness = Nearness::OnItsWay { fetch, _told };
+                    entry.nearness = Nearness::OnItsWay(OnItsWay { fetch, _told });
                 }
             }
         }
@@ -91,13 +95,14 @@ impl Engine {
     /// Whether passes of a model have to wait for its file.
     pub(crate) fn waits_for_file(&self, model: ModelId) -> bool {
         let entry = self.models.iter().find(|entry| entry.id == model);
-        entry.is_some_and(|entry| matches!(entry.nearness, Nearness::OnItsWay { .. }))
+        entry.is_some_and(|entry| matches!(entry.nearness, Nearness::OnItsWay(_)))
     }
 
     /// Whether any file is on its way.
     pub(crate) fn waits_for_files(&self) -> bool {
         let mut all = self.models.iter();
-        all.any(|entry| matches!(entry.nearness, Nearness::OnItsWay { .. }))
+        all.any(|entry| matches!(entry.nearness, Nearness::OnItsWay(_)))
+            || self.preloads.iter().any(|preload| preload.coming.is_some())
     }
 
     /// A pass of a model has read its file.
@@ -111,6 +116,23 @@ impl Engine {
 }
 
 impl WeightStore {
+    /// Begins to fetch what an absent segment needs of a far file.
+    pub(crate) fn fetch(&self, segment: SegmentId) -> Result<Option<OnItsWay>, Error> {
+        let source = &self.sources[&segment.model];
+        if source.far.is_none() || self.cache.holds(segment) {
+            return Ok(None);
+        }
+        let fetch = source.bring(segment.index, ASLEEP_MAX)?;
+        let _told = self.files.begin_aside(&source.name, source.file.path());
+        Ok(Some(OnItsWay { fetch, _told }))
+    }
+
+    /// Whether what was begun to be fetched has come.
+    pub(crate) fn has_come(&self, model: ModelId, coming: &OnItsWay) -> Result<bool, Error> {
+        let came = self.sources[&model].ended(&coming.fetch, ASLEEP_MAX);
+        came.map_or(Ok(false), |came| came.map(|()| true))
+    }
+
     /// Where in its file the segments are that every pass of a model uses and that are absent, as
     /// many as the budget holds.
     fn absent_ranges(&self, model: ModelId) -> Vec<Range<u64>> {

@@ -210,6 +210,7 @@ impl Engine {
                     done_bytes: 0,
                     total_bytes,
                     uploaded_bytes: 0,
+                    coming: None,
                     events,
                 });
             }

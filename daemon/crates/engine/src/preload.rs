@@ -2,11 +2,13 @@
 
 use rocmforge_tensor_cache::SegmentId;
 
-use crate::actor::Engine;
+use crate::actor::{Engine, Preloading};
 use crate::api::{PreloadEvent, RequestCacheUse};
+use crate::error::Error;
 
 impl Engine {
-    /// Uploads the next segment of the first preload. Whether there was one.
+    /// Uploads the next segment of the first preload. Whether there was one, and its file did not
+    /// keep it waiting.
     pub(crate) fn preload_step(&mut self) -> bool {
         let Some(mut preload) = self.preloads.pop_front() else {
             return false;
@@ -26,6 +28,19 @@ impl Engine {
             model: preload.model,
             index,
         };
+        match self.comes(&mut preload, id) {
+            Ok(true) => {}
+            Ok(false) => {
+                preload.segments.push_front(index);
+                self.preloads.push_back(preload);
+                return false;
+            }
+            Err(error) => {
+                self.publish(true);
+                let _ = preload.events.try_send(PreloadEvent::Failed(error));
+                return true;
+            }
+        }
         self.store.collect();
         let brought = match preload.what_fits {
             true => self.store.bring(id, &mut counts),
@@ -61,5 +76,21 @@ impl Engine {
             },
         }
         true
+    }
+
+    /// Whether a segment may be uploaded: what it needs of a far file has come.
+    fn comes(&mut self, preload: &mut Preloading, segment: SegmentId) -> Result<bool, Error> {
+        let coming = match preload.coming.take() {
+            Some(coming) => coming,
+            None => match self.store.fetch(segment)? {
+                Some(coming) => coming,
+                None => return Ok(true),
+            },
+        };
+        let came = self.store.has_come(segment.model, &coming)?;
+        if !came {
+            preload.coming = Some(coming);
+        }
+        Ok(came)
     }
 }

@@ -112,7 +112,7 @@ struct Told {
 }
 
 impl Failure {
-    fn new(kind: Kind, reason: &'static str) -> Self {
+    pub(crate) fn new(kind: Kind, reason: &'static str) -> Self {
         Self(Box::new(Told {
             kind,
             reason,
@@ -165,7 +165,7 @@ impl Failure {
         self.0.retry_after
     }
 
-    fn with(mut self, key: &str, value: impl AsRef<str>) -> Self {
+    pub(crate) fn with(mut self, key: &str, value: impl AsRef<str>) -> Self {
         self.0
             .metadata
             .insert(key.to_owned(), cut(value.as_ref(), DETAIL_MAX_BYTES));
@@ -188,12 +188,12 @@ impl Failure {
         self
     }
 
-    fn retry(mut self, after: Duration) -> Self {
+    pub(crate) fn retry(mut self, after: Duration) -> Self {
         self.0.retry_after = Some(after);
         self
     }
 
-    fn says(mut self, message: &str) -> Self {
+    pub(crate) fn says(mut self, message: &str) -> Self {
         self.0.message = cut(message, MESSAGE_MAX_BYTES);
         self
     }

@@ -6,7 +6,7 @@
 //! name is first asked for. A declared model has the name that the configuration gives it.
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ use crate::check::{MODEL_NAME_MAX, Violations, model_name};
 use crate::declared::Book;
 use crate::failure::{self, Failure, Kind};
 use crate::load::{Load, default_name};
-use crate::model_files::{ModelDirs, ModelFile};
+use crate::looks::Looks;
+use crate::model_files::{Found, ModelDirs, ModelFile};
 use crate::request_log::RequestLog;
 
 /// How long a listing serves those who ask for names.
@@ -43,6 +44,9 @@ pub struct NamedFile {
 #[derive(Debug)]
 pub(crate) struct Listing {
     turn: Arc<Semaphore>,
+    looks: Arc<Looks<Found>>,
+    /// What declared paths lead to.
+    real: Arc<Looks<PathBuf>>,
     last: Mutex<Option<(Instant, Arc<[NamedFile]>)>>,
 }
 
@@ -50,6 +54,8 @@ impl Default for Listing {
     fn default() -> Self {
         Self {
             turn: Arc::new(Semaphore::new(1)),
+            looks: Arc::default(),
+            real: Arc::default(),
             last: Mutex::new(None),
         }
     }
@@ -121,7 +127,12 @@ impl Available {
 
 /// Names the files, each of them once: as they are declared, then by their own names.
 /// Blocks on the file system.
-fn named(dirs: &ModelDirs, book: &Book, files: Vec<ModelFile>) -> Vec<NamedFile> {
+fn named(
+    dirs: &ModelDirs,
+    book: &Book,
+    files: Vec<ModelFile>,
+    real: impl Fn(&Path) -> PathBuf,
+) -> Vec<NamedFile> {
     let mut taken = HashSet::new();
     for model in book.models() {
         taken.insert(model.name.clone());
@@ -130,7 +141,7 @@ fn named(dirs: &ModelDirs, book: &Book, files: Vec<ModelFile>) -> Vec<NamedFile>
     let mut all = Vec::new();
     let mut declared = HashSet::new();
     for model in book.models() {
-        let real = model.path.canonicalize().unwrap_or_default();
+        let real = real(&model.path);
         let is_it = |file: &&ModelFile| file.path == model.path || file.real == real;
         // One that is not below a model directory cannot be loaded, and is not listed.
         if let Some(file) = files.iter().find(is_it) {
@@ -182,10 +193,10 @@ impl Service {
                 Duration::from_secs(1),
             ));
         };
-        let dirs = Arc::clone(&self.dirs);
+        let (dirs, looks) = (Arc::clone(&self.dirs), Arc::clone(&self.listing.looks));
         let listing = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            dirs.list()
+            dirs.list(&looks)
         });
         listing.await.map_err(|_| failure::draining())
     }
@@ -197,7 +208,13 @@ impl Service {
         }
         let (files, _) = self.list_files().await?;
         let (dirs, book) = (Arc::clone(&self.dirs), self.declared());
-        let naming = tokio::task::spawn_blocking(move || named(&dirs, &book, files));
+        let looks = Arc::clone(&self.listing.real);
+        let real = move |path: &Path| {
+            let asked = path.to_owned();
+            let (found, _) = looks.look(path, move || asked.canonicalize().unwrap_or_default());
+            found.map_or_else(PathBuf::new, |found| found.to_path_buf())
+        };
+        let naming = tokio::task::spawn_blocking(move || named(&dirs, &book, files, real));
         let files: Arc<[NamedFile]> = naming.await.map_err(|_| failure::draining())?.into();
         let last = self.listing.last.lock();
         *last.unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), Arc::clone(&files)));
@@ -370,9 +387,9 @@ mod tests {
             std::fs::write(path, "x").unwrap();
         }
         let dirs = ModelDirs::new(&[root.path().to_owned()]).unwrap();
-        let (files, is_whole) = dirs.list();
+        let (files, is_whole) = dirs.list(&Looks::default());
         assert!(is_whole);
-        let names: Vec<_> = named(&dirs, &Book::default(), files)
+        let names: Vec<_> = named(&dirs, &Book::default(), files, Path::to_owned)
             .into_iter()
             .map(|f| f.name)
             .collect();

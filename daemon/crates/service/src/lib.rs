@@ -26,6 +26,8 @@ pub mod format;
 pub mod generation;
 pub mod limits;
 pub mod load;
+mod load_places;
+mod looks;
 pub mod measured;
 pub mod model_files;
 pub mod parts;
@@ -46,12 +48,12 @@ use std::time::{Duration, Instant};
 
 use rocmforge_engine::{EngineHandle, LoadedModel};
 use rocmforge_tokenizer::Renderer;
-use tokio::sync::Semaphore;
 
 use crate::declared::Shelf;
 use crate::failure::Failure;
 use crate::files::Listing;
 use crate::limits::LimitBook;
+use crate::load_places::LoadPlaces;
 use crate::measured::Measured;
 use crate::model_files::ModelDirs;
 use crate::reloading::Reader;
@@ -67,15 +69,10 @@ pub const REQUEST_MAX_BYTES: usize = 16 << 20;
 /// How long a request's body may be silent. Over gRPC it is how long one may take, from when it is
 /// first looked for to its last byte; over HTTP a body has a second more for each 64 KiB.
 pub const BODY_WAIT_MAX: Duration = Duration::from_secs(15);
-/// Headers that are read at once.
-const LOADS_AT_ONCE: usize = 4;
 /// Blocking threads that are needed at most; two are for a listing of files and a look-up of
 /// groups.
-pub const BLOCKING_THREADS: usize = LOADS_AT_ONCE
-    + text_work::SHORT_AT_ONCE
-    + text_work::LONG_AT_ONCE
-    + text_work::GRAMMARS_AT_ONCE
-    + 2;
+pub const BLOCKING_THREADS: usize =
+    text_work::SHORT_AT_ONCE + text_work::LONG_AT_ONCE + text_work::GRAMMARS_AT_ONCE + 2;
 
 /// What requests are held to.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +106,7 @@ pub struct Service {
     pub reading: Arc<Sum>,
     templates: Renderer,
     draining: AtomicBool,
-    loads: Arc<Semaphore>,
+    loads: LoadPlaces,
     listing: Listing,
     shelf: Shelf,
     limit_book: LimitBook,
@@ -136,7 +133,7 @@ impl Service {
             reading: Sum::new(READING_MAX_BYTES),
             templates,
             draining: AtomicBool::new(false),
-            loads: Arc::new(Semaphore::new(LOADS_AT_ONCE)),
+            loads: LoadPlaces::default(),
             listing: Listing::default(),
             shelf: Shelf::default(),
             limit_book: LimitBook::default(),

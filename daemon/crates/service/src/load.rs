@@ -15,8 +15,6 @@ use crate::arrival::Arrival;
 use crate::check::Violations;
 use crate::failure::{self, Failure};
 
-/// How long a load waits for others before it is refused.
-const LOAD_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How long a change that the engine has confirmed may take to show in its snapshot.
 const PUBLISH_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How long a model that a failed load has registered may take to go, and how often that is tried.
@@ -209,14 +207,6 @@ impl Service {
 
     /// Opens the file and reads its header.
     async fn prepared(&self, load: &Load, steps: &Steps) -> Result<PreparedModel, Failure> {
-        let place =
-            tokio::time::timeout(LOAD_WAIT_MAX, Arc::clone(&self.loads).acquire_owned()).await;
-        let Ok(Ok(place)) = place else {
-            return Err(failure::exhausted(
-                "too many models are being loaded at once",
-                Duration::from_secs(1),
-            ));
-        };
         let (dirs, path, name, steps) = (
             Arc::clone(&self.dirs),
             load.path.clone(),
@@ -225,8 +215,7 @@ impl Service {
         );
         let (template, draft) = (load.template.clone(), load.draft.clone());
         let snapshot = self.engine.snapshot();
-        let prepared = tokio::task::spawn_blocking(move || {
-            let _place = place;
+        let read = move || {
             let file = dirs
                 .open(&path)
                 .map_err(|error| failure::from_model_file(&error))?;
@@ -249,14 +238,8 @@ impl Service {
                 Ok(prepared)
             });
             prepared.map_err(|error| failure::from_engine(&error))
-        });
-        match prepared.await {
-            Ok(prepared) => prepared,
-            Err(error) if error.is_panic() => {
-                Err(failure::bug("reading the model's header panicked"))
-            }
-            Err(_) => Err(failure::draining()),
-        }
+        };
+        self.loads.run(&load.path, read).await
     }
 
     /// Uploads what fits, telling `steps`.

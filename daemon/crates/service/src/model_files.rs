@@ -25,6 +25,7 @@ use rocmforge_gguf::{MappedFile, PartName, ReadMode};
 
 mod list;
 
+pub(crate) use list::Found;
 pub use list::{FILES_MAX, ModelFile};
 
 /// Longest path of a request in bytes, the system's own limit.

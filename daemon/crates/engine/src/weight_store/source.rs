@@ -17,7 +17,7 @@ pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) file: Arc<MappedFile>,
     /// How the file is brought, where it may not answer.
-    pub(super) far: Option<Arc<FarFile>>,
+    pub(crate) far: Option<Arc<FarFile>>,
     pub(crate) layouts: Vec<Arc<SegmentLayout>>,
     /// How passes use the segments.
     pub(super) kinds: Vec<SegmentKind>,

@@ -7,7 +7,7 @@
 //! ```
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocmforge_device::{Upload, UploadTicket};
 use rocmforge_tensor_cache::{ModelId, SegmentId, Slab};
@@ -34,10 +34,12 @@ impl WeightStore {
     /// Begins an upload. One that cannot be begun is reported to the cache.
     pub(super) fn begin(&mut self, segment: SegmentId, slab: Slab) -> Result<(), Error> {
         let begun = match self.sources.get(&segment.model) {
-            Some(source) if source.far.is_some() => source.bring(segment.index).map(|fetch| {
-                let brought = UnderWay::Brought { fetch, slab };
-                self.under_way.insert(segment, brought);
-            }),
+            Some(source) if source.far.is_some() => {
+                source.bring(segment.index, SILENT_AFTER).map(|fetch| {
+                    let brought = UnderWay::Brought { fetch, slab };
+                    self.under_way.insert(segment, brought);
+                })
+            }
             Some(_) => self.upload(segment, slab),
             None => Err(Error::Internal("an upload of no model".to_owned())),
         };
@@ -145,7 +147,7 @@ impl WeightStore {
             .iter()
             .filter_map(|(&segment, way)| match way {
                 UnderWay::Brought { fetch, slab } => {
-                    let came = self.sources[&segment.model].ended(fetch)?;
+                    let came = self.sources[&segment.model].ended(fetch, SILENT_AFTER)?;
                     Some((segment, *slab, came))
                 }
                 UnderWay::Uploaded(_) => None,
@@ -199,11 +201,11 @@ impl WeightStore {
 
 impl Source {
     /// Begins to bring what a segment needs of the file, which is far.
-    fn bring(&self, segment: u32) -> Result<Fetch, Error> {
+    pub(crate) fn bring(&self, segment: u32, patience: Duration) -> Result<Fetch, Error> {
         let far = self.far.as_ref().expect("looked at before");
         let tensors = &self.layouts[segment as usize].tensors;
         let ranges = tensors.iter().map(|placed| &placed.desc);
-        let fetch = far.begin(ranges.map(|t| t.offset..t.offset + t.bytes), SILENT_AFTER);
+        let fetch = far.begin(ranges.map(|t| t.offset..t.offset + t.bytes), patience);
         fetch.map_err(|fault| from_fault(&self.name, self.file.path(), fault))
     }
 
@@ -214,9 +216,9 @@ impl Source {
     }
 
     /// What came of a fetch, if it is no longer under way.
-    fn ended(&self, fetch: &Fetch) -> Option<Result<(), Error>> {
+    pub(crate) fn ended(&self, fetch: &Fetch, patience: Duration) -> Option<Result<(), Error>> {
         let far = self.far.as_ref().expect("what is fetched is far");
-        let came = far.ended(fetch, SILENT_AFTER)?;
+        let came = far.ended(fetch, patience)?;
         Some(came.map_err(|fault| from_fault(&self.name, self.file.path(), fault)))
     }
 
@@ -225,7 +227,8 @@ impl Source {
         if self.far.is_none() {
             return Ok(());
         }
-        let fetches: Result<Vec<Fetch>, Error> = segments.map(|s| self.bring(s)).collect();
+        let fetches: Result<Vec<Fetch>, Error> =
+            segments.map(|s| self.bring(s, SILENT_AFTER)).collect();
         fetches?.into_iter().try_for_each(|fetch| self.wait(fetch))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! *Invariants* (tests below): a link counts only if what it leads to lies below a model directory,
 //! and directories behind links are not entered, so that the walk ends; it looks at no more than
-//! [`ENTRIES_MAX`] entries.
+//! [`ENTRIES_MAX`] entries of a model directory.
 
 use std::collections::HashMap;
 use std::fs::{DirEntry, Metadata};
@@ -12,6 +12,7 @@ use std::time::UNIX_EPOCH;
 use rocmforge_gguf::PartName;
 
 use super::ModelDirs;
+use crate::looks::Looks;
 
 /// Directories below a model directory that are entered, one in the other.
 const DEPTH_MAX: usize = 8;
@@ -19,6 +20,9 @@ const DEPTH_MAX: usize = 8;
 const ENTRIES_MAX: usize = 1 << 16;
 /// Files that are listed.
 pub const FILES_MAX: usize = 4096;
+
+/// Files below a directory, and whether these are all.
+pub(crate) type Found = (Vec<ModelFile>, bool);
 
 /// A file that could be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,16 +39,35 @@ pub struct ModelFile {
 
 impl ModelDirs {
     /// The files whose names end in `.gguf`, by path, a split model once, and whether these are
-    /// all. Blocks on the file system; call it on a blocking thread. What cannot be read is left
-    /// out.
-    pub fn list(&self) -> (Vec<ModelFile>, bool) {
-        self.list_among(ENTRIES_MAX)
+    /// all. Blocks on the file system for a few seconds at most; call it on a blocking thread. What
+    /// cannot be read is left out; of a directory that does not answer there is what it had before.
+    pub(crate) fn list(&self, looks: &Looks<Found>) -> (Vec<ModelFile>, bool) {
+        let mut files = Vec::new();
+        let mut is_whole = true;
+        for dir in self.real() {
+            let (dirs, root) = (self.clone(), dir.to_owned());
+            let (found, is_fresh) = looks.look(dir, move || dirs.walk(&root, ENTRIES_MAX));
+            if !is_fresh {
+                tracing::warn!(dir = %dir.display(), "a model directory does not answer, or is slow");
+            }
+            is_whole &= is_fresh && found.as_ref().is_some_and(|found| found.1);
+            if let Some(found) = found {
+                files.extend_from_slice(&found.0);
+            }
+        }
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        // A model directory may lie below another.
+        files.dedup();
+        is_whole &= files.len() <= FILES_MAX;
+        files.truncate(FILES_MAX);
+        (fold_parts(files), is_whole)
     }
 
-    fn list_among(&self, entries_max: usize) -> (Vec<ModelFile>, bool) {
+    /// The files below a directory, and whether these are all.
+    fn walk(&self, root: &Path, entries_max: usize) -> Found {
         let mut files = Vec::new();
         let mut entries = 0;
-        let mut dirs: Vec<(PathBuf, usize)> = self.real().map(|dir| (dir.to_owned(), 0)).collect();
+        let mut dirs: Vec<(PathBuf, usize)> = vec![(root.to_owned(), 0)];
         let mut is_whole = true;
         'walk: while let Some((dir, depth)) = dirs.pop() {
             let Ok(found) = std::fs::read_dir(&dir) else {
@@ -66,10 +89,7 @@ impl ModelDirs {
                 }
             }
         }
-        files.sort_by(|a, b| a.path.cmp(&b.path));
-        // A model directory may lie below another.
-        files.dedup();
-        (fold_parts(files), is_whole)
+        (files, is_whole)
     }
 
     fn file(&self, entry: &DirEntry) -> Option<ModelFile> {
@@ -137,7 +157,7 @@ mod tests {
     use super::*;
 
     fn names(dirs: &ModelDirs) -> Vec<String> {
-        let (files, is_whole) = dirs.list();
+        let (files, is_whole) = dirs.list(&Looks::default());
         assert!(is_whole);
         let name = |file: &ModelFile| file.path.file_name().unwrap().to_str().unwrap().to_owned();
         files.iter().map(name).collect()
@@ -174,10 +194,10 @@ mod tests {
             fs::write(below.join("m.gguf"), "x").unwrap();
         }
         let dirs = ModelDirs::new(&[dir.path().to_owned()]).unwrap();
-        let (files, is_whole) = dirs.list_among(10);
+        let (files, is_whole) = dirs.walk(dir.path(), 10);
         assert!(is_whole && files.len() == 5, "{files:?}");
         // The directories themselves, and the files of two of them.
-        let (files, is_whole) = dirs.list_among(7);
+        let (files, is_whole) = dirs.walk(dir.path(), 7);
         assert!(!is_whole && files.len() == 2, "{files:?}");
     }
 }

@@ -1,0 +1,239 @@
+//! Places for loads that read headers, and loads whose files do not answer.
+//!
+//! ```text
+//!   waits for a place --> reads (a thread of its own) --> ended
+//!                              \--(SILENT_AFTER)--> silent: its place is given back, its caller is
+//!                                                   refused; the thread stays until its read ends
+//! ```
+//!
+//! *Invariant:* at most [`AT_ONCE`] loads read, and at most [`SILENT_MAX`] more are silent: from
+//! then on all are refused (test `silent_loads_are_bounded_and_keep_no_place`). Loads out of a
+//! directory of which one is silent are refused at once.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::failure::{self, Failure, Kind};
+
+/// Loads that read headers at the same time.
+const AT_ONCE: usize = 4;
+/// How long a load waits for others before it is refused.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// A load whose header has not come for so long does not come.
+const SILENT_AFTER: Duration = Duration::from_secs(60);
+/// Loads at most that may be silent.
+const SILENT_MAX: usize = 16;
+
+/// The loads that read.
+#[derive(Debug)]
+pub(crate) struct LoadPlaces {
+    free: Arc<Semaphore>,
+    reading: Arc<Mutex<Vec<Reading>>>,
+    silent_after: Duration,
+}
+
+#[derive(Debug)]
+struct Reading {
+    number: u64,
+    path: PathBuf,
+    since: Instant,
+}
+
+impl Default for LoadPlaces {
+    fn default() -> Self {
+        Self {
+            free: Arc::new(Semaphore::new(AT_ONCE)),
+            reading: Arc::default(),
+            silent_after: SILENT_AFTER,
+        }
+    }
+}
+
+/// A load is no longer reading when this goes.
+struct Ends {
+    reading: Arc<Mutex<Vec<Reading>>>,
+    number: u64,
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        lock(&self.reading).retain(|other| other.number != self.number);
+    }
+}
+
+impl LoadPlaces {
+    /// Reads by `read`, which blocks on the file at `path`, on a thread of its own.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED where others take all places; UNAVAILABLE where the file does not answer,
+    /// or others of its directory do not; those of `read`.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        path: &Path,
+        read: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        self.refuse_beside_silent(path)?;
+        let place = tokio::time::timeout(WAIT_MAX, Arc::clone(&self.free).acquire_owned()).await;
+        let Ok(Ok(place)) = place else {
+            return Err(failure::exhausted(
+                "too many models are being loaded at once",
+                Duration::from_secs(1),
+            ));
+        };
+        let ends = self.begin(path);
+        let (sender, outcome) = oneshot::channel();
+        let (alive, ended) = oneshot::channel::<()>();
+        let thread = std::thread::Builder::new().name("load".to_owned());
+        let started = thread.spawn(move || {
+            let read = read();
+            drop((ends, alive));
+            // Nobody waiting is no reason to stay.
+            let _ = sender.send(read);
+        });
+        if let Err(error) = started {
+            return Err(failure::exhausted(
+                &format!("no thread for the load: {error}"),
+                Duration::from_secs(1),
+            ));
+        }
+        let silent_after = self.silent_after;
+        // Whether or not its caller still waits.
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(silent_after, ended).await;
+            drop(place);
+        });
+        match tokio::time::timeout(silent_after, outcome).await {
+            Ok(Ok(read)) => read,
+            Ok(Err(_)) => Err(failure::bug("reading the model's header panicked")),
+            Err(_) => Err(silent(path, silent_after)),
+        }
+    }
+
+    fn refuse_beside_silent(&self, path: &Path) -> Result<(), Failure> {
+        let reading = lock(&self.reading);
+        let is_silent = |other: &&Reading| other.since.elapsed() >= self.silent_after;
+        let mut of_directory = reading.iter().filter(is_silent);
+        if let Some(other) = of_directory.find(|other| other.path.parent() == path.parent()) {
+            return Err(silent(&other.path, other.since.elapsed()));
+        }
+        if reading.iter().filter(is_silent).count() >= SILENT_MAX {
+            return Err(failure::exhausted(
+                "too many loads wait for files that do not answer; check the mounts that the models lie on",
+                Duration::from_secs(5),
+            ));
+        }
+        Ok(())
+    }
+
+    fn begin(&self, path: &Path) -> Ends {
+        let mut reading = lock(&self.reading);
+        let number = reading.last().map_or(0, |last| last.number + 1);
+        reading.push(Reading {
+            number,
+            path: path.to_owned(),
+            since: Instant::now(),
+        });
+        Ends {
+            reading: Arc::clone(&self.reading),
+            number,
+        }
+    }
+}
+
+fn silent(path: &Path, since: Duration) -> Failure {
+    let seconds = since.as_secs();
+    let path = path.display().to_string();
+    Failure::new(Kind::Unavailable, "MODEL_FILE_SILENT")
+        .with("path", &path)
+        .with("seconds", seconds.to_string())
+        .retry(Duration::from_secs(5))
+        .says(&format!(
+            "the file has not answered for {seconds} s: {path}; check the server or the mount that it lies on, then \
+             load it again"
+        ))
+}
+
+/// Nothing is done under this lock that could leave a half-made state behind.
+fn lock(reading: &Mutex<Vec<Reading>>) -> MutexGuard<'_, Vec<Reading>> {
+    reading.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    /// After this what hangs is silent.
+    const SOON: Duration = Duration::from_millis(20);
+
+    /// A load that reads until what is returned is dropped.
+    async fn hang(places: &LoadPlaces, path: &str) -> (Failure, Sender<()>) {
+        let (sender, hangs) = channel::<()>();
+        let read = places.run(Path::new(path), move || {
+            let _ = hangs.recv();
+            Ok(())
+        });
+        (read.await.expect_err("it hangs"), sender)
+    }
+
+    #[tokio::test]
+    async fn silent_loads_are_bounded_and_keep_no_place() {
+        let mut places = LoadPlaces::default();
+        let mut hanging = Vec::new();
+        for i in 0..SILENT_MAX {
+            places.silent_after = SOON;
+            let (failure, sender) = hang(&places, &format!("/far{i}/model.gguf")).await;
+            assert_eq!(failure.reason(), "MODEL_FILE_SILENT");
+            assert!(failure.message().contains("/far"), "{failure:?}");
+            hanging.push(sender);
+            places.silent_after = SILENT_AFTER;
+            let near = places.run(Path::new("/near/model.gguf"), move || Ok(i));
+            assert_eq!(near.await.expect("a place is free"), i);
+        }
+        places.silent_after = SOON;
+        let near = places.run(Path::new("/near/model.gguf"), || Ok(())).await;
+        assert_eq!(near.expect_err("too many hang").reason(), "FULL_NOW");
+        // They answer again.
+        drop(hanging);
+        let answered = async {
+            while !lock(&places.reading).is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let answered = tokio::time::timeout(Duration::from_secs(60), answered).await;
+        answered.expect("all have ended");
+        places.silent_after = SILENT_AFTER;
+        let near = places.run(Path::new("/near/model.gguf"), || Ok(())).await;
+        near.expect("nothing is kept of them");
+    }
+
+    #[tokio::test]
+    async fn files_beside_a_silent_one_are_refused_at_once() {
+        let places = LoadPlaces {
+            silent_after: SOON,
+            ..LoadPlaces::default()
+        };
+        let (_, _hangs) = hang(&places, "/far/a.gguf").await;
+        let other = places.run(Path::new("/far/b.gguf"), || Ok(())).await;
+        let failure = other.expect_err("it would hang");
+        assert_eq!(failure.reason(), "MODEL_FILE_SILENT");
+        assert!(failure.message().contains("/far/a.gguf"), "{failure:?}");
+    }
+
+    #[tokio::test]
+    async fn a_load_that_panics_is_told_and_keeps_no_place() {
+        let places = LoadPlaces::default();
+        for _ in 0..2 * AT_ONCE {
+            let read = places.run(Path::new("/near/a.gguf"), || -> Result<(), Failure> {
+                panic!("for the test")
+            });
+            let failure = read.await.expect_err("it panicked");
+            assert!(failure.message().contains("panicked"), "{failure:?}");
+        }
+        assert!(lock(&places.reading).is_empty());
+    }
+}
